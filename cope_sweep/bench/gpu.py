@@ -1,0 +1,191 @@
+"""CoPE's fused attention on a GPU, beside torch's flash attention without positions.
+
+What is timed is all that CoPE adds: the product z = q·e, and its gradient, too. bfloat16, head dim 64, p_max 64. Mean
+gates are a half, or near 0, so that positions never saturate. Both sides get the same queries, keys and values. Each
+shape is first compared, in output and every gradient, with the blocked path in float32: where that fails, no speed is
+given.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+HEAD_DIM = 64
+P_MAX = 64
+HEADS = 16
+TOKENS = 65536
+"""Of a batch: sequences are as many as make that."""
+REPETITIONS = 21
+WARM_UPS = 3
+TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.2}
+"""Of the largest entry. float32 says that kernels are right; in bfloat16, the gradient of e is a sum that cancels."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One line of the table, and the ratios to reach."""
+
+    tokens: int
+    saturates: bool = True
+    forward_at_most: float | None = None
+    backward_at_most: float | None = None
+
+    @property
+    def batch(self) -> int:
+        return max(1, TOKENS // self.tokens)
+
+
+SHAPES = (
+    Shape(1024, forward_at_most=1.8, backward_at_most=2.0),
+    Shape(4096, forward_at_most=1.25, backward_at_most=1.3),
+    Shape(16384, forward_at_most=1.1, backward_at_most=1.1),
+    Shape(4096, saturates=False, forward_at_most=3.0, backward_at_most=3.0),
+    Shape(65536),
+)
+
+
+def why_not() -> str | None:
+    """Why nothing can be measured here; None: it can."""
+    if not torch.cuda.is_available():
+        return "no CUDA device: GPU attention is not measured"
+    if torch.cuda.get_device_capability() < (8, 0):
+        return "the GPU is older than compute capability 8.0: GPU attention is not measured"
+    return None
+
+
+def measure(shapes: tuple[Shape, ...] = SHAPES, repetitions: int = REPETITIONS) -> dict[str, Any]:
+    """Time and extra memory of each shape, and what was aimed at; `{"skipped": why}` where there is no GPU."""
+    skipped = why_not()
+    if skipped:
+        return {"skipped": skipped}
+    import triton  # type: ignore[import-untyped]
+
+    return {
+        "device": torch.cuda.get_device_name(),
+        "versions": {"torch": torch.__version__, "triton": triton.__version__},
+        "repetitions": repetitions,
+        "rows": [_row(shape, repetitions) for shape in shapes],
+    }
+
+
+def _row(shape: Shape, repetitions: int) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "batch": shape.batch,
+        "heads": HEADS,
+        "tokens": shape.tokens,
+        "gates": "one half" if shape.saturates else "near 0: never saturating",
+    }
+    off = {dtype: _worst_error(shape, dtype) for dtype in TOLERANCE}
+    row["off_by"] = {str(dtype).removeprefix("torch."): round(error, 6) for dtype, error in off.items()}
+    if not all(off[dtype] <= limit for dtype, limit in TOLERANCE.items()):
+        return {**row, "failed": "not equal to the blocked path: no speed is given"}
+    x, do = _inputs(shape, shape.batch, HEADS)
+    sides: dict[str, Callable[[], Tensor]] = {"cope": lambda: cope(x), "flash": lambda: flash(x)}
+    for what, run in (("forward", _forward), ("backward", _backward)):
+        row[what] = _interleaved({name: run(side, list(x.values()), do) for name, side in sides.items()}, repetitions)
+    for what, limit in (("forward", shape.forward_at_most), ("backward", shape.backward_at_most)):
+        row[what]["at_most"] = limit
+        row[what]["reached"] = limit is None or row[what]["ratio"] <= limit
+    row["extra_mb"] = {name: _extra_mb(side, list(x.values()), do) for name, side in sides.items()}
+    return row
+
+
+def cope(x: dict[str, Tensor]) -> Tensor:
+    """CoPE by the Triton kernels, from its parameters on."""
+    from cope_sweep.kernels.triton_attention import attention
+
+    return attention(x["q"], x["k"], x["v"], z=x["q"] @ x["e"].T, scale=HEAD_DIM**-0.5)
+
+
+def flash(x: dict[str, Tensor]) -> Tensor:
+    """Attention without positions."""
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        return F.scaled_dot_product_attention(x["q"], x["k"], x["v"], is_causal=True)
+
+
+def _inputs(shape: Shape, batch: int, heads: int) -> tuple[dict[str, Tensor], Tensor]:
+    rng = torch.Generator("cuda").manual_seed(0)
+    size = (batch, heads, shape.tokens, HEAD_DIM)
+    q, k, v, do = (torch.randn(size, generator=rng, device="cuda", dtype=torch.bfloat16) for _ in range(4))
+    if not shape.saturates:
+        # All logits less by 8: after 4096 keys, positions are about 6. By all components, lest roundings weigh.
+        q, k = q + 1, k - 1
+    e = torch.randn(P_MAX, HEAD_DIM, generator=rng, device="cuda", dtype=torch.bfloat16) * HEAD_DIM**-0.5
+    return {name: tensor.requires_grad_() for name, tensor in (("q", q), ("k", k), ("v", v), ("e", e))}, do
+
+
+def _worst_error(shape: Shape, dtype: torch.dtype) -> float:
+    """Of the output and all gradients, of one head's first 8192 tokens at most: as a share of the largest entry."""
+    from cope_sweep.kernels import Problem
+    from cope_sweep.kernels.blocked import blocked
+    from cope_sweep.positions import CoPE
+
+    x, do = _inputs(shape, 1, 1)
+    first = min(shape.tokens, 8192)
+    given = {name: (t if name == "e" else t[:, :, :first]).detach().to(dtype).requires_grad_() for name, t in x.items()}
+    exact = {name: t.detach().float().requires_grad_() for name, t in given.items()}
+    weight = do[:, :, :first]
+    look_up = CoPE(p_max=P_MAX).term({"e": exact["e"]}, exact["q"])
+    expected = blocked(Problem(exact["q"], exact["k"], exact["v"], HEAD_DIM**-0.5, look_up=look_up))
+    ours = cope(given)
+    wanted = [expected, *torch.autograd.grad(expected, list(exact.values()), weight.float())]
+    got = [ours, *torch.autograd.grad(ours, list(given.values()), weight.to(dtype))]
+    return max(float((g.float() - w).abs().max() / w.abs().max()) for g, w in zip(got, wanted, strict=True))
+
+
+def _forward(side: Callable[[], Tensor], _inputs: list[Tensor], _do: Tensor) -> Callable[[], object]:
+    return side
+
+
+def _backward(side: Callable[[], Tensor], inputs: list[Tensor], do: Tensor) -> Callable[[], object]:
+    out = side()
+    return lambda: torch.autograd.grad(out, inputs, do, retain_graph=True, allow_unused=True)
+
+
+def _interleaved(runs: dict[str, Callable[[], object]], repetitions: int) -> dict[str, Any]:
+    """Medians, in turns, so that a clock that slows down slows all; and the ratio of the first to the second."""
+    times_ms: dict[str, list[float]] = {name: [] for name in runs}
+    for repetition in range(-WARM_UPS, repetitions):
+        for name, run in runs.items():
+            begin, end = _event(), _event()
+            begin.record()
+            run()
+            end.record()
+            torch.cuda.synchronize()
+            if repetition >= 0:
+                times_ms[name].append(begin.elapsed_time(end))
+    measured: dict[str, Any] = {}
+    for name, values in times_ms.items():
+        low, median, high = statistics.quantiles(values, n=4)
+        measured[f"{name}_ms"] = round(median, 4)
+        measured[f"{name}_quartiles_ms"] = [round(low, 4), round(high, 4)]
+    first, second = (statistics.median(values) for values in times_ms.values())
+    return {**measured, "ratio": round(first / second, 3)}
+
+
+def _event() -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+
+
+def _extra_mb(side: Callable[[], Tensor], inputs: list[Tensor], do: Tensor) -> float:
+    """Peak memory of forward and backward, beyond what was there before."""
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    torch.autograd.grad(side(), inputs, do, allow_unused=True)
+    torch.cuda.synchronize()
+    return round((torch.cuda.max_memory_allocated() - before) / 2**20, 1)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(measure(), indent=2) + "\n")

@@ -1,0 +1,226 @@
+"""`status`, `report`, `perplexity`, `serve`: what came of it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from cope_sweep.cli.options import (
+    ABLATIONS,
+    STORE,
+    AblationArg,
+    AblationsDir,
+    Json,
+    ScaleOpt,
+    Sets,
+    Store,
+    escaped,
+    grid,
+    load_plan,
+    make_console,
+    print_json,
+)
+from cope_sweep.errors import UserError
+
+Format = Literal["terminal", "markdown", "latex", "csv", "parquet", "html", "json"]
+
+
+def status(
+    what: Annotated[
+        str | None,
+        typer.Argument(help="An ablation, or a run's id; none: every sweep on this store.", show_default=False),
+    ] = None,
+    scale: ScaleOpt = None,
+    sets: Sets = [],
+    ablations: AblationsDir = ABLATIONS,
+    store: Store = STORE,
+    as_json: Json = False,
+) -> None:
+    """How far sweeps and runs are, and why what failed did.
+
+    Example: `cope-sweep status quickstart`
+    """
+    from cope_sweep.plan import standing
+    from cope_sweep.record import Ledger
+    from cope_sweep.record.ledger import RUN_ID
+
+    ledger = Ledger(store)
+    if what is None:
+        _sweeps(ledger.sweeps(), as_json, f"no sweep yet on {ledger.root}; start one with: cope-sweep run quickstart")
+        return
+    if RUN_ID.fullmatch(what):
+        folder = ledger.run(what)
+        if folder.spec is None:
+            raise UserError(f"no run {what} on the store {ledger.root}; `cope-sweep plan ABLATION` lists ids")
+        _run({**folder.spec, "status": folder.status, "state": folder.state, "result": folder.result}, as_json)
+        return
+    stands = standing(load_plan(what, ablations, scale, sets), ledger)
+    if as_json:
+        print_json(stands)
+        return
+    shown = grid("run", "row", "seed", "status", "step", "where", "")
+    for run in stands["runs"]:
+        step = f"{run['step']}/{run['steps']}"
+        cells = (run["run_id"], run["row"], run["seed"], run["status"], step, run["where"] or "", run["message"] or "")
+        shown.add_row(*map(escaped, cells), style="red" if run["status"] == "failed" else "")
+    make_console().print(shown)
+
+
+def _sweeps(records: list[dict[str, object]], as_json: bool, if_none: str) -> None:
+    keys = ("sweep_id", "ablation", "status", "executor", "started_ms", "ended_ms")
+    if as_json:
+        print_json([{key: record.get(key) for key in keys} for record in records])
+    elif records:
+        shown = grid("sweep", "ablation", "status", "through")
+        for record in records:
+            shown.add_row(*(escaped(record[key]) for key in keys[:4]))
+        make_console().print(shown)
+    else:
+        make_console().print(if_none)
+
+
+def _run(document: dict[str, object], as_json: bool) -> None:
+    if as_json:
+        print_json(document)
+        return
+    state = dict(document["state"])  # type: ignore[call-overload]
+    traceback = state.pop("traceback", None)
+    make_console().print_json(json.dumps(document | {"state": state}))
+    if traceback:
+        make_console().print(traceback, style="red", markup=False, highlight=False)
+
+
+def report(
+    ablation: AblationArg,
+    form: Annotated[Format, typer.Option("--format", help="How to draw it.")] = "terminal",
+    every_run: Annotated[
+        bool, typer.Option("--runs", help="A line for each run, not for each row (csv, parquet).")
+    ] = False,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="A file to write.", show_default=False)] = None,
+    scale: ScaleOpt = None,
+    sets: Sets = [],
+    ablations: AblationsDir = ABLATIONS,
+    store: Store = STORE,
+    as_json: Annotated[bool, typer.Option("--json", help="The same as `--format json`.")] = False,
+) -> None:
+    """The ablation's table: mean ± standard deviation over seeds, beside the published numbers.
+
+    Example: `cope-sweep report quickstart --format latex -o table.tex`
+
+    Example: `cope-sweep report quickstart --runs --format parquet -o runs.parquet`
+    """
+    from cope_sweep.record import Ledger
+    from cope_sweep.results import table
+
+    form = "json" if as_json else form
+    if every_run and form not in ("csv", "parquet"):
+        raise UserError(f"--runs goes with --format csv or parquet, not {form}; json has every run in any case")
+    shown = table(load_plan(ablation, ablations, scale, sets), Ledger(store))
+    try:
+        if form == "parquet":
+            if output is None:
+                raise UserError("parquet is binary; name a file for it with --output FILE")
+            shown.to_parquet(output, runs=every_run)
+            return
+        if form == "terminal" and output is None:
+            make_console().print(shown.to_rich())
+            return
+        renderers: dict[str, Callable[[], str]] = {
+            "terminal": shown.to_markdown,
+            "markdown": shown.to_markdown,
+            "latex": shown.to_latex,
+            "html": shown.to_html,
+            "csv": lambda: shown.to_csv(runs=every_run),
+            "json": lambda: json.dumps(shown.to_json(), indent=2) + "\n",
+        }
+        text = renderers[form]()
+        if output is not None:
+            output.write_text(text, encoding="utf-8")
+        else:
+            sys.stdout.write(text)
+    except OSError as error:
+        raise UserError(f"{output}: {error.strerror}; name another file with --output") from error
+
+
+def serve(
+    host: Annotated[str, typer.Option(envvar="COPE_SWEEP_HOST", help="The address to listen on.")] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(envvar="COPE_SWEEP_PORT", min=0, max=65535, help="The port to listen on.")
+    ] = 8000,
+    ablations: AblationsDir = ABLATIONS,
+    store: Store = STORE,
+) -> None:
+    """Serve tables, runs, checkpoints and perplexity over REST, with a page to look at them.
+
+    Example: `cope-sweep serve --port 8080`, then `curl http://127.0.0.1:8080/api/v1/ablations/quickstart/table?format=markdown`
+    """
+    import importlib
+
+    # By name: this package never imports the one that is built on it.
+    settings = importlib.import_module("services.settings")
+    server = importlib.import_module("services.server")
+    raise typer.Exit(server.serve(settings.Settings(host=host, port=port, ablations=ablations, store=store)))
+
+
+def perplexity(
+    run_or_folder: Annotated[
+        str, typer.Argument(metavar="RUN", help="A finished run's id, or a checkpoint folder.", show_default=False)
+    ],
+    tokens: Annotated[
+        list[str],
+        typer.Option("--tokens", metavar='"ID ID …"', help="A sequence of token ids; repeatable.", show_default=False),
+    ] = [],
+    file: Annotated[
+        Path | None,
+        typer.Option("--file", help="JSON: a list of lists of token ids; `-`: standard input.", show_default=False),
+    ] = None,
+    store: Store = STORE,
+    as_json: Json = False,
+) -> None:
+    """The perplexity of token sequences under a finished run's model, each token given those before it.
+
+    A model that was trained on its task's answers only has learned nothing about the other tokens.
+
+    Example: `cope-sweep perplexity 95199d1142de555d --tokens "3 14 14 7 15"`
+    """
+    from cope_sweep.record import Ledger
+    from cope_sweep.record.ledger import RUN_ID
+
+    sequences = [_ids(text) for text in tokens]
+    if file is not None:
+        try:
+            sequences += json.loads(sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8"))
+        except (OSError, ValueError, TypeError) as error:
+            raise UserError(f"{file}: not a JSON list of lists of token ids ({error})") from error
+    if not sequences:
+        raise UserError('no tokens; give some with --tokens "3 14 14 7" or --file ids.json')
+    folder = Path(run_or_folder)
+    if RUN_ID.fullmatch(run_or_folder):
+        run_folder = Ledger(store).run(run_or_folder)
+        if run_folder.status != "finished":
+            raise UserError(f"run {run_or_folder} is {run_folder.status}; only finished runs have a checkpoint")
+        folder = run_folder.checkpoint
+
+    from cope_sweep.inference import Predictor
+
+    try:
+        measured = Predictor.load(folder).perplexity(sequences)
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    if as_json:
+        print_json(measured.__dict__)
+        return
+    bits = f"{measured.bits_per_token:.4f} bits per token"
+    make_console().print(f"perplexity {measured.perplexity:.4f} over {measured.tokens} tokens ({bits})")
+
+
+def _ids(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.replace(",", " ").split()]
+    except ValueError:
+        raise UserError(f'--tokens {text!r}: token ids are whole numbers, as in --tokens "3 14 14 7"') from None

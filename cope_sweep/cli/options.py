@@ -1,0 +1,91 @@
+"""What the commands share: their options, how they find an ablation, how they print."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cope_sweep.errors import UserError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from cope_sweep.plan import Plan
+
+AblationArg = Annotated[
+    str, typer.Argument(help="An ablation's name, as `list` shows it, or a file.", show_default=False)
+]
+AblationsDir = Annotated[
+    Path, typer.Option("--ablations", envvar="COPE_SWEEP_ABLATIONS", help="Folder of ablation files.")
+]
+Store = Annotated[
+    Path, typer.Option("--store", envvar="COPE_SWEEP_STORE", help="Folder of runs, checkpoints and MLflow's database.")
+]
+Sets = Annotated[
+    list[str],
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Override, as `model.dim=128` or `seeds=[0,1,2]`; repeatable.",
+        show_default=False,
+    ),
+]
+ScaleOpt = Annotated[str | None, typer.Option("--scale", help="One of the ablation's named sizes.", show_default=False)]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document to standard output.")]
+ABLATIONS, STORE = Path("ablations"), Path("store")
+
+
+def find_ablation(ablation: str, folder: Path) -> Path:
+    """The file of an ablation given by path or by name."""
+    from cope_sweep.spec.explain import suggest
+
+    path = Path(ablation)
+    if path.suffix in (".yaml", ".yml") or path.exists():
+        return path
+    if (named := folder / f"{ablation}.yaml").exists():
+        return named
+    known = sorted(file.stem for file in folder.glob("*.yaml"))
+    raise UserError(
+        f"no ablation {ablation!r} in {folder.absolute()}"
+        + (suggest(ablation, known) or "; choose the folder with --ablations")
+    )
+
+
+def load_plan(ablation: str, folder: Path, scale: str | None, sets: list[str]) -> Plan:
+    """The plan of an ablation, at a scale, with `--set`s. Raises UserError."""
+    from cope_sweep.plan import expand
+    from cope_sweep.spec import load_ablation, with_overrides
+
+    return expand(with_overrides(load_ablation(find_ablation(ablation, folder)), scale=scale, assignments=sets))
+
+
+def make_console(*, stderr: bool = False) -> Console:
+    from rich.console import Console
+
+    return Console(stderr=stderr)
+
+
+def grid(*columns: str) -> Table:
+    """A plain table for a terminal; numbers stand to the right."""
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for column in columns:
+        right = column in ("seed", "parameters", "time", "memory", "step", "finished")
+        table.add_column(column, justify="right" if right else "left")
+    return table
+
+
+def escaped(text: object) -> str:
+    from rich.markup import escape
+
+    return escape(str(text))
+
+
+def print_json(value: Any) -> None:
+    sys.stdout.write(json.dumps(value, indent=2, default=str) + "\n")

@@ -1,0 +1,54 @@
+"""Attention dropout whose mask is a function of (seed, head, query, key), so that a backward pass makes it again.
+
+Every implementation of attention uses this function, so one seed gives all of them the same mask. A 64-bit mixer
+(Steele, Lea and Flood 2014, "SplitMix") makes a key for each query's row, a 32-bit one (Wellons' lowbias32) the bits of
+each pair; a weight is kept where these are ≥ p·2³². Integers wrap around, as in C.
+
+Shapes: N heads of the batch (B·H), T queries, S keys.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def draw_seed() -> Tensor:
+    """An int64 scalar on the CPU, from torch's global generator."""
+    return torch.randint(0, 2**62, (), dtype=torch.int64)
+
+
+def threshold(p: float) -> int:
+    """Pairs whose 32 bits are below this are dropped."""
+    return min(round(p * 2**32), 2**32 - 1)
+
+
+def keep(seed: Tensor, p: float, heads_N: Tensor, queries_T: Tensor, keys_S: Tensor) -> Tensor:
+    """Which weights stay, (N, T, S). Indices are of the batch's heads and of tokens from the sequence's start."""
+    row_NT = seed.to(heads_N.device) + ((heads_N.long()[:, None] << 32) | queries_T.long()) * _signed64(
+        0x9E3779B97F4A7C15
+    )
+    row_NT = (row_NT ^ _shift(row_NT, 30, 64)) * _signed64(0xBF58476D1CE4E5B9)
+    row_NT = (row_NT ^ _shift(row_NT, 27, 64)) * _signed64(0x94D049BB133111EB)
+    row_NT = (row_NT ^ _shift(row_NT, 31, 64)).to(torch.int32)
+    x_NTS = row_NT[..., None] + keys_S.to(torch.int32) * _signed32(0x9E3779B9)
+    x_NTS ^= _shift(x_NTS, 16, 32)
+    x_NTS *= _signed32(0x7FEB352D)
+    x_NTS ^= _shift(x_NTS, 15, 32)
+    x_NTS *= _signed32(0x846CA68B)
+    x_NTS ^= _shift(x_NTS, 16, 32)
+    # Signed numbers with the highest bit flipped are in the order of the unsigned ones.
+    return (x_NTS ^ _signed32(0x80000000)) >= threshold(p) - 2**31
+
+
+def _shift(x: Tensor, bits: int, width: int) -> Tensor:
+    """Shift right, filled with zeros."""
+    return (x >> bits) & ((1 << (width - bits)) - 1)
+
+
+def _signed64(x: int) -> int:
+    return x - (1 << 64) if x >> 63 else x
+
+
+def _signed32(x: int) -> int:
+    return x - (1 << 32) if x >> 31 else x

@@ -1,0 +1,92 @@
+"""Compiling the native kernels, at first use, into a cache of this machine's user.
+
+One library for each kind of processor (AVX-512, AVX2, any) and each state of the sources: its file name holds both, so
+nothing is ever overwritten, and hosts of several kinds can share a home directory. Processes that build at once each
+write a file of their own and rename it: the last one wins, with the same bits.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+import torch
+
+SOURCES = Path(__file__).parent
+_FLAGS = ["-std=gnu++17", "-O3", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC", "-w"]
+_TARGETS = {"avx512": ["-march=x86-64-v4"], "avx2": ["-march=x86-64-v3"], "portable": []}
+_TIMEOUT_S = 300
+
+
+class BuildError(Exception):
+    """There is no library, and here is why."""
+
+
+def best_target() -> str:
+    """What this processor runs fastest: avx512, avx2 or portable."""
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return "portable"
+    capability = torch.backends.cpu.get_cpu_capability()
+    return {"AVX512": "avx512", "AVX2": "avx2"}.get(capability, "portable")
+
+
+@functools.cache
+def library(target: str) -> ctypes.CDLL:
+    """The compiled kernels for a target, from the cache or freshly built. Raises BuildError."""
+    try:
+        return ctypes.CDLL(str(_built(target)))
+    except OSError as error:
+        raise BuildError(f"the native kernels could not be loaded: {error}") from error
+
+
+def cache_dir() -> Path:
+    """Where libraries are kept: $XDG_CACHE_HOME/cope-sweep, or ~/.cache/cope-sweep."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cope-sweep"
+
+
+def _built(target: str) -> Path:
+    compiler = _compiler()
+    command = [compiler, *_FLAGS, *_TARGETS[target], str(SOURCES / "attention.cpp")]
+    path = cache_dir() / f"attention-{target}-{platform.machine()}-{_digest(command)}.so"
+    if path.exists():
+        return path
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix="building-") as folder:
+            fresh = Path(folder) / "attention.so"
+            done = subprocess.run(
+                [*command, "-o", str(fresh)], capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
+            )
+            if done.returncode:
+                raise BuildError(f"{compiler} could not compile the native kernels: {_first_error(done.stderr)}")
+            fresh.replace(path)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise BuildError(f"the native kernels could not be built in {path.parent}: {error}") from error
+    return path
+
+
+def _compiler() -> str:
+    for name in (os.environ.get("CXX"), "g++", "c++"):
+        found = name and shutil.which(name)
+        if found:
+            return found
+    raise BuildError("no C++ compiler was found (g++; or set CXX)")
+
+
+def _digest(command: list[str]) -> str:
+    digest = hashlib.sha256(repr([Path(command[0]).name, *command[1:-1]]).encode())
+    for source in sorted(SOURCES.glob("*.h")) + sorted(SOURCES.glob("*.cpp")):
+        digest.update(source.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _first_error(stderr: str) -> str:
+    lines = stderr.strip().splitlines()
+    return next((line for line in lines if "error" in line), lines[-1] if lines else "no message")

@@ -1,0 +1,107 @@
+// Tables of products q·e[p] for a block of queries, made where they are needed and never for all queries at once; and
+// the way back: from the gradients of such a table to those of q and e.
+#pragma once
+
+#include <algorithm>
+
+#include "gemm.h"
+#include "rows.h"
+
+// How far ahead of the number of keys before it a query reads: positions sum gates of itself, too, and are interpolated.
+constexpr int POSITIONS_AHEAD = 2, DISTANCES_AHEAD = 0;
+
+class Table {
+  public:
+    // `entries` rows of D floats. A block whose last query is token i reads at most i + `ahead` of them.
+    Table(const Problem& x, int64_t entries, int ahead, bool backward)
+        : entries_(reachable(x, entries, ahead)), ahead_(ahead), tiles_((entries_ + TILE - 1) / TILE),
+          stride_(W + tiles_ * TILE + 2 * W),
+          columns_(x, entries_ ? tiles_ * TILE * x.D : 1), rows_(x, entries_ && backward ? tiles_ * TILE * x.width() : 1),
+          values_(x, entries_ ? TILE * stride_ : 1), gradients_(x, entries_ && backward ? TILE * stride_ : 1) {}
+
+    // Take in a head's table, times `scale`.
+    void pack(const Problem& x, const float* e, float scale, bool backward) {
+        pack_columns(x.D, entries_, scale, columns_, [&](int64_t p) { return e + p * x.D; });
+        if (!backward) return;
+        const long width = x.width();
+        zero(rows_, tiles_ * TILE * width);
+        for (int64_t p = 0; p < entries_; ++p)
+            for (int64_t d = 0; d < x.D; ++d) rows_[p * width + d] = e[p * x.D + d] * scale;
+    }
+
+    // Make the products for a block of queries.
+    void fill(const Problem& x, const Rows& rows, int64_t block, const float* q, bool backward) {
+        reached_ = std::min(entries_, block * TILE + TILE + ahead_);
+        const long width = x.width();
+        for (int64_t p = 0; p < reached_; p += TILE) {
+            const int n = int(std::min<int64_t>(TILE, (reached_ - p + W - 1) / W * W));
+            gemm(q + rows.first8 * width, width, 1, columns_ + p * x.D, TILE, values_ + rows.first8 * stride_ + W + p, stride_,
+                 rows.end8 - rows.first8, n, int(x.D), false);
+        }
+        const int64_t padded = (reached_ + W - 1) / W * W;
+        for (int r = rows.first8; r < rows.end8; ++r) {
+            zero(values_ + r * stride_, W);
+            zero(values_ + r * stride_ + W + padded, 2 * W);
+            if (backward) zero(gradients_ + r * stride_, W + padded + 2 * W);
+        }
+    }
+
+    // Row r of the block: readable from W before its first entry to W past its last.
+    const float* row(int r) const { return values_ + r * stride_ + W; }
+    float* gradient(int r) const { return gradients_ + r * stride_ + W; }
+    int64_t reached() const { return reached_; }
+
+    // From gradients of the block's products: dq += dz·e, de += dzᵀ·q.
+    void products(const Problem& x, const Rows& rows, const float* q, float* dq, float* de) const {
+        const long width = x.width();
+        const int count = rows.end8 - rows.first8;
+        const float* dz = gradients_ + rows.first8 * stride_ + W;
+        gemm(dz, stride_, 1, rows_, width, dq + rows.first8 * width, width, count, int(width), int(reached_), true);
+        gemm(dz, 1, stride_, q + rows.first8 * width, width, de, width, int((reached_ + 7) / 8 * 8), int(width), count, true);
+    }
+
+    // How many of `entries` any query can reach.
+    static int64_t reachable(const Problem& x, int64_t entries, int ahead) { return std::min(entries, x.S + ahead); }
+
+    // Floats for the gradient of a table as far as it is reached, rows padded.
+    static size_t size(const Problem& x, int64_t entries, int ahead) {
+        return (reachable(x, entries, ahead) + TILE - 1) / TILE * TILE * x.width();
+    }
+
+  private:
+    int64_t entries_, ahead_, tiles_, stride_, reached_ = 0;
+    Scratch columns_, rows_, values_, gradients_;
+};
+
+// The gradient of e from the partial sums of items, in their order: of all heads together, or of each head.
+static void write_table(const Problem& x, float* to, int64_t entries, int ahead, bool per_head, float scale, const float* parts, size_t part) {
+    const long width = x.width();
+    std::fill(to, to + (per_head ? x.H : 1) * entries * x.D, 0.0f);
+    for (int64_t item = 0; item < x.heads() * x.groups; ++item) {
+        float* e = to + (per_head ? item / x.groups % x.H * entries * x.D : 0);
+        for (int64_t p = 0; p < Table::reachable(x, entries, ahead); ++p)
+            for (int64_t d = 0; d < x.D; ++d) e[p * x.D + d] += parts[item * part + p * width + d] * scale;
+    }
+}
+
+// Begin the walk of the query that is row r of its block.
+static inline Row begin(const Problem& x, const Table& positions, const Table& distances, int64_t b, int64_t h, int64_t i, int r) {
+    Row row{};
+    if (x.m) row.m = x.m[h];
+    if (x.e) {
+        row.table = positions.row(r);
+        if (positions.reached() == x.P) row.far = row.table[x.P - 1];
+    }
+    if (x.relative) row.relative = distances.row(r);
+    if (x.knots) {
+        const int64_t query = (b * x.H + h) * x.T + i - x.start();
+        row.slope = x.segment_slope + query * (x.N + 1);
+        row.intercept = x.segment_intercept + query * (x.N + 1);
+        row.segment = segment_of(x, 0.0f);
+        if (std::isfinite(x.limit)) {
+            const int last = segment_of(x, x.limit);
+            row.far = row.intercept[last] + row.slope[last] * x.limit;
+        }
+    }
+    return row;
+}

@@ -1,0 +1,57 @@
+"""ALiBi: attention with linear biases (Press et al. 2022).
+
+a_ij = softmax_j(q_i·k_j/√K − m_h·(i − j))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import Field, Strict
+
+from cope_sweep.positions.base import Attention, AttentionEncoding, Dims
+from cope_sweep.positions.relative import distances
+from cope_sweep.positions.terms import DistanceSlope
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Slopes = Annotated[tuple[float, ...], Field(min_length=1), Strict(False)]
+
+
+def standard_slopes(heads: int) -> list[float]:
+    """Press et al.'s: 2^(−8/n), 2^(−16/n), …; where n is no power of 2, some of the next power's fill up."""
+    power = 1 << (heads.bit_length() - 1)
+    slopes = [2 ** (-8 * (h + 1) / power) for h in range(power)]
+    between = [2 ** (-4 * (h + 1) / power) for h in range(0, 2 * power, 2)]
+    return slopes + between[: heads - power]
+
+
+def check_slopes(slopes: tuple[float, ...], dims: Dims, kind: str) -> None:
+    """Raise ValueError unless there is a slope for each head."""
+    if len(slopes) != dims.heads:
+        raise ValueError(f"{kind}.slopes has {len(slopes)} slopes, and model.heads = {dims.heads}; give one for each")
+
+
+class ALiBi(AttentionEncoding):
+    """A penalty that grows with distance, at a fixed slope for each head."""
+
+    kind: Literal["alibi"] = "alibi"
+    slopes: Slopes | Literal["standard"] = Field(
+        default="standard", description="One for each head; standard: 2^(−8h/heads)."
+    )
+
+    def check(self, dims: Dims) -> None:
+        super().check(dims)
+        if self.slopes != "standard":
+            check_slopes(self.slopes, dims, self.kind)
+
+    def score(self, parameters: Mapping[str, Tensor], attention: Attention) -> Tensor:
+        return -self._slopes(attention.q_BHQK)[None, :, None, None] * distances(attention)
+
+    def term(self, parameters: Mapping[str, Tensor], q_BHQK: Tensor) -> DistanceSlope:
+        return DistanceSlope(-self._slopes(q_BHQK))
+
+    def _slopes(self, q_BHQK: Tensor) -> Tensor:
+        return q_BHQK.new_tensor(standard_slopes(q_BHQK.shape[1]) if self.slopes == "standard" else self.slopes)

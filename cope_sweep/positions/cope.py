@@ -1,0 +1,112 @@
+"""CoPE, Contextual Position Encoding (Golovneva et al. 2024, section 4 and appendix B).
+
+    g_ij    = σ(q_i·k_j/√K)                    a gate: does query i count key j?          (eq. 3)
+    p_ij    = Σ_{j ≤ k ≤ i} g_ik               the position of key j as query i sees it   (eq. 4)
+    z_i[p]  = q_i·e[p]                         for the integer positions p                (eq. 7)
+    z_i[p_ij] = (p_ij − ⌊p_ij⌋)·z_i[⌈p_ij⌉] + (1 − p_ij + ⌊p_ij⌋)·z_i[⌊p_ij⌋]             (eq. 8)
+    a_ij    = softmax_j(q_i·k_j/√K + z_i[p_ij])                                           (eq. 9)
+
+Positions stop at the last embedding (the paper's "limited positions"). Where all gates are 1, p_ij = i − j + 1:
+token-based relative positions. Gates can come from values or from keys of their own ("val-gates", "sep-keys").
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import Field
+
+from cope_sweep.positions.base import Attention, AttentionEncoding, Dims, Parameter
+from cope_sweep.positions.terms import GateSource, LookUp
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Gate = Literal["keys", "values", "separate"]
+
+
+class Contextual(AttentionEncoding):
+    """What all variants of CoPE share: gates, and the positions that they add up to."""
+
+    gate: Gate = Field(
+        default="keys", description="What gates compare the query with: keys, values, or keys of their own (W_g·h)."
+    )
+    gate_after_rotation: bool = Field(
+        default=False, description="Where queries and keys are turned (RoPE), whether gates see them turned."
+    )
+
+    def check(self, dims: Dims) -> None:
+        super().check(dims)
+        if self.gate_after_rotation and self.gate != "keys":
+            raise ValueError(f"gate_after_rotation needs gate: keys; {self.gate} are not turned")
+
+    def gate_parameters(self, dims: Dims) -> dict[str, Parameter]:
+        """W_g and its bias, in each layer, where gates have keys of their own."""
+        if self.gate != "separate":
+            return {}
+        return {
+            "gate_weight": Parameter((dims.dim, dims.dim), std=0.02, per_layer=True),
+            "gate_bias": Parameter((dims.dim,), per_layer=True),
+        }
+
+    def gate_keys(self, parameters: Mapping[str, Tensor], h_BTD: Tensor) -> Tensor | None:
+        if self.gate != "separate":
+            return None
+        return h_BTD @ parameters["gate_weight"].T + parameters["gate_bias"]
+
+    def positions(self, attention: Attention) -> Tensor:
+        """p_ij, shape (B, H, Q, S), without a limit; what is after the query has its position 0."""
+        gates_BHQS = self._gate_logits(attention).sigmoid() * attention.visible_QS
+        return gates_BHQS.flip(-1).cumsum(-1).flip(-1)
+
+    @property
+    def gate_source(self) -> GateSource:
+        """What this encoding's gates see, in the words of `terms`."""
+        return "logits" if self.gate_after_rotation else self.gate
+
+    def _gate_logits(self, attention: Attention) -> Tensor:
+        if self.gate == "keys" and (self.gate_after_rotation or not attention.rotated):
+            return attention.logits_BHQS
+        keys_BHSK: Tensor | None = attention.k_BHSK
+        if self.gate != "keys":
+            keys_BHSK = attention.v_BHSK if self.gate == "values" else attention.gate_k_BHSK
+        assert keys_BHSK is not None  # noqa: S101 (the model calls gate_keys first)
+        return attention.q_BHQK @ keys_BHSK.transpose(-1, -2) / math.sqrt(keys_BHSK.shape[-1])
+
+
+class CoPE(Contextual):
+    """Contextual position encoding: an embedding for each integer position, interpolated between."""
+
+    kind: Literal["cope"] = "cope"
+    p_max: Annotated[int, Field(ge=1)] | Literal["full"] = Field(
+        default=64, description="Number of position embeddings, for positions 0 … p_max − 1; full: context + 1."
+    )
+    share_layers: bool = Field(default=False, description="One table for all layers, or one for each.")
+    per_head: bool = Field(default=False, description="A table for each head, or one for all heads of a layer.")
+    scale_positions: bool = Field(
+        default=False,
+        description="Divide q·e[p] by √K as well: the released code's default; the paper's listing does not.",
+    )
+
+    def parameters(self, dims: Dims) -> Mapping[str, Parameter]:
+        p_max = dims.context + 1 if self.p_max == "full" else self.p_max
+        heads = (dims.heads,) if self.per_head else ()
+        e = Parameter((*heads, p_max, dims.head_dim), per_layer=not self.share_layers)
+        return {"e": e, **self.gate_parameters(dims)}
+
+    def score(self, parameters: Mapping[str, Tensor], attention: Attention) -> Tensor:
+        e_PK = parameters["e"]  # or e_HPK: a table for each head
+        p_BHQS = self.positions(attention).clamp(max=e_PK.shape[-2] - 1)
+        z_BHQP = attention.q_BHQK @ e_PK.transpose(-1, -2) * self._scale(e_PK)  # eq. 7
+        floor = p_BHQS.detach().floor()
+        below = z_BHQP.gather(-1, floor.long())
+        above = z_BHQP.gather(-1, p_BHQS.detach().ceil().long())
+        return below + (p_BHQS - floor) * (above - below)
+
+    def term(self, parameters: Mapping[str, Tensor], q_BHQK: Tensor) -> LookUp:
+        return LookUp(q_BHQK, parameters["e"], self._scale(parameters["e"]), self.gate_source)
+
+    def _scale(self, e_PK: Tensor) -> float:
+        return e_PK.shape[-1] ** -0.5 if self.scale_positions else 1.0

@@ -1,0 +1,53 @@
+"""CoPE-ALiBi: a linear bias of the contextual position (Golovneva et al. 2024, appendix C).
+
+    a_ij = softmax_j(q_i·k_j/√K + s·m_h·p_ij)                                             (eq. 11)
+
+with p_ij as in CoPE, without a limit, m_h a slope for each head, and s = −1: recency, as in ALiBi. The paper's equation
+has no sign; `slope_sign: 1` is its letter. Learned slopes begin at 0, one for each head and layer, and take no sign.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
+
+from cope_sweep.positions.alibi import Slopes, check_slopes, standard_slopes
+from cope_sweep.positions.base import Attention, Dims, Parameter
+from cope_sweep.positions.cope import Contextual
+from cope_sweep.positions.terms import Slope
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class CoPEALiBi(Contextual):
+    """Contextual positions times a slope."""
+
+    kind: Literal["cope_alibi"] = "cope_alibi"
+    slopes: Slopes | Literal["standard", "learned"] = Field(
+        default="standard", description="One for each head; standard: ALiBi's; learned: from 0, per head and layer."
+    )
+    slope_sign: Literal[-1, 1] = Field(default=-1, description="−1: nearer is better; not for learned slopes.")
+
+    def check(self, dims: Dims) -> None:
+        super().check(dims)
+        if not isinstance(self.slopes, str):
+            check_slopes(self.slopes, dims, self.kind)
+
+    def parameters(self, dims: Dims) -> Mapping[str, Parameter]:
+        learned = {"m": Parameter((dims.heads,), per_layer=True)} if self.slopes == "learned" else {}
+        return {**learned, **self.gate_parameters(dims)}
+
+    def score(self, parameters: Mapping[str, Tensor], attention: Attention) -> Tensor:
+        return self._slopes(parameters, attention.q_BHQK)[:, None, None] * self.positions(attention)
+
+    def term(self, parameters: Mapping[str, Tensor], q_BHQK: Tensor) -> Slope:
+        return Slope(self._slopes(parameters, q_BHQK), self.gate_source)
+
+    def _slopes(self, parameters: Mapping[str, Tensor], q_BHQK: Tensor) -> Tensor:
+        if self.slopes == "learned":
+            return parameters["m"]
+        fixed = standard_slopes(q_BHQK.shape[1]) if self.slopes == "standard" else self.slopes
+        return self.slope_sign * q_BHQK.new_tensor(fixed)

@@ -1,0 +1,81 @@
+"""CoPE-MLP: the embedding of a contextual position by a small MLP (Golovneva et al. 2024, appendix C).
+
+    e(p) = W₂·relu(w₁·p + b₁) + b₂,    a_ij = softmax_j(q_i·k_j/√K + q_i·e(p_ij))
+
+with N hidden units, instead of an interpolated table; p_ij as in CoPE, without a limit unless one is set. The paper
+gives no more than "an N-dimensional MLP layer": one hidden layer, ReLU, is our reading.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import Field
+
+from cope_sweep.positions.base import Attention, Dims, Parameter
+from cope_sweep.positions.cope import Contextual
+from cope_sweep.positions.terms import PiecewiseLinear
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class CoPEMLP(Contextual):
+    """Contextual positions, embedded by an MLP of one hidden layer."""
+
+    kind: Literal["cope_mlp"] = "cope_mlp"
+    hidden: Annotated[int, Field(ge=1)] = Field(default=64, description="Hidden units: the paper's N.")
+    p_max: Annotated[int, Field(ge=1)] | None = Field(
+        default=None, description="Positions stop at p_max − 1; null: never."
+    )
+    share_layers: bool = Field(default=False, description="One MLP for all layers, or one for each.")
+    scale_positions: bool = Field(default=False, description="Divide q·e(p) by √K as well.")
+
+    def parameters(self, dims: Dims) -> Mapping[str, Parameter]:
+        per_layer = not self.share_layers
+        return {
+            # The knots, −b₁/w₁, then spread over positions of about ±16, and e is small at first.
+            "w1": Parameter((self.hidden,), std=1 / 16, per_layer=per_layer),
+            "b1": Parameter((self.hidden,), std=1.0, per_layer=per_layer),
+            "w2": Parameter((dims.head_dim, self.hidden), std=0.02, per_layer=per_layer),
+            "b2": Parameter((dims.head_dim,), per_layer=per_layer),
+            **self.gate_parameters(dims),
+        }
+
+    def score(self, parameters: Mapping[str, Tensor], attention: Attention) -> Tensor:
+        p_BHQS = self.positions(attention)
+        if self.p_max is not None:
+            p_BHQS = p_BHQS.clamp(max=self.p_max - 1)
+        q_BHQK = attention.q_BHQK
+        hidden_BHQSN = (p_BHQS[..., None] * parameters["w1"] + parameters["b1"]).relu()
+        # q·(W₂h + b₂) = (q·W₂)·h + q·b₂: no vector e(p) is ever made.
+        score_BHQS = (hidden_BHQSN @ (q_BHQK @ parameters["w2"])[..., None])[..., 0] + q_BHQK @ parameters["b2"][
+            :, None
+        ]
+        return score_BHQS / q_BHQK.shape[-1] ** 0.5 if self.scale_positions else score_BHQS
+
+    def term(self, parameters: Mapping[str, Tensor], q_BHQK: Tensor) -> PiecewiseLinear:
+        """q·e(p) is linear in p between the knots −b₁/w₁, which are the same for all queries.
+
+        So two small tables per query hold it, whatever N: q·e(p) = slope[n]·p + intercept[n] in segment n.
+        """
+        import torch
+
+        w1_N, b1_N = parameters["w1"], parameters["b1"]
+        knots_N = (-b1_N / w1_N).detach()
+        # Positions are ≥ 0: a knot that is not above 0 (or none at all, where w₁ = 0) is never crossed.
+        knots_N = torch.where(knots_N > 0, knots_N, torch.inf).sort().values
+        # A hidden unit is on or off throughout a segment: look at a point inside of each.
+        edges = torch.cat((knots_N.new_zeros(1), knots_N, knots_N.new_full((1,), torch.inf)))
+        left, right = edges[:-1], edges[1:]
+        inside_M = torch.where(right.isinf(), 2 * left + 1, (left + right) / 2)
+        on_NM = (w1_N[:, None] * inside_M + b1_N[:, None] > 0) & inside_M.isfinite()
+        c_BHQN = q_BHQK @ parameters["w2"]
+        slope_BHQM = c_BHQN @ (w1_N[:, None] * on_NM)
+        intercept_BHQM = c_BHQN @ (b1_N[:, None] * on_NM) + (q_BHQK @ parameters["b2"])[..., None]
+        if self.scale_positions:
+            scale = q_BHQK.shape[-1] ** -0.5
+            slope_BHQM, intercept_BHQM = slope_BHQM * scale, intercept_BHQM * scale
+        limit = None if self.p_max is None else float(self.p_max - 1)
+        return PiecewiseLinear(knots_N, slope_BHQM, intercept_BHQM, limit, self.gate_source)

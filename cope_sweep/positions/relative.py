@@ -1,0 +1,60 @@
+"""Relative position encoding on keys, learned (Shaw et al. 2018; Golovneva et al. 2024, eq. 2 and section 5.4).
+
+    a_ij = softmax_j(q_i·k_j/√K + q_i·e[i − j])
+
+A distance beyond the table has no embedding added (`far: none`), or the table's last one (`far: last`), which is the
+paper's "relative-capped".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import Field
+
+from cope_sweep.positions.base import Attention, AttentionEncoding, Dims, Parameter
+from cope_sweep.positions.terms import RelativeLookUp
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Relative(AttentionEncoding):
+    """A learned vector for each distance i − j, shared by the heads."""
+
+    kind: Literal["relative"] = "relative"
+    positions: Annotated[int, Field(ge=1)] | Literal["full"] = Field(
+        default="full", description="Number of embeddings, for distances 0 … positions − 1; full: the context."
+    )
+    far: Literal["none", "last"] = Field(default="none", description="What farther distances use.")
+    share_layers: bool = Field(default=False, description="One table for all layers, or one for each.")
+    scale_positions: bool = Field(default=False, description="Divide q·e by √K as well, as the released code does.")
+    std: float = Field(default=0.0, ge=0, description="Standard deviation of the embeddings' normal init.")
+
+    def parameters(self, dims: Dims) -> Mapping[str, Parameter]:
+        rows = dims.context if self.positions == "full" else self.positions
+        return {"e": Parameter((rows, dims.head_dim), self.std, per_layer=not self.share_layers)}
+
+    def score(self, parameters: Mapping[str, Tensor], attention: Attention) -> Tensor:
+        e_PK = parameters["e"]
+        distance_QS = distances(attention)
+        z_BHQP = attention.q_BHQK @ e_PK.T * self._scale(e_PK)
+        index_QS = distance_QS.clamp(0, len(e_PK) - 1)
+        bias_BHQS = z_BHQP.gather(-1, index_QS.expand(*z_BHQP.shape[:2], *index_QS.shape))
+        return bias_BHQS if self.far == "last" else bias_BHQS * (distance_QS < len(e_PK))
+
+    def term(self, parameters: Mapping[str, Tensor], q_BHQK: Tensor) -> RelativeLookUp:
+        return RelativeLookUp(q_BHQK, parameters["e"], self._scale(parameters["e"]), self.far)
+
+    def _scale(self, e_PK: Tensor) -> float:
+        return e_PK.shape[-1] ** -0.5 if self.scale_positions else 1.0
+
+
+def distances(attention: Attention) -> Tensor:
+    """I − j for the last Q of S tokens, (Q, S) int64; negative where the key is after the query."""
+    import torch
+
+    Q, S = attention.visible_QS.shape
+    i = torch.arange(S - Q, S, device=attention.visible_QS.device)
+    return i[:, None] - torch.arange(S, device=attention.visible_QS.device)

@@ -1,0 +1,39 @@
+"""Sinusoidal position encoding (Vaswani et al. 2017, section 3.5): fixed, added to the input.
+
+P(t)[2i] = sin(t·base^(−2i/D)),  P(t)[2i + 1] = cos(t·base^(−2i/D))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
+
+from cope_sweep.positions.base import Dims, Encoding
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Sinusoidal(Encoding):
+    """Sines and cosines of the token's position."""
+
+    kind: Literal["sinusoidal"] = "sinusoidal"
+    base: float = Field(default=10_000.0, gt=1, description="Wavelengths run from 2π to 2π·base tokens.")
+    amplitude: float = Field(
+        default=1.0, gt=0, description="Multiplies the sinusoids; Vaswani et al. instead multiply embeddings by √D."
+    )
+
+    def check(self, dims: Dims) -> None:
+        if dims.dim % 2:
+            raise ValueError(f"sinusoidal needs pairs of components, and model.dim = {dims.dim} is odd")
+
+    def embed(self, parameters: Mapping[str, Tensor], x_BTD: Tensor, start: int) -> Tensor:
+        import torch
+
+        T, D = x_BTD.shape[-2:]
+        rate = self.base ** (-torch.arange(0, D, 2, dtype=torch.float64, device=x_BTD.device) / D)
+        angle = torch.arange(start, start + T, device=x_BTD.device)[:, None] * rate
+        p_TD = torch.stack((angle.sin(), angle.cos()), dim=-1).flatten(-2)
+        return x_BTD + self.amplitude * p_TD.to(x_BTD.dtype)

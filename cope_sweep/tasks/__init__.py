@@ -1,0 +1,16 @@
+"""Tasks: one file each, with a literal sample, its spec, and its generator. Register a new one below."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from cope_sweep.tasks.base import IGNORED, Batch, Task
+from cope_sweep.tasks.flip_flop import FlipFlop
+from cope_sweep.tasks.selective_copy import SelectiveCopy
+
+TASKS: dict[str, type[Task]] = {cls.model_fields["kind"].default: cls for cls in (FlipFlop, SelectiveCopy)}
+
+AnyTask = Annotated[FlipFlop | SelectiveCopy, Field(discriminator="kind")]
+"""Any registered task, by its `kind`."""
+
+__all__ = ["IGNORED", "TASKS", "AnyTask", "Batch", "FlipFlop", "SelectiveCopy", "Task"]

@@ -1,0 +1,59 @@
+"""Flip-Flop language modelling (Liu et al. 2024, "Exposing attention glitches"; Golovneva et al. 2024, section 5.1).
+
+A sequence of instruction–bit pairs: `w` writes its bit, `i` is to be ignored, `r` reads the bit last written. The first
+instruction is `w`, the last `r`; those between are `i` with probability p, else `w` or `r` evenly; bits are even, but
+for those after `r`. With 8 pairs and `loss: reads`:
+
+    inputs    w 0 i 1 r 0 w 1 i 0 i 1 i 1 r
+    targets   . . . . 0 . . . . . . . . . 1
+"""
+
+from typing import Annotated, ClassVar, Literal
+
+import numpy as np
+from pydantic import Field
+
+from cope_sweep.tasks.base import IGNORED, Batch, Task
+
+WRITE, IGNORE, READ = 2, 3, 4
+"""Token ids of the instructions; 0 and 1 are the bits."""
+
+Probability = Annotated[float, Field(ge=0, le=1)]
+
+
+class FlipFlop(Task):
+    """Recall the bit last written, over any number of ignored ones."""
+
+    TESTS: ClassVar[tuple[str, ...]] = ("in_dist", "sparse", "dense")
+
+    kind: Literal["flip_flop"] = "flip_flop"
+    pairs: Annotated[int, Field(ge=2)] = Field(default=256, description="Instruction–bit pairs in a sequence.")
+    p_ignore: Probability = Field(default=0.8, description="Share of `i`, in training and in-distribution.")
+    sparse_p_ignore: Probability = Field(default=0.98, description="Share of `i` in the sparse OOD test set.")
+    dense_p_ignore: Probability = Field(default=0.1, description="Share of `i` in the dense OOD test set.")
+    loss: Literal["reads", "all"] = Field(default="reads", description="Predict only the bits read, or every token.")
+
+    @property
+    def vocabulary_size(self) -> int:
+        return 5
+
+    def length(self, split: str) -> int:
+        return 2 * self.pairs - 1
+
+    def generate(self, split: str, rng: np.random.Generator, count: int) -> Batch:
+        p = {"sparse": self.sparse_p_ignore, "dense": self.dense_p_ignore}.get(split, self.p_ignore)
+        u = rng.random((count, self.pairs))
+        instructions = np.where(u < p, IGNORE, np.where(u < (1 + p) / 2, WRITE, READ))
+        instructions[:, 0], instructions[:, -1] = WRITE, READ
+
+        bits = rng.integers(0, 2, (count, self.pairs))
+        pair = np.arange(self.pairs)
+        last_write = np.maximum.accumulate(np.where(instructions == WRITE, pair, 0), axis=1)
+        written = np.take_along_axis(bits, last_write, axis=1)
+        bits = np.where(instructions == READ, written, bits)
+
+        tokens = np.stack((instructions, bits), axis=2).reshape(count, -1).astype(np.int64)
+        inputs, following = tokens[:, :-1], tokens[:, 1:]
+        answers = inputs == READ
+        targets = following.copy() if self.loss == "all" else np.where(answers, following, IGNORED)
+        return Batch(inputs, targets, answers)

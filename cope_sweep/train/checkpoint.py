@@ -1,0 +1,51 @@
+"""A training to go on with, in one file: `resume.safetensors` holds parameters, AdamW's moments, the step, and
+the losses not yet reported.
+
+A finished model's checkpoint is `cope_sweep.model.checkpoint`'s.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from cope_sweep.model.checkpoint import CheckpointError, distinct, read_tensors
+from cope_sweep.train.trainer import Trainer
+
+
+def save_resume(path: Path, trainer: Trainer) -> None:
+    """Write everything that `load_resume` needs to go on to the bit."""
+    tensors = {f"model/{name}": value for name, value in distinct(trainer.model.state_dict()).items()}
+    for index, moments in trainer.optimizer.state_dict()["state"].items():
+        tensors |= {f"adam/{index}/{name}": value for name, value in moments.items()}
+    if trainer.losses:
+        tensors["losses"] = torch.stack(trainer.losses)
+    save_file(tensors, path, metadata={"step": str(trainer.step), "run_id": trainer.spec.run_id})
+
+
+def load_resume(path: Path, trainer: Trainer) -> None:
+    """Put `trainer` where `save_resume` left it. Raises CheckpointError for a file that cannot be it."""
+    tensors = read_tensors(path, trainer.execution.device)
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+        if metadata.get("run_id") != trainer.spec.run_id:
+            raise CheckpointError(f"{path}: of run {metadata.get('run_id')}, not {trainer.spec.run_id}")
+        model = {name.removeprefix("model/"): value for name, value in tensors.items() if name.startswith("model/")}
+        if trainer.spec.model.tied:
+            model["head.weight"] = model["embedding.weight"]
+        trainer.model.load_state_dict(model)
+        state: dict[int, dict[str, Tensor]] = {}
+        for name, value in tensors.items():
+            if name.startswith("adam/"):
+                _, index, moment = name.split("/")
+                state.setdefault(int(index), {})[moment] = value
+        trainer.optimizer.load_state_dict(trainer.optimizer.state_dict() | {"state": state})
+        trainer.losses = list(tensors.get("losses", ()))
+        trainer.step = int(metadata["step"])
+    except (RuntimeError, KeyError, ValueError, SafetensorError) as error:
+        raise CheckpointError(f"{path}: does not fit run {trainer.spec.run_id} ({error})") from error

@@ -1,0 +1,49 @@
+"""How a run executes here: device, precision, threads, and its place among data-parallel workers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from cope_sweep.kernels import Implementation
+from cope_sweep.spec import Resources
+
+
+@dataclass(frozen=True)
+class Execution:
+    """One worker's way of executing runs. It never changes what a run is."""
+
+    device: str = "cpu"
+    precision: str = "fp32"
+    threads: int = 1
+    attention: Implementation = "auto"
+    checkpoint_every_s: float = 30.0
+    rank: int = 0
+    world_size: int = 1
+    where: str = "local"
+    """The worker's name, for people."""
+
+    @staticmethod
+    def of(resources: Resources, *, where: str, rank: int = 0, world_size: int = 1) -> Execution:
+        """What `resources` mean on this machine.
+
+        Raises ValueError where CUDA is asked for and there is none.
+        """
+        cuda = torch.cuda.is_available()
+        if resources.device == "cuda" and not cuda:
+            raise ValueError("resources.device = cuda, but torch sees no CUDA device here; use auto or cpu")
+        device = "cuda" if cuda and resources.device != "cpu" else "cpu"
+        precision = resources.precision
+        if precision == "auto":
+            precision = "bf16" if device == "cuda" else "fp32"
+        return Execution(
+            device=device,
+            precision=precision,
+            threads=resources.cpus,
+            attention=resources.attention,
+            checkpoint_every_s=resources.checkpoint_every_s,
+            rank=rank,
+            world_size=world_size,
+            where=where,
+        )

@@ -1,0 +1,75 @@
+"""Perplexity under the checkpoints of finished runs. torch is imported with the first question, not before."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from anyio import CapacityLimiter, to_thread
+
+from cope_sweep.record import RunFolder
+from services.checkpoints import Checkpoints
+from services.errors import TooLargeError
+from services.kept import Kept
+from services.schemas import Measured, MeasuredSequence, PerplexityRequest, PerplexityResponse
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from cope_sweep.inference import Perplexity, Predictor
+
+
+class Predictors:
+    """Models in memory, the most recently used `max_models` of them, and a few threads that compute with them."""
+
+    def __init__(
+        self, checkpoints: Checkpoints, *, device: str, max_models: int, max_inferences: int, max_tokens: int
+    ) -> None:
+        self.max_tokens = max_tokens
+        self._checkpoints = checkpoints
+        self._device = device
+        self._models: Kept[Predictor] = Kept(max_models)
+        # A limiter of its own: a queue of questions leaves the threads of tables and runs alone.
+        self._limiter = CapacityLimiter(max_inferences)
+
+    async def measure(self, folder: RunFolder, request: PerplexityRequest) -> PerplexityResponse:
+        """Answer a question about a finished run, as soon as a thread is free.
+
+        Raises TooLargeError, TokensError, CheckpointError, NotFoundError.
+        """
+        count = sum(map(len, request.tokens))
+        if count > self.max_tokens:
+            raise TooLargeError(f"{count} tokens came; one request may have {self.max_tokens}, so send several")
+        return await to_thread.run_sync(self._measure, folder, request, limiter=self._limiter)
+
+    def _measure(self, folder: RunFolder, request: PerplexityRequest) -> PerplexityResponse:
+        from cope_sweep.inference import Perplexity
+
+        scores = self._predictor(folder).log_probabilities(request.tokens)
+        return PerplexityResponse(
+            run_id=folder.run_id,
+            total=Measured(**_numbers(Perplexity.of(scores))),
+            sequences=[_sequence(each, Perplexity.of([each]), request.log_probabilities) for each in scores],
+        )
+
+    def _predictor(self, folder: RunFolder) -> Predictor:
+        from cope_sweep.inference import Predictor
+
+        state = tuple((file.path.name, file.state) for file in self._checkpoints.files(folder))
+        return self._models.get(folder.run_id, state, lambda: Predictor.load(folder.checkpoint, self._device))
+
+
+def _sequence(scores: np.ndarray, measured: Perplexity, with_scores: bool) -> MeasuredSequence:
+    if not with_scores:
+        return MeasuredSequence(**_numbers(measured))
+    finite = [score if math.isfinite(score) else None for score in scores.tolist()]
+    return MeasuredSequence(**_numbers(measured), log_probabilities=finite)
+
+
+def _numbers(measured: Perplexity) -> dict[str, float | int | None]:
+    return {
+        "nll_sum": measured.nll_sum,
+        "tokens": measured.tokens,
+        "perplexity": measured.perplexity if math.isfinite(measured.perplexity) else None,
+        "bits_per_token": measured.bits_per_token,
+    }

@@ -1,0 +1,21 @@
+"""The page at `/`: plain HTML, CSS and JavaScript from this package, and nothing from anywhere else."""
+
+from pathlib import Path
+
+from fastapi import APIRouter
+from fastapi.responses import FileResponse
+from fastapi.staticfiles import StaticFiles
+
+FOLDER = Path(__file__).parent.parent / "dashboard"
+HEADERS = {
+    "content-security-policy": "default-src 'self'; img-src 'self' data:; frame-ancestors 'none'",
+    "cache-control": "no-cache",
+}
+
+router = APIRouter(include_in_schema=False)
+assets = StaticFiles(directory=FOLDER)
+
+
+@router.get("/")
+def page() -> FileResponse:
+    return FileResponse(FOLDER / "index.html", headers=HEADERS)

@@ -1,0 +1,178 @@
+"""A checkpoint is loaded whole and as it was meant, or refused with the reason."""
+
+from __future__ import annotations
+
+import json
+import resource
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from cope_sweep.model import CheckpointError, Transformer, load_model, save_model
+from cope_sweep.positions import CoPE
+from cope_sweep.spec import RunSpec
+
+
+def run_spec(**model: Any) -> RunSpec:
+    task = {"kind": "selective_copy", "tokens": 2, "blanks": 2, "dense_blanks": 1, "sparse_blanks": 3}
+    model = {"dim": 8, "heads": 2, "layers": 2, "position": ["cope"]} | model
+    return RunSpec.model_validate_json(json.dumps({"task": task, "model": model}))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    spec = run_spec()
+    save_model(tmp_path, Transformer(spec), spec)
+    return tmp_path
+
+
+def edit_config(folder: Path, **changes: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def grown(**model: Any) -> dict[str, Any]:
+    """The config of a checkpoint whose run is another one."""
+    spec = run_spec(**model)
+    return {"run_id": spec.run_id, "run": spec.model_dump(mode="json")}
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("position", [[], ["cope"], ["absolute", "rope"]])
+def test_round_trip(tmp_path: Path, tied: bool, position: list[str]) -> None:
+    spec = run_spec(tied=tied, position=position)
+    model = Transformer(spec)
+    save_model(tmp_path, model, spec)
+    loaded, loaded_spec = load_model(tmp_path)
+    assert (loaded_spec, loaded.training) == (spec, False)
+    assert loaded.state_dict().keys() == model.state_dict().keys()
+    for name, value in model.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], value)
+    assert (loaded.head.weight is loaded.embedding.weight) == tied
+
+
+def test_half_precision_weights_are_widened(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    save_file({name: value.bfloat16() for name, value in load_file(path).items()}, path)
+    model, _ = load_model(folder)
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+
+
+def test_the_model_outlives_its_file(folder: Path) -> None:
+    model, _ = load_model(folder)
+    (folder / "model.safetensors").open("r+b").truncate(0)
+    assert torch.isfinite(model(torch.zeros(1, 4, dtype=torch.long))).all()
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_a_missing_file_is_named(folder: Path, name: str) -> None:
+    (folder / name).unlink()
+    with pytest.raises(CheckpointError, match=rf"{name}: no such file"):
+        load_model(folder)
+
+
+def test_a_missing_folder_is_named(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"none/config.json: no such file"):
+        load_model(tmp_path / "none")
+
+
+def test_tensors_cut_short_anywhere_are_refused(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    whole = path.read_bytes()
+    for size in [0, 1, 7, 8, 100, len(whole) // 2, len(whole) - 1]:
+        path.write_bytes(whole[:size])
+        with pytest.raises(CheckpointError, match=r"model.safetensors: not a whole safetensors file"):
+            load_model(folder)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"not safetensors at all", struct.pack("<Q", 2**62) + b"{}", struct.pack("<Q", 2) + b"{}", b"\x80\x04pickle"],
+)
+def test_what_is_no_model_is_refused(folder: Path, content: bytes) -> None:
+    (folder / "model.safetensors").write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"model.safetensors: "):
+        load_model(folder)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "not valid JSON"),
+        ("{", "not valid JSON"),
+        ("[" * 100_000, "not valid JSON"),
+        ("[]", "expected a mapping"),
+        ("{}", "format None; this version reads format 1"),
+        ('{"format": 2}', "format 2; this version reads format 1"),
+        ('{"format": 1}', "the key 'run_id' is missing"),
+        ("\xff", "not valid JSON"),
+    ],
+)
+def test_a_config_that_is_none_is_refused(folder: Path, content: str, message: str) -> None:
+    (folder / "config.json").write_bytes(content.encode("latin-1"))
+    with pytest.raises(CheckpointError, match=message):
+        load_model(folder)
+
+
+def test_unknown_keys_are_named(folder: Path) -> None:
+    edit_config(folder, extra=1)
+    with pytest.raises(CheckpointError, match=r"config.json: extra: unknown key 'extra'"):
+        load_model(folder)
+
+
+def test_a_run_that_cannot_be_is_refused(folder: Path) -> None:
+    run = run_spec().model_dump(mode="json")
+    run["model"]["heads"] = 3
+    edit_config(folder, run=run)
+    with pytest.raises(CheckpointError, match=r"does not divide model\.dim"):
+        load_model(folder)
+
+
+def test_a_bumped_version_is_refused_and_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CoPE, "VERSION", 2)
+    with pytest.raises(CheckpointError, match=r"trained with version 1 of 'cope', and this code has version 2"):
+        load_model(folder)
+
+
+def test_an_edited_run_is_refused(folder: Path) -> None:
+    edit_config(folder, run=run_spec(dim=16).model_dump(mode="json"))
+    with pytest.raises(CheckpointError, match="its content is run"):
+        load_model(folder)
+
+
+def test_files_of_two_runs_are_refused(folder: Path) -> None:
+    edit_config(folder, **grown(dropout=0.5))
+    with pytest.raises(CheckpointError, match=r"model.safetensors: of run .* but its config.json is of run"):
+        load_model(folder)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        {"dim": 16},
+        {"layers": 3},
+        {"layers": 1},
+        {"tied": False},
+        {"position": []},
+        {"position": ["absolute"]},
+        {"dim": 1 << 20},
+        {"layers": 1 << 40},
+        {"dim": 1 << 40, "heads": 1},
+        {"position": [{"kind": "cope", "p_max": 1 << 50}]},
+        {"ffn_dim": 1 << 50},
+    ],
+)
+def test_shapes_that_do_not_fit_are_refused_before_any_memory_is_taken(folder: Path, model: dict[str, Any]) -> None:
+    spec = run_spec(**model)
+    versions = {"selective_copy": 1} | {encoding.kind: 1 for encoding in spec.model.position}
+    edit_config(folder, run_id=spec.run_id, run=spec.model_dump(mode="json"), versions=versions)
+    path = folder / "model.safetensors"
+    save_file(load_file(path), path)  # without its metadata, which would tell the runs apart at once
+    before_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(CheckpointError, match=r"model.safetensors: does not fit its config.json: "):
+        load_model(folder)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kib < 50 << 10

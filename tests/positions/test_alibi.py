@@ -1,0 +1,39 @@
+import pytest
+import torch
+from pydantic import ValidationError
+
+from cope_sweep.positions import ALiBi, Attention
+from cope_sweep.positions.alibi import standard_slopes
+from tests.positions.contract import EncodingContract
+from tests.tiny import tiny_run
+
+
+class TestALiBi(EncodingContract):
+    position = ["alibi"]
+
+
+@pytest.mark.parametrize(
+    ("heads", "slopes"),
+    [
+        (1, [2**-8]),
+        (2, [2**-4, 2**-8]),
+        (8, [2**-h for h in range(1, 9)]),
+        # 6 = 4 + 2: those of 4 heads, then the first and third of 8 (Press et al.'s released code).
+        (6, [2**-2, 2**-4, 2**-6, 2**-8, 2**-1, 2**-3]),
+    ],
+)
+def test_standard_slopes(heads, slopes):
+    assert standard_slopes(heads) == pytest.approx(slopes)
+
+
+def test_subtracts_the_distance():
+    q = torch.zeros(1, 2, 3, 4)
+    visible = torch.ones(3, 3, dtype=torch.bool).tril()
+    bias = ALiBi(slopes=(1.0, 0.5)).score({}, Attention(q, q, q, torch.zeros(1, 2, 3, 3), visible))
+    assert bias[0, 0, 2].tolist() == [-2, -1, 0]
+    assert bias[0, 1, 2].tolist() == [-1, -0.5, 0]
+
+
+def test_slopes_fit_the_heads():
+    with pytest.raises(ValidationError, match=r"alibi\.slopes has 3 slopes, and model\.heads = 2"):
+        tiny_run(**{"model.position": [{"kind": "alibi", "slopes": [1, 2, 3]}]})

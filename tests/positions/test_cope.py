@@ -1,0 +1,182 @@
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from cope_sweep.model.attention import Inputs, Position, reference
+from cope_sweep.positions import Attention, CoPE, Dims
+from tests.positions.contract import EncodingContract
+
+
+class TestCoPE(EncodingContract):
+    position = [{"kind": "cope", "p_max": 4}]
+
+
+class TestCoPEFull(EncodingContract):
+    position = [{"kind": "cope", "p_max": "full", "share_layers": True}]
+
+
+class TestCoPEScaled(EncodingContract):
+    position = [{"kind": "cope", "p_max": 3, "scale_positions": True}]
+
+
+class TestCoPEWithRoPE(EncodingContract):
+    position = ["cope", "rope"]
+
+
+class TestCoPEValueGatesPerHead(EncodingContract):
+    position = [{"kind": "cope", "p_max": 5, "gate": "values", "per_head": True}]
+
+
+class TestCoPESeparateGates(EncodingContract):
+    position = [{"kind": "cope", "p_max": 5, "gate": "separate"}, "rope"]
+
+
+class TestCoPEGatesAfterRotation(EncodingContract):
+    position = [{"kind": "cope", "p_max": 5, "gate_after_rotation": True}, "rope"]
+
+
+class Listing(nn.Module):
+    """The paper's listing (appendix B), the independent reference: same operations, same order."""
+
+    def __init__(self, npos_max, head_dim, e_PK):
+        super().__init__()
+        self.npos_max, self.head_dim = npos_max, head_dim
+        self.pos_emb = e_PK.T[None]
+
+    def cope(self, query, attn_logits):
+        gates = torch.sigmoid(attn_logits)
+        pos = gates.flip(-1).cumsum(dim=-1).flip(-1)
+        pos = pos.clamp(max=self.npos_max - 1)
+        pos_ceil, pos_floor = pos.ceil().long(), pos.floor().long()
+        logits_int = torch.matmul(query, self.pos_emb)
+        logits_ceil, logits_floor = logits_int.gather(-1, pos_ceil), logits_int.gather(-1, pos_floor)
+        w = pos - pos_floor
+        return logits_ceil * w + logits_floor * (1 - w)
+
+    def forward(self, query, key, val, mask):
+        attn_logits = torch.bmm(query, key.transpose(-1, -2)) / math.sqrt(self.head_dim)
+        attn_logits = attn_logits + mask.log()
+        attn_logits = attn_logits + self.cope(query, attn_logits)
+        return torch.bmm(torch.softmax(attn_logits, dim=-1), val)
+
+
+@given(
+    heads=st.integers(1, 3),
+    tokens=st.integers(1, 40),
+    head_dim=st.integers(1, 12),
+    p_max=st.integers(1, 45),
+    sharpness=st.sampled_from([0.0, 0.3, 2.0, 8.0]),
+    seed=st.integers(0, 2**20),
+)
+@settings(max_examples=60, deadline=None)
+def test_equals_the_papers_listing_in_value_and_gradient(heads, tokens, head_dim, p_max, sharpness, seed):
+    rng = torch.Generator().manual_seed(seed)
+    q, k, v = torch.randn(3, 1, heads, tokens, head_dim, generator=rng, dtype=torch.float64)
+    q = (q * sharpness).requires_grad_()
+    k, v = k.requires_grad_(), v.requires_grad_()
+    e = torch.randn(p_max, head_dim, generator=rng, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(heads, tokens, head_dim, generator=rng, dtype=torch.float64)
+
+    ours = reference(Inputs.plain(q, k, v), [Position(CoPE(p_max=p_max), {"e": e})])[0]
+    ours_gradients = torch.autograd.grad((ours * weight).sum(), (q, k, v, e))
+    mask = torch.ones(tokens, tokens, dtype=torch.float64).tril()
+    theirs = Listing(p_max, head_dim, e)(q[0], k[0], v[0], mask)
+    theirs_gradients = torch.autograd.grad((theirs * weight).sum(), (q, k, v, e))
+
+    torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
+    for mine, other in zip(ours_gradients, theirs_gradients, strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-8, atol=1e-8)
+
+
+def attention_of(heads, tokens, head_dim, seed=0):
+    """A full pass over random queries, keys and values, in float64."""
+    rng = torch.Generator().manual_seed(seed)
+    q, k, v = torch.randn(3, 1, heads, tokens, head_dim, generator=rng, dtype=torch.float64)
+    visible = torch.ones(tokens, tokens, dtype=torch.bool).tril()
+    return Attention(q, k, v, q @ k.transpose(-1, -2) / head_dim**0.5, visible)
+
+
+def test_gates_come_from_keys_values_or_keys_of_their_own():
+    keys = attention_of(heads=2, tokens=5, head_dim=3)
+    own = torch.randn(1, 2, 5, 3, dtype=torch.float64)
+    for gate, source in (("keys", keys.k_BHSK), ("values", keys.v_BHSK), ("separate", own)):
+        gates = torch.sigmoid(keys.q_BHQK @ source.transpose(-1, -2) / 3**0.5).tril()
+        expected = gates.flip(-1).cumsum(-1).flip(-1)
+        torch.testing.assert_close(CoPE(gate=gate).positions(replace(keys, gate_k_BHSK=own)), expected)
+
+
+def test_gates_see_queries_and_keys_before_rotation_unless_told_otherwise():
+    plain = attention_of(heads=1, tokens=5, head_dim=4)
+    turned = replace(plain, logits_BHQS=plain.logits_BHQS + 1, rotated=True)
+    torch.testing.assert_close(CoPE().positions(turned), CoPE().positions(plain))
+    after = CoPE(gate_after_rotation=True).positions(turned)
+    gates = torch.sigmoid(turned.logits_BHQS).tril()
+    torch.testing.assert_close(after, gates.flip(-1).cumsum(-1).flip(-1))
+
+
+def test_tables_per_head():
+    attention = attention_of(heads=2, tokens=5, head_dim=3)
+    e = torch.randn(2, 4, 3, dtype=torch.float64)
+    both = CoPE(p_max=4, per_head=True).score({"e": e}, attention)
+    for h in range(2):
+        torch.testing.assert_close(both[:, h], CoPE(p_max=4).score({"e": e[h]}, attention)[:, h])
+
+
+def score(gates, z):
+    """CoPE's bias for one query that sees every key, its gates given, and q·e[p] = z[p]."""
+    gates = torch.tensor(gates, dtype=torch.float64)
+    logits = torch.logit(gates)[None, None, None]
+    e = torch.tensor(z, dtype=torch.float64)[:, None]
+    q = torch.ones(1, 1, 1, 1, dtype=torch.float64)
+    visible = torch.ones(1, gates.numel(), dtype=torch.bool)
+    return CoPE(p_max=len(z)).score({"e": e}, Attention(q, q, q, logits, visible))[0, 0, 0]
+
+
+def test_figure_1_counts_sentence_ends():
+    # "Alice was tired . She tried reading . A rabb -it came": gates are 1 on the full stops.
+    gates = [0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 0]
+    assert score(gates, [0.0, 1.0, 2.0, 3.0]).tolist() == [2, 2, 2, 2, 1, 1, 1, 1, 0, 0, 0, 0]
+
+
+def test_fractional_positions_interpolate():
+    # p = 0.25 + 0.5, then 0.5; z = 10, 20: 10 + 0.75·10, 10 + 0.5·10.
+    torch.testing.assert_close(score([0.25, 0.5], [10.0, 20.0]), torch.tensor([17.5, 15.0], dtype=torch.float64))
+
+
+def test_positions_stop_at_the_last_embedding():
+    assert score([1, 1, 1, 1], [0.0, 10.0, 20.0]).tolist() == [20, 20, 20, 10]
+
+
+def test_gates_of_one_are_relative_positions():
+    # Eq. 4: p_ij = i − j + 1.
+    T, K = 6, 5
+    rng = torch.Generator().manual_seed(0)
+    q, e = torch.randn(1, 1, T, K, generator=rng), torch.randn(T + 1, K, generator=rng)
+    visible = torch.ones(T, T, dtype=torch.bool).tril()
+    bias = CoPE(p_max=T + 1).score({"e": e}, Attention(q, q, q, torch.full((1, 1, T, T), torch.inf), visible))[0, 0]
+    for i in range(T):
+        for j in range(i + 1):
+            torch.testing.assert_close(bias[i, j], q[0, 0, i] @ e[i - j + 1])
+
+
+def test_scaled_positions_divide_by_the_root_of_the_head_dimension():
+    q, e = torch.randn(1, 1, 3, 4), torch.randn(3, 4)
+    attention = Attention(q, q, q, torch.randn(1, 1, 3, 3), torch.ones(3, 3, dtype=torch.bool).tril())
+    plain = CoPE(p_max=3).score({"e": e}, attention)
+    scaled = CoPE(p_max=3, scale_positions=True).score({"e": e}, attention)
+    torch.testing.assert_close(scaled, plain / 2)
+
+
+@pytest.mark.parametrize(("p_max", "rows"), [(64, 64), (1, 1), ("full", 101)])
+def test_has_p_max_embeddings_for_all_heads(p_max, rows):
+    dims = Dims(dim=12, heads=3, layers=2, context=100)
+    assert CoPE(p_max=p_max).parameters(dims)["e"].shape == (rows, 4)
+
+
+def test_begins_at_zero():
+    assert CoPE().parameters(Dims(8, 2, 1, 10))["e"].std == 0

@@ -1,0 +1,45 @@
+import math
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from cope_sweep.positions import RoPE
+from tests.positions.contract import EncodingContract
+from tests.tiny import tiny_run
+
+
+class TestRoPE(EncodingContract):
+    position = ["rope"]
+
+
+def rotated(x, start=0, base=10_000.0):
+    return RoPE(base=base).rotate({}, torch.tensor(x, dtype=torch.float64)[None, None], start)[0, 0]
+
+
+def test_by_hand_two_components_turn_by_their_position_in_radians():
+    turned = rotated([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
+    expected = [[1, 0], [math.cos(1), math.sin(1)], [-math.sin(2), math.cos(2)]]
+    torch.testing.assert_close(turned, torch.tensor(expected, dtype=torch.float64))
+
+
+def test_slower_pairs_turn_by_powers_of_the_base():
+    x = [[1.0, 1.0, 0.0, 0.0]]
+    angles = [3.0, 3.0 * 100**-0.5]
+    expected = [[math.cos(a) for a in angles] + [math.sin(a) for a in angles]]
+    torch.testing.assert_close(rotated(x, start=3, base=100), torch.tensor(expected, dtype=torch.float64))
+
+
+def test_scores_depend_on_distance_only():
+    rng = torch.Generator().manual_seed(0)
+    q, k = torch.randn(2, 1, 8, generator=rng, dtype=torch.float64)
+    near = rotated(q.tolist(), 5) @ rotated(k.tolist(), 2).T
+    far = rotated(q.tolist(), 1005) @ rotated(k.tolist(), 1002).T
+    other = rotated(q.tolist(), 5) @ rotated(k.tolist(), 1).T
+    torch.testing.assert_close(near, far)
+    assert not torch.allclose(near, other)
+
+
+def test_an_odd_head_dimension_is_refused():
+    with pytest.raises(ValidationError, match="head dimension 9/3 = 3 is odd"):
+        tiny_run(**{"model.position": ["rope"], "model.dim": 9, "model.heads": 3})

@@ -1,0 +1,96 @@
+"""Real trackers for tests: SQLite stores, and a server in its own process."""
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+
+import pytest
+
+from cope_sweep.record import Ledger
+from cope_sweep.record.mlflow import MlflowTracking
+from cope_sweep.record.tracking import MemoryTracking
+
+
+@pytest.fixture(autouse=True)
+def _no_tracking_of_the_user_s(monkeypatch):
+    for name in [name for name in os.environ if name.startswith("MLFLOW_TRACKING")]:
+        monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def ledger(tmp_path):
+    return Ledger(tmp_path / "store", create=True)
+
+
+@pytest.fixture(scope="session")
+def fresh_database(tmp_path_factory):
+    """An empty SQLite store of MLflow's: to make one takes seconds, to copy it none."""
+    path = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
+    MlflowTracking(f"sqlite:///{path}")
+    return path
+
+
+@pytest.fixture
+def sqlite_uri(ledger, fresh_database):
+    """A ledger's own store, still empty."""
+    shutil.copyfile(fresh_database, ledger.root / "mlflow.db")
+    return f"sqlite:///{ledger.root / 'mlflow.db'}"
+
+
+def start_server(folder, database):
+    """An MLflow server on a free port, started from `folder`: its process and URL, once it answers."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "mlflow", "server", "-w", "1", "--port", str(port)]
+    command += ["--backend-store-uri", f"sqlite:///{database}", "--artifacts-destination", str(folder / "artifacts")]
+    environment = os.environ | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
+    with (folder / "server.log").open("w") as log:
+        process = subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=log)
+    url = f"http://127.0.0.1:{port}"
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and process.poll() is None:
+        try:
+            with urllib.request.urlopen(f"{url}/health", timeout=5):
+                return process, url
+        except OSError:
+            time.sleep(0.2)
+    process.kill()
+    pytest.fail(f"the MLflow server did not start: {(folder / 'server.log').read_text()[-2000:]}")
+
+
+def stop_server(process):
+    process.terminate()
+    try:
+        process.wait(20)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture(scope="session")
+def served_database(tmp_path_factory, fresh_database):
+    """The SQLite store behind `server_uri`."""
+    path = tmp_path_factory.mktemp("served") / "mlflow.db"
+    shutil.copyfile(fresh_database, path)
+    return path
+
+
+@pytest.fixture(scope="session")
+def server_uri(tmp_path_factory, served_database):
+    """A server, started from a directory that has nothing to do with its store."""
+    process, url = start_server(tmp_path_factory.mktemp("elsewhere"), served_database)
+    yield url
+    stop_server(process)
+
+
+@pytest.fixture(params=["memory", "sqlite", "server"])
+def tracking(request):
+    """Each tracker in turn; that of the server is not empty."""
+    if request.param == "memory":
+        return MemoryTracking()
+    return MlflowTracking(request.getfixturevalue(f"{request.param}_uri"))

@@ -1,0 +1,104 @@
+"""The contract of the tracking port, for every tracker."""
+
+import dataclasses
+import secrets
+
+import pytest
+
+from cope_sweep.record.tracking import Point, TrackingError
+
+
+@pytest.fixture
+def name():
+    """A name that nothing else in a shared tracker has."""
+    return f"test-{secrets.token_hex(6)}"
+
+
+@pytest.fixture
+def run(tracking, name):
+    return tracking.create(name, "CoPE · seed 0", tags={"key": name, "other": "1"}, started_ms=1000, about="Why.")
+
+
+def looked_up(tracking, name):
+    found = tracking.find({"key": name})
+    assert found is not None
+    return found
+
+
+def test_a_run_is_found_by_all_its_tags_in_any_experiment(tracking, run, name):
+    assert tracking.find({"key": name}).id == run.id
+    assert tracking.find({"key": name, "other": "1"}).id == run.id
+    assert tracking.find({"key": name, "other": "2"}) is None
+    assert tracking.find({"key": f"{name}-not"}) is None
+    second = tracking.create(f"{name}-2", "x", tags={"key": f"{name}-2"}, started_ms=1)
+    assert tracking.find({"key": f"{name}-2"}).id == second.id
+    assert second.experiment != run.experiment
+
+
+def test_of_several_the_oldest_is_found(tracking, run, name):
+    tracking.create(name, "x", tags={"key": name}, started_ms=2000)
+    first = tracking.create(name, "x", tags={"key": name}, started_ms=500)
+    assert tracking.find({"key": name}).id == first.id
+
+
+def test_what_is_logged_is_there(tracking, run, name):
+    points = [Point("loss", 1.0 / (step + 1), step, 1000 + step) for step in range(3)]
+    tracking.log(run, points=points, params={"model.dim": "8"}, tags={"row": "CoPE", "empty": ""})
+    tracking.log(run, tags={"row": "RoPE"})
+    for seen in (run, looked_up(tracking, name)):
+        assert seen.params == {"model.dim": "8"}
+        assert seen.tags["row"] == "RoPE"
+        assert seen.latest == {"loss": points[-1]}
+        assert seen.standing == "running"
+    assert tracking.history(run, "loss") == points
+    assert tracking.history(run, "none") == []
+
+
+def test_doing_it_again_changes_nothing(tracking, run, name):
+    points = [Point("loss", 2.5, 1, 1001), Point("loss", 1.5, 2, 1002), Point("error", 100 / 3, 2, 1002)]
+    for _ in range(2):
+        tracking.log(run, points=points, params={"seed": "0"}, tags={"row": "CoPE"})
+    assert tracking.history(run, "loss") == points[:2]
+    assert tracking.history(run, "error") == points[2:]
+    assert looked_up(tracking, name).latest == {"loss": points[1], "error": points[2]}
+
+
+def test_more_than_a_request_holds(tracking, run):
+    points = [Point("loss", float(step), step, 1000 + step) for step in range(2300)]
+    tracking.log(
+        run, points=points, params={f"p.{i}": str(i) for i in range(150)}, tags={f"t.{i}": "x" for i in range(120)}
+    )
+    assert tracking.history(run, "loss") == points
+
+
+def test_a_parameter_cannot_change(tracking, run):
+    tracking.log(run, params={"seed": "0"})
+    with pytest.raises(TrackingError, match="seed"):
+        tracking.log(run, params={"seed": "1"})
+
+
+@pytest.mark.parametrize("standing", ["finished", "failed", "interrupted"])
+def test_a_run_ends_and_goes_on(tracking, run, name, standing):
+    tracking.set_standing(run, standing, 5000)
+    assert run.standing == looked_up(tracking, name).standing == standing
+    tracking.set_standing(run, "running")
+    assert run.standing == looked_up(tracking, name).standing == "running"
+
+
+def test_artifacts(tracking, run, tmp_path):
+    folder = tmp_path / "checkpoint"
+    (folder / "deep").mkdir(parents=True)
+    (folder / "model.safetensors").write_bytes(bytes(range(256)))
+    (folder / "deep" / "config.json").write_text("{}")
+    for _ in range(2):
+        tracking.put_folder(run, "checkpoint", folder)
+        tracking.put_text(run, "error.txt", "±\n")
+    assert tracking.artifacts(run) == ["checkpoint", "error.txt"]
+    assert tracking.artifacts(run, "checkpoint") == ["checkpoint/deep", "checkpoint/model.safetensors"]
+    assert tracking.artifacts(run, "checkpoint/deep") == ["checkpoint/deep/config.json"]
+
+
+def test_a_run_that_is_not_there_is_an_error(tracking, run):
+    ghost = dataclasses.replace(run, id="0" * 32)
+    with pytest.raises((TrackingError, KeyError)):
+        tracking.log(ghost, points=[Point("loss", 1.0, 1, 1)])

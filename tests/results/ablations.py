@@ -1,0 +1,51 @@
+"""A small ablation, and ledgers that hold chosen results of it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from cope_sweep.plan import Plan, expand
+from cope_sweep.record import Ledger
+from cope_sweep.spec import RunSpec
+from cope_sweep.spec.ablation import validate
+from cope_sweep.spec.source import Source
+from tests.tiny import TINY
+
+CONTENT: dict[str, Any] = {
+    "title": "Does it copy? 100 % & more",
+    "hypothesis": "CoPE counts what matters.",
+    "base": TINY,
+    "grid": {"model.position": {"CoPE": ["cope"], "a_b <c>": ["absolute"], "None": []}},
+    "seeds": [0, 1],
+    "metrics": [
+        {"name": "in_dist/token_error", "label": "In-dist.", "unit": "%"},
+        {"name": "dense/loss", "goal": "max", "decimals": 3},
+    ],
+}
+
+
+def plan_of(name: str = "copying", **changes: Any) -> Plan:
+    """The plan of `CONTENT` with some of its keys replaced."""
+    return expand(validate(Source(name, CONTENT | changes, {}), name))
+
+
+def finish(ledger: Ledger, run: RunSpec, metrics: Mapping[str, float], facts: Mapping[str, Any] | None = None) -> None:
+    """Enter `run` as finished, with a curve and a checkpoint."""
+    folder = ledger.run(run.run_id)
+    with folder.lock():
+        folder.begin(run, "here")
+        folder.log({"step": 1, "train/loss": 2.5})
+        folder.log({"step": 6, "train/loss": 1.25})
+        folder.log({"step": 6, **metrics})
+        with folder.writing_checkpoint() as path:
+            (path / "model.safetensors").write_bytes(b"weights")
+            (path / "config.json").write_text("{}")
+        folder.finish({"train/loss": 1.25, **metrics}, facts or {"steps": 6, "parameters": 1234, "device": "cpu"})
+
+
+def fail(ledger: Ledger, run: RunSpec, message: str = "Diverged: the loss is nan") -> None:
+    """Enter `run` as failed."""
+    folder = ledger.run(run.run_id)
+    with folder.lock():
+        folder.begin(run, "here")
+        folder.log({"step": 1, "train/loss": 2.5})
+        folder.fail(message, f"Traceback (most recent call last):\n{message}\n")

@@ -1,0 +1,103 @@
+import subprocess
+import sys
+
+import pandas as pd
+import pytest
+
+from cope_sweep.record import Ledger, StoreError
+from cope_sweep.results import curves, frame
+from tests.results.ablations import fail, finish, plan_of
+
+
+@pytest.fixture
+def ledger(tmp_path):
+    return Ledger(tmp_path / "store", create=True)
+
+
+@pytest.fixture
+def plan():
+    return plan_of()
+
+
+def test_an_untrained_ablation_has_a_line_for_every_run(plan, ledger):
+    got = frame(plan, ledger)
+    assert got["run_id"].tolist() == [run.run_id for row in plan.rows for run in row.runs]
+    assert got["status"].tolist() == ["pending"] * 6
+    assert got["row"].tolist() == ["CoPE", "CoPE", "a_b <c>", "a_b <c>", "None", "None"]
+    assert got["model.position"].tolist() == got["row"].tolist()
+    assert got["seed"].tolist() == [0, 1] * 3
+    assert got["in_dist/token_error"].isna().all()
+    assert got["dense/loss"].dtype == "float64"
+
+
+def test_every_status_and_all_that_is_known(plan, ledger):
+    cope, other, none = plan.rows
+    finish(ledger, cope.runs[0], {"in_dist/token_error": 1.5, "dense/loss": 2.0, "extra": 7.0}, {"parameters": 10})
+    fail(ledger, other.runs[0], "ValueError: no, really")
+    with ledger.run(other.runs[1].run_id).lock():
+        ledger.run(other.runs[1].run_id).begin(other.runs[1], "there")
+    folder = ledger.run(none.runs[0].run_id)
+    with folder.lock():
+        folder.begin(none.runs[0], "there")
+        got = frame(plan, ledger)
+    assert got["status"].tolist() == ["finished", "pending", "failed", "interrupted", "running", "pending"]
+    first = got.iloc[0]
+    assert (first["in_dist/token_error"], first["dense/loss"], first["extra"]) == (1.5, 2.0, 7.0)
+    assert got["message"].dropna().tolist() == ["ValueError: no, really"]
+    assert got["facts.parameters"].dtype == "Int64"
+    assert first["facts.parameters"] == 10
+    assert got["in_dist/token_error"].notna().sum() == 1
+
+
+def test_facts_keep_their_types(plan, ledger):
+    facts = {"n": 3, "speed": 1.5, "device": "cpu", "quick": True, "odd": None}
+    finish(ledger, plan.rows[0].runs[0], {}, facts)
+    got = frame(plan, ledger)
+    dtypes = {name: str(got[f"facts.{name}"].dtype) for name in facts}
+    assert dtypes == {"n": "Int64", "speed": "Float64", "device": "str", "quick": "boolean", "odd": "Float64"}
+
+
+def test_conditional_axes_are_missing_where_they_do_not_apply(ledger):
+    plan = plan_of(when=[{"if": {"model.position": "CoPE"}, "grid": {"model.dim": [8, 16]}}], seeds=[3])
+    got = frame(plan, ledger)
+    assert got["model.dim"].isna().tolist() == [False, False, True, True]
+    assert got["row"].tolist()[:2] == ["CoPE · 8", "CoPE · 16"]
+
+
+def test_it_survives_parquet_and_csv(plan, ledger, tmp_path):
+    finish(ledger, plan.rows[0].runs[0], {"in_dist/token_error": 1 / 3, "dense/loss": 2.0})
+    fail(ledger, plan.rows[1].runs[0])
+    got = frame(plan, ledger)
+    got.to_parquet(tmp_path / "runs.parquet")
+    pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "runs.parquet"), got)
+    got.to_csv(tmp_path / "runs.csv", index=False)
+    again = pd.read_csv(tmp_path / "runs.csv", dtype=got.dtypes.to_dict(), keep_default_na=False, na_values=[""])
+    pd.testing.assert_frame_equal(again, got)
+
+
+def test_curves_are_tidy_and_have_unfinished_runs_too(plan, ledger):
+    finish(ledger, plan.rows[0].runs[1], {"dense/loss": 0.5})
+    fail(ledger, plan.rows[2].runs[0])
+    got = curves(plan, ledger)
+    assert got.drop(columns="run_id").values.tolist() == [
+        ["CoPE", 1, 1, "train/loss", 2.5],
+        ["CoPE", 1, 6, "train/loss", 1.25],
+        ["CoPE", 1, 6, "dense/loss", 0.5],
+        ["None", 0, 1, "train/loss", 2.5],
+    ]
+    assert set(got["run_id"]) == {plan.rows[0].runs[1].run_id, plan.rows[2].runs[0].run_id}
+    assert curves(plan_of(seeds=[9]), ledger).empty
+
+
+def test_a_broken_file_is_named(plan, ledger):
+    finish(ledger, plan.rows[0].runs[0], {})
+    path = ledger.run(plan.rows[0].runs[0].run_id).path / "result.json"
+    path.write_text('{"metrics":')
+    with pytest.raises(StoreError, match=r"result\.json"):
+        frame(plan, ledger)
+
+
+def test_nothing_heavy_but_pandas_is_imported():
+    code = "import sys, cope_sweep.results; print([m for m in ('torch', 'ray', 'mlflow', 'scipy') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,193 @@
+"""Predictor: exact on distributions made by hand, blind to padding, windows and batch mates, clear on bad input."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from cope_sweep import inference
+from cope_sweep.inference import Perplexity, Predictor, TokensError
+from cope_sweep.model import CheckpointError, Transformer, save_model
+from cope_sweep.spec import RunSpec
+
+RNG = np.random.default_rng(0)
+
+
+def run_spec(*position: str, vocabulary: int = 14, **model: object) -> RunSpec:
+    return RunSpec.model_validate_json(
+        RunSpec.model_construct(
+            task={"kind": "selective_copy", "tokens": 3, "blanks": 4, "dense_blanks": 2, "sparse_blanks": 6}
+            | {"vocabulary": vocabulary},
+            model={"dim": 16, "heads": 2, "layers": 2, "position": position} | model,
+        ).model_dump_json(warnings=False)
+    )
+
+
+def predictor(*position: str, **model: object) -> Predictor:
+    """Random weights, large enough that every token matters."""
+    spec = run_spec(*position, **model)
+    net = Transformer(spec).eval()
+    rng = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.normal_(0, 0.4, generator=rng)
+    return Predictor(net, spec)
+
+
+def sequences(*lengths: int) -> list[list[int]]:
+    return [RNG.integers(0, 14, length).tolist() for length in lengths]
+
+
+def with_logits(logits: torch.Tensor) -> Predictor:
+    """A model whose every next-token distribution is softmax(logits)."""
+    spec = run_spec(vocabulary=len(logits), tied=False)
+    net = Transformer(spec).eval()
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.zero_()
+        net.norm.bias[0] = 1.0
+        net.head.weight[:, 0] = logits
+    return Predictor(net, spec)
+
+
+@pytest.mark.parametrize("vocabulary", [4, 14, 16, 50])
+def test_a_uniform_model_has_the_vocabulary_size_as_perplexity(vocabulary: int) -> None:
+    uniform = with_logits(torch.zeros(vocabulary))
+    result = uniform.perplexity([[0, 1, 2, 3], [3, 3]])
+    assert result.perplexity == pytest.approx(vocabulary, rel=1e-14)
+    assert result.bits_per_token == pytest.approx(math.log2(vocabulary), rel=1e-14)
+    assert result.tokens == 4
+
+
+def test_a_distribution_made_by_hand() -> None:
+    p = [0.5, 0.25, 0.125, 0.125]
+    model = with_logits(torch.tensor(p).log())
+    first, second = model.log_probabilities([[3, 0, 1, 2], [0, 0]])
+    assert np.isnan([first[0], second[0]]).all()
+    np.testing.assert_allclose(first[1:], np.log([0.5, 0.25, 0.125]), rtol=1e-7)
+    np.testing.assert_allclose(second[1:], np.log([0.5]), rtol=1e-7)
+    result = model.perplexity([[3, 0, 1, 2], [0, 0]])
+    # Every token counts alike: 1 + 2 + 3 + 1 bits over 4 tokens, not the mean of the sequences' means.
+    assert result.bits_per_token == pytest.approx(7 / 4, rel=1e-7)
+    assert result.perplexity == pytest.approx(2 ** (7 / 4), rel=1e-7)
+    assert result.nll_sum == pytest.approx(7 * math.log(2), rel=1e-7)
+
+
+@pytest.mark.parametrize("position", [(), ("cope",), ("rope",), ("absolute",), ("cope", "rope")])
+def test_entries_are_log_softmax_of_the_model_given_the_tokens_before(position: tuple[str, ...]) -> None:
+    model = predictor(*position)
+    [ids] = sequences(12)
+    [scores] = model.log_probabilities([ids])
+    assert (scores.dtype, len(scores)) == (np.float64, 12)
+    for t in range(1, 12):
+        with torch.no_grad():
+            logits = model.model(torch.tensor([ids[:t]]))[0, -1].double()
+        assert scores[t] == pytest.approx(logits.log_softmax(-1)[ids[t]].item(), abs=1e-5)
+
+
+@pytest.mark.parametrize("position", [(), ("cope",), ("rope",), ("absolute",)])
+def test_batch_mates_and_padding_do_not_matter(position: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    model = predictor(*position)
+    ids = sequences(2, 12, 5, 7, 12, 3)
+    together = model.log_probabilities(ids)
+    for one, scores in zip(ids, together, strict=True):
+        np.testing.assert_allclose(model.log_probabilities([one])[0], scores, atol=1e-5)
+    monkeypatch.setattr(inference, "BATCH_TOKENS", 13)
+    for scores, packed in zip(together, model.log_probabilities(ids), strict=True):
+        np.testing.assert_allclose(packed, scores, atol=1e-5)
+
+
+@pytest.mark.parametrize("position", [(), ("cope",), ("rope",), ("absolute",)])
+def test_what_stands_in_the_padding_changes_no_bit(position: tuple[str, ...]) -> None:
+    model = predictor(*position)
+    tokens_BT = torch.tensor(sequences(12, 12))
+    other_BT = tokens_BT.clone()
+    other_BT[0, 5:] = (other_BT[0, 5:] + 1) % 14
+    np.testing.assert_array_equal(model._score(tokens_BT)[0, :4], model._score(other_BT)[0, :4])
+
+
+@pytest.mark.parametrize("position", [(), ("cope",), ("rope",), ("absolute",), ("cope", "rope")])
+@pytest.mark.parametrize("scratch", [1, 6_000, 8_000])
+def test_windows_do_not_matter(position: tuple[str, ...], scratch: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = predictor(*position)
+    ids = sequences(12, 9)
+    whole = model.log_probabilities(ids)
+    monkeypatch.setattr(inference, "SCRATCH_BYTES", scratch)
+    assert model._window(2, 12) < 12
+    for scores, windowed in zip(whole, model.log_probabilities(ids), strict=True):
+        np.testing.assert_allclose(windowed, scores, atol=1e-5)
+
+
+def test_the_same_call_gives_the_same_bits() -> None:
+    model, ids = predictor("cope"), sequences(12, 3, 8)
+    for first, second in zip(model.log_probabilities(ids), model.log_probabilities(ids), strict=True):
+        np.testing.assert_array_equal(first, second)
+
+
+@pytest.mark.parametrize("position", [(), ("cope",), ("rope",)])
+def test_encodings_that_extrapolate_run_past_the_context(position: tuple[str, ...]) -> None:
+    [scores] = predictor(*position).log_probabilities(sequences(40))
+    assert np.isfinite(scores[1:]).all()
+
+
+def test_absolute_stops_at_its_context_before_any_work() -> None:
+    model = predictor("absolute")  # context 12: all but the last token are fed, so 13 tokens can be scored
+    assert len(model.log_probabilities(sequences(13))[0]) == 13
+    with pytest.raises(TokensError, match=r"sequence 1 of 14 tokens is too long.*12 positions"):
+        model.log_probabilities(sequences(3, 14))
+
+
+@pytest.mark.parametrize(
+    ("ids", "message"),
+    [
+        ([], "no sequence came"),
+        ([[1, 2], []], "sequence 1 has 0 tokens"),
+        ([[1]], "sequence 0 has 1 tokens"),
+        ([[1, 2, 14]], r"sequence 0, position 2: token id 14 is out of range; .* 0 … 13 \(14 ids\)"),
+        ([[1, -1]], "position 1: token id -1 is out of range"),
+        ([[1, 10**400]], "of more than 60 digits is out of range"),
+        ([[1, 2.0]], "position 1: 2.0 is not a token id"),
+        ([[1, math.nan]], "nan is not a token id"),
+        ([[1, True]], "True is not a token id"),
+        ([[1, "2"]], "'2' is not a token id"),
+        (["12"], "'1' is not a token id"),
+        ([[1, [2]]], r"\[2\] is not a token id"),
+        ([3], "3 is not a list of token ids"),
+        ([np.array([[1, 2], [3, 4]])], "is not a token id"),
+        (np.array([[1.0, 2.0]]), "1.0 is not a token id"),
+    ],
+)
+def test_bad_tokens_are_named(ids: list[list[int]], message: str) -> None:
+    with pytest.raises(TokensError, match=message):
+        predictor("cope").log_probabilities(ids)
+
+
+def test_numpy_ids_are_ids() -> None:
+    model, ids = predictor("cope"), np.array(sequences(7, 7), dtype=np.uint16)
+    for a, b in zip(model.log_probabilities(ids), model.log_probabilities(ids.tolist()), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_damaged_weights_are_not_a_perplexity() -> None:
+    model = predictor()
+    with torch.no_grad():
+        model.model.embedding.weight[3] = math.nan
+    with pytest.raises(CheckpointError, match="not numbers"):
+        model.perplexity([[3, 3]])
+
+
+def test_perplexity_past_the_largest_float_is_infinite() -> None:
+    assert Perplexity.of([np.array([math.nan, -1e6])]).perplexity == math.inf
+
+
+def test_load_gives_the_saved_model(tmp_path: Path) -> None:
+    saved = predictor("cope")
+    save_model(tmp_path, saved.model, saved.run)
+    loaded, ids = Predictor.load(tmp_path, device="cpu"), sequences(12, 4)
+    assert (loaded.run, loaded.vocabulary_size) == (saved.run, 14)
+    for a, b in zip(loaded.log_probabilities(ids), saved.log_probabilities(ids), strict=True):
+        np.testing.assert_array_equal(a, b)
