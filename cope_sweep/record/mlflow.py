@@ -11,6 +11,7 @@ import fcntl
 import logging
 import os
 import shutil
+import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -181,6 +182,8 @@ class MlflowTracking:
             raise
         except Exception as error:
             # A store's driver, the network, the disk: MLflow passes on what it meets, of any class.
+            if isinstance(error, shutil.Error) and error.args and isinstance(error.args[0], list):
+                error = OSError("; ".join(str(why) for _, _, why in error.args[0]))  # one per file of a folder
             text = " ".join(str(error).split()).replace(self.uri, redacted(self.uri))[:500]
             raise TrackingError(f"MLflow at {redacted(self.uri)} could not be {done}: {text}") from error
 
@@ -231,9 +234,17 @@ def _local(artifacts: str) -> Path | None:
 
 
 def _link_or_copy(source: str, target: str) -> None:
-    """A finished checkpoint never changes, so a hard link will do: no time, no second copy on the disk."""
-    Path(target).unlink(missing_ok=True)
+    """A finished checkpoint never changes, so a hard link will do: no time, no second copy on the disk.
+
+    Another sweep may be at the same file at the same time; whichever is last puts the whole of it in place.
+    """
+    own = f"{target}.{uuid.uuid4().hex}"
     try:
-        os.link(source, target)
-    except OSError:
-        shutil.copyfile(source, target)
+        try:
+            os.link(source, own)
+        except OSError:
+            shutil.copyfile(source, own)
+        os.replace(own, target)
+    finally:
+        # Renaming a link over another of the same file does nothing, and leaves both.
+        Path(own).unlink(missing_ok=True)

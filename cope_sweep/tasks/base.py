@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import zlib
 from abc import abstractmethod
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
@@ -33,12 +34,15 @@ class Batch:
     """int64 token ids, or `IGNORED` where no loss is taken."""
     answers_NT: np.ndarray
     """bool: the target is an answer, which the error rates count."""
+    units_N: Mapping[str, np.ndarray] = field(default_factory=dict)
+    """int64, by name: what else to count of each sequence (`words` and `bytes` of its targets, whether it was `cut`)."""
 
     def __len__(self) -> int:
         return len(self.inputs_NT)
 
     def __getitem__(self, rows: slice) -> Batch:
-        return Batch(self.inputs_NT[rows], self.targets_NT[rows], self.answers_NT[rows])
+        units_N = {name: counts[rows] for name, counts in self.units_N.items()}
+        return Batch(self.inputs_NT[rows], self.targets_NT[rows], self.answers_NT[rows], units_N)
 
     @staticmethod
     def concatenate(batches: list[Batch]) -> Batch:
@@ -48,6 +52,7 @@ class Batch:
             np.concatenate([b.inputs_NT for b in batches]),
             np.concatenate([b.targets_NT for b in batches]),
             np.concatenate([b.answers_NT for b in batches]),
+            {name: np.concatenate([b.units_N[name] for b in batches]) for name in batches[0].units_N},
         )
 
 
