@@ -37,6 +37,10 @@ IMPLEMENTATIONS: tuple[Implementation, ...] = get_args(Implementation)
 
 _chosen: ContextVar[Implementation] = ContextVar("attention", default="auto")
 
+Observer = Callable[[Inputs, Positions], None]
+"""Is told of every attention, before it is computed."""
+_observer: ContextVar[Observer | None] = ContextVar("observer", default=None)
+
 
 class Kernel(Protocol):
     """A module of fused attention: `kernels/native`, `kernels/triton_attention.py`."""
@@ -66,6 +70,16 @@ def using(implementation: Implementation) -> Iterator[None]:
         _chosen.reset(token)
 
 
+@contextmanager
+def observing(observer: Observer) -> Iterator[None]:
+    """Tell the observer of every attention within a `with` statement; what it raises ends that attention."""
+    token = _observer.set(observer)
+    try:
+        yield
+    finally:
+        _observer.reset(token)
+
+
 def attend(
     inputs: Inputs, positions: Positions, dropout: float = 0.0, implementation: Implementation | None = None
 ) -> Tensor:
@@ -73,6 +87,9 @@ def attend(
 
     `implementation`: None is what `set_implementation` or `using` said, else auto.
     """
+    observer = _observer.get()
+    if observer is not None:
+        observer(inputs, positions)
     implementation = implementation or _chosen.get()
     if implementation == "auto":
         return _attend_fastest(inputs, positions, dropout)

@@ -41,10 +41,7 @@ def attention_weights(inputs: Inputs, positions: Positions, visible_TS: Tensor) 
     """The attention that each query pays to each key, (B, H, T, S); rows sum to 1."""
     logits_BHTS = inputs.rotated_q_BHTK @ inputs.rotated_k_BHSK.transpose(-1, -2) / inputs.q_BHTK.shape[-1] ** 0.5
     total_BHTS = logits_BHTS
-    for position, gate_k_BHSK in zip(positions, inputs.gate_k_BHSK or [None] * len(positions), strict=True):
-        attention = Attention(
-            inputs.q_BHTK, inputs.k_BHSK, inputs.v_BHSK, logits_BHTS, visible_TS, gate_k_BHSK, inputs.rotated
-        )
+    for position, attention in zip(positions, seen(inputs, positions, logits_BHTS, visible_TS), strict=True):
         score_BHTS = position.encoding.score(position.parameters, attention)
         if score_BHTS is not None:
             total_BHTS = total_BHTS + score_BHTS
@@ -53,3 +50,11 @@ def attention_weights(inputs: Inputs, positions: Positions, visible_TS: Tensor) 
         return weights_BHTS
     one_hot_BHTS = F.one_hot(weights_BHTS.argmax(dim=-1), weights_BHTS.shape[-1]).to(weights_BHTS)
     return one_hot_BHTS + weights_BHTS - weights_BHTS.detach()
+
+
+def seen(inputs: Inputs, positions: Positions, logits_BHTS: Tensor, visible_TS: Tensor) -> list[Attention]:
+    """What each encoding's `score` sees of an attention with these logits, before any score is added."""
+    return [
+        Attention(inputs.q_BHTK, inputs.k_BHSK, inputs.v_BHSK, logits_BHTS, visible_TS, gate_k_BHSK, inputs.rotated)
+        for gate_k_BHSK in inputs.gate_k_BHSK or [None] * len(positions)
+    ]

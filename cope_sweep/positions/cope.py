@@ -56,10 +56,17 @@ class Contextual(AttentionEncoding):
             return None
         return h_BTD @ parameters["gate_weight"].T + parameters["gate_bias"]
 
+    def gates(self, attention: Attention) -> Tensor:
+        """g_ij, shape (B, H, Q, S); 0 for what is after the query."""
+        return self._gate_logits(attention).sigmoid() * attention.visible_QS
+
     def positions(self, attention: Attention) -> Tensor:
         """p_ij, shape (B, H, Q, S), without a limit; what is after the query has its position 0."""
-        gates_BHQS = self._gate_logits(attention).sigmoid() * attention.visible_QS
-        return gates_BHQS.flip(-1).cumsum(-1).flip(-1)
+        return self.gates(attention).flip(-1).cumsum(-1).flip(-1)
+
+    def limit(self, parameters: Mapping[str, Tensor]) -> int | None:
+        """Where positions stop, p_max − 1; None: nowhere."""
+        return None
 
     @property
     def gate_source(self) -> GateSource:
@@ -96,9 +103,12 @@ class CoPE(Contextual):
         e = Parameter((*heads, p_max, dims.head_dim), per_layer=not self.share_layers)
         return {"e": e, **self.gate_parameters(dims)}
 
+    def limit(self, parameters: Mapping[str, Tensor]) -> int:
+        return parameters["e"].shape[-2] - 1
+
     def score(self, parameters: Mapping[str, Tensor], attention: Attention) -> Tensor:
         e_PK = parameters["e"]  # or e_HPK: a table for each head
-        p_BHQS = self.positions(attention).clamp(max=e_PK.shape[-2] - 1)
+        p_BHQS = self.positions(attention).clamp(max=self.limit(parameters))
         z_BHQP = attention.q_BHQK @ e_PK.transpose(-1, -2) * self._scale(e_PK)  # eq. 7
         floor = p_BHQS.detach().floor()
         below = z_BHQP.gather(-1, floor.long())

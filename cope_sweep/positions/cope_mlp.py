@@ -43,10 +43,13 @@ class CoPEMLP(Contextual):
             **self.gate_parameters(dims),
         }
 
+    def limit(self, parameters: Mapping[str, Tensor]) -> int | None:
+        return None if self.p_max is None else self.p_max - 1
+
     def score(self, parameters: Mapping[str, Tensor], attention: Attention) -> Tensor:
         p_BHQS = self.positions(attention)
-        if self.p_max is not None:
-            p_BHQS = p_BHQS.clamp(max=self.p_max - 1)
+        if (limit := self.limit(parameters)) is not None:
+            p_BHQS = p_BHQS.clamp(max=limit)
         q_BHQK = attention.q_BHQK
         hidden_BHQSN = (p_BHQS[..., None] * parameters["w1"] + parameters["b1"]).relu()
         # q·(W₂h + b₂) = (q·W₂)·h + q·b₂: no vector e(p) is ever made.
@@ -77,5 +80,6 @@ class CoPEMLP(Contextual):
         if self.scale_positions:
             scale = q_BHQK.shape[-1] ** -0.5
             slope_BHQM, intercept_BHQM = slope_BHQM * scale, intercept_BHQM * scale
-        limit = None if self.p_max is None else float(self.p_max - 1)
-        return PiecewiseLinear(knots_N, slope_BHQM, intercept_BHQM, limit, self.gate_source)
+        limit = self.limit(parameters)
+        stops = None if limit is None else float(limit)
+        return PiecewiseLinear(knots_N, slope_BHQM, intercept_BHQM, stops, self.gate_source)
