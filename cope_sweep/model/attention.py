@@ -27,8 +27,13 @@ class SelfAttention(nn.Module):
         self.qkv = nn.Linear(dim, 3 * dim, bias=bias)
         self.out = nn.Linear(dim, dim, bias=bias)
 
-    def forward(self, x_BTD: Tensor, positions: Positions, cache: LayerCache | None = None) -> Tensor:
-        """Attend; `cache`, where given, holds the tokens before, and takes in the new ones."""
+    def forward(
+        self, x_BTD: Tensor, positions: Positions, cache: LayerCache | None = None, lengths_B: Tensor | None = None
+    ) -> Tensor:
+        """Attend; `cache`, where given, holds the tokens before, and takes in the new ones.
+
+        `lengths_B`, where given: how many tokens each sequence has, those in the cache included.
+        """
         q_BHTK, k_BHTK, v_BHTK = self._heads(self.qkv(x_BTD), 3).permute(2, 0, 3, 1, 4)
         start = cache["v"].shape[2] if cache else 0
         rotated_q, rotated_k = q_BHTK, k_BHTK
@@ -54,6 +59,7 @@ class SelfAttention(nn.Module):
             sources.get("rotated_k", sources["k"]),
             [sources.get(f"gate_k{index}") for index in range(len(positions))],
             self.hard,
+            lengths_B,
         )
         attended_BHTK = attend(inputs, positions, self.dropout if self.training else 0.0)
         return self.out(attended_BHTK.transpose(1, 2).flatten(2))

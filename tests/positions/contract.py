@@ -80,6 +80,22 @@ class EncodingContract:
         padded = torch.cat((tokens, torch.zeros(2, 2, dtype=torch.long)), dim=1)
         torch.testing.assert_close(model(padded)[:, :T], model(tokens), rtol=1e-12, atol=1e-12)
 
+    def test_sequences_of_mixed_lengths_equal_each_alone(self):
+        model, tokens, lengths = self.model(), self.tokens(batch=4), [T, 1, 5, 7]
+        batched = model(tokens, lengths_B=torch.tensor(lengths))
+        for row, length in enumerate(lengths):
+            alone = model(tokens[row : row + 1, :length])
+            torch.testing.assert_close(batched[row : row + 1, :length], alone, rtol=1e-12, atol=1e-12)
+
+    def test_padding_attends_to_nothing(self):
+        model, tokens = self.model(), self.tokens(batch=1)
+        embedded = model.embedding(tokens).detach().requires_grad_()
+        model.embedding.forward = lambda _: embedded
+        model(tokens, lengths_B=torch.tensor([4]))[0, 6].square().sum().backward()
+        gradient = embedded.grad[0].abs().sum(-1)
+        assert gradient[6] > 0
+        assert (gradient[:6] == 0).all()
+
     def test_state_dict_round_trip(self):
         model, again = self.model(), Transformer(self.run(seed=7)).double().eval()
         again.load_state_dict(model.state_dict())
