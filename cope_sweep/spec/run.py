@@ -135,12 +135,14 @@ class RunSpec(Frozen):
 def _non_defaults(value: Any) -> Any:
     """`value` as JSON literals, fields at their default left out, `kind` always kept."""
     if isinstance(value, BaseModel):
-        fields = type(value).model_fields
+        fields, places = type(value).model_fields, getattr(value, "PLACES", ())
         return {
             name: _non_defaults(item)
             for name, item in value
-            # Iterating a model gives its cached properties, too.
-            if name in fields and (name == "kind" or fields[name].is_required() or item != fields[name].get_default())
+            # Iterating a model gives its cached properties, too; where data lies is no part of what a run is.
+            if name in fields
+            and name not in places
+            and (name == "kind" or fields[name].is_required() or item != fields[name].get_default())
         }
     if isinstance(value, (tuple, list)):
         return [_non_defaults(item) for item in value]

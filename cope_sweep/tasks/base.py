@@ -12,7 +12,8 @@ import zlib
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
+from pathlib import Path
+from typing import ClassVar, Protocol
 
 import numpy as np
 
@@ -56,6 +57,14 @@ class Batch:
         )
 
 
+class Windows(Protocol):
+    """The windows over a split's text, in order: as many as `len` says, any slice of them at once."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, windows: slice) -> Batch: ...
+
+
 class Task(Frozen):
     """A task. Subclasses set `kind`, name their test sets, and generate."""
 
@@ -64,6 +73,9 @@ class Task(Frozen):
 
     TESTS: ClassVar[tuple[str, ...]]
     """The test sets, beside `train`."""
+
+    PLACES: ClassVar[tuple[str, ...]] = ()
+    """Fields that say where data lies: no part of what a run is."""
 
     kind: str
 
@@ -79,9 +91,9 @@ class Task(Frozen):
     def length(self, split: str) -> int:
         """Tokens in an input sequence of this split."""
 
-    @abstractmethod
     def generate(self, split: str, rng: np.random.Generator, count: int) -> Batch:
-        """`count` sequences of this split, all randomness from `rng`."""
+        """`count` sequences of this split, all randomness from `rng`. A task whose sequences are read needs none."""
+        raise NotImplementedError(f"{self.kind} generates nothing: it overrides `sequences`")
 
     @property
     def context(self) -> int:
@@ -91,10 +103,10 @@ class Task(Frozen):
     def sequences(self, split: str, seed: int, start: int, count: int) -> Batch:
         """Sequences `start` … `start + count − 1` of a split.
 
-        Raises ValueError for a split that the task does not have.
+        Past the end of a test set that has one (a text's), fewer come, down to a batch of none: no sequence is ever
+        counted twice. Raises ValueError for a split that the task does not have.
         """
-        if split not in ("train", *self.TESTS):
-            raise ValueError(f"unknown split {split!r}; this task has {', '.join(('train', *self.TESTS))}")
+        self.check_split(split)
         first, last = start // BLOCK, (start + count - 1) // BLOCK
         key = zlib.crc32(split.encode())
         blocks = [
@@ -102,3 +114,40 @@ class Task(Frozen):
         ]
         offset = start - first * BLOCK
         return Batch.concatenate(blocks)[offset : offset + count]
+
+    def check_split(self, split: str) -> None:
+        """Raise ValueError for a split that the task does not have."""
+        if split not in ("train", *self.TESTS):
+            raise ValueError(f"unknown split {split!r}; this task has {', '.join(('train', *self.TESTS))}")
+
+    # -- tasks that read a text ----------------------------------------------------------------------------------
+
+    def prepare(self) -> None:
+        """Have ready what is read and not generated (download, tokenise), showing progress.
+
+        Training calls this before it builds a model. Raises UserError where the data cannot be used.
+        """
+
+    def fingerprint(self) -> str | None:
+        """A digest of what is read: equal where text and tokenizer are. None where everything is generated."""
+        return None
+
+    @property
+    def tokenizer_json(self) -> Path | None:
+        """The file that turns text into this task's token ids, to be kept with a checkpoint; None where there is none.
+
+        Raises UserError, as `prepare`.
+        """
+        return None
+
+    def windows(self, split: str, context: int, stride: int) -> Windows:
+        """The whole text of a split in windows of `context` tokens, each `stride` after the one before.
+
+        Every token is scored exactly once: where a window overlaps the one before it, targets are `IGNORED`, so that a
+        scored token has at least `context − stride` tokens before it in its window (but in the first). The last window
+        is filled up with tokens that have no target. `units_N` counts the scored targets only.
+
+        Raises ValueError for an unknown split, for a stride that is not 1 … `context`, and where the task has no text;
+        UserError where the text is shorter than one window.
+        """
+        raise ValueError(f"the task {self.kind} has no running text to slide a window over")
