@@ -117,15 +117,22 @@ class Predictor:
                     )
         return results
 
+    def check_reach(self, tokens: int) -> None:
+        """Encodings of the input say how far they reach: ask them before the work, not in the middle of it.
+
+        Raises ValueError where one does not reach as many tokens.
+        """
+        dims = self.run.dims
+        x_BTD = torch.empty(1, tokens, dims.dim, device="meta")
+        for encoding in self.run.model.position:
+            declared = encoding.parameters(dims).items()
+            encoding.embed({name: torch.empty(each.shape, device="meta") for name, each in declared}, x_BTD, 0)
+
     def _check_reach(self, sequences: list[np.ndarray]) -> None:
-        """Encodings of the input say how far they reach: ask them before the work, not in the middle of it."""
         longest = max(range(len(sequences)), key=lambda index: len(sequences[index]))
-        length, dims = len(sequences[longest]), self.run.dims
-        x_BTD = torch.empty(1, length - 1, dims.dim, device="meta")
+        length = len(sequences[longest])
         try:
-            for encoding in self.run.model.position:
-                declared = encoding.parameters(dims).items()
-                encoding.embed({name: torch.empty(each.shape, device="meta") for name, each in declared}, x_BTD, 0)
+            self.check_reach(length - 1)
         except ValueError as error:
             raise TokensError(
                 f"sequence {longest} of {length} tokens is too long (all but the last are fed to the model): {error}"
@@ -158,21 +165,26 @@ class Predictor:
 
 
 def _checked(index: int, ids: TokenIds, vocabulary_size: int) -> np.ndarray:
+    tokens_T = checked(ids, vocabulary_size, f"sequence {index}")
+    if len(tokens_T) < 2:
+        raise TokensError(
+            f"sequence {index} has {len(tokens_T)} tokens; it takes two or more, for the first is given and not scored"
+        )
+    return tokens_T
+
+
+def checked(ids: TokenIds, vocabulary_size: int, name: str = "the sequence") -> np.ndarray:
     """One sequence as int64. Raises TokensError, naming the position, for anything else."""
     try:
         items: list[Any] = ids.tolist() if isinstance(ids, np.ndarray) else list(ids)
     except TypeError:
-        raise TokensError(f"sequence {index}: {_short(ids)} is not a list of token ids") from None
-    if len(items) < 2:
-        raise TokensError(
-            f"sequence {index} has {len(items)} tokens; it takes two or more, for the first is given and not scored"
-        )
+        raise TokensError(f"{name}: {_short(ids)} is not a list of token ids") from None
     for position, item in enumerate(items):
         if isinstance(item, bool) or not isinstance(item, int | np.integer):
-            raise TokensError(f"sequence {index}, position {position}: {_short(item)} is not a token id")
+            raise TokensError(f"{name}, position {position}: {_short(item)} is not a token id")
         if not 0 <= item < vocabulary_size:
             raise TokensError(
-                f"sequence {index}, position {position}: token id {_short(item)} is out of range; "
+                f"{name}, position {position}: token id {_short(item)} is out of range; "
                 f"this model's vocabulary is 0 … {vocabulary_size - 1} ({vocabulary_size} ids)"
             )
     return np.array(items, dtype=np.int64)

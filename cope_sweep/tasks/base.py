@@ -95,6 +95,10 @@ class Task(Frozen):
         """`count` sequences of this split, all randomness from `rng`. A task whose sequences are read needs none."""
         raise NotImplementedError(f"{self.kind} generates nothing: it overrides `sequences`")
 
+    def marks(self, tokens_NT: np.ndarray) -> dict[str, np.ndarray]:
+        """The tokens worth counting, by name, bool of any shape of token ids: what probes compare gates with."""
+        return {}
+
     @property
     def context(self) -> int:
         """Tokens in the longest sequence of any split."""
@@ -139,6 +143,11 @@ class Task(Frozen):
         Raises UserError, as `prepare`.
         """
         return None
+
+    @property
+    def has_windows(self) -> bool:
+        """Whether there is a text to slide windows over."""
+        return type(self).windows is not Task.windows
 
     def windows(self, split: str, context: int, stride: int) -> Windows:
         """The whole text of a split in windows of `context` tokens, each `stride` after the one before.

@@ -51,6 +51,10 @@ class SelectiveCopy(Task):
     def _blanks(self, split: str) -> int:
         return {"dense": self.dense_blanks, "sparse": self.sparse_blanks}.get(split, self.blanks)
 
+    def marks(self, tokens_NT: np.ndarray) -> dict[str, np.ndarray]:
+        blank = self.vocabulary - 2
+        return {"data": tokens_NT < blank, "blank": tokens_NT == blank, "marker": tokens_NT > blank}
+
     def generate(self, split: str, rng: np.random.Generator, count: int) -> Batch:
         blank, marker = self.vocabulary - 2, self.vocabulary - 1
         slots = self.tokens + self._blanks(split)
