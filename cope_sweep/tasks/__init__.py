@@ -5,12 +5,13 @@ from typing import Annotated
 from pydantic import Field
 
 from cope_sweep.tasks.base import IGNORED, Batch, Task
+from cope_sweep.tasks.counting import Counting
 from cope_sweep.tasks.flip_flop import FlipFlop
 from cope_sweep.tasks.selective_copy import SelectiveCopy
 
-TASKS: dict[str, type[Task]] = {cls.model_fields["kind"].default: cls for cls in (FlipFlop, SelectiveCopy)}
+TASKS: dict[str, type[Task]] = {cls.model_fields["kind"].default: cls for cls in (FlipFlop, SelectiveCopy, Counting)}
 
-AnyTask = Annotated[FlipFlop | SelectiveCopy, Field(discriminator="kind")]
+AnyTask = Annotated[FlipFlop | SelectiveCopy | Counting, Field(discriminator="kind")]
 """Any registered task, by its `kind`."""
 
-__all__ = ["IGNORED", "TASKS", "AnyTask", "Batch", "FlipFlop", "SelectiveCopy", "Task"]
+__all__ = ["IGNORED", "TASKS", "AnyTask", "Batch", "Counting", "FlipFlop", "SelectiveCopy", "Task"]
