@@ -103,6 +103,14 @@ class Counting(Task):
     def length(self, split: str) -> int:
         return min(self.max_tokens, 4 * self.operations + 3) - 1
 
+    def marks(self, tokens_NT: np.ndarray) -> dict[str, np.ndarray]:
+        token = self.words.index
+        return {
+            "set": tokens_NT == token("="),
+            "increment": tokens_NT == token("++;"),
+            "pass": tokens_NT == token("pass;"),
+        }
+
     def sequences(self, split: str, seed: int, start: int, count: int) -> Batch:
         self.check_split(split)
         if split != "train" or self.train_sequences is None:
