@@ -36,7 +36,7 @@ class Batch:
     answers_NT: np.ndarray
     """bool: the target is an answer, which the error rates count."""
     units_N: Mapping[str, np.ndarray] = field(default_factory=dict)
-    """int64, by name: what else to count of each sequence (`words` and `bytes` of its targets, whether it was `cut`)."""
+    """int64, by name: what else to count of each sequence (`words` and `bytes` of its targets, whether it is `cut`)."""
 
     def __len__(self) -> int:
         return len(self.inputs_NT)

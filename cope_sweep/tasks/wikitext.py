@@ -1,0 +1,119 @@
+r"""WikiText (Merity et al. 2016): articles of Wikipedia, 103 M or 2 M words (Golovneva et al. 2024, section 5.4).
+
+    " = Homarus gammarus = \n \n Homarus gammarus , known as the European lobster or common lobster , is a species …"
+
+Four corpora: `wikitext-103` and `wikitext-2`, whose rare words are `<unk>`, and `wikitext-103-raw` and
+`wikitext-2-raw`, which keep them. They come from a folder (`folder`, or $COPE_SWEEP_DATA/<corpus>) with files for the
+three splits, named as usual:
+
+    wiki.train.tokens  wiki.valid.raw  test.txt  validation.parquet  train-00000-of-00002.parquet …
+
+or else from the Hugging Face hub (Salesforce/wikitext), once. The paper does not say what its perplexity is counted in:
+here it is per token of the tokenizer, and beside it per word, as WikiText counts them, and in bits per byte.
+
+A corpus of another name is the user's own, in such files; one of these four must have as many words as it should.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from cope_sweep.tasks.language import LanguageModelling
+from cope_sweep.text import Corpus, TextError
+from cope_sweep.text.reading import Files
+
+REPOSITORY = "Salesforce/wikitext"
+CONFIGS = {
+    "wikitext-103": "wikitext-103-v1",
+    "wikitext-103-raw": "wikitext-103-raw-v1",
+    "wikitext-2": "wikitext-2-v1",
+    "wikitext-2-raw": "wikitext-2-raw-v1",
+}
+"""Corpus → its folder on the hub."""
+HELD_OUT_WORDS = {"validation": 213_886, "test": 241_211}
+WORDS = {"wikitext-103": 101_425_671, "wikitext-2": 2_051_910}
+"""Words of the training split; as in the others without ends of lines, with which the paper counts 103,227,021."""
+TOLERANCE = 0.001
+"""How far a count may be off: copies differ in blank lines and ends of files."""
+SPLIT_WORDS = {"train": "train", "valid": "validation", "validation": "validation", "dev": "validation", "test": "test"}
+"""The word in a file's name → split."""
+SUFFIXES = (".tokens", ".raw", ".txt", ".parquet")
+
+
+class WikiText(LanguageModelling):
+    """Articles of Wikipedia to predict."""
+
+    kind: Literal["wikitext"] = "wikitext"
+    corpus: str = Field(
+        default="wikitext-103",
+        description="wikitext-103, wikitext-103-raw, wikitext-2 or wikitext-2-raw; another name: a text of your own.",
+    )
+
+    def files(self) -> Mapping[str, Files]:
+        folder = self.data_folder()
+        if folder is None:
+            folder = self._from_hub()
+        try:
+            found = [path for path in folder.iterdir() if path.suffix in SUFFIXES]
+        except OSError as error:
+            raise TextError(f"{folder}: {error.strerror}; task.folder names the folder of {self.corpus}") from error
+        by_split: dict[str, list[Path]] = {}
+        for path in sorted(found):
+            words = re.split(r"[^a-z]+", path.name.lower())
+            for split in {SPLIT_WORDS[word] for word in words if word in SPLIT_WORDS}:
+                by_split.setdefault(split, []).append(path)
+        for split in ("train", *self.TESTS):
+            paths = by_split.get(split, [])
+            if not paths:
+                raise TextError(
+                    f"{folder}: no file of the split {split!r}; its name should hold the word, as wiki.{split}.tokens, "
+                    f"and end in {', '.join(SUFFIXES)}"
+                )
+            if len(paths) > 1 and any(path.suffix != ".parquet" for path in paths):
+                listed = ", ".join(path.name for path in paths)
+                raise TextError(f"{folder}: several files of the split {split!r} ({listed}); keep one")
+        return {split: Files(tuple(by_split[split])) for split in ("train", *self.TESTS)}
+
+    def check(self, corpus: Corpus) -> None:
+        if self.corpus not in CONFIGS:
+            return
+        expected = HELD_OUT_WORDS | {"train": WORDS[self.corpus.removesuffix("-raw")]}
+        for split, read in corpus.splits.items():
+            words = read.words - read.lines
+            if abs(words - expected[split]) > TOLERANCE * expected[split]:
+                raise TextError(
+                    f"this is not {self.corpus}: its split {split!r} has {expected[split]:,} words, and the files have "
+                    f"{words:,}; name a text of your own, as task.corpus=my-text"
+                )
+
+    def _from_hub(self) -> Path:
+        """Its folder in the hub's local cache, downloaded now if it is not there."""
+        if self.corpus not in CONFIGS:
+            raise TextError(
+                f"the corpus {self.corpus!r} is none of {', '.join(CONFIGS)}, so it comes from a folder: "
+                f"set task.folder, or put it in $COPE_SWEEP_DATA/{self.corpus}"
+            )
+        from huggingface_hub import snapshot_download
+
+        config = CONFIGS[self.corpus]
+        wanted = [f"{config}/*.parquet"]
+        for offline in (True, False):
+            try:
+                root = snapshot_download(
+                    REPOSITORY, repo_type="dataset", allow_patterns=wanted, local_files_only=offline
+                )
+            except Exception as error:  # the hub's client and its transport raise of every kind
+                reason = " ".join(str(error).split())[:200]
+                continue
+            if (Path(root) / config).is_dir():
+                return Path(root) / config
+            reason = f"it has no {config}"
+        raise TextError(
+            f"{self.corpus} is not on this machine, and the Hugging Face hub did not give it ({reason}); "
+            f"set task.folder to a folder of its files, or put them in $COPE_SWEEP_DATA/{self.corpus}"
+        )

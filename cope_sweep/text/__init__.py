@@ -1,0 +1,19 @@
+"""Text as token ids: files read strictly, tokenizers, and memory-mapped shards made once per machine."""
+
+from cope_sweep.text.cache import cache_dir
+from cope_sweep.text.corpus import Corpus, Split, open_corpus
+from cope_sweep.text.errors import TextError
+from cope_sweep.text.order import permuted
+from cope_sweep.text.tokenizer import END_OF_TEXT, TOKENIZER_FILE, TextTokenizer
+
+__all__ = [
+    "END_OF_TEXT",
+    "TOKENIZER_FILE",
+    "Corpus",
+    "Split",
+    "TextError",
+    "TextTokenizer",
+    "cache_dir",
+    "open_corpus",
+    "permuted",
+]
