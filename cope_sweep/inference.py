@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from cope_sweep.errors import UserError
-from cope_sweep.model import Cache, CheckpointError, Transformer, load_model
+from cope_sweep.model import Cache, CheckpointError, Transformer, check_reach, load_model
 from cope_sweep.spec import RunSpec
 
 BATCH_TOKENS = 8192
@@ -118,15 +118,8 @@ class Predictor:
         return results
 
     def check_reach(self, tokens: int) -> None:
-        """Encodings of the input say how far they reach: ask them before the work, not in the middle of it.
-
-        Raises ValueError where one does not reach as many tokens.
-        """
-        dims = self.run.dims
-        x_BTD = torch.empty(1, tokens, dims.dim, device="meta")
-        for encoding in self.run.model.position:
-            declared = encoding.parameters(dims).items()
-            encoding.embed({name: torch.empty(each.shape, device="meta") for name, each in declared}, x_BTD, 0)
+        """Raise ValueError where an encoding does not reach as many tokens: ask before the work, not in its middle."""
+        check_reach(self.run, tokens)
 
     def _check_reach(self, sequences: list[np.ndarray]) -> None:
         longest = max(range(len(sequences)), key=lambda index: len(sequences[index]))

@@ -193,6 +193,17 @@ def _initialise_linear(linear: nn.Linear, spec: ModelSpec, rng: torch.Generator,
         linear.bias.zero_()
 
 
+def check_reach(run: RunSpec, tokens: int) -> None:
+    """Raise ValueError where an encoding of the run's model has no position for so many tokens in a row.
+
+    Asks the encodings of the input alone, without memory: those of attention reach as far as they are asked to.
+    """
+    x_BTD = torch.empty(1, tokens, run.model.dim, device="meta")
+    for encoding in run.model.position:
+        declared = encoding.parameters(run.dims).items()
+        encoding.embed({name: torch.empty(each.shape, device="meta") for name, each in declared}, x_BTD, 0)
+
+
 def next_token_loss(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
     """The summed cross-entropy over the tokens that have a target, in float32."""
     return F.cross_entropy(logits_BTV.flatten(0, 1).float(), targets_BT.flatten(), reduction="sum")

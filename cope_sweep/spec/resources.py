@@ -27,8 +27,19 @@ class Resources(Frozen):
     attention: Literal["auto", "reference", "blocked", "native", "triton"] = Field(
         default="auto", description="What computes attention; auto: the fastest that is right here."
     )
+    micro_batch: Annotated[int, Field(ge=1)] | None = Field(
+        default=None,
+        description="Sequences that a worker takes through the model at a time, their gradients added up; null: all of "
+        "its share of a batch. Less memory, the same gradient.",
+    )
+    checkpoint_activations: bool = Field(
+        default=False,
+        description="Keep only each block's input for the backward pass, and compute the rest again: much less memory, "
+        "a third more work, the same numbers to the bit.",
+    )
     checkpoint_every_s: Annotated[float, Field(gt=0)] = Field(
-        default=30.0, description="Seconds from one resumable checkpoint to the next."
+        default=30.0,
+        description="Seconds from one resumable checkpoint to the next; more where writing one takes long.",
     )
     max_failures: Annotated[int, Field(ge=0)] = Field(
         default=3, description="How often a run whose worker died is tried again, from its last checkpoint."

@@ -8,7 +8,7 @@ import math
 from functools import cached_property
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, Field, Strict, model_validator
 
 from cope_sweep.frozen import Frozen
 from cope_sweep.positions import AnyEncoding, Dims, check_together
@@ -80,9 +80,33 @@ class TrainSpec(Frozen):
 class EvaluateSpec(Frozen):
     """When the test sets are measured, and on how many of their sequences."""
 
-    every: Positive = Field(default=100, description="Steps from one evaluation to the next.")
+    every: Positive = Field(
+        default=100,
+        description="Steps from one evaluation to the next; the first is after as many, the last at the end.",
+    )
     sequences: Positive = Field(default=256, description="Sequences of each test set, each time.")
     final_sequences: Positive = Field(default=1024, description="Sequences of each test set, after the last step.")
+    contexts: Annotated[tuple[Positive, ...], Strict(False)] = Field(
+        default=(),
+        description="Of a text: window lengths in tokens at which its test sets are measured, too, after the last "
+        "step, as `validation/perplexity@2048`; longer ones than trained show length generalisation.",
+    )
+    stride: Annotated[float, Field(gt=0, le=1)] = Field(
+        default=1.0,
+        description="From one of these windows to the next, as a share of its length. 1: disjoint; 0.5: sliding, and "
+        "what is scored in all but the first has at least half a window before it.",
+    )
+
+    def stride_tokens(self, context: int) -> int:
+        """Tokens from the start of one window of this length to the start of the next."""
+        return max(1, round(self.stride * context))
+
+    @model_validator(mode="after")
+    def _contexts_differ(self) -> Self:
+        twice = [context for context in self.contexts if self.contexts.count(context) > 1]
+        if twice:
+            raise ValueError(f"evaluate.contexts has {twice[0]} twice; each is measured once")
+        return self
 
 
 class RunSpec(Frozen):
@@ -100,6 +124,11 @@ class RunSpec(Frozen):
             raise ValueError(
                 f"model.context = {self.model.context} is shorter than the task's longest sequence, "
                 f"{self.task.context} tokens; leave it out, or raise it"
+            )
+        if self.evaluate.contexts and not self.task.has_windows:
+            raise ValueError(
+                f"evaluate.contexts = {list(self.evaluate.contexts)} slides windows over a text, and {self.task.kind} "
+                "generates sequences of its own lengths; leave it out, or choose the lengths of its test sets"
             )
         if self.train.warmup > self.train.steps:
             raise ValueError(f"train.warmup = {self.train.warmup} is more than train.steps = {self.train.steps}")

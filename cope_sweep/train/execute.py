@@ -4,25 +4,31 @@ from __future__ import annotations
 
 import math
 import platform
+import shutil
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import torch
 import torch.distributed
 
-from cope_sweep.model.checkpoint import CheckpointError, save_model
+from cope_sweep.errors import UserError
+from cope_sweep.model import check_reach
+from cope_sweep.model.checkpoint import TOKENIZER_FILE, CheckpointError, save_model
 from cope_sweep.record import Event, Ledger, RunFolder, Status
 from cope_sweep.record.ledger import replacing
 from cope_sweep.spec import RunSpec
 from cope_sweep.train.checkpoint import load_resume, save_resume
+from cope_sweep.train.clock import Clock
 from cope_sweep.train.execution import Execution
 from cope_sweep.train.memory import peak_bytes, reset_peak
 from cope_sweep.train.trainer import Trainer, learning_rate
 
 LOG_EVERY = 10
 """Steps from one point of the training loss's curve to the next."""
+SAVING_RATIO = 19
+"""A checkpoint comes no sooner than this many times what the last one took: at most a 20th of the time goes there."""
 TELL_EVERY_S = 0.2
 """Seconds from one progress event to the next, at least."""
 
@@ -31,6 +37,10 @@ Outcome = Literal["finished", "failed", "interrupted", "busy"]
 
 class Diverged(Exception):
     """A loss is not finite any more."""
+
+
+class DataError(UserError):
+    """What a task reads is not what the run was begun on, or not what other workers read."""
 
 
 def execute(
@@ -92,68 +102,119 @@ def _train(
     spec: RunSpec, folder: RunFolder, execution: Execution, voice: _Voice, should_stop: Callable[[], bool]
 ) -> Outcome:
     writes = execution.rank == 0
-    began_s = time.monotonic()
+    clock = Clock()
     reset_peak(execution.device)
-    trainer = _start(spec, folder, execution)
+    data = _prepared(spec, execution)
+    trainer, notes = _start(spec, folder, execution, data)
     if writes:
         folder.rewind(trainer.step)
     voice.start(trainer.step)
-    first_step, evaluate_s = trainer.step, 0.0
-    saved_s = time.monotonic()
+    clock.start(trainer, notes.get("spent", {}))
+    first_step = trainer.step
+    saved_s, saving_s = time.monotonic(), 0.0
+
+    def save() -> None:
+        with clock.apart(), replacing(folder.resume) as path:
+            save_resume(path, trainer, {"data": data, "spent": clock.spent()})
+
     while not trainer.done:
         trainer.train_step()
+        if trainer.step == first_step + 1:
+            clock.warm()
         step = voice.step = trainer.step
         if step == 1 or step % LOG_EVERY == 0 or trainer.done:
             voice.log({"train/loss": trainer.mean_loss(), "train/lr": learning_rate(spec.train, step)})
         if step % spec.evaluate.every == 0 and not trainer.done:
-            evaluating_s = time.monotonic()
-            voice.log(trainer.evaluate(spec.evaluate.sequences))
-            evaluate_s += time.monotonic() - evaluating_s
+            with clock.apart():
+                voice.log(trainer.evaluate(spec.evaluate.sequences))
         voice.tell_now_and_then()
         # Several ranks must ask together, which costs a message: not at every step.
         asks = execution.world_size == 1 or step % LOG_EVERY == 0
         if asks and not trainer.done and _agreed(execution, should_stop()):
             if writes:
-                _save(folder, trainer)
+                save()
                 folder.set_state("interrupted")
             voice.tell("interrupted")
             return "interrupted"
-        if writes and time.monotonic() - saved_s >= execution.checkpoint_every_s:
-            _save(folder, trainer)
+        if writes and time.monotonic() - saved_s >= max(execution.checkpoint_every_s, SAVING_RATIO * saving_s):
+            began_s = time.monotonic()
+            save()
             saved_s = time.monotonic()
-    trained_s = time.monotonic() - began_s - evaluate_s
-    metrics = trainer.evaluate(spec.evaluate.final_sequences)
-    voice.log(metrics)
+            saving_s = saved_s - began_s
+    speed = clock.tokens_per_s()
+    with clock.apart():
+        voice.log(trainer.evaluate(spec.evaluate.final_sequences))
+        left_out = _evaluate_windows(spec, trainer, voice)
     if writes:
         with folder.writing_checkpoint() as path:
             save_model(path, trainer.model, spec)
-        tokens = (trainer.step - first_step) * spec.train.batch * spec.task.length("train")
-        facts = {
-            "steps": trainer.step,
-            "resumed_from_step": first_step,
-            "tokens_per_s": round(tokens / trained_s, 1),
-            "train_s": round(trained_s, 3),
-            "wall_s": round(time.monotonic() - began_s, 3),
-        }
-        folder.finish(voice.latest, facts | _machine(trainer))
+            if tokenizer := spec.task.tokenizer_json:
+                shutil.copyfile(tokenizer, path / TOKENIZER_FILE)
+        facts = {"steps": trainer.step, "resumed_from_step": first_step, "tokens_per_s": speed, **clock.spent()}
+        told = {"data": data, "contexts_left_out": left_out}
+        folder.finish(voice.latest, facts | {name: text for name, text in told.items() if text} | _machine(trainer))
     voice.tell("finished")
     return "finished"
 
 
-def _start(spec: RunSpec, folder: RunFolder, execution: Execution) -> Trainer:
-    """A trainer where the run was left; at the start, where there is nothing to go on from, or nothing whole."""
+def _prepared(spec: RunSpec, execution: Execution) -> str | None:
+    """Have ready what the task reads; its fingerprint.
+
+    Raises UserError where it cannot be used, or is not what other workers read.
+    """
+    task = spec.task
+    task.prepare()
+    for context in spec.evaluate.contexts:
+        for split in task.TESTS:
+            task.windows(split, context, spec.evaluate.stride_tokens(context))  # a text too short says so now
+    mine = task.fingerprint()
+    if execution.world_size == 1:
+        return mine
+    every: list[str | None] = [None] * execution.world_size
+    torch.distributed.all_gather_object(every, mine)
+    if len(set(every)) > 1:
+        read = ", ".join(f"rank {rank} {data}" for rank, data in enumerate(every))
+        raise DataError(f"the workers read different data: {read}; give every node the same files")
+    return mine
+
+
+def _start(
+    spec: RunSpec, folder: RunFolder, execution: Execution, data: str | None
+) -> tuple[Trainer, Mapping[str, Any]]:
+    """A trainer where the run was left, and its notes; at the start, where there is nothing whole to go on from.
+
+    Raises DataError where the run was begun on other data.
+    """
     trainer = Trainer(spec, execution)
-    if folder.resume.exists():
+    if not folder.resume.exists():
+        return trainer, {}
+    try:
+        notes = load_resume(folder.resume, trainer)
+    except CheckpointError:
+        return Trainer(spec, execution), {}
+    if notes.get("data") != data:
+        raise DataError(
+            f"this run was begun on data {notes.get('data')}, and what its task reads now is {data}; "
+            f"bring the files back to go on, or delete {folder.path} to begin again"
+        )
+    return trainer, notes
+
+
+def _evaluate_windows(spec: RunSpec, trainer: Trainer, voice: _Voice) -> str:
+    """Log what longer contexts give; which ones cannot be measured, and why."""
+    left_out = []
+    for context in spec.evaluate.contexts:
         try:
-            load_resume(folder.resume, trainer)
-        except CheckpointError:
-            return Trainer(spec, execution)
-    return trainer
-
-
-def _save(folder: RunFolder, trainer: Trainer) -> None:
-    with replacing(folder.resume) as path:
-        save_resume(path, trainer)
+            check_reach(spec, context)
+        except ValueError as error:
+            left_out.append(f"{context}: {error}")
+            continue
+        measured = trainer.evaluate_windows(context, spec.evaluate.final_sequences)
+        # A model that breaks down out there is still one that was trained: the cell stays empty, the run stands.
+        finite = {name: value for name, value in measured.items() if math.isfinite(value)}
+        left_out += [f"{context}: {name} is {value}" for name, value in measured.items() if name not in finite]
+        voice.log(finite)
+    return "; ".join(left_out)
 
 
 def _machine(trainer: Trainer) -> dict[str, Any]:
@@ -166,6 +227,8 @@ def _machine(trainer: Trainer) -> dict[str, Any]:
         "precision": execution.precision,
         "threads": execution.threads,
         "workers": execution.world_size,
+        "micro_batch": execution.micro_batch or math.ceil(trainer.spec.train.batch / execution.world_size),
+        "checkpoint_activations": execution.checkpoint_activations,
         "where": execution.where,
         "host": platform.node(),
         "python": platform.python_version(),

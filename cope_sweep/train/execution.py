@@ -18,6 +18,9 @@ class Execution:
     precision: str = "fp32"
     threads: int = 1
     attention: Implementation = "auto"
+    micro_batch: int | None = None
+    """Sequences in a forward pass; None: all of this worker's share."""
+    checkpoint_activations: bool = False
     checkpoint_every_s: float = 30.0
     rank: int = 0
     world_size: int = 1
@@ -42,6 +45,8 @@ class Execution:
             precision=precision,
             threads=resources.cpus,
             attention=resources.attention,
+            micro_batch=resources.micro_batch,
+            checkpoint_activations=resources.checkpoint_activations,
             checkpoint_every_s=resources.checkpoint_every_s,
             rank=rank,
             world_size=world_size,
