@@ -1,5 +1,21 @@
 """Probes of a checkpoint: what its heads count, where they look, and how well that goes with separators."""
 
+from cope_sweep.probe.heads import Head, Marks, Separation, heads_of, seen_from, separation
+from cope_sweep.probe.marks import text_marks
 from cope_sweep.probe.matrices import Counted, LayerProbe, Probe, ProbeError, each_layer, probe
 
-__all__ = ["Counted", "LayerProbe", "Probe", "ProbeError", "each_layer", "probe"]
+__all__ = [
+    "Counted",
+    "Head",
+    "LayerProbe",
+    "Marks",
+    "Probe",
+    "ProbeError",
+    "Separation",
+    "each_layer",
+    "heads_of",
+    "probe",
+    "seen_from",
+    "separation",
+    "text_marks",
+]

@@ -197,12 +197,12 @@ def _watch(
     def observe(inputs: Inputs, positions: Positions) -> None:
         layer = next(numbers)  # attention is called once for each layer, in order
         if layer in layers:
-            found = _layer(layer, heads, inputs, positions)
-            if not np.isfinite(found.attention_HTT).all():
+            try:
+                found = _layer(layer, heads, inputs, positions)
+            except FloatingPointError as error:
                 raise CheckpointError(
-                    f"run {predictor.run.run_id}: the attention of layer {layer} is not numbers; "
-                    "the model's weights are damaged"
-                )
+                    f"run {predictor.run.run_id}: what layer {layer} computes is not numbers; its weights are damaged"
+                ) from error
             on_layer(found)
         if layer == max(layers, default=0):
             raise _SeenAllError
@@ -213,6 +213,7 @@ def _watch(
 
 
 def _layer(layer: int, heads: tuple[int, ...], inputs: Inputs, positions: Positions) -> LayerProbe:
+    """Raises FloatingPointError where something is not a number."""
     _, all_heads, T, _ = inputs.q_BHTK.shape
 
     def matrix() -> np.ndarray:
@@ -227,6 +228,8 @@ def _layer(layer: int, heads: tuple[int, ...], inputs: Inputs, positions: Positi
     alone_HTT, attention_HTT = matrix() if scores_HTT else None, matrix()
 
     def keep(whole_HTT: np.ndarray, start: int, rows_BHQS: Tensor) -> None:
+        if not rows_BHQS.isfinite().all():
+            raise FloatingPointError
         rows_HQS = rows_BHQS.expand(1, all_heads, -1, -1)[0, list(heads)].float().cpu().numpy()
         whole_HTT[:, start : start + rows_HQS.shape[1], : rows_HQS.shape[2]] = rows_HQS
 
