@@ -2,7 +2,7 @@
 
 A sequence of operations, each drawn by weight: set a variable to zero, increment one, or pass; then the question, which
 prints a variable. The answer is the number of its increments since it was last set. With 2 variables, 7 operations and
-a `max_tokens` that leaves two tokens over, where `_` pads:
+`max_tokens: 20`, where `_` pads:
 
     inputs    pass; b = 0 ; pass; b ++; a = 0 ; b ++; pass; print b _ _
     targets   .     . . . . .     . .   . . . . . .   .     .     2 . .

@@ -99,9 +99,9 @@ class LastSentence(Task):
         return self.maximum + 4
 
     def length(self, split: str) -> int:
-        return self.contexts(split) * (self.most_words + 1) + 2
+        return self.context_sentences(split) * (self.most_words + 1) + 2
 
-    def contexts(self, split: str) -> int:
+    def context_sentences(self, split: str) -> int:
         """Sentences in a context of this split."""
         return self.longer_sentences if split == "longer" else self.sentences
 
@@ -146,7 +146,7 @@ class LastSentence(Task):
         self, split: str, words_N: np.ndarray, answers_N: np.ndarray, rng: np.random.Generator
     ) -> tuple[np.ndarray, np.ndarray]:
         """Contexts of composed sentences, (N, T − 2), and their lengths."""
-        shape_NK = (len(words_N), self.contexts(split))
+        shape_NK = (len(words_N), self.context_sentences(split))
         times_NK = rng.integers(0, self.maximum + 1, shape_NK)
         if split == "absent":
             times_NK[:, -2] = rng.integers(1, self.maximum + 1, len(words_N))
@@ -205,7 +205,7 @@ class _Questions:
         table = self.tables["in_dist" if split == "absent" else split]
         words_N = rng.choice(self.asked, len(answers_N))
         last_N = table.pick(words_N * (self.task.maximum + 1) + answers_N, rng.random(len(answers_N)))
-        starts_N = self.first[last_N + 1 - self.task.contexts(split)]
+        starts_N = self.first[last_N + 1 - self.task.context_sentences(split)]
         lengths_N = self.first[last_N + 1] - starts_N
         places_NL = starts_N[:, None] + np.arange(self.task.length(split) - 2)
         return words_N, self.tokens[np.minimum(places_NL, len(self.tokens) - 1)].astype(np.int64), lengths_N
@@ -228,7 +228,7 @@ def _questions(task: LastSentence) -> _Questions:
             tested.append(zlib.crc32(" ".join(words).encode()) % TEST_SHARE == 0)
     tokens_A, first_A, usable_A, tested_A = np.array(tokens), np.array(first), np.array(usable), np.array(tested)
     tables = {
-        split: _table(task, tokens_A, first_A, usable_A, tested_A == (split != "train"), task.contexts(split))
+        split: _table(task, tokens_A, first_A, usable_A, tested_A == (split != "train"), task.context_sentences(split))
         for split in ("train", "in_dist", "longer")
     }
     complete = [np.diff(t.first).reshape(task.vocabulary, -1).all(axis=1) for t in tables.values()]

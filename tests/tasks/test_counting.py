@@ -1,0 +1,272 @@
+import itertools
+import random
+import re
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from cope_sweep.tasks import IGNORED, Counting, counting
+from tests.tasks.chance import RARE, alike, even, follows, independent
+
+SPLITS = ["train", "in_dist", "longer", "shorter"]
+
+specs = st.builds(
+    Counting,
+    variables=st.integers(1, 6),
+    operations=st.integers(3, 25),
+    fewest_operations=st.integers(1, 3),
+    maximum=st.integers(0, 4),
+    set_weight=st.floats(0.01, 10),
+    increment_weight=st.floats(0, 10),
+    pass_weight=st.floats(0, 20),
+    longer_pass_weight=st.floats(0, 20),
+    shorter_pass_weight=st.floats(0, 20),
+    max_tokens=st.just(200),
+    train_sequences=st.sampled_from([None, 7, 40]),
+)
+
+
+def said(task, inputs):
+    words = task.words
+    return [words[token] for token in inputs]
+
+
+def operations(words):
+    """The operations that words spell, as (kind, variable); the rest, which must be the question and padding."""
+    found, at = [], 0
+    while words[at] != "print":
+        if words[at] == "pass;":
+            found.append(("pass", None))
+            at += 1
+        elif words[at + 1] == "++;":
+            found.append(("increment", words[at]))
+            at += 2
+        else:
+            assert words[at + 1 : at + 4] == ["=", "0", ";"]
+            found.append(("set", words[at]))
+            at += 4
+    return found, words[at:]
+
+
+def run(task, found):
+    """What the variables are in the end, by a plain interpreter."""
+    values = {}
+    for kind, variable in found:
+        if kind == "set":
+            values[variable] = 0
+        elif kind == "increment":
+            values[variable] += 1  # a KeyError, where it was never set
+            assert values[variable] <= task.maximum
+    return values
+
+
+@given(task=specs, split=st.sampled_from(SPLITS), seed=st.integers(0, 5))
+@settings(max_examples=60, deadline=None)
+def test_every_answer_is_what_an_interpreter_says(task, split, seed):
+    batch = task.sequences(split, seed, 0, 20)
+    assert not batch.units_N["cut"].any()
+    for inputs, targets, answers in zip(batch.inputs_NT, batch.targets_NT, batch.answers_NT, strict=True):
+        found, rest = operations(said(task, inputs))
+        assert task.fewest_operations <= len(found) <= task.operations
+        assert rest[0] == "print"
+        assert set(rest[2:]) <= {"_"}
+        asked = len(inputs) - len(rest) + 1
+        assert targets[asked] == run(task, found)[rest[1]]
+        assert answers.nonzero()[0].tolist() == (targets != IGNORED).nonzero()[0].tolist() == [asked]
+
+
+def test_the_docstring_s_sample():
+    task = Counting(variables=2, operations=7, max_tokens=20)
+    inputs, targets = (re.search(rf"    {row} +(.*)", counting.__doc__)[1].split() for row in ("inputs", "targets"))
+    assert len(inputs) == len(targets) == task.length("train")
+    assert set(inputs) <= set(task.words)
+    found, rest = operations(inputs)
+    assert len(found) == task.operations
+    answer = run(task, found)[rest[1]]
+    assert targets == ["." if at != inputs.index("print") + 1 else str(answer) for at in range(len(targets))]
+
+
+@given(keep=st.integers(3, 70), split=st.sampled_from(SPLITS), variables=st.integers(1, 3))
+@settings(max_examples=40, deadline=None)
+def test_a_longer_sequence_keeps_its_tail(keep, split, variables):
+    sizes = {"variables": variables, "operations": 15, "pass_weight": 2.0, "train_sequences": None}
+    whole = Counting(**sizes, max_tokens=100).sequences(split, 0, 0, 40)
+    task = Counting(**sizes, max_tokens=keep)
+    batch = task.sequences(split, 0, 0, 40)
+    for row in range(40):
+        asked = int(whole.answers_NT[row].argmax())
+        tail = whole.inputs_NT[row, : asked + 1].tolist()[-(keep - 1) :]
+        assert batch.inputs_NT[row, : len(tail)].tolist() == tail
+        assert set(said(task, batch.inputs_NT[row, len(tail) :])) <= {"_"}
+        assert batch.targets_NT[row, len(tail) - 1] == whole.targets_NT[row, asked]
+        assert batch.units_N["cut"][row] == (asked + 2 > keep)  # the answer counts
+
+
+def as_released(task, pass_weight, rng):
+    """One sequence as the paper's generator draws it: what cannot be is drawn anew. → operations, variable asked."""
+    names = task.words[-task.variables :]
+    weights = {"set": task.set_weight, "increment": task.increment_weight, "pass": pass_weight}
+    while True:
+        values, found = {}, []
+        steps = rng.randint(task.fewest_operations, task.operations)
+        while len(found) < steps:
+            kind = rng.choices(list(weights), list(weights.values()))[0]
+            variable = None
+            if kind == "set":
+                variable = rng.choice(names)
+                values[variable] = 0
+            elif kind == "increment":
+                if not values:
+                    continue
+                variable = rng.choice(list(values))
+                if values[variable] == task.maximum:
+                    continue
+                values[variable] += 1
+            found.append((kind, variable))
+        if values:
+            return found, rng.choice(list(values)), values
+
+
+@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize("variables", [1, 3])
+def test_it_draws_as_the_released_generator_does(split, variables):
+    """χ² of 4,000 sequences from each: lengths, kinds, the first that sets, answers, variables asked and set."""
+    task = Counting(
+        variables=variables,
+        operations=30,
+        maximum=3,
+        pass_weight=8,
+        longer_pass_weight=30,
+        shorter_pass_weight=1,
+        max_tokens=200,
+        train_sequences=None,
+    )
+    weight = {"longer": 30, "shorter": 1}.get(split, 8)
+    batch = task.sequences(split, 1, 0, 4000)
+    ours, theirs = [], []
+    for inputs in batch.inputs_NT:
+        found, rest = operations(said(task, inputs))
+        ours.append((found, rest[1], run(task, found)))
+    rng = random.Random(0)
+    theirs = [as_released(task, weight, rng) for _ in range(4000)]
+
+    def names(variable):
+        return task.words.index(variable) - task.words.index("a")
+
+    measures = {
+        "operations": lambda f, a, v: len(f),
+        "sets": lambda f, a, v: sum(kind == "set" for kind, _ in f),
+        "increments": lambda f, a, v: sum(kind == "increment" for kind, _ in f),
+        "before the first set": lambda f, a, v: [kind for kind, _ in f].index("set"),
+        "answer": lambda f, a, v: v[a],
+        "asked": lambda f, a, v: names(a),
+        "variables set": lambda f, a, v: len(v),
+        "sum of values": lambda f, a, v: sum(v.values()),
+        "last kind": lambda f, a, v: ["set", "increment", "pass"].index(f[-1][0]),
+    }
+    for name, measure in measures.items():
+        a, b = (np.array([measure(*sample) for sample in samples]) for samples in (ours, theirs))
+        if np.ptp(np.concatenate((a, b))):
+            assert alike(a, b) > RARE, name
+
+
+def test_operations_come_by_their_weights():
+    """After the first set of its one variable, below the maximum: 1 : 7 : 50; lengths by what they are likely to set."""
+    task = Counting(operations=60, maximum=1000, max_tokens=300, train_sequences=None)
+    kinds = {"set": 0, "increment": 0, "pass": 0}
+    pairs = np.zeros((3, 3), dtype=int)
+    lengths = np.zeros(61, dtype=int)
+    for inputs in task.sequences("train", 0, 0, 3000).inputs_NT:
+        found, _ = operations(said(task, inputs))
+        lengths[len(found)] += 1
+        free = [kind for kind, _ in found][[kind for kind, _ in found].index("set") + 1 :]
+        for kind in free:
+            kinds[kind] += 1
+        for a, b in itertools.pairwise(free):
+            pairs[list(kinds).index(a), list(kinds).index(b)] += 1
+    assert follows(list(kinds.values()), [1, 7, 50]) > RARE
+    assert independent(pairs) > RARE
+    assert follows(lengths[3:], [1 - (50 / 51) ** n for n in range(3, 61)]) > RARE
+
+
+def test_variables_are_set_and_asked_evenly():
+    task = Counting(variables=4, operations=40, max_tokens=300, pass_weight=2, train_sequences=None)
+    first, asked = np.zeros(4, dtype=int), np.zeros(4, dtype=int)
+    for inputs in task.sequences("train", 0, 0, 2000).inputs_NT:
+        found, rest = operations(said(task, inputs))
+        names = task.words[-4:]
+        first[names.index(next(v for k, v in found if k == "set"))] += 1
+        asked[names.index(rest[1])] += 1
+    assert even(first) > RARE
+    assert even(asked) > RARE
+
+
+@pytest.mark.parametrize(("split", "share"), [("in_dist", 0.14), ("shorter", 0.34)])
+def test_the_share_cut_at_the_papers_size(split, share):
+    """What was measured of the released generator, to its two digits and 3 σ."""
+    cut = Counting(variables=3).sequences(split, 0, 0, 4096).units_N["cut"]
+    assert abs(cut.mean() - share) < 0.005 + 3 * (share * (1 - share) / len(cut)) ** 0.5
+
+
+def test_sizes_at_the_papers_size():
+    task = Counting(variables=5)
+    assert task.context == 511  # 512 tokens, the last of them the answer
+    assert task.vocabulary_size == len(task.words) == 11 + 6 + 5
+    assert Counting(operations=3).length("train") == 14  # three times `a = 0 ;`, `print a`
+
+
+# -- a finite training set -----------------------------------------------------------------------------------------
+
+
+def rows(batch):
+    return [tuple(row) for row in np.concatenate((batch.inputs_NT, batch.targets_NT), axis=1).tolist()]
+
+
+@pytest.mark.parametrize("size", [1, 100, 1500])
+def test_an_epoch_visits_every_sequence_once_in_its_own_order(size):
+    task = Counting(operations=20, max_tokens=60, train_sequences=size)
+    stream = task.model_copy(update={"train_sequences": None})
+    everything = rows(stream.sequences("train", 3, 0, size))
+    epochs = [rows(task.sequences("train", 3, epoch * size, size)) for epoch in range(3)]
+    for epoch in epochs:
+        assert sorted(epoch) == sorted(everything)
+    if size > 1:
+        assert len({tuple(epoch) for epoch in epochs}) == 3
+        assert rows(task.sequences("train", 4, 0, size)) != epochs[0]
+
+
+@given(size=st.integers(1, 90), start=st.integers(0, 300), count=st.integers(1, 200))
+@settings(max_examples=40, deadline=None)
+def test_any_range_is_a_part_of_the_whole_across_epochs(size, start, count):
+    task = Counting(operations=5, max_tokens=30, train_sequences=size)
+    whole = rows(task.sequences("train", 3, 0, start + count))
+    assert rows(task.sequences("train", 3, start, count)) == whole[start:]
+
+
+def test_a_smaller_training_set_is_a_part_of_a_larger():
+    small, large = (Counting(operations=20, max_tokens=60, train_sequences=n) for n in (50, 2000))
+    assert set(rows(small.sequences("train", 0, 0, 50))) <= set(rows(large.sequences("train", 0, 0, 2000)))
+
+
+def test_test_sets_are_not_finite():
+    a = Counting(operations=20, max_tokens=60, train_sequences=5)
+    b = a.model_copy(update={"train_sequences": None})
+    assert rows(a.sequences("in_dist", 0, 0, 50)) == rows(b.sequences("in_dist", 0, 0, 50))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"operations": 2}, "fewest_operations = 3 is more than operations = 2"),
+        ({"set_weight": 0.0}, "greater than 0"),
+        ({"pass_weight": -1.0}, "greater than or equal to 0"),
+        ({"train_sequences": 0}, "greater than or equal to 1"),
+        ({"max_tokens": 2}, "greater than or equal to 3"),
+    ],
+)
+def test_what_cannot_be_is_refused(wrong, says):
+    with pytest.raises(ValidationError, match=says):
+        Counting(**wrong)
