@@ -1,0 +1,287 @@
+import re
+import zlib
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from cope_sweep.errors import UserError
+from cope_sweep.tasks import IGNORED, LastSentence, last_sentence
+from tests.tasks.chance import RARE, crossed, even, independent
+
+SPLITS = ["train", "in_dist", "absent", "longer"]
+
+ALICE = """Alice was beginning to get very tired of sitting by her sister on the bank, and of
+having nothing to do: once or twice she had peeped into the book her sister was
+reading, but it had no pictures or conversations in it, “and what is the use of
+a book,” thought Alice “without pictures or conversations?”
+
+So she was considering in her own mind (as well as she could, for the hot day made her feel very sleepy and
+stupid), whether the pleasure of making a daisy-chain would be worth the trouble of getting up and picking the
+daisies, when suddenly a White Rabbit with pink eyes ran close by her."""
+"""The paper's Table 1: answer 0 for both Alice and book."""
+
+
+@st.composite
+def composed(draw):
+    maximum = draw(st.integers(1, 4))
+    fewest = draw(st.integers(maximum, 6))
+    return LastSentence(
+        maximum=maximum,
+        sentences=draw(st.integers(2, 4)),
+        longer_sentences=draw(st.integers(2, 5)),
+        fewest_words=fewest,
+        most_words=draw(st.integers(fewest, 9)),
+        vocabulary=draw(st.integers(maximum + 6, 60)),
+    )
+
+
+def read(task, inputs, targets):
+    """The sentences of a sequence, the word asked for, and the answer; everything else of it is checked."""
+    asks, pads = task.end + 1, task.end + 2
+    inputs = inputs.tolist()
+    at = inputs.index(asks)
+    assert inputs[at + 2 :] == [pads] * (len(inputs) - at - 2)
+    assert (targets != IGNORED).nonzero()[0].tolist() == [at + 1]
+    sentences, sentence = [], []
+    for token in inputs[:at]:
+        if token == task.end:
+            sentences.append(sentence)
+            sentence = []
+        else:
+            assert token > pads
+            sentence.append(token)
+    assert not sentence  # the last one ends, too
+    return sentences, inputs[at + 1], int(targets[at + 1])
+
+
+def questions(task, split, count, seed=0):
+    batch = task.sequences(split, seed, 0, count)
+    assert np.array_equal(batch.answers_NT, batch.targets_NT != IGNORED)
+    return [read(task, inputs, targets) for inputs, targets in zip(batch.inputs_NT, batch.targets_NT, strict=True)]
+
+
+def check(task, split, asked):
+    for sentences, word, answer in asked:
+        assert len(sentences) == (task.longer_sentences if split == "longer" else task.sentences)
+        assert all(task.fewest_words <= len(sentence) <= task.most_words for sentence in sentences)
+        assert answer == sentences[-1].count(word)
+        if split == "absent":
+            assert answer == 0
+            assert any(word in sentence for sentence in sentences[:-1])
+
+
+@given(task=composed(), split=st.sampled_from(SPLITS), seed=st.integers(0, 5))
+@settings(max_examples=60, deadline=None)
+def test_every_answer_is_what_a_plain_count_says(task, split, seed):
+    check(task, split, questions(task, split, 20, seed))
+
+
+def test_composed_sentences_follow_their_shares():
+    """χ²: answers, lengths, places, words; and that nothing before the last sentence tells the answer."""
+    task = LastSentence(fewest_words=3, most_words=6, vocabulary=27)
+    asked = questions(task, "train", 6000)
+    answers = np.array([answer for _, _, answer in asked])
+    words = np.array([word for _, word, _ in asked]) - 7
+    before = np.array([sentences[0].count(word) for sentences, word, _ in asked])
+    lengths = np.array([[len(sentence) for sentence in sentences] for sentences, _, _ in asked]) - 3
+    for drawn, kinds in ((answers, 4), (before, 4), (words, 20), (lengths[:, 0], 4), (lengths[:, 1], 4)):
+        assert even(np.bincount(drawn, minlength=kinds)) > RARE
+    for other in (words, before, lengths[:, 0], lengths[:, 1]):
+        assert independent(crossed(answers, other)) > RARE
+    places = [s[1].index(w) for s, w, answer in asked if answer == 1 and len(s[1]) == 6]
+    assert even(np.bincount(places, minlength=6)) > RARE
+    pairs = [tuple(np.flatnonzero(np.array(s[1]) == w)) for s, w, answer in asked if answer == 2 and len(s[1]) == 5]
+    assert even(np.unique(pairs, axis=0, return_counts=True)[1]) > RARE
+    assert len(set(pairs)) == 10
+    offsets = np.array([(token - word) % 20 for s, word, _ in asked for token in s[1] if token != word])
+    assert even(np.bincount(offsets, minlength=20)[1:]) > RARE
+
+
+@pytest.mark.parametrize("split", ["in_dist", "longer"])
+def test_test_sets_are_balanced(split):
+    answers = [answer for *_, answer in questions(LastSentence(), split, 4000)]
+    assert even(np.bincount(answers, minlength=4)) > RARE
+
+
+def test_the_docstring_s_sample():
+    inputs, targets = (
+        re.search(rf"    {row} +(.*)", last_sentence.__doc__)[1].split() for row in ("inputs", "targets")
+    )
+    at = inputs.index("?")
+    ends = [place for place, word in enumerate(inputs) if word == "."]
+    last = inputs[ends[-2] + 1 : ends[-1]]
+    assert len(inputs) == len(targets)
+    assert targets[at + 1] == str(last.count(inputs[at + 1]))
+    assert set(targets[: at + 1] + targets[at + 2 :]) == {"."}
+
+
+# -- texts -----------------------------------------------------------------------------------------------------------
+
+
+def story(seed, sentences):
+    """A text in which words repeat, with marks and lines as texts have them."""
+    rng = np.random.default_rng(seed)
+    parts = []
+    for _ in range(sentences):
+        words = rng.choice(["the", "The", "a", "cat", "dog", "sat", "on", "and", "mat"], rng.integers(3, 12))
+        parts.append(
+            " ".join(words) + str(rng.choice([".", "!", "?", ".”", "?)"])) + str(rng.choice([" ", "\n", "\n\n"]))
+        )
+    return "".join(parts)
+
+
+def plain_sentences(text):
+    """Sentences by a reading of the text character by character."""
+    sentences, words, word, ended = [], [], "", False
+    for character in text + "\n\n":
+        if character.isalnum():
+            word += character.lower()
+            continue
+        if word:
+            words.append(word)
+            word = ""
+        if character in ".!?":
+            ended = True
+        elif character.isspace() and ended:
+            if words:
+                sentences.append(words)
+            words, ended = [], False
+    return sentences
+
+
+def of_text(tmp_path, text, **sizes):
+    (tmp_path / "text.txt").write_text(text, encoding="utf-8")
+    return LastSentence(corpus="story", folder=str(tmp_path / "text.txt"), **sizes)
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_contexts_stand_in_the_text(tmp_path, split):
+    text = story(0, 3000)
+    task = of_text(tmp_path, text, maximum=2, fewest_words=4, most_words=10, vocabulary=500)
+    asked = questions(task, split, 500)
+    check(task, split, asked)
+    tokens = [[task.token(word) for word in words] for words in plain_sentences(text)]
+    count = task.context_sentences(split)
+    contexts = {str(tokens[at : at + count]) for at in range(len(tokens))}
+    for sentences, _, _ in asked:
+        assert str(sentences) in contexts
+    if split != "absent":
+        answers = np.array([answer for *_, answer in asked])
+        words = np.unique([word for _, word, _ in asked], return_inverse=True)[1]
+        assert even(np.bincount(answers, minlength=3)) > RARE
+        assert independent(crossed(answers, words)) > RARE
+        assert words.max() > 3
+
+
+def test_last_sentences_of_tests_are_never_asked_about_in_training(tmp_path):
+    task = of_text(tmp_path, story(1, 3000), maximum=2, vocabulary=5000)
+    last = {split: {tuple(sentences[-1]) for sentences, _, _ in questions(task, split, 2000)} for split in SPLITS}
+    assert min(map(len, last.values())) > 30
+    for split in ("in_dist", "absent", "longer"):
+        assert not last["train"] & last[split]
+
+
+def test_files_do_not_run_on(tmp_path):
+    halves = [story(seed, 600) for seed in (2, 3)]
+    for name, half in zip("ab", halves, strict=True):
+        (tmp_path / f"{name}.txt").write_text(half, encoding="utf-8")
+    (tmp_path / "notes.md").write_text("not read", encoding="utf-8")
+    task = LastSentence(corpus="two", folder=str(tmp_path), maximum=1, vocabulary=500, most_words=12)
+    contexts = set()
+    for half in halves:
+        tokens = [[task.token(word) for word in words] for words in plain_sentences(half)]
+        contexts |= {str(tokens[at : at + 2]) for at in range(len(tokens) - 1)}
+    for sentences, _, _ in questions(task, "train", 3000):
+        assert str(sentences) in contexts
+
+
+def test_the_papers_prompt():
+    task = LastSentence(most_words=64, vocabulary=50000)
+    for word in ("Alice", "book", "her", "making"):
+        sentences, asked, answer = read(task, *whole(task, task.prompt(ALICE, word)))
+        assert [len(sentence) for sentence in sentences] == [57, 56]
+        assert asked == task.token(word.lower())
+        assert answer == {"Alice": 0, "book": 0, "her": 3, "making": 1}[word] == sentences[-1].count(asked)
+    first, _ = read(task, *whole(task, task.prompt(ALICE, "book")))[0]
+    assert first.count(task.token("Alice")) == first.count(task.token("book")) == 2
+
+
+def whole(task, tokens):
+    """A prompt as a sequence that `read` reads: with the answer that a plain count gives."""
+    targets = np.full(len(tokens), IGNORED)
+    targets[-1] = " ".join(map(str, tokens[:-2])).split(f" {task.end}")[-2].split().count(str(tokens[-1]))
+    return np.array(tokens), targets
+
+
+def test_a_token_is_known_without_any_text():
+    task = LastSentence(vocabulary=300, maximum=3)
+    assert task.token("Book") == task.token("book") == 7 + zlib.crc32(b"book") % 293
+
+
+def test_the_place_of_a_text_is_no_part_of_the_task(tmp_path):
+    """Its content is what the fingerprint tells."""
+    text = story(4, 500)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "b.txt").write_text(text, encoding="utf-8")
+    a = of_text(tmp_path, text)
+    b = LastSentence(corpus="story", folder=str(tmp_path / "other"))
+    assert a.fingerprint() == b.fingerprint()
+    (tmp_path / "other" / "b.txt").write_text(text + "More.", encoding="utf-8")
+    assert a.fingerprint() != b.fingerprint()
+    assert LastSentence().fingerprint() is None
+
+
+# -- bad input -------------------------------------------------------------------------------------------------------
+
+
+def test_a_text_that_is_not_there(tmp_path):
+    task = LastSentence(corpus="story", folder=str(tmp_path / "none.txt"))
+    with pytest.raises(UserError, match=r"none\.txt: No such file"):
+        task.prepare()
+
+
+def test_a_text_without_a_place():
+    with pytest.raises(UserError, match=r"the corpus 'story' .* set task.folder"):
+        LastSentence(corpus="story").prepare()
+
+
+def test_a_folder_without_texts(tmp_path):
+    with pytest.raises(UserError, match=r"no `\*\.txt` file in this folder"):
+        LastSentence(corpus="story", folder=str(tmp_path)).prepare()
+
+
+def test_an_empty_file(tmp_path):
+    task = of_text(tmp_path, "")
+    with pytest.raises(UserError, match=r"text\.txt: empty"):
+        task.prepare()
+
+
+def test_a_file_that_is_not_utf_8(tmp_path):
+    task = of_text(tmp_path, "")
+    (tmp_path / "text.txt").write_bytes("Le café était fermé.".encode("latin1"))
+    with pytest.raises(UserError, match=r"text\.txt: not UTF-8"):
+        task.prepare()
+
+
+def test_a_text_too_short_to_ask(tmp_path):
+    task = of_text(tmp_path, "One sentence is here now. Another one is here now.")
+    with pytest.raises(UserError, match=r"text\.txt: among its 3 sentences, no word .* give a longer text"):
+        task.prepare()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"maximum": 5}, "must not fall"),
+        ({"fewest_words": 30}, "must not fall"),
+        ({"vocabulary": 8}, "has no room for two words; it takes 9"),
+        ({"folder": "books"}, "name your corpus"),
+        ({"sentences": 1}, "greater than or equal to 2"),
+    ],
+)
+def test_what_cannot_be_is_refused(wrong, says):
+    with pytest.raises(ValidationError, match=says):
+        LastSentence(**wrong)
