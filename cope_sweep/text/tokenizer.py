@@ -51,6 +51,10 @@ class TextTokenizer:
 
     def __init__(self, tokenizer: Tokenizer, name: str) -> None:
         """`name` is what errors call it. Raises TextError where it is no byte-level BPE with an end of text."""
+        if tokenizer.normalizer is not None:
+            raise TextError(
+                f"{name}: changes a text before it tokenises it (it has a normalizer); use one that does not"
+            )
         tokenizer.encode_special_tokens = True  # what looks like a special token in a text is text
         self._tokenizer = tokenizer
         self.name = name
@@ -131,7 +135,7 @@ class TextTokenizer:
         for text, each in zip(texts, ids, strict=True):
             if int(bytes_V[each].sum()) != len(text.encode()):
                 raise TextError(
-                    f"{self.name}: its ids do not give a text back to the byte (does it normalise, or add blanks?); "
+                    f"{self.name}: its ids do not give a text back to the byte (does it add blanks?); "
                     "use GPT-2's, or train one: tokenizer: bpe"
                 )
         return ids

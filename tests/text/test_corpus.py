@@ -1,0 +1,189 @@
+"""A tokenised text: what it is of, whole or not there, once for all processes, in memory that does not grow."""
+
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cope_sweep.text import TextError, open_corpus
+from cope_sweep.text.reading import Files
+from tests.texts import prose, write_corpus
+
+SCRIPT = """
+import resource, sys
+from pathlib import Path
+from cope_sweep.text import open_corpus
+from cope_sweep.text.reading import Files
+folder = Path(sys.argv[1])
+splits = {split: Files((folder / f"wiki.{split}.tokens",)) for split in ("train", "valid", "test")}
+sys.stdin.readline()  # until all are there
+corpus = open_corpus(splits, None, 300)
+print(corpus.fingerprint, corpus.folder, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+"""
+
+
+def start(folder, cache):
+    return subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, str(folder)],
+        env=os.environ | {"COPE_SWEEP_CACHE": str(cache)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finish(process):
+    out, _ = process.communicate("\n", timeout=120)
+    assert process.returncode == 0
+    return out.split()
+
+
+def files(folder):
+    return {split: Files((folder / f"wiki.{split}.tokens",)) for split in ("train", "valid", "test")}
+
+
+def content(folder):
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()}
+
+
+@pytest.fixture
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("COPE_SWEEP_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def test_ids_are_the_text_s(tmp_path):
+    folder = write_corpus(tmp_path)
+    corpus = open_corpus(files(folder), None, 400)
+    for split, read in corpus.splits.items():
+        data = (folder / f"wiki.{split}.tokens").read_bytes()
+        assert read.tokens_L[0] == corpus.tokenizer.end_of_text
+        assert b"".join(corpus.tokenizer.pieces(read.tokens_L)) == data
+        assert (read.size_bytes, read.lines) == (len(data), data.count(b"\n"))
+        assert read.words == len(data.split()) + data.count(b"\n")
+    assert isinstance(read.tokens_L, np.memmap)
+
+
+def test_a_file_for_each_document(tmp_path):
+    paths = []
+    for index, text in enumerate(["one\n", "two", " three"]):
+        paths.append(tmp_path / f"{index}.txt")
+        paths[-1].write_text(text)
+    split = open_corpus({"train": Files(tuple(paths), one_document=False)}, None, 257)
+    tokens, end = split.splits["train"].tokens_L, split.tokenizer.end_of_text
+    assert (tokens == end).sum() == 3
+    assert [b"".join(split.tokenizer.pieces(part)) for part in np.split(tokens, np.flatnonzero(tokens == end))] == [
+        b"",
+        b"one\n",
+        b"two",
+        b" three",
+    ]
+    joined = open_corpus({"train": Files(tuple(paths))}, None, 257)
+    assert (joined.splits["train"].tokens_L == end).sum() == 1
+    assert (split.splits["train"].words, joined.splits["train"].words) == (4, 4)
+    assert split.fingerprint != joined.fingerprint
+
+
+def test_a_text_is_found_again_by_what_is_in_it(tmp_path, own_cache):
+    folder, copy = write_corpus(tmp_path / "a"), write_corpus(tmp_path / "b")
+    first = open_corpus(files(folder), None, 300)
+    stamp = (first.folder / "train.bin").stat()
+    again = open_corpus(files(copy), None, 300)  # elsewhere, the same
+    assert again.folder == first.folder
+    assert (again.folder / "train.bin").stat() == stamp
+    other = open_corpus(files(folder), None, 301)
+    assert other.folder != first.folder
+    assert other.fingerprint != first.fingerprint
+    (copy / "wiki.test.tokens").write_text(prose(60, seed=9))
+    changed = open_corpus(files(copy), None, 300)
+    assert changed.folder != first.folder
+    assert changed.fingerprint != first.fingerprint
+
+
+def test_processes_that_start_together_make_one_and_the_same(tmp_path, own_cache):
+    folder = write_corpus(tmp_path, train=20_000)
+    processes = [start(folder, own_cache) for _ in range(3)]
+    for process in processes:  # all at once
+        process.stdin.write("\n")
+        process.stdin.flush()
+    told = [finish(process)[:2] for process in processes]
+    assert told == [told[0]] * 3
+    made = own_cache / "text"
+    assert sorted(path.name for path in made.iterdir()) == sorted(
+        [told[0][1].rsplit("/")[-1], f"{told[0][1].rsplit('/')[-1]}.lock"]
+    )
+    # Made again by another process in another place, every byte is the same: training a tokenizer, too.
+    fingerprint, other, _ = finish(start(folder, tmp_path / "other"))
+    assert fingerprint == told[0][0]
+    assert content(Path(other)) == content(Path(told[0][1]))
+
+
+def test_a_kill_leaves_nothing_half(tmp_path, own_cache):
+    folder = write_corpus(tmp_path, train=60_000)
+    process = start(folder, own_cache)
+    process.stdin.write("\n")
+    process.stdin.flush()
+    deadline = time.monotonic() + 60
+    while not any(path.stat().st_size for path in own_cache.glob("text/.*/train.bin")):
+        assert time.monotonic() < deadline
+        assert process.poll() is None
+        time.sleep(0.001)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    left = [path for path in own_cache.glob("text/*") if path.is_dir()]
+    assert [path.name[0] for path in left] == ["."]  # hidden, and taken for nothing
+    half = next(own_cache.glob("text/.*/train.bin")).stat().st_size
+
+    corpus = open_corpus(files(folder), None, 300)
+    assert half < (corpus.folder / "train.bin").stat().st_size
+    data = (folder / "wiki.train.tokens").read_bytes()
+    assert b"".join(corpus.tokenizer.pieces(corpus.splits["train"].tokens_L)) == data
+    assert [path for path in own_cache.glob("text/*") if path.is_dir()] == [corpus.folder]
+
+
+def test_an_error_in_the_middle_leaves_nothing(tmp_path, own_cache):
+    folder = write_corpus(tmp_path)
+    with (folder / "wiki.test.tokens").open("ab") as file:
+        file.write(b"\xff")
+    with pytest.raises(TextError, match=r"wiki\.test\.tokens: not UTF-8 text"):
+        open_corpus(files(folder), None, 300)
+    assert [path for path in own_cache.glob("text/*") if path.is_dir()] == []
+
+
+def test_memory_does_not_grow_with_the_text(tmp_path):
+    """Eight times as much text: 29 MB more, of which none may be held."""
+    small, large = write_corpus(tmp_path / "a", train=150_000), write_corpus(tmp_path / "b")
+    text = (small / "wiki.train.tokens").read_bytes()
+    (large / "wiki.train.tokens").write_bytes(text * 8)
+    assert 7 * len(text) > 29e6
+    peak_mb = [int(finish(start(folder, tmp_path / "cache"))[2]) for folder in (small, large)]
+    assert peak_mb[1] - peak_mb[0] < 15
+
+
+def test_damage_is_said(tmp_path, own_cache):
+    folder = write_corpus(tmp_path)
+    corpus = open_corpus(files(folder), None, 300)
+    with (corpus.folder / "test.bin").open("r+b") as file:
+        file.truncate(10)
+    with pytest.raises(TextError, match=r"damaged \(test.bin has 10 bytes\); delete this folder"):
+        open_corpus(files(folder), None, 300)
+
+
+def test_an_empty_file_is_said(tmp_path):
+    folder = write_corpus(tmp_path)
+    (folder / "wiki.valid.tokens").write_text("")
+    with pytest.raises(TextError, match=r"wiki\.valid\.tokens: empty; the split 'valid' needs text"):
+        open_corpus(files(folder), None, 300)
+
+
+def test_a_cache_that_cannot_be_written_is_said(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("COPE_SWEEP_CACHE", str(tmp_path / "file" / "cache"))
+    with pytest.raises(TextError, match="choose another place with COPE_SWEEP_CACHE"):
+        open_corpus(files(write_corpus(tmp_path)), None, 300)

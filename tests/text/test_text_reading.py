@@ -1,0 +1,86 @@
+import itertools
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cope_sweep.text import TextError, TextTokenizer, reading
+from cope_sweep.text.reading import chunks, read_document
+from tests.texts import prose
+
+TOKENIZER = TextTokenizer.train([prose(200)], 400)
+
+
+@given(
+    pieces=st.lists(st.text(st.sampled_from([*" \n\t\r", *"the cat's 12é日,", "\u3000"]), max_size=60)),
+    chunk=st.integers(2, 40),
+)
+@settings(max_examples=400, deadline=None)
+def test_a_text_in_chunks_has_the_ids_of_the_whole(pieces, chunk):
+    text = "".join(pieces)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reading, "CHUNK", chunk)
+        parts = list(chunks(pieces))
+    assert "".join(parts) == text
+    ids = list(itertools.chain.from_iterable(TOKENIZER.encode(parts)))
+    assert np.array_equal(ids, TOKENIZER.encode([text])[0])
+
+
+def test_long_texts_come_in_many_chunks():
+    text = prose(20_000)
+    parts = list(chunks([text]))
+    assert "".join(parts) == text
+    assert len(parts) >= len(text) // reading.CHUNK
+    assert max(map(len, parts)) <= reading.CHUNK
+
+
+def test_a_text_without_blanks_is_cut_too():
+    parts = list(chunks(["x" * 100_000] * 30))
+    assert "".join(parts) == "x" * 3_000_000
+    assert max(map(len, parts)) <= reading.LONGEST
+
+
+@given(text=st.text(max_size=200), size=st.integers(1, 7))
+@settings(max_examples=100, deadline=None)
+def test_characters_on_the_edge_of_a_read_stay_whole(text, size, tmp_path_factory):
+    path = tmp_path_factory.mktemp("text") / "a.txt"
+    path.write_bytes(text.encode())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reading, "READ_BYTES", size)
+        assert "".join(read_document([path])) == text
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 1000])
+@pytest.mark.parametrize(
+    ("data", "at"), [(b"abc\xff", 3), ("日本".encode()[:-1], 3), (b"\xe9t\xe9", 0), (b"ab\xf0\x9f\xa6x", 2)]
+)
+def test_the_byte_that_is_not_utf8_is_named(data, at, size, tmp_path, monkeypatch):
+    monkeypatch.setattr(reading, "READ_BYTES", size)
+    (tmp_path / "a.txt").write_bytes(data)
+    with pytest.raises(TextError, match=rf"a\.txt: not UTF-8 text \(.* at byte {at}\)"):
+        list(read_document([tmp_path / "a.txt"]))
+
+
+def test_the_hub_s_parquet_is_the_text_again(tmp_path):
+    """The hub's rows are lines, and blank ones were emptied."""
+    text = prose(300)
+    lines = [line if line.strip() else "" for line in text.splitlines(keepends=True)]
+    pq.write_table(pa.table({"text": lines}), tmp_path / "a.parquet")
+    assert "".join(read_document([tmp_path / "a.parquet"])) == text
+
+
+def test_parquet_files_that_are_none(tmp_path):
+    (tmp_path / "a.parquet").write_bytes(b"PAR1 no")
+    with pytest.raises(TextError, match="not a whole Parquet file"):
+        list(read_document([tmp_path / "a.parquet"]))
+    pq.write_table(pa.table({"words": ["a"]}), tmp_path / "b.parquet")
+    with pytest.raises(TextError, match="no column `text` in this Parquet file; it has words"):
+        list(read_document([tmp_path / "b.parquet"]))
+
+
+def test_files_that_are_not_there(tmp_path):
+    with pytest.raises(TextError, match=r"none\.txt: No such file"):
+        list(read_document([tmp_path / "none.txt"]))

@@ -1,0 +1,162 @@
+"""Tokenizers: exact both ways, GPT-2's pieces, and honest counts of words and bytes."""
+
+import itertools
+import json
+import math
+
+import numpy as np
+import pytest
+import regex
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from cope_sweep.text import END_OF_TEXT, TextError, TextTokenizer
+from cope_sweep.text.tokenizer import _byte_letters, find_gpt2
+from tests.texts import prose
+
+TRAINED = TextTokenizer.train([prose(200)], 400)
+BYTES = TextTokenizer.train([], 257)
+
+# Mostly blanks and words, where tokenizers differ; and anything at all.
+TEXTS = st.text(st.sampled_from([*" \n\t\r\u00a0\u3000\x0b\x1c", *"the cat's 12é日", "🦞"])) | st.text()
+
+GPT2_PIECES = regex.compile(r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+")
+"""As the released encoder.py has it."""
+
+
+def reference_ids(text, vocabulary, merges):
+    """Byte-pair encoding by its definition: in each piece, the earliest merge first."""
+    letter = {byte: letter for letter, byte in _byte_letters().items()}
+    rank = {tuple(pair): i for i, pair in enumerate(merges)}
+    ids = []
+    for piece in GPT2_PIECES.findall(text):
+        parts = [letter[byte] for byte in piece.encode()]
+        while True:
+            pairs = [(rank.get(pair, math.inf), i) for i, pair in enumerate(itertools.pairwise(parts))]
+            if not pairs or min(pairs)[0] == math.inf:
+                break
+            i = min(pairs)[1]
+            parts[i : i + 2] = [parts[i] + parts[i + 1]]
+        ids += [vocabulary[part] for part in parts]
+    return ids
+
+
+@pytest.fixture(scope="module")
+def gpt2_files(tmp_path_factory):
+    """Files as GPT-2's: as many ids, few of them used; and the ids and merges in them."""
+    folder = tmp_path_factory.mktemp("gpt2")
+    model = json.loads(TRAINED._tokenizer.to_str())["model"]
+    tokens = sorted(set(model["vocab"]) - {END_OF_TEXT})
+    vocabulary = {token: i for i, token in enumerate(tokens)}
+    vocabulary |= {f"filler{i}": i for i in range(len(tokens), 50256)} | {END_OF_TEXT: 50256}
+    (folder / "vocab.json").write_text(json.dumps(vocabulary))
+    (folder / "merges.txt").write_text("#version: 0.2\n" + "".join(f"{a} {b}\n" for a, b in model["merges"]))
+    return folder, vocabulary, model["merges"]
+
+
+@pytest.fixture(scope="module")
+def gpt2(gpt2_files):
+    return TextTokenizer.gpt2(find_gpt2([gpt2_files[0]]))
+
+
+@given(text=TEXTS)
+@example(text=f"a{END_OF_TEXT}b")
+@settings(max_examples=300, deadline=None)
+def test_a_text_comes_back_to_the_byte(text):
+    for tokenizer in (TRAINED, BYTES):
+        [ids] = tokenizer.encode([text])
+        assert b"".join(tokenizer.pieces(ids)) == text.encode()
+        assert tokenizer.end_of_text not in ids
+        assert ids.max(initial=0) < tokenizer.ids
+
+
+@given(text=TEXTS)
+@settings(max_examples=200, deadline=None)
+def test_gpt2_s_files_give_the_ids_of_byte_pair_encoding(text, gpt2, gpt2_files):
+    _, vocabulary, merges = gpt2_files
+    assert gpt2.encode([text])[0].tolist() == reference_ids(text, vocabulary, merges)
+
+
+def test_gpt2_s_two_forms_are_one(gpt2, gpt2_files, tmp_path):
+    gpt2.save(tmp_path / "tokenizer.json")
+    other = TextTokenizer.gpt2(find_gpt2([tmp_path / "nowhere", tmp_path]))
+    assert other.digest == gpt2.digest
+    assert (other.ids, other.end_of_text) == (50257, 50256)
+    text = prose(30) + END_OF_TEXT
+    assert np.array_equal(other.encode([text])[0], gpt2.encode([text])[0])
+
+
+@given(text=TEXTS)
+@settings(max_examples=300, deadline=None)
+def test_words_and_bytes_are_a_plain_count_s(text):
+    for tokenizer in (TRAINED, BYTES):
+        [ids] = tokenizer.encode([text])
+        stream = np.array([[tokenizer.end_of_text, *ids]], dtype=np.int64)
+        units = tokenizer.units(stream[:, :-1], stream[:, 1:], np.ones((1, len(ids)), dtype=bool))
+        data = text.encode()
+        assert units["words"].tolist() == [len(data.split()) + data.count(b"\n")]
+        assert units["bytes"].tolist() == [len(data)]
+        # Token by token it is the same sum.
+        each = tokenizer.units(stream[0, :-1, None], stream[0, 1:, None], np.ones((len(ids), 1), dtype=bool))
+        assert each["words"].sum() == units["words"][0]
+        assert each["bytes"].tolist() == [len(piece) for piece in tokenizer.pieces(ids)]
+
+
+def test_words_by_hand():
+    """`a  new⏎line`: a, new, the end of the line, line."""
+    [ids] = BYTES.encode(["a  new\nline"])
+    stream = np.array([[BYTES.end_of_text, *ids]], dtype=np.int64)
+    units = BYTES.units(stream[0, :-1, None], stream[0, 1:, None], np.ones((len(ids), 1), dtype=bool))
+    assert units["words"].tolist() == [1, 0, 0, 1, 0, 0, 1, 1, 0, 0, 0]
+
+
+def test_a_declared_vocabulary_is_a_bound():
+    assert TRAINED.ids <= 400
+    assert BYTES.ids == 257
+    assert TextTokenizer.train(["ab ab"], 400).ids == 258  # one pair comes twice; ` ` begins another piece
+    assert TextTokenizer.train([prose(300)], 300).ids == 300
+
+
+def test_training_is_the_same_each_time():
+    texts = [prose(50, seed) for seed in range(6)]
+    assert TextTokenizer.train(texts, 500).digest == TextTokenizer.train(iter(texts), 500).digest
+    assert TextTokenizer.train(texts, 300).digest != TextTokenizer.train(texts, 299).digest
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda text: text[: len(text) // 2], "not a tokenizer"),
+        (lambda text: text.replace(END_OF_TEXT, "<end>"), "has no token <|endoftext|>"),
+        (lambda text: text.replace('"normalizer":null', '"normalizer":{"type":"Lowercase"}'), "has a normalizer"),
+        (lambda text: text.replace('"add_prefix_space":false', '"add_prefix_space":true'), None),
+    ],
+    ids=["cut", "no end of text", "normalises", "adds blanks"],
+)
+def test_tokenizers_that_cannot_serve(change, message, tmp_path):
+    path = tmp_path / "tokenizer.json"
+    TRAINED.save(path)
+    path.write_text(change(path.read_text()))
+    if message:
+        with pytest.raises(TextError, match=message.replace("|", r"\|")):
+            TextTokenizer.load(path)
+    else:
+        with pytest.raises(TextError, match="do not give a text back to the byte"):
+            TextTokenizer.load(path).encode(["cat"])
+
+
+def test_what_is_not_gpt2_s_is_said(tmp_path):
+    TRAINED.save(tmp_path / "tokenizer.json")
+    with pytest.raises(TextError, match=f"has {TRAINED.ids} ids, and GPT-2's tokenizer has 50,257"):
+        TextTokenizer.gpt2(find_gpt2([tmp_path]))
+    with pytest.raises(TextError, match="no such file"):
+        TextTokenizer.load(tmp_path / "none.json")
+
+
+def test_a_vocabulary_of_words_is_said(tmp_path):
+    from tokenizers import Tokenizer, models
+
+    words = Tokenizer(models.WordLevel({"日本": 0, END_OF_TEXT: 1}))
+    words.save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(TextError, match="not a byte-level BPE"):
+        TextTokenizer.load(tmp_path / "tokenizer.json")
