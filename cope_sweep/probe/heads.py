@@ -104,8 +104,10 @@ def seen_from(gates_TT: np.ndarray, asked_T: np.ndarray | None = None) -> np.nda
     T = len(gates_TT)
     asked_T = np.ones(T, dtype=bool) if asked_T is None else asked_T
     queries_T = asked_T[::-1].cumsum()[::-1]  # asked queries i ≥ j
+    mean_T = np.full(T, math.nan)
     total_T = gates_TT[asked_T].sum(axis=0, dtype=np.float64)  # gates of keys after the query are 0
-    return np.divide(total_T, queries_T, out=np.full(T, math.nan), where=queries_T > 0)
+    np.divide(total_T, queries_T, out=mean_T, where=queries_T > 0)
+    return mean_T
 
 
 def separation(gates_N: np.ndarray, marked_N: np.ndarray) -> Separation:
