@@ -99,6 +99,10 @@ class Task(Frozen):
         """The tokens worth counting, by name, bool of any shape of token ids: what probes compare gates with."""
         return {}
 
+    def word(self, token: int) -> str:
+        """A token id as people write it, in few letters."""
+        return str(token)
+
     @property
     def context(self) -> int:
         """Tokens in the longest sequence of any split."""

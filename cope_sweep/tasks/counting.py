@@ -111,6 +111,9 @@ class Counting(Task):
             "pass": tokens_NT == token("pass;"),
         }
 
+    def word(self, token: int) -> str:
+        return self.words[token]
+
     def sequences(self, split: str, seed: int, start: int, count: int) -> Batch:
         self.check_split(split)
         if split != "train" or self.train_sequences is None:

@@ -43,6 +43,9 @@ class FlipFlop(Task):
     def marks(self, tokens_NT: np.ndarray) -> dict[str, np.ndarray]:
         return {"w": tokens_NT == WRITE, "i": tokens_NT == IGNORE, "r": tokens_NT == READ, "bit": tokens_NT < WRITE}
 
+    def word(self, token: int) -> str:
+        return "01wir"[token]
+
     def generate(self, split: str, rng: np.random.Generator, count: int) -> Batch:
         p = {"sparse": self.sparse_p_ignore, "dense": self.dense_p_ignore}.get(split, self.p_ignore)
         u = rng.random((count, self.pairs))

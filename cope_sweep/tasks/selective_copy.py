@@ -55,6 +55,9 @@ class SelectiveCopy(Task):
         blank = self.vocabulary - 2
         return {"data": tokens_NT < blank, "blank": tokens_NT == blank, "marker": tokens_NT > blank}
 
+    def word(self, token: int) -> str:
+        return {self.vocabulary - 2: "_", self.vocabulary - 1: ">"}.get(token, str(token))
+
     def generate(self, split: str, rng: np.random.Generator, count: int) -> Batch:
         blank, marker = self.vocabulary - 2, self.vocabulary - 1
         slots = self.tokens + self._blanks(split)
