@@ -15,15 +15,18 @@ from cope_sweep.cli.options import (
     STORE,
     AblationArg,
     AblationsDir,
+    CheckpointArg,
     Json,
     ScaleOpt,
     Sets,
     Store,
     escaped,
+    find_checkpoint,
     grid,
     load_plan,
     make_console,
     print_json,
+    token_ids,
 )
 from cope_sweep.errors import UserError
 
@@ -168,9 +171,7 @@ def serve(
 
 
 def perplexity(
-    run_or_folder: Annotated[
-        str, typer.Argument(metavar="RUN", help="A finished run's id, or a checkpoint folder.", show_default=False)
-    ],
+    run_or_folder: CheckpointArg,
     tokens: Annotated[
         list[str],
         typer.Option("--tokens", metavar='"ID ID …"', help="A sequence of token ids; repeatable.", show_default=False),
@@ -188,10 +189,7 @@ def perplexity(
 
     Example: `cope-sweep perplexity 95199d1142de555d --tokens "3 14 14 7 15"`
     """
-    from cope_sweep.record import Ledger
-    from cope_sweep.record.ledger import RUN_ID
-
-    sequences = [_ids(text) for text in tokens]
+    sequences = [token_ids(text) for text in tokens]
     if file is not None:
         try:
             sequences += json.loads(sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8"))
@@ -199,12 +197,7 @@ def perplexity(
             raise UserError(f"{file}: not a JSON list of lists of token ids ({error})") from error
     if not sequences:
         raise UserError('no tokens; give some with --tokens "3 14 14 7" or --file ids.json')
-    folder = Path(run_or_folder)
-    if RUN_ID.fullmatch(run_or_folder):
-        run_folder = Ledger(store).run(run_or_folder)
-        if run_folder.status != "finished":
-            raise UserError(f"run {run_or_folder} is {run_folder.status}; only finished runs have a checkpoint")
-        folder = run_folder.checkpoint
+    folder = find_checkpoint(run_or_folder, store)
 
     from cope_sweep.inference import Predictor
 
@@ -217,10 +210,3 @@ def perplexity(
         return
     bits = f"{measured.bits_per_token:.4f} bits per token"
     make_console().print(f"perplexity {measured.perplexity:.4f} over {measured.tokens} tokens ({bits})")
-
-
-def _ids(text: str) -> list[int]:
-    try:
-        return [int(part) for part in text.replace(",", " ").split()]
-    except ValueError:
-        raise UserError(f'--tokens {text!r}: token ids are whole numbers, as in --tokens "3 14 14 7"') from None

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 AblationArg = Annotated[
     str, typer.Argument(help="An ablation's name, as `list` shows it, or a file.", show_default=False)
 ]
+CheckpointArg = Annotated[
+    str, typer.Argument(metavar="RUN", help="A finished run's id, or a checkpoint folder.", show_default=False)
+]
 AblationsDir = Annotated[
     Path, typer.Option("--ablations", envvar="COPE_SWEEP_ABLATIONS", help="Folder of ablation files.")
 ]
@@ -62,6 +65,27 @@ def load_plan(ablation: str, folder: Path, scale: str | None, sets: list[str]) -
     from cope_sweep.spec import load_ablation, with_overrides
 
     return expand(with_overrides(load_ablation(find_ablation(ablation, folder)), scale=scale, assignments=sets))
+
+
+def find_checkpoint(run_or_folder: str, store: Path) -> Path:
+    """The checkpoint folder of a finished run, or the folder that was named. Raises UserError."""
+    from cope_sweep.record import Ledger
+    from cope_sweep.record.ledger import RUN_ID
+
+    if not RUN_ID.fullmatch(run_or_folder):
+        return Path(run_or_folder)
+    folder = Ledger(store).run(run_or_folder)
+    if folder.status != "finished":
+        raise UserError(f"run {run_or_folder} is {folder.status}; only finished runs have a checkpoint")
+    return folder.checkpoint
+
+
+def token_ids(text: str) -> list[int]:
+    """The ids of `3 14 7` or `3,14,7`. Raises UserError."""
+    try:
+        return [int(part) for part in text.replace(",", " ").split()]
+    except ValueError:
+        raise UserError(f'--tokens {text!r}: token ids are whole numbers, as in --tokens "3 14 14 7"') from None
 
 
 def make_console(*, stderr: bool = False) -> Console:
