@@ -1,8 +1,10 @@
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cope_sweep.tasks import IGNORED, FlipFlop
+from tests.tasks.chance import RARE, crossed, even, follows, independent
 
 W, I, R = 2, 3, 4  # noqa: E741
 
@@ -38,22 +40,41 @@ def test_every_answer_is_what_an_interpreter_says(pairs, p, split, loss):
             assert targets[:-1].tolist() == inputs[1:].tolist()
 
 
-@pytest.mark.parametrize(("split", "p"), [("train", 0.8), ("in_dist", 0.8), ("sparse", 0.98), ("dense", 0.1)])
-def test_instructions_come_as_often_as_said(split, p):
-    n = 200
-    tokens = FlipFlop().sequences(split, 0, 0, n).inputs_NT
-    free = tokens[:, 2:-1:2]
-    for symbol, share in ((I, p), (W, (1 - p) / 2), (R, (1 - p) / 2)):
-        sigma = (share * (1 - share) / free.size) ** 0.5
-        assert abs((free == symbol).mean() - share) < 4 * sigma
+@pytest.mark.parametrize(
+    "task",
+    [FlipFlop(), FlipFlop(pairs=40, p_ignore=0.5, sparse_p_ignore=0.9, dense_p_ignore=0.0)],
+    ids=["paper", "own"],
+)
+@pytest.mark.parametrize("split", ["train", "in_dist", "sparse", "dense"])
+def test_instructions_come_as_often_as_said_and_independently(task, split):
+    """χ² of the instructions between the first and the last: their shares, and that none tells the next."""
+    p = {"sparse": task.sparse_p_ignore, "dense": task.dense_p_ignore}.get(split, task.p_ignore)
+    free = task.sequences(split, 0, 0, 400).inputs_NT[:, 2:-1:2]
+    counts = np.bincount(free.ravel(), minlength=5)[[I, W, R]]
+    assert not counts[0] or p > 0
+    assert (
+        follows(counts[1:] if p == 0 else counts, [(1 - p) / 2] * 2 if p == 0 else [p, (1 - p) / 2, (1 - p) / 2]) > RARE
+    )
+    assert independent(crossed(free[:, :-1], free[:, 1:])) > RARE
+    # Alike at every place: early, middle, late.
+    thirds = np.array_split(free, 3, axis=1)
+    assert independent([np.bincount(third.ravel(), minlength=5)[2:] for third in thirds]) > RARE
 
 
-def test_written_and_ignored_bits_are_even():
+def test_written_and_ignored_bits_are_even_and_independent():
     batch = FlipFlop().sequences("train", 0, 0, 300)
     instructions, bits = batch.inputs_NT[:, :-1:2], batch.inputs_NT[:, 1::2]
     for symbol in (W, I):
         chosen = bits[instructions == symbol]
-        assert abs(chosen.mean() - 0.5) < 4 * 0.5 / len(chosen) ** 0.5
+        assert even(np.bincount(chosen)) > RARE
+        assert independent(crossed(chosen[:-1], chosen[1:])) > RARE
+    assert independent(crossed(instructions[:, 1:], bits[:, :-1])) > RARE  # a bit does not tell the next instruction
+
+
+@pytest.mark.parametrize("split", ["train", "in_dist", "sparse", "dense"])
+def test_the_last_read_is_even(split):
+    """Always answering one bit is wrong half the time."""
+    assert even(np.bincount(FlipFlop(pairs=20).sequences(split, 0, 0, 3000).targets_NT[:, -1])) > RARE
 
 
 def test_lengths_at_the_papers_size():

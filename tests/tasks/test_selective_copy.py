@@ -1,10 +1,14 @@
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
+from scipy import stats
 
 from cope_sweep.tasks import IGNORED, SelectiveCopy
+from tests.tasks.chance import RARE, crossed, even, independent
 
 
 @given(
@@ -40,15 +44,33 @@ def test_every_sequence_is_what_a_plain_reading_says(tokens, blanks, dense, spar
         assert fed == ([marker] * tokens if copy_from == "markers" else [marker, *data[:-1]])
 
 
-def test_places_and_tokens_are_even():
-    """χ² of the data's places (over 8 slots) and symbols (over 14): both far from rejection."""
-    task = SelectiveCopy(tokens=2, blanks=6)
-    slots = task.sequences("train", 0, 0, 8000).inputs_NT[:, :8]
-    places = (slots != 14).sum(axis=0)
-    symbols = np.bincount(slots[slots != 14], minlength=14)
-    for counts, critical in ((places, 24.3), (symbols, 34.5)):  # χ² at p = 0.001 for 7 and 13 degrees of freedom
-        expected = counts.sum() / len(counts)
-        assert ((counts - expected) ** 2 / expected).sum() < critical
+@pytest.mark.parametrize("split", ["train", "in_dist", "dense", "sparse"])
+def test_places_and_tokens_are_even_and_independent(split):
+    """χ²: every choice of places is as likely, every symbol, every pair of symbols, and neither tells the other."""
+    task = SelectiveCopy(tokens=2, blanks=4, dense_blanks=2, sparse_blanks=6)
+    slots = {"dense": 4, "sparse": 8}.get(split, 6)
+    batch = task.sequences(split, 0, 0, 8000)
+    is_data = batch.inputs_NT[:, :slots] != 14
+    places = is_data @ (1 << np.arange(slots))
+    choices, which, counts = np.unique(places, return_inverse=True, return_counts=True)
+    assert len(choices) == math.comb(slots, 2)
+    assert even(counts) > RARE
+    first, second = batch.targets_NT[:, -2], batch.targets_NT[:, -1]
+    for symbols in (first, second):
+        assert even(np.bincount(symbols, minlength=14)) > RARE
+        assert independent(crossed(symbols, which)) > RARE
+    assert independent(crossed(first, second)) > RARE
+    assert even(crossed(first, second).ravel()) > RARE
+
+
+def test_the_papers_size_by_its_statistics():
+    """256 of 512 slots hold data, each slot in half the sequences; 14 symbols, each as often."""
+    slots = SelectiveCopy().sequences("train", 0, 0, 500).inputs_NT[:, :512]
+    # Counts over slots vary less than independent ones would, for each sequence fills exactly half of them.
+    z = ((slots != 14).sum(0) - 250) / (500 / 4) ** 0.5
+    assert stats.chi2.sf((z**2).sum() * 511 / 512, 511) > RARE
+    assert stats.chi2.cdf((z**2).sum() * 511 / 512, 511) > RARE
+    assert even(np.bincount(slots[slots != 14], minlength=14)) > RARE
 
 
 def test_a_blank_can_be_last():
