@@ -15,6 +15,8 @@ from cope_sweep.text import TextError, open_corpus
 from cope_sweep.text.reading import Files
 from tests.texts import prose, write_corpus
 
+pytestmark = pytest.mark.usefixtures("cache")
+
 SCRIPT = """
 import resource, sys
 from pathlib import Path

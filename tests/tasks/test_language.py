@@ -1,0 +1,263 @@
+"""Text as a task: every token scored once, every context once an epoch, and the numbers that a model's loss makes."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from cope_sweep.tasks import IGNORED, Code, WikiText
+from cope_sweep.text import TextError
+from cope_sweep.train import Execution, Trainer
+from tests.texts import write_corpus
+from tests.tiny import tiny_run
+
+pytestmark = pytest.mark.usefixtures("cache")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+@pytest.fixture(scope="module")
+def task(folder, cache):
+    """Of some thousand tokens a split."""
+    task = WikiText(corpus="small", folder=str(folder), tokens=16, vocabulary=300)
+    task.prepare()
+    return task
+
+
+def stream(task, split):
+    return np.array(task._corpus().splits[split].tokens_L, dtype=np.int64)
+
+
+# -- test sets -----------------------------------------------------------------------------------------------------
+
+
+@given(split=st.sampled_from(["train", "validation", "test"]), context=st.integers(1, 400), data=st.data())
+@settings(max_examples=100, deadline=None)
+def test_windows_score_every_token_once_after_enough_others(task, split, context, data):
+    stride = data.draw(st.integers(1, context))
+    windows, tokens = task.windows(split, context, stride), stream(task, split)
+    scored = []
+    for index in range(len(windows)):
+        batch = windows[index : index + 1]
+        begin = index * stride
+        given_T, target_T = batch.inputs_NT[0], batch.targets_NT[0]
+        places = np.flatnonzero(target_T != IGNORED)
+        scored += (begin + 1 + places).tolist()
+        # A target is the token behind its input, and what it is given is the text.
+        assert (target_T[places] == tokens[begin + 1 + places]).all()
+        assert (given_T[: places[-1] + 1] == tokens[begin : begin + places[-1] + 1]).all()
+        assert index == 0 or places[0] >= context - stride
+        assert np.array_equal(batch.answers_NT[0], target_T != IGNORED)
+    assert scored == list(range(1, len(tokens)))
+
+
+@given(context=st.integers(1, 300), data=st.data())
+@settings(max_examples=60, deadline=None)
+def test_windows_count_every_word_and_byte_once(task, folder, context, data):
+    stride = data.draw(st.integers(max(1, context // 8), context))
+    windows = task.windows("test", context, stride)
+    cut = data.draw(st.integers(0, len(windows)))
+    text = (folder / "wiki.test.tokens").read_bytes()
+    words, size = 0, 0
+    for batch in (windows[:cut], windows[cut : len(windows)]):  # any slices, even empty ones
+        assert batch.inputs_NT.shape == batch.targets_NT.shape == (len(batch), context)
+        assert batch.units_N["words"].dtype == batch.units_N["bytes"].dtype == np.int64
+        words += batch.units_N["words"].sum()
+        size += batch.units_N["bytes"].sum()
+    assert (words, size) == (len(text.split()) + text.count(b"\n"), len(text))
+
+
+def test_windows_by_hand(task):
+    """40 tokens in windows of 16, each 12 after the one before."""
+    task = task.model_copy(update={"tokens": 16})
+    windows, tokens = task.windows("test", 16, 12), stream(task, "test")
+    batch = windows[0:2]
+    assert batch.inputs_NT.tolist() == [tokens[:16].tolist(), tokens[12:28].tolist()]
+    assert batch.targets_NT.tolist() == [tokens[1:17].tolist(), [IGNORED] * 4 + tokens[17:29].tolist()]
+    assert len(windows) == 1 + math.ceil((len(tokens) - 1 - 16) / 12)
+
+
+@pytest.mark.parametrize("stride", [None, 5])
+def test_a_test_set_ends(task, stride):
+    """What is past its end is not there; it does not begin anew."""
+    task = task.model_copy(update={"stride": stride})
+    windows = task.windows("test", 16, stride or 16)
+    total = len(windows)
+    assert (total - 1) * (stride or 16) + 16 >= len(stream(task, "test")) - 1
+    whole = task.sequences("test", 0, 0, total)
+    assert len(task.sequences("test", 0, 0, total + 100)) == total
+    last = task.sequences("test", 7, total - 2, 64)
+    assert len(last) == 2
+    assert np.array_equal(last.inputs_NT, whole.inputs_NT[-2:])
+    beyond = task.sequences("test", 0, total + 5, 8)
+    assert beyond.inputs_NT.shape == beyond.targets_NT.shape == beyond.answers_NT.shape == (0, 16)
+    assert beyond.units_N["words"].shape == (0,)
+    assert (whole.targets_NT != IGNORED).sum() == len(stream(task, "test")) - 1
+
+
+# -- training ------------------------------------------------------------------------------------------------------
+
+
+def test_each_epoch_has_every_context_once_in_an_order_of_its_own(task):
+    tokens = stream(task, "train")
+    contexts = (len(tokens) - 1) // 16
+    expected = {tuple(tokens[i * 16 : i * 16 + 17]) for i in range(contexts)}
+    assert contexts > 100
+    orders = []
+    for epoch in range(3):
+        batch = task.sequences("train", 0, epoch * contexts, contexts)
+        seen = [
+            (*row, target[-1]) for row, target in zip(batch.inputs_NT.tolist(), batch.targets_NT.tolist(), strict=True)
+        ]
+        assert sorted(seen) == sorted(tuple(tokens[i * 16 : i * 16 + 17]) for i in range(contexts))
+        assert set(seen) == expected
+        assert (batch.targets_NT[:, :-1] == batch.inputs_NT[:, 1:]).all()
+        orders.append(seen)
+    orders.append([(*row,) for row in task.sequences("train", 1, 0, contexts).inputs_NT.tolist()])
+    assert all(a != b for i, a in enumerate(orders) for b in orders[:i])
+
+
+@given(start=st.integers(0, 2000), count=st.integers(1, 700))
+@settings(max_examples=40, deadline=None)
+def test_any_range_is_a_part_of_the_whole(task, start, count):
+    """…also where an epoch ends in it."""
+    whole = task.sequences("train", 3, 0, 2700)
+    part = task.sequences("train", 3, start, count)
+    assert np.array_equal(part.inputs_NT, whole.inputs_NT[start : start + count])
+    assert np.array_equal(part.targets_NT, whole.targets_NT[start : start + count])
+    assert np.array_equal(part.units_N["words"], whole.units_N["words"][start : start + count])
+
+
+# -- what a loss means ---------------------------------------------------------------------------------------------
+
+
+def with_logits(task, logits):
+    """A trainer whose model's every next-token distribution is softmax(logits)."""
+    run = tiny_run(task=task.model_dump(mode="json"), **{"model.tied": False, "train.batch": 7})
+    trainer = Trainer(run, Execution())
+    with torch.no_grad():
+        for parameter in trainer.model.parameters():
+            parameter.zero_()
+        trainer.model.norm.bias[0] = 1.0
+        trainer.model.head.weight[:, 0] = logits
+    return trainer
+
+
+def test_a_uniform_model_has_the_vocabulary_size_as_perplexity(task, folder):
+    metrics = with_logits(task, torch.zeros(300)).evaluate(10**6)
+    for split, name in (("validation", "wiki.valid.tokens"), ("test", "wiki.test.tokens")):
+        text, n = (folder / name).read_bytes(), len(stream(task, split)) - 1
+        assert metrics[f"{split}/perplexity"] == pytest.approx(300, rel=1e-5)
+        assert metrics[f"{split}/bits_per_byte"] == pytest.approx(n * math.log2(300) / len(text), rel=1e-6)
+        words = len(text.split()) + text.count(b"\n")
+        assert metrics[f"{split}/word_perplexity"] == pytest.approx(300 ** (n / words), rel=1e-5)
+
+
+def test_a_unigram_model_has_the_unigram_s_perplexity(task, folder):
+    """A distribution made by hand, its exact value from the tokens themselves."""
+    counts = np.bincount(stream(task, "train")[1:], minlength=300) + 1
+    p = counts / counts.sum()
+    trainer = with_logits(task, torch.from_numpy(np.log(p)).float())
+    metrics, text = trainer.evaluate(10**6), (folder / "wiki.test.tokens").read_bytes()
+    nats = -np.log(p)[stream(task, "test")[1:]]
+    assert metrics["test/loss"] == pytest.approx(nats.mean(), rel=1e-6)
+    assert metrics["test/perplexity"] == pytest.approx(np.exp(nats.mean()), rel=1e-5)
+    assert metrics["test/bits_per_byte"] == pytest.approx(nats.sum() / math.log(2) / len(text), rel=1e-6)
+    # Windows of any length, overlapping or not, ask the same.
+    sliding = trainer.spec.evaluate.model_copy(update={"stride": 15})
+    trainer.spec = trainer.spec.model_copy(update={"evaluate": sliding})
+    for name, value in trainer.evaluate_windows(50, 10**6).items():
+        assert value == pytest.approx(metrics[name.removesuffix("@50")], rel=1e-5)
+
+
+def test_a_small_model_learns_beyond_the_unigram(tmp_path):
+    """The modules of a few packages, whose lines look alike."""
+    import shutil
+    import sysconfig
+    from pathlib import Path
+
+    for package in ("json", "email", "logging", "unittest"):
+        shutil.copytree(Path(sysconfig.get_paths()["stdlib"]) / package, tmp_path / package)
+    task = Code(corpus="few", folder=str(tmp_path), tokens=64, vocabulary=512, validation_share=0.1, test_share=0.1)
+    counts = np.bincount(stream(task, "train")[1:], minlength=512) + 1
+    unigram = np.exp(-np.log(counts / counts.sum())[stream(task, "test")[1:]].mean())
+    run = tiny_run(
+        task=task.model_dump(mode="json"),
+        model={"layers": 1, "dim": 64, "heads": 2, "position": ["cope"]},
+        train={"steps": 150, "batch": 16, "lr": 5e-3},
+    )
+    trainer = Trainer(run, Execution(threads=1))
+    assert trainer.evaluate(200)["test/perplexity"] > unigram
+    while not trainer.done:
+        trainer.train_step()
+    assert trainer.evaluate(200)["test/perplexity"] < unigram / 3
+
+
+# -- what cannot be ------------------------------------------------------------------------------------------------
+
+
+def test_a_text_shorter_than_a_context_is_said(folder):
+    task = WikiText(corpus="small", folder=str(folder), tokens=100_000, vocabulary=300)
+    with pytest.raises(
+        TextError, match=r"'small': its split 'train' has [\d,]+ tokens, fewer than one context of 100,000"
+    ):
+        task.prepare()
+
+
+def test_windows_that_cannot_be(task):
+    with pytest.raises(ValueError, match="unknown split 'valid'; this task has train, validation, test"):
+        task.windows("valid", 16, 16)
+    with pytest.raises(ValueError, match="unknown split 'in_dist'"):
+        task.sequences("in_dist", 0, 0, 1)
+    for stride in (0, 17):
+        with pytest.raises(ValueError, match=f"a stride of {stride} for windows of 16 tokens; it is 1 … 16"):
+            task.windows("test", 16, stride)
+    with pytest.raises(TextError, match="split 'test' has"):
+        task.windows("test", 10**6, 10**6)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"corpus": "../mine"}, "names no corpus"),
+        ({"tokens": 16, "stride": 17}, "leaves out tokens"),
+        ({"tokenizer": "gpt2", "vocabulary": 5000}, "too small for GPT-2's tokenizer; it has 50257"),
+        ({"vocabulary": 256}, "greater than or equal to 257"),
+    ],
+)
+def test_impossible_specs_are_refused(fields, message):
+    with pytest.raises(ValidationError, match=message):
+        WikiText(**fields)
+
+
+# -- what it is ----------------------------------------------------------------------------------------------------
+
+
+def test_where_data_lies_is_not_what_a_run_is(task, folder, tmp_path):
+    here = tiny_run(task=task.model_dump(mode="json"))
+    there = tiny_run(task=task.model_dump(mode="json") | {"folder": str(tmp_path)})
+    assert here.run_id == there.run_id
+    assert here.run_id != tiny_run(task=task.model_dump(mode="json") | {"corpus": "other"}).run_id
+
+
+def test_a_fingerprint_is_of_text_and_tokenizer(task, folder, tmp_path):
+    copy = write_corpus(tmp_path / "copy")
+    assert task.model_copy(update={"folder": str(copy)}).fingerprint() == task.fingerprint()
+    assert task.model_copy(update={"tokens": 32}).fingerprint() == task.fingerprint()
+    assert task.model_copy(update={"vocabulary": 299}).fingerprint() != task.fingerprint()
+    other = write_corpus(tmp_path / "other", test=61)
+    assert task.model_copy(update={"folder": str(other)}).fingerprint() != task.fingerprint()
+
+
+def test_the_data_folder_is_found_by_name(task, folder, tmp_path, monkeypatch):
+    (tmp_path / "small").symlink_to(folder)
+    monkeypatch.setenv("COPE_SWEEP_DATA", str(tmp_path))
+    assert task.model_copy(update={"folder": None}).fingerprint() == task.fingerprint()
+    assert task.tokenizer_json.is_file()

@@ -1,0 +1,133 @@
+"""WikiText: whatever its files are called, and only if it is WikiText."""
+
+import json
+import shutil
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from cope_sweep.tasks import WikiText
+from cope_sweep.text import END_OF_TEXT, TextError
+from tests.texts import write_corpus
+
+pytestmark = pytest.mark.usefixtures("cache")
+
+
+def small(folder, **fields):
+    return WikiText(**{"corpus": "small", "folder": str(folder), "tokens": 16, "vocabulary": 300} | fields)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+def as_parquet(path, target, parts=1):
+    """As the hub has it: a line a row, blank lines emptied."""
+    lines = [line if line.strip() else "" for line in path.read_text().splitlines(keepends=True)]
+    size = -(-len(lines) // parts)
+    for part in range(parts):
+        name = f"{target}-{part:05}-of-{parts:05}.parquet"
+        pq.write_table(pa.table({"text": lines[part * size : (part + 1) * size]}), path.parent / name)
+
+
+@pytest.mark.parametrize("names", ["wiki.{}.tokens", "wiki.{}.raw", "{}.txt", "my-{}-text.txt"])
+@pytest.mark.parametrize("validation", ["valid", "validation", "dev"])
+def test_usual_names(names, validation, folder, tmp_path):
+    for split, name in (("train", "train"), ("valid", validation), ("test", "test")):
+        shutil.copy(folder / f"wiki.{split}.tokens", tmp_path / names.format(name))
+    (tmp_path / "README.md").write_text("train, valid, test")
+    assert small(tmp_path).fingerprint() == small(folder).fingerprint()
+
+
+def test_parquet_in_parts_is_the_same_text(tmp_path, folder):
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    for path, target, parts in (("train", "train", 2), ("valid", "validation", 1), ("test", "test", 1)):
+        as_parquet(copy / f"wiki.{path}.tokens", target, parts)
+        (copy / f"wiki.{path}.tokens").unlink()
+    assert small(copy).fingerprint() == small(folder).fingerprint()
+
+
+def test_the_hub_s_own_cache_is_read(tmp_path, folder, monkeypatch):
+    """A snapshot that the hub's client left: found without a network, for the config that the corpus is."""
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    repository = tmp_path / "datasets--Salesforce--wikitext"
+    snapshot = repository / "snapshots" / ("a" * 40) / "wikitext-2-v1"
+    snapshot.mkdir(parents=True)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("a" * 40)
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    for path, target in (("train", "train"), ("valid", "validation"), ("test", "test")):
+        as_parquet(copy / f"wiki.{path}.tokens", target)
+    for path in copy.glob("*.parquet"):
+        shutil.move(path, snapshot)
+    task = WikiText(corpus="wikitext-2", tokens=16, vocabulary=300)
+    assert {split: len(files.paths) for split, files in task.files().items()} == {
+        "train": 1,
+        "validation": 1,
+        "test": 1,
+    }
+    with pytest.raises(TextError, match="this is not wikitext-2: its split 'train' has 2,051,910 words"):
+        task.prepare()
+    with pytest.raises(
+        TextError, match="wikitext-103 is not on this machine, and the Hugging Face hub did not give it"
+    ):
+        WikiText(tokens=16).prepare()
+
+
+def test_a_corpus_that_is_not_what_it_is_called(folder):
+    with pytest.raises(
+        TextError, match=r"not wikitext-103-raw: .* 101,425,671 words, and the files have [\d,]+; name a"
+    ):
+        small(folder, corpus="wikitext-103-raw").prepare()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda folder: (folder / "wiki.valid.tokens").unlink(), "no file of the split 'validation'"),
+        (
+            lambda folder: (folder / "test.txt").write_text("more"),
+            r"several files of the split 'test' \(test.txt, wiki",
+        ),
+        (lambda folder: (folder / "wiki.test.tokens").write_bytes(b"\xe9"), r"wiki\.test\.tokens: not UTF-8 text"),
+        (lambda folder: (folder / "wiki.train.tokens").write_text(""), r"wiki\.train\.tokens: empty"),
+        (shutil.rmtree, "No such file or directory; task.folder names the folder of small"),
+    ],
+)
+def test_folders_that_cannot_serve(spoil, message, folder, tmp_path):
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    spoil(copy)
+    with pytest.raises(TextError, match=message):
+        small(copy).prepare()
+
+
+def test_a_corpus_of_ones_own_needs_a_folder():
+    with pytest.raises(TextError, match=r"set task.folder, or put it in \$COPE_SWEEP_DATA/mine"):
+        WikiText(corpus="mine").prepare()
+
+
+def test_gpt2_s_tokenizer_is_taken_where_it_is(folder, tmp_path):
+    """Beside the text, or in $COPE_SWEEP_DATA/gpt2; and none is trained in its place where it is asked for."""
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    with pytest.raises(TextError, match="GPT-2's tokenizer .* is not in .*train one: task.tokenizer=bpe"):
+        small(copy, vocabulary=50257, tokenizer="gpt2").prepare()
+    assert small(copy, vocabulary=50257)._corpus().tokenizer.ids < 50257
+    from cope_sweep.text.tokenizer import _byte_letters
+
+    vocabulary = {letter: index for index, letter in enumerate(_byte_letters())}
+    vocabulary |= {f"filler{index}": index for index in range(256, 50256)} | {END_OF_TEXT: 50256}
+    (copy / "vocab.json").write_text(json.dumps(vocabulary))
+    (copy / "merges.txt").write_text("#version: 0.2\n")
+    from cope_sweep.tasks import language
+
+    language._opened.cache_clear()  # a process looks once
+    for fields in ({"tokenizer": "gpt2"}, {"tokenizer": "auto"}, {"vocabulary": 50304}):
+        corpus = small(copy, **{"vocabulary": 50257} | fields)._corpus()
+        assert (corpus.tokenizer.ids, corpus.tokenizer.end_of_text) == (50257, 50256)
+        assert corpus.splits["train"].tokens_L.dtype == "uint16"
+    assert small(copy, vocabulary=300)._corpus().tokenizer.ids <= 300
+    assert small(copy, vocabulary=50257, tokenizer="bpe")._corpus().tokenizer.ids < 50257
