@@ -91,21 +91,22 @@ class EvaluateSpec(Frozen):
         description="Of a text: window lengths in tokens at which its test sets are measured, too, after the last "
         "step, as `validation/perplexity@2048`; longer ones than trained show length generalisation.",
     )
-    stride: Annotated[float, Field(gt=0, le=1)] = Field(
-        default=1.0,
-        description="From one of these windows to the next, as a share of its length. 1: disjoint; 0.5: sliding, and "
-        "what is scored in all but the first has at least half a window before it.",
+    stride: Positive | None = Field(
+        default=None,
+        description="Tokens from one of these windows to the next; null: their length, so that they are disjoint. "
+        "A smaller stride gives every scored token more context, at a cost.",
     )
 
-    def stride_tokens(self, context: int) -> int:
-        """Tokens from the start of one window of this length to the start of the next."""
-        return max(1, round(self.stride * context))
-
     @model_validator(mode="after")
-    def _contexts_differ(self) -> Self:
+    def _windows_are_whole(self) -> Self:
         twice = [context for context in self.contexts if self.contexts.count(context) > 1]
         if twice:
             raise ValueError(f"evaluate.contexts has {twice[0]} twice; each is measured once")
+        if self.stride is not None and self.stride > min(self.contexts, default=self.stride):
+            raise ValueError(
+                f"evaluate.stride = {self.stride} leaves out tokens; it is at most the shortest of evaluate.contexts, "
+                f"{min(self.contexts)}"
+            )
         return self
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from cope_sweep.train.trainer import Trainer
 
@@ -15,8 +15,9 @@ class Clock:
     A device works behind the program's back, so every reading waits for it.
     """
 
-    def __init__(self) -> None:
-        self._began_s = self._started_s = time.monotonic()
+    def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
+        self._now_s = now_s
+        self._began_s = self._started_s = now_s()
         self._apart_s = self._warm_s = 0.0
         self._warm_tokens = 0
         self._earlier: Mapping[str, float] = {}
@@ -24,7 +25,7 @@ class Clock:
     def start(self, trainer: Trainer, earlier: Mapping[str, float]) -> None:
         """The trainer takes its first step now; `earlier` is what `spent` was when its checkpoint was written."""
         self._trainer, self._earlier = trainer, earlier
-        self._started_s = time.monotonic()
+        self._started_s = self._now_s()
 
     def warm(self) -> None:
         """The first step is done. It may have built kernels, so speed counts from here."""
@@ -41,7 +42,7 @@ class Clock:
 
     def spent(self) -> dict[str, float]:
         """Seconds, earlier attempts' included: `train_s` in training steps, `wall_s` in all."""
-        mine = {"train_s": self._training_s(), "wall_s": time.monotonic() - self._began_s}
+        mine = {"train_s": self._training_s(), "wall_s": self._now_s() - self._began_s}
         return {name: round(self._earlier.get(name, 0.0) + seconds, 3) for name, seconds in mine.items()}
 
     def tokens_per_s(self) -> float:
@@ -54,4 +55,4 @@ class Clock:
     def _training_s(self) -> float:
         """In steps, by this attempt."""
         self._trainer.wait()
-        return time.monotonic() - self._started_s - self._apart_s
+        return self._now_s() - self._started_s - self._apart_s

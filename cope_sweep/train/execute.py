@@ -166,7 +166,7 @@ def _prepared(spec: RunSpec, execution: Execution) -> str | None:
     task.prepare()
     for context in spec.evaluate.contexts:
         for split in task.TESTS:
-            task.windows(split, context, spec.evaluate.stride_tokens(context))  # a text too short says so now
+            task.windows(split, context, spec.evaluate.stride or context)  # a text too short says so now
     mine = task.fingerprint()
     if execution.world_size == 1:
         return mine

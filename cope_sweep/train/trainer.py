@@ -130,7 +130,8 @@ class Trainer:
         Named `test/perplexity@2048`. A forward pass takes no more tokens than in training (one window, at least).
         Raises ValueError where an encoding does not reach that far.
         """
-        task, workers, stride = self.spec.task, self.execution.world_size, self.spec.evaluate.stride_tokens(context)
+        task, workers = self.spec.task, self.execution.world_size
+        stride = self.spec.evaluate.stride or context
         share = self.execution.micro_batch or math.ceil(self.spec.train.batch / workers)
         at_once = max(1, share * task.length("train") // context)
         measured: dict[str, float] = {}

@@ -8,11 +8,14 @@ import time
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from cope_sweep.record import Ledger
 from cope_sweep.spec import Resources
-from cope_sweep.train import Execution, execute
+from cope_sweep.train import Execution, Trainer, execute
+from cope_sweep.train.checkpoint import load_resume
 from tests.tiny import tiny_run
 
 
@@ -74,6 +77,131 @@ def test_resuming_is_the_same_to_the_bit(tmp_path, dropout, position):
         assert torch.equal(tensor, weights(b)[name]), name
     assert a.curve() == b.curve()
     assert b.result["facts"]["resumed_from_step"] == 15
+
+
+@given(
+    stops=st.lists(st.integers(1, 11), min_size=1, max_size=3),
+    micro_batch=st.sampled_from([None, 1, 3]),
+    checkpoint_activations=st.booleans(),
+    dropout=st.sampled_from([0.0, 0.4]),
+    schedule=st.sampled_from(["constant", "linear", "cosine"]),
+    warmup=st.integers(0, 12),
+    position=st.sampled_from([["cope"], ["cope_mlp", "absolute"], [{"kind": "relative", "share_layers": True}]]),
+    task=st.sampled_from(
+        [
+            {"kind": "flip_flop", "pairs": 5},
+            {"kind": "counting", "operations": 9, "train_sequences": 13},  # an epoch ends every third step
+            {"kind": "selective_copy", "tokens": 2, "blanks": 20, "vocabulary": 6},
+        ]
+    ),
+)
+@settings(max_examples=25, deadline=None)
+def test_a_run_stopped_at_any_steps_ends_the_same_to_the_bit(
+    tmp_path_factory, stops, micro_batch, checkpoint_activations, dropout, schedule, warmup, position, task
+):
+    """Model, moments, schedule, dropout, place in the data: losses, curves and weights are those of one go."""
+    run = tiny_run(
+        task=task,
+        **{"model.dropout": dropout, "model.layers": 2, "model.position": position, "evaluate.every": 4},
+        train={"steps": 12, "batch": 5, "schedule": schedule, "warmup": warmup},
+    )
+    execution = Execution(micro_batch=micro_batch, checkpoint_activations=checkpoint_activations)
+    folder = tmp_path_factory.mktemp("store")
+    whole, parts = Ledger(folder / "whole", create=True), Ledger(folder / "parts", create=True)
+    execute(run, whole, execution)
+    done = 0
+    for stop in stops:
+        if done + stop < 12:
+            assert execute(run, parts, execution, should_stop=stop_after(stop - 1)) == "interrupted"
+            done += stop
+    assert execute(run, parts, execution) == "finished"
+    a, b = whole.run(run.run_id), parts.run(run.run_id)
+    assert b.result["facts"]["resumed_from_step"] == done
+    assert a.result["metrics"] == b.result["metrics"]
+    assert a.curve() == b.curve()
+    for name, tensor in weights(a).items():
+        assert torch.equal(tensor, weights(b)[name]), name
+
+
+def text_run(text, **overrides):
+    return tiny_run(**{"task": text, "model.position": ["cope"]} | overrides)
+
+
+def test_a_text_goes_on_where_it_was_to_the_bit(tmp_path, text):
+    """Steps enough for two epochs of its contexts."""
+    run = text_run(text, **{"train.steps": 60, "train.batch": 8, "model.dropout": 0.1})
+    whole, parts = Ledger(tmp_path / "whole", create=True), Ledger(tmp_path / "parts", create=True)
+    execute(run, whole, Execution())
+    for stop in (6, 17, 20):
+        execute(run, parts, Execution(), should_stop=stop_after(stop))
+    assert execute(run, parts, Execution()) == "finished"
+    a, b = whole.run(run.run_id), parts.run(run.run_id)
+    assert a.curve() == b.curve()
+    assert a.result["metrics"] == b.result["metrics"]
+
+
+def test_a_text_is_told_in_facts_and_its_tokenizer_goes_with_the_checkpoint(ledger, text):
+    run = text_run(text)
+    assert execute(run, ledger, Execution()) == "finished"
+    folder = ledger.run(run.run_id)
+    assert folder.result["facts"]["data"] == run.task.fingerprint()
+    assert (folder.checkpoint / "tokenizer.json").read_bytes() == run.task.tokenizer_json.read_bytes()
+    assert set(folder.result["metrics"]) >= {f"test/{name}" for name in run.task.METRICS}
+
+
+def test_a_run_does_not_go_on_with_other_data(ledger, text, tmp_path):
+    run = text_run(text, **{"train.steps": 12})
+    assert execute(run, ledger, Execution(), should_stop=stop_after(3)) == "interrupted"
+    (tmp_path / "moved").mkdir()
+    for path in (tmp_path / "text").iterdir():
+        (tmp_path / "moved" / path.name).write_text(path.read_text().replace("lobster", "crab"))
+    moved = text_run(text | {"folder": str(tmp_path / "moved")}, **{"train.steps": 12})
+    assert moved.run_id == run.run_id
+    assert execute(moved, ledger, Execution()) == "failed"
+    message = ledger.run(run.run_id).state["message"]
+    assert run.task.fingerprint() in message
+    assert moved.task.fingerprint() in message
+    assert "bring the files back" in message
+    assert execute(run, ledger, Execution()) == "finished"
+    assert ledger.run(run.run_id).result["facts"]["resumed_from_step"] == 4
+
+
+@pytest.mark.parametrize(
+    ("position", "measured"), [(["cope"], True), (["rope"], True), (["alibi"], True), (["relative"], True),
+                               ([{"kind": "relative", "far": "last"}], True), ([], True), (["absolute"], False)]
+)  # fmt: skip
+def test_longer_contexts_are_measured_or_it_is_said_why_not(ledger, text, position, measured):
+    """The model has 16 positions; 64 is four times that. Absolute ones end there: the run is no failure for that."""
+    run = text_run(text, **{"model.position": position, "evaluate.contexts": [8, 16, 64]})
+    assert execute(run, ledger, Execution()) == "finished"
+    metrics, facts = ledger.run(run.run_id).result["metrics"], ledger.run(run.run_id).result["facts"]
+    assert metrics["test/perplexity@16"] == pytest.approx(metrics["test/perplexity"], rel=1e-5)
+    assert "validation/perplexity@8" in metrics
+    assert ("test/perplexity@64" in metrics) == measured
+    if measured:
+        assert "contexts_left_out" not in facts
+    else:
+        assert facts["contexts_left_out"].startswith("64: absolute position encoding has embeddings for 16 positions")
+
+
+def test_a_text_shorter_than_a_window_is_refused_before_training(ledger, text):
+    run = text_run(text, **{"evaluate.contexts": [100_000]})
+    assert execute(run, ledger, Execution()) == "failed"
+    folder = ledger.run(run.run_id)
+    assert "fewer than one context of 100,000" in folder.state["message"]
+    assert folder.curve() == []
+
+
+def test_facts_tell_the_time_of_all_attempts(ledger):
+    run = tiny_run(**{"train.steps": 30})
+    assert execute(run, ledger, Execution(), should_stop=stop_after(14)) == "interrupted"
+    folder = ledger.run(run.run_id)
+    before = load_resume(folder.resume, Trainer(run, Execution()))["spent"]
+    assert execute(run, ledger, Execution()) == "finished"
+    facts = folder.result["facts"]
+    assert facts["resumed_from_step"] == 15
+    assert facts["train_s"] > before["train_s"] > 0
+    assert facts["wall_s"] > before["wall_s"] > before["train_s"]
 
 
 def test_a_killed_run_goes_on_from_its_last_checkpoint(tmp_path):

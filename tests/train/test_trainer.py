@@ -58,6 +58,119 @@ def test_clipping_bounds_the_gradient():
     assert norm.item() == pytest.approx(1e-3, rel=1e-3)
 
 
+GPT2_LIKE = {
+    "model.layers": 2,
+    "model.position": [{"kind": "cope", "share_layers": True}, "absolute"],
+    "train.batch": 7,
+    "task.blanks": 30,
+}
+
+
+def gradients(run, execution, steps=1):
+    trainer = Trainer(run, execution)
+    for _ in range(steps):
+        trainer.train_step()
+    return trainer.mean_loss(), {name: p.grad for name, p in trainer.model.named_parameters()}
+
+
+@pytest.mark.parametrize("micro_batch", [1, 2, 3, 6, 7, 100])
+def test_parts_of_a_batch_add_up_to_its_loss_and_gradient(micro_batch):
+    """Flip-flops read different numbers of bits, so a mean of the parts' means would be another loss."""
+    run = tiny_run(**GPT2_LIKE, **{"task": {"kind": "flip_flop", "pairs": 9}, "train.clip": None})
+    loss, whole = gradients(run, Execution())
+    parts_loss, parts = gradients(run, Execution(micro_batch=micro_batch))
+    assert parts_loss == pytest.approx(loss, rel=1e-6)
+    for name, gradient in whole.items():
+        torch.testing.assert_close(parts[name], gradient, rtol=1e-4, atol=1e-7, msg=name)
+
+
+def test_evaluation_in_parts_is_the_same():
+    run = tiny_run(**GPT2_LIKE)
+    assert Trainer(run, Execution(micro_batch=2)).evaluate(20) == pytest.approx(Trainer(run, Execution()).evaluate(20))
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama", "post_norm"])
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+@pytest.mark.parametrize("micro_batch", [None, 3])
+def test_activations_computed_again_are_the_same_to_the_bit(family, dropout, micro_batch):
+    run = tiny_run(**GPT2_LIKE, **{"model.family": family, "model.dropout": dropout})
+    kept = gradients(run, Execution(micro_batch=micro_batch), steps=3)
+    again = gradients(run, Execution(micro_batch=micro_batch, checkpoint_activations=True), steps=3)
+    assert kept[0] == again[0]
+    for name, gradient in kept[1].items():
+        assert torch.equal(again[1][name], gradient), name
+
+
+def test_activations_computed_again_are_not_kept():
+    """What the graph of a forward pass holds on to, in bytes."""
+
+    def kept(checkpoint_activations):
+        run = tiny_run(**GPT2_LIKE | {"model.layers": 6})
+        trainer = Trainer(run, Execution(checkpoint_activations=checkpoint_activations))
+        trainer.model.train()
+        tokens = torch.from_numpy(run.task.sequences("train", 0, 0, 7).inputs_NT)
+        sizes = {}
+
+        def pack(tensor):
+            sizes[tensor.data_ptr()] = tensor.numel() * tensor.element_size()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            logits = trainer.model(tokens)
+        assert logits.grad_fn is not None
+        return sum(sizes.values())
+
+    assert kept(True) < kept(False) / 5
+
+
+@pytest.mark.parametrize("position", [[], ["cope"], ["rope", "relative"], ["cope_mlp", "alibi"]])
+def test_bf16_trains_like_fp32(position):
+    """Autocast: weights and moments stay in float32, and the losses agree to bf16's three digits."""
+    run = tiny_run(
+        **{"model.position": position, "model.dim": 32, "train.steps": 40, "train.batch": 16, "task.blanks": 30}
+    )
+    losses = []
+    for precision in ("fp32", "bf16"):
+        trainer = Trainer(run, Execution(precision=precision, micro_batch=9, checkpoint_activations=True))
+        for _ in range(40):
+            trainer.train_step()
+        losses.append(trainer.mean_loss())
+        assert {p.dtype for p in trainer.model.parameters()} == {torch.float32}
+        assert {p.grad.dtype for p in trainer.model.parameters()} == {torch.float32}
+    assert losses[0] != losses[1]
+    assert losses[1] == pytest.approx(losses[0], rel=0.02)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama", "post_norm"])
+def test_weight_decay_is_on_matrices_alone(family):
+    """With no gradient to follow, a step of AdamW multiplies what decays by 1 − lr·weight_decay."""
+    run = tiny_run(
+        **{"model.family": family, "model.position": ["cope", "absolute"], "model.tied": False},
+        train={"steps": 1, "batch": 4, "lr": 0.1, "weight_decay": 0.5},
+    )
+    trainer = Trainer(run, Execution())
+    with torch.no_grad():
+        for parameter in trainer.model.parameters():
+            parameter.fill_(2.0)
+            parameter.grad = torch.zeros_like(parameter)
+    for group in trainer.optimizer.param_groups:
+        group["lr"] = 0.1
+    trainer.optimizer.step()
+    after = {name: parameter.mean().item() for name, parameter in trainer.model.named_parameters()}
+    matrices = {
+        "qkv.weight",
+        "out.weight",
+        "up.weight",
+        "down.weight",
+        "gate.weight",
+        "embedding.weight",
+        "head.weight",
+    }
+    for name, value in after.items():
+        decays = any(name.endswith(matrix) for matrix in matrices)
+        assert value == pytest.approx(2 * (1 - 0.1 * 0.5) if decays else 2.0), name
+
+
 def test_evaluation_counts_wrong_answers_and_spoiled_sequences():
     trainer = Trainer(tiny_run(), Execution())
     task = trainer.spec.task

@@ -1,0 +1,138 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from cope_sweep.tasks import IGNORED, Batch
+from cope_sweep.train import Execution, Trainer
+from cope_sweep.train.evaluate import METRICS, Totals, metrics
+from tests.tiny import tiny_run
+
+# Two sequences of three tokens over three ids. Answers are all targets but the first.
+BATCH = Batch(
+    inputs_NT=np.array([[0, 1, 2], [2, 1, 0]]),
+    targets_NT=np.array([[1, 2, IGNORED], [1, 2, 1]]),
+    answers_NT=np.array([[False, True, False], [True, True, True]]),
+    units_N={"words": np.array([1, 3]), "bytes": np.array([4, 6]), "cut": np.array([1, 0])},
+)
+P = np.array([[[0.5, 0.25, 0.25], [0.2, 0.2, 0.6], [1, 0, 0]], [[0.1, 0.8, 0.1], [0.6, 0.2, 0.2], [0.3, 0.4, 0.3]]])
+NATS = -math.log(0.25 * 0.6 * 0.8 * 0.2 * 0.4)
+
+
+def totals_of(*batches):
+    totals = Totals(3, torch.device("cpu"))
+    for batch, p_NTV in batches:
+        totals.count(batch)
+        if len(batch):
+            targets, answers = torch.from_numpy(batch.targets_NT), torch.from_numpy(batch.answers_NT)
+            totals.score(torch.from_numpy(p_NTV).clamp(min=1e-30).log().float(), targets, answers)
+    return totals
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("loss", NATS / 5),
+        ("perplexity", math.exp(NATS / 5)),
+        ("word_perplexity", math.exp(NATS / 4)),
+        ("bits_per_byte", NATS / math.log(2) / 10),
+        ("token_error", 25),  # the second sequence's 0.6 for id 0
+        ("commonest_error", 50),  # two answers are 1, two are 2
+        ("sequence_error", 50),
+        ("cut", 50),
+    ],
+)
+def test_worked_by_hand(name, value):
+    assert metrics(totals_of((BATCH, P)).sums(), [name]) == {name: pytest.approx(value, rel=1e-6)}
+
+
+def test_every_metric_that_tasks_name_is_there():
+    from cope_sweep.tasks import TASKS
+
+    assert {name for task in TASKS.values() for name in task.METRICS} <= set(METRICS)
+
+
+def test_sums_do_not_depend_on_how_sequences_were_batched():
+    whole = totals_of((BATCH, P)).sums()
+    one_by_one = totals_of((BATCH[0:1], P[0:1]), (BATCH[1:2], P[1:2]), (BATCH[2:], P[2:])).sums()
+    assert one_by_one == pytest.approx(whole)
+
+
+def test_workers_that_saw_nothing_sum_vectors_of_the_same_length():
+    vectors = []
+    for share in (BATCH[0:1], BATCH[1:1]):
+        totals_of((share, P[: len(share)])).sums(lambda mine: vectors.append(mine) or mine)
+    assert vectors[0].shape == vectors[1].shape
+
+
+def test_an_overflow_is_infinite_and_nothing_is_zero():
+    assert metrics({"nats": 1e6, "targets": 1}, ["perplexity"]) == {"perplexity": math.inf}
+    assert metrics({}, ["token_error", "commonest_error", "cut", "loss"]) == dict.fromkeys(
+        ["token_error", "commonest_error", "cut", "loss"], 0
+    )
+
+
+def says(trainer, logits_V):
+    """Make the model say the same of every token, whatever came before."""
+    with torch.no_grad():
+        for parameter in trainer.model.parameters():
+            parameter.zero_()
+        trainer.model.norm.bias[0] = 1
+        trainer.model.head.weight[:, 0] = logits_V
+
+
+def text_trainer(text, **overrides):
+    return Trainer(tiny_run(**{"task": text, "model.tied": False} | overrides), Execution())
+
+
+def test_a_uniform_model_has_the_vocabulary_s_perplexity(text):
+    trainer = text_trainer(text)
+    says(trainer, torch.zeros(280))
+    task = trainer.spec.task
+    measured = trainer.evaluate(10_000)
+    for split in ("validation", "test"):
+        read = task._corpus().splits[split]
+        targets = len(read.tokens_L) - 1  # all but the end of text that begins it
+        assert measured[f"{split}/perplexity"] == pytest.approx(280, rel=1e-6)
+        assert measured[f"{split}/bits_per_byte"] == pytest.approx(targets * math.log2(280) / read.size_bytes, rel=1e-6)
+        assert measured[f"{split}/word_perplexity"] == pytest.approx(280 ** (targets / read.words), rel=1e-5)
+
+
+def cross_entropy(trainer, split, tokens=None):
+    """Perplexity under `RISING` of a test set's first tokens, from its ids."""
+    ids_L = torch.from_numpy(trainer.spec.task._corpus().splits[split].tokens_L[1:].astype(np.int64))
+    return (-RISING[ids_L[:tokens]].log().mean()).exp().item()
+
+
+RISING = torch.arange(1, 281, dtype=torch.float64) / sum(range(1, 281))
+
+
+@pytest.mark.parametrize("context", [7, 16, 33, 128])
+@pytest.mark.parametrize("stride", [None, 5])
+def test_a_known_distribution_has_its_cross_entropy_at_any_window(text, context, stride):
+    """Every token of the text is scored once, so the mean over windows is the text's own."""
+    trainer = text_trainer(text, **{"evaluate.contexts": [context], "evaluate.stride": stride})
+    says(trainer, RISING.log())
+    measured = trainer.evaluate_windows(context, 10_000)
+    assert set(measured) == {
+        f"{split}/{name}@{context}" for split in ("validation", "test") for name in trainer.spec.task.METRICS
+    }
+    for split in ("validation", "test"):
+        expected = cross_entropy(trainer, split)
+        assert measured[f"{split}/perplexity@{context}"] == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("batch", [1, 64])
+def test_windows_go_as_far_as_so_many_sequences_would(text, batch):
+    """9 sequences of 16 tokens are 144: three windows of 64 tokens, 192 tokens."""
+    trainer = text_trainer(text, **{"evaluate.contexts": [64], "train.batch": batch})
+    says(trainer, RISING.log())
+    measured = trainer.evaluate_windows(64, 9)
+    assert measured["test/perplexity@64"] == pytest.approx(cross_entropy(trainer, "test", 192), rel=1e-6)
+
+
+@pytest.mark.parametrize("batch", [3, 5, 64])
+def test_a_test_set_that_ends_is_measured_whole_and_once(text, batch):
+    few, all_of_it = text_trainer(text, **{"train.batch": batch}), text_trainer(text)
+    assert few.evaluate(10_000) == pytest.approx(all_of_it.evaluate(10**6), rel=1e-5)

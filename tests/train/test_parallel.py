@@ -1,0 +1,173 @@
+"""Two workers of a torch.distributed group, in processes of their own, against one worker that takes the whole batch."""
+
+import os
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed
+
+from cope_sweep.record import Ledger
+from cope_sweep.train import Execution, Trainer, execute
+from tests.tiny import tiny_run
+
+STEPS = 4
+FLIP_FLOP = {"kind": "flip_flop", "pairs": 7}
+COUNTING = {"kind": "counting", "variables": 2, "operations": 20, "max_tokens": 24, "train_sequences": None}
+SOME_LAYERS = [
+    {"kind": "cope", "layers": [0]},
+    {"kind": "relative", "layers": [2], "positions": 3},
+    {"kind": "cope_mlp", "layers": [1], "share_layers": True},
+    "absolute",
+]
+CASES = {
+    "two equal shares": {"train.batch": 8},
+    "shares of 4 and 3": {"train.batch": 7},
+    "a worker without a sequence": {"train.batch": 1},
+    "parts of 2": {"train.batch": 7, "micro_batch": 2},
+    "parts of 1, one more on rank 0": {"train.batch": 5, "micro_batch": 1},
+    "activations computed again": {"train.batch": 7, "micro_batch": 3, "checkpoint_activations": True},
+    "encodings of some layers": {"model.layers": 3, "model.position": SOME_LAYERS, "train.batch": 5, "micro_batch": 2},
+    "shared tables, activations computed again": {
+        "model.layers": 3,
+        "model.position": [{"kind": "cope", "share_layers": True}, {"kind": "relative", "share_layers": True}],
+        "checkpoint_activations": True,
+        "train.batch": 5,
+        "micro_batch": 2,
+    },
+    "a gate of its own, llama, untied": {
+        "model.family": "llama",
+        "model.tied": False,
+        "model.position": [{"kind": "cope", "gate": "separate"}, "rope"],
+    },
+    "losses of unequal numbers of targets": {"task": FLIP_FLOP, "train.batch": 6, "micro_batch": 2},
+    "units and the commonest answer": {"task": COUNTING, "train.batch": 5},
+}
+RESUMED = {"train.steps": 33, "model.dropout": 0.2, "train.batch": 5, "model.position": ["cope"]}
+
+
+def case(overrides, rank=0, world_size=1):
+    """Rank `rank`'s trainer; alone, the reference: the whole batch at once, activations kept."""
+    overrides = {"task": {"kind": "selective_copy", "tokens": 2, "blanks": 9, "vocabulary": 6}} | overrides
+    micro_batch = overrides.pop("micro_batch", None)
+    checkpoint = overrides.pop("checkpoint_activations", False)
+    run = tiny_run(**overrides)
+    if world_size == 1:
+        return Trainer(run, Execution())
+    return Trainer(
+        run,
+        Execution(rank=rank, world_size=world_size, micro_batch=micro_batch, checkpoint_activations=checkpoint),
+    )
+
+
+def trained(trainer):
+    """What must not depend on who computes it."""
+    losses = []
+    for _ in range(STEPS):
+        trainer.train_step()
+        losses.append(trainer.mean_loss())
+    measured = trainer.evaluate(9)
+    for context in trainer.spec.evaluate.contexts:
+        measured |= trainer.evaluate_windows(context, 10_000)
+    return losses, {name: p.detach().clone() for name, p in trainer.model.named_parameters()}, measured
+
+
+def counting_reductions(trainer):
+    """How often the workers' gradients are added up from now on, in a list."""
+    reductions = []
+
+    def hook(state, bucket):
+        reductions.append(bucket.index())
+        work = torch.distributed.all_reduce(bucket.buffer().div_(2), async_op=True)
+        return work.get_future().then(lambda done: done.value()[0])
+
+    trainer._parallel.register_comm_hook(None, hook)
+    return reductions
+
+
+def work(rank, folder, text):
+    """One worker: every case in turn, and what it came to, in a file."""
+    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
+    results = {name: trained(case(dict(overrides), rank, 2)) for name, overrides in CASES.items()}
+    os.environ["COPE_SWEEP_CACHE"] = f"{folder}/cache"
+    results["text"] = trained(case(text, rank, 2))
+    trainer = case({"train.batch": 7, "micro_batch": 1}, rank, 2)
+    reductions = counting_reductions(trainer)
+    trainer.train_step()
+    results["reductions"] = reductions
+
+    execution, run = Execution(rank=rank, world_size=2, micro_batch=2), tiny_run(**RESUMED)
+    asked = iter([False, True])
+    results["outcomes"] = [
+        execute(run, Ledger(f"{folder}/whole"), execution),
+        execute(run, Ledger(f"{folder}/parts"), execution, should_stop=lambda: next(asked)),
+        execute(run, Ledger(f"{folder}/parts"), execution),
+    ]
+    Path(f"{folder}/rank{rank}.pickle").write_bytes(pickle.dumps(results))
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("parallel")
+    for name in ("whole", "parts"):
+        Ledger(folder / name, create=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def text_case(folder):
+    from tests.train.conftest import write_text
+
+    return {
+        "task": write_text(folder / "text"),
+        "train.batch": 5,
+        "evaluate.contexts": [8, 40],
+        "micro_batch": 2,
+        "model.position": ["cope"],
+    }
+
+
+@pytest.fixture(scope="module")
+def ranks(folder, text_case):
+    """What each of two workers came to, by case."""
+    torch.multiprocessing.spawn(work, (str(folder), text_case), nprocs=2)
+    return [pickle.loads((folder / f"rank{rank}.pickle").read_bytes()) for rank in range(2)]
+
+
+def assert_like_one_worker(ranks, name, alone):
+    losses, weights, measured = alone
+    for rank in ranks:
+        assert rank[name][0] == pytest.approx(losses, rel=1e-5)
+        for parameter, value in weights.items():
+            torch.testing.assert_close(rank[name][1][parameter], value, rtol=1e-3, atol=2e-6, msg=parameter)
+        assert rank[name][2] == pytest.approx(measured, rel=1e-4)
+    for parameter in weights:
+        assert torch.equal(ranks[0][name][1][parameter], ranks[1][name][1][parameter])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_two_workers_are_one_with_the_whole_batch(ranks, name):
+    assert_like_one_worker(ranks, name, trained(case(dict(CASES[name]))))
+
+
+def test_two_workers_read_a_text_and_its_windows(ranks, folder, text_case, monkeypatch):
+    monkeypatch.setenv("COPE_SWEEP_CACHE", str(folder / "cache"))
+    assert_like_one_worker(ranks, "text", trained(case(dict(text_case))))
+
+
+def test_gradients_are_added_up_once_a_step(ranks):
+    assert [rank["reductions"] for rank in ranks] == [[0], [0]]
+
+
+def test_two_workers_go_on_to_the_bit(ranks, folder):
+    assert [rank["outcomes"] for rank in ranks] == [["finished", "interrupted", "finished"]] * 2
+    run_id = tiny_run(**RESUMED).run_id
+    whole, parts = (Ledger(folder / name).run(run_id) for name in ("whole", "parts"))
+    assert parts.result["facts"]["resumed_from_step"] == 20
+    assert parts.result["metrics"] == whole.result["metrics"]
+    assert parts.curve() == whole.curve()
+    model = "model.safetensors"
+    assert (parts.checkpoint / model).read_bytes() == (whole.checkpoint / model).read_bytes()
