@@ -188,24 +188,3 @@ def test_test_sets_do_not_depend_on_the_seed():
     a = Trainer(run, Execution()).evaluate(10)
     b = Trainer(run.model_copy(update={"train": run.train.model_copy(update={"batch": 7})}), Execution()).evaluate(10)
     assert a == pytest.approx(b)  # nor on how they are batched
-
-
-@pytest.mark.parametrize(
-    ("task", "position", "bound"),
-    [
-        ({"kind": "selective_copy", "tokens": 3, "blanks": 3, "dense_blanks": 2, "sparse_blanks": 5}, ["cope"], 5.0),
-        ({"kind": "flip_flop", "pairs": 6}, ["cope"], 5.0),
-    ],
-    ids=["selective_copy", "flip_flop"],
-)
-def test_a_small_model_learns_far_beyond_chance(task, position, bound):
-    """Chance is 93 % wrong for the copy, 50 % for the flip-flop."""
-    run = tiny_run(
-        task=task,
-        model={"layers": 2, "dim": 32, "heads": 2, "position": position},
-        train={"steps": 400, "batch": 32, "lr": 3e-3},
-    )
-    trainer = Trainer(run, Execution(threads=1))
-    while not trainer.done:
-        trainer.train_step()
-    assert trainer.evaluate(256)["in_dist/token_error"] < bound
