@@ -7,7 +7,7 @@ import sys
 
 import typer
 
-from cope_sweep.cli import bench, looking, planning, running
+from cope_sweep.cli import bench, looking, planning, probing, running
 from cope_sweep.cli.options import escaped, make_console, print_json
 from cope_sweep.errors import UserError
 
@@ -42,6 +42,7 @@ app.command()(running.submit)
 app.command()(looking.status)
 app.command()(looking.report)
 app.command()(looking.perplexity)
+app.command()(probing.probe)
 app.command()(looking.serve)
 app.command()(planning.schema)
 app.add_typer(bench_app, name="bench")

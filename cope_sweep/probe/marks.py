@@ -15,6 +15,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from cope_sweep.tasks import Task
+from cope_sweep.text import TextTokenizer
+
 _MARKS = {
     "newline": re.compile(rb"(?P<unit>\n)"),
     "section": re.compile(rb"^[ \t]*(?P<unit>(?P<rank>=+(?: =+)*) .*\S (?P=rank)|#{1,6} .*\S)[ \t\r]*$", re.MULTILINE),
@@ -22,8 +25,21 @@ _MARKS = {
 }
 
 
+def marks_of(task: Task, tokens_T: np.ndarray, tokenizer: TextTokenizer | None = None) -> dict[str, np.ndarray]:
+    """By name, which tokens are marked, bool, (T,): a text's marks where there is a tokenizer, and the task's own."""
+    marks = {} if tokenizer is None else text_marks(tokenizer.pieces(tokens_T.tolist()))
+    return marks | task.marks(tokens_T)
+
+
+def labels_of(task: Task, tokens_T: np.ndarray, tokenizer: TextTokenizer | None = None) -> list[str]:
+    """Each token as people read it; a part of a letter is �."""
+    if tokenizer is None:
+        return [task.word(token) for token in tokens_T.tolist()]
+    return [piece.decode(errors="replace") or "¶" for piece in tokenizer.pieces(tokens_T.tolist())]
+
+
 def text_marks(pieces: Sequence[bytes]) -> dict[str, np.ndarray]:
-    """By name, which tokens are marked, bool, (T,). `pieces` are the tokens' bytes, which joined are the text."""
+    """By name, which tokens of a text are marked, bool, (T,). `pieces` are the tokens' bytes: joined, they are it."""
     text = b"".join(pieces)
     ends_T = np.cumsum([len(piece) for piece in pieces], dtype=np.int64)
     marks = {}

@@ -11,7 +11,7 @@ HEAVY = ["torch", "ray", "mlflow", "pandas", "numpy", "pydantic", "fastapi"]
 
 
 def test_the_commands_are_these():
-    assert COMMANDS == ["list", "perplexity", "plan", "report", "run", "schema", "serve", "status", "submit"]
+    assert COMMANDS == ["list", "perplexity", "plan", "probe", "report", "run", "schema", "serve", "status", "submit"]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
