@@ -1,9 +1,10 @@
-"""What a checkpoint says about token ids: log-probabilities and perplexity, in numpy.
+"""What a checkpoint says about token ids, or about a text: log-probabilities and perplexity, in numpy.
 
     log p(token t | tokens < t),  perplexity = exp(−Σ log p / n),  bits per token = −Σ log p / (n·ln 2)
 
-The first token of a sequence has nothing before it, and models here have no start token: it is given, never scored.
-So a sequence of T tokens has n = T − 1 scored ones, and entry 0 of its log-probabilities is NaN.
+The first token of a sequence has nothing before it: it is given, never scored. So a sequence of T tokens has n = T − 1
+scored ones, and entry 0 of its log-probabilities is NaN. A text begins with the token that ends the text before, as in
+training, and all of it is scored.
 
 Attention is causal, so padding on the right changes nothing to its left: sequences of any lengths share a batch. Long
 sequences go through in windows that a cache of keys and values joins, so memory is bounded by the caches. Batching and
@@ -17,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +29,16 @@ from torch import Tensor
 from cope_sweep.errors import UserError
 from cope_sweep.model import Cache, CheckpointError, Transformer, check_reach, load_model
 from cope_sweep.spec import RunSpec
+from cope_sweep.text import TOKENIZER_FILE, TextError, TextTokenizer
+from cope_sweep.text.reading import chunks
 
 BATCH_TOKENS = 8192
 """Tokens in a batch, padding included; a longer sequence is a batch of its own."""
 SCRATCH_BYTES = 256 << 20
 """What logits and attention may take at a time, about. It sets the window."""
+
+TOGETHER = 64
+"""Windows of a text that are scored side by side."""
 
 TokenIds = Sequence[int] | np.ndarray
 
@@ -52,26 +59,36 @@ class Perplexity:
     """exp(nll_sum / tokens); infinite where that is more than a float holds."""
     bits_per_token: float
 
-    @classmethod
-    def of(cls, log_probabilities: Iterable[np.ndarray]) -> Perplexity:
+    @staticmethod
+    def of(log_probabilities: Iterable[np.ndarray]) -> Perplexity:
         """Over all the sequences of what `Predictor.log_probabilities` returns."""
         scored = [entry for sequence in log_probabilities for entry in sequence[1:].tolist()]
         nll_sum = -math.fsum(scored)
         mean = nll_sum / len(scored)
-        try:
-            perplexity = math.exp(mean)
-        except OverflowError:
-            perplexity = math.inf
-        return cls(nll_sum, len(scored), perplexity, mean / math.log(2))
+        return Perplexity(nll_sum, len(scored), _exp(mean), mean / math.log(2))
+
+
+@dataclass(frozen=True)
+class TextPerplexity(Perplexity):
+    """How well a model foretells a text, whatever its tokens are: every one is scored, the first after nothing."""
+
+    words: int
+    """Between blanks; ends of lines count, too."""
+    size_bytes: int
+    """Of the text in UTF-8."""
+    word_perplexity: float
+    """exp(nll_sum / words); infinite where that is more than a float holds, or there is no word."""
+    bits_per_byte: float
 
 
 class Predictor:
-    """A finished model, ready to score token ids. Threads may share one."""
+    """A finished model, ready to score token ids, and texts where it was trained on one. Threads may share one."""
 
-    def __init__(self, model: Transformer, run: RunSpec) -> None:
+    def __init__(self, model: Transformer, run: RunSpec, tokenizer_json: Path | None = None) -> None:
         """`model` is that of `run`, in evaluation mode; it stays on its device."""
         self.model = model
         self.run = run
+        self._tokenizer_json = tokenizer_json
 
     @classmethod
     def load(cls, folder: Path | str, device: str = "auto") -> Predictor:
@@ -81,12 +98,71 @@ class Predictor:
         """
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
-        return cls(*load_model(Path(folder), device))
+        return cls(*load_model(Path(folder), device), tokenizer_json=Path(folder) / TOKENIZER_FILE)
 
     @property
     def vocabulary_size(self) -> int:
         """Token ids go from 0 up to this, exclusive."""
         return self.model.vocabulary_size
+
+    @cached_property
+    def tokenizer(self) -> TextTokenizer:
+        """What turned text into the ids that this model was trained on.
+
+        Raises CheckpointError where the checkpoint has none, or one that does not fit the model.
+        """
+        path = self._tokenizer_json
+        if path is None or not path.exists():
+            raise CheckpointError(
+                f"run {self.run.run_id} has no {TOKENIZER_FILE} beside its model: the task {self.run.task.kind} "
+                "reads no text; ask it about token ids"
+            )
+        try:
+            tokenizer = TextTokenizer.load(path)
+        except TextError as error:
+            raise CheckpointError(str(error)) from error
+        if tokenizer.ids > self.vocabulary_size:
+            raise CheckpointError(
+                f"{path}: has {tokenizer.ids:,} ids, and the model of run {self.run.run_id} knows "
+                f"{self.vocabulary_size:,}; it is another model's tokenizer"
+            )
+        return tokenizer
+
+    def text_perplexity(self, text: str, *, context: int | None = None, stride: int | None = None) -> TextPerplexity:
+        """Of a text of any length, read in windows as the task's test sets are (`Task.windows`).
+
+        A window has `context` tokens (None: as many as in training), and begins `stride` after the one before (None:
+        `context`, so that they are disjoint). Raises TokensError for a text with nothing in it, for a stride that is
+        not 1 … `context`, and where an encoding does not reach that far; CheckpointError as `tokenizer`.
+        """
+        context = context or self.run.task.context
+        stride = stride or context
+        if not 1 <= stride <= context:
+            raise TokensError(f"a stride of {stride} for windows of {context} tokens; it is 1 … {context}")
+        if not text:
+            raise TokensError("the text is empty; give one that says something")
+        tokenizer = self.tokenizer
+        ids_T = np.concatenate(([tokenizer.end_of_text], *tokenizer.encode(list(chunks([text]))))).astype(np.int64)
+        nats: list[float] = []
+        begins = range(0, max(1, len(ids_T) - 1 - context + stride), stride)
+        for first in range(0, len(begins), TOGETHER):
+            windows = [ids_T[begin : begin + context + 1] for begin in begins[first : first + TOGETHER]]
+            for begin, scores in zip(begins[first : first + TOGETHER], self.log_probabilities(windows), strict=True):
+                scored_before = context - stride if begin else 0
+                nats += (-scores[1 + scored_before :]).tolist()
+        units = tokenizer.units(ids_T[None, :-1], ids_T[None, 1:], np.ones((1, len(ids_T) - 1), dtype=bool))
+        words, size_bytes, nll_sum = int(units["words"][0]), int(units["bytes"][0]), math.fsum(nats)
+        bits = nll_sum / math.log(2)
+        return TextPerplexity(
+            nll_sum=nll_sum,
+            tokens=len(nats),
+            perplexity=_exp(nll_sum / len(nats)),
+            bits_per_token=bits / len(nats),
+            words=words,
+            size_bytes=size_bytes,
+            word_perplexity=_exp(nll_sum / words) if words else math.inf,
+            bits_per_byte=bits / size_bytes,
+        )
 
     def perplexity(self, token_ids: Sequence[TokenIds]) -> Perplexity:
         """Over all the sequences together. Raises as `log_probabilities`."""
@@ -155,6 +231,13 @@ class Predictor:
         if batch * length * (logits + scored * attention) <= SCRATCH_BYTES:
             return length
         return max(1, SCRATCH_BYTES // (batch * (logits + attention)))
+
+
+def _exp(x: float) -> float:
+    try:
+        return math.exp(x)
+    except OverflowError:
+        return math.inf
 
 
 def _checked(index: int, ids: TokenIds, vocabulary_size: int) -> np.ndarray:

@@ -176,19 +176,70 @@ def perplexity(
         list[str],
         typer.Option("--tokens", metavar='"ID ID …"', help="A sequence of token ids; repeatable.", show_default=False),
     ] = [],
+    text: Annotated[str | None, typer.Option("--text", help="A text; `-`: standard input.", show_default=False)] = None,
     file: Annotated[
         Path | None,
-        typer.Option("--file", help="JSON: a list of lists of token ids; `-`: standard input.", show_default=False),
+        typer.Option(
+            "--file",
+            help="A text file; one that ends in .json, or `-` for standard input: a list of lists of token ids.",
+            show_default=False,
+        ),
+    ] = None,
+    context: Annotated[
+        int | None,
+        typer.Option(min=1, help="Of a text: tokens in a window; none: as in training.", show_default=False),
+    ] = None,
+    stride: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Of a text: tokens from one window to the next; none: disjoint windows.", show_default=False
+        ),
     ] = None,
     store: Store = STORE,
     as_json: Json = False,
 ) -> None:
-    """The perplexity of token sequences under a finished run's model, each token given those before it.
+    """The perplexity of a text or of token sequences under a finished run's model, each token given those before it.
 
-    A model that was trained on its task's answers only has learned nothing about the other tokens.
+    A text takes a model that was trained on text: `wikitext`, `code`. One that was trained on its task's answers only
+    has learned nothing about the other tokens.
 
     Example: `cope-sweep perplexity 95199d1142de555d --tokens "3 14 14 7 15"`
+
+    Example: `cope-sweep perplexity 0b1c2d3e4f506172 --file notes.txt --stride 128`
     """
+    asks_text = text is not None or (file is not None and str(file) != "-" and file.suffix != ".json")
+    if asks_text:
+        if tokens or (text is not None and file is not None):
+            raise UserError("give one of --text, --file and --tokens")
+    elif context is not None or stride is not None:
+        raise UserError("--context and --stride are for a text: --text, or --file notes.txt")
+    sequences = [] if asks_text else _sequences(tokens, file)
+    folder = find_checkpoint(run_or_folder, store)
+
+    from cope_sweep.inference import Predictor
+
+    predictor = Predictor.load(folder)
+    try:
+        if asks_text:
+            of_text = predictor.text_perplexity(_read(text, file), context=context, stride=stride)
+            answer = of_text.__dict__
+            told = (
+                f"perplexity {of_text.perplexity:.4f} per token, {of_text.word_perplexity:.4f} per word, "
+                f"{of_text.bits_per_byte:.4f} bits per byte, over {of_text.tokens} tokens, {of_text.words} words, "
+                f"{of_text.size_bytes} bytes"
+            )
+        else:
+            measured = predictor.perplexity(sequences)
+            answer = measured.__dict__
+            bits = f"{measured.bits_per_token:.4f} bits per token"
+            told = f"perplexity {measured.perplexity:.4f} over {measured.tokens} tokens ({bits})"
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    print_json(answer) if as_json else make_console().print(told, soft_wrap=True)
+
+
+def _sequences(tokens: list[str], file: Path | None) -> list[list[int]]:
+    """The sequences of token ids that were given. Raises UserError."""
     sequences = [token_ids(text) for text in tokens]
     if file is not None:
         try:
@@ -196,17 +247,19 @@ def perplexity(
         except (OSError, ValueError, TypeError) as error:
             raise UserError(f"{file}: not a JSON list of lists of token ids ({error})") from error
     if not sequences:
-        raise UserError('no tokens; give some with --tokens "3 14 14 7" or --file ids.json')
-    folder = find_checkpoint(run_or_folder, store)
+        raise UserError('nothing to score; give --tokens "3 14 14 7", --file ids.json, --text "…" or --file notes.txt')
+    return sequences
 
-    from cope_sweep.inference import Predictor
 
+def _read(text: str | None, file: Path | None) -> str:
+    """The text that was given. Raises UserError where it cannot be read, or is not UTF-8."""
+    from cope_sweep.text.reading import read_document
+
+    if file is not None:
+        return "".join(read_document([file]))
+    text = str(text)
     try:
-        measured = Predictor.load(folder).perplexity(sequences)
-    except ValueError as error:
-        raise UserError(str(error)) from error
-    if as_json:
-        print_json(measured.__dict__)
-        return
-    bits = f"{measured.bits_per_token:.4f} bits per token"
-    make_console().print(f"perplexity {measured.perplexity:.4f} over {measured.tokens} tokens ({bits})")
+        data = sys.stdin.buffer.read() if text == "-" else text.encode("utf-8", "surrogateescape")
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(f"--text: not UTF-8 text ({error.reason} at byte {error.start})") from error

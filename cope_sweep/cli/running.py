@@ -111,6 +111,10 @@ def run(
         from cope_sweep.sweep.schedule import run_on_ray
 
         executor = partial(run_on_ray, address=address)
+    if local or address is None:
+        # Texts are read here, with a bar and an error that all can see; elsewhere, the workers read them.
+        for task in {run.task for run in planned.runs if ledger.run(run.run_id).status != "finished"}:
+            task.prepare()
     with progress(planned, ledger, make_console(stderr=True)) as show:
         outcome = sweep(
             planned,
@@ -219,8 +223,12 @@ def _next_steps(
     steps.append((shlex.join([f"{here}cope-sweep", "serve", *store]), "REST, and a page at http://127.0.0.1:8000"))
     finished = next((run for run in planned.runs if ledger.run(run.run_id).status == "finished"), None)
     if finished:
-        tokens = finished.task.sequences("in_dist", 0, 0, 1).inputs_NT[0, :8]
-        words = [f"{here}cope-sweep", "perplexity", finished.run_id, "--tokens", " ".join(map(str, tokens)), *store]
+        if (ledger.run(finished.run_id).checkpoint / "tokenizer.json").exists():
+            asked = ["--text", "Of position, and of context."]
+        else:
+            tokens = finished.task.sequences(finished.task.TESTS[0], 0, 0, 1).inputs_NT[0, :8]
+            asked = ["--tokens", " ".join(map(str, tokens))]
+        words = [f"{here}cope-sweep", "perplexity", finished.run_id, *asked, *store]
         steps.append((shlex.join(words), "a checkpoint at work"))
     for command, what in steps:
         console.print(f"  [bold cyan]{command}[/bold cyan]   [dim]{what}[/dim]", soft_wrap=True, highlight=False)

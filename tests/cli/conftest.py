@@ -32,7 +32,7 @@ class Shell:
     def write(self, name, text):
         (self.folder / "ablations" / f"{name}.yaml").write_text(text)
 
-    def start(self, *words):
+    def start(self, *words, **options):
         return subprocess.Popen(
             [sys.executable, "-m", "cope_sweep.cli", *words],
             cwd=self.folder,
@@ -40,6 +40,7 @@ class Shell:
             text=True,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
+            **options,
         )
 
     def __call__(self, *words, code=0):

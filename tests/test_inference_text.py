@@ -1,0 +1,102 @@
+"""Predictor on text: what the task's own evaluation says, however the text is cut; and clear on what does not fit."""
+
+import math
+import shutil
+
+import numpy as np
+import pytest
+import torch
+
+from cope_sweep.inference import Predictor, TokensError
+from cope_sweep.model import CheckpointError, save_model
+from cope_sweep.train import Execution, Trainer
+from tests.texts import prose, write_corpus
+from tests.tiny import tiny_run
+
+pytestmark = pytest.mark.usefixtures("cache")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, cache):
+    """A few steps on a small text: a trainer, the folder of its text, and its checkpoint."""
+    folder, checkpoint = write_corpus(tmp_path_factory.mktemp("corpus")), tmp_path_factory.mktemp("checkpoint")
+    task = {"kind": "wikitext", "corpus": "small", "folder": str(folder), "tokens": 16, "vocabulary": 300}
+    trainer = Trainer(
+        tiny_run(task=task, **{"model.position": ["cope"], "train.steps": 20, "train.lr": 0.01}), Execution()
+    )
+    while not trainer.done:
+        trainer.train_step()
+    save_model(checkpoint, trainer.model, trainer.spec)
+    shutil.copy(trainer.spec.task.tokenizer_json, checkpoint)
+    return trainer, folder, checkpoint
+
+
+@pytest.mark.parametrize(("context", "stride"), [(None, None), (16, 5), (40, 40), (64, 10), (100_000, None)])
+def test_a_text_s_perplexity_is_what_evaluation_says_of_it(trained, context, stride):
+    trainer, folder, checkpoint = trained
+    measured = Predictor.load(checkpoint).text_perplexity(
+        (folder / "wiki.test.tokens").read_text(), context=context, stride=stride
+    )
+    if context == 100_000:  # longer than the text: one window
+        [whole] = Predictor.load(checkpoint).log_probabilities([trainer.spec.task._corpus().splits["test"].tokens_L])
+        assert measured.nll_sum == pytest.approx(-whole[1:].sum())
+        return
+    context = context or 16
+    run = trainer.spec
+    trainer.spec = run.model_copy(update={"evaluate": run.evaluate.model_copy(update={"stride": stride})})
+    try:
+        metrics = trainer.evaluate_windows(context, 10**6)
+    finally:
+        trainer.spec = run
+    assert measured.perplexity == pytest.approx(metrics[f"test/perplexity@{context}"], rel=1e-5)
+    assert measured.word_perplexity == pytest.approx(metrics[f"test/word_perplexity@{context}"], rel=1e-5)
+    assert measured.bits_per_byte == pytest.approx(metrics[f"test/bits_per_byte@{context}"], rel=1e-5)
+    assert measured.bits_per_token == pytest.approx(math.log2(measured.perplexity))
+    if (context, stride) == (16, None):
+        assert measured.perplexity == pytest.approx(trainer.evaluate(10**6)["test/perplexity"], rel=1e-5)
+
+
+def test_windows_that_see_more_foretell_by_hand(trained):
+    """Of 12 tokens in windows of 4, each 1 after the one before: token t is scored given the 4 before it."""
+    predictor = Predictor.load(trained[2])
+    tokenizer, text = predictor.tokenizer, "the cat is"
+    ids = [tokenizer.end_of_text, *tokenizer.encode([text])[0].tolist()]
+    nats = []
+    for t in range(1, len(ids)):
+        with torch.no_grad():
+            logits = predictor.model(torch.tensor([ids[max(0, t - 4) : t]]))[0, -1].double()
+        nats.append(-logits.log_softmax(-1)[ids[t]].item())
+    measured = predictor.text_perplexity(text, context=4, stride=1)
+    assert measured.tokens == len(ids) - 1 > 4
+    assert measured.nll_sum == pytest.approx(np.sum(nats), rel=1e-5)
+    assert (measured.words, measured.size_bytes) == (3, 10)
+
+
+def test_one_character_is_enough(trained):
+    measured = Predictor.load(trained[2]).text_perplexity("a")
+    assert (measured.tokens, measured.words, measured.size_bytes) == (1, 1, 1)
+    assert Predictor.load(trained[2]).text_perplexity(" ").word_perplexity == math.inf
+
+
+def test_what_cannot_be_asked(trained):
+    predictor = Predictor.load(trained[2])
+    with pytest.raises(TokensError, match="the text is empty"):
+        predictor.text_perplexity("")
+    with pytest.raises(TokensError, match="a stride of 17 for windows of 16 tokens; it is 1 … 16"):
+        predictor.text_perplexity("a", stride=17)
+
+
+def test_a_tokenizer_that_does_not_fit_is_said(trained, tmp_path):
+    from cope_sweep.text import TextTokenizer
+
+    copy = shutil.copytree(trained[2], tmp_path / "copy")
+    TextTokenizer.train([prose(400)], 310).save(copy / "tokenizer.json")
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json: has 310 ids, and the model of run .* knows 300"):
+        Predictor.load(copy).text_perplexity("a")
+    (copy / "tokenizer.json").write_text("{}")
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json: not a tokenizer"):
+        Predictor.load(copy).text_perplexity("a")
+    (copy / "tokenizer.json").unlink()
+    with pytest.raises(CheckpointError, match=r"has no tokenizer\.json beside its model"):
+        Predictor.load(copy).text_perplexity("a")
+    assert len(Predictor.load(copy).log_probabilities([[1, 2]])[0]) == 2  # ids can still be asked about
