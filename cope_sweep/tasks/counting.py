@@ -21,8 +21,9 @@ Shapes: N sequences, S operations, V variables, L tokens of a sequence with its 
 from __future__ import annotations
 
 import zlib
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Annotated, ClassVar, Literal, NamedTuple, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -40,7 +41,8 @@ CHUNK = 1024
 Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
-class _Rows(NamedTuple):
+@dataclass(frozen=True)
+class _Rows:
     """Sequences as they are kept: small types, the answer at its place."""
 
     tokens_NL: np.ndarray
@@ -48,12 +50,18 @@ class _Rows(NamedTuple):
     lengths_N: np.ndarray
     cut_N: np.ndarray
 
-    def __getitem__(self, rows: np.ndarray | slice) -> _Rows:  # type: ignore[override]
+    def take(self, rows: np.ndarray | slice) -> _Rows:
         return _Rows(self.tokens_NL[rows], self.lengths_N[rows], self.cut_N[rows])
 
     @staticmethod
     def concatenate(parts: list[_Rows]) -> _Rows:
-        return parts[0] if len(parts) == 1 else _Rows(*map(np.concatenate, zip(*parts, strict=True)))
+        if len(parts) == 1:
+            return parts[0]
+        return _Rows(
+            np.concatenate([part.tokens_NL for part in parts]),
+            np.concatenate([part.lengths_N for part in parts]),
+            np.concatenate([part.cut_N for part in parts]),
+        )
 
 
 class Counting(Task):
@@ -119,16 +127,15 @@ class Counting(Task):
         if split != "train" or self.train_sequences is None:
             first, last = start // CHUNK, (start + count - 1) // CHUNK
             rows = _Rows.concatenate([_chunk(self, split, seed, chunk) for chunk in range(first, last + 1)])
-            return self._batch(rows[slice(start - first * CHUNK, start - first * CHUNK + count)])
+            return self._batch(rows.take(slice(start - first * CHUNK, start - first * CHUNK + count)))
         epochs, places = np.divmod(np.arange(start, start + count), self.train_sequences)
         visited = [_order(self.train_sequences, seed, int(e))[places[epochs == e]] for e in np.unique(epochs)]
-        return self._batch(_training_set(self, seed)[np.concatenate(visited)])
+        return self._batch(_training_set(self, seed).take(np.concatenate(visited)))
 
     def generate(self, split: str, rng: np.random.Generator, count: int) -> Batch:
-        return self._batch(self.draw(split, rng, count))
+        return self._batch(self._draw(split, rng, count))
 
-    def draw(self, split: str, rng: np.random.Generator, count: int) -> _Rows:
-        """`count` sequences, as they are kept."""
+    def _draw(self, split: str, rng: np.random.Generator, count: int) -> _Rows:
         weight = {"longer": self.longer_pass_weight, "shorter": self.shorter_pass_weight}.get(split, self.pass_weight)
         kinds_SN, variables_SN, values_VN = self._run(weight, rng, count)
         asked_N = _pick(values_VN >= 0, rng.random(count))
@@ -228,14 +235,14 @@ def _pick(among_VN: np.ndarray, chance_N: np.ndarray) -> np.ndarray:
 
 @lru_cache(maxsize=32)
 def _chunk(task: Counting, split: str, seed: int, chunk: int) -> _Rows:
-    return task.draw(split, np.random.default_rng([seed, zlib.crc32(split.encode()), chunk]), CHUNK)
+    return task._draw(split, np.random.default_rng([seed, zlib.crc32(split.encode()), chunk]), CHUNK)
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=2)
 def _training_set(task: Counting, seed: int) -> _Rows:
     size = task.train_sequences or 0
     chunks = [_chunk(task, "train", seed, chunk) for chunk in range(-(-size // CHUNK))]
-    return _Rows.concatenate(chunks)[slice(size)]
+    return _Rows.concatenate(chunks).take(slice(size))
 
 
 @lru_cache(maxsize=4)

@@ -16,7 +16,6 @@ Shapes: N sequences, T tokens, L tokens of a split.
 from __future__ import annotations
 
 import functools
-import os
 import re
 from abc import abstractmethod
 from collections.abc import Mapping
@@ -28,7 +27,7 @@ import numpy as np
 from pydantic import Field, field_validator, model_validator
 
 from cope_sweep.tasks.base import IGNORED, Batch, Task
-from cope_sweep.text import Corpus, TextError, TextTokenizer, cache_dir, open_corpus, permuted
+from cope_sweep.text import Corpus, TextError, TextTokenizer, cache_dir, data_dir, open_corpus, permuted
 from cope_sweep.text.reading import Files
 from cope_sweep.text.tokenizer import GPT2_IDS, SMALLEST, find_gpt2
 
@@ -130,17 +129,17 @@ class LanguageModelling(Task):
         """The folder of this corpus: `folder`, else $COPE_SWEEP_DATA/<corpus> where there is one; else None."""
         if self.folder is not None:
             return Path(self.folder).expanduser().absolute()
-        found = _data() / self.corpus
+        found = data_dir() / self.corpus
         return found if found.is_dir() else None
 
     def _corpus(self) -> Corpus:
-        return _opened(self, cache_dir(), _data())
+        return _opened(self, cache_dir(), data_dir())
 
     def _gpt2(self) -> list[Path] | None:
         """GPT-2's tokenizer files, where the spec wants them."""
         if self.tokenizer == "bpe" or self.vocabulary < GPT2_IDS:
             return None
-        folders = [folder for folder in (self.data_folder(), _data() / "gpt2") if folder is not None]
+        folders = [folder for folder in (self.data_folder(), data_dir() / "gpt2") if folder is not None]
         found = find_gpt2(folders)
         if found is None and self.tokenizer == "gpt2":
             raise TextError(
@@ -201,12 +200,6 @@ def _batch(
     return Batch(
         np.ascontiguousarray(inputs_NT), targets_NT, scored_NT, tokenizer.units(inputs_NT, tokens_NT, scored_NT)
     )
-
-
-def _data() -> Path:
-    """The folder of corpora, each under its name: $COPE_SWEEP_DATA, else `data` in the cache."""
-    chosen = os.environ.get("COPE_SWEEP_DATA")
-    return Path(chosen).expanduser().absolute() if chosen else cache_dir() / "data"
 
 
 @functools.lru_cache(maxsize=16)

@@ -38,7 +38,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from cope_sweep.tasks.base import IGNORED, Batch, Task
-from cope_sweep.text.errors import TextError
+from cope_sweep.text import TextError, data_dir
 from cope_sweep.text.reading import Files, read_document
 
 _WORD = re.compile(r"\w+(?:['’]\w+)*")
@@ -60,7 +60,9 @@ class LastSentence(Task):
     kind: Literal["last_sentence"] = "last_sentence"
     corpus: str = Field(default=COMPOSED, description="composed: no text; another name: that of a text of your own.")
     folder: str | None = Field(
-        default=None, description="Where the text is: a file, or a folder of `*.txt` files. Not part of what a run is."
+        default=None,
+        description="Where the text is: a file, or a folder of `*.txt` files; null: $COPE_SWEEP_DATA/<corpus>. "
+        "Not part of what a run is.",
     )
     maximum: Positive = Field(default=3, description="Largest answer.")
     sentences: Annotated[int, Field(ge=2)] = Field(default=2, description="In training and in-distribution.")
@@ -119,10 +121,13 @@ class LastSentence(Task):
 
     def prepare(self) -> None:
         if self.corpus != COMPOSED:
-            _questions(self)
+            self._questions()
 
     def fingerprint(self) -> str | None:
         return None if self.corpus == COMPOSED else Files(_files(self), one_document=False).digest()
+
+    def _questions(self) -> _Questions:
+        return _questions(self, data_dir())
 
     def generate(self, split: str, rng: np.random.Generator, count: int) -> Batch:
         answers_N = np.zeros(count, np.int64) if split == "absent" else rng.integers(0, self.maximum + 1, count)
@@ -130,7 +135,7 @@ class LastSentence(Task):
             words_N = rng.integers(self._words, self.vocabulary, count)
             tokens_NL, lengths_N = self._compose(split, words_N, answers_N, rng)
         else:
-            words_N, tokens_NL, lengths_N = _questions(self).draw(split, answers_N, rng)
+            words_N, tokens_NL, lengths_N = self._questions().draw(split, answers_N, rng)
 
         every_N = np.arange(count)
         length = self.length(split)
@@ -212,8 +217,8 @@ class _Questions:
 
 
 @lru_cache(maxsize=2)
-def _questions(task: LastSentence) -> _Questions:
-    """What a text can be asked. Raises TextError where it cannot be read, or has no question."""
+def _questions(task: LastSentence, data: Path) -> _Questions:
+    """What a text can be asked, read once per process. Raises TextError where it cannot be, or has no question."""
     tokens = array("i")
     first = [0]
     usable: list[bool] = []
@@ -235,9 +240,9 @@ def _questions(task: LastSentence) -> _Questions:
     asked = np.flatnonzero(np.logical_and.reduce(complete))
     if not len(asked):
         raise TextError(
-            f"{task.folder}: among its {len(usable):,} sentences, no word stands 0, 1, … and {task.maximum} times in "
-            f"some that can come last of {task.sentences} or {task.longer_sentences}, in training and in test; "
-            "give a longer text, lower task.maximum, or raise task.most_words"
+            f"the corpus {task.corpus!r}: among its {len(usable):,} sentences, no word stands 0, 1, … and "
+            f"{task.maximum} times in some that can come last of {task.sentences} or {task.longer_sentences}, in "
+            "training and in test; give a longer text, lower task.maximum, or raise task.most_words"
         )
     return _Questions(task, tokens_A.astype(np.min_scalar_type(task.vocabulary)), first_A, tables, asked)
 
@@ -269,9 +274,12 @@ def _table(
 
 def _files(task: LastSentence) -> tuple[Path, ...]:
     """The files of a text. Raises TextError where there are none, or one has nothing in it."""
-    if task.folder is None:
-        raise TextError(f"the corpus {task.corpus!r} comes from a file or a folder: set task.folder")
-    place = Path(task.folder).expanduser()
+    place = data_dir() / task.corpus if task.folder is None else Path(task.folder).expanduser()
+    if task.folder is None and not place.is_dir():
+        raise TextError(
+            f"the corpus {task.corpus!r} comes from a file or a folder: set task.folder, "
+            f"or put it in $COPE_SWEEP_DATA/{task.corpus}"
+        )
     found = tuple(sorted(place.rglob("*.txt"))) if place.is_dir() else (place,)
     if not found:
         raise TextError(f"{place}: no `*.txt` file in this folder; name a file, or a folder that has some")

@@ -25,6 +25,12 @@ def cache_dir() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cope-sweep"
 
 
+def data_dir() -> Path:
+    """The folder of corpora, each under its name: $COPE_SWEEP_DATA, else `data` in the cache."""
+    chosen = os.environ.get("COPE_SWEEP_DATA")
+    return Path(chosen).expanduser().absolute() if chosen else cache_dir() / "data"
+
+
 def made_once(folder: Path, make: Callable[[Path], None]) -> Path:
     """`folder`, filled by `make` where it is not there yet; of processes that ask together one makes, the others wait.
 

@@ -198,22 +198,14 @@ def test_files_do_not_run_on(tmp_path):
         assert str(sentences) in contexts
 
 
-def test_the_papers_prompt():
+@pytest.mark.parametrize(("word", "times"), [("Alice", (2, 0)), ("book", (2, 0)), ("her", (2, 3)), ("making", (0, 1))])
+def test_the_papers_prompt(word, times):
     task = LastSentence(most_words=64, vocabulary=50000)
-    for word in ("Alice", "book", "her", "making"):
-        sentences, asked, answer = read(task, *whole(task, task.prompt(ALICE, word)))
-        assert [len(sentence) for sentence in sentences] == [57, 56]
-        assert asked == task.token(word.lower())
-        assert answer == {"Alice": 0, "book": 0, "her": 3, "making": 1}[word] == sentences[-1].count(asked)
-    first, _ = read(task, *whole(task, task.prompt(ALICE, "book")))[0]
-    assert first.count(task.token("Alice")) == first.count(task.token("book")) == 2
-
-
-def whole(task, tokens):
-    """A prompt as a sequence that `read` reads: with the answer that a plain count gives."""
-    targets = np.full(len(tokens), IGNORED)
-    targets[-1] = " ".join(map(str, tokens[:-2])).split(f" {task.end}")[-2].split().count(str(tokens[-1]))
-    return np.array(tokens), targets
+    tokens = np.array(task.prompt(ALICE, word))
+    sentences, asked, _ = read(task, tokens, np.where(np.arange(len(tokens)) == len(tokens) - 1, 0, IGNORED))
+    assert asked == task.token(word)
+    assert [len(sentence) for sentence in sentences] == [57, 56]
+    assert tuple(sentence.count(asked) for sentence in sentences) == times
 
 
 def test_a_token_is_known_without_any_text():
@@ -243,9 +235,14 @@ def test_a_text_that_is_not_there(tmp_path):
         task.prepare()
 
 
-def test_a_text_without_a_place():
-    with pytest.raises(UserError, match=r"the corpus 'story' .* set task.folder"):
-        LastSentence(corpus="story").prepare()
+def test_a_text_without_a_place(tmp_path, monkeypatch):
+    monkeypatch.setenv("COPE_SWEEP_DATA", str(tmp_path))
+    task = LastSentence(corpus="tale", maximum=1)
+    with pytest.raises(UserError, match=r"the corpus 'tale' .* set task.folder"):
+        task.prepare()
+    (tmp_path / "tale").mkdir()
+    (tmp_path / "tale" / "a.txt").write_text(story(5, 500), encoding="utf-8")
+    task.prepare()
 
 
 def test_a_folder_without_texts(tmp_path):
@@ -268,7 +265,7 @@ def test_a_file_that_is_not_utf_8(tmp_path):
 
 def test_a_text_too_short_to_ask(tmp_path):
     task = of_text(tmp_path, "One sentence is here now. Another one is here now.")
-    with pytest.raises(UserError, match=r"text\.txt: among its 3 sentences, no word .* give a longer text"):
+    with pytest.raises(UserError, match=r"'story': among its 3 sentences, no word .* give a longer text"):
         task.prepare()
 
 
