@@ -85,7 +85,7 @@ def heads_of(
         for name, marked_T in {**marked, "seen_by": asked_T}.items():
             if marked_T.shape != (T,):
                 raise ProbeError(f"{name} is of {marked_T.size} tokens, and sequence {index} has {T}")
-        if not asked_T.any():
+        if seen_by is not None and not asked_T.any():
             continue
 
         def on_layer(found: LayerProbe, asked_T: np.ndarray = asked_T, marked: Marks = marked) -> None:

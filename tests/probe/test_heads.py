@@ -9,6 +9,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from cope_sweep.inference import TokensError
 from cope_sweep.probe import ProbeError, heads_of, probe, seen_from, separation
 from tests.probe.models import V, tiny_predictor
 
@@ -128,3 +129,5 @@ def test_bad_marks_are_said():
         heads_of(tiny_predictor([CoPE]), [[0, 1, 2]], [{"low": np.ones(2, dtype=bool)}])
     with pytest.raises(ProbeError, match="none of the sequences has a query"):
         heads_of(tiny_predictor([CoPE]), [[0, 1]], [{}], seen_by=[np.zeros(2, dtype=bool)])
+    with pytest.raises(TokensError, match="no tokens"):
+        heads_of(tiny_predictor([CoPE]), [[0, 1], []], [{}, {}])
