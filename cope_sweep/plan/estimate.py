@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from cope_sweep.plan.expand import Plan
 from cope_sweep.record import Ledger
-from cope_sweep.spec import RunSpec
+from cope_sweep.spec import Resources, RunSpec
 
 RULE_FLOPS_PER_S = 2e10
 """Where nothing was measured yet: what one CPU core achieves on small transformers, within a factor of about 3."""
@@ -20,6 +20,10 @@ RULE_STEP_S = 2e-3
 """…and what a step costs however small its tensors are."""
 PROCESS_BYTES = 600 * 2**20
 """A worker process with torch loaded, before its first tensor."""
+KEPT_OF_A_BLOCK = 17
+"""Numbers for each token and unit of the model's width that a block keeps for the backward pass."""
+LOGITS = 4
+"""Arrays of the logits' size: themselves, their softmax, and the gradients of both."""
 
 
 @dataclass(frozen=True)
@@ -54,41 +58,71 @@ def parameter_count(run: RunSpec) -> int:
     return total
 
 
-def step_flops(run: RunSpec) -> float:
-    """Floating-point operations of a training step: 6 for each parameter and token, and those of attention."""
-    tokens = run.task.length("train")
-    per_token: float = 6 * parameter_count(run) + 12 * run.model.layers * run.model.dim * tokens
+def sequence_flops(run: RunSpec, tokens: int) -> float:
+    """Floating-point operations of a forward pass: 2 for each parameter and token, and those of attention."""
+    per_token: float = 2 * parameter_count(run) + 4 * run.model.layers * run.model.dim * tokens
     if any(encoding.scores for encoding in run.model.position):
         per_token *= 1.5  # gates, look-ups and their gradients: elementwise, memory-bound
-    return float(per_token * run.train.batch * tokens)
+    return per_token * tokens
 
 
-def memory_bytes(run: RunSpec) -> int:
-    """A worker's peak: weights, gradients and AdamW's two moments, what backward keeps, and the process itself."""
-    model, tokens = run.model, run.task.length("train")
-    matrices = 14 if any(encoding.scores for encoding in model.position) else 1
-    attention = matrices * run.train.batch * model.heads * tokens * tokens
-    rest = run.train.batch * tokens * (20 * model.dim)
-    logits = 3 * run.train.batch * tokens * run.task.vocabulary_size
-    return PROCESS_BYTES + 16 * parameter_count(run) + 4 * (model.layers * (attention + rest) + logits)
+def step_flops(run: RunSpec, resources: Resources) -> float:
+    """Of a training step: a backward pass takes two forward passes, and one more where activations are made again."""
+    passes = 4 if resources.checkpoint_activations else 3
+    return passes * run.train.batch * sequence_flops(run, run.task.length("train"))
+
+
+def run_flops(run: RunSpec, resources: Resources) -> float:
+    """Of a whole run, evaluations included; test sets that end sooner than `final_sequences` take less."""
+    evaluate, task = run.evaluate, run.task
+    at_every = (run.train.steps - 1) // evaluate.every * evaluate.sequences + evaluate.final_sequences
+    total = run.train.steps * step_flops(run, resources)
+    for split in task.TESTS:
+        total += at_every * sequence_flops(run, task.length(split))
+        for context in evaluate.contexts:
+            windows = evaluate.final_sequences * task.length(split) / (evaluate.stride or context)
+            total += windows * sequence_flops(run, context)
+    return total
+
+
+def memory_bytes(run: RunSpec, resources: Resources) -> int:
+    """A worker's peak: weights, gradients and AdamW's two moments, what backward keeps, and the process itself.
+
+    Evaluation keeps nothing for a backward pass, so only the logits of longer sequences can be more there.
+    """
+    model, task = run.model, run.task
+    sequences = min(resources.micro_batch or run.train.batch, math.ceil(run.train.batch / resources.workers))
+    tokens = sequences * task.length("train")
+    block = KEPT_OF_A_BLOCK * model.dim * tokens
+    if resources.attention == "reference" or model.hard_attention:
+        scored = any(encoding.scores for encoding in model.position)
+        block += (14 if scored else 3) * model.heads * tokens * task.length("train")
+    activations = model.layers * block
+    if resources.checkpoint_activations:
+        activations = model.layers * model.dim * tokens + block
+    evaluated = [*(sequences * task.length(split) for split in task.TESTS), *run.evaluate.contexts]
+    logits = LOGITS * max(tokens, *evaluated) * task.vocabulary_size
+    return PROCESS_BYTES + 16 * parameter_count(run) + 4 * (activations + logits)
 
 
 def estimates(plan: Plan, ledger: Ledger) -> dict[str, Estimate]:
     """Run id → estimate; time from this store's own finished runs where there are any, else by rule of thumb."""
+    resources = plan.ablation.content.resources
     measured = _measured(plan, ledger)
     rate = statistics.median(measured.values()) if measured else None
     result = {}
     for run in plan.runs:
         key = _shape(run)
-        steps = run.train.steps
+        flops = run_flops(run, resources)
         if key in measured:
-            seconds, basis = steps * step_flops(run) * measured[key], "measured on this store, same shapes"
+            seconds, basis = flops * measured[key], "measured on this store, same shapes"
         elif rate is not None:
-            seconds, basis = steps * step_flops(run) * rate, "scaled from this store's finished runs"
+            seconds, basis = flops * rate, "scaled from this store's finished runs"
         else:
-            seconds = steps * (RULE_STEP_S + step_flops(run) / RULE_FLOPS_PER_S)
+            workers = min(resources.workers, run.train.batch)
+            seconds = run.train.steps * RULE_STEP_S + flops / (workers * resources.cpus * RULE_FLOPS_PER_S)
             basis = f"rule of thumb, {RULE_FLOPS_PER_S / 1e9:.0f} GFLOP/s; within a factor of 3"
-        result[run.run_id] = Estimate(parameter_count(run), seconds, memory_bytes(run), basis)
+        result[run.run_id] = Estimate(parameter_count(run), seconds, memory_bytes(run, resources), basis)
     return result
 
 
@@ -107,12 +141,12 @@ def _shape(run: RunSpec) -> tuple[object, ...]:
 
 
 def _measured(plan: Plan, ledger: Ledger) -> dict[tuple[object, ...], float]:
-    """Shape → seconds per floating-point operation, evaluation included, in this plan's finished runs."""
+    """Shape → seconds per floating-point operation in this plan's finished runs, on the resources that it had."""
     seen: dict[tuple[object, ...], list[float]] = {}
     for run in plan.runs:
         result = ledger.run(run.run_id).result
-        facts = result["facts"] if result else {}
-        steps = facts.get("steps", 0) - facts.get("resumed_from_step", 0)
-        if steps > 0:
-            seen.setdefault(_shape(run), []).append(facts["wall_s"] / (steps * step_flops(run)))
+        if result:
+            facts = result["facts"]
+            had = Resources(checkpoint_activations=facts.get("checkpoint_activations", False))
+            seen.setdefault(_shape(run), []).append(facts["wall_s"] / run_flops(run, had))
     return {shape: statistics.median(values) for shape, values in seen.items()}

@@ -10,6 +10,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from cope_sweep.record import NUMBERS
 from cope_sweep.spec import LoadedAblation, Published, RunSpec, SpecError, name_of
 from cope_sweep.spec.ablation import Axis, Point
 from cope_sweep.spec.explain import explain, suggest
@@ -218,11 +219,10 @@ def _placed(loaded: LoadedAblation, point: _Assigned, path: KeyPath, message: st
 
 def _check_metrics(loaded: LoadedAblation, rows: dict[str, Row]) -> None:
     for row in rows.values():
-        task = row.runs[0].task
-        known = [f"{split}/{name}" for split in task.TESTS for name in task.METRICS] + ["train/loss"]
+        known = [*row.runs[0].metrics, *(f"facts.{name}" for name in NUMBERS)]
         for index, metric in enumerate(loaded.content.metrics):
             if metric.name not in known:
                 raise loaded.source.error(
                     ("metrics", index, "name"),
-                    f"the task {task.kind} has no metric {metric.name!r}" + suggest(metric.name, known),
+                    f"the task {row.runs[0].task.kind} has no metric {metric.name!r}" + suggest(metric.name, known),
                 )

@@ -32,6 +32,9 @@ from cope_sweep.errors import UserError
 from cope_sweep.record.event import Status
 from cope_sweep.spec import RunSpec
 
+NUMBERS = ("parameters", "tokens_per_s", "peak_memory_bytes", "train_s", "wall_s")
+"""Facts of a finished run that a table may show, as `facts.tokens_per_s`."""
+
 RUN_ID = re.compile(r"[0-9a-f]{16}")
 
 

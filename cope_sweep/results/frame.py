@@ -90,10 +90,18 @@ def _tidy(plan: Plan, readings: Mapping[str, Reading]) -> pd.DataFrame:
         "seed": pd.Series([run.seed for _, run in runs], dtype="int64"),
     }
     columns |= {key: pd.Series([row.labels.get(key) for row, _ in runs], dtype="str") for key in axes}
-    columns |= {name: pd.Series([r.metrics.get(name) for r in ordered], dtype="float64") for name in metrics}
-    columns |= {f"facts.{name}": _series([r.facts.get(name) for r in ordered]) for name in facts}
+    columns |= {name: pd.Series([_value(r, name) for r in ordered], dtype="float64") for name in metrics}
+    columns |= {
+        f"facts.{name}": _series([r.facts.get(name) for r in ordered]) for name in facts if f"facts.{name}" not in own
+    }
     columns["message"] = pd.Series([reading.message for reading in ordered], dtype="str")
     return pd.DataFrame(columns)
+
+
+def _value(reading: Reading, name: str) -> float | None:
+    """A metric, or a fact that the ablation has among its metrics."""
+    fact = name.removeprefix("facts.")
+    return reading.metrics.get(name) if fact == name else reading.facts.get(fact)
 
 
 def _series(values: list[Any]) -> pd.Series[Any]:

@@ -48,7 +48,9 @@ class Condition(Frozen):
 class Metric(Frozen):
     """A column of the table. The first of an ablation's metrics is the one that it is judged by."""
 
-    name: str = Field(description="As runs report it: `in_dist/token_error`, `sparse/sequence_error`, `train/loss`, …")
+    name: str = Field(
+        description="As runs report it: `in_dist/token_error`, `test/perplexity@2048`, `facts.tokens_per_s`, …"
+    )
     label: str | None = Field(default=None, description="The column's title; null: the name.")
     goal: Literal["min", "max"] = Field(default="min", description="Which direction is better.")
     unit: str = Field(default="", description="As `%`.")
@@ -76,6 +78,9 @@ class Scale(Frozen):
     set: Point = {}
     grid: dict[str, Axis] = Field(default={}, description="Axes to put in the place of the base's.")
     seeds: Annotated[list[int] | None, Field(min_length=1)] = None
+    metrics: Annotated[list[Metric] | None, Field(min_length=1)] = Field(
+        default=None, description="Columns to put in the place of the base's."
+    )
 
 
 class Ablation(Frozen):
@@ -168,6 +173,9 @@ def with_overrides(
         data["grid"] |= {key: _json(axis) for key, axis in chosen.grid.items()}
         if chosen.seeds is not None:
             data["seeds"] = chosen.seeds
+        if chosen.metrics is not None:
+            data["metrics"] = [metric.model_dump(mode="json") for metric in chosen.metrics]
+            _trace(lines, ("metrics",), lines.get(("scales", scale, "metrics")))
     for assignment in assignments:
         key, equals, text = assignment.partition("=")
         option = f"--set {assignment}"

@@ -142,6 +142,13 @@ class RunSpec(Frozen):
         model = self.model
         return Dims(model.dim, model.heads, model.layers, model.context or self.task.context)
 
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """The names of what the finished run measures: `test/perplexity`, `test/perplexity@2048`, `train/loss`."""
+        at = ("", *(f"@{context}" for context in self.evaluate.contexts))
+        task = self.task
+        return (*(f"{split}/{name}{c}" for split in task.TESTS for c in at for name in task.METRICS), "train/loss")
+
     @cached_property
     def run_id(self) -> str:
         """16 hex digits of the SHA-256 of `identity`."""

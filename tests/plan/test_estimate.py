@@ -2,8 +2,9 @@ import pytest
 
 from cope_sweep.model import Transformer
 from cope_sweep.plan import estimates, expand, parameter_count, total_seconds
-from cope_sweep.plan.estimate import Estimate, memory_bytes
+from cope_sweep.plan.estimate import Estimate, memory_bytes, run_flops, step_flops
 from cope_sweep.record import Ledger
+from cope_sweep.spec import Resources
 from cope_sweep.spec.ablation import validate
 from cope_sweep.spec.source import parse_source
 from tests.plan.test_expand import BASE
@@ -75,10 +76,51 @@ def test_the_papers_models_to_the_unit(model, position, parameters):
 
 
 def test_memory_grows_with_what_is_kept():
-    small, large = tiny_run(), tiny_run(**{"train.batch": 64, "task.blanks": 500})
-    assert memory_bytes(large) > memory_bytes(small)
-    with_cope = tiny_run(**{"train.batch": 64, "task.blanks": 500, "model.position": ["cope"]})
-    assert memory_bytes(with_cope) > memory_bytes(large)
+    small, large = tiny_run(), tiny_run(**{"train.batch": 64, "task.blanks": 500, "model.layers": 4})
+    kept = memory_bytes(large, Resources())
+    assert kept > memory_bytes(small, Resources())
+    assert memory_bytes(large, Resources(attention="reference")) > kept
+    assert memory_bytes(large, Resources(micro_batch=64)) == kept
+    assert memory_bytes(large, Resources(micro_batch=16)) == memory_bytes(large, Resources(workers=4)) < kept
+    assert memory_bytes(large, Resources(checkpoint_activations=True)) < kept
+
+
+@pytest.mark.parametrize(
+    ("resources", "measured"),
+    [
+        (Resources(), 8_462_868_480),
+        (Resources(checkpoint_activations=True), 6_432_968_704),
+        (Resources(micro_batch=1), 4_637_487_104),
+        (Resources(micro_batch=1, checkpoint_activations=True), 4_093_411_328),
+    ],
+)
+def test_memory_is_about_what_gpt2_took(resources, measured):
+    """Measured: 124 M parameters, context 1024, on a CPU."""
+    text = {"kind": "wikitext", "tokens": 1024}
+    run = tiny_run(**{"task": text, "model.position": [SHARED], "train.batch": 4} | GPT2)
+    assert memory_bytes(run, resources) == pytest.approx(measured, rel=0.2)
+
+
+def test_evaluations_take_time():
+    run = tiny_run()
+    training = run.train.steps * step_flops(run, Resources())
+    assert training < run_flops(run, Resources()) < 10 * training
+    often, once = tiny_run(**{"evaluate.every": 1}), tiny_run(**{"evaluate.every": 6})
+    assert run_flops(often, Resources()) > run_flops(run, Resources()) > run_flops(once, Resources())
+
+
+def test_activations_computed_again_cost_a_third():
+    again = Resources(checkpoint_activations=True)
+    assert step_flops(tiny_run(), again) == pytest.approx(4 / 3 * step_flops(tiny_run(), Resources()))
+
+
+def test_longer_windows_cost_their_attention():
+    text = {"kind": "code", "tokens": 64, "vocabulary": 300}
+    short, long, sliding = (
+        run_flops(tiny_run(task=text, evaluate={"contexts": contexts, "stride": stride}), Resources())
+        for contexts, stride in (([64], None), ([4096], None), ([4096], 64))
+    )
+    assert short < long < sliding
 
 
 def test_time_comes_from_this_store_where_it_can(tmp_path):

@@ -111,6 +111,20 @@ def test_published_numbers_find_their_row():
     assert [row.published and row.published.values for row in plan(text).rows] == [None, {"in_dist/token_error": 40.1}]
 
 
+TEXT = "base: {task: {kind: code, tokens: 64}, evaluate: {contexts: [64, 128]}}\n"
+
+
+@pytest.mark.parametrize("name", ["test/perplexity@128", "validation/loss@64", "test/perplexity", "facts.tokens_per_s"])
+def test_a_metric_may_be_of_a_longer_context_or_a_fact(name):
+    assert expand(validate(parse_source(f'title: T\n{TEXT}metrics: [{{name: "{name}"}}]', "t"), "t")).rows
+
+
+@pytest.mark.parametrize("name", ["test/perplexity@256", "test/token_error@64", "facts.speed"])
+def test_a_metric_that_no_run_has_is_refused(name):
+    with pytest.raises(SpecError, match=f"the task code has no metric '{name}'.* did you mean"):
+        expand(validate(parse_source(f'title: T\n{TEXT}metrics: [{{name: "{name}"}}]', "t"), "t"))
+
+
 def test_a_run_s_problem_names_its_row():
     with pytest.raises(SpecError, match=r"test\.yaml:\d: model.heads = 3 does not divide|model.heads = 3"):
         plan("grid: {model.heads: [2, 3]}")

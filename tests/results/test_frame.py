@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from cope_sweep.record import Ledger, StoreError
-from cope_sweep.results import curves, frame
+from cope_sweep.results import curves, frame, table
 from tests.results.ablations import fail, finish, plan_of
 
 
@@ -55,6 +55,16 @@ def test_facts_keep_their_types(plan, ledger):
     got = frame(plan, ledger)
     dtypes = {name: str(got[f"facts.{name}"].dtype) for name in facts}
     assert dtypes == {"n": "Int64", "speed": "Float64", "device": "str", "quick": "boolean", "odd": "Float64"}
+
+
+def test_a_fact_may_be_a_metric(ledger):
+    plan = plan_of(metrics=[{"name": "facts.tokens_per_s", "goal": "max"}, {"name": "facts.train_s"}])
+    finish(ledger, plan.rows[0].runs[0], {"in_dist/token_error": 1.5}, {"tokens_per_s": 123.5, "device": "cpu"})
+    got = frame(plan, ledger)
+    assert got.columns.is_unique
+    assert got["facts.tokens_per_s"].dropna().tolist() == [123.5]
+    assert got["facts.train_s"].isna().all()
+    assert table(plan, ledger).frame["facts.tokens_per_s.mean"].dropna().tolist() == [123.5]
 
 
 def test_conditional_axes_are_missing_where_they_do_not_apply(ledger):

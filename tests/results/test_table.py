@@ -221,6 +221,22 @@ def test_csv_and_parquet_have_rows_or_every_run(partial, tmp_path):
     pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "runs.parquet"), partial.runs)
 
 
+def test_a_metric_that_a_row_lacks_is_an_empty_cell(plan, ledger):
+    """As a long context that an encoding does not reach: the row is complete all the same."""
+    for row in plan.rows:
+        for run in row.runs:
+            metrics = {"in_dist/token_error": 10.0}
+            finish(ledger, run, metrics if row is plan.rows[1] else metrics | {"dense/loss": 0.5})
+    drawn = table(plan, ledger)
+    assert drawn.complete
+    assert drawn.frame["dense/loss.n"].tolist() == [2, 0, 2]
+    assert drawn.frame["dense/loss.best"].tolist() == [True, False, True]
+    assert cells_of_markdown(drawn.to_markdown())[2][-1] == "–"
+    assert drawn.to_json()["rows"][1]["metrics"]["dense/loss"]["mean"] is None
+    assert "–" in drawn.to_html()
+    assert drawn.to_latex()
+
+
 def test_without_published_numbers_or_results_there_are_no_columns_for_them(ledger):
     shown = cells_of_markdown(table(plan_of(), ledger).to_markdown())
     assert shown[0] == ["position", "In-dist. (%)", "dense/loss", "runs"]

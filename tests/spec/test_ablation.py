@@ -100,6 +100,13 @@ def test_scales():
     assert "unknown scale 'huge'; it has wide" in problem(GOOD, scale="huge")
 
 
+def test_a_scale_may_have_columns_of_its_own():
+    text = GOOD.replace("scales:\n  wide: {", "scales:\n  wide: {metrics: [{name: dense/loss}], ")
+    assert text != GOOD
+    content = with_overrides(validate(parse_source(text, "file.yaml"), "file"), scale="wide").content
+    assert [metric.name for metric in content.metrics] == ["dense/loss"]
+
+
 def test_overrides_leave_the_rest_as_it_was():
     assert with_overrides(loaded()).content == loaded().content
 

@@ -80,6 +80,10 @@ def test_identity_knows_nothing_of_execution():
     [
         ("model.heads", 3, "does not divide model.dim = 8; heads that do: 1, 2, 4"),
         ("model.context", 3, "shorter than the task's longest sequence, 8 tokens"),
+        ("evaluate.contexts", [64], "slides windows over a text, and selective_copy generates sequences"),
+        ("evaluate", {"contexts": [64, 32, 64]}, "evaluate.contexts has 64 twice"),
+        ("evaluate", {"contexts": [64, 32], "stride": 33}, "stride = 33 leaves out tokens.*32"),
+        ("evaluate", {"contexts": [0]}, "greater than or equal to 1"),
         ("train.warmup", 99, "more than train.steps = 6"),
         ("model.layers", 0, "greater than or equal to 1"),
         ("train.lr", float("inf"), "finite|Input should be"),
