@@ -105,6 +105,11 @@ class Predictor:
         """Token ids go from 0 up to this, exclusive."""
         return self.model.vocabulary_size
 
+    @property
+    def reads_text(self) -> bool:
+        """Whether there is a `tokenizer`."""
+        return self._tokenizer_json is not None and self._tokenizer_json.exists()
+
     @cached_property
     def tokenizer(self) -> TextTokenizer:
         """What turned text into the ids that this model was trained on.
@@ -112,7 +117,7 @@ class Predictor:
         Raises CheckpointError where the checkpoint has none, or one that does not fit the model.
         """
         path = self._tokenizer_json
-        if path is None or not path.exists():
+        if path is None or not self.reads_text:
             raise CheckpointError(
                 f"run {self.run.run_id} has no {TOKENIZER_FILE} beside its model: the task {self.run.task.kind} "
                 "reads no text; ask it about token ids"

@@ -26,6 +26,7 @@ from cope_sweep.cli.options import (
     load_plan,
     make_console,
     print_json,
+    read_text,
     token_ids,
 )
 from cope_sweep.errors import UserError
@@ -221,7 +222,7 @@ def perplexity(
     predictor = Predictor.load(folder)
     try:
         if asks_text:
-            of_text = predictor.text_perplexity(_read(text, file), context=context, stride=stride)
+            of_text = predictor.text_perplexity(read_text(text, file), context=context, stride=stride)
             answer = of_text.__dict__
             told = (
                 f"perplexity {of_text.perplexity:.4f} per token, {of_text.word_perplexity:.4f} per word, "
@@ -249,17 +250,3 @@ def _sequences(tokens: list[str], file: Path | None) -> list[list[int]]:
     if not sequences:
         raise UserError('nothing to score; give --tokens "3 14 14 7", --file ids.json, --text "…" or --file notes.txt')
     return sequences
-
-
-def _read(text: str | None, file: Path | None) -> str:
-    """The text that was given. Raises UserError where it cannot be read, or is not UTF-8."""
-    from cope_sweep.text.reading import read_document
-
-    if file is not None:
-        return "".join(read_document([file]))
-    text = str(text)
-    try:
-        data = sys.stdin.buffer.read() if text == "-" else text.encode("utf-8", "surrogateescape")
-        return data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise UserError(f"--text: not UTF-8 text ({error.reason} at byte {error.start})") from error

@@ -88,6 +88,20 @@ def token_ids(text: str) -> list[int]:
         raise UserError(f'--tokens {text!r}: token ids are whole numbers, as in --tokens "3 14 14 7"') from None
 
 
+def read_text(text: str | None, file: Path | None) -> str:
+    """The text that was given. Raises UserError where it cannot be read, or is not UTF-8."""
+    from cope_sweep.text.reading import read_document
+
+    if file is not None:
+        return "".join(read_document([file]))
+    text = str(text)
+    try:
+        data = sys.stdin.buffer.read() if text == "-" else text.encode("utf-8", "surrogateescape")
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(f"--text: not UTF-8 text ({error.reason} at byte {error.start})") from error
+
+
 def make_console(*, stderr: bool = False) -> Console:
     from rich.console import Console
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -19,6 +18,7 @@ from cope_sweep.cli.options import (
     grid,
     make_console,
     print_json,
+    read_text,
     token_ids,
 )
 from cope_sweep.errors import UserError
@@ -26,9 +26,9 @@ from cope_sweep.errors import UserError
 if TYPE_CHECKING:
     import numpy as np
 
+    from cope_sweep.inference import Predictor
     from cope_sweep.probe import Head
     from cope_sweep.spec import RunSpec
-    from cope_sweep.text import TextTokenizer
 
 
 def probe(
@@ -37,10 +37,10 @@ def probe(
         str | None, typer.Option("--tokens", metavar='"ID ID …"', help="A sequence of token ids.", show_default=False)
     ] = None,
     text: Annotated[
-        str | None, typer.Option("--text", help="A text, for a model that has a tokenizer.", show_default=False)
+        str | None, typer.Option("--text", help="A text; `-`: standard input.", show_default=False)
     ] = None,
     file: Annotated[
-        Path | None, typer.Option("--file", help="A text file; `-`: standard input.", show_default=False)
+        Path | None, typer.Option("--file", help="A text file.", show_default=False)
     ] = None,
     split: Annotated[
         str | None,
@@ -95,17 +95,17 @@ def probe(
 
     Example: `cope-sweep probe 95199d1142de555d --split sparse --layer 0 --mark data --html probe.html --out probe.npz`
     """
-    folder = find_checkpoint(run_or_folder, store)
+    folder = find_checkpoint(run_or_folder, store)  # before torch is imported, which takes seconds
 
     from cope_sweep import probe as probing
     from cope_sweep.inference import Predictor, checked
 
     predictor = Predictor.load(folder)
-    run, tokenizer = predictor.run, _tokenizer(folder)
+    run, tokenizer = predictor.run, predictor.tokenizer if predictor.reads_text else None
     if tokens is None and text is None and file is None:
         given = _of_split(run, split, index, count)
     elif split is None and (tokens, text, file).count(None) == 2:
-        given = [token_ids(tokens) if tokens is not None else _read(text, file, tokenizer)]
+        given = [token_ids(tokens) if tokens is not None else _read(text, file, predictor)]
     else:
         raise UserError("the sequence is named twice; give one of --tokens, --text, --file and --split")
     sequences = [checked(ids[:first], predictor.vocabulary_size) for ids in given]
@@ -136,24 +136,10 @@ def probe(
         )
 
 
-def _tokenizer(folder: Path) -> TextTokenizer | None:
-    """The tokenizer that is kept with a checkpoint, where there is one."""
-    from cope_sweep.text import TOKENIZER_FILE, TextTokenizer
-
-    path = folder / TOKENIZER_FILE
-    return TextTokenizer.load(path) if path.exists() else None
-
-
-def _read(text: str | None, file: Path | None, tokenizer: TextTokenizer | None) -> list[int]:
-    if tokenizer is None:
-        raise UserError("this checkpoint has no tokenizer, so it reads no text; give token ids with --tokens")
-    if text is None:
-        try:
-            text = sys.stdin.read() if str(file) == "-" else Path(str(file)).read_text(encoding="utf-8")
-        except (OSError, ValueError) as error:
-            raise UserError(f"{file}: not a text file in UTF-8 ({error})") from error
-    # As in training, a text begins with what ends the one before.
-    return [tokenizer.end_of_text, *(int(token) for token in tokenizer.encode([text])[0])]
+def _read(text: str | None, file: Path | None, predictor: Predictor) -> list[int]:
+    """The ids of a text. It begins, as in training, with the token that ends the text before."""
+    tokenizer = predictor.tokenizer
+    return [tokenizer.end_of_text, *(int(token) for token in tokenizer.encode([read_text(text, file)])[0])]
 
 
 def _of_split(run: RunSpec, split: str | None, index: int, count: int) -> list[list[int]]:
