@@ -36,12 +36,8 @@ def probe(
     tokens: Annotated[
         str | None, typer.Option("--tokens", metavar='"ID ID …"', help="A sequence of token ids.", show_default=False)
     ] = None,
-    text: Annotated[
-        str | None, typer.Option("--text", help="A text; `-`: standard input.", show_default=False)
-    ] = None,
-    file: Annotated[
-        Path | None, typer.Option("--file", help="A text file.", show_default=False)
-    ] = None,
+    text: Annotated[str | None, typer.Option("--text", help="A text; `-`: standard input.", show_default=False)] = None,
+    file: Annotated[Path | None, typer.Option("--file", help="A text file.", show_default=False)] = None,
     split: Annotated[
         str | None,
         typer.Option("--split", help="A split of the run's task; none, and no tokens: its first test set."),
