@@ -36,6 +36,7 @@ class Parts:
             max_models=settings.max_models,
             max_inferences=settings.max_inferences,
             max_tokens=settings.max_tokens,
+            max_probe_values=settings.max_probe_values,
         )
         return cls(library, Tables(library), checkpoints, predictors)
 

@@ -52,6 +52,7 @@ class NotReadyError(ServiceError):
 
 
 USER_ERRORS: Mapping[str, tuple[int, str]] = {
+    "ProbeError": (422, "invalid_request"),
     "TokensError": (422, "invalid_tokens"),
     "SpecError": (409, "invalid_ablation"),
     "CheckpointError": (500, "damaged_checkpoint"),

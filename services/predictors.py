@@ -1,4 +1,4 @@
-"""Perplexity under the checkpoints of finished runs. torch is imported with the first question, not before."""
+"""Perplexity and probes of the checkpoints of finished runs. torch is imported with the first question, not before."""
 
 from __future__ import annotations
 
@@ -11,7 +11,14 @@ from cope_sweep.record import RunFolder
 from services.checkpoints import Checkpoints
 from services.errors import TooLargeError
 from services.kept import Kept
-from services.schemas import Measured, MeasuredSequence, PerplexityRequest, PerplexityResponse
+from services.schemas import (
+    Measured,
+    MeasuredSequence,
+    PerplexityRequest,
+    PerplexityResponse,
+    ProbeRequest,
+    ProbeResponse,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -23,9 +30,17 @@ class Predictors:
     """Models in memory, the most recently used `max_models` of them, and a few threads that compute with them."""
 
     def __init__(
-        self, checkpoints: Checkpoints, *, device: str, max_models: int, max_inferences: int, max_tokens: int
+        self,
+        checkpoints: Checkpoints,
+        *,
+        device: str,
+        max_models: int,
+        max_inferences: int,
+        max_tokens: int,
+        max_probe_values: int,
     ) -> None:
         self.max_tokens = max_tokens
+        self.max_probe_values = max_probe_values
         self._checkpoints = checkpoints
         self._device = device
         self._models: Kept[Predictor] = Kept(max_models)
@@ -51,6 +66,20 @@ class Predictors:
             total=Measured(**_numbers(Perplexity.of(scores))),
             sequences=[_sequence(each, Perplexity.of([each]), request.log_probabilities) for each in scores],
         )
+
+    async def probe(self, folder: RunFolder, request: ProbeRequest) -> ProbeResponse:
+        """Probe a finished run, as soon as a thread is free.
+
+        Raises TooLargeError, TokensError, ProbeError, CheckpointError, NotFoundError.
+        """
+        if len(request.tokens) > self.max_tokens:
+            raise TooLargeError(f"{len(request.tokens)} tokens came; one request may have {self.max_tokens}")
+        return await to_thread.run_sync(self._probe, folder, request, limiter=self._limiter)
+
+    def _probe(self, folder: RunFolder, request: ProbeRequest) -> ProbeResponse:
+        from services.probing import answer
+
+        return answer(self._predictor(folder), request, self.max_probe_values)
 
     def _predictor(self, folder: RunFolder) -> Predictor:
         from cope_sweep.inference import Predictor

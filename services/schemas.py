@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -176,3 +176,74 @@ class PerplexityResponse(BaseModel):
     run_id: str
     total: Measured
     sequences: list[MeasuredSequence]
+
+
+MatrixName = Literal["gates", "positions", "scores", "alone", "attention"]
+Rows = Annotated[
+    list[list[float]], Field(description="Row i has the keys 0 … i, as query i sees them, to six decimal places.")
+]
+Index = Annotated[int, Field(ge=0, strict=True)]
+
+
+class ProbeRequest(BaseModel):
+    """A sequence of token ids, and what to say of it."""
+
+    model_config = ConfigDict(
+        extra="forbid", json_schema_extra={"examples": [{"tokens": [3, 14, 14, 7], "layers": [0], "heads": [1]}]}
+    )
+
+    tokens: Annotated[list[TokenId], Field(min_length=1)]
+    layers: list[Index] | None = Field(default=None, description="From 0; null: all.")
+    heads: list[Index] | None = Field(default=None, description="From 0; null: all.")
+    matrices: list[MatrixName] = Field(
+        default=list(get_args(MatrixName)), description="Those wanted; none of them: the numbers alone."
+    )
+    marks: dict[str, list[Index]] | None = Field(
+        default=None,
+        max_length=16,
+        description="Places of tokens to compare gates with, by name; null: those that the task or the text names.",
+    )
+
+
+class Separation(BaseModel):
+    """How a head's gates tell marked tokens from all others; null: not to be said of so few or so equal tokens."""
+
+    tokens_on: int
+    tokens_off: int
+    on: float | None = Field(description="Mean gate of the marked tokens, each over the queries that see it.")
+    off: float | None = Field(description="Mean gate of all others.")
+    auc: float | None = Field(description="P(a marked token's gate is larger than another's); ½: by chance.")
+    effect: float | None = Field(description="Cohen's d.")
+    share: float | None = Field(description="Of all that the head counts, how much is marked.")
+
+
+class ProbedEncoding(BaseModel):
+    """What an encoding does in a head. One without gates has scores alone."""
+
+    kind: str
+    limit: int | None = Field(default=None, description="Where positions stop, p_max − 1; null: nowhere.")
+    clamped: float | None = Field(default=None, description="Share of pairs whose position is beyond.")
+    position_mean: float | None = Field(default=None, description="Over pairs, before the limit.")
+    position_max: float | None = None
+    marks: dict[str, Separation] = {}
+    gates: Rows | None = None
+    positions: Rows | None = Field(default=None, description="Before the limit.")
+    scores: Rows | None = Field(default=None, description="What it adds to the attention logits.")
+
+
+class ProbedHead(BaseModel):
+    layer: int
+    head: int
+    encodings: list[ProbedEncoding] = Field(description="Those that count or add to the attention logits.")
+    alone: Rows | None = Field(
+        default=None,
+        description="Attention from position alone, each query's maximum scaled to 1; "
+        "null where no encoding adds to the logits.",
+    )
+    attention: Rows | None = None
+
+
+class ProbeResponse(BaseModel):
+    run_id: str
+    labels: list[str] = Field(description="The tokens, as people read them.")
+    heads: list[ProbedHead]

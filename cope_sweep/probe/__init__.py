@@ -3,7 +3,7 @@
 from cope_sweep.probe.figure import page, svg
 from cope_sweep.probe.heads import Head, Marks, Separation, heads_of, seen_from, separation
 from cope_sweep.probe.marks import labels_of, marks_of, text_marks
-from cope_sweep.probe.matrices import Counted, LayerProbe, Probe, ProbeError, each_layer, probe
+from cope_sweep.probe.matrices import Counted, LayerProbe, Probe, ProbeError, choose, each_layer, probe
 
 __all__ = [
     "Counted",
@@ -13,6 +13,7 @@ __all__ = [
     "Probe",
     "ProbeError",
     "Separation",
+    "choose",
     "each_layer",
     "heads_of",
     "labels_of",

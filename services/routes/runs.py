@@ -6,7 +6,17 @@ from fastapi import APIRouter, Query, Response
 
 from services.deps import FinishedRun, IfNoneMatch, JsonOnly, Limit, Offset, PartsDep, Scale, StatusFilter
 from services.responses import RowsFormat, download, rows
-from services.schemas import Checkpoint, PerplexityRequest, PerplexityResponse, Responses, RunDetail, RunPage, problems
+from services.schemas import (
+    Checkpoint,
+    PerplexityRequest,
+    PerplexityResponse,
+    ProbeRequest,
+    ProbeResponse,
+    Responses,
+    RunDetail,
+    RunPage,
+    problems,
+)
 
 router = APIRouter(prefix="/runs", tags=["runs"])
 
@@ -68,3 +78,14 @@ def get_checkpoint_file(run: FinishedRun, file: str, parts: PartsDep, if_none_ma
 async def measure_perplexity(run: FinishedRun, body: PerplexityRequest, parts: PartsDep) -> PerplexityResponse:
     """Perplexity of token ids under a finished run's model: in all, and for each sequence."""
     return await parts.predictors.measure(run, body)
+
+
+@router.post(
+    "/{run_id}/probe",
+    dependencies=[JsonOnly],
+    response_model_exclude_unset=True,
+    responses=problems(409, 413, 415),
+)
+async def probe_heads(run: FinishedRun, body: ProbeRequest, parts: PartsDep) -> ProbeResponse:
+    """What each head of a finished run's model counts in a sequence, and where it looks."""
+    return await parts.predictors.probe(run, body)
