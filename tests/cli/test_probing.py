@@ -7,7 +7,10 @@ import numpy as np
 import pytest
 
 from cope_sweep.inference import Predictor
-from cope_sweep.probe import heads_of, probe
+from cope_sweep.model import Transformer, save_model
+from cope_sweep.probe import heads_of, probe, text_marks
+from cope_sweep.text import TextTokenizer
+from tests.tiny import tiny_run
 
 
 @pytest.fixture(scope="module")
@@ -98,3 +101,23 @@ def test_bad_input_is_one_clear_line(trained, runs, words, message):
 def test_json_of_an_error(trained):
     answer = json.loads(trained("probe", "0123456789abcdef", "--json", code=2)[0])
     assert "is pending" in answer["error"]["message"]
+
+
+def test_a_text(shell):
+    run = tiny_run(
+        **{"model.position": ["cope"]}, task={"kind": "wikitext", "corpus": "x", "tokens": 16, "vocabulary": 300}
+    )
+    tokenizer = TextTokenizer.train(["One. Two.\n\nThree.\n"] * 3, 300)
+    (shell.folder / "checkpoint").mkdir()
+    save_model(shell.folder / "checkpoint", Transformer(run), run)
+    tokenizer.save(shell.folder / "checkpoint" / "tokenizer.json")
+    (shell.folder / "notes.txt").write_text("One.\nTwo. Three.\n")
+    answer = shell.json("probe", "checkpoint", "--file", "notes.txt", "--html", "text.html")
+    expected = text_marks(tokenizer.pieces([tokenizer.end_of_text, *tokenizer.encode(["One.\nTwo. Three.\n"])[0]]))
+    for head in answer["heads"]:
+        tokens_on = {name: found["tokens_on"] for name, found in head["marks"].items()}
+        assert tokens_on == {name: int(on.sum()) for name, on in expected.items()}
+        assert tokens_on["sentence"] == 3
+    assert answer == shell.json("probe", "checkpoint", "--text", "One.\nTwo. Three.\n")
+    assert ">Three</span>" in (shell.folder / "text.html").read_text(encoding="utf-8").replace("> T", ">T")
+    assert "No such file" in shell("probe", "checkpoint", "--file", "none.txt", code=2)[1]

@@ -5,8 +5,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cope_sweep.probe import text_marks
-from cope_sweep.tasks import FlipFlop, SelectiveCopy
+from cope_sweep.probe import labels_of, marks_of, text_marks
+from cope_sweep.tasks import Counting, FlipFlop, SelectiveCopy, WikiText
+from cope_sweep.text import TextTokenizer
 
 WIKITEXT = " \n = Alpha Beta = \n \n He came . She ( 3 @.@ 5 m ) left ! \n = = Early life = = \n \n Mr. X said : no ? yes = no \n"
 
@@ -60,3 +61,26 @@ def test_the_tokens_that_tasks_name():
     assert marks["r"][:, -1].all()
     np.testing.assert_array_equal(marks["bit"], np.arange(9) % 2 == np.ones((3, 1)))
     np.testing.assert_array_equal(sum(on.astype(int) for on in marks.values()), 1)
+
+
+def test_a_text_s_tokens_are_marked_and_read_as_the_text():
+    tokenizer = TextTokenizer.train([WIKITEXT * 3], 300)
+    task = WikiText(corpus="small", tokens=16, vocabulary=300)
+    ids_T = np.concatenate(([tokenizer.end_of_text], tokenizer.encode([WIKITEXT + "é"])[0])).astype(int)
+    pieces = tokenizer.pieces(ids_T.tolist())
+    labels, marks = labels_of(task, ids_T, tokenizer), marks_of(task, ids_T, tokenizer)
+    assert labels[0] == "¶"
+    assert "".join(labels[1:]).startswith(WIKITEXT)
+    assert {name: on.tolist() for name, on in marks.items()} == {
+        name: on.tolist() for name, on in text_marks(pieces).items()
+    }
+    assert [piece for piece, on in zip(pieces, marks["newline"], strict=True) if on] == [
+        piece for piece in pieces if b"\n" in piece
+    ]
+
+
+def test_tokens_of_tasks_are_written_as_their_docstrings_do():
+    copy = SelectiveCopy(tokens=2, blanks=2, dense_blanks=1, sparse_blanks=4, vocabulary=6)
+    assert labels_of(copy, np.arange(6)) == ["0", "1", "2", "3", "_", ">"]
+    assert labels_of(FlipFlop(pairs=5), np.arange(5)) == ["0", "1", "w", "i", "r"]
+    assert labels_of(Counting(), np.array([0, 11, 12, 13, 14])) == ["0", "pass;", "=", ";", "++;"]
