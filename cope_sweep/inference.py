@@ -198,15 +198,11 @@ class Predictor:
                     )
         return results
 
-    def check_reach(self, tokens: int) -> None:
-        """Raise ValueError where an encoding does not reach as many tokens: ask before the work, not in its middle."""
-        check_reach(self.run, tokens)
-
     def _check_reach(self, sequences: list[np.ndarray]) -> None:
         longest = max(range(len(sequences)), key=lambda index: len(sequences[index]))
         length = len(sequences[longest])
         try:
-            self.check_reach(length - 1)
+            check_reach(self.run, length - 1)
         except ValueError as error:
             raise TokensError(
                 f"sequence {longest} of {length} tokens is too long (all but the last are fed to the model): {error}"

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from cope_sweep.inference import Predictor, TokenIds, TokensError, checked
 from cope_sweep.kernels import Inputs, Positions, attention_weights, observing, seen, visible
-from cope_sweep.model import CheckpointError
+from cope_sweep.model import CheckpointError, check_reach
 from cope_sweep.positions.cope import Contextual
 from cope_sweep.spec import RunSpec
 
@@ -163,7 +163,7 @@ def _tokens(predictor: Predictor, token_ids: TokenIds) -> np.ndarray:
     if not len(tokens_T):
         raise TokensError("the sequence has no tokens; a probe takes one or more")
     try:
-        predictor.check_reach(len(tokens_T))
+        check_reach(predictor.run, len(tokens_T))
     except ValueError as error:
         raise TokensError(f"the sequence of {len(tokens_T)} tokens is too long: {error}") from error
     return tokens_T
