@@ -5,12 +5,13 @@ import pytest
 import torch
 
 from cope_sweep.inference import TokensError
-from cope_sweep.kernels import using
+from cope_sweep.kernels import attention_weights, observing, using, visible
 from cope_sweep.model import CheckpointError
 from cope_sweep.probe import ProbeError, each_layer, matrices, probe
 from tests.probe.models import V, tiny_predictor
 from tests.probe.plain import run_model
 
+CPU = torch.device("cpu")
 TOKENS = np.random.default_rng(3).integers(0, V, 14)
 
 POSITIONS = {
@@ -160,6 +161,19 @@ def test_hard_attention_is_one_hot_and_its_positions_are_soft():
     np.testing.assert_allclose(np.sort(each.attention_HTT, -1)[..., -1], 1, atol=1e-6)
     np.testing.assert_allclose(each.attention_HTT.sum(-1), 1, atol=1e-6)
     assert ((each.alone_HTT > 0) & (each.alone_HTT < 1)).any()
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama", "post_norm"])
+def test_every_family_is_seen_layer_by_layer(family):
+    predictor, told = tiny_predictor(["cope"], family=family, layers=3), []
+    with observing(
+        lambda inputs, positions: told.append(attention_weights(inputs, positions, visible(14, 14, CPU))[0])
+    ):
+        predictor.model(torch.from_numpy(TOKENS)[None])
+    found = probe(predictor, TOKENS)
+    assert [each.layer for each in found.layers] == [0, 1, 2]
+    for each, weights_HTT in zip(found.layers, told, strict=True):
+        close(each.attention_HTT, weights_HTT.numpy())
 
 
 def test_arrays_have_names():
