@@ -46,7 +46,11 @@ app.command()(probing.probe)
 app.command()(looking.serve)
 app.command()(planning.schema)
 app.add_typer(bench_app, name="bench")
+bench_app.command("attention")(bench.attention)
+bench_app.command("step")(bench.step)
+bench_app.command("gpu")(bench.gpu)
 bench_app.command("sweep")(bench.sweep)
+bench_app.command("data")(bench.data)
 
 
 def main() -> None:
