@@ -51,6 +51,7 @@ class _Config(Frozen):
 def save_model(folder: Path, model: Transformer, spec: RunSpec) -> None:
     """Write `model.safetensors` and `config.json` into `folder`."""
     save_file(distinct(model.state_dict()), folder / MODEL_FILE, metadata={"run_id": spec.run_id})
+    (folder / MODEL_FILE).chmod(0o644)  # safetensors makes it for its writer alone, and services may be someone else
     config = _Config(format=FORMAT, run_id=spec.run_id, versions=spec.versions, run=spec)
     (folder / CONFIG_FILE).write_text(config.model_dump_json(indent=1) + "\n")
 

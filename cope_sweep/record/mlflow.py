@@ -94,7 +94,7 @@ class MlflowTracking:
             # The client cuts this into requests of 1000 entries.
             self._client.log_batch(
                 run.id,
-                [Metric(point.key, point.value, point.timestamp_ms, point.step) for point in points],
+                [Metric(_there(point.key), point.value, point.timestamp_ms, point.step) for point in points],
                 [Param(key, value) for key, value in params.items()],
                 [RunTag(key, value) for key, value in tags.items()],
             )
@@ -128,7 +128,7 @@ class MlflowTracking:
 
     def history(self, run: Tracked, key: str) -> list[Point]:
         with self._errors("read"):
-            metrics = self._client.get_metric_history(run.id, key)
+            metrics = self._client.get_metric_history(run.id, _there(key))
         return sorted((Point(key, m.value, m.step, m.timestamp) for m in metrics), key=lambda point: point.step)
 
     def artifacts(self, run: Tracked, path: str = "") -> list[str]:
@@ -218,8 +218,17 @@ def _tracked(run: Run) -> Tracked:
         standing=_STANDING_OF[run.info.status],
         tags=dict(run.data.tags),
         params=dict(run.data.params),
-        latest={m.key: Point(m.key, m.value, m.step, m.timestamp) for m in metrics},
+        latest={_here(m.key): Point(_here(m.key), m.value, m.step, m.timestamp) for m in metrics},
     )
+
+
+def _there(key: str) -> str:
+    """A metric's name in MLflow, which has no `@`: `test/perplexity at 2048`."""
+    return key.replace("@", " at ")
+
+
+def _here(key: str) -> str:
+    return key.replace(" at ", "@")
 
 
 def _cut(values: Mapping[str, str], kind: str) -> dict[str, str]:

@@ -201,20 +201,22 @@ def _start(
 
 
 def _evaluate_windows(spec: RunSpec, trainer: Trainer, voice: _Voice) -> str:
-    """Log what longer contexts give; which ones cannot be measured, and why."""
-    left_out = []
+    """Log what windows of each context give; which of them cannot be measured, and why."""
+    out_of_reach: dict[int, str] = {}
+    broken = []
     for context in spec.evaluate.contexts:
         try:
             check_reach(spec, context)
         except ValueError as error:
-            left_out.append(f"{context}: {error}")
+            out_of_reach[context] = str(error)
             continue
         measured = trainer.evaluate_windows(context, spec.evaluate.final_sequences)
         # A model that breaks down out there is still one that was trained: the cell stays empty, the run stands.
         finite = {name: value for name, value in measured.items() if math.isfinite(value)}
-        left_out += [f"{context}: {name} is {value}" for name, value in measured.items() if name not in finite]
+        broken += [f"{name} is {value}" for name, value in measured.items() if name not in finite]
         voice.log(finite)
-    return "; ".join(left_out)
+    reasons = list(out_of_reach.values())[:1]  # it is the same for all of them
+    return "; ".join([f"{', '.join(map(str, out_of_reach))}: {reason}" for reason in reasons] + broken)
 
 
 def _machine(trainer: Trainer) -> dict[str, Any]:

@@ -41,6 +41,10 @@ def grown(**model: Any) -> dict[str, Any]:
     return {"run_id": spec.run_id, "run": spec.model_dump(mode="json")}
 
 
+def test_everyone_may_read_it(folder):
+    assert {path.stat().st_mode & 0o444 for path in folder.iterdir()} == {0o444}
+
+
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("position", [[], ["cope"], ["absolute", "rope"]])
 def test_round_trip(tmp_path: Path, tied: bool, position: list[str]) -> None:

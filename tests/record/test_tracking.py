@@ -54,6 +54,14 @@ def test_what_is_logged_is_there(tracking, run, name):
     assert tracking.history(run, "none") == []
 
 
+def test_a_metric_may_be_named_at_a_context(tracking, run, name):
+    point = Point("test/perplexity@2048", 3.5, 6, 1006)
+    tracking.log(run, points=[point, Point("facts/tokens_per_s", 120.5, 6, 1006)])
+    for seen in (run, looked_up(tracking, name)):
+        assert seen.latest["test/perplexity@2048"] == point
+    assert tracking.history(run, "test/perplexity@2048") == [point]
+
+
 def test_doing_it_again_changes_nothing(tracking, run, name):
     points = [Point("loss", 2.5, 1, 1001), Point("loss", 1.5, 2, 1002), Point("error", 100 / 3, 2, 1002)]
     for _ in range(2):
