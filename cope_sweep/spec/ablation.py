@@ -200,8 +200,17 @@ def _json(value: Json) -> Json:
 
 
 def _assign(data: dict[str, Json], key: str, value: Json) -> None:
-    """Fix a run's key everywhere: in the base, instead of any axis."""
-    data["grid"].pop(key, None)
+    """Fix a run's key everywhere: in the base, instead of any axis, and in what is said of that axis."""
+    axis = data["grid"].pop(key, None)
+    named = [label for label, each in axis.items() if each == value] if isinstance(axis, dict) else []
+    for name, part in (("published", "match"), ("when", "if"), ("exclude", None)):
+        kept = []
+        for entry in data[name]:
+            condition = entry if part is None else entry[part]
+            wanted = condition.pop(key, value)
+            if any(each in (value, *named) for each in (wanted, *(wanted if isinstance(wanted, list) else ()))):
+                kept.append(entry)
+        data[name] = kept
     data["zip"] = [rest for group in data["zip"] if (rest := {k: v for k, v in group.items() if k != key})]
     _nest(data["base"], key.split("."), value)
 

@@ -100,6 +100,26 @@ def test_scales():
     assert "unknown scale 'huge'; it has wide" in problem(GOOD, scale="huge")
 
 
+TWO_AXES = GOOD.replace("train.lr: [1e-3, 2e-3]", "train.lr: {slow: 1e-3, fast: 2e-3}") + textwrap.dedent("""\
+    published:
+      - {match: {train.lr: slow, model.position: CoPE}, values: {in_dist/token_error: 1.0}}
+      - {match: {train.lr: fast, model.position: CoPE}, values: {in_dist/token_error: 2.0}}
+    exclude: [{train.lr: fast, model.position: none}]
+    when: [{if: {train.lr: [slow, fast]}, set: {train.steps: 7}}, {if: {train.lr: slow}, set: {train.batch: 3}}]
+    """)
+
+
+@pytest.mark.parametrize(
+    ("lr", "rows", "published", "steps", "batch"),
+    [("2e-3", ["CoPE"], [2.0], 7, 64), ("1e-3", ["CoPE", "none"], [1.0], 7, 3), ("5e-3", ["CoPE", "none"], [], 6, 64)],
+)
+def test_what_is_said_of_an_axis_holds_where_it_is_fixed(lr, rows, published, steps, batch):
+    plan = expand(with_overrides(loaded(TWO_AXES), assignments=[f"train.lr={lr}"]))
+    assert [row.labels["model.position"] for row in plan.rows] == rows
+    assert [each for row in plan.rows if row.published for each in row.published.values.values()] == published
+    assert {(run.train.steps, run.train.batch) for run in plan.runs} == {(steps, batch)}
+
+
 def test_a_scale_may_have_columns_of_its_own():
     text = GOOD.replace("scales:\n  wide: {", "scales:\n  wide: {metrics: [{name: dense/loss}], ")
     assert text != GOOD
