@@ -5,9 +5,11 @@ import pytest
 def cache(tmp_path_factory):
     """A cache of tokenised text of the module's own, no corpora but those that its tests write, and no network."""
     folder = tmp_path_factory.mktemp("cache")
+    from huggingface_hub import constants
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("COPE_SWEEP_CACHE", str(folder))
-        patch.setenv("HF_HOME", str(folder / "hub"))
-        patch.setenv("HF_HUB_OFFLINE", "1")
+        patch.setattr(constants, "HF_HUB_CACHE", str(folder / "hub"))
+        patch.setattr(constants, "HF_HUB_OFFLINE", True)
         patch.delenv("COPE_SWEEP_DATA", raising=False)
         yield folder

@@ -101,15 +101,12 @@ class WikiText(LanguageModelling):
         from huggingface_hub import snapshot_download
 
         config = CONFIGS[self.corpus]
-        wanted = [f"{config}/*.parquet"]
-        for offline in (True, False):
-            try:
-                root = snapshot_download(
-                    REPOSITORY, repo_type="dataset", allow_patterns=wanted, local_files_only=offline
-                )
-            except Exception as error:  # the hub's client and its transport raise of every kind
-                reason = " ".join(str(error).split())[:200]
-                continue
+        try:
+            # Out of the network's reach, this is what an earlier call left.
+            root = snapshot_download(REPOSITORY, repo_type="dataset", allow_patterns=[f"{config}/*.parquet"])
+        except Exception as error:  # the hub's client and its transport raise of every kind
+            reason = " ".join(str(error).split())[:200]
+        else:
             if (Path(root) / config).is_dir():
                 return Path(root) / config
             reason = f"it has no {config}"
