@@ -57,11 +57,16 @@ def measure(
     shapes: tuple[Shape, ...] = SHAPES, repetitions: int = REPETITIONS, *, compiled: bool = True, densities: bool = True
 ) -> dict[str, Any]:
     """Times, ratios and extra memory at each shape, and native beside SDPA at gates from rare to always open."""
+    timed = [_shape(shape, repetitions, compiled) for shape in shapes]
+    at_densities = [_density(density, repetitions) for density in DENSITIES] if densities else []
+    # Last: it changes how memory is handed out.
+    for _, add_memory in timed:
+        add_memory()
     return {
         "machine": machine(),
         "repetitions": repetitions,
-        "shapes": [_shape(shape, repetitions, compiled) for shape in shapes],
-        "densities": [_density(density, repetitions) for density in DENSITIES] if densities else [],
+        "shapes": [shape for shape, _ in timed],
+        "densities": at_densities,
     }
 
 
@@ -126,7 +131,8 @@ def _ways(shape: Shape, compiled: bool) -> dict[str, tuple[Attend, Attend]]:
     }
 
 
-def _shape(shape: Shape, repetitions: int, compiled: bool) -> dict[str, Any]:
+def _shape(shape: Shape, repetitions: int, compiled: bool) -> tuple[dict[str, Any], Callable[[], None]]:
+    """Times and ratios at a shape, and what adds extra memory to them."""
     leaves, weight = _inputs(shape)
     ways = _ways(shape, compiled)
     failures = {name: _failure(way, answer, leaves, weight) for name, (way, answer) in ways.items()}
@@ -144,12 +150,15 @@ def _shape(shape: Shape, repetitions: int, compiled: bool) -> dict[str, Any]:
         if SDPA in sound:
             row["of_sdpa"] = round(both / times[SDPA][1]["median_ms"], 3)
         rows.append(row)
-    # Last: it changes how memory is handed out. Output and gradients, which all have, are not counted.
-    results = 4 * sum(leaves[name].numel() for name in ("q", "k", "v", "v", "e"))
-    for row in rows:
-        if "failed" not in row:
-            row["extra_mb"] = extra_peak_mb(_phases(sound[row["attention"]], leaves, weight)[1], results)
-    return {**vars(shape), "shape": shape.name, "rows": rows}
+
+    def add_memory() -> None:
+        # Output and gradients, which all have, are not counted.
+        results = 4 * sum(leaves[name].numel() for name in ("q", "k", "v", "v", "e"))
+        for row in rows:
+            if "failed" not in row:
+                row["extra_mb"] = extra_peak_mb(_phases(sound[row["attention"]], leaves, weight)[1], results)
+
+    return {**vars(shape), "shape": shape.name, "rows": rows}, add_memory
 
 
 def _density(mean_gate: float, repetitions: int) -> dict[str, Any]:

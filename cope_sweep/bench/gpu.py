@@ -8,15 +8,14 @@ given.
 
 from __future__ import annotations
 
-import json
 import statistics
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from rich.table import Table
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -76,6 +75,36 @@ def measure(shapes: tuple[Shape, ...] = SHAPES, repetitions: int = REPETITIONS) 
         "repetitions": repetitions,
         "rows": [_row(shape, repetitions) for shape in shapes],
     }
+
+
+def table(measured: dict[str, Any]) -> Table:
+    """The measurement for people, with what was aimed at."""
+    result = Table(title=measured.get("skipped") or measured["device"], title_justify="left")
+    for head in (
+        "tokens",
+        "gates",
+        "forward ÷ flash's",
+        "at most",
+        "backward ÷ flash's",
+        "at most",
+        "extra MB, flash's",
+    ):
+        result.add_column(head, justify="left" if head == "gates" else "right")
+    for row in measured.get("rows", ()):
+        if "failed" in row:
+            result.add_row(str(row["tokens"]), row["gates"], f"[red]{row['failed']}[/red]")
+            continue
+        cells = [
+            cell
+            for what in ("forward", "backward")
+            for cell in (
+                f"{row[what]['ratio']:.2f}",
+                "–" if row[what]["at_most"] is None else str(row[what]["at_most"]),
+            )
+        ]
+        extra = row["extra_mb"]
+        result.add_row(str(row["tokens"]), row["gates"], *cells, f"{extra['cope']:.0f}, {extra['flash']:.0f}")
+    return result
 
 
 def _row(shape: Shape, repetitions: int) -> dict[str, Any]:
@@ -185,7 +214,3 @@ def _extra_mb(side: Callable[[], Tensor], inputs: list[Tensor], do: Tensor) -> f
     torch.autograd.grad(side(), inputs, do, allow_unused=True)
     torch.cuda.synchronize()
     return round((torch.cuda.max_memory_allocated() - before) / 2**20, 1)
-
-
-if __name__ == "__main__":
-    sys.stdout.write(json.dumps(measure(), indent=2) + "\n")

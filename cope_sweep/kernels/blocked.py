@@ -26,7 +26,7 @@ from cope_sweep.kernels.problem import Problem
 
 MOST_ROWS = 64
 """Queries in a block; more would wait longer for their last to saturate."""
-BLOCK_ELEMENTS = 1 << 17
+BLOCK_ELEMENTS = 1 << 18
 """Scores in a block, about: enough to make the interpreter's share small, few enough for a cache. Long sequences have
 up to four times as many, rather than fewer rows."""
 
@@ -59,10 +59,6 @@ class _Block:
     def rows(self) -> slice:
         """Among the queries."""
         return slice(self.a - self.start, self.b - self.start)
-
-    def columns(self, x_NSK: Tensor) -> Tensor:
-        """The block's keys or values, the nearest first: (heads, C, K)."""
-        return x_NSK[self.heads, : self.b].flip(1)
 
     def add_columns(self, to_NSK: Tensor, columns: Tensor) -> None:
         """Add to keys or values what the block's first columns got."""
@@ -100,6 +96,17 @@ class _Tensors:
         self.gate_k = _joined(given.gate_k)
         self.segment_slope, self.segment_intercept = _joined(given.segment_slope), _joined(given.segment_intercept)
         self.contextual = given.e is not None or given.segment_slope is not None or given.m is not None
+        self._reversed: dict[int, Tensor] = {}
+        self._first_head = -1
+
+    def columns(self, block: _Block, x_NSK: Tensor) -> Tensor:
+        """The block's part of these keys or values, the nearest first: (heads, C, K)."""
+        if block.n0 != self._first_head:
+            self._first_head = block.n0
+            self._reversed.clear()
+        if id(x_NSK) not in self._reversed:
+            self._reversed[id(x_NSK)] = x_NSK[block.heads].flip(1)
+        return self._reversed[id(x_NSK)][:, self.S - block.b :]
 
     def table(self, block: _Block, e_PK: Tensor) -> Tensor:
         """A table as the block's heads see it."""
@@ -151,12 +158,12 @@ def _scores(x: _Tensors, block: _Block, width: int) -> tuple[_Scores, int]:
     given = x.given
     hidden = block.hidden(x.device)
     R = len(hidden)
-    scores = _Scores(torch.empty(0), block.columns(x.k))
+    scores = _Scores(torch.empty(0), x.columns(block, x.k))
     s_NRC = scores.s_NRC = (x.q[block.heads, block.rows] * given.scale) @ scores.k_NCK.transpose(-1, -2)
     if x.contextual:
         logits_NRC = s_NRC
         if x.gate_k is not None:
-            scores.gate_k_NCK = block.columns(x.gate_k)
+            scores.gate_k_NCK = x.columns(block, x.gate_k)
             logits_NRC = (x.base_q[block.heads, block.rows] * given.scale) @ scores.gate_k_NCK.transpose(-1, -2)
         width = _walk(scores, logits_NRC, hidden, max(width, R), x.saturation())
         _add_contextual(x, block, scores, width)
@@ -260,7 +267,7 @@ class _Blocked(torch.autograd.Function):
             total_NR1 = a_NRC.sum(-1, keepdim=True)
             if given.dropout:
                 a_NRC *= _kept(x, block)
-            out_NTK[block.heads, block.rows] = (a_NRC @ block.columns(x.v)) / (total_NR1 * (1 - given.dropout))
+            out_NTK[block.heads, block.rows] = (a_NRC @ x.columns(block, x.v)) / (total_NR1 * (1 - given.dropout))
             lse_NT[block.heads, block.rows] = (most_NR1 + total_NR1.log())[..., 0]
         is_token = x.is_token()
         if is_token is not None:
@@ -293,7 +300,7 @@ def _backward(
         scores, _ = _scores(x, block, width)
         a_NRC = scores.s_NRC.sub_(lse_NT[heads, rows, None]).exp_()
         dout_NRK = dout_NTK[heads, rows]
-        da_NRC = dout_NRK @ block.columns(x.v).transpose(-1, -2)
+        da_NRC = dout_NRK @ x.columns(block, x.v).transpose(-1, -2)
         delta_NR1 = (dout_NRK * out_NTK[heads, rows]).sum(-1, keepdim=True)
         kept_NRC = a_NRC
         if given.dropout:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -191,3 +191,11 @@ def cases(draw: Any, most_tokens: int = 150) -> Case:
         smooth=draw(st.booleans()),
         seed=draw(st.integers(0, 2**20)),
     )
+
+
+@st.composite
+def long_cases(draw: Any, most_tokens: int = 700) -> Case:
+    """Up to `most_tokens`, of one sequence: the reference's memory goes with the square."""
+    case = draw(cases(most_tokens))
+    queries = draw(st.integers(150, most_tokens))
+    return replace(case, batch=1, lengths=None, heads=1, head_dim=min(32, case.head_dim), queries=queries, before=0)

@@ -4,12 +4,18 @@ from hypothesis import given, settings
 
 from cope_sweep.kernels import blocked as module
 from cope_sweep.positions import CoPE, CoPEALiBi, CoPEMLP, Relative
-from tests.kernels.cases import Case, assert_equals_reference, by_blocked, cases
+from tests.kernels.cases import Case, assert_equals_reference, by_blocked, cases, long_cases
 
 
 @given(cases())
 @settings(max_examples=40, deadline=None)
 def test_equals_the_reference_in_output_and_every_gradient(case):
+    assert_equals_reference(case, by_blocked, torch.float64, 1e-9)
+
+
+@given(long_cases())
+@settings(max_examples=8, deadline=None)
+def test_long_sequences(case):
     assert_equals_reference(case, by_blocked, torch.float64, 1e-9)
 
 

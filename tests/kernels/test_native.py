@@ -11,7 +11,16 @@ from hypothesis import given, settings
 from cope_sweep.kernels import native, problem_of
 from cope_sweep.kernels.native import abi, build, operator
 from cope_sweep.positions import T5, ALiBi, CoPE, CoPEALiBi, CoPEMLP, Relative
-from tests.kernels.cases import SEED, Case, asked, assert_equals_reference, cases, output_and_gradients, random_inputs
+from tests.kernels.cases import (
+    SEED,
+    Case,
+    asked,
+    assert_equals_reference,
+    cases,
+    long_cases,
+    output_and_gradients,
+    random_inputs,
+)
 
 TARGETS = ["avx512", "avx2", "portable"]
 TARGETS = TARGETS[TARGETS.index(build.best_target()) :]
@@ -62,6 +71,12 @@ def test_equals_the_reference_in_output_and_every_gradient(case):
     assert_near(case)
 
 
+@given(long_cases())
+@settings(max_examples=10, deadline=None)
+def test_long_sequences(case):
+    assert_near(case)
+
+
 @pytest.mark.parametrize("target", TARGETS, indirect=True)
 @pytest.mark.parametrize("case", EVERY_KIND, ids=range(len(EVERY_KIND)))
 def test_every_kind_on_every_target(case, target, monkeypatch):
@@ -85,6 +100,13 @@ def test_gates_of_0_and_of_1(shift, target):
 def test_more_unsaturated_tiles_than_are_held(gate):
     # HELD · TILE = 1024 keys.
     assert_near(Case((CoPE(p_max="full", gate=gate),), batch=1, queries=1200, head_dim=4, smooth=True))
+
+
+@pytest.mark.parametrize("encoding", [CoPEMLP(hidden=20), CoPEALiBi(slopes="learned")], ids=lambda e: e.kind)
+@pytest.mark.parametrize("shift", [0.0, -3.0])
+def test_a_bias_that_ends_as_a_straight_line(encoding, shift):
+    """What the far keys' positions add to the gates' gradients is then known before they are walked."""
+    assert_near(Case((encoding,), batch=1, queries=400, head_dim=8, shift=shift))
 
 
 @pytest.mark.parametrize("case", EVERY_KIND, ids=range(len(EVERY_KIND)))

@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 
+from cope_sweep.kernels import using
 from cope_sweep.model import Transformer
 from cope_sweep.spec import RunSpec
 from tests.tiny import tiny_run
@@ -95,6 +96,27 @@ class EncodingContract:
         gradient = embedded.grad[0].abs().sum(-1)
         assert gradient[6] > 0
         assert (gradient[:6] == 0).all()
+
+    @pytest.mark.parametrize(
+        ("implementation", "dtype", "tolerance"),
+        [("blocked", torch.float64, 1e-9), ("native", torch.float32, 5e-3), ("auto", torch.float32, 5e-3)],
+    )
+    def test_fused_equals_the_reference(self, implementation, dtype, tolerance):
+        model, tokens = self.model(**{"task.blanks": 40}).to(dtype), self.tokens(40)
+
+        def output_and_gradients():
+            model.zero_grad()
+            logits = model(tokens)
+            logits.square().mean().backward()
+            return [logits.detach(), *(parameter.grad.clone() for parameter in model.parameters())]
+
+        with using("reference"):
+            expected = output_and_gradients()
+        with using(implementation):
+            got = output_and_gradients()
+        for one, other in zip(got, expected, strict=True):
+            # In the mean: in float32, a position that rounding takes across an integer has another slope.
+            assert (one - other).abs().mean() <= tolerance * max(1.0, other.abs().max().item())
 
     def test_state_dict_round_trip(self):
         model, again = self.model(), Transformer(self.run(seed=7)).double().eval()

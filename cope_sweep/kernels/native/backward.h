@@ -3,7 +3,8 @@
 // The gate of key k counts in the positions of all keys j ≤ k, so its gradient is what the row's positions get in all,
 // less what those right of k get: dgate_k = D − Σ_{j > k} dp_j. D is known only when the walk has ended. Tiles whose
 // gates count are therefore kept as X and Y, dlogits = X + D·Y, until then. Only HELD of them are: where more tiles are
-// unsaturated, the rest is walked once for D and then again.
+// unsaturated, the rest is walked once for D and then again. But once a row's bias is a straight line in p (past the
+// last knot; or a slope alone), the rest of D is known: dp_j = slope·dscore_j, and a row's dscore_j sum to 0.
 #pragma once
 
 #include <vector>
@@ -23,6 +24,7 @@ struct RowSums {
     float positions;  // Σ of dp so far
     vf far;           // Σ of dscore over saturated keys, of each lane
     vf slope;         // Σ dscore·p, of each lane, where m is
+    vf scores;        // Σ dscore so far, of each lane, where a straight line may come
     vf in_segment, in_segment_p;  // Σ dscore and Σ dscore·p in the present segment
 };
 
@@ -117,6 +119,7 @@ static inline void backward_row(const Problem& x, BackwardScratch& m, const Grad
     const int segment = row.segment;
     if (counts) {
         row.position = walk<FULL>(gate_logits, vectors, visible, row.position, gates, positions);
+        if (kind == TABLE && row.position >= saturation) row.far = row.table[x.P - 1];
 #pragma GCC unroll 16
         for (int v = VECTORS - 1; v >= 0; --v) {
             if (!FULL && v >= vectors) continue;
@@ -192,6 +195,10 @@ static inline void backward_row(const Problem& x, BackwardScratch& m, const Grad
                 const vf above = scores[v] * fractions[v];
                 add_to_table(m.positions.gradient(r), indices[v], scores[v] - above, above);
             }
+        if (kind == SEGMENTS)
+#pragma GCC unroll 16
+            for (int v = 0; v < VECTORS; ++v)
+                if (FULL || v < vectors) sums.scores += scores[v];
         if (kind == SEGMENTS) add_to_segments(x, sums, segment, vectors, positions, scores, to, (b * x.H + h) * x.T + i - x.start());
         if (!FULL && x.m)
             for (int v = 0; v < vectors; ++v) sums.slope += scores[v] * positions[v];
@@ -260,8 +267,8 @@ static void backward_block(const Problem& x, BackwardScratch& m, const Gradients
         rows.pack(x, x.base_q, b, h, block, x.scale, m.base_q);
         zero(m.dbase_q, TILE * width);
     }
-    if (x.e) m.positions.fill(x, rows, block, base_q, true);
-    if (x.relative) m.distances.fill(x, rows, block, base_q, true);
+    m.positions.begin(rows, true), m.positions.reach(x, rows, 1, base_q, true);
+    m.distances.begin(rows, true), m.distances.reach(x, rows, first + TILE, base_q, true);
     for (int r = rows.first; r < rows.end; ++r) {
         const int64_t query = queries + r;
         m.rows[r] = begin(x, m.positions, m.distances, b, h, first + r, r);
@@ -285,6 +292,14 @@ static void backward_block(const Problem& x, BackwardScratch& m, const Gradients
                 if (m.rows[r].position < saturation) return true;
         return false;
     };
+    // Whether the bias of all rows is a straight line from here on.
+    const auto straight = [&] {
+        if (kind == SLOPE_ONLY) return true;
+        if (kind != SEGMENTS || std::isfinite(x.limit)) return false;
+        for (int r = rows.first; r < rows.end; ++r)
+            if (m.rows[r].segment < x.N && std::isfinite(x.knots[m.rows[r].segment])) return false;
+        return true;
+    };
     // All rows of a tile.
     const auto walk = [&](int64_t tile, float* ds, float* xs, float* ys) {
         const bool diagonal = tile == block;
@@ -292,6 +307,7 @@ static void backward_block(const Problem& x, BackwardScratch& m, const Gradients
         logits(rows, diagonal, m.dout, width, m.v_columns + tile * TILE * x.D, x.D, m.da);
         if (x.separate() && xs) logits(rows, diagonal, base_q, width, m.gate_columns + tile * TILE * x.D, x.D, m.gate_s);
         const float* gate_logits = x.separate() ? m.gate_s : m.s;
+        if (kind == TABLE) m.positions.reach(x, rows, within_reach(rows, m.rows), base_q, true);
         const auto row = simple && !diagonal ? backward_row<kind, true> : backward_row<kind, false>;
         for (int r = rows.first; r < rows.end; ++r) {
             const long at = r * TILE;
@@ -324,12 +340,17 @@ static void backward_block(const Problem& x, BackwardScratch& m, const Gradients
     float* own = x.separate() || x.relative || x.distance_bias ? static_cast<float*>(m.ds) : nullptr;
     int64_t tile = block;
     int held = 0;
-    for (; tile >= 0 && held < HELD && unsaturated(); --tile, ++held) {
+    for (; tile >= 0 && held < HELD && unsaturated() && !straight(); --tile, ++held) {
         walk(tile, own, m.x_tiles + held * TILE * TILE, m.y_tiles + held * TILE * TILE);
         value_products(tile);
         if (x.separate()) key_products(tile, m.ds);
     }
-    if (tile >= 0 && unsaturated()) {  // more tiles than can be held: walk the rest for D, and come back
+    if (tile >= 0 && straight()) {
+        for (int r = rows.first; r < rows.end; ++r) {
+            const float slope = kind == SEGMENTS ? m.rows[r].slope[m.rows[r].segment] + m.rows[r].m : m.rows[r].m;
+            m.in_all[r] = m.sums[r].positions - slope * sum(m.sums[r].scores);
+        }
+    } else if (tile >= 0 && unsaturated()) {  // more tiles than can be held: walk the rest for D, and come back
         Row kept_rows[TILE];
         RowSums kept_sums[TILE];
         std::copy(m.rows, m.rows + TILE, kept_rows);
@@ -346,9 +367,9 @@ static void backward_block(const Problem& x, BackwardScratch& m, const Gradients
     for (int n = 0; n < held; ++n) gate_products(block - n, m.x_tiles + n * TILE * TILE, m.y_tiles + n * TILE * TILE);
     for (; tile >= 0; --tile) {
         const bool gates = unsaturated();
-        walk(tile, gates ? own : static_cast<float*>(m.ds), gates ? static_cast<float*>(m.x_tile) : nullptr, m.y_tile);
+        walk(tile, gates ? own : static_cast<float*>(m.da), gates ? static_cast<float*>(m.x_tile) : nullptr, m.y_tile);
         value_products(tile);
-        if (!gates || x.separate()) key_products(tile, m.ds);
+        if (!gates || x.separate()) key_products(tile, gates ? m.ds : m.da);
         if (gates) gate_products(tile, m.x_tile, m.y_tile);
     }
 

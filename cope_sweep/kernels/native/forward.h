@@ -22,6 +22,7 @@ static inline void forward_row(const Problem& x, int64_t b, int64_t h, int64_t i
     if (kind != NONE && row.position < saturation) {
         vf gates[VECTORS], positions[VECTORS];
         row.position = walk<FULL>(gate_logits, vectors, visible, row.position, gates, positions);
+        if (kind == TABLE && row.position >= saturation) row.far = row.table[x.P - 1];
 #pragma GCC unroll 16
         for (int v = VECTORS - 1; v >= 0; --v) {
             if (!FULL && v >= vectors) continue;
@@ -94,8 +95,8 @@ static void forward_block(const Problem& x, ForwardScratch& m, int64_t b, int64_
     rows.pack(x, x.q, b, h, block, x.scale, m.q);
     const float* base_q = x.rotated() ? m.base_q : m.q;
     if (x.rotated()) rows.pack(x, x.base_q, b, h, block, x.scale, m.base_q);
-    if (x.e) m.positions.fill(x, rows, block, base_q, false);
-    if (x.relative) m.distances.fill(x, rows, block, base_q, false);
+    m.positions.begin(rows, false), m.positions.reach(x, rows, 1, base_q, false);
+    m.distances.begin(rows, false), m.distances.reach(x, rows, first + TILE, base_q, false);
     zero(m.out, TILE * width);
     for (int r = rows.first; r < rows.end; ++r) {
         m.rows[r] = begin(x, m.positions, m.distances, b, h, first + r, r);
@@ -109,6 +110,7 @@ static void forward_block(const Problem& x, ForwardScratch& m, int64_t b, int64_
         logits(rows, diagonal, m.q, width, m.k_columns + tile * TILE * x.D, x.D, m.s);
         if (x.separate() && !saturated) logits(rows, diagonal, base_q, width, m.gate_columns + tile * TILE * x.D, x.D, m.gate_s);
         const float* gate_logits = x.separate() ? m.gate_s : m.s;
+        if (kind == TABLE) m.positions.reach(x, rows, within_reach(rows, m.rows), base_q, false);
         saturated = true;
         for (int r = rows.first; r < rows.end; ++r) {
             const auto row = simple && !diagonal ? forward_row<kind, true> : forward_row<kind, false>;

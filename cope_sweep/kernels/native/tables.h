@@ -1,5 +1,5 @@
-// Tables of products q·e[p] for a block of queries, made where they are needed and never for all queries at once; and
-// the way back: from the gradients of such a table to those of q and e.
+// Tables of products q·e[p] for a block of queries, made as far as its positions have come and never for all queries at
+// once; and the way back: from the gradients of such a table to those of q and e.
 #pragma once
 
 #include <algorithm>
@@ -14,7 +14,7 @@ class Table {
   public:
     // `entries` rows of D floats. A block whose last query is token i reads at most i + `ahead` of them.
     Table(const Problem& x, int64_t entries, int ahead, bool backward)
-        : entries_(reachable(x, entries, ahead)), ahead_(ahead), tiles_((entries_ + TILE - 1) / TILE),
+        : entries_(reachable(x, entries, ahead)), tiles_((entries_ + TILE - 1) / TILE),
           stride_(W + tiles_ * TILE + 2 * W),
           columns_(x, entries_ ? tiles_ * TILE * x.D : 1), rows_(x, entries_ && backward ? tiles_ * TILE * x.width() : 1),
           values_(x, entries_ ? TILE * stride_ : 1), gradients_(x, entries_ && backward ? TILE * stride_ : 1) {}
@@ -29,24 +29,31 @@ class Table {
             for (int64_t d = 0; d < x.D; ++d) rows_[p * width + d] = e[p * x.D + d] * scale;
     }
 
-    // Make the products for a block of queries.
-    void fill(const Problem& x, const Rows& rows, int64_t block, const float* q, bool backward) {
-        reached_ = std::min(entries_, block * TILE + TILE + ahead_);
+    // Begin a block of queries: no products yet.
+    void begin(const Rows& rows, bool backward) {
+        reached_ = 0;
+        if (!entries_ || !backward) return;
+        for (int r = rows.first8; r < rows.end8; ++r) zero(gradients_ + r * stride_, W);
+    }
+
+    // Make the products of a block of queries with entries 0 … end − 1, where they are not made yet.
+    void reach(const Problem& x, const Rows& rows, int64_t end, const float* q, bool backward) {
+        end = std::min(end, entries_);
         const long width = x.width();
-        for (int64_t p = 0; p < reached_; p += TILE) {
-            const int n = int(std::min<int64_t>(TILE, (reached_ - p + W - 1) / W * W));
+        while (reached_ < end) {
+            const int64_t p = reached_;
+            reached_ = std::min(entries_, p + TILE);
+            const int n = int((reached_ - p + W - 1) / W * W);
             gemm(q + rows.first8 * width, width, 1, columns_ + p * x.D, TILE, values_ + rows.first8 * stride_ + W + p, stride_,
                  rows.end8 - rows.first8, n, int(x.D), false);
-        }
-        const int64_t padded = (reached_ + W - 1) / W * W;
-        for (int r = rows.first8; r < rows.end8; ++r) {
-            zero(values_ + r * stride_, W);
-            zero(values_ + r * stride_ + W + padded, 2 * W);
-            if (backward) zero(gradients_ + r * stride_, W + padded + 2 * W);
+            for (int r = rows.first8; r < rows.end8; ++r) {
+                if (reached_ == entries_) zero(values_ + r * stride_ + W + p + n, 2 * W);
+                if (backward) zero(gradients_ + r * stride_ + W + p, n + 2 * W);
+            }
         }
     }
 
-    // Row r of the block: readable from W before its first entry to W past its last.
+    // Row r of the block: readable to W past its last entry.
     const float* row(int r) const { return values_ + r * stride_ + W; }
     float* gradient(int r) const { return gradients_ + r * stride_ + W; }
     int64_t reached() const { return reached_; }
@@ -69,7 +76,7 @@ class Table {
     }
 
   private:
-    int64_t entries_, ahead_, tiles_, stride_, reached_ = 0;
+    int64_t entries_, tiles_, stride_, reached_ = 0;
     Scratch columns_, rows_, values_, gradients_;
 };
 
@@ -84,13 +91,20 @@ static void write_table(const Problem& x, float* to, int64_t entries, int ahead,
     }
 }
 
+// Entries that the rows of a block may read while they walk one more tile: gates are at most 1.
+static inline int64_t within_reach(const Rows& rows, const Row* walking) {
+    double most = 0;
+    for (int r = rows.first; r < rows.end; ++r) most = std::max(most, walking[r].position);
+    return int64_t(most) + TILE + POSITIONS_AHEAD;
+}
+
 // Begin the walk of the query that is row r of its block.
 static inline Row begin(const Problem& x, const Table& positions, const Table& distances, int64_t b, int64_t h, int64_t i, int r) {
     Row row{};
     if (x.m) row.m = x.m[h];
     if (x.e) {
         row.table = positions.row(r);
-        if (positions.reached() == x.P) row.far = row.table[x.P - 1];
+        if (x.P == 1) row.far = row.table[0];
     }
     if (x.relative) row.relative = distances.row(r);
     if (x.knots) {
