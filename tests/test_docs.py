@@ -17,7 +17,9 @@ ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("command", [c.name or c.callback.__name__ for c in cli.registered_commands] + ["bench sweep", "bench data"])
+@pytest.mark.parametrize(
+    "command", [c.name or c.callback.__name__ for c in cli.registered_commands] + ["bench sweep", "bench data"]
+)
 def test_every_command(command):
     assert f"| `cope-sweep {command}" in README
 
