@@ -220,8 +220,9 @@ def _evaluate_windows(spec: RunSpec, trainer: Trainer, voice: _Voice) -> str:
 
 
 def _machine(trainer: Trainer) -> dict[str, Any]:
-    """Size, memory, place and versions."""
+    """Size, memory (this worker's), place and versions."""
     execution = trainer.execution
+    share = math.ceil(trainer.spec.train.batch / execution.world_size)
     return {
         "parameters": sum(p.numel() for p in trainer.model.parameters()),
         "peak_memory_bytes": peak_bytes(execution.device),
@@ -229,7 +230,7 @@ def _machine(trainer: Trainer) -> dict[str, Any]:
         "precision": execution.precision,
         "threads": execution.threads,
         "workers": execution.world_size,
-        "micro_batch": execution.micro_batch or math.ceil(trainer.spec.train.batch / execution.world_size),
+        "micro_batch": min(execution.micro_batch or share, share),
         "checkpoint_activations": execution.checkpoint_activations,
         "where": execution.where,
         "host": platform.node(),

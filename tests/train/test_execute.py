@@ -41,6 +41,7 @@ def test_a_run_from_start_to_result(ledger):
     result = folder.result
     assert result["facts"]["parameters"] == 936  # 48 embedding, 288 attention, 552 feed-forward, 48 norms
     assert result["facts"]["steps"] == 6
+    assert result["facts"]["micro_batch"] == 4
     assert result["metrics"]["in_dist/token_error"] <= 100
     curve = folder.curve()
     assert [row["step"] for row in curve if "train/loss" in row] == [1, 6]
