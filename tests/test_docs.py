@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from cope_sweep.cli import app as cli
+from cope_sweep.cli import bench_app
 from cope_sweep.positions import ENCODINGS
 from cope_sweep.record import Ledger
 from cope_sweep.spec import load_ablation
@@ -17,11 +18,18 @@ ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize(
-    "command", [c.name or c.callback.__name__ for c in cli.registered_commands] + ["bench sweep", "bench data"]
-)
+COMMANDS = [c.name or c.callback.__name__ for c in cli.registered_commands]
+BENCHES = [f"bench {c.name}" for c in bench_app.registered_commands]
+
+
+@pytest.mark.parametrize("command", COMMANDS + BENCHES)
 def test_every_command(command):
     assert f"| `cope-sweep {command}" in README
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "tests/benchmarks/results").glob("*.md")), ids=lambda path: path.stem)
+def test_every_measurement_as_it_was_kept(path):
+    assert path.read_text(encoding="utf-8") in README
 
 
 @pytest.mark.parametrize("kind", ENCODINGS)

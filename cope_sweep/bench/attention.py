@@ -164,15 +164,21 @@ def _shape(shape: Shape, repetitions: int, compiled: bool) -> tuple[dict[str, An
 def _density(mean_gate: float, repetitions: int) -> dict[str, Any]:
     """Native beside SDPA at shape A, where every gate is about `mean_gate`."""
     shape = SHAPES[0]
-    leaves, weight = _inputs(shape)
-    with torch.no_grad():  # one component says how open gates are, the rest is small
-        leaves["q"].mul_(0.3)[..., 0] = 1
-        leaves["k"][..., 0] = torch.logit(torch.tensor(mean_gate)) * shape.head_dim**0.5
+    leaves, weight = _inputs_with_gates(shape, mean_gate)
     ways = {NATIVE: of_encoding(CoPE(p_max=shape.p_max), "native"), SDPA: peers.sdpa}
     times = interleaved({name: _phases(way, leaves, weight) for name, way in ways.items()}, repetitions)
     both = times[NATIVE][1]
     ratio = both["median_ms"] / times[SDPA][1]["median_ms"]
     return {"mean_gate": mean_gate, "forward_backward": both, "of_sdpa": round(ratio, 3)}
+
+
+def _inputs_with_gates(shape: Shape, mean_gate: float) -> tuple[Leaves, Tensor]:
+    """The same with every gate about `mean_gate`: one component says so, the others are small."""
+    leaves, weight = _inputs(shape)
+    with torch.no_grad():
+        leaves["q"].mul_(0.3)[..., 0] = 1
+        leaves["k"][..., 0] = torch.logit(torch.tensor(mean_gate)) * shape.head_dim**0.5
+    return leaves, weight
 
 
 def _inputs(shape: Shape) -> tuple[Leaves, Tensor]:

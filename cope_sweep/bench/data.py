@@ -46,7 +46,7 @@ def measure() -> dict[str, Any]:
     """Every task; about two minutes on two cores, and a minute more where a text is tokenised for the first time."""
     execution = Execution.of(Resources(cpus=len(os.sched_getaffinity(0))), where="bench")
     with _text() as wikitext:
-        tasks = {kind: wikitext if kind == "wikitext" else cls() for kind, cls in TASKS.items()}
+        tasks = {kind: wikitext if kind == "wikitext" else cls(kind=kind) for kind, cls in TASKS.items()}
         return {
             "tasks": {kind: _measured(task, execution) for kind, task in tasks.items()},
             "enough": ENOUGH,

@@ -253,7 +253,7 @@ def _link_or_copy(source: str, target: str) -> None:
             os.link(source, own)
         except OSError:
             shutil.copyfile(source, own)
-        os.replace(own, target)
+        Path(own).replace(target)
     finally:
         # Renaming a link over another of the same file does nothing, and leaves both.
         Path(own).unlink(missing_ok=True)
