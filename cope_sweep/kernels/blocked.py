@@ -26,7 +26,7 @@ from cope_sweep.kernels.problem import Problem
 
 MOST_ROWS = 64
 """Queries in a block; more would wait longer for their last to saturate."""
-BLOCK_ELEMENTS = 1 << 18
+BLOCK_ELEMENTS = 3 << 16
 """Scores in a block, about: enough to make the interpreter's share small, few enough for a cache. Long sequences have
 up to four times as many, rather than fewer rows."""
 
