@@ -31,6 +31,9 @@ STANDINGS: dict[Standing, str] = {
 }
 _STANDING_OF: dict[str, Standing] = {name: standing for standing, name in STANDINGS.items()} | {"SCHEDULED": "running"}
 
+TRIES = 10
+"""How often the same entries are sent while other writers send them, too."""
+
 MAX_TEXT = {"tag": 8000, "param": 6000, "about": 20000}
 """Characters that MLflow takes of a value."""
 
@@ -90,14 +93,22 @@ class MlflowTracking:
         from mlflow.entities import Metric, Param, RunTag
 
         points, params, tags = list(points), _cut(params or {}, "param"), _cut(tags or {}, "tag")
+        entries = (
+            [Metric(_there(point.key), point.value, point.timestamp_ms, point.step) for point in points],
+            [Param(key, value) for key, value in params.items()],
+            [RunTag(key, value) for key, value in tags.items()],
+        )
         with self._errors("written"):
-            # The client cuts this into requests of 1000 entries.
-            self._client.log_batch(
-                run.id,
-                [Metric(_there(point.key), point.value, point.timestamp_ms, point.step) for point in points],
-                [Param(key, value) for key, value in params.items()],
-                [RunTag(key, value) for key, value in tags.items()],
-            )
+            for chances_left in reversed(range(TRIES)):
+                try:
+                    # The client cuts this into requests of 1000 entries.
+                    self._client.log_batch(run.id, *entries)
+                    break
+                except Exception as error:
+                    # Another writer was at the same entries, between MLflow's look and its own writing. Whatever is
+                    # there and equal may be logged again.
+                    if "IntegrityError" not in f"{type(error)} {error}" or not chances_left:
+                        raise
         run.params |= params
         run.tags |= tags
         for point in points:

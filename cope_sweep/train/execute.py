@@ -28,7 +28,8 @@ from cope_sweep.train.trainer import Trainer, learning_rate
 LOG_EVERY = 10
 """Steps from one point of the training loss's curve to the next."""
 SAVING_RATIO = 19
-"""A checkpoint comes no sooner than this many times what the last one took: at most a 20th of the time goes there."""
+"""A checkpoint comes no sooner than this many times what the last one took: at most a 20th of the time goes there,
+unless one is wanted after every step."""
 TELL_EVERY_S = 0.2
 """Seconds from one progress event to the next, at least."""
 
@@ -136,7 +137,8 @@ def _train(
                 folder.set_state("interrupted")
             voice.tell("interrupted")
             return "interrupted"
-        if writes and time.monotonic() - saved_s >= max(execution.checkpoint_every_s, SAVING_RATIO * saving_s):
+        every_s = execution.checkpoint_every_s
+        if writes and (not every_s or time.monotonic() - saved_s >= max(every_s, SAVING_RATIO * saving_s)):
             began_s = time.monotonic()
             save()
             saved_s = time.monotonic()

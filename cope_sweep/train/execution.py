@@ -22,6 +22,7 @@ class Execution:
     """Sequences in a forward pass; None: all of this worker's share."""
     checkpoint_activations: bool = False
     checkpoint_every_s: float = 30.0
+    """At least so long from one checkpoint to the next; 0: one after every step."""
     rank: int = 0
     world_size: int = 1
     where: str = "local"

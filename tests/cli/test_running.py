@@ -108,7 +108,7 @@ def test_plain_lines_where_there_is_no_terminal(shell):
         (["report", "tiny", "--format", "csv", "--output", "nowhere/x.csv"], "No such file or directory"),
         (["perplexity", "0123456789abcdef", "--tokens", "1 2"], "is pending"),
         (["perplexity", "x", "--tokens", "1 b"], "whole numbers"),
-        (["perplexity", "x"], "no tokens"),
+        (["perplexity", "x"], "nothing to score"),
         (["perplexity", "nowhere", "--tokens", "1 2"], "nowhere"),
     ],
 )
