@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from cope_sweep.cli.options import Json, grid, make_console, print_json
+from cope_sweep.errors import UserError
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -29,12 +31,13 @@ Repetitions = Annotated[int, typer.Option("--repetitions", min=2, help="How ofte
 def attention(as_json: Json = False, keep: Keep = None, threads: Threads = None, repetitions: Repetitions = 9) -> None:
     """Attention with CoPE on this CPU: native and blocked kernels beside the paper's listing and torch's SDPA.
 
-    About ten minutes: the listing takes seconds a time. Whatever gives other outputs or gradients has no speed.
+    About six minutes: the listing takes seconds a time. Whatever gives other outputs or gradients has no speed.
 
     Example: `cope-sweep bench attention --threads 1 --keep results`
     """
     from cope_sweep.bench.attention import measure, table
 
+    _check_writable(keep)
     _use_threads(threads)
     measured = measure(repetitions=repetitions)
     _show("attention", measured, table(measured), as_json, keep)
@@ -47,6 +50,7 @@ def step(as_json: Json = False, keep: Keep = None, threads: Threads = None, repe
     """
     from cope_sweep.bench.step import measure, table
 
+    _check_writable(keep)
     _use_threads(threads)
     measured = measure(repetitions)
     _show("step", measured, table(measured), as_json, keep)
@@ -56,8 +60,21 @@ def gpu(as_json: Json = False, keep: Keep = None) -> None:
     """Attention with CoPE on a GPU, beside torch's flash attention without positions; says so where there is no GPU."""
     from cope_sweep.bench.gpu import measure, table
 
+    _check_writable(keep)
     measured = measure()
     _show("gpu", measured, table(measured), as_json, keep)
+
+
+def _check_writable(folder: Path | None) -> None:
+    """Before minutes of measuring, not after. Raises UserError where nothing can be kept in `folder`."""
+    if folder is None:
+        return
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise UserError(f"--keep {folder}: {error.strerror}; name a folder that can be written") from error
 
 
 def _use_threads(threads: int | None) -> None:

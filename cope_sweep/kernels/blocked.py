@@ -48,8 +48,6 @@ class _Block:
     b: int
     start: int
     """The token that the first query is."""
-    keys: int
-    """S."""
 
     @property
     def heads(self) -> slice:
@@ -80,7 +78,7 @@ def _blocks(heads: int, queries: int, keys: int) -> Iterator[_Block]:
     start = keys - queries
     for n0 in range(0, heads, together):
         for a in range(start, keys, rows):
-            yield _Block(n0, min(heads, n0 + together), a, min(keys, a + rows), start, keys)
+            yield _Block(n0, min(heads, n0 + together), a, min(keys, a + rows), start)
 
 
 class _Tensors:

@@ -28,8 +28,6 @@ from cope_sweep.spec.source import dotted
 FORMAT = 1
 MODEL_FILE = "model.safetensors"
 CONFIG_FILE = "config.json"
-TOKENIZER_FILE = "tokenizer.json"
-"""Beside them, where the run's task reads a text."""
 MAX_CONFIG_BYTES = 1 << 20
 
 Shape = tuple[int, ...]

@@ -15,7 +15,7 @@ from cope_sweep.record import Ledger
 from cope_sweep.spec import Resources, RunSpec
 
 RULE_FLOPS_PER_S = 2e10
-"""Where nothing was measured yet: what one CPU core achieves on small transformers, within a factor of about 3."""
+"""Where nothing was measured yet: what a slow CPU core achieves on small transformers; a fast one has five times it."""
 RULE_STEP_S = 2e-3
 """…and what a step costs however small its tensors are."""
 PROCESS_BYTES = 600 * 2**20
@@ -121,7 +121,7 @@ def estimates(plan: Plan, ledger: Ledger) -> dict[str, Estimate]:
         else:
             workers = min(resources.workers, run.train.batch)
             seconds = run.train.steps * RULE_STEP_S + flops / (workers * resources.cpus * RULE_FLOPS_PER_S)
-            basis = f"rule of thumb, {RULE_FLOPS_PER_S / 1e9:.0f} GFLOP/s; within a factor of 3"
+            basis = f"rule of thumb, {RULE_FLOPS_PER_S / 1e9:.0f} GFLOP/s a core; a fast one takes a fifth"
         result[run.run_id] = Estimate(parameter_count(run), seconds, memory_bytes(run, resources), basis)
     return result
 

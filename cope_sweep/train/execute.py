@@ -15,10 +15,11 @@ import torch.distributed
 
 from cope_sweep.errors import UserError
 from cope_sweep.model import check_reach
-from cope_sweep.model.checkpoint import TOKENIZER_FILE, CheckpointError, save_model
+from cope_sweep.model.checkpoint import CheckpointError, save_model
 from cope_sweep.record import Event, Ledger, RunFolder, Status
 from cope_sweep.record.ledger import replacing
 from cope_sweep.spec import RunSpec
+from cope_sweep.text import TOKENIZER_FILE
 from cope_sweep.train.checkpoint import load_resume, save_resume
 from cope_sweep.train.clock import Clock
 from cope_sweep.train.execution import Execution
