@@ -3,16 +3,19 @@ PYTHON ?= python3
 BIN := .venv/bin
 UV := $(BIN)/uv
 
-.PHONY: quickstart test lint format bench clean help
+.PHONY: quickstart test test-fast lint format bench clean help
 
 help:            ## What there is
-	@grep -E '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:.*## / — /'
+	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:.*## / — /'
 
 quickstart: .venv/run.stamp   ## From a clone to a table: train the quick-start ablation, and show it
 	$(BIN)/cope-sweep run quickstart
 
 test: .venv/test.stamp   ## Every test
 	$(BIN)/python -m pytest
+
+test-fast: .venv/test.stamp   ## The tests that take a second at most each: under 3 minutes on 2 cores
+	$(BIN)/python -m pytest -m fast
 
 lint: .venv/test.stamp   ## Style, types, and which way imports run
 	$(BIN)/ruff check .

@@ -1,6 +1,13 @@
 import pytest
 
 
+def pytest_collection_modifyitems(items):
+    """Mark every test `fast` that is not `slow`: `make test-fast` runs those."""
+    for item in items:
+        if item.get_closest_marker("slow") is None:
+            item.add_marker(pytest.mark.fast)
+
+
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory):
     """A cache of tokenised text of the module's own, no corpora but those that its tests write, and no network."""

@@ -4,6 +4,8 @@ import re
 from pathlib import Path
 
 import pytest
+from cope_services.app import create_app
+from cope_services.settings import Settings
 
 from cope_sweep.cli import app as cli
 from cope_sweep.cli import bench_app
@@ -11,8 +13,6 @@ from cope_sweep.positions import ENCODINGS
 from cope_sweep.record import Ledger
 from cope_sweep.spec import load_ablation
 from cope_sweep.tasks import TASKS
-from services.app import create_app
-from services.settings import Settings
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -9,7 +9,7 @@ import torch
 
 from cope_sweep.inference import Predictor, TokensError
 from cope_sweep.model import CheckpointError, save_model
-from cope_sweep.train import Execution, Trainer
+from cope_sweep.train import Runtime, Trainer
 from tests.texts import prose, write_corpus
 from tests.tiny import tiny_run
 
@@ -22,7 +22,7 @@ def trained(tmp_path_factory, cache):
     folder, checkpoint = write_corpus(tmp_path_factory.mktemp("corpus")), tmp_path_factory.mktemp("checkpoint")
     task = {"kind": "wikitext", "corpus": "small", "folder": str(folder), "tokens": 16, "vocabulary": 300}
     trainer = Trainer(
-        tiny_run(task=task, **{"model.position": ["cope"], "train.steps": 20, "train.lr": 0.01}), Execution()
+        tiny_run(task=task, **{"model.position": ["cope"], "train.steps": 20, "train.lr": 0.01}), Runtime()
     )
     while not trainer.done:
         trainer.train_step()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import sys
+from collections.abc import Callable
 
 import typer
 
-from cope_sweep.cli import bench, looking, planning, probing, running
+from cope_sweep.cli import looking, planning, probing, running
 from cope_sweep.cli.options import escaped, make_console, print_json
 from cope_sweep.errors import UserError
 
@@ -29,12 +31,6 @@ never trained again.
 - `cope-sweep serve` — tables, checkpoints and perplexity over REST, and a page to look at
 """,
 )
-bench_app = typer.Typer(
-    no_args_is_help=True,
-    rich_markup_mode="markdown",
-    help="Measure this machine; every number beside a peer's in the same run.",
-)
-
 app.command("list")(planning.list_ablations)
 app.command()(planning.plan)
 app.command()(running.run)
@@ -43,14 +39,36 @@ app.command()(looking.status)
 app.command()(looking.report)
 app.command()(looking.perplexity)
 app.command()(probing.probe)
-app.command()(looking.serve)
 app.command()(planning.schema)
-app.add_typer(bench_app, name="bench")
-bench_app.command("attention")(bench.attention)
-bench_app.command("step")(bench.step)
-bench_app.command("gpu")(bench.gpu)
-bench_app.command("sweep")(bench.sweep)
-bench_app.command("data")(bench.data)
+
+COMMANDS_GROUP = "cope_sweep.commands"
+"""Entry points: commands (functions) and groups of them (Typer apps) of packages that are built on this one."""
+
+
+def add_installed_commands() -> None:
+    """Add the commands that installed distributions declare."""
+    for entry_point in importlib.metadata.entry_points(group=COMMANDS_GROUP):
+        try:
+            command = entry_point.load()
+        except ModuleNotFoundError:
+            command = _missing(entry_point.name)
+        if isinstance(command, typer.Typer):
+            app.add_typer(command, name=entry_point.name)
+        else:
+            app.command(entry_point.name)(command)
+
+
+def _missing(name: str) -> Callable[[], None]:
+    def command() -> None:
+        raise UserError(
+            f"`cope-sweep {name}` is not part of this installation; use a checkout: pip install --editable ."
+        )
+
+    command.__doc__ = "Not part of this installation."
+    return command
+
+
+add_installed_commands()
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""`status`, `report`, `perplexity`, `serve`: what came of it."""
+"""`status`, `report`, `perplexity`: what came of it."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def status(
 
     Example: `cope-sweep status quickstart`
     """
-    from cope_sweep.plan import standing
+    from cope_sweep.queries import run_status
     from cope_sweep.record import Ledger
     from cope_sweep.record.ledger import RUN_ID
 
@@ -63,14 +63,22 @@ def status(
             raise UserError(f"no run {what} on the store {ledger.root}; `cope-sweep plan ABLATION` lists ids")
         _run({**folder.spec, "status": folder.status, "state": folder.state, "result": folder.result}, as_json)
         return
-    stands = standing(load_plan(what, ablations, scale, sets), ledger)
+    stands = run_status(load_plan(what, ablations, scale, sets), ledger)
     if as_json:
         print_json(stands)
         return
-    shown = grid("run", "row", "seed", "status", "step", "where", "")
+    shown = grid("run", "row", "seed", "status", "step", "worker", "")
     for run in stands["runs"]:
         step = f"{run['step']}/{run['steps']}"
-        cells = (run["run_id"], run["row"], run["seed"], run["status"], step, run["where"] or "", run["message"] or "")
+        cells = (
+            run["run_id"],
+            run["row"],
+            run["seed"],
+            run["status"],
+            step,
+            run["worker_id"] or "",
+            run["message"] or "",
+        )
         shown.add_row(*map(escaped, cells), style="red" if run["status"] == "failed" else "")
     make_console().print(shown)
 
@@ -149,26 +157,6 @@ def report(
             sys.stdout.write(text)
     except OSError as error:
         raise UserError(f"{output}: {error.strerror}; name another file with --output") from error
-
-
-def serve(
-    host: Annotated[str, typer.Option(envvar="COPE_SWEEP_HOST", help="The address to listen on.")] = "127.0.0.1",
-    port: Annotated[
-        int, typer.Option(envvar="COPE_SWEEP_PORT", min=0, max=65535, help="The port to listen on.")
-    ] = 8000,
-    ablations: AblationsDir = ABLATIONS,
-    store: Store = STORE,
-) -> None:
-    """Serve tables, runs, checkpoints and perplexity over REST, with a page to look at them.
-
-    Example: `cope-sweep serve --port 8080`, then `curl http://127.0.0.1:8080/api/v1/ablations/quickstart/table?format=markdown`
-    """
-    import importlib
-
-    # By name: this package never imports the one that is built on it.
-    settings = importlib.import_module("services.settings")
-    server = importlib.import_module("services.server")
-    raise typer.Exit(server.serve(settings.Settings(host=host, port=port, ablations=ablations, store=store)))
 
 
 def perplexity(

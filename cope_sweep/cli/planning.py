@@ -24,7 +24,7 @@ def list_ablations(ablations: AblationsDir = ABLATIONS, store: Store = STORE, as
 
     Example: `cope-sweep list`
     """
-    from cope_sweep.plan import catalogue
+    from cope_sweep.queries import catalogue
     from cope_sweep.record import Ledger
 
     entries = catalogue(ablations, Ledger(store))
@@ -53,9 +53,9 @@ def plan(
 
     Example: `cope-sweep plan quickstart --set train.steps=1000`
     """
-    from cope_sweep.plan import cost
+    from cope_sweep.cli.progress import duration
+    from cope_sweep.queries import cost
     from cope_sweep.record import Ledger
-    from cope_sweep.sweep.progress import duration
 
     costs = cost(load_plan(ablation, ablations, scale, sets), Ledger(store))
     if as_json:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from cope_sweep.plan import Plan
     from cope_sweep.record import Ledger
-    from cope_sweep.sweep.run import SweepOutcome
+    from cope_sweep.sweep.sweep import SweepOutcome
 
 
 def run(
@@ -85,10 +85,10 @@ def run(
 
     Example: `cope-sweep run quickstart --local --set seeds=[0,1,2,3,4]`
     """
+    from cope_sweep.cli.progress import progress
     from cope_sweep.record import Ledger
     from cope_sweep.record.preflight import check, resolve_uri
-    from cope_sweep.sweep.progress import progress
-    from cope_sweep.sweep.run import sweep
+    from cope_sweep.sweep.sweep import sweep
 
     if IN_A_RAY_JOB in os.environ and not store.is_absolute():
         raise UserError(

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from cope_sweep.kernels.inputs import Inputs, Positions
 from cope_sweep.positions.terms import (
-    Contextual,
+    ContextualTerm,
     DistanceBias,
     DistanceSlope,
     LookUp,
@@ -91,7 +91,7 @@ def problem_of(inputs: Inputs, positions: Positions, dropout: float, seed: Tenso
         if term is None or getattr(problem, _FIELDS[type(term)]) is not None:
             return None
         problem = _with(problem, term)
-        if isinstance(term, Contextual):
+        if isinstance(term, ContextualTerm):
             sources.append(_gates(inputs, term, index))
     if any(not _same(source, sources[0]) for source in sources):
         return None
@@ -103,7 +103,7 @@ def _with(problem: Problem, term: Term) -> Problem:
     return replace(problem, **fields)  # type: ignore[arg-type] # mypy does not see that the type names the field
 
 
-def _gates(inputs: Inputs, term: Contextual, index: int) -> Gates:
+def _gates(inputs: Inputs, term: ContextualTerm, index: int) -> Gates:
     if term.gate == "logits" or (term.gate == "keys" and not inputs.rotated):
         return None
     keys_BHSK: Tensor | None = inputs.k_BHSK

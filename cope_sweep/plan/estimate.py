@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from cope_sweep.plan.expand import Plan
-from cope_sweep.record import Ledger
 from cope_sweep.spec import Resources, RunSpec
 
 RULE_FLOPS_PER_S = 2e10
@@ -24,6 +23,10 @@ KEPT_OF_A_BLOCK = 17
 """Numbers for each token and unit of the model's width that a block keeps for the backward pass."""
 LOGITS = 4
 """Arrays of the logits' size: themselves, their softmax, and the gradients of both."""
+
+
+Shape = tuple[str, str, int]
+"""Task, model and batch of a run."""
 
 
 @dataclass(frozen=True)
@@ -105,14 +108,18 @@ def memory_bytes(run: RunSpec, resources: Resources) -> int:
     return PROCESS_BYTES + 16 * parameter_count(run) + 4 * (activations + logits)
 
 
-def estimates(plan: Plan, ledger: Ledger) -> dict[str, Estimate]:
-    """Run id → estimate; time from this store's own finished runs where there are any, else by rule of thumb."""
+def estimates(plan: Plan, measured: Mapping[Shape, float] | None = None) -> dict[str, Estimate]:
+    """Run id → estimate.
+
+    `measured`: seconds per floating-point operation of runs of a shape that were trained before, as `shape_of` names
+    it; times of other shapes are scaled from them. Without any, times follow a rule of thumb.
+    """
     resources = plan.ablation.content.resources
-    measured = _measured(plan, ledger)
+    measured = measured or {}
     rate = statistics.median(measured.values()) if measured else None
     result = {}
     for run in plan.runs:
-        key = _shape(run)
+        key = shape_of(run)
         flops = run_flops(run, resources)
         if key in measured:
             seconds, basis = flops * measured[key], "measured on this store, same shapes"
@@ -135,18 +142,6 @@ def total_seconds(runs: Iterable[Estimate], groups: int) -> float:
     return max(free_at)
 
 
-def _shape(run: RunSpec) -> tuple[object, ...]:
+def shape_of(run: RunSpec) -> Shape:
     """Runs of equal shape take equal time per step."""
     return (run.task.model_dump_json(), run.model.model_dump_json(), run.train.batch)
-
-
-def _measured(plan: Plan, ledger: Ledger) -> dict[tuple[object, ...], float]:
-    """Shape → seconds per floating-point operation in this plan's finished runs, on the resources that it had."""
-    seen: dict[tuple[object, ...], list[float]] = {}
-    for run in plan.runs:
-        result = ledger.run(run.run_id).result
-        if result:
-            facts = result["facts"]
-            had = Resources(checkpoint_activations=facts.get("checkpoint_activations", False))
-            seen.setdefault(_shape(run), []).append(facts["wall_s"] / run_flops(run, had))
-    return {shape: statistics.median(values) for shape, values in seen.items()}

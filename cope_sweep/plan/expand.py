@@ -10,8 +10,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from cope_sweep.record import NUMBERS
-from cope_sweep.spec import LoadedAblation, Published, RunSpec, SpecError, name_of
+from cope_sweep.spec import NUMERIC_FACTS, LoadedAblation, Published, RunSpec, SpecError, name_of
 from cope_sweep.spec.ablation import Axis, Point
 from cope_sweep.spec.explain import explain, suggest
 from cope_sweep.spec.source import KeyPath, dotted
@@ -219,7 +218,7 @@ def _placed(loaded: LoadedAblation, point: _Assigned, path: KeyPath, message: st
 
 def _check_metrics(loaded: LoadedAblation, rows: dict[str, Row]) -> None:
     for row in rows.values():
-        known = [*row.runs[0].metrics, *(f"facts.{name}" for name in NUMBERS)]
+        known = [*row.runs[0].metrics, *(f"facts.{name}" for name in NUMERIC_FACTS)]
         for index, metric in enumerate(loaded.content.metrics):
             if metric.name not in known:
                 raise loaded.source.error(

@@ -2,9 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Annotated, Any
-
-from pydantic import BeforeValidator, Field
+from typing import Annotated
 
 from cope_sweep.positions.absolute import Absolute
 from cope_sweep.positions.alibi import ALiBi
@@ -16,22 +14,17 @@ from cope_sweep.positions.relative import Relative
 from cope_sweep.positions.rope import RoPE
 from cope_sweep.positions.sinusoidal import Sinusoidal
 from cope_sweep.positions.t5 import T5
+from cope_sweep.registry import Registry
 
-OneOf = Absolute | Sinusoidal | Relative | RoPE | ALiBi | T5 | CoPE | CoPEMLP | CoPEALiBi
+ENCODINGS = Registry(
+    "encoding",
+    Encoding,
+    (Absolute, Sinusoidal, Relative, RoPE, ALiBi, T5, CoPE, CoPEMLP, CoPEALiBi),
+    entry_points="cope_sweep.positions",
+)
 
-ENCODINGS: dict[str, type[Encoding]] = {cls.model_fields["kind"].default: cls for cls in OneOf.__args__}
-
-
-def _named(value: Any) -> Any:
-    """`cope` in a file means `{kind: cope}`."""
-    return {"kind": value} if isinstance(value, str) else value
-
-
-AnyEncoding = Annotated[
-    Annotated[OneOf, Field(discriminator="kind")],
-    BeforeValidator(_named, json_schema_input_type=str | dict[str, Any]),
-]
-"""Any registered encoding, by its `kind`."""
+AnyEncoding = Annotated[Encoding, ENCODINGS]
+"""Any registered encoding: its `kind` (`cope`), or a mapping (`{kind: cope, p_max: 16}`)."""
 
 
 def check_together(encodings: Sequence[Encoding], dims: Dims) -> None:

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field, Strict
 
-from cope_sweep.frozen import Frozen
+from cope_sweep.registry import Kind
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -70,13 +70,8 @@ class Attention:
     """Whether some encoding turned queries and keys, so that `logits_BHQS` is not q·k/√K of those above."""
 
 
-class Encoding(Frozen):
+class Encoding(Kind):
     """A position encoding. Subclasses set `kind`, and override the hooks that they need."""
-
-    VERSION: ClassVar[int] = 1
-    """Bump it when the same spec comes to mean another computation: every run that uses it gets a new id."""
-
-    kind: str
 
     @property
     def scores(self) -> bool:

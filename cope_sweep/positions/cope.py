@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 Gate = Literal["keys", "values", "separate"]
 
 
-class Contextual(AttentionEncoding):
+class ContextualEncoding(AttentionEncoding):
     """What all variants of CoPE share: gates, and the positions that they add up to."""
 
     gate: Gate = Field(
@@ -83,7 +83,7 @@ class Contextual(AttentionEncoding):
         return attention.q_BHQK @ keys_BHSK.transpose(-1, -2) / math.sqrt(keys_BHSK.shape[-1])
 
 
-class CoPE(Contextual):
+class CoPE(ContextualEncoding):
     """Contextual position encoding: an embedding for each integer position, interpolated between."""
 
     kind: Literal["cope"] = "cope"

@@ -15,14 +15,14 @@ from pydantic import Field
 
 from cope_sweep.positions.alibi import Slopes, check_slopes, standard_slopes
 from cope_sweep.positions.base import Attention, Dims, Parameter
-from cope_sweep.positions.cope import Contextual
+from cope_sweep.positions.cope import ContextualEncoding
 from cope_sweep.positions.terms import Slope
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-class CoPEALiBi(Contextual):
+class CoPEALiBi(ContextualEncoding):
     """Contextual positions times a slope."""
 
     kind: Literal["cope_alibi"] = "cope_alibi"

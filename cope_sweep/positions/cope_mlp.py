@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field
 
 from cope_sweep.positions.base import Attention, Dims, Parameter
-from cope_sweep.positions.cope import Contextual
+from cope_sweep.positions.cope import ContextualEncoding
 from cope_sweep.positions.terms import PiecewiseLinear
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-class CoPEMLP(Contextual):
+class CoPEMLP(ContextualEncoding):
     """Contextual positions, embedded by an MLP of one hidden layer."""
 
     kind: Literal["cope_mlp"] = "cope_mlp"

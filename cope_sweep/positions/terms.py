@@ -95,8 +95,8 @@ class DistanceSlope:
     m_H: Tensor
 
 
-Contextual = LookUp | PiecewiseLinear | Slope
-Term = Contextual | RelativeLookUp | DistanceBias | DistanceSlope
+ContextualTerm = LookUp | PiecewiseLinear | Slope
+Term = ContextualTerm | RelativeLookUp | DistanceBias | DistanceSlope
 
 
 def _products(q_BHQK: Tensor, e_PK: Tensor, scale: float) -> Tensor:

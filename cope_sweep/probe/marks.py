@@ -34,7 +34,7 @@ def marks_of(task: Task, tokens_T: np.ndarray, tokenizer: TextTokenizer | None =
 def labels_of(task: Task, tokens_T: np.ndarray, tokenizer: TextTokenizer | None = None) -> list[str]:
     """Each token as people read it; a part of a letter is �."""
     if tokenizer is None:
-        return [task.word(token) for token in tokens_T.tolist()]
+        return [task.token_label(token) for token in tokens_T.tolist()]
     return [piece.decode(errors="replace") or "¶" for piece in tokenizer.pieces(tokens_T.tolist())]
 
 

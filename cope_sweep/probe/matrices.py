@@ -29,7 +29,7 @@ from torch import Tensor
 from cope_sweep.inference import Predictor, TokenIds, TokensError, checked
 from cope_sweep.kernels import Inputs, Positions, attention_weights, observing, seen, visible
 from cope_sweep.model import CheckpointError, check_reach
-from cope_sweep.positions.cope import Contextual
+from cope_sweep.positions.cope import ContextualEncoding
 from cope_sweep.spec import RunSpec
 
 MAX_BYTES = 1 << 30
@@ -146,7 +146,7 @@ def matrices(run: RunSpec, layer: int) -> int:
     """How many matrices a head of this layer has."""
     serving = [encoding for encoding in run.model.position if encoding.serves(layer)]
     scoring = sum(encoding.scores for encoding in serving)
-    return 2 * sum(isinstance(encoding, Contextual) for encoding in serving) + scoring + bool(scoring) + 1
+    return 2 * sum(isinstance(encoding, ContextualEncoding) for encoding in serving) + scoring + bool(scoring) + 1
 
 
 def _chosen(asked: Sequence[int] | None, count: int, what: str) -> tuple[int, ...]:
@@ -222,7 +222,7 @@ def _layer(layer: int, heads: tuple[int, ...], inputs: Inputs, positions: Positi
     counted = {
         p.encoding.kind: Counted(matrix(), matrix(), p.encoding.limit(p.parameters))
         for p in positions
-        if isinstance(p.encoding, Contextual)
+        if isinstance(p.encoding, ContextualEncoding)
     }
     scores_HTT = {p.encoding.kind: matrix() for p in positions if p.encoding.scores}
     alone_HTT, attention_HTT = matrix() if scores_HTT else None, matrix()
@@ -241,7 +241,7 @@ def _layer(layer: int, heads: tuple[int, ...], inputs: Inputs, positions: Positi
         total_BHQS = torch.zeros_like(logits_BHQS)
         for position, attention in zip(positions, seen(block, positions, logits_BHQS, visible_QS), strict=True):
             encoding = position.encoding
-            if isinstance(encoding, Contextual):
+            if isinstance(encoding, ContextualEncoding):
                 keep(counted[encoding.kind].gates_HTT, start, encoding.gates(attention))
                 keep(counted[encoding.kind].positions_HTT, start, encoding.positions(attention))
             score_BHQS = encoding.score(position.parameters, attention)

@@ -18,7 +18,7 @@ class Event:
     metrics: Mapping[str, float] = field(default_factory=dict)
     """The latest values, by name (`train/loss`, `in_dist/token_error`, …)."""
     steps_per_s: float | None = None
-    where: str = ""
+    worker_id: str = ""
     """The worker that trains it."""
     message: str | None = None
     """Why it failed, in one line."""

@@ -32,9 +32,6 @@ from cope_sweep.errors import UserError
 from cope_sweep.record.event import Status
 from cope_sweep.spec import RunSpec
 
-NUMBERS = ("parameters", "tokens_per_s", "peak_memory_bytes", "train_s", "wall_s")
-"""Facts of a finished run that a table may show, as `facts.tokens_per_s`."""
-
 RUN_ID = re.compile(r"[0-9a-f]{16}")
 
 
@@ -157,7 +154,7 @@ class RunFolder:
             return True
         return False
 
-    def begin(self, spec: RunSpec, where: str) -> None:
+    def begin(self, spec: RunSpec, worker_id: str) -> None:
         """Enter the run as running: first begun now, or once more."""
         if self.spec is None:
             write_json(
@@ -166,7 +163,7 @@ class RunFolder:
             )
         attempt = self.state.get("attempt", 0) + 1
         # What an earlier attempt died of is forgotten.
-        state = {"status": "running", "updated_ms": _now_ms(), "where": where, "attempt": attempt}
+        state = {"status": "running", "updated_ms": _now_ms(), "worker_id": worker_id, "attempt": attempt}
         write_json(self.path / "state.json", state)
 
     def set_state(self, status: Status, **facts: Any) -> None:

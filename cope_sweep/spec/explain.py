@@ -10,6 +10,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
+from cope_sweep.registry import Registry
 from cope_sweep.spec.source import KeyPath
 
 EXPECTED = {
@@ -73,7 +74,12 @@ def _members(annotation: Any) -> Iterator[Any]:
     """The alternatives of an annotation, unwrapped."""
     origin = get_origin(annotation)
     if origin is Annotated:
-        yield from _members(get_args(annotation)[0])
+        inner, *metadata = get_args(annotation)
+        registry = next((item for item in metadata if isinstance(item, Registry)), None)
+        if registry is None:
+            yield from _members(inner)
+        else:
+            yield from registry.classes()
     elif origin in (Union, UnionType):
         for member in get_args(annotation):
             yield from _members(member)

@@ -16,6 +16,11 @@ from cope_sweep.tasks import AnyTask
 
 Positive = Annotated[int, Field(ge=1)]
 Count = Annotated[int, Field(ge=0)]
+Fraction = Annotated[float, Field(ge=0, lt=1)]
+
+
+NUMERIC_FACTS = ("parameters", "tokens_per_s", "peak_memory_bytes", "train_s", "wall_s")
+"""Facts of a finished run that a table may show, as `facts.tokens_per_s`."""
 
 
 class ModelSpec(Frozen):
@@ -33,12 +38,14 @@ class ModelSpec(Frozen):
         default=None, description="Hidden units of the feed-forward net; null: 4 × dim (llama: 8/3)."
     )
     context: Positive | None = Field(default=None, description="Longest sequence in tokens; null: the task's longest.")
-    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    dropout: Fraction = 0.0
     tied: bool = Field(default=True, description="The output layer is the token embedding.")
     hard_attention: bool = Field(
         default=False, description="Attend to the largest logit alone; the gradient is that of the softmax."
     )
-    position: tuple[AnyEncoding, ...] = Field(default=(), description="Position encodings; they compose. Empty: none.")
+    position: Annotated[tuple[AnyEncoding, ...], Strict(False)] = Field(
+        default=(), description="Position encodings; they compose. Empty: none."
+    )
 
     @property
     def feed_forward_dim(self) -> int:
@@ -65,7 +72,7 @@ class TrainSpec(Frozen):
     steps: Positive = 1000
     batch: Positive = Field(default=64, description="Sequences in a step, over all workers.")
     lr: Annotated[float, Field(gt=0)] = 1e-3
-    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.999)
+    betas: Annotated[tuple[Fraction, Fraction], Strict(False)] = (0.9, 0.999)
     eps: Annotated[float, Field(gt=0)] = 1e-8
     weight_decay: Annotated[float, Field(ge=0)] = Field(
         default=0.01, description="On matrices; never on biases, norms or position parameters."
@@ -166,13 +173,13 @@ class RunSpec(Frozen):
     @property
     def versions(self) -> dict[str, int]:
         """What the code's VERSIONs are, of the task and the encodings that the run uses."""
-        return {self.task.kind: self.task.VERSION} | {e.kind: e.VERSION for e in self.model.position}
+        return {part.qualified_kind(): part.VERSION for part in (self.task, *self.model.position)}
 
 
 def _non_defaults(value: Any) -> Any:
     """`value` as JSON literals, fields at their default left out, `kind` always kept."""
     if isinstance(value, BaseModel):
-        fields, places = type(value).model_fields, getattr(value, "PLACES", ())
+        fields, places = type(value).model_fields, getattr(value, "NON_IDENTITY_FIELDS", ())
         return {
             name: _non_defaults(item)
             for name, item in value

@@ -50,7 +50,7 @@ class Ended:
     number: int
     outcome: Outcome
     event: Event | None
-    """The run's last; None where `execute` had nothing to tell."""
+    """The run's last; None where `train_run` had nothing to tell."""
 
 
 @dataclass(frozen=True)
@@ -293,7 +293,7 @@ class Broker:
         with folder.lock() as held:
             if held and folder.result is None:
                 if folder.spec is None:
-                    folder.begin(run.spec, run.latest.where)
+                    folder.begin(run.spec, run.latest.worker_id)
                 if died or folder.state["status"] != "failed":
                     folder.fail(message, reason)
         self._over(run, replace(event_of(run.spec, folder), status="failed"))

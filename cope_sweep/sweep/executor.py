@@ -22,7 +22,7 @@ class ClusterError(UserError):
 
 
 class Executor(Protocol):
-    """Executes every run that is not finished, in the given order, each as `cope_sweep.train.execute` does.
+    """Executes every run that is not finished, in the given order, each as `cope_sweep.train.train_run` does.
 
     `on_event` is called from the calling thread. The call returns when every run is finished or failed, or when `stop`
     is set: then running runs write a resumable checkpoint at their next step, and pending ones stay untouched. One
@@ -50,7 +50,7 @@ def unfinished(runs: Sequence[RunSpec], ledger: Ledger) -> list[RunSpec]:
     return [run for run_id, run in distinct.items() if ledger.run(run_id).status != "finished"]
 
 
-def place() -> str:
+def worker_id() -> str:
     """Where this process runs, for people: `host:pid`."""
     return f"{platform.node()}:{os.getpid()}"
 
@@ -84,6 +84,6 @@ def event_of(run: RunSpec, folder: RunFolder) -> Event:
         step=int(rows[-1]["step"]) if rows else 0,
         steps=run.train.steps,
         metrics=result["metrics"] if result else {},
-        where=state.get("where", ""),
+        worker_id=state.get("worker_id", ""),
         message=None if result else state.get("message"),
     )

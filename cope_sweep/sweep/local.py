@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from cope_sweep.record import Event, Ledger
 from cope_sweep.spec import Resources, RunSpec
-from cope_sweep.sweep.executor import INTERRUPT_S, Elsewhere, event_of, place, unfinished
+from cope_sweep.sweep.executor import INTERRUPT_S, Elsewhere, event_of, unfinished, worker_id
 
 if TYPE_CHECKING:
-    from cope_sweep.train import Execution
+    from cope_sweep.train import Runtime
 
 LOOK_EVERY_S = 0.5
 """Seconds from one look at a run that another process trains to the next."""
@@ -68,21 +68,21 @@ class _Worker(threading.Thread):
     def _train_all(self) -> None:
         if not self.runs:
             return
-        from cope_sweep.train import Execution
+        from cope_sweep.train import Runtime
 
-        execution = Execution.of(self.resources, where=place())
-        busy = [run for run in self.runs if self._train(run, execution) == "busy"]
+        runtime = Runtime.of(self.resources, worker_id=worker_id())
+        busy = [run for run in self.runs if self._train(run, runtime) == "busy"]
         for run in busy:
-            self._await(run, execution)
+            self._await(run, runtime)
 
-    def _train(self, run: RunSpec, execution: Execution) -> str:
-        from cope_sweep.train import execute
+    def _train(self, run: RunSpec, runtime: Runtime) -> str:
+        from cope_sweep.train import train_run
 
         if self.stop_asked.is_set():
             return "interrupted"
-        return execute(run, self.ledger, execution, on_event=self.events.put, should_stop=self.stop_asked.is_set)
+        return train_run(run, self.ledger, runtime, on_event=self.events.put, should_stop=self.stop_asked.is_set)
 
-    def _await(self, run: RunSpec, execution: Execution) -> None:
+    def _await(self, run: RunSpec, runtime: Runtime) -> None:
         """Wait until the process that trains `run` is done with it; train it if it was given up."""
         elsewhere = Elsewhere(self.ledger.run(run.run_id))
         while not self.stop_asked.is_set():
@@ -90,6 +90,6 @@ class _Worker(threading.Thread):
                 case "over":
                     self.events.put(event_of(run, elsewhere.folder))
                     return
-                case "free" if self._train(run, execution) != "busy":
+                case "free" if self._train(run, runtime) != "busy":
                     return
             self.stop_asked.wait(LOOK_EVERY_S)

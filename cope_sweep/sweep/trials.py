@@ -16,7 +16,7 @@ from ray.tune.schedulers import TrialScheduler
 from ray.tune.stopper import NoopStopper
 
 from cope_sweep.spec import RunSpec
-from cope_sweep.sweep.executor import place
+from cope_sweep.sweep.executor import worker_id
 
 REPORT_EVERY_S = 1.0
 """Seconds from one result of a trial to the next, at least."""
@@ -48,7 +48,7 @@ class RunTrial(tune.Trainable):
     def _begin(self, config: dict[str, Any]) -> None:
         self.run_id, self.every_s, self.over = config["run_id"], config["every_s"], False
         self.broker = ray.get_actor(config["broker"])
-        ray.get(self.broker.open.remote(self.run_id, place()))
+        ray.get(self.broker.open.remote(self.run_id, worker_id()))
 
     def _abandon(self) -> None:
         """The trial ends here; if its run has not, it is interrupted."""

@@ -24,10 +24,10 @@ from ray.train import FailureConfig, LoggingConfig, RunConfig, ScalingConfig, Us
 from cope_sweep.record import Event, Ledger
 from cope_sweep.spec import Resources
 from cope_sweep.sweep.broker import Ended, Lease
-from cope_sweep.sweep.executor import place
+from cope_sweep.sweep.executor import worker_id
 
 if TYPE_CHECKING:
-    from cope_sweep.train import Execution
+    from cope_sweep.train import Runtime
 
 LEASE_WAIT_S = 10.0
 """A lease is asked for again after this long, so that the other ranks' wait for it never times out."""
@@ -128,27 +128,27 @@ class _Worker:
         self.last_event: Event | None = None
 
     def train_all(self, problem: str | None) -> None:
-        execution, unfit = self._execution()
+        runtime, unfit = self._runtime()
         problem = problem or unfit
         if self.rank == 0:
             ray.get(self.broker.hello.remote(self.plan.group, problem))
-        if problem or execution is None:
+        if problem or runtime is None:
             return
         if self.rank == 0:
             threading.Thread(target=self._watch, name="watch", daemon=True).start()
         ended: Ended | None = None
         while (lease := self._lease(ended)) is not None:
-            ended = self._train(lease, execution)
+            ended = self._train(lease, runtime)
 
-    def _execution(self) -> tuple[Execution | None, str | None]:
+    def _runtime(self) -> tuple[Runtime | None, str | None]:
         """How this worker executes, or why it cannot."""
-        from cope_sweep.train import Execution
+        from cope_sweep.train import Runtime
 
         try:
-            execution = Execution.of(self.plan.resources, where=place(), rank=self.rank, world_size=self.workers)
+            runtime = Runtime.of(self.plan.resources, worker_id=worker_id(), rank=self.rank, world_size=self.workers)
         except ValueError as error:
             return None, f"node {platform.node()}: {error}"
-        return execution, None
+        return runtime, None
 
     def _lease(self, ended: Ended | None) -> Lease | None:
         """Tell how the last lease ended, and get the next: the same on every rank."""
@@ -166,24 +166,24 @@ class _Worker:
             if lease != "wait":
                 return lease
 
-    def _train(self, lease: Lease, execution: Execution) -> Ended:
-        from cope_sweep.train import execute
+    def _train(self, lease: Lease, runtime: Runtime) -> Ended:
+        from cope_sweep.train import train_run
 
         def on_event(event: Event) -> None:
-            # The last event goes with the outcome: a failure that `execute` raises may have been another rank's death.
+            # The last event goes with the outcome: an error in `train_run` may have been another rank's death.
             self.last_event = event
             if event.status == "running" and self.rank == 0:
                 self.broker.tell.remote(lease.number, event)
 
         self.last_event = None
-        outcome = execute(
+        outcome = train_run(
             lease.run,
             self.ledger,
-            execution,
+            runtime,
             on_event=on_event,
             should_stop=lambda: self.orphaned or self.interrupted >= lease.number,
         )
-        if outcome == "failed" and execution.device == "cuda":
+        if outcome == "failed" and runtime.device == "cuda":
             _check_cuda()
         return Ended(lease.number, outcome, self.last_event)
 

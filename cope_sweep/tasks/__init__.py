@@ -2,8 +2,7 @@
 
 from typing import Annotated
 
-from pydantic import Field
-
+from cope_sweep.registry import Registry
 from cope_sweep.tasks.base import IGNORED, Batch, Task
 from cope_sweep.tasks.code import Code
 from cope_sweep.tasks.counting import Counting
@@ -12,12 +11,15 @@ from cope_sweep.tasks.last_sentence import LastSentence
 from cope_sweep.tasks.selective_copy import SelectiveCopy
 from cope_sweep.tasks.wikitext import WikiText
 
-TASKS: dict[str, type[Task]] = {
-    cls.model_fields["kind"].default: cls for cls in (FlipFlop, SelectiveCopy, Counting, LastSentence, WikiText, Code)
-}
+TASKS = Registry(
+    "task",
+    Task,  # type: ignore[type-abstract]
+    (FlipFlop, SelectiveCopy, Counting, LastSentence, WikiText, Code),
+    entry_points="cope_sweep.tasks",
+)
 
-AnyTask = Annotated[FlipFlop | SelectiveCopy | Counting | LastSentence | WikiText | Code, Field(discriminator="kind")]
-"""Any registered task, by its `kind`."""
+AnyTask = Annotated[Task, TASKS]
+"""Any registered task: a mapping with its `kind`."""
 
 __all__ = [
     "IGNORED",

@@ -17,7 +17,7 @@ from typing import ClassVar, Protocol
 
 import numpy as np
 
-from cope_sweep.frozen import Frozen
+from cope_sweep.registry import Kind
 
 IGNORED = -100
 """The target of a token that has none: no loss is taken there (torch's own convention)."""
@@ -65,19 +65,11 @@ class Windows(Protocol):
     def __getitem__(self, windows: slice) -> Batch: ...
 
 
-class Task(Frozen):
+class Task(Kind):
     """A task. Subclasses set `kind`, name their test sets, and generate."""
-
-    VERSION: ClassVar[int] = 1
-    """Bump it when the same spec comes to generate other sequences: every run on it gets a new id."""
 
     TESTS: ClassVar[tuple[str, ...]]
     """The test sets, beside `train`."""
-
-    PLACES: ClassVar[tuple[str, ...]] = ()
-    """Fields that say where data lies: no part of what a run is."""
-
-    kind: str
 
     METRICS: ClassVar[tuple[str, ...]] = ("token_error", "sequence_error", "loss")
     """What every test set is measured by: errors in percent, loss in nats per target."""
@@ -99,7 +91,7 @@ class Task(Frozen):
         """The tokens worth counting, by name, bool of any shape of token ids: what probes compare gates with."""
         return {}
 
-    def word(self, token: int) -> str:
+    def token_label(self, token: int) -> str:
         """A token id as people write it, in few letters."""
         return str(token)
 

@@ -68,7 +68,7 @@ class Counting(Task):
     """Count a variable's increments since it was last set, among other variables and many a pass."""
 
     TESTS: ClassVar[tuple[str, ...]] = ("in_dist", "longer", "shorter")
-    METRICS: ClassVar[tuple[str, ...]] = (*Task.METRICS, "commonest_error", "cut")
+    METRICS: ClassVar[tuple[str, ...]] = (*Task.METRICS, "majority_baseline_error", "cut")
 
     kind: Literal["counting"] = "counting"
     variables: Annotated[int, Field(ge=1)] = 1
@@ -119,7 +119,7 @@ class Counting(Task):
             "pass": tokens_NT == token("pass;"),
         }
 
-    def word(self, token: int) -> str:
+    def token_label(self, token: int) -> str:
         return self.words[token]
 
     def sequences(self, split: str, seed: int, start: int, count: int) -> Batch:

@@ -43,7 +43,7 @@ class FlipFlop(Task):
     def marks(self, tokens_NT: np.ndarray) -> dict[str, np.ndarray]:
         return {"w": tokens_NT == WRITE, "i": tokens_NT == IGNORE, "r": tokens_NT == READ, "bit": tokens_NT < WRITE}
 
-    def word(self, token: int) -> str:
+    def token_label(self, token: int) -> str:
         return "01wir"[token]
 
     def generate(self, split: str, rng: np.random.Generator, count: int) -> Batch:

@@ -39,7 +39,7 @@ class LanguageModelling(Task):
 
     TESTS: ClassVar[tuple[str, ...]] = ("validation", "test")
     METRICS: ClassVar[tuple[str, ...]] = ("perplexity", "word_perplexity", "bits_per_byte", "loss")
-    PLACES: ClassVar[tuple[str, ...]] = ("folder",)
+    NON_IDENTITY_FIELDS: ClassVar[tuple[str, ...]] = ("folder",)
 
     corpus: str
     folder: str | None = Field(

@@ -54,8 +54,8 @@ class LastSentence(Task):
     """Count a word in the last of the context's sentences, whatever the others say."""
 
     TESTS: ClassVar[tuple[str, ...]] = ("in_dist", "absent", "longer")
-    METRICS: ClassVar[tuple[str, ...]] = (*Task.METRICS, "commonest_error")
-    PLACES: ClassVar[tuple[str, ...]] = ("folder",)
+    METRICS: ClassVar[tuple[str, ...]] = (*Task.METRICS, "majority_baseline_error")
+    NON_IDENTITY_FIELDS: ClassVar[tuple[str, ...]] = ("folder",)
 
     kind: Literal["last_sentence"] = "last_sentence"
     corpus: str = Field(default=COMPOSED, description="composed: no text; another name: that of a text of your own.")

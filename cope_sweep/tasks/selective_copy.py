@@ -55,7 +55,7 @@ class SelectiveCopy(Task):
         blank = self.vocabulary - 2
         return {"data": tokens_NT < blank, "blank": tokens_NT == blank, "marker": tokens_NT > blank}
 
-    def word(self, token: int) -> str:
+    def token_label(self, token: int) -> str:
         return {self.vocabulary - 2: "_", self.vocabulary - 1: ">"}.get(token, str(token))
 
     def generate(self, split: str, rng: np.random.Generator, count: int) -> Batch:

@@ -22,7 +22,7 @@ import numpy as np
 
 from cope_sweep.text.cache import cache_dir, made_once
 from cope_sweep.text.errors import TextError
-from cope_sweep.text.progress import progress
+from cope_sweep.text.progress_bar import progress
 from cope_sweep.text.reading import Files, chunks, file_digest, read_document
 from cope_sweep.text.tokenizer import TOKENIZER_FILE, TextTokenizer
 

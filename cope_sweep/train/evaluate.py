@@ -5,7 +5,7 @@
     word_perplexity    exp(nats / words)
     bits_per_byte      nats / ln 2 / bytes
     token_error        wrong answers / answers, in %
-    commonest_error    what always giving the commonest answer would err, in %
+    majority_baseline_error    what always giving the commonest answer would err, in %
     sequence_error     sequences with any wrong answer / sequences, in %
     cut                sequences that lost a part to the context / sequences, in %
 
@@ -58,7 +58,7 @@ class Totals:
         names = sorted(self._counts)
         counted = np.concatenate(([self._counts[name] for name in names], self._answers_V))
         together = over_workers(torch.cat((self._scores, torch.from_numpy(counted).to(self._scores)))).tolist()
-        sums = dict(zip(("nats", "wrong", "spoiled", *names), together, strict=False))
+        sums = dict(zip(("nats", "wrong", "wrong_sequences", *names), together, strict=False))
         return sums | {"uncommon": sums.get("answers", 0.0) - max(together[len(sums) :])}
 
 
@@ -84,8 +84,8 @@ METRICS: dict[str, Callable[[Mapping[str, float]], float]] = {
     "word_perplexity": lambda sums: _exp(_ratio(sums, "nats", "words")),
     "bits_per_byte": lambda sums: _ratio(sums, "nats", "bytes") / math.log(2),
     "token_error": lambda sums: 100 * _ratio(sums, "wrong", "answers"),
-    "commonest_error": lambda sums: 100 * _ratio(sums, "uncommon", "answers"),
-    "sequence_error": lambda sums: 100 * _ratio(sums, "spoiled", "sequences"),
+    "majority_baseline_error": lambda sums: 100 * _ratio(sums, "uncommon", "answers"),
+    "sequence_error": lambda sums: 100 * _ratio(sums, "wrong_sequences", "sequences"),
     "cut": lambda sums: 100 * _ratio(sums, "cut", "sequences"),
 }
 """How each metric that a task may name is made of the sums."""

@@ -23,7 +23,7 @@ from cope_sweep.model import Transformer, next_token_loss
 from cope_sweep.spec import RunSpec, TrainSpec
 from cope_sweep.tasks import IGNORED, Batch
 from cope_sweep.train.evaluate import Totals, metrics
-from cope_sweep.train.execution import Execution
+from cope_sweep.train.runtime import Runtime
 
 TEST_SEED = 0
 """Test sets are the same sequences for every run, whatever its seed."""
@@ -41,27 +41,27 @@ def learning_rate(spec: TrainSpec, step: int) -> float:
 class Trainer:
     """A run in training: `train_step` until `done`, `evaluate` whenever wanted.
 
-    With `execution.world_size` > 1, every rank of the torch.distributed group holds one, and takes its share of each
-    batch; with `execution.micro_batch`, its share goes through the model in parts. The gradient is that of the whole
+    With `runtime.world_size` > 1, every rank of the torch.distributed group holds one, and takes its share of each
+    batch; with `runtime.micro_batch`, its share goes through the model in parts. The gradient is that of the whole
     batch all the same. Dropout draws its masks per forward pass, so they differ with either.
     """
 
-    def __init__(self, spec: RunSpec, execution: Execution) -> None:
+    def __init__(self, spec: RunSpec, runtime: Runtime) -> None:
         self.spec = spec
-        self.execution = execution
+        self.runtime = runtime
         self.step = 0
         self.losses: list[Tensor] = []
         """Of the steps that no `mean_loss` has counted yet."""
         self.tokens = 0
         """That this trainer's own steps have gone through, over all workers."""
-        torch.set_num_threads(execution.threads)
-        set_implementation(execution.attention)
-        self.device = torch.device(execution.device)
+        torch.set_num_threads(runtime.threads)
+        set_implementation(runtime.attention)
+        self.device = torch.device(runtime.device)
         self.model = Transformer(spec).to(self.device)
-        self.model.checkpoint_activations = execution.checkpoint_activations
+        self.model.checkpoint_activations = runtime.checkpoint_activations
         self._forward: nn.Module = self.model
         self._parallel: DistributedDataParallel | None = None
-        if execution.world_size > 1:
+        if runtime.world_size > 1:
             ids = [self.device] if self.device.type == "cuda" else None
             self._parallel = DistributedDataParallel(self.model, device_ids=ids, gradient_as_bucket_view=True)
             self._forward = self._parallel
@@ -83,12 +83,12 @@ class Trainer:
         batch = self.spec.task.sequences("train", self.spec.seed, self.step * train.batch, train.batch)
         targets = max(1, int((batch.targets_NT != IGNORED).sum()))
         # Workers must all go backward together: one that has no sequence takes one of which nothing is asked.
-        parts = list(self._parts(self._share(batch), self.execution.micro_batch)) or [_without_targets(batch[:1])]
+        parts = list(self._parts(self._share(batch), self.runtime.micro_batch)) or [_without_targets(batch[:1])]
 
         self.step += 1
         self.tokens += batch.inputs_NT.size
         if self.spec.model.dropout:
-            torch.manual_seed(_seed(self.spec.seed, self.step, self.execution.rank))
+            torch.manual_seed(_seed(self.spec.seed, self.step, self.runtime.rank))
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(train, self.step)
         self._forward.train()
@@ -107,7 +107,7 @@ class Trainer:
                 logits_NTV = self._forward(inputs_NT)
             loss = next_token_loss(logits_NTV, targets_NT) / targets
             # DistributedDataParallel averages the gradients of the workers; the batch's is their sum.
-            torch.autograd.backward(loss * self.execution.world_size)
+            torch.autograd.backward(loss * self.runtime.world_size)
         return loss.detach()
 
     def mean_loss(self) -> float:
@@ -120,7 +120,7 @@ class Trainer:
         """What the task measures (`METRICS`) on so many sequences of each test set, or on all where it has fewer."""
         measured: dict[str, float] = {}
         for split in self.spec.task.TESTS:
-            sums = self._sums(self._test_batches(split, sequences), self.execution.micro_batch)
+            sums = self._sums(self._test_batches(split, sequences), self.runtime.micro_batch)
             measured |= {f"{split}/{name}": value for name, value in metrics(sums, self.spec.task.METRICS).items()}
         return measured
 
@@ -130,9 +130,9 @@ class Trainer:
         Named `test/perplexity@2048`. A forward pass takes no more tokens than in training (one window, at least).
         Raises ValueError where an encoding does not reach that far.
         """
-        task, workers = self.spec.task, self.execution.world_size
+        task, workers = self.spec.task, self.runtime.world_size
         stride = self.spec.evaluate.stride or context
-        share = self.execution.micro_batch or math.ceil(self.spec.train.batch / workers)
+        share = self.runtime.micro_batch or math.ceil(self.spec.train.batch / workers)
         at_once = max(1, share * task.length("train") // context)
         measured: dict[str, float] = {}
         for split in task.TESTS:
@@ -172,7 +172,7 @@ class Trainer:
 
     def _share(self, batch: Batch) -> Batch:
         """What is this worker's of a batch."""
-        return batch[self.execution.rank :: self.execution.world_size]
+        return batch[self.runtime.rank :: self.runtime.world_size]
 
     def _parts(self, share: Batch, at_once: int | None) -> Iterator[Batch]:
         """The worker's share, so many sequences at a time; None: all."""
@@ -191,12 +191,12 @@ class Trainer:
             torch.cuda.synchronize()
 
     def _summed(self, value: Tensor) -> Tensor:
-        if self.execution.world_size > 1:
+        if self.runtime.world_size > 1:
             torch.distributed.all_reduce(value)
         return value
 
     def _autocast(self) -> torch.autocast:
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.execution.precision == "bf16")
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.runtime.precision == "bf16")
 
 
 def _without_targets(batch: Batch) -> Batch:

@@ -148,7 +148,7 @@ def test_a_server_shows_a_sqlite_store_and_its_artifacts_from_anywhere(ledger, s
 TRAIN = """
 import os, signal, sys
 from cope_sweep.record import Ledger
-from cope_sweep.train import Execution, execute
+from cope_sweep.train import Runtime, train_run
 from tests.tiny import tiny_run
 
 run = tiny_run(**{"train.steps": 60, "evaluate.every": 7})
@@ -162,7 +162,7 @@ def stop():
     return False
 
 # The model is saved after every step, but dies between the logging of a step and its saving.
-print(execute(run, Ledger(sys.argv[1]), Execution(checkpoint_every_s=0.0), should_stop=stop))
+print(train_run(run, Ledger(sys.argv[1]), Runtime(checkpoint_every_s=0.0), should_stop=stop))
 """
 
 

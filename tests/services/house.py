@@ -11,14 +11,14 @@ from pathlib import Path
 
 import httpx
 import uvicorn
+from cope_services.app import create_app
+from cope_services.server import bind
+from cope_services.settings import Settings
 
 from cope_sweep.plan import Plan, expand
 from cope_sweep.record import Ledger
 from cope_sweep.spec import load_ablation
-from cope_sweep.train import Execution, execute
-from services.app import create_app
-from services.server import bind
-from services.settings import Settings
+from cope_sweep.train import Runtime, train_run
 
 TINY = """\
 title: Selective copy, tiny
@@ -70,7 +70,7 @@ def build(root: Path) -> House:
     ledger = Ledger(root / "store", create=True)
     plan = expand(load_ablation(ablations / "tiny.yaml"))
     for run in plan.runs[:2]:
-        assert execute(run, ledger, Execution()) == "finished"
+        assert train_run(run, ledger, Runtime()) == "finished"
     failed = ledger.run(plan.runs[2].run_id)
     with failed.lock():
         failed.begin(plan.runs[2], "local")

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import httpx
 import pytest
+from cope_services.settings import Settings
 from house import House
 from pydantic import ValidationError
 
 from cope_sweep.errors import UserError
-from services.settings import Settings
 
 ROOT = Path(__file__).parents[2]
 

@@ -42,7 +42,7 @@ def test_every_run_is_trained_in_order_and_only_once(executor: Executor, ledger:
         assert folder.curve()[-1]["step"] == run.train.steps
         assert heard.of(run)[0].status == "running"
         assert heard.of(run)[-1].metrics == folder.result["metrics"]
-        assert ":" in heard.of(run)[-1].where
+        assert ":" in heard.of(run)[-1].worker_id
 
 
 def test_a_failing_run_fails_alone(executor: Executor, ledger: Ledger, heard: Heard) -> None:
@@ -106,7 +106,7 @@ def test_a_run_in_other_hands_is_waited_for(executor: Executor, ledger: Ledger, 
     assert heard.ends()[0] == (free.run_id, "finished")
     assert sorted(heard.ends()[1:]) == sorted([(taken.run_id, "finished"), (given_up.run_id, "finished")])
     assert heard.of(taken)[-1].metrics == {"in_dist/loss": 0.5}
-    assert heard.of(taken)[-1].where == "another process"
+    assert heard.of(taken)[-1].worker_id == "another process"
     assert ledger.run(given_up.run_id).curve()[-1]["step"] == given_up.train.steps
 
 

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("cluster")
 
 
 def pid_of(event: Event) -> int:
-    return int(event.where.rpartition(":")[2])
+    return int(event.worker_id.rpartition(":")[2])
 
 
 def test_auto_is_a_group_for_each_free_cpu_and_none_is_undisturbed_by_a_death(ledger: Ledger, heard: Heard) -> None:

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from cope_sweep.tasks import IGNORED, Code, WikiText
 from cope_sweep.text import TextError
-from cope_sweep.train import Execution, Trainer
+from cope_sweep.train import Runtime, Trainer
 from tests.texts import write_corpus
 from tests.tiny import tiny_run
 
@@ -141,7 +141,7 @@ def test_any_range_is_a_part_of_the_whole(task, start, count):
 def with_logits(task, logits):
     """A trainer whose model's every next-token distribution is softmax(logits)."""
     run = tiny_run(task=task.model_dump(mode="json"), **{"model.tied": False, "train.batch": 7})
-    trainer = Trainer(run, Execution())
+    trainer = Trainer(run, Runtime())
     with torch.no_grad():
         for parameter in trainer.model.parameters():
             parameter.zero_()
@@ -193,7 +193,7 @@ def test_a_small_model_learns_beyond_the_unigram(tmp_path):
         model={"layers": 1, "dim": 64, "heads": 2, "position": ["cope"]},
         train={"steps": 150, "batch": 16, "lr": 5e-3},
     )
-    trainer = Trainer(run, Execution(threads=1))
+    trainer = Trainer(run, Runtime(threads=1))
     assert trainer.evaluate(200)["test/perplexity"] > unigram
     while not trainer.done:
         trainer.train_step()

@@ -1,4 +1,4 @@
-from cope_sweep.train import Execution, Trainer
+from cope_sweep.train import Runtime, Trainer
 from cope_sweep.train.clock import Clock
 from tests.tiny import tiny_run
 
@@ -14,7 +14,7 @@ class Watch:
 
 
 def test_time_is_told_by_what_it_went_into():
-    watch, trainer = Watch(), Trainer(tiny_run(), Execution())
+    watch, trainer = Watch(), Trainer(tiny_run(), Runtime())
     tokens = 4 * trainer.spec.task.length("train")
     clock = Clock(watch)
     watch.at_s += 100  # the model is built, a text tokenised
@@ -34,5 +34,5 @@ def test_time_is_told_by_what_it_went_into():
 
 def test_a_run_that_had_no_step_left_has_no_speed():
     clock = Clock(Watch())
-    clock.start(Trainer(tiny_run(), Execution()), {})
+    clock.start(Trainer(tiny_run(), Runtime()), {})
     assert clock.tokens_per_s() == 0

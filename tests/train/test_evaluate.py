@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from cope_sweep.tasks import IGNORED, Batch
-from cope_sweep.train import Execution, Trainer
+from cope_sweep.train import Runtime, Trainer
 from cope_sweep.train.evaluate import METRICS, Totals, metrics
 from tests.tiny import tiny_run
 
@@ -38,7 +38,7 @@ def totals_of(*batches):
         ("word_perplexity", math.exp(NATS / 4)),
         ("bits_per_byte", NATS / math.log(2) / 10),
         ("token_error", 25),  # the second sequence's 0.6 for id 0
-        ("commonest_error", 50),  # two answers are 1, two are 2
+        ("majority_baseline_error", 50),  # two answers are 1, two are 2
         ("sequence_error", 50),
         ("cut", 50),
     ],
@@ -68,8 +68,8 @@ def test_workers_that_saw_nothing_sum_vectors_of_the_same_length():
 
 def test_an_overflow_is_infinite_and_nothing_is_zero():
     assert metrics({"nats": 1e6, "targets": 1}, ["perplexity"]) == {"perplexity": math.inf}
-    assert metrics({}, ["token_error", "commonest_error", "cut", "loss"]) == dict.fromkeys(
-        ["token_error", "commonest_error", "cut", "loss"], 0
+    assert metrics({}, ["token_error", "majority_baseline_error", "cut", "loss"]) == dict.fromkeys(
+        ["token_error", "majority_baseline_error", "cut", "loss"], 0
     )
 
 
@@ -83,7 +83,7 @@ def says(trainer, logits_V):
 
 
 def text_trainer(text, **overrides):
-    return Trainer(tiny_run(**{"task": text, "model.tied": False} | overrides), Execution())
+    return Trainer(tiny_run(**{"task": text, "model.tied": False} | overrides), Runtime())
 
 
 def test_a_uniform_model_has_the_vocabulary_s_perplexity(text):

@@ -9,7 +9,7 @@ import torch
 import torch.distributed
 
 from cope_sweep.record import Ledger
-from cope_sweep.train import Execution, Trainer, execute
+from cope_sweep.train import Runtime, Trainer, train_run
 from tests.tiny import tiny_run
 
 STEPS = 4
@@ -54,10 +54,10 @@ def case(overrides, rank=0, world_size=1):
     checkpoint = overrides.pop("checkpoint_activations", False)
     run = tiny_run(**overrides)
     if world_size == 1:
-        return Trainer(run, Execution())
+        return Trainer(run, Runtime())
     return Trainer(
         run,
-        Execution(rank=rank, world_size=world_size, micro_batch=micro_batch, checkpoint_activations=checkpoint),
+        Runtime(rank=rank, world_size=world_size, micro_batch=micro_batch, checkpoint_activations=checkpoint),
     )
 
 
@@ -97,12 +97,12 @@ def work(rank, folder, text):
     trainer.train_step()
     results["reductions"] = reductions
 
-    execution, run = Execution(rank=rank, world_size=2, micro_batch=2), tiny_run(**RESUMED)
+    runtime, run = Runtime(rank=rank, world_size=2, micro_batch=2), tiny_run(**RESUMED)
     asked = iter([False, True])
     results["outcomes"] = [
-        execute(run, Ledger(f"{folder}/whole"), execution),
-        execute(run, Ledger(f"{folder}/parts"), execution, should_stop=lambda: next(asked)),
-        execute(run, Ledger(f"{folder}/parts"), execution),
+        train_run(run, Ledger(f"{folder}/whole"), runtime),
+        train_run(run, Ledger(f"{folder}/parts"), runtime, should_stop=lambda: next(asked)),
+        train_run(run, Ledger(f"{folder}/parts"), runtime),
     ]
     Path(f"{folder}/rank{rank}.pickle").write_bytes(pickle.dumps(results))
     torch.distributed.barrier()

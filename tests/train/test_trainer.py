@@ -5,7 +5,7 @@ import torch
 
 from cope_sweep.spec import TrainSpec
 from cope_sweep.tasks import IGNORED
-from cope_sweep.train import Execution, Trainer
+from cope_sweep.train import Runtime, Trainer
 from cope_sweep.train.trainer import learning_rate
 from tests.tiny import tiny_run
 
@@ -26,7 +26,7 @@ def test_schedules(schedule, rates):
 def test_a_step_is_adamw_s():
     """Against Loshchilov & Hutter's algorithm 2, by hand, in the first step: m̂ = g, v̂ = g²."""
     run = tiny_run(**{"train.lr": 0.01, "train.weight_decay": 0.1, "train.clip": None})
-    trainer, fresh = Trainer(run, Execution()), Trainer(run, Execution())
+    trainer, fresh = Trainer(run, Runtime()), Trainer(run, Runtime())
     trainer.train_step()
     batch = run.task.sequences("train", 0, 0, run.train.batch)
     logits = fresh.model(torch.from_numpy(batch.inputs_NT))
@@ -42,7 +42,7 @@ def test_a_step_is_adamw_s():
 
 
 def test_position_parameters_are_not_decayed():
-    trainer = Trainer(tiny_run(**{"model.position": ["cope", "absolute"]}), Execution())
+    trainer = Trainer(tiny_run(**{"model.position": ["cope", "absolute"]}), Runtime())
     decayed, exempt = (group["params"] for group in trainer.optimizer.param_groups)
     positional = {id(p) for p in trainer.model.position.parameters()}
     assert positional <= {id(p) for p in exempt}
@@ -52,7 +52,7 @@ def test_position_parameters_are_not_decayed():
 
 def test_clipping_bounds_the_gradient():
     run = tiny_run(**{"train.clip": 1e-3})
-    trainer = Trainer(run, Execution())
+    trainer = Trainer(run, Runtime())
     trainer.train_step()
     norm = torch.stack([p.grad.norm() for p in trainer.model.parameters() if p.grad is not None]).norm()
     assert norm.item() == pytest.approx(1e-3, rel=1e-3)
@@ -66,8 +66,8 @@ GPT2_LIKE = {
 }
 
 
-def gradients(run, execution, steps=1):
-    trainer = Trainer(run, execution)
+def gradients(run, runtime, steps=1):
+    trainer = Trainer(run, runtime)
     for _ in range(steps):
         trainer.train_step()
     return trainer.mean_loss(), {name: p.grad for name, p in trainer.model.named_parameters()}
@@ -77,8 +77,8 @@ def gradients(run, execution, steps=1):
 def test_parts_of_a_batch_add_up_to_its_loss_and_gradient(micro_batch):
     """Flip-flops read different numbers of bits, so a mean of the parts' means would be another loss."""
     run = tiny_run(**GPT2_LIKE, **{"task": {"kind": "flip_flop", "pairs": 9}, "train.clip": None})
-    loss, whole = gradients(run, Execution())
-    parts_loss, parts = gradients(run, Execution(micro_batch=micro_batch))
+    loss, whole = gradients(run, Runtime())
+    parts_loss, parts = gradients(run, Runtime(micro_batch=micro_batch))
     assert parts_loss == pytest.approx(loss, rel=1e-6)
     for name, gradient in whole.items():
         torch.testing.assert_close(parts[name], gradient, rtol=1e-4, atol=1e-7, msg=name)
@@ -86,7 +86,7 @@ def test_parts_of_a_batch_add_up_to_its_loss_and_gradient(micro_batch):
 
 def test_evaluation_in_parts_is_the_same():
     run = tiny_run(**GPT2_LIKE)
-    assert Trainer(run, Execution(micro_batch=2)).evaluate(20) == pytest.approx(Trainer(run, Execution()).evaluate(20))
+    assert Trainer(run, Runtime(micro_batch=2)).evaluate(20) == pytest.approx(Trainer(run, Runtime()).evaluate(20))
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama", "post_norm"])
@@ -94,8 +94,8 @@ def test_evaluation_in_parts_is_the_same():
 @pytest.mark.parametrize("micro_batch", [None, 3])
 def test_activations_computed_again_are_the_same_to_the_bit(family, dropout, micro_batch):
     run = tiny_run(**GPT2_LIKE, **{"model.family": family, "model.dropout": dropout})
-    kept = gradients(run, Execution(micro_batch=micro_batch), steps=3)
-    again = gradients(run, Execution(micro_batch=micro_batch, checkpoint_activations=True), steps=3)
+    kept = gradients(run, Runtime(micro_batch=micro_batch), steps=3)
+    again = gradients(run, Runtime(micro_batch=micro_batch, checkpoint_activations=True), steps=3)
     assert kept[0] == again[0]
     for name, gradient in kept[1].items():
         assert torch.equal(again[1][name], gradient), name
@@ -106,7 +106,7 @@ def test_activations_computed_again_are_not_kept():
 
     def kept(checkpoint_activations):
         run = tiny_run(**GPT2_LIKE | {"model.layers": 6})
-        trainer = Trainer(run, Execution(checkpoint_activations=checkpoint_activations))
+        trainer = Trainer(run, Runtime(checkpoint_activations=checkpoint_activations))
         trainer.model.train()
         tokens = torch.from_numpy(run.task.sequences("train", 0, 0, 7).inputs_NT)
         sizes = {}
@@ -131,7 +131,7 @@ def test_bf16_trains_like_fp32(position):
     )
     losses = []
     for precision in ("fp32", "bf16"):
-        trainer = Trainer(run, Execution(precision=precision, micro_batch=9, checkpoint_activations=True))
+        trainer = Trainer(run, Runtime(precision=precision, micro_batch=9, checkpoint_activations=True))
         for _ in range(40):
             trainer.train_step()
         losses.append(trainer.mean_loss())
@@ -148,7 +148,7 @@ def test_weight_decay_is_on_matrices_alone(family):
         **{"model.family": family, "model.position": ["cope", "absolute"], "model.tied": False},
         train={"steps": 1, "batch": 4, "lr": 0.1, "weight_decay": 0.5},
     )
-    trainer = Trainer(run, Execution())
+    trainer = Trainer(run, Runtime())
     with torch.no_grad():
         for parameter in trainer.model.parameters():
             parameter.fill_(2.0)
@@ -172,7 +172,7 @@ def test_weight_decay_is_on_matrices_alone(family):
 
 
 def test_evaluation_counts_wrong_answers_and_spoiled_sequences():
-    trainer = Trainer(tiny_run(), Execution())
+    trainer = Trainer(tiny_run(), Runtime())
     task = trainer.spec.task
     batch = task.sequences("in_dist", 0, 0, 8)
     predicted = trainer.model.eval()(torch.from_numpy(batch.inputs_NT)).argmax(-1).numpy()
@@ -185,6 +185,6 @@ def test_evaluation_counts_wrong_answers_and_spoiled_sequences():
 
 def test_test_sets_do_not_depend_on_the_seed():
     run = tiny_run(**{"train.batch": 3})
-    a = Trainer(run, Execution()).evaluate(10)
-    b = Trainer(run.model_copy(update={"train": run.train.model_copy(update={"batch": 7})}), Execution()).evaluate(10)
+    a = Trainer(run, Runtime()).evaluate(10)
+    b = Trainer(run.model_copy(update={"train": run.train.model_copy(update={"batch": 7})}), Runtime()).evaluate(10)
     assert a == pytest.approx(b)  # nor on how they are batched

@@ -1,0 +1,28 @@
+"""Which code produced a number: versions and the commit of the working tree."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import subprocess
+from pathlib import Path
+
+import cope_sweep
+
+
+def versions() -> dict[str, str]:
+    """Of this project, and of what decides its numbers."""
+    found = {"cope_sweep": cope_sweep.__version__, "python": platform.python_version()}
+    return found | {name: importlib.metadata.version(name) for name in ("torch", "numpy", "ray", "mlflow")}
+
+
+def git_commit() -> str | None:
+    """The commit of the working tree, with `-dirty` where it has changes; None outside of one."""
+    try:
+        done = subprocess.run(
+            ["git", "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*"],
+            cwd=Path(__file__).parent, capture_output=True, text=True, timeout=5, check=False,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None

@@ -1,0 +1,55 @@
+"""How a run executes here: device, precision, threads, and its place among data-parallel workers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from cope_sweep.kernels import Implementation
+from cope_sweep.spec import Resources
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """One worker's way of executing runs. It never changes what a run is."""
+
+    device: str = "cpu"
+    precision: str = "fp32"
+    threads: int = 1
+    attention: Implementation = "auto"
+    micro_batch: int | None = None
+    """Sequences in a forward pass; None: all of this worker's share."""
+    checkpoint_activations: bool = False
+    checkpoint_every_s: float = 30.0
+    """At least so long from one checkpoint to the next; 0: one after every step."""
+    rank: int = 0
+    world_size: int = 1
+    worker_id: str = "local"
+    """The worker's name, for people."""
+
+    @staticmethod
+    def of(resources: Resources, *, worker_id: str, rank: int = 0, world_size: int = 1) -> Runtime:
+        """What `resources` mean on this machine.
+
+        Raises ValueError where CUDA is asked for and there is none.
+        """
+        cuda = torch.cuda.is_available()
+        if resources.device == "cuda" and not cuda:
+            raise ValueError("resources.device = cuda, but torch sees no CUDA device here; use auto or cpu")
+        device = "cuda" if cuda and resources.device != "cpu" else "cpu"
+        precision = resources.precision
+        if precision == "auto":
+            precision = "bf16" if device == "cuda" else "fp32"
+        return Runtime(
+            device=device,
+            precision=precision,
+            threads=resources.cpus,
+            attention=resources.attention,
+            micro_batch=resources.micro_batch,
+            checkpoint_activations=resources.checkpoint_activations,
+            checkpoint_every_s=resources.checkpoint_every_s,
+            rank=rank,
+            world_size=world_size,
+            worker_id=worker_id,
+        )

@@ -1,3 +1,0 @@
-from services.server import main
-
-raise SystemExit(main())

@@ -1,0 +1,3 @@
+from cope_services.server import main
+
+raise SystemExit(main())
