@@ -1,4 +1,13 @@
+import os
+
+import hypothesis
 import pytest
+
+# The same examples on every run, so that a failure is one of the change and not of chance; new ones by hand:
+# HYPOTHESIS_PROFILE=random python -m pytest …
+hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None, print_blob=True)
+hypothesis.settings.register_profile("random", deadline=None, print_blob=True, max_examples=1000)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
 
 def pytest_collection_modifyitems(items):

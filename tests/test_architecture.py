@@ -1,0 +1,56 @@
+"""The rooms contract finds what it is for. (`make lint` applies it to the code.)"""
+
+import pytest
+from grimp import ImportGraph
+
+from tests.architecture import find_problems, parse_rooms, room_of
+
+
+@pytest.fixture
+def graph():
+    graph = ImportGraph()
+    for module in ("cope_sweep.model.attention", "cope_sweep.kernels.dispatch", "cope_sweep.spec", "cope_services.app"):
+        graph.add_module(module)
+    graph.add_import(importer="cope_sweep.model.attention", imported="cope_sweep.kernels.dispatch")
+    graph.add_import(importer="cope_services.app", imported="cope_sweep.spec")
+    return graph
+
+
+ROOMS = ["spec:", "kernels:", "model: kernels", "cope_services: spec"]
+
+
+def test_room_of():
+    assert [room_of(m) for m in ("cope_sweep.model.attention", "cope_services.app", "cope_sweep")] == [
+        "model",
+        "cope_services",
+        "cope_sweep",
+    ]
+
+
+def test_the_declared_graph_is_kept(graph):
+    assert find_problems(graph, parse_rooms(ROOMS)) == []
+
+
+def test_an_import_that_is_not_declared(graph):
+    graph.add_import(importer="cope_sweep.model.attention", imported="cope_sweep.spec")
+    assert find_problems(graph, parse_rooms(ROOMS)) == [
+        "model may not import spec: cope_sweep.model.attention imports cope_sweep.spec"
+    ]
+
+
+def test_a_declared_import_that_is_gone(graph):
+    graph.remove_import(importer="cope_services.app", imported="cope_sweep.spec")
+    assert find_problems(graph, parse_rooms(ROOMS)) == [
+        "cope_services does not import spec: remove it from the line of cope_services"
+    ]
+
+
+def test_a_room_without_a_line(graph):
+    graph.add_module("cope_sweep.new.module")
+    assert find_problems(graph, parse_rooms(ROOMS)) == ["the room 'new' is not named in pyproject.toml"]
+
+
+def test_a_cycle(graph):
+    graph.add_import(importer="cope_sweep.kernels.dispatch", imported="cope_sweep.model.attention")
+    problems = find_problems(graph, parse_rooms(["spec:", "kernels: model", "model: kernels", "cope_services: spec"]))
+    assert problems == ["kernels: model has to be listed above it"]
