@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from cope_sweep.kernels import Inputs, Position, reference, seen, visible
-from cope_sweep.kernels.dropout import keep
+from cope_sweep.kernels.dropout import dropout_mask
 from cope_sweep.positions.cope import ContextualEncoding
 from tests.kernels.cases import DROPOUT_SEED, Case, make_inputs, random_tensors
 
@@ -130,7 +130,7 @@ class RoundedAttention:
         a_BHTS = a_BHTS * (1 + (self.eta + self.epsilon * s_BHTS.detach().abs()) * self.normal(a_BHTS))
         if dropout:
             tokens_S = torch.arange(S)
-            kept_NTS = keep(seed, dropout, torch.arange(B * H), tokens_S[S - T :], tokens_S)
+            kept_NTS = dropout_mask(seed, dropout, torch.arange(B * H), tokens_S[S - T :], tokens_S)
             a_BHTS = a_BHTS * kept_NTS.view(B, H, T, S) / (1 - dropout)
         return (a_BHTS @ inputs.v_BHSK).where(is_token_BHTK, 0)
 
