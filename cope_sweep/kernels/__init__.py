@@ -1,4 +1,8 @@
-"""Attention with position scores, fused: one problem, several implementations, one answer."""
+"""Attention with position scores: a reference and fused kernels that compute the same.
+
+This package depends on `cope_sweep.positions`, torch and numpy only. README.md in this folder describes the
+implementations, when each is used, and what was measured.
+"""
 
 from cope_sweep.kernels.dispatch import (
     IMPLEMENTATIONS,
@@ -10,21 +14,21 @@ from cope_sweep.kernels.dispatch import (
     using,
 )
 from cope_sweep.kernels.inputs import Inputs, Position, Positions
-from cope_sweep.kernels.problem import Problem, problem_of
+from cope_sweep.kernels.problem import AttentionProblem, make_problem
 from cope_sweep.kernels.reference import attention_weights, reference, seen, visible
 
 __all__ = [
     "IMPLEMENTATIONS",
+    "AttentionProblem",
     "Implementation",
     "Inputs",
     "Position",
     "Positions",
-    "Problem",
     "attend",
     "attention_weights",
     "fused",
+    "make_problem",
     "observing",
-    "problem_of",
     "reference",
     "seen",
     "set_implementation",

@@ -1,6 +1,6 @@
-"""A problem as a flat list of tensors and numbers, which is what operators and autograd functions take.
+"""A problem as a flat list of tensors and numbers: the arguments of operators and autograd functions.
 
-Tables stay factored, z = scale·q·e: kernels make their products for a block of queries at a time.
+Tables stay factored, z = scale·q·e: kernels compute the products for a block of queries at a time.
 
 Shapes: B batch, H heads, T queries, K head dim, P positions, M segments, R distances, N knots.
 """
@@ -12,19 +12,19 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from cope_sweep.kernels.problem import Problem
+from cope_sweep.kernels.problem import AttentionProblem
 
 
 class Arguments(NamedTuple):
-    """What attention is computed from, all floats of one type. The first `DIFFERENTIABLE` have gradients."""
+    """The arguments of attention, all floats of one type. The first `DIFFERENTIABLE` have gradients."""
 
     q: Tensor
     k: Tensor
     v: Tensor
     base_q: Tensor | None
-    """Queries before rotation, for tables and for gates by other keys; None: q."""
+    """Queries before rotation, for tables and for gates with other keys; None: q."""
     gate_k: Tensor | None
-    """None: gates see the attention logits."""
+    """Keys of the gates; None: gates use the attention logits."""
     e: Tensor | None
     """LookUp: (P, K) or (H, P, K)."""
     segment_slope: Tensor | None
@@ -37,28 +37,28 @@ class Arguments(NamedTuple):
     distance_bias: Tensor | None
     """DistanceBias: (H, R)."""
     knots: Tensor | None
-    """PiecewiseLinear: (N,); no gradient from here on."""
+    """PiecewiseLinear: (N,). This and what follows has no gradient."""
     distance_slope: Tensor | None
     """DistanceSlope: (H,)."""
     seed: Tensor | None
     lengths: Tensor | None
     scale: float
     limit: float
-    """Where the positions of PiecewiseLinear stop; infinite where they do not."""
+    """Largest position of PiecewiseLinear; infinite if there is none."""
     e_scale: float
     relative_scale: float
     far_last: bool
-    """RelativeLookUp: distances beyond the table use its last entry."""
+    """RelativeLookUp: whether distances beyond the table use its last entry."""
     dropout: float
 
     @staticmethod
-    def of(problem: Problem, dtype: torch.dtype) -> Arguments:
-        """The problem's arguments, in this float type."""
+    def of(problem: AttentionProblem, dtype: torch.dtype) -> Arguments:
+        """The arguments of the problem, with floats converted to `dtype`."""
         table, relative, piecewise = problem.look_up, problem.relative, problem.piecewise
-        bases = [term.q_BHQK for term in (table, relative) if term is not None]
-        bases += [problem.gates[0]] if problem.gates else []
-        base_q = bases[0] if bases and bases[0] is not problem.q_BHTK else None
-        slope, biases, by_distance = problem.slope, problem.distance_bias, problem.distance_slope
+        base_queries = [term.q_BHQK for term in (table, relative) if term is not None]
+        base_queries += [problem.gates[0]] if problem.gates else []
+        base_q = base_queries[0] if base_queries and base_queries[0] is not problem.q_BHTK else None
+        slope, distance_bias, distance_slope = problem.slope, problem.distance_bias, problem.distance_slope
         given = Arguments(
             q=problem.q_BHTK,
             k=problem.k_BHSK,
@@ -70,9 +70,9 @@ class Arguments(NamedTuple):
             segment_intercept=piecewise.intercept_BHQM if piecewise else None,
             m=slope.m_H if slope else None,
             relative=relative.e_RK if relative else None,
-            distance_bias=biases.b_HR if biases else None,
+            distance_bias=distance_bias.b_HR if distance_bias else None,
             knots=piecewise.knots_N if piecewise else None,
-            distance_slope=by_distance.m_H if by_distance else None,
+            distance_slope=distance_slope.m_H if distance_slope else None,
             seed=problem.seed if problem.dropout else None,
             lengths=problem.lengths_B,
             scale=problem.scale,
@@ -89,15 +89,15 @@ class Arguments(NamedTuple):
 
 
 DIFFERENTIABLE = 11
-"""How many of `Arguments`' fields, from the first, have gradients."""
+"""Number of fields of `Arguments`, from the first, that have gradients."""
 QUERIES_AND_KEYS = 5
-"""How many of those, from the first, are (B, H, T or S, K)."""
+"""Number of fields, from the first, of shape (B, H, T or S, K)."""
 
 
-def tidied(given: Arguments) -> Arguments:
-    """All tensors in the layouts that the kernels read. Keep it alive while they run."""
+def kernel_layout(given: Arguments) -> Arguments:
+    """The arguments in the memory layouts that the kernels read. Keep the result alive while they run."""
     changed: dict[str, Any] = {
-        name: readable(x) if name in Arguments._fields[:QUERIES_AND_KEYS] else x.contiguous()
+        name: unit_stride(x) if name in Arguments._fields[:QUERIES_AND_KEYS] else x.contiguous()
         for name, x in given._asdict().items()
         if isinstance(x, Tensor)
     }
@@ -106,6 +106,6 @@ def tidied(given: Arguments) -> Arguments:
     return given._replace(**changed)
 
 
-def readable(x: Tensor) -> Tensor:
-    """The tensor itself, or a copy where its last dimension is not contiguous."""
+def unit_stride(x: Tensor) -> Tensor:
+    """The tensor itself, or a contiguous copy if its last dimension has a stride other than 1."""
     return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()

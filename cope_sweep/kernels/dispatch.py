@@ -1,13 +1,13 @@
 """Which implementation computes an attention.
 
-    auto        the fastest that is right here, by device, type and shape
-    reference   straight from the equation: memory O(T²), every case
+    auto        the fastest for the device, type and shape
+    reference   directly from the equation: memory O(T²), every case
     blocked     PyTorch in blocks of queries: memory O(block × T)
     native      C++ on a CPU
-    triton      on a GPU
+    triton      Triton on a GPU
 
-A choice is one of execution, never of meaning: all compute the same, dropout's mask included. What the wished-for
-implementation does not cover (hard attention, say) goes to the next that does, and that is logged once, by name.
+All compute the same result, with the same dropout mask. If the chosen implementation cannot compute a problem (hard
+attention, for example), attention falls back to blocked or the reference, and logs the reason once.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from torch import Tensor
 from cope_sweep.kernels.blocked import blocked
 from cope_sweep.kernels.dropout import draw_seed
 from cope_sweep.kernels.inputs import Inputs, Positions
-from cope_sweep.kernels.problem import Problem, problem_of
+from cope_sweep.kernels.problem import AttentionProblem, make_problem
 from cope_sweep.kernels.reference import reference
 
 log = logging.getLogger(__name__)
@@ -38,31 +38,31 @@ IMPLEMENTATIONS: tuple[Implementation, ...] = get_args(Implementation)
 _chosen: ContextVar[Implementation] = ContextVar("attention", default="auto")
 
 Observer = Callable[[Inputs, Positions], None]
-"""Is told of every attention, before it is computed."""
+"""Called with the inputs and encodings of every attention, before it is computed."""
 _observer: ContextVar[Observer | None] = ContextVar("observer", default=None)
 
 
 class Kernel(Protocol):
     """A module of fused attention: `kernels/native`, `kernels/triton_attention.py`."""
 
-    def why_not(self, problem: Problem) -> str | None:
-        """Why it cannot compute this problem here, in words for a log; None: it can."""
+    def why_not(self, problem: AttentionProblem) -> str | None:
+        """Why it cannot compute this problem here, for a log message; None: it can."""
 
-    def attend(self, problem: Problem) -> Tensor:
-        """Attention, (B, H, T, K), with gradients of everything."""
+    def attend(self, problem: AttentionProblem) -> Tensor:
+        """Attention, (B, H, T, K), differentiable in all inputs."""
 
 
 _MODULES = {"native": "cope_sweep.kernels.native", "triton": "cope_sweep.kernels.triton_attention"}
 
 
 def set_implementation(implementation: Implementation) -> None:
-    """What `attend` uses from now on, in this context, where it is not told."""
+    """Set the implementation that `attend` uses in this context unless its argument names one."""
     _chosen.set(implementation)
 
 
 @contextmanager
 def using(implementation: Implementation) -> Iterator[None]:
-    """Use this implementation within a `with` statement."""
+    """Use this implementation within a `with` block, and the previous one after it."""
     token = _chosen.set(implementation)
     try:
         yield
@@ -72,7 +72,7 @@ def using(implementation: Implementation) -> Iterator[None]:
 
 @contextmanager
 def observing(observer: Observer) -> Iterator[None]:
-    """Tell the observer of every attention within a `with` statement; what it raises ends that attention."""
+    """Call `observer` before every attention within a `with` block. An exception in it stops that attention."""
     token = _observer.set(observer)
     try:
         yield
@@ -83,9 +83,10 @@ def observing(observer: Observer) -> Iterator[None]:
 def attend(
     inputs: Inputs, positions: Positions, dropout: float = 0.0, implementation: Implementation | None = None
 ) -> Tensor:
-    """softmax(q·k/√K + Σ scores)·v, where query t is the (S − T + t)-th token and sees no later one; (B, H, T, K).
+    """Causal attention, softmax(q·k/√K + Σ scores)·v, (B, H, T, K). Query t is token S − T + t.
 
-    `implementation`: None is what `set_implementation` or `using` said, else auto.
+    `dropout` is the probability of dropping a weight. `implementation`: None means the one that `set_implementation` or
+    `using` chose, or auto.
     """
     observer = _observer.get()
     if observer is not None:
@@ -94,46 +95,52 @@ def attend(
     if implementation == "auto":
         return _attend_fastest(inputs, positions, dropout)
     if implementation != "reference":
-        problem = _problem(inputs, positions, dropout)
+        problem = _make_problem(inputs, positions, dropout)
         if problem is not None:
             return fused(problem, implementation)
-        _log_once(f"attention: {implementation} cannot compute this sum of encodings; the reference does")
+        _log_once(f"attention: {implementation} cannot compute this combination of encodings; using the reference")
     return reference(inputs, positions, dropout)
 
 
-def fused(problem: Problem, implementation: Implementation = "auto") -> Tensor:
-    """Attention of a problem by the fused kernel that is wished for, or by the blocked path where it cannot."""
+def fused(problem: AttentionProblem, implementation: Implementation = "auto") -> Tensor:
+    """Attention of a problem, (B, H, T, K), by the chosen kernel, or by blocked if that cannot compute it."""
     return (_kernel_for(problem, implementation) or blocked)(problem)
 
 
 def _attend_fastest(inputs: Inputs, positions: Positions, dropout: float) -> Tensor:
-    """What was fastest, forward and backward, of all that is right (measured with `bench attention`)."""
+    """Attention by the implementation that was fastest, forward and backward (measured with `bench attention`)."""
     T, S = inputs.q_BHTK.shape[2], inputs.k_BHSK.shape[2]
-    plain = not any(position.encoding.scores for position in positions) and inputs.lengths_B is None and not inputs.hard
-    if plain and T in (1, S) and not (S >= NATIVE_TOKENS and inputs.q_BHTK.dtype == torch.float32 and _on_cpu(inputs)):
+    no_scores = (
+        not any(position.encoding.scores for position in positions) and inputs.lengths_B is None and not inputs.hard
+    )
+    if (
+        no_scores
+        and T in (1, S)
+        and not (S >= MIN_NATIVE_KEYS and inputs.q_BHTK.dtype == torch.float32 and _on_cpu(inputs))
+    ):
         return _without_scores(inputs, dropout)
-    # Few queries, as in decoding: a few large operations cost less than the packing of all keys.
-    if T < FEW_QUERIES:
+    # With few queries, as in decoding, the fused kernels would spend most of their time on packing all keys.
+    if T < MIN_FUSED_QUERIES:
         return reference(inputs, positions, dropout)
-    problem = _problem(inputs, positions, dropout)
+    problem = _make_problem(inputs, positions, dropout)
     if problem is None:
         return reference(inputs, positions, dropout)
     kernel = _kernel_for(problem, "auto")
     if kernel is not None:
         return kernel(problem)
-    if plain and T == S:
+    if no_scores and T == S:
         return _without_scores(inputs, dropout)
-    if S < BLOCKED_TOKENS:
+    if S < MIN_BLOCKED_KEYS:
         return reference(inputs, positions, dropout)
     return blocked(problem)
 
 
-NATIVE_TOKENS = 128
-"""From here on the native kernels beat scaled_dot_product_attention without any scores, too."""
-FEW_QUERIES = 17
-"""Below, the reference beats the fused kernels."""
-BLOCKED_TOKENS = 256
-"""Below, the reference beats the blocked path, and its T × T arrays are small."""
+MIN_NATIVE_KEYS = 128
+"""Number of keys from which the native kernels are faster than scaled_dot_product_attention, even without scores."""
+MIN_FUSED_QUERIES = 17
+"""With fewer queries, the reference is faster than the fused kernels."""
+MIN_BLOCKED_KEYS = 256
+"""With fewer keys, the reference is faster than the blocked path, and its T × T arrays are small."""
 
 
 def _on_cpu(inputs: Inputs) -> bool:
@@ -150,24 +157,26 @@ def _without_scores(inputs: Inputs, dropout: float) -> Tensor:
     )
 
 
-def _problem(inputs: Inputs, positions: Positions, dropout: float) -> Problem | None:
-    return problem_of(inputs, positions, dropout, draw_seed() if dropout else None)
+def _make_problem(inputs: Inputs, positions: Positions, dropout: float) -> AttentionProblem | None:
+    return make_problem(inputs, positions, dropout, draw_seed() if dropout else None)
 
 
-def _kernel_for(problem: Problem, implementation: Implementation) -> Callable[[Problem], Tensor] | None:
-    """The kernel's `attend`, or None, with the reason logged, where it cannot compute the problem."""
+def _kernel_for(
+    problem: AttentionProblem, implementation: Implementation
+) -> Callable[[AttentionProblem], Tensor] | None:
+    """The kernel's `attend`; None, with the reason logged, if it cannot compute the problem."""
     name: str = implementation
     if implementation == "auto":
         name = "triton" if problem.q_BHTK.is_cuda else "native"
     if name not in _MODULES:
         return None
     kernel = _kernel(name)
-    why = f"there is no {_MODULES[name]}" if kernel is None else kernel.why_not(problem)
-    if kernel is not None and why is None:
+    reason = f"{_MODULES[name]} could not be imported" if kernel is None else kernel.why_not(problem)
+    if kernel is not None and reason is None:
         return kernel.attend
-    # float64 is for comparing, and blocked is its fast path: nothing to report.
+    # float64 is used for comparisons, and blocked is its fast path: no warning.
     if implementation != "auto" or problem.q_BHTK.dtype != torch.float64:
-        _log_once(f"attention: {name} is not used, {why}; falling back to PyTorch")
+        _log_once(f"attention: {name} is not used, {reason}; falling back to PyTorch")
     return None
 
 

@@ -1,8 +1,9 @@
-"""Attention dropout whose mask is a function of (seed, head, query, key), so that a backward pass makes it again.
+"""Attention dropout whose mask is a function of (seed, head, query, key): a backward pass computes it again.
 
-Every implementation of attention uses this function, so one seed gives all of them the same mask. A 64-bit mixer
-(Steele, Lea and Flood 2014, "SplitMix") makes a key for each query's row, a 32-bit one (Wellons' lowbias32) the bits of
-each pair; a weight is kept where these are ≥ p·2³². Integers wrap around, as in C.
+All implementations of attention compute this function, so they have the same mask for the same seed. A 64-bit mixer
+(Steele, Lea and Flood 2014, "Fast splittable pseudorandom number generators") makes a key for each query; a 32-bit one
+(lowbias32, Wellons 2018) makes 32 bits for each query and key. A weight is kept if these are ≥ p·2³². Integers wrap
+around, as in C.
 
 Shapes: N heads of the batch (B·H), T queries, S keys.
 """
@@ -14,17 +15,21 @@ from torch import Tensor
 
 
 def draw_seed() -> Tensor:
-    """An int64 scalar on the CPU, from torch's global generator."""
+    """A seed, an int64 scalar on the CPU, drawn from torch's global generator."""
     return torch.randint(0, 2**62, (), dtype=torch.int64)
 
 
 def threshold(p: float) -> int:
-    """Pairs whose 32 bits are below this are dropped."""
+    """Weights whose 32 bits are below this number are dropped, for a dropout probability p."""
     return min(round(p * 2**32), 2**32 - 1)
 
 
-def keep(seed: Tensor, p: float, heads_N: Tensor, queries_T: Tensor, keys_S: Tensor) -> Tensor:
-    """Which weights stay, (N, T, S). Indices are of the batch's heads and of tokens from the sequence's start."""
+def dropout_mask(seed: Tensor, p: float, heads_N: Tensor, queries_T: Tensor, keys_S: Tensor) -> Tensor:
+    """Which weights are kept, bool (N, T, S).
+
+    `heads_N` are indices among the B·H heads of the batch; `queries_T` and `keys_S` count tokens from the start of the
+    sequence.
+    """
     row_NT = seed.to(heads_N.device) + ((heads_N.long()[:, None] << 32) | queries_T.long()) * _signed64(
         0x9E3779B97F4A7C15
     )
@@ -37,7 +42,7 @@ def keep(seed: Tensor, p: float, heads_N: Tensor, queries_T: Tensor, keys_S: Ten
     x_NTS ^= _shift(x_NTS, 15, 32)
     x_NTS *= _signed32(0x846CA68B)
     x_NTS ^= _shift(x_NTS, 16, 32)
-    # Signed numbers with the highest bit flipped are in the order of the unsigned ones.
+    # With the highest bit flipped, signed integers compare as unsigned ones.
     return (x_NTS ^ _signed32(0x80000000)) >= threshold(p) - 2**31
 
 

@@ -1,4 +1,4 @@
-"""What attention is asked to compute.
+"""The inputs of attention.
 
 Shapes: B batch, T queries, S all tokens (queries are the last T of them), H heads, K head dim.
 """
@@ -15,7 +15,7 @@ from cope_sweep.positions import Encoding
 
 @dataclass(frozen=True)
 class Position:
-    """An encoding that serves a layer, with its parameters there."""
+    """An encoding of a layer, with its parameters in that layer."""
 
     encoding: Encoding
     parameters: Mapping[str, Tensor] = field(default_factory=dict)
@@ -26,7 +26,7 @@ Positions = Sequence[Position]
 
 @dataclass(frozen=True)
 class Inputs:
-    """What attention is computed from. Queries are the last T of the S tokens."""
+    """Queries, keys and values of one attention layer. Queries are the last T of the S tokens."""
 
     q_BHTK: Tensor
     k_BHSK: Tensor
@@ -34,18 +34,19 @@ class Inputs:
     rotated_q_BHTK: Tensor
     rotated_k_BHSK: Tensor
     gate_k_BHSK: Sequence[Tensor | None]
-    """Each encoding's own keys, where it has them."""
+    """For each encoding, its own gate keys, (B, H, S, K); None if it has none."""
     hard: bool = False
     """One-hot attention to the largest logit; the gradient is that of the softmax ("straight through")."""
     lengths_B: Tensor | None = None
-    """int64, the tokens of each sequence, where they differ: what is after them is padding. A query there attends to
-    nothing: its output is 0, and no gradient comes of it."""
+    """int64: the number of tokens of each sequence; later ones are padding. None: all S. The output at padding is 0 and
+    has no gradient."""
 
     @staticmethod
     def plain(q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor) -> Inputs:
-        """Without rotation, and with no keys but these."""
+        """Inputs without rotation and without gate keys."""
         return Inputs(q_BHTK, k_BHSK, v_BHSK, q_BHTK, k_BHSK, ())
 
     @property
     def rotated(self) -> bool:
+        """Whether an encoding has rotated queries and keys."""
         return self.rotated_q_BHTK is not self.q_BHTK

@@ -1,4 +1,4 @@
-"""Attention with fusable scores, as all fused kernels take it.
+"""The attention problem that all fused kernels take.
 
     a_ij = softmax_j(s_ij + Σ terms),  s_ij = scale·q_i·k_j,  o_i = Σ_j dropout(a_ij)·v_j,  j ≤ i
 
@@ -27,12 +27,12 @@ from cope_sweep.positions.terms import (
 )
 
 Gates: TypeAlias = tuple[Tensor, Tensor] | None
-"""Queries and keys of the gates; None: gates see the attention logits."""
+"""Queries and keys whose products are the gates' logits; None: the attention logits themselves."""
 
 
 @dataclass(frozen=True)
-class Problem:
-    """One attention. At most one term of each kind, and one source of gates for all contextual ones."""
+class AttentionProblem:
+    """One attention: at most one term of each kind, and one source of gates for all contextual terms."""
 
     q_BHTK: Tensor
     k_BHSK: Tensor
@@ -47,12 +47,12 @@ class Problem:
     distance_slope: DistanceSlope | None = None
     dropout: float = 0.0
     seed: Tensor | None = None
-    """int64 scalar on the CPU: which weights dropout takes (see `dropout.py`)."""
+    """int64 scalar on the CPU: the seed of the dropout mask (see `dropout.py`)."""
     lengths_B: Tensor | None = None
 
     @property
     def contextual(self) -> bool:
-        """Whether there are gates at all."""
+        """Whether any term depends on gates."""
         return bool(self.look_up or self.piecewise or self.slope)
 
     @property
@@ -70,11 +70,15 @@ _FIELDS: dict[type, str] = {
 }
 
 
-def problem_of(inputs: Inputs, positions: Positions, dropout: float, seed: Tensor | None) -> Problem | None:
-    """The problem that these inputs and encodings pose, or None where fused kernels have no words for it."""
+def make_problem(inputs: Inputs, positions: Positions, dropout: float, seed: Tensor | None) -> AttentionProblem | None:
+    """The problem for these inputs and encodings, or None where the fused kernels cannot express it.
+
+    None is returned for hard attention, an encoding without a `term`, two terms of a kind, and contextual encodings
+    whose gates differ. Raises ValueError if an encoding's gate keys are missing from the inputs.
+    """
     if inputs.hard:
         return None
-    problem = Problem(
+    problem = AttentionProblem(
         inputs.rotated_q_BHTK,
         inputs.rotated_k_BHSK,
         inputs.v_BHSK,
@@ -90,29 +94,32 @@ def problem_of(inputs: Inputs, positions: Positions, dropout: float, seed: Tenso
         term = position.encoding.term(position.parameters, inputs.q_BHTK)
         if term is None or getattr(problem, _FIELDS[type(term)]) is not None:
             return None
-        problem = _with(problem, term)
+        problem = _add_term(problem, term)
         if isinstance(term, ContextualTerm):
-            sources.append(_gates(inputs, term, index))
-    if any(not _same(source, sources[0]) for source in sources):
+            sources.append(_gate_tensors(inputs, term, index))
+    if any(not _same_gates(source, sources[0]) for source in sources):
         return None
     return replace(problem, gates=sources[0] if sources else None)
 
 
-def _with(problem: Problem, term: Term) -> Problem:
+def _add_term(problem: AttentionProblem, term: Term) -> AttentionProblem:
     fields = {_FIELDS[type(term)]: term}
-    return replace(problem, **fields)  # type: ignore[arg-type] # mypy does not see that the type names the field
+    return replace(problem, **fields)  # type: ignore[arg-type] # the type of the term determines the field
 
 
-def _gates(inputs: Inputs, term: ContextualTerm, index: int) -> Gates:
+def _gate_tensors(inputs: Inputs, term: ContextualTerm, index: int) -> Gates:
     if term.gate == "logits" or (term.gate == "keys" and not inputs.rotated):
         return None
     keys_BHSK: Tensor | None = inputs.k_BHSK
     if term.gate != "keys":
         keys_BHSK = inputs.v_BHSK if term.gate == "values" else inputs.gate_k_BHSK[index]
     if keys_BHSK is None:
-        raise ValueError("an encoding has gates by keys of its own, and none came with the inputs")
+        raise ValueError(
+            f"encoding {index} has gate: separate, and Inputs.gate_k_BHSK[{index}] is None: pass its gate keys"
+        )
     return inputs.q_BHTK, keys_BHSK
 
 
-def _same(one: Gates, other: Gates) -> bool:
+def _same_gates(one: Gates, other: Gates) -> bool:
+    """Whether two sources of gates are the same tensors; the queries always are."""
     return one is other or (one is not None and other is not None and one[1] is other[1])

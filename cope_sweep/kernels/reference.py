@@ -1,4 +1,4 @@
-"""Attention written straight from the equation: what every fused kernel must equal.
+"""Attention computed directly from the equation. Every fused kernel has to give the same result.
 
 Shapes: B batch, H heads, T queries, S all tokens (queries are the last T of them).
 """
@@ -9,22 +9,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cope_sweep.kernels.dropout import draw_seed, keep
+from cope_sweep.kernels.dropout import draw_seed, dropout_mask
 from cope_sweep.kernels.inputs import Inputs, Positions
 from cope_sweep.positions import Attention
 
 
 def reference(inputs: Inputs, positions: Positions, dropout: float = 0.0, seed: Tensor | None = None) -> Tensor:
-    """softmax(q·k/√K + Σ scores)·v, where query t is the (S − T + t)-th token and sees no later one; (B, H, T, K).
+    """Causal attention, softmax(q·k/√K + Σ scores)·v, (B, H, T, K). Query t is token S − T + t.
 
-    `dropout` is of the weights; `seed` says which, and is drawn from torch's generator where it is not given.
+    `dropout` is the probability of dropping a weight. `seed`, an int64 scalar, determines the mask; None: it is drawn
+    from torch's global generator.
     """
     (B, H, T, _), S, device = inputs.q_BHTK.shape, inputs.k_BHSK.shape[2], inputs.q_BHTK.device
     weights_BHTS = attention_weights(inputs, positions, visible(T, S, device))
     if dropout:
         heads_N, tokens_S = torch.arange(B * H, device=device), torch.arange(S, device=device)
-        kept_NTS = keep(draw_seed() if seed is None else seed, dropout, heads_N, tokens_S[S - T :], tokens_S)
-        weights_BHTS = weights_BHTS * kept_NTS.view(B, H, T, S) / (1 - dropout)
+        mask_NTS = dropout_mask(draw_seed() if seed is None else seed, dropout, heads_N, tokens_S[S - T :], tokens_S)
+        weights_BHTS = weights_BHTS * mask_NTS.view(B, H, T, S) / (1 - dropout)
     attended_BHTK = weights_BHTS @ inputs.v_BHSK
     if inputs.lengths_B is None:
         return attended_BHTK
@@ -33,12 +34,12 @@ def reference(inputs: Inputs, positions: Positions, dropout: float = 0.0, seed: 
 
 
 def visible(queries: int, keys: int, device: torch.device) -> Tensor:
-    """Whether, (T, S), key s is not after query t, the queries being the last of the tokens."""
+    """The causal mask, bool (T, S): True unless key s is after query t. Queries are the last T of the S tokens."""
     return torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
 
 
 def attention_weights(inputs: Inputs, positions: Positions, visible_TS: Tensor) -> Tensor:
-    """The attention that each query pays to each key, (B, H, T, S); rows sum to 1."""
+    """The attention weights, (B, H, T, S), before dropout; each row sums to 1."""
     logits_BHTS = inputs.rotated_q_BHTK @ inputs.rotated_k_BHSK.transpose(-1, -2) / inputs.q_BHTK.shape[-1] ** 0.5
     total_BHTS = logits_BHTS
     for position, attention in zip(positions, seen(inputs, positions, logits_BHTS, visible_TS), strict=True):
@@ -53,7 +54,7 @@ def attention_weights(inputs: Inputs, positions: Positions, visible_TS: Tensor) 
 
 
 def seen(inputs: Inputs, positions: Positions, logits_BHTS: Tensor, visible_TS: Tensor) -> list[Attention]:
-    """What each encoding's `score` sees of an attention with these logits, before any score is added."""
+    """The argument of each encoding's `score`. `logits_BHTS` are q·k/√K, before any score is added."""
     return [
         Attention(inputs.q_BHTK, inputs.k_BHSK, inputs.v_BHSK, logits_BHTS, visible_TS, gate_k_BHSK, inputs.rotated)
         for gate_k_BHSK in inputs.gate_k_BHSK or [None] * len(positions)

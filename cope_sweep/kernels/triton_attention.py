@@ -1,11 +1,11 @@
-"""Fused attention on a GPU, in Triton: no T × T memory, forward or backward; the kernels are in `triton_kernels.py`.
+"""Fused attention on a GPU, in Triton, without T × T memory; the kernels are in `triton_kernels.py`.
 
-`why_not` and `attend` are what `dispatch` asks for; what is not covered goes to the blocked path. Under
-TRITON_INTERPRET=1 (set before Triton is first imported) the same kernels run on a CPU, slowly: so they are tested.
+`dispatch` calls `why_not` and `attend`; the blocked path computes other problems. With TRITON_INTERPRET=1 in the
+environment when Triton is imported, the same kernels run on a CPU, slowly; the tests use that.
 
-Memory beyond inputs and outputs, per head: forward, 16 bytes for each query, and where z has 16 bits, twice z, packed;
-backward, for at most `ROWS_PER_LAUNCH` queries at a time, 8·P bytes for each, and 12 for each of them and tile of keys,
-which is linear in T. z = q·e itself is the caller's, of P entries for each query.
+Memory beyond inputs and outputs, per head. Forward: 16 bytes per query, and for a 16-bit z a packed copy of twice its
+size. Backward, for at most `ROWS_PER_LAUNCH` queries at a time: 8·P bytes per query, and 12 bytes per query and tile of
+keys. The caller holds z = q·e, P entries per query.
 
 Shapes: B batch, H heads, T queries (the last of the S tokens), S keys, K head dim, P positions, R distances.
 """
@@ -22,37 +22,38 @@ import triton  # type: ignore[import-untyped]
 from torch import Tensor
 
 from cope_sweep.kernels import triton_kernels as kernels
+from cope_sweep.kernels.arguments import unit_stride
 from cope_sweep.kernels.dropout import threshold
-from cope_sweep.kernels.problem import Problem
+from cope_sweep.kernels.problem import AttentionProblem
 
 INTERPRETED = bool(triton.knobs.runtime.interpret)
 
 ROWS_PER_LAUNCH = 4096
-"""Queries that one backward launch takes on, where there are gates: its workspace grows with them."""
-LARGEST_HEAD_DIM = 128
-MOST_HEADS = 65535
-"""Of a batch: CUDA's limit of a grid's second dimension."""
+"""Largest number of queries of a backward launch with gates: its workspace grows with it."""
+MAX_HEAD_DIM = 128
+MAX_HEADS = 65535
+"""B·H of a batch: CUDA's limit for the second dimension of a grid."""
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
-def why_not(problem: Problem) -> str | None:
-    """Why these kernels cannot compute a problem here, in words for a log; None: they can."""
+def why_not(problem: AttentionProblem) -> str | None:
+    """Why these kernels cannot compute this problem here, for a log message; None: they can."""
     q = problem.q_BHTK
     if not q.is_cuda and not INTERPRETED:
-        return f"tensors are on {q.device.type}, and it needs a GPU"
+        return f"it needs a GPU, and the tensors are on {q.device.type}"
     if q.is_cuda and torch.cuda.get_device_capability(q.device) < (8, 0):
         return "the GPU is older than compute capability 8.0"
     if q.dtype not in DTYPES:
         return f"it has no kernel for {q.dtype}"
-    if q.shape[0] * q.shape[1] > MOST_HEADS:
-        return f"the batch has more than {MOST_HEADS} heads"
+    if q.shape[0] * q.shape[1] > MAX_HEADS:
+        return f"the batch has more than {MAX_HEADS} heads"
     others = [problem.k_BHSK, problem.v_BHSK, *(problem.gates or ())]
     if any(other.dtype != q.dtype for other in others):
-        return "queries, keys, values and gates' keys are not all of one type"
+        return "queries, keys, values and gate keys are not all of one type"
     if any(other.shape[-1] != q.shape[-1] for other in others):
-        return "queries, keys, values and gates' keys are not all of one head dim"
-    if q.shape[-1] > LARGEST_HEAD_DIM:
-        return f"head dim {q.shape[-1]} is more than {LARGEST_HEAD_DIM}"
+        return "queries, keys, values and gate keys do not have one head dim"
+    if q.shape[-1] > MAX_HEAD_DIM:
+        return f"head dim {q.shape[-1]} is more than {MAX_HEAD_DIM}"
     if q.shape[2] > problem.k_BHSK.shape[2] or 0 in q.shape:
         return f"there are {q.shape[2]} queries of {problem.k_BHSK.shape[2]} tokens"
     if problem.piecewise is not None:
@@ -62,12 +63,12 @@ def why_not(problem: Problem) -> str | None:
     look_up, relative = problem.look_up, problem.relative
     tables = [*([look_up.z_BHQP] if look_up else []), *([relative.z_BHQR] if relative else [])]
     if any(table.dtype not in DTYPES for table in tables):
-        return "a table of position logits is of a type that it has no kernel for"
+        return "the type of a table of position logits is not one of bfloat16, float16 and float32"
     return None
 
 
-def attend(problem: Problem) -> Tensor:
-    """Attention of the problem, (B, H, T, K), with gradients of q, k, v, gates, z, slopes m and relative z."""
+def attend(problem: AttentionProblem) -> Tensor:
+    """Return attention for the problem, (B, H, T, K), differentiable in q, k, v, gates, z, slopes m and relative z."""
     gate_q, gate_k = problem.gates or (None, None)
     relative = problem.relative
     return attention(
@@ -104,10 +105,10 @@ def attention(
     dropout: float = 0.0,
     far_last: bool = False,
 ) -> Tensor:
-    """`attend` on tensors.
+    """`attend` with tensors as arguments.
 
-    `z` (B, H, T, P) and `relative` (B, H, T, R) are the products q·e of contextual and relative look-ups; `m` (H,)
-    are the slopes of positions, `distance_slope` (H,), which get no gradient, those of distances; `seed` is dropout's.
+    `z` (B, H, T, P) and `relative` (B, H, T, R) are the products q·e of contextual and relative tables. `m` (H,) are
+    slopes of positions; `distance_slope` (H,) are slopes of distances, without gradient. `seed` is the seed of dropout.
     """
     given = (q, k, v, gate_q, gate_k, z, m, relative, distance_slope, lengths, seed)
     out: Tensor = _forward_op(*given, scale, dropout, far_last)[0]
@@ -123,20 +124,20 @@ _INPUTS = (
 _N_TENSORS = 11
 _N_DIFFERENTIABLE = 8
 
-Given = tuple[Any, ...]
-"""The operators' inputs, in the order of `_INPUTS`."""
+Arguments = tuple[Any, ...]
+"""The inputs of the operators, in the order of `_INPUTS`."""
 
 
 def _forward(*given: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Output, and what a backward pass needs: log-sum-exp, where plain tiles end, and the position there."""
-    call = _Call(given)
-    outputs = _forward_fake(*given)
+    """The output, and what the backward pass needs: log-sum-exp, where plain tiles end, and the position there."""
+    call = KernelCall(given)
+    outputs = empty_outputs(*given)
     with call.device():
         launch_forward(call, outputs)
     return outputs
 
 
-def _forward_fake(*given: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def empty_outputs(*given: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     q = given[0]
     rows = q.shape[:3]
     integers = [q.new_empty(rows, dtype=torch.int32) for _ in range(3)]
@@ -144,11 +145,11 @@ def _forward_fake(*given: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
 
 
 def _backward(*arguments: Any) -> list[Tensor]:
-    """Gradients of the first `_N_DIFFERENTIABLE` inputs; an empty tensor for an input that there is not."""
+    """Gradients of the first `_N_DIFFERENTIABLE` inputs; an empty tensor for an input that is None."""
     (do, *saved), given = arguments[:6], arguments[6:]
-    call = _Call(given)
+    call = KernelCall(given)
     with call.device():
-        return launch_backward(call, _unit_stride(do), saved)
+        return launch_backward(call, unit_stride(do), saved)
 
 
 def _backward_fake(*arguments: Any) -> list[Tensor]:
@@ -166,13 +167,14 @@ _backward_op: Any = torch.library.custom_op(
     "cope_sweep::triton_attention_backward",
     _backward,
     mutates_args=(),
-    schema=f"(Tensor do, Tensor o, Tensor lse, Tensor plain_end, Tensor whole, Tensor part, {_INPUTS}) -> Tensor[]",
+    schema="(Tensor do, Tensor o, Tensor lse, Tensor plain_end, Tensor pos_int, Tensor pos_frac, "
+    f"{_INPUTS}) -> Tensor[]",
 )
-_forward_op.register_fake(_forward_fake)
+_forward_op.register_fake(empty_outputs)
 _backward_op.register_fake(_backward_fake)
 
 
-def _save(ctx: Any, inputs: Given, output: tuple[Tensor, ...]) -> None:
+def _save(ctx: Any, inputs: Arguments, output: tuple[Tensor, ...]) -> None:
     ctx.save_for_backward(*output, *inputs[:_N_TENSORS])
     ctx.options = inputs[_N_TENSORS:]
     ctx.set_materialize_grads(False)
@@ -193,14 +195,14 @@ _forward_op.register_autograd(_differentiate, setup_context=_save)
 # Launches -------------------------------------------------------------------------------------------------------------
 
 
-class _Call:
-    """One attention as kernels take it."""
+class KernelCall:
+    """The arguments of the kernels for one attention."""
 
-    def __init__(self, given: Given) -> None:
+    def __init__(self, given: Arguments) -> None:
         q, k, v, gate_q, gate_k, z, m, relative, distance_slope, lengths, seed, scale, dropout, far_last = given
-        q, k, v = _unit_stride(q), _unit_stride(k), _unit_stride(v)
-        gate_q = None if gate_q is None else _unit_stride(gate_q)
-        gate_k = None if gate_k is None else _unit_stride(gate_k)
+        q, k, v = unit_stride(q), unit_stride(k), unit_stride(v)
+        gate_q = None if gate_q is None else unit_stride(gate_q)
+        gate_k = None if gate_k is None else unit_stride(gate_k)
         self.q, self.k, self.v, self.gate_q, self.gate_k, self.z = q, k, v, gate_q, gate_k, z
         self.B, self.H, self.T, self.K = q.shape
         self.S = k.shape[2]
@@ -241,7 +243,7 @@ class _Call:
         }
 
     def device(self) -> Any:
-        """The context that launches belong in."""
+        """A context in which kernels are launched on the device of the inputs."""
         return torch.cuda.device_of(self.q)  # type: ignore[no-untyped-call]
 
 
@@ -249,7 +251,7 @@ _PAIRS = {torch.float32: "", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
 def pairs(z: Tensor) -> Tensor:
-    """Each entry of a 16-bit table beside the next (the last beside itself), as int32: interpolation reads both."""
+    """Pack each entry of a 16-bit table with the next (the last with itself) in an int32: interpolation reads both."""
     if z.dtype == torch.float32:
         return z.contiguous()
     packed = z.new_empty(*z.shape, 2)
@@ -260,14 +262,10 @@ def pairs(z: Tensor) -> Tensor:
 
 
 def precision(dtype: torch.dtype) -> str:
-    """How tl.dot multiplies; float32 as exactly as torch does it, unless torch may use TF32."""
+    """The input precision of tl.dot: for float32 as exact as torch, which uses TF32 only if that is allowed."""
     if dtype != torch.float32:
         return "ieee"
     return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "tf32x3"
-
-
-def _unit_stride(x: Tensor) -> Tensor:
-    return x if x.stride(-1) == 1 else x.contiguous()
 
 
 def _strides(name: str, x: Tensor) -> dict[str, int]:
@@ -275,15 +273,15 @@ def _strides(name: str, x: Tensor) -> dict[str, int]:
 
 
 def launch(kernel: str, grid: Callable[[Mapping[str, Any]], tuple[int, int]], arguments: Any) -> None:
-    """Run a kernel by name, with the best of its `choices`."""
+    """Run a kernel by name, with the fastest of its `choices`."""
     if INTERPRETED:
-        getattr(kernels, kernel)[grid](**arguments, **getattr(SMALL, kernel))
+        getattr(kernels, kernel)[grid](**arguments, **getattr(INTERPRETER_TILES, kernel))
     else:
         _tuned(kernel, arguments["q"].dtype)[grid](**arguments)
 
 
-def launch_forward(call: _Call, outputs: Sequence[Tensor]) -> None:
-    names = ("o", "lse", "plain_end", "whole_there", "part_there")
+def launch_forward(call: KernelCall, outputs: Sequence[Tensor]) -> None:
+    names = ("o", "lse", "plain_end", "end_pos_int", "end_pos_frac")
     arguments = {**call.shared, **dict(zip(names, outputs, strict=True))}
 
     def grid(meta: Mapping[str, Any]) -> tuple[int, int]:
@@ -292,12 +290,12 @@ def launch_forward(call: _Call, outputs: Sequence[Tensor]) -> None:
     launch("forward", grid, arguments)
 
 
-def launch_backward(call: _Call, do: Tensor, saved: Sequence[Tensor]) -> list[Tensor]:
-    """The gradients that `_backward` says, by one launch of both kernels, or several where rows are many."""
-    o, lse, plain_end, whole, part = saved
-    edge = SMALL.edge if INTERPRETED else EDGE
+def launch_backward(call: KernelCall, do: Tensor, saved: Sequence[Tensor]) -> list[Tensor]:
+    """The gradients that `_backward` returns, by one launch of both kernels, or several for many queries."""
+    o, lse, plain_end, pos_int, pos_frac = saved
+    edge = INTERPRETER_TILES.edge if INTERPRETED else EDGE
     rows = min(ROWS_PER_LAUNCH if call.contextual else call.T, call.T)
-    several = rows < call.T
+    is_split = rows < call.T
     dq, dm_rows = call.q.new_empty(call.q.shape), _rows_like(call.m, lse)
     dgate_q = None if call.gate_q is None else call.q.new_empty(call.gate_q.shape)
     dz = None if call.z is None else call.z.new_empty(call.z.shape)
@@ -312,26 +310,26 @@ def launch_backward(call: _Call, do: Tensor, saved: Sequence[Tensor]) -> list[Te
         "delta": torch.empty_like(lse),
         "launch_rows": rows,
         "PARTS": 3 if call.q.dtype == torch.float32 else 2,
-        **{name: work[name] for name in ("edge_whole", "edge_part", "edge_dp")},
+        **{name: work[name] for name in ("edge_pos_int", "edge_pos_frac", "edge_dp")},
     }
     of_rows = {
         "o": o,
-        "whole_there": whole,
-        "part_there": part,
+        "end_pos_int": pos_int,
+        "end_pos_frac": pos_frac,
         "dq": dq,
         "dgate_q": dgate_q,
         "dz": dz,
         "dm_rows": dm_rows,
         "drelative": drelative,
-        "fallen": work["fallen"],
+        "prefix_sums": work["prefix_sums"],
         "BLOCK_P": 16,
         "BLOCK_S": edge,
     }
-    with_keys = (call.k, call.v, call.gate_k)
-    sums = [None if x is None or not several else x.new_zeros(x.shape, dtype=torch.float32) for x in with_keys]
+    of_key_shape = (call.k, call.v, call.gate_k)
+    sums = [None if x is None or not is_split else x.new_zeros(x.shape, dtype=torch.float32) for x in of_key_shape]
     for first_row in range(0, call.T, rows):
         here = min(rows, call.T - first_row)
-        keys = call.S - call.T + first_row + here if several else call.S
+        keys = call.S - call.T + first_row + here if is_split else call.S
 
         def row_grid(meta: Mapping[str, Any], here: int = here) -> tuple[int, int]:
             return triton.cdiv(here, meta["BLOCK_T"]), call.B * call.H
@@ -339,18 +337,18 @@ def launch_backward(call: _Call, do: Tensor, saved: Sequence[Tensor]) -> list[Te
         def key_grid(meta: Mapping[str, Any], keys: int = keys) -> tuple[int, int]:
             return triton.cdiv(keys, meta["BLOCK_S"]), call.B * call.H
 
-        dtype = torch.float32 if several else call.k.dtype
-        parts = [None if x is None else x.new_empty(x.shape, dtype=dtype) for x in with_keys]
-        of_keys = {"dk": parts[0], "dv": parts[1], "dgate_k": parts[2], "EDGE": edge}
-        of_keys["TILES"] = max(2, triton.next_power_of_2(triton.cdiv(rows, LEAST_T)))
+        dtype = torch.float32 if is_split else call.k.dtype
+        launch_sums = [None if x is None else x.new_empty(x.shape, dtype=dtype) for x in of_key_shape]
+        of_keys = {"dk": launch_sums[0], "dv": launch_sums[1], "dgate_k": launch_sums[2], "EDGE": edge}
+        of_keys["TILES"] = max(2, triton.next_power_of_2(triton.cdiv(rows, MIN_BLOCK_T)))
         launch("backward_rows", row_grid, {**shared, **of_rows, "first_row": first_row})
         launch("backward_keys", key_grid, {**shared, **of_keys, "first_row": first_row})
-        if several:
-            for total, part_sum in zip(sums, parts, strict=True):
-                if total is not None and part_sum is not None:
-                    total[:, :, :keys] += part_sum[:, :, :keys]
+        if is_split:
+            for total, launch_sum in zip(sums, launch_sums, strict=True):
+                if total is not None and launch_sum is not None:
+                    total[:, :, :keys] += launch_sum[:, :, :keys]
         else:
-            sums = parts
+            sums = launch_sums
     dk, dv, dgate_k = (None if x is None else x.to(call.k.dtype) for x in sums)
     dm = None if dm_rows is None or call.m is None else dm_rows.sum((0, 2)).to(call.m.dtype)
     gradients = (dq, dk, dv, dgate_q, dgate_k, dz, dm, drelative)
@@ -361,16 +359,16 @@ def _rows_like(wanted: Tensor | None, lse: Tensor) -> Tensor | None:
     return None if wanted is None else torch.empty_like(lse)
 
 
-def _workspace(call: _Call, rows: int, edge: int) -> dict[str, Tensor | None]:
-    """What one backward launch's row kernel keeps, for itself (`fallen`) and for the column kernel."""
+def _workspace(call: KernelCall, rows: int, edge: int) -> dict[str, Tensor | None]:
+    """Workspace of a backward launch: `prefix_sums` of the row kernel, and what it passes to the column kernel."""
     if not call.contextual:
-        return dict.fromkeys(("fallen", "edge_whole", "edge_part", "edge_dp"))
+        return dict.fromkeys(("prefix_sums", "edge_pos_int", "edge_pos_frac", "edge_dp"))
     q, heads = call.q, call.B * call.H
     edges = (heads, triton.cdiv(call.S, edge), rows)
     return {
-        "fallen": None if call.z is None else q.new_empty((heads, rows, call.z.shape[-1], 2), dtype=torch.float32),
-        "edge_whole": q.new_empty(edges, dtype=torch.int32),
-        "edge_part": q.new_empty(edges, dtype=torch.int32),
+        "prefix_sums": None if call.z is None else q.new_empty((heads, rows, call.z.shape[-1], 2), dtype=torch.float32),
+        "edge_pos_int": q.new_empty(edges, dtype=torch.int32),
+        "edge_pos_frac": q.new_empty(edges, dtype=torch.int32),
         "edge_dp": q.new_empty(edges, dtype=torch.float32),
     }
 
@@ -380,39 +378,39 @@ def _workspace(call: _Call, rows: int, edge: int) -> dict[str, Tensor | None]:
 
 @dataclass(frozen=True)
 class Tiles:
-    """Sizes of tiles, in the kernels' words, where nothing is tuned.
+    """Tile sizes without tuning, by the names of the kernels' parameters.
 
-    Where plain tiles end is known by the forward kernel's tiles. So its BLOCK_T and PLAIN_S are multiples of the row
-    kernel's; BLOCK_S of both, and of the column kernel, are multiples of `edge`.
+    The forward kernel determines where plain tiles end. So its BLOCK_T and PLAIN_S are multiples of the row kernel's,
+    and BLOCK_S of both and of the column kernel are multiples of `edge`.
     """
 
     edge: int
-    """Keys in a general tile of the backward row kernel; positions are kept at its edges."""
+    """Keys in a general tile of the backward row kernel, which stores positions at the edges of these tiles."""
     forward: Mapping[str, int]
     backward_rows: Mapping[str, int]
     backward_keys: Mapping[str, int]
 
 
-SMALL = Tiles(
+INTERPRETER_TILES = Tiles(
     edge=16,
     forward={"BLOCK_T": 16, "BLOCK_S": 16, "PLAIN_S": 16},
     backward_rows={"BLOCK_T": 16, "PLAIN_S": 16},
     backward_keys={"BLOCK_T": 16, "BLOCK_S": 16, "PLAIN_T": 16},
 )
-"""For the interpreter, whose inputs are small."""
+"""Tile sizes in the interpreter, where inputs are small."""
 
 
 EDGE = 32
-"""`Tiles.edge` on a GPU: in tiles of 64 × 32, few registers spill."""
-LEAST_T = 16
-"""No BLOCK_T of the column kernel is less."""
+"""`Tiles.edge` on a GPU: with tiles of 64 × 32, few registers spill."""
+MIN_BLOCK_T = 16
+"""The smallest BLOCK_T of the column kernel."""
 
 
 Choice = tuple[dict[str, int], int, int]
-"""Sizes of tiles, warps, and stages of the pipeline."""
+"""Tile sizes, number of warps, number of pipeline stages."""
 
-# Every forward BLOCK_T and PLAIN_S of a table is a multiple of every row kernel's in it (see `Tiles`).
-_HALF: dict[str, list[Choice]] = {
+# In each table, BLOCK_T and PLAIN_S of forward are multiples of those of backward_rows (see `Tiles`).
+_HALF_CHOICES: dict[str, list[Choice]] = {
     "forward": [
         ({"BLOCK_T": 64, "BLOCK_S": 32, "PLAIN_S": 64}, 4, 2),
         ({"BLOCK_T": 64, "BLOCK_S": 32, "PLAIN_S": 64}, 4, 3),
@@ -435,8 +433,8 @@ _HALF: dict[str, list[Choice]] = {
         ({"BLOCK_T": 32, "BLOCK_S": 32, "PLAIN_T": 64}, 4, 2),
     ],
 }
-# Of float32, as much would neither fit registers nor, at head dim 128, shared memory.
-_SINGLE: dict[str, list[Choice]] = {
+# Smaller tiles for float32: larger ones exceed the registers and, with head dim 128, the shared memory.
+_FLOAT32_CHOICES: dict[str, list[Choice]] = {
     "forward": [
         ({"BLOCK_T": 32, "BLOCK_S": 32, "PLAIN_S": 32}, 4, 1),
         ({"BLOCK_T": 64, "BLOCK_S": 32, "PLAIN_S": 32}, 4, 1),
@@ -456,13 +454,13 @@ _SINGLE: dict[str, list[Choice]] = {
 
 
 def choices(kernel: str, dtype: torch.dtype) -> list[triton.Config]:
-    """What the tuner tries; those that need more shared memory than the GPU has, it passes over."""
-    table = _SINGLE if dtype == torch.float32 else _HALF
+    """The configurations that the tuner tries. It skips those that need more shared memory than the GPU has."""
+    table = _FLOAT32_CHOICES if dtype == torch.float32 else _HALF_CHOICES
     return [triton.Config(sizes, num_warps=warps, num_stages=stages) for sizes, warps, stages in table[kernel]]
 
 
 @cache
 def _tuned(kernel: str, dtype: torch.dtype) -> Any:
-    """The kernel with its tuner, which measures once for each head dim, power of 2 of T, table sizes and types."""
+    """The kernel with its tuner, which measures once for each head dim, next power of 2 of T, table sizes and types."""
     tuner: Callable[..., Any] = triton.autotune(choices(kernel, dtype), key=["HEAD_DIM", "BUCKET", "P", "R"])
     return tuner(getattr(kernels, kernel))

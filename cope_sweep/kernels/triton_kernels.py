@@ -1,25 +1,27 @@
-"""The GPU's part of `triton_attention.py`: three Triton kernels, and the pieces of a tile that they share.
+"""The Triton kernels of `triton_attention.py`: forward, two backward kernels, and the functions that they share.
 
-One program of a row kernel owns a tile of queries and walks the tiles of keys; one program of the column kernel owns
-a tile of keys and walks the queries that see it. A tile of scores is *general*, or *plain*: in a plain one every query
-has passed the last position and the last distance that differs: its bias is one number per query, its gates have no
-gradient, and what is left is flash attention (Dao et al. 2022).
+A program of a row kernel computes a tile of queries and loops over tiles of keys. A program of the column kernel
+computes a tile of keys and loops over the tiles of queries that see it. A tile of scores is *general* or *plain*. In a
+plain tile, every query has reached the last position and the last distance of its tables: the bias is one number per
+query, gates have no gradient, and the computation is flash attention (Dao et al. 2022).
 
-    forward        from the query's own tile leftwards: a position is the sum of the gates from the key to the query.
-                   Leaves where its plain tiles end, and each row's position there.
-    backward_rows  rightwards, taking gates off the position again, for a gate's gradient is the sum of those of all
-                   positions from the row's first key up to its own: dg_ik = Σ_{j ≤ k} dp_ij. Gives dq and every table's
-                   gradient, and leaves both running sums at the edges of general tiles.
-    backward_keys  reads these and gives dk, dv: no kernel adds to memory that another program writes, so that gradients
-                   are the same at every run.
+    forward        visits keys from the query to earlier tokens: a position is the sum of the gates from the key to the
+                   query. Stores where the plain tiles of a row end, and the row's position there.
+    backward_rows  visits keys in the opposite direction and subtracts gates from the position: the gradient of a gate
+                   is the sum over all positions from the row's first key to its own, dg_ik = Σ_{j ≤ k} dp_ij. Computes
+                   dq and the gradients of all tables; stores position and Σ dp at the edges of general tiles.
+    backward_keys  reads these, and computes dk and dv. No two programs write to the same memory, so gradients have the
+                   same bits in every run.
 
-**Positions are whole numbers of 2⁻²²**, so that their sums have no rounding and no order. Inside a tile they are
-summed by a product with a triangle of ones, in two halves of 11 bits that float16 holds exactly: no scan, and so no
-shuffles. Since a gate is at most 1, neighbours differ by at most one table entry, exactly.
+**Positions are fixed-point numbers**, integers (`pos_int`) and fractions (`pos_frac`) in units of 2⁻²²: their sums are
+exact in any order. Within a tile they are summed by a product with a triangular matrix of ones, in two halves of 11
+bits that float16 holds exactly. This needs no scan, hence no shuffles. A gate is at most 1, so neighbours differ by at
+most one table entry.
 
-**The gradient of a table without atomics.** Let f_j = ⌊p_ij⌋, which only falls along a row. The sum C of ds over the
-keys so far, stored where f falls from n + 1 to n, is C[n] = Σ_{f_j > n} ds, and entry n gets C[n − 1] − C[n]. Each is
-stored once. Two such sums are kept: of ds·(1 − w), for entry f, and of ds·w, for entry f + 1, w being the fraction.
+**The gradient of a table needs no atomics.** Let f_j = ⌊p_ij⌋, which does not increase along a row. The prefix sum C of
+ds over the keys so far, stored where f goes from n + 1 to n, is C[n] = Σ_{f_j > n} ds; entry n gets C[n − 1] − C[n].
+Each is stored once, in `prefix_sums`. There are two: of ds·(1 − w) for entry f, and of ds·w for entry f + 1, where w is
+the fraction.
 
 Shapes: T queries (the last of S tokens), S keys, K head dim; in names, r rows (queries) and c columns (keys) of a tile.
 Tensors are (B, H, T or S, ·), contiguous where no strides are given.
@@ -33,7 +35,7 @@ import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
 
 INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
-"""Whether kernels run as NumPy, on the CPU (TRITON_INTERPRET=1, read when this module is imported)."""
+"""Whether Triton's interpreter runs the kernels on the CPU (TRITON_INTERPRET=1 when Triton is imported)."""
 LOG2E = tl.constexpr(1.4426950408889634)
 UNITS = tl.constexpr(4194304)
 """2²²: positions are counted in 1/UNITS."""
@@ -41,18 +43,18 @@ UNIT_BITS = tl.constexpr(22)
 HALF = tl.constexpr(2048)
 HALF_BITS = tl.constexpr(11)
 FAR = tl.constexpr(1 << 30)
-"""More than any position or token."""
+"""Larger than any position or token index."""
 NONE_YET = tl.constexpr(-1e30)
-"""A maximum of nothing; finite, so that a row of a tile in which all is hidden makes no NaN."""
+"""The maximum of no scores; finite, so that a row without visible keys in a tile gives no NaN."""
 
 
-# Pieces ---------------------------------------------------------------------------------------------------------------
+# Shared functions -----------------------------------------------------------------------------------------------------
 
 
 @triton.jit
 def _dot(a, b, PRECISION: tl.constexpr):
-    """The product of two tiles, added up in float32."""
-    if INTERPRETED:  # NumPy has no bfloat16, and the interpreter multiplies its bits
+    """The product of two tiles, accumulated in float32."""
+    if INTERPRETED:  # NumPy has no bfloat16: the interpreter would multiply its bits as integers
         a = a.to(tl.float32)
         b = b.to(tl.float32)
     return tl.dot(a, b, input_precision=PRECISION)
@@ -60,7 +62,7 @@ def _dot(a, b, PRECISION: tl.constexpr):
 
 @triton.jit
 def _load(base, at, stride, inside, HEAD_DIM: tl.constexpr, BLOCK_K: tl.constexpr):
-    """Vectors number `at`, as rows; 0 where not `inside`, and beyond the head dim."""
+    """Load the vectors with indices `at` as rows; 0 where not `inside` and beyond the head dim."""
     d = tl.arange(0, BLOCK_K)
     mask = inside[:, None]
     if HEAD_DIM != BLOCK_K:
@@ -70,7 +72,7 @@ def _load(base, at, stride, inside, HEAD_DIM: tl.constexpr, BLOCK_K: tl.constexp
 
 @triton.jit
 def _store(base, at, value, inside, HEAD_DIM: tl.constexpr, BLOCK_K: tl.constexpr):
-    """The inverse of `_load`, where vectors lie one behind the other."""
+    """Store rows as contiguous vectors with indices `at`."""
     d = tl.arange(0, BLOCK_K)
     mask = inside[:, None] & (d < HEAD_DIM)[None, :]
     tl.store(base + at.to(tl.int64)[:, None] * HEAD_DIM + d[None, :], value.to(base.dtype.element_ty), mask=mask)
@@ -78,7 +80,7 @@ def _store(base, at, value, inside, HEAD_DIM: tl.constexpr, BLOCK_K: tl.constexp
 
 @triton.jit
 def _gate(logits, visible):
-    """σ(logits), and the same in whole units; 0 units where not visible."""
+    """σ(logits), and its value in units of 1/UNITS, rounded; 0 units where not visible."""
     gate = 1.0 / (1.0 + tl.exp2(logits * -LOG2E))
     units = tl.where(visible, (gate * UNITS + 0.5).to(tl.int32), 0)
     return gate, units
@@ -86,7 +88,7 @@ def _gate(logits, visible):
 
 @triton.jit
 def _units_from(units, triangle, KEYS_FIRST: tl.constexpr):
-    """Σ of the tile's units from each key on: exact, both halves being integers that float16 and float32 hold."""
+    """Sums of the tile's units from each key on; exact, because float16 and float32 hold both halves exactly."""
     high = (units >> HALF_BITS).to(tl.float16)
     low = (units & (HALF - 1)).to(tl.float16)
     if KEYS_FIRST:
@@ -99,25 +101,25 @@ def _units_from(units, triangle, KEYS_FIRST: tl.constexpr):
 
 
 @triton.jit
-def _moved(whole, part, units):
-    """A position, moved on by some units (back, where they are negative)."""
-    part = part + units
-    return whole + (part >> UNIT_BITS), part & (UNITS - 1)
+def _advance(pos_int, pos_frac, units):
+    """A position plus some units, which may be negative."""
+    pos_frac = pos_frac + units
+    return pos_int + (pos_frac >> UNIT_BITS), pos_frac & (UNITS - 1)
 
 
 @triton.jit
-def _entry(whole, part, last):
-    """Which table entry a position is above, and how far it is on the way to the next: 0 from the last entry on."""
-    inside = (whole >= 0) & (whole < last)
-    way = tl.where(inside, part.to(tl.float32) * (1.0 / UNITS), 0.0)
-    return tl.minimum(tl.maximum(whole, 0), last), way
+def _entry(pos_int, pos_frac, last):
+    """The table entry at or below a position, and the fraction to the next entry: 0 from the last entry on."""
+    inside = (pos_int >= 0) & (pos_int < last)
+    frac = tl.where(inside, pos_frac.to(tl.float32) * (1.0 / UNITS), 0.0)
+    return tl.minimum(tl.maximum(pos_int, 0), last), frac
 
 
 @triton.jit
-def _look_up(z_rows, entry, way, last, inside, PAIRS: tl.constexpr):
-    """What a position adds to the score, and the slope there. As in the listing, where ⌈p⌉ = ⌊p⌋ the slope is 0.
+def _look_up(z_rows, entry, frac, last, inside, PAIRS: tl.constexpr):
+    """The interpolated table entry at a position, and its slope: 0 where ⌈p⌉ = ⌊p⌋, as in the paper's listing.
 
-    PAIRS: what z is packed of, each entry beside the next: "bf16", "fp16", or "" where z is float32 and not packed.
+    PAIRS: type of z if each entry is packed with the next one, "bf16" or "fp16"; "" if z is float32 and not packed.
     """
     if PAIRS == "":
         below = tl.load(z_rows + entry, mask=inside, other=0.0)
@@ -130,8 +132,8 @@ def _look_up(z_rows, entry, way, last, inside, PAIRS: tl.constexpr):
         else:
             below = (pair & 65535).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
             above = (pair >> 16).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
-    slope = tl.where(way > 0, above - below, 0.0)
-    return below + way * slope, slope
+    slope = tl.where(frac > 0, above - below, 0.0)
+    return below + frac * slope, slope
 
 
 @triton.jit
@@ -148,10 +150,10 @@ def _last_entry(z_row, last, inside, PAIRS: tl.constexpr):
 
 
 @triton.jit
-def _running(values, triangle, KEYS_FIRST: tl.constexpr, PARTS: tl.constexpr):
-    """Σ of the tile's values up to each key, by a product with a triangle of ones (bfloat16).
+def _cumulative(values, triangle, KEYS_FIRST: tl.constexpr, PARTS: tl.constexpr):
+    """Sums of the tile's values up to each key, by a product with a triangle of ones (bfloat16).
 
-    PARTS: how many bfloat16 numbers stand for each value: 2 hold 16 bits of it, 3 all 24 of a float32.
+    PARTS: number of bfloat16 numbers that represent each value: 2 hold 16 bits of it, 3 all 24 of a float32.
     """
     part = values.to(tl.bfloat16)
     rest = values - part.to(tl.float32)
@@ -168,7 +170,7 @@ def _running(values, triangle, KEYS_FIRST: tl.constexpr, PARTS: tl.constexpr):
 
 @triton.jit
 def _row_keys(seed, head, i):
-    """`dropout.keep`'s key of each query's row."""
+    """The key of each query's row in `dropout.dropout_mask`."""
     x = (head.to(tl.uint64) << 32) | i.to(tl.uint64)
     x = x * 0x9E3779B97F4A7C15 + seed.to(tl.uint64)
     x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9
@@ -177,8 +179,8 @@ def _row_keys(seed, head, i):
 
 
 @triton.jit
-def _kept(row_keys, j, threshold):
-    """`dropout.keep` of a tile: row keys and keys' numbers, shaped to be broadcast."""
+def _dropout_mask(row_keys, j, threshold):
+    """`dropout.dropout_mask` of a tile; `row_keys` and key indices `j` are broadcast."""
     x = row_keys + j.to(tl.uint32) * 0x9E3779B9
     x = (x ^ (x >> 16)) * 0x7FEB352D
     x = (x ^ (x >> 15)) * 0x846CA68B
@@ -204,8 +206,8 @@ def forward(
     o,
     lse,  # of the rows' scores, in base 2
     plain_end,  # int32: the first key that is not in a plain tile
-    whole_there,  # int32: the position of that key, whole
-    part_there,  # and its fraction, in units
+    end_pos_int,  # int32: integer part of the position of that key
+    end_pos_frac,  # int32: its fraction, in units
     q_b,
     q_h,
     q_t,
@@ -239,23 +241,23 @@ def forward(
     BUCKET: tl.constexpr,  # of T, for the tuner
     BLOCK_T: tl.constexpr,
     BLOCK_S: tl.constexpr,  # of general tiles
-    PLAIN_S: tl.constexpr,  # of plain ones, which need fewer registers: a multiple of BLOCK_S
+    PLAIN_S: tl.constexpr,  # of plain tiles, which need fewer registers: a multiple of BLOCK_S
 ):
     tile = tl.num_programs(0) - 1 - tl.program_id(0)  # the longest rows first
     head = tl.program_id(1)
     b, h = (head // H).to(tl.int64), (head % H).to(tl.int64)
     row = tile * BLOCK_T + tl.arange(0, BLOCK_T)
     i = row + (S - T)
-    real = row < T
+    valid = row < T
     if lengths is not None:
-        real = real & (i < tl.load(lengths + b))
+        valid = valid & (i < tl.load(lengths + b))
     CONTEXTUAL: tl.constexpr = (z is not None) or (m is not None)
     OWN_GATES: tl.constexpr = gate_q is not None
 
     rows = head.to(tl.int64) * T + row
-    q_tile = _load(q + b * q_b + h * q_h, row, q_t, real, HEAD_DIM, BLOCK_K)
+    q_tile = _load(q + b * q_b + h * q_h, row, q_t, valid, HEAD_DIM, BLOCK_K)
     if OWN_GATES:
-        gate_q_tile = _load(gate_q + b * gq_b + h * gq_h, row, gq_t, real, HEAD_DIM, BLOCK_K)
+        gate_q_tile = _load(gate_q + b * gq_b + h * gq_h, row, gq_t, valid, HEAD_DIM, BLOCK_K)
     triangle = (tl.arange(0, BLOCK_S)[:, None] >= tl.arange(0, BLOCK_S)[None, :]).to(tl.float16)
     if m is not None:
         m_h = tl.load(m + h)
@@ -264,18 +266,18 @@ def forward(
     if DROPOUT:
         row_keys = _row_keys(tl.full((1,), 0, tl.int64) + seed, tl.zeros_like(i) + head, i)
 
-    top = tl.full((BLOCK_T,), NONE_YET, tl.float32)
+    row_max = tl.full((BLOCK_T,), NONE_YET, tl.float32)
     weight = tl.zeros((BLOCK_T,), tl.float32)
     sums = tl.zeros((BLOCK_T, BLOCK_K), tl.float32)
-    # Rows that are none have passed the last position: they hold no other back.
-    whole = tl.where(real, 0, FAR)
-    part = tl.zeros((BLOCK_T,), tl.int32)
+    # Rows without a token are past the last position, so that other rows do not wait for them.
+    pos_int = tl.where(valid, 0, FAR)
+    pos_frac = tl.zeros((BLOCK_T,), tl.int32)
 
-    n = tl.cdiv(tl.max(tl.where(real, i + 1, 0), 0), BLOCK_S) - 1
+    n = tl.cdiv(tl.max(tl.where(valid, i + 1, 0), 0), BLOCK_S) - 1
     any_key = n >= 0
     first_i = tile * BLOCK_T + (S - T)
-    going = any_key
-    while going:
+    is_general = any_key
+    while is_general:
         j = n * BLOCK_S + tl.arange(0, BLOCK_S)
         visible = j[None, :] <= i[:, None]
         k_tile = _load(k + b * k_b + h * k_h, j, k_t, j < S, HEAD_DIM, BLOCK_K)
@@ -286,17 +288,17 @@ def forward(
                 gate_k_tile = _load(gate_k + b * gk_b + h * gk_h, j, gk_t, j < S, HEAD_DIM, BLOCK_K)
                 gate_logits = _dot(gate_q_tile, tl.trans(gate_k_tile), PRECISION) * scale
             _gates, units = _gate(gate_logits, visible)
-            wholes, parts = _moved(whole[:, None], part[:, None], _units_from(units, triangle, False))
+            pos_ints, pos_fracs = _advance(pos_int[:, None], pos_frac[:, None], _units_from(units, triangle, False))
             if z is not None:
-                entry, way = _entry(wholes, parts, P - 1)
-                value, _slope = _look_up((z + rows * P)[:, None], entry, way, P - 1, real[:, None], PAIRS)
+                entry, frac = _entry(pos_ints, pos_fracs, P - 1)
+                value, _slope = _look_up((z + rows * P)[:, None], entry, frac, P - 1, valid[:, None], PAIRS)
                 s += value
             if m is not None:
-                s += m_h * (wholes.to(tl.float32) + parts.to(tl.float32) * (1.0 / UNITS))
-            whole, part = _moved(whole, part, tl.sum(units, 1))
+                s += m_h * (pos_ints.to(tl.float32) + pos_fracs.to(tl.float32) * (1.0 / UNITS))
+            pos_int, pos_frac = _advance(pos_int, pos_frac, tl.sum(units, 1))
         distance = i[:, None] - j[None, :]
         if relative is not None:
-            near = visible & real[:, None]
+            near = visible & valid[:, None]
             if not FAR_LAST:
                 near = near & (distance < R)
             at = (relative + rows * R)[:, None] + tl.minimum(distance, R - 1)
@@ -304,58 +306,58 @@ def forward(
         if far_slope is not None:
             s += far_slope_h * distance.to(tl.float32)
         s = tl.where(visible, s * LOG2E, float("-inf"))
-        new_top = tl.maximum(top, tl.max(s, 1))
-        fading = tl.exp2(top - new_top)
-        a = tl.exp2(s - new_top[:, None])
-        weight = weight * fading + tl.sum(a, 1)
+        new_max = tl.maximum(row_max, tl.max(s, 1))
+        rescale = tl.exp2(row_max - new_max)
+        a = tl.exp2(s - new_max[:, None])
+        weight = weight * rescale + tl.sum(a, 1)
         if DROPOUT:
-            a = tl.where(_kept(row_keys[:, None], j[None, :], threshold), a, 0.0)
+            a = tl.where(_dropout_mask(row_keys[:, None], j[None, :], threshold), a, 0.0)
         v_tile = _load(v + b * v_b + h * v_h, j, v_t, j < S, HEAD_DIM, BLOCK_K)
-        sums = sums * fading[:, None] + _dot(a.to(v_tile.dtype), v_tile, PRECISION)
-        top = new_top
+        sums = sums * rescale[:, None] + _dot(a.to(v_tile.dtype), v_tile, PRECISION)
+        row_max = new_max
         n -= 1
-        # The next tile is plain if it hides nothing, and neither positions nor distances matter any longer.
+        # The next tile is plain if all its keys are visible, saturated, and farther than the table of distances.
         last_j = n * BLOCK_S + BLOCK_S - 1
         general = last_j > first_i
         if m is not None:
             general = True
         elif z is not None:
-            general = general | (tl.min(whole, 0) < P - 1)
+            general = general | (tl.min(pos_int, 0) < P - 1)
         if relative is not None:
             general = general | (first_i - last_j < R)
-        going = (n >= 0) & (general | ((n + 1) % (PLAIN_S // BLOCK_S) != 0))
+        is_general = (n >= 0) & (general | ((n + 1) % (PLAIN_S // BLOCK_S) != 0))
 
     begin = (n + 1) * BLOCK_S
     tl.store(plain_end + rows, tl.where(any_key, begin, FAR) + tl.zeros_like(row), mask=row < T)
     if CONTEXTUAL:
-        tl.store(whole_there + rows, whole, mask=row < T)
-        tl.store(part_there + rows, part, mask=row < T)
+        tl.store(end_pos_int + rows, pos_int, mask=row < T)
+        tl.store(end_pos_frac + rows, pos_frac, mask=row < T)
 
     constant = tl.zeros((BLOCK_T,), tl.float32)
     if z is not None:
-        constant += _last_entry(z + rows * P, P - 1, real, PAIRS)
+        constant += _last_entry(z + rows * P, P - 1, valid, PAIRS)
     if (relative is not None) and FAR_LAST:
-        constant += tl.load(relative + rows * R + (R - 1), mask=real, other=0.0).to(tl.float32)
+        constant += tl.load(relative + rows * R + (R - 1), mask=valid, other=0.0).to(tl.float32)
     for plain in range(begin // PLAIN_S):
         j = plain * PLAIN_S + tl.arange(0, PLAIN_S)
         k_tile = _load(k + b * k_b + h * k_h, j, k_t, j < S, HEAD_DIM, BLOCK_K)
         s = _dot(q_tile, tl.trans(k_tile), PRECISION) * (scale * LOG2E) + (constant * LOG2E)[:, None]
         if far_slope is not None:
             s += (far_slope_h * LOG2E) * (i[:, None] - j[None, :]).to(tl.float32)
-        new_top = tl.maximum(top, tl.max(s, 1))
-        fading = tl.exp2(top - new_top)
-        a = tl.exp2(s - new_top[:, None])
-        weight = weight * fading + tl.sum(a, 1)
+        new_max = tl.maximum(row_max, tl.max(s, 1))
+        rescale = tl.exp2(row_max - new_max)
+        a = tl.exp2(s - new_max[:, None])
+        weight = weight * rescale + tl.sum(a, 1)
         if DROPOUT:
-            a = tl.where(_kept(row_keys[:, None], j[None, :], threshold), a, 0.0)
+            a = tl.where(_dropout_mask(row_keys[:, None], j[None, :], threshold), a, 0.0)
         v_tile = _load(v + b * v_b + h * v_h, j, v_t, j < S, HEAD_DIM, BLOCK_K)
-        sums = sums * fading[:, None] + _dot(a.to(v_tile.dtype), v_tile, PRECISION)
-        top = new_top
+        sums = sums * rescale[:, None] + _dot(a.to(v_tile.dtype), v_tile, PRECISION)
+        row_max = new_max
 
-    weight = tl.where(real, weight, 1.0)
-    out = tl.where(real[:, None], sums / (weight * survival)[:, None], 0.0)
+    weight = tl.where(valid, weight, 1.0)
+    out = tl.where(valid[:, None], sums / (weight * survival)[:, None], 0.0)
     _store(o, rows, out, row < T, HEAD_DIM, BLOCK_K)
-    tl.store(lse + rows, tl.where(real, top + tl.log2(weight), 0.0), mask=row < T)
+    tl.store(lse + rows, tl.where(valid, row_max + tl.log2(weight), 0.0), mask=row < T)
 
 
 # Backward, along rows -------------------------------------------------------------------------------------------------
@@ -377,17 +379,17 @@ def backward_rows(
     do,
     lse,
     plain_end,
-    whole_there,
-    part_there,
+    end_pos_int,
+    end_pos_frac,
     delta,  # out: Σ_k do·o, for the column kernel
     dq,
     dgate_q,
     dz,
-    dm_rows,  # each row's part
+    dm_rows,  # each row's part of the gradient of m
     drelative,
-    fallen,  # workspace (B, H, row of this launch, P, 2): the two running sums where an entry's run of keys ends
-    edge_whole,  # out (B, H, tile of keys, row of this launch): the position at a general tile's right edge
-    edge_part,
+    prefix_sums,  # workspace (B, H, row of this launch, P, 2): the two prefix sums where an entry's keys end
+    edge_pos_int,  # out (B, H, tile of keys, row of this launch): the position at a general tile's right edge
+    edge_pos_frac,
     edge_dp,  # Σ dp of all keys before the tile
     q_b,
     q_h,
@@ -428,7 +430,7 @@ def backward_rows(
     BUCKET: tl.constexpr,
     BLOCK_P: tl.constexpr,
     BLOCK_S: tl.constexpr,  # of general tiles
-    PLAIN_S: tl.constexpr,  # of plain ones: a multiple of BLOCK_S, and a divisor of the forward kernel's
+    PLAIN_S: tl.constexpr,  # of plain tiles: a multiple of BLOCK_S, and a divisor of the forward kernel's
     BLOCK_T: tl.constexpr,
 ):
     local = (tl.num_programs(0) - 1 - tl.program_id(0)) * BLOCK_T + tl.arange(0, BLOCK_T)
@@ -436,22 +438,22 @@ def backward_rows(
     b, h = (head // H).to(tl.int64), (head % H).to(tl.int64)
     row = first_row + local
     i = row + (S - T)
-    real = row < T
+    valid = row < T
     if lengths is not None:
-        real = real & (i < tl.load(lengths + b))
+        valid = valid & (i < tl.load(lengths + b))
     CONTEXTUAL: tl.constexpr = (z is not None) or (m is not None)
     OWN_GATES: tl.constexpr = gate_q is not None
 
     rows = head.to(tl.int64) * T + row
-    q_tile = _load(q + b * q_b + h * q_h, row, q_t, real, HEAD_DIM, BLOCK_K)
-    do_tile = _load(do + b * do_b + h * do_h, row, do_t, real, HEAD_DIM, BLOCK_K)
-    o_tile = _load(o, rows, HEAD_DIM, real, HEAD_DIM, BLOCK_K)
+    q_tile = _load(q + b * q_b + h * q_h, row, q_t, valid, HEAD_DIM, BLOCK_K)
+    do_tile = _load(do + b * do_b + h * do_h, row, do_t, valid, HEAD_DIM, BLOCK_K)
+    o_tile = _load(o, rows, HEAD_DIM, valid, HEAD_DIM, BLOCK_K)
     delta_r = tl.sum(o_tile.to(tl.float32) * do_tile.to(tl.float32), 1)
     tl.store(delta + rows, delta_r, mask=row < T)
-    lse_r = tl.load(lse + rows, mask=real, other=float("inf"))  # of rows that are none, all weights are 0
+    lse_r = tl.load(lse + rows, mask=valid, other=float("inf"))  # rows without a token have weights 0
     dq_tile = tl.zeros((BLOCK_T, BLOCK_K), tl.float32)
     if OWN_GATES:
-        gate_q_tile = _load(gate_q + b * gq_b + h * gq_h, row, gq_t, real, HEAD_DIM, BLOCK_K)
+        gate_q_tile = _load(gate_q + b * gq_b + h * gq_h, row, gq_t, valid, HEAD_DIM, BLOCK_K)
         dgate_q_tile = tl.zeros((BLOCK_T, BLOCK_K), tl.float32)
     if m is not None:
         m_h = tl.load(m + h)
@@ -462,14 +464,14 @@ def backward_rows(
         row_keys = _row_keys(tl.full((1,), 0, tl.int64) + seed, tl.zeros_like(i) + head, i)
 
     # Plain tiles.
-    tiles = tl.cdiv(tl.max(tl.where(real, i + 1, 0), 0), BLOCK_S)
+    tiles = tl.cdiv(tl.max(tl.where(valid, i + 1, 0), 0), BLOCK_S)
     begin = tl.load(plain_end + head.to(tl.int64) * T + tl.min(row, 0))
     begin = tl.where(begin < FAR, begin, 0)
     constant = tl.zeros((BLOCK_T,), tl.float32)
     if z is not None:
-        constant += _last_entry(z + rows * P, P - 1, real, PAIRS)
+        constant += _last_entry(z + rows * P, P - 1, valid, PAIRS)
     if (relative is not None) and FAR_LAST:
-        constant += tl.load(relative + rows * R + (R - 1), mask=real, other=0.0).to(tl.float32)
+        constant += tl.load(relative + rows * R + (R - 1), mask=valid, other=0.0).to(tl.float32)
     ds_plain = tl.zeros((BLOCK_T,), tl.float32)
     for plain in range(begin // PLAIN_S):
         j = plain * PLAIN_S + tl.arange(0, PLAIN_S)
@@ -481,7 +483,7 @@ def backward_rows(
         a = tl.exp2(s)
         da = _dot(do_tile, tl.trans(v_tile), PRECISION)
         if DROPOUT:
-            da = tl.where(_kept(row_keys[:, None], j[None, :], threshold), da / survival, 0.0)
+            da = tl.where(_dropout_mask(row_keys[:, None], j[None, :], threshold), da / survival, 0.0)
         ds = a * (da - delta_r[:, None])
         ds_plain += tl.sum(ds, 1)
         dq_tile += _dot(ds.to(k_tile.dtype), k_tile, PRECISION)
@@ -491,13 +493,13 @@ def backward_rows(
         c = tl.arange(0, BLOCK_S)
         from_here = (c[:, None] >= c[None, :]).to(tl.float16)
         up_to_here = (c[:, None] <= c[None, :]).to(tl.float32).to(tl.bfloat16)
-        whole = tl.load(whole_there + rows, mask=real, other=FAR)
-        part = tl.load(part_there + rows, mask=real, other=0)
+        pos_int = tl.load(end_pos_int + rows, mask=valid, other=FAR)
+        pos_frac = tl.load(end_pos_frac + rows, mask=valid, other=0)
         dp_before = tl.zeros((BLOCK_T,), tl.float32)
         edges = head.to(tl.int64) * tl.cdiv(S, BLOCK_S) * launch_rows + local
     if z is not None:
-        first_entry, _first_way = _entry(whole, part, P - 1)
-        fallen_rows = fallen + (head.to(tl.int64) * launch_rows + local) * P * 2
+        first_entry, _first_frac = _entry(pos_int, pos_frac, P - 1)
+        prefix_sum_rows = prefix_sums + (head.to(tl.int64) * launch_rows + local) * P * 2
         below_sum = ds_plain
         above_sum = tl.zeros((BLOCK_T,), tl.float32)
     ds_far = ds_plain
@@ -513,28 +515,28 @@ def backward_rows(
                 gate_k_tile = _load(gate_k + b * gk_b + h * gk_h, j, gk_t, j < S, HEAD_DIM, BLOCK_K)
                 gate_logits = _dot(gate_q_tile, tl.trans(gate_k_tile), PRECISION) * scale
             gate, units = _gate(gate_logits, visible)
-            whole, part = _moved(whole, part, -tl.sum(units, 1))
+            pos_int, pos_frac = _advance(pos_int, pos_frac, -tl.sum(units, 1))
             edge = edges + n * launch_rows
-            tl.store(edge_whole + edge, whole, mask=row < T)
-            tl.store(edge_part + edge, part, mask=row < T)
+            tl.store(edge_pos_int + edge, pos_int, mask=row < T)
+            tl.store(edge_pos_frac + edge, pos_frac, mask=row < T)
             tl.store(edge_dp + edge, dp_before, mask=row < T)
             ahead = _units_from(units, from_here, False)
-            wholes, parts = _moved(whole[:, None], part[:, None], ahead)
-            # What is needed after the products below is made small here: registers are few.
+            pos_ints, pos_fracs = _advance(pos_int[:, None], pos_frac[:, None], ahead)
+            # Computed before the products below, so that fewer registers are live during them.
             gate_slope = tl.where(visible, gate * (1.0 - gate), 0.0)
             if z is not None:
-                entry, way = _entry(wholes, parts, P - 1)
-                next_wholes, next_parts = _moved(whole[:, None], part[:, None], ahead - units)
-                next_entry, _next_way = _entry(next_wholes, next_parts, P - 1)
-                falls_to = tl.where((next_entry < entry) & real[:, None], next_entry, -1)
-                value, slope = _look_up((z + rows * P)[:, None], entry, way, P - 1, real[:, None], PAIRS)
+                entry, frac = _entry(pos_ints, pos_fracs, P - 1)
+                next_pos_ints, next_pos_fracs = _advance(pos_int[:, None], pos_frac[:, None], ahead - units)
+                next_entry, _next_frac = _entry(next_pos_ints, next_pos_fracs, P - 1)
+                next_lower_entry = tl.where((next_entry < entry) & valid[:, None], next_entry, -1)
+                value, slope = _look_up((z + rows * P)[:, None], entry, frac, P - 1, valid[:, None], PAIRS)
                 s += value
             if m is not None:
-                p = wholes.to(tl.float32) + parts.to(tl.float32) * (1.0 / UNITS)
+                p = pos_ints.to(tl.float32) + pos_fracs.to(tl.float32) * (1.0 / UNITS)
                 s += m_h * p
         distance = i[:, None] - j[None, :]
         if relative is not None:
-            near = visible & real[:, None]
+            near = visible & valid[:, None]
             if not FAR_LAST:
                 near = near & (distance < R)
             at = (relative + rows * R)[:, None] + tl.minimum(distance, R - 1)
@@ -544,30 +546,30 @@ def backward_rows(
         a = tl.where(visible, tl.exp2(s * LOG2E - lse_r[:, None]), 0.0)
         da = _dot(do_tile, tl.trans(v_tile), PRECISION)
         if DROPOUT:
-            da = tl.where(_kept(row_keys[:, None], j[None, :], threshold), da / survival, 0.0)
+            da = tl.where(_dropout_mask(row_keys[:, None], j[None, :], threshold), da / survival, 0.0)
         ds = a * (da - delta_r[:, None])
         if relative is not None:
             last = R - 1 if FAR_LAST else R
             at = (drelative + rows * R)[:, None] + distance
-            inside = visible & real[:, None] & (distance < last)
+            inside = visible & valid[:, None] & (distance < last)
             tl.store(at, ds.to(drelative.dtype.element_ty), mask=inside)
             ds_far += tl.sum(tl.where(distance >= R - 1, ds, 0.0), 1)
         if CONTEXTUAL:
             dp = tl.zeros_like(ds)
             if z is not None:
                 dp += ds * slope
-                above = ds * way
+                above = ds * frac
                 below = ds - above
-                at = fallen_rows[:, None] + falls_to * 2
-                falls = falls_to >= 0
-                tl.store(at, below_sum[:, None] + _running(below, up_to_here, False, PARTS), mask=falls)
-                tl.store(at + 1, above_sum[:, None] + _running(above, up_to_here, False, PARTS), mask=falls)
+                at = prefix_sum_rows[:, None] + next_lower_entry * 2
+                enters_lower = next_lower_entry >= 0
+                tl.store(at, below_sum[:, None] + _cumulative(below, up_to_here, False, PARTS), mask=enters_lower)
+                tl.store(at + 1, above_sum[:, None] + _cumulative(above, up_to_here, False, PARTS), mask=enters_lower)
                 below_sum += tl.sum(below, 1)
                 above_sum += tl.sum(above, 1)
             if m is not None:
                 dp += ds * m_h
                 dm_r += tl.sum(ds * p, 1)
-            dgate = dp_before[:, None] + _running(dp, up_to_here, False, PARTS)
+            dgate = dp_before[:, None] + _cumulative(dp, up_to_here, False, PARTS)
             dp_before += tl.sum(dp, 1)
             dlogits = dgate * gate_slope
             if OWN_GATES:
@@ -580,22 +582,22 @@ def backward_rows(
     if OWN_GATES:
         _store(dgate_q, rows, dgate_q_tile * scale, row < T, HEAD_DIM, BLOCK_K)
     if m is not None:
-        tl.store(dm_rows + rows, tl.where(real, dm_r, 0.0), mask=row < T)
+        tl.store(dm_rows + rows, tl.where(valid, dm_r, 0.0), mask=row < T)
     if (relative is not None) and FAR_LAST:
         at = drelative + rows * R + (R - 1)
-        tl.store(at, ds_far.to(drelative.dtype.element_ty), mask=real)
+        tl.store(at, ds_far.to(drelative.dtype.element_ty), mask=valid)
     if z is not None:
-        tl.debug_barrier()  # what other threads of this program stored is read below
+        tl.debug_barrier()  # the stores above are read below by other threads of this program
         for start in range(0, P, BLOCK_P):
             entry_n = (start + tl.arange(0, BLOCK_P))[None, :]
-            # Sums at entries from the first key's on are 0; the one at −1 is the whole row's.
-            reached = first_entry[:, None]
-            at = fallen_rows[:, None] + entry_n * 2
-            below_n = tl.load(at, mask=real[:, None] & (entry_n < reached), other=0.0)
-            inside = real[:, None] & (entry_n >= 1) & (entry_n - 1 < reached)
+            # Prefix sums at the first key's entry and above are 0; the one at −1 is that of the whole row.
+            first_key_entry = first_entry[:, None]
+            at = prefix_sum_rows[:, None] + entry_n * 2
+            below_n = tl.load(at, mask=valid[:, None] & (entry_n < first_key_entry), other=0.0)
+            inside = valid[:, None] & (entry_n >= 1) & (entry_n - 1 < first_key_entry)
             below_1 = tl.where(entry_n < 1, below_sum[:, None], tl.load(at - 2, mask=inside, other=0.0))
             above_1 = tl.load(at - 1, mask=inside, other=0.0)
-            inside = real[:, None] & (entry_n >= 2) & (entry_n - 2 < reached)
+            inside = valid[:, None] & (entry_n >= 2) & (entry_n - 2 < first_key_entry)
             above_2 = tl.where(entry_n == 1, above_sum[:, None], tl.load(at - 3, mask=inside, other=0.0))
             value = below_1 - below_n + above_2 - above_1
             inside = (row < T)[:, None] & (entry_n < P)
@@ -621,8 +623,8 @@ def backward_keys(
     lse,
     plain_end,
     delta,
-    edge_whole,
-    edge_part,
+    edge_pos_int,
+    edge_pos_frac,
     edge_dp,
     dk,
     dv,
@@ -667,10 +669,10 @@ def backward_keys(
     EDGE: tl.constexpr,  # the row kernel's BLOCK_S
     BLOCK_S: tl.constexpr,
     BLOCK_T: tl.constexpr,  # of general tiles
-    PLAIN_T: tl.constexpr,  # of plain ones: a multiple of BLOCK_T
+    PLAIN_T: tl.constexpr,  # of plain tiles: a multiple of BLOCK_T
     TILES: tl.constexpr,  # a power of 2; TILES·BLOCK_T rows at least are the launch's
 ):
-    """Tiles lie on their side here, keys along the first axis: what multiplies q and do is never transposed."""
+    """Keys are the first axis of a tile here, so that the factors of q and do need no transposition."""
     n = tl.program_id(0)
     head = tl.program_id(1)
     b, h = (head // H).to(tl.int64), (head % H).to(tl.int64)
@@ -689,7 +691,7 @@ def backward_keys(
         c = tl.arange(0, BLOCK_S)
         from_here = (c[:, None] <= c[None, :]).to(tl.float16)
         up_to_here = (c[:, None] >= c[None, :]).to(tl.float32).to(tl.bfloat16)
-        # Of the row kernel's tiles, this one's first and last, whose edges are this one's.
+        # The first and the last of the row kernel's tiles in this one.
         left = n * (BLOCK_S // EDGE)
         right = left + BLOCK_S // EDGE - 1
         edges = head.to(tl.int64) * tl.cdiv(S, EDGE) * launch_rows
@@ -698,8 +700,8 @@ def backward_keys(
     if far_slope is not None:
         far_slope_h = tl.load(far_slope + h)
 
-    # Tiles of queries, counted from the launch's first: none before `start` sees a key, none from `end` on is of
-    # tokens, and from `general_end` on this tile is plain for all.
+    # Tiles of queries, counted from the first of the launch: before `start` none sees a key, from `end` on there are no
+    # tokens, and from `general_end` on this tile is plain for all queries.
     rows_end = T
     if lengths is not None:
         rows_end = tl.minimum(T, (tl.load(lengths + b) - (S - T)).to(tl.int32))
@@ -716,52 +718,52 @@ def backward_keys(
         local = tile * BLOCK_T + tl.arange(0, BLOCK_T)
         row = first_row + local
         i = row + (S - T)
-        real = row < rows_end
+        valid = row < rows_end
         rows = head.to(tl.int64) * T + row
         visible = j[:, None] <= i[None, :]
-        q_tile = _load(q + b * q_b + h * q_h, row, q_t, real, HEAD_DIM, BLOCK_K)
-        do_tile = _load(do + b * do_b + h * do_h, row, do_t, real, HEAD_DIM, BLOCK_K)
-        lse_r = tl.load(lse + rows, mask=real, other=float("inf"))  # of rows that are none, all weights are 0
-        delta_r = tl.load(delta + rows, mask=real, other=0.0)
+        q_tile = _load(q + b * q_b + h * q_h, row, q_t, valid, HEAD_DIM, BLOCK_K)
+        do_tile = _load(do + b * do_b + h * do_h, row, do_t, valid, HEAD_DIM, BLOCK_K)
+        lse_r = tl.load(lse + rows, mask=valid, other=float("inf"))  # rows without a token have weights 0
+        delta_r = tl.load(delta + rows, mask=valid, other=0.0)
         s = _dot(k_tile, tl.trans(q_tile), PRECISION) * scale
         if CONTEXTUAL:
             gate_logits = s
             if OWN_GATES:
-                gate_q_tile = _load(gate_q + b * gq_b + h * gq_h, row, gq_t, real, HEAD_DIM, BLOCK_K)
+                gate_q_tile = _load(gate_q + b * gq_b + h * gq_h, row, gq_t, valid, HEAD_DIM, BLOCK_K)
                 gate_logits = _dot(gate_k_tile, tl.trans(gate_q_tile), PRECISION) * scale
             gate, units = _gate(gate_logits, visible)
             gate_slope = tl.where(visible, gate * (1.0 - gate), 0.0)
-            # What is plain for these rows, though not for some later ones, has no edge: it is beyond all positions.
-            begin = tl.load(plain_end + rows, mask=real, other=FAR)
-            seen = real & (right * EDGE <= i)
+            # A tile that is plain for these rows, but not for later ones, has no stored edge: its keys are saturated.
+            begin = tl.load(plain_end + rows, mask=valid, other=FAR)
+            seen = valid & (right * EDGE <= i)
             edge = seen & (begin <= right * EDGE)
             at = edges + right * launch_rows + local
-            whole = tl.where(seen, tl.load(edge_whole + at, mask=edge, other=FAR), 0)
-            part = tl.load(edge_part + at, mask=edge, other=0)
+            pos_int = tl.where(seen, tl.load(edge_pos_int + at, mask=edge, other=FAR), 0)
+            pos_frac = tl.load(edge_pos_frac + at, mask=edge, other=0)
             at = edges + left * launch_rows + local
-            dp_before = tl.load(edge_dp + at, mask=real & (begin <= left * EDGE) & (left * EDGE <= i), other=0.0)
-            wholes, parts = _moved(whole[None, :], part[None, :], _units_from(units, from_here, True))
+            dp_before = tl.load(edge_dp + at, mask=valid & (begin <= left * EDGE) & (left * EDGE <= i), other=0.0)
+            pos_ints, pos_fracs = _advance(pos_int[None, :], pos_frac[None, :], _units_from(units, from_here, True))
             if z is not None:
-                entry, way = _entry(wholes, parts, P - 1)
-                value, slope = _look_up((z + rows * P)[None, :], entry, way, P - 1, real[None, :], PAIRS)
+                entry, frac = _entry(pos_ints, pos_fracs, P - 1)
+                value, slope = _look_up((z + rows * P)[None, :], entry, frac, P - 1, valid[None, :], PAIRS)
                 s += value
             if m is not None:
-                s += m_h * (wholes.to(tl.float32) + parts.to(tl.float32) * (1.0 / UNITS))
+                s += m_h * (pos_ints.to(tl.float32) + pos_fracs.to(tl.float32) * (1.0 / UNITS))
         distance = i[None, :] - j[:, None]
         if relative is not None:
-            near = visible & real[None, :]
+            near = visible & valid[None, :]
             if not FAR_LAST:
                 near = near & (distance < R)
             at = (relative + rows * R)[None, :] + tl.minimum(distance, R - 1)
             s += tl.load(at, mask=near, other=0.0).to(tl.float32)
         if far_slope is not None:
             s += far_slope_h * distance.to(tl.float32)
-        a = tl.where(visible & real[None, :], tl.exp2(s * LOG2E - lse_r[None, :]), 0.0)
+        a = tl.where(visible & valid[None, :], tl.exp2(s * LOG2E - lse_r[None, :]), 0.0)
         da = _dot(v_tile, tl.trans(do_tile), PRECISION)
         kept_a = a
         if DROPOUT:
             row_keys = _row_keys(tl.full((1,), 0, tl.int64) + seed, tl.zeros_like(i) + head, i)
-            kept = _kept(row_keys[None, :], j[:, None], threshold)
+            kept = _dropout_mask(row_keys[None, :], j[:, None], threshold)
             kept_a = tl.where(kept, a / survival, 0.0)
             da = tl.where(kept, da / survival, 0.0)
         dv_tile += _dot(kept_a.to(do_tile.dtype), do_tile, PRECISION)
@@ -772,7 +774,7 @@ def backward_keys(
                 dp += ds * slope
             if m is not None:
                 dp += ds * m_h
-            dgate = dp_before[None, :] + _running(dp, up_to_here, True, PARTS)
+            dgate = dp_before[None, :] + _cumulative(dp, up_to_here, True, PARTS)
             dlogits = dgate * gate_slope
             if OWN_GATES:
                 dgate_k_tile += _dot(dlogits.to(gate_q_tile.dtype), gate_q_tile, PRECISION)
@@ -784,16 +786,16 @@ def backward_keys(
         local = plain * PLAIN_T + tl.arange(0, PLAIN_T)
         row = first_row + local
         i = row + (S - T)
-        real = row < rows_end
+        valid = row < rows_end
         rows = head.to(tl.int64) * T + row
-        q_tile = _load(q + b * q_b + h * q_h, row, q_t, real, HEAD_DIM, BLOCK_K)
-        do_tile = _load(do + b * do_b + h * do_h, row, do_t, real, HEAD_DIM, BLOCK_K)
-        delta_r = tl.load(delta + rows, mask=real, other=0.0)
-        constant = -tl.load(lse + rows, mask=real, other=float("inf"))
+        q_tile = _load(q + b * q_b + h * q_h, row, q_t, valid, HEAD_DIM, BLOCK_K)
+        do_tile = _load(do + b * do_b + h * do_h, row, do_t, valid, HEAD_DIM, BLOCK_K)
+        delta_r = tl.load(delta + rows, mask=valid, other=0.0)
+        constant = -tl.load(lse + rows, mask=valid, other=float("inf"))
         if z is not None:
-            constant += _last_entry(z + rows * P, P - 1, real, PAIRS) * LOG2E
+            constant += _last_entry(z + rows * P, P - 1, valid, PAIRS) * LOG2E
         if (relative is not None) and FAR_LAST:
-            constant += tl.load(relative + rows * R + (R - 1), mask=real, other=0.0).to(tl.float32) * LOG2E
+            constant += tl.load(relative + rows * R + (R - 1), mask=valid, other=0.0).to(tl.float32) * LOG2E
         s = _dot(k_tile, tl.trans(q_tile), PRECISION) * (scale * LOG2E) + constant[None, :]
         if far_slope is not None:
             s += (far_slope_h * LOG2E) * (i[None, :] - j[:, None]).to(tl.float32)
@@ -802,7 +804,7 @@ def backward_keys(
         kept_a = a
         if DROPOUT:
             row_keys = _row_keys(tl.full((1,), 0, tl.int64) + seed, tl.zeros_like(i) + head, i)
-            kept = _kept(row_keys[None, :], j[:, None], threshold)
+            kept = _dropout_mask(row_keys[None, :], j[:, None], threshold)
             kept_a = tl.where(kept, a / survival, 0.0)
             da = tl.where(kept, da / survival, 0.0)
         dv_tile += _dot(kept_a.to(do_tile.dtype), do_tile, PRECISION)

@@ -1,15 +1,33 @@
-import pytest
-from cope_benchmarks.command import _check_writable
+"""`cope-sweep bench` through the command line."""
 
+import re
+
+import pytest
+from typer.testing import CliRunner
+
+from cope_sweep.cli import app
 from cope_sweep.errors import UserError
 
 
-def test_a_folder_that_cannot_be_kept_in_is_named_before_anything_is_measured(tmp_path):
+def test_a_folder_that_cannot_be_written_is_reported_before_anything_is_measured(tmp_path):
     (tmp_path / "file").write_text("not a folder")
-    with pytest.raises(UserError, match=r"--keep .*file/results: .*name a folder"):
-        _check_writable(tmp_path / "file" / "results")
+    result = CliRunner().invoke(app, ["bench", "attention", "--keep", str(tmp_path / "file" / "results")])
+    assert isinstance(result.exception, UserError)
+    assert re.search(r"--keep .*file/results: .*name a folder", str(result.exception))
 
 
-def test_a_folder_is_made_and_left_empty(tmp_path):
-    _check_writable(tmp_path / "new" / "results")
-    assert list((tmp_path / "new" / "results").iterdir()) == []
+def test_bench_gpu_without_a_gpu_saves_the_reason(tmp_path):
+    torch = pytest.importorskip("torch")
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU: the benchmark would take minutes")
+    folder = tmp_path / "new" / "results"
+    result = CliRunner().invoke(app, ["bench", "gpu", "--keep", str(folder)])
+    assert result.exit_code == 0, result.output
+    assert sorted(path.name for path in folder.iterdir()) == ["gpu.json", "gpu.md"]
+    assert "no CUDA device" in (folder / "gpu.json").read_text()
+
+
+def test_the_benchmarks_are_commands():
+    output = CliRunner().invoke(app, ["bench", "--help"]).output
+    for name in ("attention", "step", "gpu", "sweep", "data"):
+        assert re.search(rf"\b{name}\b", output)

@@ -2,7 +2,7 @@ import json
 from pathlib import Path
 
 import pytest
-from cope_benchmarks.data import PAPER, _made_per_s, _text, _used_per_s
+from cope_benchmarks.data import PAPER, generated_per_s, trained_per_s, wikitext_or_stand_in
 
 from cope_sweep.spec import RunSpec, load_ablation
 from cope_sweep.tasks import TASKS
@@ -13,7 +13,7 @@ ABLATIONS = Path(__file__).parent.parent.parent / "ablations"
 
 
 @pytest.mark.parametrize("kind", TASKS)
-def test_what_is_measured_is_what_the_ablation_trains(kind):
+def test_the_measured_model_is_that_of_the_ablation(kind):
     base = load_ablation(ABLATIONS / f"{kind}.yaml").content.base
     measured = RunSpec.model_validate({"task": TASKS[kind]()} | PAPER[kind])
     trained = RunSpec.model_validate_json(json.dumps(base))
@@ -22,14 +22,16 @@ def test_what_is_measured_is_what_the_ablation_trains(kind):
     assert measured.task.length("train") == trained.task.length("train")
 
 
-def test_a_measurement_is_of_real_work():
+@pytest.mark.slow
+def test_sequences_are_generated_and_trained_on():
     run = tiny_run()
-    assert _made_per_s(run.task, 4) > 0
-    assert _used_per_s(run, Runtime(), 4) > 0
+    assert generated_per_s(run.task, 4) > 0
+    assert trained_per_s(run, Runtime(), 4) > 0
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("cache")
-def test_where_there_is_no_wikitext_other_text_stands_in():
-    with _text() as task:
+def test_without_wikitext_other_text_is_used():
+    with wikitext_or_stand_in() as task:
         assert task.corpus == "stand-in"
         assert all(files.size_bytes > 100_000 for files in task.files().values())

@@ -1,4 +1,4 @@
-"""An observer is told of every attention, by whichever implementation, within its block and its context alone."""
+"""An observer is called for every attention, by any implementation, within its `with` block and its thread only."""
 
 import threading
 
@@ -15,30 +15,30 @@ def attention():
 
 
 @pytest.mark.parametrize("implementation", ["auto", "reference", "blocked", "native"])
-def test_it_sees_what_is_computed_and_changes_nothing(implementation):
-    given, told = attention(), []
-    with observing(lambda inputs, positions: told.append((inputs, positions))):
+def test_the_observer_gets_the_inputs_and_changes_nothing(implementation):
+    given, calls = attention(), []
+    with observing(lambda inputs, positions: calls.append((inputs, positions))):
         observed = attend(*given, implementation=implementation)
-    assert [(inputs is given[0], positions is given[1]) for inputs, positions in told] == [(True, True)]
+    assert [(inputs is given[0], positions is given[1]) for inputs, positions in calls] == [(True, True)]
     torch.testing.assert_close(attend(*given, implementation=implementation), observed, rtol=0, atol=0)
-    assert len(told) == 1
+    assert len(calls) == 1
 
 
-def test_the_innermost_is_told_and_an_error_ends_the_block():
+def test_the_innermost_observer_is_called_and_an_exception_ends_the_block():
     outer, inner = [], []
-    with observing(lambda *told: outer.append(told)):
-        with observing(lambda *told: inner.append(told)):
+    with observing(lambda *arguments: outer.append(arguments)):
+        with observing(lambda *arguments: inner.append(arguments)):
             attend(*attention())
-        with pytest.raises(ZeroDivisionError), observing(lambda *told: 1 / 0):
+        with pytest.raises(ZeroDivisionError), observing(lambda *arguments: 1 / 0):
             attend(*attention())
         attend(*attention())
     assert (len(outer), len(inner)) == (1, 1)
 
 
 def test_other_threads_are_not_observed():
-    told = []
-    with observing(lambda *each: told.append(each)):
+    calls = []
+    with observing(lambda *arguments: calls.append(arguments)):
         thread = threading.Thread(target=lambda: attend(*attention()))
         thread.start()
         thread.join()
-    assert told == []
+    assert calls == []

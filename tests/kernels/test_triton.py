@@ -1,4 +1,4 @@
-"""The Triton kernels: interpreted in a process of their own, and compiled for GPUs that this machine need not have."""
+"""The Triton kernels: interpreted in a separate process, and compiled for GPUs, which the machine need not have."""
 
 import os
 import re
@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
+
+pytestmark = pytest.mark.slow
 
 triton = pytest.importorskip("triton")
 
@@ -20,7 +22,7 @@ def test_interpreted_kernels_equal_the_reference():
         cwd=file.parents[2],
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=290,
     )
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
 
@@ -29,7 +31,7 @@ POINTERS = {torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.int32: "*i32"
 
 
 def compiled(kernel, arguments, capability):
-    """The kernel, as it would be launched with these arguments: (registers, bytes spilled, bytes of shared memory)."""
+    """Compile a kernel for these arguments; returns registers, bytes spilled and bytes of shared memory."""
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
@@ -61,40 +63,42 @@ def footprint(ptx, capability):
 
     arch = {80: "sm_80", 90: "sm_90a"}[capability]
     command = [get_ptxas(capability).path, "-v", f"--gpu-name={arch}", "-o", os.devnull, "/dev/stdin"]
-    said = subprocess.run(command, input=ptx, capture_output=True, text=True, check=True).stderr
-    return tuple(int(re.search(what, said)[1]) for what in (r"Used (\d+) registers", r"(\d+) bytes spill stores"))
+    report = subprocess.run(command, input=ptx, capture_output=True, text=True, check=True).stderr
+    return tuple(
+        int(re.search(pattern, report)[1]) for pattern in (r"Used (\d+) registers", r"(\d+) bytes spill stores")
+    )
 
 
 @pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bf16", "fp32"])
 @pytest.mark.parametrize("capability", [80, 90])
 def test_compiles(monkeypatch, capsys, capability, dtype):
-    # CoPE at d = 64, p_max = 64. Nothing runs: in the place of each launch stands a compilation.
+    # CoPE with head dim 64 and p_max 64. No kernel runs: each launch is replaced by a compilation.
     from cope_sweep.kernels import triton_attention
 
-    found = {}
+    compiled_kernels = {}
 
     def compile_instead(kernel, grid, arguments):
-        found[kernel] = compiled(kernel, arguments, capability)
+        compiled_kernels[kernel] = compiled(kernel, arguments, capability)
 
     monkeypatch.setattr(triton_attention, "launch", compile_instead)
     q, k, v, do = torch.zeros(4, 1, 1, 1024, 64, dtype=dtype)
     z = torch.zeros(1, 1, 1024, 64, dtype=dtype)
-    call = triton_attention._Call((q, k, v, None, None, z, *[None] * 5, 0.125, 0.0, False))
-    outputs = triton_attention._forward_fake(q)
+    call = triton_attention.KernelCall((q, k, v, None, None, z, *[None] * 5, 0.125, 0.0, False))
+    outputs = triton_attention.empty_outputs(q)
     triton_attention.launch_forward(call, outputs)
     triton_attention.launch_backward(call, do, outputs)
-    assert sorted(found) == ["backward_keys", "backward_rows", "forward"]
+    assert sorted(compiled_kernels) == ["backward_keys", "backward_rows", "forward"]
     with capsys.disabled():
-        for kernel, (registers, spilled, shared) in found.items():
+        for kernel, (registers, spilled, shared) in compiled_kernels.items():
             sizes = f"{registers} registers, {spilled} bytes spilled, {shared} bytes shared"
             sys.stdout.write(f"\nsm_{capability} {str(dtype)[6:]} {kernel}: {sizes}")
-    assert all(shared <= 163 * 1024 for _, _, shared in found.values())  # what an sm_80 block may have
-    assert all(spilled <= 512 for _, spilled, _ in found.values())
+    assert all(shared <= 163 * 1024 for _, _, shared in compiled_kernels.values())  # what an sm_80 block may have
+    assert all(spilled <= 512 for _, spilled, _ in compiled_kernels.values())
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bf16", "fp32"])
-def test_tiles_that_the_tuner_may_choose_fit_each_other(dtype):
+def test_the_tile_sizes_of_the_tuner_s_choices_are_compatible(dtype):
     from cope_sweep.kernels import triton_attention
 
     def sizes(kernel):
@@ -110,4 +114,4 @@ def test_tiles_that_the_tuner_may_choose_fit_each_other(dtype):
     for keys in sizes("backward_keys"):
         assert keys["BLOCK_S"] % triton_attention.EDGE == 0
         assert keys["PLAIN_T"] % keys["BLOCK_T"] == 0
-        assert keys["BLOCK_T"] >= triton_attention.LEAST_T
+        assert keys["BLOCK_T"] >= triton_attention.MIN_BLOCK_T

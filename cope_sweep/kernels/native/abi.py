@@ -1,4 +1,4 @@
-"""The C interface of the native kernels, as ctypes sees it: the fields of problem.h and backward.h, in their order.
+"""The C interface of the native kernels for ctypes: the structures of problem.h and backward.h, fields in their order.
 
 Shapes: B batch, H heads, T queries, S keys, D head dim.
 """
@@ -15,12 +15,13 @@ from cope_sweep.kernels.arguments import Arguments
 from cope_sweep.kernels.dropout import threshold
 from cope_sweep.kernels.native.build import BuildError, library
 
-ITEMS = 8
-"""A head's queries are split where there are fewer heads than this, so that as many threads find work."""
-MOST_GROUPS = 8
+MIN_WORK_ITEMS = 8
+"""With fewer heads (B·H) than this, the queries of a head are split into groups, so that more threads have work."""
+MAX_GROUPS = 8
+"""Of a head's queries."""
 
 poison_scratch = False
-"""Fill scratch memory with NaN before use. Tests set it."""
+"""Whether to fill scratch memory with NaN before use. For tests."""
 
 
 class View(ctypes.Structure):
@@ -33,8 +34,8 @@ class View(ctypes.Structure):
         return View() if x is None else View(x.data_ptr(), *x.stride()[:3])
 
 
-class Problem(ctypes.Structure):
-    """`Problem` of problem.h."""
+class NativeProblem(ctypes.Structure):
+    """`NativeProblem` of problem.h: its comments describe the fields."""
 
     _fields_ = [
         *[(name, c_int64) for name in "BHTSD"],
@@ -77,23 +78,26 @@ class Gradients(ctypes.Structure):
 
 
 def load(target: str) -> ctypes.CDLL:
-    """The library with its functions declared. Raises BuildError."""
+    """The library for an instruction set, with its functions declared. Raises BuildError."""
     native = library(target)
-    native.cope_forward.argtypes = [POINTER(Problem), POINTER(View), c_void_p]
+    native.cope_forward.argtypes = [POINTER(NativeProblem), POINTER(View), c_void_p]
     native.cope_forward.restype = None
-    native.cope_backward.argtypes = [POINTER(Problem), POINTER(View), c_void_p, POINTER(View), POINTER(Gradients)]
+    native.cope_backward.argtypes = [POINTER(NativeProblem), POINTER(View), c_void_p, POINTER(View), POINTER(Gradients)]
     native.cope_backward.restype = None
     sizes = (native.cope_problem_size(), native.cope_gradients_size())
-    if sizes != (ctypes.sizeof(Problem), ctypes.sizeof(Gradients)):
-        raise BuildError(f"the native kernels' structures have {sizes} bytes, and not those that abi.py declares")
+    declared = (ctypes.sizeof(NativeProblem), ctypes.sizeof(Gradients))
+    if sizes != declared:
+        raise BuildError(
+            f"the native kernels' structures have {sizes} bytes and abi.py declares {declared}: correct abi.py"
+        )
     return native
 
 
-def problem_of(given: Arguments) -> Problem:
-    """The structure for tidied arguments."""
+def native_problem(given: Arguments) -> NativeProblem:
+    """The structure for arguments that `kernel_layout` has returned, which have to stay alive."""
     B, H, T, D = given.q.shape
     S = given.k.shape[2]
-    return Problem(
+    return NativeProblem(
         B=B,
         H=H,
         T=T,
@@ -108,7 +112,7 @@ def problem_of(given: Arguments) -> Problem:
         P=0 if given.e is None else given.e.shape[-2],
         e_head=given.e.stride(0) if given.e is not None and given.e.dim() == 3 else 0,
         knots=pointer(given.knots),
-        N=_last(given.knots),
+        N=_last_size(given.knots),
         segment_slope=pointer(given.segment_slope),
         segment_intercept=pointer(given.segment_intercept),
         m=pointer(given.m),
@@ -116,7 +120,7 @@ def problem_of(given: Arguments) -> Problem:
         R=0 if given.relative is None else len(given.relative),
         far_last=given.far_last,
         distance_bias=pointer(given.distance_bias),
-        biases=_last(given.distance_bias),
+        biases=_last_size(given.distance_bias),
         distance_slope=pointer(given.distance_slope),
         lengths=pointer(given.lengths),
         seed=0 if given.seed is None else int(given.seed),
@@ -124,10 +128,10 @@ def problem_of(given: Arguments) -> Problem:
         scale=given.scale,
         limit=given.limit,
         keep_scale=1 / (1 - given.dropout) if given.dropout < 1 else 0.0,
-        # By shape alone: the number of threads must not change the order of any sum.
         e_scale=given.e_scale,
         relative_scale=given.relative_scale,
-        groups=min(MOST_GROUPS, max(1, -(-ITEMS // max(1, B * H))), max(1, S // 128)),
+        # From the shape alone: the number of threads must not change the order of any sum.
+        groups=min(MAX_GROUPS, max(1, -(-MIN_WORK_ITEMS // max(1, B * H))), max(1, S // 128)),
         threads=torch.get_num_threads(),
         poison=poison_scratch,
     )
@@ -137,5 +141,5 @@ def pointer(x: Tensor | None) -> int | None:
     return None if x is None else x.data_ptr()
 
 
-def _last(x: Tensor | None) -> int:
+def _last_size(x: Tensor | None) -> int:
     return 0 if x is None else x.shape[-1]

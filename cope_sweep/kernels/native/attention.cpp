@@ -5,10 +5,10 @@
 
 extern "C" {
 
-int cope_problem_size() { return sizeof(Problem); }
+int cope_problem_size() { return sizeof(NativeProblem); }
 int cope_gradients_size() { return sizeof(Gradients); }
 
-void cope_forward(const Problem* x, const View* out, float* lse) {
+void cope_forward(const NativeProblem* x, const View* out, float* lse) {
     switch (kind_of(*x)) {
         case TABLE: return forward<TABLE>(*x, *out, lse);
         case SEGMENTS: return forward<SEGMENTS>(*x, *out, lse);
@@ -17,7 +17,7 @@ void cope_forward(const Problem* x, const View* out, float* lse) {
     }
 }
 
-void cope_backward(const Problem* x, const View* out, const float* lse, const View* dout, const Gradients* to) {
+void cope_backward(const NativeProblem* x, const View* out, const float* lse, const View* dout, const Gradients* to) {
     switch (kind_of(*x)) {
         case TABLE: return backward<TABLE>(*x, *out, lse, *dout, *to);
         case SEGMENTS: return backward<SEGMENTS>(*x, *out, lse, *dout, *to);

@@ -1,31 +1,31 @@
-// Backward: the same walk again, from the saved log-sum-exp.
+// Backward: visits the tiles as forward does, and computes the weights again from the saved log-sum-exp.
 //
-// The gate of key k counts in the positions of all keys j ≤ k, so its gradient is what the row's positions get in all,
-// less what those right of k get: dgate_k = D − Σ_{j > k} dp_j. D is known only when the walk has ended. Tiles whose
-// gates count are therefore kept as X and Y, dlogits = X + D·Y, until then. Only HELD of them are: where more tiles are
-// unsaturated, the rest is walked once for D and then again. But once a row's bias is a straight line in p (past the
-// last knot; or a slope alone), the rest of D is known: dp_j = slope·dscore_j, and a row's dscore_j sum to 0.
+// The gate of key k adds to the positions of all keys j ≤ k, so its gradient is the sum D of all dp of the row, minus those
+// of the keys right of k: dgate_k = D − Σ_{j > k} dp_j. D is known only after the row's last tile. Tiles with unsaturated
+// rows are therefore held as X and Y until then, with dlogits = X + D·Y. At most MAX_HELD_TILES are held; if more tiles are
+// unsaturated, the rest is visited twice, first for D. If a row's bias is linear in p from some position on (after the last
+// knot, or with a slope alone), the rest of D follows without a visit: dp_j = slope·dscore_j, and a row's dscore_j sum to 0.
 #pragma once
 
 #include <vector>
 
 #include "tables.h"
 
-constexpr int HELD = 16;
+constexpr int MAX_HELD_TILES = 16;
 
-struct Gradients {  // outputs, all of them written throughout
+struct Gradients {  // outputs; every element is written
     View q, k, v, base_q, gate_k;
-    float *e, *segment_slope, *segment_intercept;  // as in Problem
+    float *e, *segment_slope, *segment_intercept;  // as in NativeProblem
     float *m, *relative, *distance_bias;
 };
 
-// Sums that the rows of a block carry from tile to tile.
+// Sums of a row between tiles.
 struct RowSums {
     float positions;  // Σ of dp so far
     vf far;           // Σ of dscore over saturated keys, of each lane
     vf slope;         // Σ dscore·p, of each lane, where m is
-    vf scores;        // Σ dscore so far, of each lane, where a straight line may come
-    vf in_segment, in_segment_p;  // Σ dscore and Σ dscore·p in the present segment
+    vf scores;        // Σ dscore so far, of each lane, for a bias that becomes linear
+    vf segment_score, segment_position;  // Σ dscore and Σ dscore·p in the current segment
 };
 
 // Add the gradients of a table's entries: a at `index`, b at the entry after.
@@ -59,31 +59,31 @@ static inline void add_to_table(float* table, vi index, vf a, vf b) {
 struct BackwardScratch {
     Scratch k_columns, k_rows, v_columns, gate_columns, gate_rows;                 // of the head
     Table positions, distances;                                                    // of the head, and of the block
-    Scratch own_dk, own_dv, own_dgate_k;                                           // of the item, where it is a whole head
+    Scratch own_dk, own_dv, own_dgate_k;                                           // of the item, if it is a whole head
     Scratch q, base_q, dout, dq, dbase_q;                                          // of the block
     Scratch s, gate_s, da, ds, x_tile, y_tile;                                     // of a tile
-    Scratch x_tiles, y_tiles;                                                      // of HELD tiles
+    Scratch x_tiles, y_tiles;                                                      // of MAX_HELD_TILES tiles
     Row rows[TILE];
     RowSums sums[TILE];
     float lse[TILE], delta[TILE];
-    float in_all[TILE];    // D
-    bool discard = false;  // walk for D only
+    float dp_total[TILE];    // D
+    bool only_total = false;  // visit tiles for D only
     float *dk, *dv, *dgate_k, *de, *drelative;  // sums of the item
-    int64_t packed = -1;   // the head that was taken in
+    int64_t packed = -1;   // the head whose keys and values are packed
 
-    static size_t head(const Problem& x, bool wanted = true) { return wanted ? x.tiles() * TILE * x.width() : 0; }
-    explicit BackwardScratch(const Problem& x)
+    static size_t head(const NativeProblem& x, bool wanted = true) { return wanted ? x.tiles() * TILE * x.width() : 0; }
+    explicit BackwardScratch(const NativeProblem& x)
         : k_columns(x, head(x)), k_rows(x, head(x)), v_columns(x, head(x)), gate_columns(x, head(x, x.separate())),
           gate_rows(x, head(x, x.separate())), positions(x, x.e ? x.P : 0, POSITIONS_AHEAD, true), distances(x, x.relative ? x.R : 0, DISTANCES_AHEAD, true),
           own_dk(x, head(x, x.groups == 1)), own_dv(x, head(x, x.groups == 1)), own_dgate_k(x, head(x, x.groups == 1 && x.separate())),
           q(x, TILE * x.width()), base_q(x, TILE * x.width()), dout(x, TILE * x.width()), dq(x, TILE * x.width()),
           dbase_q(x, TILE * x.width()), s(x, TILE * TILE), gate_s(x, TILE * TILE), da(x, TILE * TILE), ds(x, TILE * TILE),
-          x_tile(x, TILE * TILE), y_tile(x, TILE * TILE), x_tiles(x, x.gates() ? TILE * TILE * HELD : 0),
-          y_tiles(x, x.gates() ? TILE * TILE * HELD : 0) {}
+          x_tile(x, TILE * TILE), y_tile(x, TILE * TILE), x_tiles(x, x.gates() ? TILE * TILE * MAX_HELD_TILES : 0),
+          y_tiles(x, x.gates() ? TILE * TILE * MAX_HELD_TILES : 0) {}
 };
 
-// Add the gradients of segments' slopes and intercepts; `segment` is where the walk stood before this tile.
-static inline void add_to_segments(const Problem& x, RowSums& sums, int segment, int vectors, const vf* positions, const vf* ds,
+// Add the gradients of segments' slopes and intercepts; `segment` is the segment before this tile.
+static inline void add_to_segments(const NativeProblem& x, RowSums& sums, int segment, int vectors, const vf* positions, const vf* ds,
                                    const Gradients& to, int64_t query) {
     float *dslope = to.segment_slope + query * (x.N + 1), *dintercept = to.segment_intercept + query * (x.N + 1);
     for (int v = vectors - 1; v >= 0; --v) {
@@ -94,19 +94,19 @@ static inline void add_to_segments(const Problem& x, RowSums& sums, int segment,
             const vi before = stopped < x.knots[segment];
             const vf here = select(before, rest, vf{});
             rest = select(before, vf{}, rest);
-            dslope[segment] += sum(sums.in_segment_p + here * stopped);
-            dintercept[segment] += sum(sums.in_segment + here);
-            sums.in_segment = sums.in_segment_p = vf{};
+            dslope[segment] += sum(sums.segment_position + here * stopped);
+            dintercept[segment] += sum(sums.segment_score + here);
+            sums.segment_score = sums.segment_position = vf{};
         }
-        sums.in_segment += rest;
-        sums.in_segment_p += rest * stopped;
+        sums.segment_score += rest;
+        sums.segment_position += rest * stopped;
     }
 }
 
-// One row of a tile. In: logits s and weight gradients da. Out: weights in s, after dropout; gradients of scores in ds,
-// if wanted; and X and Y, if wanted, which they are where any row of the tile is not saturated. FULL: as in forward_row.
+// One row of a tile. In: logits s and weight gradients da. Out: weights after dropout in s; gradients of scores in ds
+// unless null; X and Y unless null, needed if any row of the tile is unsaturated. FULL: as in forward_row.
 template <Kind kind, bool FULL>
-static inline void backward_row(const Problem& x, BackwardScratch& m, const Gradients& to, int64_t b, int64_t h, int64_t i, int64_t j, int r,
+static inline void backward_row(const NativeProblem& x, BackwardScratch& m, const Gradients& to, int64_t b, int64_t h, int64_t i, int64_t j, int r,
                                 float saturation, float* s, const float* gate_logits, const float* da, float* ds, float* x_row, float* y_row) {
     Row& row = m.rows[r];
     RowSums& sums = m.sums[r];
@@ -164,9 +164,9 @@ static inline void backward_row(const Problem& x, BackwardScratch& m, const Grad
             dweight *= factor;
         }
         scores[v] = weight * (dweight - delta);
-        if (!FULL) {  // what is after the query may be rubbish, even NaN
-            kept = select(seen(visible - v * W), kept, vf{});
-            scores[v] = select(seen(visible - v * W), scores[v], vf{});
+        if (!FULL) {  // keys after the query may have any value, even NaN
+            kept = select(visible_lanes(visible - v * W), kept, vf{});
+            scores[v] = select(visible_lanes(visible - v * W), scores[v], vf{});
         }
         store(s + v * W, kept);
     }
@@ -179,7 +179,7 @@ static inline void backward_row(const Problem& x, BackwardScratch& m, const Grad
 #pragma GCC unroll 16
             for (int v = 0; v < VECTORS; ++v)
                 if (FULL || v < vectors) far += scores[v];
-            if (!m.discard) sums.far += far;
+            if (!m.only_total) sums.far += far;
         }
         if (kind == NONE || !x_row) return;
         for (int v = 0; v < VECTORS; ++v) {
@@ -189,7 +189,7 @@ static inline void backward_row(const Problem& x, BackwardScratch& m, const Grad
         return;
     }
     // From scores to tables, and to gates.
-    if (!m.discard) {
+    if (!m.only_total) {
         if (kind == TABLE)
             for (int v = vectors - 1; v >= 0; --v) {
                 const vf above = scores[v] * fractions[v];
@@ -221,7 +221,7 @@ static inline void backward_row(const Problem& x, BackwardScratch& m, const Grad
 }
 
 // The gradients of scores by distance; each (query, distance) occurs once.
-static inline void distance_gradients(const Problem& x, float* drelative, float* dbias, int64_t i, int64_t j, const float* ds) {
+static inline void distance_gradients(const NativeProblem& x, float* drelative, float* dbias, int64_t i, int64_t j, const float* ds) {
     const int visible = int(std::min<int64_t>(TILE, i - j + 1));
     auto add = [&](float* table, int64_t size, bool far_last) {
         if (i - j - (TILE - 1) >= 0 && i - j < size) {
@@ -251,7 +251,7 @@ static inline void distance_gradients(const Problem& x, float* drelative, float*
 }
 
 template <Kind kind>
-static void backward_block(const Problem& x, BackwardScratch& m, const Gradients& to, const View& out, const float* lse, const View& dout,
+static void backward_block(const NativeProblem& x, BackwardScratch& m, const Gradients& to, const View& out, const float* lse, const View& dout,
                            int64_t b, int64_t h, int64_t block, float& dm, float* dbias) {
     const long width = x.width();
     const Rows rows(x, block, x.tokens(b));
@@ -292,8 +292,8 @@ static void backward_block(const Problem& x, BackwardScratch& m, const Gradients
                 if (m.rows[r].position < saturation) return true;
         return false;
     };
-    // Whether the bias of all rows is a straight line from here on.
-    const auto straight = [&] {
+    // Whether the bias of all rows is linear in p from here on.
+    const auto linear = [&] {
         if (kind == SLOPE_ONLY) return true;
         if (kind != SEGMENTS || std::isfinite(x.limit)) return false;
         for (int r = rows.first; r < rows.end; ++r)
@@ -307,13 +307,13 @@ static void backward_block(const Problem& x, BackwardScratch& m, const Gradients
         logits(rows, diagonal, m.dout, width, m.v_columns + tile * TILE * x.D, x.D, m.da);
         if (x.separate() && xs) logits(rows, diagonal, base_q, width, m.gate_columns + tile * TILE * x.D, x.D, m.gate_s);
         const float* gate_logits = x.separate() ? m.gate_s : m.s;
-        if (kind == TABLE) m.positions.reach(x, rows, within_reach(rows, m.rows), base_q, true);
+        if (kind == TABLE) m.positions.reach(x, rows, reachable_entries(rows, m.rows), base_q, true);
         const auto row = simple && !diagonal ? backward_row<kind, true> : backward_row<kind, false>;
         for (int r = rows.first; r < rows.end; ++r) {
             const long at = r * TILE;
             row(x, m, to, b, h, first + r, tile * TILE, r, saturation, m.s + at, gate_logits + at, m.da + at, ds ? ds + at : nullptr,
                 xs ? xs + at : nullptr, ys ? ys + at : nullptr);
-            if (!m.discard && (x.relative || x.distance_bias))
+            if (!m.only_total && (x.relative || x.distance_bias))
                 distance_gradients(x, m.distances.gradient(r), dbias, first + r, tile * TILE, ds + at);
         }
     };
@@ -329,40 +329,40 @@ static void backward_block(const Problem& x, BackwardScratch& m, const Gradients
     // X + D·Y of a tile is the gradient of the gates' logits, and of all logits where those are the same.
     const auto gate_products = [&](int64_t tile, float* xs, const float* ys) {
         for (int r = rows.first; r < rows.end; ++r)
-            for (int v = r * TILE; v < (r + 1) * TILE; v += W) store(xs + v, load(xs + v) + m.in_all[r] * load(ys + v));
+            for (int v = r * TILE; v < (r + 1) * TILE; v += W) store(xs + v, load(xs + v) + m.dp_total[r] * load(ys + v));
         if (!x.separate()) return key_products(tile, xs);
         rows.clear_around(xs, TILE);
         weighted_back(rows, tile == block, xs, base_q, width, m.dgate_k + tile * TILE * width);
         weighted(rows, tile == block, xs, m.gate_rows + tile * TILE * width, width, dbase_q);
     };
 
-    // Scores' gradients are wanted of their own where gates do not see the same logits, and by distance.
+    // The gradients of scores are needed separately if gates have logits of their own, and for distance tables.
     float* own = x.separate() || x.relative || x.distance_bias ? static_cast<float*>(m.ds) : nullptr;
     int64_t tile = block;
     int held = 0;
-    for (; tile >= 0 && held < HELD && unsaturated() && !straight(); --tile, ++held) {
+    for (; tile >= 0 && held < MAX_HELD_TILES && unsaturated() && !linear(); --tile, ++held) {
         walk(tile, own, m.x_tiles + held * TILE * TILE, m.y_tiles + held * TILE * TILE);
         value_products(tile);
         if (x.separate()) key_products(tile, m.ds);
     }
-    if (tile >= 0 && straight()) {
+    if (tile >= 0 && linear()) {
         for (int r = rows.first; r < rows.end; ++r) {
             const float slope = kind == SEGMENTS ? m.rows[r].slope[m.rows[r].segment] + m.rows[r].m : m.rows[r].m;
-            m.in_all[r] = m.sums[r].positions - slope * sum(m.sums[r].scores);
+            m.dp_total[r] = m.sums[r].positions - slope * sum(m.sums[r].scores);
         }
-    } else if (tile >= 0 && unsaturated()) {  // more tiles than can be held: walk the rest for D, and come back
-        Row kept_rows[TILE];
-        RowSums kept_sums[TILE];
-        std::copy(m.rows, m.rows + TILE, kept_rows);
-        std::copy(m.sums, m.sums + TILE, kept_sums);
-        m.discard = true;
+    } else if (tile >= 0 && unsaturated()) {  // more tiles than can be held: visit the rest for D, then again
+        Row saved_rows[TILE];
+        RowSums saved_sums[TILE];
+        std::copy(m.rows, m.rows + TILE, saved_rows);
+        std::copy(m.sums, m.sums + TILE, saved_sums);
+        m.only_total = true;
         for (int64_t rest = tile; rest >= 0 && unsaturated(); --rest) walk(rest, own, m.x_tile, m.y_tile);
-        m.discard = false;
-        for (int r = rows.first; r < rows.end; ++r) m.in_all[r] = m.sums[r].positions;
-        std::copy(kept_rows, kept_rows + TILE, m.rows);
-        std::copy(kept_sums, kept_sums + TILE, m.sums);
+        m.only_total = false;
+        for (int r = rows.first; r < rows.end; ++r) m.dp_total[r] = m.sums[r].positions;
+        std::copy(saved_rows, saved_rows + TILE, m.rows);
+        std::copy(saved_sums, saved_sums + TILE, m.sums);
     } else {
-        for (int r = rows.first; r < rows.end; ++r) m.in_all[r] = m.sums[r].positions;
+        for (int r = rows.first; r < rows.end; ++r) m.dp_total[r] = m.sums[r].positions;
     }
     for (int n = 0; n < held; ++n) gate_products(block - n, m.x_tiles + n * TILE * TILE, m.y_tiles + n * TILE * TILE);
     for (; tile >= 0; --tile) {
@@ -379,8 +379,8 @@ static void backward_block(const Problem& x, BackwardScratch& m, const Gradients
         if (x.knots) {
             const int64_t query = queries + r;
             float *dslope = to.segment_slope + query * (x.N + 1), *dintercept = to.segment_intercept + query * (x.N + 1);
-            dslope[m.rows[r].segment] += sum(sums.in_segment_p);
-            dintercept[m.rows[r].segment] += sum(sums.in_segment);
+            dslope[m.rows[r].segment] += sum(sums.segment_position);
+            dintercept[m.rows[r].segment] += sum(sums.segment_score);
             if (std::isfinite(x.limit)) {
                 const int last = segment_of(x, x.limit);
                 const float far = sum(sums.far);
@@ -402,8 +402,8 @@ static void backward_block(const Problem& x, BackwardScratch& m, const Gradients
     }
 }
 
-// Take in a head's keys, values and tables.
-static void pack_head(const Problem& x, BackwardScratch& m, int64_t b, int64_t h) {
+// Copy a head's keys, values and tables.
+static void pack_head(const NativeProblem& x, BackwardScratch& m, int64_t b, int64_t h) {
     const int64_t tokens = x.tokens(b);
     const size_t rest = ((TILE - tokens % TILE) % TILE) * x.width();
     pack_columns(x, x.k, b, h, tokens, m.k_columns);
@@ -420,8 +420,8 @@ static void pack_head(const Problem& x, BackwardScratch& m, int64_t b, int64_t h
     if (x.relative) m.distances.pack(x, x.relative, x.relative_scale / x.scale, true);
 }
 
-// A head's gradients of keys or values, from as many partial sums as there are groups, in their order.
-static void write_head(const Problem& x, const View& to, int64_t b, int64_t h, const float* parts, int count, size_t part) {
+// Write a head's gradient of keys or values: the partial sums of its groups, added in order.
+static void write_head(const NativeProblem& x, const View& to, int64_t b, int64_t h, const float* parts, int count, size_t part) {
     const long width = x.width();
     for (int64_t t = 0; t < x.S; ++t) {
         float* row = to.row(b, h, t);
@@ -433,12 +433,12 @@ static void write_head(const Problem& x, const View& to, int64_t b, int64_t h, c
 }
 
 template <Kind kind>
-static void backward(const Problem& x, const View& out, const float* lse, const View& dout, const Gradients& to) {
+static void backward(const NativeProblem& x, const View& out, const float* lse, const View& dout, const Gradients& to) {
     const int64_t items = x.heads() * x.groups;
     const long width = x.width();
     const size_t part = BackwardScratch::head(x);
     const bool split = x.groups > 1;
-    // Partial sums of each item, added up in order below: the same bits at any number of threads.
+    // Partial sums of each item are added in order below: the same bits at any number of threads.
     Scratch parts(x, split ? part * items * (x.separate() ? 3 : 2) : 0);
     const size_t table_part = Table::size(x, x.e ? x.P : 0, POSITIONS_AHEAD);
     const size_t distances_part = Table::size(x, x.relative ? x.R : 0, DISTANCES_AHEAD);

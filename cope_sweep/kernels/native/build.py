@@ -1,8 +1,8 @@
-"""Compiling the native kernels, at first use, into a cache of this machine's user.
+"""Compiles the native kernels at first use, into a cache of the user.
 
-One library for each kind of processor (AVX-512, AVX2, any) and each state of the sources: its file name holds both, so
-nothing is ever overwritten, and hosts of several kinds can share a home directory. Processes that build at once each
-write a file of their own and rename it: the last one wins, with the same bits.
+There is one library for each instruction set (AVX-512, AVX2, portable) and each version of the sources. Its file name
+holds both, so libraries are never overwritten and different hosts can share a home directory. Processes that build at
+the same time each write a file of their own and rename it; their contents are the same.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from pathlib import Path
 import torch
 
 SOURCES = Path(__file__).parent
-_FLAGS = ["-std=gnu++17", "-O3", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC", "-w"]
-_TARGETS = {"avx512": ["-march=x86-64-v4"], "avx2": ["-march=x86-64-v3"], "portable": []}
-_TIMEOUT_S = 300
+FLAGS = ["-std=gnu++17", "-O3", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC", "-w"]
+TARGETS = {"avx512": ["-march=x86-64-v4"], "avx2": ["-march=x86-64-v3"], "portable": []}
+TIMEOUT_S = 300
 
 
 class BuildError(Exception):
-    """There is no library, and here is why."""
+    """The library could not be built or loaded; the message says why."""
 
 
 def best_target() -> str:
-    """What this processor runs fastest: avx512, avx2 or portable."""
+    """The best instruction set of this processor: avx512, avx2 or portable."""
     if platform.machine() not in ("x86_64", "AMD64"):
         return "portable"
     capability = torch.backends.cpu.get_cpu_capability()
@@ -39,21 +39,22 @@ def best_target() -> str:
 
 @functools.cache
 def library(target: str) -> ctypes.CDLL:
-    """The compiled kernels for a target, from the cache or freshly built. Raises BuildError."""
+    """The compiled kernels for an instruction set, from the cache or newly built. Raises BuildError."""
     try:
-        return ctypes.CDLL(str(_built(target)))
+        return ctypes.CDLL(str(build(target)))
     except OSError as error:
         raise BuildError(f"the native kernels could not be loaded: {error}") from error
 
 
 def cache_dir() -> Path:
-    """Where libraries are kept: $XDG_CACHE_HOME/cope-sweep, or ~/.cache/cope-sweep."""
+    """The folder of the libraries: $XDG_CACHE_HOME/cope-sweep, or ~/.cache/cope-sweep."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cope-sweep"
 
 
-def _built(target: str) -> Path:
+def build(target: str) -> Path:
+    """Compile the library for an instruction set, unless the cache has it, and return its path. Raises BuildError."""
     compiler = _compiler()
-    command = [compiler, *_FLAGS, *_TARGETS[target], str(SOURCES / "attention.cpp")]
+    command = [compiler, *FLAGS, *TARGETS[target], str(SOURCES / "attention.cpp")]
     path = cache_dir() / f"attention-{target}-{platform.machine()}-{_digest(command)}.so"
     if path.exists():
         return path
@@ -62,7 +63,7 @@ def _built(target: str) -> Path:
         with tempfile.TemporaryDirectory(dir=path.parent, prefix="building-") as folder:
             fresh = Path(folder) / "attention.so"
             done = subprocess.run(
-                [*command, "-o", str(fresh)], capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
+                [*command, "-o", str(fresh)], capture_output=True, text=True, timeout=TIMEOUT_S, check=False
             )
             if done.returncode:
                 raise BuildError(f"{compiler} could not compile the native kernels: {_first_error(done.stderr)}")
@@ -77,7 +78,7 @@ def _compiler() -> str:
         found = name and shutil.which(name)
         if found:
             return found
-    raise BuildError("no C++ compiler was found (g++; or set CXX)")
+    raise BuildError("no C++ compiler was found: install g++, or set CXX to a compiler")
 
 
 def _digest(command: list[str]) -> str:

@@ -3,18 +3,18 @@
 
 #include "tables.h"
 
-// Rescaling waits until a score is this far above the row's maximum: e⁸ more is nothing to float32.
-constexpr float SLACK = 8.0f;
+// Rescale a row only when a score exceeds its maximum by more than this: float32 has room for e⁸.
+constexpr float RESCALE_THRESHOLD = 8.0f;
 
 struct Softmax {
     float most;
     vf total;
 };
 
-// One row of a tile: logits become unnormalised weights, 0 after the query. `out` is rescaled when the maximum moves.
-// FULL: no key is after the query, and there is nothing but a bias of the position.
+// Turns the logits of one row of a tile into unnormalised weights, 0 after the query, and rescales `out` with the maximum.
+// FULL: no key is after the query, and there are no distance scores, no dropout and no slope m.
 template <Kind kind, bool FULL>
-static inline void forward_row(const Problem& x, int64_t b, int64_t h, int64_t i, int64_t j, float saturation, Row& row, Softmax& softmax,
+static inline void forward_row(const NativeProblem& x, int64_t b, int64_t h, int64_t i, int64_t j, float saturation, Row& row, Softmax& softmax,
                                float* s, const float* gate_logits, float* out, long width) {
     const int64_t visible = i - j + 1;
     const int vectors = FULL || visible >= TILE ? VECTORS : int((visible + W - 1) / W);
@@ -44,13 +44,13 @@ static inline void forward_row(const Problem& x, int64_t b, int64_t h, int64_t i
     if (!FULL) {
         if (x.distances()) add_distance_scores(x, row, h, i, j, vectors, scores);
         for (int v = 0; v < vectors; ++v)
-            scores[v] = select(seen(visible - v * W), scores[v], splat(-std::numeric_limits<float>::infinity()));
+            scores[v] = select(visible_lanes(visible - v * W), scores[v], splat(-std::numeric_limits<float>::infinity()));
     }
     vf most = scores[0];
 #pragma GCC unroll 16
     for (int v = 1; v < VECTORS; ++v)
         if (FULL || v < vectors) most = vmax(most, scores[v]);
-    if (any_above(most, splat(softmax.most + SLACK))) {
+    if (any_above(most, splat(softmax.most + RESCALE_THRESHOLD))) {
         const float now = largest(most);
         const float factor = std::exp(softmax.most - now);
         softmax.total *= factor;
@@ -61,7 +61,7 @@ static inline void forward_row(const Problem& x, int64_t b, int64_t h, int64_t i
     for (int v = 0; v < VECTORS; ++v)
         if (FULL || v < vectors) {
             scores[v] = vexp(scores[v] - softmax.most);
-            if (!FULL) scores[v] = select(seen(visible - v * W), scores[v], vf{});
+            if (!FULL) scores[v] = select(visible_lanes(visible - v * W), scores[v], vf{});
         }
 #pragma GCC unroll 16
     for (int v = 0; v < VECTORS; ++v)
@@ -79,8 +79,8 @@ struct ForwardScratch {
     Table positions, distances;
     Row rows[TILE];
     Softmax softmax[TILE];
-    int64_t packed = -1;  // the head that was taken in
-    explicit ForwardScratch(const Problem& x)
+    int64_t packed = -1;  // the head whose keys and values are packed
+    explicit ForwardScratch(const NativeProblem& x)
         : k_columns(x, x.tiles() * TILE * x.D), v_rows(x, x.tiles() * TILE * x.width()),
           gate_columns(x, x.separate() ? x.tiles() * TILE * x.D : 1), q(x, TILE * x.width()), base_q(x, TILE * x.width()),
           s(x, TILE * TILE), gate_s(x, TILE * TILE), out(x, TILE * x.width()), positions(x, x.e ? x.P : 0, POSITIONS_AHEAD, false),
@@ -88,7 +88,7 @@ struct ForwardScratch {
 };
 
 template <Kind kind>
-static void forward_block(const Problem& x, ForwardScratch& m, int64_t b, int64_t h, int64_t block, const View& result, float* lse) {
+static void forward_block(const NativeProblem& x, ForwardScratch& m, int64_t b, int64_t h, int64_t block, const View& result, float* lse) {
     const long width = x.width();
     const Rows rows(x, block, x.tokens(b));
     const int64_t first = block * TILE;
@@ -110,7 +110,7 @@ static void forward_block(const Problem& x, ForwardScratch& m, int64_t b, int64_
         logits(rows, diagonal, m.q, width, m.k_columns + tile * TILE * x.D, x.D, m.s);
         if (x.separate() && !saturated) logits(rows, diagonal, base_q, width, m.gate_columns + tile * TILE * x.D, x.D, m.gate_s);
         const float* gate_logits = x.separate() ? m.gate_s : m.s;
-        if (kind == TABLE) m.positions.reach(x, rows, within_reach(rows, m.rows), base_q, false);
+        if (kind == TABLE) m.positions.reach(x, rows, reachable_entries(rows, m.rows), base_q, false);
         saturated = true;
         for (int r = rows.first; r < rows.end; ++r) {
             const auto row = simple && !diagonal ? forward_row<kind, true> : forward_row<kind, false>;
@@ -130,8 +130,8 @@ static void forward_block(const Problem& x, ForwardScratch& m, int64_t b, int64_
     }
 }
 
-// Take in a head's keys, values and tables.
-static void pack_head(const Problem& x, ForwardScratch& m, int64_t b, int64_t h) {
+// Copy a head's keys, values and tables.
+static void pack_head(const NativeProblem& x, ForwardScratch& m, int64_t b, int64_t h) {
     const int64_t tokens = x.tokens(b);
     pack_columns(x, x.k, b, h, tokens, m.k_columns);
     pack_rows(x, x.v, b, h, 0, tokens, 1, m.v_rows);
@@ -142,7 +142,7 @@ static void pack_head(const Problem& x, ForwardScratch& m, int64_t b, int64_t h)
     if (x.relative) m.distances.pack(x, x.relative, x.relative_scale / x.scale, false);
 }
 
-template <Kind kind> static void forward(const Problem& x, const View& result, float* lse) {
+template <Kind kind> static void forward(const NativeProblem& x, const View& result, float* lse) {
     const int64_t items = x.heads() * x.groups;
 #pragma omp parallel num_threads(x.threads)
     {

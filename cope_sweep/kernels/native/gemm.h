@@ -3,7 +3,7 @@
 
 #include "simd.h"
 
-// A(r, k) is at a[r·a_row + k·a_depth]; rows of B and C are contiguous. NV vectors of each of MR rows stay in registers.
+// A(r, k) is at a[r·a_row + k·a_depth]; rows of B and C are contiguous. NV vectors of each of MR rows are kept in registers.
 template <int MR, int NV>
 static inline void product(const float* a, long a_row, long a_depth, const float* b, long b_row, float* c, long c_row, int depth, bool add) {
     vf sums[MR][NV];

@@ -1,4 +1,4 @@
-"""The native kernels as operators of torch: with shapes for tracing, and gradients.
+"""The native kernels as torch operators, with fake implementations for tracing, and gradients.
 
 Shapes: B batch, H heads, T queries, S keys, K head dim, P positions, M segments, R distances.
 """
@@ -11,16 +11,16 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from cope_sweep.kernels.arguments import DIFFERENTIABLE, QUERIES_AND_KEYS, Arguments, readable, tidied
+from cope_sweep.kernels.arguments import DIFFERENTIABLE, QUERIES_AND_KEYS, Arguments, kernel_layout, unit_stride
 from cope_sweep.kernels.native import abi
 from cope_sweep.kernels.native.build import best_target
 
 target: str | None = None
-"""The library to use: avx512, avx2 or portable; None: the best for this processor."""
+"""The instruction set to use: avx512, avx2 or portable; None: the best of this processor."""
 
 
 def native() -> ctypes.CDLL:
-    """The compiled kernels. Raises BuildError."""
+    """The compiled kernels for `target`. Raises BuildError."""
     return abi.load(target or best_target())
 
 
@@ -48,29 +48,29 @@ def attention(
     far_last: bool,
     dropout: float,
 ) -> tuple[Tensor, Tensor]:
-    """Attention of `Arguments`; output (B, H, T, K), log-sum-exp of the scores (B, H, T)."""
-    given = tidied(
+    """Attention of `Arguments`: the output, (B, H, T, K), and the log-sum-exp of the scores, (B, H, T)."""
+    given = kernel_layout(
         Arguments(
             q, k, v, base_q, gate_k, e, segment_slope, segment_intercept, m, relative, distance_bias, knots,
             distance_slope, seed, lengths, scale, limit, e_scale, relative_scale, far_last, dropout,
         )
     )  # fmt: skip
-    out, lse = _outputs(q)
-    native().cope_forward(abi.problem_of(given), abi.View.of(out), lse.data_ptr())
+    out, lse = _empty_outputs(q)
+    native().cope_forward(abi.native_problem(given), abi.View.of(out), lse.data_ptr())
     return out, lse
 
 
 @attention.register_fake
 def _(q: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    return _outputs(q)
+    return _empty_outputs(q)
 
 
-def _outputs(q: Tensor) -> tuple[Tensor, Tensor]:
-    return _heads_inside(q), q.new_empty(q.shape[:3])
+def _empty_outputs(q: Tensor) -> tuple[Tensor, Tensor]:
+    return _empty_token_major(q), q.new_empty(q.shape[:3])
 
 
-def _heads_inside(x: Tensor) -> Tensor:
-    """An empty (B, H, T, K) whose memory is in the order (B, T, H, K), as projections write and read it."""
+def _empty_token_major(x: Tensor) -> Tensor:
+    """An empty tensor (B, H, T, K) with memory in the order (B, T, H, K), as projections write and read it."""
     B, H, T, K = x.shape
     return x.new_empty(B, T, H, K).transpose(1, 2)
 
@@ -102,31 +102,31 @@ def attention_backward(
     far_last: bool,
     dropout: float,
 ) -> list[Tensor]:
-    """Gradients of `Arguments`'s first tensors, those that are there, in their order."""
-    given = tidied(
+    """The gradients of the first `DIFFERENTIABLE` of `Arguments`, without those that are None."""
+    given = kernel_layout(
         Arguments(
             q, k, v, base_q, gate_k, e, segment_slope, segment_intercept, m, relative, distance_bias, knots,
             distance_slope, seed, lengths, scale, limit, e_scale, relative_scale, far_last, dropout,
         )
     )  # fmt: skip
-    dout, gradients = readable(dout), _gradients(given)
-    to = abi.Gradients(
+    dout, gradients = unit_stride(dout), _empty_gradients(given)
+    pointers = abi.Gradients(
         *(abi.View.of(gradients[n]) for n in range(QUERIES_AND_KEYS)),
         *(abi.pointer(gradients[n]) for n in range(QUERIES_AND_KEYS, DIFFERENTIABLE)),
     )
-    native().cope_backward(abi.problem_of(given), abi.View.of(out), lse.data_ptr(), abi.View.of(dout), to)
+    native().cope_backward(abi.native_problem(given), abi.View.of(out), lse.data_ptr(), abi.View.of(dout), pointers)
     return [x for x in gradients if x is not None]
 
 
 @attention_backward.register_fake
 def _(dout: Tensor, out: Tensor, lse: Tensor, *arguments: Any) -> list[Tensor]:
-    return [x for x in _gradients(Arguments(*arguments)) if x is not None]
+    return [x for x in _empty_gradients(Arguments(*arguments)) if x is not None]
 
 
-def _gradients(given: Arguments) -> list[Tensor | None]:
-    """Room for the gradient of each of the first tensors."""
+def _empty_gradients(given: Arguments) -> list[Tensor | None]:
+    """Empty tensors for the gradients of the first `DIFFERENTIABLE` arguments."""
     inputs = cast(tuple[Tensor | None, ...], given[:DIFFERENTIABLE])
-    views = [None if x is None else _heads_inside(x) for x in inputs[:QUERIES_AND_KEYS]]
+    views = [None if x is None else _empty_token_major(x) for x in inputs[:QUERIES_AND_KEYS]]
     return [
         *views,
         *(

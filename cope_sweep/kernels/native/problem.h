@@ -1,4 +1,4 @@
-// The problem as Python hands it over (kernels/native/abi.py has the same fields), and scratch memory.
+// The problem, as Python passes it (native/abi.py declares the same fields), and scratch memory.
 #pragma once
 
 #include <algorithm>
@@ -18,13 +18,13 @@ struct View {  // (B, H, T, D): strides in floats; the last dimension is contigu
     float* row(int64_t b, int64_t h, int64_t t) const { return data + b * batch + h * head + t * token; }
 };
 
-struct Problem {
+struct NativeProblem {
     int64_t B, H, T, S, D;
     View q, k, v;
     View base_q;                        // queries before rotation, for gates and tables; no data: q
     View gate_k;                        // no data: gates see the attention logits
     float* e;                           // table of positions, (P, D) or (H, P, D), or null
-    int64_t P, e_head;                  // e_head: floats from head to head, 0 where they share
+    int64_t P, e_head;                  // e_head: floats between the tables of two heads; 0: one table
     float* knots;                       // (N,), or null
     int64_t N;
     float *segment_slope, *segment_intercept;  // (B, H, T, N + 1)
@@ -36,23 +36,23 @@ struct Problem {
     float* distance_slope;              // (H,), or null
     int64_t* lengths;                   // (B,), or null
     uint64_t seed;
-    int64_t threshold;                  // dropout takes pairs whose 32 bits are below; 0: no dropout
+    int64_t threshold;                  // weights whose 32 bits are below are dropped; 0: no dropout
     float scale, limit, keep_scale;     // keep_scale = 1/(1 − dropout)
     float e_scale, relative_scale;      // of base_q·e
-    int32_t groups;                     // parts of a head's queries, each with partial sums of its own
+    int32_t groups;                     // number of groups of a head's queries, each with its own partial sums
     int32_t threads;
-    int32_t poison;                     // fill scratch memory with NaN first (a test does)
+    int32_t poison;                     // whether to fill scratch memory with NaN (for tests)
 
     bool gates() const { return e || knots || m; }
     bool separate() const { return gate_k.data != nullptr; }
     bool rotated() const { return base_q.data != nullptr; }
     bool distances() const { return relative || distance_bias || distance_slope; }
     int64_t heads() const { return B * H; }
-    int64_t start() const { return S - T; }  // the token that the first query is
+    int64_t start() const { return S - T; }  // the token of the first query
     int64_t tiles() const { return (S + TILE - 1) / TILE; }
     long width() const { return (D + W - 1) / W * W; }  // a row of D floats, padded to whole vectors
     int64_t tokens(int64_t b) const { return lengths ? (lengths[b] < S ? lengths[b] : S) : S; }
-    // From this position on, neither bias nor gradient changes.
+    // From this position on, the bias is constant and gates have no gradient.
     float saturation() const {
         const float never = std::numeric_limits<float>::infinity();
         if (m) return never;
@@ -60,10 +60,10 @@ struct Problem {
     }
 };
 
-// Floats, aligned to a cache line, gone with the scope.
+// An array of floats, aligned to a cache line, freed at the end of the scope.
 class Scratch {
   public:
-    Scratch(const Problem& problem, size_t floats) {
+    Scratch(const NativeProblem& problem, size_t floats) {
         const size_t bytes = (floats * sizeof(float) + 4096) / 64 * 64;
         data_ = static_cast<float*>(std::aligned_alloc(64, bytes));
         if (!data_) throw std::bad_alloc();
@@ -82,7 +82,7 @@ class Scratch {
 static inline void zero(float* p, size_t floats) { std::memset(p, 0, floats * sizeof(float)); }
 
 // Tokens a … b − 1 of a head as rows of `width` floats, times `scale`; padding is 0.
-static void pack_rows(const Problem& x, const View& from, int64_t batch, int64_t head, int64_t a, int64_t b, float scale, float* to) {
+static void pack_rows(const NativeProblem& x, const View& from, int64_t batch, int64_t head, int64_t a, int64_t b, float scale, float* to) {
     const long width = x.width();
     for (int64_t t = a; t < b; ++t, to += width) {
         const float* row = from.row(batch, head, t);
@@ -110,6 +110,6 @@ template <class RowOf> static void pack_columns(int64_t D, int64_t count, float 
         }
 }
 
-static void pack_columns(const Problem& x, const View& from, int64_t b, int64_t h, int64_t tokens, float* to) {
+static void pack_columns(const NativeProblem& x, const View& from, int64_t b, int64_t h, int64_t tokens, float* to) {
     pack_columns(x.D, tokens, 1, to, [&](int64_t t) { return from.row(b, h, t); });
 }

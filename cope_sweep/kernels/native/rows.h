@@ -1,4 +1,4 @@
-// What happens to one row of a tile: from logits to scores, walking from the query into the past.
+// One row of a tile, from logits to scores: keys are visited from the query to earlier tokens.
 #pragma once
 
 #include "gemm.h"
@@ -6,15 +6,15 @@
 
 enum Kind { NONE, TABLE, SEGMENTS, SLOPE_ONLY };  // how a contextual position becomes a bias
 
-static inline Kind kind_of(const Problem& x) { return x.e ? TABLE : x.knots ? SEGMENTS : x.m ? SLOPE_ONLY : NONE; }
+static inline Kind kind_of(const NativeProblem& x) { return x.e ? TABLE : x.knots ? SEGMENTS : x.m ? SLOPE_ONLY : NONE; }
 
-// What a query carries from tile to tile.
+// The state of a query between tiles.
 struct Row {
-    double position;  // the sum of gates so far; in float32 it would lose a digit on the way
+    double position;  // the sum of gates so far; in double, so that rounding errors do not add up
     int segment;     // how many knots are ≤ position
-    float far;       // the bias of all keys once positions are saturated
+    float far;       // the bias of all keys from the saturation position on
     float m;
-    const float* table;  // products with the table of positions; W more than its entries can be read
+    const float* table;  // products with the table of positions; W floats after its last entry can be read
     const float *slope, *intercept;
     const float* relative;  // products with the table of distances
 };
@@ -38,10 +38,10 @@ struct TableBias {
     }
 };
 
-// The same by segments between knots; moves `segment` on.
+// The bias of W keys by the segments between knots; updates `segment`.
 struct SegmentBias {
     vf stopped, slope, bias;
-    inline SegmentBias(const Problem& x, const Row& row, vf p, int& segment) {
+    inline SegmentBias(const NativeProblem& x, const Row& row, vf p, int& segment) {
         stopped = vmin(p, splat(x.limit));
         slope = splat(row.slope[segment]);
         vf intercept = splat(row.intercept[segment]);
@@ -56,23 +56,23 @@ struct SegmentBias {
     }
 };
 
-static inline int segment_of(const Problem& x, float p) {
+static inline int segment_of(const NativeProblem& x, float p) {
     int segment = 0;
     while (segment < x.N && x.knots[segment] <= p) ++segment;
     return segment;
 }
 
-// Which of W keys are not after the query, where `visible` is the number of those.
-static inline vi seen(int64_t visible) { return iota() < int32_t(visible < W ? visible : W); }
+// A mask of the first `visible` of W keys.
+static inline vi visible_lanes(int64_t visible) { return iota() < int32_t(visible < W ? visible : W); }
 
-// Gates of the tile's keys become their positions; returns the last, the row's position after this tile. FULL: all
-// VECTORS of them, and no key is after the query.
+// Compute gates and positions of the tile's keys; returns the row's position after this tile. FULL: all VECTORS are used,
+// and no key is after the query.
 template <bool FULL> static inline double walk(const float* logits, int vectors, int64_t visible, double position, vf* gates, vf* positions) {
 #pragma GCC unroll 16
     for (int v = 0; v < VECTORS; ++v) {
         if (!FULL && v >= vectors) break;
         gates[v] = sigmoid(load(logits + v * W));
-        if (!FULL) gates[v] = select(seen(visible - v * W), gates[v], vf{});
+        if (!FULL) gates[v] = select(visible_lanes(visible - v * W), gates[v], vf{});
         positions[v] = suffix_sums(gates[v]);
     }
 #pragma GCC unroll 16
@@ -85,8 +85,8 @@ template <bool FULL> static inline double walk(const float* logits, int vectors,
     return position;
 }
 
-// Add the scores by distance of query i to the keys j … j + W·vectors − 1; those after the query become rubbish.
-static inline void add_distance_scores(const Problem& x, const Row& row, int64_t h, int64_t i, int64_t j, int vectors, vf* scores) {
+// Add the scores by distance of query i to the keys j … j + W·vectors − 1; those after the query get arbitrary values.
+static inline void add_distance_scores(const NativeProblem& x, const Row& row, int64_t h, int64_t i, int64_t j, int vectors, vf* scores) {
     auto add = [&](const float* table, int64_t size, bool far_last) {
         for (int v = 0; v < vectors; ++v) {
             const int64_t nearest = i - j - v * W - (W - 1), farthest = i - j - v * W;
@@ -110,7 +110,7 @@ static inline void add_distance_scores(const Problem& x, const Row& row, int64_t
     }
 }
 
-// Dropout: see kernels/dropout.py, which makes the same mask.
+// The dropout mask of kernels/dropout.py.
 static inline uint32_t dropout_row(uint64_t seed, uint64_t head, uint64_t query) {
     uint64_t x = seed + ((head << 32) | query) * 0x9E3779B97F4A7C15ull;
     x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ull;
@@ -118,8 +118,8 @@ static inline uint32_t dropout_row(uint64_t seed, uint64_t head, uint64_t query)
     return uint32_t(x ^ (x >> 31));
 }
 
-// 1/(1 − p) where the weight stays, else 0, for keys j … j + W − 1.
-static inline vf dropout_factor(const Problem& x, uint32_t row, int64_t j) {
+// 1/(1 − p) where the weight is kept, else 0, for keys j … j + W − 1.
+static inline vf dropout_factor(const NativeProblem& x, uint32_t row, int64_t j) {
     vu bits = row + ((vu)iota() + uint32_t(j)) * 0x9E3779B9u;
     bits ^= bits >> 16;
     bits *= 0x7FEB352Du;
@@ -129,10 +129,10 @@ static inline vf dropout_factor(const Problem& x, uint32_t row, int64_t j) {
     return select((vi)(bits >= uint32_t(x.threshold)), splat(x.keep_scale), vf{});
 }
 
-// The rows of a block of queries that are queries and no padding, and the same in steps of 8, as products want them.
+// The rows of a block that are queries and not padding, first … end − 1, and the same range in steps of 8 for products.
 struct Rows {
     int first, end, first8, end8;
-    Rows(const Problem& x, int64_t block, int64_t tokens) {
+    Rows(const NativeProblem& x, int64_t block, int64_t tokens) {
         auto clip = [](int64_t r) { return int(r < 0 ? 0 : r > TILE ? TILE : r); };
         first = clip(x.start() - block * TILE);
         end = clip(tokens - block * TILE);
@@ -142,14 +142,14 @@ struct Rows {
     }
     bool none() const { return first == end; }
 
-    // Zeros in the rows that only products see.
+    // Write zeros to the rows that are in the range of products only.
     void clear_around(float* tile, long width) const {
         zero(tile + first8 * width, (first - first8) * width);
         zero(tile + end * width, (end8 - end) * width);
     }
 
     // The block's rows of a (B, H, T, D) tensor, times `scale`.
-    void pack(const Problem& x, const View& from, int64_t b, int64_t h, int64_t block, float scale, float* to) const {
+    void pack(const NativeProblem& x, const View& from, int64_t b, int64_t h, int64_t block, float scale, float* to) const {
         const int64_t query = block * TILE - x.start();
         pack_rows(x, from, b, h, query + first, query + end, scale, to + first * x.width());
         clear_around(to, x.width());

@@ -1,4 +1,4 @@
-// Vectors of W floats, as wide as the compiler's target has them: 16 (AVX-512), 8 (AVX2), else 4.
+// Vectors of W floats: 16 with AVX-512, 8 with AVX2, else 4.
 #pragma once
 
 #include <cmath>
@@ -19,10 +19,10 @@ constexpr int W = 4;
 typedef float vf __attribute__((vector_size(4 * W)));
 typedef int32_t vi __attribute__((vector_size(4 * W)));
 typedef uint32_t vu __attribute__((vector_size(4 * W)));
-typedef float vf_anywhere __attribute__((vector_size(4 * W), aligned(4), may_alias));
+typedef float vf_unaligned __attribute__((vector_size(4 * W), aligned(4), may_alias));
 
-static inline vf load(const float* p) { return *(const vf_anywhere*)p; }
-static inline void store(float* p, vf x) { *(vf_anywhere*)p = x; }
+static inline vf load(const float* p) { return *(const vf_unaligned*)p; }
+static inline void store(float* p, vf x) { *(vf_unaligned*)p = x; }
 static inline vf splat(float x) { return x - vf{}; }
 static inline vi splat(int32_t x) { return x - vi{}; }
 static inline vf select(vi mask, vf a, vf b) { return mask ? a : b; }
@@ -53,7 +53,7 @@ static inline vf pick(vf x, vi index) { return (vf)_mm512_permutexvar_ps((__m512
 static inline vf pick(vf a, vf b, vi index) { return (vf)_mm512_permutex2var_ps((__m512)a, (__m512i)index, (__m512)b); }
 static inline vf reciprocal(vf x) {
     vf y = (vf)_mm512_rcp14_ps((__m512)x);
-    return y * (2.0f - x * y);  // 14 good bits, doubled by Newton
+    return y * (2.0f - x * y);  // 14 correct bits, doubled by a Newton step
 }
 #elif defined(__AVX2__)
 static inline vf vmin(vf a, vf b) { return (vf)_mm256_min_ps((__m256)a, (__m256)b); }
@@ -93,7 +93,7 @@ static inline vf pick(vf a, vf b, vi index) { return __builtin_shuffle(a, b, ind
 
 static inline vf reversed(vf x) { return pick(x, (W - 1) - iota()); }
 
-// W rows of W floats become W columns.
+// Transpose W rows of W floats in place.
 static inline void transpose(vf* rows) {
     const vi lane = iota();
 #pragma GCC unroll 4
@@ -110,7 +110,7 @@ static inline void transpose(vf* rows) {
     }
 }
 
-// Lane l becomes the sum of lanes l … W − 1.
+// Lane l: the sum of lanes l … W − 1.
 static inline vf suffix_sums(vf x) {
     x += from_right<1>(x);
     x += from_right<2>(x);
@@ -119,7 +119,7 @@ static inline vf suffix_sums(vf x) {
     return x;
 }
 
-// e^x within 2 units in the last place, for x < 88; what is below −87 counts as −87, e^x = 1.6e-38.
+// e^x within 2 units in the last place, for x < 88. Smaller x than −87 give e^−87 = 1.6e-38.
 static inline vf vexp(vf x) {
     const float magic = 12582912.0f;  // 1.5·2²³: adding it leaves the rounded integer in the lowest bits
     x = vmax(x, splat(-87.0f));

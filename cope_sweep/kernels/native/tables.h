@@ -1,5 +1,5 @@
-// Tables of products q·e[p] for a block of queries, made as far as its positions have come and never for all queries at
-// once; and the way back: from the gradients of such a table to those of q and e.
+// Tables of products q·e[p] for a block of queries, computed only as far as the positions of the block have come; and the
+// gradients of q and e, given those of such a table.
 #pragma once
 
 #include <algorithm>
@@ -7,20 +7,20 @@
 #include "gemm.h"
 #include "rows.h"
 
-// How far ahead of the number of keys before it a query reads: positions sum gates of itself, too, and are interpolated.
+// Token i reads at most i + this many entries: a position includes the token's own gate, and interpolation reads the next.
 constexpr int POSITIONS_AHEAD = 2, DISTANCES_AHEAD = 0;
 
 class Table {
   public:
     // `entries` rows of D floats. A block whose last query is token i reads at most i + `ahead` of them.
-    Table(const Problem& x, int64_t entries, int ahead, bool backward)
+    Table(const NativeProblem& x, int64_t entries, int ahead, bool backward)
         : entries_(reachable(x, entries, ahead)), tiles_((entries_ + TILE - 1) / TILE),
           stride_(W + tiles_ * TILE + 2 * W),
           columns_(x, entries_ ? tiles_ * TILE * x.D : 1), rows_(x, entries_ && backward ? tiles_ * TILE * x.width() : 1),
           values_(x, entries_ ? TILE * stride_ : 1), gradients_(x, entries_ && backward ? TILE * stride_ : 1) {}
 
-    // Take in a head's table, times `scale`.
-    void pack(const Problem& x, const float* e, float scale, bool backward) {
+    // Copy a head's table, times `scale`.
+    void pack(const NativeProblem& x, const float* e, float scale, bool backward) {
         pack_columns(x.D, entries_, scale, columns_, [&](int64_t p) { return e + p * x.D; });
         if (!backward) return;
         const long width = x.width();
@@ -29,15 +29,15 @@ class Table {
             for (int64_t d = 0; d < x.D; ++d) rows_[p * width + d] = e[p * x.D + d] * scale;
     }
 
-    // Begin a block of queries: no products yet.
+    // Begin a block of queries, without products.
     void begin(const Rows& rows, bool backward) {
         reached_ = 0;
         if (!entries_ || !backward) return;
         for (int r = rows.first8; r < rows.end8; ++r) zero(gradients_ + r * stride_, W);
     }
 
-    // Make the products of a block of queries with entries 0 … end − 1, where they are not made yet.
-    void reach(const Problem& x, const Rows& rows, int64_t end, const float* q, bool backward) {
+    // Compute the products of the block's queries with entries 0 … end − 1, except those computed before.
+    void reach(const NativeProblem& x, const Rows& rows, int64_t end, const float* q, bool backward) {
         end = std::min(end, entries_);
         const long width = x.width();
         while (reached_ < end) {
@@ -53,13 +53,13 @@ class Table {
         }
     }
 
-    // Row r of the block: readable to W past its last entry.
+    // Row r of the block; W floats after its last entry can be read.
     const float* row(int r) const { return values_ + r * stride_ + W; }
     float* gradient(int r) const { return gradients_ + r * stride_ + W; }
     int64_t reached() const { return reached_; }
 
-    // From gradients of the block's products: dq += dz·e, de += dzᵀ·q.
-    void products(const Problem& x, const Rows& rows, const float* q, float* dq, float* de) const {
+    // Given the gradients dz of the block's products: dq += dz·e, de += dzᵀ·q.
+    void products(const NativeProblem& x, const Rows& rows, const float* q, float* dq, float* de) const {
         const long width = x.width();
         const int count = rows.end8 - rows.first8;
         const float* dz = gradients_ + rows.first8 * stride_ + W;
@@ -67,11 +67,11 @@ class Table {
         gemm(dz, 1, stride_, q + rows.first8 * width, width, de, width, int((reached_ + 7) / 8 * 8), int(width), count, true);
     }
 
-    // How many of `entries` any query can reach.
-    static int64_t reachable(const Problem& x, int64_t entries, int ahead) { return std::min(entries, x.S + ahead); }
+    // The number of entries that some query can read.
+    static int64_t reachable(const NativeProblem& x, int64_t entries, int ahead) { return std::min(entries, x.S + ahead); }
 
-    // Floats for the gradient of a table as far as it is reached, rows padded.
-    static size_t size(const Problem& x, int64_t entries, int ahead) {
+    // Floats of the gradient of the entries that can be read, in padded rows.
+    static size_t size(const NativeProblem& x, int64_t entries, int ahead) {
         return (reachable(x, entries, ahead) + TILE - 1) / TILE * TILE * x.width();
     }
 
@@ -80,8 +80,8 @@ class Table {
     Scratch columns_, rows_, values_, gradients_;
 };
 
-// The gradient of e from the partial sums of items, in their order: of all heads together, or of each head.
-static void write_table(const Problem& x, float* to, int64_t entries, int ahead, bool per_head, float scale, const float* parts, size_t part) {
+// Write the gradient of e: the partial sums of all items added in order, over all heads or for each head.
+static void write_table(const NativeProblem& x, float* to, int64_t entries, int ahead, bool per_head, float scale, const float* parts, size_t part) {
     const long width = x.width();
     std::fill(to, to + (per_head ? x.H : 1) * entries * x.D, 0.0f);
     for (int64_t item = 0; item < x.heads() * x.groups; ++item) {
@@ -91,15 +91,15 @@ static void write_table(const Problem& x, float* to, int64_t entries, int ahead,
     }
 }
 
-// Entries that the rows of a block may read while they walk one more tile: gates are at most 1.
-static inline int64_t within_reach(const Rows& rows, const Row* walking) {
+// Number of entries that the rows of a block may read in the next tile: gates are at most 1.
+static inline int64_t reachable_entries(const Rows& rows, const Row* walking) {
     double most = 0;
     for (int r = rows.first; r < rows.end; ++r) most = std::max(most, walking[r].position);
     return int64_t(most) + TILE + POSITIONS_AHEAD;
 }
 
-// Begin the walk of the query that is row r of its block.
-static inline Row begin(const Problem& x, const Table& positions, const Table& distances, int64_t b, int64_t h, int64_t i, int r) {
+// The state of query i, row r of its block, before its first tile.
+static inline Row begin(const NativeProblem& x, const Table& positions, const Table& distances, int64_t b, int64_t h, int64_t i, int r) {
     Row row{};
     if (x.m) row.m = x.m[h];
     if (x.e) {

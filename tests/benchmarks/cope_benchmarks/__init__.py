@@ -1,1 +1,1 @@
-"""Measurements that anyone can repeat."""
+"""Benchmarks of the kernels, the sweep and the data; `cope-sweep bench` runs them."""

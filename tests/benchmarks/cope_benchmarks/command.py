@@ -1,4 +1,4 @@
-"""`bench …`: measurements that anyone can repeat."""
+"""The commands `cope-sweep bench …`."""
 
 from __future__ import annotations
 
@@ -18,27 +18,29 @@ if TYPE_CHECKING:
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="markdown",
-    help="Measure this machine; every number beside a peer's in the same run.",
+    help="Measure kernels, training steps, data and the sweep on this machine, beside alternatives in the same run.",
 )
 
 Keep = Annotated[
     Path | None,
-    typer.Option("--keep", help="Folder to write the measurement to, as JSON and Markdown.", show_default=False),
+    typer.Option("--keep", help="Write the measurement to this folder, as JSON and Markdown.", show_default=False),
 ]
 Threads = Annotated[
     int | None,
     typer.Option(
-        "--threads", min=1, help="Threads of torch; with one, the clock is CPU time.", show_default="all cores"
+        "--threads", min=1, help="Number of torch threads; with 1, CPU time is measured.", show_default="all cores"
     ),
 ]
-Repetitions = Annotated[int, typer.Option("--repetitions", min=2, help="How often each is timed, in turns.")]
+Repetitions = Annotated[
+    int, typer.Option("--repetitions", min=2, help="How many times each alternative is timed, in turns.")
+]
 
 
 @app.command()
 def attention(as_json: Json = False, keep: Keep = None, threads: Threads = None, repetitions: Repetitions = 9) -> None:
-    """Attention with CoPE on this CPU: native and blocked kernels beside the paper's listing and torch's SDPA.
+    """Measure attention with CoPE on this CPU: native and blocked kernels, the paper's listing and torch's SDPA.
 
-    About six minutes: the listing takes seconds a time. Whatever gives other outputs or gradients has no speed.
+    Takes about six minutes. Outputs and gradients are checked before anything is timed.
 
     Example: `cope-sweep bench attention --threads 1 --keep results`
     """
@@ -52,7 +54,7 @@ def attention(as_json: Json = False, keep: Keep = None, threads: Threads = None,
 
 @app.command()
 def step(as_json: Json = False, keep: Keep = None, threads: Threads = None, repetitions: Repetitions = 9) -> None:
-    """Whole training steps with CoPE on this CPU, beside the same model's with SDPA and no positions.
+    """Measure training steps with CoPE on this CPU, and those of the same model with SDPA and no positions.
 
     Example: `cope-sweep bench step --keep results`
     """
@@ -66,7 +68,7 @@ def step(as_json: Json = False, keep: Keep = None, threads: Threads = None, repe
 
 @app.command()
 def gpu(as_json: Json = False, keep: Keep = None) -> None:
-    """Attention with CoPE on a GPU, beside torch's flash attention without positions; says so where there is no GPU."""
+    """Measure attention with CoPE on a GPU, and torch's flash attention without positions. Reports if there is no GPU."""
     from cope_benchmarks.gpu import measure, table
 
     _check_writable(keep)
@@ -75,7 +77,7 @@ def gpu(as_json: Json = False, keep: Keep = None) -> None:
 
 
 def _check_writable(folder: Path | None) -> None:
-    """Before minutes of measuring, not after. Raises UserError where nothing can be kept in `folder`."""
+    """Raise UserError if `folder` cannot be written, before minutes of measuring."""
     if folder is None:
         return
     try:
@@ -94,16 +96,16 @@ def _use_threads(threads: int | None) -> None:
 
 
 def _show(name: str, measured: dict[str, Any], table: Table, as_json: bool, folder: Path | None) -> None:
-    from cope_benchmarks.keep import keep
+    from cope_benchmarks.save import save_measurement
 
     if folder is not None:
-        keep(folder, name, measured, table)
+        save_measurement(folder, name, measured, table)
     print_json(measured) if as_json else make_console().print(table)
 
 
 @app.command()
 def sweep(as_json: Json = False) -> None:
-    """From command to first step, from run to run, and 100 short runs against a plain loop."""
+    """Measure the time to the first step, between runs, and of 100 short runs against a plain loop."""
     from cope_benchmarks.sweep import measure
 
     measured = measure()
@@ -112,7 +114,7 @@ def sweep(as_json: Json = False) -> None:
 
 @app.command()
 def data(as_json: Json = False) -> None:
-    """Every task's sequences per second, beside what its training step consumes, at the paper's sizes.
+    """Measure how many sequences per second each task generates, and how many its training step consumes, at the paper's sizes.
 
     Example: `cope-sweep bench data`
     """
@@ -122,9 +124,9 @@ def data(as_json: Json = False) -> None:
     if as_json:
         print_json(measured)
         return
-    shown = grid("task", "tokens", "made, sequences/s", "used, sequences/s", "made / used", "corpus")
-    for kind, each in measured["tasks"].items():
-        numbers = (f"{each['made_per_s']:,.0f}", f"{each['used_per_s']:,.2f}", f"{each['ratio']:,.0f} ×")
-        style = "red" if each["ratio"] < measured["enough"] else ""
-        shown.add_row(kind, str(each["tokens"]), *numbers, each["corpus"] or "", style=style)
+    shown = grid("task", "tokens", "generated, sequences/s", "trained, sequences/s", "generated / trained", "corpus")
+    for kind, row in measured["tasks"].items():
+        numbers = (f"{row['generated_per_s']:,.0f}", f"{row['trained_per_s']:,.2f}", f"{row['ratio']:,.0f} ×")
+        style = "red" if row["ratio"] < measured["min_ratio"] else ""
+        shown.add_row(kind, str(row["tokens"]), *numbers, row["corpus"] or "", style=style)
     make_console().print(shown)

@@ -1,7 +1,7 @@
-"""Whether data keeps up with training: every task's sequences per second, beside what its training step consumes.
+"""Benchmark of the data: sequences per second that each task generates, and that its training step consumes.
 
-At the paper's sizes, on this machine. Sequences are made in one thread, as training makes them; the step has the
-device, or all cores. Its model has learned absolute positions, the cheapest row of its table, and so the hungriest.
+At the paper's sizes. Sequences are generated in one thread, as in training; the step uses the device, or all cores. The
+model has learned absolute positions: the fastest row of each table, which consumes most.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ PAPER: dict[str, dict[str, Any]] = {
     "wikitext": {"model": {"layers": 12, "dim": 768, "heads": 12, "dropout": 0.1}},
     "code": {"model": {"family": "llama", "layers": 4, "dim": 256, "heads": 8, "ffn_dim": 768, "tied": False}},
 }
-"""Task → the rest of its run, as in `ablations/`; the batch is 64 where none is said."""
+"""By task: the model and training of its ablation in `ablations/`. The default batch is 64 sequences."""
 GENERATE_S = 1.0
 STEPS = 3
 CPU_STEP_FLOPS = 5e11
-"""A CPU takes steps of as many sequences as this allows, one at least, and a step's sequences cost alike."""
-ENOUGH = 10
-"""Times what training consumes: less, and data could come to be what training waits for."""
+"""Limit of the floating-point operations of a step on a CPU. Its batch is reduced to this, but not below 1."""
+MIN_GENERATED_PER_TRAINED = 10
+"""Sequences generated per sequence trained on. With fewer, training could wait for data."""
 
 
 def measure() -> dict[str, Any]:
-    """Every task; about two minutes on two cores, and a minute more where a text is tokenised for the first time."""
+    """Measure every task: about two minutes on two cores, and one more if a text has to be tokenised."""
     runtime = Runtime.of(Resources(cpus=len(os.sched_getaffinity(0))), worker_id="bench")
-    with _text() as wikitext:
+    with wikitext_or_stand_in() as wikitext:
         tasks = {kind: wikitext if kind == "wikitext" else cls(kind=kind) for kind, cls in TASKS.items()}
         return {
             "tasks": {kind: _measured(task, runtime) for kind, task in tasks.items()},
-            "enough": ENOUGH,
+            "min_ratio": MIN_GENERATED_PER_TRAINED,
             "device": runtime.device,
             "machine": machine(),
         }
@@ -60,17 +60,17 @@ def _measured(task: Task, runtime: Runtime) -> dict[str, Any]:
         RunSpec.model_construct(**{"task": task, **_with_positions(PAPER[task.kind])}).model_dump_json(warnings=False)
     )
     task.prepare()
-    made_per_s = _made_per_s(task, run.train.batch)
+    generated = generated_per_s(task, run.train.batch)
     sequences = run.train.batch
     if runtime.device == "cpu":
         sequences = max(1, min(sequences, int(sequences * CPU_STEP_FLOPS / step_flops(run, Resources()))))
-    used_per_s = _used_per_s(run, runtime, sequences)
+    trained = trained_per_s(run, runtime, sequences)
     return {
         "tokens": task.length("train"),
         "corpus": getattr(task, "corpus", None),
-        "made_per_s": round(made_per_s, 1),
-        "used_per_s": round(used_per_s, 3),
-        "ratio": round(made_per_s / used_per_s, 1),
+        "generated_per_s": round(generated, 1),
+        "trained_per_s": round(trained, 3),
+        "ratio": round(generated / trained, 1),
         "step_sequences": sequences,
     }
 
@@ -79,27 +79,27 @@ def _with_positions(rest: dict[str, Any]) -> dict[str, Any]:
     return rest | {"model": rest["model"] | {"position": ["absolute"]}}
 
 
-def _made_per_s(task: Task, batch: int) -> float:
-    """Sequences of training, a batch at a time, for `GENERATE_S` after a first one."""
+def generated_per_s(task: Task, batch: int) -> float:
+    """Sequences generated per second, in batches, for `GENERATE_S` after a first batch."""
     task.sequences("train", 0, 0, batch)
-    began_s, made = time.perf_counter(), 0
-    while (taken_s := time.perf_counter() - began_s) < GENERATE_S:
-        made += len(task.sequences("train", 0, batch + made, batch))
-    return made / taken_s
+    start_s, generated = time.perf_counter(), 0
+    while (elapsed_s := time.perf_counter() - start_s) < GENERATE_S:
+        generated += len(task.sequences("train", 0, batch + generated, batch))
+    return generated / elapsed_s
 
 
-def _used_per_s(run: RunSpec, runtime: Runtime, sequences: int) -> float:
-    """Sequences that the training step takes, their making left out: the median of a few steps after a first one."""
+def trained_per_s(run: RunSpec, runtime: Runtime, sequences: int) -> float:
+    """Sequences trained on per second, without their generation: the median of a few steps after a first one."""
     trainer = Trainer(run.model_copy(update={"train": run.train.model_copy(update={"batch": sequences})}), runtime)
     steps_s = []
     for step in range(STEPS + 1):
-        began_s = time.perf_counter()
+        start_s = time.perf_counter()
         trainer.spec.task.sequences("train", run.seed, step * sequences, sequences)
-        making_s = time.perf_counter() - began_s
-        began_s = time.perf_counter()
+        generation_s = time.perf_counter() - start_s
+        start_s = time.perf_counter()
         trainer.train_step()
         trainer.wait()
-        steps_s.append(time.perf_counter() - began_s - making_s)
+        steps_s.append(time.perf_counter() - start_s - generation_s)
     del trainer
     if runtime.device == "cuda":
         torch.cuda.empty_cache()
@@ -107,18 +107,18 @@ def _used_per_s(run: RunSpec, runtime: Runtime, sequences: int) -> float:
 
 
 @contextlib.contextmanager
-def _text() -> Iterator[WikiText]:
-    """WikiText-103 where this machine has it, else the standard library's files in its place, as `stand-in`."""
+def wikitext_or_stand_in() -> Iterator[WikiText]:
+    """WikiText-103 if this machine has it; else the files of the standard library, as the corpus `stand-in`."""
     task = WikiText()
     try:
         task.prepare()
     except UserError:
         with tempfile.TemporaryDirectory(prefix="cope-sweep-bench-") as name:
             for split, files in Code().files().items():
-                with (Path(name) / f"{split}.txt").open("wb") as joined:
+                with (Path(name) / f"{split}.txt").open("wb") as joined_file:
                     for path in files.paths:
                         with path.open("rb") as file:
-                            shutil.copyfileobj(file, joined)
+                            shutil.copyfileobj(file, joined_file)
             yield WikiText(corpus="stand-in", folder=name)
     else:
         yield task

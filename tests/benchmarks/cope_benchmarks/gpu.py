@@ -1,9 +1,8 @@
-"""CoPE's fused attention on a GPU, beside torch's flash attention without positions.
+"""Benchmark of CoPE's fused attention on a GPU, and of torch's flash attention without positions.
 
-What is timed is all that CoPE adds: the product z = q·e, and its gradient, too. bfloat16, head dim 64, p_max 64. Mean
-gates are a half, or near 0, so that positions never saturate. Both sides get the same queries, keys and values. Each
-shape is first compared, in output and every gradient, with the blocked path in float32: where that fails, no speed is
-given.
+The times include everything that CoPE adds, such as the product z = q·e and its gradient. bfloat16, head dim 64,
+p_max 64. Gates are one half in the mean, or near 0, so that positions never saturate. Both get the same queries, keys and
+values. Outputs and gradients are checked before anything is timed, against the blocked path in float32.
 """
 
 from __future__ import annotations
@@ -23,16 +22,16 @@ HEAD_DIM = 64
 P_MAX = 64
 HEADS = 16
 TOKENS = 65536
-"""Of a batch: sequences are as many as make that."""
+"""Tokens of a batch, which determine the number of sequences."""
 REPETITIONS = 21
 WARM_UPS = 3
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.2}
-"""Of the largest entry. float32 says that kernels are right; in bfloat16, the gradient of e is a sum that cancels."""
+"""Limit of the error, relative to the largest entry. In bfloat16, the terms of the gradient of e cancel."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """One line of the table, and the ratios to reach."""
+    """A problem size, and the largest ratios to flash attention that we aim at."""
 
     tokens: int
     saturates: bool = True
@@ -54,7 +53,7 @@ SHAPES = (
 
 
 def why_not() -> str | None:
-    """Why nothing can be measured here; None: it can."""
+    """Why there is nothing to measure here; None: there is a GPU."""
     if not torch.cuda.is_available():
         return "no CUDA device: GPU attention is not measured"
     if torch.cuda.get_device_capability() < (8, 0):
@@ -63,7 +62,7 @@ def why_not() -> str | None:
 
 
 def measure(shapes: tuple[Shape, ...] = SHAPES, repetitions: int = REPETITIONS) -> dict[str, Any]:
-    """Time and extra memory of each shape, and what was aimed at; `{"skipped": why}` where there is no GPU."""
+    """Times and extra memory of each shape, and the ratios aimed at; `{"skipped": reason}` without a GPU."""
     skipped = why_not()
     if skipped:
         return {"skipped": skipped}
@@ -78,7 +77,7 @@ def measure(shapes: tuple[Shape, ...] = SHAPES, repetitions: int = REPETITIONS) 
 
 
 def table(measured: dict[str, Any]) -> Table:
-    """The measurement for people, with what was aimed at."""
+    """The measurement as a table, with the ratios aimed at."""
     result = Table(title=measured.get("skipped") or measured["device"], title_justify="left")
     for head in (
         "tokens",
@@ -117,7 +116,7 @@ def _row(shape: Shape, repetitions: int) -> dict[str, Any]:
     off = {dtype: _worst_error(shape, dtype) for dtype in TOLERANCE}
     row["off_by"] = {str(dtype).removeprefix("torch."): round(error, 6) for dtype, error in off.items()}
     if not all(off[dtype] <= limit for dtype, limit in TOLERANCE.items()):
-        return {**row, "failed": "not equal to the blocked path: no speed is given"}
+        return {**row, "failed": "differs from the blocked path: not timed"}
     x, do = _inputs(shape, shape.batch, HEADS)
     sides: dict[str, Callable[[], Tensor]] = {"cope": lambda: cope(x), "flash": lambda: flash(x)}
     for what, run in (("forward", _forward), ("backward", _backward)):
@@ -130,7 +129,7 @@ def _row(shape: Shape, repetitions: int) -> dict[str, Any]:
 
 
 def cope(x: dict[str, Tensor]) -> Tensor:
-    """CoPE by the Triton kernels, from its parameters on."""
+    """CoPE with the Triton kernels, including the product q·e."""
     from cope_sweep.kernels.triton_attention import attention
 
     return attention(x["q"], x["k"], x["v"], z=x["q"] @ x["e"].T, scale=HEAD_DIM**-0.5)
@@ -147,15 +146,15 @@ def _inputs(shape: Shape, batch: int, heads: int) -> tuple[dict[str, Tensor], Te
     size = (batch, heads, shape.tokens, HEAD_DIM)
     q, k, v, do = (torch.randn(size, generator=rng, device="cuda", dtype=torch.bfloat16) for _ in range(4))
     if not shape.saturates:
-        # All logits less by 8: after 4096 keys, positions are about 6. By all components, lest roundings weigh.
+        # Shift all logits by −8: positions are about 6 after 4096 keys. All components share the shift, to keep rounding small.
         q, k = q + 1, k - 1
     e = torch.randn(P_MAX, HEAD_DIM, generator=rng, device="cuda", dtype=torch.bfloat16) * HEAD_DIM**-0.5
     return {name: tensor.requires_grad_() for name, tensor in (("q", q), ("k", k), ("v", v), ("e", e))}, do
 
 
 def _worst_error(shape: Shape, dtype: torch.dtype) -> float:
-    """Of the output and all gradients, of one head's first 8192 tokens at most: as a share of the largest entry."""
-    from cope_sweep.kernels import Problem
+    """Error of output and gradients relative to the largest entry, for one head and at most 8192 tokens."""
+    from cope_sweep.kernels import AttentionProblem
     from cope_sweep.kernels.blocked import blocked
     from cope_sweep.positions import CoPE
 
@@ -165,7 +164,7 @@ def _worst_error(shape: Shape, dtype: torch.dtype) -> float:
     exact = {name: t.detach().float().requires_grad_() for name, t in given.items()}
     weight = do[:, :, :first]
     look_up = CoPE(p_max=P_MAX).term({"e": exact["e"]}, exact["q"])
-    expected = blocked(Problem(exact["q"], exact["k"], exact["v"], HEAD_DIM**-0.5, look_up=look_up))
+    expected = blocked(AttentionProblem(exact["q"], exact["k"], exact["v"], HEAD_DIM**-0.5, look_up=look_up))
     ours = cope(given)
     wanted = [expected, *torch.autograd.grad(expected, list(exact.values()), weight.float())]
     got = [ours, *torch.autograd.grad(ours, list(given.values()), weight.to(dtype))]
@@ -182,7 +181,7 @@ def _backward(side: Callable[[], Tensor], inputs: list[Tensor], do: Tensor) -> C
 
 
 def _interleaved(runs: dict[str, Callable[[], object]], repetitions: int) -> dict[str, Any]:
-    """Medians, in turns, so that a clock that slows down slows all; and the ratio of the first to the second."""
+    """Median times, measured in turns so that changes of the clock affect both, and the ratio of first to second."""
     times_ms: dict[str, list[float]] = {name: [] for name in runs}
     for repetition in range(-WARM_UPS, repetitions):
         for name, run in runs.items():
@@ -207,7 +206,7 @@ def _event() -> torch.cuda.Event:
 
 
 def _extra_mb(side: Callable[[], Tensor], inputs: list[Tensor], do: Tensor) -> float:
-    """Peak memory of forward and backward, beyond what was there before."""
+    """Peak memory of forward and backward in MiB, beyond what was allocated before."""
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()

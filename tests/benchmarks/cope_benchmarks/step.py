@@ -1,8 +1,8 @@
-"""Whole training steps: forward, backward, clipping and AdamW, with positions and without.
+"""Benchmark of training steps: forward, backward, clipping and AdamW, with positions and without.
 
-Two models: 4 layers of dim 256 at 511 tokens, and one layer of GPT-2's size at 1023. Every way is first compared, in
-loss and every gradient, with the reference (the MLP, whose reference would need gigabytes, with the blocked path) on a
-sequence: what fails has no speed.
+Two models: 4 layers of dim 256 at 511 tokens, and one layer of GPT-2's size at 1023. Loss and gradients are checked
+before anything is timed: they are compared on one sequence with the reference (CoPE-MLP, whose reference would need
+gigabytes, with the blocked path). An alternative that fails is not timed.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from cope_sweep.spec import RunSpec
 from cope_sweep.train import Runtime, Trainer
 
 REPETITIONS = 9
-OFF_BY = 2e-3
-"""Of a gradient's largest entry, in the mean: float32's roundings, where positions are near integers."""
+MEAN_ERROR = 2e-3
+"""Limit of a gradient's mean error, relative to its largest entry: rounding in float32 can move positions across integers."""
 
 AttendAs = Callable[[Inputs, Positions, float], Tensor]
 
@@ -54,26 +54,26 @@ def _listing(inputs: Inputs, positions: Positions, dropout: float) -> Tensor:
     return peers.listing({"q": inputs.q_BHTK, "k": inputs.k_BHSK, "v": inputs.v_BHSK, "e": table})
 
 
-def _by(implementation: Implementation) -> AttendAs:
+def _attend_with(implementation: Implementation) -> AttendAs:
     return lambda inputs, positions, dropout: attend(inputs, positions, dropout, implementation)
 
 
 COPE: list[Any] = [{"kind": "cope", "p_max": 64}]
 MLP: list[Any] = [{"kind": "cope_mlp", "hidden": 64}]
-WAYS: dict[str, tuple[list[Any], AttendAs, Implementation]] = {
+ALTERNATIVES: dict[str, tuple[list[Any], AttendAs, Implementation]] = {
     SDPA: ([], _sdpa, "reference"),
-    "CoPE, native": (COPE, _by("native"), "reference"),
-    "CoPE, blocked": (COPE, _by("blocked"), "reference"),
+    "CoPE, native": (COPE, _attend_with("native"), "reference"),
+    "CoPE, blocked": (COPE, _attend_with("blocked"), "reference"),
     "CoPE, the paper's listing": (COPE, _listing, "reference"),
-    "CoPE-MLP(64), native": (MLP, _by("native"), "blocked"),
-    "relative, native": (["relative"], _by("native"), "reference"),
-    "RoPE, auto": (["rope"], _by("auto"), "reference"),
+    "CoPE-MLP(64), native": (MLP, _attend_with("native"), "blocked"),
+    "relative, native": (["relative"], _attend_with("native"), "reference"),
+    "RoPE, auto": (["rope"], _attend_with("auto"), "reference"),
 }
-"""By name: the encodings, what computes their attention, and what it is compared with."""
+"""By name: the encodings, the function that computes attention, and the implementation that it is compared with."""
 
 
 def measure(repetitions: int = REPETITIONS) -> dict[str, Any]:
-    """Milliseconds of a step of every way, and its ratio to the same model's step with SDPA and no positions."""
+    """The time of a step of every alternative in ms, and its ratio to that of the same model with SDPA and no positions."""
     return {
         "machine": machine(),
         "repetitions": repetitions,
@@ -82,7 +82,7 @@ def measure(repetitions: int = REPETITIONS) -> dict[str, Any]:
 
 
 def table(measured: dict[str, Any]) -> Table:
-    """The measurement for people."""
+    """The measurement as a table."""
     result = Table(title="Training steps (median, and spread of the middle half)", title_justify="left")
     for head in ("model", "attention", "ms a step", "this ÷ SDPA"):
         result.add_column(head, justify="left" if head in ("model", "attention") else "right")
@@ -102,45 +102,45 @@ def _model(name: str, rest: dict[str, Any], repetitions: int) -> dict[str, Any]:
     runtime = Runtime(threads=torch.get_num_threads())
     steps: dict[str, tuple[Callable[[], Any], ...]] = {}
     failures: dict[str, str] = {}
-    for way, (position, compute, answer) in WAYS.items():
+    for alternative, (position, compute, expected_from) in ALTERNATIVES.items():
         run = RunSpec.model_validate_json(json.dumps(rest | {"model": rest["model"] | {"position": position}}))
         trainer = Trainer(run, runtime)
-        failure = _failure(trainer, compute, answer)
+        failure = _failure(trainer, compute, expected_from)
         if failure:
-            failures[way] = failure
+            failures[alternative] = failure
         else:
-            steps[way] = (_step(trainer, compute),)
+            steps[alternative] = (_step(trainer, compute),)
     times = interleaved(steps, repetitions)
     rows: list[dict[str, Any]] = []
-    for way in WAYS:
-        if way in failures:
-            rows.append({"attention": way, "failed": failures[way]})
+    for alternative in ALTERNATIVES:
+        if alternative in failures:
+            rows.append({"attention": alternative, "failed": failures[alternative]})
             continue
-        step = times[way][0]
+        step = times[alternative][0]
         ratio = step["median_ms"] / times[SDPA][0]["median_ms"]
-        rows.append({"attention": way, "step": step, "of_sdpa": round(ratio, 3)})
+        rows.append({"attention": alternative, "step": step, "of_sdpa": round(ratio, 3)})
     return {"model": name, "batch": rest["train"]["batch"], "rows": rows}
 
 
 def _step(trainer: Trainer, compute: AttendAs) -> Callable[[], None]:
     def step() -> None:
-        with _attending(compute):
+        with _attention_replaced(compute):
             trainer.train_step()
 
     return step
 
 
-def _failure(trainer: Trainer, compute: AttendAs, answer: Implementation) -> str | None:
-    """What is wrong with the first sequence's gradients, computed so; None: nothing."""
-    with _attending(compute):
+def _failure(trainer: Trainer, compute: AttendAs, expected_from: Implementation) -> str | None:
+    """The first error in the gradients of the first sequence; None: they are correct."""
+    with _attention_replaced(compute):
         got = _gradients(trainer)
-    with using(answer):
+    with using(expected_from):
         wanted = _gradients(trainer)
     largest = max(float(gradient.abs().max()) for gradient in wanted.values())
     for name, expected in wanted.items():
-        # What is 0 but for roundings (what adds the same to all scores of a row) is held to the others' size.
+        # The gradient of what adds the same to all scores of a row is 0 except for rounding: relative to the other gradients.
         off = (got[name] - expected).abs().mean() / expected.abs().max().clamp(min=1e-3 * largest)
-        if not off <= OFF_BY:
+        if not off <= MEAN_ERROR:
             return f"{name} is off by {off:.1e} of its largest"
     return None
 
@@ -155,11 +155,11 @@ def _gradients(trainer: Trainer) -> dict[str, Tensor]:
 
 
 @contextmanager
-def _attending(compute: AttendAs) -> Iterator[None]:
-    """The model's attention is computed so, within a `with` statement."""
-    theirs = model_attention.attend
-    model_attention.attend = compute  # type: ignore[assignment] # the model names no implementation
+def _attention_replaced(compute: AttendAs) -> Iterator[None]:
+    """Let the model compute attention with this function within a `with` block."""
+    original = model_attention.attend
+    model_attention.attend = compute  # type: ignore[assignment] # `attend` has a further argument, which the model does not use
     try:
         yield
     finally:
-        model_attention.attend = theirs
+        model_attention.attend = original

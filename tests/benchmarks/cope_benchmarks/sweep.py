@@ -1,7 +1,6 @@
-"""What a sweep costs beside its training: to the first step, from run to run, and over many short runs.
+"""Benchmark of the sweep: the time to the first step, between two runs, and of many short runs.
 
-Everything is measured on real commands, each in a process of its own, and read off the stores that they leave. One
-worker, one thread.
+Real commands are measured, each in its own process, from the stores that they write. One worker, one thread.
 """
 
 from __future__ import annotations
@@ -35,16 +34,16 @@ metrics:
 resources: {groups: 1, device: cpu}
 """
 RUNS = 100
-LOOK_EVERY_S = 0.02
-FIRST_STEP_WITHIN_S = 300.0
+POLL_INTERVAL_S = 0.02
+FIRST_STEP_TIMEOUT_S = 300.0
 
 
 def measure(runs: int = RUNS) -> dict[str, Any]:
-    """Train `runs` short runs through Ray and in a plain loop, and a few with --local; about a minute on two cores.
+    """Train `runs` short runs with Ray and in a plain loop, and a few with --local: about a minute on two cores.
 
-    `first_step_s` is from the command to the first row in a run's curve. `gap_ms` is from a run's result to the next
-    run's beginning, on one warm worker. `short_runs` compares the time from the first step to the last result with a
-    loop over `cope_sweep.train.train_run`. Raises subprocess.CalledProcessError, with its output, where a command fails.
+    `first_step_s` is the time from the command to the first row of a run's curve. `gap_ms` is the time from a run's
+    result to the start of the next run on the same worker. `short_runs` compares the time from the first step to the last result with a
+    loop over `cope_sweep.train.train_run`. Raises subprocess.CalledProcessError, with its output, if a command fails.
     """
     load = psutil.getloadavg()[0]
     with tempfile.TemporaryDirectory(prefix="cope-sweep-bench-") as name:
@@ -81,38 +80,38 @@ def measure(runs: int = RUNS) -> dict[str, Any]:
 
 
 class _Measured:
-    """A command that trains runs into a store, carried out; and what the store then tells."""
+    """Executes a command that trains runs, and measures times from its store."""
 
     def __init__(self, store: Path, command: list[str]) -> None:
         self.ledger = Ledger(store, create=True)
-        began_s = time.time()
+        start_s = time.time()
         process = subprocess.Popen(
             [*command, "--store", str(store)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
         with process:
             first_s = None
-            while first_s is None and process.poll() is None and time.time() - began_s < FIRST_STEP_WITHIN_S:
-                time.sleep(LOOK_EVERY_S)
+            while first_s is None and process.poll() is None and time.time() - start_s < FIRST_STEP_TIMEOUT_S:
+                time.sleep(POLL_INTERVAL_S)
                 first_s = next((time.time() for folder in self.ledger.runs() if folder.curve()), None)
             output, _ = process.communicate()
         if process.returncode or first_s is None:
             raise subprocess.CalledProcessError(process.returncode, command, output)
-        self.whole_s = time.time() - began_s
-        self.first_step_s = first_s - began_s
-        # Read now: the store goes with its temporary folder.
-        folders = sorted(self.ledger.runs(), key=_begun_s)
-        self.spans_s = [(_begun_s(folder), _ended_s(folder)) for folder in folders]
+        self.whole_s = time.time() - start_s
+        self.first_step_s = first_s - start_s
+        # Read now, because the store is in a temporary folder.
+        folders = sorted(self.ledger.runs(), key=_start_s)
+        self.spans_s = [(_start_s(folder), _end_s(folder)) for folder in folders]
         self.after_first_step_s = self.spans_s[-1][1] - first_s
 
     def gaps_ms(self) -> list[float]:
         return [1000 * (after[0] - before[1]) for before, after in itertools.pairwise(self.spans_s)]
 
 
-def _begun_s(folder: RunFolder) -> float:
+def _start_s(folder: RunFolder) -> float:
     return float((folder.spec or {})["created_ms"]) / 1000
 
 
-def _ended_s(folder: RunFolder) -> float:
+def _end_s(folder: RunFolder) -> float:
     return (folder.path / "result.json").stat().st_mtime
 
 
@@ -122,7 +121,7 @@ def _ablation(path: Path, runs: int) -> Path:
 
 
 def _plain_loop(ablation: Path, store: Path) -> None:
-    """What the sweep does to each run, and nothing else."""
+    """Train the runs of an ablation one after another, without a sweep."""
     from cope_sweep.plan import expand
     from cope_sweep.spec.ablation import load_ablation
     from cope_sweep.train import Runtime, train_run

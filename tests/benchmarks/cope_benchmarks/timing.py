@@ -1,6 +1,6 @@
-"""Fair timing of several ways to do one thing on a machine that others use, too.
+"""Timing of alternatives on a machine that runs other work, too.
 
-Ways take turns, so that a slow moment meets them all. On one thread the clock is CPU time, which waits for nobody.
+The alternatives take turns, so that a slow moment affects all of them. With one thread, CPU time is measured.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ Step = Callable[[], Any]
 
 
 def interleaved(steps: dict[str, tuple[Step, ...]], repetitions: int) -> dict[str, list[dict[str, float]]]:
-    """Each way's phases, timed: median, least and spread (of the middle half), in milliseconds.
+    """Time each alternative's phases: median, least and spread (of the middle half), in milliseconds.
 
-    A way is a tuple of phases; each phase is called with what the one before gave. One turn goes before, unmeasured.
+    An alternative is a tuple of phases, functions without arguments. The first turn is not measured.
     """
     clock = clock_of(torch.get_num_threads())
     taken: dict[str, list[list[float]]] = {name: [[] for _ in phases] for name, phases in steps.items()}
@@ -38,6 +38,7 @@ def interleaved(steps: dict[str, tuple[Step, ...]], repetitions: int) -> dict[st
 
 
 def clock_of(threads: int) -> Callable[[], float]:
+    """CPU time with one thread, else wall-clock time, in seconds."""
     return time.process_time if threads == 1 else time.perf_counter
 
 
@@ -51,26 +52,26 @@ def _summary(times: list[float]) -> dict[str, float]:
 
 
 def extra_peak_mb(step: Step, result_bytes: int) -> float:
-    """Megabytes that a step takes at its peak, beyond what there was before and what it results in."""
-    _give_memory_back()
-    step()  # what is taken once and kept (libraries' buffers) is not the step's
-    _give_memory_back()
+    """Peak memory of a step in MB, beyond what was allocated before and the bytes of its results."""
+    _release_free_memory()
+    step()  # allocates the buffers that libraries keep
+    _release_free_memory()
     reset_peak("cpu")
     before = peak_bytes("cpu")
     step()
     return round(max(0, peak_bytes("cpu") - before - result_bytes) / 1e6, 1)
 
 
-def _give_memory_back() -> None:
-    """Free memory goes back to the system, where glibc is: otherwise a later step would take it unseen."""
+def _release_free_memory() -> None:
+    """Return free memory to the system (with glibc), so that a later step's allocations raise the peak."""
     if platform.libc_ver()[0] == "glibc":
         libc = ctypes.CDLL(None)
-        libc.mallopt(-3, 1 << 16)  # M_MMAP_THRESHOLD: from now on, large blocks go back at once
+        libc.mallopt(-3, 1 << 16)  # M_MMAP_THRESHOLD: from now on, large blocks are returned when they are freed
         libc.malloc_trim(0)
 
 
 def machine() -> dict[str, Any]:
-    """What numbers of this process depend on."""
+    """Processor, threads, load and versions, which the measured times depend on."""
     return {
         "processor": _processor(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),

@@ -1,4 +1,4 @@
-"""Keeping a measurement: as JSON, with machine and versions, and as the table that people read."""
+"""Saves a measurement as JSON, with machine and versions, and as a Markdown table."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 
-def keep(folder: Path, name: str, measured: dict[str, Any], table: Table) -> None:
+def save_measurement(folder: Path, name: str, measured: dict[str, Any], table: Table) -> None:
     """Write `<name>.json` and `<name>.md` into `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{name}.json").write_text(json.dumps(measured, indent=1) + "\n", encoding="utf-8")
@@ -18,9 +18,9 @@ def keep(folder: Path, name: str, measured: dict[str, Any], table: Table) -> Non
 
 
 def markdown(table: Table) -> str:
-    """A table in Markdown, without its title."""
-    heads = [str(column.header) for column in table.columns]
-    rules = ["---:" if column.justify == "right" else "---" for column in table.columns]
+    """The table in Markdown, without its title."""
+    headers = [str(column.header) for column in table.columns]
+    alignments = ["---:" if column.justify == "right" else "---" for column in table.columns]
     cells = [[Text.from_markup(str(cell)).plain for cell in column.cells] for column in table.columns]
-    lines = [heads, rules, *zip(*cells, strict=True)]
+    lines = [headers, alignments, *zip(*cells, strict=True)]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
