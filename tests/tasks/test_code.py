@@ -70,7 +70,7 @@ def test_files_left_out(folder):
 
 def test_a_file_is_a_document(folder):
     task = own(folder)
-    corpus = task._corpus()
+    corpus = task.open_corpus()
     for split, files in task.files().items():
         tokens = corpus.splits[split].tokens_L
         assert (tokens == corpus.tokenizer.end_of_text).sum() == len(files.paths)
@@ -81,7 +81,7 @@ def test_the_standard_library_is_there_to_read():
     """…on every machine; UTF-8 all of it, and long enough for the paper's contexts."""
     task = Code(vocabulary=2048)
     task.prepare()
-    corpus = task._corpus()
+    corpus = task.open_corpus()
     assert corpus.splits["train"].size_bytes > 5_000_000
     assert min(len(task.windows(split, 4096, 4096)) for split in ("validation", "test")) >= 8
     assert corpus.tokenizer.ids == 2048

@@ -30,7 +30,7 @@ specs = st.builds(
 
 
 def said(task, inputs):
-    words = task.words
+    words = task.labels
     return [words[token] for token in inputs]
 
 
@@ -82,7 +82,7 @@ def test_the_docstring_s_sample():
     task = Counting(variables=2, operations=7, max_tokens=20)
     inputs, targets = (re.search(rf"    {row} +(.*)", counting.__doc__)[1].split() for row in ("inputs", "targets"))
     assert len(inputs) == len(targets) == task.length("train")
-    assert set(inputs) <= set(task.words)
+    assert set(inputs) <= set(task.labels)
     found, rest = operations(inputs)
     assert len(found) == task.operations
     answer = run(task, found)[rest[1]]
@@ -107,7 +107,7 @@ def test_a_longer_sequence_keeps_its_tail(keep, split, variables):
 
 def as_released(task, pass_weight, rng):
     """One sequence as the paper's generator draws it: what cannot be is drawn anew. → operations, variable asked."""
-    names = task.words[-task.variables :]
+    names = task.labels[-task.variables :]
     weights = {"set": task.set_weight, "increment": task.increment_weight, "pass": pass_weight}
     while True:
         values, found = {}, []
@@ -154,7 +154,7 @@ def test_it_draws_as_the_released_generator_does(split, variables):
     theirs = [as_released(task, weight, rng) for _ in range(4000)]
 
     def names(variable):
-        return task.words.index(variable) - task.words.index("a")
+        return task.labels.index(variable) - task.labels.index("a")
 
     measures = {
         "operations": lambda f, a, v: len(f),
@@ -197,7 +197,7 @@ def test_variables_are_set_and_asked_evenly():
     first, asked = np.zeros(4, dtype=int), np.zeros(4, dtype=int)
     for inputs in task.sequences("train", 0, 0, 2000).inputs_NT:
         found, rest = operations(said(task, inputs))
-        names = task.words[-4:]
+        names = task.labels[-4:]
         first[names.index(next(v for k, v in found if k == "set"))] += 1
         asked[names.index(rest[1])] += 1
     assert even(first) > RARE
@@ -214,7 +214,7 @@ def test_the_share_cut_at_the_papers_size(split, share):
 def test_sizes_at_the_papers_size():
     task = Counting(variables=5)
     assert task.context == 511  # 512 tokens, the last of them the answer
-    assert task.vocabulary_size == len(task.words) == 11 + 6 + 5
+    assert task.vocabulary_size == len(task.labels) == 11 + 6 + 5
     assert Counting(operations=3).length("train") == 14  # three times `a = 0 ;`, `print a`
 
 

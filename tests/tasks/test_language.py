@@ -32,7 +32,7 @@ def task(folder, cache):
 
 
 def stream(task, split):
-    return np.array(task._corpus().splits[split].tokens_L, dtype=np.int64)
+    return np.array(task.open_corpus().splits[split].tokens_L, dtype=np.int64)
 
 
 # -- test sets -----------------------------------------------------------------------------------------------------

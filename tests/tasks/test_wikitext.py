@@ -115,10 +115,10 @@ def test_gpt2_s_tokenizer_is_taken_where_it_is(folder, tmp_path):
     copy = shutil.copytree(folder, tmp_path / "copy")
     with pytest.raises(TextError, match="GPT-2's tokenizer .* is not in .*train one: task.tokenizer=bpe"):
         small(copy, vocabulary=50257, tokenizer="gpt2").prepare()
-    assert small(copy, vocabulary=50257)._corpus().tokenizer.ids < 50257
-    from cope_sweep.text.tokenizer import _byte_letters
+    assert small(copy, vocabulary=50257).open_corpus().tokenizer.ids < 50257
+    from cope_sweep.text.tokenizer import byte_letters
 
-    vocabulary = {letter: index for index, letter in enumerate(_byte_letters())}
+    vocabulary = {letter: index for index, letter in enumerate(byte_letters())}
     vocabulary |= {f"filler{index}": index for index in range(256, 50256)} | {END_OF_TEXT: 50256}
     (copy / "vocab.json").write_text(json.dumps(vocabulary))
     (copy / "merges.txt").write_text("#version: 0.2\n")
@@ -126,8 +126,8 @@ def test_gpt2_s_tokenizer_is_taken_where_it_is(folder, tmp_path):
 
     language._opened.cache_clear()  # a process looks once
     for fields in ({"tokenizer": "gpt2"}, {"tokenizer": "auto"}, {"vocabulary": 50304}):
-        corpus = small(copy, **{"vocabulary": 50257} | fields)._corpus()
+        corpus = small(copy, **{"vocabulary": 50257} | fields).open_corpus()
         assert (corpus.tokenizer.ids, corpus.tokenizer.end_of_text) == (50257, 50256)
         assert corpus.splits["train"].tokens_L.dtype == "uint16"
-    assert small(copy, vocabulary=300)._corpus().tokenizer.ids <= 300
-    assert small(copy, vocabulary=50257, tokenizer="bpe")._corpus().tokenizer.ids < 50257
+    assert small(copy, vocabulary=300).open_corpus().tokenizer.ids <= 300
+    assert small(copy, vocabulary=50257, tokenizer="bpe").open_corpus().tokenizer.ids < 50257

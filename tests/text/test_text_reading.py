@@ -40,7 +40,7 @@ def test_long_texts_come_in_many_chunks():
 def test_a_text_without_blanks_is_cut_too():
     parts = list(chunks(["x" * 100_000] * 30))
     assert "".join(parts) == "x" * 3_000_000
-    assert max(map(len, parts)) <= reading.LONGEST
+    assert max(map(len, parts)) <= reading.MAX_CHUNK
 
 
 @given(text=st.text(max_size=200), size=st.integers(1, 7))

@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from cope_sweep.text import END_OF_TEXT, TextError, TextTokenizer
-from cope_sweep.text.tokenizer import _byte_letters, find_gpt2
+from cope_sweep.text.tokenizer import byte_letters, find_gpt2
 from tests.texts import prose
 
 TRAINED = TextTokenizer.train([prose(200)], 400)
@@ -26,7 +26,7 @@ GPT2_PIECES = regex.compile(r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p
 
 def reference_ids(text, vocabulary, merges):
     """Byte-pair encoding by its definition: in each piece, the earliest merge first."""
-    letter = {byte: letter for letter, byte in _byte_letters().items()}
+    letter = {byte: letter for letter, byte in byte_letters().items()}
     rank = {tuple(pair): i for i, pair in enumerate(merges)}
     ids = []
     for piece in GPT2_PIECES.findall(text):
