@@ -1,4 +1,4 @@
-"""What every position encoding has to fulfil, whatever it computes.
+"""The contract of position encodings: tests that every encoding has to pass.
 
 Shapes: B batch, T tokens, D model dim.
 """

@@ -1,4 +1,4 @@
-"""What every task has to fulfil, whatever it asks.
+"""The contract of tasks: tests that every task has to pass.
 
 Shapes: N sequences, T tokens.
 """
