@@ -67,7 +67,7 @@ class CoPEMLP(ContextualEncoding):
 
         w1_N, b1_N = parameters["w1"], parameters["b1"]
         knots_N = (-b1_N / w1_N).detach()
-        # Positions are ≥ 0, so a knot ≤ 0 is never crossed; nor is there a knot if w₁ = 0.
+        # Positions are ≥ 0, so knots ≤ 0 have no effect. A unit with w₁ = 0 has no knot.
         knots_N = torch.where(knots_N > 0, knots_N, torch.inf).sort().values
         # A hidden unit is either active or inactive throughout a segment, so one inner point of each segment decides.
         edges = torch.cat((knots_N.new_zeros(1), knots_N, knots_N.new_full((1,), torch.inf)))

@@ -52,7 +52,7 @@ class Code(LanguageModelling):
     test_share: Share = Field(default=0.05, description="Share of the files, chosen by hash.")
 
     @model_validator(mode="after")
-    def _check_corpus_name(self) -> Self:
+    def _check_folder(self) -> Self:
         if self.folder is not None and self.corpus == STDLIB:
             raise ValueError(
                 f"task.folder is set, and task.corpus is {STDLIB}; give your corpus a name, for example "

@@ -33,7 +33,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Import the plugins, here and, through the environment, in processes that tests start."""
-    names = [name.strip() for name in config.getoption("cope_plugins").split(",") if name.strip()]
+    names = _names(config.getoption("cope_plugins"))
     load_plugins(names)
     if names:
         os.environ[PLUGINS_VARIABLE] = ",".join(filter(None, [os.environ.get(PLUGINS_VARIABLE), *names]))
@@ -41,4 +41,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def kinds_to_test(config: pytest.Config) -> set[str]:
     """The kinds of `--only`; empty without the option, or if this module is not loaded as a plugin."""
-    return set(filter(None, config.getoption("cope_only", default="").split(",")))
+    return set(_names(config.getoption("cope_only", default="")))
+
+
+def _names(text: str) -> list[str]:
+    """The names in a list that is separated by commas."""
+    return [name.strip() for name in text.split(",") if name.strip()]

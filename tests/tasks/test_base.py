@@ -74,7 +74,7 @@ def test_a_token_has_at_most_one_mark(task):
     assert np.sum(marks, axis=0).max() == 1
 
 
-def test_a_task_that_generates_nothing_says_so():
+def test_generate_of_a_task_that_reads_a_text_is_an_error():
     with pytest.raises(NotImplementedError, match="the task wikitext has no `generate`; call `sequences`"):
         WikiText().generate("train", np.random.default_rng(0), 1)
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from cope_sweep.tasks import IGNORED, Counting, counting
-from tests.tasks.chance import RARE, alike, even, follows, independent
+from tests.tasks.chi_square import ALPHA, independent_p, same_distribution_p, shares_p, uniform_p
 
 SPLITS = ["train", "in_dist", "longer", "shorter"]
 
@@ -172,7 +172,7 @@ def test_sequences_have_the_distribution_of_the_released_generator(split, variab
     for name, measure in measures.items():
         a, b = (np.array([measure(*sample) for sample in samples]) for samples in (ours, theirs))
         if np.ptp(np.concatenate((a, b))):
-            assert alike(a, b) > RARE, name
+            assert same_distribution_p(a, b) > ALPHA, name
 
 
 @pytest.mark.slow
@@ -190,9 +190,9 @@ def test_operations_have_the_declared_weights():
             kinds[kind] += 1
         for a, b in itertools.pairwise(free):
             pairs[list(kinds).index(a), list(kinds).index(b)] += 1
-    assert follows(list(kinds.values()), [1, 7, 50]) > RARE
-    assert independent(pairs) > RARE
-    assert follows(lengths[3:], [1 - (50 / 51) ** n for n in range(3, 61)]) > RARE
+    assert shares_p(list(kinds.values()), [1, 7, 50]) > ALPHA
+    assert independent_p(pairs) > ALPHA
+    assert shares_p(lengths[3:], [1 - (50 / 51) ** n for n in range(3, 61)]) > ALPHA
 
 
 def test_variables_are_set_and_queried_with_equal_probability():
@@ -203,8 +203,8 @@ def test_variables_are_set_and_queried_with_equal_probability():
         names = task.labels[-4:]
         first[names.index(next(v for k, v in found if k == "set"))] += 1
         asked[names.index(rest[1])] += 1
-    assert even(first) > RARE
-    assert even(asked) > RARE
+    assert uniform_p(first) > ALPHA
+    assert uniform_p(asked) > ALPHA
 
 
 @pytest.mark.parametrize(("split", "share"), [("in_dist", 0.14), ("shorter", 0.34)])

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cope_sweep.tasks import IGNORED, FlipFlop
-from tests.tasks.chance import RARE, crossed, even, follows, independent
+from tests.tasks.chi_square import ALPHA, contingency, independent_p, shares_p, uniform_p
 
 W, I, R = 2, 3, 4  # noqa: E741
 
@@ -55,12 +55,13 @@ def test_instructions_have_the_declared_shares_and_are_independent(task, split):
     counts = np.bincount(free.ravel(), minlength=5)[[I, W, R]]
     assert not counts[0] or p > 0
     assert (
-        follows(counts[1:] if p == 0 else counts, [(1 - p) / 2] * 2 if p == 0 else [p, (1 - p) / 2, (1 - p) / 2]) > RARE
+        shares_p(counts[1:] if p == 0 else counts, [(1 - p) / 2] * 2 if p == 0 else [p, (1 - p) / 2, (1 - p) / 2])
+        > ALPHA
     )
-    assert independent(crossed(free[:, :-1], free[:, 1:])) > RARE
+    assert independent_p(contingency(free[:, :-1], free[:, 1:])) > ALPHA
     # The same distribution early, in the middle and late.
     thirds = np.array_split(free, 3, axis=1)
-    assert independent([np.bincount(third.ravel(), minlength=5)[2:] for third in thirds]) > RARE
+    assert independent_p([np.bincount(third.ravel(), minlength=5)[2:] for third in thirds]) > ALPHA
 
 
 def test_written_and_ignored_bits_are_uniform_and_independent():
@@ -68,17 +69,17 @@ def test_written_and_ignored_bits_are_uniform_and_independent():
     instructions, bits = batch.inputs_NT[:, :-1:2], batch.inputs_NT[:, 1::2]
     for symbol in (W, I):
         chosen = bits[instructions == symbol]
-        assert even(np.bincount(chosen)) > RARE
-        assert independent(crossed(chosen[:-1], chosen[1:])) > RARE
+        assert uniform_p(np.bincount(chosen)) > ALPHA
+        assert independent_p(contingency(chosen[:-1], chosen[1:])) > ALPHA
     assert (
-        independent(crossed(instructions[:, 1:], bits[:, :-1])) > RARE
+        independent_p(contingency(instructions[:, 1:], bits[:, :-1])) > ALPHA
     )  # a bit is independent of the next instruction
 
 
 @pytest.mark.parametrize("split", ["train", "in_dist", "sparse", "dense"])
 def test_the_last_bit_read_is_uniform(split):
     """A constant answer is wrong half the time."""
-    assert even(np.bincount(FlipFlop(pairs=20).sequences(split, 0, 0, 3000).targets_NT[:, -1])) > RARE
+    assert uniform_p(np.bincount(FlipFlop(pairs=20).sequences(split, 0, 0, 3000).targets_NT[:, -1])) > ALPHA
 
 
 def test_sizes_of_the_paper():

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from cope_sweep.errors import UserError
 from cope_sweep.tasks import IGNORED, LastSentence, last_sentence
-from tests.tasks.chance import RARE, crossed, even, independent
+from tests.tasks.chi_square import ALPHA, contingency, independent_p, uniform_p
 
 SPLITS = ["train", "in_dist", "absent", "longer"]
 
@@ -91,22 +91,22 @@ def test_composed_sentences_have_the_declared_distribution():
     before = np.array([sentences[0].count(word) for sentences, word, _ in asked])
     lengths = np.array([[len(sentence) for sentence in sentences] for sentences, _, _ in asked]) - 3
     for drawn, kinds in ((answers, 4), (before, 4), (words, 20), (lengths[:, 0], 4), (lengths[:, 1], 4)):
-        assert even(np.bincount(drawn, minlength=kinds)) > RARE
+        assert uniform_p(np.bincount(drawn, minlength=kinds)) > ALPHA
     for other in (words, before, lengths[:, 0], lengths[:, 1]):
-        assert independent(crossed(answers, other)) > RARE
+        assert independent_p(contingency(answers, other)) > ALPHA
     places = [s[1].index(w) for s, w, answer in asked if answer == 1 and len(s[1]) == 6]
-    assert even(np.bincount(places, minlength=6)) > RARE
+    assert uniform_p(np.bincount(places, minlength=6)) > ALPHA
     pairs = [tuple(np.flatnonzero(np.array(s[1]) == w)) for s, w, answer in asked if answer == 2 and len(s[1]) == 5]
-    assert even(np.unique(pairs, axis=0, return_counts=True)[1]) > RARE
+    assert uniform_p(np.unique(pairs, axis=0, return_counts=True)[1]) > ALPHA
     assert len(set(pairs)) == 10
     offsets = np.array([(token - word) % 20 for s, word, _ in asked for token in s[1] if token != word])
-    assert even(np.bincount(offsets, minlength=20)[1:]) > RARE
+    assert uniform_p(np.bincount(offsets, minlength=20)[1:]) > ALPHA
 
 
 @pytest.mark.parametrize("split", ["in_dist", "longer"])
 def test_test_sets_are_balanced(split):
     answers = [answer for *_, answer in questions(LastSentence(), split, 4000)]
-    assert even(np.bincount(answers, minlength=4)) > RARE
+    assert uniform_p(np.bincount(answers, minlength=4)) > ALPHA
 
 
 def test_the_docstring_s_sample():
@@ -174,8 +174,8 @@ def test_contexts_are_consecutive_sentences_of_the_text(tmp_path, split):
     if split != "absent":
         answers = np.array([answer for *_, answer in asked])
         words = np.unique([word for _, word, _ in asked], return_inverse=True)[1]
-        assert even(np.bincount(answers, minlength=3)) > RARE
-        assert independent(crossed(answers, words)) > RARE
+        assert uniform_p(np.bincount(answers, minlength=3)) > ALPHA
+        assert independent_p(contingency(answers, words)) > ALPHA
         assert words.max() > 3
 
 

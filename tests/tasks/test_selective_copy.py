@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from scipy import stats
 
 from cope_sweep.tasks import IGNORED, SelectiveCopy
-from tests.tasks.chance import RARE, crossed, even, independent
+from tests.tasks.chi_square import ALPHA, contingency, independent_p, uniform_p
 
 
 @given(
@@ -56,13 +56,13 @@ def test_slots_and_symbols_are_uniform_and_independent(split):
     places = is_data @ (1 << np.arange(slots))
     choices, which, counts = np.unique(places, return_inverse=True, return_counts=True)
     assert len(choices) == math.comb(slots, 2)
-    assert even(counts) > RARE
+    assert uniform_p(counts) > ALPHA
     first, second = batch.targets_NT[:, -2], batch.targets_NT[:, -1]
     for symbols in (first, second):
-        assert even(np.bincount(symbols, minlength=14)) > RARE
-        assert independent(crossed(symbols, which)) > RARE
-    assert independent(crossed(first, second)) > RARE
-    assert even(crossed(first, second).ravel()) > RARE
+        assert uniform_p(np.bincount(symbols, minlength=14)) > ALPHA
+        assert independent_p(contingency(symbols, which)) > ALPHA
+    assert independent_p(contingency(first, second)) > ALPHA
+    assert uniform_p(contingency(first, second).ravel()) > ALPHA
 
 
 def test_distributions_at_the_size_of_the_paper():
@@ -70,9 +70,9 @@ def test_distributions_at_the_size_of_the_paper():
     slots = SelectiveCopy().sequences("train", 0, 0, 500).inputs_NT[:, :512]
     # Counts per slot vary less than independent ones, because each sequence fills exactly half of the slots.
     z = ((slots != 14).sum(0) - 250) / (500 / 4) ** 0.5
-    assert stats.chi2.sf((z**2).sum() * 511 / 512, 511) > RARE
-    assert stats.chi2.cdf((z**2).sum() * 511 / 512, 511) > RARE
-    assert even(np.bincount(slots[slots != 14], minlength=14)) > RARE
+    assert stats.chi2.sf((z**2).sum() * 511 / 512, 511) > ALPHA
+    assert stats.chi2.cdf((z**2).sum() * 511 / 512, 511) > ALPHA
+    assert uniform_p(np.bincount(slots[slots != 14], minlength=14)) > ALPHA
 
 
 def test_a_blank_can_be_last():
