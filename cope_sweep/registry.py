@@ -1,7 +1,8 @@
-"""Registries: one for each kind of thing that a spec names by its `kind` (encodings, tasks, families, optimisers, …).
+"""Registries: one for each group of classes that a spec selects by `kind` (encodings, tasks, families, optimisers, …).
 
-A registry holds the built-in classes, those that installed distributions declare as entry points, and those that
-register themselves when a module is imported that an ablation file (`plugins:`) or COPE_SWEEP_PLUGINS names:
+A registry holds three groups of classes: the built-in ones, those that installed distributions declare as entry points,
+and those of plugins. A plugin is a module that registers its classes when it is imported. An ablation file (`plugins:`)
+or the environment variable COPE_SWEEP_PLUGINS names it:
 
     @ENCODINGS.register
     class MyEncoding(Encoding):
@@ -12,10 +13,12 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import inspect
 import os
 import sys
+import threading
 from collections.abc import Iterable, Iterator
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar, get_args
 
 from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import SchemaValidator, core_schema
@@ -24,23 +27,24 @@ from cope_sweep.errors import UserError
 from cope_sweep.frozen import Frozen
 
 PLUGINS_VARIABLE = "COPE_SWEEP_PLUGINS"
-"""Environment variable: modules to import, separated by commas."""
+"""Environment variable: names of modules to import, separated by commas."""
 
 BUILT_IN = "cope_sweep."
+"""Prefix of the module names of built-in classes."""
 
 
 class PluginError(UserError):
-    """A plugin cannot be used; the message names the module, why, and the way out."""
+    """A plugin cannot be used. The message names the module and the cause, and says what to do."""
 
 
 class Kind(Frozen):
-    """A spec that is chosen by its `kind`: the base of encodings, tasks, families, optimisers and schedules."""
+    """A spec that is selected by its `kind`: the base class of encodings, tasks, families, optimisers and schedules."""
 
     VERSION: ClassVar[int] = 1
-    """Raise it when the same spec comes to mean another computation: every run that uses it gets a new id."""
+    """Increase it when the same spec starts to mean a different computation: every run that uses it gets a new id."""
 
     NON_IDENTITY_FIELDS: ClassVar[tuple[str, ...]] = ()
-    """Fields that are no part of a run's identity: where data is, for example."""
+    """Names of fields that are not part of a run's identity, for example the folder of the data."""
 
     BARE: ClassVar[bool] = False
     """Whether a spec with all fields at their defaults is written as its `kind` alone: `gpt2`, not `{kind: gpt2}`."""
@@ -49,12 +53,15 @@ class Kind(Frozen):
 
     @classmethod
     def qualified_kind(cls) -> str:
-        """The `kind`; with the module before it for a class from outside this package, so that ids cannot collide."""
+        """The `kind` of a built-in class; `module.kind` of any other class, so that run ids cannot collide.
+
+        Moving a plugin to another module therefore gives its runs new ids.
+        """
         kind: str = cls.model_fields["kind"].default
         return kind if cls.__module__.startswith(BUILT_IN) else f"{cls.__module__}.{kind}"
 
     def dump(self, mode: str = "json") -> Any:
-        """The spec as plain data: a mapping, or its `kind` where it is `BARE` and all else is at its default."""
+        """The spec as plain data: a mapping; the `kind` alone for a `BARE` class with all fields at their defaults."""
         data = self.model_dump(mode=mode)
         return data["kind"] if self.BARE and not self.model_dump(exclude={"kind"}, exclude_defaults=True) else data
 
@@ -63,50 +70,69 @@ K = TypeVar("K", bound=Kind)
 
 
 class Registry(Generic[K]):
-    """The classes of one kind of thing, by their `kind`. Also the pydantic annotation of a field that holds one."""
+    """The classes of one group, by `kind`. Also the pydantic annotation of a field that holds a spec of this group."""
 
     def __init__(self, noun: str, base: type[K], classes: Iterable[type[K]], *, entry_points: str) -> None:
-        """`noun` is what errors call it; `entry_points` is the group in which distributions declare more."""
+        """Register the built-in `classes`.
+
+        Args:
+            noun: What error messages call a member: "encoding".
+            base: The class that all members are derived from.
+            classes: The built-in classes.
+            entry_points: The entry-point group in which installed distributions declare classes or modules.
+        """
         self.noun, self.base, self.group = noun, base, entry_points
         self._classes: dict[str, type[K]] = {}
         self._validator: SchemaValidator | None = None
-        self._entry_points_loaded = False
+        self._plugins_loaded = False
+        self._loading = threading.RLock()
         for cls in classes:
             self.register(cls)
 
     def register(self, cls: type[K]) -> type[K]:
-        """Add a class; usable as a decorator. Raises PluginError where its `kind` is missing or taken."""
+        """Add a class and return it; usable as a decorator.
+
+        A class of the same module and name replaces the earlier one, so that a module can be reloaded.
+
+        Raises:
+            PluginError: The class has another base, is abstract, has no literal `kind`, or its `kind` is already taken.
+        """
+        name = f"{cls.__module__}.{cls.__qualname__}"
+        if not (isinstance(cls, type) and issubclass(cls, self.base)):
+            raise PluginError(
+                f"{name} is not a subclass of {self.base.__module__}.{self.base.__name__}; derive it from it"
+            )
         field = cls.model_fields.get("kind")
         kind = field.default if field else None
-        if not isinstance(kind, str):
-            raise PluginError(
-                f"{cls.__module__}.{cls.__name__} has no kind; give it one: `kind: Literal['name'] = 'name'`"
-            )
+        if field is None or not isinstance(kind, str) or get_args(field.annotation) != (kind,):
+            raise PluginError(f"{name} has no kind; give it one: `kind: Literal['name'] = 'name'`")
+        if inspect.isabstract(cls):
+            missing = ", ".join(sorted(cls.__abstractmethods__))
+            raise PluginError(f"{name}: the {self.noun} {kind!r} is abstract; define {missing}")
         known = self._classes.get(kind)
         if known is not None and (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
             raise PluginError(
-                f"{cls.__module__}.{cls.__name__}: the {self.noun} {kind!r} exists already, in {known.__module__}; "
-                "choose another kind"
+                f"{name}: the {self.noun} {kind!r} already exists in {known.__module__}; choose another kind"
             )
         self._classes[kind] = cls
         self._validator = None
         return cls
 
     def get(self, kind: str) -> type[K] | None:
-        """The class of a `kind`; None where there is none."""
+        """The class of a `kind`, or None."""
         if kind not in self._classes:
-            self._load_entry_points()
+            self._load_plugins()
         return self._classes.get(kind)
 
     def __getitem__(self, kind: str) -> type[K]:
-        """Raises KeyError."""
+        """The class of a `kind`. Raises KeyError."""
         cls = self.get(kind)
         if cls is None:
             raise KeyError(kind)
         return cls
 
     def __iter__(self) -> Iterator[str]:
-        self._load_entry_points()
+        self._load_plugins()
         return iter(list(self._classes))
 
     def __len__(self) -> int:
@@ -116,7 +142,7 @@ class Registry(Generic[K]):
         return isinstance(kind, str) and self.get(kind) is not None
 
     def items(self) -> list[tuple[str, type[K]]]:
-        """Every `kind` and its class."""
+        """Every `kind` and its class, built-in ones first."""
         return [(kind, self._classes[kind]) for kind in self]
 
     def classes(self) -> list[type[K]]:
@@ -124,36 +150,62 @@ class Registry(Generic[K]):
         return [self._classes[kind] for kind in self]
 
     def validate(self, value: Any) -> K:
-        """The spec that `value` declares: a spec, its `kind`, or a mapping. Raises pydantic's ValidationError."""
+        """The spec that `value` declares: a spec, a `kind`, or a mapping with a `kind`.
+
+        Raises:
+            pydantic.ValidationError: The `kind` is missing or unknown, or a field is wrong.
+            PluginError: A plugin cannot be imported, or the class of the spec is not registered.
+        """
         if isinstance(value, self.base):
+            if self._classes.get(value.kind) is not type(value):
+                cls = type(value)
+                raise PluginError(
+                    f"{cls.__module__}.{cls.__qualname__} is not registered as the {self.noun} {value.kind!r}, so its "
+                    "runs could not be read again; register the class with the decorator `register`"
+                )
             return value
         if isinstance(value, str):
             value = {"kind": value}
-        if not (isinstance(value, dict) and value.get("kind") in self._classes):
-            self._load_entry_points()
+        kind = value.get("kind") if isinstance(value, dict) else None
+        if isinstance(kind, str) and kind not in self._classes:
+            self._load_plugins()
         if self._validator is None:
             members = {kind: cls.__pydantic_core_schema__ for kind, cls in self._classes.items()}
             self._validator = SchemaValidator(core_schema.tagged_union_schema(members, "kind"))
         spec: K = self._validator.validate_python(value)
         return spec
 
-    def _load_entry_points(self) -> None:
-        """Import what installed distributions and COPE_SWEEP_PLUGINS declare, once."""
-        if self._entry_points_loaded:
+    def _load_plugins(self) -> None:
+        """Import the modules of COPE_SWEEP_PLUGINS and the entry points of this group, once per process."""
+        if self._plugins_loaded:
             return
-        self._entry_points_loaded = True
-        load_plugins(name.strip() for name in os.environ.get(PLUGINS_VARIABLE, "").split(",") if name.strip())
-        for entry_point in importlib.metadata.entry_points(group=self.group):
+        with self._loading:
+            if self._plugins_loaded:
+                return
+            # Set before the imports: a plugin may look up a kind while it is imported.
+            self._plugins_loaded = True
             try:
-                loaded = entry_point.load()
-            except Exception as error:
-                raise PluginError(
-                    f"the entry point {entry_point.name!r} ({entry_point.value}) of group {self.group} cannot be "
-                    f"loaded: {type(error).__name__}: {error}; mend or uninstall the distribution that declares it"
-                ) from error
-            # A module registers its classes itself.
-            if isinstance(loaded, type) and issubclass(loaded, self.base):
-                self.register(loaded)
+                load_plugins(name.strip() for name in os.environ.get(PLUGINS_VARIABLE, "").split(",") if name.strip())
+                for entry_point in importlib.metadata.entry_points(group=self.group):
+                    self._load_entry_point(entry_point)
+            except BaseException:
+                self._plugins_loaded = False
+                raise
+
+    def _load_entry_point(self, entry_point: importlib.metadata.EntryPoint) -> None:
+        try:
+            loaded = entry_point.load()
+        except PluginError:
+            raise
+        except Exception as error:
+            distribution = entry_point.dist.name if entry_point.dist else "the distribution that declares it"
+            raise PluginError(
+                f"the entry point {entry_point.name!r} ({entry_point.value}) of the group {self.group} cannot be "
+                f"loaded: {type(error).__name__}: {error}; correct or uninstall {distribution}"
+            ) from error
+        # A module registers its classes itself when it is imported.
+        if isinstance(loaded, type):
+            self.register(loaded)
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
         return core_schema.no_info_plain_validator_function(
@@ -171,11 +223,17 @@ class Registry(Generic[K]):
 
 
 def load_plugins(modules: Iterable[str]) -> None:
-    """Import modules, which register their classes. The current directory counts as a place to import from.
+    """Import modules by name; they register their classes. The current directory is searched last.
 
-    Raises PluginError where one is missing or fails.
+    Raises:
+        PluginError: A module is missing, or raises while it is imported.
     """
     for name in modules:
+        if not all(part.isidentifier() for part in name.split(".")):
+            raise PluginError(
+                f"the plugin {name!r} is not the name of a module; write it as in `import my_package.my_encoding`, "
+                "without a path or a suffix"
+            )
         if "" not in sys.path and os.getcwd() not in sys.path:  # noqa: PTH109 - sys.path holds strings
             sys.path.append(os.getcwd())  # noqa: PTH109
         try:
@@ -183,12 +241,12 @@ def load_plugins(modules: Iterable[str]) -> None:
         except PluginError:
             raise
         except Exception as error:
-            missing = isinstance(error, ModuleNotFoundError) and error.name and name.startswith(error.name)
-            way_out = (
-                "start the command in the folder that holds it, or install it"
+            missing = isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}.")
+            remedy = (
+                "install it, or start the command in the folder that contains it"
                 if missing
-                else "mend the module; it is imported as `import " + name + "`"
+                else f"correct the module until `import {name}` succeeds"
             )
             raise PluginError(
-                f"the plugin {name} cannot be imported: {type(error).__name__}: {error}; {way_out}"
+                f"the plugin {name} cannot be imported: {type(error).__name__}: {error}; {remedy}"
             ) from error

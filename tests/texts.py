@@ -1,4 +1,4 @@
-"""Small texts to read, and a place of their own for what is made of them."""
+"""Small texts and corpora for tests."""
 
 import random
 from pathlib import Path
@@ -7,7 +7,7 @@ WORDS = ["the", "cat", "lobster", "European", "is", "a", "species", "of", "@-@",
 
 
 def prose(lines: int, seed: int = 0) -> str:
-    """Lines as WikiText's: titles, blank lines, words between blanks."""
+    """Lines in the format of WikiText: titles, blank lines, and words separated by blanks."""
     rng = random.Random(seed)
     written = []
     for _ in range(lines):
@@ -17,7 +17,7 @@ def prose(lines: int, seed: int = 0) -> str:
 
 
 def write_corpus(folder: Path, *, train: int = 300, validation: int = 60, test: int = 60) -> Path:
-    """A folder of three splits, so many lines each."""
+    """A folder with three splits of the given numbers of lines."""
     folder.mkdir(parents=True, exist_ok=True)
     for seed, (split, lines) in enumerate({"train": train, "valid": validation, "test": test}.items()):
         (folder / f"wiki.{split}.tokens").write_bytes(prose(lines, seed).encode())

@@ -1,4 +1,4 @@
-"""Position encodings: one file each, with its equation, its spec and its hooks. Register a new one below."""
+"""Position encodings: one file each, with its equation, its spec and its hooks. `ENCODINGS` registers them."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -24,29 +24,32 @@ ENCODINGS = Registry(
 )
 
 AnyEncoding = Annotated[Encoding, ENCODINGS]
-"""Any registered encoding: its `kind` (`cope`), or a mapping (`{kind: cope, p_max: 16}`)."""
+"""Any registered encoding, as a spec, its `kind` (`cope`), or a mapping (`{kind: cope, p_max: 16}`)."""
 
 
 def check_together(encodings: Sequence[Encoding], dims: Dims) -> None:
-    """Raise ValueError where an encoding cannot serve a model of these dims, or two cannot serve it together."""
-    twice = [kind for kind, count in Counter(encoding.kind for encoding in encodings).items() if count > 1]
-    for kind in twice:
+    """Raise ValueError if an encoding does not fit a model of these sizes, or if two encodings exclude each other."""
+    repeated = [kind for kind, count in Counter(encoding.kind for encoding in encodings).items() if count > 1]
+    for kind in repeated:
         if kind in ("absolute", "sinusoidal", "rope"):
-            raise ValueError(f"model.position has {kind} twice: the second adds nothing that one could not; remove it")
+            raise ValueError(f"model.position has {kind} twice, and one {kind} can represent both; remove one")
         shared = _common_layers([encoding for encoding in encodings if encoding.kind == kind], dims)
         if shared:
             raise ValueError(
-                f"model.position has {kind} twice in layer {shared[0]}: two of a kind are one with summed parameters; "
-                "remove one, or give them different `layers`"
+                f"model.position has {kind} twice in layer {shared[0]}, and one {kind} with summed parameters can "
+                "represent both; remove one, or give them different `layers`"
             )
     kinds = {encoding.kind for encoding in encodings}
     if {"absolute", "sinusoidal"} <= kinds:
-        raise ValueError("model.position has absolute and sinusoidal: a learned table can hold the sinusoids; keep one")
+        raise ValueError(
+            "model.position has absolute and sinusoidal, and a learned table can represent the sinusoids; remove one"
+        )
     for encoding in encodings:
         encoding.check(dims)
 
 
 def _common_layers(encodings: Sequence[Encoding], dims: Dims) -> list[int]:
+    """The layers that more than one of the encodings serves."""
     return [layer for layer in range(dims.layers) if sum(encoding.serves(layer) for encoding in encodings) > 1]
 
 

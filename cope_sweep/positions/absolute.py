@@ -17,18 +17,22 @@ class Absolute(Encoding):
     """A learned vector for each position of the context, added to the token embedding."""
 
     kind: Literal["absolute"] = "absolute"
-    std: float = Field(default=0.02, ge=0, description="Standard deviation of the embeddings' normal init (GPT-2's).")
+    std: float = Field(
+        default=0.02,
+        ge=0,
+        description="Standard deviation of the embeddings' normal initialisation (default: GPT-2's).",
+    )
 
     def parameters(self, dims: Dims) -> Mapping[str, Parameter]:
         return {"e": Parameter((dims.context, dims.dim), self.std)}
 
     def embed(self, parameters: Mapping[str, Tensor], x_BTD: Tensor, start: int) -> Tensor:
-        """Raises ValueError past the last position: an absolute encoding has no embedding there."""
+        """Raises ValueError if a token is at a position beyond the table."""
         e_PD = parameters["e"]
         stop = start + x_BTD.shape[1]
         if stop > len(e_PD):
             raise ValueError(
-                f"absolute position encoding has embeddings for {len(e_PD)} positions, and {stop} tokens came; "
+                f"absolute position encoding has {len(e_PD)} embeddings, and the input has {stop} tokens; "
                 f"set model.context to {stop} or more before training, or use an encoding that extrapolates"
             )
         return x_BTD + e_PD[start:stop]

@@ -18,10 +18,15 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Slopes = Annotated[tuple[float, ...], Field(min_length=1), Strict(False)]
+"""One slope for each head. Accepts a list too: files have no tuples."""
 
 
 def standard_slopes(heads: int) -> list[float]:
-    """Press et al.'s: 2^(−8/n), 2^(−16/n), …; where n is no power of 2, some of the next power's fill up."""
+    """The slopes of Press et al. for n heads: 2^(−8/n), 2^(−16/n), …
+
+    If n is not a power of 2, the slopes are those of the next lower power, followed by every other slope of the next
+    higher power (section 3 and the released code).
+    """
     power = 1 << (heads.bit_length() - 1)
     slopes = [2 ** (-8 * (h + 1) / power) for h in range(power)]
     between = [2 ** (-4 * (h + 1) / power) for h in range(0, 2 * power, 2)]
@@ -29,17 +34,19 @@ def standard_slopes(heads: int) -> list[float]:
 
 
 def check_slopes(slopes: tuple[float, ...], dims: Dims, kind: str) -> None:
-    """Raise ValueError unless there is a slope for each head."""
+    """Raise ValueError if the number of slopes is not the number of heads."""
     if len(slopes) != dims.heads:
-        raise ValueError(f"{kind}.slopes has {len(slopes)} slopes, and model.heads = {dims.heads}; give one for each")
+        raise ValueError(
+            f"{kind}.slopes has {len(slopes)} slopes, and model.heads = {dims.heads}; give one slope for each head"
+        )
 
 
 class ALiBi(AttentionEncoding):
-    """A penalty that grows with distance, at a fixed slope for each head."""
+    """A penalty proportional to the distance, with a fixed slope for each head."""
 
     kind: Literal["alibi"] = "alibi"
     slopes: Slopes | Literal["standard"] = Field(
-        default="standard", description="One for each head; standard: 2^(−8h/heads)."
+        default="standard", description="One slope for each head; standard: 2^(−8h/heads)."
     )
 
     def check(self, dims: Dims) -> None:

@@ -1,8 +1,8 @@
-"""What a position encoding is: a frozen spec, the parameters that it declares, and the hooks that a transformer calls.
+"""The interface of a position encoding: a frozen spec, the parameters that it declares, and hooks.
 
-An encoding is data plus pure functions of tensors. The model owns the parameters, hands them in, and calls each hook of
-each encoding in its list, so encodings compose and scores add up. Nothing here imports torch: a plan counts the
-parameters of a model without it.
+An encoding is data and pure functions of tensors. The model owns the parameters, passes them to the hooks, and calls
+each hook of each encoding in its list. So encodings compose, and their scores are summed. This module does not import
+torch, so that a plan can count a model's parameters without it.
 
 Shapes: B batch, T tokens, D model dim, H heads, K head dim, Q queries, S keys ("sources").
 """
@@ -25,12 +25,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Dims:
-    """The sizes of the model that an encoding serves."""
+    """The sizes of the model that uses an encoding."""
 
     dim: int
     heads: int
     layers: int
     context: int
+    """Tokens in the longest sequence."""
 
     @property
     def head_dim(self) -> int:
@@ -39,20 +40,20 @@ class Dims:
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter that an encoding asks for."""
+    """The declaration of a parameter: its shape and its initialisation."""
 
     shape: tuple[int, ...]
     std: float = 0.0
-    """Standard deviation of the normal init; 0: zeros."""
+    """Standard deviation of the normal initialisation; 0 means zeros."""
     per_layer: bool = False
-    """One for each layer that the encoding serves, or one for all."""
+    """True: one for each layer that the encoding serves. False: one that all layers share."""
 
 
 @dataclass(frozen=True)
 class Attention:
-    """What a `score` hook sees of one attention layer.
+    """The tensors of one attention layer that a `score` hook receives.
 
-    Queries are the LAST Q of the S tokens (Q = S in a full pass, Q = 1 in a cached decoding step).
+    The queries belong to the last Q of the S tokens: Q = S in a full pass, Q = 1 in a step of cached decoding.
     """
 
     q_BHQK: Tensor
@@ -60,18 +61,19 @@ class Attention:
     k_BHSK: Tensor
     """Keys, before any rotation."""
     v_BHSK: Tensor
+    """Values."""
     logits_BHQS: Tensor
-    """q·k/√K, after rotation, before any score is added and before the mask."""
+    """q·k/√K, after rotation, before scores are added and before the mask."""
     visible_QS: Tensor
     """bool: key s is not after query q."""
     gate_k_BHSK: Tensor | None = None
-    """What this encoding's `gate_keys` gave."""
+    """The result of this encoding's `gate_keys`, split into heads; None if it has none."""
     rotated: bool = False
-    """Whether some encoding turned queries and keys, so that `logits_BHQS` is not q·k/√K of those above."""
+    """Whether an encoding rotated queries and keys. If so, `logits_BHQS` is not q·k/√K of the tensors above."""
 
 
 class Encoding(Kind):
-    """A position encoding. Subclasses set `kind`, and override the hooks that they need."""
+    """A position encoding. Subclasses set `kind` and override the hooks that they need; each default does nothing."""
 
     @property
     def scores(self) -> bool:
@@ -80,52 +82,65 @@ class Encoding(Kind):
 
     @property
     def rotates(self) -> bool:
-        """Whether this encoding turns queries and keys."""
+        """Whether this encoding rotates queries and keys."""
         return type(self).rotate is not Encoding.rotate
 
     def serves(self, layer: int) -> bool:
-        """Whether attention layer `layer` (from 0) has this encoding."""
+        """Whether attention layer `layer` (counted from 0) uses this encoding."""
         return True
 
     def parameters(self, dims: Dims) -> Mapping[str, Parameter]:
-        """The parameters, by name."""
+        """The declarations of the parameters, by name."""
         return {}
 
     def check(self, dims: Dims) -> None:
-        """Raise ValueError, with the way out, where these dims cannot hold this encoding."""
+        """Raise ValueError, saying what to change, if a model of these sizes cannot use this encoding."""
 
     def embed(self, parameters: Mapping[str, Tensor], x_BTD: Tensor, start: int) -> Tensor:
-        """Input embeddings with positions `start`, `start` + 1, … worked in."""
+        """The input embeddings with positions added, (B, T, D).
+
+        Args:
+            parameters: The parameters of layer 0, by name.
+            x_BTD: The input embeddings of the tokens at positions `start`, `start` + 1, …
+            start: The position of the first token.
+
+        Raises:
+            ValueError: The encoding has no embedding for one of these positions.
+        """
         return x_BTD
 
     def rotate(self, parameters: Mapping[str, Tensor], x_BHTK: Tensor, start: int) -> Tensor:
-        """Queries or keys, turned by their positions `start`, `start` + 1, …"""
+        """Queries or keys, (B, H, T, K), rotated by their positions `start`, `start` + 1, …"""
         return x_BHTK
 
     def gate_keys(self, parameters: Mapping[str, Tensor], h_BTD: Tensor) -> Tensor | None:
-        """Keys of this encoding's own, (B, T, D), from the attention layer's input; or None."""
+        """Separate keys for this encoding's gates, (B, T, D), computed from the attention layer's input; or None."""
         return None
 
     def score(self, parameters: Mapping[str, Tensor], attention: Attention) -> Tensor | None:
-        """A bias of shape (B, H, Q, S) to add to the attention logits, or None."""
+        """A bias to add to the attention logits, broadcastable to (B, H, Q, S); or None.
+
+        Entries of keys after the query are ignored: attention masks them.
+        """
         return None
 
     def term(self, parameters: Mapping[str, Tensor], q_BHQK: Tensor) -> Term | None:
-        """What `score` adds, said for the fused kernels, from the queries before any rotation.
+        """The same bias as `score`, in the form that the fused kernels understand (see `terms`).
 
-        None: it cannot be said, and attention with this encoding is computed by `score`.
+        `q_BHQK` are the queries before any rotation. None means that no term expresses the bias: attention with this
+        encoding then calls `score`.
         """
         return None
 
 
 Layers = Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1), Strict(False)]
-"""Not strict of the tuple: a file's list is welcome."""
+"""Accepts a list too: files have no tuples."""
 
 
 class AttentionEncoding(Encoding):
-    """An encoding that works inside attention layers, in all of them or in some."""
+    """An encoding that acts in attention layers: in all of them, or in those of `layers`."""
 
-    layers: Layers | None = Field(default=None, description="The layers that have it, from 0; null: all.")
+    layers: Layers | None = Field(default=None, description="The layers that use it, counted from 0; null: all.")
 
     def serves(self, layer: int) -> bool:
         return self.layers is None or layer in self.layers
@@ -135,5 +150,5 @@ class AttentionEncoding(Encoding):
         if beyond:
             raise ValueError(
                 f"{self.kind}.layers names layer {beyond[0]}, and model.layers = {dims.layers}; "
-                f"layers are counted from 0 to {dims.layers - 1}"
+                f"the layers are 0 to {dims.layers - 1}"
             )

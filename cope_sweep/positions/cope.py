@@ -1,13 +1,13 @@
 """CoPE, Contextual Position Encoding (Golovneva et al. 2024, section 4 and appendix B).
 
-    g_ij    = σ(q_i·k_j/√K)                    a gate: does query i count key j?          (eq. 3)
-    p_ij    = Σ_{j ≤ k ≤ i} g_ik               the position of key j as query i sees it   (eq. 4)
+    g_ij    = σ(q_i·k_j/√K)                    gate: how much query i counts key j        (eq. 3)
+    p_ij    = Σ_{j ≤ k ≤ i} g_ik               position of key j relative to query i      (eq. 4)
     z_i[p]  = q_i·e[p]                         for the integer positions p                (eq. 7)
     z_i[p_ij] = (p_ij − ⌊p_ij⌋)·z_i[⌈p_ij⌉] + (1 − p_ij + ⌊p_ij⌋)·z_i[⌊p_ij⌋]             (eq. 8)
     a_ij    = softmax_j(q_i·k_j/√K + z_i[p_ij])                                           (eq. 9)
 
-Positions stop at the last embedding (the paper's "limited positions"). Where all gates are 1, p_ij = i − j + 1:
-token-based relative positions. Gates can come from values or from keys of their own ("val-gates", "sep-keys").
+Positions are clamped to the last embedding (the paper's "limited positions"). If all gates are 1, p_ij = i − j + 1:
+token-based relative positions. Gates can be computed from values or from separate keys ("val-gates", "sep-keys").
 """
 
 from __future__ import annotations
@@ -28,22 +28,24 @@ Gate = Literal["keys", "values", "separate"]
 
 
 class ContextualEncoding(AttentionEncoding):
-    """What all variants of CoPE share: gates, and the positions that they add up to."""
+    """The base of all variants of CoPE: gates, and the positions that are sums of gates."""
 
     gate: Gate = Field(
-        default="keys", description="What gates compare the query with: keys, values, or keys of their own (W_g·h)."
+        default="keys", description="What gates compare the query with: keys, values, or separate keys (W_g·h)."
     )
     gate_after_rotation: bool = Field(
-        default=False, description="Where queries and keys are turned (RoPE), whether gates see them turned."
+        default=False, description="If queries and keys are rotated (RoPE): whether gates use the rotated ones."
     )
 
     def check(self, dims: Dims) -> None:
         super().check(dims)
         if self.gate_after_rotation and self.gate != "keys":
-            raise ValueError(f"gate_after_rotation needs gate: keys; {self.gate} are not turned")
+            raise ValueError(
+                f"{self.kind}.gate_after_rotation needs gate: keys, and gate is {self.gate}, which RoPE does not rotate"
+            )
 
     def gate_parameters(self, dims: Dims) -> dict[str, Parameter]:
-        """W_g and its bias, in each layer, where gates have keys of their own."""
+        """W_g and its bias, for each layer, if gates have separate keys; otherwise nothing."""
         if self.gate != "separate":
             return {}
         return {
@@ -57,20 +59,20 @@ class ContextualEncoding(AttentionEncoding):
         return h_BTD @ parameters["gate_weight"].T + parameters["gate_bias"]
 
     def gates(self, attention: Attention) -> Tensor:
-        """g_ij, shape (B, H, Q, S); 0 for what is after the query."""
+        """g_ij, shape (B, H, Q, S); 0 for keys after the query."""
         return self._gate_logits(attention).sigmoid() * attention.visible_QS
 
     def positions(self, attention: Attention) -> Tensor:
-        """p_ij, shape (B, H, Q, S), without a limit; what is after the query has its position 0."""
+        """p_ij, shape (B, H, Q, S), not clamped; 0 for keys after the query."""
         return self.gates(attention).flip(-1).cumsum(-1).flip(-1)
 
     def limit(self, parameters: Mapping[str, Tensor]) -> int | None:
-        """Where positions stop, p_max − 1; None: nowhere."""
+        """The largest position, p_max − 1; None if positions are not clamped."""
         return None
 
     @property
     def gate_source(self) -> GateSource:
-        """What this encoding's gates see, in the words of `terms`."""
+        """The input of this encoding's gates, as `terms` names it."""
         return "logits" if self.gate_after_rotation else self.gate
 
     def _gate_logits(self, attention: Attention) -> Tensor:
@@ -79,22 +81,22 @@ class ContextualEncoding(AttentionEncoding):
         keys_BHSK: Tensor | None = attention.k_BHSK
         if self.gate != "keys":
             keys_BHSK = attention.v_BHSK if self.gate == "values" else attention.gate_k_BHSK
-        assert keys_BHSK is not None  # noqa: S101 (the model calls gate_keys first)
+        assert keys_BHSK is not None  # noqa: S101 - the model calls gate_keys first
         return attention.q_BHQK @ keys_BHSK.transpose(-1, -2) / math.sqrt(keys_BHSK.shape[-1])
 
 
 class CoPE(ContextualEncoding):
-    """Contextual position encoding: an embedding for each integer position, interpolated between."""
+    """Contextual position encoding: an embedding for each integer position, interpolated linearly between them."""
 
     kind: Literal["cope"] = "cope"
     p_max: Annotated[int, Field(ge=1)] | Literal["full"] = Field(
         default=64, description="Number of position embeddings, for positions 0 … p_max − 1; full: context + 1."
     )
-    share_layers: bool = Field(default=False, description="One table for all layers, or one for each.")
-    per_head: bool = Field(default=False, description="A table for each head, or one for all heads of a layer.")
+    share_layers: bool = Field(default=False, description="One table for all layers, or one for each layer.")
+    per_head: bool = Field(default=False, description="One table for each head, or one for all heads of a layer.")
     scale_positions: bool = Field(
         default=False,
-        description="Divide q·e[p] by √K as well: the released code's default; the paper's listing does not.",
+        description="Also divide q·e[p] by √K, as the released code does by default; the paper's listing does not.",
     )
 
     def parameters(self, dims: Dims) -> Mapping[str, Parameter]:
@@ -107,7 +109,7 @@ class CoPE(ContextualEncoding):
         return parameters["e"].shape[-2] - 1
 
     def score(self, parameters: Mapping[str, Tensor], attention: Attention) -> Tensor:
-        e_PK = parameters["e"]  # or e_HPK: a table for each head
+        e_PK = parameters["e"]  # e_HPK with a table for each head
         p_BHQS = self.positions(attention).clamp(max=self.limit(parameters))
         z_BHQP = attention.q_BHQK @ e_PK.transpose(-1, -2) * self._scale(e_PK)  # eq. 7
         floor = p_BHQS.detach().floor()

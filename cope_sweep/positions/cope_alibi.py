@@ -2,8 +2,9 @@
 
     a_ij = softmax_j(q_i·k_j/√K + s·m_h·p_ij)                                             (eq. 11)
 
-with p_ij as in CoPE, without a limit, m_h a slope for each head, and s = −1: recency, as in ALiBi. The paper's equation
-has no sign; `slope_sign: 1` is its letter. Learned slopes begin at 0, one for each head and layer, and take no sign.
+with p_ij as in CoPE, not clamped, m_h a slope for each head, and the sign s = −1, which favours near tokens, as ALiBi
+does. The paper's equation has no sign; `slope_sign: 1` is the equation as printed. Learned slopes are initialised to 0,
+one for each head and layer, and `slope_sign` does not apply to them.
 """
 
 from __future__ import annotations
@@ -27,9 +28,10 @@ class CoPEALiBi(ContextualEncoding):
 
     kind: Literal["cope_alibi"] = "cope_alibi"
     slopes: Slopes | Literal["standard", "learned"] = Field(
-        default="standard", description="One for each head; standard: ALiBi's; learned: from 0, per head and layer."
+        default="standard",
+        description="One slope for each head; standard: ALiBi's; learned: per head and layer, initialised to 0.",
     )
-    slope_sign: Literal[-1, 1] = Field(default=-1, description="−1: nearer is better; not for learned slopes.")
+    slope_sign: Literal[-1, 1] = Field(default=-1, description="−1 favours near tokens; not used by learned slopes.")
 
     def check(self, dims: Dims) -> None:
         super().check(dims)

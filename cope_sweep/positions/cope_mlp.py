@@ -2,8 +2,8 @@
 
     e(p) = W₂·relu(w₁·p + b₁) + b₂,    a_ij = softmax_j(q_i·k_j/√K + q_i·e(p_ij))
 
-with N hidden units, instead of an interpolated table; p_ij as in CoPE, without a limit unless one is set. The paper
-gives no more than "an N-dimensional MLP layer": one hidden layer, ReLU, is our reading.
+with N hidden units, instead of an interpolated table; p_ij as in CoPE, not clamped unless `p_max` is set. The paper
+says "an N-dimensional MLP layer" and no more; one hidden layer with ReLU is our interpretation.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ if TYPE_CHECKING:
 
 
 class CoPEMLP(ContextualEncoding):
-    """Contextual positions, embedded by an MLP of one hidden layer."""
+    """Contextual positions, embedded by an MLP with one hidden layer."""
 
     kind: Literal["cope_mlp"] = "cope_mlp"
     hidden: Annotated[int, Field(ge=1)] = Field(default=64, description="Hidden units: the paper's N.")
     p_max: Annotated[int, Field(ge=1)] | None = Field(
-        default=None, description="Positions stop at p_max − 1; null: never."
+        default=None, description="Positions are clamped to p_max − 1; null: not clamped."
     )
-    share_layers: bool = Field(default=False, description="One MLP for all layers, or one for each.")
-    scale_positions: bool = Field(default=False, description="Divide q·e(p) by √K as well.")
+    share_layers: bool = Field(default=False, description="One MLP for all layers, or one for each layer.")
+    scale_positions: bool = Field(default=False, description="Also divide q·e(p) by √K.")
 
     def parameters(self, dims: Dims) -> Mapping[str, Parameter]:
         per_layer = not self.share_layers
         return {
-            # The knots, −b₁/w₁, then spread over positions of about ±16, and e is small at first.
+            # With these, the knots −b₁/w₁ spread over positions of about ±16, and e is small at the start.
             "w1": Parameter((self.hidden,), std=1 / 16, per_layer=per_layer),
             "b1": Parameter((self.hidden,), std=1.0, per_layer=per_layer),
             "w2": Parameter((dims.head_dim, self.hidden), std=0.02, per_layer=per_layer),
@@ -52,24 +52,24 @@ class CoPEMLP(ContextualEncoding):
             p_BHQS = p_BHQS.clamp(max=limit)
         q_BHQK = attention.q_BHQK
         hidden_BHQSN = (p_BHQS[..., None] * parameters["w1"] + parameters["b1"]).relu()
-        # q·(W₂h + b₂) = (q·W₂)·h + q·b₂: no vector e(p) is ever made.
+        # q·(W₂h + b₂) = (q·W₂)·h + q·b₂, so the vectors e(p) are never computed.
         score_BHQS = (hidden_BHQSN @ (q_BHQK @ parameters["w2"])[..., None])[..., 0] + q_BHQK @ parameters["b2"][
             :, None
         ]
         return score_BHQS / q_BHQK.shape[-1] ** 0.5 if self.scale_positions else score_BHQS
 
     def term(self, parameters: Mapping[str, Tensor], q_BHQK: Tensor) -> PiecewiseLinear:
-        """q·e(p) is linear in p between the knots −b₁/w₁, which are the same for all queries.
+        """The same bias as a piecewise linear function of p: q·e(p) = slope[n]·p + intercept[n] in segment n.
 
-        So two small tables per query hold it, whatever N: q·e(p) = slope[n]·p + intercept[n] in segment n.
+        The knots −b₁/w₁ are the same for all queries, so a query needs only two tables of N + 1 entries.
         """
         import torch
 
         w1_N, b1_N = parameters["w1"], parameters["b1"]
         knots_N = (-b1_N / w1_N).detach()
-        # Positions are ≥ 0: a knot that is not above 0 (or none at all, where w₁ = 0) is never crossed.
+        # Positions are ≥ 0, so knots ≤ 0 have no effect. A unit with w₁ = 0 has no knot.
         knots_N = torch.where(knots_N > 0, knots_N, torch.inf).sort().values
-        # A hidden unit is on or off throughout a segment: look at a point inside of each.
+        # A hidden unit is either active or inactive throughout a segment, so one inner point of each segment decides.
         edges = torch.cat((knots_N.new_zeros(1), knots_N, knots_N.new_full((1,), torch.inf)))
         left, right = edges[:-1], edges[1:]
         inside_M = torch.where(right.isinf(), 2 * left + 1, (left + right) / 2)
@@ -81,5 +81,6 @@ class CoPEMLP(ContextualEncoding):
             scale = q_BHQK.shape[-1] ** -0.5
             slope_BHQM, intercept_BHQM = slope_BHQM * scale, intercept_BHQM * scale
         limit = self.limit(parameters)
-        stops = None if limit is None else float(limit)
-        return PiecewiseLinear(knots_N, slope_BHQM, intercept_BHQM, stops, self.gate_source)
+        return PiecewiseLinear(
+            knots_N, slope_BHQM, intercept_BHQM, None if limit is None else float(limit), self.gate_source
+        )

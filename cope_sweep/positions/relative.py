@@ -2,8 +2,8 @@
 
     a_ij = softmax_j(q_i·k_j/√K + q_i·e[i − j])
 
-A distance beyond the table has no embedding added (`far: none`), or the table's last one (`far: last`), which is the
-paper's "relative-capped".
+A distance beyond the table adds nothing (`far: none`), or uses the last embedding (`far: last`), which is the paper's
+"relative-capped".
 """
 
 from __future__ import annotations
@@ -27,10 +27,12 @@ class Relative(AttentionEncoding):
     positions: Annotated[int, Field(ge=1)] | Literal["full"] = Field(
         default="full", description="Number of embeddings, for distances 0 … positions − 1; full: the context."
     )
-    far: Literal["none", "last"] = Field(default="none", description="What farther distances use.")
-    share_layers: bool = Field(default=False, description="One table for all layers, or one for each.")
-    scale_positions: bool = Field(default=False, description="Divide q·e by √K as well, as the released code does.")
-    std: float = Field(default=0.0, ge=0, description="Standard deviation of the embeddings' normal init.")
+    far: Literal["none", "last"] = Field(
+        default="none", description="The embedding of larger distances: none, or the last one."
+    )
+    share_layers: bool = Field(default=False, description="One table for all layers, or one for each layer.")
+    scale_positions: bool = Field(default=False, description="Also divide q·e by √K, as the released code does.")
+    std: float = Field(default=0.0, ge=0, description="Standard deviation of the embeddings' normal initialisation.")
 
     def parameters(self, dims: Dims) -> Mapping[str, Parameter]:
         rows = dims.context if self.positions == "full" else self.positions
@@ -52,7 +54,7 @@ class Relative(AttentionEncoding):
 
 
 def distances(attention: Attention) -> Tensor:
-    """I − j for the last Q of S tokens, (Q, S) int64; negative where the key is after the query."""
+    """Distances i − j for the last Q of S tokens, (Q, S) int64; negative for keys after the query."""
     import torch
 
     Q, S = attention.visible_QS.shape

@@ -17,17 +17,21 @@ if TYPE_CHECKING:
 
 
 class Sinusoidal(Encoding):
-    """Sines and cosines of the token's position."""
+    """Sines and cosines of the token's position, added to the input."""
 
     kind: Literal["sinusoidal"] = "sinusoidal"
-    base: float = Field(default=10_000.0, gt=1, description="Wavelengths run from 2π to 2π·base tokens.")
+    base: float = Field(default=10_000.0, gt=1, description="Wavelengths range from 2π to 2π·base tokens.")
     amplitude: float = Field(
-        default=1.0, gt=0, description="Multiplies the sinusoids; Vaswani et al. instead multiply embeddings by √D."
+        default=1.0,
+        gt=0,
+        description="Factor of the sinusoids; Vaswani et al. multiply the token embeddings by √D instead.",
     )
 
     def check(self, dims: Dims) -> None:
         if dims.dim % 2:
-            raise ValueError(f"sinusoidal needs pairs of components, and model.dim = {dims.dim} is odd")
+            raise ValueError(
+                f"sinusoidal needs pairs of components, and model.dim = {dims.dim} is odd; choose an even one"
+            )
 
     def embed(self, parameters: Mapping[str, Tensor], x_BTD: Tensor, start: int) -> Tensor:
         import torch

@@ -2,8 +2,8 @@
 
     a_ij = softmax_j(q_i·k_j/√K + b_h[bucket(i − j)])
 
-The first half of the buckets hold one distance each; the others grow logarithmically up to `max_distance`, and all that
-is farther shares the last. (T5 itself does not divide q·k by √K.)
+Each of the first half of the buckets holds one distance. The widths of the others grow logarithmically up to
+`max_distance`; larger distances share the last bucket. (T5 itself does not divide q·k by √K.)
 """
 
 from __future__ import annotations
@@ -23,19 +23,21 @@ if TYPE_CHECKING:
 
 
 class T5(AttentionEncoding):
-    """A bias looked up by the bucket of the distance."""
+    """A learned bias for each head and bucket of distances."""
 
     kind: Literal["t5"] = "t5"
-    buckets: Annotated[int, Field(ge=2)] = 32
-    max_distance: Annotated[int, Field(ge=2)] = Field(default=128, description="From here on, the last bucket.")
-    share_layers: bool = Field(default=True, description="One table for all layers (T5's way), or one for each.")
+    buckets: Annotated[int, Field(ge=2)] = Field(default=32, description="Number of buckets.")
+    max_distance: Annotated[int, Field(ge=2)] = Field(
+        default=128, description="This and larger distances use the last bucket."
+    )
+    share_layers: bool = Field(default=True, description="One table for all layers, as in T5, or one for each layer.")
 
     def check(self, dims: Dims) -> None:
         super().check(dims)
         if self.max_distance <= self.buckets // 2:
             raise ValueError(
                 f"t5.max_distance = {self.max_distance} must be more than half of t5.buckets = {self.buckets}: "
-                "so many distances have a bucket of their own"
+                "each of the smaller distances has its own bucket"
             )
 
     def parameters(self, dims: Dims) -> Mapping[str, Parameter]:
@@ -52,7 +54,7 @@ class T5(AttentionEncoding):
         return DistanceBias(parameters["b"][self.bucket(distance_R)].T)
 
     def bucket(self, distance: Tensor) -> Tensor:
-        """The bucket, 0 … buckets − 1, of distances ≥ 0."""
+        """The buckets of distances ≥ 0, int64 in 0 … buckets − 1; the same shape as `distance`."""
         exact = self.buckets // 2
         ratio = (distance.clamp(min=1) / exact).log() / math.log(self.max_distance / exact)
         far = (exact + ratio * (self.buckets - exact)).long().clamp(max=self.buckets - 1)

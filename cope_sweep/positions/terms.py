@@ -1,18 +1,18 @@
-"""What a scoring encoding adds to the attention logits, said in a form that fused kernels understand.
+"""Terms: the biases of scoring encodings in the form that fused kernels understand.
 
-An encoding's `score` makes its whole (B, H, Q, S) bias; its `term` says the same by tables of at most (B, H, Q, ·),
-or by what makes them, from which a kernel makes the bias of one tile at a time. The kinds of terms:
+An encoding's `score` computes its whole (B, H, Q, S) bias. Its `term` describes the same bias by tables of at most
+(B, H, Q, ·) entries, or by their factors, from which a kernel computes the bias of one tile at a time. The terms:
 
-    contextual, at the position p_ij that gates add up to (see cope.py):
-        LookUp            z_i[p_ij], interpolated between integers, positions stopping at the table's last
-        PiecewiseLinear   slope_i[n]·p_ij + intercept_i[n], p_ij being in segment n
+    contextual, functions of the position p_ij, which is a sum of gates (see cope.py):
+        LookUp            z_i[p_ij], interpolated between integers, positions clamped to the last entry
+        PiecewiseLinear   slope_i[n]·p_ij + intercept_i[n] in segment n
         Slope             m_h·p_ij
-    of the distance i − j:
+    functions of the distance i − j:
         RelativeLookUp    z_i[i − j]
         DistanceBias      b_h[i − j]
         DistanceSlope     m_h·(i − j)
 
-Shapes: B batch, H heads, Q queries, P positions, N knots, R distances.
+Shapes: B batch, H heads, Q queries, K head dim, P positions, N knots, M = N + 1 segments, R distances.
 """
 
 from __future__ import annotations
@@ -25,29 +25,32 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 GateSource = Literal["logits", "keys", "values", "separate"]
-"""What a gate is the sigmoid of: the attention logits themselves (after any rotation), or q·x/√K with q before any
-rotation and x the keys before any rotation, the values, or the encoding's own keys."""
+"""The argument of a gate's sigmoid. `logits`: the attention logits, after any rotation. Otherwise q·x/√K with the query
+q before any rotation, where x are the keys before any rotation, the values, or the encoding's separate keys."""
 
 
 @dataclass(frozen=True)
 class LookUp:
-    """z_i[p_ij] with z = scale·q·e, interpolated; p_ij stops at P − 1."""
+    """z_i[p_ij] with z = scale·q·e, interpolated linearly; p_ij is clamped to P − 1."""
 
     q_BHQK: Tensor
     e_PK: Tensor
-    """Or (H, P, K): a table for each head."""
+    """Or (H, P, K), with a table for each head."""
     scale: float
     gate: GateSource
 
     @cached_property
     def z_BHQP(self) -> Tensor:  # noqa: N802
-        """For kernels that want it made; those that make it tile by tile never hold it."""
+        """The whole table. Kernels that compute it tile by tile do not use this property."""
         return _products(self.q_BHQK, self.e_PK, self.scale)
 
 
 @dataclass(frozen=True)
 class PiecewiseLinear:
-    """slope_i[n]·p_ij + intercept_i[n], where n knots are ≤ p_ij. Continuous: the knots themselves get no gradient."""
+    """slope_i[n]·p_ij + intercept_i[n], where n is the number of knots ≤ p_ij.
+
+    The function is continuous, so the knots get no gradient.
+    """
 
     knots_N: Tensor
     """Ascending."""
@@ -55,13 +58,13 @@ class PiecewiseLinear:
     """M = N + 1 segments."""
     intercept_BHQM: Tensor
     limit: float | None
-    """Where positions stop, if they do."""
+    """The largest position; None if positions are not clamped."""
     gate: GateSource
 
 
 @dataclass(frozen=True)
 class Slope:
-    """m_h·p_ij, without a limit."""
+    """m_h·p_ij; p_ij is not clamped."""
 
     m_H: Tensor
     gate: GateSource
@@ -69,7 +72,7 @@ class Slope:
 
 @dataclass(frozen=True)
 class RelativeLookUp:
-    """z_i[i − j] with z = scale·q·e; a distance ≥ R adds nothing, or what R − 1 adds."""
+    """z_i[i − j] with z = scale·q·e; a distance ≥ R adds 0 (`none`), or the same as R − 1 (`last`)."""
 
     q_BHQK: Tensor
     e_RK: Tensor
@@ -83,14 +86,14 @@ class RelativeLookUp:
 
 @dataclass(frozen=True)
 class DistanceBias:
-    """b_h[i − j]; the last entry serves all that is farther."""
+    """b_h[i − j]; larger distances use the last entry."""
 
     b_HR: Tensor
 
 
 @dataclass(frozen=True)
 class DistanceSlope:
-    """m_h·(i − j), the slopes being constants."""
+    """m_h·(i − j); the slopes are constants without a gradient."""
 
     m_H: Tensor
 

@@ -1,4 +1,4 @@
-"""Tasks: one file each, with a literal sample, its spec, and its generator. Register a new one below."""
+"""Tasks: one file each, with a literal sample, its spec and its generator. `TASKS` registers them."""
 
 from typing import Annotated
 
@@ -19,7 +19,7 @@ TASKS = Registry(
 )
 
 AnyTask = Annotated[Task, TASKS]
-"""Any registered task: a mapping with its `kind`."""
+"""Any registered task, as a spec, its `kind`, or a mapping (`{kind: flip_flop, pairs: 16}`)."""
 
 __all__ = [
     "IGNORED",

@@ -1,7 +1,7 @@
-"""What a task is: a frozen spec that generates sequences, purely, from (spec, split, seed, index).
+"""The interface of a task: a frozen spec whose sequences are a pure function of (spec, split, seed, index).
 
-Sequences come in blocks of `BLOCK`, each block from its own generator, keyed by (split, seed, block). So any range of
-any split can be had at once, by any worker, in any order: a data cursor is a number, and there is nothing to store.
+Sequences are generated in blocks of `BLOCK`. Each block has its own random generator, keyed by (split, seed, block). So
+any worker can generate any range of any split in any order: a data cursor is a number, and nothing is stored.
 
 Shapes: N sequences, T tokens.
 """
@@ -20,23 +20,24 @@ import numpy as np
 from cope_sweep.registry import Kind
 
 IGNORED = -100
-"""The target of a token that has none: no loss is taken there (torch's own convention)."""
+"""The target of a token without a target; the loss skips it (torch's convention, `ignore_index`)."""
 
 BLOCK = 64
+"""Sequences that are generated together."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Sequences, what is to be predicted at each token, and which of the predictions are the task's answers."""
+    """Sequences, the target of each token, and which targets are the task's answers."""
 
     inputs_NT: np.ndarray
     """int64 token ids."""
     targets_NT: np.ndarray
-    """int64 token ids, or `IGNORED` where no loss is taken."""
+    """int64 token ids, or `IGNORED` where there is no target."""
     answers_NT: np.ndarray
-    """bool: the target is an answer, which the error rates count."""
+    """bool: the target is an answer. Error rates count answers only."""
     units_N: Mapping[str, np.ndarray] = field(default_factory=dict)
-    """int64, by name: what else to count of each sequence (`words` and `bytes` of its targets, whether it is `cut`)."""
+    """int64 counts per sequence, by name: `words` and `bytes` of its targets; `cut`, 1 if it was truncated."""
 
     def __len__(self) -> int:
         return len(self.inputs_NT)
@@ -47,6 +48,7 @@ class Batch:
 
     @staticmethod
     def concatenate(batches: list[Batch]) -> Batch:
+        """One batch of all sequences, in order."""
         if len(batches) == 1:
             return batches[0]
         return Batch(
@@ -58,7 +60,7 @@ class Batch:
 
 
 class Windows(Protocol):
-    """The windows over a split's text, in order: as many as `len` says, any slice of them at once."""
+    """The windows over the text of a split, in order: a sequence of known length that is read by slices."""
 
     def __len__(self) -> int: ...
 
@@ -66,45 +68,48 @@ class Windows(Protocol):
 
 
 class Task(Kind):
-    """A task. Subclasses set `kind`, name their test sets, and generate."""
+    """A task. Subclasses set `kind`, `TESTS` and the sizes, and override `generate` or `sequences`."""
 
     TESTS: ClassVar[tuple[str, ...]]
-    """The test sets, beside `train`."""
+    """The names of the test sets; `train` is not one of them."""
 
     METRICS: ClassVar[tuple[str, ...]] = ("token_error", "sequence_error", "loss")
-    """What every test set is measured by: errors in percent, loss in nats per target."""
+    """The metrics of every test set: errors in percent, loss in nats per target."""
 
     @property
     @abstractmethod
     def vocabulary_size(self) -> int:
-        """Number of token ids, from 0."""
+        """Number of token ids; ids are 0 … vocabulary_size − 1."""
 
     @abstractmethod
     def length(self, split: str) -> int:
-        """Tokens in an input sequence of this split."""
+        """Number of tokens in an input sequence of this split."""
 
     def generate(self, split: str, rng: np.random.Generator, count: int) -> Batch:
-        """`count` sequences of this split, all randomness from `rng`. A task whose sequences are read needs none."""
-        raise NotImplementedError(f"{self.kind} generates nothing: it overrides `sequences`")
+        """`count` sequences of this split, with all randomness from `rng`. Not needed if `sequences` is overridden."""
+        raise NotImplementedError(f"the task {self.kind} has no `generate`; call `sequences`")
 
     def marks(self, tokens_NT: np.ndarray) -> dict[str, np.ndarray]:
-        """The tokens worth counting, by name, bool of any shape of token ids: what probes compare gates with."""
+        """Sets of tokens that a head may count, by name, for probes to compare with gates.
+
+        Each is a bool array with the shape of `tokens_NT`, which may have any number of dimensions.
+        """
         return {}
 
     def token_label(self, token: int) -> str:
-        """A token id as people write it, in few letters."""
+        """A short name of a token id, for tables and figures."""
         return str(token)
 
     @property
     def context(self) -> int:
-        """Tokens in the longest sequence of any split."""
+        """Number of tokens in the longest sequence of any split."""
         return max(self.length(split) for split in ("train", *self.TESTS))
 
     def sequences(self, split: str, seed: int, start: int, count: int) -> Batch:
         """Sequences `start` … `start + count − 1` of a split.
 
-        Past the end of a test set that has one (a text's), fewer come, down to a batch of none: no sequence is ever
-        counted twice. Raises ValueError for a split that the task does not have.
+        A test set can be finite (that of a text is). Past its end the batch has fewer sequences, or none, so that no
+        sequence is counted twice. Raises ValueError for a split that the task does not have.
         """
         self.check_split(split)
         first, last = start // BLOCK, (start + count - 1) // BLOCK
@@ -120,39 +125,40 @@ class Task(Kind):
         if split not in ("train", *self.TESTS):
             raise ValueError(f"unknown split {split!r}; this task has {', '.join(('train', *self.TESTS))}")
 
-    # -- tasks that read a text ----------------------------------------------------------------------------------
+    # -- tasks that read a text
 
     def prepare(self) -> None:
-        """Have ready what is read and not generated (download, tokenise), showing progress.
+        """Download and tokenise the data that the task reads, and show progress. Generated tasks do nothing.
 
-        Training calls this before it builds a model. Raises UserError where the data cannot be used.
+        Training calls this before it builds a model. Raises UserError if the data cannot be used.
         """
 
     def fingerprint(self) -> str | None:
-        """A digest of what is read: equal where text and tokenizer are. None where everything is generated."""
+        """A digest of the data that the task reads: of its text and tokenizer. None if all sequences are generated."""
         return None
 
     @property
     def tokenizer_json(self) -> Path | None:
-        """The file that turns text into this task's token ids, to be kept with a checkpoint; None where there is none.
+        """The tokenizer's file, which is copied into checkpoints; None if the task has no tokenizer.
 
-        Raises UserError, as `prepare`.
+        Raises UserError if the data cannot be used.
         """
         return None
 
     @property
     def has_windows(self) -> bool:
-        """Whether there is a text to slide windows over."""
+        """Whether the task implements `windows`."""
         return type(self).windows is not Task.windows
 
     def windows(self, split: str, context: int, stride: int) -> Windows:
-        """The whole text of a split in windows of `context` tokens, each `stride` after the one before.
+        """The whole text of a split in windows of `context` tokens, each `stride` tokens after the previous one.
 
-        Every token is scored exactly once: where a window overlaps the one before it, targets are `IGNORED`, so that a
-        scored token has at least `context − stride` tokens before it in its window (but in the first). The last window
-        is filled up with tokens that have no target. `units_N` counts the scored targets only.
+        Every token is scored exactly once: the targets that a window shares with the previous one are `IGNORED`. So,
+        except in the first window, a scored token has at least `context − stride` tokens before it. The last window is
+        padded with tokens without targets. `units_N` counts the scored targets only.
 
-        Raises ValueError for an unknown split, for a stride that is not 1 … `context`, and where the task has no text;
-        UserError where the text is shorter than one window.
+        Raises:
+            ValueError: The split is unknown, the stride is not in 1 … `context`, or the task reads no text.
+            UserError: The text is shorter than one window.
         """
-        raise ValueError(f"the task {self.kind} has no running text to slide a window over")
+        raise ValueError(f"the task {self.kind} reads no text, so it has no windows")

@@ -1,12 +1,12 @@
-r"""Code: source files to predict (Golovneva et al. 2024, section 5.5).
+r"""Code: language modelling of source files (Golovneva et al. 2024, section 5.5).
 
     "¶def mean(values):\n    return sum(values) / len(values)\n¶import os\n …"      ¶ begins a file
 
-The paper's mix of code is not public. The default corpus is the standard library of the Python that runs this, so that
-there is code on every machine, with nothing to download; any folder of source files will do (`corpus` names it).
+The paper's mix of code is not public. The default corpus is the standard library of the running Python, which every
+machine has without a download. Any folder of source files can be used instead; `corpus` names it.
 
-A file is a document. The SHA-256 of its content says whether it is for training, validation or test, so that files that
-are copies of each other stay together, wherever the folder lies.
+Each file is a document. The SHA-256 of its content assigns it to training, validation or test. So copies of a file are
+in the same split, and the location of the folder does not matter.
 """
 
 from __future__ import annotations
@@ -28,56 +28,60 @@ STDLIB = "python-stdlib"
 
 Share = Annotated[float, Field(gt=0, lt=0.5)]
 Patterns = Annotated[tuple[str, ...], Strict(False)]
-"""Not strict of the tuple: a file's list is welcome."""
+"""Accepts a list too: files have no tuples."""
 
 
 class Code(LanguageModelling):
-    """Source files to predict."""
+    """Language modelling of source files."""
 
     kind: Literal["code"] = "code"
     corpus: str = Field(
-        default=STDLIB, description="python-stdlib: of the Python that runs this; another name: a folder of your own."
+        default=STDLIB,
+        description="python-stdlib: the standard library of the running Python; any other name: your own folder.",
     )
-    tokens: Annotated[int, Field(ge=1)] = Field(default=4096, description="Tokens in a context.")
+    tokens: Annotated[int, Field(ge=1)] = Field(default=4096, description="Number of tokens in a context.")
     vocabulary: Annotated[int, Field(ge=257)] = Field(
-        default=32000, description="Token ids of the model; a tokenizer may use fewer."
+        default=32000, description="Number of token ids of the model; the tokenizer may have fewer."
     )
-    suffixes: Patterns = Field(default=(".py",), description="Ends of the names of files to read.")
+    suffixes: Patterns = Field(default=(".py",), description="Suffixes of the files to read.")
     exclude: Patterns = Field(
         default=("test", "tests", "idle_test", "site-packages", "dist-packages", "_sysconfigdata_*", ".*"),
-        description="Patterns of folders and files to leave out.",
+        description="Patterns of names of folders and files to leave out.",
     )
-    validation_share: Share = Field(default=0.05, description="Share of the files, by hash.")
-    test_share: Share = Field(default=0.05, description="Share of the files, by hash.")
+    validation_share: Share = Field(default=0.05, description="Share of the files, chosen by hash.")
+    test_share: Share = Field(default=0.05, description="Share of the files, chosen by hash.")
 
     @model_validator(mode="after")
-    def _own_corpora_have_a_name(self) -> Self:
+    def _check_folder(self) -> Self:
         if self.folder is not None and self.corpus == STDLIB:
-            raise ValueError(f"task.folder is not {STDLIB}: name your corpus, as task.corpus=my-code")
+            raise ValueError(
+                f"task.folder is set, and task.corpus is {STDLIB}; give your corpus a name, for example "
+                "task.corpus=my-code"
+            )
         return self
 
     def files(self) -> Mapping[str, Files]:
         folder = Path(sysconfig.get_paths()["stdlib"]) if self.corpus == STDLIB else self.data_folder()
         if folder is None:
             raise TextError(
-                f"the corpus {self.corpus!r} comes from a folder: set task.folder, "
-                f"or put it in $COPE_SWEEP_DATA/{self.corpus}"
+                f"the corpus {self.corpus!r} has no folder; set task.folder, or put its files in "
+                f"$COPE_SWEEP_DATA/{self.corpus}"
             )
         if not folder.is_dir():
-            raise TextError(f"{folder}: no such folder; task.folder names that of {self.corpus}")
+            raise TextError(f"{folder}: no such folder; set task.folder to the folder of {self.corpus}")
         splits: dict[str, list[Path]] = {"train": [], "validation": [], "test": []}
         for path in self._sources(folder):
             splits[self._split(path)].append(path)
         for split, paths in splits.items():
             if not paths:
                 raise TextError(
-                    f"{folder}: of its files in {', '.join(self.suffixes)} none fell to the split {split!r}; "
-                    "it needs more files, or larger shares"
+                    f"{folder}: the hash assigns none of its files with the suffixes {', '.join(self.suffixes)} to the "
+                    f"split {split!r}; add files, or increase task.validation_share and task.test_share"
                 )
         return {split: Files(tuple(paths), one_document=False) for split, paths in splits.items()}
 
     def _sources(self, folder: Path) -> Iterator[Path]:
-        """The files to read, those with nothing in them left out, in an order that no machine changes."""
+        """The files to read, without empty ones, in an order that is the same on every machine."""
         paths = []
         for root, names, files in os.walk(folder):
             names[:] = [name for name in names if not self._excluded(name)]

@@ -1,19 +1,19 @@
-"""Counting (Golovneva et al. 2024, section 5.3, and its released generator): how much is the variable now?
+"""Counting (Golovneva et al. 2024, section 5.3, and its released generator): the current value of a variable.
 
-A sequence of operations, each drawn by weight: set a variable to zero, increment one, or pass; then the question, which
-prints a variable. The answer is the number of its increments since it was last set. With 2 variables, 7 operations and
-`max_tokens: 20`, where `_` pads:
+A sequence is a list of operations followed by a query. Each operation is drawn by weight: set a variable to zero,
+increment one, or pass. The query prints a variable. The answer is the number of its increments since it was last set.
+With 2 variables, 7 operations and `max_tokens: 20`, where `_` is padding:
 
     inputs    pass; b = 0 ; pass; b ++; a = 0 ; b ++; pass; print b _ _
     targets   .     . . . . .     . .   . . . . . .   .     .     2 . .
 
-An operation that cannot be (an increment where no variable is set, or of one that stands at the maximum) is drawn
-anew, kind and variable; so is a sequence, with its length, that sets no variable. `pass;` and `++;` are one token each,
-as in the release. A sequence of more than `max_tokens` tokens, the answer counted, keeps its tail: what it is asked
-may then have been set in what was cut off.
+The released generator draws an impossible operation again (an increment if no variable is set, or if the variable is at
+the maximum), both its type and its variable. It also draws a sequence again, with its length, if it sets no variable.
+`pass;` and `++;` are one token each, as in the release. Of a sequence with more than `max_tokens` tokens, the answer
+included, only the tail is kept; the operation that set the variable may then be cut off.
 
-Training sequences are finitely many, as in the paper: the first `train_sequences` of an endless stream (so that a
-smaller set is a part of a larger one), visited in another order in each epoch.
+As in the paper, the training set is finite: the first `train_sequences` of an endless stream, so that a smaller
+training set is a subset of a larger one. Each epoch visits it in a different order.
 
 Shapes: N sequences, S operations, V variables, L tokens of a sequence with its answer.
 """
@@ -31,22 +31,22 @@ from pydantic import Field, model_validator
 from cope_sweep.tasks.base import IGNORED, Batch, Task
 
 NONE, PASS, SET, INCREMENT = range(4)
-"""Kinds of operation; NONE follows a sequence's last one."""
+"""Types of operation; NONE fills the steps after the last operation of a sequence."""
 TOKENS_OF = np.array([0, 1, 4, 2])
-"""Kind → how many tokens it is."""
+"""Type of operation → number of its tokens."""
 
 CHUNK = 1024
-"""Sequences that are drawn at once: a step of the interpreter costs little more for a thousand than for one."""
+"""Sequences that are drawn together: one step of numpy costs little more for a thousand sequences than for one."""
 
 Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 @dataclass(frozen=True)
 class _Rows:
-    """Sequences as they are kept: small types, the answer at its place."""
+    """Sequences in compact form: small integer types, each with its answer as its last token."""
 
     tokens_NL: np.ndarray
-    """Padded right, in the smallest unsigned type that holds the vocabulary."""
+    """Padded on the right; the smallest unsigned type that holds the vocabulary."""
     lengths_N: np.ndarray
     cut_N: np.ndarray
 
@@ -65,32 +65,37 @@ class _Rows:
 
 
 class Counting(Task):
-    """Count a variable's increments since it was last set, among other variables and many a pass."""
+    """Count the increments of a variable since it was last set, among other variables and passes."""
 
     TESTS: ClassVar[tuple[str, ...]] = ("in_dist", "longer", "shorter")
     METRICS: ClassVar[tuple[str, ...]] = (*Task.METRICS, "majority_baseline_error", "cut")
 
     kind: Literal["counting"] = "counting"
-    variables: Annotated[int, Field(ge=1)] = 1
-    operations: Annotated[int, Field(ge=1)] = Field(default=512, description="Most operations of a sequence.")
+    variables: Annotated[int, Field(ge=1)] = Field(default=1, description="Number of variables.")
+    operations: Annotated[int, Field(ge=1)] = Field(
+        default=512, description="Largest number of operations in a sequence."
+    )
     fewest_operations: Annotated[int, Field(ge=1)] = Field(
-        default=3, description="Fewest; each number from here to `operations` is as likely."
+        default=3, description="Smallest number of operations; numbers up to `operations` are equally likely."
     )
     maximum: Annotated[int, Field(ge=0)] = Field(default=10, description="Largest value of a variable.")
-    set_weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1
-    increment_weight: Weight = 7
-    pass_weight: Weight = Field(default=50, description="In training and in-distribution.")
-    longer_pass_weight: Weight = Field(default=100, description="In the OOD test set of longer contexts.")
-    shorter_pass_weight: Weight = Field(default=10, description="In the OOD test set of shorter contexts.")
+    set_weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
+        default=1, description="Weight of setting a variable to zero."
+    )
+    increment_weight: Weight = Field(default=7, description="Weight of incrementing a variable.")
+    pass_weight: Weight = Field(default=50, description="Weight of passing, in training and in_dist.")
+    longer_pass_weight: Weight = Field(default=100, description="Weight of passing in the OOD test set `longer`.")
+    shorter_pass_weight: Weight = Field(default=10, description="Weight of passing in the OOD test set `shorter`.")
     max_tokens: Annotated[int, Field(ge=3)] = Field(
-        default=512, description="Tokens of a sequence, its answer counted; a longer one keeps its tail."
+        default=512,
+        description="Largest number of tokens in a sequence, its answer included; longer ones keep their tail.",
     )
     train_sequences: Annotated[int, Field(ge=1)] | None = Field(
-        default=10_000, description="Sequences in the training set, visited in epochs; null: never one twice."
+        default=10_000, description="Sequences in the training set, visited in epochs; null: no sequence is repeated."
     )
 
     @model_validator(mode="after")
-    def _fewest_is_not_more(self) -> Self:
+    def _check_operations(self) -> Self:
         if self.fewest_operations > self.operations:
             raise ValueError(
                 f"fewest_operations = {self.fewest_operations} is more than operations = {self.operations}; "
@@ -99,8 +104,8 @@ class Counting(Task):
         return self
 
     @property
-    def words(self) -> tuple[str, ...]:
-        """Token id → what it says. Variables come last: a, b, … z, then v26, v27, …"""
+    def labels(self) -> tuple[str, ...]:
+        """The text of each token id. Variables come last: a, b, … z, then v26, v27, …"""
         names = [chr(ord("a") + v) if v < 26 else f"v{v}" for v in range(self.variables)]
         return (*map(str, range(self.maximum + 1)), "pass;", "=", ";", "++;", "print", "_", *names)
 
@@ -112,7 +117,7 @@ class Counting(Task):
         return min(self.max_tokens, 4 * self.operations + 3) - 1
 
     def marks(self, tokens_NT: np.ndarray) -> dict[str, np.ndarray]:
-        token = self.words.index
+        token = self.labels.index
         return {
             "set": tokens_NT == token("="),
             "increment": tokens_NT == token("++;"),
@@ -120,7 +125,7 @@ class Counting(Task):
         }
 
     def token_label(self, token: int) -> str:
-        return self.words[token]
+        return self.labels[token]
 
     def sequences(self, split: str, seed: int, start: int, count: int) -> Batch:
         self.check_split(split)
@@ -138,15 +143,15 @@ class Counting(Task):
     def _draw(self, split: str, rng: np.random.Generator, count: int) -> _Rows:
         weight = {"longer": self.longer_pass_weight, "shorter": self.shorter_pass_weight}.get(split, self.pass_weight)
         kinds_SN, variables_SN, values_VN = self._run(weight, rng, count)
-        asked_N = _pick(values_VN >= 0, rng.random(count))
-        return self._tokens(kinds_SN, variables_SN, asked_N, values_VN[asked_N, np.arange(count)])
+        queried_N = _pick(values_VN >= 0, rng.random(count))
+        return self._tokens(kinds_SN, variables_SN, queried_N, values_VN[queried_N, np.arange(count)])
 
     def _run(
         self, pass_weight: float, rng: np.random.Generator, count: int
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Each operation's kind and variable, (S, N), and what the variables are in the end, (V, N), −1 if never set.
+        """The type and variable of each operation, (S, N), and the final values, (V, N), −1 for a variable never set.
 
-        To draw anew what cannot be is to draw from what can, by its weights.
+        Drawing impossible operations again is the same as drawing from the possible ones by their weights.
         """
         steps_N, first_N = self._lengths(pass_weight, rng, count)
         every_N = np.arange(count)
@@ -161,7 +166,7 @@ class Counting(Task):
             chance_N *= self.set_weight + pass_weight + self.increment_weight * free_share_N
             sets_N = chance_N < self.set_weight
             increments_N = chance_N >= self.set_weight + pass_weight
-            # Before the first variable is set there are passes only, and `_lengths` has drawn how many.
+            # Before the first set all operations are passes; `_lengths` has drawn their number.
             sets_N = np.where(step <= first_N, step == first_N, sets_N) & (step < steps_N)
             increments_N &= (step > first_N) & (step < steps_N)
 
@@ -175,9 +180,10 @@ class Counting(Task):
         return kinds_SN, variables_SN, values_VN
 
     def _lengths(self, pass_weight: float, rng: np.random.Generator, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """Numbers of operations, and how many of them come before the first that sets.
+        """Numbers of operations, and the index of the first one that sets a variable; (N,) each.
 
-        A length is as likely as it is to set any variable, for a sequence that sets none is drawn anew.
+        A sequence that sets no variable is drawn again, so the probability of a length is proportional to the
+        probability that a sequence of that length sets a variable.
         """
         p_set = self.set_weight / (self.set_weight + pass_weight)
         p_first_S = p_set * np.cumprod([1.0, *[1 - p_set] * (self.operations - 1)])
@@ -190,15 +196,16 @@ class Counting(Task):
         return steps_N, np.minimum(first_N, steps_N - 1)
 
     def _tokens(
-        self, kinds_SN: np.ndarray, variables_SN: np.ndarray, asked_N: np.ndarray, answers_N: np.ndarray
+        self, kinds_SN: np.ndarray, variables_SN: np.ndarray, queried_N: np.ndarray, answers_N: np.ndarray
     ) -> _Rows:
+        """The tokens of operations, query and answer, with only the tail of long sequences."""
         passes, equals, ends, increments, prints, pad = range(self.maximum + 1, self.maximum + 7)
         names = pad + 1
         ends_SN = TOKENS_OF[kinds_SN].cumsum(0)
-        whole_N = ends_SN[-1] + 3
-        lengths_N = np.minimum(whole_N, self.max_tokens)
-        starts_SN = ends_SN - TOKENS_OF[kinds_SN] - (whole_N - lengths_N)
-        tokens_NL = np.full((len(asked_N), self.length("train") + 1), pad, np.min_scalar_type(self.vocabulary_size))
+        full_N = ends_SN[-1] + 3
+        lengths_N = np.minimum(full_N, self.max_tokens)
+        starts_SN = ends_SN - TOKENS_OF[kinds_SN] - (full_N - lengths_N)
+        tokens_NL = np.full((len(queried_N), self.length("train") + 1), pad, np.min_scalar_type(self.vocabulary_size))
 
         def write(kind: int, *tokens: int | np.ndarray) -> None:
             steps, rows = np.nonzero(kinds_SN == kind)
@@ -212,24 +219,24 @@ class Counting(Task):
         write(PASS, passes)
         write(SET, names_SN, equals, 0, ends)
         write(INCREMENT, names_SN, increments)
-        for place, token in enumerate((answers_N, names + asked_N, prints), start=1):
-            tokens_NL[np.arange(len(asked_N)), lengths_N - place] = token
-        return _Rows(tokens_NL, lengths_N.astype(np.int32), whole_N > self.max_tokens)
+        for place, token in enumerate((answers_N, names + queried_N, prints), start=1):
+            tokens_NL[np.arange(len(queried_N)), lengths_N - place] = token
+        return _Rows(tokens_NL, lengths_N.astype(np.int32), full_N > self.max_tokens)
 
     def _batch(self, rows: _Rows) -> Batch:
         every_N = np.arange(len(rows.lengths_N))
         inputs_NT = rows.tokens_NL.astype(np.int64)
         targets_NT = np.full_like(inputs_NT, IGNORED)
         targets_NT[every_N, rows.lengths_N - 2] = inputs_NT[every_N, rows.lengths_N - 1]
-        inputs_NT[every_N, rows.lengths_N - 1] = self.words.index("_")
+        inputs_NT[every_N, rows.lengths_N - 1] = self.labels.index("_")
         targets_NT = targets_NT[:, :-1]
         return Batch(inputs_NT[:, :-1], targets_NT, targets_NT != IGNORED, {"cut": rows.cut_N.astype(np.int64)})
 
 
-def _pick(among_VN: np.ndarray, chance_N: np.ndarray) -> np.ndarray:
-    """One of each column's true rows, each as likely; 0 where there is none."""
-    rank_N = (chance_N * among_VN.sum(0)).astype(np.int64)
-    picked_N: np.ndarray = (among_VN.cumsum(0) > rank_N).argmax(0)
+def _pick(candidates_VN: np.ndarray, chance_N: np.ndarray) -> np.ndarray:
+    """One of the true rows of each column, with equal probability; 0 for a column without any."""
+    rank_N = (chance_N * candidates_VN.sum(0)).astype(np.int64)
+    picked_N: np.ndarray = (candidates_VN.cumsum(0) > rank_N).argmax(0)
     return picked_N
 
 
@@ -247,5 +254,5 @@ def _training_set(task: Counting, seed: int) -> _Rows:
 
 @lru_cache(maxsize=4)
 def _order(size: int, seed: int, epoch: int) -> np.ndarray:
-    """The order in which an epoch visits the training set."""
+    """The order in which an epoch visits the training set; (size,)."""
     return np.random.default_rng([seed, zlib.crc32(b"order"), epoch]).permutation(size)

@@ -1,8 +1,8 @@
 """Flip-Flop language modelling (Liu et al. 2024, "Exposing attention glitches"; Golovneva et al. 2024, section 5.1).
 
-A sequence of instruction–bit pairs: `w` writes its bit, `i` is to be ignored, `r` reads the bit last written. The first
-instruction is `w`, the last `r`; those between are `i` with probability p, else `w` or `r` evenly; bits are even, but
-for those after `r`. With 8 pairs and `loss: reads`:
+A sequence of pairs of an instruction and a bit: `w` writes the bit, `i` means that it is ignored, and `r` reads the bit
+last written. The first instruction is `w` and the last `r`. Those between are `i` with probability p, else `w` or `r`
+with equal probability. Bits are uniform, except those after `r`. With 8 pairs and `loss: reads`:
 
     inputs    w 0 i 1 r 0 w 1 i 0 i 1 i 1 r
     targets   . . . . 0 . . . . . . . . . 1
@@ -22,16 +22,18 @@ Probability = Annotated[float, Field(ge=0, le=1)]
 
 
 class FlipFlop(Task):
-    """Recall the bit last written, over any number of ignored ones."""
+    """Recall the bit last written, past any number of ignored ones."""
 
     TESTS: ClassVar[tuple[str, ...]] = ("in_dist", "sparse", "dense")
 
     kind: Literal["flip_flop"] = "flip_flop"
-    pairs: Annotated[int, Field(ge=2)] = Field(default=256, description="Instruction–bit pairs in a sequence.")
-    p_ignore: Probability = Field(default=0.8, description="Share of `i`, in training and in-distribution.")
-    sparse_p_ignore: Probability = Field(default=0.98, description="Share of `i` in the sparse OOD test set.")
-    dense_p_ignore: Probability = Field(default=0.1, description="Share of `i` in the dense OOD test set.")
-    loss: Literal["reads", "all"] = Field(default="reads", description="Predict only the bits read, or every token.")
+    pairs: Annotated[int, Field(ge=2)] = Field(default=256, description="Number of pairs of an instruction and a bit.")
+    p_ignore: Probability = Field(default=0.8, description="Probability of `i`, in training and in_dist.")
+    sparse_p_ignore: Probability = Field(default=0.98, description="Probability of `i` in the OOD test set `sparse`.")
+    dense_p_ignore: Probability = Field(default=0.1, description="Probability of `i` in the OOD test set `dense`.")
+    loss: Literal["reads", "all"] = Field(
+        default="reads", description="Targets: only the bits that are read, or every token."
+    )
 
     @property
     def vocabulary_size(self) -> int:

@@ -1,17 +1,18 @@
-r"""WikiText (Merity et al. 2016): articles of Wikipedia, 103 M or 2 M words (Golovneva et al. 2024, section 5.4).
+r"""WikiText (Merity et al. 2016): Wikipedia articles with 103 M or 2 M words (Golovneva et al. 2024, section 5.4).
 
     " = Homarus gammarus = \n \n Homarus gammarus , known as the European lobster or common lobster , is a species …"
 
-Four corpora: `wikitext-103` and `wikitext-2`, whose rare words are `<unk>`, and `wikitext-103-raw` and
-`wikitext-2-raw`, which keep them. They come from a folder (`folder`, or $COPE_SWEEP_DATA/<corpus>) with files for the
-three splits, named as usual:
+There are four corpora: `wikitext-103` and `wikitext-2`, in which rare words are replaced by `<unk>`, and
+`wikitext-103-raw` and `wikitext-2-raw`, which keep them. They are read from a folder (`folder`, or
+$COPE_SWEEP_DATA/<corpus>) with files for the three splits under any of the usual names:
 
     wiki.train.tokens  wiki.valid.raw  test.txt  validation.parquet  train-00000-of-00002.parquet …
 
-or else from the Hugging Face hub (Salesforce/wikitext), once. The paper does not say what its perplexity is counted in:
-here it is per token of the tokenizer, and beside it per word, as WikiText counts them, and in bits per byte.
+Without such a folder they are downloaded once from the Hugging Face hub (Salesforce/wikitext). The paper does not say
+what unit its perplexity has. Here it is per token of the tokenizer; perplexity per word, as WikiText counts words, and
+bits per byte are reported too.
 
-A corpus of another name is the user's own, in such files; one of these four must have as many words as it should.
+A corpus with any other name is the user's own, in files of the same names. The word counts of the four are checked.
 """
 
 from __future__ import annotations
@@ -34,24 +35,25 @@ CONFIGS = {
     "wikitext-2": "wikitext-2-v1",
     "wikitext-2-raw": "wikitext-2-raw-v1",
 }
-"""Corpus → its folder on the hub."""
+"""Corpus → its folder in the hub's repository."""
 HELD_OUT_WORDS = {"validation": 213_886, "test": 241_211}
+"""Words of the validation and test splits, without ends of lines; the same in all four corpora."""
 WORDS = {"wikitext-103": 101_425_671, "wikitext-2": 2_051_910}
-"""Words of the training split; as in the others without ends of lines, with which the paper counts 103,227,021."""
+"""Words of the training split, without ends of lines. With them wikitext-103 has the published 103,227,021."""
 TOLERANCE = 0.001
-"""How far a count may be off: copies differ in blank lines and ends of files."""
+"""Relative tolerance of word counts: copies differ in blank lines and ends of files."""
 SPLIT_WORDS = {"train": "train", "valid": "validation", "validation": "validation", "dev": "validation", "test": "test"}
-"""The word in a file's name → split."""
+"""Word in a file's name → split."""
 SUFFIXES = (".tokens", ".raw", ".txt", ".parquet")
 
 
 class WikiText(LanguageModelling):
-    """Articles of Wikipedia to predict."""
+    """Language modelling of Wikipedia articles, or of your own text."""
 
     kind: Literal["wikitext"] = "wikitext"
     corpus: str = Field(
         default="wikitext-103",
-        description="wikitext-103, wikitext-103-raw, wikitext-2 or wikitext-2-raw; another name: a text of your own.",
+        description="wikitext-103, wikitext-103-raw, wikitext-2 or wikitext-2-raw; any other name: your own text.",
     )
 
     def files(self) -> Mapping[str, Files]:
@@ -61,7 +63,7 @@ class WikiText(LanguageModelling):
         try:
             found = [path for path in folder.iterdir() if path.suffix in SUFFIXES]
         except OSError as error:
-            raise TextError(f"{folder}: {error.strerror}; task.folder names the folder of {self.corpus}") from error
+            raise TextError(f"{folder}: {error.strerror}; set task.folder to the folder of {self.corpus}") from error
         by_split: dict[str, list[Path]] = {}
         for path in sorted(found):
             words = re.split(r"[^a-z]+", path.name.lower())
@@ -71,15 +73,15 @@ class WikiText(LanguageModelling):
             paths = by_split.get(split, [])
             if not paths:
                 raise TextError(
-                    f"{folder}: no file of the split {split!r}; its name should hold the word, as wiki.{split}.tokens, "
-                    f"and end in {', '.join(SUFFIXES)}"
+                    f"{folder}: no file of the split {split!r}; name it so that it contains the word, for example "
+                    f"wiki.{split}.tokens, with one of the suffixes {', '.join(SUFFIXES)}"
                 )
             if len(paths) > 1 and any(path.suffix != ".parquet" for path in paths):
                 listed = ", ".join(path.name for path in paths)
-                raise TextError(f"{folder}: several files of the split {split!r} ({listed}); keep one")
+                raise TextError(f"{folder}: several files of the split {split!r} ({listed}); remove all but one")
         return {split: Files(tuple(by_split[split])) for split in ("train", *self.TESTS)}
 
-    def check(self, corpus: Corpus) -> None:
+    def check_corpus(self, corpus: Corpus) -> None:
         if self.corpus not in CONFIGS:
             return
         expected = HELD_OUT_WORDS | {"train": WORDS[self.corpus.removesuffix("-raw")]}
@@ -88,29 +90,29 @@ class WikiText(LanguageModelling):
             if abs(words - expected[split]) > TOLERANCE * expected[split]:
                 raise TextError(
                     f"this is not {self.corpus}: its split {split!r} has {expected[split]:,} words, and the files have "
-                    f"{words:,}; name a text of your own, as task.corpus=my-text"
+                    f"{words:,}; give your own text another name, for example task.corpus=my-text"
                 )
 
     def _from_hub(self) -> Path:
-        """Its folder in the hub's local cache, downloaded now if it is not there."""
+        """The corpus's folder in the hub's local cache; downloads it if it is not there."""
         if self.corpus not in CONFIGS:
             raise TextError(
-                f"the corpus {self.corpus!r} is none of {', '.join(CONFIGS)}, so it comes from a folder: "
-                f"set task.folder, or put it in $COPE_SWEEP_DATA/{self.corpus}"
+                f"the corpus {self.corpus!r} is none of {', '.join(CONFIGS)}, and it has no folder; "
+                f"set task.folder, or put its files in $COPE_SWEEP_DATA/{self.corpus}"
             )
         from huggingface_hub import snapshot_download
 
         config = CONFIGS[self.corpus]
         try:
-            # Out of the network's reach, this is what an earlier call left.
+            # Without a network this returns what an earlier call downloaded.
             root = snapshot_download(REPOSITORY, repo_type="dataset", allow_patterns=[f"{config}/*.parquet"])
-        except Exception as error:  # the hub's client and its transport raise of every kind
+        except Exception as error:  # the hub's client and its transport have no common base class
             reason = " ".join(str(error).split())[:200]
         else:
             if (Path(root) / config).is_dir():
                 return Path(root) / config
-            reason = f"it has no {config}"
+            reason = f"the repository has no folder {config}"
         raise TextError(
-            f"{self.corpus} is not on this machine, and the Hugging Face hub did not give it ({reason}); "
-            f"set task.folder to a folder of its files, or put them in $COPE_SWEEP_DATA/{self.corpus}"
+            f"{self.corpus} is not on this machine and cannot be downloaded from the Hugging Face hub ({reason}); "
+            f"set task.folder to a folder with its files, or put them in $COPE_SWEEP_DATA/{self.corpus}"
         )

@@ -1,4 +1,4 @@
-"""Text as token ids: files read strictly, tokenizers, and memory-mapped shards made once per machine."""
+"""Text as token ids: strict reading of files, tokenizers, and memory-mapped shards that a machine makes once."""
 
 from cope_sweep.text.cache import cache_dir, data_dir
 from cope_sweep.text.corpus import Corpus, Split, open_corpus

@@ -1,8 +1,8 @@
-"""A folder of this machine's user where things that take long to make are kept, each made once and whole.
+"""The user's cache folder, whose entries are created once and atomically.
 
-$COPE_SWEEP_CACHE/text/<key>/          what was made: it is there whole, or not at all
-$COPE_SWEEP_CACHE/text/<key>.lock      held (flock) while it is made; the kernel frees it when its holder dies
-$COPE_SWEEP_CACHE/text/.<key>.<random>/    in the making, or left by a process that was killed
+$COPE_SWEEP_CACHE/text/<key>/              an entry; it is complete, or it does not exist
+$COPE_SWEEP_CACHE/text/<key>.lock          locked (flock) while the entry is created; the kernel unlocks it on a crash
+$COPE_SWEEP_CACHE/text/.<key>.<random>/    an entry that is being created, or that a killed process left
 """
 
 from __future__ import annotations
@@ -31,11 +31,14 @@ def data_dir() -> Path:
     return Path(chosen).expanduser().absolute() if chosen else cache_dir() / "data"
 
 
-def made_once(folder: Path, make: Callable[[Path], None]) -> Path:
-    """`folder`, filled by `make` where it is not there yet; of processes that ask together one makes, the others wait.
+def create_once(folder: Path, create: Callable[[Path], None]) -> Path:
+    """`folder`; if it does not exist, `create` fills it.
 
-    `make` gets a temporary folder, which becomes `folder` when all its files are on disk. Raises TextError where the
-    cache cannot be written, and what `make` raises.
+    Of several processes that call this at the same time, one creates the folder and the others wait. `create` receives
+    a temporary folder, which is renamed to `folder` after all its files are on disk.
+
+    Raises:
+        TextError: The cache cannot be written. Exceptions of `create` are raised unchanged, except OSError.
     """
     if folder.is_dir():
         return folder
@@ -43,22 +46,23 @@ def made_once(folder: Path, make: Callable[[Path], None]) -> Path:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with _locked(folder.with_name(f"{folder.name}.lock")):
             if not folder.is_dir():
-                _make(folder, make)
+                _create(folder, create)
     except OSError as error:
         raise TextError(
-            f"{error.filename or folder}: {error.strerror or error}; tokenised text is kept in {folder.parent}, "
-            "choose another place with COPE_SWEEP_CACHE"
+            f"{error.filename or folder}: {error.strerror or error}; tokenised text is stored in {folder.parent}; "
+            "set COPE_SWEEP_CACHE to another folder"
         ) from error
     return folder
 
 
-def _make(folder: Path, make: Callable[[Path], None]) -> None:
+def _create(folder: Path, create: Callable[[Path], None]) -> None:
     prefix = f".{folder.name}."
-    for left in folder.parent.glob(f"{prefix}*"):  # by a process that was killed: the lock says that none is at work
-        shutil.rmtree(left, ignore_errors=True)
+    # Folders that killed processes left: none is in use, because this process holds the lock.
+    for leftover in folder.parent.glob(f"{prefix}*"):
+        shutil.rmtree(leftover, ignore_errors=True)
     temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=prefix))
     try:
-        make(temporary)
+        create(temporary)
         for path in temporary.iterdir():
             with path.open("rb") as file:
                 os.fsync(file.fileno())

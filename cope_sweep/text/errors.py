@@ -1,7 +1,7 @@
-"""What can be wrong with a text."""
+"""The error for unusable texts."""
 
 from cope_sweep.errors import UserError
 
 
 class TextError(UserError):
-    """A text or its tokenizer cannot be used; the message names the file, why, and the way out."""
+    """A text or its tokenizer cannot be used. The message names the file and the cause, and says what to do."""

@@ -1,7 +1,7 @@
-"""An order of 0 … size − 1 that is a pure function of a key, any part of it at once, nothing stored.
+"""A pseudo-random permutation of 0 … size − 1 that is a pure function of a key, evaluated at any indices, not stored.
 
-A Feistel network permutes the numbers below a power of 4; those that land at `size` or beyond go through it again until
-they land below ("cycle walking", Black & Rogaway 2002), so what is left is a permutation of 0 … size − 1.
+A Feistel network permutes the numbers below a power of 4. It is applied again to results ≥ `size` until they are below
+("cycle walking", Black & Rogaway 2002). The result is a permutation of 0 … size − 1.
 """
 
 from __future__ import annotations
@@ -9,13 +9,22 @@ from __future__ import annotations
 import numpy as np
 
 ROUNDS = 4
-"""Luby & Rackoff (1988): four rounds make of pseudo-random functions a pseudo-random permutation."""
+"""Four rounds of pseudo-random functions make a pseudo-random permutation (Luby & Rackoff 1988)."""
 _GOLDEN = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
 
 
 def permuted(index_N: np.ndarray, size: int, *key: int) -> np.ndarray:
-    """Where the order of `key` puts each index of 0 … size − 1: int64, shape (N,)."""
+    """The images of indices under the permutation of 0 … size − 1 that `key` selects.
+
+    Args:
+        index_N: Indices in 0 … size − 1, shape (N,).
+        size: Number of elements of the permutation.
+        key: Any integers, for example seed and epoch.
+
+    Returns:
+        int64, shape (N,).
+    """
     half = np.uint64(max(1, ((size - 1).bit_length() + 1) // 2))
     keys = _round_keys(key)
     result_N = _feistel(index_N.astype(np.uint64), half, keys)
@@ -28,20 +37,20 @@ def _feistel(x_N: np.ndarray, half: np.uint64, keys: list[np.uint64]) -> np.ndar
     low = (np.uint64(1) << half) - np.uint64(1)
     left_N, right_N = x_N >> half, x_N & low
     for key in keys:
-        left_N, right_N = right_N, left_N ^ (_mixed(right_N ^ key) & low)
+        left_N, right_N = right_N, left_N ^ (_mix(right_N ^ key) & low)
     return (left_N << half) | right_N
 
 
-def _mixed(x_N: np.ndarray) -> np.ndarray:
-    """SplitMix64's finaliser (Steele et al. 2014)."""
+def _mix(x_N: np.ndarray) -> np.ndarray:
+    """The finaliser of SplitMix64 (Steele et al. 2014)."""
     x_N = (x_N ^ (x_N >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x_N = (x_N ^ (x_N >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     x_N ^= x_N >> np.uint64(31)
     return x_N
 
 
-def _round_keys(words: tuple[int, ...]) -> list[np.uint64]:
+def _round_keys(key: tuple[int, ...]) -> list[np.uint64]:
     state = np.zeros(1, dtype=np.uint64)
-    for word in words:
-        state = _mixed(state ^ np.uint64((word + _GOLDEN) & _MASK))
-    return [_mixed(state + np.uint64(round_ * _GOLDEN & _MASK))[0] for round_ in range(1, ROUNDS + 1)]
+    for word in key:
+        state = _mix(state ^ np.uint64((word + _GOLDEN) & _MASK))
+    return [_mix(state + np.uint64(round_ * _GOLDEN & _MASK))[0] for round_ in range(1, ROUNDS + 1)]

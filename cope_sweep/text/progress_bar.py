@@ -1,4 +1,4 @@
-"""How far a long reading is, on standard error, where someone looks."""
+"""A progress bar for reading long texts, on standard error if that is a terminal."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 
 
 @contextlib.contextmanager
-def progress(what: str, total_bytes: int) -> Iterator[Callable[[int], None]]:
-    """A bar while the block runs; it gets a function to tell the bytes done."""
+def progress(description: str, total_bytes: int) -> Iterator[Callable[[int], None]]:
+    """Show a bar while the block runs; yields a function that advances it by a number of bytes."""
     if not sys.stderr.isatty():
         yield lambda done_bytes: None
         return
@@ -18,5 +18,5 @@ def progress(what: str, total_bytes: int) -> Iterator[Callable[[int], None]]:
 
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(what, total=total_bytes)
+        task = bar.add_task(description, total=total_bytes)
         yield lambda done_bytes: bar.advance(task, done_bytes)

@@ -1,6 +1,6 @@
-"""Files to text, strictly and in pieces: memory does not grow with the file.
+"""Strict reading of text files in chunks, so that memory does not grow with their size.
 
-A split's text is one document (its files in order, as if they were one), or one document for each file.
+The text of a split is either one document, which is its files in order, or one document per file.
 """
 
 from __future__ import annotations
@@ -15,26 +15,28 @@ from pathlib import Path
 from cope_sweep.text.errors import TextError
 
 READ_BYTES = 1 << 20
+"""Bytes that are read at a time."""
 CHUNK = 1 << 16
-"""Characters that are tokenised at a time."""
-LONGEST = 1 << 20
-"""…and at most, where no place to cut comes: a text without blanks is cut anywhere."""
+"""Characters in a chunk, unless the text has no place to cut; chunks are tokenised one by one."""
+MAX_CHUNK = 1 << 20
+"""Largest number of characters in a chunk. A text without blanks is cut at this length."""
 
 _BEFORE_LAST_BLANK = re.compile(r".*(?=[ \n][!-~])", re.DOTALL)
-"""Up to the last blank that something stands right behind. GPT-2's pre-tokenizer always begins a piece there, so to
-tokenise what is before and what is after gives the same ids as to tokenise both in one."""
+"""The text before the last blank that is followed by a printable ASCII character. GPT-2's pre-tokenizer always starts a
+new piece there, so tokenising the two parts gives the same ids as tokenising the whole."""
 
 
 @dataclass(frozen=True)
 class Files:
-    """What a split is read from."""
+    """The files of a split."""
 
     paths: tuple[Path, ...]
     one_document: bool = True
-    """The files are parts of one document; or each is a document of its own."""
+    """True: the files are parts of one document. False: each file is a document."""
 
     @property
     def documents(self) -> list[tuple[Path, ...]]:
+        """The files of each document."""
         return [self.paths] if self.one_document else [(path,) for path in self.paths]
 
     @property
@@ -42,7 +44,7 @@ class Files:
         return sum(path.stat().st_size for path in self.paths)
 
     def digest(self) -> str:
-        """SHA-256 of the files, whatever they are called and wherever they lie. Raises TextError."""
+        """SHA-256 of the contents of the files in order; names and folders do not matter. Raises TextError."""
         whole = hashlib.sha256(b"one" if self.one_document else b"each")
         for path in self.paths:
             whole.update(file_digest(path))
@@ -50,7 +52,7 @@ class Files:
 
 
 def file_digest(path: Path) -> bytes:
-    """SHA-256 of a file. Raises TextError where it cannot be read."""
+    """SHA-256 of a file's content. Raises TextError if it cannot be read."""
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").digest()
@@ -59,30 +61,30 @@ def file_digest(path: Path) -> bytes:
 
 
 def chunks(pieces: Iterable[str]) -> Iterator[str]:
-    """The same text in chunks of about `CHUNK` characters, cut where no token can span."""
-    held = ""
+    """The same text in chunks of about `CHUNK` characters, cut only where no token can extend across the cut."""
+    buffer = ""
     for piece in pieces:
-        held += piece
-        while len(held) >= CHUNK and (cut := _cut(held)):
-            yield held[:cut]
-            held = held[cut:]
-    if held:
-        yield held
+        buffer += piece
+        while len(buffer) >= CHUNK and (cut := _cut(buffer)):
+            yield buffer[:cut]
+            buffer = buffer[cut:]
+    if buffer:
+        yield buffer
 
 
-def _cut(held: str) -> int:
-    """Where the next chunk ends; 0: more must come first."""
-    for end in (CHUNK, len(held)):
-        found = _BEFORE_LAST_BLANK.match(held, 0, end)
+def _cut(buffer: str) -> int:
+    """The length of the next chunk; 0 if more text is needed."""
+    for end in (CHUNK, len(buffer)):
+        found = _BEFORE_LAST_BLANK.match(buffer, 0, end)
         if found and found.end():
             return found.end()
-    return LONGEST if len(held) >= LONGEST else 0
+    return MAX_CHUNK if len(buffer) >= MAX_CHUNK else 0
 
 
 def read_document(paths: Iterable[Path]) -> Iterator[str]:
-    """The text of files, one after the other: plain UTF-8, or the `text` column of Parquet files.
+    """The text of files, in order and in pieces: plain UTF-8, or the column `text` of Parquet files.
 
-    Raises TextError for a file that cannot be read, is not UTF-8, or is no such Parquet file.
+    Raises TextError if a file cannot be read, is not UTF-8, or is a Parquet file without this column.
     """
     for path in paths:
         yield from _parquet(path) if path.suffix == ".parquet" else _utf8(path)
@@ -95,14 +97,14 @@ def _utf8(path: Path) -> Iterator[str]:
         with path.open("rb") as file:
             while True:
                 data = file.read(READ_BYTES)
-                waiting = len(decoder.getstate()[0])
+                pending = len(decoder.getstate()[0])
                 try:
                     text = decoder.decode(data, final=not data)
                 except UnicodeDecodeError as error:
-                    at = offset - waiting + error.start
+                    position = offset - pending + error.start
                     raise TextError(
-                        f"{path}: not UTF-8 text ({error.reason} at byte {at}); convert it, "
-                        "as with `iconv -f LATIN1 -t UTF-8`, or leave it out"
+                        f"{path}: not UTF-8 text ({error.reason} at byte {position}); convert it, "
+                        "for example with `iconv -f LATIN1 -t UTF-8`, or remove it"
                     ) from error
                 if text:
                     yield text
@@ -114,7 +116,7 @@ def _utf8(path: Path) -> Iterator[str]:
 
 
 def _parquet(path: Path) -> Iterator[str]:
-    """Lines, as the hub has them: a blank line was emptied there, and is a blank and an end of line in WikiText."""
+    r"""The lines of a Parquet file. A blank line of WikiText, ` \n`, is an empty string in the hub's files."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -122,9 +124,9 @@ def _parquet(path: Path) -> Iterator[str]:
         with pq.ParquetFile(path) as file:
             if "text" not in file.schema_arrow.names:
                 names = ", ".join(file.schema_arrow.names)
-                raise TextError(f"{path}: no column `text` in this Parquet file; it has {names}")
+                raise TextError(f"{path}: no column `text` in this Parquet file; its columns are {names}")
             for batch in file.iter_batches(batch_size=4096, columns=["text"]):
                 lines = (line or " " for line in batch.column(0).to_pylist())
                 yield "".join(line if line.endswith("\n") else f"{line}\n" for line in lines)
     except (OSError, pa.ArrowException) as error:
-        raise TextError(f"{path}: not a whole Parquet file ({error})") from error
+        raise TextError(f"{path}: not a valid Parquet file ({error})") from error

@@ -1,11 +1,11 @@
-r"""Byte-level BPE (Sennrich et al. 2016; Radford et al. 2019): GPT-2's own, or one trained on a text.
+r"""Byte-level BPE (Sennrich et al. 2016; Radford et al. 2019): GPT-2's tokenizer, or one trained on a text.
 
-Every text becomes ids and comes back to the byte. A document begins with `<|endoftext|>`, and those words in a text
-mean nothing: they are tokenised as any others are.
+Encoding is lossless: every text is recovered to the byte. A document starts with the token `<|endoftext|>`. The same
+characters inside a text are tokenised as ordinary text.
 
     "a  new\nline"  →  a · ␠ · ␠new · ↵ · line      5 tokens, 12 bytes, 4 words: a, new, the end of the line, line
 
-A word is what stands between blanks; the end of a line counts as one, too (WikiText's own count of words).
+Words are separated by blanks. The end of a line also counts as a word, as in WikiText.
 
 Shapes: N sequences, T tokens, V vocabulary.
 """
@@ -31,59 +31,59 @@ END_OF_TEXT = "<|endoftext|>"
 TOKENIZER_FILE = "tokenizer.json"
 GPT2_IDS = 50257
 GPT2_FILES = ((TOKENIZER_FILE,), ("vocab.json", "merges.txt"))
-"""One of these is all that GPT-2's tokenizer needs."""
+"""Sets of files; each set contains the whole tokenizer."""
 GPT2_REPOSITORIES = ("openai-community/gpt2", "gpt2")
-SMALLEST = 257
-"""Ids of a tokenizer that merges nothing: the bytes, and the end of a text."""
+SMALLEST_VOCABULARY = 257
+"""Number of ids of a tokenizer without merges: 256 bytes and the end-of-text token."""
 
 _BLANKS = frozenset(b" \t\n\r\v\f")
 
 
-def _byte_letters() -> dict[str, int]:
-    """The letter that stands for each byte in a vocabulary: itself if it can be seen, else one past U+00FF."""
-    seen = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    unseen = [byte for byte in range(256) if byte not in seen]
-    return {chr(byte): byte for byte in seen} | {chr(256 + n): byte for n, byte in enumerate(unseen)}
+def byte_letters() -> dict[str, int]:
+    """Letter of a GPT-2 vocabulary → byte. Printable bytes represent themselves; others have letters from U+0100 on."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
 
 
 class TextTokenizer:
-    """Text to ids and back, and what each id counts for. Threads and processes may share one."""
+    """Converts text to ids and back, and counts words and bytes. Threads and processes can share one."""
 
     def __init__(self, tokenizer: Tokenizer, name: str) -> None:
-        """`name` is what errors call it. Raises TextError where it is no byte-level BPE with an end of text."""
+        """`name` is used in error messages. Raises TextError unless this is a byte-level BPE with an end of text."""
         if tokenizer.normalizer is not None:
             raise TextError(
-                f"{name}: changes a text before it tokenises it (it has a normalizer); use one that does not"
+                f"{name}: it has a normalizer, which changes the text before tokenising it; use a tokenizer without one"
             )
-        tokenizer.encode_special_tokens = True  # what looks like a special token in a text is text
+        tokenizer.encode_special_tokens = True  # the characters of a special token in a text are ordinary text
         self._tokenizer = tokenizer
         self.name = name
         vocabulary = tokenizer.get_vocab()
         if END_OF_TEXT not in vocabulary:
-            raise TextError(f"{name}: has no token {END_OF_TEXT}, which must begin every document")
+            raise TextError(f"{name}: has no token {END_OF_TEXT}, with which every document must start")
         self.end_of_text: int = vocabulary[END_OF_TEXT]
         self.ids: int = max(vocabulary.values()) + 1
-        """Token ids go from 0 up to this, exclusive."""
+        """Number of token ids; ids are 0 … ids − 1."""
         self._token_bytes = _token_bytes(tokenizer, name)
 
-    # -- where it comes from -------------------------------------------------------------------------------------
+    # -- constructors
 
     @classmethod
     def load(cls, path: Path) -> TextTokenizer:
-        """A `tokenizer.json`. Raises TextError."""
+        """The tokenizer of a `tokenizer.json`. Raises TextError."""
         from tokenizers import Tokenizer
 
         if not path.is_file():
             raise TextError(f"{path}: no such file")
         try:
             tokenizer = Tokenizer.from_file(str(path))
-        except Exception as error:  # the library raises nothing narrower
+        except Exception as error:  # the library raises no narrower class
             raise TextError(f"{path}: not a tokenizer ({error})") from error
         return cls(tokenizer, str(path))
 
     @classmethod
     def gpt2(cls, paths: Sequence[Path]) -> TextTokenizer:
-        """GPT-2's, from one of `GPT2_FILES`. Raises TextError."""
+        """GPT-2's tokenizer, from one of the sets `GPT2_FILES`. Raises TextError."""
         if len(paths) == 1:
             loaded = cls.load(paths[0])
         else:
@@ -92,7 +92,7 @@ class TextTokenizer:
             try:
                 model = models.BPE.from_file(*map(str, paths))
             except Exception as error:
-                raise TextError(f"{paths[0].parent}: vocab.json and merges.txt are no BPE ({error})") from error
+                raise TextError(f"{paths[0].parent}: vocab.json and merges.txt are not a BPE ({error})") from error
             loaded = cls(_byte_level(model, special=True), str(paths[0].parent))
         if loaded.ids != GPT2_IDS:
             raise TextError(f"{loaded.name}: has {loaded.ids:,} ids, and GPT-2's tokenizer has {GPT2_IDS:,}")
@@ -100,7 +100,7 @@ class TextTokenizer:
 
     @classmethod
     def train(cls, texts: Iterable[str], vocabulary: int) -> TextTokenizer:
-        """A BPE of at most `vocabulary` ids; fewer, where the text has no more pairs that come twice."""
+        """A BPE with at most `vocabulary` ids; fewer if the text has too few pairs that occur twice."""
         from tokenizers import models, pre_tokenizers, trainers
 
         trainer = trainers.BpeTrainer(
@@ -115,39 +115,45 @@ class TextTokenizer:
         return cls(tokenizer, "the tokenizer trained on this text")
 
     def save(self, path: Path) -> None:
+        """Write a `tokenizer.json`."""
         self._tokenizer.save(str(path), pretty=False)
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of ids and merges: equal for tokenizers that give the same ids."""
+        """SHA-256 of vocabulary and merges; equal for tokenizers that give the same ids."""
         model = json.loads(self._tokenizer.to_str())["model"]
         merges = [pair.split(" ") if isinstance(pair, str) else pair for pair in model.get("merges", [])]
         text = json.dumps([sorted(self._tokenizer.get_vocab().items()), merges])
         return hashlib.sha256(text.encode()).hexdigest()
 
-    # -- text and ids --------------------------------------------------------------------------------------------
+    # -- text and ids
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """The ids of each text, without an end of text: uint32. Raises TextError where bytes got lost."""
+        """The ids of each text, uint32, without an end-of-text token. Raises TextError if bytes would be lost."""
         encoded = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         ids = [np.array(each.ids, dtype=np.uint32) for each in encoded]
         bytes_V = self._table["bytes"]
         for text, each in zip(texts, ids, strict=True):
             if int(bytes_V[each].sum()) != len(text.encode()):
                 raise TextError(
-                    f"{self.name}: its ids do not give a text back to the byte (does it add blanks?); "
-                    "use GPT-2's, or train one: tokenizer: bpe"
+                    f"{self.name}: its ids do not represent every byte of a text (it may add blanks); "
+                    "use GPT-2's tokenizer, or train one: task.tokenizer=bpe"
                 )
         return ids
 
     def pieces(self, ids: Iterable[int]) -> list[bytes]:
-        """The bytes that each id stands for, which need not be whole characters; an end of text stands for none."""
+        """The bytes of each id, not necessarily whole characters; none for the end-of-text token."""
         return [self._token_bytes.get(int(each), b"") for each in ids]
 
     def units(self, before_NT: np.ndarray, tokens_NT: np.ndarray, counts_NT: np.ndarray) -> dict[str, np.ndarray]:
-        """`words` and `bytes` of each sequence's tokens where `counts_NT` is true; `before_NT` is what each follows.
+        """Numbers of `words` and `bytes` of each sequence, int64, shape (N,).
 
-        A word belongs to the token that its first byte is in. int64, shape (N,).
+        A word is counted with the token that contains its first byte.
+
+        Args:
+            before_NT: The token before each token.
+            tokens_NT: The tokens to count.
+            counts_NT: bool; tokens where it is false are not counted.
         """
         table = self._table
         begins_NT = table["begins"][tokens_NT] & table["ends_blank"][before_NT]
@@ -158,18 +164,18 @@ class TextTokenizer:
 
     @cached_property
     def _table(self) -> np.ndarray:
-        """What each id counts for, shape (V,); a special token is a blank of no bytes."""
+        """The counts of each id, shape (V,); a special token counts as a blank without bytes."""
         table = np.zeros(self.ids, dtype=[("bytes", int), ("words", int), ("begins", int), ("ends_blank", int)])
         for index, token in self._token_bytes.items():
             blank = [byte in _BLANKS for byte in token]
-            # Ends of lines, and the words that begin inside the token. One that begins it follows a blank or not.
+            # Ends of lines, and words that start inside the token. A word at its start depends on the token before.
             words = token.count(b"\n") + sum(before and not here for before, here in itertools.pairwise(blank))
             table[index] = (len(token), words, bool(token) and not blank[0], not token or blank[-1])
         return table
 
 
 def find_gpt2(folders: Iterable[Path]) -> list[Path] | None:
-    """GPT-2's tokenizer files in one of the folders, else in the local cache of the Hugging Face hub."""
+    """GPT-2's tokenizer files in one of the folders, else in the local cache of the Hugging Face hub, else None."""
     for folder in folders:
         for names in GPT2_FILES:
             if all((folder / name).is_file() for name in names):
@@ -197,13 +203,13 @@ def _byte_level(model, *, special: bool = False) -> Tokenizer:  # type: ignore[n
 
 
 def _token_bytes(tokenizer: Tokenizer, name: str) -> dict[int, bytes]:
-    """What each id stands for; special tokens stand for nothing. Raises TextError for what no byte-level BPE has."""
-    letters = _byte_letters()
+    """The bytes of each id; none for special tokens. Raises TextError if a token is not made of bytes."""
+    letters = byte_letters()
     special = {index for index, token in tokenizer.get_added_tokens_decoder().items() if token.special}
     result = {}
     for token, index in tokenizer.get_vocab().items():
         try:
             result[index] = b"" if index in special else bytes(letters[letter] for letter in token)
         except KeyError:
-            raise TextError(f"{name}: not a byte-level BPE: its token {token!r} is not made of bytes") from None
+            raise TextError(f"{name}: not a byte-level BPE, because its token {token!r} is not made of bytes") from None
     return result

@@ -1,11 +1,11 @@
 import torch
 
 from cope_sweep.positions import Absolute, Dims
-from tests.positions.contract import EncodingContract
+from cope_sweep.testing import EncodingContract
 
 
 class TestAbsolute(EncodingContract):
-    position = ["absolute"]
+    specs = [Absolute()]
     extrapolates = False
 
 

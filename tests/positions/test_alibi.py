@@ -4,12 +4,13 @@ from pydantic import ValidationError
 
 from cope_sweep.positions import ALiBi, Attention
 from cope_sweep.positions.alibi import standard_slopes
-from tests.positions.contract import EncodingContract
+from cope_sweep.testing import EncodingContract
 from tests.tiny import tiny_run
 
 
 class TestALiBi(EncodingContract):
-    position = ["alibi"]
+    specs = [ALiBi(), ALiBi(slopes=(0.5, 3.0))]
+    extrapolates = True
 
 
 @pytest.mark.parametrize(
@@ -18,7 +19,7 @@ class TestALiBi(EncodingContract):
         (1, [2**-8]),
         (2, [2**-4, 2**-8]),
         (8, [2**-h for h in range(1, 9)]),
-        # 6 = 4 + 2: those of 4 heads, then the first and third of 8 (Press et al.'s released code).
+        # 6 = 4 + 2: the slopes of 4 heads, then the first and third of 8 (Press et al., released code).
         (6, [2**-2, 2**-4, 2**-6, 2**-8, 2**-1, 2**-3]),
     ],
 )

@@ -9,39 +9,24 @@ from torch import nn
 
 from cope_sweep.model.attention import Inputs, Position, reference
 from cope_sweep.positions import Attention, CoPE, Dims
-from tests.positions.contract import EncodingContract
+from cope_sweep.testing import EncodingContract
 
 
 class TestCoPE(EncodingContract):
-    position = [{"kind": "cope", "p_max": 4}]
-
-
-class TestCoPEFull(EncodingContract):
-    position = [{"kind": "cope", "p_max": "full", "share_layers": True}]
-
-
-class TestCoPEScaled(EncodingContract):
-    position = [{"kind": "cope", "p_max": 3, "scale_positions": True}]
-
-
-class TestCoPEWithRoPE(EncodingContract):
-    position = ["cope", "rope"]
-
-
-class TestCoPEValueGatesPerHead(EncodingContract):
-    position = [{"kind": "cope", "p_max": 5, "gate": "values", "per_head": True}]
-
-
-class TestCoPESeparateGates(EncodingContract):
-    position = [{"kind": "cope", "p_max": 5, "gate": "separate"}, "rope"]
-
-
-class TestCoPEGatesAfterRotation(EncodingContract):
-    position = [{"kind": "cope", "p_max": 5, "gate_after_rotation": True}, "rope"]
+    specs = [
+        CoPE(p_max=4),
+        CoPE(p_max="full", share_layers=True),
+        CoPE(p_max=3, scale_positions=True),
+        ["cope", "rope"],
+        CoPE(p_max=5, gate="values", per_head=True),
+        [CoPE(p_max=5, gate="separate"), "rope"],
+        [CoPE(p_max=5, gate_after_rotation=True), "rope"],
+    ]
+    extrapolates = True
 
 
 class Listing(nn.Module):
-    """The paper's listing (appendix B), the independent reference: same operations, same order."""
+    """The listing of the paper's appendix B, with the same operations in the same order: an independent reference."""
 
     def __init__(self, npos_max, head_dim, e_PK):
         super().__init__()
@@ -89,8 +74,8 @@ def test_equals_the_papers_listing_in_value_and_gradient(heads, tokens, head_dim
     theirs_gradients = torch.autograd.grad((theirs * weight).sum(), (q, k, v, e))
 
     torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
-    for mine, other in zip(ours_gradients, theirs_gradients, strict=True):
-        torch.testing.assert_close(mine, other, rtol=1e-8, atol=1e-8)
+    for our_gradient, their_gradient in zip(ours_gradients, theirs_gradients, strict=True):
+        torch.testing.assert_close(our_gradient, their_gradient, rtol=1e-8, atol=1e-8)
 
 
 def attention_of(heads, tokens, head_dim, seed=0):
@@ -101,21 +86,21 @@ def attention_of(heads, tokens, head_dim, seed=0):
     return Attention(q, k, v, q @ k.transpose(-1, -2) / head_dim**0.5, visible)
 
 
-def test_gates_come_from_keys_values_or_keys_of_their_own():
+def test_gates_come_from_keys_values_or_separate_keys():
     keys = attention_of(heads=2, tokens=5, head_dim=3)
-    own = torch.randn(1, 2, 5, 3, dtype=torch.float64)
-    for gate, source in (("keys", keys.k_BHSK), ("values", keys.v_BHSK), ("separate", own)):
+    separate = torch.randn(1, 2, 5, 3, dtype=torch.float64)
+    for gate, source in (("keys", keys.k_BHSK), ("values", keys.v_BHSK), ("separate", separate)):
         gates = torch.sigmoid(keys.q_BHQK @ source.transpose(-1, -2) / 3**0.5).tril()
         expected = gates.flip(-1).cumsum(-1).flip(-1)
-        torch.testing.assert_close(CoPE(gate=gate).positions(replace(keys, gate_k_BHSK=own)), expected)
+        torch.testing.assert_close(CoPE(gate=gate).positions(replace(keys, gate_k_BHSK=separate)), expected)
 
 
-def test_gates_see_queries_and_keys_before_rotation_unless_told_otherwise():
+def test_gates_use_queries_and_keys_before_rotation_by_default():
     plain = attention_of(heads=1, tokens=5, head_dim=4)
-    turned = replace(plain, logits_BHQS=plain.logits_BHQS + 1, rotated=True)
-    torch.testing.assert_close(CoPE().positions(turned), CoPE().positions(plain))
-    after = CoPE(gate_after_rotation=True).positions(turned)
-    gates = torch.sigmoid(turned.logits_BHQS).tril()
+    rotated = replace(plain, logits_BHQS=plain.logits_BHQS + 1, rotated=True)
+    torch.testing.assert_close(CoPE().positions(rotated), CoPE().positions(plain))
+    after = CoPE(gate_after_rotation=True).positions(rotated)
+    gates = torch.sigmoid(rotated.logits_BHQS).tril()
     torch.testing.assert_close(after, gates.flip(-1).cumsum(-1).flip(-1))
 
 
@@ -128,7 +113,7 @@ def test_tables_per_head():
 
 
 def score(gates, z):
-    """CoPE's bias for one query that sees every key, its gates given, and q·e[p] = z[p]."""
+    """CoPE's bias for one query that attends to every key, with given gates and q·e[p] = z[p]."""
     gates = torch.tensor(gates, dtype=torch.float64)
     logits = torch.logit(gates)[None, None, None]
     e = torch.tensor(z, dtype=torch.float64)[:, None]
@@ -138,7 +123,7 @@ def score(gates, z):
 
 
 def test_figure_1_counts_sentence_ends():
-    # "Alice was tired . She tried reading . A rabb -it came": gates are 1 on the full stops.
+    # "Alice was tired . She tried reading . A rabb -it came": gates are 1 at the full stops.
     gates = [0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 0]
     assert score(gates, [0.0, 1.0, 2.0, 3.0]).tolist() == [2, 2, 2, 2, 1, 1, 1, 1, 0, 0, 0, 0]
 
@@ -148,7 +133,7 @@ def test_fractional_positions_interpolate():
     torch.testing.assert_close(score([0.25, 0.5], [10.0, 20.0]), torch.tensor([17.5, 15.0], dtype=torch.float64))
 
 
-def test_positions_stop_at_the_last_embedding():
+def test_positions_are_clamped_to_the_last_embedding():
     assert score([1, 1, 1, 1], [0.0, 10.0, 20.0]).tolist() == [20, 20, 20, 10]
 
 
@@ -178,5 +163,5 @@ def test_has_p_max_embeddings_for_all_heads(p_max, rows):
     assert CoPE(p_max=p_max).parameters(dims)["e"].shape == (rows, 4)
 
 
-def test_begins_at_zero():
+def test_embeddings_are_initialised_to_zero():
     assert CoPE().parameters(Dims(8, 2, 1, 10))["e"].std == 0

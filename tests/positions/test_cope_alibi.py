@@ -3,21 +3,18 @@ import torch
 from pydantic import ValidationError
 
 from cope_sweep.positions import CoPE, CoPEALiBi, Dims
-from tests.positions.contract import EncodingContract
+from cope_sweep.testing import EncodingContract
 from tests.positions.test_cope import attention_of
 from tests.tiny import tiny_run
 
 
 class TestCoPEALiBi(EncodingContract):
-    position = ["cope_alibi"]
-
-
-class TestCoPEALiBiLearned(EncodingContract):
-    position = [{"kind": "cope_alibi", "slopes": "learned", "gate": "separate"}]
+    specs = [CoPEALiBi(), CoPEALiBi(slopes="learned", gate="separate")]
+    extrapolates = True
 
 
 @pytest.mark.parametrize("sign", [-1, 1])
-def test_is_the_position_times_the_slope(sign):
+def test_score_is_the_position_times_the_slope(sign):
     attention = attention_of(heads=2, tokens=6, head_dim=3)
     score = CoPEALiBi(slopes=(1.0, 0.25), slope_sign=sign).score({}, attention)
     p = CoPE().positions(attention)
@@ -25,7 +22,7 @@ def test_is_the_position_times_the_slope(sign):
     torch.testing.assert_close(score[0, 1], sign * p[0, 1] / 4)
 
 
-def test_learned_slopes_are_per_head_and_layer_from_0_without_sign():
+def test_learned_slopes_are_per_head_and_layer_start_at_0_and_have_no_sign():
     declared = CoPEALiBi(slopes="learned").parameters(Dims(8, 4, 3, 9))["m"]
     assert declared.shape == (4,)
     assert declared.per_layer

@@ -1,16 +1,13 @@
 import torch
 
 from cope_sweep.positions import CoPE, CoPEMLP, Dims
-from tests.positions.contract import EncodingContract
+from cope_sweep.testing import EncodingContract
 from tests.positions.test_cope import attention_of
 
 
 class TestCoPEMLP(EncodingContract):
-    position = [{"kind": "cope_mlp", "hidden": 5}]
-
-
-class TestCoPEMLPFirstLayer(EncodingContract):
-    position = [{"kind": "cope_mlp", "hidden": 3, "layers": [0], "p_max": 4, "gate": "values"}]
+    specs = [CoPEMLP(hidden=5), CoPEMLP(hidden=3, layers=(0,), p_max=4, gate="values")]
+    extrapolates = True
 
 
 def test_is_q_times_the_mlp_of_the_position():

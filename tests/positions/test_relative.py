@@ -1,20 +1,19 @@
 import pytest
 import torch
 
-from cope_sweep.positions import Attention, Dims, Relative
-from tests.positions.contract import EncodingContract
+from cope_sweep.model import Transformer
+from cope_sweep.positions import Attention, CoPE, Dims, Relative
+from cope_sweep.testing import EncodingContract
+from tests.tiny import tiny_run
 
 
 class TestRelative(EncodingContract):
-    position = ["relative"]
-
-
-class TestRelativeCapped(EncodingContract):
-    position = [{"kind": "relative", "positions": 3, "far": "last", "share_layers": True}]
-
-
-class TestRelativeWithCoPE(EncodingContract):
-    position = [{"kind": "cope", "p_max": 4}, {"kind": "relative", "positions": 5}]
+    specs = [
+        Relative(),
+        Relative(positions=3, far="last", share_layers=True),
+        [CoPE(p_max=4), Relative(positions=5)],
+    ]
+    extrapolates = True
 
 
 @pytest.mark.parametrize("far", ["none", "last"])
@@ -32,9 +31,37 @@ def test_is_q_times_e_of_the_distance(far, queries):
             torch.testing.assert_close(bias[:, :, row, j], expected)
 
 
-def test_sizes():
+def test_table_sizes():
     dims = Dims(dim=12, heads=3, layers=2, context=100)
     assert Relative().parameters(dims)["e"].shape == (100, 4)
     assert Relative(positions=7).parameters(dims)["e"].shape == (7, 4)
     assert Relative().parameters(dims)["e"].per_layer
     assert not Relative(share_layers=True).parameters(dims)["e"].per_layer
+
+
+def test_the_table_is_initialised_with_the_declared_std():
+    """10,000 normal numbers: their standard deviation is within 5 standard errors, std/√(2·10,000), of `std`."""
+    dims = Dims(dim=100, heads=1, layers=1, context=100)
+    assert Relative().parameters(dims)["e"].std == 0
+    assert Relative(std=0.3).parameters(dims)["e"].std == 0.3
+    run = tiny_run(
+        **{
+            "model.dim": 100,
+            "model.heads": 1,
+            "model.context": 100,
+            "model.position": [{"kind": "relative", "std": 0.3}],
+        }
+    )
+    [table] = Transformer(run).position.parameters()
+    assert table.shape == (100, 100)
+    assert abs(table.std().item() - 0.3) < 5 * 0.3 / 20_000**0.5
+    [zeros] = Transformer(tiny_run(**{"model.position": ["relative"]})).position.parameters()
+    assert not zeros.any()
+
+
+def test_scaled_positions_divide_by_the_root_of_the_head_dimension():
+    rng = torch.Generator().manual_seed(0)
+    q, e = torch.randn(1, 1, 3, 4, generator=rng), torch.randn(3, 4, generator=rng)
+    attention = Attention(q, q, q, torch.zeros(1, 1, 3, 3), torch.ones(3, 3, dtype=torch.bool).tril())
+    plain = Relative(positions=3).score({"e": e}, attention)
+    torch.testing.assert_close(Relative(positions=3, scale_positions=True).score({"e": e}, attention), plain / 2)

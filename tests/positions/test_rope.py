@@ -5,25 +5,26 @@ import torch
 from pydantic import ValidationError
 
 from cope_sweep.positions import RoPE
-from tests.positions.contract import EncodingContract
+from cope_sweep.testing import EncodingContract
 from tests.tiny import tiny_run
 
 
 class TestRoPE(EncodingContract):
-    position = ["rope"]
+    specs = [RoPE(), RoPE(base=100.0, layers=(1,))]
+    extrapolates = True
 
 
 def rotated(x, start=0, base=10_000.0):
     return RoPE(base=base).rotate({}, torch.tensor(x, dtype=torch.float64)[None, None], start)[0, 0]
 
 
-def test_by_hand_two_components_turn_by_their_position_in_radians():
+def test_two_components_are_rotated_by_their_position_in_radians():
     turned = rotated([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
     expected = [[1, 0], [math.cos(1), math.sin(1)], [-math.sin(2), math.cos(2)]]
     torch.testing.assert_close(turned, torch.tensor(expected, dtype=torch.float64))
 
 
-def test_slower_pairs_turn_by_powers_of_the_base():
+def test_slower_pairs_are_rotated_by_powers_of_the_base():
     x = [[1.0, 1.0, 0.0, 0.0]]
     angles = [3.0, 3.0 * 100**-0.5]
     expected = [[math.cos(a) for a in angles] + [math.sin(a) for a in angles]]
@@ -40,6 +41,13 @@ def test_scores_depend_on_distance_only():
     assert not torch.allclose(near, other)
 
 
-def test_an_odd_head_dimension_is_refused():
+def test_angles_are_exact_at_far_positions():
+    """In float32 inputs too: position 10⁵ + 1 in radians, computed by `math` in float64."""
+    turned = RoPE().rotate({}, torch.tensor([[[[1.0, 0.0]]]]), 100_001)[0, 0, 0]
+    expected = torch.tensor([math.cos(100_001.0), math.sin(100_001.0)])
+    torch.testing.assert_close(turned, expected, rtol=0, atol=1e-6)  # float32 angles err by up to 4e-3
+
+
+def test_an_odd_head_dimension_is_an_error():
     with pytest.raises(ValidationError, match="head dimension 9/3 = 3 is odd"):
         tiny_run(**{"model.position": ["rope"], "model.dim": 9, "model.heads": 3})

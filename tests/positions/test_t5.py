@@ -5,39 +5,40 @@ import torch
 from pydantic import ValidationError
 
 from cope_sweep.positions import T5, Attention
-from tests.positions.contract import EncodingContract
+from cope_sweep.testing import EncodingContract
 from tests.tiny import tiny_run
 
 
 class TestT5(EncodingContract):
-    position = [{"kind": "t5", "buckets": 4, "max_distance": 6}]
+    specs = [T5(buckets=4, max_distance=6), T5(buckets=4, max_distance=6, share_layers=False)]
+    extrapolates = True
 
 
 @pytest.mark.parametrize(("buckets", "furthest"), [(32, 128), (8, 20), (4, 3)])
 def test_buckets_by_raffel_et_al_s_rule(buckets, furthest):
-    """Their causal rule, one distance at a time: exact below half, then logarithmic, then the last."""
+    """The causal rule of T5, one distance at a time: exact below half, then logarithmic, then the last."""
     exact = buckets // 2
     for distance in range(300):
         expected = distance
         if distance >= exact:
             scaled = math.log(distance / exact) / math.log(furthest / exact) * (buckets - exact)
             expected = min(exact + int(scaled + 1e-6), buckets - 1)
-        # At an exact power the float32 logarithm may fall on either side of the edge.
+        # At an exact power the float32 logarithm can be on either side of the boundary.
         got = int(T5(buckets=buckets, max_distance=furthest).bucket(torch.tensor([distance]))[0])
         assert got == expected or (distance > exact and abs(scaled - round(scaled)) < 1e-4)
 
 
-def test_looks_up_each_head_s_own_bias():
+def test_looks_up_the_bias_of_each_head():
     b = torch.tensor([[1.0, 10.0], [2.0, 20.0], [3.0, 30.0], [4.0, 40.0]])
     q = torch.zeros(1, 2, 1, 4)
     bias = T5(buckets=4, max_distance=6).score(
         {"b": b}, Attention(q, q, q, torch.zeros(1, 2, 1, 8), torch.ones(1, 8, dtype=torch.bool))
     )
-    # Distances 7 … 0; 2, 3 → bucket 2 (log 3/2 ÷ log 3 · 2 = 0.7), 4, 5 → 3, farther → 3.
+    # Distances 7 … 0; 2, 3 → bucket 2 (log 3/2 ÷ log 3 · 2 = 0.7); 4, 5 → 3; larger ones → 3.
     assert bias[0, 0, 0].tolist() == [4, 4, 4, 4, 3, 3, 2, 1]
     assert bias[0, 1, 0].tolist() == [40, 40, 40, 40, 30, 30, 20, 10]
 
 
-def test_a_maximum_within_the_exact_buckets_is_refused():
+def test_a_maximum_within_the_exact_buckets_is_an_error():
     with pytest.raises(ValidationError, match="must be more than half"):
         tiny_run(**{"model.position": [{"kind": "t5", "buckets": 32, "max_distance": 16}]})

@@ -1,3 +1,5 @@
+"""All generated tasks: ranges, generators per split, repeated sequences, and the exact bytes."""
+
 import hashlib
 
 import numpy as np
@@ -5,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cope_sweep.tasks import Counting, FlipFlop, LastSentence, SelectiveCopy
+from cope_sweep.tasks import Counting, FlipFlop, LastSentence, SelectiveCopy, WikiText
 
 TASKS = [
     FlipFlop(pairs=6),
@@ -24,43 +26,36 @@ def same(a, b):
 @each_task
 @given(start=st.integers(0, 300), count=st.integers(1, 200))
 @settings(max_examples=25, deadline=None)
-def test_any_range_is_a_part_of_the_whole(task, start, count):
+def test_any_range_is_a_slice_of_the_whole(task, start, count):
     whole = task.sequences("train", 3, 0, start + count)
     assert same(task.sequences("train", 3, start, count), whole[slice(start, start + count)])
 
 
 @each_task
-def test_seeds_and_splits_differ(task):
-    base = task.sequences("train", 0, 0, 64).inputs_NT
-    assert not np.array_equal(base, task.sequences("train", 1, 0, 64).inputs_NT)
-    assert not np.array_equal(base, task.sequences("in_dist", 0, 0, 64).inputs_NT)
-
-
-@each_task
 def test_no_two_splits_share_a_generator(task, monkeypatch):
-    """What "splits never overlap" means of generated sequences: whatever the seeds, no draw of one serves another.
+    """Splits of generated sequences are independent: no random generator is used for two splits, seeds or blocks.
 
-    Two independent draws can still come out equal, and do where a task's sequences are short enough.
+    Two independent sequences can still be equal, and are if they are short enough.
     """
-    drawn = []
+    keys = []
     original = np.random.default_rng
-    monkeypatch.setattr(np.random, "default_rng", lambda key: drawn.append(tuple(key)) or original(key))
+    monkeypatch.setattr(np.random, "default_rng", lambda key: keys.append(tuple(key)) or original(key))
     splits = ("train", *task.TESTS)
     for split in splits:
         for seed in (101, 102):
             task.sequences(split, seed, 0, 4096)
-    assert len(drawn) == len(set(drawn))
-    assert len({(seed, key) for seed, key, _ in drawn}) == 2 * len(splits)
+    assert len(keys) == len(set(keys))
+    assert len({(seed, key) for seed, key, _ in keys}) == 2 * len(splits)
 
 
 @pytest.mark.parametrize("task", [FlipFlop(), SelectiveCopy(), LastSentence()], ids=lambda task: task.kind)
-def test_at_the_papers_size_no_sequence_comes_twice(task):
+def test_no_sequence_is_repeated_at_the_size_of_the_paper(task):
     seen = [row.tobytes() for split in ("train", *task.TESTS) for row in task.sequences(split, 0, 0, 1000).inputs_NT]
     assert len(set(seen)) == len(seen)
 
 
-def test_at_the_papers_size_counting_repeats_its_short_sequences_only():
-    """One in 170 has three operations, which are often `pass; pass; a = 0 ;`: so it is with the released generator."""
+def test_counting_repeats_only_short_sequences_at_the_size_of_the_paper():
+    """One sequence in 170 has three operations, often `pass; pass; a = 0 ;`; so has one of the released generator."""
     task = Counting()
     trained = {row.tobytes() for row in task.sequences("train", 0, 0, 10_000).inputs_NT}
     assert len(trained) > 9900
@@ -72,28 +67,28 @@ def test_at_the_papers_size_counting_repeats_its_short_sequences_only():
 
 
 @each_task
-def test_shapes_and_types(task):
-    for split in ("train", *task.TESTS):
-        batch = task.sequences(split, 0, 0, 5)
-        for array in (batch.inputs_NT, batch.targets_NT, batch.answers_NT):
-            assert array.shape == (5, task.length(split))
-        assert batch.inputs_NT.dtype == batch.targets_NT.dtype == np.int64
-        assert batch.inputs_NT.min() >= 0
-        assert batch.inputs_NT.max() < task.vocabulary_size
-        assert (batch.targets_NT[batch.answers_NT] >= 0).all()
-        assert batch.targets_NT.max() < task.vocabulary_size
-
-
-@each_task
-def test_marks_are_of_the_tokens_shape_and_tell_them_apart(task):
+def test_a_token_has_at_most_one_mark(task):
     tokens = task.sequences("train", 0, 0, 20).inputs_NT
     marks = list(task.marks(tokens).values())
     assert marks
-    assert all(mark.shape == tokens.shape and mark.dtype == bool and mark.any() for mark in marks)
     assert np.sum(marks, axis=0).max() == 1
 
 
-def test_an_unknown_split_is_refused():
+def test_generate_of_a_task_that_reads_a_text_is_an_error():
+    with pytest.raises(NotImplementedError, match="the task wikitext has no `generate`; call `sequences`"):
+        WikiText().generate("train", np.random.default_rng(0), 1)
+
+
+def test_generated_tasks_have_no_text():
+    task = FlipFlop()
+    assert not task.has_windows
+    assert task.fingerprint() is None
+    assert task.tokenizer_json is None
+    with pytest.raises(ValueError, match="the task flip_flop reads no text, so it has no windows"):
+        task.windows("in_dist", 16, 16)
+
+
+def test_an_unknown_split_is_an_error():
     with pytest.raises(ValueError, match=r"unknown split 'valid'; this task has train, in_dist"):
         TASKS[0].sequences("valid", 0, 0, 1)
 
@@ -110,6 +105,6 @@ def test_an_unknown_split_is_refused():
     ids=lambda value: getattr(value, "kind", ""),
 )
 def test_the_same_bytes_on_every_machine(task, digest):
-    """A change here changes every published number: bump the task's VERSION."""
+    """If these change, so does every published number: then increase the VERSION of the task."""
     inputs = task.sequences("train", 0, 0, 100).inputs_NT.astype("<i8")
     assert hashlib.sha256(inputs.tobytes()).hexdigest()[:16] == digest

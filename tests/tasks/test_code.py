@@ -1,4 +1,4 @@
-"""Code: which files, which split, in which order."""
+"""Code: which files are read, into which split, and the default corpus."""
 
 import pytest
 from pydantic import ValidationError
@@ -18,8 +18,8 @@ def folder(tmp_path):
     return tmp_path
 
 
-def own(place, **fields):
-    defaults = {"corpus": "mine", "folder": str(place), "tokens": 32, "vocabulary": 300}
+def own(folder, **fields):
+    defaults = {"corpus": "mine", "folder": str(folder), "tokens": 32, "vocabulary": 300}
     return Code(**defaults | {"validation_share": 0.15, "test_share": 0.15} | fields)
 
 
@@ -38,8 +38,8 @@ def test_every_file_is_in_one_split(folder):
     assert all(2 <= len(splits[split]) <= 22 for split in ("validation", "test"))
 
 
-def test_the_split_is_the_content_s(folder):
-    """A copy goes where its original is, so that nothing that is trained on is tested on; and a move changes nothing."""
+def test_the_content_of_a_file_decides_its_split(folder):
+    """A copy is in the split of its original, so that no test file is trained on; moving a file changes nothing."""
     task = own(folder)
     before = names(task)
     for path in list(folder.rglob("*.py")):
@@ -70,47 +70,49 @@ def test_files_left_out(folder):
 
 def test_a_file_is_a_document(folder):
     task = own(folder)
-    corpus = task._corpus()
+    corpus = task.open_corpus()
     for split, files in task.files().items():
         tokens = corpus.splits[split].tokens_L
         assert (tokens == corpus.tokenizer.end_of_text).sum() == len(files.paths)
         assert b"".join(corpus.tokenizer.pieces(tokens)) == b"".join(path.read_bytes() for path in files.paths)
 
 
-def test_the_standard_library_is_there_to_read():
-    """…on every machine; UTF-8 all of it, and long enough for the paper's contexts."""
-    task = Code(vocabulary=2048)
-    task.prepare()
-    corpus = task._corpus()
-    assert corpus.splits["train"].size_bytes > 5_000_000
-    assert min(len(task.windows(split, 4096, 4096)) for split in ("validation", "test")) >= 8
-    assert corpus.tokenizer.ids == 2048
-    assert b"class OrderedDict(dict):" in b"".join(
-        path.read_bytes() for path in task.files()["train"].paths
-    ) + b"".join(path.read_bytes() for split in ("validation", "test") for path in task.files()[split].paths)
+@pytest.mark.slow
+def test_the_standard_library_is_the_default_corpus():
+    """All of it is UTF-8, and long enough for the paper's contexts of 4096 tokens, at five bytes a token."""
+    task = Code(vocabulary=257)  # a tokenizer without merges: each byte is a token, which is fast
+    splits = task.open_corpus().splits
+    assert splits["train"].size_bytes > 5_000_000
+    assert min(splits[split].size_bytes for split in ("validation", "test")) >= 8 * 4096 * 5
+    files = [path for split in task.files().values() for path in split.paths]
+    assert any(b"class OrderedDict(dict):" in path.read_bytes() for path in files if path.parent.name == "collections")
 
 
 @pytest.mark.parametrize(
     ("fields", "error", "message"),
     [
-        ({"corpus": "python-stdlib"}, ValidationError, "name your corpus, as task.corpus=my-code"),
-        ({"suffixes": (".rs",)}, TextError, r"in \.rs none fell to the split 'train'"),
+        ({"corpus": "python-stdlib"}, ValidationError, "give your corpus a name, for example task.corpus=my-code"),
+        (
+            {"suffixes": (".rs",)},
+            TextError,
+            r"none of its files with the suffixes \.rs to the split 'train'; add files",
+        ),
         ({"validation_share": 0.5}, ValidationError, "less than 0.5"),
-        ({"folder": None}, TextError, r"put it in \$COPE_SWEEP_DATA/mine"),
-        ({"folder": "/nowhere"}, TextError, "/nowhere: no such folder; task.folder names that of mine"),
+        ({"folder": None}, TextError, r"set task.folder, or put its files in \$COPE_SWEEP_DATA/mine"),
+        ({"folder": "/nowhere"}, TextError, "/nowhere: no such folder; set task.folder to the folder of mine"),
     ],
 )
-def test_what_cannot_be_is_said(fields, error, message, folder):
+def test_unusable_corpora_are_errors(fields, error, message, folder):
     with pytest.raises(error, match=message):
         own(folder, **fields).prepare()
 
 
-def test_a_file_that_is_not_utf8_is_named(folder):
+def test_an_error_names_a_file_that_is_not_utf8(folder):
     (folder / "latin.py").write_bytes("# café".encode("latin-1"))
-    with pytest.raises(TextError, match=r"latin\.py: not UTF-8 text .* or leave it out"):
+    with pytest.raises(TextError, match=r"latin\.py: not UTF-8 text .* or remove it"):
         own(folder).prepare()
 
 
-def test_sizes_at_the_paper_s():
+def test_sizes_of_the_paper():
     task = Code()
     assert (task.vocabulary_size, task.length("train"), task.context) == (32000, 4096, 4096)

@@ -1,3 +1,5 @@
+"""Counting: answers by an interpreter, the released generator's distribution, cut sequences, finite training sets."""
+
 import itertools
 import random
 import re
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from cope_sweep.tasks import IGNORED, Counting, counting
-from tests.tasks.chance import RARE, alike, even, follows, independent
+from tests.tasks.chi_square import ALPHA, independent_p, same_distribution_p, shares_p, uniform_p
 
 SPLITS = ["train", "in_dist", "longer", "shorter"]
 
@@ -29,13 +31,12 @@ specs = st.builds(
 )
 
 
-def said(task, inputs):
-    words = task.words
-    return [words[token] for token in inputs]
+def text(task, inputs):
+    return [task.labels[token] for token in inputs]
 
 
 def operations(words):
-    """The operations that words spell, as (kind, variable); the rest, which must be the question and padding."""
+    """The operations of a sequence, as (type, variable), and the rest, which must be the query and padding."""
     found, at = [], 0
     while words[at] != "print":
         if words[at] == "pass;":
@@ -52,24 +53,24 @@ def operations(words):
 
 
 def run(task, found):
-    """What the variables are in the end, by a plain interpreter."""
+    """The final values of the variables, by a plain interpreter."""
     values = {}
     for kind, variable in found:
         if kind == "set":
             values[variable] = 0
         elif kind == "increment":
-            values[variable] += 1  # a KeyError, where it was never set
+            values[variable] += 1  # a KeyError if it was never set
             assert values[variable] <= task.maximum
     return values
 
 
 @given(task=specs, split=st.sampled_from(SPLITS), seed=st.integers(0, 5))
 @settings(max_examples=60, deadline=None)
-def test_every_answer_is_what_an_interpreter_says(task, split, seed):
+def test_every_answer_is_that_of_an_interpreter(task, split, seed):
     batch = task.sequences(split, seed, 0, 20)
     assert not batch.units_N["cut"].any()
     for inputs, targets, answers in zip(batch.inputs_NT, batch.targets_NT, batch.answers_NT, strict=True):
-        found, rest = operations(said(task, inputs))
+        found, rest = operations(text(task, inputs))
         assert task.fewest_operations <= len(found) <= task.operations
         assert rest[0] == "print"
         assert set(rest[2:]) <= {"_"}
@@ -82,7 +83,7 @@ def test_the_docstring_s_sample():
     task = Counting(variables=2, operations=7, max_tokens=20)
     inputs, targets = (re.search(rf"    {row} +(.*)", counting.__doc__)[1].split() for row in ("inputs", "targets"))
     assert len(inputs) == len(targets) == task.length("train")
-    assert set(inputs) <= set(task.words)
+    assert set(inputs) <= set(task.labels)
     found, rest = operations(inputs)
     assert len(found) == task.operations
     answer = run(task, found)[rest[1]]
@@ -100,14 +101,14 @@ def test_a_longer_sequence_keeps_its_tail(keep, split, variables):
         asked = int(whole.answers_NT[row].argmax())
         tail = whole.inputs_NT[row, : asked + 1].tolist()[-(keep - 1) :]
         assert batch.inputs_NT[row, : len(tail)].tolist() == tail
-        assert set(said(task, batch.inputs_NT[row, len(tail) :])) <= {"_"}
+        assert set(text(task, batch.inputs_NT[row, len(tail) :])) <= {"_"}
         assert batch.targets_NT[row, len(tail) - 1] == whole.targets_NT[row, asked]
-        assert batch.units_N["cut"][row] == (asked + 2 > keep)  # the answer counts
+        assert batch.units_N["cut"][row] == (asked + 2 > keep)  # the answer is one of the tokens
 
 
 def as_released(task, pass_weight, rng):
-    """One sequence as the paper's generator draws it: what cannot be is drawn anew. → operations, variable asked."""
-    names = task.words[-task.variables :]
+    """A sequence as the paper's generator draws it, with rejection: operations, queried variable, final values."""
+    names = task.labels[-task.variables :]
     weights = {"set": task.set_weight, "increment": task.increment_weight, "pass": pass_weight}
     while True:
         values, found = {}, []
@@ -130,10 +131,11 @@ def as_released(task, pass_weight, rng):
             return found, rng.choice(list(values)), values
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("split", SPLITS)
 @pytest.mark.parametrize("variables", [1, 3])
-def test_it_draws_as_the_released_generator_does(split, variables):
-    """χ² of 4,000 sequences from each: lengths, kinds, the first that sets, answers, variables asked and set."""
+def test_sequences_have_the_distribution_of_the_released_generator(split, variables):
+    """χ² of 4,000 sequences of each: lengths, types, the first set, answers, variables queried and set."""
     task = Counting(
         variables=variables,
         operations=30,
@@ -148,13 +150,13 @@ def test_it_draws_as_the_released_generator_does(split, variables):
     batch = task.sequences(split, 1, 0, 4000)
     ours, theirs = [], []
     for inputs in batch.inputs_NT:
-        found, rest = operations(said(task, inputs))
+        found, rest = operations(text(task, inputs))
         ours.append((found, rest[1], run(task, found)))
     rng = random.Random(0)
     theirs = [as_released(task, weight, rng) for _ in range(4000)]
 
     def names(variable):
-        return task.words.index(variable) - task.words.index("a")
+        return task.labels.index(variable) - task.labels.index("a")
 
     measures = {
         "operations": lambda f, a, v: len(f),
@@ -170,55 +172,56 @@ def test_it_draws_as_the_released_generator_does(split, variables):
     for name, measure in measures.items():
         a, b = (np.array([measure(*sample) for sample in samples]) for samples in (ours, theirs))
         if np.ptp(np.concatenate((a, b))):
-            assert alike(a, b) > RARE, name
+            assert same_distribution_p(a, b) > ALPHA, name
 
 
-def test_operations_come_by_their_weights():
-    """After the first set of its one variable, below the maximum: 1 : 7 : 50; lengths by what they are likely to set."""
+@pytest.mark.slow
+def test_operations_have_the_declared_weights():
+    """1 : 7 : 50 after the first set, below the maximum; lengths by their probability to set a variable."""
     task = Counting(operations=60, maximum=1000, max_tokens=300, train_sequences=None)
     kinds = {"set": 0, "increment": 0, "pass": 0}
     pairs = np.zeros((3, 3), dtype=int)
     lengths = np.zeros(61, dtype=int)
     for inputs in task.sequences("train", 0, 0, 3000).inputs_NT:
-        found, _ = operations(said(task, inputs))
+        found, _ = operations(text(task, inputs))
         lengths[len(found)] += 1
         free = [kind for kind, _ in found][[kind for kind, _ in found].index("set") + 1 :]
         for kind in free:
             kinds[kind] += 1
         for a, b in itertools.pairwise(free):
             pairs[list(kinds).index(a), list(kinds).index(b)] += 1
-    assert follows(list(kinds.values()), [1, 7, 50]) > RARE
-    assert independent(pairs) > RARE
-    assert follows(lengths[3:], [1 - (50 / 51) ** n for n in range(3, 61)]) > RARE
+    assert shares_p(list(kinds.values()), [1, 7, 50]) > ALPHA
+    assert independent_p(pairs) > ALPHA
+    assert shares_p(lengths[3:], [1 - (50 / 51) ** n for n in range(3, 61)]) > ALPHA
 
 
-def test_variables_are_set_and_asked_evenly():
+def test_variables_are_set_and_queried_with_equal_probability():
     task = Counting(variables=4, operations=40, max_tokens=300, pass_weight=2, train_sequences=None)
     first, asked = np.zeros(4, dtype=int), np.zeros(4, dtype=int)
     for inputs in task.sequences("train", 0, 0, 2000).inputs_NT:
-        found, rest = operations(said(task, inputs))
-        names = task.words[-4:]
+        found, rest = operations(text(task, inputs))
+        names = task.labels[-4:]
         first[names.index(next(v for k, v in found if k == "set"))] += 1
         asked[names.index(rest[1])] += 1
-    assert even(first) > RARE
-    assert even(asked) > RARE
+    assert uniform_p(first) > ALPHA
+    assert uniform_p(asked) > ALPHA
 
 
 @pytest.mark.parametrize(("split", "share"), [("in_dist", 0.14), ("shorter", 0.34)])
-def test_the_share_cut_at_the_papers_size(split, share):
-    """What was measured of the released generator, to its two digits and 3 σ."""
+def test_the_share_of_cut_sequences_at_the_size_of_the_paper(split, share):
+    """The measured shares of the released generator, to two digits and 3 σ."""
     cut = Counting(variables=3).sequences(split, 0, 0, 4096).units_N["cut"]
     assert abs(cut.mean() - share) < 0.005 + 3 * (share * (1 - share) / len(cut)) ** 0.5
 
 
-def test_sizes_at_the_papers_size():
+def test_sizes_of_the_paper():
     task = Counting(variables=5)
     assert task.context == 511  # 512 tokens, the last of them the answer
-    assert task.vocabulary_size == len(task.words) == 11 + 6 + 5
+    assert task.vocabulary_size == len(task.labels) == 11 + 6 + 5
     assert Counting(operations=3).length("train") == 14  # three times `a = 0 ;`, `print a`
 
 
-# -- a finite training set -----------------------------------------------------------------------------------------
+# -- finite training sets
 
 
 def rows(batch):
@@ -226,7 +229,7 @@ def rows(batch):
 
 
 @pytest.mark.parametrize("size", [1, 100, 1500])
-def test_an_epoch_visits_every_sequence_once_in_its_own_order(size):
+def test_an_epoch_visits_every_sequence_once_in_another_order(size):
     task = Counting(operations=20, max_tokens=60, train_sequences=size)
     stream = task.model_copy(update={"train_sequences": None})
     everything = rows(stream.sequences("train", 3, 0, size))
@@ -240,13 +243,13 @@ def test_an_epoch_visits_every_sequence_once_in_its_own_order(size):
 
 @given(size=st.integers(1, 90), start=st.integers(0, 300), count=st.integers(1, 200))
 @settings(max_examples=40, deadline=None)
-def test_any_range_is_a_part_of_the_whole_across_epochs(size, start, count):
+def test_any_range_is_a_slice_of_the_whole_across_epochs(size, start, count):
     task = Counting(operations=5, max_tokens=30, train_sequences=size)
     whole = rows(task.sequences("train", 3, 0, start + count))
     assert rows(task.sequences("train", 3, start, count)) == whole[start:]
 
 
-def test_a_smaller_training_set_is_a_part_of_a_larger():
+def test_a_smaller_training_set_is_a_subset_of_a_larger_one():
     small, large = (Counting(operations=20, max_tokens=60, train_sequences=n) for n in (50, 2000))
     assert set(rows(small.sequences("train", 0, 0, 50))) <= set(rows(large.sequences("train", 0, 0, 2000)))
 
@@ -258,7 +261,7 @@ def test_test_sets_are_not_finite():
 
 
 @pytest.mark.parametrize(
-    ("wrong", "says"),
+    ("fields", "message"),
     [
         ({"operations": 2}, "fewest_operations = 3 is more than operations = 2"),
         ({"set_weight": 0.0}, "greater than 0"),
@@ -267,6 +270,6 @@ def test_test_sets_are_not_finite():
         ({"max_tokens": 2}, "greater than or equal to 3"),
     ],
 )
-def test_what_cannot_be_is_refused(wrong, says):
-    with pytest.raises(ValidationError, match=says):
-        Counting(**wrong)
+def test_impossible_specs_are_errors(fields, message):
+    with pytest.raises(ValidationError, match=message):
+        Counting(**fields)

@@ -1,10 +1,12 @@
+"""Flip-Flop: answers by an interpreter, and the distribution of instructions and bits."""
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cope_sweep.tasks import IGNORED, FlipFlop
-from tests.tasks.chance import RARE, crossed, even, follows, independent
+from tests.tasks.chi_square import ALPHA, contingency, independent_p, shares_p, uniform_p
 
 W, I, R = 2, 3, 4  # noqa: E741
 
@@ -16,7 +18,7 @@ W, I, R = 2, 3, 4  # noqa: E741
     loss=st.sampled_from(["reads", "all"]),
 )
 @settings(max_examples=60, deadline=None)
-def test_every_answer_is_what_an_interpreter_says(pairs, p, split, loss):
+def test_every_answer_is_that_of_an_interpreter(pairs, p, split, loss):
     task = FlipFlop(pairs=pairs, p_ignore=p, sparse_p_ignore=p, dense_p_ignore=p, loss=loss)
     batch = task.sequences(split, 0, 0, 20)
     for inputs, targets, answers in zip(batch.inputs_NT, batch.targets_NT, batch.answers_NT, strict=True):
@@ -46,37 +48,40 @@ def test_every_answer_is_what_an_interpreter_says(pairs, p, split, loss):
     ids=["paper", "own"],
 )
 @pytest.mark.parametrize("split", ["train", "in_dist", "sparse", "dense"])
-def test_instructions_come_as_often_as_said_and_independently(task, split):
-    """χ² of the instructions between the first and the last: their shares, and that none tells the next."""
+def test_instructions_have_the_declared_shares_and_are_independent(task, split):
+    """χ² of the instructions between the first and the last."""
     p = {"sparse": task.sparse_p_ignore, "dense": task.dense_p_ignore}.get(split, task.p_ignore)
     free = task.sequences(split, 0, 0, 400).inputs_NT[:, 2:-1:2]
     counts = np.bincount(free.ravel(), minlength=5)[[I, W, R]]
     assert not counts[0] or p > 0
     assert (
-        follows(counts[1:] if p == 0 else counts, [(1 - p) / 2] * 2 if p == 0 else [p, (1 - p) / 2, (1 - p) / 2]) > RARE
+        shares_p(counts[1:] if p == 0 else counts, [(1 - p) / 2] * 2 if p == 0 else [p, (1 - p) / 2, (1 - p) / 2])
+        > ALPHA
     )
-    assert independent(crossed(free[:, :-1], free[:, 1:])) > RARE
-    # Alike at every place: early, middle, late.
+    assert independent_p(contingency(free[:, :-1], free[:, 1:])) > ALPHA
+    # The same distribution early, in the middle and late.
     thirds = np.array_split(free, 3, axis=1)
-    assert independent([np.bincount(third.ravel(), minlength=5)[2:] for third in thirds]) > RARE
+    assert independent_p([np.bincount(third.ravel(), minlength=5)[2:] for third in thirds]) > ALPHA
 
 
-def test_written_and_ignored_bits_are_even_and_independent():
+def test_written_and_ignored_bits_are_uniform_and_independent():
     batch = FlipFlop().sequences("train", 0, 0, 300)
     instructions, bits = batch.inputs_NT[:, :-1:2], batch.inputs_NT[:, 1::2]
     for symbol in (W, I):
         chosen = bits[instructions == symbol]
-        assert even(np.bincount(chosen)) > RARE
-        assert independent(crossed(chosen[:-1], chosen[1:])) > RARE
-    assert independent(crossed(instructions[:, 1:], bits[:, :-1])) > RARE  # a bit does not tell the next instruction
+        assert uniform_p(np.bincount(chosen)) > ALPHA
+        assert independent_p(contingency(chosen[:-1], chosen[1:])) > ALPHA
+    assert (
+        independent_p(contingency(instructions[:, 1:], bits[:, :-1])) > ALPHA
+    )  # a bit is independent of the next instruction
 
 
 @pytest.mark.parametrize("split", ["train", "in_dist", "sparse", "dense"])
-def test_the_last_read_is_even(split):
-    """Always answering one bit is wrong half the time."""
-    assert even(np.bincount(FlipFlop(pairs=20).sequences(split, 0, 0, 3000).targets_NT[:, -1])) > RARE
+def test_the_last_bit_read_is_uniform(split):
+    """A constant answer is wrong half the time."""
+    assert uniform_p(np.bincount(FlipFlop(pairs=20).sequences(split, 0, 0, 3000).targets_NT[:, -1])) > ALPHA
 
 
-def test_lengths_at_the_papers_size():
+def test_sizes_of_the_paper():
     assert FlipFlop().length("train") == 511  # 256 pairs, the last bit being predicted
     assert FlipFlop().vocabulary_size == 5

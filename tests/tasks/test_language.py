@@ -1,4 +1,4 @@
-"""Text as a task: every token scored once, every context once an epoch, and the numbers that a model's loss makes."""
+"""Language modelling: every token is scored once, every context is visited once per epoch, and metrics are exact."""
 
 import math
 
@@ -25,34 +25,34 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def task(folder, cache):
-    """Of some thousand tokens a split."""
+    """A task with some thousand tokens per split."""
     task = WikiText(corpus="small", folder=str(folder), tokens=16, vocabulary=300)
     task.prepare()
     return task
 
 
 def stream(task, split):
-    return np.array(task._corpus().splits[split].tokens_L, dtype=np.int64)
+    return np.array(task.open_corpus().splits[split].tokens_L, dtype=np.int64)
 
 
-# -- test sets -----------------------------------------------------------------------------------------------------
+# -- test sets
 
 
 @given(split=st.sampled_from(["train", "validation", "test"]), context=st.integers(1, 400), data=st.data())
-@settings(max_examples=100, deadline=None)
-def test_windows_score_every_token_once_after_enough_others(task, split, context, data):
+@settings(max_examples=40, deadline=None)
+def test_windows_score_every_token_once_with_enough_context(task, split, context, data):
     stride = data.draw(st.integers(1, context))
     windows, tokens = task.windows(split, context, stride), stream(task, split)
     scored = []
     for index in range(len(windows)):
         batch = windows[index : index + 1]
         begin = index * stride
-        given_T, target_T = batch.inputs_NT[0], batch.targets_NT[0]
+        input_T, target_T = batch.inputs_NT[0], batch.targets_NT[0]
         places = np.flatnonzero(target_T != IGNORED)
         scored += (begin + 1 + places).tolist()
-        # A target is the token behind its input, and what it is given is the text.
+        # A target is the token after its input, and the inputs are the text.
         assert (target_T[places] == tokens[begin + 1 + places]).all()
-        assert (given_T[: places[-1] + 1] == tokens[begin : begin + places[-1] + 1]).all()
+        assert (input_T[: places[-1] + 1] == tokens[begin : begin + places[-1] + 1]).all()
         assert index == 0 or places[0] >= context - stride
         assert np.array_equal(batch.answers_NT[0], target_T != IGNORED)
     assert scored == list(range(1, len(tokens)))
@@ -66,7 +66,7 @@ def test_windows_count_every_word_and_byte_once(task, folder, context, data):
     cut = data.draw(st.integers(0, len(windows)))
     text = (folder / "wiki.test.tokens").read_bytes()
     words, size = 0, 0
-    for batch in (windows[:cut], windows[cut : len(windows)]):  # any slices, even empty ones
+    for batch in (windows[:cut], windows[cut : len(windows)]):  # any slices, also empty ones
         assert batch.inputs_NT.shape == batch.targets_NT.shape == (len(batch), context)
         assert batch.units_N["words"].dtype == batch.units_N["bytes"].dtype == np.int64
         words += batch.units_N["words"].sum()
@@ -74,8 +74,8 @@ def test_windows_count_every_word_and_byte_once(task, folder, context, data):
     assert (words, size) == (len(text.split()) + text.count(b"\n"), len(text))
 
 
-def test_windows_by_hand(task):
-    """40 tokens in windows of 16, each 12 after the one before."""
+def test_two_overlapping_windows(task):
+    """Windows of 16 tokens, each 12 tokens after the previous one."""
     task = task.model_copy(update={"tokens": 16})
     windows, tokens = task.windows("test", 16, 12), stream(task, "test")
     batch = windows[0:2]
@@ -86,7 +86,7 @@ def test_windows_by_hand(task):
 
 @pytest.mark.parametrize("stride", [None, 5])
 def test_a_test_set_ends(task, stride):
-    """What is past its end is not there; it does not begin anew."""
+    """Past its end there are no sequences; it does not start again."""
     task = task.model_copy(update={"stride": stride})
     windows = task.windows("test", 16, stride or 16)
     total = len(windows)
@@ -102,10 +102,10 @@ def test_a_test_set_ends(task, stride):
     assert (whole.targets_NT != IGNORED).sum() == len(stream(task, "test")) - 1
 
 
-# -- training ------------------------------------------------------------------------------------------------------
+# -- training
 
 
-def test_each_epoch_has_every_context_once_in_an_order_of_its_own(task):
+def test_each_epoch_visits_every_context_once_in_another_order(task):
     tokens = stream(task, "train")
     contexts = (len(tokens) - 1) // 16
     expected = {tuple(tokens[i * 16 : i * 16 + 17]) for i in range(contexts)}
@@ -126,8 +126,8 @@ def test_each_epoch_has_every_context_once_in_an_order_of_its_own(task):
 
 @given(start=st.integers(0, 2000), count=st.integers(1, 700))
 @settings(max_examples=40, deadline=None)
-def test_any_range_is_a_part_of_the_whole(task, start, count):
-    """…also where an epoch ends in it."""
+def test_any_range_is_a_slice_of_the_whole(task, start, count):
+    """Also a range that contains the end of an epoch."""
     whole = task.sequences("train", 3, 0, 2700)
     part = task.sequences("train", 3, start, count)
     assert np.array_equal(part.inputs_NT, whole.inputs_NT[start : start + count])
@@ -135,12 +135,12 @@ def test_any_range_is_a_part_of_the_whole(task, start, count):
     assert np.array_equal(part.units_N["words"], whole.units_N["words"][start : start + count])
 
 
-# -- what a loss means ---------------------------------------------------------------------------------------------
+# -- metrics
 
 
 def with_logits(task, logits):
-    """A trainer whose model's every next-token distribution is softmax(logits)."""
-    run = tiny_run(task=task.model_dump(mode="json"), **{"model.tied": False, "train.batch": 7})
+    """A trainer whose model predicts softmax(logits) for every next token."""
+    run = tiny_run(task=task.model_dump(mode="json"), **{"model.tied": False, "train.batch": 64})
     trainer = Trainer(run, Runtime())
     with torch.no_grad():
         for parameter in trainer.model.parameters():
@@ -160,8 +160,8 @@ def test_a_uniform_model_has_the_vocabulary_size_as_perplexity(task, folder):
         assert metrics[f"{split}/word_perplexity"] == pytest.approx(300 ** (n / words), rel=1e-5)
 
 
-def test_a_unigram_model_has_the_unigram_s_perplexity(task, folder):
-    """A distribution made by hand, its exact value from the tokens themselves."""
+def test_a_unigram_model_has_the_perplexity_of_the_unigrams(task, folder):
+    """The expected values are computed from the tokens."""
     counts = np.bincount(stream(task, "train")[1:], minlength=300) + 1
     p = counts / counts.sum()
     trainer = with_logits(task, torch.from_numpy(np.log(p)).float())
@@ -170,15 +170,16 @@ def test_a_unigram_model_has_the_unigram_s_perplexity(task, folder):
     assert metrics["test/loss"] == pytest.approx(nats.mean(), rel=1e-6)
     assert metrics["test/perplexity"] == pytest.approx(np.exp(nats.mean()), rel=1e-5)
     assert metrics["test/bits_per_byte"] == pytest.approx(nats.sum() / math.log(2) / len(text), rel=1e-6)
-    # Windows of any length, overlapping or not, ask the same.
+    # Windows of any length, overlapping or not, give the same values.
     sliding = trainer.spec.evaluate.model_copy(update={"stride": 15})
     trainer.spec = trainer.spec.model_copy(update={"evaluate": sliding})
     for name, value in trainer.evaluate_windows(50, 10**6).items():
         assert value == pytest.approx(metrics[name.removesuffix("@50")], rel=1e-5)
 
 
-def test_a_small_model_learns_beyond_the_unigram(tmp_path):
-    """The modules of a few packages, whose lines look alike."""
+@pytest.mark.slow
+def test_a_small_model_is_better_than_the_unigrams(tmp_path):
+    """On the modules of a few packages, whose lines are similar."""
     import shutil
     import sysconfig
     from pathlib import Path
@@ -200,10 +201,10 @@ def test_a_small_model_learns_beyond_the_unigram(tmp_path):
     assert trainer.evaluate(200)["test/perplexity"] < unigram / 3
 
 
-# -- what cannot be ------------------------------------------------------------------------------------------------
+# -- errors
 
 
-def test_a_text_shorter_than_a_context_is_said(folder):
+def test_a_text_shorter_than_a_context_is_an_error(folder):
     task = WikiText(corpus="small", folder=str(folder), tokens=100_000, vocabulary=300)
     with pytest.raises(
         TextError, match=r"'small': its split 'train' has [\d,]+ tokens, fewer than one context of 100,000"
@@ -211,13 +212,13 @@ def test_a_text_shorter_than_a_context_is_said(folder):
         task.prepare()
 
 
-def test_windows_that_cannot_be(task):
+def test_impossible_windows_are_errors(task):
     with pytest.raises(ValueError, match="unknown split 'valid'; this task has train, validation, test"):
         task.windows("valid", 16, 16)
     with pytest.raises(ValueError, match="unknown split 'in_dist'"):
         task.sequences("in_dist", 0, 0, 1)
     for stride in (0, 17):
-        with pytest.raises(ValueError, match=f"a stride of {stride} for windows of 16 tokens; it is 1 … 16"):
+        with pytest.raises(ValueError, match=f"a stride of {stride} does not fit windows of 16 tokens; use 1 … 16"):
             task.windows("test", 16, stride)
     with pytest.raises(TextError, match="split 'test' has"):
         task.windows("test", 10**6, 10**6)
@@ -226,28 +227,28 @@ def test_windows_that_cannot_be(task):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"corpus": "../mine"}, "names no corpus"),
+        ({"corpus": "../mine"}, "is not a corpus name"),
         ({"tokens": 16, "stride": 17}, "leaves out tokens"),
-        ({"tokenizer": "gpt2", "vocabulary": 5000}, "too small for GPT-2's tokenizer; it has 50257"),
+        ({"tokenizer": "gpt2", "vocabulary": 5000}, "too small for GPT-2's tokenizer, which has 50257 ids"),
         ({"vocabulary": 256}, "greater than or equal to 257"),
     ],
 )
-def test_impossible_specs_are_refused(fields, message):
+def test_impossible_specs_are_errors(fields, message):
     with pytest.raises(ValidationError, match=message):
         WikiText(**fields)
 
 
-# -- what it is ----------------------------------------------------------------------------------------------------
+# -- identity
 
 
-def test_where_data_lies_is_not_what_a_run_is(task, folder, tmp_path):
+def test_the_folder_is_not_part_of_a_run_s_identity(task, folder, tmp_path):
     here = tiny_run(task=task.model_dump(mode="json"))
     there = tiny_run(task=task.model_dump(mode="json") | {"folder": str(tmp_path)})
     assert here.run_id == there.run_id
     assert here.run_id != tiny_run(task=task.model_dump(mode="json") | {"corpus": "other"}).run_id
 
 
-def test_a_fingerprint_is_of_text_and_tokenizer(task, folder, tmp_path):
+def test_a_fingerprint_depends_on_text_and_tokenizer_only(task, folder, tmp_path):
     copy = write_corpus(tmp_path / "copy")
     assert task.model_copy(update={"folder": str(copy)}).fingerprint() == task.fingerprint()
     assert task.model_copy(update={"tokens": 32}).fingerprint() == task.fingerprint()

@@ -1,3 +1,5 @@
+"""Counting words in the last sentence: answers, distributions, generated sentences and texts."""
+
 import re
 import zlib
 
@@ -9,7 +11,7 @@ from pydantic import ValidationError
 
 from cope_sweep.errors import UserError
 from cope_sweep.tasks import IGNORED, LastSentence, last_sentence
-from tests.tasks.chance import RARE, crossed, even, independent
+from tests.tasks.chi_square import ALPHA, contingency, independent_p, uniform_p
 
 SPLITS = ["train", "in_dist", "absent", "longer"]
 
@@ -21,7 +23,7 @@ a book,” thought Alice “without pictures or conversations?”
 So she was considering in her own mind (as well as she could, for the hot day made her feel very sleepy and
 stupid), whether the pleasure of making a daisy-chain would be worth the trouble of getting up and picking the
 daisies, when suddenly a White Rabbit with pink eyes ran close by her."""
-"""The paper's Table 1: answer 0 for both Alice and book."""
+"""Table 1 of the paper; the answer is 0 for Alice and for book."""
 
 
 @st.composite
@@ -39,11 +41,11 @@ def composed(draw):
 
 
 def read(task, inputs, targets):
-    """The sentences of a sequence, the word asked for, and the answer; everything else of it is checked."""
-    asks, pads = task.end + 1, task.end + 2
+    """The sentences of a sequence, the queried word, and the answer; checks everything else."""
+    query, padding = task.end + 1, task.end + 2
     inputs = inputs.tolist()
-    at = inputs.index(asks)
-    assert inputs[at + 2 :] == [pads] * (len(inputs) - at - 2)
+    at = inputs.index(query)
+    assert inputs[at + 2 :] == [padding] * (len(inputs) - at - 2)
     assert (targets != IGNORED).nonzero()[0].tolist() == [at + 1]
     sentences, sentence = [], []
     for token in inputs[:at]:
@@ -51,9 +53,9 @@ def read(task, inputs, targets):
             sentences.append(sentence)
             sentence = []
         else:
-            assert token > pads
+            assert token > padding
             sentence.append(token)
-    assert not sentence  # the last one ends, too
+    assert not sentence  # the last one has an end, too
     return sentences, inputs[at + 1], int(targets[at + 1])
 
 
@@ -75,12 +77,13 @@ def check(task, split, asked):
 
 @given(task=composed(), split=st.sampled_from(SPLITS), seed=st.integers(0, 5))
 @settings(max_examples=60, deadline=None)
-def test_every_answer_is_what_a_plain_count_says(task, split, seed):
+def test_every_answer_is_a_plain_count(task, split, seed):
     check(task, split, questions(task, split, 20, seed))
 
 
-def test_composed_sentences_follow_their_shares():
-    """χ²: answers, lengths, places, words; and that nothing before the last sentence tells the answer."""
+@pytest.mark.slow
+def test_composed_sentences_have_the_declared_distribution():
+    """χ² of answers, lengths, places and words; and the answer is independent of everything before the last sentence."""
     task = LastSentence(fewest_words=3, most_words=6, vocabulary=27)
     asked = questions(task, "train", 6000)
     answers = np.array([answer for _, _, answer in asked])
@@ -88,22 +91,22 @@ def test_composed_sentences_follow_their_shares():
     before = np.array([sentences[0].count(word) for sentences, word, _ in asked])
     lengths = np.array([[len(sentence) for sentence in sentences] for sentences, _, _ in asked]) - 3
     for drawn, kinds in ((answers, 4), (before, 4), (words, 20), (lengths[:, 0], 4), (lengths[:, 1], 4)):
-        assert even(np.bincount(drawn, minlength=kinds)) > RARE
+        assert uniform_p(np.bincount(drawn, minlength=kinds)) > ALPHA
     for other in (words, before, lengths[:, 0], lengths[:, 1]):
-        assert independent(crossed(answers, other)) > RARE
+        assert independent_p(contingency(answers, other)) > ALPHA
     places = [s[1].index(w) for s, w, answer in asked if answer == 1 and len(s[1]) == 6]
-    assert even(np.bincount(places, minlength=6)) > RARE
+    assert uniform_p(np.bincount(places, minlength=6)) > ALPHA
     pairs = [tuple(np.flatnonzero(np.array(s[1]) == w)) for s, w, answer in asked if answer == 2 and len(s[1]) == 5]
-    assert even(np.unique(pairs, axis=0, return_counts=True)[1]) > RARE
+    assert uniform_p(np.unique(pairs, axis=0, return_counts=True)[1]) > ALPHA
     assert len(set(pairs)) == 10
     offsets = np.array([(token - word) % 20 for s, word, _ in asked for token in s[1] if token != word])
-    assert even(np.bincount(offsets, minlength=20)[1:]) > RARE
+    assert uniform_p(np.bincount(offsets, minlength=20)[1:]) > ALPHA
 
 
 @pytest.mark.parametrize("split", ["in_dist", "longer"])
 def test_test_sets_are_balanced(split):
     answers = [answer for *_, answer in questions(LastSentence(), split, 4000)]
-    assert even(np.bincount(answers, minlength=4)) > RARE
+    assert uniform_p(np.bincount(answers, minlength=4)) > ALPHA
 
 
 def test_the_docstring_s_sample():
@@ -118,11 +121,11 @@ def test_the_docstring_s_sample():
     assert set(targets[: at + 1] + targets[at + 2 :]) == {"."}
 
 
-# -- texts -----------------------------------------------------------------------------------------------------------
+# -- texts
 
 
 def story(seed, sentences):
-    """A text in which words repeat, with marks and lines as texts have them."""
+    """A text with repeated words, punctuation and line breaks."""
     rng = np.random.default_rng(seed)
     parts = []
     for _ in range(sentences):
@@ -134,7 +137,7 @@ def story(seed, sentences):
 
 
 def plain_sentences(text):
-    """Sentences by a reading of the text character by character."""
+    """The sentences of a text, read character by character."""
     sentences, words, word, ended = [], [], "", False
     for character in text + "\n\n":
         if character.isalnum():
@@ -158,7 +161,7 @@ def of_text(tmp_path, text, **sizes):
 
 
 @pytest.mark.parametrize("split", SPLITS)
-def test_contexts_stand_in_the_text(tmp_path, split):
+def test_contexts_are_consecutive_sentences_of_the_text(tmp_path, split):
     text = story(0, 3000)
     task = of_text(tmp_path, text, maximum=2, fewest_words=4, most_words=10, vocabulary=500)
     asked = questions(task, split, 500)
@@ -171,12 +174,12 @@ def test_contexts_stand_in_the_text(tmp_path, split):
     if split != "absent":
         answers = np.array([answer for *_, answer in asked])
         words = np.unique([word for _, word, _ in asked], return_inverse=True)[1]
-        assert even(np.bincount(answers, minlength=3)) > RARE
-        assert independent(crossed(answers, words)) > RARE
+        assert uniform_p(np.bincount(answers, minlength=3)) > ALPHA
+        assert independent_p(contingency(answers, words)) > ALPHA
         assert words.max() > 3
 
 
-def test_last_sentences_of_tests_are_never_asked_about_in_training(tmp_path):
+def test_last_sentences_of_test_sets_are_never_last_in_training(tmp_path):
     task = of_text(tmp_path, story(1, 3000), maximum=2, vocabulary=5000)
     last = {split: {tuple(sentences[-1]) for sentences, _, _ in questions(task, split, 2000)} for split in SPLITS}
     assert min(map(len, last.values())) > 30
@@ -184,7 +187,7 @@ def test_last_sentences_of_tests_are_never_asked_about_in_training(tmp_path):
         assert not last["train"] & last[split]
 
 
-def test_files_do_not_run_on(tmp_path):
+def test_no_context_spans_two_files(tmp_path):
     halves = [story(seed, 600) for seed in (2, 3)]
     for name, half in zip("ab", halves, strict=True):
         (tmp_path / f"{name}.txt").write_text(half, encoding="utf-8")
@@ -199,7 +202,7 @@ def test_files_do_not_run_on(tmp_path):
 
 
 @pytest.mark.parametrize(("word", "times"), [("Alice", (2, 0)), ("book", (2, 0)), ("her", (2, 3)), ("making", (0, 1))])
-def test_the_papers_prompt(word, times):
+def test_the_prompt_of_the_paper(word, times):
     task = LastSentence(most_words=64, vocabulary=50000)
     tokens = np.array(task.prompt(ALICE, word))
     sentences, asked, _ = read(task, tokens, np.where(np.arange(len(tokens)) == len(tokens) - 1, 0, IGNORED))
@@ -208,13 +211,12 @@ def test_the_papers_prompt(word, times):
     assert tuple(sentence.count(asked) for sentence in sentences) == times
 
 
-def test_a_token_is_known_without_any_text():
+def test_tokens_do_not_depend_on_a_text():
     task = LastSentence(vocabulary=300, maximum=3)
     assert task.token("Book") == task.token("book") == 7 + zlib.crc32(b"book") % 293
 
 
-def test_the_place_of_a_text_is_no_part_of_the_task(tmp_path):
-    """Its content is what the fingerprint tells."""
+def test_the_fingerprint_depends_on_the_content_only(tmp_path):
     text = story(4, 500)
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "b.txt").write_text(text, encoding="utf-8")
@@ -226,16 +228,16 @@ def test_the_place_of_a_text_is_no_part_of_the_task(tmp_path):
     assert LastSentence().fingerprint() is None
 
 
-# -- bad input -------------------------------------------------------------------------------------------------------
+# -- errors
 
 
-def test_a_text_that_is_not_there(tmp_path):
+def test_a_missing_file_is_an_error(tmp_path):
     task = LastSentence(corpus="story", folder=str(tmp_path / "none.txt"))
     with pytest.raises(UserError, match=r"none\.txt: No such file"):
         task.prepare()
 
 
-def test_a_text_without_a_place(tmp_path, monkeypatch):
+def test_a_corpus_without_a_folder_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setenv("COPE_SWEEP_DATA", str(tmp_path))
     task = LastSentence(corpus="tale", maximum=1)
     with pytest.raises(UserError, match=r"the corpus 'tale' .* set task.folder"):
@@ -245,40 +247,40 @@ def test_a_text_without_a_place(tmp_path, monkeypatch):
     task.prepare()
 
 
-def test_a_folder_without_texts(tmp_path):
+def test_a_folder_without_texts_is_an_error(tmp_path):
     with pytest.raises(UserError, match=r"no `\*\.txt` file in this folder"):
         LastSentence(corpus="story", folder=str(tmp_path)).prepare()
 
 
-def test_an_empty_file(tmp_path):
+def test_an_empty_file_is_an_error(tmp_path):
     task = of_text(tmp_path, "")
     with pytest.raises(UserError, match=r"text\.txt: empty"):
         task.prepare()
 
 
-def test_a_file_that_is_not_utf_8(tmp_path):
+def test_a_file_that_is_not_utf_8_is_an_error(tmp_path):
     task = of_text(tmp_path, "")
     (tmp_path / "text.txt").write_bytes("Le café était fermé.".encode("latin1"))
     with pytest.raises(UserError, match=r"text\.txt: not UTF-8"):
         task.prepare()
 
 
-def test_a_text_too_short_to_ask(tmp_path):
+def test_a_text_without_questions_is_an_error(tmp_path):
     task = of_text(tmp_path, "One sentence is here now. Another one is here now.")
-    with pytest.raises(UserError, match=r"'story': among its 3 sentences, no word .* give a longer text"):
+    with pytest.raises(UserError, match=r"'story' has 3 sentences, and no word occurs .* use a longer text"):
         task.prepare()
 
 
 @pytest.mark.parametrize(
-    ("wrong", "says"),
+    ("fields", "message"),
     [
-        ({"maximum": 5}, "must not fall"),
-        ({"fewest_words": 30}, "must not fall"),
-        ({"vocabulary": 8}, "has no room for two words; it takes 9"),
-        ({"folder": "books"}, "name your corpus"),
+        ({"maximum": 5}, "must not decrease"),
+        ({"fewest_words": 30}, "must not decrease"),
+        ({"vocabulary": 8}, "has no room for two words; increase it to 9 or more"),
+        ({"folder": "books"}, "give your corpus a name"),
         ({"sentences": 1}, "greater than or equal to 2"),
     ],
 )
-def test_what_cannot_be_is_refused(wrong, says):
-    with pytest.raises(ValidationError, match=says):
-        LastSentence(**wrong)
+def test_impossible_specs_are_errors(fields, message):
+    with pytest.raises(ValidationError, match=message):
+        LastSentence(**fields)

@@ -1,3 +1,5 @@
+"""Selective copy: sequences by a plain reading, and the distribution of slots and symbols."""
+
 import math
 
 import numpy as np
@@ -8,7 +10,7 @@ from pydantic import ValidationError
 from scipy import stats
 
 from cope_sweep.tasks import IGNORED, SelectiveCopy
-from tests.tasks.chance import RARE, crossed, even, independent
+from tests.tasks.chi_square import ALPHA, contingency, independent_p, uniform_p
 
 
 @given(
@@ -21,7 +23,7 @@ from tests.tasks.chance import RARE, crossed, even, independent
     split=st.sampled_from(["train", "in_dist", "dense", "sparse"]),
 )
 @settings(max_examples=60, deadline=None)
-def test_every_sequence_is_what_a_plain_reading_says(tokens, blanks, dense, sparse, vocabulary, copy_from, split):
+def test_every_sequence_by_a_plain_reading(tokens, blanks, dense, sparse, vocabulary, copy_from, split):
     task = SelectiveCopy(
         tokens=tokens,
         blanks=blanks,
@@ -45,8 +47,8 @@ def test_every_sequence_is_what_a_plain_reading_says(tokens, blanks, dense, spar
 
 
 @pytest.mark.parametrize("split", ["train", "in_dist", "dense", "sparse"])
-def test_places_and_tokens_are_even_and_independent(split):
-    """χ²: every choice of places is as likely, every symbol, every pair of symbols, and neither tells the other."""
+def test_slots_and_symbols_are_uniform_and_independent(split):
+    """χ² of the choice of slots, of symbols, of pairs of symbols, and of their independence."""
     task = SelectiveCopy(tokens=2, blanks=4, dense_blanks=2, sparse_blanks=6)
     slots = {"dense": 4, "sparse": 8}.get(split, 6)
     batch = task.sequences(split, 0, 0, 8000)
@@ -54,23 +56,23 @@ def test_places_and_tokens_are_even_and_independent(split):
     places = is_data @ (1 << np.arange(slots))
     choices, which, counts = np.unique(places, return_inverse=True, return_counts=True)
     assert len(choices) == math.comb(slots, 2)
-    assert even(counts) > RARE
+    assert uniform_p(counts) > ALPHA
     first, second = batch.targets_NT[:, -2], batch.targets_NT[:, -1]
     for symbols in (first, second):
-        assert even(np.bincount(symbols, minlength=14)) > RARE
-        assert independent(crossed(symbols, which)) > RARE
-    assert independent(crossed(first, second)) > RARE
-    assert even(crossed(first, second).ravel()) > RARE
+        assert uniform_p(np.bincount(symbols, minlength=14)) > ALPHA
+        assert independent_p(contingency(symbols, which)) > ALPHA
+    assert independent_p(contingency(first, second)) > ALPHA
+    assert uniform_p(contingency(first, second).ravel()) > ALPHA
 
 
-def test_the_papers_size_by_its_statistics():
-    """256 of 512 slots hold data, each slot in half the sequences; 14 symbols, each as often."""
+def test_distributions_at_the_size_of_the_paper():
+    """256 of 512 slots hold data, each slot in half of the sequences; 14 symbols are equally frequent."""
     slots = SelectiveCopy().sequences("train", 0, 0, 500).inputs_NT[:, :512]
-    # Counts over slots vary less than independent ones would, for each sequence fills exactly half of them.
+    # Counts per slot vary less than independent ones, because each sequence fills exactly half of the slots.
     z = ((slots != 14).sum(0) - 250) / (500 / 4) ** 0.5
-    assert stats.chi2.sf((z**2).sum() * 511 / 512, 511) > RARE
-    assert stats.chi2.cdf((z**2).sum() * 511 / 512, 511) > RARE
-    assert even(np.bincount(slots[slots != 14], minlength=14)) > RARE
+    assert stats.chi2.sf((z**2).sum() * 511 / 512, 511) > ALPHA
+    assert stats.chi2.cdf((z**2).sum() * 511 / 512, 511) > ALPHA
+    assert uniform_p(np.bincount(slots[slots != 14], minlength=14)) > ALPHA
 
 
 def test_a_blank_can_be_last():
@@ -78,13 +80,13 @@ def test_a_blank_can_be_last():
     assert (task.sequences("train", 0, 0, 64).inputs_NT[:, 3] == 14).any()
 
 
-def test_lengths_at_the_papers_size():
+def test_sizes_of_the_paper():
     task = SelectiveCopy()
     assert [task.length(split) for split in ("train", "in_dist", "dense", "sparse")] == [768, 768, 640, 1024]
     assert task.context == 1024
     assert task.vocabulary_size == 16
 
 
-def test_no_room_for_data_symbols_is_refused():
+def test_a_vocabulary_without_data_symbols_is_an_error():
     with pytest.raises(ValidationError):
         SelectiveCopy(vocabulary=2)

@@ -1,4 +1,4 @@
-"""WikiText: whatever its files are called, and only if it is WikiText."""
+"""WikiText: file names, formats, the hub's cache, checks of the corpus, and the choice of the tokenizer."""
 
 import json
 import shutil
@@ -9,6 +9,7 @@ import pytest
 
 from cope_sweep.tasks import WikiText
 from cope_sweep.text import END_OF_TEXT, TextError
+from cope_sweep.text.tokenizer import byte_letters
 from tests.texts import write_corpus
 
 pytestmark = pytest.mark.usefixtures("cache")
@@ -24,7 +25,7 @@ def folder(tmp_path_factory):
 
 
 def as_parquet(path, target, parts=1):
-    """As the hub has it: a line a row, blank lines emptied."""
+    """Write a text as the hub stores it: one line per row, blank lines as empty strings."""
     lines = [line if line.strip() else "" for line in path.read_text().splitlines(keepends=True)]
     size = -(-len(lines) // parts)
     for part in range(parts):
@@ -49,8 +50,8 @@ def test_parquet_in_parts_is_the_same_text(tmp_path, folder):
     assert small(copy).fingerprint() == small(folder).fingerprint()
 
 
-def test_the_hub_s_own_cache_is_read(tmp_path, folder, monkeypatch):
-    """A snapshot that the hub's client left: found without a network, for the config that the corpus is."""
+def test_the_cache_of_the_hub_is_read(tmp_path, folder, monkeypatch):
+    """A snapshot that the hub's client downloaded earlier is found without a network."""
     from huggingface_hub import constants
 
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
@@ -73,20 +74,20 @@ def test_the_hub_s_own_cache_is_read(tmp_path, folder, monkeypatch):
     with pytest.raises(TextError, match="this is not wikitext-2: its split 'train' has 2,051,910 words"):
         task.prepare()
     with pytest.raises(
-        TextError, match="wikitext-103 is not on this machine, and the Hugging Face hub did not give it"
+        TextError, match="wikitext-103 is not on this machine and cannot be downloaded from the Hugging Face hub"
     ):
         WikiText(tokens=16).prepare()
 
 
-def test_a_corpus_that_is_not_what_it_is_called(folder):
+def test_a_corpus_with_the_wrong_name_is_an_error(folder):
     with pytest.raises(
-        TextError, match=r"not wikitext-103-raw: .* 101,425,671 words, and the files have [\d,]+; name a"
+        TextError, match=r"not wikitext-103-raw: .* 101,425,671 words, and the files have [\d,]+; give your own"
     ):
         small(folder, corpus="wikitext-103-raw").prepare()
 
 
 @pytest.mark.parametrize(
-    ("spoil", "message"),
+    ("damage", "message"),
     [
         (lambda folder: (folder / "wiki.valid.tokens").unlink(), "no file of the split 'validation'"),
         (
@@ -95,39 +96,36 @@ def test_a_corpus_that_is_not_what_it_is_called(folder):
         ),
         (lambda folder: (folder / "wiki.test.tokens").write_bytes(b"\xe9"), r"wiki\.test\.tokens: not UTF-8 text"),
         (lambda folder: (folder / "wiki.train.tokens").write_text(""), r"wiki\.train\.tokens: empty"),
-        (shutil.rmtree, "No such file or directory; task.folder names the folder of small"),
+        (shutil.rmtree, "No such file or directory; set task.folder to the folder of small"),
     ],
 )
-def test_folders_that_cannot_serve(spoil, message, folder, tmp_path):
+def test_unusable_folders_are_errors(damage, message, folder, tmp_path):
     copy = shutil.copytree(folder, tmp_path / "copy")
-    spoil(copy)
+    damage(copy)
     with pytest.raises(TextError, match=message):
         small(copy).prepare()
 
 
-def test_a_corpus_of_ones_own_needs_a_folder():
-    with pytest.raises(TextError, match=r"set task.folder, or put it in \$COPE_SWEEP_DATA/mine"):
+def test_an_own_corpus_needs_a_folder():
+    with pytest.raises(TextError, match=r"set task.folder, or put its files in \$COPE_SWEEP_DATA/mine"):
         WikiText(corpus="mine").prepare()
 
 
-def test_gpt2_s_tokenizer_is_taken_where_it_is(folder, tmp_path):
-    """Beside the text, or in $COPE_SWEEP_DATA/gpt2; and none is trained in its place where it is asked for."""
+@pytest.mark.slow
+def test_the_files_of_gpt2_s_tokenizer_are_used_if_they_are_beside_the_text(folder, tmp_path):
+    """With `tokenizer: gpt2` and without the files, no other tokenizer is trained instead."""
     copy = shutil.copytree(folder, tmp_path / "copy")
-    with pytest.raises(TextError, match="GPT-2's tokenizer .* is not in .*train one: task.tokenizer=bpe"):
+    with pytest.raises(TextError, match="GPT-2's tokenizer .* is neither in .*train a tokenizer: task.tokenizer=bpe"):
         small(copy, vocabulary=50257, tokenizer="gpt2").prepare()
-    assert small(copy, vocabulary=50257)._corpus().tokenizer.ids < 50257
-    from cope_sweep.text.tokenizer import _byte_letters
-
-    vocabulary = {letter: index for index, letter in enumerate(_byte_letters())}
+    assert small(copy, vocabulary=50257).open_corpus().tokenizer.ids < 50257
+    vocabulary = {letter: index for index, letter in enumerate(byte_letters())}
     vocabulary |= {f"filler{index}": index for index in range(256, 50256)} | {END_OF_TEXT: 50256}
     (copy / "vocab.json").write_text(json.dumps(vocabulary))
     (copy / "merges.txt").write_text("#version: 0.2\n")
-    from cope_sweep.tasks import language
-
-    language._opened.cache_clear()  # a process looks once
+    # A process opens the corpus of a spec once, so these specs differ from the one above in the number of tokens.
     for fields in ({"tokenizer": "gpt2"}, {"tokenizer": "auto"}, {"vocabulary": 50304}):
-        corpus = small(copy, **{"vocabulary": 50257} | fields)._corpus()
+        corpus = small(copy, **{"vocabulary": 50257, "tokens": 15} | fields).open_corpus()
         assert (corpus.tokenizer.ids, corpus.tokenizer.end_of_text) == (50257, 50256)
         assert corpus.splits["train"].tokens_L.dtype == "uint16"
-    assert small(copy, vocabulary=300)._corpus().tokenizer.ids <= 300
-    assert small(copy, vocabulary=50257, tokenizer="bpe")._corpus().tokenizer.ids < 50257
+    assert small(copy, vocabulary=300).open_corpus().tokenizer.ids <= 300
+    assert small(copy, vocabulary=50257, tokenizer="bpe").open_corpus().tokenizer.ids < 50257

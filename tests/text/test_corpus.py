@@ -1,4 +1,4 @@
-"""A tokenised text: what it is of, whole or not there, once for all processes, in memory that does not grow."""
+"""Tokenised corpora: content, keys, several processes, crashes, memory and errors."""
 
 import hashlib
 import os
@@ -24,7 +24,7 @@ from cope_sweep.text import open_corpus
 from cope_sweep.text.reading import Files
 folder = Path(sys.argv[1])
 splits = {split: Files((folder / f"wiki.{split}.tokens",)) for split in ("train", "valid", "test")}
-sys.stdin.readline()  # until all are there
+sys.stdin.readline()  # wait until all processes have started
 corpus = open_corpus(splits, None, 300)
 print(corpus.fingerprint, corpus.folder, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
 """
@@ -41,7 +41,7 @@ def start(folder, cache):
 
 
 def finish(process):
-    out, _ = process.communicate("\n", timeout=120)
+    out, _ = process.communicate("\n", timeout=240)
     assert process.returncode == 0
     return out.split()
 
@@ -60,7 +60,7 @@ def own_cache(tmp_path, monkeypatch):
     return tmp_path / "cache"
 
 
-def test_ids_are_the_text_s(tmp_path):
+def test_the_ids_decode_to_the_text(tmp_path):
     folder = write_corpus(tmp_path)
     corpus = open_corpus(files(folder), None, 400)
     for split, read in corpus.splits.items():
@@ -72,7 +72,7 @@ def test_ids_are_the_text_s(tmp_path):
     assert isinstance(read.tokens_L, np.memmap)
 
 
-def test_a_file_for_each_document(tmp_path):
+def test_one_document_per_file(tmp_path):
     paths = []
     for index, text in enumerate(["one\n", "two", " three"]):
         paths.append(tmp_path / f"{index}.txt")
@@ -92,11 +92,11 @@ def test_a_file_for_each_document(tmp_path):
     assert split.fingerprint != joined.fingerprint
 
 
-def test_a_text_is_found_again_by_what_is_in_it(tmp_path, own_cache):
+def test_a_text_is_found_again_by_its_content(tmp_path, own_cache):
     folder, copy = write_corpus(tmp_path / "a"), write_corpus(tmp_path / "b")
     first = open_corpus(files(folder), None, 300)
     stamp = (first.folder / "train.bin").stat()
-    again = open_corpus(files(copy), None, 300)  # elsewhere, the same
+    again = open_corpus(files(copy), None, 300)  # the same text in another folder
     assert again.folder == first.folder
     assert (again.folder / "train.bin").stat() == stamp
     other = open_corpus(files(folder), None, 301)
@@ -108,25 +108,27 @@ def test_a_text_is_found_again_by_what_is_in_it(tmp_path, own_cache):
     assert changed.fingerprint != first.fingerprint
 
 
-def test_processes_that_start_together_make_one_and_the_same(tmp_path, own_cache):
+@pytest.mark.slow
+def test_processes_that_start_together_create_one_entry(tmp_path, own_cache):
     folder = write_corpus(tmp_path, train=20_000)
     processes = [start(folder, own_cache) for _ in range(3)]
-    for process in processes:  # all at once
+    for process in processes:  # let all of them continue
         process.stdin.write("\n")
         process.stdin.flush()
-    told = [finish(process)[:2] for process in processes]
-    assert told == [told[0]] * 3
+    outputs = [finish(process)[:2] for process in processes]
+    assert outputs == [outputs[0]] * 3
     made = own_cache / "text"
     assert sorted(path.name for path in made.iterdir()) == sorted(
-        [told[0][1].rsplit("/")[-1], f"{told[0][1].rsplit('/')[-1]}.lock"]
+        [outputs[0][1].rsplit("/")[-1], f"{outputs[0][1].rsplit('/')[-1]}.lock"]
     )
-    # Made again by another process in another place, every byte is the same: training a tokenizer, too.
+    # Another process in another cache creates the same bytes, also those of a trained tokenizer.
     fingerprint, other, _ = finish(start(folder, tmp_path / "other"))
-    assert fingerprint == told[0][0]
-    assert content(Path(other)) == content(Path(told[0][1]))
+    assert fingerprint == outputs[0][0]
+    assert content(Path(other)) == content(Path(outputs[0][1]))
 
 
-def test_a_kill_leaves_nothing_half(tmp_path, own_cache):
+@pytest.mark.slow
+def test_a_killed_process_leaves_no_incomplete_entry(tmp_path, own_cache):
     folder = write_corpus(tmp_path, train=60_000)
     process = start(folder, own_cache)
     process.stdin.write("\n")
@@ -139,7 +141,7 @@ def test_a_kill_leaves_nothing_half(tmp_path, own_cache):
     process.send_signal(signal.SIGKILL)
     process.wait()
     left = [path for path in own_cache.glob("text/*") if path.is_dir()]
-    assert [path.name[0] for path in left] == ["."]  # hidden, and taken for nothing
+    assert [path.name[0] for path in left] == ["."]  # hidden, so it is not an entry
     half = next(own_cache.glob("text/.*/train.bin")).stat().st_size
 
     corpus = open_corpus(files(folder), None, 300)
@@ -149,7 +151,7 @@ def test_a_kill_leaves_nothing_half(tmp_path, own_cache):
     assert [path for path in own_cache.glob("text/*") if path.is_dir()] == [corpus.folder]
 
 
-def test_an_error_in_the_middle_leaves_nothing(tmp_path, own_cache):
+def test_an_error_leaves_no_entry(tmp_path, own_cache):
     folder = write_corpus(tmp_path)
     with (folder / "wiki.test.tokens").open("ab") as file:
         file.write(b"\xff")
@@ -158,17 +160,18 @@ def test_an_error_in_the_middle_leaves_nothing(tmp_path, own_cache):
     assert [path for path in own_cache.glob("text/*") if path.is_dir()] == []
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_text(tmp_path):
-    """Eight times as much text: 29 MB more, of which none may be held."""
-    small, large = write_corpus(tmp_path / "a", train=150_000), write_corpus(tmp_path / "b")
+    """16 MB more text may increase the peak by less than half of that, which leaves room for the allocator."""
+    small, large = write_corpus(tmp_path / "a", train=75_000), write_corpus(tmp_path / "b")
     text = (small / "wiki.train.tokens").read_bytes()
-    (large / "wiki.train.tokens").write_bytes(text * 8)
-    assert 7 * len(text) > 29e6
+    (large / "wiki.train.tokens").write_bytes(text * 9)
+    assert 8 * len(text) > 16e6
     peak_mb = [int(finish(start(folder, tmp_path / "cache"))[2]) for folder in (small, large)]
-    assert peak_mb[1] - peak_mb[0] < 15
+    assert peak_mb[1] - peak_mb[0] < 8
 
 
-def test_damage_is_said(tmp_path, own_cache):
+def test_a_damaged_entry_is_an_error(tmp_path, own_cache):
     folder = write_corpus(tmp_path)
     corpus = open_corpus(files(folder), None, 300)
     with (corpus.folder / "test.bin").open("r+b") as file:
@@ -177,15 +180,15 @@ def test_damage_is_said(tmp_path, own_cache):
         open_corpus(files(folder), None, 300)
 
 
-def test_an_empty_file_is_said(tmp_path):
+def test_an_empty_file_is_an_error(tmp_path):
     folder = write_corpus(tmp_path)
     (folder / "wiki.valid.tokens").write_text("")
     with pytest.raises(TextError, match=r"wiki\.valid\.tokens: empty; the split 'valid' needs text"):
         open_corpus(files(folder), None, 300)
 
 
-def test_a_cache_that_cannot_be_written_is_said(tmp_path, monkeypatch):
+def test_a_cache_that_cannot_be_written_is_an_error(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("COPE_SWEEP_CACHE", str(tmp_path / "file" / "cache"))
-    with pytest.raises(TextError, match="choose another place with COPE_SWEEP_CACHE"):
+    with pytest.raises(TextError, match="set COPE_SWEEP_CACHE to another folder"):
         open_corpus(files(write_corpus(tmp_path)), None, 300)

@@ -1,3 +1,5 @@
+"""Reading of texts: chunks, UTF-8, Parquet and errors."""
+
 import itertools
 
 import numpy as np
@@ -19,7 +21,7 @@ TOKENIZER = TextTokenizer.train([prose(200)], 400)
     chunk=st.integers(2, 40),
 )
 @settings(max_examples=400, deadline=None)
-def test_a_text_in_chunks_has_the_ids_of_the_whole(pieces, chunk):
+def test_a_text_in_chunks_has_the_ids_of_the_whole_text(pieces, chunk):
     text = "".join(pieces)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(reading, "CHUNK", chunk)
@@ -29,7 +31,7 @@ def test_a_text_in_chunks_has_the_ids_of_the_whole(pieces, chunk):
     assert np.array_equal(ids, TOKENIZER.encode([text])[0])
 
 
-def test_long_texts_come_in_many_chunks():
+def test_long_texts_have_many_chunks():
     text = prose(20_000)
     parts = list(chunks([text]))
     assert "".join(parts) == text
@@ -37,15 +39,15 @@ def test_long_texts_come_in_many_chunks():
     assert max(map(len, parts)) <= reading.CHUNK
 
 
-def test_a_text_without_blanks_is_cut_too():
+def test_a_text_without_blanks_is_cut_at_the_largest_size():
     parts = list(chunks(["x" * 100_000] * 30))
     assert "".join(parts) == "x" * 3_000_000
-    assert max(map(len, parts)) <= reading.LONGEST
+    assert max(map(len, parts)) <= reading.MAX_CHUNK
 
 
 @given(text=st.text(max_size=200), size=st.integers(1, 7))
 @settings(max_examples=100, deadline=None)
-def test_characters_on_the_edge_of_a_read_stay_whole(text, size, tmp_path_factory):
+def test_characters_across_two_reads_stay_whole(text, size, tmp_path_factory):
     path = tmp_path_factory.mktemp("text") / "a.txt"
     path.write_bytes(text.encode())
     with pytest.MonkeyPatch.context() as patch:
@@ -57,30 +59,30 @@ def test_characters_on_the_edge_of_a_read_stay_whole(text, size, tmp_path_factor
 @pytest.mark.parametrize(
     ("data", "at"), [(b"abc\xff", 3), ("日本".encode()[:-1], 3), (b"\xe9t\xe9", 0), (b"ab\xf0\x9f\xa6x", 2)]
 )
-def test_the_byte_that_is_not_utf8_is_named(data, at, size, tmp_path, monkeypatch):
+def test_errors_name_the_byte_that_is_not_utf8(data, at, size, tmp_path, monkeypatch):
     monkeypatch.setattr(reading, "READ_BYTES", size)
     (tmp_path / "a.txt").write_bytes(data)
     with pytest.raises(TextError, match=rf"a\.txt: not UTF-8 text \(.* at byte {at}\)"):
         list(read_document([tmp_path / "a.txt"]))
 
 
-def test_the_hub_s_parquet_is_the_text_again(tmp_path):
-    """The hub's rows are lines, and blank ones were emptied."""
+def test_parquet_files_of_the_hub_give_the_original_text(tmp_path):
+    """Their rows are lines, and blank lines are empty strings."""
     text = prose(300)
     lines = [line if line.strip() else "" for line in text.splitlines(keepends=True)]
     pq.write_table(pa.table({"text": lines}), tmp_path / "a.parquet")
     assert "".join(read_document([tmp_path / "a.parquet"])) == text
 
 
-def test_parquet_files_that_are_none(tmp_path):
+def test_invalid_parquet_files_are_errors(tmp_path):
     (tmp_path / "a.parquet").write_bytes(b"PAR1 no")
-    with pytest.raises(TextError, match="not a whole Parquet file"):
+    with pytest.raises(TextError, match="not a valid Parquet file"):
         list(read_document([tmp_path / "a.parquet"]))
     pq.write_table(pa.table({"words": ["a"]}), tmp_path / "b.parquet")
-    with pytest.raises(TextError, match="no column `text` in this Parquet file; it has words"):
+    with pytest.raises(TextError, match="no column `text` in this Parquet file; its columns are words"):
         list(read_document([tmp_path / "b.parquet"]))
 
 
-def test_files_that_are_not_there(tmp_path):
+def test_missing_files_are_errors(tmp_path):
     with pytest.raises(TextError, match=r"none\.txt: No such file"):
         list(read_document([tmp_path / "none.txt"]))

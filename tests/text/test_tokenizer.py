@@ -1,4 +1,4 @@
-"""Tokenizers: exact both ways, GPT-2's pieces, and honest counts of words and bytes."""
+"""Tokenizers: lossless encoding, GPT-2's ids, counts of words and bytes, and errors."""
 
 import itertools
 import json
@@ -11,22 +11,22 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from cope_sweep.text import END_OF_TEXT, TextError, TextTokenizer
-from cope_sweep.text.tokenizer import _byte_letters, find_gpt2
+from cope_sweep.text.tokenizer import byte_letters, find_gpt2
 from tests.texts import prose
 
 TRAINED = TextTokenizer.train([prose(200)], 400)
 BYTES = TextTokenizer.train([], 257)
 
-# Mostly blanks and words, where tokenizers differ; and anything at all.
+# Mostly blanks and words, in which tokenizers differ; and any other text.
 TEXTS = st.text(st.sampled_from([*" \n\t\r\u00a0\u3000\x0b\x1c", *"the cat's 12é日", "🦞"])) | st.text()
 
 GPT2_PIECES = regex.compile(r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+")
-"""As the released encoder.py has it."""
+"""The pattern of GPT-2's released encoder.py. It needs `regex`, because `re` has no \\p{L}."""
 
 
 def reference_ids(text, vocabulary, merges):
-    """Byte-pair encoding by its definition: in each piece, the earliest merge first."""
-    letter = {byte: letter for letter, byte in _byte_letters().items()}
+    """Byte-pair encoding by its definition: in each piece, the merge of lowest rank first."""
+    letter = {byte: letter for letter, byte in byte_letters().items()}
     rank = {tuple(pair): i for i, pair in enumerate(merges)}
     ids = []
     for piece in GPT2_PIECES.findall(text):
@@ -43,9 +43,10 @@ def reference_ids(text, vocabulary, merges):
 
 @pytest.fixture(scope="module")
 def gpt2_files(tmp_path_factory):
-    """Files as GPT-2's: as many ids, few of them used; and the ids and merges in them."""
+    """Files in GPT-2's format with 50,257 ids, most of them unused; with their ids and merges."""
     folder = tmp_path_factory.mktemp("gpt2")
-    model = json.loads(TRAINED._tokenizer.to_str())["model"]
+    TRAINED.save(folder / "trained.json")
+    model = json.loads((folder / "trained.json").read_text())["model"]
     tokens = sorted(set(model["vocab"]) - {END_OF_TEXT})
     vocabulary = {token: i for i, token in enumerate(tokens)}
     vocabulary |= {f"filler{i}": i for i in range(len(tokens), 50256)} | {END_OF_TEXT: 50256}
@@ -62,7 +63,7 @@ def gpt2(gpt2_files):
 @given(text=TEXTS)
 @example(text=f"a{END_OF_TEXT}b")
 @settings(max_examples=300, deadline=None)
-def test_a_text_comes_back_to_the_byte(text):
+def test_encoding_is_lossless(text):
     for tokenizer in (TRAINED, BYTES):
         [ids] = tokenizer.encode([text])
         assert b"".join(tokenizer.pieces(ids)) == text.encode()
@@ -72,12 +73,12 @@ def test_a_text_comes_back_to_the_byte(text):
 
 @given(text=TEXTS)
 @settings(max_examples=200, deadline=None)
-def test_gpt2_s_files_give_the_ids_of_byte_pair_encoding(text, gpt2, gpt2_files):
+def test_gpt2_files_give_the_ids_of_byte_pair_encoding(text, gpt2, gpt2_files):
     _, vocabulary, merges = gpt2_files
     assert gpt2.encode([text])[0].tolist() == reference_ids(text, vocabulary, merges)
 
 
-def test_gpt2_s_two_forms_are_one(gpt2, gpt2_files, tmp_path):
+def test_both_file_formats_of_gpt2_give_the_same_tokenizer(gpt2, gpt2_files, tmp_path):
     gpt2.save(tmp_path / "tokenizer.json")
     other = TextTokenizer.gpt2(find_gpt2([tmp_path / "nowhere", tmp_path]))
     assert other.digest == gpt2.digest
@@ -88,7 +89,7 @@ def test_gpt2_s_two_forms_are_one(gpt2, gpt2_files, tmp_path):
 
 @given(text=TEXTS)
 @settings(max_examples=300, deadline=None)
-def test_words_and_bytes_are_a_plain_count_s(text):
+def test_words_and_bytes_equal_plain_counts(text):
     for tokenizer in (TRAINED, BYTES):
         [ids] = tokenizer.encode([text])
         stream = np.array([[tokenizer.end_of_text, *ids]], dtype=np.int64)
@@ -96,13 +97,13 @@ def test_words_and_bytes_are_a_plain_count_s(text):
         data = text.encode()
         assert units["words"].tolist() == [len(data.split()) + data.count(b"\n")]
         assert units["bytes"].tolist() == [len(data)]
-        # Token by token it is the same sum.
+        # The sums of single tokens are the same.
         each = tokenizer.units(stream[0, :-1, None], stream[0, 1:, None], np.ones((len(ids), 1), dtype=bool))
         assert each["words"].sum() == units["words"][0]
         assert each["bytes"].tolist() == [len(piece) for piece in tokenizer.pieces(ids)]
 
 
-def test_words_by_hand():
+def test_words_of_a_short_text():
     """`a  new⏎line`: a, new, the end of the line, line."""
     [ids] = BYTES.encode(["a  new\nline"])
     stream = np.array([[BYTES.end_of_text, *ids]], dtype=np.int64)
@@ -110,14 +111,14 @@ def test_words_by_hand():
     assert units["words"].tolist() == [1, 0, 0, 1, 0, 0, 1, 1, 0, 0, 0]
 
 
-def test_a_declared_vocabulary_is_a_bound():
+def test_the_vocabulary_is_an_upper_bound():
     assert TRAINED.ids <= 400
     assert BYTES.ids == 257
-    assert TextTokenizer.train(["ab ab"], 400).ids == 258  # one pair comes twice; ` ` begins another piece
+    assert TextTokenizer.train(["ab ab"], 400).ids == 258  # one pair occurs twice; ` ` starts another piece
     assert TextTokenizer.train([prose(300)], 300).ids == 300
 
 
-def test_training_is_the_same_each_time():
+def test_training_is_deterministic():
     texts = [prose(50, seed) for seed in range(6)]
     assert TextTokenizer.train(texts, 500).digest == TextTokenizer.train(iter(texts), 500).digest
     assert TextTokenizer.train(texts, 300).digest != TextTokenizer.train(texts, 299).digest
@@ -133,7 +134,7 @@ def test_training_is_the_same_each_time():
     ],
     ids=["cut", "no end of text", "normalises", "adds blanks"],
 )
-def test_tokenizers_that_cannot_serve(change, message, tmp_path):
+def test_unusable_tokenizers_are_errors(change, message, tmp_path):
     path = tmp_path / "tokenizer.json"
     TRAINED.save(path)
     path.write_text(change(path.read_text()))
@@ -141,11 +142,11 @@ def test_tokenizers_that_cannot_serve(change, message, tmp_path):
         with pytest.raises(TextError, match=message.replace("|", r"\|")):
             TextTokenizer.load(path)
     else:
-        with pytest.raises(TextError, match="do not give a text back to the byte"):
+        with pytest.raises(TextError, match="do not represent every byte of a text"):
             TextTokenizer.load(path).encode(["cat"])
 
 
-def test_what_is_not_gpt2_s_is_said(tmp_path):
+def test_a_tokenizer_of_another_size_is_not_gpt2(tmp_path):
     TRAINED.save(tmp_path / "tokenizer.json")
     with pytest.raises(TextError, match=f"has {TRAINED.ids} ids, and GPT-2's tokenizer has 50,257"):
         TextTokenizer.gpt2(find_gpt2([tmp_path]))
@@ -153,7 +154,7 @@ def test_what_is_not_gpt2_s_is_said(tmp_path):
         TextTokenizer.load(tmp_path / "none.json")
 
 
-def test_a_vocabulary_of_words_is_said(tmp_path):
+def test_a_vocabulary_of_words_is_an_error(tmp_path):
     from tokenizers import Tokenizer, models
 
     words = Tokenizer(models.WordLevel({"日本": 0, END_OF_TEXT: 1}))

@@ -1,0 +1,66 @@
+"""The contract of tasks, for every registered task: built-in ones at small sizes, others with their default fields."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cope_sweep.tasks import TASKS, Code, Counting, FlipFlop, LastSentence, SelectiveCopy, Task, WikiText
+from cope_sweep.testing.options import kinds_to_test
+from cope_sweep.testing.task_contract import TaskContract
+
+
+def _wikitext(folder: Path) -> Task:
+    for split in ("train", "valid", "test"):
+        lines = [f" {split} sentence {number} is about {number * number} things . \n" for number in range(100)]
+        (folder / f"wiki.{split}.tokens").write_text("".join(lines), encoding="utf-8")
+    return WikiText(corpus="small", folder=str(folder), tokens=16, vocabulary=300)
+
+
+def _code(folder: Path) -> Task:
+    for number in range(60):
+        source = f"def function_{number}(x):\n    return x + {number}\n" * 4
+        (folder / f"module_{number}.py").write_text(source, encoding="utf-8")
+    return Code(corpus="small", folder=str(folder), tokens=16, vocabulary=300, validation_share=0.2, test_share=0.2)
+
+
+SMALL: dict[str, Task | Callable[[Path], Task]] = {
+    "flip_flop": FlipFlop(pairs=6),
+    "selective_copy": SelectiveCopy(tokens=3, blanks=4, dense_blanks=1, sparse_blanks=9),
+    "counting": Counting(operations=12, max_tokens=25, pass_weight=4, train_sequences=50),
+    "last_sentence": LastSentence(most_words=7, vocabulary=40),
+    "wikitext": _wikitext,
+    "code": _code,
+}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A temporary folder for tokenised text."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COPE_SWEEP_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+class TestRegisteredTasks(TaskContract):
+    """Each task; subclass the contract to test other fields."""
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        if "task" in metafunc.fixturenames:
+            only = kinds_to_test(metafunc.config)
+            tasks = [_task(kind) for kind in TASKS if not only or kind in only]
+            metafunc.parametrize("task", tasks, indirect=True)
+
+
+def _task(kind: str) -> Any:
+    """A parameter: the spec, or a skip if it cannot be constructed without fields."""
+    if kind in SMALL:
+        return pytest.param(SMALL[kind], id=kind)
+    required = [name for name, field in TASKS[kind].model_fields.items() if field.is_required()]
+    if required:
+        skip = pytest.mark.skip(reason=f"{kind} needs {', '.join(required)}; subclass TaskContract")
+        return pytest.param(None, id=kind, marks=skip)
+    return pytest.param(TASKS[kind](), id=kind)

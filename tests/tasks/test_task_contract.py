@@ -1,0 +1,24 @@
+"""The contract of tasks: every built-in task at small sizes, and the variants of their specs."""
+
+import pytest
+
+from cope_sweep.tasks import Counting, FlipFlop, LastSentence, SelectiveCopy
+from cope_sweep.testing import TaskContract
+from cope_sweep.testing.test_tasks import TestRegisteredTasks  # noqa: F401 - pytest runs it here
+from tests.texts import prose
+
+pytestmark = pytest.mark.usefixtures("cache")
+
+
+def words_of_a_text(folder):
+    (folder / "text.txt").write_text(prose(1500).replace("@-@", "."), encoding="utf-8")
+    return LastSentence(corpus="prose", folder=str(folder), maximum=1, fewest_words=1, most_words=12, vocabulary=200)
+
+
+class TestVariants(TaskContract):
+    specs = [
+        FlipFlop(pairs=5, loss="all"),
+        SelectiveCopy(tokens=2, blanks=3, dense_blanks=1, sparse_blanks=5, copy_from="outputs"),
+        Counting(operations=12, variables=3, max_tokens=25, pass_weight=4, train_sequences=None),
+        words_of_a_text,
+    ]

@@ -1,0 +1,436 @@
+"""Registries: built-in classes, plugins, entry points of installed distributions, and errors."""
+
+import json
+import os
+import subprocess
+import sys
+from typing import Annotated, ClassVar, Literal
+
+import pytest
+from pydantic import TypeAdapter, ValidationError
+
+from cope_sweep.frozen import Frozen
+from cope_sweep.positions import ENCODINGS, CoPE
+from cope_sweep.registry import Kind, PluginError, Registry, load_plugins
+from cope_sweep.tasks import TASKS, SelectiveCopy
+
+
+class Shape(Kind):
+    """The base class of this file's registries."""
+
+    def area(self):
+        return 0.0
+
+
+class Square(Shape):
+    kind: Literal["square"] = "square"
+    side: float = 1.0
+
+
+class Circle(Shape):
+    BARE: ClassVar[bool] = True
+
+    kind: Literal["circle"] = "circle"
+    radius: float = 1.0
+    folder: str | None = None
+
+
+GROUP = "cope_sweep.test_shapes"
+
+
+@pytest.fixture
+def shapes():
+    return Registry("shape", Shape, (Square, Circle), entry_points=GROUP)
+
+
+@pytest.fixture
+def modules(tmp_path, monkeypatch):
+    """A function that writes an importable module; the modules are forgotten after the test."""
+    monkeypatch.syspath_prepend(tmp_path)
+    before = set(sys.modules)
+
+    def write(name, text):
+        (tmp_path / f"{name}.py").write_text(text)
+        return name
+
+    yield write
+    for name in set(sys.modules) - before:
+        del sys.modules[name]
+
+
+# -- registration
+
+
+def test_register_is_a_decorator_and_keeps_the_order(shapes):
+    @shapes.register
+    class Line(Shape):
+        kind: Literal["line"] = "line"
+
+    assert list(shapes) == ["square", "circle", "line"]
+    assert shapes.classes() == [Square, Circle, Line]
+    assert shapes.items() == [("square", Square), ("circle", Circle), ("line", Line)]
+    assert len(shapes) == 3
+    assert shapes["line"] is shapes.get("line") is Line
+    assert isinstance(shapes.validate("line"), Line)
+
+
+def test_unknown_kinds(shapes):
+    assert shapes.get("cube") is None
+    assert "cube" not in shapes
+    assert 3 not in shapes
+    with pytest.raises(KeyError, match="cube"):
+        shapes["cube"]
+
+
+def test_a_kind_is_registered_once(shapes):
+    def other_square():
+        class OtherSquare(Shape):
+            kind: Literal["square"] = "square"
+
+        return OtherSquare
+
+    with pytest.raises(
+        PluginError, match=r"test_registry\..*OtherSquare: the shape 'square' already exists in .*test_reg"
+    ):
+        shapes.register(other_square())
+    assert shapes["square"] is Square
+
+
+def test_a_reloaded_class_replaces_the_earlier_one(shapes):
+    def define(side):
+        class Tile(Shape):
+            kind: Literal["tile"] = "tile"
+            side: float
+
+        Tile.model_fields["side"].default = side
+        return Tile
+
+    shapes.register(define(1.0))
+    second = shapes.register(define(2.0))
+    assert shapes["tile"] is second
+    assert list(shapes).count("tile") == 1
+
+
+def test_a_class_without_a_literal_kind_is_an_error(shapes):
+    class Missing(Shape):
+        side: float = 1.0
+
+    class AnyText(Shape):
+        kind: str = "any"
+
+    class Two(Shape):
+        kind: Literal["one", "two"] = "one"
+
+    class Other(Shape):
+        kind: Literal["one"] = "two"
+
+    for cls in (Missing, AnyText, Two, Other):
+        with pytest.raises(PluginError, match=rf"{cls.__name__} has no kind; give it one: `kind: Literal\['name'\]"):
+            shapes.register(cls)
+
+
+def test_a_class_of_another_base_is_an_error(shapes):
+    for other in (CoPE, int, lambda: None):
+        with pytest.raises(PluginError, match=r"is not a subclass of .*test_registry\.Shape"):
+            shapes.register(other)
+
+
+def test_an_abstract_class_is_an_error():
+    from cope_sweep.tasks import Task
+
+    class Half(Task):
+        kind: Literal["half"] = "half"
+
+    with pytest.raises(PluginError, match=r"Half: the task 'half' is abstract; define length, vocabulary_size"):
+        TASKS.register(Half)
+    assert "half" not in TASKS
+
+
+# -- validation
+
+
+def test_a_spec_a_kind_or_a_mapping(shapes):
+    spec = Square(side=2.0)
+    assert shapes.validate(spec) is spec
+    assert shapes.validate("circle") == Circle()
+    assert shapes.validate({"kind": "square", "side": 3}) == Square(side=3.0)
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "location"),
+    [
+        ("cube", "union_tag_invalid", ()),
+        ({"kind": "cube"}, "union_tag_invalid", ()),
+        ({"side": 1.0}, "union_tag_not_found", ()),
+        ({"kind": []}, "union_tag_invalid", ()),
+        ({"kind": None}, "union_tag_invalid", ()),
+        (7, "model_attributes_type", ()),
+        ({"kind": "square", "edge": 1.0}, "extra_forbidden", ("square", "edge")),
+        ({"kind": "square", "side": "long"}, "float_type", ("square", "side")),
+    ],
+)
+def test_errors_have_the_tag_of_their_class(shapes, value, error, location):
+    with pytest.raises(ValidationError) as raised:
+        shapes.validate(value)
+    [found] = raised.value.errors()
+    assert found["loc"] == location
+    assert found["type"] == error
+    if error == "union_tag_invalid":
+        assert found["ctx"]["expected_tags"] == "'square', 'circle'"
+
+
+def test_a_spec_of_an_unregistered_class_is_an_error(shapes):
+    class Blob(Shape):
+        kind: Literal["blob"] = "blob"
+
+    class LoudSquare(Square):
+        pass
+
+    for spec in (Blob(), LoudSquare()):
+        with pytest.raises(PluginError, match=rf"{type(spec).__name__} is not registered as the shape '{spec.kind}'"):
+            shapes.validate(spec)
+
+
+class TestAsAnAnnotation:
+    @pytest.fixture
+    def drawing(self, shapes):
+        class Drawing(Frozen):
+            shape: Annotated[Shape, shapes]
+
+        return Drawing
+
+    def test_validates_and_locates_errors(self, drawing):
+        assert drawing(shape="circle").shape == Circle()
+        assert drawing.model_validate_json('{"shape": {"kind": "square", "side": 2}}').shape == Square(side=2.0)
+        with pytest.raises(ValidationError) as raised:
+            drawing(shape={"kind": "square", "edge": 1})
+        assert raised.value.errors()[0]["loc"] == ("shape", "square", "edge")
+
+    def test_bare_classes_are_written_as_their_kind(self, drawing):
+        assert drawing(shape=Circle()).model_dump(mode="json") == {"shape": "circle"}
+        assert json.loads(drawing(shape=Circle()).model_dump_json()) == {"shape": "circle"}
+        written = drawing(shape=Circle(radius=2.0)).model_dump(mode="json")
+        assert written == {"shape": {"kind": "circle", "radius": 2.0, "folder": None}}
+        assert drawing(shape=Square()).model_dump(mode="json") == {"shape": {"kind": "square", "side": 1.0}}
+        for shape in (Circle(), Circle(radius=2.0), Square()):
+            assert drawing.model_validate(drawing(shape=shape).model_dump(mode="json")).shape == shape
+
+    def test_the_json_schema_names_every_kind_and_field(self, shapes, drawing):
+        @shapes.register
+        class Line(Shape):
+            kind: Literal["line"] = "line"
+            length: float = 1.0
+
+        schema = TypeAdapter(drawing).json_schema()
+        names, *classes = schema["properties"]["shape"]["anyOf"]
+        assert names == {"type": "string", "enum": ["square", "circle", "line"]}
+        assert [set(each["properties"]) for each in classes] == [
+            {"kind", "side"},
+            {"kind", "radius", "folder"},
+            {"kind", "length"},
+        ]
+
+
+# -- identity
+
+
+def test_kinds_of_outside_classes_are_qualified():
+    assert CoPE.qualified_kind() == "cope"
+    assert SelectiveCopy.qualified_kind() == "selective_copy"
+    assert Square.qualified_kind() == f"{__name__}.square"
+
+
+def test_built_in_kinds_are_unique_over_encodings_and_tasks():
+    """The versions in a run's identity have one key per kind."""
+    built_in = [cls.qualified_kind() for registry in (ENCODINGS, TASKS) for cls in registry.classes()]
+    assert len(set(built_in)) == len(built_in)
+
+
+# -- plugins
+
+
+PLUGIN = """
+from typing import Literal
+from cope_sweep.positions import ENCODINGS
+from cope_sweep.positions.base import Encoding
+from cope_sweep.spec import RunSpec
+
+@ENCODINGS.register
+class Mine(Encoding):
+    VERSION = 3
+    kind: Literal["{kind}"] = "{kind}"
+    strength: float = 1.0
+"""
+
+
+def test_plugins_are_imported_by_name(modules):
+    name = modules("a_plugin", "LOADED = True\n")
+    load_plugins([name])
+    load_plugins([name])
+    assert sys.modules[name].LOADED
+
+
+def test_plugins_can_be_in_the_current_directory(tmp_path, monkeypatch):
+    (tmp_path / "plugin_here.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
+    load_plugins(["plugin_here"])
+    assert sys.modules.pop("plugin_here").__file__ == str(tmp_path / "plugin_here.py")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("not_there", None, r"the plugin not_there cannot be imported: ModuleNotFoundError: .*; install it, or start"),
+        ("os.not_there", None, r"the plugin os\.not_there cannot be imported: .*; install it, or start the command"),
+        (
+            "needs",
+            "import not_there_either",
+            r"the plugin needs cannot be .*not_there_either.*; correct the module until",
+        ),
+        ("need", "import needs_more", r"the plugin need cannot .*'needs_more'; correct the module until `import need`"),
+        (
+            "fails",
+            "1 / 0",
+            r"the plugin fails cannot be imported: ZeroDivisionError: division by zero; correct the mod",
+        ),
+        (
+            "syntax",
+            "def",
+            r"the plugin syntax cannot be imported: SyntaxError: .*; correct the module until `import syn",
+        ),
+        (
+            "my/plugin.py",
+            None,
+            r"the plugin 'my/plugin\.py' is not the name of a module; write it as in `import my_pack",
+        ),
+        ("", None, r"the plugin '' is not the name of a module"),
+        (
+            "taken",
+            PLUGIN.format(kind="cope"),
+            r"^taken\.Mine: the encoding 'cope' already exists in cope_sweep\.positions",
+        ),
+    ],
+)
+def test_errors_of_plugins_name_the_module_and_the_remedy(name, text, message, modules):
+    if text is not None:
+        modules(name, text)
+    with pytest.raises(PluginError, match=message):
+        load_plugins([name])
+
+
+def test_modules_of_the_environment_variable_are_imported_when_an_unknown_kind_is_asked_for(modules, monkeypatch):
+    monkeypatch.setenv("COPE_SWEEP_PLUGINS", " late_plugin, ")
+    shapes = Registry("shape", Shape, (Square,), entry_points=GROUP)
+    modules("late_plugin", "1 / 0")
+    assert shapes.validate("square") == Square()  # built-in: nothing is imported
+    for _ in range(2):  # the error is not lost
+        with pytest.raises(PluginError, match="the plugin late_plugin cannot be imported: ZeroDivisionError"):
+            shapes.validate("late")
+    # The plugin registers its class with the registry of this test.
+    sys.modules["shapes_of_this_test"] = sys.modules[__name__]
+    monkeypatch.setattr(sys.modules[__name__], "REGISTRY", shapes, raising=False)
+    modules(
+        "late_plugin",
+        "from typing import Literal\nfrom shapes_of_this_test import REGISTRY, Shape\n"
+        "assert 'unknown' not in REGISTRY\n"  # looking up a kind during the import is allowed
+        "@REGISTRY.register\nclass Late(Shape):\n    kind: Literal['late'] = 'late'\n",
+    )
+    assert shapes.validate({"kind": "late"}).qualified_kind() == "late_plugin.late"
+    assert list(shapes) == ["square", "late"]
+
+
+# -- entry points of an installed distribution
+
+
+def install(folder, name, entry_points, **files):
+    """A distribution in a target folder, as an installer leaves it: modules and a .dist-info folder."""
+    for module, text in files.items():
+        (folder / f"{module}.py").write_text(text)
+    info = folder / f"{name}-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(entry_points)
+
+
+def test_entry_points_name_classes_or_modules(tmp_path, modules, monkeypatch):
+    install(
+        tmp_path,
+        "shapes-of-others",
+        f"[{GROUP}]\nstar = others:Star\nmodule = others_module\n",
+        others=f"from typing import Literal\nfrom {__name__} import Shape\n"
+        "class Star(Shape):\n    kind: Literal['star'] = 'star'\n",
+        others_module="",
+    )
+    shapes = Registry("shape", Shape, (Square,), entry_points=GROUP)
+    assert "others" not in sys.modules
+    assert shapes.validate("star").qualified_kind() == "others.star"
+    assert "others_module" in sys.modules
+    assert "'square', 'star'" in _error(shapes, "cube")
+
+
+def _error(registry, value):
+    with pytest.raises(ValidationError) as raised:
+        registry.validate(value)
+    return raised.value.errors()[0]["ctx"]["expected_tags"]
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (
+            "not_there_at_all:Star",
+            r"'star' \(not_there_at_all:Star\) of the group .*test_shapes cannot be loaded: Module",
+        ),
+        ("broken_shapes", r"ZeroDivisionError: division by zero; correct or uninstall broken-shapes"),
+        ("broken_shapes_ok:Wrong", r"broken_shapes_ok\.Wrong is not a subclass of"),
+    ],
+)
+def test_errors_of_entry_points_name_the_distribution(value, message, tmp_path, modules):
+    files = {"broken_shapes": "1 / 0", "broken_shapes_ok": "class Wrong: pass"}
+    install(tmp_path, "broken-shapes", f"[{GROUP}]\nstar = {value}\n", **files)
+    shapes = Registry("shape", Shape, (Square,), entry_points=GROUP)
+    for _ in range(2):
+        with pytest.raises(PluginError, match=message):
+            list(shapes)
+
+
+SCRIPT = """
+import json
+from cope_sweep.positions import ENCODINGS
+from cope_sweep.spec import RunSpec
+from cope_sweep.tasks import TASKS
+
+data = {"task": {"kind": "flip_flop", "pairs": 4}, "model": {"position": ["mine", {"kind": "rope"}]}}
+run = RunSpec.model_validate_json(json.dumps(data))
+again = RunSpec.model_validate_json(run.model_dump_json())
+assert again == run and again.run_id == run.run_id
+schema = json.dumps(RunSpec.model_json_schema())
+print(json.dumps({"versions": run.versions, "kinds": list(ENCODINGS), "schema": "strength" in schema, "id": run.run_id}))
+"""
+
+
+@pytest.mark.slow
+def test_an_installed_encoding_is_part_of_a_run_and_its_id(tmp_path):
+    """In a new process: found by its entry point, written and read as JSON, versioned under its qualified name."""
+    results = []
+    for number, (module, source) in enumerate(
+        [
+            ("first_author", PLUGIN.format(kind="mine")),
+            ("second_author", PLUGIN.format(kind="mine")),
+            ("first_author", PLUGIN.format(kind="mine").replace("VERSION = 3", "VERSION = 4")),
+        ]
+    ):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        install(folder, "an-author", f"[cope_sweep.positions]\nmine = {module}\n", **{module: source})
+        path = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
+        process = subprocess.run(
+            [sys.executable, "-c", SCRIPT], env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True
+        )
+        assert process.returncode == 0, process.stderr
+        results.append(json.loads(process.stdout))
+    assert [result["versions"]["first_author.mine"] for result in (results[0], results[2])] == [3, 4]
+    assert results[1]["versions"]["second_author.mine"] == 3
+    assert all(result["kinds"][-1] == "mine" and result["schema"] for result in results)
+    assert len({result["id"] for result in results}) == 3

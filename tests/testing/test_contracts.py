@@ -1,0 +1,227 @@
+"""The contract suites as their users run them: on the examples of the READMEs, and on faulty encodings and tasks."""
+
+import os
+import re
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+
+import cope_sweep
+from cope_sweep.positions import ENCODINGS
+from cope_sweep.tasks import TASKS
+
+pytestmark = pytest.mark.slow
+
+PACKAGE = Path(cope_sweep.__file__).parent
+
+FAULTY = """
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from cope_sweep.positions import ENCODINGS, Parameter
+from cope_sweep.positions.base import AttentionEncoding
+from cope_sweep.positions.relative import distances
+from cope_sweep.positions.terms import DistanceSlope
+from cope_sweep.tasks import IGNORED, TASKS, Batch, Task
+
+
+@ENCODINGS.register
+class Acausal(AttentionEncoding):
+    kind: Literal["acausal"] = "acausal"
+
+    def score(self, parameters, attention):
+        return attention.q_BHQK @ attention.k_BHSK.cumsum(-2).flip(-2).transpose(-1, -2)
+
+
+@ENCODINGS.register
+class Unused(AttentionEncoding):
+    kind: Literal["unused"] = "unused"
+
+    def parameters(self, dims):
+        return {"used": Parameter((1,)), "not_used": Parameter((1,))}
+
+    def score(self, parameters, attention):
+        return (0 * parameters["not_used"] - parameters["used"]) * distances(attention)
+
+
+@ENCODINGS.register
+class WrongTerm(AttentionEncoding):
+    kind: Literal["wrong_term"] = "wrong_term"
+
+    def score(self, parameters, attention):
+        return -0.5 * distances(attention)
+
+    def term(self, parameters, q_BHQK):
+        return DistanceSlope(-0.4 * q_BHQK.new_ones(q_BHQK.shape[1]))
+
+
+class Faulty(Task):
+    TESTS: ClassVar[tuple[str, ...]] = ("in_dist",)
+
+    @property
+    def vocabulary_size(self):
+        return 5
+
+    def length(self, split):
+        return 4
+
+    def batch(self, inputs, target):
+        targets = np.full_like(inputs, IGNORED)
+        targets[:, -1] = target
+        return Batch(inputs, targets, targets != IGNORED)
+
+
+@TASKS.register
+class GlobalRandom(Faulty):
+    kind: Literal["global_random"] = "global_random"
+
+    def generate(self, split, rng, count):
+        return self.batch(np.random.randint(0, 5, (count, 4)), 0)
+
+
+@TASKS.register
+class LargeTarget(Faulty):
+    kind: Literal["large_target"] = "large_target"
+
+    def generate(self, split, rng, count):
+        return self.batch(rng.integers(0, 5, (count, 4)), 5)
+
+
+@TASKS.register
+class OneSplit(Faulty):
+    kind: Literal["one_split"] = "one_split"
+
+    def sequences(self, split, seed, start, count):
+        self.check_split(split)
+        rows = [np.random.default_rng([seed, row]).integers(0, 5, 4) for row in range(start, start + count)]
+        return self.batch(np.array(rows), 0)
+
+    def token_label(self, token):
+        return "x"
+"""
+
+TRAINING = """
+
+def test_it_trains_through_the_public_api(tmp_path):
+    from cope_sweep.record import Ledger
+    from cope_sweep.spec import RunSpec
+    from cope_sweep.train import Runtime, train_run
+
+    run = RunSpec.model_validate(
+        {
+            "task": {"kind": "first_token", "delay": 3},
+            "model": {"layers": 1, "dim": 16, "heads": 2, "position": ["learned_decay"]},
+            "train": {"steps": 5, "batch": 8},
+            "evaluate": {"every": 5, "sequences": 8, "final_sequences": 8},
+        }
+    )
+    assert run.versions == {"first_token.first_token": 1, "learned_decay.learned_decay": 1}
+    ledger = Ledger(tmp_path / "store", create=True)
+    assert train_run(run, ledger, Runtime(threads=1)) == "finished"
+    assert ledger.run(run.run_id).status == "finished"
+"""
+
+
+def python_blocks(room):
+    """The Python examples of a room's README: the module, and the test."""
+    return re.findall(r"```python\n(.*?)```", (PACKAGE / room / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+
+
+def outcomes(report):
+    """Test name → whether it passed, from a JUnit report, without skipped tests."""
+    cases = [case for case in ET.parse(report).iter("testcase") if case.find("skipped") is None]
+    return {f"{case.get('classname')}::{case.get('name')}": len(case) == 0 for case in cases}
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    """One run of the suites over the examples and the faulty classes: test name → whether it passed."""
+    folder = tmp_path_factory.mktemp("author")
+    tests = []
+    for room, name in (("positions", "learned_decay"), ("tasks", "first_token")):
+        module, test = python_blocks(room)
+        (folder / f"{name}.py").write_text(module)
+        tests.append(folder / f"test_{name}.py")
+        tests[-1].write_text(test)
+    (folder / "faulty.py").write_text(FAULTY)
+    (folder / "test_training.py").write_text("import first_token, learned_decay\n" + TRAINING)
+    kinds = "learned_decay,first_token,acausal,unused,wrong_term,global_random,large_target,one_split"
+    command = [sys.executable, "-m", "cope_sweep.testing", "--plugins", "learned_decay, first_token,faulty"]
+    command += ["--only", kinds, *map(str, tests), str(folder / "test_training.py")]
+    command += ["-q", "--junitxml=report.xml", "-p", "no:cacheprovider", f"--rootdir={folder}"]
+    path = os.pathsep.join([str(PACKAGE.parent), str(folder)])
+    process = subprocess.run(command, cwd=folder, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True)
+    assert process.returncode == 1, process.stdout + process.stderr  # some tests failed: those of the faulty classes
+    return outcomes(folder / "report.xml")
+
+
+def of_kind(results, kind):
+    """The outcomes of the tests of one registered kind: test → whether it passed."""
+    pattern = re.compile(rf"test_(?:encodings|tasks)\.\w+::(\w+)\[(?:[\w.]+-)?{kind}(?:-[\w.]+)?\]")
+    found = [(match[1], passed) for name, passed in results.items() if (match := pattern.search(name))]
+    return {test: all(passed for other, passed in found if other == test) for test, _ in found}
+
+
+@pytest.mark.parametrize(("kind", "tests"), [("learned_decay", 13), ("first_token", 11)])
+def test_the_examples_of_the_readmes_pass(results, kind, tests):
+    found = of_kind(results, kind)
+    assert len(found) >= tests
+    assert all(found.values()), found
+
+
+@pytest.mark.parametrize(("module", "specs"), [("learned_decay", 2), ("first_token", 2)])
+def test_the_subclasses_of_the_readmes_pass(results, module, specs):
+    found = {name: passed for name, passed in results.items() if f"test_{module}.Test" in name}
+    assert len(found) >= 11 * specs
+    assert all(found.values()), found
+
+
+def test_the_examples_train(results):
+    [passed] = [passed for name, passed in results.items() if name.endswith("::test_it_trains_through_the_public_api")]
+    assert passed
+
+
+@pytest.mark.parametrize(
+    ("kind", "failures"),
+    [
+        ("acausal", {"test_outputs_do_not_depend_on_later_tokens", "test_gradients_do_not_reach_later_tokens"}),
+        ("unused", {"test_every_position_parameter_has_a_gradient"}),
+        ("wrong_term", {"test_fused_kernels_equal_the_reference"}),
+        ("global_random", {"test_sequences_are_a_pure_function", "test_any_range_is_a_slice_of_the_whole"}),
+        ("large_target", {"test_targets_and_answers_agree"}),
+        ("one_split", {"test_seeds_and_splits_differ", "test_every_token_has_a_label"}),
+    ],
+)
+def test_faults_are_found(results, kind, failures):
+    found = of_kind(results, kind)
+    failed = {test for test, passed in found.items() if not passed}
+    assert failures <= failed
+    # The other tests pass or fail for the same reason; those that concern the spec alone pass.
+    assert found["test_spec_round_trips_through_json"]
+
+
+def test_every_registered_kind_is_collected(tmp_path):
+    """`pytest --pyargs cope_sweep.testing`, with a plugin from the environment."""
+    (tmp_path / "learned_decay.py").write_text(python_blocks("positions")[0])
+    environment = os.environ | {
+        "COPE_SWEEP_PLUGINS": "learned_decay",
+        "PYTHONPATH": os.pathsep.join([str(PACKAGE.parent), str(tmp_path)]),
+    }
+    command = [sys.executable, "-m", "pytest", "--pyargs", "cope_sweep.testing", "--collect-only", "-q"]
+    command += ["-p", "no:cacheprovider", f"--rootdir={tmp_path}"]
+    process = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert process.returncode == 0, process.stdout + process.stderr
+    for kind in (*ENCODINGS, "learned_decay"):
+        assert f"test_state_dict_round_trip[{kind}]" in process.stdout
+    for kind in TASKS:
+        assert f"test_shapes_types_and_ids[{kind}]" in process.stdout
+
+
+@pytest.mark.parametrize(("room", "registry"), [("positions", ENCODINGS), ("tasks", TASKS)], ids=["positions", "tasks"])
+def test_the_readme_of_a_room_names_every_kind(room, registry):
+    readme = (PACKAGE / room / "README.md").read_text(encoding="utf-8")
+    assert [kind for kind in registry if f"| `{kind}` |" not in readme] == []
