@@ -1,4 +1,4 @@
-"""Queries over plans and the store: what `list`, `plan` and `status` show, as plain data."""
+"""Queries over plans and the store, as plain data: what the commands `list`, `plan` and `status` show."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ from cope_sweep.spec import Resources, SpecError, load_ablation
 
 
 def catalogue(folder: Path, ledger: Ledger) -> list[dict[str, Any]]:
-    """Every ablation file of a folder, and how far it is; one that cannot be used carries its `error`.
+    """Every ablation file of a folder with its size and its number of finished runs.
 
-    Raises UserError where there is none.
+    The entry of a file that is not valid holds its name and the `error`. Raises UserError if the folder has no
+    ablation file.
     """
     paths = sorted(folder.glob("*.yaml"))
     if not paths:
-        raise UserError(f"no ablation files (*.yaml) in {folder.absolute()}; choose the folder with --ablations")
-    return [_entry(path, ledger) for path in paths]
+        raise UserError(f"no ablation files (*.yaml) in {folder.absolute()}; choose another folder with --ablations")
+    return [_catalogue_entry(path, ledger) for path in paths]
 
 
-def _entry(path: Path, ledger: Ledger) -> dict[str, Any]:
+def _catalogue_entry(path: Path, ledger: Ledger) -> dict[str, Any]:
     try:
         plan = expand(load_ablation(path))
     except SpecError as error:
@@ -45,12 +46,12 @@ def _entry(path: Path, ledger: Ledger) -> dict[str, Any]:
 
 
 def cost(plan: Plan, ledger: Ledger) -> dict[str, Any]:
-    """The plan's runs with their status and estimates, and what those still to do take together."""
-    expected = estimates(plan, measured_rates(plan, ledger))
+    """The plan's runs with status and estimates, and the estimated wall time of those that are not finished."""
+    estimated = estimates(plan, measured_rates(plan, ledger))
     groups = worker_groups(plan)
     runs: list[dict[str, Any]] = []
     for run in plan.runs:
-        estimate = expected[run.run_id]
+        estimate = estimated[run.run_id]
         runs.append(
             {
                 "run_id": run.run_id,
@@ -63,19 +64,19 @@ def cost(plan: Plan, ledger: Ledger) -> dict[str, Any]:
                 "basis": estimate.basis,
             }
         )
-    todo = [expected[entry["run_id"]] for entry in runs if entry["status"] != "finished"]
+    to_do = [estimated[entry["run_id"]] for entry in runs if entry["status"] != "finished"]
     return {
         "ablation": plan.name,
         "worker_groups": groups,
-        "finished": len(runs) - len(todo),
-        "to_do": len(todo),
-        "estimated_s": round(total_seconds(todo, groups), 1),
+        "finished": len(runs) - len(to_do),
+        "to_do": len(to_do),
+        "estimated_s": round(total_seconds(to_do, groups), 1),
         "runs": runs,
     }
 
 
 def run_status(plan: Plan, ledger: Ledger) -> dict[str, Any]:
-    """Each run of the plan: status, step, worker, and the message of one that failed."""
+    """Each run of the plan with its status, last logged step and worker, and the error message of a failed run."""
     runs = []
     for run in plan.runs:
         folder = ledger.run(run.run_id)
@@ -89,7 +90,8 @@ def run_status(plan: Plan, ledger: Ledger) -> dict[str, Any]:
                 "status": status,
                 "step": int(curve[-1]["step"]) if curve else 0,
                 "steps": run.train.steps,
-                "worker_id": state.get("worker_id"),
+                # Older stores have the worker under `where`.
+                "worker_id": state.get("worker_id", state.get("where")),
                 "message": state.get("message") if status == "failed" else None,
             }
         )
@@ -97,7 +99,7 @@ def run_status(plan: Plan, ledger: Ledger) -> dict[str, Any]:
 
 
 def worker_groups(plan: Plan) -> int:
-    """How many groups this machine would train side by side."""
+    """How many worker groups of the plan's size train in parallel on this machine's CPU cores."""
     resources = plan.ablation.content.resources
     if resources.groups != "auto":
         return resources.groups
@@ -105,12 +107,17 @@ def worker_groups(plan: Plan) -> int:
 
 
 def measured_rates(plan: Plan, ledger: Ledger) -> dict[Shape, float]:
-    """Shape → median seconds per floating-point operation of this plan's finished runs."""
+    """Shape → median seconds per floating-point operation of the plan's finished runs of that shape."""
     rates: dict[Shape, list[float]] = {}
-    for run in plan.runs:
-        result = ledger.run(run.run_id).result
-        if result:
-            facts = result["facts"]
-            resources = Resources(checkpoint_activations=facts.get("checkpoint_activations", False))
-            rates.setdefault(shape_of(run), []).append(facts["wall_s"] / run_flops(run, resources))
+    for row in plan.rows:
+        shape = shape_of(row.runs[0])
+        flops: dict[bool, float] = {}
+        for run in row.runs:
+            result = ledger.run(run.run_id).result
+            if result:
+                facts = result["facts"]
+                recomputes = bool(facts.get("checkpoint_activations", False))
+                if recomputes not in flops:
+                    flops[recomputes] = run_flops(run, Resources(checkpoint_activations=recomputes))
+                rates.setdefault(shape, []).append(facts["wall_s"] / flops[recomputes])
     return {shape: statistics.median(values) for shape, values in rates.items()}

@@ -1,4 +1,4 @@
-"""From an ablation to its runs, and what they will cost. Pure: no store, no clock."""
+"""Plans: the runs of an ablation and their estimated cost. This package reads neither the store nor the clock."""
 
 from cope_sweep.plan.estimate import Estimate, estimates, parameter_count, total_seconds
 from cope_sweep.plan.expand import Plan, Row, expand

@@ -1,10 +1,11 @@
-"""What a plan will cost, before anything starts: parameters (exact), time and memory (estimates, and on what basis).
+"""Estimates of what a plan costs: parameters (exact), time and memory.
 
-Parameters are counted from the declared shapes, without building a model, so that planning needs no torch.
+Parameters are counted from declared shapes, without building a model, so that planning does not import torch.
 """
 
 from __future__ import annotations
 
+import heapq
 import math
 import statistics
 from collections.abc import Iterable, Mapping
@@ -13,10 +14,11 @@ from dataclasses import dataclass
 from cope_sweep.plan.expand import Plan
 from cope_sweep.spec import Resources, RunSpec
 
-RULE_FLOPS_PER_S = 2e10
-"""Where nothing was measured yet: what a slow CPU core achieves on small transformers; a fast one has five times it."""
-RULE_STEP_S = 2e-3
-"""…and what a step costs however small its tensors are."""
+DEFAULT_FLOPS_PER_S = 2e10
+"""Floating-point operations per second and core without measurements: a slow CPU core on small transformers. A fast
+core reaches five times as many."""
+DEFAULT_STEP_S = 2e-3
+"""Seconds per training step without measurements, in addition to the floating-point operations."""
 PROCESS_BYTES = 600 * 2**20
 """A worker process with torch loaded, before its first tensor."""
 KEPT_OF_A_BLOCK = 17
@@ -26,21 +28,21 @@ LOGITS = 4
 
 
 Shape = tuple[str, str, int]
-"""Task, model and batch of a run."""
+"""Task, model and batch size of a run; runs of equal shape take equal time per step."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """What one run takes."""
+    """The estimated cost of one run."""
 
     parameters: int
     """Exact."""
     seconds: float
-    """On one worker group, by itself."""
+    """Training and evaluation on one worker group."""
     memory_bytes: int
-    """Of a worker process."""
+    """Peak of one worker process."""
     basis: str
-    """Where `seconds` comes from."""
+    """What `seconds` was estimated from."""
 
 
 def parameter_count(run: RunSpec) -> int:
@@ -62,21 +64,27 @@ def parameter_count(run: RunSpec) -> int:
 
 
 def sequence_flops(run: RunSpec, tokens: int) -> float:
-    """Floating-point operations of a forward pass: 2 for each parameter and token, and those of attention."""
+    """Floating-point operations of the forward pass of one sequence: 2 per parameter and token, plus attention."""
     per_token: float = 2 * parameter_count(run) + 4 * run.model.layers * run.model.dim * tokens
     if any(encoding.scores for encoding in run.model.position):
-        per_token *= 1.5  # gates, look-ups and their gradients: elementwise, memory-bound
+        per_token *= 1.5  # gates and look-ups are elementwise: few operations, but bound by memory bandwidth
     return per_token * tokens
 
 
 def step_flops(run: RunSpec, resources: Resources) -> float:
-    """Of a training step: a backward pass takes two forward passes, and one more where activations are made again."""
+    """Floating-point operations of a training step.
+
+    A backward pass costs as much as two forward passes, and three if activations are recomputed.
+    """
     passes = 4 if resources.checkpoint_activations else 3
     return passes * run.train.batch * sequence_flops(run, run.task.length("train"))
 
 
 def run_flops(run: RunSpec, resources: Resources) -> float:
-    """Of a whole run, evaluations included; test sets that end sooner than `final_sequences` take less."""
+    """Floating-point operations of a run with its evaluations.
+
+    This is an upper bound where a test set has fewer than `final_sequences` sequences.
+    """
     evaluate, task = run.evaluate, run.task
     at_every = (run.train.steps - 1) // evaluate.every * evaluate.sequences + evaluate.final_sequences
     total = run.train.steps * step_flops(run, resources)
@@ -109,39 +117,44 @@ def memory_bytes(run: RunSpec, resources: Resources) -> int:
 
 
 def estimates(plan: Plan, measured: Mapping[Shape, float] | None = None) -> dict[str, Estimate]:
-    """Run id → estimate.
+    """Run id → estimate, for every run of the plan.
 
-    `measured`: seconds per floating-point operation of runs of a shape that were trained before, as `shape_of` names
-    it; times of other shapes are scaled from them. Without any, times follow a rule of thumb.
+    `measured` maps the shapes of finished runs (`shape_of`) to seconds per floating-point operation. Runs of other
+    shapes use the median of these rates. Without measurements, times follow a rule of thumb.
     """
-    resources = plan.ablation.content.resources
     measured = measured or {}
-    rate = statistics.median(measured.values()) if measured else None
+    median_rate = statistics.median(measured.values()) if measured else None
     result = {}
-    for run in plan.runs:
-        key = shape_of(run)
-        flops = run_flops(run, resources)
-        if key in measured:
-            seconds, basis = flops * measured[key], "measured on this store, same shapes"
-        elif rate is not None:
-            seconds, basis = flops * rate, "scaled from this store's finished runs"
-        else:
-            workers = min(resources.workers, run.train.batch)
-            seconds = run.train.steps * RULE_STEP_S + flops / (workers * resources.cpus * RULE_FLOPS_PER_S)
-            basis = f"rule of thumb, {RULE_FLOPS_PER_S / 1e9:.0f} GFLOP/s a core; a fast one takes a fifth"
-        result[run.run_id] = Estimate(parameter_count(run), seconds, memory_bytes(run, resources), basis)
+    for row in plan.rows:
+        # The seed does not change the cost.
+        estimate = _estimate(row.runs[0], plan.ablation.content.resources, measured, median_rate)
+        result.update(dict.fromkeys((run.run_id for run in row.runs), estimate))
     return result
 
 
+def _estimate(
+    run: RunSpec, resources: Resources, measured: Mapping[Shape, float], median_rate: float | None
+) -> Estimate:
+    flops, rate = run_flops(run, resources), measured.get(shape_of(run))
+    if rate is not None:
+        seconds, basis = flops * rate, "measured on this store, same shapes"
+    elif median_rate is not None:
+        seconds, basis = flops * median_rate, "scaled from this store's finished runs"
+    else:
+        workers = min(resources.workers, run.train.batch)
+        seconds = run.train.steps * DEFAULT_STEP_S + flops / (workers * resources.cpus * DEFAULT_FLOPS_PER_S)
+        basis = f"rule of thumb: {DEFAULT_FLOPS_PER_S / 1e9:.0f} GFLOP/s per core; a fast core takes a fifth of the time"
+    return Estimate(parameter_count(run), seconds, memory_bytes(run, resources), basis)
+
+
 def total_seconds(runs: Iterable[Estimate], groups: int) -> float:
-    """Wall time of runs, given in order to `groups` worker groups, each to the first that is free."""
+    """Wall time of `runs` in seconds, if each in order goes to the first of `groups` worker groups that is free."""
     free_at = [0.0] * max(1, groups)
     for run in runs:
-        first = min(range(len(free_at)), key=free_at.__getitem__)
-        free_at[first] += run.seconds
+        heapq.heapreplace(free_at, free_at[0] + run.seconds)
     return max(free_at)
 
 
 def shape_of(run: RunSpec) -> Shape:
-    """Runs of equal shape take equal time per step."""
+    """The shape of a run: its task, model and batch size."""
     return (run.task.model_dump_json(), run.model.model_dump_json(), run.train.batch)

@@ -1,7 +1,7 @@
-"""From the record of runs to frames, statistics and tables: data first, rendering second."""
+"""Results of an ablation: frames of its runs, statistics over seeds, and tables."""
 
-from cope_sweep.results.frame import curves, frame, frame_from_tracking
+from cope_sweep.results.frame import curves, frame
 from cope_sweep.results.stats import Summary, summarise
-from cope_sweep.results.table import Table, table, table_of
+from cope_sweep.results.table import Table, table
 
-__all__ = ["Summary", "Table", "curves", "frame", "frame_from_tracking", "summarise", "table", "table_of"]
+__all__ = ["Summary", "Table", "curves", "frame", "summarise", "table"]

@@ -1,6 +1,8 @@
-"""What is to be trained, declared: runs, ablations, resources."""
+"""Declarations: runs, ablation files and resources."""
 
-from cope_sweep.spec.ablation import Ablation, LoadedAblation, Metric, Published, load_ablation, name_of, with_overrides
+from cope_sweep.spec.ablation import Ablation, LoadedAblation, Metric, Published, default_label, load_ablation
+from cope_sweep.spec.metric_names import current_metric_name
+from cope_sweep.spec.overrides import with_overrides
 from cope_sweep.spec.resources import Resources
 from cope_sweep.spec.run import NUMERIC_FACTS, EvaluateSpec, ModelSpec, RunSpec, TrainSpec
 from cope_sweep.spec.source import SpecError
@@ -17,7 +19,8 @@ __all__ = [
     "RunSpec",
     "SpecError",
     "TrainSpec",
+    "current_metric_name",
+    "default_label",
     "load_ablation",
-    "name_of",
     "with_overrides",
 ]

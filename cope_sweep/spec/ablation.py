@@ -1,85 +1,106 @@
-"""An ablation: a declared file that names a base configuration, what varies, the seeds, and the numbers to beat."""
+"""Ablation files: a base configuration, the axes that vary, seeds, metrics, and the numbers published in the paper."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import keyword
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, Field, ValidationError, field_validator, model_validator
 
 from cope_sweep.frozen import Frozen
+from cope_sweep.registry import PluginError, load_plugins
 from cope_sweep.spec.explain import explain
+from cope_sweep.spec.metric_names import current_metric_name
 from cope_sweep.spec.resources import Resources
-from cope_sweep.spec.run import RunSpec
-from cope_sweep.spec.source import KeyPath, Source, SpecError, parse_value, read_source
-
-Json = Any
-"""A value of JSON's types."""
+from cope_sweep.spec.source import Json, Source, SpecError, read_source
 
 Axis = list[Json] | dict[str, Json]
-"""The values of a key: a list, or a mapping from the label that tables show to the value."""
+"""The values of one key: a list, or a mapping from the label that tables show to the value."""
 
 Point = dict[str, Json]
-"""Dotted keys of a run, and values: an assignment, or (a list: any of these) a condition."""
+"""Dotted keys of a run with values. As a condition, a list of values means: any of these."""
+
+Seed = Annotated[int, Field(ge=0, lt=2**31)]
+"""The bounds are those of `RunSpec.seed`."""
 
 
-def name_of(value: Json) -> str:
-    """How tables show a value that has no label: `cope+relative`, `cope(p_max=16)`, `128`."""
+def _module_name(name: str) -> str:
+    if not all(part.isidentifier() and not keyword.iskeyword(part) for part in name.split(".")):
+        raise ValueError(
+            f"{name!r} is not the name of a Python module; write identifiers joined by dots, "
+            "as in my_package.my_encoding"
+        )
+    return name
+
+
+MetricName = Annotated[str, AfterValidator(current_metric_name)]
+"""A metric as runs report it. Former names are replaced by the current ones."""
+
+
+def default_label(value: Json) -> str:
+    """The label of an axis value that the file gives none: `cope+relative`, `cope(p_max=16)`, `128`."""
     if isinstance(value, list):
-        return "+".join(map(name_of, value)) if value else "none"
+        return "+".join(map(default_label, value)) if value else "none"
     if isinstance(value, dict):
         kind = str(value.get("kind", ""))
-        options = ", ".join(f"{key}={name_of(item)}" for key, item in value.items() if key != "kind")
+        options = ", ".join(f"{key}={default_label(item)}" for key, item in value.items() if key != "kind")
         return f"{kind}({options})" if options else kind
     return value if isinstance(value, str) else json.dumps(value)
 
 
 class Condition(Frozen):
-    """`when` a point matches `if`, further axes open, or further values are set."""
+    """Further axes and values for the points that match `if`."""
 
-    match: Point = Field(alias="if", description="Dotted keys, and the labels or values that they must have.")
-    grid: dict[str, Axis] = {}
-    set: Point = {}
+    match: Point = Field(
+        alias="if", description="Dotted keys, and the labels or values that a point must have; of a list, any."
+    )
+    grid: dict[str, Axis] = Field(default={}, description="Axes to add to these points.")
+    set: Point = Field(default={}, description="Values to set in these points; they replace an axis value.")
 
 
 class Metric(Frozen):
-    """A column of the table. The first of an ablation's metrics is the one that it is judged by."""
+    """A column of the table. The first metric decides which row is best overall."""
 
-    name: str = Field(
+    name: MetricName = Field(
         description="As runs report it: `in_dist/token_error`, `test/perplexity@2048`, `facts.tokens_per_s`, …"
     )
     label: str | None = Field(default=None, description="The column's title; null: the name.")
-    goal: Literal["min", "max"] = Field(default="min", description="Which direction is better.")
-    unit: str = Field(default="", description="As `%`.")
-    decimals: Annotated[int, Field(ge=0, le=6)] = 2
+    goal: Literal["min", "max"] = Field(default="min", description="Whether lower or higher values are better.")
+    unit: str = Field(default="", description="Shown in the title, for example `%`.")
+    decimals: Annotated[int, Field(ge=0, le=6)] = Field(default=2, description="Digits after the decimal point.")
 
     @property
     def title(self) -> str:
+        """The label with its unit."""
         text = self.label or self.name
         return f"{text} ({self.unit})" if self.unit else text
 
 
 class Published(Frozen):
-    """The paper's numbers for one row, shown beside ours."""
+    """The paper's numbers for one row, shown beside the measured ones."""
 
-    match: Point = Field(description="Which row: axis keys and labels.")
-    values: dict[str, float] = Field(description="Metric name → published value.")
-    std: dict[str, float] = Field(default={}, description="Metric name → published standard deviation.")
-    source: str = Field(default="", description="As `Table 1`.")
+    match: Point = Field(
+        description="The row: axis keys, and labels or values. If several entries match a row, the first is shown."
+    )
+    values: dict[MetricName, float] = Field(description="Metric name → published value.")
+    std: dict[MetricName, float] = Field(default={}, description="Metric name → published standard deviation.")
+    source: str = Field(default="", description="Where the numbers are from, for example `Table 1`.")
 
 
 class Scale(Frozen):
-    """A named size of the same ablation: `--scale NAME`."""
+    """A named size of the same ablation, chosen with `--scale NAME`."""
 
     description: str = ""
-    set: Point = {}
-    grid: dict[str, Axis] = Field(default={}, description="Axes to put in the place of the base's.")
-    seeds: Annotated[list[int] | None, Field(min_length=1)] = None
+    set: Point = Field(default={}, description="Dotted keys of a run, and values that replace those of the base.")
+    grid: dict[str, Axis] = Field(default={}, description="Axes that replace those of the same key.")
+    seeds: Annotated[list[Seed] | None, Field(min_length=1)] = Field(
+        default=None, description="Seeds that replace the ablation's own."
+    )
     metrics: Annotated[list[Metric] | None, Field(min_length=1)] = Field(
-        default=None, description="Columns to put in the place of the base's."
+        default=None, description="Columns that replace the ablation's own."
     )
 
 
@@ -88,15 +109,25 @@ class Ablation(Frozen):
 
     title: str
     hypothesis: str = ""
-    reproduces: str = Field(default="", description="The table or figure of the paper that this re-makes.")
-    base: dict[str, Json] = Field(description="A run's keys (task, model, train, evaluate), all that does not vary.")
+    reproduces: str = Field(default="", description="The table or figure of the paper that this ablation reproduces.")
+    plugins: list[Annotated[str, AfterValidator(_module_name)]] = Field(
+        default=[],
+        description="Python modules to import first, as `my_package.my_encoding`; they register encodings, tasks, …",
+    )
+    base: dict[str, Json] = Field(description="The keys of a run (task, model, train, evaluate) that do not vary.")
     grid: dict[str, Axis] = Field(default={}, description="Dotted key → its values; every combination is a row.")
-    zip: list[dict[str, list[Json]]] = Field(default=[], description="Axes that move together, value by value.")
-    when: list[Condition] = Field(default=[], description="Axes and values for some combinations only.")
-    exclude: list[Point] = Field(default=[], description="Combinations to leave out.")
+    zip: list[dict[str, list[Json]]] = Field(
+        default=[], description="Groups of axes that vary together: the first values of all, the second, …"
+    )
+    when: list[Condition] = Field(default=[], description="Further axes and values for some combinations only.")
+    exclude: list[Point] = Field(
+        default=[], description="Combinations to leave out: those that match any entry, each entry with all its keys."
+    )
     include: list[Point] = Field(default=[], description="Single rows to add to the grid.")
-    seeds: Annotated[list[int], Field(min_length=1)] = [0]
-    metrics: Annotated[list[Metric], Field(min_length=1)] = Field(description="The table's columns, the judge first.")
+    seeds: Annotated[list[Seed], Field(min_length=1)] = Field(default=[0], description="Each row is run once per seed.")
+    metrics: Annotated[list[Metric], Field(min_length=1)] = Field(
+        description="The table's columns; the first is the main metric."
+    )
     published: list[Published] = []
     scales: dict[str, Scale] = {}
     resources: Resources = Resources()
@@ -106,14 +137,14 @@ class Ablation(Frozen):
     def _axes_have_values(cls, grid: dict[str, Axis]) -> dict[str, Axis]:
         for key, values in grid.items():
             if not values:
-                raise ValueError(f"the axis {key!r} is empty; give it a value, or leave the axis out")
+                raise ValueError(f"the axis {key!r} is empty; give it a value, or remove the axis")
         return grid
 
     @field_validator("seeds", mode="after")
     @classmethod
     def _seeds_differ(cls, seeds: list[int]) -> list[int]:
         if len(set(seeds)) < len(seeds):
-            raise ValueError(f"seeds {seeds} repeat; each counts once")
+            raise ValueError(f"seeds {seeds} contain duplicates; list each seed once")
         return seeds
 
     @model_validator(mode="after")
@@ -122,110 +153,48 @@ class Ablation(Frozen):
             lengths = {key: len(values) for key, values in group.items()}
             if len(set(lengths.values())) != 1 or 0 in lengths.values():
                 listed = ", ".join(f"{key} has {n}" for key, n in lengths.items())
-                raise ValueError(f"zipped axes need the same number of values, one at least: {listed}")
+                raise ValueError(f"zipped axes need the same number of values, at least one: {listed}")
         return self
 
 
 @dataclass(frozen=True)
 class LoadedAblation:
-    """An ablation with its name, and the source that its errors point into."""
+    """An ablation with its name and the source file that error messages refer to."""
 
     name: str
     content: Ablation
     source: Source
 
 
-def validate(source: Source, name: str) -> LoadedAblation:
-    """The ablation in a parsed file. Raises SpecError, every problem on a line of its own."""
+def validate(source: Source, name: str, *, allow_plugins: bool = True) -> LoadedAblation:
+    """The ablation in a parsed file. Imports its plugins.
+
+    Base and axes are validated later, when the ablation is expanded: only whole runs can be.
+
+    Raises SpecError with one line per problem; also where the file names plugins and `allow_plugins` is false.
+    """
     try:
-        # JSON's rules: a list can be a tuple, and text is never a number.
-        content = Ablation.model_validate_json(json.dumps(source.data))
+        content = Ablation.model_validate(source.data)
     except ValidationError as error:
         problems = [explain(item, Ablation) for item in error.errors(include_url=False)]
         raise SpecError("\n".join(dict.fromkeys(str(source.error(*problem)) for problem in problems))) from error
+    if content.plugins and not allow_plugins:
+        raise source.error(
+            ("plugins",),
+            f"plugins ({', '.join(content.plugins)}) are not allowed here, because importing them runs code; remove "
+            "the key. The operator can install the plugins and declare them as entry points or in COPE_SWEEP_PLUGINS",
+        )
+    for index, module in enumerate(content.plugins):
+        try:
+            load_plugins([module])
+        except PluginError as error:
+            raise source.error(("plugins", index), str(error)) from error
     return LoadedAblation(name, content, source)
 
 
-def load_ablation(path: Path) -> LoadedAblation:
-    """Read an ablation file; its name is the file's. Raises SpecError."""
-    return validate(read_source(path), path.stem)
+def load_ablation(path: Path, *, allow_plugins: bool = True) -> LoadedAblation:
+    """Read an ablation file and import its plugins. The ablation's name is the file's name without suffix.
 
-
-def with_overrides(
-    loaded: LoadedAblation, *, scale: str | None = None, assignments: Sequence[str] = ()
-) -> LoadedAblation:
-    """The ablation at a named scale, and with `key=value` assignments.
-
-    A key of a run replaces the base's value, and an axis of that key; `seeds`, `metrics` and `resources.…` replace the
-    ablation's own. Raises SpecError.
+    Raises SpecError; also where the file names plugins and `allow_plugins` is false.
     """
-    content = loaded.content
-    data = content.model_dump(mode="json", by_alias=True)
-    lines = dict(loaded.source.lines)
-    if scale is not None:
-        if scale not in content.scales:
-            known = ", ".join(content.scales) or "none: this ablation has one size"
-            raise SpecError(f"{loaded.source.name}: unknown scale {scale!r}; it has {known}")
-        chosen = content.scales[scale]
-        for key, value in chosen.set.items():
-            _assign(data, key, value)
-            _trace(lines, ("base", *key.split(".")), lines.get(("scales", scale, "set", key)))
-        data["grid"] |= {key: _json(axis) for key, axis in chosen.grid.items()}
-        if chosen.seeds is not None:
-            data["seeds"] = chosen.seeds
-        if chosen.metrics is not None:
-            data["metrics"] = [metric.model_dump(mode="json") for metric in chosen.metrics]
-            _trace(lines, ("metrics",), lines.get(("scales", scale, "metrics")))
-    for assignment in assignments:
-        key, equals, text = assignment.partition("=")
-        option = f"--set {assignment}"
-        if not equals or not key:
-            raise SpecError(f"{option}: expected key=value, as in --set model.dim=128")
-        value = parse_value(text, option)
-        head = key.split(".")[0]
-        if head in RunSpec.model_fields and head != "seed":
-            _assign(data, key, value)
-            _trace(lines, ("base", *key.split(".")), option)
-        elif head in ("seeds", "metrics", "resources"):
-            _nest(data, key.split("."), value)
-            _trace(lines, tuple(key.split(".")), option)
-        else:
-            heads = [name for name in RunSpec.model_fields if name != "seed"]
-            raise SpecError(f"{option}: no key {key!r}; it starts with one of {', '.join(heads)}, seeds, resources")
-    return validate(Source(loaded.source.name, data, lines), loaded.name)
-
-
-def _json(value: Json) -> Json:
-    return json.loads(json.dumps(value))
-
-
-def _assign(data: dict[str, Json], key: str, value: Json) -> None:
-    """Fix a run's key everywhere: in the base, instead of any axis, and in what is said of that axis."""
-    axis = data["grid"].pop(key, None)
-    named = [label for label, each in axis.items() if each == value] if isinstance(axis, dict) else []
-    for name, part in (("published", "match"), ("when", "if"), ("exclude", None)):
-        kept = []
-        for entry in data[name]:
-            condition = entry if part is None else entry[part]
-            wanted = condition.pop(key, value)
-            if any(each in (value, *named) for each in (wanted, *(wanted if isinstance(wanted, list) else ()))):
-                kept.append(entry)
-        data[name] = kept
-    data["zip"] = [rest for group in data["zip"] if (rest := {k: v for k, v in group.items() if k != key})]
-    _nest(data["base"], key.split("."), value)
-
-
-def _nest(data: dict[str, Json], parts: Sequence[str], value: Json) -> None:
-    for part in parts[:-1]:
-        inner = data.get(part)
-        data[part] = inner = dict(inner) if isinstance(inner, dict) else {}
-        data = inner
-    data[parts[-1]] = value
-
-
-def _trace(lines: dict[KeyPath, int | str], path: KeyPath, place: int | str | None) -> None:
-    """From now on, `path` and all below it was written at `place`."""
-    for known in [known for known in lines if known[: len(path)] == path]:
-        del lines[known]
-    if place is not None:
-        lines[path] = place
+    return validate(read_source(path), path.stem, allow_plugins=allow_plugins)

@@ -1,4 +1,4 @@
-"""A validation error, said so that it can be acted on: key, value, what would be accepted, and the likely intent."""
+"""Readable messages for validation errors: the key, the value, what would be accepted, and the likely intent."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from cope_sweep.registry import Registry
 from cope_sweep.spec.source import KeyPath
 
-EXPECTED = {
+EXPECTED_TYPES = {
     "int_type": "a whole number",
     "int_from_float": "a whole number",
     "float_type": "a number",
@@ -25,64 +25,107 @@ EXPECTED = {
     "model_type": "a mapping",
     "model_attributes_type": "a mapping",
 }
+"""Type of a pydantic error → what was expected."""
+
+MAX_VALUE_LENGTH = 60
+"""Characters of a value that a message shows."""
 
 
 def explain(error: Any, model: type[BaseModel]) -> tuple[KeyPath, str]:
-    """The key path (as in the file), and the message, of one of pydantic's `ValidationError.errors()`."""
+    """The key path, as in the file, and the message of one item of pydantic's `ValidationError.errors()`.
+
+    `model` is the class that was validated.
+    """
     location = tuple(error["loc"])
-    kind, given = error["type"], error.get("input")
-    path = _without_tags(model, location)
-    if kind == "extra_forbidden":
-        return path, f"unknown key {path[-1]!r}" + _instead(str(path[-1]), _keys(model, location[:-1]))
-    if kind == "missing":
+    error_type, value = error["type"], error.get("input")
+    annotations, path = _resolve(model, location)
+    if error_type == "extra_forbidden":
+        return path, f"unknown key {path[-1]!r}" + suggest(str(path[-1]), _field_names(model, location[:-1]))
+    if error_type == "missing":
         return path[:-1], f"the key {path[-1]!r} is missing"
-    if kind == "union_tag_invalid":
-        accepted = [tag.strip().strip("'") for tag in error["ctx"]["expected_tags"].split(",")]
-        return path, f"unknown kind {error['ctx']['tag']!r}" + _instead(str(error["ctx"]["tag"]), accepted)
-    if kind == "union_tag_not_found":
-        return path, f"{_shown(given)} has no `kind`" + _instead("", _tags(model, location))
-    if kind == "literal_error":
-        accepted = [part.strip().strip("'") for part in error["ctx"]["expected"].replace(" or ", ", ").split(",")]
-        return path, f"{_shown(given)} is not one of the choices" + _instead(str(given), accepted)
-    if kind == "value_error":
+    if error_type == "union_tag_invalid":
+        kind = error["ctx"]["tag"]
+        return path, f"unknown kind {kind!r}" + suggest(kind, _quoted_names(error["ctx"]["expected_tags"]))
+    if error_type == "union_tag_not_found":
+        return path, f"{_shown(value)} has no `kind`" + suggest("", _kinds(annotations))
+    if error_type == "literal_error":
+        choices = _quoted_names(error["ctx"]["expected"].replace(" or ", ", "))
+        return path, f"{_shown(value)} is not one of the choices" + suggest(str(value), choices)
+    if error_type == "value_error":
         return path, str(error["ctx"]["error"])
-    if kind in EXPECTED:
-        return path, f"{_shown(given)} is not {EXPECTED[kind]}"
+    if error_type in EXPECTED_TYPES:
+        return path, f"{_shown(value)} is not {EXPECTED_TYPES[error_type]}"
     message = error["msg"][0].lower() + error["msg"][1:]
-    return path, f"{_shown(given)}: {message}"
+    return path, f"{_shown(value)}: {message}"
 
 
-def suggest(given: str, accepted: Iterable[str]) -> str:
-    """`; did you mean 'x'? Accepted: x, y` for a name that is none of `accepted`."""
-    return _instead(given, list(accepted))
-
-
-def _instead(given: str, accepted: list[str]) -> str:
+def suggest(name: str, accepted: Iterable[str]) -> str:
+    """The end of a message about an unknown name: `; did you mean 'x'? accepted: x, y`. Empty if none is accepted."""
+    accepted = list(accepted)
     if not accepted:
         return ""
-    close = difflib.get_close_matches(given, accepted, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(name, accepted, n=1, cutoff=0.5)
     hint = f"; did you mean {close[0]!r}?" if close else ";"
     return f"{hint} accepted: {', '.join(accepted)}"
 
 
 def _shown(value: Any) -> str:
     text = json.dumps(value, default=str)
-    return text if len(text) <= 60 else text[:57] + "…"
+    return text if len(text) <= MAX_VALUE_LENGTH else text[: MAX_VALUE_LENGTH - 3] + "…"
 
 
-def _members(annotation: Any) -> Iterator[Any]:
-    """The alternatives of an annotation, unwrapped."""
-    origin = get_origin(annotation)
-    if origin is Annotated:
-        inner, *metadata = get_args(annotation)
-        registry = next((item for item in metadata if isinstance(item, Registry)), None)
-        if registry is None:
-            yield from _members(inner)
-        else:
-            yield from registry.classes()
-    elif origin in (Union, UnionType):
+def _quoted_names(text: str) -> list[str]:
+    """The names in pydantic's `'a', 'b'`."""
+    return [part.strip().strip("'") for part in text.split(",")]
+
+
+def _resolve(model: type[BaseModel], location: KeyPath) -> tuple[list[Any], KeyPath]:
+    """The possible types at a pydantic error location, and the location as a key path of the file.
+
+    Pydantic's locations also hold the tags and member names of unions, which are no keys of the file.
+    """
+    annotations: list[Any] = [model]
+    path: list[str | int] = []
+    for part in location:
+        inner, is_tag = _descend(annotations, part)
+        is_member_name = not inner and isinstance(part, str) and annotations and not any(map(_is_model, annotations))
+        if is_member_name:
+            continue
+        annotations = inner
+        if not is_tag:
+            path.append(part)
+    return annotations, tuple(path)
+
+
+def _descend(annotations: list[Any], part: str | int) -> tuple[list[Any], bool]:
+    """The possible types one location part below `annotations`, and whether the part is the tag of a union."""
+    models = [annotation for annotation in annotations if _is_model(annotation)]
+    tagged = [model for model in models if _kind(model) == part]
+    if tagged and len(models) > 1:
+        return tagged, True
+    inner: list[Any] = []
+    for annotation in annotations:
+        if _is_model(annotation) and part in annotation.model_fields:
+            field = annotation.model_fields[part]
+            inner += _alternatives(field.annotation, field.metadata)
+        elif get_origin(annotation) in (tuple, list) and isinstance(part, int):
+            inner += _alternatives(get_args(annotation)[0])
+        elif get_origin(annotation) is dict and isinstance(part, str):
+            inner += _alternatives(get_args(annotation)[1])
+    return inner, False
+
+
+def _alternatives(annotation: Any, metadata: Iterable[Any] = ()) -> Iterator[Any]:
+    """The classes of a registry in `metadata`, the members of a union, or the annotation itself."""
+    registry = next((item for item in metadata if isinstance(item, Registry)), None)
+    if registry is not None:
+        yield from registry.classes()
+    elif get_origin(annotation) is Annotated:
+        inner, *inner_metadata = get_args(annotation)
+        yield from _alternatives(inner, inner_metadata)
+    elif get_origin(annotation) in (Union, UnionType):
         for member in get_args(annotation):
-            yield from _members(member)
+            yield from _alternatives(member)
     else:
         yield annotation
 
@@ -91,52 +134,16 @@ def _is_model(annotation: Any) -> bool:
     return isinstance(annotation, type) and issubclass(annotation, BaseModel)
 
 
-def _kind(model: type[BaseModel]) -> Any:
+def _kind(model: type[BaseModel]) -> str | None:
+    """The model's `kind`, if it has one."""
     field = model.model_fields.get("kind")
-    return field.default if field else None
+    return field.default if field and isinstance(field.default, str) else None
 
 
-def _step(annotations: list[Any], part: str | int) -> tuple[list[Any], bool]:
-    """One part of a location down from some annotations; and whether that part was a union's tag, not a key."""
-    models = [a for a in annotations if _is_model(a)]
-    tagged = [m for m in models if _kind(m) == part]
-    if tagged and len(models) > 1:
-        return tagged, True
-    below: list[Any] = []
-    for annotation in annotations:
-        if _is_model(annotation) and part in annotation.model_fields:
-            below += _members(annotation.model_fields[part].annotation)
-        elif get_origin(annotation) in (tuple, list) and isinstance(part, int):
-            below += _members(get_args(annotation)[0])
-        elif get_origin(annotation) is dict and isinstance(part, str):
-            below += _members(get_args(annotation)[1])
-    return below, False
+def _field_names(model: type[BaseModel], location: KeyPath) -> list[str]:
+    annotations, _ = _resolve(model, location)
+    return sorted({name for annotation in annotations if _is_model(annotation) for name in annotation.model_fields})
 
 
-def _walk(model: type[BaseModel], location: KeyPath) -> tuple[list[Any], KeyPath]:
-    annotations: list[Any] = [model]
-    path: list[str | int] = []
-    for part in location:
-        below, is_tag = _step(annotations, part)
-        if is_tag:
-            annotations = below
-            continue
-        if not below and isinstance(part, str) and annotations and not any(map(_is_model, annotations)):
-            continue  # the name of a union's member, as `tuple[...]` or `int`: no key of the file
-        annotations = below
-        path.append(part)
-    return annotations, tuple(path)
-
-
-def _without_tags(model: type[BaseModel], location: KeyPath) -> KeyPath:
-    return _walk(model, location)[1]
-
-
-def _keys(model: type[BaseModel], location: KeyPath) -> list[str]:
-    annotations, _ = _walk(model, location)
-    return sorted({name for a in annotations if _is_model(a) for name in a.model_fields})
-
-
-def _tags(model: type[BaseModel], location: KeyPath) -> list[str]:
-    annotations, _ = _walk(model, location)
-    return [_kind(a) for a in annotations if _is_model(a) and _kind(a)]
+def _kinds(annotations: list[Any]) -> list[str]:
+    return [kind for annotation in annotations if _is_model(annotation) and (kind := _kind(annotation))]

@@ -1,4 +1,4 @@
-"""Where and how runs execute. Never part of a run's identity."""
+"""The resources of a sweep: where and how its runs execute. They are not part of a run's identity."""
 
 from typing import Annotated, Literal
 
@@ -8,39 +8,41 @@ from cope_sweep.frozen import Frozen
 
 
 class Resources(Frozen):
-    """What a sweep may use. The same runs, whatever stands here."""
+    """What a sweep may use, and how it computes. These settings do not change which runs it trains."""
 
     groups: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
-        default="auto", description="Worker groups that train side by side; auto: as many as the cluster holds."
+        default="auto", description="Worker groups that train in parallel; auto: as many as the cluster has room for."
     )
     workers: Annotated[int, Field(ge=1)] = Field(
-        default=1, description="Ray Train workers in a group; more than one train a run data-parallel."
+        default=1, description="Ray Train workers in a group; several workers train one run data-parallel."
     )
-    cpus: Annotated[int, Field(ge=1)] = Field(default=1, description="CPU cores (and torch threads) for each worker.")
+    cpus: Annotated[int, Field(ge=1)] = Field(default=1, description="CPU cores (and torch threads) per worker.")
     gpus: Annotated[float, Field(ge=0)] | Literal["auto"] = Field(
-        default="auto", description="GPUs for each worker; auto: one where the cluster has any."
+        default="auto", description="GPUs per worker; auto: one if the cluster has any."
     )
-    device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="auto: CUDA where a worker has it.")
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        default="auto", description="auto: CUDA if the worker has it, else the CPU."
+    )
     precision: Literal["auto", "fp32", "bf16"] = Field(
-        default="auto", description="Autocast type; auto: bf16 on CUDA, fp32 on a CPU."
+        default="auto", description="Autocast data type; auto: bf16 on CUDA, fp32 on a CPU."
     )
     attention: Literal["auto", "reference", "blocked", "native", "triton"] = Field(
-        default="auto", description="What computes attention; auto: the fastest that is right here."
+        default="auto", description="Attention implementation; auto: the fastest one that this machine supports."
     )
     micro_batch: Annotated[int, Field(ge=1)] | None = Field(
         default=None,
-        description="Sequences that a worker takes through the model at a time, their gradients added up; null: all of "
-        "its share of a batch. Less memory, the same gradient.",
+        description="Sequences in one forward and backward pass of a worker; gradients are accumulated. null: the "
+        "worker's whole share of the batch. A smaller value needs less memory; the gradient is the same.",
     )
     checkpoint_activations: bool = Field(
         default=False,
-        description="Keep only each block's input for the backward pass, and compute the rest again: much less memory, "
-        "a third more work, the same numbers to the bit.",
+        description="Store only the input of each block for the backward pass and recompute the rest: much less "
+        "memory, a third more computation, bit-identical results.",
     )
     checkpoint_every_s: Annotated[float, Field(gt=0)] = Field(
         default=30.0,
-        description="Seconds from one resumable checkpoint to the next; more where writing one takes long.",
+        description="Seconds between resumable checkpoints; more if writing one takes long.",
     )
     max_failures: Annotated[int, Field(ge=0)] = Field(
-        default=3, description="How often a run whose worker died is tried again, from its last checkpoint."
+        default=3, description="How often a run is restarted from its last checkpoint after its worker died."
     )

@@ -1,12 +1,13 @@
-"""YAML files that remember where each value stood, so that an error can name its line.
+"""YAML files, parsed to plain data together with the line of every key, so that errors can name it.
 
-YAML 1.2's core rules hold (`1e-3` is a number, `on` is a word), duplicate keys are errors, and only JSON's types pass.
+Scalars follow the core schema of YAML 1.2: `1e-3` is a number and `on` is text. Duplicate keys are errors. Only values
+that JSON can express are accepted.
 """
 
 from __future__ import annotations
 
 import io
-import json
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,50 +15,78 @@ from typing import Any
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.scalarbool import ScalarBoolean
 
 from cope_sweep.errors import UserError
 
-KeyPath = tuple[str | int, ...]
+Json = Any
+"""A value that JSON can express: a mapping with text keys, a list, text, a number, true, false or null."""
 
-DEEPEST, LARGEST = 30, 50_000
-"""Levels and values that a file may have: far beyond any ablation, and short of what aliases can blow up to."""
+KeyPath = tuple[str | int, ...]
+"""Keys and list indices from the top of a file to a value."""
+
+MAX_DEPTH = 30
+"""Largest number of nested levels in a file. It stops aliases that contain themselves."""
+MAX_VALUES = 50_000
+"""Largest number of values in a file. It stops aliases that expand exponentially."""
 
 
 class SpecError(UserError):
-    """A declaration cannot be used; the message names file, line, key, value, and what would be accepted."""
+    """A declaration is not valid. The message names the file, line, key and value, and what would be accepted."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """A parsed file: its data as JSON's types, and the line of every key and item."""
+    """A parsed file: its data, and where each key and item was written."""
 
     name: str
-    data: dict[str, Any]
+    """The file's path, as error messages show it."""
+    data: dict[str, Json]
+    """Read-only by convention: specs that were validated from it share its values."""
     lines: dict[KeyPath, int | str] = field(default_factory=dict)
-    """Key path → its line; or, for what an option set, that option."""
+    """Key path → line number, or the command-line option that set the value."""
 
-    def place(self, path: KeyPath) -> str:
-        """Where the deepest part of `path` that is known was written: `file:line`, or an option."""
+    def location(self, path: KeyPath) -> str:
+        """Where the deepest known part of `path` was written: `file:line`, or a command-line option."""
         for length in range(len(path), 0, -1):
-            place = self.lines.get(path[:length])
-            if place is not None:
-                return place if isinstance(place, str) else f"{self.name}:{place}"
+            line = self.lines.get(path[:length])
+            if line is not None:
+                return line if isinstance(line, str) else f"{self.name}:{line}"
         return self.name
 
     def error(self, path: KeyPath, message: str) -> SpecError:
-        return SpecError(f"{self.place(path)}: {dotted(path)}: {message}" if path else f"{self.name}: {message}")
+        """An error about the value at `path`; an empty path means the whole file."""
+        return SpecError(f"{self.location(path)}: {dotted(path)}: {message}" if path else f"{self.name}: {message}")
 
 
 def dotted(path: KeyPath) -> str:
-    """`model.position[0].p_max`."""
+    """A key path as text: `model.position[0].p_max`."""
     text = ""
     for part in path:
         text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
     return text
 
 
+def set_key(data: dict[str, Json], key: str, value: Json) -> None:
+    """Set the dotted `key` of a nested mapping in place: `data["model"]["dim"]` for `model.dim`.
+
+    The inner mappings on the way are copied first, because other data may share them. Text on the way is a `kind`, as
+    in `task: flip_flop`, and becomes `{kind: flip_flop}`. Any other value on the way stays, for validation to refuse.
+    """
+    *parents, last = key.split(".")
+    for parent in parents:
+        inner = data.get(parent, {})
+        if isinstance(inner, str):
+            inner = {"kind": inner}
+        if not isinstance(inner, dict):
+            return
+        data[parent] = inner = dict(inner)
+        data = inner
+    data[last] = value
+
+
 def read_source(path: Path) -> Source:
-    """Parse a YAML file. Raises SpecError where it cannot be read, is not YAML, or does not hold a mapping."""
+    """Parse a YAML file. Raises SpecError if it cannot be read, is not YAML, or does not hold a mapping."""
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
@@ -68,13 +97,13 @@ def read_source(path: Path) -> Source:
 
 
 def parse_source(text: str, name: str) -> Source:
-    """Parse YAML text; `name` is what errors call it. Raises SpecError."""
+    """Parse YAML text; error messages call it `name`. Raises SpecError."""
     try:
         loaded = YAML(typ="rt").load(io.StringIO(text))
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        where = f"{name}:{mark.line + 1}" if mark else name
-        raise SpecError(f"{where}: not valid YAML: {error.problem or error.context}") from error
+        location = f"{name}:{mark.line + 1}" if mark else name
+        raise SpecError(f"{location}: not valid YAML: {error.problem or error.context}") from error
     except (YAMLError, ValueError) as error:
         raise SpecError(f"{name}: not valid YAML: {error}") from error
     if not isinstance(loaded, CommentedMap):
@@ -84,18 +113,23 @@ def parse_source(text: str, name: str) -> Source:
     return Source(name, data, lines)
 
 
-def parse_value(text: str, name: str) -> Any:
-    """One YAML value, as after the = of `--set key=value`. Raises SpecError."""
+def parse_value(text: str, name: str) -> Json:
+    """One YAML value, as it follows the equals sign of `--set key=value`. Raises SpecError."""
     source = parse_source(f"value: {text}", name)
     return source.data.get("value")
 
 
-def _plain(node: Any, path: KeyPath, lines: dict[KeyPath, int | str], name: str) -> Any:
-    here = Source(name, {}, lines)
-    if len(path) > DEEPEST or len(lines) > LARGEST:
-        raise here.error(path[:3], "too deep or too large for an ablation; does it contain itself?")
+def _plain(node: Any, path: KeyPath, lines: dict[KeyPath, int | str], name: str) -> Json:
+    """A YAML node as plain data. Adds the lines of its keys and items to `lines`."""
+    source = Source(name, {}, lines)
+    if len(path) > MAX_DEPTH or len(lines) > MAX_VALUES:
+        raise source.error(
+            path[:3],
+            f"the file is too deep or too large: more than {MAX_DEPTH} levels or {MAX_VALUES:,} values; "
+            "does an alias contain itself?",
+        )
     if isinstance(node, (CommentedMap, CommentedSeq)) and node.tag.value:
-        raise here.error(path, f"the YAML tag {node.tag.value} has no meaning here; remove it")
+        raise source.error(path, f"the YAML tag {node.tag.value} is not supported; remove it")
     if isinstance(node, CommentedMap):
         result = {}
         for key, value in node.items():
@@ -103,14 +137,19 @@ def _plain(node: Any, path: KeyPath, lines: dict[KeyPath, int | str], name: str)
                 raise SpecError(f"{name}:{node.lc.line + 1}: {dotted(path)}: key {key!r} is not text; quote it")
             if node.lc.data and key in node.lc.data:
                 lines[*path, key] = node.lc.key(key)[0] + 1
-            result[key] = _plain(value, (*path, key), lines, name)
+            result[str(key)] = _plain(value, (*path, key), lines, name)
         return result
     if isinstance(node, CommentedSeq):
         for index in range(len(node)):
             if node.lc.data and index in node.lc.data:
                 lines[*path, index] = node.lc.item(index)[0] + 1
         return [_plain(value, (*path, index), lines, name) for index, value in enumerate(node)]
-    try:
-        return json.loads(json.dumps(node, allow_nan=False))
-    except (TypeError, ValueError):
-        raise here.error(path, f"{node} is not text, a number, true, false or null") from None
+    # ruamel's scalars are subclasses that also remember how they were written.
+    if node is None or isinstance(node, bool):
+        return node
+    if isinstance(node, ScalarBoolean):
+        return bool(node)
+    for plain in (str, int, float):
+        if isinstance(node, plain) and not (isinstance(node, float) and not math.isfinite(node)):
+            return plain(node)
+    raise source.error(path, f"{node} is not text, a number, true, false or null")

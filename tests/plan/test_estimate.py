@@ -2,8 +2,7 @@ import pytest
 
 from cope_sweep.model import Transformer
 from cope_sweep.plan import estimates, expand, parameter_count, total_seconds
-from cope_sweep.plan.estimate import Estimate, memory_bytes, run_flops, step_flops
-from cope_sweep.record import Ledger
+from cope_sweep.plan.estimate import Estimate, memory_bytes, run_flops, shape_of, step_flops
 from cope_sweep.spec import Resources
 from cope_sweep.spec.ablation import validate
 from cope_sweep.spec.source import parse_source
@@ -27,7 +26,7 @@ from tests.tiny import tiny_run
 )
 @pytest.mark.parametrize("family", ["gpt2", "llama", "post_norm"])
 @pytest.mark.parametrize("more", [{}, {"model.tied": False, "model.layers": 3, "model.ffn_dim": 20}])
-def test_parameters_are_counted_to_the_unit(position, family, more):
+def test_parameter_counts_are_exact(position, family, more):
     run = tiny_run(**{"model.position": position, "model.family": family} | more)
     assert parameter_count(run) == sum(p.numel() for p in Transformer(run).parameters())
 
@@ -70,12 +69,12 @@ RELATIVE = {"kind": "relative", "share_layers": True}
         (CODE, [COPE | {"p_max": 1024, "per_head": True}], 20_842_752),
     ],
 )
-def test_the_papers_models_to_the_unit(model, position, parameters):
-    """What fits the paper's columns (Tables 5 and 8), the vocabulary being the text's."""
+def test_parameter_counts_of_the_paper_s_models(model, position, parameters):
+    """The counts match the paper's columns (Tables 5 and 8) for these vocabulary sizes."""
     assert parameter_count(tiny_run(**model, **{"model.position": position})) == parameters
 
 
-def test_memory_grows_with_what_is_kept():
+def test_memory_grows_with_stored_activations():
     small, large = tiny_run(), tiny_run(**{"train.batch": 64, "task.blanks": 500, "model.layers": 4})
     kept = memory_bytes(large, Resources())
     assert kept > memory_bytes(small, Resources())
@@ -94,14 +93,14 @@ def test_memory_grows_with_what_is_kept():
         (Resources(micro_batch=1, checkpoint_activations=True), 4_093_411_328),
     ],
 )
-def test_memory_is_about_what_gpt2_took(resources, measured):
-    """Measured: 124 M parameters, context 1024, on a CPU."""
+def test_memory_is_within_a_fifth_of_what_was_measured(resources, measured):
+    """Measured with 124 M parameters and context 1024 on a CPU."""
     text = {"kind": "wikitext", "tokens": 1024}
     run = tiny_run(**{"task": text, "model.position": [SHARED], "train.batch": 4} | GPT2)
     assert memory_bytes(run, resources) == pytest.approx(measured, rel=0.2)
 
 
-def test_evaluations_take_time():
+def test_evaluations_add_to_the_cost():
     run = tiny_run()
     training = run.train.steps * step_flops(run, Resources())
     assert training < run_flops(run, Resources()) < 10 * training
@@ -109,12 +108,12 @@ def test_evaluations_take_time():
     assert run_flops(often, Resources()) > run_flops(run, Resources()) > run_flops(once, Resources())
 
 
-def test_activations_computed_again_cost_a_third():
+def test_recomputing_activations_adds_a_third():
     again = Resources(checkpoint_activations=True)
     assert step_flops(tiny_run(), again) == pytest.approx(4 / 3 * step_flops(tiny_run(), Resources()))
 
 
-def test_longer_windows_cost_their_attention():
+def test_longer_windows_cost_more_attention():
     text = {"kind": "code", "tokens": 64, "vocabulary": 300}
     short, long, sliding = (
         run_flops(tiny_run(task=text, evaluate={"contexts": contexts, "stride": stride}), Resources())
@@ -123,29 +122,47 @@ def test_longer_windows_cost_their_attention():
     assert short < long < sliding
 
 
-def test_time_comes_from_this_store_where_it_can(tmp_path):
+def test_times_follow_the_measured_rates_of_equal_shapes_or_their_median():
+    plan = expand(validate(parse_source(BASE + "grid: {model.layers: [1, 2, 3]}\nseeds: [0, 1]\n", "t"), "t"))
+    one, two, three = (row.runs for row in plan.rows)
+    resources = Resources()
+    without = estimates(plan)
+    assert without.keys() == {run.run_id for run in plan.runs}
+    assert all("rule of thumb" in estimate.basis for estimate in without.values())
+
+    rates = {shape_of(one[0]): 2e-9, shape_of(two[0]): 4e-9}
+    measured = estimates(plan, rates)
+    for run in one:
+        assert measured[run.run_id].seconds == pytest.approx(2e-9 * run_flops(run, resources))
+        assert "measured on this store" in measured[run.run_id].basis
+    for run in three:
+        assert measured[run.run_id].seconds == pytest.approx(3e-9 * run_flops(run, resources))
+        assert "scaled from this store" in measured[run.run_id].basis
+
+
+def test_estimates_belong_to_their_run():
     plan = expand(validate(parse_source(BASE + "grid: {model.layers: [1, 2]}\nseeds: [0, 1]\n", "t"), "t"))
-    ledger = Ledger(tmp_path, create=True)
-    before = estimates(plan, ledger)
-    assert {"rule of thumb" in e.basis for e in before.values()} == {True}
-
-    first = plan.rows[0].runs[0]
-    folder = ledger.run(first.run_id)
-    with folder.lock():
-        folder.begin(first, "here")
-        folder.finish({}, {"steps": first.train.steps, "resumed_from_step": 0, "wall_s": 50.0})
-    after = estimates(plan, ledger)
-    same, other = plan.rows[0].runs[1], plan.rows[1].runs[0]
-    assert after[same.run_id].seconds == pytest.approx(50)
-    assert "measured" in after[same.run_id].basis
-    assert after[other.run_id].seconds > 50
-    assert "scaled" in after[other.run_id].basis
+    found = estimates(plan)
+    for run in plan.runs:
+        assert found[run.run_id].parameters == parameter_count(run)
+        assert found[run.run_id].memory_bytes == memory_bytes(run, Resources())
 
 
-def test_runs_share_the_groups():
+def test_the_rule_of_thumb_counts_cores_of_workers_that_have_a_sequence():
+    def seconds(**resources):
+        content = BASE.replace("layers: 1}", "layers: 1}\n  train: {batch: 2, steps: 10}") + f"resources: {resources}\n"
+        plan = expand(validate(parse_source(content, "t"), "t"))
+        return estimates(plan)[plan.runs[0].run_id].seconds
+
+    assert seconds(cpus=1) > seconds(cpus=2) == seconds(workers=2) == seconds(workers=8)
+
+
+def test_each_run_goes_to_the_first_free_group():
     def taking(*seconds):
         return [Estimate(0, s, 0, "") for s in seconds]
 
     assert total_seconds(taking(4, 2, 2), 2) == 4
     assert total_seconds(taking(4, 2, 2), 1) == 8
+    assert total_seconds(taking(1, 5, 1, 1, 4), 2) == 7
+    assert total_seconds(taking(3, 1), 5) == 3
     assert total_seconds([], 3) == 0

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cope_sweep.plan import expand
-from cope_sweep.spec import SpecError, load_ablation
+from cope_sweep.spec import RunSpec, SpecError, load_ablation
 from cope_sweep.spec.ablation import validate
 from cope_sweep.spec.source import parse_source
 
@@ -19,8 +19,11 @@ BASE = textwrap.dedent("""\
     """)
 
 
-def plan(text):
-    return expand(validate(parse_source(BASE + textwrap.dedent(text), "test.yaml"), "test"))
+HEAD = "title: A test\nmetrics: [{name: in_dist/token_error}]\n"
+
+
+def plan(text, name="test.yaml"):
+    return expand(validate(parse_source(BASE + textwrap.dedent(text), name), "test"))
 
 
 def rows(text):
@@ -43,12 +46,12 @@ def test_grid_is_the_product_in_order():
     assert plan(text).axes == {"model.position": "position", "model.layers": "layers"}
 
 
-def test_runs_come_seed_by_seed():
+def test_runs_are_ordered_by_seed():
     order = plan("grid: {model.layers: [1, 2]}\nseeds: [0, 1]").runs
     assert [(run.seed, run.model.layers) for run in order] == [(0, 1), (0, 2), (1, 1), (1, 2)]
 
 
-def test_zip_moves_axes_together():
+def test_zipped_axes_vary_together():
     text = """
         grid: {model.layers: [1, 2]}
         zip: [{model.dim: [8, 16], model.heads: [2, 4]}]
@@ -56,7 +59,7 @@ def test_zip_moves_axes_together():
     assert rows(text) == ["1 · 8 · 2", "1 · 16 · 4", "2 · 8 · 2", "2 · 16 · 4"]
 
 
-def test_when_opens_axes_and_sets_values_for_some_rows_only():
+def test_when_adds_axes_and_values_to_some_rows():
     text = """
         grid:
           model.position: {CoPE: [cope], RoPE: [rope]}
@@ -74,11 +77,30 @@ def test_when_opens_axes_and_sets_values_for_some_rows_only():
     assert [row.runs[0].model.layers for row in unfolded] == [1, 2, 2]
 
 
-def test_exclude_by_label_value_or_any_of_several():
+def test_exclusions_by_label_by_value_and_by_any_of_a_list():
     grid = "grid:\n  model.position: {CoPE: [cope], RoPE: [rope], none: []}\n  model.layers: [1, 2, 3]\n"
     assert len(rows(grid + "exclude: [{model.position: CoPE, model.layers: 1}]")) == 8
     assert len(rows(grid + "exclude: [{model.position: [cope]}]")) == 6
     assert len(rows(grid + "exclude: [{model.position: [CoPE, none], model.layers: [1, 2]}]")) == 5
+
+
+def test_a_point_that_matches_any_exclusion_is_left_out():
+    grid = "grid:\n  model.position: {CoPE: [cope], RoPE: [rope]}\n  model.layers: [1, 2]\n"
+    assert rows(grid + "exclude: [{model.position: CoPE}, {model.layers: 1}]") == ["RoPE · 2"]
+
+
+def test_an_exclusion_needs_all_its_keys():
+    grid = "grid:\n  model.position: {CoPE: [cope], RoPE: [rope]}\n  model.layers: [1, 2]\n"
+    assert rows(grid + "exclude: [{model.position: CoPE, model.layers: 1}]") == ["CoPE · 2", "RoPE · 1", "RoPE · 2"]
+
+
+def test_when_replaces_the_value_of_an_axis():
+    text = """
+        grid: {model.position: {CoPE: [cope], RoPE: [rope]}, model.layers: [1, 2]}
+        when: [{if: {model.position: RoPE, model.layers: 2}, set: {model.layers: 3}}]
+        """
+    assert rows(text) == ["CoPE · 1", "CoPE · 2", "RoPE · 1", "RoPE · 3"]
+    assert [row.runs[0].model.layers for row in plan(text).rows] == [1, 2, 1, 3]
 
 
 def test_include_adds_rows():
@@ -86,23 +108,23 @@ def test_include_adds_rows():
     assert rows(text) == ["1", "2", "3 · 16"]
 
 
-def test_rows_of_equal_labels_are_told_apart():
+def test_rows_with_equal_labels_have_different_names():
     text = "include: [{model.layers: 2}, {model.dim: 2}]\nseeds: [0]\n"
     assert rows("grid: {model.layers: [1]}\n" + text) == ["1", "layers=2", "dim=2"]
 
 
-def test_a_row_named_twice_is_there_once():
+def test_duplicate_rows_are_merged():
     text = "grid: {model.layers: [1, 2]}\ninclude: [{model.layers: 2}]"
     assert rows(text) == ["1", "2"]
     assert len(plan(text).runs) == 2
 
 
-def test_two_labels_of_the_same_run_share_it():
+def test_two_labels_of_the_same_run_are_one_row():
     text = "grid:\n  model.position: {A: [cope], B: [{kind: cope, p_max: 64}]}"
     assert rows(text) == ["A"]
 
 
-def test_published_numbers_find_their_row():
+def test_published_numbers_belong_to_the_matching_row():
     text = """
         grid: {model.position: {CoPE: [cope], RoPE: [rope]}}
         published:
@@ -111,23 +133,93 @@ def test_published_numbers_find_their_row():
     assert [row.published and row.published.values for row in plan(text).rows] == [None, {"in_dist/token_error": 40.1}]
 
 
+def test_the_first_matching_entry_of_published_is_shown():
+    text = """
+        grid: {model.position: {CoPE: [cope], RoPE: [rope]}, model.layers: [1, 2]}
+        published:
+          - {match: {model.position: RoPE, model.layers: 1}, values: {in_dist/token_error: 1.0}}
+          - {match: {model.position: RoPE}, values: {in_dist/token_error: 2.0}}
+          - {match: {model.layers: [1, 2]}, values: {in_dist/token_error: 3.0}}
+        """
+    assert [row.published.values["in_dist/token_error"] for row in plan(text).rows] == [3.0, 3.0, 1.0, 2.0]
+
+
+def test_every_field_of_an_encoding_reaches_its_parameters():
+    text = """
+        base:
+          task: {kind: selective_copy, tokens: 2, blanks: 2, dense_blanks: 1, sparse_blanks: 4}
+          model: {dim: 8, heads: 2, layers: 1}
+        grid: {model.position: {default: [relative], wide: [{kind: relative, std: 0.5}]}}
+        """
+    default, wide = (row.runs[0] for row in expand(validate(parse_source(HEAD + textwrap.dedent(text), "t"), "t")).rows)
+    stds = [
+        {parameter.std for parameter in run.model.position[0].parameters(run.dims).values()} for run in (default, wide)
+    ]
+    assert stds[1] == {0.5} != stds[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "where"),
+    [
+        ("grid: {seed: [1, 2]}", r"t\.yaml:6: grid\.seed\[0\]"),
+        ("include: [{seed: 3}]", r"t\.yaml:6: include\[0\]\.seed"),
+        (
+            "grid: {model.layers: [1, 2]}\nwhen: [{if: {model.layers: 2}, set: {seed: 1}}]",
+            r"t\.yaml:7: when\[0\]\.set\.seed",
+        ),
+    ],
+)
+def test_seeds_are_not_part_of_a_row(text, where):
+    with pytest.raises(SpecError, match=where + ": seeds are not part of a row; write `seeds:"):
+        plan(text, "t.yaml")
+
+
+def test_a_seed_in_the_base_is_refused():
+    text = BASE.replace("  model: {", "  seed: 3\n  model: {")
+    with pytest.raises(SpecError, match=r"t\.yaml:4: base\.seed: seeds are not part of a row"):
+        expand(validate(parse_source(text, "t.yaml"), "t"))
+
+
+def test_copies_for_further_seeds_have_ids_of_their_own():
+    first, second = plan("seeds: [3, 4]").runs
+    assert second == RunSpec.model_validate(first.model_dump() | {"seed": 4})
+    assert second.run_id == RunSpec.model_validate(first.model_dump() | {"seed": 4}).run_id != first.run_id
+    assert second.model_dump() == first.model_dump() | {"seed": 4}
+    assert second.identity["spec"]["seed"] == 4
+
+
+def test_rows_are_found_by_run():
+    whole = plan("grid: {model.layers: [1, 2]}\nseeds: [0, 1]")
+    for row in whole.rows:
+        for run in row.runs:
+            assert whole.row_of(run.run_id) is row
+            assert whole.row_name(run.run_id) == row.name
+    assert whole.row_of("0" * 16) is None
+    assert whole.row_name("0" * 16) == ""
+
+
 TEXT = "base: {task: {kind: code, tokens: 64}, evaluate: {contexts: [64, 128]}}\n"
 
 
 @pytest.mark.parametrize("name", ["test/perplexity@128", "validation/loss@64", "test/perplexity", "facts.tokens_per_s"])
-def test_a_metric_may_be_of_a_longer_context_or_a_fact(name):
+def test_metrics_can_name_contexts_and_facts(name):
     assert expand(validate(parse_source(f'title: T\n{TEXT}metrics: [{{name: "{name}"}}]', "t"), "t")).rows
 
 
 @pytest.mark.parametrize("name", ["test/perplexity@256", "test/token_error@64", "facts.speed"])
-def test_a_metric_that_no_run_has_is_refused(name):
+def test_unknown_metrics_are_refused(name):
     with pytest.raises(SpecError, match=f"the task code has no metric '{name}'.* did you mean"):
         expand(validate(parse_source(f'title: T\n{TEXT}metrics: [{{name: "{name}"}}]', "t"), "t"))
 
 
-def test_a_run_s_problem_names_its_row():
-    with pytest.raises(SpecError, match=r"test\.yaml:\d: model.heads = 3 does not divide|model.heads = 3"):
+def test_errors_of_a_combination_name_its_row():
+    with pytest.raises(SpecError) as caught:
         plan("grid: {model.heads: [2, 3]}")
+    assert str(caught.value).startswith("test.yaml:4: base.model: model.heads = 3 does not divide model.dim = 8")
+    with pytest.raises(
+        SpecError, match=r"more than train\.steps = 5 \(in the row train\.steps = 5, train\.warmup = 9\)"
+    ):
+        plan("zip: [{train.steps: [5], train.warmup: [9]}]")
 
 
 @given(
@@ -136,14 +228,14 @@ def test_a_run_s_problem_names_its_row():
     seeds=st.lists(st.integers(0, 9), min_size=1, max_size=3, unique=True),
 )
 @settings(max_examples=40, deadline=None)
-def test_every_combination_once(layers, lrs, seeds):
+def test_every_combination_occurs_once(layers, lrs, seeds):
     runs = plan(f"grid: {{model.layers: {layers}, train.lr: {lrs}}}\nseeds: {seeds}").runs
     found = [(run.model.layers, run.train.lr, run.seed) for run in runs]
     assert sorted(found) == sorted(itertools.product(layers, lrs, seeds))
     assert len({run.run_id for run in runs}) == len(runs)
 
 
-def test_every_ablation_of_the_project_plans(request):
+def test_every_ablation_of_the_project_has_a_plan(request):
     paths = sorted((request.config.rootpath / "ablations").glob("*.yaml"))
     assert paths
     for path in paths:

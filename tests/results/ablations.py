@@ -1,4 +1,4 @@
-"""A small ablation, and ledgers that hold chosen results of it."""
+"""A small ablation, and functions that write results of it to a ledger."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,7 +12,7 @@ from tests.tiny import TINY
 
 CONTENT: dict[str, Any] = {
     "title": "Does it copy? 100 % & more",
-    "hypothesis": "CoPE counts what matters.",
+    "hypothesis": "CoPE counts tokens by their content.",
     "base": TINY,
     "grid": {"model.position": {"CoPE": ["cope"], "a_b <c>": ["absolute"], "None": []}},
     "seeds": [0, 1],
@@ -22,6 +22,9 @@ CONTENT: dict[str, Any] = {
     ],
 }
 
+COUNTING: dict[str, Any] = TINY | {"task": {"kind": "counting"}}
+"""The base of an ablation whose task reports `majority_baseline_error`."""
+
 
 def plan_of(name: str = "copying", **changes: Any) -> Plan:
     """The plan of `CONTENT` with some of its keys replaced."""
@@ -29,7 +32,7 @@ def plan_of(name: str = "copying", **changes: Any) -> Plan:
 
 
 def finish(ledger: Ledger, run: RunSpec, metrics: Mapping[str, float], facts: Mapping[str, Any] | None = None) -> None:
-    """Enter `run` as finished, with a curve and a checkpoint."""
+    """Write `run` as finished, with a curve and a checkpoint."""
     folder = ledger.run(run.run_id)
     with folder.lock():
         folder.begin(run, "here")
@@ -43,7 +46,7 @@ def finish(ledger: Ledger, run: RunSpec, metrics: Mapping[str, float], facts: Ma
 
 
 def fail(ledger: Ledger, run: RunSpec, message: str = "Diverged: the loss is nan") -> None:
-    """Enter `run` as failed."""
+    """Write `run` as failed."""
     folder = ledger.run(run.run_id)
     with folder.lock():
         folder.begin(run, "here")

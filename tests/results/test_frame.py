@@ -4,14 +4,9 @@ import sys
 import pandas as pd
 import pytest
 
-from cope_sweep.record import Ledger, StoreError
+from cope_sweep.record import StoreError
 from cope_sweep.results import curves, frame, table
-from tests.results.ablations import fail, finish, plan_of
-
-
-@pytest.fixture
-def ledger(tmp_path):
-    return Ledger(tmp_path / "store", create=True)
+from tests.results.ablations import COUNTING, fail, finish, plan_of
 
 
 @pytest.fixture
@@ -19,7 +14,7 @@ def plan():
     return plan_of()
 
 
-def test_an_untrained_ablation_has_a_line_for_every_run(plan, ledger):
+def test_an_untrained_ablation_has_one_line_per_run(plan, ledger):
     got = frame(plan, ledger)
     assert got["run_id"].tolist() == [run.run_id for row in plan.rows for run in row.runs]
     assert got["status"].tolist() == ["pending"] * 6
@@ -30,7 +25,7 @@ def test_an_untrained_ablation_has_a_line_for_every_run(plan, ledger):
     assert got["dense/loss"].dtype == "float64"
 
 
-def test_every_status_and_all_that_is_known(plan, ledger):
+def test_each_status_has_its_values(plan, ledger):
     cope, other, none = plan.rows
     finish(ledger, cope.runs[0], {"in_dist/token_error": 1.5, "dense/loss": 2.0, "extra": 7.0}, {"parameters": 10})
     fail(ledger, other.runs[0], "ValueError: no, really")
@@ -57,7 +52,7 @@ def test_facts_keep_their_types(plan, ledger):
     assert dtypes == {"n": "Int64", "speed": "Float64", "device": "str", "quick": "boolean", "odd": "Float64"}
 
 
-def test_a_fact_may_be_a_metric(ledger):
+def test_facts_can_be_metrics(ledger):
     plan = plan_of(metrics=[{"name": "facts.tokens_per_s", "goal": "max"}, {"name": "facts.train_s"}])
     finish(ledger, plan.rows[0].runs[0], {"in_dist/token_error": 1.5}, {"tokens_per_s": 123.5, "device": "cpu"})
     got = frame(plan, ledger)
@@ -74,7 +69,7 @@ def test_conditional_axes_are_missing_where_they_do_not_apply(ledger):
     assert got["row"].tolist()[:2] == ["CoPE · 8", "CoPE · 16"]
 
 
-def test_it_survives_parquet_and_csv(plan, ledger, tmp_path):
+def test_frames_can_be_written_and_read_again(plan, ledger, tmp_path):
     finish(ledger, plan.rows[0].runs[0], {"in_dist/token_error": 1 / 3, "dense/loss": 2.0})
     fail(ledger, plan.rows[1].runs[0])
     got = frame(plan, ledger)
@@ -85,7 +80,7 @@ def test_it_survives_parquet_and_csv(plan, ledger, tmp_path):
     pd.testing.assert_frame_equal(again, got)
 
 
-def test_curves_are_tidy_and_have_unfinished_runs_too(plan, ledger):
+def test_curves_have_one_line_per_value_and_unfinished_runs(plan, ledger):
     finish(ledger, plan.rows[0].runs[1], {"dense/loss": 0.5})
     fail(ledger, plan.rows[2].runs[0])
     got = curves(plan, ledger)
@@ -99,6 +94,15 @@ def test_curves_are_tidy_and_have_unfinished_runs_too(plan, ledger):
     assert curves(plan_of(seeds=[9]), ledger).empty
 
 
+def test_former_metric_names_are_read_under_the_current_one(ledger):
+    plan = plan_of(base=COUNTING, grid={}, metrics=[{"name": "in_dist/majority_baseline_error"}])
+    finish(ledger, plan.runs[0], {"in_dist/commonest_error": 70.0})
+    got = frame(plan, ledger)
+    assert got["in_dist/majority_baseline_error"].tolist()[0] == 70.0
+    assert "in_dist/commonest_error" not in got
+    assert curves(plan, ledger)["metric"].tolist() == ["train/loss", "train/loss", "in_dist/majority_baseline_error"]
+
+
 def test_a_broken_file_is_named(plan, ledger):
     finish(ledger, plan.rows[0].runs[0], {})
     path = ledger.run(plan.rows[0].runs[0].run_id).path / "result.json"
@@ -107,7 +111,8 @@ def test_a_broken_file_is_named(plan, ledger):
         frame(plan, ledger)
 
 
-def test_nothing_heavy_but_pandas_is_imported():
+@pytest.mark.slow
+def test_importing_results_imports_no_heavy_package_but_pandas():
     code = "import sys, cope_sweep.results; print([m for m in ('torch', 'ray', 'mlflow', 'scipy') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

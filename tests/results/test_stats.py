@@ -12,7 +12,7 @@ from cope_sweep.results.stats import student_t
 values = st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=30)
 
 
-def test_a_case_by_hand():
+def test_three_values_computed_by_hand():
     # x̄ = 4; s² = ((−2)² + 0² + 2²) / 2 = 4; t(0.95, 2) = 4.302653; 4.302653 · 2 / √3 = 4.968275.
     summary = summarise([2.0, 4.0, 6.0])
     assert (summary.n, summary.mean, summary.std) == (3, 4.0, 2.0)
@@ -20,14 +20,14 @@ def test_a_case_by_hand():
     assert summary.ci_high == pytest.approx(4 + 4.968275, abs=1e-5)
 
 
-def test_two_seeds_by_hand():
+def test_two_values_computed_by_hand():
     # s = |a − b| / √2, and t(0.95, 1) = tan(0.95 · π / 2) = 12.7062, so the half width is 12.7062 · |a − b| / 2.
     summary = summarise([1.0, 2.0])
     assert summary.std == pytest.approx(1 / math.sqrt(2))
     assert summary.ci_high - summary.mean == pytest.approx(12.7062047 / 2)
 
 
-def test_what_is_too_little_is_nan():
+def test_statistics_of_too_few_values_are_nan():
     none, one = summarise([]), summarise([3.5])
     assert none.n == 0
     assert all(map(math.isnan, (none.mean, none.std, none.ci_low, none.ci_high)))
@@ -41,12 +41,12 @@ def test_missing_values_are_left_out():
 
 @pytest.mark.parametrize("level", [0.5, 0.9, 0.95, 0.99])
 @pytest.mark.parametrize("dof", [1, 2, 3, 4, 5, 9, 10, 29, 30, 99, 500])
-def test_student_t_is_scipy_s(level, dof):
+def test_student_t_equals_the_quantile_of_scipy_stats(level, dof):
     assert student_t(level, dof) == pytest.approx(scipy.stats.t.ppf((1 + level) / 2, dof), rel=1e-11)
 
 
 @pytest.mark.parametrize(("level", "dof"), [(0.0, 3), (1.0, 3), (0.95, 0)])
-def test_student_t_refuses_what_has_no_answer(level, dof):
+def test_student_t_refuses_impossible_arguments(level, dof):
     with pytest.raises(ValueError, match="level"):
         student_t(level, dof)
 
@@ -63,7 +63,7 @@ def test_numpy_and_scipy_agree(data):
 
 
 @given(values)
-def test_the_mean_lies_among_the_values_and_in_its_interval(data):
+def test_the_mean_is_in_the_range_of_the_values_and_in_its_interval(data):
     summary = summarise(data)
     assert min(data) <= summary.mean <= max(data)
     assert summary.ci_low <= summary.mean <= summary.ci_high
@@ -77,14 +77,14 @@ def test_order_does_not_matter(data, random):
 
 
 @given(st.lists(st.integers(-1000, 1000), min_size=2, max_size=12), st.integers(-1000, 1000), st.integers(1, 9))
-def test_it_moves_and_stretches_with_the_data(data, shift, factor):
+def test_statistics_follow_shifts_and_scalings(data, shift, factor):
     before, after = summarise(data), summarise([factor * x + shift for x in data])
     assert after.mean == pytest.approx(factor * before.mean + shift, abs=1e-9)
     assert after.std == pytest.approx(factor * before.std, rel=1e-9, abs=1e-9)
     assert after.ci_high == pytest.approx(factor * before.ci_high + shift, rel=1e-9, abs=1e-7)
 
 
-def test_an_interval_covers_the_true_mean_as_often_as_it_says():
+def test_intervals_cover_the_true_mean_at_their_level():
     rng = np.random.default_rng(0)
     intervals = [summarise(row) for row in rng.normal(3.0, 2.0, (4000, 4)).tolist()]
     share = np.mean([s.ci_low <= 3.0 <= s.ci_high for s in intervals])

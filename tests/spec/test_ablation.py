@@ -1,138 +1,60 @@
 import json
+import os
+import subprocess
+import sys
 import textwrap
 
 import pytest
 
 from cope_sweep.plan import expand
-from cope_sweep.spec import Ablation, SpecError, load_ablation, name_of, with_overrides
-from cope_sweep.spec.ablation import validate
-from cope_sweep.spec.schema import ablation_schema
-from cope_sweep.spec.source import parse_source
-
-GOOD = textwrap.dedent("""\
-    title: A test
-    base:
-      task: {kind: selective_copy, tokens: 2, blanks: 2, dense_blanks: 1, sparse_blanks: 4}
-      model: {dim: 8, heads: 2, layers: 1}
-      train: {steps: 6}
-    grid:
-      model.position: {CoPE: [cope], none: []}
-      train.lr: [1e-3, 2e-3]
-    seeds: [0, 1]
-    metrics: [{name: in_dist/token_error}]
-    scales:
-      wide: {set: {model.dim: 32}, seeds: [5], grid: {train.lr: [5e-3]}}
-    """)
-
-
-def loaded(text=GOOD):
-    return validate(parse_source(text, "test.yaml"), "test")
-
-
-def problem(text, **overrides):
-    with pytest.raises(SpecError) as caught:
-        expand(with_overrides(loaded(text), **overrides))
-    return str(caught.value)
+from cope_sweep.spec import RunSpec, SpecError, default_label, load_ablation
+from cope_sweep.spec.ablation import Ablation
+from tests.spec.ablations import TEXT, error_of, load
 
 
 @pytest.mark.parametrize(
     ("before", "after", "message"),
     [
-        ("steps: 6", "stepz: 6", "test.yaml:5: base.train.stepz: unknown key 'stepz'; did you mean 'steps'? accepted: batch,"),
-        ("dim: 8", 'dim: "8"', 'test.yaml:4: base.model.dim: "8" is not a whole number'),
-        ("heads: 2", "heads: 3", "test.yaml:4: base.model: model.heads = 3 does not divide model.dim = 8; heads that do: 1, 2, 4"),
-        ("selective_copy", "selectiv_copy", "test.yaml:3: base.task: unknown kind 'selectiv_copy'; did you mean 'selective_copy'?"),
-        ("[cope]", "[coppe]", "test.yaml:7: model.position[0]: unknown kind 'coppe'; did you mean 'cope'? accepted: absolute"),
-        ("[cope]", "[{kind: cope, pmax: 3}]", "test.yaml:7: model.position[0].pmax: unknown key 'pmax'; did you mean 'p_max'?"),
-        ("[cope]", "[{kind: cope, p_max: some}]", "test.yaml:7: model.position[0].p_max: \"some\" is not"),
-        ("[cope]", "[{p_max: 3}]", "test.yaml:7: model.position[0]: {\"p_max\": 3} has no `kind`"),
-        ("[1e-3, 2e-3]", "[]", "the axis 'train.lr' is empty"),
-        ("train.lr:", "train.rl:", "unknown key 'rl'"),
-        ("seeds: [0, 1]", "seeds: [0, 0]", "test.yaml:9: seeds: seeds [0, 0] repeat"),
-        ("seeds: [0, 1]", "seeds: []", "test.yaml:9: seeds"),
-        ("token_error}", "tokn_error}", "did you mean 'in_dist/token_error'?"),
+        ("[1e-3, 2e-3]", "[]", "test.yaml:6: grid: the axis 'train.lr' is empty"),
+        ("seeds: [0, 1]", "seeds: [0, 0]", "test.yaml:9: seeds: seeds [0, 0] contain duplicates"),
+        ("seeds: [0, 1]", "seeds: []", "test.yaml:9: seeds: []: list should have at least 1 item"),
+        ("seeds: [0, 1]", "seeds: [0, -1]", "test.yaml:9: seeds[1]: -1: input should be greater than or equal to 0"),
+        ("seeds: [0, 1]", "seeds: [2147483648]", "test.yaml:9: seeds[0]: 2147483648: input should be less than 2147483648"),
+        ("seeds: [5]", "seeds: [-5]", "test.yaml:12: scales.wide.seeds[0]: -5: input should be greater"),
         ("title: A test\n", "", "test.yaml: the key 'title' is missing"),
         ("title:", "tilte:", "test.yaml:1: tilte: unknown key 'tilte'; did you mean 'title'?"),
-        ("steps: 6", "steps: 6, schedule: linaer", "\"linaer\" is not one of the choices; did you mean 'linear'?"),
-        ("seeds: [0, 1]", "seeds: [0]\nexclude: [{model.positoin: CoPE}]", "no axis is called 'model.positoin'; did you mean 'model.position'?"),
-        ("seeds: [0, 1]", "seeds: [0]\nexclude: [{train.lr: [1e-3, 2e-3]}]", "no row left"),
-        ("seeds: [0, 1]", "seeds: [0]\nzip: [{model.dim: [8, 16], model.heads: [1]}]", "model.dim has 2, model.heads has 1"),
+        ("seeds: [0, 1]", "zip: [{model.dim: [8, 16], model.heads: [1]}]", "model.dim has 2, model.heads has 1"),
+        ("seeds: [0, 1]", "zip: [{model.dim: []}]", "at least one: model.dim has 0"),
+        ("token_error}", "token_error, goal: mni}", 'metrics[0].goal: "mni" is not one of the choices; did you mean \'min\'?'),
+        ("seeds: [0, 1]", "plugins: [my-package]", "test.yaml:9: plugins[0]: 'my-package' is not the name of a Python module"),
+        ("seeds: [0, 1]", "plugins: [a, b..c]", "test.yaml:9: plugins[1]: 'b..c' is not the name of a Python module"),
+        ("seeds: [0, 1]", "plugins: [my.class]", "'my.class' is not the name of a Python module"),
     ],
 )  # fmt: skip
-def test_problems_name_file_line_key_value_and_way_out(before, after, message):
-    assert before in GOOD
-    assert message in problem(GOOD.replace(before, after))
+def test_errors_name_file_line_key_and_value(before, after, message):
+    assert before in TEXT
+    assert message in error_of(TEXT.replace(before, after))
 
 
-def test_every_problem_is_told_at_once():
-    text = GOOD.replace("dim: 8", "dimm: 8").replace("steps: 6", "stepz: 6").replace("[cope]", "[coppe]")
-    assert len(problem(text).splitlines()) == 3
+def test_the_largest_seed_is_accepted():
+    plan = expand(load(TEXT.replace("seeds: [0, 1]", "seeds: [0, 2147483647]")))
+    assert {run.seed for run in plan.runs} == {0, 2**31 - 1}
 
 
-@pytest.mark.parametrize(
-    ("assignment", "message"),
-    [
-        ("model.dimm=3", "--set model.dimm=3: base.model.dimm: unknown key"),
-        ("model.dim=wide", '--set model.dim=wide: base.model.dim: "wide" is not a whole number'),
-        ("modl.dim=3", "no key 'modl.dim'; it starts with one of task, model"),
-        ("model.dim", "expected key=value"),
-        ("seeds=[]", "--set seeds=[]: seeds"),
-        ("seed=3", "no key 'seed'"),
-        ("model.dim=[", "--set model.dim=["),
-        ("resources.cpu=1", "unknown key 'cpu'; did you mean 'cpus'?"),
-    ],
-)
-def test_problems_of_options_name_the_option(assignment, message):
-    assert message in problem(GOOD, assignments=[assignment])
+def test_seeds_have_the_bounds_of_a_run():
+    schema = Ablation.model_json_schema()["properties"]["seeds"]["items"]
+    of_run = RunSpec.model_json_schema()["properties"]["seed"]
+    bounds = ("type", "minimum", "exclusiveMaximum")
+    assert [schema[bound] for bound in bounds] == [of_run[bound] for bound in bounds]
 
 
-def test_overrides_replace_base_and_axes():
-    plan = expand(with_overrides(loaded(), assignments=["model.dim=16", "train.lr=1e-2", "seeds=[3]"]))
-    assert [run.model.dim for run in plan.runs] == [16, 16]
-    assert {run.train.lr for run in plan.runs} == {0.01}
-    assert {run.seed for run in plan.runs} == {3}
-    assert [row.name for row in plan.rows] == ["CoPE", "none"]
-
-
-def test_scales():
-    plan = expand(with_overrides(loaded(), scale="wide"))
-    assert {(run.model.dim, run.seed, run.train.lr) for run in plan.runs} == {(32, 5, 5e-3)}
-    assert "unknown scale 'huge'; it has wide" in problem(GOOD, scale="huge")
-
-
-TWO_AXES = GOOD.replace("train.lr: [1e-3, 2e-3]", "train.lr: {slow: 1e-3, fast: 2e-3}") + textwrap.dedent("""\
-    published:
-      - {match: {train.lr: slow, model.position: CoPE}, values: {in_dist/token_error: 1.0}}
-      - {match: {train.lr: fast, model.position: CoPE}, values: {in_dist/token_error: 2.0}}
-    exclude: [{train.lr: fast, model.position: none}]
-    when: [{if: {train.lr: [slow, fast]}, set: {train.steps: 7}}, {if: {train.lr: slow}, set: {train.batch: 3}}]
-    """)
+def test_the_name_is_the_file_name(tmp_path):
+    (tmp_path / "mine.yaml").write_text(TEXT)
+    assert load_ablation(tmp_path / "mine.yaml").name == "mine"
 
 
 @pytest.mark.parametrize(
-    ("lr", "rows", "published", "steps", "batch"),
-    [("2e-3", ["CoPE"], [2.0], 7, 64), ("1e-3", ["CoPE", "none"], [1.0], 7, 3), ("5e-3", ["CoPE", "none"], [], 6, 64)],
-)
-def test_what_is_said_of_an_axis_holds_where_it_is_fixed(lr, rows, published, steps, batch):
-    plan = expand(with_overrides(loaded(TWO_AXES), assignments=[f"train.lr={lr}"]))
-    assert [row.labels["model.position"] for row in plan.rows] == rows
-    assert [each for row in plan.rows if row.published for each in row.published.values.values()] == published
-    assert {(run.train.steps, run.train.batch) for run in plan.runs} == {(steps, batch)}
-
-
-def test_a_scale_may_have_columns_of_its_own():
-    text = GOOD.replace("scales:\n  wide: {", "scales:\n  wide: {metrics: [{name: dense/loss}], ")
-    assert text != GOOD
-    content = with_overrides(validate(parse_source(text, "file.yaml"), "file"), scale="wide").content
-    assert [metric.name for metric in content.metrics] == ["dense/loss"]
-
-
-def test_overrides_leave_the_rest_as_it_was():
-    assert with_overrides(loaded()).content == loaded().content
-
-
-@pytest.mark.parametrize(
-    ("value", "name"),
+    ("value", "label"),
     [
         (["cope", "relative"], "cope+relative"),
         ([{"kind": "cope", "p_max": 16}], "cope(p_max=16)"),
@@ -140,24 +62,102 @@ def test_overrides_leave_the_rest_as_it_was():
         (128, "128"),
         (1e-3, "0.001"),
         (True, "true"),
+        (None, "null"),
         ("cosine", "cosine"),
     ],
 )
-def test_names_of_values(value, name):
-    assert name_of(value) == name
+def test_default_labels(value, label):
+    assert default_label(value) == label
 
 
-def test_the_published_schema_is_the_current_one(request):
-    published = json.loads((request.config.rootpath / "ablations" / "schema.json").read_text())
-    assert published == ablation_schema(), "write it anew: cope-sweep schema > ablations/schema.json"
+def test_former_metric_names_are_replaced():
+    text = TEXT.replace(
+        "metrics: [{name: in_dist/token_error}]",
+        "metrics: [{name: in_dist/commonest_error}]\n"
+        "published: [{match: {train.lr: 1e-3}, values: {in_dist/commonest_error: 78.0}, std: {in_dist/commonest_error: 1.0}}]",
+    ).replace("wide: {", "wide: {metrics: [{name: longer/commonest_error, label: Base}], ")
+    content = load(text).content
+    assert [metric.name for metric in content.metrics] == ["in_dist/majority_baseline_error"]
+    assert content.published[0].values == {"in_dist/majority_baseline_error": 78.0}
+    assert content.published[0].std == {"in_dist/majority_baseline_error": 1.0}
+    assert [metric.name for metric in content.scales["wide"].metrics] == ["longer/majority_baseline_error"]
 
 
-def test_the_schema_knows_every_key():
-    schema = ablation_schema()
-    assert set(schema["properties"]) == set(Ablation.model_json_schema()["properties"])
-    assert set(schema["properties"]["base"]["properties"]) == {"task", "model", "train", "evaluate"}
+PLUGIN = textwrap.dedent("""\
+    from typing import Literal
+
+    from cope_sweep.positions import ENCODINGS
+    from cope_sweep.positions.base import Encoding
 
 
-def test_a_file_s_name_is_the_ablation_s(tmp_path):
-    (tmp_path / "mine.yaml").write_text(GOOD)
-    assert load_ablation(tmp_path / "mine.yaml").name == "mine"
+    @ENCODINGS.register
+    class TestEncoding(Encoding):
+        kind: Literal["KIND"] = "KIND"
+    """)
+
+
+@pytest.fixture
+def plugin(tmp_path, monkeypatch):
+    """Writes a module into the folder that plugins are imported from, and returns its name."""
+
+    def write(name, source=PLUGIN):
+        (tmp_path / f"{name}.py").write_text(source.replace("KIND", name))
+        return name
+
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return write
+
+
+def with_plugins(*names):
+    return TEXT.replace("seeds: [0, 1]", f"plugins: [{', '.join(names)}]").replace("[cope]", f"[{names[0]}]")
+
+
+@pytest.mark.slow
+def test_plugins_are_imported_before_the_base_is_validated(plugin, tmp_path):
+    """In a process of its own, because a registered class stays registered."""
+    (tmp_path / "own.yaml").write_text(with_plugins(plugin("spec_test_encoding")))
+    script = textwrap.dedent("""\
+        import json, pathlib
+        from cope_sweep.plan import expand
+        from cope_sweep.spec import load_ablation, with_overrides
+
+        plan = expand(with_overrides(load_ablation(pathlib.Path("own.yaml")), scale="wide"))
+        print(json.dumps([plan.ablation.content.plugins, plan.runs[0].model_dump(mode="json"), plan.runs[0].versions]))
+        """)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    plugins, run, versions = json.loads(done.stdout)
+    assert plugins == ["spec_test_encoding"]
+    assert [encoding["kind"] for encoding in run["model"]["position"]] == ["spec_test_encoding"]
+    assert versions["spec_test_encoding.spec_test_encoding"] == 1
+
+
+def test_a_missing_plugin_is_an_error_with_its_line(plugin):
+    message = error_of(with_plugins(plugin("spec_test_empty", ""), "spec_test_missing"))
+    assert message.startswith("test.yaml:9: plugins[1]: the plugin spec_test_missing cannot be imported")
+    assert "ModuleNotFoundError" in message
+
+
+def test_a_plugin_that_fails_is_an_error_with_its_line(plugin):
+    message = error_of(with_plugins(plugin("spec_test_broken", "raise ValueError('no such file')")))
+    assert message.startswith("test.yaml:9: plugins[0]: the plugin spec_test_broken cannot be imported")
+    assert "ValueError: no such file" in message
+
+
+def test_a_kind_that_exists_already_is_an_error_with_its_line(plugin):
+    source = PLUGIN.replace('Literal["KIND"] = "KIND"', 'Literal["cope"] = "cope"')
+    message = error_of(with_plugins(plugin("spec_test_duplicate", source)))
+    assert message.startswith(
+        "test.yaml:9: plugins[0]: spec_test_duplicate.TestEncoding: the encoding 'cope' exists already"
+    )
+
+
+def test_plugins_can_be_refused_and_are_not_imported_then(plugin, tmp_path):
+    path = tmp_path / "sent.yaml"
+    path.write_text(with_plugins(plugin("spec_test_refused")))
+    with pytest.raises(SpecError, match=r"sent\.yaml:9: plugins: plugins \(spec_test_refused\) are not allowed here"):
+        load_ablation(path, allow_plugins=False)
+    assert "spec_test_refused" not in sys.modules
+    path.write_text(TEXT)
+    assert load_ablation(path, allow_plugins=False).content.plugins == []

@@ -1,0 +1,149 @@
+"""The content of a table as plain values; every output format is rendered from it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal
+
+from cope_sweep.plan import Plan, Row
+from cope_sweep.results.frame import RunRecord
+from cope_sweep.results.stats import Summary, summarise
+from cope_sweep.spec import RunSpec
+
+STATUSES = ("finished", "failed", "running", "interrupted", "pending")
+
+
+@dataclass(frozen=True)
+class Column:
+    """A metric of the table."""
+
+    name: str
+    label: str
+    title: str
+    """The label with its unit."""
+    goal: Literal["min", "max"]
+    unit: str
+    decimals: int
+
+
+@dataclass(frozen=True)
+class PublishedValue:
+    """A published number."""
+
+    value: float
+    std: float | None
+    source: str
+
+
+@dataclass(frozen=True)
+class MetricCell:
+    """A metric of a row: the statistics of the finished runs, and the published value."""
+
+    summary: Summary
+    published: PublishedValue | None = None
+    best: bool = False
+    """Whether this is the best mean among the rows whose seeds are all finished."""
+
+
+@dataclass(frozen=True)
+class TableRow:
+    """A row of the plan with its results."""
+
+    row: str
+    """The row's name."""
+    labels: Mapping[str, str]
+    """Axis key → label."""
+    runs: tuple[tuple[RunSpec, RunRecord], ...]
+    """All runs with their records, finished or not, in the order of the seeds."""
+    metrics: Mapping[str, MetricCell]
+
+    @property
+    def seeds(self) -> int:
+        """The number of runs, finished or not."""
+        return len(self.runs)
+
+    @cached_property
+    def counts(self) -> Mapping[str, int]:
+        """Status → number of runs, for every status."""
+        counted = Counter(record.status for _, record in self.runs)
+        return {status: counted[status] for status in STATUSES}
+
+    @property
+    def complete(self) -> bool:
+        """Whether every run is finished."""
+        return self.counts["finished"] == self.seeds
+
+    @cached_property
+    def parameters(self) -> int | None:
+        """The number of parameters of the model; None before a run is finished."""
+        known = (record.facts.get("parameters") for _, record in self.runs)
+        return next((int(parameters) for parameters in known if parameters is not None), None)
+
+    @property
+    def progress(self) -> str:
+        """`2/2`, or `1/2: 1 failed`."""
+        others = [f"{n} {status}" for status, n in self.counts.items() if n and status != "finished"]
+        return f"{self.counts['finished']}/{self.seeds}" + (f": {', '.join(others)}" if others else "")
+
+
+@dataclass(frozen=True)
+class TableModel:
+    """An ablation's table."""
+
+    ablation: str
+    title: str
+    axes: Mapping[str, str]
+    """Axis key → short name."""
+    columns: tuple[Column, ...]
+    rows: tuple[TableRow, ...]
+
+
+def table_model(plan: Plan, records: Mapping[str, RunRecord]) -> TableModel:
+    """The table of `plan`; `records` maps its run ids to their records."""
+    content = plan.ablation.content
+    columns = tuple(
+        Column(metric.name, metric.label or metric.name, metric.title, metric.goal, metric.unit, metric.decimals)
+        for metric in content.metrics
+    )
+    rows = [_table_row(row, records, columns) for row in plan.rows]
+    return TableModel(plan.name, content.title, plan.axes, columns, tuple(_mark_best(rows, columns)))
+
+
+def _table_row(row: Row, records: Mapping[str, RunRecord], columns: Iterable[Column]) -> TableRow:
+    runs = tuple((run, records[run.run_id]) for run in row.runs)
+    finished = [record for _, record in runs if record.status == "finished"]
+    cells = {}
+    for column in columns:
+        values = (record.value(column.name) for record in finished)
+        summary = summarise(value for value in values if value is not None)
+        cells[column.name] = MetricCell(summary, _published_value(row, column.name))
+    return TableRow(row.name, row.labels, runs, cells)
+
+
+def _published_value(row: Row, metric: str) -> PublishedValue | None:
+    published = row.published
+    if published is None or metric not in published.values:
+        return None
+    return PublishedValue(published.values[metric], published.std.get(metric), published.source)
+
+
+def _mark_best(rows: list[TableRow], columns: Iterable[Column]) -> list[TableRow]:
+    """Mark the best mean of each metric, if at least two rows have a value from every seed."""
+    for column in columns:
+        means = {
+            index: row.metrics[column.name].summary.mean
+            for index, row in enumerate(rows)
+            if row.metrics[column.name].summary.n == row.seeds
+        }
+        if len(means) < 2:
+            continue
+        best = (min if column.goal == "min" else max)(means.values())
+        for index, mean in means.items():
+            if mean == best:
+                row = rows[index]
+                cell = replace(row.metrics[column.name], best=True)
+                rows[index] = replace(row, metrics={**row.metrics, column.name: cell})
+    return rows

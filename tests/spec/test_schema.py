@@ -1,0 +1,41 @@
+import json
+
+from cope_sweep.spec import Ablation
+from cope_sweep.spec.schema import ablation_schema
+
+
+def test_the_published_schema_is_the_current_one(request):
+    published = json.loads((request.config.rootpath / "ablations" / "schema.json").read_text())
+    assert published == ablation_schema(), "regenerate it: cope-sweep schema > ablations/schema.json"
+
+
+def test_every_key_is_in_the_schema():
+    schema = ablation_schema()
+    assert set(schema["properties"]) == set(Ablation.model_json_schema()["properties"])
+    assert {"task", "model", "train", "evaluate"} <= set(schema["properties"]["base"]["properties"])
+    assert "seed" not in schema["properties"]["base"]["properties"]
+
+
+def test_plugins_are_a_list_of_names():
+    assert ablation_schema()["properties"]["plugins"]["items"] == {"type": "string"}
+
+
+def test_no_key_of_the_base_is_required():
+    assert "required" not in ablation_schema()["properties"]["base"]
+
+
+def test_every_reference_can_be_resolved():
+    schema = ablation_schema()
+    references = []
+
+    def collect(node):
+        if isinstance(node, dict):
+            references.extend(value for key, value in node.items() if key == "$ref")
+            node = list(node.values())
+        if isinstance(node, list):
+            for item in node:
+                collect(item)
+
+    collect(schema)
+    assert references
+    assert {reference.removeprefix("#/$defs/") for reference in references} <= set(schema["$defs"])
