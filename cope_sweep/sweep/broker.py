@@ -17,11 +17,14 @@ import asyncio
 import heapq
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from cope_sweep.record import Event, Ledger
 from cope_sweep.spec import RunSpec
 from cope_sweep.sweep.executor import FOREIGN_POLL_INTERVAL_S, ForeignRun, final_event
+
+if TYPE_CHECKING:
+    from cope_sweep.train import Outcome
 
 TRIALS_START_TIMEOUT_S = 30.0
 """The processes of the first trials take 2 to 10 s to start."""
@@ -30,7 +33,6 @@ MAX_IDLE_FAILURES = 2
 MAX_MESSAGE_CHARACTERS = 500
 
 State = Literal["pending", "leased", "foreign", "ended"]
-Outcome = Literal["finished", "failed", "interrupted", "busy"]
 
 
 @dataclass(frozen=True)

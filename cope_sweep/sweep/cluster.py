@@ -23,7 +23,7 @@ import ray
 from cope_sweep.spec import Resources
 from cope_sweep.sweep.executor import ClusterError
 
-CONNECT_TIMEOUT_S = 15.0
+CONNECT_TIMEOUT_S = 30.0
 PORT_TIMEOUT_S = 3.0
 """For a port to accept a connection."""
 

@@ -208,8 +208,10 @@ def _follow(client: JobSubmissionClient, job_id: str, on_line: Callable[[str], N
             if fresh:
                 handle(fresh)
 
+    import aiohttp  # the client's own, with which it reads logs
+
     while True:
-        with contextlib.suppress(OSError, RuntimeError):
+        with contextlib.suppress(OSError, RuntimeError, aiohttp.ClientError):
             asyncio.run(tail())
         if _job_status(client, job_id).is_terminal():
             break
