@@ -28,6 +28,8 @@ def test_every_run_is_trained_in_order_and_only_once(executor: Executor, ledger:
         assert events.of(run)[0].status == "running"
         assert events.of(run)[-1].metrics == folder.result["metrics"]
         assert ":" in events.of(run)[-1].worker_id
+    # One process trains all of them.
+    assert len({event.worker_id for run in (runs[0], runs[1], runs[3]) for event in events.of(run)}) == 1
 
 
 def test_a_failing_run_fails_alone(executor: Executor, ledger: Ledger, events: EventLog) -> None:

@@ -1,5 +1,6 @@
-"""Worker groups of Ray Train, with a broker and without Tune."""
+"""Failures of worker groups of Ray Train, with a broker and without Tune. test_executor and test_schedule do the rest."""
 
+import re
 import secrets
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,7 @@ from cope_sweep.record import Ledger
 from cope_sweep.spec import Resources, RunSpec
 from cope_sweep.sweep.broker import Broker, EventBatch
 from cope_sweep.sweep.workers import GroupPlan, train_group
-from tests.sweep.runs import LONG, seeds
-from tests.tiny import tiny_run
+from tests.sweep.runs import seeds
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("cluster")]
 RESOURCES = Resources(groups=1, device="cpu")
@@ -44,24 +44,6 @@ def batch_of(broker: Any) -> EventBatch:
     return batch
 
 
-def test_a_group_trains_all_runs_in_the_same_process(ledger: Ledger, tmp_path: Path) -> None:
-    bad = tiny_run(**{"train.lr": 1e20, "train.steps": 200})
-    runs = [*seeds(2), bad]
-    broker = start_broker(ledger, runs)
-    train_group(plan_of(ledger, broker, tmp_path))
-    batch = batch_of(broker)
-    assert batch.ended
-    ends = [event for _, event in batch.events if event.status != "running"]
-    assert [(event.run_id, event.status) for event in ends] == [
-        (runs[0].run_id, "finished"),
-        (runs[1].run_id, "finished"),
-        (bad.run_id, "failed"),
-    ]
-    assert len({event.worker_id for event in ends}) == 1
-    assert [ledger.run(run.run_id).status for run in runs] == ["finished", "finished", "failed"]
-    assert (ledger.root / "logs" / "group-0-rank-0.log").exists()
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -72,8 +54,6 @@ def test_a_group_trains_all_runs_in_the_same_process(ledger: Ledger, tmp_path: P
 def test_a_node_that_cannot_train_ends_the_sweep(
     ledger: Ledger, tmp_path: Path, changes: dict[str, Any], message: str
 ) -> None:
-    import re
-
     broker = start_broker(ledger, seeds(1))
     train_group(plan_of(ledger, broker, tmp_path, **changes))
     assert re.search(message, str(batch_of(broker).fatal))
@@ -88,24 +68,3 @@ def test_an_error_in_a_worker_is_no_death(ledger: Ledger, tmp_path: Path) -> Non
     ((_, event),) = batch_of(broker).events
     assert event.status == "failed"
     assert str(event.message).startswith("rank 0: NotADirectoryError")
-
-
-def test_a_closed_broker_interrupts_the_run(ledger: Ledger, tmp_path: Path) -> None:
-    (run,) = runs = seeds(1, **LONG)
-    broker = start_broker(ledger, runs)
-
-    @ray.remote(num_cpus=0)
-    def close_after_first_step(broker: Any) -> None:
-        seen = 0
-        while True:
-            for number, event in ray.get(broker.poll_events.remote(seen, 1.0)).events:
-                seen = number
-                if event.step:
-                    ray.get(broker.close.remote())
-                    return
-
-    closing = close_after_first_step.remote(broker)
-    train_group(plan_of(ledger, broker, tmp_path))
-    ray.get(closing)
-    assert ledger.run(run.run_id).status == "interrupted"
-    assert ledger.run(run.run_id).resume.exists()
