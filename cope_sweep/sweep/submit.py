@@ -18,7 +18,7 @@ from cope_sweep.sweep.cluster import CONNECT_TIMEOUT_S, connection_error, first_
 from cope_sweep.sweep.executor import ClusterError
 
 if TYPE_CHECKING:
-    from ray.job_submission import JobStatus, JobSubmissionClient
+    from ray.job_submission import JobDetails, JobSubmissionClient
 
 EXCLUDES = (
     ".git/", ".venv/", "venv/", ".uv/", "node_modules/", "dist/", "build/", "*.egg-info/",
@@ -87,8 +87,7 @@ def submit(
     if not follow:
         return JobOutcome(job_id, "SUBMITTED", 0)
     try:
-        _follow(client, job_id, on_line)
-        return _outcome(client, job_id)
+        return _outcome(job_id, _follow(client, job_id, on_line))
     except KeyboardInterrupt:
         on_line(f"stopping job {job_id}: its runs write checkpoints first")
         return _stop(client, job_id)
@@ -189,7 +188,7 @@ def entrypoint(arguments: Sequence[str]) -> str:
     return f"P={interpreter}; [ -x $P ] || P=python; exec $P -m cope_sweep.cli {shlex.join(arguments)}"
 
 
-def _follow(client: JobSubmissionClient, job_id: str, on_line: Callable[[str], None]) -> None:
+def _follow(client: JobSubmissionClient, job_id: str, on_line: Callable[[str], None]) -> JobDetails:
     """Pass on the log until the job ends. After a lost connection, the log continues where it broke off."""
     received = 0
     rest = ""
@@ -213,21 +212,22 @@ def _follow(client: JobSubmissionClient, job_id: str, on_line: Callable[[str], N
     while True:
         with contextlib.suppress(OSError, RuntimeError, aiohttp.ClientError):
             asyncio.run(tail())
-        if _job_status(client, job_id).is_terminal():
+        if (details := _details(client, job_id)).status.is_terminal():
             break
         time.sleep(POLL_INTERVAL_S)
     with contextlib.suppress(OSError, RuntimeError):
         handle(client.get_job_logs(job_id)[received:])
     if rest:
         on_line(rest)
+    return details
 
 
-def _job_status(client: JobSubmissionClient, job_id: str) -> JobStatus:
-    """The status of a job. Asks again while the dashboard does not answer. Raises ClusterError if it is lost."""
+def _details(client: JobSubmissionClient, job_id: str) -> JobDetails:
+    """What the cluster knows of a job. Asks again while it does not answer; then raises ClusterError."""
     until = time.monotonic() + ANSWER_TIMEOUT_S
     while True:
         try:
-            return client.get_job_status(job_id)
+            return client.get_job_info(job_id)
         except (OSError, RuntimeError) as error:
             if time.monotonic() > until:
                 raise ClusterError(
@@ -241,7 +241,7 @@ def _stop(client: JobSubmissionClient, job_id: str) -> JobOutcome:
     """Stop a job and wait for its end. The request is repeated until the cluster accepts it."""
     accepted = False
     until = time.monotonic() + STOP_TIMEOUT_S + KILL_TIMEOUT_S
-    while not (status := _job_status(client, job_id)).is_terminal() and time.monotonic() < until:
+    while not (status := _details(client, job_id).status).is_terminal() and time.monotonic() < until:
         if not accepted:
             # A busy cluster may refuse the first request.
             with contextlib.suppress(OSError, RuntimeError):
@@ -252,12 +252,12 @@ def _stop(client: JobSubmissionClient, job_id: str) -> JobOutcome:
     return JobOutcome(job_id, str(status.value), 130, message)
 
 
-def _outcome(client: JobSubmissionClient, job_id: str) -> JobOutcome:
-    info = client.get_job_info(job_id)
-    status = str(info.status.value)
+def _outcome(job_id: str, details: JobDetails) -> JobOutcome:
+    status = str(details.status.value)
     if status == "SUCCEEDED":
         return JobOutcome(job_id, status, 0)
     if status == "STOPPED":
         return JobOutcome(job_id, status, 130)
-    message = None if info.driver_exit_code else info.message
-    return JobOutcome(job_id, status, info.driver_exit_code or 1, message)
+    # A job without an exit code did not run; the message says why.
+    message = None if details.driver_exit_code else details.message
+    return JobOutcome(job_id, status, details.driver_exit_code or 1, message)
