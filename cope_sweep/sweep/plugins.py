@@ -23,13 +23,19 @@ def plugin_runtime_env(plugins: Sequence[str]) -> dict[str, Any]:
     """
     load_plugins(plugins)
     roots = dict.fromkeys(name.partition(".")[0] for name in plugins)
-    modules = [importlib.import_module(root) for root in roots]
-    shipped = [module for module in modules if not _is_installed(module)]
-    return {"py_modules": shipped} if shipped else {}
+    paths = [path for root in roots for path in _locations(importlib.import_module(root)) if not _is_installed(path)]
+    return {"py_modules": [str(path) for path in paths]} if paths else {}
 
 
-def _is_installed(module: ModuleType) -> bool:
-    """Whether a module is in a folder for installed distributions, or has no files."""
-    locations = [module.__file__] if module.__file__ else list(getattr(module, "__path__", []))
+def _locations(module: ModuleType) -> list[Path]:
+    """The folders of a package, or the file of a module; none for a built-in module."""
+    if folders := list(getattr(module, "__path__", [])):
+        return [Path(folder).resolve() for folder in folders]
+    file = getattr(module, "__file__", None)
+    return [Path(file).resolve()] if file else []
+
+
+def _is_installed(path: Path) -> bool:
+    """Whether a path is in a folder of installed distributions or of the standard library."""
     folders = [Path(sysconfig.get_path(name)).resolve() for name in ("purelib", "platlib", "stdlib")]
-    return all(any(Path(place).resolve().is_relative_to(folder) for folder in folders) for place in locations)
+    return any(path.is_relative_to(folder) for folder in folders)

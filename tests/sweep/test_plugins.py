@@ -41,7 +41,7 @@ run_on_ray(runs, Ledger(sys.argv[1]), Resources(groups=1, device="cpu"), on_even
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder outside of the checkout, which modules can be imported from."""
-    folder = tmp_path / "plugins"
+    folder = tmp_path.resolve() / "plugins"
     folder.mkdir()
     monkeypatch.syspath_prepend(str(folder))
     return folder
@@ -54,11 +54,11 @@ def test_modules_outside_of_distributions_are_shipped(folder: Path) -> None:
     (folder / "plugin_package" / "first.py").write_text("")
     (folder / "plugin_package" / "second.py").write_text("")
     environment = plugin_runtime_env(["plugin_file", "plugin_package.first", "plugin_package.second"])
-    assert [module.__name__ for module in environment["py_modules"]] == ["plugin_file", "plugin_package"]
+    assert environment == {"py_modules": [str(folder / "plugin_file.py"), str(folder / "plugin_package")]}
 
 
 def test_installed_modules_are_not_shipped() -> None:
-    assert plugin_runtime_env(["cachetools", "json"]) == {}
+    assert plugin_runtime_env(["cachetools", "json", "sys"]) == {}
     assert plugin_runtime_env([]) == {}
 
 
