@@ -12,7 +12,6 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from mlflow.tracking import MlflowClient
 
 from cope_sweep.record.mlflow import MlflowTracking
 from cope_sweep.record.tracker_sync import TrackerSync
@@ -23,6 +22,13 @@ from tests.results.ablations import fail, finish, plan_of
 from tests.sweep.ports import free_port
 
 pytestmark = pytest.mark.slow
+
+
+def client_of(uri):
+    """MLflow's own client. It is imported here, because the import takes seconds also when no test of this file runs."""
+    from mlflow.tracking import MlflowClient
+
+    return MlflowClient(tracking_uri=uri)
 
 
 def open_store(path, queue):
@@ -51,7 +57,7 @@ def test_mlflow_client_reads_a_sweep(ledger, sqlite_uri):
     fail(ledger, plan.runs[1])
     record = end_sweep(ledger, record, "failed")
     TrackerSync(ledger, record["sweep_id"], MlflowTracking(sqlite_uri)).sync()
-    client = MlflowClient(tracking_uri=sqlite_uri)
+    client = client_of(sqlite_uri)
     experiment = client.get_experiment_by_name("copying")
     assert "CoPE counts what matters." in experiment.tags["mlflow.note.content"]
     runs = client.search_runs([experiment.experiment_id])
@@ -87,7 +93,7 @@ def test_concurrent_sweeps_share_their_common_runs(ledger, sqlite_uri):
     for thread in threads:
         thread.join()
     assert [sync.errors for sync in syncs] == [{}] * 4
-    client = MlflowClient(tracking_uri=sqlite_uri)
+    client = client_of(sqlite_uri)
     runs = client.search_runs([experiment.experiment_id for experiment in client.search_experiments()])
     assert sorted(run.data.tags[f"{TAG}run_id"] for run in runs if f"{TAG}run_id" in run.data.tags) == sorted(
         run.run_id for run in plans[0].runs
@@ -110,7 +116,7 @@ def test_a_checkpoint_is_a_hard_link_to_the_ledger(ledger, sqlite_uri):
 def test_an_experiment_in_the_trash_is_an_error_with_a_command(sqlite_uri):
     tracking = MlflowTracking(sqlite_uri)
     run = tracking.create("copying", "x", tags={}, started_ms=1)
-    MlflowClient(tracking_uri=sqlite_uri).delete_experiment(run.experiment)
+    client_of(sqlite_uri).delete_experiment(run.experiment)
     with pytest.raises(TrackingError, match=f"mlflow experiments restore -x {run.experiment}"):
         MlflowTracking(sqlite_uri).create("copying", "x", tags={}, started_ms=1)
 
@@ -203,7 +209,7 @@ def test_after_a_kill_and_a_resumption_no_point_is_missing_or_duplicated(ledger,
     TrackerSync(ledger, record["sweep_id"], MlflowTracking(sqlite_uri)).sync()
     run = tracking.find({f"{TAG}run_id": folder.run_id})
     assert run.status == "finished"
-    client = MlflowClient(tracking_uri=sqlite_uri)
+    client = client_of(sqlite_uri)
     for key in ("train/loss", "train/lr", "dense/loss", "in_dist/token_error"):
         ours = [(row["step"], row[key]) for row in folder.curve() if key in row]
         theirs = [(metric.step, metric.value) for metric in client.get_metric_history(run.id, key)]
