@@ -1,4 +1,4 @@
-"""What a run says while it trains: one small message, whoever listens."""
+"""Progress events: the small messages that a run sends while it trains."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,16 +9,16 @@ Status = Literal["pending", "running", "finished", "failed", "interrupted"]
 
 @dataclass(frozen=True)
 class Event:
-    """A run's state at a moment. Plain data: it crosses processes."""
+    """The state of a run at one moment. Plain data, so that it can be sent between processes."""
 
     run_id: str
     status: Status
     step: int = 0
     steps: int = 0
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """The latest values, by name (`train/loss`, `in_dist/token_error`, …)."""
+    """The latest values by metric name (`train/loss`, `in_dist/token_error`, …)."""
     steps_per_s: float | None = None
     worker_id: str = ""
-    """The worker that trains it."""
+    """The worker that trains the run, as `host:pid`."""
     message: str | None = None
-    """Why it failed, in one line."""
+    """Why the run failed, in one line."""

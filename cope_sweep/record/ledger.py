@@ -1,16 +1,16 @@
-"""The ledger: a folder per run, written atomically. It is the truth for resuming; everything else can be made from it.
+"""The ledger: a store with one folder per run. It is the source of truth; MLflow and tables are made from it.
 
     store/runs/<run_id>/
-        spec.json         the resolved run, its id, when it was first begun
-        lock              held (flock) by the process that trains the run; the kernel frees it when that process dies
-        state.json        running | failed | interrupted, with step, attempt, place, message and traceback
-        curve.jsonl       a line for each logged step
+        spec.json         the resolved run, its id, and when it was first begun
+        lock              locked (flock) by the process that trains the run; the kernel releases it if that process dies
+        state.json        running | failed | interrupted, with attempt, worker, message and traceback
+        curve.jsonl       one line per logged step
         resume.safetensors    model, optimiser and step, while the run is unfinished
-        checkpoint/       model.safetensors, config.json: what services load
-        result.json       final metrics and facts: the run is finished if, and only if, this exists
-    store/sweeps/<sweep_id>.json    which ablation ran when, and its runs
+        checkpoint/       model.safetensors, config.json: loaded by services and tools
+        result.json       final metrics and facts; a run is finished if and only if this file exists
+    store/sweeps/<sweep_id>.json    what a sweep executed, when, and its runs
 
-A file appears whole or not at all: it is written beside its place and renamed into it.
+Files are written to a temporary file in the same folder and renamed, so a reader never sees a partial file.
 """
 
 from __future__ import annotations
@@ -36,12 +36,15 @@ RUN_ID = re.compile(r"[0-9a-f]{16}")
 
 
 class StoreError(UserError):
-    """The store cannot be used; the message says which path, why, and the way out."""
+    """The store cannot be used; the message says which path, why, and what to do."""
 
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary path beside `path` to write to; it becomes `path` when the block ends well, and vanishes when not."""
+    """A temporary path in the same folder, which replaces `path` when the block ends.
+
+    If the block raises, the temporary file is deleted and `path` is unchanged.
+    """
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     os.close(descriptor)
     temporary = Path(name)
@@ -56,59 +59,70 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write `value` as JSON, atomically. Raises ValueError for NaN and infinities."""
+    """Write `value` as JSON, atomically.
+
+    Raises:
+        ValueError: `value` contains NaN or an infinity.
+    """
     with replacing(path) as temporary:
         temporary.write_text(json.dumps(value, indent=1, allow_nan=False) + "\n")
 
 
 def read_json(path: Path) -> Any | None:
-    """The JSON in `path`, or None where there is no such file. Raises StoreError where it is not JSON."""
+    """The JSON in `path`, or None if there is no such file.
+
+    Raises:
+        StoreError: The file is not valid JSON.
+    """
     try:
         return json.loads(path.read_text())
     except FileNotFoundError:
         return None
     except ValueError as error:
-        raise StoreError(f"{path}: not valid JSON ({error}); delete the file to have it made again") from error
+        raise StoreError(f"{path}: not valid JSON ({error}); delete the file; it will be written again") from error
 
 
 @dataclass(frozen=True)
 class RunFolder:
-    """One run's folder. Writing is for the holder of its lock."""
+    """The folder of one run. Only the process that holds its lock may write to it."""
 
     path: Path
 
     @property
     def run_id(self) -> str:
+        """The id of the run, which is the name of its folder."""
         return self.path.name
 
     # -- reading -------------------------------------------------------------------------------------------------
 
     @property
     def spec(self) -> dict[str, Any] | None:
-        """`{"run_id", "spec", "created_ms"}`, or None before the run was begun."""
+        """`{"run_id", "spec", "created_ms"}`; None before the run was begun."""
         return read_json(self.path / "spec.json")
 
     @property
     def state(self) -> dict[str, Any]:
+        """`{"status", "updated_ms", "worker_id", "attempt", …}`; empty before the run was begun."""
         return read_json(self.path / "state.json") or {}
 
     @property
     def result(self) -> dict[str, Any] | None:
-        """`{"metrics": {name: value}, "facts": {name: value}}` of a finished run, else None."""
+        """`{"metrics": {name: value}, "facts": {name: value}}`; None if the run is not finished."""
         return read_json(self.path / "result.json")
 
     @property
     def checkpoint(self) -> Path:
-        """The folder of the finished model."""
+        """The folder of the trained model."""
         return self.path / "checkpoint"
 
     @property
     def resume(self) -> Path:
-        """The file that an unfinished run goes on from."""
+        """The file from which an unfinished run is resumed."""
         return self.path / "resume.safetensors"
 
     @property
     def status(self) -> Status:
+        """The status, from the files and the lock: a run whose process died is interrupted, not running."""
         result = self.path / "result.json"
         if result.exists():
             return "finished"
@@ -116,12 +130,12 @@ class RunFolder:
             return "pending"
         if self.is_locked():
             return "running"
-        if result.exists():  # between the first look and the lock's release
+        if result.exists():  # it may have appeared after the first check, before the lock was released
             return "finished"
         return "failed" if self.state.get("status") == "failed" else "interrupted"
 
     def curve(self) -> list[dict[str, float]]:
-        """The logged rows, by step; a line cut short by a kill is left out."""
+        """The logged rows in order of steps. A line that was cut off when its process was killed is left out."""
         rows = []
         with contextlib.suppress(FileNotFoundError):
             for line in (self.path / "curve.jsonl").read_text().splitlines():
@@ -133,7 +147,7 @@ class RunFolder:
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[bool]:
-        """Hold the run; False where another process holds it."""
+        """Lock the run while the block runs. Yields False if another process holds the lock."""
         self.path.mkdir(parents=True, exist_ok=True)
         with (self.path / "lock").open("w") as file:
             try:
@@ -144,7 +158,7 @@ class RunFolder:
                 yield True
 
     def is_locked(self) -> bool:
-        """Whether a living process holds the run."""
+        """Whether a running process holds the lock."""
         try:
             with (self.path / "lock").open("r") as file:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -155,39 +169,39 @@ class RunFolder:
         return False
 
     def begin(self, spec: RunSpec, worker_id: str) -> None:
-        """Enter the run as running: first begun now, or once more."""
+        """Set the status to running and count the attempt. The first call also writes the spec."""
         if self.spec is None:
             write_json(
                 self.path / "spec.json",
                 {"run_id": spec.run_id, "spec": spec.model_dump(mode="json"), "created_ms": _now_ms()},
             )
         attempt = self.state.get("attempt", 0) + 1
-        # What an earlier attempt died of is forgotten.
+        # Message and traceback of an earlier attempt are dropped.
         state = {"status": "running", "updated_ms": _now_ms(), "worker_id": worker_id, "attempt": attempt}
         write_json(self.path / "state.json", state)
 
     def set_state(self, status: Status, **facts: Any) -> None:
-        """Change the state, and what is told of it."""
+        """Set the status, and any other keys of the state."""
         write_json(self.path / "state.json", self.state | {"status": status, "updated_ms": _now_ms()} | facts)
 
     def rewind(self, step: int) -> None:
-        """Drop the rows after `step`, which are about to be trained again."""
+        """Drop the rows after `step`. The steps after it are trained again."""
         rows = [row for row in self.curve() if row["step"] <= step]
         with replacing(self.path / "curve.jsonl") as temporary:
             temporary.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
     def log(self, row: Mapping[str, float]) -> None:
-        """Append one row; `step` is among its keys."""
+        """Append one row. It has the key `step`."""
         with (self.path / "curve.jsonl").open("a") as file:
             file.write(json.dumps(dict(row), allow_nan=False) + "\n")
 
     def fail(self, message: str, traceback: str) -> None:
-        """Enter the run as failed, and why."""
+        """Set the status to failed, with the reason in one line and the traceback."""
         self.set_state("failed", message=message, traceback=traceback)
 
     @contextlib.contextmanager
     def writing_checkpoint(self) -> Iterator[Path]:
-        """A temporary folder that becomes `checkpoint` when the block ends well."""
+        """A temporary folder that replaces `checkpoint` when the block ends without an error."""
         temporary = Path(tempfile.mkdtemp(dir=self.path, prefix=".checkpoint."))
         try:
             yield temporary
@@ -198,18 +212,20 @@ class RunFolder:
             shutil.rmtree(temporary, ignore_errors=True)
 
     def finish(self, metrics: Mapping[str, float], facts: Mapping[str, Any]) -> None:
-        """The run is done: its result stands, and what resuming needed goes."""
+        """Write the result, which makes the run finished, and delete the file for resuming."""
         write_json(self.path / "result.json", {"metrics": dict(metrics), "facts": dict(facts)})
         self.resume.unlink(missing_ok=True)
 
 
 class Ledger:
-    """A store of runs.
-
-    Raises StoreError where its folder cannot be made or written, when opened with `create`.
-    """
+    """A store of runs."""
 
     def __init__(self, root: Path | str, *, create: bool = False) -> None:
+        """Open the store in the folder `root`; with `create`, make the folder and check that it can be written.
+
+        Raises:
+            StoreError: With `create`, if the folder cannot be made or written.
+        """
         self.root = Path(root).expanduser().absolute()
         if create:
             try:
@@ -224,13 +240,17 @@ class Ledger:
                 ) from error
 
     def run(self, run_id: str) -> RunFolder:
-        """The folder of a run, which need not exist. Raises StoreError for what is not a run id."""
+        """The folder of a run; it need not exist.
+
+        Raises:
+            StoreError: `run_id` is not 16 hexadecimal digits.
+        """
         if not RUN_ID.fullmatch(run_id):
             raise StoreError(f"{run_id!r} is not a run id: 16 hexadecimal digits, as `cope-sweep status` lists them")
         return RunFolder(self.root / "runs" / run_id)
 
     def runs(self) -> list[RunFolder]:
-        """Every run that was ever begun here, by id."""
+        """All runs that were begun in this store, ordered by id."""
         try:
             names = sorted(entry.name for entry in os.scandir(self.root / "runs") if RUN_ID.fullmatch(entry.name))
         except FileNotFoundError:
@@ -238,10 +258,11 @@ class Ledger:
         return [RunFolder(self.root / "runs" / name) for name in names]
 
     def write_sweep(self, sweep_id: str, record: Mapping[str, Any]) -> None:
+        """Write the record of a sweep, atomically."""
         write_json(self.root / "sweeps" / f"{sweep_id}.json", dict(record))
 
     def sweeps(self) -> list[dict[str, Any]]:
-        """The sweeps executed on this store, oldest first."""
+        """The records of all sweeps of this store, oldest first."""
         paths = sorted((self.root / "sweeps").glob("[0-9]*.json"))
         return [record for path in paths if (record := read_json(path)) is not None]
 

@@ -1,40 +1,41 @@
-"""Which tracking store is meant, and whether it can be used: known in moments, without importing mlflow."""
+"""Resolves the tracking URI and checks, before a sweep starts, that runs can be sent to it.
+
+SQLite stores are checked without importing mlflow, which takes seconds. A server is first probed with a plain
+connection, so that a wrong address fails fast; then MLflow's own client sends a request.
+"""
 
 from __future__ import annotations
 
-import base64
-import configparser
-import json
 import os
-import ssl
-import time
+import socket
 from pathlib import Path
-from urllib.error import HTTPError, URLError
-from urllib.parse import unquote, urlsplit, urlunsplit
-from urllib.request import Request, urlopen
+from urllib.parse import urlsplit, urlunsplit
+from urllib.request import getproxies, proxy_bypass
 
 from cope_sweep.record.ledger import Ledger
 from cope_sweep.record.tracking import TrackingError
 
 ACCEPTED = "sqlite:///PATH, or http://HOST:PORT or https://HOST of an MLflow server"
-BUDGET_S = 5.0
+CONNECT_TIMEOUT_S = 2.0
+REQUEST_TIMEOUT_S = 3
+"""MLflow's client takes whole seconds."""
 
 
 def resolve_uri(ledger: Ledger, explicit: str | None = None) -> str:
-    """The tracking URI: `explicit`, else $MLFLOW_TRACKING_URI, else SQLite in the store; SQLite paths made absolute."""
+    """The tracking URI: `explicit`, else $MLFLOW_TRACKING_URI, else SQLite in the store. SQLite paths are absolute."""
     uri = explicit or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{ledger.root / 'mlflow.db'}"
     path = sqlite_path(uri)
     return uri.rstrip("/") if path is None else f"sqlite:///{path}"
 
 
 def sqlite_path(uri: str) -> Path | None:
-    """The absolute path behind `sqlite:///PATH`; None for other schemes."""
+    """The absolute path in `sqlite:///PATH`; None for other schemes."""
     prefix = "sqlite:///"
     return Path(uri.removeprefix(prefix)).absolute() if uri.startswith(prefix) else None
 
 
 def redacted(uri: str) -> str:
-    """`uri` without the password in it."""
+    """`uri` with its password replaced by `***`."""
     parts = urlsplit(uri)
     if parts.password is None:
         return uri
@@ -42,109 +43,59 @@ def redacted(uri: str) -> str:
 
 
 def check(uri: str) -> None:
-    """Return if runs can be carried to `uri`; within about 5 s.
+    """Return if runs can be sent to `uri`.
 
-    Raises TrackingError: no such scheme, a path that cannot be written, a server that does not answer, or asks for
-    credentials, or is none of MLflow's.
+    Waits for a server 5 s at most; where one answers, importing mlflow takes some more.
+
+    Raises:
+        TrackingError: The scheme is not supported, the path cannot be written, or the server does not answer, refuses
+            access, or is no MLflow server.
     """
-    if uri.startswith("sqlite:///"):
-        _check_sqlite(Path(uri.removeprefix("sqlite:///")).absolute())
+    path = sqlite_path(uri)
+    if path is not None:
+        _check_sqlite(path)
     elif uri.startswith(("http://", "https://")):
         _check_server(uri)
     elif "://" not in uri or uri.startswith("file:"):
         raise TrackingError(
-            f"{uri!r} is a folder, and MLflow 3.17 does not keep runs in folders any more; "
+            f"{uri!r} is a folder, and MLflow 3.17 no longer keeps runs in folders; "
             f"accepted: {ACCEPTED}, as in sqlite:///store/mlflow.db"
         )
     else:
         raise TrackingError(
-            f"{redacted(uri)!r}: tracking stores of this kind are not spoken to directly; accepted: {ACCEPTED}. "
-            "For another database, put a server before it: mlflow server --backend-store-uri …"
+            f"{redacted(uri)!r}: tracking stores of this kind are not supported; accepted: {ACCEPTED}. "
+            "For another database, start a server for it: mlflow server --backend-store-uri …"
         )
 
 
 def _check_sqlite(path: Path) -> None:
-    way_out = "choose another with --mlflow sqlite:///PATH"
+    hint = "choose another with --mlflow sqlite:///PATH"
     if path.is_dir():
-        raise TrackingError(f"{path} is a folder, not a SQLite file; {way_out}")
+        raise TrackingError(f"{path} is a folder, not a SQLite file; {hint}")
     if not path.parent.is_dir():
-        raise TrackingError(f"{path.parent}: no such folder for MLflow's SQLite file; make it, or {way_out}")
+        raise TrackingError(f"{path.parent}: no such folder for MLflow's SQLite file; create it, or {hint}")
     try:
         if path.exists():
             with path.open("r+b") as file:
                 head = file.read(16)
             if head and head != b"SQLite format 3\0":
-                raise TrackingError(f"{path} is not a SQLite file; {way_out}")
+                raise TrackingError(f"{path} is not a SQLite file; {hint}")
         elif not os.access(path.parent, os.W_OK):
             raise PermissionError(13, "Permission denied")
     except OSError as error:
-        raise TrackingError(f"{path}: MLflow's SQLite file cannot be written ({error.strerror}); {way_out}") from error
+        raise TrackingError(f"{path}: MLflow's SQLite file cannot be written ({error.strerror}); {hint}") from error
 
 
 def _check_server(uri: str) -> None:
-    deadline_s = time.monotonic() + BUDGET_S
-    shown = redacted(uri)
+    from cope_sweep.record.mlflow import check_server, no_server
+
+    parts = urlsplit(uri)
+    host = parts.hostname or ""
     try:
-        _ask(uri, "/health", None, deadline_s)
-        answer = json.loads(_ask(uri, "/api/2.0/mlflow/experiments/search", {"max_results": 1}, deadline_s))
-    except HTTPError as error:
-        said = " ".join(error.read(200).decode(errors="replace").split())
-        if error.code in (401, 403):
-            raise TrackingError(
-                f"the MLflow server at {shown} refuses access (HTTP {error.code}: {said}); "
-                "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN"
-            ) from error
-        raise TrackingError(
-            f"{shown} answers, but not as an MLflow server does (HTTP {error.code} for {urlsplit(error.url).path}: "
-            f"{said}); check the URL's port and path"
-        ) from error
-    except ValueError as error:
-        raise TrackingError(
-            f"{shown} answers, but not as an MLflow server does (no JSON); check the URL's port and path"
-        ) from error
-    except OSError as error:
-        reason = error.reason if isinstance(error, URLError) else error
-        raise TrackingError(
-            f"no MLflow server answers at {shown} ({reason}); start it (`mlflow server --port …`), correct --mlflow or "
-            "MLFLOW_TRACKING_URI, or leave both out to keep runs in the store"
-        ) from error
-    if not isinstance(answer, dict):
-        raise TrackingError(f"{shown} answers, but not as an MLflow server does; check the URL's port and path")
-
-
-def _ask(uri: str, path: str, body: dict[str, object] | None, deadline_s: float) -> bytes:
-    """What the server answers. Raises OSError (HTTPError is one) or ValueError."""
-    parts = urlsplit(uri)
-    bare = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
-    headers = {"Content-Type": "application/json"} | _authorization(uri)
-    data = None if body is None else json.dumps(body).encode()
-    request = Request(bare.rstrip("/") + path, data=data, headers=headers)  # noqa: S310 - http or https, by `check`
-    timeout_s = max(0.5, deadline_s - time.monotonic())
-    with urlopen(request, timeout=timeout_s, context=_tls(uri)) as response:  # noqa: S310
-        answer: bytes = response.read(1_000_000)
-    return answer
-
-
-def _authorization(uri: str) -> dict[str, str]:
-    """The header that MLflow's client will send: from the URL, its environment variables, ~/.mlflow/credentials."""
-    parts = urlsplit(uri)
-    kept = configparser.ConfigParser(interpolation=None)
-    kept.read(Path("~/.mlflow/credentials").expanduser())
-    user, password = (
-        os.environ.get(name.upper()) or kept.get("mlflow", name, fallback=None)
-        for name in ("mlflow_tracking_username", "mlflow_tracking_password")
-    )
-    token = os.environ.get("MLFLOW_TRACKING_TOKEN")
-    if not (user and password) and not token and parts.username:
-        user, password = unquote(parts.username), unquote(parts.password or "")
-    if user and password:
-        return {"Authorization": "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()}
-    return {"Authorization": f"Bearer {token}"} if token else {}
-
-
-def _tls(uri: str) -> ssl.SSLContext | None:
-    if not uri.startswith("https://"):
-        return None
-    if os.environ.get("MLFLOW_TRACKING_INSECURE_TLS", "").lower() in ("1", "true"):
-        return ssl._create_unverified_context()  # noqa: S323 - asked for by MLflow's own switch
-    return ssl.create_default_context(cafile=os.environ.get("MLFLOW_TRACKING_SERVER_CERT_PATH") or None)
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        # Behind a proxy, the server itself may be out of reach.
+        if parts.scheme not in getproxies() or proxy_bypass(host):
+            socket.create_connection((host, port), timeout=CONNECT_TIMEOUT_S).close()
+    except (OSError, ValueError) as error:
+        raise TrackingError(no_server(uri, error)) from error
+    check_server(uri, REQUEST_TIMEOUT_S)

@@ -1,4 +1,4 @@
-"""Which code produced a number: versions and the commit of the working tree."""
+"""Which code produced a number: package versions and the Git commit of the working tree."""
 
 from __future__ import annotations
 
@@ -11,13 +11,16 @@ import cope_sweep
 
 
 def versions() -> dict[str, str]:
-    """Of this project, and of what decides its numbers."""
+    """Version by name: this package, Python, and the libraries that influence results."""
     found = {"cope_sweep": cope_sweep.__version__, "python": platform.python_version()}
     return found | {name: importlib.metadata.version(name) for name in ("torch", "numpy", "ray", "mlflow")}
 
 
 def git_commit() -> str | None:
-    """The commit of the working tree, with `-dirty` where it has changes; None outside of one."""
+    """The commit of the working tree, with the suffix `-dirty` if there are uncommitted changes.
+
+    None where this package is not in a Git working tree.
+    """
     try:
         done = subprocess.run(
             ["git", "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*"],

@@ -1,6 +1,6 @@
-"""The port through which runs reach an experiment tracker, and its twin in memory.
+"""The interface to an experiment tracker, and an implementation of it in memory for tests.
 
-`cope_sweep.record.mlflow` is the real one. Both pass tests/record/test_tracking.py.
+`cope_sweep.record.mlflow` implements it with MLflow. tests/record/test_tracking.py tests both implementations.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Literal, Protocol
 
 from cope_sweep.errors import UserError
 
-Standing = Literal["running", "finished", "failed", "interrupted"]
-"""Where a run stands that was begun."""
+TrackedStatus = Literal["running", "finished", "failed", "interrupted"]
+"""The status of a run in the tracker. Pending runs are not sent to it."""
 
 
 class TrackingError(UserError):
-    """The tracker did not answer, or refused; the message says which one, why, and the way out."""
+    """The tracker did not answer or refused a request. The message says which tracker, why, and what to do."""
 
 
 @dataclass(frozen=True)
@@ -32,16 +32,16 @@ class Point:
 
 
 @dataclass
-class Tracked:
-    """What the tracker holds of a run; whoever writes keeps it up to date."""
+class TrackedRun:
+    """A run in the tracker. The methods of `Tracking` that write to it also update this object."""
 
     id: str
-    """The tracker's own name for it."""
+    """The tracker's id of the run."""
     experiment: str
     """The id of its experiment."""
     artifacts: str
-    """Where its artifacts are, as a URI."""
-    standing: Standing
+    """The URI of its artifact folder."""
+    status: TrackedStatus
     tags: dict[str, str] = field(default_factory=dict)
     params: dict[str, str] = field(default_factory=dict)
     latest: dict[str, Point] = field(default_factory=dict)
@@ -49,77 +49,78 @@ class Tracked:
 
     @property
     def link(self) -> str:
-        """The run's page, as a link inside MLflow's UI."""
+        """A link to the run's page that works inside MLflow's UI."""
         return f"#/experiments/{self.experiment}/runs/{self.id}"
 
 
 class Tracking(Protocol):
-    """A tracker of runs. Every method raises TrackingError."""
+    """An experiment tracker. Every method raises TrackingError."""
 
-    def find(self, tags: Mapping[str, str]) -> Tracked | None:
-        """The run with all these tags, in any experiment; the oldest, where there are several."""
+    def find(self, tags: Mapping[str, str]) -> TrackedRun | None:
+        """The run that has all these tags, in any experiment; the oldest one if there are several."""
 
     def create(
-        self, experiment: str, name: str, *, tags: Mapping[str, str], started_ms: int, about: str = ""
-    ) -> Tracked:
-        """Begin a run, in an experiment that is made, and described by `about`, where it is missing."""
+        self, experiment: str, name: str, *, tags: Mapping[str, str], started_ms: int, note: str = ""
+    ) -> TrackedRun:
+        """Create a run. If the experiment does not exist, it is created and `note` describes it."""
 
     def log(
         self,
-        run: Tracked,
+        run: TrackedRun,
         *,
         points: Iterable[Point] = (),
         params: Mapping[str, str] | None = None,
         tags: Mapping[str, str] | None = None,
     ) -> None:
-        """Add to a run. A point that is there already is not added again; a parameter cannot change, a tag can."""
+        """Add points, parameters and tags to a run.
 
-    def set_standing(self, run: Tracked, standing: Standing, ended_ms: int | None = None) -> None:
-        """Set where the run stands and, unless it goes on, when it ended."""
+        Logging the same point again has no effect. Tags can be changed; parameters cannot.
+        """
 
-    def put_text(self, run: Tracked, path: str, text: str) -> None:
-        """Write an artifact."""
+    def set_status(self, run: TrackedRun, status: TrackedStatus, ended_ms: int | None = None) -> None:
+        """Set the status of a run and, unless it is running, when it ended."""
 
-    def put_folder(self, run: Tracked, path: str, folder: Path) -> None:
-        """Write a folder's files as artifacts below `path`."""
+    def put_text(self, run: TrackedRun, path: str, text: str) -> None:
+        """Write `text` to the artifact `path`."""
 
-    def history(self, run: Tracked, key: str) -> list[Point]:
-        """Every point of a metric, by step."""
+    def put_folder(self, run: TrackedRun, path: str, folder: Path) -> None:
+        """Write the files of `folder` as artifacts below `path`."""
 
-    def artifacts(self, run: Tracked, path: str = "") -> list[str]:
+    def artifacts(self, run: TrackedRun, path: str = "") -> list[str]:
         """The artifacts and folders directly below `path`, sorted."""
 
 
 class MemoryTracking:
-    """A tracker that forgets, for tests."""
+    """A tracker that keeps everything in memory, for tests."""
 
     def __init__(self) -> None:
-        self.runs: dict[str, Tracked] = {}
+        self.runs: dict[str, TrackedRun] = {}
         self.names: dict[str, str] = {}
         self.started_ms: dict[str, int] = {}
         self.ended_ms: dict[str, int] = {}
         self.points: dict[str, dict[Point, None]] = {}
+        """Run id → its distinct points in the order of logging."""
         self.files: dict[str, dict[str, bytes]] = {}
-        self.abouts: dict[str, str] = {}
+        self.experiment_notes: dict[str, str] = {}
         self._ids = itertools.count(1)
 
-    def find(self, tags: Mapping[str, str]) -> Tracked | None:
+    def find(self, tags: Mapping[str, str]) -> TrackedRun | None:
         found = (run for run in self.runs.values() if tags.items() <= run.tags.items())
-        return next(iter(sorted(found, key=lambda run: self.started_ms[run.id])), None)
+        return min(found, key=lambda run: self.started_ms[run.id], default=None)
 
     def create(
-        self, experiment: str, name: str, *, tags: Mapping[str, str], started_ms: int, about: str = ""
-    ) -> Tracked:
-        self.abouts.setdefault(experiment, about)
+        self, experiment: str, name: str, *, tags: Mapping[str, str], started_ms: int, note: str = ""
+    ) -> TrackedRun:
+        self.experiment_notes.setdefault(experiment, note)
         key = f"run-{next(self._ids)}"
-        run = self.runs[key] = Tracked(key, experiment, f"memory:/{key}", "running", dict(tags))
+        run = self.runs[key] = TrackedRun(key, experiment, f"memory:/{key}", "running", dict(tags))
         self.names[key], self.started_ms[key] = name, started_ms
         self.points[key], self.files[key] = {}, {}
         return run
 
     def log(
         self,
-        run: Tracked,
+        run: TrackedRun,
         *,
         points: Iterable[Point] = (),
         params: Mapping[str, str] | None = None,
@@ -131,32 +132,29 @@ class MemoryTracking:
         run.tags |= tags or {}
         for point in points:
             self.points[run.id][point] = None
-            note_latest(run, point)
+            update_latest(run, point)
 
-    def set_standing(self, run: Tracked, standing: Standing, ended_ms: int | None = None) -> None:
-        run.standing = standing
+    def set_status(self, run: TrackedRun, status: TrackedStatus, ended_ms: int | None = None) -> None:
+        run.status = status
         if ended_ms is not None:
             self.ended_ms[run.id] = ended_ms
 
-    def put_text(self, run: Tracked, path: str, text: str) -> None:
+    def put_text(self, run: TrackedRun, path: str, text: str) -> None:
         self.files[run.id][path] = text.encode()
 
-    def put_folder(self, run: Tracked, path: str, folder: Path) -> None:
+    def put_folder(self, run: TrackedRun, path: str, folder: Path) -> None:
         for file in folder.rglob("*"):
             if file.is_file():
                 self.files[run.id][f"{path}/{file.relative_to(folder).as_posix()}"] = file.read_bytes()
 
-    def history(self, run: Tracked, key: str) -> list[Point]:
-        return sorted((point for point in self.points[run.id] if point.key == key), key=lambda point: point.step)
-
-    def artifacts(self, run: Tracked, path: str = "") -> list[str]:
+    def artifacts(self, run: TrackedRun, path: str = "") -> list[str]:
         prefix = f"{path}/" if path else ""
         below = (name.removeprefix(prefix) for name in self.files[run.id] if name.startswith(prefix))
         return sorted({prefix + name.split("/")[0] for name in below})
 
 
-def note_latest(run: Tracked, point: Point) -> None:
-    """Keep `run.latest` true after `point` was added."""
+def update_latest(run: TrackedRun, point: Point) -> None:
+    """Update `run.latest` after `point` was logged."""
     known = run.latest.get(point.key)
     if known is None or (point.step, point.timestamp_ms) >= (known.step, known.timestamp_ms):
         run.latest[point.key] = point

@@ -1,99 +1,108 @@
-"""Who trains what: worker groups lease runs here, Tune's trials open and stop them, the driver hears of everything.
+"""The broker of a sweep: it leases runs to worker groups, and connects them with Tune's trials and the driver.
 
-One asyncio object. In a sweep it is a Ray actor, yet nothing in it knows of Ray.
+One asyncio object. A sweep runs it as a Ray actor, but it does not use Ray itself. Its callers are
 
-    a trial      opens its run        open → progress, progress, … → (interrupt)
-    a group      leases, one by one   hello → lease → tell, tell, … → lease (that one ended) → … → None: the end
-    a controller says what died       lost
-    the driver   listens              news, news, … → (close)
+    a trial            open → progress, progress, … → (interrupt)
+    a worker group     register → lease → report, report, … → lease (which ends the last one) → … → None at the end
+    a group's controller, when workers fail       group_failed
+    the driver         poll_events, poll_events, … → (close)
 
-Runs are leased in the plan's order, and no further than a little ahead of the trials that have opened them. Until the
-first trial is up the gate stands open, so that the first runs (the ones that Tune starts with) need not wait for it.
+Runs are leased in the order of the plan, at most a few runs ahead of the trials that have opened them. Before the first
+trial has started, runs may be leased without one: the first runs are those for which Tune starts its first trials.
 """
 
 from __future__ import annotations
 
 import asyncio
 import heapq
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from cope_sweep.record import Event, Ledger
 from cope_sweep.spec import RunSpec
-from cope_sweep.sweep.executor import Elsewhere, event_of
+from cope_sweep.sweep.executor import FOREIGN_POLL_INTERVAL_S, ForeignRun, final_event
 
-LOOK_EVERY_S = 0.5
-"""Seconds from one look at a run that another process trains to the next."""
-TRIALS_UP_S = 30.0
-"""The first trials' processes take 2 to 10 s to start."""
-IDLE_LOSSES = 2
-"""A group whose workers die this often in a row without having trained anything will never train."""
+if TYPE_CHECKING:
+    from cope_sweep.train import Outcome
 
-State = Literal["pending", "leased", "elsewhere", "over"]
-Outcome = Literal["finished", "failed", "interrupted", "busy"]
+TRIALS_START_TIMEOUT_S = 30.0
+"""The processes of the first trials take 2 to 10 s to start."""
+MAX_IDLE_FAILURES = 2
+"""The sweep fails when the workers of a group fail this often in a row without having held a lease."""
+MAX_MESSAGE_CHARACTERS = 500
+
+State = Literal["pending", "leased", "foreign", "ended"]
 
 
 @dataclass(frozen=True)
 class Lease:
-    """A run, given to a group to train."""
+    """A run that a worker group has to train."""
 
     number: int
-    """Counts up over the sweep; 1 is the first."""
+    """Counts the leases of the sweep from 1."""
     run: RunSpec
 
 
 @dataclass(frozen=True)
-class Ended:
+class LeaseResult:
     """How a lease ended."""
 
     number: int
     outcome: Outcome
     event: Event | None
-    """The run's last; None where `train_run` had nothing to tell."""
+    """The run's last event; None if `train_run` sent none."""
 
 
 @dataclass(frozen=True)
-class News:
-    """What the driver learns."""
+class EventBatch:
+    """What the driver gets from one poll."""
 
     events: tuple[tuple[int, Event], ...]
-    """Events by their number."""
+    """Events with their numbers."""
     leased: int
-    """Runs in training."""
-    over: bool
-    """Every run is over."""
+    """Number of runs in training."""
+    ended: bool
+    """Whether every run has ended."""
     fatal: str | None
-    """Why the sweep cannot go on."""
+    """Why the sweep cannot continue."""
 
 
 @dataclass
 class _Run:
     spec: RunSpec
-    place: tuple[int, int]
-    """Its turn: the round (0, and more each time it was put off), then its place in the plan."""
+    turn: tuple[int, int]
+    """The order of leasing: how often the run was deferred, then its index in the plan."""
     latest: Event
     state: State = "pending"
-    lost: int = 0
+    deaths: int = 0
     """How often its worker died."""
     errors: int = 0
-    """How often one of its ranks ended in an error."""
+    """How often one of its ranks ended with an error."""
     stopped: bool = False
-    """Its trial was stopped: it is not to be trained any further in this sweep."""
+    """Its trial was stopped: it is not trained any further in this sweep."""
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 @dataclass
 class _Group:
     lease: Lease | None = None
-    idle_losses: int = 0
+    idle_failures: int = 0
 
 
 class Broker:
-    """The sweep's state, for as long as it runs. The ledger keeps what must outlive it."""
+    """The state of a running sweep. Everything that must outlive the sweep is in the ledger."""
 
     def __init__(self, root: str, runs: Sequence[RunSpec], *, max_failures: int, trials: int, ahead: int) -> None:
-        """`trials` are as many as are up at a time; `ahead` is how many runs may be leased before their trials."""
+        """Create the broker of a sweep.
+
+        Args:
+            root: The store.
+            runs: The runs to train, in order.
+            max_failures: How often the worker of a run may die before the run fails.
+            trials: How many trials run at the same time.
+            ahead: How many runs may be leased before their trials have started.
+        """
         self.ledger = Ledger(root)
         self.max_failures = max_failures
         self.trials = trials
@@ -102,261 +111,270 @@ class Broker:
             run.run_id: _Run(run, (0, index), Event(run.run_id, "pending", steps=run.train.steps))
             for index, run in enumerate(runs)
         }
-        self.left = len(self.runs)
-        """Runs that are not over."""
-        self.turns = [(run.place, run_id) for run_id, run in self.runs.items()]
-        self.opened = len(self.runs)
-        """The runs before this place in the plan may be leased."""
+        self.remaining = len(self.runs)
+        """Number of runs that have not ended."""
+        self.queue = [(run.turn, run_id) for run_id, run in self.runs.items()]
+        self.lease_limit = len(self.runs)
+        """Only runs whose index in the plan is below this may be leased."""
         self.trial_processes: set[str] = set()
-        self.all_trials_up = asyncio.Event()
+        self.all_trials_started = asyncio.Event()
         self.groups: dict[int, _Group] = {}
-        self.leases = 0
+        self.lease_count = 0
         self.closed = False
         self.fatal: str | None = None
         self.events: list[tuple[int, Event]] = []
-        self.told = 0
-        self.news_came = asyncio.Event()
+        """Events that the driver has not received yet."""
+        self.event_count = 0
+        self.events_available = asyncio.Event()
         self.changed = asyncio.Event()
-        """Set, and replaced by a new one, whenever something that a group waits for may have happened."""
+        """Set, and replaced by a new event, whenever something happens that a group may be waiting for."""
         self.tasks: set[asyncio.Task[None]] = set()
 
     # -- worker groups ---------------------------------------------------------------------------------------------
 
-    async def hello(self, group: int, problem: str | None) -> None:
-        """A group's rank 0 is up; `problem` says why it can never train."""
-        self._given_up(group, "its workers were started anew", died=True)
+    async def register(self, group: int, problem: str | None) -> None:
+        """Register a group whose rank 0 has started. `problem` says why the group cannot train at all."""
+        self._end_lost_lease(group, "its workers were restarted", died=True)
         if problem:
             self._fail_sweep(problem)
-        self._wake()
+        self._notify()
 
-    async def lease(self, group: int, ended: Ended | None, wait_s: float) -> Lease | Literal["wait"] | None:
-        """End the group's lease, and give it the next; "wait": there is none just now, ask again; None: no more."""
-        if ended is not None:
-            self._end_lease(group, ended)
+    async def lease(self, group: int, result: LeaseResult | None, wait_s: float) -> Lease | Literal["wait"] | None:
+        """End the group's lease with `result` and return its next one.
+
+        Returns "wait" if no run became available within `wait_s`, and None if there will be no more.
+        """
+        if result is not None:
+            self.end_lease(group, result)
         until = asyncio.get_running_loop().time() + wait_s
-        while not self.closed and self.left:
+        while not self.closed and self.remaining:
             if (run := self._next()) is not None:
-                self.leases += 1
+                self.lease_count += 1
                 run.state = "leased"
-                lease = self._group(group).lease = Lease(self.leases, run.spec)
+                lease = self._group(group).lease = Lease(self.lease_count, run.spec)
                 return lease
-            if not await self._change(until):
+            if not await self._wait_for_change(until):
                 return "wait"
         return None
 
-    async def tell(self, number: int, event: Event) -> None:
-        """Progress under a lease."""
-        if (run := self._leased(number)) is not None:
+    def end_lease(self, group: int, result: LeaseResult) -> None:
+        """End a lease. Has no effect if the lease was ended before, because the group had failed."""
+        run = self._leased_run(result.number)
+        if run is None:
+            return
+        state = self._group(group)
+        state.lease, state.idle_failures = None, 0
+        if result.outcome == "busy":
+            run.state = "foreign"
+            self._spawn(self._follow_foreign(run))
+        else:
+            self._end_run(run, result.event or final_event(run.spec, self.ledger.run(run.spec.run_id)))
+        self._notify()
+
+    async def report(self, number: int, event: Event) -> None:
+        """Pass on the progress of the run of lease `number`. Has no effect after the lease has ended."""
+        if (run := self._leased_run(number)) is not None:
             run.latest = event
-            self._report(event)
+            self._add_event(event)
 
     async def watch(self, group: int, after: int) -> int:
-        """Returns the number of a lease of `group`, later than `after`, that is to be interrupted; it may take long."""
+        """Wait until a lease of `group` with a number above `after` is to be interrupted; return its number."""
         while True:
             lease = self._group(group).lease
             if lease is not None and lease.number > after and (self.closed or self.runs[lease.run.run_id].stopped):
                 return lease.number
-            await self._change(None)
+            await self._wait_for_change(None)
 
     # -- controllers -----------------------------------------------------------------------------------------------
 
-    async def lost(self, group: int, reason: str, died: bool) -> None:
-        """Workers of a group ended, by dying or by an error; they are started anew."""
+    async def group_failed(self, group: int, reason: str, died: bool) -> None:
+        """Workers of a group died or raised an error. Ray Train restarts them."""
         state = self._group(group)
-        if not self._given_up(group, reason, died):
-            state.idle_losses += 1
-            if state.idle_losses >= IDLE_LOSSES:
-                self._fail_sweep(f"the workers of group {group} die before they train anything: {reason}")
-        self._wake()
+        if not self._end_lost_lease(group, reason, died):
+            state.idle_failures += 1
+            if state.idle_failures >= MAX_IDLE_FAILURES:
+                self._fail_sweep(f"the workers of group {group} fail before they train anything: {reason}")
+        self._notify()
 
     # -- trials ----------------------------------------------------------------------------------------------------
 
     async def open(self, run_id: str, process: str) -> None:
-        """A trial, in one of Tune's processes, stands for this run: it, and the ones before it, may be leased."""
+        """Start the trial of a run, in the process `process`: this run and those before it may be leased."""
         if not self.trial_processes:
-            self.opened = 0
-            asyncio.get_running_loop().call_later(TRIALS_UP_S, self.all_trials_up.set)
+            self.lease_limit = 0
+            asyncio.get_running_loop().call_later(TRIALS_START_TIMEOUT_S, self.all_trials_started.set)
         self.trial_processes.add(process)
         if len(self.trial_processes) >= self.trials:
-            self.all_trials_up.set()
-        self.opened = max(self.opened, self.runs[run_id].place[1] + 1 + self.ahead)
-        self._wake()
+            self.all_trials_started.set()
+        self.lease_limit = max(self.lease_limit, self.runs[run_id].turn[1] + 1 + self.ahead)
+        self._notify()
 
     async def progress(self, run_id: str, wait_s: float) -> tuple[Event, bool]:
-        """The run's latest event, and whether it is over; at once if it is, else after `wait_s`.
+        """The run's latest event, and whether the run has ended; waits up to `wait_s` for its end.
 
-        While the first trials start, none is told of its end: Tune would give the process that becomes free to the next
-        trial, kill the one that was starting for it, and start another, which never ends where runs are short.
+        No run is reported as ended before all of the first trials have started. Otherwise, Tune would give the freed
+        process to the next trial, kill the process that is starting for that trial, and start another one; with
+        short runs this would never end.
         """
         run = self.runs[run_id]
-        over = await _wait(run.ended, wait_s) and await _wait(self.all_trials_up, wait_s)
-        return run.latest, over
+        ended = await _wait(run.ended, wait_s) and await _wait(self.all_trials_started, wait_s)
+        return run.latest, ended
 
     async def interrupt(self, run_id: str) -> None:
-        """Its trial is gone: a run that is not over is interrupted, and left."""
+        """The trial of a run was stopped. If the run has not ended, it is interrupted and not trained any further."""
         run = self.runs[run_id]
         run.stopped = True
-        if run.state in ("pending", "elsewhere"):
-            self._end(run)
-            self.news_came.set()
-        self._wake()
+        if run.state in ("pending", "foreign"):
+            self._mark_ended(run)
+            self.events_available.set()
+        self._notify()
 
     # -- the driver ------------------------------------------------------------------------------------------------
 
-    async def news(self, after: int, wait_s: float) -> News:
-        """What happened after event number `after`; waits up to `wait_s` for there to be something."""
+    async def poll_events(self, after: int, wait_s: float) -> EventBatch:
+        """The events with numbers above `after`; waits up to `wait_s` for one. Earlier events are dropped."""
         self.events = [item for item in self.events if item[0] > after]
         if not self.events:
-            self.news_came.clear()
-            await _wait(self.news_came, wait_s)
-        return News(
+            self.events_available.clear()
+            await _wait(self.events_available, wait_s)
+        return EventBatch(
             events=tuple(self.events),
             leased=sum(group.lease is not None for group in self.groups.values()),
-            over=self.left == 0,
+            ended=self.remaining == 0,
             fatal=self.fatal,
         )
 
     async def close(self) -> None:
-        """Lease nothing more, and interrupt what is in training."""
+        """Grant no more leases, and interrupt the runs in training."""
         self.closed = True
-        self._wake()
+        self._notify()
 
-    # -- inside ----------------------------------------------------------------------------------------------------
+    # -- internals -------------------------------------------------------------------------------------------------
 
     def _group(self, group: int) -> _Group:
         return self.groups.setdefault(group, _Group())
 
-    def _leased(self, number: int) -> _Run | None:
-        """The run under a lease, unless the lease was given up: then its holder has nothing to say any more."""
+    def _leased_run(self, number: int) -> _Run | None:
+        """The run of a lease; None if the lease has ended."""
         for group in self.groups.values():
             if group.lease is not None and group.lease.number == number:
                 return self.runs[group.lease.run.run_id]
         return None
 
-    def _end_lease(self, group: int, ended: Ended) -> None:
-        run = self._leased(ended.number)
-        if run is None:
-            return
-        state = self._group(group)
-        state.lease, state.idle_losses = None, 0
-        if ended.outcome == "busy":
-            run.state = "elsewhere"
-            self._spawn(self._await_elsewhere(run))
-        else:
-            self._over(run, ended.event or event_of(run.spec, self.ledger.run(run.spec.run_id)))
-        self._wake()
-
     def _next(self) -> _Run | None:
-        while self.turns:
-            (_, index), run_id = self.turns[0]
+        """Remove the next run that may be leased from the queue."""
+        while self.queue:
+            (_, index), run_id = self.queue[0]
             if self.runs[run_id].state == "pending":
-                if index >= self.opened:
+                if index >= self.lease_limit:
                     return None
-                heapq.heappop(self.turns)
+                heapq.heappop(self.queue)
                 return self.runs[run_id]
-            heapq.heappop(self.turns)
+            heapq.heappop(self.queue)
         return None
 
-    def _again(self, run: _Run, *, later: bool) -> None:
-        """Put a run back: in its old place, or after the others."""
-        if later:
-            run.place = (run.place[0] + 1, run.place[1])
+    def _requeue(self, run: _Run, *, defer: bool) -> None:
+        """Put a run back into the queue: at its old place, or with `defer` after the others."""
+        if defer:
+            run.turn = (run.turn[0] + 1, run.turn[1])
         run.state = "pending"
-        heapq.heappush(self.turns, (run.place, run.spec.run_id))
+        heapq.heappush(self.queue, (run.turn, run.spec.run_id))
 
-    def _given_up(self, group: int, reason: str, died: bool) -> bool:
-        """End the lease of a group whose workers are gone, if it held one: its run is tried again, or has failed.
+    def _end_lost_lease(self, group: int, reason: str, died: bool) -> bool:
+        """End the lease of a group whose workers failed, if it had one; whether it had one.
 
-        An error on one rank takes the other ranks down, and a death shows as an error on the others: so an error is
-        believed when it comes a second time.
+        The run is leased again, or it has failed: if its worker died too often, or if one of its ranks raised an error
+        for the second time. The first error does not count, because an error on one rank and the death of another
+        rank look alike.
         """
         state = self._group(group)
         if state.lease is None:
             return False
         run = self.runs[state.lease.run.run_id]
         state.lease = None
-        run.lost += died
+        run.deaths += died
         run.errors += not died
-        if run.lost > self.max_failures or run.errors > 1:
-            self._fail_lost(run, reason, died)
+        if run.deaths > self.max_failures or run.errors > 1:
+            self._fail_run(run, reason, died)
         elif self.closed or run.stopped:
-            self._over(run, replace(run.latest, status="interrupted"))
+            self._end_run(run, replace(run.latest, status="interrupted"))
         else:
-            self._again(run, later=False)
+            self._requeue(run, defer=False)
         return True
 
-    def _fail_lost(self, run: _Run, reason: str, died: bool) -> None:
-        """Enter the failure that a dead process could not."""
+    def _fail_run(self, run: _Run, reason: str, died: bool) -> None:
+        """Record the failure of a run in place of its worker, which died."""
         folder = self.ledger.run(run.spec.run_id)
         text = " ".join(reason.split())
-        message = (f"its worker died {run.lost} times: {text}" if died else text)[:500]
-        with folder.lock() as held:
-            if held and folder.result is None:
+        message = (f"its worker died {run.deaths} times: {text}" if died else text)[:MAX_MESSAGE_CHARACTERS]
+        with folder.lock() as locked:
+            if locked and folder.result is None:
                 if folder.spec is None:
                     folder.begin(run.spec, run.latest.worker_id)
                 if died or folder.state["status"] != "failed":
                     folder.fail(message, reason)
-        self._over(run, replace(event_of(run.spec, folder), status="failed"))
+        self._end_run(run, replace(final_event(run.spec, folder), status="failed"))
 
-    async def _await_elsewhere(self, run: _Run) -> None:
-        """Follow a run that another process trains, until it is over or ours."""
-        elsewhere = Elsewhere(self.ledger.run(run.spec.run_id))
-        while run.state == "elsewhere" and not self.closed:
-            # Files are looked at in a thread: a slow shared disk must not hold up everybody's leases.
-            look = await asyncio.to_thread(elsewhere.look)
-            if run.state != "elsewhere":
+    async def _follow_foreign(self, run: _Run) -> None:
+        """Poll a run that another process trains, until it has ended or can be leased here."""
+        foreign = ForeignRun(self.ledger.run(run.spec.run_id))
+        while run.state == "foreign" and not self.closed:
+            # In a thread, so that a slow shared disk does not delay other calls.
+            state = await asyncio.to_thread(foreign.poll)
+            if run.state != "foreign":
                 return
-            if look == "over":
-                self._over(run, await asyncio.to_thread(event_of, run.spec, elsewhere.folder))
-            elif look == "free":
-                self._again(run, later=elsewhere.seen_running)
+            if state == "ended":
+                self._end_run(run, await asyncio.to_thread(final_event, run.spec, foreign.folder))
+            elif state == "free":
+                self._requeue(run, defer=foreign.seen_running)
             else:
-                await asyncio.sleep(LOOK_EVERY_S)
-            self._wake()
+                await asyncio.sleep(FOREIGN_POLL_INTERVAL_S)
+            self._notify()
 
-    def _over(self, run: _Run, event: Event) -> None:
+    def _end_run(self, run: _Run, event: Event) -> None:
         run.latest = event
-        self._end(run)
-        self._report(event)
+        self._mark_ended(run)
+        self._add_event(event)
 
-    def _end(self, run: _Run) -> None:
-        run.state = "over"
+    def _mark_ended(self, run: _Run) -> None:
+        run.state = "ended"
         run.ended.set()
-        self.left -= 1
+        self.remaining -= 1
 
-    def _report(self, event: Event) -> None:
-        """Queue an event for the driver; a newer step of a run takes the place of the one still unheard."""
-        self.told += 1
+    def _add_event(self, event: Event) -> None:
+        """Queue an event for the driver. A progress event replaces an earlier one of the same run in the queue."""
+        self.event_count += 1
         if event.status == "running":
             self.events = [
                 item for item in self.events if item[1].run_id != event.run_id or item[1].status != "running"
             ]
-        self.events.append((self.told, event))
-        self.news_came.set()
+        self.events.append((self.event_count, event))
+        self.events_available.set()
 
     def _fail_sweep(self, reason: str) -> None:
         self.fatal = self.fatal or reason
         self.closed = True
-        self.news_came.set()
+        self.events_available.set()
 
-    def _wake(self) -> None:
+    def _notify(self) -> None:
+        """Wake up everything that waits in `_wait_for_change`."""
         self.changed.set()
         self.changed = asyncio.Event()
 
-    async def _change(self, until: float | None) -> bool:
-        """Wait for the next change; False where `until` came first."""
+    async def _wait_for_change(self, until: float | None) -> bool:
+        """Wait for the next `_notify`; False if the event loop's time `until` came first."""
         left_s = None if until is None else until - asyncio.get_running_loop().time()
         return await _wait(self.changed, left_s)
 
-    def _spawn(self, coroutine: Any) -> None:
-        # The loop keeps weak references only.
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        # The event loop keeps only weak references to its tasks.
         task = asyncio.get_running_loop().create_task(coroutine)
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
 
 
 async def _wait(event: asyncio.Event, wait_s: float | None) -> bool:
-    """Whether `event` was set within `wait_s`."""
+    """Whether `event` is set, or is set within `wait_s`."""
     if event.is_set():
         return True
     if wait_s is not None and wait_s <= 0:

@@ -1,6 +1,6 @@
-"""A Ray cluster to work on: a running one, or one of our own on this machine; and how much of a sweep it holds.
+"""Connects to a running Ray cluster or starts one on this machine, and computes how many worker groups it holds.
 
-Ray says a lot on a terminal. Here it says it to a file; the terminal is the sweep's own.
+What Ray logs and prints goes to a file, because the terminal shows the sweep's live table.
 """
 
 from __future__ import annotations
@@ -11,88 +11,101 @@ import os
 import secrets
 import signal
 import socket
+import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TextIO, TypeVar, cast
 
 import ray
 
 from cope_sweep.spec import Resources
 from cope_sweep.sweep.executor import ClusterError
 
-CONNECT_S = 15.0
-ANSWER_S = 3.0
+CONNECT_TIMEOUT_S = 30.0
+PORT_TIMEOUT_S = 3.0
 """For a port to accept a connection."""
 
-# What Ray reads from the environment, here and in its processes; what the user set stays.
+# What Ray and its processes read from the environment. Variables that the user has set are kept.
 SETTINGS = {
-    # How often a group's controller looks at its workers: the time to notice a death, and to end a sweep.
+    # How often a group's controller polls its workers: the time to notice a death, and to end a sweep.
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",
-    # A process for each group that watches for nodes being taken away. We resume from our own checkpoints anyway.
+    # One process per group that watches for preempted nodes. Runs resume from our own checkpoints anyway.
     "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
     "RAY_TRAIN_METRICS_ENABLED": "0",
-    # Relative paths mean what they mean in the shell that started the sweep.
+    # Relative paths mean the same as in the shell that started the sweep.
     "RAY_CHDIR_TO_TRIAL_DIR": "0",
-    # Tune's own CSV, JSON and TensorBoard files, and its snapshots, which nothing reads: our ledger is the truth.
+    # Tune's own CSV, JSON and TensorBoard files, and its snapshots. Nothing reads them.
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
     "TUNE_GLOBAL_CHECKPOINT_S": "86400",
-    # Its newer output prints even at verbosity 0.
+    # Tune's newer output prints even at verbosity 0.
     "RAY_AIR_NEW_OUTPUT": "0",
     "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",
     "TUNE_DISABLE_SIGINT_HANDLER": "1",
-    # Were the cluster gone, Tune would start another one.
+    # If the cluster were gone, Tune would start another one.
     "TUNE_DISABLE_AUTO_INIT": "1",
-    # A cluster of our own trains at the priority of this process, as `--local` does, not at niceness 15.
+    # A cluster on this machine trains at the priority of this process, as `--local` does, not at niceness 15.
     "RAY_worker_niceness": "0",
-    # Failures reach the user as ours, not as Ray's.
+    # The sweep reports failures itself.
     "RAY_IGNORE_UNHANDLED_ERRORS": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
-    # Ray announces a change of its default for processes without a GPU; choose the new one, and hear no more of it.
+    # Ray warns that its default for processes without a GPU will change. This is the new default.
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
 
 TOKEN = secrets.token_hex(32)
-"""Of a cluster that this process starts for itself. One for the process: Ray remembers the first that it sees."""
+"""The token of clusters that this process starts. One for the process, because Ray caches the first that it reads."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Capacity:
-    """What of a sweep a cluster holds at once."""
+    """How much of a sweep a cluster can train at the same time."""
 
     groups: int
     gpus: float
-    """For each worker."""
+    """GPUs of each worker."""
 
 
 @contextlib.contextmanager
-def connected(address: str | None, log: Path, cpus: int | None = None) -> Iterator[None]:
-    """Connected to Ray for as long as the block runs; what Ray logs goes to the file `log`.
+def connected(
+    address: str | None, log: Path, cpus: int | None = None, *, runtime_env: Mapping[str, Any] | None = None
+) -> Iterator[None]:
+    """Connect this process to Ray while the block runs. What Ray logs goes to the file `log`.
 
-    `address`: "auto", "host:port", or None for RAY_ADDRESS, and without that a cluster of our own on this machine, of
-    `cpus` CPUs (None: the ones that this process may use), which ends with the block. A process that is connected
-    already stays so. Raises ClusterError where there is no such cluster, or it does not let us in.
+    A process that is already connected stays connected, and `runtime_env` has no effect.
+
+    Args:
+        address: "auto", "host:port", or None for RAY_ADDRESS; without that, a new cluster on this machine, which ends
+            with the block.
+        log: The log file.
+        cpus: CPUs of a new cluster; None: those that this process may use.
+        runtime_env: The runtime environment of the processes that Ray starts for this one.
+
+    Raises:
+        ClusterError: There is no cluster at `address`, or it refuses the connection.
     """
     for name, value in SETTINGS.items():
         os.environ.setdefault(name, value)
     with contextlib.ExitStack() as stack:
-        divert_log = stack.enter_context(_logging_to(log))
+        divert_logs = stack.enter_context(_logging_to(log))
         address = address or os.environ.get("RAY_ADDRESS") or "local"
-        own = not ray.is_initialized() and address == "local"
-        if own:
-            stack.enter_context(_own_token())
         if not ray.is_initialized():
+            if address == "local":
+                stack.enter_context(_private_token())
             stack.callback(ray.shutdown)
-            _start(cpus or usable_cpus()) if own else _connect(address)
-            divert_log()
+            if address == "local":
+                _start(cpus or usable_cpus(), dict(runtime_env or {}))
+            else:
+                _connect(address, dict(runtime_env or {}))
+            divert_logs()
         yield
 
 
 def usable_cpus() -> int:
-    """CPUs that this process may use: its affinity, and its container's share."""
+    """The number of CPUs that this process may use: by its affinity, and by the quota of its container."""
     usable = len(os.sched_getaffinity(0))
     with contextlib.suppress(OSError, ValueError):
         quota_us, period_us = Path("/sys/fs/cgroup/cpu.max").read_text().split()
@@ -102,9 +115,10 @@ def usable_cpus() -> int:
 
 
 def capacity(resources: Resources) -> Capacity:
-    """How many groups the cluster holds, or the number that `resources` ask for, whatever it holds now.
+    """How many groups the cluster holds; or `resources.groups`, if it is a number, whatever the cluster holds now.
 
-    Raises ClusterError where `groups` is "auto" and no node holds a worker.
+    Raises:
+        ClusterError: `resources.groups` is "auto" and the cluster has no room for one group.
     """
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
     gpus = resources.gpus
@@ -133,11 +147,13 @@ def _workers_on(node: dict[str, float], cpus: int, gpus: float) -> int:
 
 @contextlib.contextmanager
 def _logging_to(path: Path) -> Iterator[Callable[[], None]]:
-    """What Ray logs in this process goes to `path`. Yields what has to be called after `ray.init`, which removes it."""
+    """Write what Ray logs and prints in this process to the file `path`.
+
+    Yields a function that has to be called after `ray.init`, which removes the handlers of Ray's loggers.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     handler = logging.FileHandler(path, delay=True)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    # `ray.init` removes the handlers of "ray", and then logs under "ray._private".
     loggers = [logging.getLogger("ray"), logging.getLogger("ray._private")]
     before = [(logger.handlers[:], logger.propagate) for logger in loggers]
 
@@ -146,37 +162,59 @@ def _logging_to(path: Path) -> Iterator[Callable[[], None]]:
             logger.handlers, logger.propagate = [handler], False
 
     divert()
-    printed = _divert_prints(lambda text: loggers[0].warning("%s", text))
     try:
-        yield divert
+        with _cluster_messages_to(loggers[0]):
+            yield divert
     finally:
-        printed()
         for logger, (handlers, propagate) in zip(loggers, before, strict=True):
             logger.handlers, logger.propagate = handlers, propagate
         handler.close()
 
 
-def _divert_prints(log: Callable[[str], None]) -> Callable[[], None]:
-    """Send the cluster's messages ("8 PYTHON worker processes have been started …") to `log`. Returns what undoes it.
+RAY_MESSAGES_THREAD = "ray_listen_error_messages"
+"""The thread in which Ray 2.60 prints the cluster's messages."""
 
-    A thread of Ray's prints them, whatever `log_to_driver` says, and would tear the live table.
-    """
-    module = ray._private.worker
-    before = module.print_to_stdstream
-    module.print_to_stdstream = lambda data, *args, **kwargs: log("\n".join(map(str, data.get("lines", ()))))
 
-    def undo() -> None:
-        module.print_to_stdstream = before
+class _StdoutFilter:
+    """A replacement of `sys.stdout` that logs what Ray's thread writes and passes on the rest."""
 
-    return undo
+    def __init__(self, stdout: TextIO, logger: logging.Logger) -> None:
+        self._stdout, self._logger = stdout, logger
+
+    def write(self, text: str) -> int:
+        if threading.current_thread().name != RAY_MESSAGES_THREAD:
+            return self._stdout.write(text)
+        if text.strip():
+            self._logger.warning("%s", text.rstrip())
+        return len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stdout, name)
 
 
 @contextlib.contextmanager
-def _own_token() -> Iterator[None]:
-    """Token authentication for a cluster of our own, with a token that no file holds.
+def _cluster_messages_to(logger: logging.Logger) -> Iterator[None]:
+    """Log the cluster's messages ("8 PYTHON worker processes have been started …"), which would break the live table.
+
+    Ray 2.60 prints them to standard output in a thread of its own. It has no setting for that: `log_to_driver=False`
+    turns off the output of workers only. So they are recognised by their thread, in this place only.
+    """
+    stdout = sys.stdout
+    diverted = cast(TextIO, _StdoutFilter(stdout, logger))
+    sys.stdout = diverted
+    try:
+        yield
+    finally:
+        if sys.stdout is diverted:
+            sys.stdout = stdout
+
+
+@contextlib.contextmanager
+def _private_token() -> Iterator[None]:
+    """Token authentication for a new cluster, with a token that is in no file.
 
     `ray.init()` alone would turn authentication on and write ~/.ray/auth_token, which changes what a later `ray start`
-    and `ray job submit` of this user do. Whatever the user chose, by RAY_AUTH_MODE or by having that file, stays.
+    and `ray job submit` of this user do. If the user has set RAY_AUTH_MODE, a token, or that file, they are used.
     """
     names = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
     if any(name in os.environ for name in names) or (Path.home() / ".ray" / "auth_token").exists():
@@ -190,17 +228,20 @@ def _own_token() -> Iterator[None]:
             os.environ.pop(name, None)
 
 
-def _start(cpus: int) -> None:
-    # In this thread, for as long as it lives: Linux ends Ray's processes with the thread that started them.
+def _start(cpus: int, runtime_env: dict[str, Any]) -> None:
+    # In this thread, because Linux ends Ray's processes together with the thread that started them.
     try:
-        with _signals_kept():
-            # The dashboard stays: Ray Train cleans its placement groups up through it.
+        with _signal_handler_kept():
             ray.init(
                 address="local",
                 num_cpus=cpus,
+                # Ray Train removes its placement groups through the dashboard.
                 include_dashboard=True,
                 log_to_driver=False,
                 configure_logging=False,
+                runtime_env=runtime_env or None,
+                # Keeps the cluster's ports off the network. `ray.init` documents this argument as experimental; Ray
+                # 2.60 has no other for it.
                 _node_ip_address="127.0.0.1",
             )
     except Exception as error:
@@ -208,8 +249,8 @@ def _start(cpus: int) -> None:
 
 
 @contextlib.contextmanager
-def _signals_kept() -> Iterator[None]:
-    """`ray.init` takes SIGTERM for itself; it is our caller's."""
+def _signal_handler_kept() -> Iterator[None]:
+    """Restore the caller's handler of SIGTERM, which `ray.init` replaces."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -220,77 +261,86 @@ def _signals_kept() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _connect(address: str) -> None:
+def _connect(address: str, runtime_env: dict[str, Any]) -> None:
     if "://" in address:
         raise ClusterError(
             f"{address} is not the address of a Ray cluster, as `auto` or HOST:6379 is; to run on a cluster from "
             "outside of it, `cope-sweep submit --address http://HOST:8265`"
         )
     if address != "auto":
-        _answers(address)
+        _check_port(address)
     try:
-        _within(CONNECT_S, lambda: ray.init(address=address, log_to_driver=False, configure_logging=False))
+        within(
+            CONNECT_TIMEOUT_S,
+            lambda: ray.init(
+                address=address, log_to_driver=False, configure_logging=False, runtime_env=runtime_env or None
+            ),
+        )
     except TimeoutError:
         raise ClusterError(
-            f"the Ray cluster at {address} did not let us in within {CONNECT_S:.0f} s: this machine has to be one of "
-            "its nodes (`ray start --address=…`); from outside, use `cope-sweep submit`"
+            f"the Ray cluster at {address} did not accept the connection within {CONNECT_TIMEOUT_S:.0f} s: this "
+            "machine has to be one of its nodes (`ray start --address=…`); from outside, use `cope-sweep submit`"
         ) from None
     except Exception as error:
-        text = first_line(error)
-        if "auth" in str(error).lower() or "token" in str(error).lower():
-            way_out = "export RAY_AUTH_MODE=token, and the cluster's token in RAY_AUTH_TOKEN or ~/.ray/auth_token"
+        if isinstance(error, ray.exceptions.AuthenticationError):
+            hint = "export RAY_AUTH_MODE=token, and put the cluster's token into RAY_AUTH_TOKEN or ~/.ray/auth_token"
         elif address == "auto":
-            way_out = "start one (`ray start --head`), or leave --address out to have one started for the sweep"
+            hint = "start one (`ray start --head`), or omit --address to have one started for the sweep"
         else:
-            way_out = "see `ray status` on its head node; from outside of the cluster, use `cope-sweep submit`"
-        raise ClusterError(f"cannot connect to the Ray cluster at {address}: {text}; {way_out}") from error
+            hint = (
+                "see `ray status` on its head node; if it uses token authentication, export RAY_AUTH_MODE=token and "
+                "RAY_AUTH_TOKEN; from outside of the cluster, use `cope-sweep submit`"
+            )
+        raise ClusterError(f"cannot connect to the Ray cluster at {address}: {first_line(error)}; {hint}") from error
 
 
-def _answers(address: str) -> None:
-    """Raises ClusterError where nothing listens at `address`. Ray would try for long, and then end the process."""
+def _check_port(address: str) -> None:
+    """Raise ClusterError if nothing listens at `address`. Ray would retry for long and then end the process."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
         raise ClusterError(f"{address!r} is not the address of a Ray cluster: `auto`, or HOST:PORT as in 10.0.0.1:6379")
-    if (error := listens(host.strip("[]"), int(port))) is not None:
+    if (error := connection_error(host.strip("[]"), int(port))) is not None:
         raise ClusterError(
-            f"no Ray cluster answers at {address} ({error}): start one (`ray start --head`), or leave --address out "
+            f"no Ray cluster answers at {address} ({error}): start one (`ray start --head`), or omit --address "
             "to have one started for the sweep"
         )
 
 
-def listens(host: str, port: int) -> OSError | None:
-    """Why nothing can be reached there, or None."""
+def connection_error(host: str, port: int) -> OSError | None:
+    """Why no TCP connection can be made, or None if it can."""
     try:
-        socket.create_connection((host, port), timeout=ANSWER_S).close()
+        socket.create_connection((host, port), timeout=PORT_TIMEOUT_S).close()
     except OSError as error:
         return error
     return None
 
 
-def _within(seconds: float, call: Callable[[], T]) -> T:
-    """The result of `call`, made in a thread: so it can be waited for no longer than that, and leaves signals alone.
+def within(timeout_s: float, call: Callable[[], T]) -> T:
+    """The result of `call`, which runs in a thread of its own. Signal handlers stay as they are.
 
-    Raises TimeoutError, and what `call` raises.
+    Raises:
+        TimeoutError: `call` has not returned within `timeout_s`. The thread continues.
+        BaseException: What `call` raised.
     """
-    outcome: list[T] = []
+    results: list[T] = []
     errors: list[BaseException] = []
 
     def run() -> None:
         try:
-            outcome.append(call())
+            results.append(call())
         except BaseException as error:
             errors.append(error)
 
-    thread = threading.Thread(target=run, name="ray-init", daemon=True)
+    thread = threading.Thread(target=run, name="call-within", daemon=True)
     thread.start()
-    thread.join(seconds)
+    thread.join(timeout_s)
     if errors:
         raise errors[0]
-    if not outcome:
-        raise TimeoutError
-    return outcome[0]
+    if not results:
+        raise TimeoutError(f"no answer within {timeout_s:g} s")
+    return results[0]
 
 
-def first_line(error: Exception) -> str:
-    """What an error says, in short."""
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, or the name of its class if there is none."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -1,4 +1,4 @@
-"""What executes a plan's runs: the contract of both twins, and what they share."""
+"""The interface of the executors, which train the runs of a plan, and what both executors share."""
 
 from __future__ import annotations
 
@@ -13,24 +13,28 @@ from cope_sweep.errors import UserError
 from cope_sweep.record import Event, Ledger, RunFolder
 from cope_sweep.spec import Resources, RunSpec
 
-INTERRUPT_S = 15.0
-"""Seconds that running runs get to write their checkpoint once they are asked to stop and nobody waits any longer."""
+INTERRUPT_TIMEOUT_S = 15.0
+"""Time that running runs have to write their checkpoints after they were asked to stop."""
+FOREIGN_POLL_INTERVAL_S = 0.5
+"""Time between two polls of a run that another process trains."""
 
 
 class ClusterError(UserError):
-    """The cluster cannot do it; the message names the address or the node, why, and the way out."""
+    """The cluster cannot be used. The message names the address or the node, the reason, and what to do."""
 
 
 class Executor(Protocol):
-    """Executes every run that is not finished, in the given order, each as `cope_sweep.train.train_run` does.
+    """Trains every run that is not finished, in the given order, with `cope_sweep.train.train_run`.
 
-    `on_event` is called from the calling thread. The call returns when every run is finished or failed, or when `stop`
-    is set: then running runs write a resumable checkpoint at their next step, and pending ones stay untouched. One
-    run's failure never stops the others. A run that another living process trains is come back to after the others,
-    until it is finished, failed, or free. KeyboardInterrupt does what `stop` does, and is raised again at the end.
+    `on_event` is called from the calling thread. The call returns when every run is finished or failed, or after `stop`
+    was set: then running runs write a checkpoint at their next step, and pending runs stay untouched. A failing run
+    does not stop the others. A run that another process is training is deferred until the others are done; then the
+    executor waits until it is finished, failed, or no longer locked. KeyboardInterrupt has the effect of `stop` and is
+    raised again at the end. `plugins` are modules that have to be imported before a run can be trained.
 
-    Raises ClusterError where there is nothing to execute on, any more; ValueError where `resources` name a device that
-    is not there.
+    Raises:
+        ClusterError: There is no cluster to train on, or it broke.
+        ValueError: `resources` ask for a device that is not available.
     """
 
     def __call__(
@@ -41,41 +45,43 @@ class Executor(Protocol):
         *,
         on_event: Callable[[Event], None],
         stop: threading.Event,
+        plugins: Sequence[str] = (),
     ) -> None: ...
 
 
 def unfinished(runs: Sequence[RunSpec], ledger: Ledger) -> list[RunSpec]:
-    """The runs to execute, in order, each once."""
+    """The runs that are not finished, in order and without duplicates."""
     distinct = {run.run_id: run for run in runs}
     return [run for run_id, run in distinct.items() if ledger.run(run_id).status != "finished"]
 
 
 def worker_id() -> str:
-    """Where this process runs, for people: `host:pid`."""
+    """The id of this process, for people: `host:pid`."""
     return f"{platform.node()}:{os.getpid()}"
 
 
 @dataclass
-class Elsewhere:
-    """A run that another living process trains, as far as its folder shows."""
+class ForeignRun:
+    """A run that another process is training, observed through its folder."""
 
     folder: RunFolder
     seen_running: bool = False
 
-    def look(self) -> Literal["running", "over", "free"]:
-        """Whether it trains on there, came to an end there, or is ours to train."""
+    def poll(self) -> Literal["running", "ended", "free"]:
+        """The state of the run: still running there, ended there, or free to be trained here."""
         status = self.folder.status
         if status == "running":
             self.seen_running = True
             return "running"
-        # A failure counts as the other's only if it was seen at work: else it is the state that we were to try again.
+        # A failure is the other process's only if that process was seen training. Otherwise it is an old failure, and
+        # the run is to be tried again.
         if status == "finished" or (status == "failed" and self.seen_running):
-            return "over"
+            return "ended"
         return "free"
 
 
-def event_of(run: RunSpec, folder: RunFolder) -> Event:
-    """What the folder of a run that is over says, as an event."""
+def final_event(run: RunSpec, folder: RunFolder) -> Event:
+    """The last event of a run that has ended, made from its folder."""
     state, result = folder.state, folder.result
     rows = folder.curve()
     return Event(

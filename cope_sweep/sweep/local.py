@@ -1,4 +1,4 @@
-"""The local twin: runs one after another in this process. No Ray."""
+"""The local executor: trains one run after another in this process, without Ray."""
 
 from __future__ import annotations
 
@@ -8,14 +8,19 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from cope_sweep.record import Event, Ledger
+from cope_sweep.registry import load_plugins
 from cope_sweep.spec import Resources, RunSpec
-from cope_sweep.sweep.executor import INTERRUPT_S, Elsewhere, event_of, unfinished, worker_id
+from cope_sweep.sweep.executor import (
+    FOREIGN_POLL_INTERVAL_S,
+    INTERRUPT_TIMEOUT_S,
+    ForeignRun,
+    final_event,
+    unfinished,
+    worker_id,
+)
 
 if TYPE_CHECKING:
     from cope_sweep.train import Runtime
-
-LOOK_EVERY_S = 0.5
-"""Seconds from one look at a run that another process trains to the next."""
 
 
 def run_local(
@@ -25,22 +30,28 @@ def run_local(
     *,
     on_event: Callable[[Event], None],
     stop: threading.Event,
+    plugins: Sequence[str] = (),
 ) -> None:
-    """An `Executor`: one worker, in a thread of this process; `resources.groups` and `.workers` count as 1.
+    """An `Executor` with one worker, in a thread of this process. `resources.groups` and `.workers` count as 1.
 
-    Raises ValueError where `resources` ask for CUDA and there is none, and whatever `on_event` raises.
+    Raises:
+        PluginError: A plugin cannot be imported.
+        ValueError: `resources` ask for CUDA and there is none.
+        Exception: Whatever `on_event` raises.
     """
+    load_plugins(plugins)
     worker = _Worker(unfinished(runs, ledger), ledger, resources, stop)
     worker.start()
     try:
         while (event := worker.events.get()) is not None:
             on_event(event)
     except BaseException:
-        # Ctrl-C, or a display that broke: the run in training is still worth its checkpoint.
-        impatient = stop.is_set()
+        # Ctrl-C, or an error in `on_event`. The current run can still write its checkpoint, unless it was given that
+        # time before.
+        already_stopping = stop.is_set()
         stop.set()
-        if not impatient:
-            worker.join(INTERRUPT_S)
+        if not already_stopping:
+            worker.join(INTERRUPT_TIMEOUT_S)
         raise
     worker.join()
     if worker.error is not None:
@@ -48,13 +59,13 @@ def run_local(
 
 
 class _Worker(threading.Thread):
-    """Trains in a thread, so that a signal in the main thread never cuts a step in two."""
+    """Trains in a thread, so that a signal handler in the main thread never interrupts a training step."""
 
     def __init__(self, runs: list[RunSpec], ledger: Ledger, resources: Resources, stop: threading.Event) -> None:
         super().__init__(name="training", daemon=True)
-        self.runs, self.ledger, self.resources, self.stop_asked = runs, ledger, resources, stop
+        self.runs, self.ledger, self.resources, self.stop_requested = runs, ledger, resources, stop
         self.events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
-        """What happened; None at the end."""
+        """Events of the runs; None after the last one."""
         self.error: Exception | None = None
 
     def run(self) -> None:
@@ -73,23 +84,23 @@ class _Worker(threading.Thread):
         runtime = Runtime.of(self.resources, worker_id=worker_id())
         busy = [run for run in self.runs if self._train(run, runtime) == "busy"]
         for run in busy:
-            self._await(run, runtime)
+            self._wait_or_train(run, runtime)
 
     def _train(self, run: RunSpec, runtime: Runtime) -> str:
         from cope_sweep.train import train_run
 
-        if self.stop_asked.is_set():
+        if self.stop_requested.is_set():
             return "interrupted"
-        return train_run(run, self.ledger, runtime, on_event=self.events.put, should_stop=self.stop_asked.is_set)
+        return train_run(run, self.ledger, runtime, on_event=self.events.put, should_stop=self.stop_requested.is_set)
 
-    def _await(self, run: RunSpec, runtime: Runtime) -> None:
-        """Wait until the process that trains `run` is done with it; train it if it was given up."""
-        elsewhere = Elsewhere(self.ledger.run(run.run_id))
-        while not self.stop_asked.is_set():
-            match elsewhere.look():
-                case "over":
-                    self.events.put(event_of(run, elsewhere.folder))
+    def _wait_or_train(self, run: RunSpec, runtime: Runtime) -> None:
+        """Wait until another process has ended `run`; train the run here if that process gave it up."""
+        foreign = ForeignRun(self.ledger.run(run.run_id))
+        while not self.stop_requested.is_set():
+            match foreign.poll():
+                case "ended":
+                    self.events.put(final_event(run, foreign.folder))
                     return
                 case "free" if self._train(run, runtime) != "busy":
                     return
-            self.stop_asked.wait(LOOK_EVERY_S)
+            self.stop_requested.wait(FOREIGN_POLL_INTERVAL_S)

@@ -1,10 +1,10 @@
-"""The Ray twin: Tune schedules, long-lived Train groups train.
+"""The Ray executor: Tune schedules trials, Train's long-lived worker groups train their runs.
 
-    Tune ─ trials (no CPU) ─▶ broker ◀─ leases ─ worker groups (Train), each in its processes until the sweep's end
-                                │
-    this process ◀── events ────┘      the ledger, in the store that all nodes share ◀─ every worker writes its runs
+    Tune ─ trials (no CPUs) ─▶ broker ◀─ leases ─ worker groups (Train), which live until the sweep ends
+                                 │
+    this process ◀─── events ────┘      ledger, in the store that all nodes share ◀─ every worker writes its runs
 
-The broker stands between them: who trains what. The ledger is the truth: what dies is done again from there.
+The broker assigns runs to groups. What a process that died had not finished is continued from the ledger.
 """
 
 from __future__ import annotations
@@ -25,23 +25,25 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from cope_sweep.record import Event, Ledger
 from cope_sweep.spec import Resources, RunSpec
-from cope_sweep.sweep.broker import Broker, News
+from cope_sweep.sweep.broker import Broker, EventBatch
 from cope_sweep.sweep.cluster import Capacity, capacity, connected
-from cope_sweep.sweep.executor import INTERRUPT_S, ClusterError, unfinished
+from cope_sweep.sweep.executor import INTERRUPT_TIMEOUT_S, ClusterError, unfinished
+from cope_sweep.sweep.plugins import plugin_runtime_env
 
 if TYPE_CHECKING:
     from ray.tune.schedulers import TrialScheduler
 
-AHEAD = 8
-"""Runs that may be leased before Tune comes to their trials, which takes it 30 ms each, and now and then a second."""
-NEWS_WAIT_S = 0.2
-"""How long the driver waits for news before it looks at `stop` again."""
-ANSWER_S = 30.0
-"""For the broker, which answers in milliseconds, to be taken for lost."""
-SETTLE_S = 60.0
-"""For groups and trials to end by themselves once the sweep is over; they take 1 to 2 s, or as long as their start."""
-FIRST_STEP_S = 20.0
-"""The other groups, and Tune, wait for the first group's first step, but no longer: starting takes all the cores."""
+LEASE_AHEAD_RUNS = 8
+"""Runs that may be leased before their trials start. Tune takes 30 ms per trial, and a second now and then."""
+EVENT_WAIT_S = 0.2
+"""How long the driver waits for events before it checks `stop` again."""
+BROKER_TIMEOUT_S = 30.0
+"""The broker is taken for lost after this time. It normally answers within milliseconds."""
+SHUTDOWN_TIMEOUT_S = 60.0
+"""For groups and trials to end after the sweep. They take 1 to 2 s, or as long as their start."""
+FIRST_STEP_TIMEOUT_S = 20.0
+"""The other groups and Tune start after the first group's first step, or after this time: starting uses all cores."""
+RESUME_HINT = "finished runs are kept; run the same command again to continue"
 
 
 def run_on_ray(
@@ -51,18 +53,29 @@ def run_on_ray(
     *,
     on_event: Callable[[Event], None],
     stop: threading.Event,
+    plugins: Sequence[str] = (),
     address: str | None = None,
     cpus: int | None = None,
     scheduler: TrialScheduler | None = None,
 ) -> None:
-    """An `Executor` on a Ray cluster.
+    """An `Executor` on a Ray cluster. The store has to be in a folder that all nodes share.
 
-    `address`: "auto", "host:port", or None: RAY_ADDRESS, and without that a cluster of our own here, of `cpus` CPUs
-    (None: those that this process may use). `scheduler` may stop trials early; their runs are left as interrupted. The
-    store has to be a folder that all nodes share.
+    Args:
+        runs: The runs to train, in order.
+        ledger: The store.
+        resources: Groups, workers and devices.
+        on_event: Called with every event.
+        stop: Set to interrupt the sweep.
+        plugins: Modules that every worker imports. Their files are copied to the nodes.
+        address: "auto", "host:port", or None for RAY_ADDRESS; without that, a new cluster on this machine.
+        cpus: CPUs of a new cluster; None: those that this process may use.
+        scheduler: May stop trials early. Their runs stay interrupted.
 
-    Raises ClusterError where the cluster cannot be had, holds no group, cannot see the store, or breaks in the middle
-    (everything finished is kept), and whatever `on_event` raises.
+    Raises:
+        ClusterError: The cluster cannot be reached, has no room for a group, cannot see the store, or broke during
+            the sweep. Finished runs are kept.
+        PluginError: A plugin cannot be imported.
+        Exception: Whatever `on_event` raises.
     """
     todo = unfinished(runs, ledger)
     if not todo:
@@ -70,9 +83,10 @@ def run_on_ray(
     prefetch = threading.Thread(target=_import_ray_libraries, name="imports", daemon=True)
     prefetch.start()
     logs = ledger.root / "logs" / f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(2)}"
-    with _scratch(ledger) as (scratch, token), connected(address, logs / "ray.log", cpus):
+    cluster = connected(address, logs / "ray.log", cpus, runtime_env=plugin_runtime_env(plugins))
+    with _scratch(ledger) as (scratch, token), cluster:
         prefetch.join()
-        sweep = _Sweep(todo, ledger, resources, capacity(resources), scratch, token, logs, scheduler)
+        sweep = _RaySweep(todo, ledger, resources, capacity(resources), tuple(plugins), scratch, token, logs, scheduler)
         sweep.execute(on_event, stop)
     for path in logs.glob("*.log"):
         if not path.stat().st_size:
@@ -80,18 +94,18 @@ def run_on_ray(
 
 
 def _import_ray_libraries() -> None:
-    """The slow imports, while Ray starts."""
+    """The slow imports, in a thread while Ray starts."""
     import ray.train.torch
     import ray.tune  # noqa: F401
 
 
 @contextlib.contextmanager
 def _scratch(ledger: Ledger) -> Iterator[tuple[str, str]]:
-    """A folder here, for what Train and Tune want to write; a file in the store, for nodes to know that they see it."""
+    """Yields a local folder for files of Train and Tune, and a file in the store by which nodes recognise the store."""
     tokens = ledger.root / "ray"
     tokens.mkdir(parents=True, exist_ok=True)
     token = tokens / f"seen-{secrets.token_hex(8)}"
-    token.write_text("A sweep is running; its workers look for this file to know that they see the store.\n")
+    token.write_text("A sweep is running. Its workers check for this file to know that they see the store.\n")
     scratch = tempfile.mkdtemp(prefix="cope-sweep-")
     try:
         yield scratch, str(token)
@@ -103,13 +117,14 @@ def _scratch(ledger: Ledger) -> Iterator[tuple[str, str]]:
 
 
 @dataclass
-class _Sweep:
+class _RaySweep:
     """One sweep on a connected cluster."""
 
     runs: list[RunSpec]
     ledger: Ledger
     resources: Resources
     capacity: Capacity
+    plugins: tuple[str, ...]
     scratch: str
     token: str
     logs: Path
@@ -118,9 +133,9 @@ class _Sweep:
     broker_name: str = field(default_factory=lambda: f"cope-sweep-broker-{secrets.token_hex(8)}")
     threads: list[threading.Thread] = field(default_factory=list)
     ended: threading.Event = field(default_factory=threading.Event)
-    """The sweep is over: what its threads still raise means nothing."""
+    """Set when the sweep has ended. Later errors of its threads are ignored."""
     group_errors: list[Exception] = field(default_factory=list)
-    """What ended groups before the sweep was over."""
+    """Errors that ended groups before the sweep had ended."""
     tune_error: Exception | None = None
 
     @property
@@ -131,19 +146,16 @@ class _Sweep:
         try:
             self._start_broker()
             self._start_group(0)
-            self._listen(on_event, stop)
+            self._handle_events(on_event, stop)
         except ray.exceptions.RayActorError as error:
-            raise ClusterError(
-                f"the sweep's broker on the cluster died ({error}); what is finished is kept, and the same command "
-                "goes on from there"
-            ) from error
+            raise ClusterError(f"the sweep's broker on the cluster died ({error}); {RESUME_HINT}") from error
         except BaseException:
-            # Ctrl-C, or a display that broke: runs in training are still worth their checkpoints, unless they were
-            # given their time already.
+            # Ctrl-C, or an error in `on_event`. Runs in training can still write their checkpoints, unless they were
+            # given that time before.
             if not stop.is_set():
                 stop.set()
                 with contextlib.suppress(ray.exceptions.RayError, ClusterError):
-                    self._listen(lambda event: None, stop)
+                    self._handle_events(lambda event: None, stop)
             raise
         finally:
             self._end()
@@ -151,17 +163,17 @@ class _Sweep:
     # -- starting --------------------------------------------------------------------------------------------------
 
     def _start_broker(self) -> None:
-        # On this node: the broker looks at the store, and lives as long as this process does.
-        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        # On this node, because the broker reads the store and must not outlive this process.
+        this_node = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         actor = ray.remote(Broker).options(
-            name=self.broker_name, num_cpus=0, max_concurrency=10_000, scheduling_strategy=here
+            name=self.broker_name, num_cpus=0, max_concurrency=10_000, scheduling_strategy=this_node
         )
         self.broker = actor.remote(
             str(self.ledger.root),
             self.runs,
             max_failures=self.resources.max_failures,
             trials=self.groups,
-            ahead=AHEAD,
+            ahead=LEASE_AHEAD_RUNS,
         )
 
     def _start_group(self, group: int) -> None:
@@ -176,6 +188,7 @@ class _Sweep:
             resources=self.resources,
             gpus=self.capacity.gpus,
             scratch=self.scratch,
+            plugins=self.plugins,
         )
 
         def run() -> None:
@@ -185,9 +198,10 @@ class _Sweep:
                 if not self.ended.is_set():
                     self.group_errors.append(error)
 
-        self._spawn(f"group-{group}", run)
+        self._start_thread(f"group-{group}", run)
 
-    def _start_the_rest(self) -> None:
+    def _start_others(self) -> None:
+        """Start the other groups, and Tune."""
         from cope_sweep.sweep.trials import run_trials
 
         for group in range(1, self.groups):
@@ -200,58 +214,58 @@ class _Sweep:
                     broker=self.broker_name,
                     trials=self.groups,
                     scratch=self.scratch,
-                    ended=self.ended,
+                    sweep_ended=self.ended,
                     scheduler=self.scheduler,
                 )
             except Exception as error:
                 if not self.ended.is_set():
                     self.tune_error = error
 
-        self._spawn("tune", run)
+        self._start_thread("tune", run)
 
-    def _spawn(self, name: str, target: Callable[[], None]) -> None:
+    def _start_thread(self, name: str, target: Callable[[], None]) -> None:
         thread = threading.Thread(target=target, name=name, daemon=True)
         self.threads.append(thread)
         thread.start()
 
     # -- running ---------------------------------------------------------------------------------------------------
 
-    def _listen(self, on_event: Callable[[Event], None], stop: threading.Event) -> None:
-        """Pass events on until the sweep is over, or is stopped and its runs are interrupted."""
-        heard = 0
-        started = time.monotonic()
-        alone = len(self.threads) == 1
-        give_up: float | None = None
+    def _handle_events(self, on_event: Callable[[Event], None], stop: threading.Event) -> None:
+        """Pass events to `on_event` until the sweep has ended, or was stopped and its runs are interrupted."""
+        last_number = 0
+        started_s = time.monotonic()
+        only_first_group = len(self.threads) == 1
+        interrupt_deadline_s: float | None = None
         while True:
-            if stop.is_set() and give_up is None:
-                give_up = time.monotonic() + INTERRUPT_S
+            if stop.is_set() and interrupt_deadline_s is None:
+                interrupt_deadline_s = time.monotonic() + INTERRUPT_TIMEOUT_S
                 self.broker.close.remote()
-            news: News = self._get(self.broker.news.remote(heard, NEWS_WAIT_S))
-            for number, event in news.events:
-                heard = number
+            batch: EventBatch = self._get(self.broker.poll_events.remote(last_number, EVENT_WAIT_S))
+            for number, event in batch.events:
+                last_number = number
                 on_event(event)
-            if news.fatal:
-                raise ClusterError(news.fatal)
-            if news.over or (give_up is not None and (not news.leased or time.monotonic() > give_up)):
+            if batch.fatal:
+                raise ClusterError(batch.fatal)
+            if batch.ended:
                 return
-            trains = any(event.step for _, event in news.events)
-            if alone and give_up is None and (trains or time.monotonic() - started > FIRST_STEP_S):
-                self._start_the_rest()
-                alone = False
-            if give_up is None:
-                self._check_threads()
+            if interrupt_deadline_s is not None:
+                if not batch.leased or time.monotonic() > interrupt_deadline_s:
+                    return
+                continue
+            trains = any(event.step for _, event in batch.events)
+            if only_first_group and (trains or time.monotonic() - started_s > FIRST_STEP_TIMEOUT_S):
+                self._start_others()
+                only_first_group = False
+            self._check_threads()
 
     def _get(self, ref: Any) -> Any:
         try:
-            return ray.get(ref, timeout=ANSWER_S)
+            return ray.get(ref, timeout=BROKER_TIMEOUT_S)
         except ray.exceptions.GetTimeoutError as error:
-            raise ClusterError(
-                f"the cluster has not answered for {ANSWER_S:.0f} s; what is finished is kept, and the same command "
-                "goes on from there"
-            ) from error
+            raise ClusterError(f"the cluster has not answered for {BROKER_TIMEOUT_S:.0f} s; {RESUME_HINT}") from error
 
     def _check_threads(self) -> None:
-        """Raises ClusterError where Tune broke, or no group is left to train."""
+        """Raise ClusterError if Tune failed or no group is left."""
         error = self.tune_error
         if error is None and len(self.group_errors) == len([t for t in self.threads if t.name != "tune"]):
             error = self.group_errors[0]
@@ -263,14 +277,15 @@ class _Sweep:
     def _end(self) -> None:
         """Let groups and Tune end by themselves.
 
-        They leave nothing on a cluster that goes on, and a thread inside of Ray when Ray shuts down ends the process.
+        Then they leave nothing behind on a cluster that keeps running. Also, a thread that is inside of Ray while Ray
+        shuts down would end this process.
         """
         self.ended.set()
         if self.broker is None:
             return
         with contextlib.suppress(ray.exceptions.RayError):
             self.broker.close.remote()
-        until = time.monotonic() + SETTLE_S
+        until = time.monotonic() + SHUTDOWN_TIMEOUT_S
         for thread in self.threads:
             thread.join(max(0.0, until - time.monotonic()))
         with contextlib.suppress(ray.exceptions.RayError):

@@ -1,4 +1,4 @@
-"""A sweep as a Ray job: this working tree is sent to the cluster, and `cope-sweep` runs there, beside the workers."""
+"""Submits a sweep as a Ray job: sends this working tree to the cluster, where `cope-sweep` runs beside the workers."""
 
 from __future__ import annotations
 
@@ -8,42 +8,47 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from cope_sweep.sweep.cluster import first_line, listens
-from cope_sweep.sweep.executor import INTERRUPT_S, ClusterError
+from cope_sweep.sweep.cluster import CONNECT_TIMEOUT_S, connection_error, first_line, within
+from cope_sweep.sweep.executor import ClusterError
 
 if TYPE_CHECKING:
-    from ray.job_submission import JobSubmissionClient
+    from ray.job_submission import JobDetails, JobSubmissionClient
 
 EXCLUDES = (
     ".git/", ".venv/", "venv/", ".uv/", "node_modules/", "dist/", "build/", "*.egg-info/",
     "__pycache__/", ".*_cache/", ".hypothesis/", "/store/", "/mlruns/", "*.db", "*.db-*", "*.log",
 )  # fmt: skip
-"""What is not sent, as .gitignore says it: what is large, and what changes while it is packed, which fails the job."""
-POLL_S = 0.5
-AGENT_S = 20.0
-"""For a cluster that was started just now to be able to run jobs."""
-STOP_S = 2 * INTERRUPT_S
-"""For a stopped job to checkpoint its runs, before Ray kills it."""
-ENDS = ("SUCCEEDED", "FAILED", "STOPPED")
+"""What is not sent, in the syntax of .gitignore: large files, and files that may change while they are packed, which
+would make the job fail."""
+POLL_INTERVAL_S = 0.5
+AGENT_TIMEOUT_S = 60.0
+"""For a cluster that has just been started to become able to run jobs. It takes 2 to 10 s on an idle machine."""
+STOP_TIMEOUT_S = 180
+"""For a stopped job to end by itself, after which Ray kills it. It writes checkpoints (15 s at most), ends its worker
+groups (60 s at most), and records the sweep; all of it takes 3 s on an idle machine."""
+KILL_TIMEOUT_S = 30.0
+"""For Ray to kill a job after `STOP_TIMEOUT_S` and to record its status."""
+ANSWER_TIMEOUT_S = 60.0
+"""A dashboard is taken for lost after it has failed to answer for this long."""
 
 
 @dataclass(frozen=True)
 class JobOutcome:
-    """What became of a job."""
+    """How a job ended."""
 
     job_id: str
     status: str
-    """SUBMITTED (not followed), SUCCEEDED, FAILED or STOPPED."""
+    """SUBMITTED (not followed), SUCCEEDED, FAILED or STOPPED; RUNNING if it could not be stopped."""
     exit_code: int
-    """The sweep's own: 0 all finished, 1 some failed, 2 bad input, 130 stopped."""
+    """The exit code of the sweep: 0 all runs finished, 1 some failed, 2 bad input, 130 stopped."""
     message: str | None = None
-    """Why Ray could not run it."""
+    """Why Ray could not run or stop the job."""
 
 
 def submit(
@@ -56,14 +61,24 @@ def submit(
     token: str | None = None,
     excludes: Sequence[str] = (),
 ) -> JobOutcome:
-    """Run `cope-sweep ARGUMENTS` as a job of the cluster whose dashboard is at `address`, and pass its log on by lines.
+    """Run `cope-sweep ARGUMENTS` as a job on a cluster.
 
-    `token` defaults to Ray's own: RAY_AUTH_TOKEN, the file of RAY_AUTH_TOKEN_PATH, ~/.ray/auth_token. `excludes` are
-    patterns, as in .gitignore, of what else is not to be sent. Ctrl-C while following stops the job, which checkpoints
-    its runs first: the outcome then has the exit code 130. Without `follow`, returns as soon as the job is accepted.
+    Ctrl-C while following stops the job, which first writes the checkpoints of its runs. The outcome then has the exit
+    code 130. A second Ctrl-C returns at once.
 
-    Raises ClusterError where nothing answers at `address`, where that is no dashboard, where the token is missing or
-    wrong, and where the working tree is too large to be sent.
+    Args:
+        arguments: The arguments of `cope-sweep`.
+        address: The address of the cluster's dashboard.
+        working_dir: The checkout of this project that is sent.
+        follow: Whether to wait for the job's end. If not, the call returns when the job is accepted.
+        on_line: Called with every line of the job's log.
+        token: The cluster's token; None for Ray's own settings: RAY_AUTH_TOKEN, the file of RAY_AUTH_TOKEN_PATH, or
+            ~/.ray/auth_token.
+        excludes: Patterns, as in .gitignore, of further files that are not sent.
+
+    Raises:
+        ClusterError: Nothing answers at `address`, it is no Ray dashboard, the token is missing or wrong, the working
+            tree is too large, or the dashboard stops answering.
     """
     if not (working_dir / "cope_sweep").is_dir():
         raise ClusterError(f"{working_dir.absolute()} is not a checkout of this project: there is no cope_sweep/ in it")
@@ -72,47 +87,61 @@ def submit(
     if not follow:
         return JobOutcome(job_id, "SUBMITTED", 0)
     try:
-        _follow(client, job_id, on_line)
-        return _outcome(client, job_id)
+        return _outcome(job_id, _follow(client, job_id, on_line))
     except KeyboardInterrupt:
-        on_line(f"stopping job {job_id}: it checkpoints its runs, and ends")
-        with contextlib.suppress(RuntimeError):
-            client.stop_job(job_id)
-        until = time.monotonic() + STOP_S
-        while client.get_job_status(job_id) not in ENDS and time.monotonic() < until:
-            time.sleep(POLL_S)
-        return JobOutcome(job_id, str(client.get_job_status(job_id).value), 130)
+        on_line(f"stopping job {job_id}: its runs write checkpoints first")
+        return _stop(client, job_id)
 
 
 def _client(address: str, token: str | None) -> JobSubmissionClient:
-    """A client that is let in. Raises ClusterError."""
+    """A client that the dashboard accepts. Raises ClusterError."""
     url = address if "://" in address else f"http://{address}"
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ClusterError(f"{address} is not the address of a Ray dashboard, as http://HOST:8265 is")
     port = parts.port or (443 if parts.scheme == "https" else 80)
-    if (silence := listens(parts.hostname, port)) is not None:
+    if (error := connection_error(parts.hostname, port)) is not None:
         raise ClusterError(
-            f"no Ray dashboard answers at {address} ({silence}): start a cluster with `ray start --head`, "
-            "and see the port that it prints (8265, if it is free)"
+            f"no Ray dashboard answers at {address} ({error}): start a cluster with `ray start --head`, "
+            "and use the port that it prints (8265, if it is free)"
         )
-    # The client takes the environment's word over its argument's.
-    overridden = {
-        name: os.environ.pop(name) for name in ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS") if name in os.environ
-    }
+    from ray.exceptions import AuthenticationError
+    from ray.job_submission import JobSubmissionClient
+
+    token = token or _ray_token()
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
     try:
-        from ray.job_submission import JobSubmissionClient
-
-        token = token or _own_token()
-        return JobSubmissionClient(url, headers={"Authorization": f"Bearer {token}"} if token else {})
+        with _without_address_variables():
+            return within(CONNECT_TIMEOUT_S, lambda: JobSubmissionClient(url, headers=headers))
+    except AuthenticationError as error:
+        problem = "does not accept the token" if token else "asks for a token"
+        raise ClusterError(
+            f"the cluster at {address} {problem}: put its own (`ray get-auth-token`, on its head node) into "
+            "RAY_AUTH_TOKEN or ~/.ray/auth_token"
+        ) from error
+    except (ConnectionError, TimeoutError) as error:
+        raise ClusterError(f"the Ray dashboard at {address} does not answer: {first_line(error)}") from error
     except Exception as error:
-        raise _explained(error, address, token) from error
+        # The client asks for Ray's version. Any other answer, or none in JSON, is that of another service.
+        raise ClusterError(
+            f"what answers at {address} is no Ray dashboard ({first_line(error)}); `ray start --head` prints the "
+            "right port"
+        ) from error
+
+
+@contextlib.contextmanager
+def _without_address_variables() -> Iterator[None]:
+    """Hide the environment variables that the client prefers to its argument."""
+    names = ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS")
+    hidden = {name: os.environ.pop(name) for name in names if name in os.environ}
+    try:
+        yield
     finally:
-        os.environ.update(overridden)
+        os.environ.update(hidden)
 
 
-def _own_token() -> str | None:
-    """The token that Ray's own tools use, wherever they find it; unlike theirs, it needs no RAY_AUTH_MODE=token."""
+def _ray_token() -> str | None:
+    """The token that Ray's own tools use. Unlike with them, RAY_AUTH_MODE=token need not be set."""
     if os.environ.get("RAY_AUTH_MODE", "").lower() == "disabled":
         return None
     if token := os.environ.get("RAY_AUTH_TOKEN"):
@@ -124,82 +153,111 @@ def _own_token() -> str | None:
         return None
 
 
-def _explained(error: Exception, address: str, token: str | None) -> ClusterError:
-    text = str(error)
-    if type(error).__name__ == "AuthenticationError" or "401" in text or "403" in text:
-        what = "does not accept the token" if token else "asks for a token"
-        return ClusterError(
-            f"the cluster at {address} {what}: put its own (`ray get-auth-token`, on its head node) into "
-            "RAY_AUTH_TOKEN or ~/.ray/auth_token"
-        )
-    if type(error).__name__ == "JSONDecodeError" or "404" in text or "Jobs API is not supported" in text:
-        return ClusterError(f"what answers at {address} is no Ray dashboard; `ray start --head` prints the right port")
-    return ClusterError(f"the cluster at {address}: {first_line(error)}")
-
-
 def _submit(client: JobSubmissionClient, arguments: Sequence[str], working_dir: Path, excludes: list[str]) -> str:
+    """The id of the submitted job. Raises ClusterError."""
     runtime_env: dict[str, Any] = {
         "working_dir": str(working_dir),
         "excludes": excludes,
-        "env_vars": {"PYTHONUNBUFFERED": "1", "RAY_JOB_STOP_WAIT_TIME_S": str(int(STOP_S))},
+        "env_vars": {"PYTHONUNBUFFERED": "1", "RAY_JOB_STOP_WAIT_TIME_S": str(STOP_TIMEOUT_S)},
     }
-    until = time.monotonic() + AGENT_S
+    until = time.monotonic() + AGENT_TIMEOUT_S
     while True:
         try:
             return str(client.submit_job(entrypoint=entrypoint(arguments), runtime_env=runtime_env))
         except ValueError as error:
             raise ClusterError(
-                f"{working_dir} cannot be sent: {first_line(error)}; .rayignore leaves things out"
+                f"{working_dir} cannot be sent: {first_line(error)}; list files to leave out in .rayignore"
             ) from error
         except RuntimeError as error:
-            if "No available agent" not in str(error) or time.monotonic() > until:
+            if not _has_no_agent_yet(error) or time.monotonic() > until:
                 raise ClusterError(f"the cluster refused the job: {first_line(error)}") from error
-        time.sleep(POLL_S)
+        time.sleep(POLL_INTERVAL_S)
+
+
+def _has_no_agent_yet(error: RuntimeError) -> bool:
+    """Whether a job was refused because the cluster's job agent is still starting.
+
+    Ray 2.60 raises a plain RuntimeError for every refusal, without the HTTP status; its text is all there is.
+    """
+    return "No available agent" in str(error)
 
 
 def entrypoint(arguments: Sequence[str]) -> str:
-    """The job's shell command. On a node that has it (this machine's), the interpreter of this environment runs it."""
-    here = shlex.quote(sys.executable)
-    return f"P={here}; [ -x $P ] || P=python; exec $P -m cope_sweep.cli {shlex.join(arguments)}"
+    """The job's shell command. It uses the interpreter of this process if the node has it, else the node's `python`."""
+    interpreter = shlex.quote(sys.executable)
+    return f"P={interpreter}; [ -x $P ] || P=python; exec $P -m cope_sweep.cli {shlex.join(arguments)}"
 
 
-def _follow(client: JobSubmissionClient, job_id: str, on_line: Callable[[str], None]) -> None:
-    """Pass the log on until the job ends. A connection that breaks is taken up again where it broke."""
-    heard = 0
+def _follow(client: JobSubmissionClient, job_id: str, on_line: Callable[[str], None]) -> JobDetails:
+    """Pass on the log until the job ends. After a lost connection, the log continues where it broke off."""
+    received = 0
     rest = ""
 
-    def hear(text: str) -> None:
-        nonlocal heard, rest
-        heard += len(text)
+    def handle(text: str) -> None:
+        nonlocal received, rest
+        received += len(text)
         *lines, rest = (rest + text).split("\n")
         for line in lines:
             on_line(line)
 
     async def tail() -> None:
-        skip = heard
+        skip = received
         async for chunk in client.tail_job_logs(job_id):
             fresh, skip = chunk[skip:], max(0, skip - len(chunk))
             if fresh:
-                hear(fresh)
+                handle(fresh)
+
+    import aiohttp  # the client's own, with which it reads logs
 
     while True:
-        with contextlib.suppress(OSError, RuntimeError):
+        with contextlib.suppress(OSError, RuntimeError, aiohttp.ClientError):
             asyncio.run(tail())
-        if client.get_job_status(job_id) in ENDS:
+        if (details := _details(client, job_id)).status.is_terminal():
             break
-        time.sleep(POLL_S)
+        time.sleep(POLL_INTERVAL_S)
     with contextlib.suppress(OSError, RuntimeError):
-        hear(client.get_job_logs(job_id)[heard:])
+        handle(client.get_job_logs(job_id)[received:])
     if rest:
         on_line(rest)
+    return details
 
 
-def _outcome(client: JobSubmissionClient, job_id: str) -> JobOutcome:
-    info = client.get_job_info(job_id)
-    status = str(info.status.value)
+def _details(client: JobSubmissionClient, job_id: str) -> JobDetails:
+    """What the cluster knows of a job. Asks again while it does not answer; then raises ClusterError."""
+    until = time.monotonic() + ANSWER_TIMEOUT_S
+    while True:
+        try:
+            return client.get_job_info(job_id)
+        except (OSError, RuntimeError) as error:
+            if time.monotonic() > until:
+                raise ClusterError(
+                    f"the dashboard has not answered for {ANSWER_TIMEOUT_S:.0f} s ({first_line(error)}); job {job_id} "
+                    "may still be running: `ray job status`, on a node of the cluster, tells"
+                ) from error
+        time.sleep(POLL_INTERVAL_S)
+
+
+def _stop(client: JobSubmissionClient, job_id: str) -> JobOutcome:
+    """Stop a job and wait for its end. The request is repeated until the cluster accepts it."""
+    accepted = False
+    until = time.monotonic() + STOP_TIMEOUT_S + KILL_TIMEOUT_S
+    while not (status := _details(client, job_id).status).is_terminal() and time.monotonic() < until:
+        if not accepted:
+            # A busy cluster may refuse the first request.
+            with contextlib.suppress(OSError, RuntimeError):
+                client.stop_job(job_id)
+                accepted = True
+        time.sleep(POLL_INTERVAL_S)
+    message = None if status.is_terminal() else f"the job was asked to stop and has not ended: ray job stop {job_id}"
+    return JobOutcome(job_id, str(status.value), 130, message)
+
+
+def _outcome(job_id: str, details: JobDetails) -> JobOutcome:
+    status = str(details.status.value)
     if status == "SUCCEEDED":
         return JobOutcome(job_id, status, 0)
     if status == "STOPPED":
         return JobOutcome(job_id, status, 130)
-    message = None if info.driver_exit_code else info.message
-    return JobOutcome(job_id, status, info.driver_exit_code or 1, message)
+    # A job without an exit code did not run; the message says why.
+    message = None if details.driver_exit_code else details.message
+    return JobOutcome(job_id, status, details.driver_exit_code or 1, message)

@@ -1,4 +1,4 @@
-"""A sweep: one execution of an ablation's plan, recorded from its start to its table."""
+"""A sweep: one execution of an ablation's plan, with a record in the ledger and a copy in MLflow."""
 
 from __future__ import annotations
 
@@ -17,10 +17,13 @@ from typing import Any, Literal
 
 from cope_sweep.plan import Plan
 from cope_sweep.record import Event, Ledger
-from cope_sweep.record.follow import Follower
+from cope_sweep.record.mlflow_mirror import MlflowMirror
 from cope_sweep.record.provenance import git_commit, versions
 from cope_sweep.spec import Resources, RunSpec
 from cope_sweep.sweep.executor import Executor
+
+MIRROR_TIMEOUT_S = 120.0
+"""For the last sync with MLflow after the sweep."""
 
 
 @dataclass(frozen=True)
@@ -28,28 +31,31 @@ class SweepOutcome:
     """How a sweep ended."""
 
     sweep_id: str | None
-    """None where there was nothing to train."""
+    """None if there was nothing to train."""
     trained: int
-    """Runs that this sweep finished."""
+    """Number of runs that this sweep finished."""
     reused: int
-    """Runs that were finished before it began."""
+    """Number of runs that were finished before it started."""
     failed: int
     interrupted: int
-    """Runs that were begun or never begun, and are still to do."""
+    """Number of runs that are neither finished nor failed, whether they were begun or not."""
     seconds: float
     tracking_errors: tuple[str, ...] = ()
 
     @property
     def exit_code(self) -> int:
-        """0: every run is finished. 1: some failed. 130: stopped before the end."""
+        """0: every run is finished. 130: stopped before the end, even if some runs failed. 1: some runs failed."""
         return 130 if self.interrupted else 1 if self.failed else 0
 
 
 @contextlib.contextmanager
 def stopping_on_signals(stop: threading.Event) -> Iterator[None]:
-    """Ctrl-C and SIGTERM set `stop`, so that runs in training are checkpointed; a second Ctrl-C interrupts at once."""
+    """Make Ctrl-C and SIGTERM set `stop`, so that runs in training write checkpoints.
 
-    def ask(signum: int, frame: object) -> None:
+    A second Ctrl-C raises KeyboardInterrupt. Has no effect outside of the main thread.
+    """
+
+    def request_stop(signum: int, frame: object) -> None:
         if stop.is_set() and signum == signal.SIGINT:
             raise KeyboardInterrupt
         stop.set()
@@ -57,7 +63,7 @@ def stopping_on_signals(stop: threading.Event) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {signum: signal.signal(signum, ask) for signum in (signal.SIGINT, signal.SIGTERM)}
+    before = {signum: signal.signal(signum, request_stop) for signum in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
@@ -78,52 +84,66 @@ def sweep(
     on_event: Callable[[Event], None] = lambda event: None,
     stop: threading.Event | None = None,
 ) -> SweepOutcome:
-    """Train what is not finished yet, and record it: in the ledger, and from there in MLflow at `tracking_uri`.
+    """Train the runs of a plan that are not finished, and record the sweep in the ledger and in MLflow.
 
-    None for `tracking_uri` leaves MLflow out. Raises what the executor raises (`ClusterError`), after the sweep is
-    recorded as failed.
+    Args:
+        plan: The plan.
+        ledger: The store.
+        executor: Trains the runs.
+        resources: Passed to the executor.
+        file_text: The text of the ablation file, for the record.
+        executor_name: For the record.
+        tracking_uri: The MLflow store; None for no copy in MLflow.
+        retry_failed: Whether runs that failed in earlier sweeps are trained again.
+        on_event: Called with every event.
+        stop: Set to interrupt the sweep, as Ctrl-C does.
+
+    Raises:
+        ClusterError: And whatever else the executor raises, after the sweep was recorded as failed or interrupted.
     """
     stop = stop or threading.Event()
     status = {run.run_id: ledger.run(run.run_id).status for run in plan.runs}
-    left = {"finished"} if retry_failed else {"finished", "failed"}
-    todo = [run for run in plan.runs if status[run.run_id] not in left]
+    skipped = {"finished"} if retry_failed else {"finished", "failed"}
+    todo = [run for run in plan.runs if status[run.run_id] not in skipped]
     reused = [run_id for run_id, known in status.items() if known == "finished"]
     if not todo:
         failed = sum(known == "failed" for known in status.values())
         return SweepOutcome(None, 0, len(reused), failed, 0, 0.0)
 
+    plugins = getattr(plan.ablation.content, "plugins", [])
     started_s = time.monotonic()
-    record = _record(plan, reused, executor_name, file_text)
+    record = _initial_record(plan, reused, executor_name, file_text)
     ledger.write_sweep(record["sweep_id"], record)
-    follower = Follower.start(ledger, record["sweep_id"], tracking_uri) if tracking_uri else None
+    mirror = MlflowMirror.start(ledger, record["sweep_id"], tracking_uri) if tracking_uri else None
     try:
         with stopping_on_signals(stop):
-            executor(todo, ledger, resources, on_event=on_event, stop=stop)
+            executor(todo, ledger, resources, on_event=on_event, stop=stop, plugins=plugins)
     finally:
         outcome = _outcome(record["sweep_id"], todo, ledger, len(reused), started_s)
-        ledger.write_sweep(record["sweep_id"], record | _ending(plan, ledger, outcome))
-        errors = tuple(follower.finish(timeout_s=120).errors) if follower else ()
+        ledger.write_sweep(record["sweep_id"], record | _final_entries(plan, ledger, outcome))
+        errors = tuple(mirror.finish(MIRROR_TIMEOUT_S).errors) if mirror else ()
     return replace(outcome, tracking_errors=errors)
 
 
 def _outcome(sweep_id: str, todo: list[RunSpec], ledger: Ledger, reused: int, started_s: float) -> SweepOutcome:
-    ends = [ledger.run(run.run_id).status for run in todo]
-    finished, failed = ends.count("finished"), ends.count("failed")
+    statuses = [ledger.run(run.run_id).status for run in todo]
+    finished, failed = statuses.count("finished"), statuses.count("failed")
     seconds = time.monotonic() - started_s
-    return SweepOutcome(sweep_id, finished, reused, failed, len(ends) - finished - failed, seconds)
+    return SweepOutcome(sweep_id, finished, reused, failed, len(statuses) - finished - failed, seconds)
 
 
-def _ending(plan: Plan, ledger: Ledger, outcome: SweepOutcome) -> dict[str, Any]:
-    """What the record gains at the end: how it ended, and the table as it then stands."""
+def _final_entries(plan: Plan, ledger: Ledger, outcome: SweepOutcome) -> dict[str, Any]:
+    """The entries of a record that are added at the end: status, time and table."""
     from cope_sweep.results import table
 
-    shown = table(plan, ledger)
+    final = table(plan, ledger)
     status = "interrupted" if outcome.interrupted else "failed" if outcome.failed else "finished"
-    rendered = {"markdown": shown.to_markdown(), "csv": shown.to_csv(), "json": shown.to_json()}
+    rendered = {"markdown": final.to_markdown(), "csv": final.to_csv(), "json": final.to_json()}
     return {"status": status, "ended_ms": int(time.time() * 1000), "table": rendered}
 
 
-def _record(plan: Plan, reused: list[str], executor_name: str, file_text: str) -> dict[str, Any]:
+def _initial_record(plan: Plan, reused: list[str], executor_name: str, file_text: str) -> dict[str, Any]:
+    """The record of a sweep at its start."""
     content = plan.ablation.content
     now = time.time()
     return {

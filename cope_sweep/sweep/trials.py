@@ -1,7 +1,7 @@
-"""What Ray Tune schedules: a thin trial for each run. It opens its run at the broker and relays its metrics.
+"""What Ray Tune schedules: one small trial per run, which opens the run at the broker and reports its metrics.
 
-Trials need no CPU, so that the workers have them all; stopping one, as an early-stopping scheduler does, interrupts
-its run. Tune keeps nothing that is read again: a next sweep is a new Tuner with what the ledger says is missing.
+Trials use no CPUs, which are left to the workers. If a scheduler stops a trial early, its run is interrupted. Tune's
+own state is never restored: the next sweep creates a new Tuner for the runs that the ledger does not have.
 """
 
 from __future__ import annotations
@@ -18,61 +18,61 @@ from ray.tune.stopper import NoopStopper
 from cope_sweep.spec import RunSpec
 from cope_sweep.sweep.executor import worker_id
 
-REPORT_EVERY_S = 1.0
-"""Seconds from one result of a trial to the next, at least."""
-RESULTS_PER_S = 50
-"""What Tune's single loop handles at ease, of all trials together."""
+REPORT_INTERVAL_S = 1.0
+"""Minimum time between two results of a trial."""
+MAX_RESULTS_PER_S = 50
+"""What Tune's event loop can handle, over all trials."""
 
 
 class RunTrial(tune.Trainable):
-    """One run, as Tune sees it."""
+    """The trial of one run."""
 
     broker: Any
 
     def setup(self, config: dict[str, Any]) -> None:
-        self._begin(config)
+        self._open(config)
 
     def reset_config(self, config: dict[str, Any]) -> bool:
-        self._abandon()
-        self._begin(config)
+        self._interrupt_unended()
+        self._open(config)
         return True
 
     def step(self) -> dict[str, Any]:
-        event, over = ray.get(self.broker.progress.remote(self.run_id, self.every_s))
-        self.over = over
-        return {"step": event.step, "status": event.status, "done": over, **event.metrics}
+        event, ended = ray.get(self.broker.progress.remote(self.run_id, self.interval_s))
+        self.ended = ended
+        return {"step": event.step, "status": event.status, "done": ended, **event.metrics}
 
     def cleanup(self) -> None:
-        self._abandon()
+        self._interrupt_unended()
 
-    def _begin(self, config: dict[str, Any]) -> None:
-        self.run_id, self.every_s, self.over = config["run_id"], config["every_s"], False
+    def _open(self, config: dict[str, Any]) -> None:
+        self.run_id, self.interval_s, self.ended = config["run_id"], config["interval_s"], False
         self.broker = ray.get_actor(config["broker"])
         ray.get(self.broker.open.remote(self.run_id, worker_id()))
 
-    def _abandon(self) -> None:
-        """The trial ends here; if its run has not, it is interrupted."""
-        if not self.over:
+    def _interrupt_unended(self) -> None:
+        """Interrupt the run if it has not ended: the trial ends here."""
+        if not self.ended:
             self.broker.interrupt.remote(self.run_id)
 
 
-class Ended(tune.Stopper):
-    """Stops all trials once the sweep is over, for whatever reason."""
+class StopWithSweep(tune.Stopper):
+    """Stops all trials after the sweep has ended for any reason."""
 
-    def __init__(self, ended: threading.Event) -> None:
-        self.ended = ended
+    def __init__(self, sweep_ended: threading.Event) -> None:
+        self.sweep_ended = sweep_ended
 
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
         return False
 
     def stop_all(self) -> bool:
-        return self.ended.is_set()
+        return self.sweep_ended.is_set()
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Ended:
+    def __deepcopy__(self, memo: dict[int, Any]) -> StopWithSweep:
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Tune pickles its state into a file; that copy stops nothing.
+        # Tune pickles its stopper into a file. An event cannot be pickled, and the copy is never used.
         return NoopStopper, ()
 
 
@@ -82,19 +82,25 @@ def run_trials(
     broker: str,
     trials: int,
     scratch: str,
-    ended: threading.Event,
+    sweep_ended: threading.Event,
     scheduler: TrialScheduler | None = None,
 ) -> None:
-    """Have Tune run a trial for each run, in order, `trials` of them at a time. Returns when all are done.
+    """Have Tune run one trial per run, in order. Returns when all have ended.
 
-    `broker` is the broker actor's name.
+    Args:
+        runs: The runs of the sweep.
+        broker: The name of the broker actor.
+        trials: How many trials run at the same time.
+        scratch: A folder for Tune's files.
+        sweep_ended: Set when all trials are to stop.
+        scheduler: May stop trials early.
     """
     tune.Tuner(
         tune.with_resources(RunTrial, tune.PlacementGroupFactory([{"memory": 1}])),
         param_space={
             "run_id": tune.grid_search([run.run_id for run in runs]),
             "broker": broker,
-            "every_s": max(REPORT_EVERY_S, trials / RESULTS_PER_S),
+            "interval_s": max(REPORT_INTERVAL_S, trials / MAX_RESULTS_PER_S),
         },
         tune_config=tune.TuneConfig(
             num_samples=1,
@@ -107,7 +113,7 @@ def run_trials(
         run_config=tune.RunConfig(
             name="trials",
             storage_path=scratch,
-            stop=Ended(ended),
+            stop=StopWithSweep(sweep_ended),
             checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
             verbose=0,
         ),

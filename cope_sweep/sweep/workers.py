@@ -1,7 +1,7 @@
-"""A worker group: one long-lived Ray Train run, whose workers lease runs one after another instead of being torn down.
+"""A worker group: one long-lived Ray Train run whose workers train the sweep's runs one after another.
 
-Starting processes and importing torch costs 10 to 26 s (a group for each run); going from run to run costs a message.
-Rank 0 asks the broker, and tells the other ranks; several ranks train a run data-parallel.
+Starting processes and importing torch takes 10 to 26 s for each group; leasing the next run takes one message. Rank 0
+leases runs from the broker and broadcasts them to the other ranks. Several ranks train a run with data parallelism.
 """
 
 from __future__ import annotations
@@ -22,47 +22,57 @@ import ray.train
 from ray.train import FailureConfig, LoggingConfig, RunConfig, ScalingConfig, UserCallback
 
 from cope_sweep.record import Event, Ledger
+from cope_sweep.registry import PluginError, load_plugins
 from cope_sweep.spec import Resources
-from cope_sweep.sweep.broker import Ended, Lease
+from cope_sweep.sweep.broker import Lease, LeaseResult
 from cope_sweep.sweep.executor import worker_id
 
 if TYPE_CHECKING:
     from cope_sweep.train import Runtime
 
 LEASE_WAIT_S = 10.0
-"""A lease is asked for again after this long, so that the other ranks' wait for it never times out."""
-SEE_STORE_S = 5.0
-"""How long a shared disk may take to show another node what was written."""
+"""Rank 0 asks for a lease again after this time, so that the other ranks' broadcast never times out."""
+STORE_VISIBLE_TIMEOUT_S = 5.0
+"""How long a shared disk may take to show a file to another node."""
+CALLBACK_TIMEOUT_S = 10.0
+"""For the broker to accept the report of a failure."""
+
+
+class WorkerError(Exception):
+    """An error that code in a worker raised. Any other error of a worker means that its process died or hangs."""
 
 
 class BrokenDevice(Exception):
-    """No run can be trained in this process any more: Ray Train starts the group's workers anew."""
+    """The process cannot train any more, so Ray Train has to restart the group's workers."""
 
 
 @dataclass(frozen=True)
 class GroupPlan:
-    """What every worker of a group is told."""
+    """What the workers of a group need to know."""
 
     group: int
     broker: Any
-    """The broker's actor handle."""
+    """The handle of the broker actor."""
     root: str
     """The store."""
     token: str
-    """A file in the store that the driver wrote: who sees it shares the store."""
+    """A file that the driver wrote to the store. A worker that sees it uses the same store."""
     logs: str
-    """Where, in the store, the workers' output goes."""
+    """The folder, in the store, for the workers' output."""
     resources: Resources
     gpus: float
-    """For each worker."""
+    """GPUs of each worker."""
     scratch: str
-    """The driver's folder for what Ray Train itself wants to write."""
+    """A folder of the driver for Ray Train's files."""
+    plugins: tuple[str, ...] = ()
+    """Modules to import before a run is received."""
 
 
 def train_group(plan: GroupPlan) -> None:
-    """Run one worker group until the broker has nothing left to lease. Dead workers are replaced.
+    """Run one worker group until the broker has no more runs. Ray Train replaces workers that die.
 
-    Raises ray.train.TrainingFailedError where the group cannot be started.
+    Raises:
+        ray.train.TrainingFailedError: The group cannot be started.
     """
     from ray.train.torch import TorchTrainer
 
@@ -75,44 +85,46 @@ def train_group(plan: GroupPlan) -> None:
             use_gpu=plan.gpus > 0,
             resources_per_worker={"CPU": resources.cpus} | ({"GPU": plan.gpus} if plan.gpus else {}),
         ),
-        run_config=RunConfig(  # type: ignore[call-arg]  # its type is the old one, its class is not
+        run_config=RunConfig(  # type: ignore[call-arg]  # the declared type is that of Ray's older class
             name=f"group-{plan.group}",
             storage_path=plan.scratch,
-            # The broker counts each run's tries; a group itself is worth starting again as often as it takes.
+            # The broker limits the failures of each run. The group may be restarted any number of times.
             failure_config=FailureConfig(max_failures=-1),
-            callbacks=[_TellBroker(plan)],  # type: ignore[list-item]
+            callbacks=[_FailureReporter(plan)],  # type: ignore[list-item]
             logging_config=LoggingConfig(log_level="ERROR"),
         ),
     ).fit()
 
 
-class _TellBroker(UserCallback):
-    """Runs in the group's controller, which is the first to know that a worker died."""
+class _FailureReporter(UserCallback):
+    """Reports failures of workers to the broker. Runs in the group's controller, which notices them first."""
 
     def __init__(self, plan: GroupPlan) -> None:
         self.plan = plan
 
     def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:
         reason = "\n".join(f"rank {rank}: {error}" for rank, error in worker_exceptions.items())
-        # By name, for Ray Train's classes for a worker that does not answer (any more) are internal.
-        died = any(type(error).__name__.startswith("WorkerHealthCheck") for error in worker_exceptions.values())
+        died = not all(isinstance(error, WorkerError) for error in worker_exceptions.values())
         with contextlib.suppress(ray.exceptions.RayError):
-            ray.get(self.plan.broker.lost.remote(self.plan.group, reason, died), timeout=10)
+            ray.get(self.plan.broker.group_failed.remote(self.plan.group, reason, died), timeout=CALLBACK_TIMEOUT_S)
 
 
 def _train_leases(config: dict[str, Any]) -> None:
-    """What each worker runs: lease, train, lease, train, …"""
+    """The training function of every worker: leases and trains runs until there are no more."""
     plan: GroupPlan = config["plan"]
     context = ray.train.get_context()
     rank, workers = context.get_world_rank(), context.get_world_size()
-    unseen = _unseen_store(plan)
-    if unseen is None:
-        _write_output_to(Path(plan.logs) / f"group-{plan.group}-rank-{rank}.log")
+    problem = _store_problem(plan)
+    if problem is None:
+        _redirect_output(Path(plan.logs) / f"group-{plan.group}-rank-{rank}.log")
+        problem = _plugin_problem(plan)
     try:
-        _Worker(plan, rank, workers).train_all(unseen)
+        _Worker(plan, rank, workers).train_all(problem)
     except ray.exceptions.RayActorError:
-        # The broker is gone, and with it the sweep: the driver says so. The runs have their checkpoints.
+        # The broker died and the sweep has ended, which the driver reports. The runs have their checkpoints.
         return
+    except Exception as error:
+        raise WorkerError(f"{type(error).__name__}: {error}") from error
 
 
 class _Worker:
@@ -123,25 +135,26 @@ class _Worker:
         self.broker = plan.broker
         self.ledger = Ledger(plan.root)
         self.interrupted = 0
-        """The latest lease that was to be interrupted."""
-        self.orphaned = False
+        """The number of the last lease that was to be interrupted."""
+        self.broker_lost = False
         self.last_event: Event | None = None
 
     def train_all(self, problem: str | None) -> None:
-        runtime, unfit = self._runtime()
-        problem = problem or unfit
+        """Register the group; train until there are no more leases. `problem` says why this node cannot train."""
+        runtime, device_problem = self._runtime()
+        problem = problem or device_problem
         if self.rank == 0:
-            ray.get(self.broker.hello.remote(self.plan.group, problem))
+            ray.get(self.broker.register.remote(self.plan.group, problem))
         if problem or runtime is None:
             return
         if self.rank == 0:
             threading.Thread(target=self._watch, name="watch", daemon=True).start()
-        ended: Ended | None = None
-        while (lease := self._lease(ended)) is not None:
-            ended = self._train(lease, runtime)
+        result: LeaseResult | None = None
+        while (lease := self._lease(result)) is not None:
+            result = self._train(lease, runtime)
 
     def _runtime(self) -> tuple[Runtime | None, str | None]:
-        """How this worker executes, or why it cannot."""
+        """The runtime of this worker, or the reason why there is none."""
         from cope_sweep.train import Runtime
 
         try:
@@ -150,30 +163,31 @@ class _Worker:
             return None, f"node {platform.node()}: {error}"
         return runtime, None
 
-    def _lease(self, ended: Ended | None) -> Lease | None:
-        """Tell how the last lease ended, and get the next: the same on every rank."""
+    def _lease(self, result: LeaseResult | None) -> Lease | None:
+        """End the last lease with `result` and get the next one, which is the same on every rank."""
         while True:
             lease: Lease | Literal["wait"] | None = None
             if self.rank == 0:
-                lease = ray.get(self.broker.lease.remote(self.plan.group, ended, LEASE_WAIT_S))
-                ended = None
+                lease = ray.get(self.broker.lease.remote(self.plan.group, result, LEASE_WAIT_S))
+                result = None
             if self.workers > 1:
                 import torch.distributed
 
-                word = [lease]
-                torch.distributed.broadcast_object_list(word, src=0)
-                lease = word[0]
+                shared = [lease]
+                torch.distributed.broadcast_object_list(shared, src=0)
+                lease = shared[0]
             if lease != "wait":
                 return lease
 
-    def _train(self, lease: Lease, runtime: Runtime) -> Ended:
+    def _train(self, lease: Lease, runtime: Runtime) -> LeaseResult:
         from cope_sweep.train import train_run
 
         def on_event(event: Event) -> None:
-            # The last event goes with the outcome: an error in `train_run` may have been another rank's death.
+            # Only progress is sent here. The last event is part of the lease's result, because an error in
+            # `train_run` may be the effect of another rank's death.
             self.last_event = event
             if event.status == "running" and self.rank == 0:
-                self.broker.tell.remote(lease.number, event)
+                self.broker.report.remote(lease.number, event)
 
         self.last_event = None
         outcome = train_run(
@@ -181,47 +195,56 @@ class _Worker:
             self.ledger,
             runtime,
             on_event=on_event,
-            should_stop=lambda: self.orphaned or self.interrupted >= lease.number,
+            should_stop=lambda: self.broker_lost or self.interrupted >= lease.number,
         )
         if outcome == "failed" and runtime.device == "cuda":
             _check_cuda()
-        return Ended(lease.number, outcome, self.last_event)
+        return LeaseResult(lease.number, outcome, self.last_event)
 
     def _watch(self) -> None:
-        """Hear of leases to interrupt, while the main thread trains."""
+        """Wait for leases to interrupt, while the main thread trains."""
         while True:
             try:
                 self.interrupted = ray.get(self.broker.watch.remote(self.plan.group, self.interrupted))
             except ray.exceptions.RayError:
-                self.orphaned = True
+                self.broker_lost = True
                 return
 
 
 def _check_cuda() -> None:
-    """A device-side error spoils the process for every run after it: raises BrokenDevice then."""
+    """Raise BrokenDevice if CUDA is in an error state, in which every later run of this process would fail, too."""
     import torch
 
     try:
         torch.cuda.synchronize()
     except RuntimeError as error:
-        raise BrokenDevice(f"the CUDA device is in error: {error}") from error
+        raise BrokenDevice(f"the CUDA device is in an error state: {error}") from error
 
 
-def _unseen_store(plan: GroupPlan) -> str | None:
-    """Why this node cannot work on the store, or None."""
-    until = time.monotonic() + SEE_STORE_S
+def _store_problem(plan: GroupPlan) -> str | None:
+    """Why this node cannot use the store; None if it can."""
+    until = time.monotonic() + STORE_VISIBLE_TIMEOUT_S
     while not Path(plan.token).exists():
         if time.monotonic() > until:
             return (
                 f"node {platform.node()} cannot see the store {plan.root}: "
-                "use a folder that all nodes share, by --store or COPE_SWEEP_STORE"
+                "use a folder that all nodes share, with --store or COPE_SWEEP_STORE"
             )
         time.sleep(0.2)
     return None
 
 
-def _write_output_to(path: Path) -> None:
-    """Send what this process prints, crashes in C included, to a file that survives the cluster."""
+def _plugin_problem(plan: GroupPlan) -> str | None:
+    """Import the plugins; why that failed, or None."""
+    try:
+        load_plugins(plan.plugins)
+    except PluginError as error:
+        return f"node {platform.node()}: {error}"
+    return None
+
+
+def _redirect_output(path: Path) -> None:
+    """Append what this process prints, including crashes of native code, to a file that outlives the cluster."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as file:
         sys.stdout.flush()

@@ -1,8 +1,7 @@
-"""Real trackers for tests: SQLite stores, and a server in its own process."""
+"""Trackers for tests: SQLite stores, and an MLflow server in a process of its own."""
 
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -13,10 +12,11 @@ import pytest
 from cope_sweep.record import Ledger
 from cope_sweep.record.mlflow import MlflowTracking
 from cope_sweep.record.tracking import MemoryTracking
+from tests.sweep.ports import free_port
 
 
 @pytest.fixture(autouse=True)
-def _no_tracking_of_the_user_s(monkeypatch):
+def _without_tracking_settings(monkeypatch):
     for name in [name for name in os.environ if name.startswith("MLFLOW_TRACKING")]:
         monkeypatch.delenv(name)
 
@@ -28,7 +28,7 @@ def ledger(tmp_path):
 
 @pytest.fixture(scope="session")
 def fresh_database(tmp_path_factory):
-    """An empty SQLite store of MLflow's: to make one takes seconds, to copy it none."""
+    """An empty SQLite store of MLflow. Creating one takes seconds; tests copy it."""
     path = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
     MlflowTracking(f"sqlite:///{path}")
     return path
@@ -36,23 +36,21 @@ def fresh_database(tmp_path_factory):
 
 @pytest.fixture
 def sqlite_uri(ledger, fresh_database):
-    """A ledger's own store, still empty."""
+    """The MLflow store of a ledger, still empty."""
     shutil.copyfile(fresh_database, ledger.root / "mlflow.db")
     return f"sqlite:///{ledger.root / 'mlflow.db'}"
 
 
 def start_server(folder, database):
-    """An MLflow server on a free port, started from `folder`: its process and URL, once it answers."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    """Start an MLflow server on a free port, in `folder`. Returns its process and URL once it answers."""
+    port = free_port()
     command = [sys.executable, "-m", "mlflow", "server", "-w", "1", "--port", str(port)]
     command += ["--backend-store-uri", f"sqlite:///{database}", "--artifacts-destination", str(folder / "artifacts")]
     environment = os.environ | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
     with (folder / "server.log").open("w") as log:
         process = subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=log)
     url = f"http://127.0.0.1:{port}"
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 240
     while time.monotonic() < deadline and process.poll() is None:
         try:
             with urllib.request.urlopen(f"{url}/health", timeout=5):
@@ -82,15 +80,17 @@ def served_database(tmp_path_factory, fresh_database):
 
 @pytest.fixture(scope="session")
 def server_uri(tmp_path_factory, served_database):
-    """A server, started from a directory that has nothing to do with its store."""
+    """The URL of a server that was started in another directory than that of its store."""
     process, url = start_server(tmp_path_factory.mktemp("elsewhere"), served_database)
     yield url
     stop_server(process)
 
 
-@pytest.fixture(params=["memory", "sqlite", "server"])
+@pytest.fixture(
+    params=["memory", pytest.param("sqlite", marks=pytest.mark.slow), pytest.param("server", marks=pytest.mark.slow)]
+)
 def tracking(request):
-    """Each tracker in turn; that of the server is not empty."""
+    """Each tracker. The store of the server is shared by all tests and not empty."""
     if request.param == "memory":
         return MemoryTracking()
     return MlflowTracking(request.getfixturevalue(f"{request.param}_uri"))

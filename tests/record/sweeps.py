@@ -1,4 +1,4 @@
-"""Records of sweeps, as `cope_sweep.sweep` writes them."""
+"""Records of sweeps like those that `cope_sweep.sweep` writes."""
 
 import secrets
 import time
@@ -9,7 +9,7 @@ from cope_sweep.record import Ledger
 
 
 def write_sweep(ledger: Ledger, plan: Plan, **changes: Any) -> dict[str, Any]:
-    """Enter a sweep of `plan` that starts now: its record, with some keys replaced."""
+    """Write the record of a sweep of `plan` that starts now, with some entries replaced. Returns the record."""
     record = {
         "sweep_id": time.strftime("%Y%m%d-%H%M%S-") + secrets.token_hex(2),
         "ablation": plan.name,
@@ -38,7 +38,7 @@ def write_sweep(ledger: Ledger, plan: Plan, **changes: Any) -> dict[str, Any]:
 
 
 def end_sweep(ledger: Ledger, record: dict[str, Any], status: str = "finished") -> dict[str, Any]:
-    """Enter how the sweep ended."""
+    """Write the record of a sweep that has ended. Returns the record."""
     table = {"markdown": "| a |\n|---|\n| 1 |\n", "csv": "a\n1\n", "json": {"rows": []}}
     ended = record | {"status": status, "ended_ms": time.time_ns() // 1_000_000, "table": table}
     ledger.write_sweep(record["sweep_id"], ended)

@@ -1,4 +1,4 @@
-"""What is MLflow's own: its store, its interface, its server."""
+"""MLflow as a tracker: its stores, its client and its server."""
 
 import json
 import multiprocessing
@@ -12,43 +12,52 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from mlflow.tracking import MlflowClient
 
-from cope_sweep.record.carry import Carrier
 from cope_sweep.record.mlflow import MlflowTracking
+from cope_sweep.record.tracker_sync import TrackerSync
 from cope_sweep.record.tracking import TrackingError
 from cope_sweep.record.translate import TAG
 from tests.record.sweeps import end_sweep, write_sweep
 from tests.results.ablations import fail, finish, plan_of
+from tests.sweep.ports import free_port
+
+pytestmark = pytest.mark.slow
+
+
+def client_of(uri):
+    """MLflow's own client. It is imported here, because the import takes seconds also when no test of this file runs."""
+    from mlflow.tracking import MlflowClient
+
+    return MlflowClient(tracking_uri=uri)
 
 
 def open_store(path, queue):
     try:
         MlflowTracking(f"sqlite:///{path}").create("x", "y", tags={}, started_ms=1)
-        queue.put("well")
+        queue.put("opened")
     except BaseException as error:
         queue.put(repr(error))
 
 
-def test_a_fresh_store_is_opened_by_many_at_once(tmp_path):
+def test_several_processes_can_create_a_store_at_once(tmp_path):
     forks = multiprocessing.get_context("fork")
     queue = forks.Queue()
     processes = [forks.Process(target=open_store, args=(tmp_path / "mlflow.db", queue)) for _ in range(4)]
     for process in processes:
         process.start()
-    assert [queue.get(timeout=120) for _ in processes] == ["well"] * 4
+    assert [queue.get(timeout=240) for _ in processes] == ["opened"] * 4
     for process in processes:
         process.join()
 
 
-def test_mlflow_s_own_client_sees_a_sweep_as_it_was(ledger, sqlite_uri):
+def test_mlflow_client_reads_a_sweep(ledger, sqlite_uri):
     plan = plan_of()
     record = write_sweep(ledger, plan)
     finish(ledger, plan.runs[0], {"dense/loss": 0.25})
     fail(ledger, plan.runs[1])
     record = end_sweep(ledger, record, "failed")
-    Carrier(ledger, record["sweep_id"], MlflowTracking(sqlite_uri)).sync()
-    client = MlflowClient(tracking_uri=sqlite_uri)
+    TrackerSync(ledger, record["sweep_id"], MlflowTracking(sqlite_uri)).sync()
+    client = client_of(sqlite_uri)
     experiment = client.get_experiment_by_name("copying")
     assert "CoPE counts what matters." in experiment.tags["mlflow.note.content"]
     runs = client.search_runs([experiment.experiment_id])
@@ -71,20 +80,20 @@ def test_mlflow_s_own_client_sees_a_sweep_as_it_was(ledger, sqlite_uri):
     assert "Diverged" in Path(path).read_text()
 
 
-def test_sweeps_side_by_side_share_a_run_between_them(ledger, sqlite_uri):
-    """Two ablations with the same runs, carried by four writers at once."""
+def test_concurrent_sweeps_share_their_common_runs(ledger, sqlite_uri):
+    """Two ablations with the same runs; four writers at once."""
     plans = [plan_of("one"), plan_of("two")]
     records = [write_sweep(ledger, plan) for plan in plans]
     for run in plans[0].runs:
         finish(ledger, run, {"dense/loss": 0.25})
-    carriers = [Carrier(ledger, record["sweep_id"], MlflowTracking(sqlite_uri)) for record in records * 2]
-    threads = [threading.Thread(target=carrier.sync) for carrier in carriers]
+    syncs = [TrackerSync(ledger, record["sweep_id"], MlflowTracking(sqlite_uri)) for record in records * 2]
+    threads = [threading.Thread(target=sync.sync) for sync in syncs]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert [carrier.errors for carrier in carriers] == [{}] * 4
-    client = MlflowClient(tracking_uri=sqlite_uri)
+    assert [sync.errors for sync in syncs] == [{}] * 4
+    client = client_of(sqlite_uri)
     runs = client.search_runs([experiment.experiment_id for experiment in client.search_experiments()])
     assert sorted(run.data.tags[f"{TAG}run_id"] for run in runs if f"{TAG}run_id" in run.data.tags) == sorted(
         run.run_id for run in plans[0].runs
@@ -95,42 +104,43 @@ def test_sweeps_side_by_side_share_a_run_between_them(ledger, sqlite_uri):
             assert len(client.get_metric_history(run.info.run_id, "train/loss")) == 2
 
 
-def test_a_checkpoint_takes_no_second_room_beside_its_ledger(ledger, sqlite_uri):
+def test_a_checkpoint_is_a_hard_link_to_the_ledger(ledger, sqlite_uri):
     plan = plan_of()
     record = write_sweep(ledger, plan)
     finish(ledger, plan.runs[0], {})
-    Carrier(ledger, record["sweep_id"], MlflowTracking(sqlite_uri)).sync()
+    TrackerSync(ledger, record["sweep_id"], MlflowTracking(sqlite_uri)).sync()
     kept = next(ledger.root.glob("mlartifacts/copying/*/artifacts/checkpoint/model.safetensors"))
     assert kept.samefile(ledger.run(plan.runs[0].run_id).checkpoint / "model.safetensors")
 
 
-def test_an_experiment_in_the_trash_is_named_with_the_way_out(sqlite_uri):
+def test_an_experiment_in_the_trash_is_an_error_with_a_command(sqlite_uri):
     tracking = MlflowTracking(sqlite_uri)
     run = tracking.create("copying", "x", tags={}, started_ms=1)
-    MlflowClient(tracking_uri=sqlite_uri).delete_experiment(run.experiment)
+    client_of(sqlite_uri).delete_experiment(run.experiment)
     with pytest.raises(TrackingError, match=f"mlflow experiments restore -x {run.experiment}"):
         MlflowTracking(sqlite_uri).create("copying", "x", tags={}, started_ms=1)
 
 
-def test_a_store_that_is_not_a_database(tmp_path):
+def test_a_file_that_is_not_a_database_is_an_error(tmp_path):
     (tmp_path / "mlflow.db").write_text("these are notes, of some length")
     with pytest.raises(TrackingError, match="could not be opened"):
         MlflowTracking(f"sqlite:///{tmp_path}/mlflow.db")
 
 
-def test_a_server_that_goes_away_is_one_clear_error(fresh_database, tmp_path, monkeypatch):
+def test_an_unreachable_server_is_an_error(monkeypatch):
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    with pytest.raises(TrackingError, match=r"http://127\.0\.0\.1:9 could not be opened"):
-        MlflowTracking("http://127.0.0.1:9")
+    url = f"http://127.0.0.1:{free_port()}"
+    with pytest.raises(TrackingError, match=f"{url} could not be opened"):
+        MlflowTracking(url)
 
 
-def test_a_server_shows_a_sqlite_store_and_its_artifacts_from_anywhere(ledger, served_database, server_uri):
-    """As `mlflow ui --backend-store-uri sqlite:///…` does, started from another directory, asked as its page asks."""
+def test_a_server_serves_a_sqlite_store_and_its_artifacts_from_any_directory(ledger, served_database, server_uri):
+    """Like `mlflow ui --backend-store-uri sqlite:///…`, started in another directory; the requests are its page's."""
     plan = plan_of("shown", seeds=[2**30])
     record = write_sweep(ledger, plan)
     finish(ledger, plan.runs[0], {"dense/loss": 0.25})
     tracking = MlflowTracking(f"sqlite:///{served_database}")
-    Carrier(ledger, record["sweep_id"], tracking).sync()
+    TrackerSync(ledger, record["sweep_id"], tracking).sync()
     run = tracking.find({f"{TAG}run_id": plan.runs[0].run_id})
 
     def get(path):
@@ -152,21 +162,21 @@ from cope_sweep.train import Runtime, train_run
 from tests.tiny import tiny_run
 
 run = tiny_run(**{"train.steps": 60, "evaluate.every": 7})
-asked = 0
+calls = 0
 
 def stop():
-    global asked
-    asked += 1
-    if asked == int(sys.argv[2]):
+    global calls
+    calls += 1
+    if calls == int(sys.argv[2]):
         os.kill(os.getpid(), signal.SIGKILL)
     return False
 
-# The model is saved after every step, but dies between the logging of a step and its saving.
+# A checkpoint is written after every step. The process is killed after a step was logged and before its checkpoint.
 print(train_run(run, Ledger(sys.argv[1]), Runtime(checkpoint_every_s=0.0), should_stop=stop))
 """
 
 
-def test_after_a_kill_and_a_resumption_no_point_is_missing_or_doubled(ledger, sqlite_uri, tmp_path):
+def test_after_a_kill_and_a_resumption_no_point_is_missing_or_duplicated(ledger, sqlite_uri, tmp_path):
     script = tmp_path / "train.py"
     script.write_text(textwrap.dedent(TRAIN))
     environment = os.environ | {"PYTHONPATH": str(Path.cwd()), "OMP_NUM_THREADS": "1"}
@@ -182,24 +192,24 @@ def test_after_a_kill_and_a_resumption_no_point_is_missing_or_doubled(ledger, sq
     )  # fmt: skip
     record = write_sweep(ledger, plan)
     tracking = MlflowTracking(sqlite_uri)
-    carrier = Carrier(ledger, record["sweep_id"], tracking)
-    # Step 42 is evaluated and logged, and then lost.
+    sync = TrackerSync(ledger, record["sweep_id"], tracking)
+    # Step 42 was evaluated and logged, but is not in the checkpoint.
     assert train(42).returncode == -signal.SIGKILL
     folder = ledger.run(plan.runs[0].run_id)
     assert folder.curve()[-1]["step"] == 42
-    carrier.sync()
+    sync.sync()
     run = tracking.find({f"{TAG}run_id": folder.run_id})
-    assert run.standing == "interrupted"
+    assert run.status == "interrupted"
     assert run.latest["dense/loss"].step == 42
     done = train(-1)
     assert done.stdout.strip() == "finished", done.stderr
     assert folder.result["facts"]["resumed_from_step"] == 41
-    carrier.sync()
-    # And once more by a writer that knows nothing.
-    Carrier(ledger, record["sweep_id"], MlflowTracking(sqlite_uri)).sync()
+    sync.sync()
+    # A second writer, without the state of the first.
+    TrackerSync(ledger, record["sweep_id"], MlflowTracking(sqlite_uri)).sync()
     run = tracking.find({f"{TAG}run_id": folder.run_id})
-    assert run.standing == "finished"
-    client = MlflowClient(tracking_uri=sqlite_uri)
+    assert run.status == "finished"
+    client = client_of(sqlite_uri)
     for key in ("train/loss", "train/lr", "dense/loss", "in_dist/token_error"):
         ours = [(row["step"], row[key]) for row in folder.curve() if key in row]
         theirs = [(metric.step, metric.value) for metric in client.get_metric_history(run.id, key)]

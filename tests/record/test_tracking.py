@@ -1,4 +1,4 @@
-"""The contract of the tracking port, for every tracker."""
+"""The contract that every tracker fulfils."""
 
 import dataclasses
 import secrets
@@ -6,17 +6,18 @@ import secrets
 import pytest
 
 from cope_sweep.record.tracking import Point, TrackingError
+from tests.record.trackers import history
 
 
 @pytest.fixture
 def name():
-    """A name that nothing else in a shared tracker has."""
+    """A name that is unique in a shared tracker."""
     return f"test-{secrets.token_hex(6)}"
 
 
 @pytest.fixture
 def run(tracking, name):
-    return tracking.create(name, "CoPE · seed 0", tags={"key": name, "other": "1"}, started_ms=1000, about="Why.")
+    return tracking.create(name, "CoPE · seed 0", tags={"key": name, "other": "1"}, started_ms=1000, note="Why.")
 
 
 def looked_up(tracking, name):
@@ -35,13 +36,13 @@ def test_a_run_is_found_by_all_its_tags_in_any_experiment(tracking, run, name):
     assert second.experiment != run.experiment
 
 
-def test_of_several_the_oldest_is_found(tracking, run, name):
+def test_the_oldest_of_several_matching_runs_is_found(tracking, run, name):
     tracking.create(name, "x", tags={"key": name}, started_ms=2000)
     first = tracking.create(name, "x", tags={"key": name}, started_ms=500)
     assert tracking.find({"key": name}).id == first.id
 
 
-def test_what_is_logged_is_there(tracking, run, name):
+def test_logged_entries_can_be_read(tracking, run, name):
     points = [Point("loss", 1.0 / (step + 1), step, 1000 + step) for step in range(3)]
     tracking.log(run, points=points, params={"model.dim": "8"}, tags={"row": "CoPE", "empty": ""})
     tracking.log(run, tags={"row": "RoPE"})
@@ -49,34 +50,34 @@ def test_what_is_logged_is_there(tracking, run, name):
         assert seen.params == {"model.dim": "8"}
         assert seen.tags["row"] == "RoPE"
         assert seen.latest == {"loss": points[-1]}
-        assert seen.standing == "running"
-    assert tracking.history(run, "loss") == points
-    assert tracking.history(run, "none") == []
+        assert seen.status == "running"
+    assert history(tracking, run, "loss") == points
+    assert history(tracking, run, "none") == []
 
 
-def test_a_metric_may_be_named_at_a_context(tracking, run, name):
+def test_a_metric_name_may_contain_an_at_sign(tracking, run, name):
     point = Point("test/perplexity@2048", 3.5, 6, 1006)
     tracking.log(run, points=[point, Point("facts/tokens_per_s", 120.5, 6, 1006)])
     for seen in (run, looked_up(tracking, name)):
         assert seen.latest["test/perplexity@2048"] == point
-    assert tracking.history(run, "test/perplexity@2048") == [point]
+    assert history(tracking, run, "test/perplexity@2048") == [point]
 
 
-def test_doing_it_again_changes_nothing(tracking, run, name):
+def test_logging_again_changes_nothing(tracking, run, name):
     points = [Point("loss", 2.5, 1, 1001), Point("loss", 1.5, 2, 1002), Point("error", 100 / 3, 2, 1002)]
     for _ in range(2):
         tracking.log(run, points=points, params={"seed": "0"}, tags={"row": "CoPE"})
-    assert tracking.history(run, "loss") == points[:2]
-    assert tracking.history(run, "error") == points[2:]
+    assert history(tracking, run, "loss") == points[:2]
+    assert history(tracking, run, "error") == points[2:]
     assert looked_up(tracking, name).latest == {"loss": points[1], "error": points[2]}
 
 
-def test_more_than_a_request_holds(tracking, run):
+def test_more_entries_than_one_request_holds(tracking, run):
     points = [Point("loss", float(step), step, 1000 + step) for step in range(2300)]
     tracking.log(
         run, points=points, params={f"p.{i}": str(i) for i in range(150)}, tags={f"t.{i}": "x" for i in range(120)}
     )
-    assert tracking.history(run, "loss") == points
+    assert history(tracking, run, "loss") == points
 
 
 def test_a_parameter_cannot_change(tracking, run):
@@ -85,12 +86,12 @@ def test_a_parameter_cannot_change(tracking, run):
         tracking.log(run, params={"seed": "1"})
 
 
-@pytest.mark.parametrize("standing", ["finished", "failed", "interrupted"])
-def test_a_run_ends_and_goes_on(tracking, run, name, standing):
-    tracking.set_standing(run, standing, 5000)
-    assert run.standing == looked_up(tracking, name).standing == standing
-    tracking.set_standing(run, "running")
-    assert run.standing == looked_up(tracking, name).standing == "running"
+@pytest.mark.parametrize("status", ["finished", "failed", "interrupted"])
+def test_an_ended_run_can_run_again(tracking, run, name, status):
+    tracking.set_status(run, status, 5000)
+    assert run.status == looked_up(tracking, name).status == status
+    tracking.set_status(run, "running")
+    assert run.status == looked_up(tracking, name).status == "running"
 
 
 def test_artifacts(tracking, run, tmp_path):
@@ -106,7 +107,7 @@ def test_artifacts(tracking, run, tmp_path):
     assert tracking.artifacts(run, "checkpoint/deep") == ["checkpoint/deep/config.json"]
 
 
-def test_a_run_that_is_not_there_is_an_error(tracking, run):
+def test_a_missing_run_is_an_error(tracking, run):
     ghost = dataclasses.replace(run, id="0" * 32)
     with pytest.raises((TrackingError, KeyError)):
         tracking.log(ghost, points=[Point("loss", 1.0, 1, 1)])

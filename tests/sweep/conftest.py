@@ -1,26 +1,24 @@
-"""A two-node Ray cluster on the loopback, private to these tests; both executors, behind one fixture."""
+"""A two-node Ray cluster on the loopback interface, private to these tests, and both executors."""
 
 import os
 import shutil
 import tempfile
-import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from cope_sweep.record import Event, Ledger
-from cope_sweep.spec import Resources, RunSpec
+from cope_sweep.record import Ledger
 from cope_sweep.sweep.executor import Executor
 from cope_sweep.sweep.local import run_local
-from tests.tiny import tiny_run
+from tests.sweep.ports import free_port
+from tests.sweep.runs import EventLog
 
 
 @pytest.fixture(scope="session")
 def ray_environment() -> Iterator[dict[str, str]]:
-    """The environment of everything that speaks to Ray here: no one else's files, no authentication, bytecode kept."""
-    # Sockets live below RAY_TMPDIR, and their paths may not be longer than 107 bytes.
+    """The environment of every process that uses Ray in these tests: a private home and no authentication."""
+    # Ray's sockets are below RAY_TMPDIR, and the path of a socket may have 107 bytes at most.
     folder = tempfile.mkdtemp(prefix="cs", dir="/tmp")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HOME", f"{folder}/home")
@@ -29,7 +27,7 @@ def ray_environment() -> Iterator[dict[str, str]]:
         for name in ("RAY_ADDRESS", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
             patch.delenv(name, raising=False)
         if os.environ.get("PYTHONDONTWRITEBYTECODE"):
-            # A worker group compiles 10 s of modules, each time anew.
+            # Without bytecode, every worker group would compile modules for 10 s.
             patch.delenv("PYTHONDONTWRITEBYTECODE")
             patch.setenv("PYTHONPYCACHEPREFIX", f"{tempfile.gettempdir()}/cope-sweep-pycache-{os.getuid()}")
         (Path(folder) / "home").mkdir()
@@ -40,12 +38,14 @@ def ray_environment() -> Iterator[dict[str, str]]:
 
 @pytest.fixture(scope="session")
 def cluster(ray_environment: dict[str, str]) -> Iterator[str]:
-    """Two nodes with one CPU each; this process is connected to them. Yields the address."""
+    """The address of a cluster of two nodes with one CPU each. This process is connected to it."""
     import ray
     from ray.cluster_utils import Cluster
 
-    nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": True})
-    nodes.add_node(num_cpus=1)
+    # Ray's default ports may be those of another cluster on this machine.
+    head = {"num_cpus": 1, "include_dashboard": True, "dashboard_port": free_port()}
+    nodes = Cluster(initialize_head=True, head_node_args=head | {"dashboard_agent_listen_port": free_port()})
+    nodes.add_node(num_cpus=1, dashboard_agent_listen_port=free_port())
     ray.init(address=nodes.address, log_to_driver=False)
     yield nodes.address
     ray.shutdown()
@@ -57,7 +57,7 @@ def ledger(tmp_path: Path) -> Ledger:
     return Ledger(tmp_path / "store", create=True)
 
 
-@pytest.fixture(params=["local", "ray"])
+@pytest.fixture(params=["local", pytest.param("ray", marks=pytest.mark.slow)])
 def executor(request: pytest.FixtureRequest) -> Executor:
     if request.param == "local":
         return run_local
@@ -67,33 +67,6 @@ def executor(request: pytest.FixtureRequest) -> Executor:
     return run_on_ray
 
 
-def seeds(count: int, **overrides: object) -> list[RunSpec]:
-    return [tiny_run(seed=seed, **overrides) for seed in range(count)]
-
-
-ONE_GROUP = Resources(groups=1, device="cpu", checkpoint_every_s=0.2)
-
-
-class Heard(list[Event]):
-    """Events in order; sets `stop` when `until` says so."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stop = threading.Event()
-        self.times_s: list[float] = []
-
-    def __call__(self, event: Event) -> None:
-        self.append(event)
-        self.times_s.append(time.monotonic())
-
-    def of(self, run: RunSpec) -> list[Event]:
-        return [event for event in self if event.run_id == run.run_id]
-
-    def ends(self) -> list[tuple[str, str]]:
-        """(run id, status) of the events that end runs, in order."""
-        return [(event.run_id, event.status) for event in self if event.status not in ("running", "pending")]
-
-
 @pytest.fixture
-def heard() -> Heard:
-    return Heard()
+def events() -> EventLog:
+    return EventLog()

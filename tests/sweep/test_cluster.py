@@ -1,10 +1,10 @@
-"""Connecting, and how much a cluster holds."""
+"""Connection to a cluster, and how many groups it holds. Without a cluster; test_schedule has one."""
 
 import logging
 import os
 import socket
+import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -12,8 +12,9 @@ import ray
 
 from cope_sweep.spec import Resources
 from cope_sweep.sweep import cluster
-from cope_sweep.sweep.cluster import Capacity, capacity, connected
+from cope_sweep.sweep.cluster import RAY_MESSAGES_THREAD, Capacity, capacity, connected, usable_cpus, within
 from cope_sweep.sweep.executor import ClusterError
+from tests.sweep.ports import free_port
 
 
 def nodes(*resources: dict[str, float]) -> list[dict[str, object]]:
@@ -48,10 +49,24 @@ def test_no_room_names_what_is_wanted_and_what_is_there(monkeypatch: pytest.Monk
         capacity(Resources(cpus=4))
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def test_gpus_are_named_where_they_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray, "nodes", lambda: nodes({"CPU": 2, "GPU": 1}))
+    with pytest.raises(ClusterError, match="with 1 CPUs and 2 GPUs each"):
+        capacity(Resources(gpus=2))
+
+
+def test_usable_cpus_are_those_of_the_affinity() -> None:
+    assert 1 <= usable_cpus() <= len(os.sched_getaffinity(0))
+
+
+def test_within_returns_raises_and_gives_up() -> None:
+    assert within(60, lambda: 7) == 7
+    with pytest.raises(KeyError):
+        within(60, lambda: {}["missing"])
+    released = threading.Event()
+    with pytest.raises(TimeoutError, match="no answer within 0.01 s"):
+        within(0.01, lambda: released.wait(60))
+    released.set()
 
 
 @pytest.mark.parametrize(
@@ -69,22 +84,20 @@ def test_an_address_without_a_cluster(
 ) -> None:
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "shutdown", lambda: None)
-    started = time.monotonic()
     with pytest.raises(ClusterError, match=message), connected(address, tmp_path / "ray.log"):
         pass
-    assert time.monotonic() - started < 15
 
 
 def test_a_port_that_answers_but_is_no_cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(cluster, "CONNECT_S", 0.3)
+    monkeypatch.setattr(cluster, "CONNECT_TIMEOUT_S", 0.3)
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "shutdown", lambda: None)
     released = threading.Event()
-    monkeypatch.setattr(ray, "init", lambda **_: released.wait(20))
+    monkeypatch.setattr(ray, "init", lambda **_: released.wait(60))
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
         with (
-            pytest.raises(ClusterError, match=r"did not let us in within .*one of its nodes"),
+            pytest.raises(ClusterError, match=r"did not accept the connection within .*one of its nodes"),
             connected(address, tmp_path / "ray.log"),
         ):
             pass
@@ -94,13 +107,15 @@ def test_a_port_that_answers_but_is_no_cluster(monkeypatch: pytest.MonkeyPatch, 
 @pytest.mark.parametrize(
     ("error", "message"),
     [
-        ("AuthenticationError: token missing", "export RAY_AUTH_MODE=token"),
-        ("Version mismatch: 3.11 and 3.12", "Version mismatch: 3.11 and 3.12; see `ray status`"),
+        (ray.exceptions.AuthenticationError("token missing"), "token missing.*; export RAY_AUTH_MODE=token, and put"),
+        (RuntimeError("\nVersion mismatch: 3.11 and 3.12\nmore"), "Version mismatch: 3.11 and 3.12; see `ray status`"),
     ],
 )
-def test_a_cluster_that_refuses(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: str, message: str) -> None:
+def test_a_cluster_that_refuses(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: Exception, message: str
+) -> None:
     def refuse(**_: object) -> None:
-        raise RuntimeError(f"\n{error}\nmore")
+        raise error
 
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "shutdown", lambda: None)
@@ -111,20 +126,40 @@ def test_a_cluster_that_refuses(monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
             pass
 
 
-def test_rays_log_goes_to_a_file_and_comes_back(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_ray_that_cannot_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def refuse(**_: object) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
+    monkeypatch.setattr(ray, "init", refuse)
+    message = "Ray cannot start here: no space left; --local works without Ray"
+    with pytest.raises(ClusterError, match=message), connected(None, tmp_path / "ray.log"):
+        pass
+
+
+def test_what_ray_logs_and_prints_goes_to_a_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(ray, "is_initialized", lambda: True)
     logger = logging.getLogger("ray")
-    before = logger.handlers[:], logger.propagate
+    before = logger.handlers[:], logger.propagate, sys.stdout
     with connected(None, tmp_path / "logs" / "ray.log"):
         logging.getLogger("ray.tune.tune").warning("a trial")
-        ray._private.worker.print_to_stdstream({"lines": ["a node died"]}, ignore_prefix=False)
-    assert (logger.handlers, logger.propagate) == before
+        thread = threading.Thread(target=print, args=("a node died",), name=RAY_MESSAGES_THREAD)
+        thread.start()
+        thread.join()
+        sys.stdout.write("a table\n")
+        assert sys.stdout.isatty() is before[2].isatty()
+    assert (logger.handlers, logger.propagate, sys.stdout) == before
     text = (tmp_path / "logs" / "ray.log").read_text()
     assert "a trial" in text
     assert "a node died" in text
+    assert capsys.readouterr().out == "a table\n"
 
 
-def test_a_cluster_of_our_own_leaves_authentication_as_it_was(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_new_cluster_changes_no_authentication_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_ADDRESS"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))

@@ -1,26 +1,29 @@
-"""`submit`, against a real `ray start --head` that asks for a token; and what is said where it cannot be."""
+"""Submission of sweeps as Ray jobs: to a cluster with token authentication, and to scripted dashboards."""
 
 import contextlib
+import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
-import time
+import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 
 import psutil
 import pytest
 
 from cope_sweep.record import Ledger
+from cope_sweep.sweep import submit as submit_module
+from cope_sweep.sweep.cluster import connection_error
 from cope_sweep.sweep.executor import ClusterError
 from cope_sweep.sweep.submit import JobOutcome, entrypoint, submit
+from tests.sweep.ports import free_port
+from tests.sweep.runs import wait_until
 
 ROOT = Path(__file__).parents[2]
 TOKEN = "a" * 64
@@ -45,12 +48,6 @@ class Head:
     """A checkout of this project, with ablations of its own."""
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 @pytest.fixture(scope="module")
 def head(ray_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Head]:
     tree = tmp_path_factory.mktemp("tree")
@@ -58,23 +55,20 @@ def head(ray_environment: dict[str, str], tmp_path_factory: pytest.TempPathFacto
     for name, steps, lr in (("good", 6, "1e-3"), ("bad", 300, "1e20"), ("long", 1_000_000, "1e-3")):
         (tree / f"{name}.yaml").write_text(ABLATION.replace("STEPS", str(steps)).replace("LR", lr))
     port, dashboard = free_port(), free_port()
-    # A folder of its own: `ray start` counts the clusters below RAY_TMPDIR as one machine's.
+    # A folder of its own, because `ray start` takes clusters below the same RAY_TMPDIR for one.
     folder = tempfile.mkdtemp(prefix="ch", dir="/tmp")
     environment = ray_environment | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN, "RAY_TMPDIR": folder}
-    # The agent's default port may be another cluster's on this machine; without an agent there are no jobs.
+    # Ray's default ports may be those of another cluster on this machine.
     options = [f"--port={port}", f"--dashboard-port={dashboard}", f"--dashboard-agent-listen-port={free_port()}"]
+    options += [f"--ray-client-server-port={free_port()}"]
     options += ["--num-cpus=1", "--disable-usage-stats"]
     process = subprocess.Popen(
         [str(Path(sys.executable).with_name("ray")), "start", "--head", "--block", *options],
         env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
     try:
-        until = time.monotonic() + 60
-        while time.monotonic() < until:
-            with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", dashboard)) == 0:
-                    break
-            time.sleep(0.2)
+        wait_until(lambda: process.poll() is not None or connection_error("127.0.0.1", dashboard) is None)
+        assert process.poll() is None
         yield Head(f"http://127.0.0.1:{dashboard}", tree)
     finally:
         family = psutil.Process(process.pid).children(recursive=True)
@@ -95,53 +89,250 @@ def run(head: Head, name: str, store: Path, *more: str, **options: object) -> tu
     return outcome, lines
 
 
-def test_a_job_trains_streams_its_log_and_ends_with_the_sweeps_own_code(head: Head, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_a_job_trains_and_its_log_and_exit_code_are_passed_on(head: Head, tmp_path: Path) -> None:
     outcome, lines = run(head, "good", tmp_path)
     assert outcome == JobOutcome(outcome.job_id, "SUCCEEDED", 0), lines
     assert any("finished" in line for line in lines)
     assert [folder.status for folder in Ledger(tmp_path).runs()] == ["finished"]
 
 
+@pytest.mark.slow
 def test_failed_runs_are_exit_code_1(head: Head, tmp_path: Path) -> None:
     outcome, lines = run(head, "bad", tmp_path)
     assert (outcome.status, outcome.exit_code, outcome.message) == ("FAILED", 1, None), lines
     assert any("Diverged" in line for line in lines)
 
 
+@pytest.mark.slow
 def test_bad_input_is_exit_code_2(head: Head, tmp_path: Path) -> None:
     outcome, _ = run(head, "good", tmp_path, "--set", "model.heads=3")
     assert outcome.exit_code == 2
 
 
-def test_ctrl_c_stops_the_job_and_leaves_the_run_to_resume(
-    head: Head, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def press_when_it_trains() -> None:
-        while not any(folder.curve() for folder in Ledger(tmp_path).runs()):
-            time.sleep(0.1)
-        os.kill(os.getpid(), signal.SIGINT)
+@pytest.mark.slow
+def test_ctrl_c_stops_the_job_and_leaves_the_run_to_resume(head: Head, tmp_path: Path) -> None:
+    returned = threading.Event()
 
-    Thread(target=press_when_it_trains, daemon=True).start()
-    outcome, lines = run(head, "long", tmp_path)
-    assert outcome.exit_code == 130
-    assert outcome.status == "STOPPED"
+    def interrupt_when_it_trains() -> None:
+        while not returned.wait(0.1):
+            if any(folder.curve() for folder in Ledger(tmp_path).runs()):
+                os.kill(os.getpid(), signal.SIGINT)
+                return
+
+    thread = threading.Thread(target=interrupt_when_it_trains)
+    thread.start()
+    try:
+        outcome, lines = run(head, "long", tmp_path)
+    finally:
+        returned.set()
+        thread.join()
+    assert (outcome.status, outcome.exit_code) == ("STOPPED", 130), lines
     assert any(line.startswith("stopping job") for line in lines)
     (folder,) = Ledger(tmp_path).runs()
+    # The workers may end a little later than the job.
+    wait_until(lambda: folder.status != "running")
     assert folder.status == "interrupted"
     assert folder.resume.exists()
 
 
+@pytest.mark.slow
 def test_without_following_it_returns_at_once(head: Head, tmp_path: Path) -> None:
     outcome, lines = run(head, "good", tmp_path, follow=False)
     assert (outcome.status, outcome.exit_code, lines) == ("SUBMITTED", 0, [])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("token", "message"), [(None, "asks for a token"), ("b" * 64, "does not accept the token")])
-def test_the_token_is_asked_for(head: Head, monkeypatch: pytest.MonkeyPatch, token: str | None, message: str) -> None:
+def test_a_token_is_required(head: Head, monkeypatch: pytest.MonkeyPatch, token: str | None, message: str) -> None:
     monkeypatch.setenv("HOME", "/nowhere")
     monkeypatch.delenv("RAY_AUTH_MODE")
     with pytest.raises(ClusterError, match=f"{message}.*RAY_AUTH_TOKEN"):
         submit(["list"], address=head.address, working_dir=head.tree, token=token)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("source", ["RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "~/.ray/auth_token"])
+def test_the_token_is_that_of_ray(head: Head, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, source: str) -> None:
+    monkeypatch.delenv("RAY_AUTH_MODE")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    file = tmp_path / ".ray" / "auth_token"
+    file.parent.mkdir()
+    if source == "RAY_AUTH_TOKEN":
+        monkeypatch.setenv(source, TOKEN)
+    else:
+        file.write_text(f"{TOKEN}\n")
+        if source == "RAY_AUTH_TOKEN_PATH":
+            monkeypatch.setenv(source, str(file.rename(tmp_path / "token")))
+    outcome = submit(["list"], address=head.address, working_dir=head.tree, follow=False)
+    assert outcome.status == "SUBMITTED"
+
+
+@dataclass
+class Dashboard:
+    """A dashboard with one job, which answers as its fields say. Ray's own client talks to it."""
+
+    statuses: list[str] = field(default_factory=lambda: ["SUCCEEDED"])
+    """The status of the job at each request; the last one stays. "500" is an error of the server."""
+    refusals: int = 0
+    """How often the submission is refused because no agent is available."""
+    refusal: str = "No available agent to submit job, please try again later."
+    stop_refusals: int = 0
+    """How often the request to stop is refused."""
+    interrupt_at: int = 0
+    """The request for the status at which Ctrl-C is pressed."""
+    exit_code: int | None = None
+    version: bytes = b'{"version": "4", "ray_version": "2.60.0", "ray_commit": "", "session_name": ""}'
+    submitted: int = 0
+    stopped: int = 0
+    asked: int = 0
+
+    def answer(self, method: str, path: str) -> tuple[int, bytes]:
+        match method, path.removeprefix("/api/").split("/"):
+            case "GET", ["version"]:
+                return 200, self.version
+            case "GET", ["packages", *_]:
+                return 200, b""  # the package is there
+            case "POST", ["jobs", ""]:
+                self.submitted += 1
+                if self.submitted <= self.refusals:
+                    return 500, self.refusal.encode()
+                return 200, b'{"job_id": "job-1", "submission_id": "job-1"}'
+            case "POST", ["jobs", "job-1", "stop"]:
+                self.stopped += 1
+                if self.stopped <= self.stop_refusals:
+                    return 500, b"busy"
+                self.statuses = ["STOPPED"]
+                return 200, b'{"stopped": true}'
+            case "GET", ["jobs", "job-1"]:
+                self.asked += 1
+                if self.asked == self.interrupt_at:
+                    os.kill(os.getpid(), signal.SIGINT)
+                status = self.statuses.pop(0) if len(self.statuses) > 1 else self.statuses[0]
+                if status == "500":
+                    return 500, b"busy"
+                job = {"type": "SUBMISSION", "submission_id": "job-1", "status": status, "entrypoint": ""}
+                return 200, json.dumps(job | {"driver_exit_code": self.exit_code, "message": "a message"}).encode()
+            case "GET", ["jobs", "job-1", "logs"]:
+                return 200, json.dumps({"logs": "first\nsecond"}).encode()
+        return 500, b"no log to follow"
+
+
+@pytest.fixture
+def dashboard(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Dashboard, str]]:
+    monkeypatch.setattr(submit_module, "POLL_INTERVAL_S", 0.01)
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    scripted = Dashboard()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            code, body = scripted.answer(self.command, self.path)
+            self.send_response(code)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        do_POST = do_GET
+
+        def log_message(self, *_: object) -> None: ...
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield scripted, f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A working tree that looks like a checkout."""
+    (tmp_path / "tree" / "cope_sweep").mkdir(parents=True)
+    return tmp_path / "tree"
+
+
+def test_a_submission_is_repeated_until_the_cluster_has_an_agent(dashboard: tuple[Dashboard, str], tree: Path) -> None:
+    scripted, address = dashboard
+    scripted.refusals = 2
+    lines: list[str] = []
+    assert submit(["list"], address=address, working_dir=tree, on_line=lines.append) == JobOutcome(
+        "job-1", "SUCCEEDED", 0
+    )
+    assert scripted.submitted == 3
+    assert lines == ["first", "second"]
+
+
+def test_another_refusal_is_an_error(dashboard: tuple[Dashboard, str], tree: Path) -> None:
+    scripted, address = dashboard
+    scripted.refusals, scripted.refusal = 1, "the job is invalid"
+    with pytest.raises(ClusterError, match="the cluster refused the job: .*the job is invalid"):
+        submit(["list"], address=address, working_dir=tree)
+    assert scripted.submitted == 1
+
+
+def test_a_cluster_that_never_has_an_agent_is_an_error(
+    dashboard: tuple[Dashboard, str], tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(submit_module, "AGENT_TIMEOUT_S", 0.05)
+    scripted, address = dashboard
+    scripted.refusals = 10**9
+    with pytest.raises(ClusterError, match="the cluster refused the job: .*No available agent"):
+        submit(["list"], address=address, working_dir=tree)
+
+
+def test_a_stop_request_is_repeated_until_it_is_accepted(dashboard: tuple[Dashboard, str], tree: Path) -> None:
+    scripted, address = dashboard
+    scripted.statuses, scripted.interrupt_at, scripted.stop_refusals = ["RUNNING"], 3, 2
+    lines: list[str] = []
+    outcome = submit(["list"], address=address, working_dir=tree, on_line=lines.append)
+    assert outcome == JobOutcome("job-1", "STOPPED", 130)
+    assert scripted.stopped == 3
+    assert lines == ["stopping job job-1: its runs write checkpoints first"]
+
+
+def test_a_job_that_cannot_be_stopped_is_reported(
+    dashboard: tuple[Dashboard, str], tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(submit_module, "STOP_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(submit_module, "KILL_TIMEOUT_S", 0.05)
+    scripted, address = dashboard
+    scripted.statuses, scripted.interrupt_at, scripted.stop_refusals = ["RUNNING"], 1, 10**9
+    outcome = submit(["list"], address=address, working_dir=tree)
+    assert (outcome.status, outcome.exit_code) == ("RUNNING", 130)
+    assert "ray job stop job-1" in str(outcome.message)
+
+
+def test_a_dashboard_may_fail_to_answer_for_a_while(dashboard: tuple[Dashboard, str], tree: Path) -> None:
+    scripted, address = dashboard
+    scripted.statuses = ["RUNNING", "500", "500", "SUCCEEDED"]
+    assert submit(["list"], address=address, working_dir=tree).status == "SUCCEEDED"
+
+
+def test_a_lost_dashboard_is_an_error(
+    dashboard: tuple[Dashboard, str], tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(submit_module, "ANSWER_TIMEOUT_S", 0.05)
+    scripted, address = dashboard
+    scripted.statuses = ["RUNNING", "500"]
+    with pytest.raises(ClusterError, match=r"dashboard has not answered .*busy.*; job job-1 may still be running"):
+        submit(["list"], address=address, working_dir=tree)
+
+
+@pytest.mark.parametrize(
+    ("status", "exit_code", "expected"),
+    [
+        ("FAILED", 1, JobOutcome("job-1", "FAILED", 1)),
+        ("FAILED", 2, JobOutcome("job-1", "FAILED", 2)),
+        ("FAILED", None, JobOutcome("job-1", "FAILED", 1, "a message")),
+        ("STOPPED", None, JobOutcome("job-1", "STOPPED", 130)),
+    ],
+)
+def test_outcomes(
+    dashboard: tuple[Dashboard, str], tree: Path, status: str, exit_code: int | None, expected: JobOutcome
+) -> None:
+    scripted, address = dashboard
+    scripted.statuses, scripted.exit_code = [status], exit_code
+    assert submit(["list"], address=address, working_dir=tree) == expected
 
 
 def test_nothing_answers() -> None:
@@ -149,25 +340,23 @@ def test_nothing_answers() -> None:
         submit(["list"], address=f"127.0.0.1:{free_port()}", working_dir=ROOT)
 
 
-def test_something_else_answers() -> None:
-    class Other(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(b"hello")
-
-        def log_message(self, *_: object) -> None: ...
-
-    server = HTTPServer(("127.0.0.1", 0), Other)
-    Thread(target=server.serve_forever, daemon=True).start()
+@pytest.mark.parametrize("version", [b"hello", b"{}", b"[]"])
+def test_another_service_answers(dashboard: tuple[Dashboard, str], version: bytes) -> None:
+    scripted, address = dashboard
+    scripted.version = version
     with pytest.raises(ClusterError, match="is no Ray dashboard"):
-        submit(["list"], address=f"127.0.0.1:{server.server_port}", working_dir=ROOT)
-    server.shutdown()
+        submit(["list"], address=address, working_dir=ROOT)
+
+
+@pytest.mark.parametrize("address", ["ray://127.0.0.1:10001", "http://"])
+def test_an_address_that_is_none(address: str) -> None:
+    with pytest.raises(ClusterError, match="is not the address of a Ray dashboard"):
+        submit(["list"], address=address, working_dir=ROOT)
 
 
 def test_not_a_checkout(tmp_path: Path) -> None:
     with pytest.raises(ClusterError, match="not a checkout of this project"):
-        submit(["list"], address="127.0.0.1:8265", working_dir=tmp_path)
+        submit(["list"], address=f"127.0.0.1:{free_port()}", working_dir=tmp_path)
 
 
 def test_the_entrypoint_falls_back_to_the_nodes_python() -> None:

@@ -1,0 +1,90 @@
+"""Plugin modules on a cluster."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cope_sweep.record import Ledger
+from cope_sweep.registry import PluginError
+from cope_sweep.sweep.plugins import plugin_runtime_env
+
+ROOT = Path(__file__).parents[2]
+ENCODING = """
+from typing import Literal
+
+from cope_sweep.positions import ENCODINGS
+
+
+@ENCODINGS.register
+class Renamed(ENCODINGS["absolute"]):
+    kind: Literal["renamed"] = "renamed"
+"""
+DRIVER = """
+import sys, threading
+from cope_sweep.record import Ledger
+from cope_sweep.registry import load_plugins
+from cope_sweep.spec import Resources
+from cope_sweep.sweep.schedule import run_on_ray
+from tests.tiny import tiny_run
+
+plugins = ["renamed_position.encoding", "renamed_single_file"]
+load_plugins(plugins)
+runs = [tiny_run(**{"model.position": [{"kind": kind}]}) for kind in ("renamed", "single_file")]
+run_on_ray(runs, Ledger(sys.argv[1]), Resources(groups=1, device="cpu"), on_event=lambda event: None,
+           stop=threading.Event(), plugins=plugins, address=sys.argv[2])
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder outside of the checkout, which modules can be imported from."""
+    folder = tmp_path.resolve() / "plugins"
+    folder.mkdir()
+    monkeypatch.syspath_prepend(str(folder))
+    return folder
+
+
+def test_modules_outside_of_distributions_are_shipped(folder: Path) -> None:
+    (folder / "plugin_file.py").write_text("")
+    (folder / "plugin_package").mkdir()
+    (folder / "plugin_package" / "__init__.py").write_text("")
+    (folder / "plugin_package" / "first.py").write_text("")
+    (folder / "plugin_package" / "second.py").write_text("")
+    environment = plugin_runtime_env(["plugin_file", "plugin_package.first", "plugin_package.second"])
+    assert environment == {"py_modules": [str(folder / "plugin_file.py"), str(folder / "plugin_package")]}
+
+
+def test_installed_modules_are_not_shipped() -> None:
+    assert plugin_runtime_env(["cachetools", "json", "sys"]) == {}
+    assert plugin_runtime_env([]) == {}
+
+
+def test_a_missing_module_is_an_error() -> None:
+    with pytest.raises(PluginError, match="the plugin no_such_plugin cannot be imported"):
+        plugin_runtime_env(["no_such_plugin"])
+
+
+@pytest.mark.slow
+def test_workers_train_with_plugins_from_another_folder(
+    cluster: str, ray_environment: dict[str, str], folder: Path, tmp_path: Path
+) -> None:
+    """The nodes of the cluster do not have the folder in their path."""
+    (folder / "renamed_position").mkdir()
+    (folder / "renamed_position" / "__init__.py").write_text("")
+    (folder / "renamed_position" / "encoding.py").write_text(ENCODING)
+    (folder / "renamed_single_file.py").write_text(ENCODING.replace("renamed", "single_file"))
+    path = os.pathsep.join([str(ROOT), ray_environment.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, "-c", DRIVER, str(tmp_path / "store"), cluster],
+        env=ray_environment | {"PYTHONPATH": path},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    folders = Ledger(tmp_path / "store").runs()
+    assert [run.status for run in folders] == ["finished", "finished"]
