@@ -44,7 +44,7 @@ TokenIds = Sequence[int] | np.ndarray
 
 
 class TokensError(UserError, ValueError):
-    """Token ids that a model cannot score. The message names them and says what the model accepts."""
+    """Token ids that a model cannot score. The message names them and the ids that the model accepts."""
 
 
 @dataclass(frozen=True)

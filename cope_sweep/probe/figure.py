@@ -1,7 +1,7 @@
 """Heatmaps of a probe: gates, positions, position-only attention and attention of each head, drawn with matplotlib.
 
 The heatmaps follow the paper's figures of attention maps and gates: a row per query, a column per key, and a black plus
-on the diagonal for each marked token. `head_figures` computes what is drawn; `svg` draws it.
+on the diagonal for each marked token. `head_figures` computes the data; `svg` draws them.
 
 Shapes: T tokens; index [i, j] is query i and key j ≤ i.
 """
@@ -71,7 +71,7 @@ class HeadFigure:
 
 
 def head_figures(probe: Probe, marks: TokenMarks, statistics: Sequence[HeadStatistics] = ()) -> list[HeadFigure]:
-    """What is drawn of each layer and head of the probe.
+    """The data to draw for each layer and head of the probe.
 
     `statistics` and the first of `marks` make the summaries. Raises ProbeError where nothing is selected, or where the
     heatmaps have more than MAX_CELLS cells.
@@ -167,7 +167,9 @@ def svg(heads: Sequence[HeadFigure], labels: Sequence[str], marked: np.ndarray, 
             for column, heatmap in enumerate(head.heatmaps):
                 left = LEFT + column * (SIDE + GAP)
                 box = (left / width, (top - TOP - SIDE) / height, SIDE / width, SIDE / height)
-                _draw(figure.add_axes(box), heatmap, labels, marked, gid=f"{id_prefix}{row}-{column}")
+                axes = figure.add_axes(box)
+                _draw(axes, heatmap, labels, marked, gid=f"{id_prefix}{row}-{column}")
+                axes.tick_params(labelleft=column == 0)  # the heatmaps of a head share their rows
         stream = io.StringIO()
         figure.savefig(stream, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
     return stream.getvalue()

@@ -42,7 +42,7 @@ SCRATCH_BYTES = 64 << 20
 
 
 class ProbeError(TokensError):
-    """A probe request that cannot be answered. The message says why, and what can be requested."""
+    """A probe request that cannot be answered. The message has the reason and the possible values."""
 
 
 @dataclass(frozen=True)

@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
-from jinja2 import Environment, PackageLoader
+from jinja2 import Environment
 from markupsafe import Markup
 
 from cope_sweep.probe.figure import HeadFigure, first_mark, head_figures, printable, svg
 from cope_sweep.probe.heads import HeadStatistics, TokenMarks
 from cope_sweep.probe.matrices import Probe
+
+TEMPLATE = Path(__file__).with_name("page.html.jinja")
 
 
 def page(
@@ -42,9 +45,7 @@ def page(
                 "matrices": [_matrix(f"{index}-0-{column}", head, column) for column in range(len(head.heatmaps))],
             }
         )
-    template = Environment(loader=PackageLoader("cope_sweep.probe", "."), autoescape=True).get_template(
-        "page.html.jinja"
-    )
+    template = Environment(autoescape=True).from_string(TEMPLATE.read_text(encoding="utf-8"))
     mark = printable(next(iter(marks), ""))
     return template.render(title=printable(title), labels=list(labels), mark=mark, sections=sections)
 

@@ -19,7 +19,7 @@ SHUTDOWN_TIMEOUT_S = 5
 
 
 class BindError(Exception):
-    """The server cannot listen on the address. The message says why, and how to choose another."""
+    """The server cannot listen on the address. The message has the reason and an alternative."""
 
 
 def serve(settings: Settings) -> int:

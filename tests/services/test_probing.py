@@ -64,10 +64,10 @@ def test_only_the_requested_matrices(client: httpx.Client, sample: SampleStore) 
     assert set(head) == {"layer", "head", "encodings"}
     assert "gates" in head["encodings"][0]
     assert "scores" not in head["encodings"][0]
-    [head] = ask(client, sample.ids[0], heads=[0], matrices=[], marks={"mine": [0, 3]})["heads"]
+    [head] = ask(client, sample.ids[0], heads=[0], matrices=[], marks={"own": [0, 3]})["heads"]
     [cope] = head["encodings"]
     assert set(cope) == {"kind", "limit", "clamped", "position_mean", "position_max", "marks"}
-    assert (cope["marks"]["mine"]["tokens_on"], cope["marks"]["mine"]["tokens_off"]) == (2, 6)
+    assert (cope["marks"]["own"]["tokens_on"], cope["marks"]["own"]["tokens_off"]) == (2, 6)
 
 
 def test_a_model_without_gates_has_only_attention(client: httpx.Client, sample: SampleStore) -> None:
@@ -88,7 +88,7 @@ def test_a_model_without_gates_has_only_attention(client: httpx.Client, sample: 
         ({"heads": [2]}, "there is no head 2: this model has heads 0 … 1"),
         ({"heads": [-1]}, "body.heads[0]: input should be greater than or equal to 0"),
         ({"matrices": ["keys"]}, "body.matrices[0]: input should be 'gates'"),
-        ({"marks": {"mine": [8]}}, "marks.mine: there is no token 8: the sequence has tokens 0 … 7"),
+        ({"marks": {"own": [8]}}, "marks.own: there is no token 8: the sequence has tokens 0 … 7"),
         ({"marks": {str(i): [] for i in range(17)}}, "body.marks: dictionary should have at most 16 items"),
         ({"text": "hello"}, "body.text: extra inputs are not permitted"),
     ],

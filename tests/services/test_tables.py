@@ -36,19 +36,19 @@ def get(client: httpx.Client, path: str, status: int = 200, **kwargs: Any) -> An
 def test_a_format_is_chosen_by_name_or_by_accept_header(
     client: httpx.Client, sample: SampleStore, output_format: str, media: str, method: str
 ) -> None:
-    wanted = getattr(table(sample.plan, sample.ledger), method)()
+    expected = getattr(table(sample.plan, sample.ledger), method)()
     named = client.get(f"{API}/ablations/tiny/table?format={output_format}")
     accepted = client.get(f"{API}/ablations/tiny/table", headers={"accept": f"{media};q=0.9, application/json;q=0.1"})
     for response in (named, accepted):
-        assert response.text == wanted
+        assert response.text == expected
         assert response.headers["content-type"].split(";")[0] == media
 
 
 def test_the_default_format_is_json(client: httpx.Client, sample: SampleStore) -> None:
-    wanted = table(sample.plan, sample.ledger).to_json()
-    assert get(client, "/ablations/tiny/table") == wanted
-    assert get(client, "/ablations/tiny/table?format=json", headers={"accept": "text/csv"}) == wanted
-    assert wanted["rows"][0]["counts"]["failed"] == 1
+    expected = table(sample.plan, sample.ledger).to_json()
+    assert get(client, "/ablations/tiny/table") == expected
+    assert get(client, "/ablations/tiny/table?format=json", headers={"accept": "text/csv"}) == expected
+    assert expected["rows"][0]["counts"]["failed"] == 1
 
 
 def test_a_browser_gets_html(client: httpx.Client) -> None:
