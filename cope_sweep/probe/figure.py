@@ -151,7 +151,8 @@ def svg(heads: Sequence[HeadFigure], labels: Sequence[str], marked: np.ndarray, 
         heads: The rows, at least one.
         labels: The text of each token.
         marked: Indices of the tokens that get a plus.
-        id_prefix: Prefix of the ids of the images; heatmap c of row r has the id `{id_prefix}{r}-{c}`.
+        id_prefix: Prefix of the ids of the images; heatmap c of row r has the id `{id_prefix}{r}-{c}`, its marks have
+            `{id_prefix}{r}-{c}-marks`.
     """
     row_height = TOP + SIDE + BOTTOM
     width = LEFT + max(len(head.heatmaps) for head in heads) * (SIDE + GAP)
@@ -206,4 +207,6 @@ def _draw(axes: Axes, heatmap: Heatmap, labels: Sequence[str], marked: np.ndarra
         markersize=min(max(1.5 * 72 * SIDE / T, 5), 9),
         markeredgewidth=1,
         path_effects=[withStroke(linewidth=2.5, foreground="white")],
+        clip_on=False,
+        gid=f"{gid}-marks",
     )
