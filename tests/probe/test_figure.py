@@ -80,10 +80,13 @@ def test_each_cell_has_the_colour_of_its_value(one_head):
     assert sorted(drawn) == ["0-0", "0-1", "0-2", "0-3"]
     for heatmap, pixels in zip(head_figures(one_head, MARKS)[0].heatmaps, drawn.values(), strict=True):
         assert pixels.shape == (T, T, 4)
-        expected = mpl.colormaps[heatmap.colours](heatmap.values_TT / heatmap.maximum)
+        colours = mpl.colormaps[heatmap.colours]
+        expected = colours(heatmap.values_TT / heatmap.maximum)
         beyond = heatmap.values_TT > (heatmap.limit or np.inf)
         expected[beyond] = mpl.colors.to_rgba(figure.BEYOND_LIMIT_COLOUR)
-        np.testing.assert_allclose(pixels[LOWER], expected[LOWER], atol=0.5 / 255 + 1e-6)  # 8 bits per channel
+        # The colour of the value or of the next one in the map, and 8 bits per channel.
+        step = np.abs(np.diff(colours(np.arange(colours.N)), axis=0)).max()
+        np.testing.assert_allclose(pixels[LOWER], expected[LOWER], atol=step + 1 / 255)
         assert (pixels[np.triu_indices(T, 1)] == 1).all()
 
 
