@@ -1,5 +1,9 @@
-"""Errors that a user can put right."""
+"""The base class of errors that a user can correct."""
 
 
 class UserError(Exception):
-    """Something outside the program is wrong: the message says what, where, and the way out. Commands exit with 2."""
+    """An error in the user's input, files or environment.
+
+    The message says what is wrong, where it is, and how to correct it. A command prints it as one line and exits with
+    code 2; the REST service maps it to a status and a JSON body.
+    """

@@ -1,14 +1,14 @@
-"""What a checkpoint says about token ids, or about a text: log-probabilities and perplexity, in numpy.
+"""Log-probabilities and perplexity of token ids and texts under a checkpoint, as numpy arrays and numbers.
 
     log p(token t | tokens < t),  perplexity = exp(−Σ log p / n),  bits per token = −Σ log p / (n·ln 2)
 
-The first token of a sequence has nothing before it: it is given, never scored. So a sequence of T tokens has n = T − 1
-scored ones, and entry 0 of its log-probabilities is NaN. A text begins with the token that ends the text before, as in
-training, and all of it is scored.
+The first token of a sequence has no context: it is an input and is not scored. A sequence of T tokens has n = T − 1
+scored tokens, and entry 0 of its log-probabilities is NaN. A text is preceded by the end-of-text token, as in training,
+so every token of the text is scored.
 
-Attention is causal, so padding on the right changes nothing to its left: sequences of any lengths share a batch. Long
-sequences go through in windows that a cache of keys and values joins, so memory is bounded by the caches. Batching and
-windows change results by rounding only, and the same call gives the same bits.
+Attention is causal, so padding on the right does not change the results on its left: sequences of different lengths
+share a batch. Long sequences are processed in windows with a cache of keys and values, so the cache determines the
+memory. Batching and windows change results by rounding errors only. The same call gives the same bits.
 
 Shapes: B sequences, T tokens, W tokens of a window, V vocabulary.
 """
@@ -33,35 +33,35 @@ from cope_sweep.text import TOKENIZER_FILE, TextError, TextTokenizer
 from cope_sweep.text.reading import chunks
 
 BATCH_TOKENS = 8192
-"""Tokens in a batch, padding included; a longer sequence is a batch of its own."""
+"""Limit for the tokens of a batch, including padding. A longer sequence is a batch of its own."""
 SCRATCH_BYTES = 256 << 20
-"""What logits and attention may take at a time, about. It sets the window."""
+"""Approximate memory for logits and attention. It determines the window."""
 
-TOGETHER = 64
-"""Windows of a text that are scored side by side."""
+WINDOWS_PER_CALL = 64
+"""Windows of a text that are scored in one call."""
 
 TokenIds = Sequence[int] | np.ndarray
 
 
 class TokensError(UserError, ValueError):
-    """Token ids that a model cannot score; the message says which, and what it takes."""
+    """Token ids that a model cannot score. The message names them and the ids that the model accepts."""
 
 
 @dataclass(frozen=True)
 class Perplexity:
-    """How well a model foretells tokens, each token counting alike."""
+    """Perplexity over tokens; every token has the same weight."""
 
     nll_sum: float
     """−Σ log p, in nats."""
     tokens: int
-    """Scored tokens: the first of each sequence is not."""
+    """Number of scored tokens: all but the first of each sequence."""
     perplexity: float
-    """exp(nll_sum / tokens); infinite where that is more than a float holds."""
+    """exp(nll_sum / tokens); infinite where a float overflows."""
     bits_per_token: float
 
     @staticmethod
     def of(log_probabilities: Iterable[np.ndarray]) -> Perplexity:
-        """Over all the sequences of what `Predictor.log_probabilities` returns."""
+        """Perplexity over all sequences, from the arrays that `Predictor.log_probabilities` returns."""
         scored = [entry for sequence in log_probabilities for entry in sequence[1:].tolist()]
         nll_sum = -math.fsum(scored)
         mean = nll_sum / len(scored)
@@ -70,31 +70,31 @@ class Perplexity:
 
 @dataclass(frozen=True)
 class TextPerplexity(Perplexity):
-    """How well a model foretells a text, whatever its tokens are: every one is scored, the first after nothing."""
+    """Perplexity over a text, all of its tokens scored; also per word and per byte, independent of the tokenizer."""
 
     words: int
-    """Between blanks; ends of lines count, too."""
+    """Number of words separated by blanks; line breaks count as words."""
     size_bytes: int
-    """Of the text in UTF-8."""
+    """Size of the text in UTF-8."""
     word_perplexity: float
-    """exp(nll_sum / words); infinite where that is more than a float holds, or there is no word."""
+    """exp(nll_sum / words); infinite where a float overflows or the text has no word."""
     bits_per_byte: float
 
 
 class Predictor:
-    """A finished model, ready to score token ids, and texts where it was trained on one. Threads may share one."""
+    """A trained model that scores token ids, and texts if it was trained on text. It is thread-safe."""
 
     def __init__(self, model: Transformer, run: RunSpec, tokenizer_json: Path | None = None) -> None:
-        """`model` is that of `run`, in evaluation mode; it stays on its device."""
+        """`model` is the model of `run`, in evaluation mode; `tokenizer_json` is the file of its tokenizer."""
         self.model = model
         self.run = run
         self._tokenizer_json = tokenizer_json
 
     @classmethod
     def load(cls, folder: Path | str, device: str = "auto") -> Predictor:
-        """The model of a checkpoint folder; device `auto` is CUDA where there is one.
+        """Load a checkpoint folder. Device `auto` is CUDA if available, else the CPU.
 
-        Raises CheckpointError where the checkpoint cannot be used.
+        Raises CheckpointError for a checkpoint that is damaged or does not fit this version of the code.
         """
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -102,25 +102,25 @@ class Predictor:
 
     @property
     def vocabulary_size(self) -> int:
-        """Token ids go from 0 up to this, exclusive."""
+        """Token ids are 0 … vocabulary_size − 1."""
         return self.model.vocabulary_size
 
     @property
     def reads_text(self) -> bool:
-        """Whether there is a `tokenizer`."""
+        """Whether the checkpoint has a tokenizer."""
         return self._tokenizer_json is not None and self._tokenizer_json.exists()
 
     @cached_property
     def tokenizer(self) -> TextTokenizer:
-        """What turned text into the ids that this model was trained on.
+        """The tokenizer of the training data.
 
-        Raises CheckpointError where the checkpoint has none, or one that does not fit the model.
+        Raises CheckpointError for a checkpoint without one, or with one that does not fit the model.
         """
         path = self._tokenizer_json
         if path is None or not self.reads_text:
             raise CheckpointError(
                 f"run {self.run.run_id} has no {TOKENIZER_FILE} beside its model: the task {self.run.task.kind} "
-                "reads no text; ask it about token ids"
+                "does not use text; give token ids instead"
             )
         try:
             tokenizer = TextTokenizer.load(path)
@@ -128,41 +128,50 @@ class Predictor:
             raise CheckpointError(str(error)) from error
         if tokenizer.ids > self.vocabulary_size:
             raise CheckpointError(
-                f"{path}: has {tokenizer.ids:,} ids, and the model of run {self.run.run_id} knows "
-                f"{self.vocabulary_size:,}; it is another model's tokenizer"
+                f"{path}: the tokenizer has {tokenizer.ids:,} ids, but the vocabulary of run {self.run.run_id} has "
+                f"{self.vocabulary_size:,}; it is the tokenizer of another model"
             )
         return tokenizer
 
     def text_perplexity(self, text: str, *, context: int | None = None, stride: int | None = None) -> TextPerplexity:
-        """Of a text of any length, read in windows as the task's test sets are (`Task.windows`).
+        """Perplexity of a text of any length, in windows as in the task's test sets (`Task.windows`).
 
-        A window has `context` tokens (None: as many as in training), and begins `stride` after the one before (None:
-        `context`, so that they are disjoint). Raises TokensError for a text with nothing in it, for a stride that is
-        not 1 … `context`, and where an encoding does not reach that far; CheckpointError as `tokenizer`.
+        Args:
+            text: The text.
+            context: Tokens of a window. None: as many as in training.
+            stride: Tokens from the begin of a window to the begin of the next, 1 … `context`. None: `context`, which
+                makes the windows disjoint.
+
+        Raises TokensError for an empty text, for a stride out of range, and for a context longer than an encoding
+        supports; CheckpointError as `tokenizer`.
         """
         context = context or self.run.task.context
         stride = stride or context
         if not 1 <= stride <= context:
-            raise TokensError(f"a stride of {stride} for windows of {context} tokens; it is 1 … {context}")
+            raise TokensError(
+                f"the stride is {stride}, but windows have {context} tokens; choose a stride of 1 … {context}"
+            )
         if not text:
-            raise TokensError("the text is empty; give one that says something")
+            raise TokensError("the text is empty; give at least one character")
         tokenizer = self.tokenizer
         ids_T = np.concatenate(([tokenizer.end_of_text], *tokenizer.encode(list(chunks([text]))))).astype(np.int64)
-        nats: list[float] = []
+        nlls: list[float] = []
         begins = range(0, max(1, len(ids_T) - 1 - context + stride), stride)
-        for first in range(0, len(begins), TOGETHER):
-            windows = [ids_T[begin : begin + context + 1] for begin in begins[first : first + TOGETHER]]
-            for begin, scores in zip(begins[first : first + TOGETHER], self.log_probabilities(windows), strict=True):
+        for first in range(0, len(begins), WINDOWS_PER_CALL):
+            windows = [ids_T[begin : begin + context + 1] for begin in begins[first : first + WINDOWS_PER_CALL]]
+            for begin, scores in zip(
+                begins[first : first + WINDOWS_PER_CALL], self.log_probabilities(windows), strict=True
+            ):
                 scored_before = context - stride if begin else 0
-                nats += (-scores[1 + scored_before :]).tolist()
+                nlls += (-scores[1 + scored_before :]).tolist()
         units = tokenizer.units(ids_T[None, :-1], ids_T[None, 1:], np.ones((1, len(ids_T) - 1), dtype=bool))
-        words, size_bytes, nll_sum = int(units["words"][0]), int(units["bytes"][0]), math.fsum(nats)
+        words, size_bytes, nll_sum = int(units["words"][0]), int(units["bytes"][0]), math.fsum(nlls)
         bits = nll_sum / math.log(2)
         return TextPerplexity(
             nll_sum=nll_sum,
-            tokens=len(nats),
-            perplexity=_exp(nll_sum / len(nats)),
-            bits_per_token=bits / len(nats),
+            tokens=len(nlls),
+            perplexity=_exp(nll_sum / len(nlls)),
+            bits_per_token=bits / len(nlls),
             words=words,
             size_bytes=size_bytes,
             word_perplexity=_exp(nll_sum / words) if words else math.inf,
@@ -170,19 +179,19 @@ class Predictor:
         )
 
     def perplexity(self, token_ids: Sequence[TokenIds]) -> Perplexity:
-        """Over all the sequences together. Raises as `log_probabilities`."""
+        """Perplexity over all sequences together. Raises as `log_probabilities`."""
         return Perplexity.of(self.log_probabilities(token_ids))
 
     def log_probabilities(self, token_ids: Sequence[TokenIds]) -> list[np.ndarray]:
-        """For each sequence a float64 array of its length: entry t is log p(token t | tokens < t) in nats, entry 0 NaN.
+        """For each sequence, float64 of shape (T,): entry t is log p(token t | tokens < t) in nats; entry 0 is NaN.
 
-        Raises TokensError (a ValueError) for a sequence of fewer than two tokens, for what is no token id of this
-        model, and for a sequence longer than an encoding of this model reaches; CheckpointError where the model's
-        outputs are not numbers.
+        Raises TokensError (a ValueError) for a sequence of fewer than two tokens, for an entry that is no token id of
+        this model, and for a sequence longer than an encoding supports; CheckpointError where the model's outputs are
+        NaN.
         """
-        sequences = [_checked(index, ids, self.vocabulary_size) for index, ids in enumerate(token_ids)]
+        sequences = [_validate_sequence(index, ids, self.vocabulary_size) for index, ids in enumerate(token_ids)]
         if not sequences:
-            raise TokensError("no sequence came; give one or more")
+            raise TokensError("there is no sequence; give at least one")
         self._check_reach(sequences)
         results = [np.full(len(ids), np.nan) for ids in sequences]
         for batch in _batches([len(ids) for ids in sequences]):
@@ -194,7 +203,7 @@ class Predictor:
                 results[index][1:] = scores_BT[row, : len(results[index]) - 1]
                 if np.isnan(results[index][1:]).any():
                     raise CheckpointError(
-                        f"run {self.run.run_id}: the model's outputs are not numbers; its weights are damaged"
+                        f"run {self.run.run_id}: the model's outputs are not numbers (NaN); the weights are damaged"
                     )
         return results
 
@@ -205,7 +214,7 @@ class Predictor:
             check_reach(self.run, length - 1)
         except ValueError as error:
             raise TokensError(
-                f"sequence {longest} of {length} tokens is too long (all but the last are fed to the model): {error}"
+                f"sequence {longest} of {length} tokens is too long (the model reads all but the last): {error}"
             ) from error
 
     @torch.inference_mode()
@@ -215,7 +224,7 @@ class Predictor:
         window = self._window(B, T)
         cache: Cache | None = None if window >= T else [{} for _ in self.model.blocks]
         scores_BT = torch.empty(B, T - 1, dtype=torch.float64, device=tokens_BT.device)
-        # The last token predicts nothing that is asked for, so it is never fed.
+        # The last token predicts no scored token, so the model does not read it.
         for start in range(0, T - 1, window):
             stop = min(start + window, T - 1)
             logits_BWV = self.model(tokens_BT[:, start:stop], cache).double()
@@ -224,10 +233,12 @@ class Predictor:
         return scores_BT.cpu().numpy()
 
     def _window(self, batch: int, length: int) -> int:
-        """Tokens to feed at a time: all, or as many as keep logits and attention within SCRATCH_BYTES."""
+        """Tokens that the model reads at a time: all, or as many as keep logits and attention within SCRATCH_BYTES."""
         spec = self.run.model
-        logits = 24 * self.vocabulary_size  # bytes for each token: float32, float64, and what logsumexp makes of them
-        attention = 40 * spec.heads * length  # about ten float32 copies of a row of the attention matrix
+        logits = 24 * self.vocabulary_size  # bytes per token: float32, float64, and the temporaries of logsumexp
+        attention = (
+            40 * spec.heads * length
+        )  # bytes per token: about ten float32 copies of a row of the attention matrix
         scored = any(encoding.scores for encoding in spec.position)
         if batch * length * (logits + scored * attention) <= SCRATCH_BYTES:
             return length
@@ -241,17 +252,17 @@ def _exp(x: float) -> float:
         return math.inf
 
 
-def _checked(index: int, ids: TokenIds, vocabulary_size: int) -> np.ndarray:
-    tokens_T = checked(ids, vocabulary_size, f"sequence {index}")
+def _validate_sequence(index: int, ids: TokenIds, vocabulary_size: int) -> np.ndarray:
+    tokens_T = validate_token_ids(ids, vocabulary_size, f"sequence {index}")
     if len(tokens_T) < 2:
         raise TokensError(
-            f"sequence {index} has {len(tokens_T)} tokens; it takes two or more, for the first is given and not scored"
+            f"sequence {index} has {len(tokens_T)} tokens; give at least two, because the first is not scored"
         )
     return tokens_T
 
 
-def checked(ids: TokenIds, vocabulary_size: int, name: str = "the sequence") -> np.ndarray:
-    """One sequence as int64. Raises TokensError, naming the position, for anything else."""
+def validate_token_ids(ids: TokenIds, vocabulary_size: int, name: str = "the sequence") -> np.ndarray:
+    """One sequence as int64, shape (T,). Raises TokensError, which names the position of the first invalid entry."""
     try:
         items: list[Any] = ids.tolist() if isinstance(ids, np.ndarray) else list(ids)
     except TypeError:
@@ -273,7 +284,7 @@ def _short(item: Any) -> str:
 
 
 def _batches(lengths: list[int]) -> Iterator[list[int]]:
-    """Indices of sequences, the longest first, so that a batch holds sequences of like lengths and pads little."""
+    """Batches of indices, the longest sequences first: similar lengths in a batch need little padding."""
     batch: list[int] = []
     for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
         if batch and (len(batch) + 1) * lengths[batch[0]] > BATCH_TOKENS:

@@ -1,4 +1,4 @@
-"""Predictor: exact on distributions made by hand, blind to padding, windows and batch mates, clear on bad input."""
+"""Predictor: known distributions, independence of padding, windows and batches, and invalid input."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def run_spec(*position: str, vocabulary: int = 14, **model: object) -> RunSpec:
 
 
 def predictor(*position: str, **model: object) -> Predictor:
-    """Random weights, large enough that every token matters."""
+    """A model with random weights, large enough that every token changes the output."""
     spec = run_spec(*position, **model)
     net = Transformer(spec).eval()
     rng = torch.Generator().manual_seed(1)
@@ -63,7 +63,7 @@ def test_a_uniform_model_has_the_vocabulary_size_as_perplexity(vocabulary: int) 
     assert result.tokens == 4
 
 
-def test_a_distribution_made_by_hand() -> None:
+def test_a_known_distribution() -> None:
     p = [0.5, 0.25, 0.125, 0.125]
     model = with_logits(torch.tensor(p).log())
     first, second = model.log_probabilities([[3, 0, 1, 2], [0, 0]])
@@ -71,14 +71,14 @@ def test_a_distribution_made_by_hand() -> None:
     np.testing.assert_allclose(first[1:], np.log([0.5, 0.25, 0.125]), rtol=1e-7)
     np.testing.assert_allclose(second[1:], np.log([0.5]), rtol=1e-7)
     result = model.perplexity([[3, 0, 1, 2], [0, 0]])
-    # Every token counts alike: 1 + 2 + 3 + 1 bits over 4 tokens, not the mean of the sequences' means.
+    # Every token has the same weight: 1 + 2 + 3 + 1 bits over 4 tokens, not the mean of the means of the sequences.
     assert result.bits_per_token == pytest.approx(7 / 4, rel=1e-7)
     assert result.perplexity == pytest.approx(2 ** (7 / 4), rel=1e-7)
     assert result.nll_sum == pytest.approx(7 * math.log(2), rel=1e-7)
 
 
 @pytest.mark.parametrize("position", [(), ("cope",), ("rope",), ("absolute",), ("cope", "rope")])
-def test_entries_are_log_softmax_of_the_model_given_the_tokens_before(position: tuple[str, ...]) -> None:
+def test_entries_are_the_log_softmax_given_the_previous_tokens(position: tuple[str, ...]) -> None:
     model = predictor(*position)
     [ids] = sequences(12)
     [scores] = model.log_probabilities([ids])
@@ -90,7 +90,7 @@ def test_entries_are_log_softmax_of_the_model_given_the_tokens_before(position: 
 
 
 @pytest.mark.parametrize("position", [(), ("cope",), ("rope",), ("absolute",)])
-def test_batch_mates_and_padding_do_not_matter(position: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_sequences_and_padding_do_not_matter(position: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     model = predictor(*position)
     ids = sequences(2, 12, 5, 7, 12, 3)
     together = model.log_probabilities(ids)
@@ -102,12 +102,13 @@ def test_batch_mates_and_padding_do_not_matter(position: tuple[str, ...], monkey
 
 
 @pytest.mark.parametrize("position", [(), ("cope",), ("rope",), ("absolute",)])
-def test_what_stands_in_the_padding_changes_no_bit(position: tuple[str, ...]) -> None:
+def test_later_tokens_change_no_bit_of_earlier_scores(position: tuple[str, ...]) -> None:
     model = predictor(*position)
-    tokens_BT = torch.tensor(sequences(12, 12))
-    other_BT = tokens_BT.clone()
-    other_BT[0, 5:] = (other_BT[0, 5:] + 1) % 14
-    np.testing.assert_array_equal(model._score(tokens_BT)[0, :4], model._score(other_BT)[0, :4])
+    [ids] = sequences(12)
+    changed = ids[:5] + [(token + 1) % 14 for token in ids[5:]]
+    [scores], [changed_scores] = model.log_probabilities([ids]), model.log_probabilities([changed])
+    np.testing.assert_array_equal(scores[:5], changed_scores[:5])
+    assert (scores[5:] != changed_scores[5:]).any()
 
 
 @pytest.mark.parametrize("position", [(), ("cope",), ("rope",), ("absolute",), ("cope", "rope")])
@@ -117,9 +118,12 @@ def test_windows_do_not_matter(position: tuple[str, ...], scratch: int, monkeypa
     ids = sequences(12, 9)
     whole = model.log_probabilities(ids)
     monkeypatch.setattr(inference, "SCRATCH_BYTES", scratch)
-    assert model._window(2, 12) < 12
+    windows: list[int] = []
+    model.model.register_forward_pre_hook(lambda _, arguments: windows.append(arguments[0].shape[1]))
     for scores, windowed in zip(whole, model.log_probabilities(ids), strict=True):
         np.testing.assert_allclose(windowed, scores, atol=1e-5)
+    assert sum(windows) == 11  # the model reads all tokens but the last, a window at a time
+    assert max(windows) < 11
 
 
 def test_the_same_call_gives_the_same_bits() -> None:
@@ -129,13 +133,13 @@ def test_the_same_call_gives_the_same_bits() -> None:
 
 
 @pytest.mark.parametrize("position", [(), ("cope",), ("rope",)])
-def test_encodings_that_extrapolate_run_past_the_context(position: tuple[str, ...]) -> None:
+def test_encodings_that_extrapolate_accept_more_than_the_context(position: tuple[str, ...]) -> None:
     [scores] = predictor(*position).log_probabilities(sequences(40))
     assert np.isfinite(scores[1:]).all()
 
 
-def test_absolute_stops_at_its_context_before_any_work() -> None:
-    model = predictor("absolute")  # context 12: all but the last token are fed, so 13 tokens can be scored
+def test_absolute_positions_refuse_more_than_the_context() -> None:
+    model = predictor("absolute")  # context 12: the model reads all but the last token, so it scores 13
     assert len(model.log_probabilities(sequences(13))[0]) == 13
     with pytest.raises(TokensError, match=r"sequence 1 of 14 tokens is too long.*12 positions"):
         model.log_probabilities(sequences(3, 14))
@@ -144,7 +148,7 @@ def test_absolute_stops_at_its_context_before_any_work() -> None:
 @pytest.mark.parametrize(
     ("ids", "message"),
     [
-        ([], "no sequence came"),
+        ([], "there is no sequence"),
         ([[1, 2], []], "sequence 1 has 0 tokens"),
         ([[1]], "sequence 0 has 1 tokens"),
         ([[1, 2, 14]], r"sequence 0, position 2: token id 14 is out of range; .* 0 … 13 \(14 ids\)"),
@@ -161,18 +165,18 @@ def test_absolute_stops_at_its_context_before_any_work() -> None:
         (np.array([[1.0, 2.0]]), "1.0 is not a token id"),
     ],
 )
-def test_bad_tokens_are_named(ids: list[list[int]], message: str) -> None:
+def test_invalid_tokens_are_named(ids: list[list[int]], message: str) -> None:
     with pytest.raises(TokensError, match=message):
         predictor("cope").log_probabilities(ids)
 
 
-def test_numpy_ids_are_ids() -> None:
+def test_numpy_arrays_are_accepted() -> None:
     model, ids = predictor("cope"), np.array(sequences(7, 7), dtype=np.uint16)
     for a, b in zip(model.log_probabilities(ids), model.log_probabilities(ids.tolist()), strict=True):
         np.testing.assert_array_equal(a, b)
 
 
-def test_damaged_weights_are_not_a_perplexity() -> None:
+def test_damaged_weights_are_reported() -> None:
     model = predictor()
     with torch.no_grad():
         model.model.embedding.weight[3] = math.nan
@@ -180,7 +184,7 @@ def test_damaged_weights_are_not_a_perplexity() -> None:
         model.perplexity([[3, 3]])
 
 
-def test_perplexity_past_the_largest_float_is_infinite() -> None:
+def test_a_perplexity_beyond_float_is_infinite() -> None:
     assert Perplexity.of([np.array([math.nan, -1e6])]).perplexity == math.inf
 
 

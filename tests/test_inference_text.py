@@ -1,4 +1,4 @@
-"""Predictor on text: what the task's own evaluation says, however the text is cut; and clear on what does not fit."""
+"""Predictor on text: agreement with the evaluation in training, windows, and invalid input."""
 
 import math
 import shutil
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("cache")
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory, cache):
-    """A few steps on a small text: a trainer, the folder of its text, and its checkpoint."""
+    """A model trained for a few steps on a small text: the trainer, the folder of the text, and the checkpoint."""
     folder, checkpoint = write_corpus(tmp_path_factory.mktemp("corpus")), tmp_path_factory.mktemp("checkpoint")
     task = {"kind": "wikitext", "corpus": "small", "folder": str(folder), "tokens": 16, "vocabulary": 300}
     trainer = Trainer(
@@ -32,13 +32,13 @@ def trained(tmp_path_factory, cache):
 
 
 @pytest.mark.parametrize(("context", "stride"), [(None, None), (16, 5), (40, 40), (64, 10), (100_000, None)])
-def test_a_text_s_perplexity_is_what_evaluation_says_of_it(trained, context, stride):
+def test_perplexity_of_a_text_agrees_with_evaluation(trained, context, stride):
     trainer, folder, checkpoint = trained
-    measured = Predictor.load(checkpoint).text_perplexity(
-        (folder / "wiki.test.tokens").read_text(), context=context, stride=stride
-    )
+    predictor, text = Predictor.load(checkpoint), (folder / "wiki.test.tokens").read_text()
+    measured = predictor.text_perplexity(text, context=context, stride=stride)
     if context == 100_000:  # longer than the text: one window
-        [whole] = Predictor.load(checkpoint).log_probabilities([trainer.spec.task._corpus().splits["test"].tokens_L])
+        ids = [predictor.tokenizer.end_of_text, *(int(token) for token in predictor.tokenizer.encode([text])[0])]
+        [whole] = predictor.log_probabilities([ids])
         assert measured.nll_sum == pytest.approx(-whole[1:].sum())
         return
     context = context or 16
@@ -56,42 +56,44 @@ def test_a_text_s_perplexity_is_what_evaluation_says_of_it(trained, context, str
         assert measured.perplexity == pytest.approx(trainer.evaluate(10**6)["test/perplexity"], rel=1e-5)
 
 
-def test_windows_that_see_more_foretell_by_hand(trained):
-    """Of 12 tokens in windows of 4, each 1 after the one before: token t is scored given the 4 before it."""
+def test_overlapping_windows_against_a_loop(trained):
+    """Windows of 4 tokens with stride 1: token t is scored given the 4 tokens before it."""
     predictor = Predictor.load(trained[2])
     tokenizer, text = predictor.tokenizer, "the cat is"
     ids = [tokenizer.end_of_text, *tokenizer.encode([text])[0].tolist()]
-    nats = []
+    nlls = []
     for t in range(1, len(ids)):
         with torch.no_grad():
             logits = predictor.model(torch.tensor([ids[max(0, t - 4) : t]]))[0, -1].double()
-        nats.append(-logits.log_softmax(-1)[ids[t]].item())
+        nlls.append(-logits.log_softmax(-1)[ids[t]].item())
     measured = predictor.text_perplexity(text, context=4, stride=1)
     assert measured.tokens == len(ids) - 1 > 4
-    assert measured.nll_sum == pytest.approx(np.sum(nats), rel=1e-5)
+    assert measured.nll_sum == pytest.approx(np.sum(nlls), rel=1e-5)
     assert (measured.words, measured.size_bytes) == (3, 10)
 
 
-def test_one_character_is_enough(trained):
+def test_a_text_of_one_character(trained):
     measured = Predictor.load(trained[2]).text_perplexity("a")
     assert (measured.tokens, measured.words, measured.size_bytes) == (1, 1, 1)
     assert Predictor.load(trained[2]).text_perplexity(" ").word_perplexity == math.inf
 
 
-def test_what_cannot_be_asked(trained):
+def test_invalid_requests(trained):
     predictor = Predictor.load(trained[2])
     with pytest.raises(TokensError, match="the text is empty"):
         predictor.text_perplexity("")
-    with pytest.raises(TokensError, match="a stride of 17 for windows of 16 tokens; it is 1 … 16"):
+    with pytest.raises(TokensError, match="the stride is 17, but windows have 16 tokens; choose a stride of 1 … 16"):
         predictor.text_perplexity("a", stride=17)
 
 
-def test_a_tokenizer_that_does_not_fit_is_said(trained, tmp_path):
+def test_a_tokenizer_that_does_not_fit_is_reported(trained, tmp_path):
     from cope_sweep.text import TextTokenizer
 
     copy = shutil.copytree(trained[2], tmp_path / "copy")
     TextTokenizer.train([prose(400)], 310).save(copy / "tokenizer.json")
-    with pytest.raises(CheckpointError, match=r"tokenizer\.json: has 310 ids, and the model of run .* knows 300"):
+    with pytest.raises(
+        CheckpointError, match=r"tokenizer\.json: the tokenizer has 310 ids, but the vocabulary of run .* has 300"
+    ):
         Predictor.load(copy).text_perplexity("a")
     (copy / "tokenizer.json").write_text("{}")
     with pytest.raises(CheckpointError, match=r"tokenizer\.json: not a tokenizer"):
@@ -99,4 +101,4 @@ def test_a_tokenizer_that_does_not_fit_is_said(trained, tmp_path):
     (copy / "tokenizer.json").unlink()
     with pytest.raises(CheckpointError, match=r"has no tokenizer\.json beside its model"):
         Predictor.load(copy).text_perplexity("a")
-    assert len(Predictor.load(copy).log_probabilities([[1, 2]])[0]) == 2  # ids can still be asked about
+    assert len(Predictor.load(copy).log_probabilities([[1, 2]])[0]) == 2  # token ids need no tokenizer

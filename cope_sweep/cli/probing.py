@@ -1,4 +1,4 @@
-"""`probe`: what a checkpoint's heads count, and where they look."""
+"""The command `probe`: statistics and matrices of a checkpoint's heads."""
 
 from __future__ import annotations
 
@@ -27,8 +27,10 @@ if TYPE_CHECKING:
     import numpy as np
 
     from cope_sweep.inference import Predictor
-    from cope_sweep.probe import Head
+    from cope_sweep.probe import HeadStatistics
     from cope_sweep.spec import RunSpec
+
+# Functions import torch, numpy and matplotlib, because `cope-sweep --help` imports this module.
 
 
 def probe(
@@ -36,28 +38,31 @@ def probe(
     tokens: Annotated[
         str | None, typer.Option("--tokens", metavar='"ID ID …"', help="A sequence of token ids.", show_default=False)
     ] = None,
-    text: Annotated[str | None, typer.Option("--text", help="A text; `-`: standard input.", show_default=False)] = None,
+    text: Annotated[
+        str | None, typer.Option("--text", help="A text, or `-` for standard input.", show_default=False)
+    ] = None,
     file: Annotated[Path | None, typer.Option("--file", help="A text file.", show_default=False)] = None,
     split: Annotated[
         str | None,
-        typer.Option("--split", help="A split of the run's task; none, and no tokens: its first test set."),
+        typer.Option("--split", help="A split of the run's task. Default: the first test set, if no tokens are given."),
     ] = None,
-    index: Annotated[int, typer.Option("--index", min=0, help="Which sequence of the split.")] = 0,
+    index: Annotated[int, typer.Option("--index", min=0, help="Index of the first sequence of the split.")] = 0,
     count: Annotated[
-        int, typer.Option("--count", min=1, help="Sequences from there on to take the table's means over.")
+        int, typer.Option("--count", min=1, help="Number of sequences of the split; the table pools their tokens.")
     ] = 1,
     first: Annotated[
-        int | None, typer.Option("--first", min=1, help="Only so many tokens of each sequence.", show_default=False)
+        int | None,
+        typer.Option("--first", min=1, help="Use only the first tokens of each sequence.", show_default=False),
     ] = None,
-    layers: Annotated[list[int], typer.Option("--layer", help="From 0; repeatable; none: all.")] = [],
-    heads: Annotated[list[int], typer.Option("--head", help="From 0; repeatable; none: all.")] = [],
+    layers: Annotated[list[int], typer.Option("--layer", help="A layer, from 0; repeatable. Default: all.")] = [],
+    heads: Annotated[list[int], typer.Option("--head", help="A head, from 0; repeatable. Default: all.")] = [],
     marks: Annotated[
         list[str],
         typer.Option(
             "--mark",
             metavar="NAME[=ID,ID…]",
-            help="What to compare gates with, of the tokens that the task or the text names, or token ids under a name "
-            "of your own; repeatable; the first is drawn; none: all.",
+            help="Marked tokens to compare with the others: a name from the task or the text, or a new name with token "
+            "ids; repeatable; the first one is drawn. Default: all names from the task and the text.",
             show_default=False,
         ),
     ] = [],
@@ -65,157 +70,190 @@ def probe(
         str | None,
         typer.Option(
             "--seen-by",
-            metavar="NAME|PLACE",
-            help="Gates as these queries see them: tokens of this name, or the one at this place; none: all queries.",
+            metavar="NAME|INDEX",
+            help="Use only these queries: tokens with this mark, or the token with this index. Default: all queries.",
             show_default=False,
         ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="An .npz file for the matrices.", show_default=False)
+        Path | None, typer.Option("--out", "-o", help="Write the matrices to an .npz file.", show_default=False)
     ] = None,
-    html: Annotated[Path | None, typer.Option("--html", help="A page to draw them on.", show_default=False)] = None,
-    svg: Annotated[Path | None, typer.Option("--svg", help="A drawing of them.", show_default=False)] = None,
+    html: Annotated[
+        Path | None, typer.Option("--html", help="Write an HTML page with heatmaps and values.", show_default=False)
+    ] = None,
+    svg: Annotated[Path | None, typer.Option("--svg", help="Write the heatmaps as SVG.", show_default=False)] = None,
     store: Store = STORE,
     as_json: Json = False,
 ) -> None:
-    """What each head of a finished run's model counts: gates on marked tokens and elsewhere, positions, attention.
+    """Show what each head of a finished run's model counts: gates on marked tokens and elsewhere, positions, attention.
 
-    A gate of key j as query i sees it says how much j counts. The table has each head's mean gate on the marked tokens
-    and elsewhere, how well gates rank the former above the latter (AUC: 1 always, ½ by chance), their distance in
-    standard deviations (Cohen's d), and the share of pairs whose position is beyond the last embedding.
+    The gate of key j for query i says how much j counts. The table shows, for each head, the mean gate on the marked
+    tokens and on the others, how well the gates separate them (AUC: 1 is always, ½ is chance), the distance of the
+    means in standard deviations (Cohen's d), and the share of pairs with a position beyond the last embedding.
 
-    Files hold the matrices of the first sequence: gates, positions, attention from position alone (each query's maximum
-    scaled to 1), attention.
+    The files contain the matrices of the first sequence: gates, positions, position-only attention (the maximum of each
+    query scaled to 1), attention.
 
     Example: `cope-sweep probe 95199d1142de555d --count 64 --seen-by marker`
 
     Example: `cope-sweep probe 95199d1142de555d --split sparse --layer 0 --mark data --html probe.html --out probe.npz`
     """
-    folder = find_checkpoint(run_or_folder, store)  # before torch is imported, which takes seconds
+    folder = find_checkpoint(run_or_folder, store)  # before the import of torch, which takes seconds
 
-    from cope_sweep import probe as probing
-    from cope_sweep.inference import Predictor, checked
+    from cope_sweep.inference import Predictor, validate_token_ids
+    from cope_sweep.probe import head_statistics, token_marks
 
     predictor = Predictor.load(folder)
-    run, tokenizer = predictor.run, predictor.tokenizer if predictor.reads_text else None
+    run = predictor.run
     if tokens is None and text is None and file is None:
-        given = _of_split(run, split, index, count)
+        given = _split_sequences(run, split, index, count)
     elif split is None and (tokens, text, file).count(None) == 2:
-        given = [token_ids(tokens) if tokens is not None else _read(text, file, predictor)]
+        given = [token_ids(tokens) if tokens is not None else _text_ids(text, file, predictor)]
     else:
-        raise UserError("the sequence is named twice; give one of --tokens, --text, --file and --split")
-    sequences = [checked(ids[:first], predictor.vocabulary_size) for ids in given]
-    known = [probing.marks_of(run.task, tokens_T, tokenizer) for tokens_T in sequences]
-    chosen = [_chosen(marks, *each) for each in zip(known, sequences, strict=True)]
-    asked = None if seen_by is None else [_asked(seen_by, *each) for each in zip(known, sequences, strict=True)]
-    found = probing.heads_of(predictor, sequences, chosen, seen_by=asked, layers=layers or None, heads=heads or None)
+        raise UserError("more than one source of tokens; give one of --tokens, --text, --file and --split")
+    sequences = [validate_token_ids(ids[:first], predictor.vocabulary_size) for ids in given]
+    tokenizer = predictor.tokenizer if predictor.reads_text else None
+    known = [token_marks(run.task, tokens_T, tokenizer) for tokens_T in sequences]
+    selected = [_select_marks(marks, *each) for each in zip(known, sequences, strict=True)]
+    queries = (
+        None if seen_by is None else [_select_queries(seen_by, *each) for each in zip(known, sequences, strict=True)]
+    )
+    statistics = head_statistics(
+        predictor, sequences, selected, seen_by=queries, layers=layers or None, heads=heads or None
+    )
     try:
-        if out or html or svg:
-            matrices = probing.probe(predictor, sequences[0], layers or None, heads or None)
-            labels = probing.labels_of(run.task, sequences[0], tokenizer)
-            title = f"Run {run.run_id}: {run.task.kind}, {_encodings(run)}"
-            if html:
-                html.write_text(probing.page(matrices, labels, chosen[0], found, title=title), encoding="utf-8")
-            if svg:
-                svg.write_text(probing.svg(matrices, labels, chosen[0], found), encoding="utf-8")
-            if out:
-                _save(out, matrices.arrays() | {f"marks/{name}": on for name, on in chosen[0].items()})
+        _write_files(predictor, sequences[0], selected[0], statistics, layers, heads, out=out, html=html, svg=svg)
     except OSError as error:
-        raise UserError(f"{error.filename}: {error.strerror}; name another file") from error
+        raise UserError(f"{error.filename}: {error.strerror}; choose another file") from error
     if as_json:
-        print_json({"run_id": run.run_id, "sequences": len(sequences), "heads": [asdict(head) for head in found]})
-    elif found:
-        _show(found)
+        print_json({"run_id": run.run_id, "sequences": len(sequences), "heads": [asdict(head) for head in statistics]})
+    elif statistics:
+        _print_table(statistics)
     else:
         make_console().print(
-            f"no gates: {_encodings(run)} counts every token alike; --html and --out have its attention"
+            f"no gates: {_encoding_names(run)} has no contextual positions; --html and --out give the attention"
         )
 
 
-def _read(text: str | None, file: Path | None, predictor: Predictor) -> list[int]:
-    """The ids of a text. It begins, as in training, with the token that ends the text before."""
+def _text_ids(text: str | None, file: Path | None, predictor: Predictor) -> list[int]:
+    """The token ids of a text, after the end-of-text token, as in training."""
     tokenizer = predictor.tokenizer
     return [tokenizer.end_of_text, *(int(token) for token in tokenizer.encode([read_text(text, file)])[0])]
 
 
-def _of_split(run: RunSpec, split: str | None, index: int, count: int) -> list[list[int]]:
-    """Sequences of a split, without their padding."""
+def _split_sequences(run: RunSpec, split: str | None, index: int, count: int) -> list[list[int]]:
+    """Sequences of a split, without padding."""
     from cope_sweep.tasks import IGNORED
 
     try:
-        batch = run.task.sequences(split or run.task.TESTS[0], 0, index, count)  # 0: the seed of all runs' test sets
+        batch = run.task.sequences(split or run.task.TESTS[0], 0, index, count)  # 0: the seed of every run's test sets
     except ValueError as error:
         raise UserError(f"--split: {error}") from error
     if not len(batch):
-        raise UserError(f"--index {index}: the split has no such sequence; choose a smaller one")
+        raise UserError(f"--index {index}: the split has fewer sequences; choose a smaller index")
     ends_N = [(row_T != IGNORED).nonzero()[0][-1] + 1 for row_T in batch.targets_NT]
     return [row_T[:end].tolist() for row_T, end in zip(batch.inputs_NT, ends_N, strict=True)]
 
 
-def _chosen(options: list[str], known: dict[str, np.ndarray], tokens_T: np.ndarray) -> dict[str, np.ndarray]:
-    """The marks that are asked for; none asked: all that are known."""
+def _select_marks(options: list[str], known: dict[str, np.ndarray], tokens_T: np.ndarray) -> dict[str, np.ndarray]:
+    """The marks that `--mark` options select or define; without options, all known ones."""
     import numpy as np
 
     marks = {}
     for option in options:
         name, equals, ids = option.partition("=")
-        marks[name] = np.isin(tokens_T, token_ids(ids)) if equals else _named(name, known)
+        marks[name] = np.isin(tokens_T, token_ids(ids)) if equals else _known_mark(name, known)
     return marks or known
 
 
-def _asked(seen_by: str, known: dict[str, np.ndarray], tokens_T: np.ndarray) -> np.ndarray:
+def _select_queries(seen_by: str, known: dict[str, np.ndarray], tokens_T: np.ndarray) -> np.ndarray:
+    """The queries that `--seen-by` selects: bool, shape (T,)."""
     import numpy as np
 
     if not seen_by.isdecimal():
-        return _named(seen_by, known)
+        return _known_mark(seen_by, known)
     if int(seen_by) >= len(tokens_T):
-        raise UserError(f"--seen-by {seen_by}: the sequence has places 0 … {len(tokens_T) - 1}")
-    asked_T = np.zeros(len(tokens_T), dtype=bool)
-    asked_T[int(seen_by)] = True
-    return asked_T
+        raise UserError(f"--seen-by {seen_by}: the sequence has tokens 0 … {len(tokens_T) - 1}")
+    return np.arange(len(tokens_T)) == int(seen_by)
 
 
-def _named(name: str, known: dict[str, np.ndarray]) -> np.ndarray:
+def _known_mark(name: str, known: dict[str, np.ndarray]) -> np.ndarray:
     if name not in known:
         listed = ", ".join(known) or "none"
-        raise UserError(
-            f"no mark {name!r}; of these tokens are marked: {listed}; or name some, as in --mark {name}=3,4"
-        )
+        raise UserError(f"no mark {name!r}; the marks of these tokens are: {listed}; or define one: --mark {name}=3,4")
     return known[name]
 
 
-def _encodings(run: RunSpec) -> str:
+def _encoding_names(run: RunSpec) -> str:
     return " + ".join(encoding.kind for encoding in run.model.position) or "no position encoding"
 
 
-def _save(path: Path, arrays: dict[str, np.ndarray]) -> None:
+def _write_files(
+    predictor: Predictor,
+    tokens_T: np.ndarray,
+    marks: dict[str, np.ndarray],
+    statistics: list[HeadStatistics],
+    layers: list[int],
+    heads: list[int],
+    *,
+    out: Path | None,
+    html: Path | None,
+    svg: Path | None,
+) -> None:
+    """Write the matrices of one sequence to the files that are not None. Raises OSError."""
+    if not (out or html or svg):
+        return
     import numpy as np
 
-    with path.open("wb") as file:  # a name would get .npz behind it
-        np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
+    from cope_sweep.probe import probe as compute_matrices
+    from cope_sweep.probe import token_labels
+
+    run = predictor.run
+    matrices = compute_matrices(predictor, tokens_T, layers or None, heads or None)
+    labels = token_labels(run.task, tokens_T, predictor.tokenizer if predictor.reads_text else None)
+    if html:
+        from cope_sweep.probe.page import page
+
+        title = f"Run {run.run_id}: {run.task.kind}, {_encoding_names(run)}"
+        html.write_text(page(matrices, labels, marks, statistics, title=title), encoding="utf-8")
+    if svg:
+        from cope_sweep.probe import figure
+
+        drawing = figure.svg(figure.head_figures(matrices, marks, statistics), labels, figure.first_mark(marks))
+        svg.write_text(drawing, encoding="utf-8")
+    if out:
+        arrays = matrices.arrays() | {f"marks/{name}": marked_T for name, marked_T in marks.items()}
+        with out.open("wb") as stream:  # given a name, savez would append .npz to it
+            np.savez_compressed(stream, allow_pickle=False, **arrays)
 
 
-def _show(heads: list[Head]) -> None:
-    several = len({head.encoding for head in heads}) > 1
-    words = ("layer", "head", *(["encoding"] if several else []), "mark")
-    shown = grid(*words, "on", "else", "AUC", "d", "share", "beyond", "mean p", "max p")
-    for column in shown.columns[len(words) :]:
+def _print_table(statistics: list[HeadStatistics]) -> None:
+    several = len({head.encoding for head in statistics}) > 1
+    names = ("layer", "head", *(["encoding"] if several else []), "mark")
+    table = grid(*names, "on", "else", "AUC", "d", "share", "beyond", "mean p", "max p")
+    for column in table.columns[len(names) :]:
         column.justify = "right"
-    for head in heads:
-        own = (str(head.layer), str(head.head), *([head.encoding] if several else []))
+    for head in statistics:
+        identity = (str(head.layer), str(head.head), *([head.encoding] if several else []))
         beyond = "–" if head.clamped is None else f"{100 * head.clamped:.1f} %"
-        reach = (beyond, f"{head.position_mean:.1f}", f"{head.position_max:.1f}")
+        positions = (beyond, f"{head.position_mean:.1f}", f"{head.position_max:.1f}")
         if not head.marks:
-            shown.add_row(*own, *["–"] * 6, *reach)
+            table.add_row(*identity, *["–"] * 6, *positions)
         for number, (name, found) in enumerate(head.marks.items()):
             numbers = (found.on, found.off, found.auc, found.effect, found.share)
             cells = ("–" if each is None else f"{each:.2f}" for each in numbers)
-            shown.add_row(*(own if not number else [""] * len(own)), escaped(name), *cells, *([] if number else reach))
+            is_first = number == 0
+            table.add_row(
+                *(identity if is_first else [""] * len(identity)),
+                escaped(name),
+                *cells,
+                *(positions if is_first else ()),
+            )
     console = make_console()
-    console.print(shown)
+    console.print(table)
     console.print(
-        "on, else: mean gate of marked tokens, and of all others; AUC: how well gates rank marked above others; "
-        "d: Cohen's; share: of all that the head counts; beyond: pairs past the last embedding; p: positions before "
-        "that limit",
+        "on, else: mean gate on the marked tokens and on the others; AUC: how well the gates separate them; d: Cohen's "
+        "d; share: the marked tokens' share of the sum of gates; beyond: pairs beyond the last embedding; p: positions "
+        "before that limit",
         style="dim",
     )

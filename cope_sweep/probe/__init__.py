@@ -1,27 +1,45 @@
-"""Probes of a checkpoint: what its heads count, where they look, and how well that goes with separators."""
+"""Probes of a checkpoint: gates, positions and attention of its heads, and statistics of them on marked tokens.
 
-from cope_sweep.probe.figure import page, svg
-from cope_sweep.probe.heads import Head, Marks, Separation, heads_of, seen_from, separation
-from cope_sweep.probe.marks import labels_of, marks_of, text_marks
-from cope_sweep.probe.matrices import Counted, LayerProbe, Probe, ProbeError, choose, each_layer, probe
+`cope_sweep.probe.figure` and `cope_sweep.probe.page` draw a probe; they are imported on demand, because they import
+matplotlib.
+"""
+
+from cope_sweep.probe.heads import (
+    HeadStatistics,
+    MarkStatistics,
+    TokenMarks,
+    head_statistics,
+    mark_statistics,
+    mean_gates,
+)
+from cope_sweep.probe.marks import text_marks, token_labels, token_marks
+from cope_sweep.probe.matrices import (
+    ContextualMatrices,
+    LayerProbe,
+    Probe,
+    ProbeError,
+    matrix_count,
+    probe,
+    probe_layers,
+    select_heads,
+)
 
 __all__ = [
-    "Counted",
-    "Head",
+    "ContextualMatrices",
+    "HeadStatistics",
     "LayerProbe",
-    "Marks",
+    "MarkStatistics",
     "Probe",
     "ProbeError",
-    "Separation",
-    "choose",
-    "each_layer",
-    "heads_of",
-    "labels_of",
-    "marks_of",
-    "page",
+    "TokenMarks",
+    "head_statistics",
+    "mark_statistics",
+    "matrix_count",
+    "mean_gates",
     "probe",
-    "seen_from",
-    "separation",
-    "svg",
+    "probe_layers",
+    "select_heads",
     "text_marks",
+    "token_labels",
+    "token_marks",
 ]

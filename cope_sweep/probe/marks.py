@@ -1,11 +1,13 @@
-"""Where a text's units end: the tokens that a head would open its gates on to count lines, sections or sentences.
+"""Marked tokens: the tokens that end a line, a section title or a sentence, and the tokens that a task names.
 
-newline     a token with a line's end in it (in WikiText, a paragraph's end)
+A head that counts lines, sections or sentences opens its gates on such tokens.
+
+newline     a token that contains a line break (in WikiText, the end of a paragraph)
 section     a token of a title: WikiText's ` = = Title = = `, or Markdown's `## Title`, on a line of its own
-sentence    a token with the `.`, `!` or `?` that ends a sentence: what closes a quotation or bracket may follow it,
-            and then a space, or the text's end. A rule of thumb: it takes "Mr. Smith" for two sentences.
+sentence    a token that contains the `.`, `!` or `?` at the end of a sentence. Closing quotation marks and brackets may
+            follow it; then a space or the end of the text must follow. This is a heuristic: it splits "Mr. Smith".
 
-Patterns are of bytes, so that tokens may cut a letter in two.
+The patterns match bytes, because a token may contain only a part of a character.
 """
 
 from __future__ import annotations
@@ -18,35 +20,38 @@ import numpy as np
 from cope_sweep.tasks import Task
 from cope_sweep.text import TextTokenizer
 
-_MARKS = {
+_PATTERNS = {
     "newline": re.compile(rb"(?P<unit>\n)"),
     "section": re.compile(rb"^[ \t]*(?P<unit>(?P<rank>=+(?: =+)*) .*\S (?P=rank)|#{1,6} .*\S)[ \t\r]*$", re.MULTILINE),
     "sentence": re.compile(rb"(?P<unit>[.!?]+)(?=[\"')\]\xe2\x80\x99\x9d]*(?:\s|\Z))"),
 }
 
 
-def marks_of(task: Task, tokens_T: np.ndarray, tokenizer: TextTokenizer | None = None) -> dict[str, np.ndarray]:
-    """By name, which tokens are marked, bool, (T,): a text's marks where there is a tokenizer, and the task's own."""
+def token_marks(task: Task, tokens_T: np.ndarray, tokenizer: TextTokenizer | None = None) -> dict[str, np.ndarray]:
+    """Mark name → which tokens are marked: bool, shape (T,).
+
+    The marks are those of the task, and those of the text where there is a tokenizer.
+    """
     marks = {} if tokenizer is None else text_marks(tokenizer.pieces(tokens_T.tolist()))
     return marks | task.marks(tokens_T)
 
 
-def labels_of(task: Task, tokens_T: np.ndarray, tokenizer: TextTokenizer | None = None) -> list[str]:
-    """Each token as people read it; a part of a letter is �."""
+def token_labels(task: Task, tokens_T: np.ndarray, tokenizer: TextTokenizer | None = None) -> list[str]:
+    """The text of each token. The end-of-text token is `¶`; an incomplete character is `�`."""
     if tokenizer is None:
         return [task.token_label(token) for token in tokens_T.tolist()]
     return [piece.decode(errors="replace") or "¶" for piece in tokenizer.pieces(tokens_T.tolist())]
 
 
 def text_marks(pieces: Sequence[bytes]) -> dict[str, np.ndarray]:
-    """By name, which tokens of a text are marked, bool, (T,). `pieces` are the tokens' bytes: joined, they are it."""
+    """Mark name → which tokens of a text are marked: bool, shape (T,). `pieces` are the bytes of each token."""
     text = b"".join(pieces)
     ends_T = np.cumsum([len(piece) for piece in pieces], dtype=np.int64)
     marks = {}
-    for name, pattern in _MARKS.items():
+    for name, pattern in _PATTERNS.items():
         marked_T = np.zeros(len(pieces), dtype=bool)
         for match in pattern.finditer(text):
-            first = np.searchsorted(ends_T, match.start("unit"), "right")  # the token that holds the unit's first byte
+            first = np.searchsorted(ends_T, match.start("unit"), "right")  # the token with the first byte of the unit
             last = np.searchsorted(ends_T, match.end("unit") - 1, "right")
             marked_T[first : last + 1] = True
         marks[name] = marked_T

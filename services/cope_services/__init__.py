@@ -1,5 +1,6 @@
-"""The results over REST: ablations, tables, runs, checkpoints, perplexity, probes, and a page to look at them.
+"""REST service and web page for ablations, result tables, runs, checkpoints, perplexity and probes.
 
-routes (words in) ─▶ library (files → schemas) ─▶ catalogue (ablation files), record (the ledger), results (tables)
-                  └▶ predictors (checkpoints → perplexity, probes; the only way to torch, and only when first asked)
+routes ─▶ library (files → schemas) ─▶ catalogue (ablation files), record (run folders)
+       ├▶ tables (rendered tables and curves, cached)
+       └▶ predictors (perplexity and probes of checkpoints; imports torch on the first request)
 """

@@ -1,27 +1,28 @@
-"""The application, from its settings."""
+"""Creates the application from its settings."""
 
 from __future__ import annotations
 
 from fastapi import FastAPI
 
-from cope_services import errors
-from cope_services.bodies import BodyLimit
-from cope_services.deps import Parts
+from cope_services.body_limit import BodyLimit
+from cope_services.dependencies import Components
+from cope_services.errors import install_error_handlers
 from cope_services.routes import api, dashboard, health
 from cope_services.settings import Settings
 from cope_sweep import __version__
 
 
 def create_app(settings: Settings) -> FastAPI:
-    """The service over the ablations and the store of `settings`. Creating it reads nothing and starts nothing."""
+    """The service for the ablations and the store of `settings`. This reads no file and starts no thread."""
     app = FastAPI(
         title="cope_sweep",
         version=__version__,
-        description="Ablations, tables, runs, checkpoints and perplexity. Every error is a `Problem`.",
+        description="Ablations, result tables, runs, checkpoints, perplexity and probes. "
+        "Every error has a `ProblemDetails` body.",
     )
-    app.state.parts = Parts.of(settings)
+    app.state.components = Components.create(settings)
     app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes)
-    errors.install(app)
+    install_error_handlers(app)
     app.include_router(health.router)
     app.include_router(api)
     app.include_router(dashboard.router)

@@ -1,4 +1,4 @@
-"""The ablation files of a folder, and their plans: parsed when they change, not when they are asked for."""
+"""The ablation files of a folder and their plans. A file is parsed when it has changed, not for each request."""
 
 from __future__ import annotations
 
@@ -13,22 +13,23 @@ from cope_sweep.spec import RunSpec, SpecError, load_ablation, with_overrides
 
 SUFFIXES = (".yaml", ".yml")
 
-Stamp = tuple[str, int, int]
+FileStamp = tuple[str, int, int]
+"""Path, modification time and size."""
 
 
 @dataclass(frozen=True)
-class Planned:
-    """A plan, the runs in its order, and what tells this state of its file from others."""
+class LoadedPlan:
+    """The plan of an ablation at a scale, its runs by id in the plan's order, and the state of its file."""
 
     plan: Plan
     runs: dict[str, RunSpec]
-    stamp: Stamp
+    stamp: FileStamp
     scale: str | None
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a run belongs: an ablation (at a scale), and a row."""
+class PlanEntry:
+    """A run in the plan of an ablation: the ablation's name, the row's name and the run."""
 
     ablation: str
     row: str
@@ -36,29 +37,29 @@ class Place:
 
 
 class Catalogue:
-    """Ablations by name, which is their file's. Names come from a listing of the folder: no name becomes a path."""
+    """Ablations by file name, without suffix. A client's name is only compared with a listing, never made a path."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._plans: dict[tuple[str, str | None], tuple[Stamp, Planned | SpecError]] = {}
-        self._places: tuple[frozenset[Stamp], dict[str, list[Place]]] = (frozenset(), {})
+        self._plans: dict[tuple[str, str | None], tuple[FileStamp, LoadedPlan | SpecError]] = {}
+        self._entries: tuple[frozenset[FileStamp], dict[str, list[PlanEntry]]] = (frozenset(), {})
         self._lock = threading.RLock()
 
     def files(self) -> dict[str, Path]:
-        """Name → file, by name."""
+        """Name → file, sorted by name."""
         paths = [path for path in self.folder.iterdir() if path.suffix in SUFFIXES and path.is_file()]
-        # Of a.yaml and a.yml, the former counts.
+        # If both a.yaml and a.yml exist, a.yaml wins.
         return {path.stem: path for path in sorted(paths, key=lambda path: (path.stem, path.suffix == ".yaml"))}
 
     def file(self, name: str) -> Path:
-        """Raises NotFoundError."""
+        """The file of an ablation. Raises NotFoundError."""
         files = self.files()
         if name not in files:
-            raise NotFoundError(f"no ablation {name!r}; there are: {', '.join(files) or 'none'}")
+            raise NotFoundError(f"no ablation {name!r}; the ablations are: {', '.join(files) or 'none'}")
         return files[name]
 
-    def planned(self, name: str, scale: str | None = None) -> Planned:
-        """The plan of an ablation, at a scale. Raises NotFoundError, InvalidError (the scale), SpecError (the file)."""
+    def load(self, name: str, scale: str | None = None) -> LoadedPlan:
+        """The plan of an ablation at a scale. Raises NotFoundError, InvalidError (the scale), SpecError (the file)."""
         path = self.file(name)
         try:
             stat = path.stat()
@@ -68,42 +69,42 @@ class Catalogue:
         with self._lock:
             known = self._plans.get((name, scale))
             if known is None or known[0] != stamp:
-                known = (stamp, _plan(path, scale, stamp))
+                known = (stamp, _parse(path, scale, stamp))
                 self._plans[name, scale] = known
         if isinstance(known[1], SpecError):
             raise known[1]
         return known[1]
 
-    def places(self) -> Mapping[str, list[Place]]:
-        """Run id → the rows, of all ablations at all their scales, that hold the run."""
-        every = []
+    def entries(self) -> Mapping[str, list[PlanEntry]]:
+        """Run id → its entries in the plans of all ablations at all scales."""
+        loaded = []
         for name in self.files():
             try:
-                base = self.planned(name)
-                every += [base, *(self.planned(name, scale) for scale in base.plan.ablation.content.scales)]
+                base = self.load(name)
+                loaded += [base, *(self.load(name, scale) for scale in base.plan.ablation.content.scales)]
             except (SpecError, NotFoundError):
                 continue
-        stamps = frozenset(planned.stamp for planned in every)
+        stamps = frozenset(each.stamp for each in loaded)
         with self._lock:
-            if self._places[0] != stamps:
-                places: dict[str, list[Place]] = {}
-                for planned in every:
-                    for row in planned.plan.rows:
+            if self._entries[0] != stamps:
+                entries: dict[str, list[PlanEntry]] = {}
+                for each in loaded:
+                    for row in each.plan.rows:
                         for run in row.runs:
-                            places.setdefault(run.run_id, []).append(Place(planned.plan.name, row.name, run))
-                self._places = (stamps, places)
-            return self._places[1]
+                            entries.setdefault(run.run_id, []).append(PlanEntry(each.plan.name, row.name, run))
+                self._entries = (stamps, entries)
+            return self._entries[1]
 
 
-def _plan(path: Path, scale: str | None, stamp: Stamp) -> Planned | SpecError:
+def _parse(path: Path, scale: str | None, stamp: FileStamp) -> LoadedPlan | SpecError:
     try:
-        loaded = load_ablation(path)
-        if scale is not None and scale not in loaded.content.scales:
-            known = ", ".join(loaded.content.scales) or "none: it has one size"
-            raise InvalidError(f"{path.stem} has no scale {scale!r}; it has {known}")
-        plan = expand(with_overrides(loaded, scale=scale))
+        ablation = load_ablation(path)
+        if scale is not None and scale not in ablation.content.scales:
+            known = ", ".join(ablation.content.scales) or "none"
+            raise InvalidError(f"{path.stem} has no scale {scale!r}; its scales are: {known}")
+        plan = expand(with_overrides(ablation, scale=scale))
     except SpecError as error:
         return error.with_traceback(None)
     except RecursionError:
         return SpecError(f"{path}: nested too deeply")
-    return Planned(plan, {run.run_id: run for run in plan.runs}, stamp, scale)
+    return LoadedPlan(plan, {run.run_id: run for run in plan.runs}, stamp, scale)

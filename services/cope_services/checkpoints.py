@@ -1,4 +1,4 @@
-"""A finished run's checkpoint as files to download."""
+"""The checkpoint files of finished runs, for downloads."""
 
 from __future__ import annotations
 
@@ -6,47 +6,54 @@ import hashlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Condition
 from urllib.parse import quote
 
+from cachetools import LRUCache, cached
+
 from cope_services.errors import NotFoundError
-from cope_services.kept import Kept
 from cope_services.schemas import Checkpoint, CheckpointFile
 from cope_sweep.record import RunFolder
+
+MAX_DIGESTS = 1024
+"""Digests in the cache."""
+
+FileState = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
 class StoredFile:
-    """A file as it was listed."""
+    """A file and its status when the folder was listed."""
 
     path: Path
     stat: os.stat_result
 
     @property
-    def state(self) -> tuple[int, int, int]:
-        """What differs when the content does."""
+    def state(self) -> FileState:
+        """Modification time, size and inode: they change when the content changes."""
         return self.stat.st_mtime_ns, self.stat.st_size, self.stat.st_ino
 
 
 class Checkpoints:
-    """Lists checkpoint folders. A name from outside only picks from a listing: it never becomes a path."""
+    """Lists checkpoint folders. A client's file name is only compared with a listing; it never becomes a path."""
 
     def __init__(self) -> None:
-        self._digests: Kept[str] = Kept(1024)
+        self._digest = cached(LRUCache(MAX_DIGESTS), condition=Condition())(_sha256)
 
     def files(self, folder: RunFolder) -> list[StoredFile]:
-        """The plain files, by name: no links, no hidden ones, no folders. Raises NotFoundError where there are none."""
+        """The regular, visible files by name, without links and folders. Raises NotFoundError if there are none."""
         try:
             with os.scandir(folder.checkpoint) as entries:
-                plain = [e for e in entries if e.is_file(follow_symlinks=False) and not e.name.startswith(".")]
-                listed = [StoredFile(folder.checkpoint / e.name, e.stat(follow_symlinks=False)) for e in plain]
+                regular = [e for e in entries if e.is_file(follow_symlinks=False) and not e.name.startswith(".")]
+                files = [StoredFile(folder.checkpoint / e.name, e.stat(follow_symlinks=False)) for e in regular]
         except (FileNotFoundError, NotADirectoryError):
-            listed = []
-        if not listed:
-            raise NotFoundError(f"the checkpoint of run {folder.run_id} is gone: its folder has no files")
-        return sorted(listed, key=lambda file: file.path.name)
+            files = []
+        if not files:
+            raise NotFoundError(f"the checkpoint of run {folder.run_id} was deleted: its folder has no files")
+        return sorted(files, key=lambda file: file.path.name)
 
     def file(self, folder: RunFolder, name: str) -> StoredFile:
-        """Raises NotFoundError."""
+        """The file with this name. Raises NotFoundError."""
         files = self.files(folder)
         for file in files:
             if file.path.name == name:
@@ -62,18 +69,15 @@ class Checkpoints:
                 CheckpointFile(
                     name=file.path.name,
                     size_bytes=file.stat.st_size,
-                    sha256=self.sha256(file),
+                    sha256=self._digest(file.path, file.state),
                     url=f"/api/v1/runs/{folder.run_id}/checkpoint/{quote(file.path.name)}",
                 )
                 for file in self.files(folder)
             ],
         )
 
-    def sha256(self, file: StoredFile) -> str:
-        """In hexadecimal; computed once for each state of the file."""
 
-        def digest() -> str:
-            with file.path.open("rb") as stream:
-                return hashlib.file_digest(stream, "sha256").hexdigest()
-
-        return self._digests.get(file.path, file.state, digest)
+def _sha256(path: Path, state: FileState) -> str:
+    """The digest in hexadecimal; `state` is part of the cache key, so a changed file is read again."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()

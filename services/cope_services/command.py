@@ -1,4 +1,4 @@
-"""`cope-sweep serve`, which the command line finds by its entry point."""
+"""`cope-sweep serve`; the command line finds it by its entry point."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from cope_sweep.cli.options import ABLATIONS, STORE, AblationsDir, Store
 def serve(
     host: Annotated[str, typer.Option(envvar="COPE_SWEEP_HOST", help="The address to listen on.")] = "127.0.0.1",
     port: Annotated[
-        int, typer.Option(envvar="COPE_SWEEP_PORT", min=0, max=65535, help="The port to listen on.")
+        int,
+        typer.Option(envvar="COPE_SWEEP_PORT", min=0, max=65535, help="The port to listen on; 0 chooses a free one."),
     ] = 8000,
     ablations: AblationsDir = ABLATIONS,
     store: Store = STORE,
 ) -> None:
-    """Serve tables, runs, checkpoints and perplexity over REST, with a page to look at them.
+    """Serve tables, runs, checkpoints, perplexity and probes over REST, with a web page.
 
     Example: `cope-sweep serve --port 8080`, then `curl http://127.0.0.1:8080/api/v1/ablations/quickstart/table?format=markdown`
     """
     from cope_services import server
-    from cope_services.settings import Settings
+    from cope_services.settings import load_settings
 
-    raise typer.Exit(server.serve(Settings(host=host, port=port, ablations=ablations, store=store)))
+    raise typer.Exit(server.serve(load_settings(host=host, port=port, ablations=ablations, store=store)))

@@ -1,4 +1,4 @@
-"""Every error's way to the client, in one place: a status, and `{"error": {"type", "message"}}`."""
+"""Maps every error to a status and the body `{"error": {"type", "message"}}`."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from cope_sweep.errors import UserError
+from cope_sweep.record import StoreError
+from cope_sweep.spec import SpecError
 
 
 class ServiceError(Exception):
-    """What a client gets as a problem: subclasses set the status."""
+    """An error with the status and the type that the client receives."""
 
     status: ClassVar[int] = 500
     type: ClassVar[str] = "internal_error"
@@ -30,7 +32,7 @@ class NotAcceptableError(ServiceError):
 
 
 class ConflictError(ServiceError):
-    """The thing exists, and is not yet, or not, in a state to answer this."""
+    """The resource exists, but its state does not allow the request."""
 
     status, type = 409, "conflict"
 
@@ -47,68 +49,74 @@ class InvalidError(ServiceError):
     status, type = 422, "invalid_request"
 
 
+class InvalidTokensError(ServiceError):
+    status, type = 422, "invalid_tokens"
+
+
+class DamagedCheckpointError(ServiceError):
+    status, type = 500, "damaged_checkpoint"
+
+
 class NotReadyError(ServiceError):
     status, type = 503, "not_ready"
 
 
-USER_ERRORS: Mapping[str, tuple[int, str]] = {
-    "ProbeError": (422, "invalid_request"),
-    "TokensError": (422, "invalid_tokens"),
-    "SpecError": (409, "invalid_ablation"),
-    "CheckpointError": (500, "damaged_checkpoint"),
-    "StoreError": (500, "damaged_store"),
+USER_ERRORS: Mapping[type[UserError], tuple[int, str]] = {
+    SpecError: (409, "invalid_ablation"),
+    StoreError: (500, "damaged_store"),
+    UserError: (500, "internal_error"),
 }
-"""The library's own errors, by the name of their class: importing some of the classes would import torch."""
-
+"""Status and type of the errors of `cope_sweep`. `predictors` maps the errors of modules that import torch."""
 
 INVALID_JSON = "the body is not valid JSON"
 
 
-def install(app: FastAPI) -> None:
-    """Answer every error of `app` with a problem."""
+def install_error_handlers(app: FastAPI) -> None:
+    """Make `app` answer every error with a ProblemDetails body."""
 
     @app.exception_handler(ServiceError)
-    async def service(request: Request, error: ServiceError) -> JSONResponse:
-        return problem(error.status, error.type, str(error))
+    async def service_error(request: Request, error: ServiceError) -> JSONResponse:
+        return error_response(error.status, error.type, str(error))
 
     @app.exception_handler(UserError)
-    async def user(request: Request, error: UserError) -> JSONResponse:
-        names = [cls.__name__ for cls in type(error).__mro__]
-        status, kind = next((USER_ERRORS[name] for name in names if name in USER_ERRORS), (500, "internal_error"))
-        return problem(status, kind, str(error))
+    async def user_error(request: Request, error: UserError) -> JSONResponse:
+        status, kind = next(USER_ERRORS[cls] for cls in type(error).__mro__ if cls in USER_ERRORS)
+        return error_response(status, kind, str(error))
 
     @app.exception_handler(RequestValidationError)
-    async def validation(request: Request, error: RequestValidationError) -> JSONResponse:
+    async def validation_error(request: Request, error: RequestValidationError) -> JSONResponse:
         errors = error.errors()
         if any(item["type"] == "json_invalid" for item in errors):
-            return problem(400, "invalid_json", INVALID_JSON)
-        return problem(InvalidError.status, InvalidError.type, "; ".join(map(_said, errors[:5])))
+            return error_response(400, "invalid_json", INVALID_JSON)
+        return error_response(InvalidError.status, InvalidError.type, "; ".join(map(_validation_message, errors[:5])))
 
     @app.exception_handler(HTTPException)
-    async def http(request: Request, error: HTTPException) -> JSONResponse:
+    async def http_error(request: Request, error: HTTPException) -> JSONResponse:
         status = HTTPStatus(error.status_code)
-        if status == 400:  # FastAPI's word for a body that its JSON parser stumbled over
-            return problem(status, "invalid_json", INVALID_JSON)
-        kinds = {404: NotFoundError.type, 413: TooLargeError.type}
+        if status == 400:  # FastAPI raises it for a body that its JSON parser rejects
+            return error_response(status, "invalid_json", INVALID_JSON)
+        types = {404: NotFoundError.type, 413: TooLargeError.type}
         messages = {
-            404: f"nothing is at {request.url.path}; /docs lists what there is",
-            405: f"{request.method} is not possible at {request.url.path}; /docs lists what is",
+            404: f"there is no {request.url.path}; /docs lists all paths",
+            405: f"{request.url.path} does not support {request.method}; /docs lists all methods",
         }
         text = messages.get(status, "") if error.detail == status.phrase else str(error.detail)
-        return problem(status, kinds.get(status, status.name.lower()), text or status.phrase, error.headers)
+        return error_response(status, types.get(status, status.name.lower()), text or status.phrase, error.headers)
 
     @app.exception_handler(Exception)
-    async def internal(request: Request, error: Exception) -> JSONResponse:
-        return problem(500, "internal_error", "an error of the server's own; its log has the traceback")
+    async def internal_error(request: Request, error: Exception) -> JSONResponse:
+        return error_response(500, "internal_error", "internal server error; the server's log has the traceback")
 
 
-def problem(status: int, kind: str, message: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
-    """The one shape of every error."""
-    body = {"error": {"type": kind, "message": message}}
+def error_response(
+    status: int, error_type: str, message: str, headers: Mapping[str, str] | None = None
+) -> JSONResponse:
+    """A response with a ProblemDetails body."""
+    body = {"error": {"type": error_type, "message": message}}
     return JSONResponse(body, status, headers=dict(headers) if headers else None)
 
 
-def _said(error: Mapping[str, Any]) -> str:
-    """One of pydantic's errors, without the value: that can be as large as the request, and need not be JSON."""
-    where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error["loc"]).lstrip(".")
-    return f"{where}: {error['msg'][0].lower()}{error['msg'][1:]}"
+def _validation_message(error: Mapping[str, Any]) -> str:
+    """One of pydantic's errors, without the value, which may be large and need not be valid JSON."""
+    location = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error["loc"]).lstrip(".")
+    return f"{location}: {error['msg'][0].lower()}{error['msg'][1:]}"

@@ -1,4 +1,4 @@
-"""The read side: ablation files and the ledger, as schemas. It holds nothing that the files do not."""
+"""Reads ablation files and run folders, and returns them as schemas. It has no state of its own."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from cope_services.catalogue import Catalogue, Place, Planned
+from cope_services.catalogue import Catalogue, LoadedPlan, PlanEntry
 from cope_services.errors import ConflictError, NotFoundError, NotReadyError
 from cope_services.schemas import (
     AblationDetail,
@@ -31,18 +31,18 @@ from cope_sweep.record.ledger import RUN_ID
 from cope_sweep.spec import RunSpec, SpecError
 
 MAX_POINTS = 200
-"""Points of one series of a plot."""
+"""Points of one learning curve."""
 
 
 class Library:
-    """Ablations, runs and curves. Raises ServiceErrors, SpecError and StoreError, which the app maps to statuses."""
+    """Ablations, runs and learning curves. Methods raise ServiceError, SpecError and StoreError; see `errors`."""
 
     def __init__(self, catalogue: Catalogue, ledger: Ledger) -> None:
         self.catalogue = catalogue
         self.ledger = ledger
 
     def check(self) -> None:
-        """Raises NotReadyError where a folder cannot be read. A store that is not there yet holds no runs."""
+        """Raise NotReadyError if a folder cannot be read. A missing store counts as an empty one."""
         try:
             self.catalogue.files()
             self.ledger.runs()
@@ -52,28 +52,29 @@ class Library:
     # -- ablations -----------------------------------------------------------------------------------------------
 
     def ablations(self) -> list[AblationSummary]:
-        """All, by name; one whose file cannot be used says why."""
+        """All ablations by name. An invalid file gives an entry with its error."""
         statuses = self.statuses()
         return [self._summary(name, statuses) for name in self.catalogue.files()]
 
     def _summary(self, name: str, statuses: Mapping[str, Status]) -> AblationSummary:
         try:
-            planned = self.catalogue.planned(name)
+            loaded = self.catalogue.load(name)
         except SpecError as error:
             return AblationSummary(name=name, error=str(error))
-        return AblationSummary(**_described(planned, statuses))
+        return AblationSummary(**_summary_of(loaded, statuses))
 
     def ablation(self, name: str, scale: str | None) -> AblationDetail:
+        """One ablation with its plan at a scale, and its file."""
         text = self.catalogue.file(name).read_text(errors="replace")
         try:
-            planned = self.catalogue.planned(name, scale)
+            loaded = self.catalogue.load(name, scale)
         except SpecError as error:
             return AblationDetail(name=name, error=str(error), text=text)
         statuses = self.statuses()
-        metrics = planned.plan.ablation.content.metrics
+        metrics = loaded.plan.ablation.content.metrics
         return AblationDetail(
-            **_described(planned, statuses),
-            axes=planned.plan.axes,
+            **_summary_of(loaded, statuses),
+            axes=loaded.plan.axes,
             metrics=[
                 MetricInfo(name=m.name, title=m.title, goal=m.goal, unit=m.unit, decimals=m.decimals) for m in metrics
             ],
@@ -86,7 +87,7 @@ class Library:
                         for r in row.runs
                     ],
                 )
-                for row in planned.plan.rows
+                for row in loaded.plan.rows
             ],
             text=text,
         )
@@ -94,7 +95,7 @@ class Library:
     # -- runs ----------------------------------------------------------------------------------------------------
 
     def statuses(self) -> dict[str, Status]:
-        """Of every run that was ever begun."""
+        """Run id → status, of every run that has a folder."""
         return {folder.run_id: folder.status for folder in self.ledger.runs()}
 
     def runs(
@@ -106,23 +107,23 @@ class Library:
         limit: int = 100,
         offset: int = 0,
     ) -> RunPage:
-        """Runs in the order of an ablation's plan, pending ones too; or all that were ever begun, by id."""
+        """The runs of an ablation in plan order, including pending ones; without an ablation, all run folders by id."""
         statuses = self.statuses()
         ids: Sequence[str] = list(statuses)
         if ablation is not None:
-            ids = list(self.catalogue.planned(ablation, scale).runs)
+            ids = list(self.catalogue.load(ablation, scale).runs)
         if status is not None:
             ids = [run_id for run_id in ids if statuses.get(run_id, "pending") == status]
-        places = self.catalogue.places()
-        page = [RunSummary(**self._run(run_id, places)) for run_id in ids[offset : offset + limit]]
+        entries = self.catalogue.entries()
+        page = [RunSummary(**self._summary_fields(run_id, entries)) for run_id in ids[offset : offset + limit]]
         return RunPage(total=len(ids), limit=limit, offset=offset, runs=page)
 
     def run(self, run_id: str, *, with_curve: bool = True) -> RunDetail:
-        """A run that was begun, or that an ablation plans."""
-        places = self.catalogue.places()
-        folder = self.folder(run_id, places)
-        known = self._run(run_id, places)
-        spec = folder.spec["spec"] if folder.spec else places[run_id][0].spec.model_dump(mode="json")
+        """A run that has a folder or is in the plan of an ablation. Raises NotFoundError."""
+        entries = self.catalogue.entries()
+        folder = self.folder(run_id, entries)
+        known = self._summary_fields(run_id, entries)
+        spec = folder.spec["spec"] if folder.spec else entries[run_id][0].spec.model_dump(mode="json")
         result = folder.result or {}
         return RunDetail(
             **known,
@@ -136,13 +137,13 @@ class Library:
         """The logged rows of a run, by step."""
         return self.folder(run_id).curve()
 
-    def folder(self, run_id: str, places: Mapping[str, list[Place]] | None = None) -> RunFolder:
-        """The folder of a run that is known here. Raises NotFoundError."""
+    def folder(self, run_id: str, entries: Mapping[str, list[PlanEntry]] | None = None) -> RunFolder:
+        """The folder of a run that has one or is in the plan of an ablation. Raises NotFoundError."""
         if not RUN_ID.fullmatch(run_id):
-            raise NotFoundError(f"{run_id[:40]!r} is no run id: those are 16 hexadecimal digits")
+            raise NotFoundError(f"{run_id[:40]!r} is no run id: a run id has 16 hexadecimal digits")
         folder = self.ledger.run(run_id)
-        if not folder.path.is_dir() and run_id not in (places or self.catalogue.places()):
-            raise NotFoundError(f"no run {run_id}: it was never begun, and no ablation plans it")
+        if not folder.path.is_dir() and run_id not in (entries or self.catalogue.entries()):
+            raise NotFoundError(f"no run {run_id}: it has no folder in the store, and it is in no ablation")
         return folder
 
     def finished(self, run_id: str) -> RunFolder:
@@ -152,20 +153,20 @@ class Library:
             raise ConflictError(f"run {run_id} is {folder.status}; only a finished run has a checkpoint")
         return folder
 
-    def _run(self, run_id: str, places: Mapping[str, list[Place]]) -> dict[str, Any]:
-        """The fields of a RunSummary. A damaged file shows as the run's message: it does not hide the other runs."""
-        folder, here = self.ledger.run(run_id), places.get(run_id, [])
+    def _summary_fields(self, run_id: str, entries: Mapping[str, list[PlanEntry]]) -> dict[str, Any]:
+        """The fields of a RunSummary. The error of a damaged file becomes its message: other runs stay visible."""
+        folder, planned = self.ledger.run(run_id), entries.get(run_id, [])
         facts: dict[str, Any] = {"run_id": run_id, "status": folder.status}
-        if here:
-            facts |= {"ablations": list(dict.fromkeys(place.ablation for place in here)), "row": here[0].row}
-            facts |= {"seed": here[0].spec.seed, "steps": here[0].spec.train.steps}
+        if planned:
+            facts |= {"ablations": list(dict.fromkeys(entry.ablation for entry in planned)), "row": planned[0].row}
+            facts |= {"seed": planned[0].spec.seed, "steps": planned[0].spec.train.steps}
         try:
-            begun, state, result = folder.spec, folder.state, folder.result
+            spec, state, result = folder.spec, folder.state, folder.result
         except StoreError as error:
             return facts | {"message": str(error)}
-        if begun is not None:
-            facts |= {"created_ms": begun["created_ms"], "seed": begun["spec"]["seed"]}
-            facts |= {"steps": begun["spec"]["train"]["steps"]}
+        if spec is not None:
+            facts |= {"created_ms": spec["created_ms"], "seed": spec["spec"]["seed"]}
+            facts |= {"steps": spec["spec"]["train"]["steps"]}
         facts |= {"worker_id": state.get("worker_id"), "updated_ms": _updated_ms(folder, state)}
         if facts["status"] == "finished":
             facts |= {"step": facts.get("steps") or 0, "metrics": result["metrics"] if result else {}}
@@ -175,12 +176,12 @@ class Library:
 
     # -- curves --------------------------------------------------------------------------------------------------
 
-    def curves(self, planned: Planned, metric: str | None) -> Curves:
-        """A metric (None: the one that the ablation is judged by) of every run, thinned to MAX_POINTS each."""
-        metric = metric or planned.plan.ablation.content.metrics[0].name
-        logged: dict[str, None] = {each.name: None for each in planned.plan.ablation.content.metrics}
+    def curves(self, loaded: LoadedPlan, metric: str | None) -> Curves:
+        """A metric (None: the first of the table) of every run, reduced to about MAX_POINTS points each."""
+        metric = metric or loaded.plan.ablation.content.metrics[0].name
+        logged: dict[str, None] = {each.name: None for each in loaded.plan.ablation.content.metrics}
         rows = []
-        for row in planned.plan.rows:
+        for row in loaded.plan.rows:
             series = []
             for run in row.runs:
                 folder = self.ledger.run(run.run_id)
@@ -189,40 +190,40 @@ class Library:
                     logged |= dict.fromkeys(key for key in point if key != "step")
                 points = [(int(point["step"]), point[metric]) for point in curve if metric in point]
                 series.append(
-                    Series(run_id=run.run_id, seed=run.seed, status=folder.status, points=_thinned(points, MAX_POINTS))
+                    Series(run_id=run.run_id, seed=run.seed, status=folder.status, points=_thin(points, MAX_POINTS))
                 )
             rows.append(RowCurves(row=row.name, series=series))
         return Curves(metric=metric, metrics=list(logged), rows=rows)
 
-    def fingerprint(self, planned: Planned, *, curves: bool = False) -> tuple[object, ...]:
-        """What differs whenever the plan's results (or curves) do. A few system calls for each run, and no reading."""
-        begun = {folder.run_id for folder in self.ledger.runs()}
-        return planned.stamp, planned.scale, tuple(self._stamps(planned.runs, begun, curves=curves))
+    def fingerprint(self, loaded: LoadedPlan, *, curves: bool = False) -> tuple[object, ...]:
+        """A value that changes when the results (or curves) of the plan change. It needs a few `stat` calls per run."""
+        existing = {folder.run_id for folder in self.ledger.runs()}
+        return loaded.stamp, loaded.scale, tuple(self._run_stamps(loaded.runs, existing, curves=curves))
 
-    def _stamps(self, runs: Mapping[str, RunSpec], begun: set[str], *, curves: bool) -> Iterator[object]:
+    def _run_stamps(self, runs: Mapping[str, RunSpec], existing: set[str], *, curves: bool) -> Iterator[object]:
         root = os.path.join(self.ledger.root, "runs")  # noqa: PTH118 - a Path for each of thousands of files is slow
         for run_id in runs:
-            if run_id not in begun:
+            if run_id not in existing:
                 yield None
                 continue
             folder = os.path.join(root, run_id)  # noqa: PTH118
-            done = _stamp(os.path.join(folder, "result.json"))  # noqa: PTH118
-            yield done or (self.ledger.run(run_id).status, _stamp(os.path.join(folder, "state.json")))  # noqa: PTH118
-            if curves and not done:
+            result = _stamp(os.path.join(folder, "result.json"))  # noqa: PTH118
+            yield result or (self.ledger.run(run_id).status, _stamp(os.path.join(folder, "state.json")))  # noqa: PTH118
+            if curves and not result:
                 yield _stamp(os.path.join(folder, "curve.jsonl"))  # noqa: PTH118
 
 
-def _described(planned: Planned, statuses: Mapping[str, Status]) -> dict[str, Any]:
-    content = planned.plan.ablation.content
-    counts: Counts = dict(Counter(statuses.get(run_id, "pending") for run_id in planned.runs))
+def _summary_of(loaded: LoadedPlan, statuses: Mapping[str, Status]) -> dict[str, Any]:
+    content = loaded.plan.ablation.content
+    counts: Counts = dict(Counter(statuses.get(run_id, "pending") for run_id in loaded.runs))
     return {
-        "name": planned.plan.name,
+        "name": loaded.plan.name,
         "title": content.title,
         "hypothesis": content.hypothesis.strip(),
         "reproduces": content.reproduces,
         "scales": list(content.scales),
-        "rows": len(planned.plan.rows),
-        "runs": len(planned.runs),
+        "rows": len(loaded.plan.rows),
+        "runs": len(loaded.runs),
         "counts": counts,
     }
 
@@ -235,14 +236,14 @@ def _stamp(path: str) -> tuple[int, int, int] | None:
 
 
 def _updated_ms(folder: RunFolder, state: Mapping[str, Any]) -> int | None:
-    """When anything of the run was written last."""
+    """Time of the last change of the run's files."""
     stamps = [_stamp(str(folder.path / name)) for name in ("result.json", "curve.jsonl")]
     times = [stamp[0] // 1_000_000 for stamp in stamps if stamp]
     return max([*times, *([state["updated_ms"]] if "updated_ms" in state else [])], default=None)
 
 
 def _last_step(folder: RunFolder) -> int:
-    """The step of the last row that was logged, from the end of the file."""
+    """The step of the last logged row, from the end of the file; 0 without one."""
     with suppress(OSError, ValueError, IndexError):
         return int(_tail_row(folder.path / "curve.jsonl")["step"])
     return 0
@@ -252,15 +253,15 @@ def _tail_row(path: Path, size: int = 4096) -> dict[str, float]:
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - size))
         lines = file.read().split(b"\n")
-    # The last part is empty, or a line that is being written.
+    # The last element is empty, or an incomplete line that is being written.
     row: dict[str, float] = json.loads(lines[-2])
     return row
 
 
-def _thinned(points: list[tuple[int, float]], most: int) -> list[tuple[int, float]]:
-    """Every 2ⁿ-th point, and the last: series of unlike lengths keep common steps, so a mean over them can be drawn."""
+def _thin(points: list[tuple[int, float]], maximum: int) -> list[tuple[int, float]]:
+    """Every 2ⁿ-th point, and the last one. Curves of different lengths keep common steps, which their mean needs."""
     stride = 1
-    while len(points) > most * stride:
+    while len(points) > maximum * stride:
         stride *= 2
     kept = points[::stride]
     return kept if not points or kept[-1] == points[-1] else [*kept, points[-1]]

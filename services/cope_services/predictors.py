@@ -1,22 +1,26 @@
-"""Perplexity and probes of the checkpoints of finished runs. torch is imported with the first question, not before."""
+"""Perplexity and probes of the checkpoints of finished runs. The first request imports torch."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Condition
 from typing import TYPE_CHECKING
 
 from anyio import CapacityLimiter, to_thread
+from cachetools import LRUCache, cached
 
 from cope_services.checkpoints import Checkpoints
-from cope_services.errors import TooLargeError
-from cope_services.kept import Kept
+from cope_services.errors import DamagedCheckpointError, InvalidError, InvalidTokensError, TooLargeError
 from cope_services.schemas import (
-    Measured,
-    MeasuredSequence,
     PerplexityRequest,
     PerplexityResponse,
+    PerplexityValues,
     ProbeRequest,
     ProbeResponse,
+    SequencePerplexity,
 )
 from cope_sweep.record import RunFolder
 
@@ -27,7 +31,10 @@ if TYPE_CHECKING:
 
 
 class Predictors:
-    """Models in memory, the most recently used `max_models` of them, and a few threads that compute with them."""
+    """Answers requests with the models of checkpoints, in a limited number of threads.
+
+    The `max_models` most recently used models stay in memory.
+    """
 
     def __init__(
         self,
@@ -43,62 +50,86 @@ class Predictors:
         self.max_probe_values = max_probe_values
         self._checkpoints = checkpoints
         self._device = device
-        self._models: Kept[Predictor] = Kept(max_models)
-        # A limiter of its own: a queue of questions leaves the threads of tables and runs alone.
+        # With the condition, threads that need the same model wait until one of them has loaded it.
+        self._load_cached = cached(LRUCache(max_models), condition=Condition())(self._load)
+        # A separate limiter: requests that wait for a model do not occupy the threads of other requests.
         self._limiter = CapacityLimiter(max_inferences)
 
-    async def measure(self, folder: RunFolder, request: PerplexityRequest) -> PerplexityResponse:
-        """Answer a question about a finished run, as soon as a thread is free.
+    async def perplexity(self, folder: RunFolder, request: PerplexityRequest) -> PerplexityResponse:
+        """Perplexity under the model of a finished run, computed when a thread is free.
 
-        Raises TooLargeError, TokensError, CheckpointError, NotFoundError.
+        Raises TooLargeError, InvalidTokensError, DamagedCheckpointError, NotFoundError.
         """
         count = sum(map(len, request.tokens))
         if count > self.max_tokens:
-            raise TooLargeError(f"{count} tokens came; one request may have {self.max_tokens}, so send several")
-        return await to_thread.run_sync(self._measure, folder, request, limiter=self._limiter)
+            raise TooLargeError(f"{count} tokens; one request may have {self.max_tokens}, so send several requests")
+        return await to_thread.run_sync(self._perplexity, folder, request, limiter=self._limiter)
 
-    def _measure(self, folder: RunFolder, request: PerplexityRequest) -> PerplexityResponse:
+    def _perplexity(self, folder: RunFolder, request: PerplexityRequest) -> PerplexityResponse:
         from cope_sweep.inference import Perplexity
 
-        scores = self._predictor(folder).log_probabilities(request.tokens)
+        with _service_errors():
+            scores = self._predictor(folder).log_probabilities(request.tokens)
         return PerplexityResponse(
             run_id=folder.run_id,
-            total=Measured(**_numbers(Perplexity.of(scores))),
+            total=PerplexityValues(**_values(Perplexity.of(scores))),
             sequences=[_sequence(each, Perplexity.of([each]), request.log_probabilities) for each in scores],
         )
 
     async def probe(self, folder: RunFolder, request: ProbeRequest) -> ProbeResponse:
-        """Probe a finished run, as soon as a thread is free.
+        """Probe the model of a finished run, when a thread is free.
 
-        Raises TooLargeError, TokensError, ProbeError, CheckpointError, NotFoundError.
+        Raises TooLargeError, InvalidTokensError, InvalidError, DamagedCheckpointError, NotFoundError.
         """
         if len(request.tokens) > self.max_tokens:
-            raise TooLargeError(f"{len(request.tokens)} tokens came; one request may have {self.max_tokens}")
+            raise TooLargeError(f"{len(request.tokens)} tokens; one request may have {self.max_tokens}")
         return await to_thread.run_sync(self._probe, folder, request, limiter=self._limiter)
 
     def _probe(self, folder: RunFolder, request: ProbeRequest) -> ProbeResponse:
-        from cope_services.probing import answer
+        from cope_services.probing import probe_response
 
-        return answer(self._predictor(folder), request, self.max_probe_values)
+        with _service_errors():
+            return probe_response(self._predictor(folder), request, self.max_probe_values)
 
     def _predictor(self, folder: RunFolder) -> Predictor:
+        state = tuple((file.path.name, file.state) for file in self._checkpoints.files(folder))
+        return self._load_cached(folder.checkpoint, state)
+
+    def _load(self, checkpoint: Path, state: Hashable) -> Predictor:
+        """Load a model; `state` is part of the cache key, so changed files are loaded again."""
         from cope_sweep.inference import Predictor
 
-        state = tuple((file.path.name, file.state) for file in self._checkpoints.files(folder))
-        return self._models.get(folder.run_id, state, lambda: Predictor.load(folder.checkpoint, self._device))
+        return Predictor.load(checkpoint, self._device)
 
 
-def _sequence(scores: np.ndarray, measured: Perplexity, with_scores: bool) -> MeasuredSequence:
+@contextmanager
+def _service_errors() -> Iterator[None]:
+    """Raise errors of modules that import torch as ServiceErrors."""
+    from cope_sweep.inference import TokensError
+    from cope_sweep.model import CheckpointError
+    from cope_sweep.probe import ProbeError
+
+    try:
+        yield
+    except ProbeError as error:  # a subclass of TokensError
+        raise InvalidError(str(error)) from error
+    except TokensError as error:
+        raise InvalidTokensError(str(error)) from error
+    except CheckpointError as error:
+        raise DamagedCheckpointError(str(error)) from error
+
+
+def _sequence(scores: np.ndarray, perplexity: Perplexity, with_scores: bool) -> SequencePerplexity:
     if not with_scores:
-        return MeasuredSequence(**_numbers(measured))
+        return SequencePerplexity(**_values(perplexity))
     finite = [score if math.isfinite(score) else None for score in scores.tolist()]
-    return MeasuredSequence(**_numbers(measured), log_probabilities=finite)
+    return SequencePerplexity(**_values(perplexity), log_probabilities=finite)
 
 
-def _numbers(measured: Perplexity) -> dict[str, float | int | None]:
+def _values(perplexity: Perplexity) -> dict[str, float | int | None]:
     return {
-        "nll_sum": measured.nll_sum,
-        "tokens": measured.tokens,
-        "perplexity": measured.perplexity if math.isfinite(measured.perplexity) else None,
-        "bits_per_token": measured.bits_per_token,
+        "nll_sum": perplexity.nll_sum,
+        "tokens": perplexity.tokens,
+        "perplexity": perplexity.perplexity if math.isfinite(perplexity.perplexity) else None,
+        "bits_per_token": perplexity.bits_per_token,
     }

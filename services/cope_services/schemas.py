@@ -1,4 +1,4 @@
-"""What the service says and takes, as JSON."""
+"""JSON schemas of requests and responses."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ Counts = dict[Status, int]
 Responses = dict[int | str, dict[str, Any]]
 
 
-class Problem(BaseModel):
-    """Every error, whatever its status."""
+class ProblemDetails(BaseModel):
+    """The body of every error response."""
 
     class Error(BaseModel):
         type: str
@@ -22,9 +22,9 @@ class Problem(BaseModel):
     error: Error
 
 
-def problems(*statuses: int) -> Responses:
-    """What a route's documentation says of its errors."""
-    return {status: {"model": Problem} for status in statuses}
+def error_responses(*statuses: int) -> Responses:
+    """The documentation of a route's error responses."""
+    return {status: {"model": ProblemDetails} for status in statuses}
 
 
 class Health(BaseModel):
@@ -32,7 +32,7 @@ class Health(BaseModel):
 
 
 class AblationSummary(BaseModel):
-    """An ablation, and how far its runs are."""
+    """An ablation, with the number of its runs by status."""
 
     name: str
     title: str = ""
@@ -42,7 +42,7 @@ class AblationSummary(BaseModel):
     rows: int = 0
     runs: int = 0
     counts: Counts = {}
-    error: str | None = Field(default=None, description="Why the file cannot be used; all else is empty then.")
+    error: str | None = Field(default=None, description="Why the file is invalid; the other fields are then empty.")
 
 
 class PlannedRun(BaseModel):
@@ -52,7 +52,7 @@ class PlannedRun(BaseModel):
 
 
 class PlannedRow(BaseModel):
-    """A row of the table, with its runs."""
+    """A row of the table and its runs."""
 
     row: str
     labels: dict[str, str]
@@ -68,29 +68,29 @@ class MetricInfo(BaseModel):
 
 
 class AblationDetail(AblationSummary):
-    """An ablation with its rows, its metrics, and its file."""
+    """An ablation with its rows, metrics and file."""
 
-    axes: dict[str, str] = Field(default={}, description="Axis key → the short name that tables show.")
+    axes: dict[str, str] = Field(default={}, description="Axis key → its column title in tables.")
     metrics: list[MetricInfo] = []
     plan: list[PlannedRow] = []
-    text: str = Field(description="The file as it stands.")
+    text: str = Field(description="The content of the file.")
 
 
 class RunSummary(BaseModel):
-    """A run, in one line."""
+    """The main facts of a run."""
 
     run_id: str
     status: Status
-    ablations: list[str] = Field(default=[], description="The ablations that contain it.")
-    row: str | None = Field(default=None, description="Its row in the first of them.")
+    ablations: list[str] = Field(default=[], description="The ablations that contain the run.")
+    row: str | None = Field(default=None, description="Its row in the first of these ablations.")
     seed: int | None = None
-    step: int = 0
-    steps: int | None = Field(default=None, description="Steps in all.")
-    created_ms: int | None = Field(default=None, description="When it was first begun, since 1970.")
-    updated_ms: int | None = None
-    worker_id: str | None = Field(default=None, description="The worker that trained it last.")
-    message: str | None = Field(default=None, description="Why it failed.")
-    metrics: dict[str, float] = Field(default={}, description="Final values, once it is finished.")
+    step: int = Field(default=0, description="The last logged step; of a finished run, the last step.")
+    steps: int | None = Field(default=None, description="Number of training steps.")
+    created_ms: int | None = Field(default=None, description="Time of its first start, in ms since 1970.")
+    updated_ms: int | None = Field(default=None, description="Time of the last change of its files, in ms since 1970.")
+    worker_id: str | None = Field(default=None, description="The last worker that trained the run.")
+    message: str | None = Field(default=None, description="Why the run failed.")
+    metrics: dict[str, float] = Field(default={}, description="Final values of a finished run.")
 
 
 class RunPage(BaseModel):
@@ -101,16 +101,16 @@ class RunPage(BaseModel):
 
 
 class RunDetail(RunSummary):
-    """A run, in full."""
+    """All information about a run."""
 
-    spec: dict[str, Any] | None = None
-    state: dict[str, Any] = Field(default={}, description="Attempt, place, and how it failed, with the traceback.")
-    facts: dict[str, Any] = {}
+    spec: dict[str, Any] | None = Field(default=None, description="The resolved configuration.")
+    state: dict[str, Any] = Field(default={}, description="Attempt, worker, and the traceback of a failure.")
+    facts: dict[str, Any] = Field(default={}, description="For example parameters, duration and memory.")
     curve: list[dict[str, int | float]] = Field(default=[], description="The logged rows, by step.")
 
 
 class Series(BaseModel):
-    """A metric of one run as it was trained."""
+    """The learning curve of one run."""
 
     run_id: str
     seed: int
@@ -119,15 +119,17 @@ class Series(BaseModel):
 
 
 class RowCurves(BaseModel):
+    """The learning curves of a row, one per seed."""
+
     row: str
     series: list[Series]
 
 
 class Curves(BaseModel):
-    """A metric of all the runs of an ablation."""
+    """Learning curves of one metric for all runs of an ablation."""
 
     metric: str
-    metrics: list[str] = Field(description="All that were logged.")
+    metrics: list[str] = Field(description="All logged metrics.")
     rows: list[RowCurves]
 
 
@@ -147,103 +149,112 @@ TokenId = Annotated[int, Field(strict=True)]
 
 
 class PerplexityRequest(BaseModel):
-    """Sequences of token ids. The first of each is given to the model and not scored."""
+    """Sequences of token ids. The first token of each sequence is an input and is not scored."""
 
     model_config = ConfigDict(
         extra="forbid", json_schema_extra={"examples": [{"tokens": [[3, 14, 14, 7]], "log_probabilities": True}]}
     )
 
     tokens: Annotated[list[list[TokenId]], Field(min_length=1)]
-    log_probabilities: bool = Field(default=False, description="Whether to say each token's.")
+    log_probabilities: bool = Field(
+        default=False, description="Whether the response has the log-probability of each token."
+    )
 
 
-class Measured(BaseModel):
-    """Perplexity over some tokens, each counting alike."""
+class PerplexityValues(BaseModel):
+    """Perplexity over tokens; every token has the same weight."""
 
     nll_sum: float = Field(description="−Σ log p, in nats.")
-    tokens: int = Field(description="Scored tokens.")
-    perplexity: float | None = Field(description="exp(nll_sum / tokens); null where that is too large for a number.")
+    tokens: int = Field(description="Number of scored tokens.")
+    perplexity: float | None = Field(description="exp(nll_sum / tokens); null if a float overflows.")
     bits_per_token: float
 
 
-class MeasuredSequence(Measured):
+class SequencePerplexity(PerplexityValues):
+    """Perplexity of one sequence."""
+
     log_probabilities: list[float | None] | None = Field(
-        default=None, description="Natural logarithms, one for each token; the first is null. Only where asked for."
+        default=None, description="Natural logarithms, one per token; the first is null. Only if requested."
     )
 
 
 class PerplexityResponse(BaseModel):
     run_id: str
-    total: Measured
-    sequences: list[MeasuredSequence]
+    total: PerplexityValues
+    sequences: list[SequencePerplexity]
 
 
-MatrixName = Literal["gates", "positions", "scores", "alone", "attention"]
-Rows = Annotated[
-    list[list[float]], Field(description="Row i has the keys 0 … i, as query i sees them, to six decimal places.")
+MatrixName = Literal["gates", "positions", "scores", "position_only_attention", "attention"]
+TriangularMatrix = Annotated[
+    list[list[float]],
+    Field(description="Row i is query i; its values are for the keys 0 … i, rounded to six decimal places."),
 ]
 Index = Annotated[int, Field(ge=0, strict=True)]
 
 
 class ProbeRequest(BaseModel):
-    """A sequence of token ids, and what to say of it."""
+    """A sequence of token ids, and the requested layers, heads, matrices and marks."""
 
     model_config = ConfigDict(
         extra="forbid", json_schema_extra={"examples": [{"tokens": [3, 14, 14, 7], "layers": [0], "heads": [1]}]}
     )
 
     tokens: Annotated[list[TokenId], Field(min_length=1)]
-    layers: list[Index] | None = Field(default=None, description="From 0; null: all.")
-    heads: list[Index] | None = Field(default=None, description="From 0; null: all.")
+    layers: list[Index] | None = Field(default=None, description="Numbers from 0; null: all.")
+    heads: list[Index] | None = Field(default=None, description="Numbers from 0; null: all.")
     matrices: list[MatrixName] = Field(
-        default=list(get_args(MatrixName)), description="Those wanted; none of them: the numbers alone."
+        default=list(get_args(MatrixName)), description="The requested matrices; an empty list: statistics only."
     )
     marks: dict[str, list[Index]] | None = Field(
         default=None,
         max_length=16,
-        description="Places of tokens to compare gates with, by name; null: those that the task or the text names.",
+        description="Mark name → indices of the marked tokens; null: the marks of the task or the text.",
     )
 
 
-class Separation(BaseModel):
-    """How a head's gates tell marked tokens from all others; null: not to be said of so few or so equal tokens."""
+class ProbedMark(BaseModel):
+    """How the gates of a head separate marked tokens from the others; null: undefined for these tokens."""
 
     tokens_on: int
     tokens_off: int
-    on: float | None = Field(description="Mean gate of the marked tokens, each over the queries that see it.")
-    off: float | None = Field(description="Mean gate of all others.")
-    auc: float | None = Field(description="P(a marked token's gate is larger than another's); ½: by chance.")
+    on: float | None = Field(description="Mean gate of the marked tokens; each gate is a mean over the queries.")
+    off: float | None = Field(description="Mean gate of the other tokens.")
+    auc: float | None = Field(description="P(gate of a marked token > gate of another token); ½ is chance.")
     effect: float | None = Field(description="Cohen's d.")
-    share: float | None = Field(description="Of all that the head counts, how much is marked.")
+    share: float | None = Field(description="Share of the marked tokens in the sum of gates.")
 
 
 class ProbedEncoding(BaseModel):
-    """What an encoding does in a head. One without gates has scores alone."""
+    """Statistics and matrices of an encoding in a head. An encoding without gates has only scores."""
 
     kind: str
-    limit: int | None = Field(default=None, description="Where positions stop, p_max − 1; null: nowhere.")
-    clamped: float | None = Field(default=None, description="Share of pairs whose position is beyond.")
-    position_mean: float | None = Field(default=None, description="Over pairs, before the limit.")
-    position_max: float | None = None
-    marks: dict[str, Separation] = {}
-    gates: Rows | None = None
-    positions: Rows | None = Field(default=None, description="Before the limit.")
-    scores: Rows | None = Field(default=None, description="What it adds to the attention logits.")
+    limit: int | None = Field(
+        default=None, description="Largest position that the encoding distinguishes, p_max − 1; null: no limit."
+    )
+    clamped: float | None = Field(default=None, description="Share of the pairs with a position beyond the limit.")
+    position_mean: float | None = Field(default=None, description="Mean over the pairs, before the limit.")
+    position_max: float | None = Field(default=None, description="Maximum over the pairs, before the limit.")
+    marks: dict[str, ProbedMark] = {}
+    gates: TriangularMatrix | None = None
+    positions: TriangularMatrix | None = Field(default=None, description="Before the limit.")
+    scores: TriangularMatrix | None = Field(default=None, description="Position logits, added to the attention logits.")
 
 
 class ProbedHead(BaseModel):
+    """Statistics and matrices of a head."""
+
     layer: int
     head: int
-    encodings: list[ProbedEncoding] = Field(description="Those that count or add to the attention logits.")
-    alone: Rows | None = Field(
+    encodings: list[ProbedEncoding] = Field(description="The encodings with gates or position logits.")
+    position_only_attention: TriangularMatrix | None = Field(
         default=None,
-        description="Attention from position alone, each query's maximum scaled to 1; "
-        "null where no encoding adds to the logits.",
+        description="Softmax of the position logits alone, scaled so that the maximum of each query is 1; "
+        "null if no encoding has position logits.",
     )
-    attention: Rows | None = None
+    attention: TriangularMatrix | None = None
 
 
 class ProbeResponse(BaseModel):
     run_id: str
-    labels: list[str] = Field(description="The tokens, as people read them.")
+    labels: list[str] = Field(description="The text of each token.")
     heads: list[ProbedHead]

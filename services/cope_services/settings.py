@@ -1,52 +1,63 @@
-"""Settings of the service: arguments, or the environment (`COPE_SWEEP_PORT=8080`), checked before anything starts."""
+"""Settings of the service, from arguments or environment variables such as `COPE_SWEEP_PORT=8080`."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from cope_sweep.errors import UserError
+
+ENV_PREFIX = "COPE_SWEEP_"
 
 Count = Annotated[int, Field(ge=1)]
 
 
 class Settings(BaseSettings):
-    """Where things are, and how much one request may ask for.
+    """Folders, address and limits of the service. They are checked before the server starts.
 
-    Raises UserError where a folder cannot be used, and pydantic's ValidationError for a value out of bounds.
+    Raises UserError for an unusable folder, and pydantic's ValidationError for an invalid value; see `load_settings`.
     """
 
-    model_config = SettingsConfigDict(env_prefix="COPE_SWEEP_", frozen=True)
+    model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, frozen=True)
 
-    ablations: Path = Field(default=Path("ablations"), description="Folder of ablation files.")
-    store: Path = Field(default=Path("store"), description="Folder of runs; it need not exist yet.")
-    host: str = Field(default="127.0.0.1", description="Address to listen on; 0.0.0.0: every network's.")
-    port: Annotated[int, Field(ge=0, le=65535)] = Field(default=8000, description="0: any free one.")
-    device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="Where models compute.")
-    max_tokens: Count = Field(default=8192, description="Tokens in one perplexity request.")
-    max_probe_values: Count = Field(default=1 << 20, description="Numbers in the matrices of one probe's answer.")
-    max_body_bytes: Count = Field(default=1 << 20, description="Bytes in the body of a request.")
-    max_models: Count = Field(default=4, description="Models kept in memory.")
-    max_inferences: Count = Field(default=1, description="Requests of models computed at a time; the others wait.")
-    access_log: bool = Field(default=False, description="A line for every request.")
+    ablations: Path = Field(default=Path("ablations"), description="Folder of the ablation files.")
+    store: Path = Field(default=Path("store"), description="Folder of the runs; it may be missing at first.")
+    host: str = Field(default="127.0.0.1", description="Address to listen on; 0.0.0.0 is every IPv4 interface.")
+    port: Annotated[int, Field(ge=0, le=65535)] = Field(default=8000, description="Port; 0 chooses a free one.")
+    device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="Device of the models.")
+    max_tokens: Count = Field(default=8192, description="Tokens of one perplexity or probe request.")
+    max_probe_values: Count = Field(default=1 << 20, description="Numbers in the matrices of one probe.")
+    max_body_bytes: Count = Field(default=1 << 20, description="Size of a request body.")
+    max_models: Count = Field(default=4, description="Models in memory.")
+    max_inferences: Count = Field(default=1, description="Perplexity and probe requests computed at a time.")
+    access_log: bool = Field(default=False, description="Log a line for each request.")
 
     @model_validator(mode="after")
-    def _folders_can_be_read(self) -> Self:
+    def _check_folders(self) -> Self:
         _check_folder(self.ablations, "ablations", must_exist=True)
         _check_folder(self.store, "store", must_exist=False)
         return self
 
 
+def load_settings(**values: Any) -> Settings:
+    """Settings from `values` and, for the others, from the environment. Raises UserError for an invalid value."""
+    try:
+        return Settings(**values)
+    except ValidationError as error:
+        problems = [f"{ENV_PREFIX}{'_'.join(map(str, item['loc'])).upper()}: {item['msg']}" for item in error.errors()]
+        raise UserError("; ".join(problems)) from error
+
+
 def _check_folder(path: Path, name: str, *, must_exist: bool) -> None:
-    way_out = f"choose another with --{name}, or set COPE_SWEEP_{name.upper()}"
+    advice = f"choose another with --{name} or {ENV_PREFIX}{name.upper()}"
     if not path.exists():
         if must_exist:
-            raise UserError(f"the {name} folder {path.absolute()} does not exist; {way_out}")
+            raise UserError(f"the {name} folder {path.absolute()} does not exist; {advice}")
     elif not path.is_dir():
-        raise UserError(f"{path.absolute()} is not a folder, so it cannot be the {name} folder; {way_out}")
+        raise UserError(f"{path.absolute()} is not a folder, so it cannot be the {name} folder; {advice}")
     elif not os.access(path, os.R_OK | os.X_OK):
-        raise UserError(f"the {name} folder {path.absolute()} cannot be read; {way_out}")
+        raise UserError(f"the {name} folder {path.absolute()} cannot be read; {advice}")

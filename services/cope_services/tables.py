@@ -1,21 +1,28 @@
-"""Tables in five formats, drawn once for each state of their files: an unchanged one costs a few stats."""
+"""Result tables in five formats and learning curves, rendered once for each state of their files.
+
+An unchanged table costs a few `stat` calls.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from threading import Condition
+from typing import TYPE_CHECKING, Literal, TypeVar
+
+from cachetools import LRUCache, cached
 
 from cope_services.errors import NotAcceptableError
-from cope_services.kept import Kept
 from cope_services.library import Library
 from cope_sweep import __version__
 
 if TYPE_CHECKING:
     from cope_sweep.results import Table
+
+T = TypeVar("T")
 
 TableFormat = Literal["json", "csv", "markdown", "latex", "html"]
 
@@ -26,13 +33,15 @@ MEDIA_TYPES: dict[TableFormat, str] = {
     "latex": "application/x-tex",
     "html": "text/html",
 }
-KEPT = 64
-"""Tables in memory, and a quarter of the bodies."""
+MAX_TABLES = 64
+"""Tables in the cache."""
+MAX_BODIES = 256
+"""Rendered bodies in the cache."""
 
 
 @dataclass(frozen=True)
-class Drawing:
-    """A body ready to send, and the tag of the state that it shows."""
+class RenderedBody:
+    """A response body and the ETag of the state that it shows."""
 
     etag: str
     media_type: str
@@ -40,67 +49,76 @@ class Drawing:
 
 
 class Tables:
-    """Draws the tables and the plots' data of a library. Threads may share one."""
+    """Renders tables and curves of a library. It is thread-safe."""
 
     def __init__(self, library: Library) -> None:
         self.library = library
-        self._tables: Kept[Table] = Kept(KEPT)
-        self._bodies: Kept[bytes] = Kept(4 * KEPT)
+        # With the condition, threads that request the same body wait until one of them has rendered it.
+        self._tables = cached(LRUCache(MAX_TABLES), key=_cache_key, condition=Condition())(_compute)
+        self._bodies = cached(LRUCache(MAX_BODIES), key=_cache_key, condition=Condition())(_compute)
 
-    def table(self, name: str, scale: str | None, form: TableFormat, *, runs: bool = False) -> Drawing:
-        """The table of an ablation; with `runs`, CSV has a line for each run."""
-        from cope_sweep.results import table  # with it comes pandas
+    def table(self, name: str, scale: str | None, output_format: TableFormat, *, runs: bool = False) -> RenderedBody:
+        """The table of an ablation. With `runs`, CSV has a line for each run. Raises SpecError, ServiceErrors."""
+        from cope_sweep.results import table  # imports pandas
 
-        planned = self.library.catalogue.planned(name, scale)
-        state = _tag(self.library.fingerprint(planned))
+        loaded = self.library.catalogue.load(name, scale)
+        state = _digest(self.library.fingerprint(loaded))
+        etag = _digest((state, output_format, runs))
 
-        def draw() -> bytes:
-            whole = self._tables.get((name, scale), state, lambda: table(planned.plan, self.library.ledger))
-            return _drawn(whole, form, runs=runs)
+        def render() -> bytes:
+            whole: Table = self._tables(state, lambda: table(loaded.plan, self.library.ledger))
+            return _render(whole, output_format, runs=runs)
 
-        body = self._bodies.get((name, scale, form, runs), state, draw)
-        return Drawing(_tag((state, form, runs)), MEDIA_TYPES[form], body)
+        return RenderedBody(etag, MEDIA_TYPES[output_format], self._bodies(etag, render))
 
-    def curves(self, name: str, scale: str | None, metric: str | None) -> Drawing:
+    def curves(self, name: str, scale: str | None, metric: str | None) -> RenderedBody:
         """Learning curves as JSON. Raises SpecError, ServiceErrors."""
-        planned = self.library.catalogue.planned(name, scale)
-        state = _tag(self.library.fingerprint(planned, curves=True))
+        loaded = self.library.catalogue.load(name, scale)
+        etag = _digest(("curves", self.library.fingerprint(loaded, curves=True), metric))
 
-        def draw() -> bytes:
-            return self.library.curves(planned, metric).model_dump_json().encode()
+        def render() -> bytes:
+            return self.library.curves(loaded, metric).model_dump_json().encode()
 
-        body = self._bodies.get(("curves", name, scale, metric), state, draw)
-        return Drawing(_tag((state, metric)), "application/json", body)
+        return RenderedBody(etag, "application/json", self._bodies(etag, render))
 
 
-def negotiate(form: TableFormat | None, accept: str | None) -> TableFormat:
-    """The format asked for by name, or else by an Accept header. Raises NotAcceptableError where none of it is had."""
-    if form is not None:
-        return form
-    wanted: list[tuple[float, int, TableFormat]] = []
+def negotiate(output_format: TableFormat | None, accept: str | None) -> TableFormat:
+    """The format that the query names, or else the Accept header. Raises NotAcceptableError for an unknown one."""
+    if output_format is not None:
+        return output_format
+    accepted: list[tuple[float, int, TableFormat]] = []
     for index, part in enumerate((accept or "*/*").split(",")):
         media, *parameters = (piece.strip().lower() for piece in part.split(";"))
         quality = next((float(q[1]) for p in parameters if (q := re.fullmatch(r"q=(0(?:\.\d+)?|1(?:\.0+)?)", p))), 1.0)
         pattern = re.escape(media).replace(r"\*", ".*")
         found = next((name for name, known in MEDIA_TYPES.items() if re.fullmatch(pattern, known)), None)
         if found and quality > 0:
-            wanted.append((-quality, index, found))
-    if not wanted:
+            accepted.append((-quality, index, found))
+    if not accepted:
         known = ", ".join(f"{media} ({name})" for name, media in MEDIA_TYPES.items())
-        raise NotAcceptableError(f"a table can be had as {known}; ask with Accept, or ?format=NAME")
-    return min(wanted)[2]
+        raise NotAcceptableError(f"a table is available as {known}; choose one with Accept or ?format=NAME")
+    return min(accepted)[2]
 
 
-def _drawn(whole: Table, form: TableFormat, *, runs: bool) -> bytes:
-    draw: dict[TableFormat, Callable[[], str]] = {
+def _compute(key: Hashable, compute: Callable[[], T]) -> T:
+    """compute(): cached under `key`."""
+    return compute()
+
+
+def _cache_key(key: Hashable, compute: Callable[[], object]) -> Hashable:
+    return key
+
+
+def _render(whole: Table, output_format: TableFormat, *, runs: bool) -> bytes:
+    renderers: dict[TableFormat, Callable[[], str]] = {
         "json": lambda: json.dumps(whole.to_json(), allow_nan=False, ensure_ascii=False),
         "csv": lambda: whole.to_csv(runs=runs),
         "markdown": whole.to_markdown,
         "latex": whole.to_latex,
         "html": whole.to_html,
     }
-    return draw[form]().encode()
+    return renderers[output_format]().encode()
 
 
-def _tag(state: object) -> str:
+def _digest(state: object) -> str:
     return hashlib.sha256(f"{__version__} {state!r}".encode()).hexdigest()[:32]

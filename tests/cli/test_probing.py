@@ -1,123 +1,254 @@
-"""`probe` says of a real checkpoint what the library says, and writes files that hold it."""
+"""The command `probe`: its table, JSON, files and errors. Commands run in this process, except in the last tests."""
 
+import io
 import json
+import subprocess
+import sys
+from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 
+from cope_sweep.cli import main
 from cope_sweep.inference import Predictor
 from cope_sweep.model import Transformer, save_model
-from cope_sweep.probe import heads_of, probe, text_marks
+from cope_sweep.probe import head_statistics, probe, text_marks
+from cope_sweep.record import Ledger
 from cope_sweep.text import TextTokenizer
+from cope_sweep.train import Runtime, train_run
 from tests.tiny import tiny_run
+
+IDS = [0, 4, 1, 4, 5, 5]
 
 
 @pytest.fixture(scope="module")
-def runs(trained):
-    """The id of the CoPE run and of the one without positions, both of seed 0."""
-    by_row = {run["row"]: run["run_id"] for run in trained.json("status", "tiny")["runs"] if run["seed"] == 0}
-    return by_row["CoPE"], by_row["none"]
+def sample(tmp_path_factory):
+    """A folder with a store of finished runs, and their ids by name."""
+    folder = tmp_path_factory.mktemp("sample")
+    ledger = Ledger(folder / "store", create=True)
+    positions = {"cope": ["cope"], "none": [], "two": [{"kind": "cope", "p_max": 3}, "cope_mlp"]}
+    runs = {name: tiny_run(**{"model.position": position}) for name, position in positions.items()}
+    for run in runs.values():
+        assert train_run(run, ledger, Runtime()) == "finished"
+    ids = {name: run.run_id for name, run in runs.items()}
+    return SimpleNamespace(folder=folder, ledger=ledger, **ids)
 
 
-def predictor(trained, run_id):
-    return Predictor.load(trained.folder / "store" / "runs" / run_id / "checkpoint", "cpu")
+@pytest.fixture(scope="module")
+def predictor(sample):
+    return Predictor.load(sample.ledger.run(sample.cope).checkpoint, "cpu")
 
 
-def test_the_table_is_the_library_s(trained, runs):
-    model = predictor(trained, runs[0])
-    task = model.run.task
-    answer = trained.json("probe", runs[0], "--count", "5", "--index", "2", "--split", "sparse", "--seen-by", "marker")
+@pytest.fixture
+def command(sample, tmp_path, monkeypatch, capsys):
+    """A function that runs `cope-sweep probe` in a temporary folder and returns its output and its error output."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COPE_SWEEP_STORE", str(sample.folder / "store"))
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(*arguments, code=0):
+        monkeypatch.setattr(sys, "argv", ["cope-sweep", "probe", *arguments])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        out, err = capsys.readouterr()
+        assert (stop.value.code or 0) == code, err
+        return out, err
+
+    return run
+
+
+def test_json_has_the_statistics_of_the_library(command, sample, predictor):
+    out, _ = command(sample.cope, "--json", "--count", "5", "--index", "2", "--split", "sparse", "--seen-by", "marker")
+    answer = json.loads(out)
+    task = predictor.run.task
     tokens_NT = task.sequences("sparse", 0, 2, 5).inputs_NT
     marks = [task.marks(tokens_T) for tokens_T in tokens_NT]
-    expected = heads_of(model, list(tokens_NT), marks, seen_by=[each["marker"] for each in marks])
-    assert (answer["run_id"], answer["sequences"]) == (runs[0], 5)
+    expected = head_statistics(predictor, list(tokens_NT), marks, seen_by=[each["marker"] for each in marks])
+    assert (answer["run_id"], answer["sequences"]) == (sample.cope, 5)
     assert [(head["layer"], head["head"], head["encoding"]) for head in answer["heads"]] == [
         (0, 0, "cope"),
         (0, 1, "cope"),
     ]
-    for said, head in zip(answer["heads"], expected, strict=True):
-        assert said["position_max"] == head.position_max
-        assert {name: found["auc"] for name, found in said["marks"].items()} == {
-            name: found.auc for name, found in head.marks.items()
-        }
-    out, _ = trained("probe", runs[0], "--mark", "data", "--mark", "mine=4,5")
-    assert "mine" in out
+    for answered, head in zip(answer["heads"], expected, strict=True):
+        assert answered["position_max"] == pytest.approx(head.position_max, rel=1e-6)
+        assert list(answered["marks"]) == ["data", "blank", "marker"]
+        for name, found in head.marks.items():
+            assert answered["marks"][name]["tokens_on"] == found.tokens_on
+            assert answered["marks"][name]["on"] == pytest.approx(found.on, rel=1e-6)
+
+
+def test_the_default_sequence_is_the_first_of_the_first_test_set(command, sample):
+    explicit = command(sample.cope, "--json", "--split", "in_dist", "--index", "0", "--count", "1")
+    assert command(sample.cope, "--json") == explicit
+
+
+def test_the_table_has_a_row_for_each_head_and_mark(command, sample):
+    out, _ = command(sample.cope, "--tokens", "0 4 1 4 5 5", "--mark", "data", "--mark", "own=4,5")
+    header, first, second, third, *_ = (line.split() for line in out.splitlines())
+    assert header == ["layer", "head", "mark", "on", "else", "AUC", "d", "share", "beyond", "mean", "p", "max", "p"]
+    assert first[:3] == ["0", "0", "data"]
+    assert second[0] == "own"
+    assert third[:3] == ["0", "1", "data"]
+    assert "0.0 %" in out  # of the pairs are beyond p_max
     assert "blank" not in out
 
 
-def test_files_hold_the_matrices(trained, runs):
-    ids = [0, 4, 1, 4, 5, 5]
-    words = ["probe", runs[0], "--tokens", " ".join(map(str, ids)), "--head", "1", "--mark", "data"]
-    trained(*words, "--out", "matrices.npz", "--html", "probe.html", "--svg", "probe.svg")
-    expected = probe(predictor(trained, runs[0]), ids, heads=[1]).arrays()
-    with np.load(trained.folder / "matrices.npz") as saved:
+def test_the_table_names_encodings_where_there_are_several(command, sample):
+    out, _ = command(sample.two, "--tokens", "0 1 2 3 0 1 2 3")
+    assert out.split()[:4] == ["layer", "head", "encoding", "mark"]
+    assert " cope_mlp " in out
+    rows = [line for line in out.splitlines() if " cope_mlp " in line]
+    assert len(rows) == 2
+    assert all(" –" in row for row in rows)  # without a limit, no pair is beyond it
+
+
+def test_a_mark_on_every_token_has_no_others(command, sample):
+    out, _ = command(sample.cope, "--tokens", "0 0 0", "--mark", "zero=0", "--head", "0")
+    row = out.splitlines()[1].split()
+    assert row[2] == "zero"
+    assert row[4:7] == ["–", "–", "–"]  # mean of the others, AUC, Cohen's d
+    assert row[7] == "1.00"
+
+
+def test_files_contain_the_matrices(command, sample, predictor, tmp_path):
+    command(
+        sample.cope,
+        *("--tokens", " ".join(map(str, IDS)), "--head", "1", "--mark", "data"),
+        *("--out", "matrices", "--html", "probe.html", "--svg", "probe.svg"),
+    )
+    expected = probe(predictor, IDS, heads=[1]).arrays()
+    with np.load(tmp_path / "matrices") as saved:  # no suffix is added
         assert set(saved) == {*expected, "marks/data"}
         for name, array in expected.items():
-            np.testing.assert_array_equal(saved[name], array)
+            assert saved[name].dtype == array.dtype
+            np.testing.assert_allclose(saved[name], array, **tolerance(predictor.run, array))
         assert saved["marks/data"].tolist() == [True, False, True, False, False, False]
-    assert ElementTree.parse(trained.folder / "probe.svg").getroot().tag.endswith("svg")
-    page = (trained.folder / "probe.html").read_text(encoding="utf-8")
-    assert f"Run {runs[0]}: selective_copy, cope" in page
-    assert "http" not in page.replace("http://www.w3.org/2000/svg", "")
+    assert ElementTree.parse(tmp_path / "probe.svg").getroot().tag.endswith("svg")
+    page = (tmp_path / "probe.html").read_text(encoding="utf-8")
+    assert f"Run {sample.cope}: selective_copy, cope" in page
+    assert "Layer 0 · head 1" in page
 
 
-def test_only_the_first_tokens_and_one_query(trained, runs):
-    [*heads] = trained.json("probe", runs[0], "--first", "3", "--seen-by", "2")["heads"]
-    assert heads[0]["marks"]["data"]["tokens_on"] + heads[0]["marks"]["data"]["tokens_off"] == 3
-    assert trained.json("probe", runs[0], "--tokens", "1 2 3", "--seen-by", "0")["heads"][0]["position_max"] < 1
+def tolerance(run, array):
+    """Two float32 computations of a matrix by different kernels or numbers of threads.
+
+    The order of a sum of n terms changes it by up to n·eps times the sum of the magnitudes, which are below 1 here or
+    of the size of the result: LayerNorm and the projections sum over `dim`, q·k over the head size, positions and
+    softmax over the tokens. Integers are equal.
+    """
+    if array.dtype.kind != "f":
+        return {"rtol": 0, "atol": 0}
+    terms = 2 * run.model.dim + run.model.dim // run.model.heads + 2 * len(IDS)
+    bound = terms * np.finfo(np.float32).eps
+    return {"rtol": bound, "atol": bound}
 
 
-def test_a_model_without_gates_still_has_attention(trained, runs):
-    assert trained.json("probe", runs[1])["heads"] == []
-    assert "no gates: no position encoding" in trained("probe", runs[1], "--html", "none.html")[0]
-    assert "Attention" in (trained.folder / "none.html").read_text(encoding="utf-8")
+def test_only_the_first_tokens_and_one_query(command, sample):
+    def heads(*arguments):
+        return json.loads(command(sample.cope, "--json", *arguments)[0])["heads"]
+
+    data = heads("--first", "3", "--seen-by", "2")[0]["marks"]["data"]
+    assert data["tokens_on"] + data["tokens_off"] == 3
+    assert heads("--tokens", "1 2 3", "--seen-by", "0")[0]["position_max"] < 1
+
+
+def test_selected_layers_and_heads(command, sample):
+    answer = json.loads(command(sample.cope, "--json", "--layer", "0", "--head", "1")[0])
+    assert [(head["layer"], head["head"]) for head in answer["heads"]] == [(0, 1)]
+
+
+def test_a_model_without_gates_has_attention(command, sample, tmp_path):
+    assert json.loads(command(sample.none, "--json")[0])["heads"] == []
+    out, _ = command(sample.none, "--html", "none.html")
+    assert out.startswith("no gates: no position encoding has no contextual positions")
+    assert "Attention" in (tmp_path / "none.html").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("arguments", "message"),
     [
         (["--tokens", "1 99"], "the sequence, position 1: token id 99 is out of range"),
         (["--tokens", ""], "no tokens"),
         (["--tokens", "1 x"], "whole numbers"),
-        (["--tokens", "1", "--split", "dense"], "the sequence is named twice"),
+        (["--tokens", "1", "--split", "dense"], "more than one source of tokens"),
+        (["--tokens", "1", "--text", "a"], "more than one source of tokens"),
         (["--text", "hello"], "has no tokenizer"),
+        (["--file", "none.txt"], "has no tokenizer"),
         (["--split", "test"], "unknown split 'test'; this task has train, in_dist, dense, sparse"),
+        (["--index", "9999999999"], "--index 9999999999: the split has fewer sequences"),
         (["--layer", "1"], "there is no layer 1: this model has layers 0 … 0"),
         (["--head", "2"], "there is no head 2"),
-        (["--mark", "newline"], "no mark 'newline'; of these tokens are marked: data, blank, marker"),
+        (["--mark", "newline"], "no mark 'newline'; the marks of these tokens are: data, blank, marker"),
+        (["--mark", "own=x"], "whole numbers"),
         (["--seen-by", "nobody"], "no mark 'nobody'"),
-        (["--seen-by", "6"], "the sequence has places 0 … 5"),
-        (["--out", "nowhere/x.npz"], "nowhere/x.npz: No such file or directory"),
+        (["--seen-by", "6"], "--seen-by 6: the sequence has tokens 0 … 5"),
+        (["--out", "nowhere/x.npz"], "nowhere/x.npz: No such file or directory; choose another file"),
+        (["--html", "nowhere/x.html"], "nowhere/x.html: No such file or directory"),
         (["--svg", "nowhere/x.svg"], "nowhere/x.svg: No such file or directory"),
     ],
 )
-def test_bad_input_is_one_clear_line(trained, runs, words, message):
-    _, err = trained("probe", runs[0], *words, code=2)
+def test_invalid_input_is_one_clear_line(command, sample, arguments, message):
+    out, err = command(sample.cope, *arguments, code=2)
+    assert out == ""
     assert err.startswith("error: ")
     assert message in " ".join(err.split())
 
 
-def test_json_of_an_error(trained):
-    answer = json.loads(trained("probe", "0123456789abcdef", "--json", code=2)[0])
-    assert "is pending" in answer["error"]["message"]
+def test_json_of_an_error(command):
+    out, _ = command("0123456789abcdef", "--json", code=2)
+    assert "is pending" in json.loads(out)["error"]["message"]
 
 
-def test_a_text(shell):
+@pytest.fixture
+def text_checkpoint(tmp_path):
+    """The folder of a text model's checkpoint, and its tokenizer."""
     run = tiny_run(
         **{"model.position": ["cope"]}, task={"kind": "wikitext", "corpus": "x", "tokens": 16, "vocabulary": 300}
     )
     tokenizer = TextTokenizer.train(["One. Two.\n\nThree.\n"] * 3, 300)
-    (shell.folder / "checkpoint").mkdir()
-    save_model(shell.folder / "checkpoint", Transformer(run), run)
-    tokenizer.save(shell.folder / "checkpoint" / "tokenizer.json")
-    (shell.folder / "notes.txt").write_text("One.\nTwo. Three.\n")
-    answer = shell.json("probe", "checkpoint", "--file", "notes.txt", "--html", "text.html")
-    expected = text_marks(tokenizer.pieces([tokenizer.end_of_text, *tokenizer.encode(["One.\nTwo. Three.\n"])[0]]))
+    folder = tmp_path / "checkpoint"
+    folder.mkdir()
+    save_model(folder, Transformer(run), run)
+    tokenizer.save(folder / "tokenizer.json")
+    return folder, tokenizer
+
+
+def test_a_text(command, text_checkpoint, tmp_path, monkeypatch):
+    folder, tokenizer = text_checkpoint
+    text = "One.\nTwo. Three.\n"
+    (tmp_path / "notes.txt").write_text(text)
+    answer = json.loads(command(str(folder), "--json", "--file", "notes.txt", "--html", "text.html")[0])
+    expected = text_marks(tokenizer.pieces([tokenizer.end_of_text, *tokenizer.encode([text])[0]]))
     for head in answer["heads"]:
         tokens_on = {name: found["tokens_on"] for name, found in head["marks"].items()}
         assert tokens_on == {name: int(on.sum()) for name, on in expected.items()}
         assert tokens_on["sentence"] == 3
-    assert answer == shell.json("probe", "checkpoint", "--text", "One.\nTwo. Three.\n")
-    assert ">Three</span>" in (shell.folder / "text.html").read_text(encoding="utf-8").replace("> T", ">T")
-    assert "No such file" in shell("probe", "checkpoint", "--file", "none.txt", code=2)[1]
+    assert answer == json.loads(command(str(folder), "--json", "--text", text)[0])
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+    assert answer == json.loads(command(str(folder), "--json", "--text", "-")[0])
+    assert ">Three</span>" in (tmp_path / "text.html").read_text(encoding="utf-8").replace("> T", ">T")
+    assert "No such file" in command(str(folder), "--file", "none.txt", code=2)[1]
+
+
+# The tests below start the real command.
+
+
+def start(sample, *arguments):
+    command = [sys.executable, "-m", "cope_sweep.cli", "probe", *arguments]
+    return subprocess.run(command, cwd=sample.folder, capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.slow
+def test_the_command_itself(sample):
+    done = start(sample, sample.cope, "--tokens", "0 4 1 4 5 5", "--svg", "command.svg")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.split()[:3] == ["layer", "head", "mark"]
+    ElementTree.parse(sample.folder / "command.svg")
+
+
+@pytest.mark.slow
+def test_the_command_itself_fails_with_one_line(sample):
+    done = start(sample, sample.cope, "--tokens", "99")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: the sequence, position 0: token id 99 is out of range")

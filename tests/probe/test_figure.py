@@ -1,18 +1,18 @@
-"""Drawings are whole, safe, and hold the numbers that they show."""
+"""Figures: the data to draw, and the SVG that matplotlib draws of it."""
 
 import base64
-import json
+import io
 import re
-import struct
-import zlib
-from html.parser import HTMLParser
 from xml.etree import ElementTree
 
+import matplotlib as mpl
 import numpy as np
 import pytest
+from matplotlib.image import imread
 
-from cope_sweep.probe import ProbeError, figure, heads_of, page, probe, svg
-from tests.probe.models import V, tiny_predictor
+from cope_sweep.probe import ProbeError, figure, head_statistics, probe
+from cope_sweep.probe.figure import HeadFigure, Heatmap, first_mark, head_figures, svg
+from tests.probe.tiny_models import V, tiny_predictor
 
 T = 12
 TOKENS = np.random.default_rng(0).integers(0, V, T)
@@ -20,150 +20,146 @@ LABELS = [str(token) for token in TOKENS]
 MARKS = {"low": TOKENS < 2}
 COPE = [{"kind": "cope", "p_max": 4}]
 SVG = "{http://www.w3.org/2000/svg}"
+LOWER = np.tril_indices(T)
+
+
+def draw(found, labels=LABELS, marks=MARKS, statistics=()):
+    return svg(head_figures(found, marks, statistics), labels, first_mark(marks))
 
 
 def images(drawing):
-    return ElementTree.fromstring(drawing).iter(f"{SVG}image")
+    """Image id → pixels, shape (T, T, 4), values 0 … 1."""
+    found = {}
+    for image in ElementTree.fromstring(drawing).iter(f"{SVG}image"):
+        data = image.get("{http://www.w3.org/1999/xlink}href").removeprefix("data:image/png;base64,")
+        if re.fullmatch(r"\d+-\d+", image.get("id", "")):
+            found[image.get("id")] = imread(io.BytesIO(base64.b64decode(data)))
+    return found
 
 
-def cells(image):
-    """The matrix that the page reads values from."""
-    steps = np.frombuffer(base64.b64decode(image.get("data-cells")), "<u2")
-    matrix = np.zeros((T, T))
-    matrix[np.tril_indices(T)] = steps * float(image.get("data-scale")) / 65535
-    return matrix
+@pytest.fixture(scope="module")
+def predictor():
+    return tiny_predictor(COPE)
 
 
-def pixels(image):
-    """Palette indices and colours of an image, by the PNG specification."""
-    data = base64.b64decode(image.get("href").removeprefix("data:image/png;base64,"))
-    assert data[:8] == b"\x89PNG\r\n\x1a\n"
-    at, chunks = 8, {}
-    while at < len(data):
-        (length,), name = struct.unpack(">I", data[at : at + 4]), data[at + 4 : at + 8]
-        body = data[at + 8 : at + 8 + length]
-        assert struct.unpack(">I", data[at + 8 + length : at + 12 + length]) == (zlib.crc32(name + body),)
-        chunks[name], at = body, at + 12 + length
-    assert struct.unpack(">IIBBBBB", chunks[b"IHDR"]) == (T, T, 8, 3, 0, 0, 0)
-    lines = np.frombuffer(zlib.decompress(chunks[b"IDAT"]), np.uint8).reshape(T, T + 1)
-    assert (lines[:, 0] == 0).all()
-    return lines[:, 1:], np.frombuffer(chunks[b"PLTE"], np.uint8).reshape(-1, 3)
+@pytest.fixture(scope="module")
+def one_head(predictor):
+    return probe(predictor, TOKENS, layers=[1], heads=[0])
 
 
-def test_every_panel_holds_its_matrix():
-    found = probe(tiny_predictor(COPE), TOKENS)
-    expected = []
-    for each in found.layers:
-        for row in (0, 1):
-            counted = each.counted["cope"]
-            expected += [
-                counted.gates_HTT[row],
-                counted.positions_HTT[row],
-                each.alone_HTT[row],
-                each.attention_HTT[row],
-            ]
-    drawn = list(images(svg(found, LABELS, MARKS)))
-    assert [image.get("data-symbol") for image in drawn] == ["g", "p", "alone", "a"] * 4
-    for image, matrix in zip(drawn, expected, strict=True):
-        np.testing.assert_allclose(cells(image), matrix, atol=matrix.max() / 65535)
+def test_the_data_of_every_head(predictor):
+    found = probe(predictor, TOKENS)
+    heads = head_figures(found, MARKS)
+    assert [head.title for head in heads] == [f"Layer {layer} · head {head}" for layer in (0, 1) for head in (0, 1)]
+    layer, head = found.layers[1], heads[2]
+    cope = layer.contextual["cope"]
+    expected = [cope.gates_HTT, cope.positions_HTT, layer.position_only_attention_HTT, layer.attention_HTT]
+    for heatmap, matrix_HTT in zip(head.heatmaps, expected, strict=True):
+        np.testing.assert_array_equal(heatmap.values_TT, matrix_HTT[0])
+    assert [heatmap.symbol for heatmap in head.heatmaps] == ["g", "p", "position only", "a"]
+    assert [heatmap.limit for heatmap in head.heatmaps] == [None, 3, None, None]
+    assert head.heatmaps[1].maximum == cope.clamped_positions_HTT[0].max()
+    means = [cope.gates_HTT[0, j:, j].mean(dtype=np.float64) for j in range(T)]
+    np.testing.assert_allclose(head.mean_gates_T, means)
 
 
-def test_colours_follow_values_and_positions_beyond_the_limit_are_grey():
-    found = probe(tiny_predictor(COPE), TOKENS, layers=[1], heads=[0])
-    gates, positions, *_ = images(svg(found, LABELS, MARKS))
-    counted = found.layers[0].counted["cope"]
-    index, palette = pixels(gates)
-    assert (index[np.triu_indices(T, 1)] == 0).all()
-    lower = np.tril_indices(T)
-    np.testing.assert_allclose((index[lower] - 1.0) / 253, counted.gates_HTT[0][lower], atol=0.5 / 253 + 1e-6)
-    brightness = palette[1:255].astype(float) @ [0.299, 0.587, 0.114]
-    assert (np.diff(brightness) < 0.5).all()  # more is darker, for those who see no colours, too
-    index, palette = pixels(positions)
-    beyond = counted.positions_HTT[0] > 3
-    assert beyond.any()
-    np.testing.assert_array_equal(index == 255, beyond)
-    assert bytes(palette[255]).hex() == figure.BEYOND[1:]
-    assert "beyond 3" in svg(found, LABELS, MARKS)
-
-
-def test_marked_tokens_have_a_plus_on_the_diagonal():
-    found = probe(tiny_predictor(COPE), TOKENS, layers=[0], heads=[0])
-    drawn = svg(found, LABELS, MARKS)
-    black = [path.get("d") for path in ElementTree.fromstring(drawn).iter(f"{SVG}path") if path.get("stroke") == "#000"]
-    cell = figure.SIDE / T
-    for path in black:
-        centres = [float(y) for y in re.findall(r"M[\d.-]+ ([\d.-]+)h", path)]
-        np.testing.assert_allclose(centres, (np.flatnonzero(MARKS["low"]) + 0.5) * cell, atol=0.1)
-    assert len(black) == 4
-    assert "mean gate" not in drawn
-    heads = heads_of(tiny_predictor(COPE), [TOKENS], [MARKS])
-    auc = heads[0].marks["low"].auc
-    assert f"AUC {auc:.2f}" in svg(found, LABELS, MARKS, heads)
-
-
-class Page(HTMLParser):
-    def __init__(self, text):
-        super().__init__()
-        self.seen, self.scripts, self.into = [], [], None
-        self.feed(text)
-
-    def handle_starttag(self, tag, attrs):
-        self.seen.append((tag, dict(attrs)))
-        self.into = tag
-
-    def handle_data(self, data):
-        if self.into == "script":
-            self.scripts.append(data)
-
-
-@pytest.mark.parametrize(
-    "label", ["<script>alert(1)</script>", '"><img src=x>', "&amp;", "\n", "\t", "\x00\x07", "\ud800", "é"]
-)
-def test_labels_are_only_text(label):
-    labels = [label, *LABELS[1:]]
-    found = probe(tiny_predictor(COPE), TOKENS, layers=[0], heads=[0])
-    text = page(found, labels, MARKS, title=f"A {label}")
-    text.encode()
-    parsed = Page(text)
-    tags = {tag for tag, _ in parsed.seen}
-    assert "img" not in tags
-    assert sum(tag == "script" for tag, _ in parsed.seen) == 2
-    assert json.loads(parsed.scripts[0]) == labels
-    list(images(svg(found, labels, MARKS)))
-
-
-def test_the_page_shades_tokens_by_their_mean_gate():
-    found = probe(tiny_predictor(COPE), TOKENS, layers=[0], heads=[1])
-    spans = [attrs for tag, attrs in Page(page(found, LABELS, MARKS, title="x")).seen if tag == "span"]
-    gates = found.layers[0].counted["cope"].gates_HTT[0]
-    means = [gates[j:, j].mean() for j in range(T)]
-    np.testing.assert_allclose([float(span["style"].split(":")[1]) for span in spans], means, atol=6e-4)
-    assert [span.get("class") == "on" for span in spans] == MARKS["low"].tolist()
-
-
-@pytest.mark.parametrize(
-    "position", [[], ["rope"], ["relative"], [*COPE, {"kind": "cope_alibi", "slopes": [0.1, 0.2]}]]
-)
-def test_whatever_the_encodings(position):
-    found = probe(tiny_predictor(position), TOKENS, layers=[0])
-    titles = {"none": 1, "rope": 1, "relative": 2}.get(
-        position[0] if position and isinstance(position[0], str) else "", 6
+def test_the_summary_has_the_statistics_of_the_first_mark(predictor, one_head):
+    statistics = head_statistics(predictor, [TOKENS], [MARKS])
+    [head] = head_figures(one_head, MARKS, statistics)
+    low = statistics[2].marks["low"]
+    assert head.summary == (
+        f"mean gate {low.on:.2f} on low, {low.off:.2f} elsewhere, AUC {low.auc:.2f}, "
+        f"positions up to {statistics[2].position_max:.1f}, {100 * statistics[2].clamped:.1f} % of pairs beyond 3"
     )
-    panels = 1 if position in ([], ["rope"]) else titles
-    assert len(list(images(svg(found, LABELS, {})))) == 2 * panels
-    assert "<main>" in page(found, LABELS, {}, title="x")
+    assert head.summary in draw(one_head, statistics=statistics)
+    assert head_figures(one_head, MARKS)[0].summary == ""
 
 
-@pytest.mark.parametrize("tokens", [1, 2, 47, 300])
-def test_any_length(tokens):
+def test_each_cell_has_the_colour_of_its_value(one_head):
+    drawn = images(draw(one_head))
+    assert sorted(drawn) == ["0-0", "0-1", "0-2", "0-3"]
+    for heatmap, pixels in zip(head_figures(one_head, MARKS)[0].heatmaps, drawn.values(), strict=True):
+        assert pixels.shape == (T, T, 4)
+        colours = mpl.colormaps[heatmap.colours]
+        expected = colours(heatmap.values_TT / heatmap.maximum)
+        beyond = heatmap.values_TT > (heatmap.limit or np.inf)
+        expected[beyond] = mpl.colors.to_rgba(figure.BEYOND_LIMIT_COLOUR)
+        # The colour of the value or of the next one in the map, and 8 bits per channel.
+        step = np.abs(np.diff(colours(np.arange(colours.N)), axis=0)).max()
+        np.testing.assert_allclose(pixels[LOWER], expected[LOWER], atol=step + 1 / 255)
+        assert (pixels[np.triu_indices(T, 1)] == 1).all()
+
+
+def test_colours_become_darker_with_the_value(one_head):
+    for heatmap in head_figures(one_head, MARKS)[0].heatmaps:
+        luminance = mpl.colormaps[heatmap.colours](np.linspace(0, 1, 32))[:, :3] @ [0.299, 0.587, 0.114]
+        assert (np.diff(luminance) < 0).all()
+
+
+def test_positions_beyond_the_limit_are_named(one_head):
+    assert "(grey: beyond 3)" in draw(one_head)
+    assert "beyond" not in draw(probe(tiny_predictor([{"kind": "cope", "p_max": "full"}]), TOKENS, [0], [0]))
+
+
+def test_marked_tokens_have_a_plus_on_the_diagonal(one_head):
+    cell = 72 * figure.SIDE / T
+    centres = (np.flatnonzero(MARKS["low"]) + 0.5) * cell
+    document = ElementTree.fromstring(draw(one_head))
+    for column in range(4):
+        [group] = (each for each in document.iter(f"{SVG}g") if each.get("id") == f"0-{column}-marks")
+        # Each plus is a horizontal and a vertical line: "M x1 y L x2 y M x y1 L x y2".
+        drawn = [np.array(re.findall(r"-?[\d.]+", path.get("d")), dtype=float) for path in group.iter(f"{SVG}path")]
+        pluses = np.array([((x1 + x2) / 2, y) for x1, y, x2, *_ in drawn])
+        left = 72 * (figure.LEFT + column * (figure.SIDE + figure.GAP))
+        expected = np.stack((left + centres, 72 * figure.TOP + centres), axis=1)
+        np.testing.assert_allclose(pluses, expected.repeat(2, axis=0), atol=1e-4)  # a white outline and a plus
+
+
+def test_the_same_data_gives_the_same_text(one_head):
+    drawing = draw(one_head)
+    assert drawing == draw(one_head)
+    assert "dc:date" not in drawing
+
+
+@pytest.mark.parametrize("label", ["<script>", '"><a>', "&amp;", "\n", "\t", "\x00\x07", "\ud800", "é", "$x$", "中"])
+def test_any_label_is_valid_xml_text(label, recwarn):
+    head = HeadFigure(f"Head {label}", "", (Heatmap("A", "a", np.ones((2, 2)), 1.0, "Blues"),), None)
+    document = ElementTree.fromstring(svg([head], [label, "1"], np.array([0])))
+    texts = [text.text for text in document.iter(f"{SVG}text")]
+    assert f"Head {figure.printable(label)}" in texts
+    if len(label) <= 4:  # longer labels are replaced by numbers
+        assert texts.count(figure.printable(label)) == 2
+    assert not recwarn.list
+
+
+@pytest.mark.parametrize(
+    ("position", "symbols"),
+    [
+        ([], ["a"]),
+        (["rope"], ["a"]),
+        (["relative"], ["position only", "a"]),
+        ([*COPE, {"kind": "cope_alibi", "slopes": [0.1, 0.2]}], ["g", "p", "g", "p", "position only", "a"]),
+    ],
+)
+def test_the_heatmaps_follow_the_encodings(position, symbols):
+    found = probe(tiny_predictor(position), TOKENS, layers=[0], heads=[0])
+    [head] = head_figures(found, {})
+    assert [heatmap.symbol for heatmap in head.heatmaps] == symbols
+    assert len(images(draw(found, marks={}))) == len(symbols)
+
+
+@pytest.mark.parametrize("tokens", [1, 47, 300])
+def test_any_length(predictor, tokens):
     ids = np.zeros(tokens, dtype=int)
-    found = probe(tiny_predictor(COPE), ids, layers=[0], heads=[0])
-    assert len(list(images(svg(found, ["0"] * tokens, {"all": ids == 0})))) == 4
+    found = probe(predictor, ids, layers=[0], heads=[0])
+    drawn = images(draw(found, ["0"] * tokens, {"all": ids == 0}))
+    assert [pixels.shape for pixels in drawn.values()] == [(tokens, tokens, 4)] * 4
 
 
-def test_too_much_to_draw_is_said(monkeypatch):
-    found = probe(tiny_predictor(COPE), TOKENS)
+def test_too_large_drawings_are_refused(predictor, monkeypatch):
+    found = probe(predictor, TOKENS)
     monkeypatch.setattr(figure, "MAX_CELLS", 4 * 4 * T * T - 1)
-    for draw in (lambda: svg(found, LABELS, MARKS), lambda: page(found, LABELS, MARKS, title="x")):
-        with pytest.raises(ProbeError, match="2,304 cells are too many to draw"):
-            draw()
+    with pytest.raises(ProbeError, match="2,304 cells are too many to draw"):
+        head_figures(found, MARKS)
+    with pytest.raises(ProbeError, match="no layer and head is selected"):
+        head_figures(probe(predictor, TOKENS, layers=[]), MARKS)

@@ -1,4 +1,4 @@
-"""What heads count, against counting by hand: every pair, every token, one at a time."""
+"""Statistics of heads, compared with loops over every pair and token."""
 
 import math
 import statistics
@@ -10,22 +10,22 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from cope_sweep.inference import TokensError
-from cope_sweep.probe import ProbeError, heads_of, probe, seen_from, separation
-from tests.probe.models import V, tiny_predictor
+from cope_sweep.probe import ProbeError, head_statistics, mark_statistics, mean_gates, probe
+from tests.probe.tiny_models import V, tiny_predictor
 
 CoPE = {"kind": "cope", "p_max": 3}
 GATES = st.sampled_from([0.0, 0.25, 0.5, 0.75, 1.0]) | st.floats(0, 1, width=32)
 
 
-def same(mine, expected):
+def assert_equal(found, expected):
     for name, value in vars(expected).items():
-        assert getattr(mine, name) == (value if value is None else pytest.approx(value, rel=1e-6)), name
+        assert getattr(found, name) == (value if value is None else pytest.approx(value, rel=1e-6)), name
 
 
 @given(tokens=st.lists(st.tuples(GATES, st.booleans()), min_size=1, max_size=40))
 @settings(max_examples=200, deadline=None)
-def test_auc_is_the_share_of_pairs_in_the_right_order(tokens):
-    found = separation(np.array([g for g, _ in tokens]), np.array([marked for _, marked in tokens]))
+def test_auc_is_the_share_of_correctly_ordered_pairs(tokens):
+    found = mark_statistics(np.array([g for g, _ in tokens]), np.array([marked for _, marked in tokens]))
     on = [g for g, marked in tokens if marked]
     off = [g for g, marked in tokens if not marked]
     assert (found.tokens_on, found.tokens_off) == (len(on), len(off))
@@ -39,7 +39,7 @@ def test_auc_is_the_share_of_pairs_in_the_right_order(tokens):
 @given(tokens=st.lists(st.tuples(GATES, st.booleans()), min_size=1, max_size=30))
 @settings(max_examples=100, deadline=None)
 def test_means_effect_and_share_are_their_definitions(tokens):
-    found = separation(np.array([g for g, _ in tokens]), np.array([marked for _, marked in tokens]))
+    found = mark_statistics(np.array([g for g, _ in tokens]), np.array([marked for _, marked in tokens]))
     on = [g for g, marked in tokens if marked]
     off = [g for g, marked in tokens if not marked]
     assert found.on == (pytest.approx(statistics.fmean(on)) if on else None)
@@ -54,45 +54,45 @@ def test_means_effect_and_share_are_their_definitions(tokens):
 
 
 def test_worked_by_hand():
-    found = separation(np.array([0.9, 0.7, 0.1, 0.3]), np.array([True, True, False, False]))
+    found = mark_statistics(np.array([0.9, 0.7, 0.1, 0.3]), np.array([True, True, False, False]))
     assert (found.on, found.off, found.auc) == (pytest.approx(0.8), pytest.approx(0.2), 1.0)
     assert found.share == pytest.approx(1.6 / 2.0)
     assert found.effect == pytest.approx(0.6 / math.sqrt(0.02))  # both variances are 0.02
-    same = separation(np.array([0.5, 0.5, 0.5]), np.array([True, False, False]))
-    assert (same.auc, same.effect) == (0.5, None)
-    assert separation(np.array([0.9, 0.1]), np.array([True, False])).effect is None
+    equal = mark_statistics(np.array([0.5, 0.5, 0.5]), np.array([True, False, False]))
+    assert (equal.auc, equal.effect) == (0.5, None)
+    assert mark_statistics(np.array([0.9, 0.1]), np.array([True, False])).effect is None
 
 
-@given(T=st.integers(1, 9), asked=st.integers(0, 2**9 - 1), seed=st.integers(0, 1000))
+@given(T=st.integers(1, 9), selected=st.integers(0, 2**9 - 1), seed=st.integers(0, 1000))
 @settings(max_examples=60, deadline=None)
-def test_a_keys_gate_is_the_mean_over_the_queries_that_see_it(T, asked, seed):
+def test_a_mean_gate_is_over_the_selected_queries_from_the_key_on(T, selected, seed):
     gates = np.tril(np.random.default_rng(seed).random((T, T))).astype(np.float32)
-    asked_T = np.array([bool(asked >> i & 1) for i in range(T)])
-    for mine, queries in ((seen_from(gates), range(T)), (seen_from(gates, asked_T), np.flatnonzero(asked_T))):
+    queries_T = np.array([bool(selected >> i & 1) for i in range(T)])
+    for means, queries in ((mean_gates(gates), range(T)), (mean_gates(gates, queries_T), np.flatnonzero(queries_T))):
         for j in range(T):
             seen = [float(gates[i, j]) for i in queries if i >= j]
-            assert mine[j] == pytest.approx(statistics.fmean(seen)) if seen else math.isnan(mine[j])
+            assert means[j] == pytest.approx(statistics.fmean(seen)) if seen else math.isnan(means[j])
 
 
 @pytest.mark.parametrize("position", [[CoPE], [{"kind": "cope_mlp"}], [CoPE, {"kind": "cope_alibi", "gate": "values"}]])
-def test_over_sequences_against_every_pair_one_at_a_time(position):
+def test_several_sequences_against_a_loop_over_pairs(position):
     predictor, rng = tiny_predictor(position), np.random.default_rng(0)
     sequences = [rng.integers(0, V, T) for T in (9, 1, 14)]
     marks = [{"two": ids == 2, "high": ids > 3} for ids in sequences]
     seen_by = [rng.random(len(ids)) < 0.6 for ids in sequences]
-    found = heads_of(predictor, sequences, marks, seen_by=seen_by)
+    found = head_statistics(predictor, sequences, marks, seen_by=seen_by)
     kinds = [encoding.kind for encoding in predictor.run.model.position]
     assert [(f.layer, f.head, f.encoding) for f in found] == list(product((0, 1), (0, 1), kinds))
     probes = [probe(predictor, ids) for ids in sequences]
     for head in found:
         positions, gates, marked = [], [], {"two": [], "high": []}
-        for ids, each, asked in zip(sequences, probes, seen_by, strict=True):
-            counted = each.layers[head.layer].counted[head.encoding]
+        for ids, each, queries_T in zip(sequences, probes, seen_by, strict=True):
+            matrices = each.layers[head.layer].contextual[head.encoding]
             for j in range(len(ids)):
-                queries = [i for i in range(j, len(ids)) if asked[i]]
-                positions += [counted.positions_HTT[head.head, i, j] for i in queries]
+                queries = [i for i in range(j, len(ids)) if queries_T[i]]
+                positions += [matrices.positions_HTT[head.head, i, j] for i in queries]
                 if queries:
-                    gates.append(statistics.fmean(float(counted.gates_HTT[head.head, i, j]) for i in queries))
+                    gates.append(statistics.fmean(float(matrices.gates_HTT[head.head, i, j]) for i in queries))
                     marked["two"].append(ids[j] == 2)
                     marked["high"].append(ids[j] > 3)
         if head.encoding == "cope":
@@ -104,30 +104,41 @@ def test_over_sequences_against_every_pair_one_at_a_time(position):
         assert head.position_mean == pytest.approx(np.mean(positions, dtype=np.float64), rel=1e-6)
         assert head.position_max == max(positions)
         for name, flags in marked.items():
-            same(head.marks[name], separation(np.array(gates), np.array(flags)))
+            assert_equal(head.marks[name], mark_statistics(np.array(gates), np.array(flags)))
 
 
-def test_one_query_is_its_row_of_gates():
+def test_for_one_query_the_gates_are_its_row():
     predictor, ids = tiny_predictor([CoPE]), np.random.default_rng(1).integers(0, V, 10)
-    gates_T = probe(predictor, ids).layers[0].counted["cope"].gates_HTT[1, 7, :8]
-    [found] = heads_of(predictor, [ids], [{"low": ids < 3}], seen_by=[np.arange(10) == 7], layers=[0], heads=[1])
-    same(found.marks["low"], separation(gates_T, ids[:8] < 3))
+    gates_T = probe(predictor, ids).layers[0].contextual["cope"].gates_HTT[1, 7, :8]
+    [found] = head_statistics(predictor, [ids], [{"low": ids < 3}], seen_by=[np.arange(10) == 7], layers=[0], heads=[1])
+    assert_equal(found.marks["low"], mark_statistics(gates_T, ids[:8] < 3))
 
 
-def test_a_mark_that_one_sequence_lacks_is_on_none_of_its_tokens():
+def test_a_mark_missing_in_a_sequence_marks_none_of_its_tokens():
     predictor, ids = tiny_predictor([CoPE]), np.arange(6)
-    found = heads_of(predictor, [ids, ids], [{"low": ids < 3}, {}])
+    found = head_statistics(predictor, [ids, ids], [{"low": ids < 3}, {}])
     assert (found[0].marks["low"].tokens_on, found[0].marks["low"].tokens_off) == (3, 9)
 
 
-def test_a_model_without_gates_has_no_heads_that_count():
-    assert heads_of(tiny_predictor(["rope", "relative"]), [[0, 1]], [{}]) == []
+def test_a_model_without_gates_has_no_statistics():
+    assert head_statistics(tiny_predictor(["rope", "relative"]), [[0, 1]], [{}]) == []
 
 
-def test_bad_marks_are_said():
-    with pytest.raises(ProbeError, match="low is of 2 tokens, and sequence 0 has 3"):
-        heads_of(tiny_predictor([CoPE]), [[0, 1, 2]], [{"low": np.ones(2, dtype=bool)}])
-    with pytest.raises(ProbeError, match="none of the sequences has a query"):
-        heads_of(tiny_predictor([CoPE]), [[0, 1]], [{}], seen_by=[np.zeros(2, dtype=bool)])
+def test_invalid_marks_are_reported():
+    with pytest.raises(ProbeError, match="low has 2 entries, but sequence 0 has 3 tokens"):
+        head_statistics(tiny_predictor([CoPE]), [[0, 1, 2]], [{"low": np.ones(2, dtype=bool)}])
+    with pytest.raises(ProbeError, match="seen_by selects no query in any sequence"):
+        head_statistics(tiny_predictor([CoPE]), [[0, 1]], [{}], seen_by=[np.zeros(2, dtype=bool)])
     with pytest.raises(TokensError, match="no tokens"):
-        heads_of(tiny_predictor([CoPE]), [[0, 1], []], [{}, {}])
+        head_statistics(tiny_predictor([CoPE]), [[0, 1], []], [{}, {}])
+
+
+@pytest.mark.parametrize("ties", [1, 3, 1024])
+def test_auc_of_many_tokens_with_ties_against_every_pair(ties):
+    rng = np.random.default_rng(ties)
+    gates = rng.integers(0, 1024 // ties + 1, 1024) / 1024
+    marked = rng.random(1024) < 0.3
+    on, off = gates[marked], gates[~marked]
+    pairs = (on[:, None] > off).mean() + (on[:, None] == off).mean() / 2
+    # Ranks are multiples of ½ below 2**53, so only the divisions round.
+    assert mark_statistics(gates, marked).auc == pytest.approx(pairs, rel=16 * np.finfo(float).eps)

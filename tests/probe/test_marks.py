@@ -1,3 +1,5 @@
+"""Marks and labels of tokens."""
+
 import re
 from itertools import pairwise
 
@@ -5,7 +7,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cope_sweep.probe import labels_of, marks_of, text_marks
+from cope_sweep.probe import text_marks, token_labels, token_marks
 from cope_sweep.tasks import Counting, FlipFlop, SelectiveCopy, WikiText
 from cope_sweep.text import TextTokenizer
 
@@ -29,7 +31,7 @@ def test_markdown_and_prose():
     assert marked(text, "sentence") == ['"Stop!"', "No.", "e.g.", "this.", "end."]
 
 
-def test_a_token_that_holds_two_units_or_a_part_of_one():
+def test_tokens_with_two_units_or_a_part_of_one():
     assert text_marks([b"a", b".\n\n", b"b", b""])["newline"].tolist() == [False, True, False, False]
     assert text_marks([b"a", b".\n\n", b"b"])["sentence"].tolist() == [False, True, False]
     assert text_marks([b"a", b".", b".", b".", b" b"])["sentence"].tolist() == [False, True, True, True, False]
@@ -39,7 +41,7 @@ def test_a_token_that_holds_two_units_or_a_part_of_one():
 
 @given(text=st.text("ab. !?\n=#é", max_size=40), cuts=st.sets(st.integers(0, 60)))
 @settings(max_examples=200, deadline=None)
-def test_marks_do_not_depend_on_how_the_text_is_cut(text, cuts):
+def test_marks_do_not_depend_on_token_boundaries(text, cuts):
     data = text.encode()
     edges = [0, *sorted(cut for cut in cuts if 0 < cut < len(data)), len(data)]
     pieces = [data[a:b] for a, b in pairwise(edges)]
@@ -49,7 +51,7 @@ def test_marks_do_not_depend_on_how_the_text_is_cut(text, cuts):
         assert whole_T.tolist() == expected
 
 
-def test_the_tokens_that_tasks_name():
+def test_marks_of_tasks():
     copy = SelectiveCopy(tokens=2, blanks=2, dense_blanks=1, sparse_blanks=4, vocabulary=6)
     tokens_T = copy.sequences("in_dist", 0, 0, 1).inputs_NT[0]
     marks = copy.marks(tokens_T)
@@ -63,12 +65,12 @@ def test_the_tokens_that_tasks_name():
     np.testing.assert_array_equal(sum(on.astype(int) for on in marks.values()), 1)
 
 
-def test_a_text_s_tokens_are_marked_and_read_as_the_text():
+def test_marks_and_labels_of_a_text():
     tokenizer = TextTokenizer.train([WIKITEXT * 3], 300)
     task = WikiText(corpus="small", tokens=16, vocabulary=300)
     ids_T = np.concatenate(([tokenizer.end_of_text], tokenizer.encode([WIKITEXT + "é"])[0])).astype(int)
     pieces = tokenizer.pieces(ids_T.tolist())
-    labels, marks = labels_of(task, ids_T, tokenizer), marks_of(task, ids_T, tokenizer)
+    labels, marks = token_labels(task, ids_T, tokenizer), token_marks(task, ids_T, tokenizer)
     assert labels[0] == "¶"
     assert "".join(labels[1:]).startswith(WIKITEXT)
     assert {name: on.tolist() for name, on in marks.items()} == {
@@ -79,8 +81,8 @@ def test_a_text_s_tokens_are_marked_and_read_as_the_text():
     ]
 
 
-def test_tokens_of_tasks_are_written_as_their_docstrings_do():
+def test_labels_of_tasks():
     copy = SelectiveCopy(tokens=2, blanks=2, dense_blanks=1, sparse_blanks=4, vocabulary=6)
-    assert labels_of(copy, np.arange(6)) == ["0", "1", "2", "3", "_", ">"]
-    assert labels_of(FlipFlop(pairs=5), np.arange(5)) == ["0", "1", "w", "i", "r"]
-    assert labels_of(Counting(), np.array([0, 11, 12, 13, 14])) == ["0", "pass;", "=", ";", "++;"]
+    assert token_labels(copy, np.arange(6)) == ["0", "1", "2", "3", "_", ">"]
+    assert token_labels(FlipFlop(pairs=5), np.arange(5)) == ["0", "1", "w", "i", "r"]
+    assert token_labels(Counting(), np.array([0, 11, 12, 13, 14])) == ["0", "pass;", "=", ";", "++;"]

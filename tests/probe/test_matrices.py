@@ -1,4 +1,4 @@
-"""Matrices equal an independent plain computation from the weights, explain the model's output, and stay bounded."""
+"""Matrices equal an independent computation from the weights, explain the model's output, and are limited in size."""
 
 import numpy as np
 import pytest
@@ -7,9 +7,9 @@ import torch
 from cope_sweep.inference import TokensError
 from cope_sweep.kernels import attention_weights, observing, using, visible
 from cope_sweep.model import CheckpointError
-from cope_sweep.probe import ProbeError, each_layer, matrices, probe
-from tests.probe.models import V, tiny_predictor
-from tests.probe.plain import run_model
+from cope_sweep.probe import ProbeError, matrices, matrix_count, probe, probe_layers
+from tests.probe.numpy_reference import run_model
+from tests.probe.tiny_models import V, tiny_predictor
 
 CPU = torch.device("cpu")
 TOKENS = np.random.default_rng(3).integers(0, V, 14)
@@ -26,7 +26,7 @@ POSITIONS = {
     "mlp, never stopping": [{"kind": "cope_mlp", "hidden": 7, "gate": "values"}],
     "alibi": [{"kind": "cope_alibi", "slopes": [0.5, 0.1]}],
     "alibi, separate": [{"kind": "cope_alibi", "slopes": [0.5, 0.1], "gate": "separate", "slope_sign": 1}],
-    "two that count": [{"kind": "cope", "p_max": 4}, {"kind": "cope_alibi", "slopes": [0.3, 0.2], "gate": "values"}],
+    "two contextual": [{"kind": "cope", "p_max": 4}, {"kind": "cope_alibi", "slopes": [0.3, 0.2], "gate": "values"}],
     "in one layer": [{"kind": "cope", "p_max": 4, "layers": [1]}],
     "cope + relative": [{"kind": "cope", "p_max": 4}, "relative"],
     "relative": ["relative"],
@@ -38,29 +38,30 @@ POSITIONS = {
 
 
 @pytest.mark.parametrize("name", POSITIONS)
-def test_all_equals_a_plain_computation_from_the_weights(name):
+def test_matrices_equal_an_independent_computation(name):
     predictor = tiny_predictor(POSITIONS[name])
     _, expected = run_model(predictor.model.state_dict(), predictor.run, TOKENS)
     found = probe(predictor, TOKENS)
     assert [each.layer for each in found.layers] == [0, 1]
-    for mine, plain in zip(found.layers, expected, strict=True):
-        assert mine.heads == (0, 1)
-        assert set(mine.counted) == set(plain.gates)
-        assert set(mine.scores_HTT) == set(plain.scores)
-        for kind, counted in mine.counted.items():
-            close(counted.gates_HTT, plain.gates[kind])
-            close(counted.positions_HTT, plain.positions[kind])
-        for kind, scores_HTT in mine.scores_HTT.items():
-            close(scores_HTT, plain.scores[kind])
-        close(mine.attention_HTT, plain.attention)
-        assert (mine.alone_HTT is None) == (plain.alone is None)
-        if mine.alone_HTT is not None:
-            close(mine.alone_HTT, plain.alone)
+    for layer, reference in zip(found.layers, expected, strict=True):
+        assert layer.heads == (0, 1)
+        assert set(layer.contextual) == set(reference.gates)
+        assert set(layer.scores_HTT) == set(reference.scores)
+        for kind, contextual in layer.contextual.items():
+            close(contextual.gates_HTT, reference.gates[kind])
+            close(contextual.positions_HTT, reference.positions[kind])
+        for kind, scores_HTT in layer.scores_HTT.items():
+            close(scores_HTT, reference.scores[kind])
+        close(layer.attention_HTT, reference.attention)
+        assert (layer.position_only_attention_HTT is None) == (reference.position_only is None)
+        if layer.position_only_attention_HTT is not None:
+            close(layer.position_only_attention_HTT, reference.position_only)
 
 
-def close(mine, plain):
-    assert mine.dtype == np.float32
-    np.testing.assert_allclose(mine, plain, rtol=2e-6, atol=2e-6)
+def close(found, reference):
+    # The model computes in float64 and rounds once to float32, so half a unit in the last place would do.
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, reference, rtol=2e-6, atol=2e-6)
 
 
 @pytest.mark.parametrize("name", POSITIONS)
@@ -77,25 +78,25 @@ def test_attention_explains_the_models_output(name):
     np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["keys", "two that count", "cope + relative", "plain alibi"])
-def test_attention_from_position_alone_has_a_maximum_of_1_for_each_query(name):
+@pytest.mark.parametrize("name", ["keys", "two contextual", "cope + relative", "plain alibi"])
+def test_position_only_attention_has_a_maximum_of_1_for_each_query(name):
     for each in probe(tiny_predictor(POSITIONS[name]), TOKENS).layers:
-        np.testing.assert_array_equal(each.alone_HTT.max(-1), 1)
-        assert (np.triu(each.alone_HTT, 1) == 0).all()
+        np.testing.assert_array_equal(each.position_only_attention_HTT.max(-1), 1)
+        assert (np.triu(each.position_only_attention_HTT, 1) == 0).all()
 
 
-def test_gates_of_one_count_tokens():
+def test_with_gates_of_1_positions_count_tokens():
     # Eq. 4: where all gates are 1, p_ij = i − j + 1.
     predictor = tiny_predictor([{"kind": "cope", "p_max": 4}])
     for block in predictor.model.blocks:
         block.attention.qkv.weight.zero_()
         block.attention.qkv.bias.fill_(20.0)  # q·k/√K = 800
-    counted = probe(predictor, TOKENS).layers[1].counted["cope"]
+    cope = probe(predictor, TOKENS).layers[1].contextual["cope"]
     i, j = np.indices((14, 14))
-    np.testing.assert_array_equal(counted.gates_HTT[0], np.tril(np.ones((14, 14))))
-    np.testing.assert_array_equal(counted.positions_HTT[0], np.where(j <= i, i - j + 1, 0))
-    np.testing.assert_array_equal(counted.stopped_HTT[0], np.where(j <= i, np.minimum(i - j + 1, 3), 0))
-    assert counted.limit == 3
+    np.testing.assert_array_equal(cope.gates_HTT[0], np.tril(np.ones((14, 14))))
+    np.testing.assert_array_equal(cope.positions_HTT[0], np.where(j <= i, i - j + 1, 0))
+    np.testing.assert_array_equal(cope.clamped_positions_HTT[0], np.where(j <= i, np.minimum(i - j + 1, 3), 0))
+    assert cope.limit == 3
 
 
 def test_figure_1():
@@ -112,14 +113,14 @@ def test_figure_1():
     separate["gate_weight"].copy_(torch.tensor([[0, 0, 1, 0]] * 4))
     separate["gate_bias"].fill_(-0.7)  # the stop's third component is √2 after the norm, all others' 0
     sentence = [0, 2, 4, 1, 0, 2, 4, 1, 0, 2, 4, 0]
-    counted = probe(predictor, sentence).layers[0].counted["cope"]
-    assert counted.gates_HTT[0, 11].round(3).tolist() == [0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 0]
-    assert counted.positions_HTT[0, 11].round(3).tolist() == [2, 2, 2, 2, 1, 1, 1, 1, 0, 0, 0, 0]
-    assert counted.positions_HTT[0, 6].round(3).tolist() == [1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0]
+    cope = probe(predictor, sentence).layers[0].contextual["cope"]
+    assert cope.gates_HTT[0, 11].round(3).tolist() == [0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 0]
+    assert cope.positions_HTT[0, 11].round(3).tolist() == [2, 2, 2, 2, 1, 1, 1, 1, 0, 0, 0, 0]
+    assert cope.positions_HTT[0, 6].round(3).tolist() == [1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0]
 
 
-@pytest.mark.parametrize("name", ["keys", "separate, rotated", "after rotation", "two that count", "cope + relative"])
-def test_blocks_of_queries_change_nothing(name, monkeypatch):
+@pytest.mark.parametrize("name", ["keys", "separate, rotated", "after rotation", "two contextual", "cope + relative"])
+def test_the_block_size_does_not_change_the_matrices(name, monkeypatch):
     predictor = tiny_predictor(POSITIONS[name])
     whole = probe(predictor, TOKENS).arrays()
     monkeypatch.setattr(matrices, "SCRATCH_BYTES", 40 * 2 * 14 * 3)  # three queries at a time
@@ -129,26 +130,28 @@ def test_blocks_of_queries_change_nothing(name, monkeypatch):
         np.testing.assert_allclose(parts[key], value, rtol=1e-6, atol=1e-7, err_msg=key)
 
 
-def test_chosen_layers_and_heads_are_those_of_the_whole():
+def test_selected_layers_and_heads_equal_those_of_the_whole_probe():
     predictor = tiny_predictor(POSITIONS["keys"], layers=3, heads=4)
     whole, some = probe(predictor, TOKENS), probe(predictor, TOKENS, layers=[1, 0], heads=[3, 1])
     assert [(each.layer, each.heads) for each in some.layers] == [(0, (1, 3)), (1, (1, 3))]
-    for mine, all_heads in zip(some.layers, whole.layers[:2], strict=True):
-        np.testing.assert_array_equal(mine.attention_HTT, all_heads.attention_HTT[[1, 3]])
-        np.testing.assert_array_equal(mine.alone_HTT, all_heads.alone_HTT[[1, 3]])
-        for part in ("gates_HTT", "positions_HTT", "stopped_HTT"):
-            mine_HTT, all_HTT = (getattr(each.counted["cope"], part) for each in (mine, all_heads))
-            np.testing.assert_array_equal(mine_HTT, all_HTT[[1, 3]])
+    for selected, all_heads in zip(some.layers, whole.layers[:2], strict=True):
+        np.testing.assert_array_equal(selected.attention_HTT, all_heads.attention_HTT[[1, 3]])
+        np.testing.assert_array_equal(
+            selected.position_only_attention_HTT, all_heads.position_only_attention_HTT[[1, 3]]
+        )
+        for part in ("gates_HTT", "positions_HTT", "clamped_positions_HTT"):
+            selected_HTT, all_HTT = (getattr(each.contextual["cope"], part) for each in (selected, all_heads))
+            np.testing.assert_array_equal(selected_HTT, all_HTT[[1, 3]])
 
 
-def test_a_layer_at_a_time_is_the_same():
+def test_probing_layer_by_layer_gives_the_same_matrices():
     predictor, layers = tiny_predictor(POSITIONS["keys"]), []
-    each_layer(predictor, TOKENS, layers.append)
+    probe_layers(predictor, TOKENS, layers.append)
     for one, other in zip(layers, probe(predictor, TOKENS).layers, strict=True):
         np.testing.assert_array_equal(one.attention_HTT, other.attention_HTT)
 
 
-def test_what_is_seen_does_not_depend_on_the_kernel_that_computes():
+def test_the_matrices_do_not_depend_on_the_kernel():
     predictor = tiny_predictor(POSITIONS["keys"])
     with using("reference"):
         expected = probe(predictor, TOKENS).arrays()
@@ -156,27 +159,27 @@ def test_what_is_seen_does_not_depend_on_the_kernel_that_computes():
         np.testing.assert_allclose(value, expected[key], rtol=1e-6, atol=1e-7)
 
 
-def test_hard_attention_is_one_hot_and_its_positions_are_soft():
+def test_hard_attention_is_one_hot_but_position_only_attention_is_soft():
     each = probe(tiny_predictor(POSITIONS["keys"], hard_attention=True), TOKENS).layers[0]
     np.testing.assert_allclose(np.sort(each.attention_HTT, -1)[..., -1], 1, atol=1e-6)
     np.testing.assert_allclose(each.attention_HTT.sum(-1), 1, atol=1e-6)
-    assert ((each.alone_HTT > 0) & (each.alone_HTT < 1)).any()
+    assert ((each.position_only_attention_HTT > 0) & (each.position_only_attention_HTT < 1)).any()
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama", "post_norm"])
-def test_every_family_is_seen_layer_by_layer(family):
-    predictor, told = tiny_predictor(["cope"], family=family, layers=3), []
+def test_every_family_is_probed_layer_by_layer(family):
+    predictor, weights = tiny_predictor(["cope"], family=family, layers=3), []
     with observing(
-        lambda inputs, positions: told.append(attention_weights(inputs, positions, visible(14, 14, CPU))[0])
+        lambda inputs, positions: weights.append(attention_weights(inputs, positions, visible(14, 14, CPU))[0])
     ):
         predictor.model(torch.from_numpy(TOKENS)[None])
     found = probe(predictor, TOKENS)
     assert [each.layer for each in found.layers] == [0, 1, 2]
-    for each, weights_HTT in zip(found.layers, told, strict=True):
+    for each, weights_HTT in zip(found.layers, weights, strict=True):
         close(each.attention_HTT, weights_HTT.numpy())
 
 
-def test_arrays_have_names():
+def test_names_of_arrays():
     arrays = probe(tiny_predictor(POSITIONS["cope + relative"], layers=1), TOKENS).arrays()
     layer = [
         "heads",
@@ -185,7 +188,7 @@ def test_arrays_have_names():
         "cope/stopped",
         "cope/scores",
         "relative/scores",
-        "alone",
+        "position_only_attention",
         "attention",
     ]
     assert list(arrays) == ["tokens", *(f"layer0/{name}" for name in layer)]
@@ -201,18 +204,18 @@ def test_arrays_have_names():
         ([0], {"heads": [-1]}, ProbeError, "there is no head -1: this model has heads 0 … 1"),
     ],
 )
-def test_bad_questions(ids, chosen, error, message):
+def test_invalid_requests(ids, chosen, error, message):
     with pytest.raises(error, match=message):
         probe(tiny_predictor(POSITIONS["keys"]), ids, **chosen)
 
 
-def test_what_absolute_positions_do_not_reach():
+def test_a_sequence_beyond_absolute_positions_is_refused():
     predictor = tiny_predictor(["absolute"])
     with pytest.raises(TokensError, match="the sequence of 40 tokens is too long: absolute .* 24 positions"):
         probe(predictor, [0] * 40)
 
 
-def test_more_than_the_bound_is_refused_before_any_work(monkeypatch):
+def test_too_large_probes_are_refused_before_the_model_runs(monkeypatch):
     predictor = tiny_predictor(POSITIONS["keys"])
     monkeypatch.setattr(matrices, "MAX_BYTES", 4 * 14**2 * 2 * 5)  # one layer's: 2 heads, 5 matrices
     monkeypatch.setattr(predictor.model, "forward", None)
@@ -221,19 +224,28 @@ def test_more_than_the_bound_is_refused_before_any_work(monkeypatch):
     monkeypatch.undo()
     monkeypatch.setattr(matrices, "MAX_BYTES", 4 * 14**2 * 2 * 5)
     found = []
-    each_layer(predictor, TOKENS, found.append)
+    probe_layers(predictor, TOKENS, found.append)
     assert len(found) == 2
     held = sum(array.nbytes for name, array in probe(predictor, TOKENS, layers=[0]).arrays().items() if "/" in name)
-    assert held == 4 * 14**2 * 2 * 6 + 16  # `stopped` is made when asked for
+    assert held == 4 * 14**2 * 2 * 6 + 16  # `stopped` is computed on access
 
 
 @pytest.mark.parametrize("name", ["separate", "mlp", "rope", "none"])
-def test_damaged_weights_are_said(name):
+def test_damaged_weights_are_reported(name):
     for parameter in ("embedding.weight", "blocks.1.attention.qkv.weight", "position.0"):
         predictor = tiny_predictor(POSITIONS[name])
         damaged = [each for known, each in predictor.model.named_parameters() if known.startswith(parameter)]
         for each in damaged:
             each.fill_(torch.nan)
         if damaged:
-            with pytest.raises(CheckpointError, match="what layer . computes is not numbers"):
+            with pytest.raises(CheckpointError, match="layer . computes values that are not finite"):
                 probe(predictor, [5, 5, 5])
+
+
+@pytest.mark.parametrize("name", POSITIONS)
+def test_matrix_count_is_the_number_of_matrices_of_a_head(name):
+    predictor = tiny_predictor(POSITIONS[name])
+    for layer in (0, 1):
+        arrays = probe(predictor, TOKENS, layers=[layer]).arrays()
+        matrices = [key for key, value in arrays.items() if value.ndim == 3 and not key.endswith("/stopped")]
+        assert matrix_count(predictor.run, layer) == len(matrices)

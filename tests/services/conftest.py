@@ -1,5 +1,3 @@
-"""The house of `house.py`, built once, and once for each test that changes it."""
-
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -7,22 +5,24 @@ from pathlib import Path
 
 import httpx
 import pytest
-from house import House, build, serving
+
+from tests.services.sample_store import SampleStore, build, serving
 
 
 @pytest.fixture(scope="session")
-def house(tmp_path_factory: pytest.TempPathFactory) -> House:
-    """Shared: tests only read it."""
-    return build(tmp_path_factory.mktemp("house"))
+def sample(tmp_path_factory: pytest.TempPathFactory) -> SampleStore:
+    """A shared store, which tests only read."""
+    return build(tmp_path_factory.mktemp("sample"))
 
 
 @pytest.fixture
-def own_house(tmp_path: Path) -> House:
-    """For a test that changes files."""
-    return build(tmp_path)
+def own_sample(sample: SampleStore, tmp_path: Path) -> SampleStore:
+    """A copy of the store, for a test that changes its files."""
+    return sample.copy_to(tmp_path / "sample")
 
 
 @pytest.fixture(scope="session")
-def client(house: House) -> Iterator[httpx.Client]:
-    with serving(house.settings(max_tokens=1000)) as client:
+def client(sample: SampleStore) -> Iterator[httpx.Client]:
+    """A client of one server for all tests."""
+    with serving(sample.settings(max_tokens=1000)) as client:
         yield client

@@ -1,8 +1,9 @@
-"""The server as a process: it starts without torch, streams ranges, stops in order, and explains a busy port."""
+"""The server as a process: start without torch, downloads, shutdown, and errors at the start."""
 
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -13,30 +14,30 @@ from pathlib import Path
 
 import httpx
 import pytest
-from cope_services.settings import Settings
-from house import House
-from pydantic import ValidationError
+from cope_services.server import BindError, listen, serve
 
-from cope_sweep.errors import UserError
+from tests.services.sample_store import SampleStore
+
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 
 
-def start(house: House, port: int = 0, **more: str) -> subprocess.Popen[str]:
+def start(sample: SampleStore, port: int = 0, **more: str) -> subprocess.Popen[str]:
     environment = os.environ | {
-        "COPE_SWEEP_ABLATIONS": str(house.ablations),
-        "COPE_SWEEP_STORE": str(house.store),
+        "COPE_SWEEP_ABLATIONS": str(sample.ablations),
+        "COPE_SWEEP_STORE": str(sample.store),
         "COPE_SWEEP_PORT": str(port),
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "services"))),
     }
-    command = [sys.executable, "-m", "services"]
+    command = [sys.executable, "-m", "cope_services"]
     return subprocess.Popen(command, env=environment | more, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 @contextmanager
-def process(house: House) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def process(sample: SampleStore) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A server and its address."""
-    server = start(house)
+    server = start(sample)
     try:
         assert server.stdout is not None
         yield server, server.stdout.readline().split()[0]
@@ -45,8 +46,8 @@ def process(house: House) -> Iterator[tuple[subprocess.Popen[str], str]]:
         server.communicate()
 
 
-def test_a_client_from_start_to_stop(house: House) -> None:
-    with process(house) as (server, url), httpx.Client(base_url=url, timeout=60) as client:
+def test_from_start_to_stop(sample: SampleStore) -> None:
+    with process(sample) as (server, url), httpx.Client(base_url=url, timeout=60) as client:
         assert client.get("/health/ready").json() == {"status": "ready"}
         assert [a["name"] for a in client.get("/api/v1/ablations").json()] == ["broken", "tiny"]
         assert client.get("/api/v1/ablations/tiny/table?format=markdown").text.startswith("| position")
@@ -54,8 +55,8 @@ def test_a_client_from_start_to_stop(house: House) -> None:
         if maps.exists():
             assert "libtorch" not in maps.read_text()
 
-        path = f"/api/v1/runs/{house.ids[0]}/checkpoint/model.safetensors"
-        whole = (house.ledger.run(house.ids[0]).checkpoint / "model.safetensors").read_bytes()
+        path = f"/api/v1/runs/{sample.ids[0]}/checkpoint/model.safetensors"
+        whole = (sample.ledger.run(sample.ids[0]).checkpoint / "model.safetensors").read_bytes()
         with client.stream("GET", path) as broken_off:
             got = next(broken_off.iter_raw(1500))
         rest = client.get(path, headers={"range": f"bytes={len(got)}-", "if-range": broken_off.headers["etag"]})
@@ -63,7 +64,7 @@ def test_a_client_from_start_to_stop(house: House) -> None:
         assert got + rest.content == whole
 
         body = {"tokens": [[1, 2, 3, 4]], "log_probabilities": True}
-        answer = client.post(f"/api/v1/runs/{house.ids[0]}/perplexity", json=body).json()
+        answer = client.post(f"/api/v1/runs/{sample.ids[0]}/perplexity", json=body).json()
         assert len(answer["sequences"][0]["log_probabilities"]) == 4
 
         server.send_signal(signal.SIGINT)
@@ -71,12 +72,12 @@ def test_a_client_from_start_to_stop(house: House) -> None:
         assert (server.returncode, err) == (0, "")
 
 
-def test_a_busy_port_is_named_with_a_way_out(house: House) -> None:
+def test_a_port_in_use_is_reported_with_a_free_one(sample: SampleStore) -> None:
     with socket.socket() as busy:
         busy.bind(("127.0.0.1", 0))
         busy.listen()
         port = busy.getsockname()[1]
-        server = start(house, port)
+        server = start(sample, port)
         _, err = server.communicate(timeout=30)
     assert server.returncode == 1
     assert f"port {port} on 127.0.0.1 is in use" in err
@@ -93,18 +94,34 @@ def test_a_busy_port_is_named_with_a_way_out(house: House) -> None:
         ("COPE_SWEEP_HOST", "not a host", "is no address of this machine"),
     ],
 )
-def test_bad_settings_fail_at_once(house: House, name: str, value: str, message: str) -> None:
-    server = start(house, **{name: value})
+def test_invalid_settings_are_reported(sample: SampleStore, name: str, value: str, message: str) -> None:
+    server = start(sample, **{name: value})
     _, err = server.communicate(timeout=30)
     assert server.returncode in (1, 2)
     assert message in err
     assert "Traceback" not in err
 
 
-def test_settings_are_checked(house: House) -> None:
-    with pytest.raises(UserError, match="set COPE_SWEEP_ABLATIONS"):
-        house.settings(ablations="/nowhere")
-    for bad in ({"port": -1}, {"max_tokens": 0}, {"device": "tpu"}, {"max_models": "many"}):
-        with pytest.raises(ValidationError):
-            house.settings(**bad)
-    assert Settings.model_config["env_prefix"] == "COPE_SWEEP_"
+def test_sigterm_stops_the_server(sample: SampleStore) -> None:
+    with process(sample) as (server, url):
+        assert httpx.get(f"{url}/health/live", timeout=60).status_code == 200
+        server.send_signal(signal.SIGTERM)
+        _, err = server.communicate(timeout=20)
+        assert (server.returncode, err) == (-signal.SIGTERM, "")
+
+
+def test_serve_returns_1_for_a_port_in_use(sample: SampleStore, capsys: pytest.CaptureFixture[str]) -> None:
+    with listen("127.0.0.1", 0) as busy:
+        port = busy.getsockname()[1]
+        assert serve(sample.settings(port=port)) == 1
+    message = capsys.readouterr().err
+    free = int(re.search(r"--port (\d+), or COPE_SWEEP_PORT=\1\n", message)[1])
+    assert free != port
+    with listen("127.0.0.1", free):
+        pass
+
+
+@pytest.mark.parametrize("host", ["not a host", "203.0.113.7"])
+def test_an_address_of_another_machine_is_reported(host: str) -> None:
+    with pytest.raises(BindError, match=r"is no address of this machine; .* --host 127\.0\.0\.1"):
+        listen(host, 0)

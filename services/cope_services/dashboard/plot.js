@@ -1,11 +1,11 @@
 "use strict";
 
-// A line plot in SVG: a thin line for each seed, a thick one for their mean. No library.
+// A line plot in SVG: a thin line for each seed, and a thick line for their mean.
 
 const SVG = "http://www.w3.org/2000/svg";
 
-/** An element: el("a", {href: "#"}, "text", child). SVG where the parent tag is one of SVG's. */
-function el(tag, attributes = {}, ...children) {
+/** Create an element: element("a", {href: "#"}, "text", child). SVG tags give SVG elements. */
+function element(tag, attributes = {}, ...children) {
   const inSvg = ["svg", "g", "path", "line", "text", "rect"].includes(tag);
   const node = inSvg ? document.createElementNS(SVG, tag) : document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
@@ -16,7 +16,7 @@ function el(tag, attributes = {}, ...children) {
   return node;
 }
 
-/** About `count` round numbers that span low … high. */
+/** About `count` round numbers between low and high. */
 function ticks(low, high, count) {
   const rough = (high - low) / count || 1;
   const power = 10 ** Math.floor(Math.log10(rough));
@@ -26,47 +26,47 @@ function ticks(low, high, count) {
   return result;
 }
 
-const shown = (value) =>
+const formatNumber = (value) =>
   value === 0 ? "0" : Math.abs(value) >= 1e5 || Math.abs(value) < 1e-3 ? value.toExponential(1) : String(+value.toPrecision(4));
 
-/** The mean over seeds at the steps that all begun seeds have. */
+/** The mean over seeds, at the steps that all started seeds have. */
 function meanOf(series) {
-  const begun = series.filter((s) => s.points.length);
-  const at = new Map();
-  for (const { points } of begun) {
-    for (const [step, value] of points) at.set(step, [...(at.get(step) ?? []), value]);
+  const started = series.filter((s) => s.points.length);
+  const valuesByStep = new Map();
+  for (const { points } of started) {
+    for (const [step, value] of points) valuesByStep.set(step, [...(valuesByStep.get(step) ?? []), value]);
   }
-  return [...at].filter(([, values]) => values.length >= begun.length)
+  return [...valuesByStep].filter(([, values]) => values.length >= started.length)
     .map(([step, values]) => [step, values.reduce((a, b) => a + b, 0) / values.length])
     .sort((a, b) => a[0] - b[0]);
 }
 
-/** Draw `curves` (GET …/curves) into `place`; `hidden` is the set of rows that the reader switched off. */
-function drawCurves(place, curves, { log, hidden }) {
+/** Draw `curves` (from GET …/curves) into `container`. `hidden` is the set of the rows that the user has hidden. */
+function drawCurves(container, curves, { log, hidden }) {
   const rows = curves.rows.map((row, index) => ({ ...row, colour: `c${index % 8}`, mean: meanOf(row.series) }));
   const visible = rows.filter((row) => !hidden.has(row.row));
   const usable = ([, value]) => Number.isFinite(value) && (!log || value > 0);
   const points = visible.flatMap((row) => row.series.flatMap((s) => s.points)).filter(usable);
-  const legend = el("div", { class: "legend" });
-  const readings = new Map();
+  const legend = element("div", { class: "legend" });
+  const readouts = new Map();
   for (const row of rows) {
-    const reading = el("output");
-    readings.set(row, reading);
+    const readout = element("output");
+    readouts.set(row, readout);
     const toggle = () => {
       hidden.has(row.row) ? hidden.delete(row.row) : hidden.add(row.row);
-      drawCurves(place, curves, { log, hidden });
+      drawCurves(container, curves, { log, hidden });
     };
-    legend.append(el("button", { type: "button", class: row.colour, "aria-pressed": String(!hidden.has(row.row)), onclick: toggle },
-      el("i"), el("span", {}, row.row), reading));
+    legend.append(element("button", { type: "button", class: row.colour, "aria-pressed": String(!hidden.has(row.row)), onclick: toggle },
+      element("i"), element("span", {}, row.row), readout));
   }
   if (!points.length) {
-    place.replaceChildren(legend, el("p", { class: "empty" }, "Nothing logged yet."));
+    container.replaceChildren(legend, element("p", { class: "empty" }, "No values have been logged."));
     return;
   }
 
   const [width, height, left, bottom, top, right] = [900, 340, 56, 34, 10, 12];
   const scale = log ? Math.log10 : (value) => value;
-  const last = points.reduce((most, [step]) => Math.max(most, step), 1);
+  const last = points.reduce((maximum, [step]) => Math.max(maximum, step), 1);
   let [low, high] = points.reduce(([a, b], [, v]) => [Math.min(a, scale(v)), Math.max(b, scale(v))], [Infinity, -Infinity]);
   if (!log && low > 0 && low < high * 0.6) low = 0;
   if (low === high) [low, high] = [low - 1, high + 1];
@@ -74,21 +74,21 @@ function drawCurves(place, curves, { log, hidden }) {
   const y = (value) => height - bottom - ((scale(value) - low) / (high - low)) * (height - bottom - top);
   const path = (line) => line.filter(usable).map((p, i) => `${i ? "L" : "M"}${x(p[0]).toFixed(1)} ${y(p[1]).toFixed(1)}`).join("");
 
-  const svg = el("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `${curves.metric} by step` });
+  const svg = element("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `${curves.metric} by step` });
   for (const tick of ticks(low, high, 5)) {
     const value = log ? 10 ** tick : tick;
-    svg.append(el("line", { class: "grid", x1: left, x2: width - right, y1: y(value), y2: y(value) }),
-      el("text", { x: left - 8, y: y(value) + 4, "text-anchor": "end" }, shown(value)));
+    svg.append(element("line", { class: "grid", x1: left, x2: width - right, y1: y(value), y2: y(value) }),
+      element("text", { x: left - 8, y: y(value) + 4, "text-anchor": "end" }, formatNumber(value)));
   }
   for (const tick of ticks(0, last, 7)) {
-    svg.append(el("text", { x: x(tick), y: height - bottom + 18, "text-anchor": "middle" }, shown(tick)));
+    svg.append(element("text", { x: x(tick), y: height - bottom + 18, "text-anchor": "middle" }, formatNumber(tick)));
   }
-  svg.append(el("text", { x: width - right, y: height - 2, "text-anchor": "end" }, "step"));
+  svg.append(element("text", { x: width - right, y: height - 2, "text-anchor": "end" }, "step"));
   for (const row of visible) {
-    const lines = row.series.map((s) => el("path", { class: "seed", d: path(s.points) }));
-    svg.append(el("g", { class: row.colour }, ...lines, el("path", { class: "mean", d: path(row.mean) })));
+    const lines = row.series.map((s) => element("path", { class: "seed", d: path(s.points) }));
+    svg.append(element("g", { class: row.colour }, ...lines, element("path", { class: "mean", d: path(row.mean) })));
   }
-  const cursor = el("line", { class: "cursor off", y1: top, y2: height - bottom });
+  const cursor = element("line", { class: "cursor off", y1: top, y2: height - bottom });
   svg.append(cursor);
   svg.addEventListener("pointermove", (event) => {
     const box = svg.getBoundingClientRect();
@@ -96,15 +96,15 @@ function drawCurves(place, curves, { log, hidden }) {
     const near = (line) => line.reduce((best, p) => (Math.abs(p[0] - step) < Math.abs(best[0] - step) ? p : best));
     const means = visible.map((row) => row.mean).filter((mean) => mean.length);
     if (!means.length) return;
-    const at = near(means.flat());
+    const nearest = near(means.flat());
     cursor.setAttribute("class", "cursor");
-    cursor.setAttribute("x1", x(at[0]));
-    cursor.setAttribute("x2", x(at[0]));
-    for (const row of visible) readings.get(row).value = row.mean.length ? shown(near(row.mean)[1]) : "";
+    cursor.setAttribute("x1", x(nearest[0]));
+    cursor.setAttribute("x2", x(nearest[0]));
+    for (const row of visible) readouts.get(row).value = row.mean.length ? formatNumber(near(row.mean)[1]) : "";
   });
   svg.addEventListener("pointerleave", () => {
     cursor.setAttribute("class", "cursor off");
-    for (const reading of readings.values()) reading.value = "";
+    for (const readout of readouts.values()) readout.value = "";
   });
-  place.replaceChildren(legend, svg);
+  container.replaceChildren(legend, svg);
 }

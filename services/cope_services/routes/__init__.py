@@ -1,11 +1,11 @@
-"""The endpoints: words in, one call each."""
+"""The routes. Each validates its parameters and calls one function."""
 
 from fastapi import APIRouter
 
 from cope_services.routes import ablations, dashboard, health, runs
-from cope_services.schemas import problems
+from cope_services.schemas import error_responses
 
-api = APIRouter(prefix="/api/v1", responses=problems(404, 422))
+api = APIRouter(prefix="/api/v1", responses=error_responses(404, 422))
 api.include_router(ablations.router)
 api.include_router(runs.router)
 

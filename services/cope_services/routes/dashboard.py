@@ -1,4 +1,4 @@
-"""The page at `/`: plain HTML, CSS and JavaScript from this package, and nothing from anywhere else."""
+"""Route of the web page at `/`. Its HTML, CSS and JavaScript are files of this package."""
 
 from pathlib import Path
 

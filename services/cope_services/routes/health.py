@@ -1,21 +1,21 @@
-"""Whether the server lives, and whether it can answer."""
+"""Routes of the health checks."""
 
 from fastapi import APIRouter
 
-from cope_services.deps import PartsDep
-from cope_services.schemas import Health, problems
+from cope_services.dependencies import ComponentsDep
+from cope_services.schemas import Health, error_responses
 
 router = APIRouter(prefix="/health", tags=["health"])
 
 
 @router.get("/live")
 async def live() -> Health:
-    """The process answers."""
+    """The process answers requests."""
     return Health(status="live")
 
 
-@router.get("/ready", responses=problems(503))
-def ready(parts: PartsDep) -> Health:
-    """The ablations and the store can be read."""
-    parts.library.check()
+@router.get("/ready", responses=error_responses(503))
+def ready(components: ComponentsDep) -> Health:
+    """The folders of the ablations and of the store can be read."""
+    components.library.check()
     return Health(status="ready")

@@ -1,11 +1,20 @@
-"""Runs: what they are, how they learned, their checkpoints, and what those say about tokens."""
+"""Routes of runs: metadata, learning curves, checkpoints, perplexity and probes."""
 
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
 
-from cope_services.deps import FinishedRun, IfNoneMatch, JsonOnly, Limit, Offset, PartsDep, Scale, StatusFilter
-from cope_services.responses import RowsFormat, download, rows
+from cope_services.dependencies import (
+    ComponentsDep,
+    FinishedRun,
+    IfNoneMatch,
+    Limit,
+    Offset,
+    RequireJson,
+    Scale,
+    StatusFilter,
+)
+from cope_services.responses import RowsFormat, download, rows_response
 from cope_services.schemas import (
     Checkpoint,
     PerplexityRequest,
@@ -15,35 +24,35 @@ from cope_services.schemas import (
     Responses,
     RunDetail,
     RunPage,
-    problems,
+    error_responses,
 )
 
 router = APIRouter(prefix="/runs", tags=["runs"])
 
-FILE: Responses = {200: {"content": {"application/octet-stream": {}}}, 206: {}, 304: {}, **problems(409)}
+FILE: Responses = {200: {"content": {"application/octet-stream": {}}}, 206: {}, 304: {}, **error_responses(409)}
 
 
 @router.get("")
 def list_runs(
-    parts: PartsDep,
+    components: ComponentsDep,
     status: StatusFilter = None,
-    ablation: Annotated[str | None, Query(description="Only runs that it contains, in its order.")] = None,
+    ablation: Annotated[str | None, Query(description="Only the runs of this ablation, in plan order.")] = None,
     scale: Scale = None,
     limit: Limit = 100,
     offset: Offset = 0,
 ) -> RunPage:
-    """Every run that was ever begun, by id; or an ablation's."""
-    return parts.library.runs(status=status, ablation=ablation, scale=scale, limit=limit, offset=offset)
+    """All runs that have been started, by id; or the runs of an ablation."""
+    return components.library.runs(status=status, ablation=ablation, scale=scale, limit=limit, offset=offset)
 
 
 @router.get("/{run_id}")
 def get_run(
     run_id: str,
-    parts: PartsDep,
-    curve: Annotated[bool, Query(description="Whether to have the logged rows with it.")] = True,
+    components: ComponentsDep,
+    curve: Annotated[bool, Query(description="Whether to include the logged rows.")] = True,
 ) -> RunDetail:
-    """One run: what was trained, how it stands, what came of it."""
-    return parts.library.run(run_id, with_curve=curve)
+    """One run: configuration, state, metrics, facts and logged rows."""
+    return components.library.run(run_id, with_curve=curve)
 
 
 @router.get(
@@ -51,41 +60,45 @@ def get_run(
     response_class=Response,
     responses={200: {"content": {"application/json": {}, "text/csv": {}}}},
 )
-def get_curve(run_id: str, parts: PartsDep, format: RowsFormat = "json") -> Response:  # noqa: A002
+def get_curve(run_id: str, components: ComponentsDep, format: RowsFormat = "json") -> Response:  # noqa: A002
     """The logged rows of a run, by step."""
-    return rows(parts.library.curve(run_id), format)
+    return rows_response(components.library.curve(run_id), format)
 
 
-@router.get("/{run_id}/checkpoint", responses=problems(409))
-def list_checkpoint(run: FinishedRun, parts: PartsDep) -> Checkpoint:
-    """The files of a finished run's model."""
-    return parts.checkpoints.listing(run)
+@router.get("/{run_id}/checkpoint", responses=error_responses(409))
+def list_checkpoint(run: FinishedRun, components: ComponentsDep) -> Checkpoint:
+    """The checkpoint files of a finished run."""
+    return components.checkpoints.listing(run)
 
 
 @router.head("/{run_id}/checkpoint/{file}", include_in_schema=False)
 @router.get("/{run_id}/checkpoint/{file}", response_class=Response, responses=FILE)
-def get_checkpoint_file(run: FinishedRun, file: str, parts: PartsDep, if_none_match: IfNoneMatch = None) -> Response:
-    """Download a file; a Range goes on with a download that broke off (`curl -C - -O URL`)."""
-    return download(parts.checkpoints.file(run, file), if_none_match)
+def get_checkpoint_file(
+    run: FinishedRun, file: str, components: ComponentsDep, if_none_match: IfNoneMatch = None
+) -> Response:
+    """Download a checkpoint file. Range requests resume an interrupted download (`curl -C - -O URL`)."""
+    return download(components.checkpoints.file(run, file), if_none_match)
 
 
 @router.post(
     "/{run_id}/perplexity",
-    dependencies=[JsonOnly],
+    dependencies=[RequireJson],
     response_model_exclude_unset=True,
-    responses=problems(409, 413, 415),
+    responses=error_responses(409, 413, 415),
 )
-async def measure_perplexity(run: FinishedRun, body: PerplexityRequest, parts: PartsDep) -> PerplexityResponse:
-    """Perplexity of token ids under a finished run's model: in all, and for each sequence."""
-    return await parts.predictors.measure(run, body)
+async def measure_perplexity(
+    run: FinishedRun, body: PerplexityRequest, components: ComponentsDep
+) -> PerplexityResponse:
+    """Perplexity of token ids under the model of a finished run: in total and per sequence."""
+    return await components.predictors.perplexity(run, body)
 
 
 @router.post(
     "/{run_id}/probe",
-    dependencies=[JsonOnly],
+    dependencies=[RequireJson],
     response_model_exclude_unset=True,
-    responses=problems(409, 413, 415),
+    responses=error_responses(409, 413, 415),
 )
-async def probe_heads(run: FinishedRun, body: ProbeRequest, parts: PartsDep) -> ProbeResponse:
-    """What each head of a finished run's model counts in a sequence, and where it looks."""
-    return await parts.predictors.probe(run, body)
+async def probe_heads(run: FinishedRun, body: ProbeRequest, components: ComponentsDep) -> ProbeResponse:
+    """Gates, positions and attention of each head of a finished run's model for one sequence."""
+    return await components.predictors.probe(run, body)

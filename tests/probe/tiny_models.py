@@ -1,4 +1,4 @@
-"""Tiny models with random weights, large enough that gates leave ½ and attention is not even."""
+"""Tiny models with random weights, large enough that gates differ from ½ and attention is not uniform."""
 
 import torch
 
@@ -10,7 +10,7 @@ V = 6
 
 
 def tiny_predictor(position, *, layers=2, heads=2, dim=8, seed=1, **model):
-    """In float64, so that comparing says something."""
+    """A model in float64, for comparisons with tight tolerances."""
     run = tiny_run(
         **{
             "model.position": position,

@@ -1,7 +1,8 @@
-"""A real app on a real ledger: a few tiny trainings, one failed run, one pending, one broken ablation file."""
+"""A small store with real runs, and a real server for it."""
 
 from __future__ import annotations
 
+import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -12,13 +13,15 @@ from pathlib import Path
 import httpx
 import uvicorn
 from cope_services.app import create_app
-from cope_services.server import bind
+from cope_services.server import listen
 from cope_services.settings import Settings
 
 from cope_sweep.plan import Plan, expand
 from cope_sweep.record import Ledger
 from cope_sweep.spec import load_ablation
 from cope_sweep.train import Runtime, train_run
+
+API = "/api/v1"
 
 TINY = """\
 title: Selective copy, tiny
@@ -41,12 +44,19 @@ scales:
 
 
 @dataclass(frozen=True)
-class House:
-    """What the service reads, and what is true of it: two finished runs, a failed one, a pending one."""
+class SampleStore:
+    """Two ablation files, one of them invalid, and a store with two finished runs and a failed one."""
 
-    ablations: Path
-    store: Path
+    root: Path
     plan: Plan
+
+    @property
+    def ablations(self) -> Path:
+        return self.root / "ablations"
+
+    @property
+    def store(self) -> Path:
+        return self.root / "store"
 
     @property
     def ledger(self) -> Ledger:
@@ -60,8 +70,12 @@ class House:
     def settings(self, **changes: object) -> Settings:
         return Settings.model_validate({"ablations": self.ablations, "store": self.store, "device": "cpu"} | changes)
 
+    def copy_to(self, root: Path) -> SampleStore:
+        shutil.copytree(self.root, root)
+        return SampleStore(root, self.plan)
 
-def build(root: Path) -> House:
+
+def build(root: Path) -> SampleStore:
     ablations = root / "ablations"
     ablations.mkdir()
     (ablations / "tiny.yaml").write_text(TINY)
@@ -76,13 +90,13 @@ def build(root: Path) -> House:
         failed.begin(plan.runs[2], "local")
         failed.log({"step": 3, "train/loss": 9.0})
         failed.fail("Diverged: the training loss is nan at step 3", "Traceback …")
-    return House(ablations, root / "store", plan)
+    return SampleStore(root, plan)
 
 
 @contextmanager
 def serving(settings: Settings) -> Iterator[httpx.Client]:
-    """A client of the app, over real HTTP."""
-    listener = bind("127.0.0.1", 0)
+    """A client of the application, over HTTP."""
+    listener = listen("127.0.0.1", 0)
     server = uvicorn.Server(uvicorn.Config(create_app(settings), log_level="critical"))
     thread = threading.Thread(target=server.run, args=([listener],))
     thread.start()

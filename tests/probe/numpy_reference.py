@@ -1,4 +1,4 @@
-"""A GPT-2 with position encodings in plain numpy and loops, from a checkpoint's tensors: shares no code with the model.
+"""GPT-2 with position encodings in numpy and loops, from the tensors of a checkpoint. It shares no code with the model.
 
 Shapes: T tokens, D dim, H heads, K head dim, P positions.
 """
@@ -12,14 +12,14 @@ import numpy as np
 @dataclass
 class Layer:
     attention: np.ndarray
-    alone: np.ndarray | None = None
+    position_only: np.ndarray | None = None
     gates: dict = field(default_factory=dict)
     positions: dict = field(default_factory=dict)
     scores: dict = field(default_factory=dict)
 
 
 def run_model(state, run, tokens, attention=None):
-    """Logits (T, V), and each layer's matrices; `attention[layer]`, where given, is used instead of its own."""
+    """Logits, shape (T, V), and the matrices of each layer. `attention[layer]`, if given, replaces its attention."""
     w = {name: value.double().numpy() for name, value in state.items()}
     H, T = run.model.heads, len(tokens)
     x = w["embedding.weight"][tokens]
@@ -47,7 +47,7 @@ def layer_of(w, run, layer, h, q, k, v):
     rq, rk, rotated = q, k, False
     for encoding in run.model.position:
         if encoding.kind == "rope" and encoding.serves(layer):
-            rq, rk, rotated = turned(q, encoding.base), turned(k, encoding.base), True
+            rq, rk, rotated = rotated_by(q, encoding.base), rotated_by(k, encoding.base), True
     found = Layer(np.zeros((H, T, T)))
     total = np.zeros((H, T, T))
     for index, encoding in enumerate(run.model.position):
@@ -70,12 +70,12 @@ def layer_of(w, run, layer, h, q, k, v):
             gates, positions = np.zeros((H, T, T)), np.zeros((H, T, T))
             for head in range(H):
                 for i in range(T):
-                    counted = 0.0
-                    for j in range(i, -1, -1):  # from the query into the past
+                    position = 0.0
+                    for j in range(i, -1, -1):  # from the query backwards
                         gates[head, i, j] = 1 / (1 + exp(-(gate_q[head, i] @ gate_k[head, j]) / sqrt(K)))
-                        counted += gates[head, i, j]
-                        positions[head, i, j] = counted
-                        score[head, i, j] = contextual(encoding, e, head, q[head, i], counted)
+                        position += gates[head, i, j]
+                        positions[head, i, j] = position
+                        score[head, i, j] = contextual(encoding, e, head, q[head, i], position)
             found.gates[encoding.kind], found.positions[encoding.kind] = gates, positions
         elif encoding.kind == "relative":
             for head in range(H):
@@ -95,11 +95,11 @@ def layer_of(w, run, layer, h, q, k, v):
             content = rq[head, i] @ rk[head, : i + 1].T / sqrt(K)
             found.attention[head, i, : i + 1] = softmax(content + total[head, i, : i + 1])
     if found.scores:
-        found.alone = np.zeros((H, T, T))
+        found.position_only = np.zeros((H, T, T))
         for head in range(H):
             for i in range(T):
                 row = softmax(total[head, i, : i + 1])
-                found.alone[head, i, : i + 1] = row / row.max()
+                found.position_only[head, i, : i + 1] = row / row.max()
     return found
 
 
@@ -110,14 +110,14 @@ def contextual(encoding, e, head, q, p):
         p = p if encoding.p_max is None else min(p, encoding.p_max - 1)
         return q @ (e["w2"] @ np.maximum(e["w1"] * p + e["b1"], 0) + e["b2"])
     z = (e["e"][head] if encoding.per_head else e["e"]) @ q
-    return np.interp(p, np.arange(len(z)), z)  # beyond its last point, np.interp stays there
+    return np.interp(p, np.arange(len(z)), z)  # np.interp is constant beyond the last point
 
 
-def turned(x, base):
-    """Rotation as a product of complex numbers."""
+def rotated_by(x, base):
+    """RoPE as a product of complex numbers."""
     _, T, K = x.shape
-    turn = np.exp(1j * np.outer(np.arange(T), base ** (-np.arange(0, K, 2) / K)))
-    y = (x[..., : K // 2] + 1j * x[..., K // 2 :]) * turn
+    rotation = np.exp(1j * np.outer(np.arange(T), base ** (-np.arange(0, K, 2) / K)))
+    y = (x[..., : K // 2] + 1j * x[..., K // 2 :]) * rotation
     return np.concatenate((y.real, y.imag), axis=-1)
 
 

@@ -1,0 +1,55 @@
+"""The application: health checks, web page and API documentation."""
+
+from __future__ import annotations
+
+import httpx
+
+from tests.services.sample_store import API, SampleStore, serving
+
+
+def test_health(client: httpx.Client) -> None:
+    assert client.get("/health/live").json() == {"status": "live"}
+    assert client.get("/health/ready").json() == {"status": "ready"}
+
+
+def test_not_ready_without_the_folder_of_ablations(own_sample: SampleStore) -> None:
+    with serving(own_sample.settings()) as client:
+        for path in own_sample.ablations.iterdir():
+            path.unlink()
+        own_sample.ablations.rmdir()
+        response = client.get("/health/ready")
+        assert response.status_code == 503
+        assert response.json()["error"]["type"] == "not_ready"
+
+
+def test_a_missing_store_has_no_runs(sample: SampleStore) -> None:
+    with serving(sample.settings(store=sample.store / "none")) as client:
+        assert client.get("/health/ready").status_code == 200
+        assert client.get(f"{API}/runs").json()["total"] == 0
+        assert client.get(f"{API}/ablations/tiny").json()["counts"] == {"pending": 4}
+        assert client.get(f"{API}/ablations/tiny/table").json()["complete"] is False
+
+
+def test_the_page_loads_only_its_own_files(client: httpx.Client) -> None:
+    page = client.get("/")
+    assert "default-src 'self'" in page.headers["content-security-policy"]
+    for name in ("style.css", "page.js", "plot.js"):
+        assert f"/static/{name}" in page.text
+        asset = client.get(f"/static/{name}")
+        assert asset.status_code == 200
+        assert "https://" not in asset.text
+    assert client.get("/static/../app.py").status_code == 404
+    assert client.get("/static/%2e%2e/app.py").status_code == 404
+
+
+def test_the_api_documentation_has_every_endpoint_and_its_errors(client: httpx.Client) -> None:
+    document = client.get("/openapi.json").json()
+    paths = document["paths"]
+    assert len(paths) == 14
+    for path, operations in paths.items():
+        for operation in operations.values():
+            if path.startswith(API):
+                assert operation["responses"]["422"]["content"]["application/json"]["schema"]["$ref"].endswith(
+                    "/ProblemDetails"
+                )
+    assert client.get("/docs").status_code == 200

@@ -1,0 +1,149 @@
+"""Perplexity over REST agrees with the Predictor, has limits, and answers invalid requests with clear errors."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from cope_sweep.inference import Predictor
+from cope_sweep.model import load_model, save_model
+from tests.services.sample_store import API, SampleStore, serving
+
+SEQUENCES = [[1, 2, 14, 3, 15], [4, 14], [0, 0, 0, 0, 0, 0, 0]]
+
+
+def ask(client: httpx.Client, run_id: str, tokens: Any, status: int = 200, **more: Any) -> Any:
+    response = client.post(f"{API}/runs/{run_id}/perplexity", json={"tokens": tokens} | more)
+    assert response.status_code == status, response.text
+    return response.json() if status == 200 else response.json()["error"]
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_the_values_are_those_of_the_predictor(client: httpx.Client, sample: SampleStore, index: int) -> None:
+    predictor = Predictor.load(sample.ledger.run(sample.ids[index]).checkpoint, "cpu")
+    answer = ask(client, sample.ids[index], SEQUENCES, log_probabilities=True)
+    total = predictor.perplexity(SEQUENCES)
+    assert answer["run_id"] == sample.ids[index]
+    assert answer["total"] == total.__dict__
+    for sequence, scores in zip(answer["sequences"], predictor.log_probabilities(SEQUENCES), strict=True):
+        assert sequence["log_probabilities"][0] is None
+        assert sequence["log_probabilities"][1:] == scores[1:].tolist()
+        assert sequence["nll_sum"] == pytest.approx(-np.nansum(scores))
+        assert sequence["tokens"] == len(scores) - 1
+
+
+def test_log_probabilities_are_optional(client: httpx.Client, sample: SampleStore) -> None:
+    [sequence] = ask(client, sample.ids[0], [[1, 2, 3]])["sequences"]
+    assert set(sequence) == {"nll_sum", "tokens", "perplexity", "bits_per_token"}
+
+
+@pytest.mark.parametrize(
+    ("tokens", "message"),
+    [
+        ([[1, 99]], "sequence 0, position 1: token id 99 is out of range; this model's vocabulary is 0 … 15 (16 ids)"),
+        ([[1, 2], [3, -1]], "sequence 1, position 1: token id -1 is out of range"),
+        ([[1, 10**300]], "sequence 0, position 1: token id of more than 60 digits is out of range"),
+        ([[]], "sequence 0 has 0 tokens"),
+        ([[1]], "sequence 0 has 1 tokens"),
+        ([], "body.tokens: list should have at least 1 item"),
+        ([[1, 1.5]], "body.tokens[0][1]: input should be a valid integer"),
+        ([[1, True]], "body.tokens[0][1]: input should be a valid integer"),
+        ([[1, "2"]], "body.tokens[0][1]: input should be a valid integer"),
+        ([[1, None]], "body.tokens[0][1]: input should be a valid integer"),
+        ([1, 2], "body.tokens[0]: input should be a valid list"),
+        ("12", "body.tokens: input should be a valid list"),
+        ([[["x"] * 3] * 400], "body.tokens[0][0]: input should be a valid integer"),
+    ],
+)
+def test_invalid_tokens(client: httpx.Client, sample: SampleStore, tokens: Any, message: str) -> None:
+    error = ask(client, sample.ids[0], tokens, 422)
+    assert message in error["message"]
+    assert len(error["message"]) < 1000
+
+
+def test_unknown_keys_are_refused(client: httpx.Client, sample: SampleStore) -> None:
+    assert "body.logprobs: extra" in ask(client, sample.ids[0], [[1, 2]], 422, logprobs=True)["message"]
+
+
+def test_too_many_tokens_and_too_long_sequences(client: httpx.Client, sample: SampleStore) -> None:
+    assert "1001 tokens; one request may have 1000" in ask(client, sample.ids[0], [[1] * 1001], 413)["message"]
+    assert ask(client, sample.ids[0], [[1] * 1000])["total"]["tokens"] == 999  # CoPE extrapolates
+    error = ask(client, sample.ids[1], [[1, 2], [1] * 40], 422)  # absolute does not
+    assert error["type"] == "invalid_tokens"
+    assert "sequence 1 of 40 tokens is too long" in error["message"]
+
+
+def test_runs_that_cannot_answer(client: httpx.Client, sample: SampleStore) -> None:
+    assert ask(client, "0123456789abcdef", [[1, 2]], 404)["type"] == "not_found"
+    assert ask(client, "..%2f..", [[1, 2]], 404)["type"] == "not_found"
+    assert "is failed" in ask(client, sample.ids[2], [[1, 2]], 409)["message"]
+    assert "is pending" in ask(client, sample.ids[3], [[1, 2]], 409)["message"]
+
+
+def test_a_truncated_checkpoint_is_reported(own_sample: SampleStore) -> None:
+    path = own_sample.ledger.run(own_sample.ids[0]).checkpoint / "model.safetensors"
+    with serving(own_sample.settings()) as client:
+        whole, before = path.read_bytes(), ask(client, own_sample.ids[0], [[1, 2, 3]])
+        path.write_bytes(whole[:-10])
+        error = ask(client, own_sample.ids[0], [[1, 2, 3]], 500)
+        assert error["type"] == "damaged_checkpoint"
+        assert "was it cut short?" in error["message"]
+        path.write_bytes(whole)
+        assert ask(client, own_sample.ids[0], [[1, 2, 3]]) == before
+
+
+def test_a_changed_checkpoint_is_loaded_again(own_sample: SampleStore) -> None:
+    folder = own_sample.ledger.run(own_sample.ids[0])
+    with serving(own_sample.settings(max_models=1)) as client:
+        before = ask(client, own_sample.ids[0], [[1, 2, 3]])["total"]
+        model, spec = load_model(folder.checkpoint)
+        model.norm.weight.mul_(2)
+        with folder.writing_checkpoint() as temporary:
+            save_model(temporary, model, spec)
+        assert ask(client, own_sample.ids[0], [[1, 2, 3]])["total"] != before
+
+
+def test_many_simultaneous_requests(sample: SampleStore) -> None:
+    with serving(sample.settings(max_inferences=2, max_models=1)) as client:
+        expected = [ask(client, run_id, SEQUENCES) for run_id in sample.ids[:2]]
+        with ThreadPoolExecutor(8) as threads:
+            answers = list(threads.map(lambda i: ask(client, sample.ids[i % 2], SEQUENCES), range(32)))
+        assert answers == [expected[i % 2] for i in range(32)]
+
+
+@pytest.fixture
+def loaded_models(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The ids of the runs whose models are loaded, in order. Each takes 50 ms longer than usual."""
+    ids: list[str] = []
+    load = Predictor.load
+
+    def counted(folder: Path, device: str) -> Predictor:
+        predictor = load(folder, device)
+        ids.append(predictor.run.run_id)
+        time.sleep(0.05)
+        return predictor
+
+    monkeypatch.setattr(Predictor, "load", counted)
+    return ids
+
+
+def test_simultaneous_requests_share_one_model(sample: SampleStore, loaded_models: list[str]) -> None:
+    with serving(sample.settings(max_inferences=8)) as client, ThreadPoolExecutor(8) as threads:
+        list(threads.map(lambda _: ask(client, sample.ids[0], SEQUENCES), range(8)))
+    assert loaded_models == sample.ids[:1]
+
+
+@pytest.mark.parametrize(("max_models", "expected"), [(1, [0, 1, 0]), (2, [0, 1])])
+def test_the_most_recently_used_models_stay_in_memory(
+    sample: SampleStore, loaded_models: list[str], max_models: int, expected: list[int]
+) -> None:
+    with serving(sample.settings(max_models=max_models)) as client:
+        for index in (0, 0, 1, 1, 0):
+            ask(client, sample.ids[index], SEQUENCES)
+    assert loaded_models == [sample.ids[index] for index in expected]

@@ -1,0 +1,132 @@
+"""Probes over REST agree with the library, have limits, and answer invalid requests with clear errors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from cope_sweep.inference import Predictor
+from cope_sweep.model import load_model, save_model
+from cope_sweep.probe import head_statistics, probe
+from tests.services.sample_store import API, SampleStore, serving
+
+IDS = [1, 14, 14, 2, 3, 14, 15, 15]
+
+
+def ask(client: httpx.Client, run_id: str, tokens: Any = IDS, status: int = 200, **more: Any) -> Any:
+    response = client.post(f"{API}/runs/{run_id}/probe", json={"tokens": tokens} | more)
+    assert response.status_code == status, response.text
+    return response.json() if status == 200 else response.json()["error"]
+
+
+def square(rows: list[list[float]]) -> np.ndarray:
+    """The matrix with its lower triangle."""
+    matrix = np.zeros((len(rows), len(rows)))
+    for i, row in enumerate(rows):
+        assert len(row) == i + 1
+        matrix[i, : i + 1] = row
+    return matrix
+
+
+def test_the_values_are_those_of_the_library(client: httpx.Client, sample: SampleStore) -> None:
+    predictor = Predictor.load(sample.ledger.run(sample.ids[0]).checkpoint, "cpu")
+    answer = ask(client, sample.ids[0])
+    [layer] = probe(predictor, IDS).layers
+    marks = predictor.run.task.marks(np.array(IDS))
+    assert answer["run_id"] == sample.ids[0]
+    assert answer["labels"] == ["1", "_", "_", "2", "3", "_", ">", ">"]
+    for row, (answered, head) in enumerate(
+        zip(answer["heads"], head_statistics(predictor, [IDS], [marks]), strict=True)
+    ):
+        assert (answered["layer"], answered["head"]) == (0, row)
+        [cope] = answered["encodings"]
+        close(cope["gates"], layer.contextual["cope"].gates_HTT[row])
+        close(cope["positions"], layer.contextual["cope"].positions_HTT[row])
+        close(cope["scores"], layer.scores_HTT["cope"][row])
+        assert layer.position_only_attention_HTT is not None
+        close(answered["position_only_attention"], layer.position_only_attention_HTT[row])
+        close(answered["attention"], layer.attention_HTT[row])
+        assert (cope["kind"], cope["limit"], cope["clamped"]) == ("cope", 63, 0)
+        assert (cope["position_mean"], cope["position_max"]) == (head.position_mean, head.position_max)
+        assert cope["marks"] == {name: vars(found) for name, found in head.marks.items()}
+
+
+def close(rows: list[list[float]], matrix_TT: np.ndarray) -> None:
+    np.testing.assert_allclose(square(rows), matrix_TT, atol=1e-6)
+
+
+def test_only_the_requested_matrices(client: httpx.Client, sample: SampleStore) -> None:
+    [head] = ask(client, sample.ids[0], heads=[1], layers=[0], matrices=["gates"])["heads"]
+    assert head["head"] == 1
+    assert set(head) == {"layer", "head", "encodings"}
+    assert "gates" in head["encodings"][0]
+    assert "scores" not in head["encodings"][0]
+    [head] = ask(client, sample.ids[0], heads=[0], matrices=[], marks={"own": [0, 3]})["heads"]
+    [cope] = head["encodings"]
+    assert set(cope) == {"kind", "limit", "clamped", "position_mean", "position_max", "marks"}
+    assert (cope["marks"]["own"]["tokens_on"], cope["marks"]["own"]["tokens_off"]) == (2, 6)
+
+
+def test_a_model_without_gates_has_only_attention(client: httpx.Client, sample: SampleStore) -> None:
+    heads = ask(client, sample.ids[1])["heads"]
+    assert [(head["encodings"], head["position_only_attention"]) for head in heads] == [([], None)] * 2
+    np.testing.assert_allclose(square(heads[0]["attention"]).sum(-1), 1, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"tokens": [1, 99]}, "the sequence, position 1: token id 99 is out of range"),
+        ({"tokens": [10**300]}, "of more than 60 digits is out of range"),
+        ({"tokens": []}, "body.tokens: list should have at least 1 item"),
+        ({"tokens": [[1]]}, "body.tokens[0]: input should be a valid integer"),
+        ({"tokens": [True]}, "body.tokens[0]: input should be a valid integer"),
+        ({"layers": [1]}, "there is no layer 1: this model has layers 0 … 0"),
+        ({"heads": [2]}, "there is no head 2: this model has heads 0 … 1"),
+        ({"heads": [-1]}, "body.heads[0]: input should be greater than or equal to 0"),
+        ({"matrices": ["keys"]}, "body.matrices[0]: input should be 'gates'"),
+        ({"marks": {"own": [8]}}, "marks.own: there is no token 8: the sequence has tokens 0 … 7"),
+        ({"marks": {str(i): [] for i in range(17)}}, "body.marks: dictionary should have at most 16 items"),
+        ({"text": "hello"}, "body.text: extra inputs are not permitted"),
+    ],
+)
+def test_invalid_requests(client: httpx.Client, sample: SampleStore, body: dict[str, Any], message: str) -> None:
+    error = ask(client, sample.ids[0], status=422, **body)
+    assert message in error["message"]
+    assert len(error["message"]) < 1000
+    assert error["type"] == ("invalid_tokens" if "out of range" in message else "invalid_request")
+
+
+def test_responses_are_limited(sample: SampleStore) -> None:
+    values = 2 * 5 * 8 * 9 // 2  # heads, matrices, pairs
+    with serving(sample.settings(max_probe_values=values, max_tokens=100)) as client:
+        assert len(ask(client, sample.ids[0])["heads"]) == 2
+        error = ask(client, sample.ids[0], [*IDS, 1], 413)
+        assert error["type"] == "too_large"
+        assert "9 tokens, 1 layers and 2 heads have 450 numbers; the limit is 360" in error["message"]
+        assert len(ask(client, sample.ids[0], [*IDS, 1], heads=[0])["heads"]) == 1
+        assert "101 tokens; one request may have 100" in ask(client, sample.ids[0], [1] * 101, 413)["message"]
+    with serving(sample.settings(max_probe_values=10**9)) as client:
+        assert "too long: absolute" in ask(client, sample.ids[1], [1] * 40, 422)["message"]
+
+
+def test_runs_that_cannot_answer(client: httpx.Client, sample: SampleStore) -> None:
+    assert ask(client, "0123456789abcdef", status=404)["type"] == "not_found"
+    assert "is failed" in ask(client, sample.ids[2], status=409)["message"]
+    response = client.post(f"{API}/runs/{sample.ids[0]}/probe", content=b"{}", headers={"content-type": "text/plain"})
+    assert response.status_code == 415
+
+
+def test_damaged_weights_are_reported(own_sample: SampleStore) -> None:
+    folder = own_sample.ledger.run(own_sample.ids[0])
+    model, spec = load_model(folder.checkpoint)
+    model.embedding.weight.fill_(float("nan"))
+    with folder.writing_checkpoint() as temporary:
+        save_model(temporary, model, spec)
+    with serving(own_sample.settings()) as client:
+        error = ask(client, own_sample.ids[0], status=500)
+    assert error["type"] == "damaged_checkpoint"
+    assert "not finite" in error["message"]

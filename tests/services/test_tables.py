@@ -1,0 +1,132 @@
+"""Tables over REST: their formats, ETags and caches."""
+
+from __future__ import annotations
+
+import csv
+import io
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+
+from cope_sweep import results
+from cope_sweep.plan import Plan
+from cope_sweep.record import Ledger
+from cope_sweep.results import table
+from tests.services.sample_store import API, SampleStore, serving
+
+
+def get(client: httpx.Client, path: str, status: int = 200, **kwargs: Any) -> Any:
+    response = client.get(API + path, **kwargs)
+    assert response.status_code == status, response.text
+    return response.json()
+
+
+@pytest.mark.parametrize(
+    ("output_format", "media", "method"),
+    [
+        ("csv", "text/csv", "to_csv"),
+        ("markdown", "text/markdown", "to_markdown"),
+        ("latex", "application/x-tex", "to_latex"),
+        ("html", "text/html", "to_html"),
+    ],
+)
+def test_a_format_is_chosen_by_name_or_by_accept_header(
+    client: httpx.Client, sample: SampleStore, output_format: str, media: str, method: str
+) -> None:
+    expected = getattr(table(sample.plan, sample.ledger), method)()
+    named = client.get(f"{API}/ablations/tiny/table?format={output_format}")
+    accepted = client.get(f"{API}/ablations/tiny/table", headers={"accept": f"{media};q=0.9, application/json;q=0.1"})
+    for response in (named, accepted):
+        assert response.text == expected
+        assert response.headers["content-type"].split(";")[0] == media
+
+
+def test_the_default_format_is_json(client: httpx.Client, sample: SampleStore) -> None:
+    expected = table(sample.plan, sample.ledger).to_json()
+    assert get(client, "/ablations/tiny/table") == expected
+    assert get(client, "/ablations/tiny/table?format=json", headers={"accept": "text/csv"}) == expected
+    assert expected["rows"][0]["counts"]["failed"] == 1
+
+
+def test_a_browser_gets_html(client: httpx.Client) -> None:
+    accept = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"
+    assert client.get(f"{API}/ablations/tiny/table", headers={"accept": accept}).text.startswith("<table")
+
+
+def test_csv_of_every_run(client: httpx.Client, sample: SampleStore) -> None:
+    text = client.get(f"{API}/ablations/tiny/table?format=csv&runs=true").text
+    assert {row["run_id"] for row in csv.DictReader(io.StringIO(text))} == set(sample.ids)
+
+
+@pytest.mark.parametrize("accept", ["image/png", "text/csv;q=0", "nonsense", "text/html;q=0.0, image/*"])
+def test_unknown_media_types_are_not_acceptable(client: httpx.Client, accept: str) -> None:
+    error = get(client, "/ablations/tiny/table", 406, headers={"accept": accept})["error"]
+    assert error["type"] == "not_acceptable"
+    assert "text/markdown" in error["message"]
+
+
+def test_an_unchanged_table_is_304_and_a_changed_one_is_not(own_sample: SampleStore) -> None:
+    with serving(own_sample.settings()) as client:
+        path = f"{API}/ablations/tiny/table"
+        etag = client.get(path).headers["etag"]
+        for sent in (etag, f'W/{etag}, "other"', "*"):
+            unchanged = client.get(path, headers={"if-none-match": sent})
+            assert (unchanged.status_code, unchanged.content, unchanged.headers["etag"]) == (304, b"", etag)
+        assert client.get(f"{path}?format=csv", headers={"if-none-match": etag}).status_code == 200
+
+        pending = own_sample.ledger.run(own_sample.ids[3])
+        with pending.lock():
+            pending.begin(own_sample.plan.runs[3], "local")
+            running = client.get(path, headers={"if-none-match": etag})
+            assert running.json()["rows"][1]["counts"]["running"] == 1
+        interrupted = client.get(path, headers={"if-none-match": running.headers["etag"]})
+        assert interrupted.json()["rows"][1]["counts"]["interrupted"] == 1
+        pending.finish({"in_dist/token_error": 1.0}, {})
+        finished = client.get(path, headers={"if-none-match": interrupted.headers["etag"]})
+        assert finished.json()["rows"][1]["metrics"]["in_dist/token_error"]["n"] == 2
+        ablation = own_sample.ablations / "tiny.yaml"
+        ablation.write_text(ablation.read_text().replace("tiny", "small"))
+        renamed = client.get(path, headers={"if-none-match": finished.headers["etag"]})
+        assert renamed.json()["title"] == "Selective copy, small"
+
+
+@pytest.fixture
+def computed_tables(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the tables that are computed, in order. Each takes 50 ms longer than usual."""
+    names: list[str] = []
+
+    def counted(plan: Plan, ledger: Ledger) -> results.Table:
+        names.append(plan.name)
+        time.sleep(0.05)
+        return table(plan, ledger)
+
+    monkeypatch.setattr(results, "table", counted)
+    return names
+
+
+def test_all_formats_share_one_table(sample: SampleStore, computed_tables: list[str]) -> None:
+    with serving(sample.settings()) as client:
+        for output_format in ("json", "csv", "json", "html"):
+            assert client.get(f"{API}/ablations/tiny/table?format={output_format}").status_code == 200
+    assert computed_tables == ["tiny"]
+
+
+def test_simultaneous_requests_share_one_computation(sample: SampleStore, computed_tables: list[str]) -> None:
+    with serving(sample.settings()) as client, ThreadPoolExecutor(8) as threads:
+        bodies = set(threads.map(lambda _: client.get(f"{API}/ablations/tiny/table").text, range(8)))
+    assert len(bodies) == 1
+    assert computed_tables == ["tiny"]
+
+
+def test_a_failed_computation_is_not_cached(own_sample: SampleStore) -> None:
+    path = own_sample.ledger.run(own_sample.ids[0]).path / "result.json"
+    content = path.read_text()
+    with serving(own_sample.settings()) as client:
+        path.write_text("{")
+        for _ in range(2):
+            assert get(client, "/ablations/tiny/table", 500)["error"]["type"] == "damaged_store"
+        path.write_text(content)
+        assert get(client, "/ablations/tiny/table")["title"] == "Selective copy, tiny"
