@@ -1,4 +1,4 @@
-"""The commands of `cope-sweep` and its exit codes. Commands import torch, ray, mlflow and pandas when they need them."""
+"""The commands of `cope-sweep` and its exit codes. Commands import torch, ray, mlflow and pandas only on use."""
 
 from __future__ import annotations
 
@@ -51,15 +51,22 @@ def _exit_codes(*, as_json: bool) -> Iterator[None]:
             f"[bold red]error:[/bold red] {escaped(error)}", soft_wrap=True, highlight=False
         )
         raise typer.Exit(BAD_INPUT) from None
-    except BrokenPipeError:
-        # Python flushes both streams once more when it exits. That must not fail again.
-        null = os.open(os.devnull, os.O_WRONLY)
-        for stream in (sys.stdout, sys.stderr):
-            try:
-                stream.flush()
-            except BrokenPipeError:
-                os.dup2(null, stream.fileno())
+    except (BrokenPipeError, SystemExit) as error:
+        # Consoles of rich raise SystemExit(1) in place of the BrokenPipeError.
+        if not any(isinstance(each, BrokenPipeError) for each in (error, error.__context__)):
+            raise
+        _discard_closed_streams()
         raise typer.Exit(BROKEN_PIPE) from None
+
+
+def _discard_closed_streams() -> None:
+    """Send to nowhere what is left for a closed pipe: Python flushes both streams once more when it exits."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except BrokenPipeError:
+            os.dup2(null, stream.fileno())
 
 
 app = typer.Typer(

@@ -1,4 +1,4 @@
-"""`cope-sweep serve`, which the command line finds by its entry point."""
+"""The command `cope-sweep serve`. The command line finds it through its entry point."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ def serve(
     ablations: AblationsDir = ABLATIONS,
     store: Store = STORE,
 ) -> None:
-    """Serve tables, runs, checkpoints and perplexity over REST, with a page to look at them.
+    """Serve tables, runs, checkpoints and perplexity over REST, with a web page.
+
+    Ctrl-C stops the service. Its other settings are environment variables, which services/README.md lists.
 
     Example: `cope-sweep serve --port 8080`, then `curl http://127.0.0.1:8080/api/v1/ablations/quickstart/table?format=markdown`
     """

@@ -67,7 +67,7 @@ def test_plans_tables_and_statuses_need_no_torch():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("words", [["schema"], ["--help"]], ids=" ".join)
+@pytest.mark.parametrize("words", [["schema"], ["list"], ["--help"]], ids=" ".join)
 def test_a_closed_pipe_exits_with_141(shell, words):
     reading, writing = os.pipe()
     os.close(reading)

@@ -69,7 +69,9 @@ def test_updates_change_the_totals(board):
     assert board.summary().endswith(" · about 6 s left")
     board.update(event(board, 0, "failed", 2, message="diverged"))
     assert (board.count("running"), board.count("failed"), board.steps_left) == (0, 1, 18)
-    assert board.latest[[*board.names][0]].metrics == {"train/loss": 1.5}, "an event without metrics keeps the last ones"
+    assert board.latest[next(iter(board.names))].metrics == {"train/loss": 1.5}, (
+        "an event without metrics keeps the last ones"
+    )
     board.update(event(board, 1, "interrupted", 5))
     assert board.steps_left == 13
     assert board.summary().startswith("2 pending · 1 interrupted · 1 failed · ")
@@ -78,7 +80,7 @@ def test_updates_change_the_totals(board):
 def test_an_update_takes_the_same_time_in_a_large_plan(plan, ledger):
     """A board visits no other run for an update or a summary: with the rest of its events removed, both still work."""
     board = Board.of(plan, ledger)
-    first = [*board.names][0]
+    first = next(iter(board.names))
     board.latest = {first: board.latest[first]}
     board.update(event(board, 0, "running", 1, steps_per_s=1.0))
     assert board.summary().startswith("1 running · 3 pending")
