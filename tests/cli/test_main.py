@@ -5,11 +5,12 @@ import os
 import signal
 import subprocess
 import sys
+from importlib.metadata import EntryPoint
 
 import pytest
 from typer.main import get_command
 
-from cope_sweep.cli.application import app
+from cope_sweep.cli.application import COMMANDS_GROUP, add_installed_commands, app
 
 COMMANDS = get_command(app).commands
 LEAVES = sorted(
@@ -44,6 +45,14 @@ def test_an_error_is_one_line_or_json(shell):
     error = shell.json("plan", "tiyn", code=2)["error"]
     assert error["type"] == "UserError"
     assert "did you mean 'tiny'" in error["message"]
+
+
+def test_a_command_of_a_package_that_is_missing_says_so(shell, monkeypatch):
+    ghost = EntryPoint("ghost", "a_package_that_is_not_there:app", COMMANDS_GROUP)
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda *, group: [ghost])
+    monkeypatch.setattr(app, "registered_commands", [*app.registered_commands])
+    add_installed_commands()
+    assert "`cope-sweep ghost` is not part of this installation" in shell("ghost", code=2)[1]
 
 
 def test_an_unknown_option_or_command_is_bad_input(shell):
