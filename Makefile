@@ -1,41 +1,41 @@
-# Each target sets up what it needs, in .venv, from the package registry alone.
+# Every target first installs what it needs into .venv, from the package index.
 PYTHON ?= python3
 BIN := .venv/bin
 UV := $(BIN)/uv
 
 .PHONY: quickstart test test-fast lint format bench clean help
 
-help:            ## What there is
+help:   ## List the targets
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:.*## / — /'
 
-quickstart: .venv/run.stamp   ## From a clone to a table: train the quick-start ablation, and show it
+quickstart: .venv/run.stamp   ## Install, train the quick-start ablation, and print its table
 	$(BIN)/cope-sweep run quickstart
 
-test: .venv/test.stamp   ## Every test
+test: .venv/test.stamp   ## Run all tests (under 20 minutes on 2 idle cores)
 	$(BIN)/python -m pytest
 
-test-fast: .venv/test.stamp   ## The tests that take a second at most each: under 3 minutes on 2 cores
+test-fast: .venv/test.stamp   ## Run the tests that take at most about a second each (under 3 minutes on 2 cores)
 	$(BIN)/python -m pytest -m fast
 
-lint: .venv/test.stamp   ## Style, types, and which way imports run
+lint: .venv/test.stamp   ## Check style, types and import contracts
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-format: .venv/test.stamp   ## Put the style right
+format: .venv/test.stamp   ## Fix style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: .venv/run.stamp   ## Measure the sweep on this machine
+bench: .venv/run.stamp   ## Measure scheduling on this machine: Ray's start, the time between runs
 	$(BIN)/cope-sweep bench sweep
 
-clean:   ## Remove the environment (not the store)
+clean:   ## Remove .venv (the store of runs stays)
 	rm -rf .venv
 
 $(UV):
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
-	  || { echo "cope-sweep needs Python 3.11 or newer; name one: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
+	  || { echo "cope-sweep needs Python 3.11 or newer; name its command: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
 

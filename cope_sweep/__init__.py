@@ -1,7 +1,8 @@
-"""Ablation at scale for position encodings in transformers.
+"""Distributed sweeps and ablations for position encodings in transformers.
 
-The rooms, downhill (an import never runs uphill; `import-linter` holds it):
-`cli` → `sweep` → `train` → `model` → `record`, `results`, `plan` → `spec` → `positions`, `tasks`.
+The packages, from the highest layer to the lowest. A module imports only from lower layers (`make lint` checks this):
+`cli` → `sweep` → `queries` → `results`, `train`, `probe` → `inference` → `model` → `record`, `plan` → `spec` →
+`kernels`, `tasks` → `positions`, `text`.
 """
 
 __version__ = "0.1.0"

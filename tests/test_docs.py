@@ -1,83 +1,215 @@
-"""What the README says there is, is there; and what is there, it says."""
+"""The READMEs name everything that exists, and everything that they show works."""
 
 import re
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from cope_benchmarks.command import app as bench
 from cope_services.app import create_app
 from cope_services.settings import Settings
+from typer.main import get_command
 
-from cope_sweep.cli import app as cli
-from cope_sweep.cli import bench_app
+from cope_sweep.cli.application import app as cli
+from cope_sweep.plan import expand
 from cope_sweep.positions import ENCODINGS
 from cope_sweep.record import Ledger
 from cope_sweep.spec import load_ablation
 from cope_sweep.tasks import TASKS
 
 ROOT = Path(__file__).parent.parent
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+ROOMS = (
+    "ablations",
+    "cope_sweep/kernels",
+    "cope_sweep/positions",
+    "cope_sweep/probe",
+    "cope_sweep/tasks",
+    "services",
+    "tests/benchmarks",
+)
+READMES = ("README.md", *(f"{room}/README.md" for room in ROOMS))
+COMMANDS = sorted(command for command in get_command(cli).commands)
+BENCHES = sorted(f"bench {command}" for command in get_command(bench).commands)
 
 
-COMMANDS = [c.name or c.callback.__name__ for c in cli.registered_commands]
-BENCHES = [f"bench {c.name}" for c in bench_app.registered_commands]
+def read(name):
+    return (ROOT / name).read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("command", COMMANDS + BENCHES)
+def all_text():
+    return "\n".join(read(name) for name in READMES if (ROOT / name).exists())
+
+
+def code_blocks(text, language):
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+
+
+def headings(text):
+    """The anchors that GitHub gives the headings of a text."""
+    without_code = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+    titles = re.findall(r"^#+ (.*)$", without_code, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-") for title in titles}
+
+
+def test_the_main_readme_is_short():
+    assert len(read("README.md").splitlines()) <= 200
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_the_main_readme_links_to_every_room_with_a_readme(room):
+    assert f"]({room}/README.md" in read("README.md")
+
+
+def test_every_package_is_in_the_table_of_packages():
+    for path in (ROOT / "cope_sweep").glob("*/__init__.py"):
+        assert re.search(rf"[`/]{path.parent.name}/`", read("README.md")), (
+            f"README.md does not name {path.parent.name}/"
+        )
+
+
+@pytest.mark.parametrize("command", COMMANDS)
 def test_every_command(command):
-    assert f"| `cope-sweep {command}" in README
+    assert f"| `cope-sweep {command}" in read("README.md")
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "tests/benchmarks/results").glob("*.md")), ids=lambda path: path.stem)
-def test_every_measurement_as_it_was_kept(path):
-    assert path.read_text(encoding="utf-8") in README
+@pytest.mark.parametrize("command", BENCHES)
+def test_every_benchmark(command):
+    assert f"cope-sweep {command}" in all_text()
 
 
 @pytest.mark.parametrize("kind", ENCODINGS)
 def test_every_encoding(kind):
-    assert f"| `{kind}` |" in README
+    assert f"`{kind}`" in read("cope_sweep/positions/README.md")
 
 
 @pytest.mark.parametrize("kind", TASKS)
 def test_every_task(kind):
-    assert f"| `{kind}` |" in README
+    assert f"`{kind}`" in read("cope_sweep/tasks/README.md")
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "ablations").glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_ablation(path):
     content = load_ablation(path).content
-    assert f"| `{path.stem}` | {content.title} | {content.reproduces} |" in README
+    assert f"| `{path.stem}` | {content.title} | {content.reproduces} |" in read("ablations/README.md")
 
 
 def test_every_endpoint(tmp_path):
+    text = read("services/README.md")
     Ledger(tmp_path / "store", create=True)
     paths = create_app(Settings(store=tmp_path / "store", ablations=ROOT / "ablations")).openapi()["paths"]
     for path, methods in paths.items():
         for method in methods:
-            assert f"`{method.upper()} {path}`" in README, f"the README does not name {method.upper()} {path}"
-    named = re.findall(r"`(?:GET|POST) (/[^`]*)`", README)
-    assert set(named) <= set(paths)
+            assert f"`{method.upper()} {path}`" in text, f"services/README.md does not name {method.upper()} {path}"
+    assert set(re.findall(r"`(?:GET|POST|PUT|DELETE) (/[^`]*)`", text)) <= set(paths)
 
 
-def test_every_setting():
-    for name in Settings.model_fields:
-        assert f"`COPE_SWEEP_{name.upper()}`" in README
+@pytest.mark.parametrize("name", Settings.model_fields)
+def test_every_setting(name):
+    assert f"`COPE_SWEEP_{name.upper()}`" in read("services/README.md")
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "tests/benchmarks/results").glob("*.md")), ids=lambda path: path.stem)
+def test_every_stored_measurement(path):
+    tables = read("cope_sweep/kernels/README.md") + read("tests/benchmarks/README.md")
+    assert path.read_text(encoding="utf-8").strip() in tables
 
 
 def test_every_make_target():
-    targets = re.findall(r"^([a-z]+):.*##", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    assert {"quickstart", "test", "lint"} <= set(targets)
-    for target in ("quickstart", "test", "lint", "bench"):
-        assert f"make {target}" in README
+    makefile = read("Makefile")
+    targets = set(re.findall(r"^([a-z-]+):.*##", makefile, re.MULTILINE))
+    assert {"quickstart", "test", "test-fast", "lint", "bench"} <= targets
+    for target in ("quickstart", "test", "test-fast", "lint", "bench"):
+        assert re.search(rf"^make {target}\b", read("README.md"), re.MULTILINE), target
+    used = {
+        target for block in code_blocks(all_text(), "bash") for target in re.findall(r"^make ([a-z-]+)", block, re.M)
+    }
+    assert used <= targets
 
 
-def test_the_readme_s_ablation_is_one(tmp_path):
-    text = re.search(r"```yaml\n(.*?)```", README, re.DOTALL)[1]
-    (tmp_path / "example.yaml").write_text(text)
-    from cope_sweep.plan import expand
+@pytest.mark.parametrize("name", READMES)
+def test_links_lead_to_files_and_headings(name):
+    for target in re.findall(r"\]\(([^)\s]+)\)", re.sub(r"```.*?```", "", read(name), flags=re.DOTALL)):
+        if re.match(r"[a-z]+:", target):
+            continue
+        path, _, anchor = target.partition("#")
+        file = ((ROOT / name).parent / path).resolve() if path else ROOT / name
+        assert file.exists(), f"{name} links to {target}"
+        if anchor:
+            assert anchor in headings(file.read_text(encoding="utf-8")), f"{name} links to {target}"
 
-    assert len(expand(load_ablation(tmp_path / "example.yaml")).rows) == 6
+
+@pytest.mark.parametrize("name", READMES)
+def test_commands_in_examples_have_these_options(name):
+    commands = get_command(cli).commands
+    for block in code_blocks(read(name), "bash"):
+        for line in block.replace("\\\n", " ").splitlines():
+            words = shlex.split(line, comments=True)
+            if words[:1] != ["cope-sweep"] or len(words) < 2:
+                continue
+            arguments = [word for word in words[2:] if word != "&"]
+            for redirection in (">", "|", "&&"):
+                if redirection in arguments:
+                    arguments = arguments[: arguments.index(redirection)]
+            command = commands[words[1]]
+            if hasattr(command, "commands"):
+                command, arguments = command.commands[arguments[0]], arguments[1:]
+            command.make_context(words[1], arguments)  # raises for an unknown option; calls no command
 
 
-def test_links_lead_somewhere():
-    for target in re.findall(r"\]\(([^)#h][^)]*)\)", README):
-        assert (ROOT / target).exists(), target
+@pytest.mark.parametrize("name", READMES)
+def test_ablations_in_examples_can_be_planned(name, tmp_path):
+    for index, text in enumerate(code_blocks(read(name), "yaml")):
+        if re.search(r"^title:", text, re.MULTILINE) and not re.search(r"^plugins:", text, re.MULTILINE):
+            path = tmp_path / f"example{index}.yaml"
+            path.write_text(text)
+            assert expand(load_ablation(path)).rows
+
+
+def test_the_main_example_has_the_rows_that_it_says(tmp_path):
+    (tmp_path / "example.yaml").write_text(code_blocks(read("README.md"), "yaml")[0])
+    assert len(expand(load_ablation(tmp_path / "example.yaml")).rows) == 3 * 2
+
+
+def test_the_example_of_all_keys_uses_them(tmp_path):
+    (tmp_path / "example.yaml").write_text(code_blocks(read("ablations/README.md"), "yaml")[0])
+    loaded = load_ablation(tmp_path / "example.yaml")
+    assert type(loaded.content).model_fields.keys() - loaded.content.model_fields_set <= {"plugins"}
+    rows = expand(loaded).rows
+    # 4 encodings × tied or not × 2 zipped pairs, twice for RoPE; without CoPE (16 positions, not tied); and 1 included.
+    assert len(rows) == (3 + 2) * 2 * 2 - 2 + 1
+    assert sum(row.published is not None for row in rows) == 4
+
+
+@pytest.mark.slow
+def test_the_encoding_of_the_main_readme_trains(tmp_path):
+    """In a process of its own, so that its encoding is registered there only."""
+    text = read("README.md")
+    (tmp_path / "ablations").mkdir()
+    (tmp_path / "ablations" / "mine.yaml").write_text(code_blocks(text, "yaml")[0] + "plugins: [log_distance]\n")
+    (tmp_path / "log_distance.py").write_text(code_blocks(text, "python")[0])
+    (command,) = re.findall(r"^cope-sweep (run mine .*log_distance.*)$", text, re.MULTILINE)
+    small = ["--set", "train.steps=2", "--set", "seeds=[0]", "--set", "model.layers=1", "--no-mlflow", "--json"]
+    words = [sys.executable, "-m", "cope_sweep.cli", *shlex.split(command), *small]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    assert '"trained": 1' in done.stdout
+
+
+@pytest.mark.slow
+def test_the_code_that_draws_learning_curves(tmp_path, monkeypatch):
+    plan = expand(load_ablation(ROOT / "ablations" / "quickstart.yaml"))
+    for run in plan.runs:
+        folder = tmp_path / "store" / "runs" / run.run_id
+        folder.mkdir(parents=True)
+        lines = [
+            f'{{"step": {step}, "in_dist/token_error": 50, "dense/token_error": 60, "sparse/token_error": {run.seed}}}\n'
+            for step in (50, 100)
+        ]
+        (folder / "curve.jsonl").write_text("".join(lines))
+    (tmp_path / "ablations").symlink_to(ROOT / "ablations")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MPLBACKEND", "Agg")
+    exec(code_blocks(read("ablations/README.md"), "python")[0], {})
+    assert "<svg" in (tmp_path / "quickstart.svg").read_text()

@@ -1,4 +1,4 @@
-"""`python -m cope_sweep.cli`: the `cope-sweep` command, where its script is not on the path."""
+"""`python -m cope_sweep.cli`: the `cope-sweep` command, for environments whose scripts are not on the path."""
 
 from cope_sweep.cli import main
 

@@ -1,54 +1,80 @@
-"""What the commands share: their options, how they find an ablation, how they print."""
+"""Options that several commands share, and the objects that they name: plans, checkpoints, texts, token ids."""
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from cope_sweep.cli.output import escaped, grid, make_console, print_json
 from cope_sweep.errors import UserError
 
 if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
-
     from cope_sweep.plan import Plan
 
+__all__ = [
+    "ABLATIONS",
+    "STORE",
+    "AblationArg",
+    "AblationsDir",
+    "CheckpointArg",
+    "Json",
+    "ScaleOpt",
+    "Sets",
+    "Store",
+    "escaped",
+    "find_ablation",
+    "find_checkpoint",
+    "grid",
+    "load_plan",
+    "make_console",
+    "print_json",
+    "read_text",
+    "token_ids",
+]
+
 AblationArg = Annotated[
-    str, typer.Argument(help="An ablation's name, as `list` shows it, or a file.", show_default=False)
+    str,
+    typer.Argument(
+        metavar="ABLATION", help="Name of an ablation (see `cope-sweep list`) or path of its file.", show_default=False
+    ),
 ]
 CheckpointArg = Annotated[
-    str, typer.Argument(metavar="RUN", help="A finished run's id, or a checkpoint folder.", show_default=False)
+    str, typer.Argument(metavar="RUN", help="Id of a finished run, or a checkpoint folder.", show_default=False)
 ]
 AblationsDir = Annotated[
-    Path, typer.Option("--ablations", envvar="COPE_SWEEP_ABLATIONS", help="Folder of ablation files.")
+    Path, typer.Option("--ablations", envvar="COPE_SWEEP_ABLATIONS", help="Folder of the ablation files.")
 ]
 Store = Annotated[
-    Path, typer.Option("--store", envvar="COPE_SWEEP_STORE", help="Folder of runs, checkpoints and MLflow's database.")
+    Path,
+    typer.Option(
+        "--store", envvar="COPE_SWEEP_STORE", help="Folder that holds the runs, checkpoints and MLflow's database."
+    ),
 ]
 Sets = Annotated[
     list[str],
     typer.Option(
         "--set",
         metavar="KEY=VALUE",
-        help="Override, as `model.dim=128` or `seeds=[0,1,2]`; repeatable.",
+        help="Replace a value of the file: `model.dim=128`, `seeds=[0,1,2]`. May be repeated.",
         show_default=False,
     ),
 ]
-ScaleOpt = Annotated[str | None, typer.Option("--scale", help="One of the ablation's named sizes.", show_default=False)]
+ScaleOpt = Annotated[
+    str | None, typer.Option("--scale", metavar="NAME", help="A named size of the ablation.", show_default=False)
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document to standard output.")]
 ABLATIONS, STORE = Path("ablations"), Path("store")
 
 
 def find_ablation(ablation: str, folder: Path) -> Path:
-    """The file of an ablation given by path or by name."""
+    """The file of an ablation, given its name or its path. Raises UserError where there is none."""
     from cope_sweep.spec.explain import suggest
 
     path = Path(ablation)
-    if path.suffix in (".yaml", ".yml") or path.exists():
+    if path.suffix in (".yaml", ".yml") or path.is_file():
         return path
     if (named := folder / f"{ablation}.yaml").exists():
         return named
@@ -60,7 +86,7 @@ def find_ablation(ablation: str, folder: Path) -> Path:
 
 
 def load_plan(ablation: str, folder: Path, scale: str | None, sets: list[str]) -> Plan:
-    """The plan of an ablation, at a scale, with `--set`s. Raises UserError."""
+    """The plan of an ablation at a scale, with the values of `--set`. Raises UserError."""
     from cope_sweep.plan import expand
     from cope_sweep.spec import load_ablation, with_overrides
 
@@ -81,7 +107,7 @@ def find_checkpoint(run_or_folder: str, store: Path) -> Path:
 
 
 def token_ids(text: str) -> list[int]:
-    """The ids of `3 14 7` or `3,14,7`. Raises UserError."""
+    """The token ids in `3 14 7` or `3,14,7`. Raises UserError."""
     try:
         return [int(part) for part in text.replace(",", " ").split()]
     except ValueError:
@@ -89,7 +115,7 @@ def token_ids(text: str) -> list[int]:
 
 
 def read_text(text: str | None, file: Path | None) -> str:
-    """The text that was given. Raises UserError where it cannot be read, or is not UTF-8."""
+    """The text of `--text` (`-`: standard input) or `--file`. Raises UserError where it is not readable UTF-8."""
     from cope_sweep.text.reading import read_document
 
     if file is not None:
@@ -100,30 +126,3 @@ def read_text(text: str | None, file: Path | None) -> str:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise UserError(f"--text: not UTF-8 text ({error.reason} at byte {error.start})") from error
-
-
-def make_console(*, stderr: bool = False) -> Console:
-    from rich.console import Console
-
-    return Console(stderr=stderr)
-
-
-def grid(*columns: str) -> Table:
-    """A plain table for a terminal; numbers stand to the right."""
-    from rich.table import Table
-
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for column in columns:
-        right = column in ("seed", "parameters", "time", "memory", "step", "finished")
-        table.add_column(column, justify="right" if right else "left")
-    return table
-
-
-def escaped(text: object) -> str:
-    from rich.markup import escape
-
-    return escape(str(text))
-
-
-def print_json(value: Any) -> None:
-    sys.stdout.write(json.dumps(value, indent=2, default=str) + "\n")

@@ -1,10 +1,11 @@
-"""What a person sees while a sweep runs: a live table on a terminal, plain lines where there is none."""
+"""The display of a sweep's progress: a live table on a terminal, plain lines in logs and pipes."""
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -14,18 +15,25 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from cope_sweep.cli.output import duration
 from cope_sweep.plan import Plan
 from cope_sweep.record import Event, Ledger
 from cope_sweep.spec import Metric
 
-LINE_EVERY_S = 10.0
-"""Seconds from one plain line about a run to the next, while nothing but its step changes."""
-ROWS_SHOWN = 24
+LINE_INTERVAL_S = 10.0
+"""Seconds between two plain lines about a run whose status does not change."""
+MAX_ROWS = 24
+"""Runs that the live table shows at a time."""
+MAX_METRICS = 3
+DISPLAY_ORDER = ("running", "failed", "interrupted", "stopped", "finished", "pending")
+"""The runs of the first statuses are shown if not all fit."""
+SUMMARY_ORDER = ("finished", "running", "pending", "interrupted", "stopped", "failed")
+UNFINISHED = ("running", "pending", "interrupted")
 STYLES = {"running": "cyan", "finished": "green", "failed": "bold red", "interrupted": "yellow", "pending": "dim"}
 
 
-class Progress(Protocol):
-    """A context in which events are shown."""
+class Display(Protocol):
+    """A context manager that is called with every event of a sweep."""
 
     def __enter__(self) -> Self: ...
     def __exit__(
@@ -36,64 +44,92 @@ class Progress(Protocol):
 
 @dataclass
 class Board:
-    """Every run's latest event, and the time still needed."""
+    """The latest event of every run, with totals that an update changes in constant time."""
 
     names: dict[str, str]
-    """Run id → what people call it."""
+    """Run id → row and seed, in the order of the plan."""
     latest: dict[str, Event]
+    """Run id → its latest event."""
     started_s: float
-    under_way: bool = False
-    """Whether any run of this sweep was heard of."""
+    """`time.monotonic()` at the start of the sweep."""
+    any_event: bool = False
+    """Whether this sweep has reported an event yet."""
+    by_status: dict[str, dict[str, None]] = field(init=False, default_factory=dict)
+    """Status → ids of the runs that have it. The inner dictionaries are ordered sets."""
+    steps_left: int = field(init=False, default=0)
+    """Steps of all runs that are not at their end."""
+
+    def __post_init__(self) -> None:
+        for event in self.latest.values():
+            self._add(event)
 
     @staticmethod
     def of(plan: Plan, ledger: Ledger) -> Board:
+        """The board of a plan whose finished runs are known from the store."""
+        rows = {run.run_id: row.name for row in plan.rows for run in row.runs}
         names, latest = {}, {}
         for run in plan.runs:
-            row = plan.row_of(run.run_id)
-            names[run.run_id] = f"{row.name if row else ''} · seed {run.seed}"
-            folder = ledger.run(run.run_id)
-            result = folder.result
-            steps = run.train.steps
-            latest[run.run_id] = (
-                Event(run.run_id, "finished", steps, steps, result["metrics"], message="done before")
-                if result
-                else Event(run.run_id, "pending", 0, steps)
-            )
+            names[run.run_id] = f"{rows[run.run_id]} · seed {run.seed}"
+            result, steps = ledger.run(run.run_id).result, run.train.steps
+            if result:
+                latest[run.run_id] = Event(run.run_id, "finished", steps, steps, result["metrics"])
+            else:
+                latest[run.run_id] = Event(run.run_id, "pending", 0, steps)
         return Board(names, latest, time.monotonic())
 
     def update(self, event: Event) -> None:
-        self.under_way = True
-        # The metrics of a run outlive an event that carries none (its failure, say).
-        metrics: Mapping[str, float] = event.metrics or self.latest[event.run_id].metrics
-        self.latest[event.run_id] = Event(**{**event.__dict__, "metrics": metrics})
+        """Replace a run's latest event. An event without metrics, such as a failure, keeps the metrics before it."""
+        self.any_event = True
+        before = self.latest[event.run_id]
+        self._remove(before)
+        metrics: Mapping[str, float] = event.metrics or before.metrics
+        self.latest[event.run_id] = replace(event, metrics=metrics)
+        self._add(event)
+
+    def _add(self, event: Event) -> None:
+        self.by_status.setdefault(event.status, {})[event.run_id] = None
+        if event.status in UNFINISHED:
+            self.steps_left += event.steps - event.step
+
+    def _remove(self, event: Event) -> None:
+        del self.by_status[event.status][event.run_id]
+        if event.status in UNFINISHED:
+            self.steps_left -= event.steps - event.step
 
     def count(self, status: str) -> int:
-        return sum(event.status == status for event in self.latest.values())
+        """The number of runs with a status."""
+        return len(self.by_status.get(status, ()))
 
-    def eta_s(self) -> float | None:
-        """Seconds until every run is done, from the speed of those that train now; None before there is any."""
-        running = [e for e in self.latest.values() if e.status == "running" and e.steps_per_s]
-        if not running:
-            return None
-        speed = sum(e.steps_per_s or 0.0 for e in running)
-        left = sum(e.steps - e.step for e in self.latest.values() if e.status in ("running", "pending", "interrupted"))
-        return left / speed if speed else None
+    def remaining_s(self) -> float | None:
+        """Seconds until every run is finished, from the speed of the runs in training; None if none has a speed."""
+        running = self.by_status.get("running", {})
+        steps_per_s = sum(self.latest[run_id].steps_per_s or 0.0 for run_id in running)
+        return self.steps_left / steps_per_s if steps_per_s else None
+
+    def first(self, limit: int) -> list[Event]:
+        """At most `limit` runs in the order of the plan: those in training or failed before the others."""
+        if len(self.latest) <= limit:
+            return list(self.latest.values())
+        ordered = itertools.chain.from_iterable(self.by_status.get(status, ()) for status in DISPLAY_ORDER)
+        chosen = set(itertools.islice(ordered, limit))
+        return [self.latest[run_id] for run_id in self.names if run_id in chosen]
 
     def summary(self) -> str:
-        parts = [f"{self.count(s)} {s}" for s in ("finished", "running", "pending", "interrupted", "failed")]
-        shown = " · ".join(part for part in parts if not part.startswith("0 "))
-        if not self.under_way and self.count("finished") < len(self.latest):
-            shown += " · starting workers"
-        eta_s = self.eta_s()
-        elapsed = f"{duration(time.monotonic() - self.started_s)} elapsed"
-        return f"{shown} · {elapsed}" + (f" · about {duration(eta_s)} left" if eta_s is not None else "")
+        """One line: the number of runs by status, the time since the start, the time left."""
+        parts = [f"{self.count(status)} {status}" for status in SUMMARY_ORDER if self.count(status)]
+        if not self.any_event and self.count("finished") < len(self.latest):
+            parts.append("starting workers")
+        parts.append(f"{duration(time.monotonic() - self.started_s)} elapsed")
+        if (remaining_s := self.remaining_s()) is not None:
+            parts.append(f"about {duration(remaining_s)} left")
+        return " · ".join(parts)
 
 
 class LiveTable:
-    """A table that redraws itself in place."""
+    """A table that is redrawn in place, for terminals."""
 
     def __init__(self, board: Board, metrics: list[Metric], title: str, console: Console) -> None:
-        self.board, self.metrics, self.title = board, metrics[:3], title
+        self.board, self.metrics, self.title = board, metrics[:MAX_METRICS], title
         self.live = Live(console=console, refresh_per_second=4, get_renderable=self.render)
 
     def __enter__(self) -> Self:
@@ -109,62 +145,45 @@ class LiveTable:
         self.board.update(event)
 
     def render(self) -> RenderableType:
+        """The table, the number of runs that it leaves out, and the summary."""
         table = Table(title=self.title, title_justify="left", box=None, padding=(0, 1), expand=False)
         table.add_column("run", no_wrap=True, overflow="ellipsis", max_width=44)
-        table.add_column("", no_wrap=True)
+        table.add_column("status", no_wrap=True)
         table.add_column("step", justify="right", no_wrap=True)
         table.add_column("", width=14)
-        table.add_column("loss", justify="right")
-        for metric in self.metrics:
-            table.add_column(metric.title, justify="right")
-        table.add_column("steps/s", justify="right")
-        table.add_column("left", justify="right")
-        shown = self._shown()
+        for heading in ("loss", *(metric.title for metric in self.metrics), "steps/s", "left"):
+            table.add_column(heading, justify="right")
+        shown = self.board.first(MAX_ROWS)
         for event in shown:
             table.add_row(*self._cells(event))
         hidden = len(self.board.latest) - len(shown)
         footer = [Text(f"… and {hidden} more runs", style="dim")] if hidden else []
         return Group(table, *footer, Text(self.board.summary(), style="dim"))
 
-    def _shown(self) -> list[Event]:
-        """All runs where they fit; else those that train, failed, or ended last."""
-        events = list(self.board.latest.values())
-        if len(events) <= ROWS_SHOWN:
-            return events
-        rank = {"running": 0, "failed": 1, "interrupted": 2, "finished": 3, "pending": 4}
-        chosen = sorted(events, key=lambda e: rank[e.status])[:ROWS_SHOWN]
-        keep = {event.run_id for event in chosen}
-        return [event for event in events if event.run_id in keep]
-
     def _cells(self, event: Event) -> list[RenderableType]:
-        style = STYLES[event.status]
         name = Text(self.board.names[event.run_id], style="dim" if event.status == "pending" else "")
         if event.status == "failed":
             name.append(f"\n{event.message}", style="red")
         loss = event.metrics.get("train/loss")
-        values = [event.metrics.get(metric.name) for metric in self.metrics]
-        running = event.status == "running"
-        left_s = (event.steps - event.step) / event.steps_per_s if running and event.steps_per_s else None
+        values = [(event.metrics.get(metric.name), metric.decimals) for metric in self.metrics]
+        steps_per_s = event.steps_per_s if event.status == "running" else None
         return [
             name,
-            Text(event.status, style=style),
+            Text(event.status, style=STYLES.get(event.status, "")),
             f"{event.step}/{event.steps}",
             ProgressBar(total=max(1, event.steps), completed=event.step, width=14),
             "" if loss is None else f"{loss:.3f}",
-            *(
-                "" if value is None else f"{value:.{metric.decimals}f}"
-                for value, metric in zip(values, self.metrics, strict=True)
-            ),
-            f"{event.steps_per_s:.0f}" if event.steps_per_s and running else "",
-            duration(left_s) if left_s is not None else "",
+            *("" if value is None else f"{value:.{decimals}f}" for value, decimals in values),
+            f"{steps_per_s:.0f}" if steps_per_s else "",
+            duration((event.steps - event.step) / steps_per_s) if steps_per_s else "",
         ]
 
 
 class PlainLines:
-    """A line when a run's status changes, and now and then while it trains: for logs and pipes."""
+    """A line for every change of a run's status, and one every LINE_INTERVAL_S while it trains."""
 
     def __init__(self, board: Board, metrics: list[Metric], title: str, console: Console) -> None:
-        self.board, self.metrics, self.title, self.console = board, metrics[:3], title, console
+        self.board, self.metrics, self.title, self.console = board, metrics[:MAX_METRICS], title, console
         self.printed_s: dict[str, float] = {}
 
     def __enter__(self) -> Self:
@@ -180,43 +199,29 @@ class PlainLines:
         before = self.board.latest[event.run_id].status
         self.board.update(event)
         now = time.monotonic()
-        if event.status == before and now - self.printed_s.get(event.run_id, -LINE_EVERY_S) < LINE_EVERY_S:
+        if event.status == before and now - self.printed_s.get(event.run_id, -LINE_INTERVAL_S) < LINE_INTERVAL_S:
             return
         self.printed_s[event.run_id] = now
-        shown = [
-            f"{m.label or m.name} {v:.{m.decimals}f}{m.unit}"
-            for m in self.metrics
-            if (v := event.metrics.get(m.name)) is not None
-        ]
-        loss = event.metrics.get("train/loss")
-        parts = [
-            f"{event.status:<11}",
-            self.board.names[event.run_id],
-            f"step {event.step}/{event.steps}",
-            *([f"loss {loss:.3f}"] if loss is not None else []),
-            *shown,
-            *([f"{event.steps_per_s:.0f} steps/s"] if event.steps_per_s else []),
-            *([event.message] if event.message else []),
-        ]  # fmt: skip
+        parts = [f"{event.status:<11}", self.board.names[event.run_id], f"step {event.step}/{event.steps}"]
+        if (loss := event.metrics.get("train/loss")) is not None:
+            parts.append(f"loss {loss:.3f}")
+        for metric in self.metrics:
+            if (value := event.metrics.get(metric.name)) is not None:
+                unit = f" {metric.unit}" if metric.unit else ""
+                parts.append(f"{metric.label or metric.name} {value:.{metric.decimals}f}{unit}")
+        if event.steps_per_s:
+            parts.append(f"{event.steps_per_s:.0f} steps/s")
+        if event.message:
+            parts.append(event.message)
         self._print("  ".join(parts))
 
     def _print(self, text: str) -> None:
         self.console.print(Text(text), soft_wrap=True)
 
 
-def progress(plan: Plan, ledger: Ledger, console: Console) -> Progress:
-    """The display that suits the console."""
+def progress_display(plan: Plan, ledger: Ledger, console: Console) -> Display:
+    """The display that fits the console: LiveTable on a terminal, else PlainLines."""
     board = Board.of(plan, ledger)
     content = plan.ablation.content
     display = LiveTable if console.is_terminal and not console.is_dumb_terminal else PlainLines
     return display(board, content.metrics, f"{plan.name}: {content.title}", console)
-
-
-def duration(seconds: float) -> str:
-    """`45 s`, `3 min 20 s`, `5 h 03 min`."""
-    if seconds < 60:
-        return f"{seconds:.0f} s"
-    minutes, seconds = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min {seconds:02d} s"
-    return f"{minutes // 60} h {minutes % 60:02d} min"

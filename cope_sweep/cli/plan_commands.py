@@ -1,26 +1,13 @@
-"""`list`, `plan`, `schema`: before anything is trained."""
+"""The commands `list`, `plan` and `schema`. They train nothing and need no torch."""
 
 from __future__ import annotations
 
-from cope_sweep.cli.options import (
-    ABLATIONS,
-    STORE,
-    AblationArg,
-    AblationsDir,
-    Json,
-    ScaleOpt,
-    Sets,
-    Store,
-    escaped,
-    grid,
-    load_plan,
-    make_console,
-    print_json,
-)
+from cope_sweep.cli.options import ABLATIONS, STORE, AblationArg, AblationsDir, Json, ScaleOpt, Sets, Store, load_plan
+from cope_sweep.cli.output import duration, escaped, grid, make_console, print_json, quantity, size
 
 
 def list_ablations(ablations: AblationsDir = ABLATIONS, store: Store = STORE, as_json: Json = False) -> None:
-    """The ablations, what they ask, and how far they are.
+    """List the ablations, the table or figure that each reproduces, and how many of its runs are finished.
 
     Example: `cope-sweep list`
     """
@@ -31,14 +18,14 @@ def list_ablations(ablations: AblationsDir = ABLATIONS, store: Store = STORE, as
     if as_json:
         print_json(entries)
         return
-    shown = grid("ablation", "title", "re-makes", "rows × seeds", "finished")
+    table = grid("ablation", "title", "reproduces", "rows × seeds", "finished")
     for entry in entries:
         if "error" in entry:
-            shown.add_row(entry["name"], f"[red]{escaped(entry['error'])}[/red]")
+            table.add_row(escaped(entry["name"]), f"[red]{escaped(entry['error'])}[/red]")
         else:
-            size, done = f"{entry['rows']} × {entry['seeds']}", f"{entry['finished']} of {entry['runs']}"
-            shown.add_row(entry["name"], escaped(entry["title"]), escaped(entry["reproduces"]), size, done)
-    make_console().print(shown)
+            counts = (f"{entry['rows']} × {entry['seeds']}", f"{entry['finished']} of {entry['runs']}")
+            table.add_row(*(escaped(entry[key]) for key in ("name", "title", "reproduces")), *counts)
+    make_console().print(table)
 
 
 def plan(
@@ -49,11 +36,10 @@ def plan(
     store: Store = STORE,
     as_json: Json = False,
 ) -> None:
-    """What a run of the ablation would train: done, to do, parameters, time and memory.
+    """Show the runs of an ablation: status, parameters, and an estimate of time and memory. Nothing is trained.
 
     Example: `cope-sweep plan quickstart --set train.steps=1000`
     """
-    from cope_sweep.cli.progress import duration
     from cope_sweep.queries import cost
     from cope_sweep.record import Ledger
 
@@ -61,15 +47,14 @@ def plan(
     if as_json:
         print_json(costs)
         return
-    shown = grid("run", "row", "seed", "status", "parameters", "time", "memory")
+    table = grid("run", "row", "seed", "status", "parameters", "time", "memory")
     for run in costs["runs"]:
-        memory = f"{run['estimated_memory_bytes'] / 2**30:.1f} GiB"
-        cells = (run["run_id"], escaped(run["row"]), str(run["seed"]), run["status"], f"{run['parameters']:,}")
-        shown.add_row(*cells, duration(run["estimated_s"]), memory)
+        cells = (run["run_id"], escaped(run["row"]), str(run["seed"]), run["status"], quantity(run["parameters"]))
+        table.add_row(*cells, duration(run["estimated_s"]), size(run["estimated_memory_bytes"]))
     console = make_console()
-    console.print(shown)
+    console.print(table)
     groups = costs["worker_groups"]
-    text = f"{costs['finished']} done, {costs['to_do']} to do"
+    text = f"{costs['finished']} finished, {costs['to_do']} to do"
     if costs["to_do"]:
         basis = next(run["basis"] for run in costs["runs"] if run["status"] != "finished")
         text += f": about {duration(costs['estimated_s'])} on {groups} worker group{'s' * (groups > 1)} ({basis})"
@@ -77,7 +62,7 @@ def plan(
 
 
 def schema() -> None:
-    """The JSON Schema of ablation files, for editors.
+    """Print the JSON Schema of ablation files. Editors use it for completion and checks.
 
     Example: `cope-sweep schema > ablations/schema.json`
     """

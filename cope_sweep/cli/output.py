@@ -1,0 +1,81 @@
+"""Output of the commands: consoles, plain tables, JSON, and numbers as people read them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+RIGHT_ALIGNED = ("seed", "parameters", "time", "memory", "step", "finished")
+"""Columns that hold numbers."""
+DAY_S = 86_400
+YEAR_DAYS = 365.25
+
+
+def make_console(*, stderr: bool = False) -> Console:
+    """A console on standard output, or on standard error."""
+    from rich.console import Console
+
+    return Console(stderr=stderr)
+
+
+def grid(*columns: str) -> Table:
+    """An empty table without lines, for a terminal. Columns of numbers are right-aligned."""
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for column in columns:
+        table.add_column(column, justify="right" if column in RIGHT_ALIGNED else "left")
+    return table
+
+
+def escaped(text: object) -> str:
+    """The text with its square brackets escaped, so that rich prints them."""
+    from rich.markup import escape
+
+    return escape(str(text))
+
+
+def print_json(value: Any) -> None:
+    """Print one JSON document to standard output."""
+    sys.stdout.write(json.dumps(value, indent=2, default=str) + "\n")
+
+
+def duration(seconds: float) -> str:
+    """A duration in its two largest units: `45 s`, `3 min 20 s`, `2 h 14 min`, `3 days 4 h`, `41.7 years`."""
+    total_s = round(seconds)
+    if total_s < 60:
+        return f"{total_s} s"
+    if total_s < 3600:
+        return f"{total_s // 60} min {total_s % 60:02d} s"
+    minutes = round(seconds / 60)
+    if minutes < 24 * 60:
+        return f"{minutes // 60} h {minutes % 60:02d} min"
+    hours = round(seconds / 3600)
+    if hours < YEAR_DAYS * 24:
+        days = hours // 24
+        return f"{days} day{'s' * (days > 1)} {hours % 24} h"
+    return f"{seconds / DAY_S / YEAR_DAYS:,.1f} years"
+
+
+def quantity(number: float) -> str:
+    """A number with a decimal prefix: `936`, `105.2 k`, `3.3 M`, `1.5 G`."""
+    for limit, unit in ((1e3, ""), (1e6, " k"), (1e9, " M")):
+        if number < limit - (0.05 * limit / 1e3 if unit else 0):
+            return f"{number / limit * 1e3:.1f}{unit}" if unit else f"{number:.0f}"
+    return f"{number / 1e9:,.1f} G"
+
+
+def size(size_bytes: float) -> str:
+    """A size in bytes with a binary prefix: `512 B`, `640.0 MiB`, `1.2 GiB`."""
+    if size_bytes < 1024:
+        return f"{size_bytes:.0f} B"
+    for unit in ("KiB", "MiB", "GiB"):
+        size_bytes /= 1024
+        if size_bytes < 1023.95:
+            return f"{size_bytes:.1f} {unit}"
+    return f"{size_bytes / 1024:,.1f} TiB"

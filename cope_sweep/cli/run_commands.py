@@ -1,0 +1,292 @@
+"""The commands `run` and `submit`: execute a sweep on this machine, on a Ray cluster, or as a Ray job."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import sys
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+from urllib.parse import urlsplit
+
+import typer
+
+from cope_sweep.cli.options import (
+    ABLATIONS,
+    STORE,
+    AblationArg,
+    AblationsDir,
+    Json,
+    ScaleOpt,
+    Sets,
+    Store,
+    find_ablation,
+    load_plan,
+)
+from cope_sweep.cli.output import escaped, make_console, print_json
+from cope_sweep.errors import UserError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from cope_sweep.plan import Plan
+    from cope_sweep.record import Ledger
+    from cope_sweep.spec import RunSpec
+    from cope_sweep.sweep.sweep import SweepOutcome
+
+RAY_JOB_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR"
+"""Ray sets this environment variable for the driver of a job."""
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+EXAMPLE_TEXT = "Of position, and of context."
+
+LocalOpt = Annotated[bool, typer.Option("--local", help="Train in this process, without Ray.")]
+RayAddressOpt = Annotated[
+    str | None,
+    typer.Option(
+        envvar="RAY_ADDRESS",
+        help="A running Ray cluster: `auto` or `HOST:6379`. Default: start Ray on this machine.",
+        show_default=False,
+    ),
+]
+GroupsOpt = Annotated[
+    int | None,
+    typer.Option(min=1, help="Worker groups that train side by side. Default: as many as fit.", show_default=False),
+]
+KeepFailedOpt = Annotated[bool, typer.Option("--keep-failed", help="Do not try failed runs again.")]
+MlflowOpt = Annotated[
+    str | None,
+    typer.Option(
+        "--mlflow",
+        metavar="URI",
+        envvar="MLFLOW_TRACKING_URI",
+        help="MLflow's tracking server or database. Default: `sqlite:///STORE/mlflow.db`.",
+        show_default=False,
+    ),
+]
+DashboardOpt = Annotated[str, typer.Option(envvar="RAY_API_SERVER_ADDRESS", help="The dashboard of the Ray cluster.")]
+
+
+def run(
+    ablation: AblationArg,
+    scale: ScaleOpt = None,
+    sets: Sets = [],
+    local: LocalOpt = False,
+    address: RayAddressOpt = None,
+    groups: GroupsOpt = None,
+    keep_failed: KeepFailedOpt = False,
+    mlflow: MlflowOpt = None,
+    no_mlflow: Annotated[bool, typer.Option("--no-mlflow", help="Record in the store only.")] = False,
+    ablations: AblationsDir = ABLATIONS,
+    store: Store = STORE,
+    as_json: Json = False,
+) -> None:
+    """Train the runs that are not finished, record them in the store and in MLflow, and print the table.
+
+    Ctrl-C stops at any time: runs in training are checkpointed first. The same command continues from there.
+
+    Exit codes: 0 all runs finished, 1 some runs failed, 2 bad input, 130 interrupted.
+
+    Example: `cope-sweep run quickstart`
+
+    Example: `cope-sweep run quickstart --local --set seeds=[0,1,2,3,4]`
+    """
+    from cope_sweep.record import Ledger
+    from cope_sweep.record.preflight import check, resolve_uri
+    from cope_sweep.results import table
+
+    if RAY_JOB_VARIABLE in os.environ and not store.is_absolute():
+        raise UserError(
+            f"in a Ray job the folder {Path.cwd()} is temporary, and the store {store} would be deleted with it; "
+            "name a lasting folder that all nodes share: --store /shared/store"
+        )
+    plan = load_plan(ablation, ablations, scale, sets)
+    ledger = Ledger(store, create=True)
+    uri = None if no_mlflow else resolve_uri(ledger, mlflow)
+    if uri:
+        check(uri)
+    outcome = _execute(
+        plan,
+        ledger,
+        file_text=find_ablation(ablation, ablations).read_text(encoding="utf-8"),
+        local=local,
+        address=address,
+        groups=groups,
+        retry_failed=not keep_failed,
+        tracking_uri=uri,
+    )
+    for problem in outcome.tracking_errors:
+        make_console(stderr=True).print(f"[yellow]MLflow:[/yellow] {escaped(problem)}")
+    results = table(plan, ledger)
+    if as_json:
+        print_json({"sweep": {**outcome.__dict__, "exit_code": outcome.exit_code}, "table": results.to_json()})
+    else:
+        console = make_console()
+        console.print(results.to_rich())
+        same_plan = _plan_arguments(ablation, scale, sets, store)
+        _print_outcome(console, outcome, same_plan)
+        _print_next_steps(console, plan, ledger, uri, same_plan)
+    raise typer.Exit(outcome.exit_code)
+
+
+def _execute(
+    plan: Plan,
+    ledger: Ledger,
+    *,
+    file_text: str,
+    local: bool,
+    address: str | None,
+    groups: int | None,
+    retry_failed: bool,
+    tracking_uri: str | None,
+) -> SweepOutcome:
+    """Execute the plan with a display of its progress on standard error."""
+    from cope_sweep.cli.progress import progress_display
+    from cope_sweep.sweep.sweep import sweep
+
+    resources = plan.ablation.content.resources
+    if groups is not None:
+        resources = resources.model_copy(update={"groups": groups})
+    if local:
+        from cope_sweep.sweep.local import run_local as executor
+    else:
+        from cope_sweep.sweep.schedule import run_on_ray
+
+        executor = partial(run_on_ray, address=address)
+    if local or address is None:
+        # Texts are tokenised here, where the user sees the progress bar and errors. On a cluster the workers do it.
+        for task in {each.task for each in plan.runs if ledger.run(each.run_id).status != "finished"}:
+            task.prepare()
+    with progress_display(plan, ledger, make_console(stderr=True)) as display:
+        return sweep(
+            plan,
+            ledger,
+            executor,
+            resources=resources,
+            file_text=file_text,
+            executor_name="local" if local else "ray",
+            tracking_uri=tracking_uri,
+            retry_failed=retry_failed,
+            on_event=display,
+        )
+
+
+def submit(
+    ablation: AblationArg,
+    address: DashboardOpt = "http://127.0.0.1:8265",
+    scale: ScaleOpt = None,
+    sets: Sets = [],
+    follow: Annotated[
+        bool, typer.Option("--follow/--no-follow", help="Stream the job's log, and exit with its code.")
+    ] = True,
+    working_dir: Annotated[Path, typer.Option(help="The folder to send: a checkout of this project.")] = Path(),
+    store: Annotated[
+        str | None,
+        typer.Option(
+            "--store",
+            help="Path of the store on the cluster. Default: ./store, if the cluster runs on this machine.",
+            show_default=False,
+        ),
+    ] = None,
+    mlflow: Annotated[
+        str | None,
+        typer.Option("--mlflow", metavar="URI", help="MLflow's address as the cluster sees it.", show_default=False),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Run the ablation as a Ray job on a cluster, as `ray job submit` does.
+
+    With token authentication, the token is read from RAY_AUTH_TOKEN or Ray's token file, as Ray's own client does.
+
+    Example: `cope-sweep submit quickstart --address http://head:8265`
+    """
+    from cope_sweep.sweep.submit import submit as submit_job
+
+    load_plan(ablation, working_dir / ABLATIONS, scale, sets)  # a faulty file fails here instead of on the cluster
+    if store is None:
+        if urlsplit(address if "://" in address else f"//{address}").hostname not in LOOPBACK:
+            raise UserError(
+                f"{address} is another machine; name the store's path on the cluster, as in --store /shared/store"
+            )
+        store = str(STORE.absolute())
+    arguments = ["run", ablation, "--store", store, *_overrides(scale, sets)]
+    arguments += ["--mlflow", mlflow] if mlflow else []
+    console = make_console(stderr=True)
+    outcome = submit_job(
+        arguments,
+        address=address,
+        working_dir=working_dir,
+        follow=follow,
+        on_line=lambda line: console.print(line, markup=False, highlight=False, soft_wrap=True),
+    )
+    if as_json:
+        print_json(outcome.__dict__)
+    else:
+        message = f" ({outcome.message})" if outcome.message else ""
+        make_console().print(escaped(f"job {outcome.job_id}: {outcome.status}{message}"), soft_wrap=True)
+    raise typer.Exit(outcome.exit_code)
+
+
+def _overrides(scale: str | None, sets: list[str]) -> list[str]:
+    return [*(["--scale", scale] if scale else []), *(part for value in sets for part in ("--set", value))]
+
+
+def _plan_arguments(ablation: str, scale: str | None, sets: list[str], store: Path) -> str:
+    """The arguments that name the same plan and store in another command."""
+    return shlex.join([ablation, *_overrides(scale, sets), *(["--store", str(store)] if store != STORE else [])])
+
+
+def _executable_folder() -> str:
+    """The prefix of commands that are shown to the user: empty where `cope-sweep` is on the path."""
+    return "" if shutil.which("cope-sweep") else f"{Path(sys.argv[0]).parent}/"
+
+
+def _print_outcome(console: Console, outcome: SweepOutcome, same_plan: str) -> None:
+    """How the sweep ended, and what to do about runs that are not finished."""
+    if outcome.sweep_id is None and not outcome.failed:
+        console.print(f"Nothing to train: all {outcome.reused} runs are finished.")
+    if outcome.failed:
+        command = f"{_executable_folder()}cope-sweep status {same_plan}"
+        console.print(
+            f"[red]{_runs(outcome.failed)} failed[/red]. {escaped(command)} shows the errors; "
+            "the same `run` command tries them again.",
+            soft_wrap=True,
+        )
+    if outcome.interrupted:
+        console.print(
+            f"[yellow]Interrupted[/yellow] with {_runs(outcome.interrupted)} to do; "
+            "the same command continues from there."
+        )
+
+
+def _runs(number: int) -> str:
+    return f"{number} run{'s' * (number != 1)}"
+
+
+def _print_next_steps(console: Console, plan: Plan, ledger: Ledger, uri: str | None, same_plan: str) -> None:
+    """Commands that are useful after a sweep."""
+    prefix = _executable_folder()
+    store = [] if ledger.root == STORE.absolute() else ["--store", str(ledger.root)]
+    steps = [(f"{prefix}cope-sweep report {same_plan} --format latex", "the table in LaTeX")]
+    if uri and uri.startswith("sqlite:"):
+        steps.append((f"{prefix}mlflow ui --backend-store-uri {uri}", "curves, parameters and files of every run"))
+    serve = shlex.join([f"{prefix}cope-sweep", "serve", *store])
+    steps.append((serve, "the REST service, and a page at http://127.0.0.1:8000"))
+    finished = next((each for each in plan.runs if ledger.run(each.run_id).status == "finished"), None)
+    if finished:
+        words = [f"{prefix}cope-sweep", "perplexity", finished.run_id, *_example_input(finished, ledger), *store]
+        steps.append((shlex.join(words), "the perplexity of token ids or a text under a checkpoint"))
+    console.print("Next:", style="bold")
+    for command, description in steps:
+        # One line each, whatever the width of the terminal, so that it can be copied.
+        line = f"  [bold cyan]{escaped(command)}[/bold cyan]   [dim]{description}[/dim]"
+        console.print(line, soft_wrap=True, highlight=False)
+
+
+def _example_input(run: RunSpec, ledger: Ledger) -> list[str]:
+    """Arguments of `perplexity` that fit the run's task: a text, or the first tokens of a test sequence."""
+    if (ledger.run(run.run_id).checkpoint / "tokenizer.json").exists():
+        return ["--text", EXAMPLE_TEXT]
+    tokens = run.task.sequences(run.task.TESTS[0], 0, 0, 1).inputs_NT[0, :8]
+    return ["--tokens", " ".join(map(str, tokens))]

@@ -1,0 +1,99 @@
+"""The command as a whole: its commands, help, exit codes, and what it imports."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from importlib.metadata import EntryPoint
+
+import pytest
+from typer.main import get_command
+
+from cope_sweep.cli.application import COMMANDS_GROUP, add_installed_commands, app
+
+COMMANDS = get_command(app).commands
+LEAVES = sorted(
+    (name, *sub)
+    for name, command in COMMANDS.items()
+    for sub in ([(s,) for s in getattr(command, "commands", {})] or [()])
+)
+HEAVY = ["torch", "ray", "mlflow", "pandas", "numpy", "pydantic", "fastapi", "matplotlib"]
+
+
+def test_the_commands():
+    own = {"list", "perplexity", "plan", "probe", "report", "run", "schema", "status", "submit"}
+    assert set(COMMANDS) == own | {"serve", "bench"}  # the last two are entry points of other packages
+
+
+@pytest.mark.parametrize("words", [words for words in LEAVES if words[0] != "bench"], ids=" ".join)
+def test_every_help_has_an_example(shell, words):
+    out, _ = shell(*words, "--help")
+    assert f"Example: cope-sweep {' '.join(words)}" in out
+
+
+def test_help_explains_the_exit_codes(shell):
+    text = " ".join(shell("--help")[0].split())
+    for part in ("0 success", "1 some runs failed", "2 bad input", "130 interrupted", "141 standard output was closed"):
+        assert part in text
+
+
+def test_an_error_is_one_line_or_json(shell):
+    _, err = shell("plan", "tiyn", code=2)
+    assert err.startswith("error: no ablation 'tiyn'")
+    assert err.count("\n") == 1
+    error = shell.json("plan", "tiyn", code=2)["error"]
+    assert error["type"] == "UserError"
+    assert "did you mean 'tiny'" in error["message"]
+
+
+def test_a_command_of_a_package_that_is_missing_says_so(shell, monkeypatch):
+    ghost = EntryPoint("ghost", "a_package_that_is_not_there:app", COMMANDS_GROUP)
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda *, group: [ghost])
+    monkeypatch.setattr(app, "registered_commands", [*app.registered_commands])
+    add_installed_commands()
+    assert "`cope-sweep ghost` is not part of this installation" in shell("ghost", code=2)[1]
+
+
+def test_an_unknown_option_or_command_is_bad_input(shell):
+    assert "No such option" in shell("plan", "tiny", "--sets", "x", code=2)[1]
+    assert "No such command" in shell("paln", "tiny", code=2)[1]
+
+
+@pytest.mark.slow
+def test_help_imports_nothing_heavy():
+    script = (
+        f"import json, sys, cope_sweep.cli.application; print(json.dumps([m for m in {HEAVY} if m in sys.modules]))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == []
+
+
+@pytest.mark.slow
+def test_plans_tables_and_statuses_need_no_torch():
+    script = "import sys, cope_sweep.plan, cope_sweep.results, cope_sweep.record; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [["schema"], ["list"], ["--help"]], ids=" ".join)
+def test_a_closed_pipe_exits_with_141(shell, words):
+    reading, writing = os.pipe()
+    os.close(reading)
+    process = shell.start(*words, stdout=writing)
+    os.close(writing)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 128 + signal.SIGPIPE
+    assert err == ""
+
+
+@pytest.mark.slow
+def test_the_installed_command_is_this_one():
+    """The entry point of the distribution calls `main`."""
+    from importlib.metadata import entry_points
+
+    (entry_point,) = entry_points(group="console_scripts", name="cope-sweep")
+    assert entry_point.value == "cope_sweep.cli:main"
+    done = subprocess.run([sys.executable, "-m", "cope_sweep.cli", "--help"], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "cope-sweep list" in done.stdout

@@ -1,0 +1,153 @@
+"""`perplexity` of token ids and of texts, with models that the command line trained."""
+
+import json
+
+import pytest
+
+from tests.cli.conftest import Shell
+from tests.texts import prose, write_corpus
+
+pytestmark = pytest.mark.slow  # the fixtures train
+
+ABLATION = """\
+title: A small text
+base:
+  task: {kind: wikitext, corpus: small, tokens: 16, vocabulary: 300}
+  model: {dim: 8, heads: 2, layers: 1}
+  train: {steps: 4, batch: 4}
+  evaluate: {every: 4, sequences: 8, final_sequences: 10000}
+grid:
+  model.position: {CoPE: [cope]}
+metrics: [{name: test/perplexity}, {name: test/word_perplexity}, {name: test/bits_per_byte}]
+"""
+
+
+@pytest.fixture(scope="module")
+def text_shell(tmp_path_factory):
+    """A folder where a model was trained on a text."""
+    shell = Shell(tmp_path_factory.mktemp("text"))
+    shell.environment |= {"COPE_SWEEP_CACHE": str(shell.folder / "cache"), "HF_HUB_OFFLINE": "1"}
+    shell.write("text", ABLATION)
+    write_corpus(shell.folder / "data")
+    shell.words = ("text", "--local", "--no-mlflow", "--set", "task.folder=data")
+    shell.output, _ = shell("run", *shell.words)
+    shell.run_id = shell.json("status", "text", "--set", "task.folder=data")["runs"][0]["run_id"]
+    return shell
+
+
+@pytest.fixture
+def run_id(trained):
+    return trained.json("status", "tiny")["runs"][0]["run_id"]
+
+
+def test_token_ids(trained, run_id):
+    measured = trained.json("perplexity", run_id, "--tokens", "0 1 2 3", "--tokens", "4,5")
+    assert measured["perplexity"] > 1
+    assert measured["tokens"] == 3 + 1
+    out, _ = trained("perplexity", run_id, "--tokens", "0 1 2 3", "--tokens", "4 5")
+    assert (
+        out
+        == f"perplexity {measured['perplexity']:.4f} over 4 tokens ({measured['bits_per_token']:.4f} bits per token)\n"
+    )
+    (trained.folder / "ids.json").write_text(json.dumps([[0, 1, 2, 3], [4, 5]]))
+    assert trained.json("perplexity", run_id, "--file", "ids.json") == measured
+    out, _ = trained("perplexity", run_id, "--file", "-", "--json", stdin="[[0, 1, 2, 3], [4, 5]]")
+    assert json.loads(out) == measured
+    assert trained.json("perplexity", f"store/runs/{run_id}/checkpoint", "--file", "ids.json") == measured
+
+
+def test_a_token_outside_the_vocabulary(trained, run_id):
+    _, err = trained("perplexity", run_id, "--tokens", "0 99", code=2)
+    assert "99" in err
+    assert "6" in err
+
+
+def test_a_truncated_checkpoint(trained):
+    run_id = trained.json("status", "tiny")["runs"][1]["run_id"]
+    path = trained.folder / "store" / "runs" / run_id / "checkpoint" / "model.safetensors"
+    whole = path.read_bytes()
+    try:
+        path.write_bytes(whole[: len(whole) // 2])
+        _, err = trained("perplexity", run_id, "--tokens", "0 1", code=2)
+    finally:
+        path.write_bytes(whole)
+    assert "model.safetensors" in err
+
+
+def test_a_text_file(text_shell):
+    measured = text_shell.json("perplexity", text_shell.run_id, "--file", "data/wiki.test.tokens")
+    text = (text_shell.folder / "data" / "wiki.test.tokens").read_bytes()
+    assert (measured["words"], measured["size_bytes"]) == (len(text.split()) + text.count(b"\n"), len(text))
+    result = text_shell.json("status", text_shell.run_id)["result"]
+    for name in ("perplexity", "word_perplexity", "bits_per_byte"):
+        assert measured[name] == pytest.approx(result["metrics"][f"test/{name}"], rel=1e-4)
+    assert len(result["facts"]["data"]) == 64
+
+
+def test_a_text_from_the_command_line_and_from_standard_input(text_shell):
+    out, _ = text_shell("perplexity", text_shell.run_id, "--text", "the European cat", "--stride", "4")
+    assert " per word, " in out
+    assert out.endswith("3 words, 16 bytes\n")
+    out, _ = text_shell("perplexity", text_shell.run_id, "--text", "-", "--json", stdin="the European cat")
+    assert json.loads(out) == text_shell.json("perplexity", text_shell.run_id, "--text", "the European cat")
+
+
+def test_run_suggests_a_text_for_a_model_of_text(text_shell):
+    assert f"perplexity {text_shell.run_id} --text " in text_shell.output
+
+
+def test_the_folder_of_the_data_is_not_part_of_a_run(text_shell):
+    write_corpus(text_shell.folder / "moved")
+    again = text_shell.json("run", *text_shell.words[:-1], "task.folder=moved")
+    assert again["sweep"]["reused"] == 1
+    text_shell.environment["COPE_SWEEP_DATA"] = str(text_shell.folder / "corpora")
+    write_corpus(text_shell.folder / "corpora" / "small")
+    assert text_shell.json("run", "text", "--local", "--no-mlflow")["sweep"]["reused"] == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--file", "latin.txt"), "latin.txt: not UTF-8 text"),
+        (("--file", "none.txt"), "none.txt: No such file"),
+        (("--text", ""), "the text is empty"),
+        (("--text", "\udce9"), "--text: not UTF-8 text (unexpected end of data at byte 0)"),
+        (("--text", "a", "--file", "b.txt"), "give one of --text, --file and --tokens"),
+        (("--text", "a", "--tokens", "1 2"), "give one of --text, --file and --tokens"),
+        (("--tokens", "1 2", "--stride", "4"), "--context and --stride are for a text"),
+        (("--text", "a", "--stride", "40"), "stride"),
+        (("--file", "broken.json"), "broken.json: not a JSON list of lists of token ids"),
+        (("--tokens", "1 b"), "token ids are whole numbers"),
+        ((), "nothing to score"),
+    ],
+)
+def test_bad_input(text_shell, words, message):
+    (text_shell.folder / "latin.txt").write_bytes(b"caf\xe9")
+    (text_shell.folder / "broken.json").write_text("[[1, 2]")
+    _, err = text_shell("perplexity", text_shell.run_id, *words, code=2)
+    assert message in " ".join(err.split())
+
+
+@pytest.mark.parametrize(
+    ("run", "message"), [("0123456789abcdef", "is pending; only finished"), ("nowhere", "nowhere")]
+)
+def test_no_such_checkpoint(text_shell, run, message):
+    assert message in " ".join(text_shell("perplexity", run, "--tokens", "1 2", code=2)[1].split())
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda folder: (folder / "wiki.valid.tokens").unlink(), "validation"),
+        (lambda folder: (folder / "wiki.train.tokens").write_bytes(b"\xff" * 9), "not UTF-8 text"),
+        (lambda folder: (folder / "wiki.test.tokens").write_text("a"), "fewer than one context of 16"),
+    ],
+)
+def test_faulty_text_stops_before_training(text_shell, damage, message, tmp_path):
+    folder = write_corpus(tmp_path)
+    (folder / "wiki.train.tokens").write_text(prose(200, seed=7))
+    damage(folder)
+    words = ("--set", "task.corpus=other", "--set", f"task.folder={folder}", "--store", str(tmp_path / "store"))
+    _, err = text_shell("run", "text", "--local", "--no-mlflow", *words, code=2)
+    assert message in " ".join(err.split())
+    assert not list((tmp_path / "store" / "runs").iterdir())

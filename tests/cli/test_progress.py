@@ -1,0 +1,147 @@
+"""The display of a sweep, recorded as text."""
+
+import io
+import time
+
+import pytest
+from rich.console import Console
+
+from cope_sweep.cli import progress
+from cope_sweep.cli.progress import Board, LiveTable, PlainLines, progress_display
+from cope_sweep.plan import expand
+from cope_sweep.record import Event, Ledger
+from cope_sweep.spec import load_ablation
+from tests.cli.conftest import TINY
+
+
+@pytest.fixture
+def ledger(tmp_path):
+    return Ledger(tmp_path / "store", create=True)
+
+
+@pytest.fixture
+def plan(tmp_path):
+    (tmp_path / "tiny.yaml").write_text(TINY)
+    return expand(load_ablation(tmp_path / "tiny.yaml"))
+
+
+@pytest.fixture
+def board(plan, ledger):
+    return Board.of(plan, ledger)
+
+
+def console(*, terminal=False):
+    return Console(file=io.StringIO(), force_terminal=terminal, width=160, color_system=None)
+
+
+def rendered(display):
+    output = console()
+    output.print(display.render())
+    return output.file.getvalue()
+
+
+def event(board, index, status, step=0, **more):
+    return Event([*board.names][index], status, step, 6, **more)
+
+
+def test_the_board_of_a_plan(board):
+    assert list(board.names.values()) == ["CoPE · seed 0", "none · seed 0", "CoPE · seed 1", "none · seed 1"]
+    assert (board.count("pending"), board.steps_left) == (4, 24)
+    assert board.summary().startswith("4 pending · starting workers · ")
+    assert board.remaining_s() is None
+
+
+def test_the_board_knows_runs_that_are_finished(plan, ledger):
+    run = plan.runs[0]
+    folder = ledger.run(run.run_id)
+    with folder.lock():
+        folder.begin(run, "here")
+        folder.finish({"in_dist/token_error": 25.0}, {})
+    board = Board.of(plan, ledger)
+    assert (board.count("finished"), board.count("pending"), board.steps_left) == (1, 3, 18)
+    assert "25.00" in rendered(LiveTable(board, plan.ablation.content.metrics, "t", console()))
+
+
+def test_updates_change_the_totals(board):
+    board.update(event(board, 0, "running", 2, steps_per_s=4.0, metrics={"train/loss": 1.5}))
+    assert (board.count("running"), board.count("pending"), board.steps_left) == (1, 3, 22)
+    assert board.remaining_s() == 22 / 4
+    assert board.summary().endswith(" · about 6 s left")
+    board.update(event(board, 0, "failed", 2, message="diverged"))
+    assert (board.count("running"), board.count("failed"), board.steps_left) == (0, 1, 18)
+    assert board.latest[next(iter(board.names))].metrics == {"train/loss": 1.5}, (
+        "an event without metrics keeps the last ones"
+    )
+    board.update(event(board, 1, "interrupted", 5))
+    assert board.steps_left == 13
+    assert board.summary().startswith("2 pending · 1 interrupted · 1 failed · ")
+
+
+def test_an_update_takes_the_same_time_in_a_large_plan(plan, ledger):
+    """A board visits no other run for an update or a summary: with the rest of its events removed, both still work."""
+    board = Board.of(plan, ledger)
+    first = next(iter(board.names))
+    board.latest = {first: board.latest[first]}
+    board.update(event(board, 0, "running", 1, steps_per_s=1.0))
+    assert board.summary().startswith("1 running · 3 pending")
+
+
+def test_the_live_table(plan, board):
+    table = LiveTable(board, plan.ablation.content.metrics, "tiny: A tiny copy", console())
+    metrics = {"train/loss": 1.25, "in_dist/token_error": 33.333}
+    table(event(board, 0, "running", 3, steps_per_s=0.5, metrics=metrics))
+    table(event(board, 1, "failed", 2, message="the loss is not finite; lower train.lr"))
+    lines = rendered(table).splitlines()
+    assert lines[0].strip() == "tiny: A tiny copy"
+    running = next(line for line in lines if "CoPE · seed 0" in line)
+    for text in ("running", "3/6", "1.250", "33.33", " 6 s"):
+        assert text in running
+    assert any("lower train.lr" in line for line in lines)
+    assert "1 running · 2 pending · 1 failed" in lines[-1]
+
+
+def test_the_live_table_prefers_runs_in_training_and_failed_runs(plan, board, monkeypatch):
+    monkeypatch.setattr(progress, "MAX_ROWS", 2)
+    table = LiveTable(board, plan.ablation.content.metrics, "t", console())
+    table(event(board, 3, "running", 1))
+    table(event(board, 1, "failed", 1, message="x"))
+    text = rendered(table)
+    assert "none · seed 0" in text
+    assert "none · seed 1" in text
+    assert "CoPE" not in text
+    assert "… and 2 more runs" in text
+
+
+def test_the_live_table_is_drawn_on_a_terminal(plan, ledger):
+    screen = console(terminal=True)
+    with progress_display(plan, ledger, screen) as display:
+        assert isinstance(display, LiveTable)
+    assert "starting workers" in screen.file.getvalue()
+
+
+def test_plain_lines(plan, ledger):
+    output = console()
+    with progress_display(plan, ledger, output) as display:
+        assert isinstance(display, PlainLines)
+        metrics = {"train/loss": 1.25, "in_dist/token_error": 33.333}
+        display(event(display.board, 0, "running", 1))
+        display(event(display.board, 0, "running", 2))  # too soon after the line before
+        display(event(display.board, 0, "finished", 6, metrics=metrics, steps_per_s=12.0))
+        display(event(display.board, 1, "failed", 2, message="diverged"))
+    first, running, finished, failed, last = output.file.getvalue().splitlines()
+    assert first.startswith("tiny: A tiny copy: 4 pending · starting workers · ")
+    assert running == "running      CoPE · seed 0  step 1/6"
+    assert finished == "finished     CoPE · seed 0  step 6/6  loss 1.250  In-dist. 33.33 %  12 steps/s"
+    assert failed == "failed       none · seed 0  step 2/6  diverged"
+    assert last.startswith("tiny: A tiny copy: 1 finished · 2 pending · 1 failed · ")
+
+
+def test_plain_lines_repeat_after_the_interval(plan, board, monkeypatch):
+    output = console()
+    lines = PlainLines(board, plan.ablation.content.metrics, "t", output)
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    for step in range(4):
+        lines(event(board, 0, "running", step))
+        now[0] += progress.LINE_INTERVAL_S / 2
+    assert [line.split()[-1] for line in output.file.getvalue().splitlines()] == ["0/6", "2/6"]

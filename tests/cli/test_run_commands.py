@@ -1,0 +1,208 @@
+import os
+import signal
+import socket
+
+import pytest
+
+from cope_sweep.sweep.submit import JobOutcome
+from tests.cli.conftest import TINY
+
+pytestmark = pytest.mark.slow  # trains
+
+FAILS = "{train.lr: 1e30, train.clip: null}"
+
+
+def test_run_trains_everything_and_prints_the_table(trained):
+    sweep, table = trained.first["sweep"], trained.first["table"]
+    assert (sweep["trained"], sweep["reused"], sweep["failed"], sweep["exit_code"]) == (4, 0, 0, 0)
+    assert [row["row"] for row in table["rows"]] == ["CoPE", "none"]
+    for row in table["rows"]:
+        assert row["metrics"]["in_dist/token_error"]["n"] == 2
+
+
+def test_running_again_trains_nothing_and_prints_the_same_table(trained):
+    again = trained.json("run", "tiny", "--local")
+    assert (again["sweep"]["trained"], again["sweep"]["reused"]) == (0, 4)
+    assert again["table"] == trained.first["table"]
+
+
+def test_run_shows_what_to_do_next(trained):
+    out, _ = trained("run", "tiny", "--local")
+    assert "Nothing to train: all 4 runs are finished." in out
+    assert "cope-sweep report tiny --format latex" in out
+    assert f"mlflow ui --backend-store-uri sqlite:///{trained.folder}/store/mlflow.db" in out
+    assert "cope-sweep perplexity " in out
+    assert " --tokens '" in out
+    assert "cope-sweep serve " in out
+    out, _ = trained("run", "tiny", "--local", "--no-mlflow", "--store", "./store", "--set", "seeds=[0]")
+    assert "cope-sweep report tiny --set 'seeds=[0]' --format latex" in out
+    assert "mlflow ui" not in out
+
+
+def test_a_new_seed_trains_only_the_missing_runs(trained):
+    more = trained.json("run", "tiny", "--local", "--no-mlflow", "--groups", "1", "--set", "seeds=[0,1,2]")
+    assert (more["sweep"]["trained"], more["sweep"]["reused"]) == (2, 4)
+
+
+def test_two_ablations_share_a_run(shell):
+    shell.json("run", "tiny", "--local", "--no-mlflow", "--set", "seeds=[0]")
+    shell.write("other", TINY.replace("CoPE: [cope], none: []", "mine: [{kind: cope, p_max: 64}], RoPE: [rope]"))
+    other = shell.json("run", "other", "--local", "--no-mlflow", "--set", "seeds=[0]")
+    assert (other["sweep"]["trained"], other["sweep"]["reused"]) == (1, 1)
+
+
+def test_a_failed_run_does_not_stop_the_others(shell):
+    shell.write(
+        "tiny",
+        TINY.replace("none: []", "broken: []") + f"when: [{{if: {{model.position: broken}}, set: {FAILS}}}]\n",
+    )
+    out, _ = shell("run", "tiny", "--local", "--no-mlflow", code=1)
+    assert "2 runs failed. " in out
+    assert "cope-sweep status tiny shows the errors" in " ".join(out.split())
+    statuses = [run["status"] for run in shell.json("status", "tiny")["runs"]]
+    assert (statuses.count("finished"), statuses.count("failed")) == (2, 2)
+    sweep = shell.json("run", "tiny", "--local", "--no-mlflow", "--keep-failed", code=1)["sweep"]
+    assert (sweep["trained"], sweep["failed"], sweep["sweep_id"]) == (0, 2, None)
+    again = shell.json("run", "tiny", "--local", "--no-mlflow", code=1)["sweep"]
+    assert (again["failed"], again["sweep_id"] is None) == (2, False)
+
+
+def wait_until_it_trains(process):
+    """Read the progress until a line shows a step of the long run."""
+    for line in process.stderr:
+        if "/100000" in line and line.startswith("running") and " step 0/" not in line:
+            return
+    raise AssertionError("the process ended by itself")
+
+
+def test_ctrl_c_checkpoints_and_the_same_command_continues(shell):
+    """One run finishes, one fails, one is interrupted: the exit code is that of the interruption."""
+    text = TINY.replace("CoPE: [cope], none: []", "none: []").replace("every: 3", "every: 100000")
+    rows = "zip: [{train.steps: [6, 7, 100000], train.lr: [1e-3, 1e30, 1e-3], train.clip: [1.0, null, 1.0]}]\n"
+    shell.write("tiny", text.replace("grid:", f"{rows}grid:"))
+    words = ("run", "tiny", "--local", "--no-mlflow", "--set", "seeds=[0]")
+
+    process = shell.start(*words)
+    wait_until_it_trains(process)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert "1 run failed" in out
+    assert "Interrupted with 1 run to do; the same command continues from there." in " ".join(out.split())
+    runs = {run["steps"]: run for run in shell.json("status", "tiny", "--set", "seeds=[0]")["runs"]}
+    assert {steps: run["status"] for steps, run in runs.items()} == {6: "finished", 7: "failed", 100000: "interrupted"}
+    assert shell.json("status")[0]["status"] == "interrupted"
+
+    process = shell.start(*words)
+    wait_until_it_trains(process)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+    assert process.returncode == 130
+    run = next(run for run in shell.json("status", "tiny", "--set", "seeds=[0]")["runs"] if run["steps"] == 100000)
+    assert run["status"] == "interrupted"
+
+
+def test_progress_lines_without_a_terminal(shell):
+    _, err = shell("run", "tiny", "--local", "--no-mlflow", "--set", "seeds=[0]")
+    assert "finished     CoPE · seed 0  step 6/6" in err
+    assert "tiny: A tiny copy: 2 finished · " in err
+    assert "\x1b[" not in err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--local", "--set", "model.heads=3"], "model.heads = 3 does not divide model.dim = 8"),
+        (["--local", "--scale", "huge"], "unknown scale 'huge'"),
+        (["--local", "--mlflow", "ftp://x"], "ftp"),
+        (["--local", "--store", "ablations/tiny.yaml/store"], "cannot be written"),
+        (["--no-mlflow", "--address", "127.0.0.1:1"], "127.0.0.1:1"),  # nothing listens there
+    ],
+)
+def test_bad_input_starts_no_training(shell, words, message):
+    _, err = shell("run", "tiny", *words, code=2)
+    assert message in " ".join(err.split())
+    assert {run["status"] for run in shell.json("status", "tiny")["runs"]} == {"pending"}
+
+
+def test_a_ray_job_needs_a_lasting_store(shell):
+    shell.environment["RAY_JOB_CONFIG_JSON_ENV_VAR"] = "{}"
+    _, err = shell("run", "tiny", "--local", code=2)
+    assert "--store /shared/store" in err
+    assert not (shell.folder / "store").exists()
+
+
+def test_an_mlflow_server_that_does_not_answer_is_an_error_before_training(shell):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()  # it accepts connections, and never answers
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        _, err = shell("run", "tiny", "--local", "--mlflow", url, code=2)
+    assert url in err
+    assert shell.json("status", "tiny")["runs"][0]["status"] == "pending"
+
+
+def test_submit_names_the_cluster_that_does_not_answer(shell):
+    (shell.folder / "cope_sweep").mkdir()
+    _, err = shell("submit", "tiny", "--address", "http://127.0.0.1:1", code=2)
+    assert "no Ray dashboard answers at http://127.0.0.1:1" in err
+
+
+def test_submit_to_another_machine_needs_a_store(shell):
+    _, err = shell("submit", "tiny", "--address", "http://192.0.2.1:8265", code=2)
+    assert "--store /shared/store" in err
+
+
+def test_submit_checks_the_ablation_first(shell):
+    assert "no ablation 'tiyn'" in shell("submit", "tiyn", code=2)[1]
+
+
+@pytest.fixture
+def jobs(monkeypatch):
+    """The jobs that `submit` starts, in the place of a cluster (tests/sweep starts a real one)."""
+    started = []
+
+    def submit(arguments, *, address, working_dir, follow, on_line):
+        on_line("[a log line]")
+        started.append((arguments, address, working_dir, follow))
+        return JobOutcome("job-1", "FAILED", 3, "driver [lost]")
+
+    monkeypatch.setattr("cope_sweep.sweep.submit.submit", submit)
+    return started
+
+
+def test_submit_sends_the_command_and_exits_with_its_code(shell, jobs):
+    sets = ("--set", "seeds=[0]", "--set", "train.steps=2")
+    out, err = shell("submit", "tiny", *sets, "--mlflow", "http://head:5000", code=3)
+    (arguments, address, _, follow) = jobs[0]
+    store = str(shell.folder / "store")
+    assert arguments == ["run", "tiny", "--store", store, *sets, "--mlflow", "http://head:5000"]
+    assert (address, follow) == ("http://127.0.0.1:8265", True)
+    assert err == "[a log line]\n"
+    assert out == "job job-1: FAILED (driver [lost])\n"
+
+
+def test_submit_as_json(shell, jobs):
+    words = ("submit", "tiny", "--no-follow", "--address", "http://192.0.2.1:8265", "--store", "/shared/store")
+    assert shell.json(*words, code=3)["job_id"] == "job-1"
+    assert jobs[0][0] == ["run", "tiny", "--store", "/shared/store"]
+    assert jobs[0][3] is False
+
+
+def test_serve_names_the_port_that_is_taken(trained):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        process = trained.start("serve", "--port", port)
+        _, err = process.communicate(timeout=120)
+    assert process.returncode in (1, 2)
+    assert port in err
+    assert "Traceback" not in err
+
+
+def test_the_store_of_an_environment_variable(shell):
+    shell.environment["COPE_SWEEP_STORE"] = str(shell.folder / "elsewhere")
+    out, _ = shell("run", "tiny", "--local", "--no-mlflow", "--set", "seeds=[0]")
+    assert f"--store {shell.folder}/elsewhere" in out
+    assert len(os.listdir(shell.folder / "elsewhere" / "runs")) == 2
