@@ -34,7 +34,7 @@ from cope_sweep.positions.cope import ContextualEncoding
 from tests.kernels.cases import DROPOUT_SEED, Case, make_inputs, random_tensors
 
 SAFETY = 4.0
-"""Correct kernels stay below 1.1 (measured: AVX-512, AVX2, portable, blocked, Triton's interpreter; 600 random cases)."""
+"""Correct kernels stayed below 1.1 in 225 random cases (native on AVX-512 and portable, blocked in both types)."""
 
 Attend = Callable[[Inputs, list[Position], float, Tensor], Tensor]
 """attention(inputs, positions, dropout, seed of the dropout) → (B, H, T, K)."""

@@ -45,7 +45,7 @@ def test_gates_count_until_the_last_position(monkeypatch, p_max):
     """Saturation begins at p_max − 1: between p_max − 2 and there, biases still change and gates have gradients."""
     monkeypatch.setattr(blocked_module, "MAX_ROWS", 16)
     monkeypatch.setattr(blocked_module, "BLOCK_ELEMENTS", 16 * 60)
-    # One row in a block, gates of about ½: the first columns that are computed end between the two positions.
+    # With few rows in a block, the columns that are computed end soon after the last position is reached.
     for cached in (0, 40, 59):
         case = Case((CoPE(p_max=p_max),), batch=1, heads=1, queries=60 - cached, cached=cached)
         assert_equals_reference(case, attend_blocked, torch.float64)
