@@ -288,7 +288,11 @@ def test_plugins_can_be_in_the_current_directory(tmp_path, monkeypatch):
             "import not_there_either",
             r"the plugin needs cannot be .*not_there_either.*; correct the module until",
         ),
-        ("need", "import needs_more", r"the plugin need cannot .*'needs_more'; correct the module until `import need`"),
+        (
+            "wants_more",
+            "import wants",
+            r"the plugin wants_more cannot be imported: .*'wants'; correct the module until",
+        ),
         (
             "fails",
             "1 / 0",

@@ -204,7 +204,7 @@ class EncodingContract:
 
 def _embedding_leaf(model: Transformer, tokens_BT: Tensor) -> Tensor:
     """The token embeddings as a leaf tensor, (B, T, D), which the model uses from now on; its `grad` is filled."""
-    embedded_BTD = model.embedding(tokens_BT).detach().requires_grad_()
+    embedded_BTD: Tensor = model.embedding(tokens_BT).detach().requires_grad_()
     model.embedding.register_forward_hook(lambda module, args, output: embedded_BTD)
     return embedded_BTD
 

@@ -38,13 +38,11 @@ class TaskContract:
         if "task" in metafunc.fixturenames:
             metafunc.parametrize("task", self.specs, indirect=True, ids=[_name(spec) for spec in self.specs])
 
-    @pytest.fixture(scope="class")
-    def task(self, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Task:
+    @pytest.fixture
+    def task(self, request: pytest.FixtureRequest, tmp_path: Path) -> Task:
         """The task under test."""
         spec: Task | Callable[[Path], Task] = request.param
-        if isinstance(spec, Task):
-            return spec
-        return spec(tmp_path_factory.mktemp("data"))
+        return spec if isinstance(spec, Task) else spec(tmp_path)
 
     # -- sequences
 

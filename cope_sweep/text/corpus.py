@@ -7,7 +7,8 @@
 The key is a digest of the content of the files, of the tokenizer (its files, or the size of the one to train), and of
 this module's `VERSION`.
 
-Hugging Face `datasets` was measured as a replacement; DATASETS_FIGURES
+Hugging Face `datasets` is not used here. For 12 MB of source files (3.4 M tokens) it needed 157 MB of memory instead of
+27 MB, 26 MB on disk instead of 7 MB, and 212 µs instead of 7 µs to read a random context of 1024 tokens. Importing it takes 2 s and 144 MB.
 """
 
 from __future__ import annotations

@@ -42,10 +42,12 @@ def test_scores_depend_on_distance_only():
 
 
 def test_angles_are_exact_at_far_positions():
-    """In float32 inputs too: position 10⁵ + 1 in radians, computed by `math` in float64."""
-    turned = RoPE().rotate({}, torch.tensor([[[[1.0, 0.0]]]]), 100_001)[0, 0, 0]
-    expected = torch.tensor([math.cos(100_001.0), math.sin(100_001.0)])
-    torch.testing.assert_close(turned, expected, rtol=0, atol=1e-6)  # float32 angles err by up to 4e-3
+    """For float32 inputs, too: the second pair of position 10⁵ + 1, computed by `math` in float64."""
+    rotated_pair = RoPE(base=100).rotate({}, torch.tensor([[[[0.0, 1.0, 0.0, 0.0]]]]), 100_001)[0, 0, 0]
+    angle = 100_001 * 100**-0.5
+    expected = torch.tensor([0.0, math.cos(angle), 0.0, math.sin(angle)])
+    # A float32 angle has an error of up to 5e-4 here; a float32 sine has one of 6e-8.
+    torch.testing.assert_close(rotated_pair, expected, rtol=0, atol=1e-6)
 
 
 def test_an_odd_head_dimension_is_an_error():

@@ -18,8 +18,8 @@ def folder(tmp_path):
     return tmp_path
 
 
-def own(folder, **fields):
-    defaults = {"corpus": "mine", "folder": str(folder), "tokens": 32, "vocabulary": 300}
+def own(path, **fields):
+    defaults = {"corpus": "mine", "folder": str(path), "tokens": 32, "vocabulary": 300}
     return Code(**defaults | {"validation_share": 0.15, "test_share": 0.15} | fields)
 
 
