@@ -143,7 +143,9 @@ def _estimate(
     else:
         workers = min(resources.workers, run.train.batch)
         seconds = run.train.steps * DEFAULT_STEP_S + flops / (workers * resources.cpus * DEFAULT_FLOPS_PER_S)
-        basis = f"rule of thumb: {DEFAULT_FLOPS_PER_S / 1e9:.0f} GFLOP/s per core; a fast core takes a fifth of the time"
+        basis = (
+            f"rule of thumb: {DEFAULT_FLOPS_PER_S / 1e9:.0f} GFLOP/s per core; a fast core takes a fifth of the time"
+        )
     return Estimate(parameter_count(run), seconds, memory_bytes(run, resources), basis)
 
 
