@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Condition
@@ -38,7 +39,7 @@ class Checkpoints:
     """Lists checkpoint folders. A client's file name is only compared with a listing; it never becomes a path."""
 
     def __init__(self) -> None:
-        self._digest = cached(LRUCache(MAX_DIGESTS), condition=Condition())(_sha256)
+        self._digest: Callable[[Path, FileState], str] = cached(LRUCache(MAX_DIGESTS), condition=Condition())(_sha256)
 
     def files(self, folder: RunFolder) -> list[StoredFile]:
         """The regular, visible files by name, without links and folders. Raises NotFoundError if there are none."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Condition
@@ -51,7 +51,9 @@ class Predictors:
         self._checkpoints = checkpoints
         self._device = device
         # With the condition, threads that need the same model wait until one of them has loaded it.
-        self._load_cached = cached(LRUCache(max_models), condition=Condition())(self._load)
+        self._load_cached: Callable[[Path, Hashable], Predictor] = cached(LRUCache(max_models), condition=Condition())(
+            self._load
+        )
         # A separate limiter: requests that wait for a model do not occupy the threads of other requests.
         self._limiter = CapacityLimiter(max_inferences)
 

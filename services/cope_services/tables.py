@@ -54,8 +54,12 @@ class Tables:
     def __init__(self, library: Library) -> None:
         self.library = library
         # With the condition, threads that request the same body wait until one of them has rendered it.
-        self._tables = cached(LRUCache(MAX_TABLES), key=_cache_key, condition=Condition())(_compute)
-        self._bodies = cached(LRUCache(MAX_BODIES), key=_cache_key, condition=Condition())(_compute)
+        self._tables: Callable[[Hashable, Callable[[], Table]], Table] = cached(
+            LRUCache(MAX_TABLES), key=_cache_key, condition=Condition()
+        )(_compute)
+        self._bodies: Callable[[Hashable, Callable[[], bytes]], bytes] = cached(
+            LRUCache(MAX_BODIES), key=_cache_key, condition=Condition()
+        )(_compute)
 
     def table(self, name: str, scale: str | None, output_format: TableFormat, *, runs: bool = False) -> RenderedBody:
         """The table of an ablation. With `runs`, CSV has a line for each run. Raises SpecError, ServiceErrors."""
@@ -66,7 +70,7 @@ class Tables:
         etag = _digest((state, output_format, runs))
 
         def render() -> bytes:
-            whole: Table = self._tables(state, lambda: table(loaded.plan, self.library.ledger))
+            whole = self._tables(state, lambda: table(loaded.plan, self.library.ledger))
             return _render(whole, output_format, runs=runs)
 
         return RenderedBody(etag, MEDIA_TYPES[output_format], self._bodies(etag, render))

@@ -125,6 +125,7 @@ function openAblation() {
 
 byId("scale").addEventListener("change", (event) => { view.scale = event.target.value; refresh(); });
 byId("metric").addEventListener("change", (event) => { view.metric = event.target.value; refresh(); });
+byId("statuses").append(...STATUSES.map((status) => element("span", {}, element("i", { class: `dot ${status}` }), status)));
 byId("log").addEventListener("change", refresh);
 addEventListener("hashchange", openAblation);
 setInterval(() => document.hidden || refresh(), REFRESH_MS);
