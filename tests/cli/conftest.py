@@ -78,7 +78,7 @@ def shell(tmp_path):
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory):
-    """A folder where the tiny ablation was trained once, without Ray, and recorded in MLflow."""
+    """A folder where the tiny ablation was trained once, without Ray and MLflow."""
     shell = Shell(tmp_path_factory.mktemp("trained"))
-    shell.first = shell.json("run", "tiny", "--local")
+    shell.first = shell.json("run", "tiny", "--local", "--no-mlflow")
     return shell

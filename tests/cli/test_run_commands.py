@@ -1,6 +1,7 @@
 import os
 import signal
 import socket
+import sqlite3
 
 import pytest
 
@@ -24,6 +25,14 @@ def test_running_again_trains_nothing_and_prints_the_same_table(trained):
     again = trained.json("run", "tiny", "--local")
     assert (again["sweep"]["trained"], again["sweep"]["reused"]) == (0, 4)
     assert again["table"] == trained.first["table"]
+
+
+def test_run_records_in_mlflow(shell):
+    sweep = shell.json("run", "tiny", "--local", "--set", "seeds=[0]", "--set", "model.position=[]")["sweep"]
+    assert (sweep["trained"], sweep["tracking_errors"]) == (1, [])
+    with sqlite3.connect(shell.folder / "store" / "mlflow.db") as database:
+        (runs,) = database.execute("SELECT COUNT(*) FROM runs").fetchone()
+    assert runs == 1 + 1  # the sweep and its run
 
 
 def test_run_shows_what_to_do_next(trained):
