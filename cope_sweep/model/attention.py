@@ -55,7 +55,9 @@ def self_attention(
     for index, position in enumerate(positions):
         gate_k_BTD = position.encoding.gate_keys(position.parameters, x_BTD)
         if gate_k_BTD is not None:
-            sources[f"gate_k{index}"] = gate_k_BTD.view(B, T, heads, -1).transpose(1, 2)
+            # Selecting index 0 makes the gradient contiguous. Without it, sums over the gradient round differently, and
+            # runs no longer give the same numbers to the bit as before.
+            sources[f"gate_k{index}"] = gate_k_BTD.view(B, T, 1, heads, -1)[:, :, 0].transpose(1, 2)
     if cache is not None:
         for name, new in sources.items():
             sources[name] = torch.cat((cache[name], new), dim=2) if name in cache else new

@@ -154,7 +154,7 @@ def test_optimiser_state_that_is_no_tensor_is_restored(trained, tmp_path):
 def test_files_of_other_runs_and_damaged_files_are_refused(trained, tmp_path):
     path = tmp_path / "resume"
     save_resume(path, trained, {})
-    other = Trainer(trained.spec.model_copy(update={"seed": 1}), Runtime())
+    other = Trainer(tiny_run(seed=1), Runtime())
     with pytest.raises(CheckpointError, match=f"is of run {trained.spec.run_id}, not of run {other.spec.run_id}"):
         load_resume(path, other)
     tensors = load_file(path)
