@@ -1,1 +1,42 @@
-"""Model families: one file each."""
+"""Model families: one file each, with its equations, its parameters and its blocks. Register a new one below."""
+
+from typing import Annotated
+
+from cope_sweep.families.base import (
+    Constant,
+    Family,
+    Initialisation,
+    ModelSizes,
+    Normal,
+    ParameterDeclaration,
+    Uniform,
+)
+from cope_sweep.families.gpt2 import GPT2
+from cope_sweep.families.llama import Llama
+from cope_sweep.families.post_norm import PostNorm
+from cope_sweep.registry import Registry
+
+FAMILIES = Registry(
+    "model family",
+    Family,  # type: ignore[type-abstract]
+    (GPT2, Llama, PostNorm),
+    entry_points="cope_sweep.families",
+)
+
+AnyFamily = Annotated[Family, FAMILIES]
+"""Any registered family: its `kind` (`gpt2`), or a mapping with its options."""
+
+__all__ = [
+    "FAMILIES",
+    "GPT2",
+    "AnyFamily",
+    "Constant",
+    "Family",
+    "Initialisation",
+    "Llama",
+    "ModelSizes",
+    "Normal",
+    "ParameterDeclaration",
+    "PostNorm",
+    "Uniform",
+]

@@ -6,64 +6,71 @@ Shapes: B batch, T new tokens, S all tokens (cached ones first), D dim, H heads,
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from cope_sweep.families.base import Parameters, linear
 from cope_sweep.kernels import Inputs, Position, Positions, attend, reference
 
 LayerCache = dict[str, Tensor]
-"""What a layer keeps of the tokens before, by name, (B, H, S, K) each; empty at the start."""
+"""The cached tensors of one layer by name (keys, values), each (B, H, S, K); empty before the first token."""
 
-__all__ = ["Inputs", "LayerCache", "Position", "Positions", "SelfAttention", "attend", "reference"]
+__all__ = ["Inputs", "LayerCache", "Position", "Positions", "attend", "reference", "self_attention"]
 
 
-class SelfAttention(nn.Module):
-    """Multi-head attention: softmax(q·k/√K + Σ scores)·v over the tokens up to each query."""
+def self_attention(
+    parameters: Parameters,
+    x_BTD: Tensor,
+    positions: Positions,
+    *,
+    heads: int,
+    dropout: float = 0.0,
+    hard: bool = False,
+    cache: LayerCache | None = None,
+    lengths_B: Tensor | None = None,
+) -> Tensor:
+    """Multi-head attention, softmax(q·k/√K + Σ scores)·v over the tokens up to each query, (B, T, D).
 
-    def __init__(self, dim: int, heads: int, dropout: float, *, bias: bool = True, hard: bool = False) -> None:
-        super().__init__()
-        self.heads = heads
-        self.dropout = dropout
-        self.hard = hard
-        self.qkv = nn.Linear(dim, 3 * dim, bias=bias)
-        self.out = nn.Linear(dim, dim, bias=bias)
+    Args:
+        parameters: the layer's `attention.qkv` and `attention.out`, as its family declares them.
+        x_BTD: the input of the layer.
+        positions: the encodings that serve this layer, with their parameters.
+        heads: H.
+        dropout: probability with which an attention weight is set to 0.
+        hard: attend only to the token with the largest logit.
+        cache: the tokens before `x_BTD`; the new tokens are appended.
+        lengths_B: the number of tokens of each sequence, those in the cache included; None: all.
 
-    def forward(
-        self, x_BTD: Tensor, positions: Positions, cache: LayerCache | None = None, lengths_B: Tensor | None = None
-    ) -> Tensor:
-        """Attend; `cache`, where given, holds the tokens before, and takes in the new ones.
-
-        `lengths_B`, where given: how many tokens each sequence has, those in the cache included.
-        """
-        q_BHTK, k_BHTK, v_BHTK = self._heads(self.qkv(x_BTD), 3).permute(2, 0, 3, 1, 4)
-        start = cache["v"].shape[2] if cache else 0
-        rotated_q, rotated_k = q_BHTK, k_BHTK
-        for position in positions:
-            rotated_q = position.encoding.rotate(position.parameters, rotated_q, start)
-            rotated_k = position.encoding.rotate(position.parameters, rotated_k, start)
-        sources: dict[str, Tensor] = {"v": v_BHTK, "k": k_BHTK}
-        if rotated_k is not k_BHTK:
-            sources["rotated_k"] = rotated_k
-        for index, position in enumerate(positions):
-            own_BTD = position.encoding.gate_keys(position.parameters, x_BTD)
-            if own_BTD is not None:
-                sources[f"gate_k{index}"] = self._heads(own_BTD, 1)[:, :, 0].transpose(1, 2)
-        if cache is not None:
-            for name, new in sources.items():
-                sources[name] = torch.cat((cache[name], new), dim=2) if name in cache else new
-            cache.update(sources)
-        inputs = Inputs(
-            q_BHTK,
-            sources["k"],
-            sources["v"],
-            rotated_q,
-            sources.get("rotated_k", sources["k"]),
-            [sources.get(f"gate_k{index}") for index in range(len(positions))],
-            self.hard,
-            lengths_B,
-        )
-        attended_BHTK = attend(inputs, positions, self.dropout if self.training else 0.0)
-        return self.out(attended_BHTK.transpose(1, 2).flatten(2))
-
-    def _heads(self, x_BTM: Tensor, parts: int) -> Tensor:
-        """(B, T, parts·D) → (B, T, parts, H, K)."""
-        return x_BTM.view(*x_BTM.shape[:2], parts, self.heads, -1)
+    """
+    B, T, _ = x_BTD.shape
+    qkv_BT3HK = linear(parameters, "attention.qkv", x_BTD).view(B, T, 3, heads, -1)
+    q_BHTK, k_BHTK, v_BHTK = qkv_BT3HK.permute(2, 0, 3, 1, 4)
+    start = cache["v"].shape[2] if cache else 0
+    rotated_q, rotated_k = q_BHTK, k_BHTK
+    for position in positions:
+        rotated_q = position.encoding.rotate(position.parameters, rotated_q, start)
+        rotated_k = position.encoding.rotate(position.parameters, rotated_k, start)
+    sources: dict[str, Tensor] = {"v": v_BHTK, "k": k_BHTK}
+    if rotated_k is not k_BHTK:
+        sources["rotated_k"] = rotated_k
+    for index, position in enumerate(positions):
+        gate_k_BTD = position.encoding.gate_keys(position.parameters, x_BTD)
+        if gate_k_BTD is not None:
+            # Selecting index 0 makes the gradient contiguous. Without it, sums over the gradient round differently, and
+            # runs no longer give the same numbers to the bit as before.
+            sources[f"gate_k{index}"] = gate_k_BTD.view(B, T, 1, heads, -1)[:, :, 0].transpose(1, 2)
+    if cache is not None:
+        for name, new in sources.items():
+            sources[name] = torch.cat((cache[name], new), dim=2) if name in cache else new
+        cache.update(sources)
+    inputs = Inputs(
+        q_BHTK,
+        sources["k"],
+        sources["v"],
+        rotated_q,
+        sources.get("rotated_k", sources["k"]),
+        [sources.get(f"gate_k{index}") for index in range(len(positions))],
+        hard,
+        lengths_B,
+    )
+    attended_BHTK = attend(inputs, positions, dropout)
+    return linear(parameters, "attention.out", attended_BHTK.transpose(1, 2).flatten(2))

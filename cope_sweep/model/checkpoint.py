@@ -1,9 +1,9 @@
-"""A finished model in a folder: `model.safetensors` and `config.json`. Nothing that is loaded can run code.
+"""The checkpoint of a finished model: a folder with `model.safetensors` and `config.json`. Loading executes no code.
 
     config.json   {"format": 1, "run_id": …, "versions": {"selective_copy": 1, "cope": 1}, "run": {the resolved run}}
 
-A checkpoint is used only where today's code means by its run what the code that trained it meant: format, versions and
-run id are compared before any tensor is read, and every shape before any is allocated.
+A checkpoint is loaded only if this code computes the same from its run as the code that trained it: format, versions
+and run id are compared before any tensor is read, and shapes before any tensor is allocated.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Shape = tuple[int, ...]
 
 
 class CheckpointError(UserError):
-    """A checkpoint cannot be used; the message names the file, and why."""
+    """A checkpoint cannot be used; the message names the file and the reason."""
 
 
 class _Config(Frozen):
@@ -49,7 +49,7 @@ class _Config(Frozen):
 def save_model(folder: Path, model: Transformer, spec: RunSpec) -> None:
     """Write `model.safetensors` and `config.json` into `folder`."""
     save_file(distinct(model.state_dict()), folder / MODEL_FILE, metadata={"run_id": spec.run_id})
-    (folder / MODEL_FILE).chmod(0o644)  # safetensors makes it for its writer alone, and services may be someone else
+    (folder / MODEL_FILE).chmod(0o644)  # safetensors lets only the owner read it; services may run as another user
     config = _Config(format=FORMAT, run_id=spec.run_id, versions=spec.versions, run=spec)
     (folder / CONFIG_FILE).write_text(config.model_dump_json(indent=1) + "\n")
 
@@ -57,15 +57,15 @@ def save_model(folder: Path, model: Transformer, spec: RunSpec) -> None:
 def load_model(folder: Path, device: str = "cpu") -> tuple[Transformer, RunSpec]:
     """The model of a checkpoint folder, in evaluation mode, and its run.
 
-    Raises CheckpointError where a file is missing, cut short or does not fit the other, and where this version of the
-    code would compute something else from it.
+    Raises CheckpointError where a file is missing, is truncated or does not fit the other file, and where this version
+    of the code computes something else from the run.
     """
     spec = load_run(folder)
     path = folder / MODEL_FILE
     shapes, run_id = _header(path)
     if run_id is not None and run_id != spec.run_id:
-        raise CheckpointError(f"{path}: of run {run_id}, but its {CONFIG_FILE} is of run {spec.run_id}")
-    model = _skeleton(spec, path, shapes)
+        raise CheckpointError(f"{path}: is of run {run_id}, but its {CONFIG_FILE} is of run {spec.run_id}")
+    model = _meta_model(spec, path, shapes)
     tensors = read_tensors(path, device)
     for name, parameter in model.named_parameters():
         tensors[name] = tensors[name].to(parameter.dtype)
@@ -78,38 +78,40 @@ def load_model(folder: Path, device: str = "cpu") -> tuple[Transformer, RunSpec]
 
 
 def load_run(folder: Path) -> RunSpec:
-    """The run that a checkpoint folder says it is of. Raises CheckpointError, as `load_model`."""
+    """The run of a checkpoint folder. Raises CheckpointError, as `load_model`."""
     path = folder / CONFIG_FILE
     config = _read_config(path)
     spec = config.run
-    now = spec.versions
-    for kind, version in config.versions.items():
-        if kind in now and now[kind] != version:
+    current = spec.versions
+    for kind in sorted(config.versions.keys() | current.keys()):
+        # Versions of families, optimisers and schedules are listed only where they are not 1.
+        trained, here = config.versions.get(kind, 1), current.get(kind, 1)
+        if trained != here:
             raise CheckpointError(
-                f"{path}: trained with version {version} of {kind!r}, and this code has version {now[kind]}, "
-                "which means another computation; train the run again, or use the code that trained it"
+                f"{path}: trained with version {trained} of {kind!r}, but this code has version {here}, "
+                "which computes something else; train the run again, or use the code that trained it"
             )
-    if config.versions != now or config.run_id != spec.run_id:
+    if config.versions != current or config.run_id != spec.run_id:
         raise CheckpointError(
-            f"{path}: says run {config.run_id}, but its content is run {spec.run_id}; "
-            "it was edited, or a default has changed since it was trained"
+            f"{path}: names run {config.run_id}, but its content is run {spec.run_id}; "
+            "the file was edited, or a default has changed since it was written"
         )
     return spec
 
 
 def read_tensors(path: Path, device: str) -> dict[str, Tensor]:
-    """The tensors of a safetensors file, in memory of their own. Raises CheckpointError."""
+    """The tensors of a safetensors file, not mapped to the file. Raises CheckpointError."""
     try:
-        # pread, not mmap: a file that is cut short while a mapping of it lives kills the process.
+        # Not mmap: truncating a mapped file kills the process.
         return load_file(path, device=device, backend="pread")
     except FileNotFoundError as error:
         raise CheckpointError(f"{path}: no such file") from error
     except (SafetensorError, OSError) as error:
-        raise _not_whole(path, error) from error
+        raise _damaged(path, error) from error
 
 
 def distinct(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """`state` without the second name of a tied weight, which safetensors refuses."""
+    """`state` without the second name of a tied weight, because safetensors refuses shared memory."""
     first = {value.data_ptr(): name for name, value in reversed(state.items())}
     return {name: value for name, value in state.items() if first[value.data_ptr()] == name}
 
@@ -123,7 +125,7 @@ def _read_config(path: Path) -> _Config:
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: not valid JSON ({error})") from error
     if not isinstance(data, dict):
-        raise CheckpointError(f"{path}: not the config of a checkpoint; expected a mapping")
+        raise CheckpointError(f"{path}: not the config of a checkpoint: expected a mapping")
     if data.get("format") != FORMAT:
         raise CheckpointError(f"{path}: format {data.get('format')!r}; this version reads format {FORMAT}")
     try:
@@ -134,7 +136,7 @@ def _read_config(path: Path) -> _Config:
 
 
 def _header(path: Path) -> tuple[dict[str, Shape], str | None]:
-    """Each tensor's shape, and the run id, without reading a tensor. Raises CheckpointError."""
+    """The shapes of the tensors and the run id, without reading a tensor. Raises CheckpointError."""
     try:
         with safe_open(path, framework="pt") as file:
             shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
@@ -142,35 +144,35 @@ def _header(path: Path) -> tuple[dict[str, Shape], str | None]:
     except FileNotFoundError as error:
         raise CheckpointError(f"{path}: no such file") from error
     except (SafetensorError, OSError) as error:
-        raise _not_whole(path, error) from error
+        raise _damaged(path, error) from error
 
 
-def _skeleton(spec: RunSpec, path: Path, shapes: dict[str, Shape]) -> Transformer:
-    """The run's model without memory, once all shapes are known to fit. Raises CheckpointError where they do not."""
+def _meta_model(spec: RunSpec, path: Path, shapes: dict[str, Shape]) -> Transformer:
+    """The run's model on the meta device. Raises CheckpointError where the file's shapes do not fit it."""
     if spec.model.layers > len(shapes):
-        # Building a layer takes time even without memory, so absurd counts stop here.
-        raise _misfit(path, [f"{spec.model.layers} layers are expected of {len(shapes)} tensors"])
+        # Building a layer takes time even without memory, so check the number of layers first.
+        raise _does_not_fit(path, [f"expected {spec.model.layers} layers, found {len(shapes)} tensors"])
     try:
         with torch.device("meta"):
             model = Transformer(spec)
     except RuntimeError as error:
-        raise _misfit(path, [" ".join(str(error).split())]) from error
-    wanted = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+        raise _does_not_fit(path, [" ".join(str(error).split())]) from error
+    expected = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     problems = [
         f"{name} is {list(shapes[name])}, expected {list(shape)}" if name in shapes else f"{name} is missing"
-        for name, shape in wanted.items()
+        for name, shape in expected.items()
         if shapes.get(name) != shape
     ]
-    problems += [f"{name} is not expected" for name in shapes.keys() - wanted.keys()]
+    problems += [f"{name} is not expected" for name in shapes.keys() - expected.keys()]
     if problems:
-        raise _misfit(path, problems)
+        raise _does_not_fit(path, problems)
     return model
 
 
-def _misfit(path: Path, problems: list[str]) -> CheckpointError:
+def _does_not_fit(path: Path, problems: list[str]) -> CheckpointError:
     shown = "; ".join(problems[:3]) + (f"; and {len(problems) - 3} more" if len(problems) > 3 else "")
     return CheckpointError(f"{path}: does not fit its {CONFIG_FILE}: {shown}")
 
 
-def _not_whole(path: Path, error: Exception) -> CheckpointError:
-    return CheckpointError(f"{path}: not a whole safetensors file ({error}); was it cut short?")
+def _damaged(path: Path, error: Exception) -> CheckpointError:
+    return CheckpointError(f"{path}: not a complete safetensors file ({error}); was it cut short?")

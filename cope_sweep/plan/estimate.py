@@ -8,9 +8,10 @@ from __future__ import annotations
 import heapq
 import math
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from cope_sweep.optim.base import FLOAT32_BYTES
 from cope_sweep.plan.expand import Plan
 from cope_sweep.spec import Resources, RunSpec
 
@@ -21,10 +22,10 @@ DEFAULT_STEP_S = 2e-3
 """Seconds per training step without measurements, in addition to the floating-point operations."""
 PROCESS_BYTES = 600 * 2**20
 """A worker process with torch loaded, before its first tensor."""
-KEPT_OF_A_BLOCK = 17
-"""Numbers for each token and unit of the model's width that a block keeps for the backward pass."""
-LOGITS = 4
-"""Arrays of the logits' size: themselves, their softmax, and the gradients of both."""
+SAVED_PER_TOKEN_AND_UNIT = 17
+"""Numbers that a block saves for the backward pass, for each token and unit of the model's width."""
+LOGITS_ARRAYS = 4
+"""Arrays of the logits' size: the logits, their softmax, and the gradients of both."""
 
 
 Shape = tuple[str, str, int]
@@ -46,21 +47,24 @@ class Estimate:
 
 
 def parameter_count(run: RunSpec) -> int:
-    """The number of parameters of a run's model, tied weights once."""
-    model, vocabulary = run.model, run.task.vocabulary_size
-    dim, hidden = model.dim, model.feed_forward_dim
-    if model.family == "llama":
-        norm, attention, feed_forward = dim, 4 * dim * dim, 3 * dim * hidden
-    else:
-        norm, attention, feed_forward = 2 * dim, 4 * dim * (dim + 1), 2 * dim * hidden + hidden + dim
-    total = vocabulary * dim * (1 if model.tied else 2) + model.layers * (attention + feed_forward + 2 * norm)
-    if model.family != "post_norm":
-        total += norm
-    for encoding in model.position:
-        served = sum(encoding.serves(layer) for layer in range(model.layers))
-        for parameter in encoding.parameters(run.dims).values():
-            total += math.prod(parameter.shape) * (served if parameter.per_layer else 1)
-    return total
+    """The number of parameters of a run's model, from the declared shapes; tied weights count once."""
+    return sum(math.prod(shape) * count for _, shape, count in _declared_parameters(run))
+
+
+def _declared_parameters(run: RunSpec) -> Iterator[tuple[str, tuple[int, ...], int]]:
+    """Name, shape and count of the parameters of a run's model.
+
+    Parameters that several layers have alike come once, under the name of one layer, with the number of layers.
+    """
+    family, sizes = run.model.family, run.sizes
+    for name, declared in (family.input_parameters(sizes) | family.output_parameters(sizes)).items():
+        yield name, declared.shape, 1
+    for name, declared in family.block_parameters(sizes).items():
+        yield f"blocks.0.{name}", declared.shape, sizes.layers
+    for encoding in run.model.position:
+        layers = sum(encoding.serves(layer) for layer in range(sizes.layers))
+        for name, parameter in encoding.parameters(run.dims).items():
+            yield f"position.{name}", parameter.shape, layers if parameter.per_layer else 1
 
 
 def sequence_flops(run: RunSpec, tokens: int) -> float:
@@ -97,14 +101,15 @@ def run_flops(run: RunSpec, resources: Resources) -> float:
 
 
 def memory_bytes(run: RunSpec, resources: Resources) -> int:
-    """A worker's peak: weights, gradients and AdamW's two moments, what backward keeps, and the process itself.
+    """The peak memory of a worker process.
 
-    Evaluation keeps nothing for a backward pass, so only the logits of longer sequences can be more there.
+    It holds weights, gradients, the optimiser's state, what the backward pass needs, and the process itself. Evaluation
+    keeps nothing for a backward pass, so only the logits of longer sequences can need more there.
     """
     model, task = run.model, run.task
     sequences = min(resources.micro_batch or run.train.batch, math.ceil(run.train.batch / resources.workers))
     tokens = sequences * task.length("train")
-    block = KEPT_OF_A_BLOCK * model.dim * tokens
+    block = SAVED_PER_TOKEN_AND_UNIT * model.dim * tokens
     if resources.attention == "reference" or model.hard_attention:
         scored = any(encoding.scores for encoding in model.position)
         block += (14 if scored else 3) * model.heads * tokens * task.length("train")
@@ -112,8 +117,12 @@ def memory_bytes(run: RunSpec, resources: Resources) -> int:
     if resources.checkpoint_activations:
         activations = model.layers * model.dim * tokens + block
     evaluated = [*(sequences * task.length(split) for split in task.TESTS), *run.evaluate.contexts]
-    logits = LOGITS * max(tokens, *evaluated) * task.vocabulary_size
-    return PROCESS_BYTES + 16 * parameter_count(run) + 4 * (activations + logits)
+    logits = LOGITS_ARRAYS * max(tokens, *evaluated) * task.vocabulary_size
+    state = sum(
+        (2 * FLOAT32_BYTES + run.train.optimizer.state_bytes(name, shape)) * math.prod(shape) * count
+        for name, shape, count in _declared_parameters(run)
+    )
+    return PROCESS_BYTES + state + FLOAT32_BYTES * (activations + logits)
 
 
 def estimates(plan: Plan, measured: Mapping[Shape, float] | None = None) -> dict[str, Estimate]:

@@ -1,4 +1,4 @@
-"""How long a run takes, over all its attempts, and how fast its steps are."""
+"""The time that a run takes over all its attempts, and the speed of its training steps."""
 
 from __future__ import annotations
 
@@ -10,49 +10,49 @@ from cope_sweep.train.trainer import Trainer
 
 
 class Clock:
-    """Starts when it is made; `start` says that training steps begin.
+    """Measures a run's attempt from the clock's creation; `start` marks the first training step.
 
-    A device works behind the program's back, so every reading waits for it.
+    A device computes asynchronously, so every reading waits for it.
     """
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
         self._now_s = now_s
-        self._began_s = self._started_s = now_s()
-        self._apart_s = self._warm_s = 0.0
-        self._warm_tokens = 0
+        self._created_s = self._started_s = now_s()
+        self._paused_s = self._warm_up_s = 0.0
+        self._warm_up_tokens = 0
         self._earlier: Mapping[str, float] = {}
 
     def start(self, trainer: Trainer, earlier: Mapping[str, float]) -> None:
-        """The trainer takes its first step now; `earlier` is what `spent` was when its checkpoint was written."""
+        """Training starts now; `earlier` are the `durations` that were stored with the trainer's state."""
         self._trainer, self._earlier = trainer, earlier
         self._started_s = self._now_s()
 
-    def warm(self) -> None:
-        """The first step is done. It may have built kernels, so speed counts from here."""
-        self._warm_s, self._warm_tokens = self._training_s(), self._trainer.tokens
+    def end_warm_up(self) -> None:
+        """Exclude the steps so far from the speed: the first step may build kernels."""
+        self._warm_up_s, self._warm_up_tokens = self._training_s(), self._trainer.tokens
 
     @contextlib.contextmanager
-    def apart(self) -> Iterator[None]:
-        """What is done within is no training step."""
+    def paused(self) -> Iterator[None]:
+        """Exclude the time within the block from the training time."""
         training_s = self._training_s()
         try:
             yield
         finally:
-            self._apart_s += self._training_s() - training_s
+            self._paused_s += self._training_s() - training_s
 
-    def spent(self) -> dict[str, float]:
-        """Seconds, earlier attempts' included: `train_s` in training steps, `wall_s` in all."""
-        mine = {"train_s": self._training_s(), "wall_s": self._now_s() - self._began_s}
-        return {name: round(self._earlier.get(name, 0.0) + seconds, 3) for name, seconds in mine.items()}
+    def durations(self) -> dict[str, float]:
+        """Seconds over all attempts: `train_s` in training steps, `wall_s` in total."""
+        seconds = {"train_s": self._training_s(), "wall_s": self._now_s() - self._created_s}
+        return {name: round(self._earlier.get(name, 0.0) + value, 3) for name, value in seconds.items()}
 
     def tokens_per_s(self) -> float:
-        """Tokens through training steps, in a second of them; the first step counts where there is no other."""
+        """Tokens per second of training steps, without the warm-up unless there were no other steps."""
         tokens, seconds = self._trainer.tokens, self._training_s()
-        if tokens > self._warm_tokens:
-            tokens, seconds = tokens - self._warm_tokens, seconds - self._warm_s
+        if tokens > self._warm_up_tokens:
+            tokens, seconds = tokens - self._warm_up_tokens, seconds - self._warm_up_s
         return round(tokens / seconds, 1) if tokens else 0.0
 
     def _training_s(self) -> float:
-        """In steps, by this attempt."""
+        """Seconds in training steps of this attempt."""
         self._trainer.wait()
-        return self._now_s() - self._started_s - self._apart_s
+        return self._now_s() - self._started_s - self._paused_s

@@ -1,4 +1,4 @@
-"""The peak memory of one run, in a process that trains many."""
+"""The peak memory of one run in a process that trains many."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 
 def reset_peak(device: str) -> None:
-    """Begin to measure anew, where the system can: on CUDA always, on a CPU under Linux."""
+    """Reset the peak, where the system can: always on CUDA, under Linux on a CPU."""
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
         return
@@ -20,10 +20,10 @@ def reset_peak(device: str) -> None:
 
 
 def peak_bytes(device: str) -> int:
-    """Bytes at the highest since `reset_peak`: of tensors on CUDA, of the whole process on a CPU."""
+    """The largest number of bytes since `reset_peak`: of tensors on CUDA, of the whole process on a CPU."""
     if device == "cuda":
         return torch.cuda.max_memory_allocated()
     with contextlib.suppress(OSError):
-        if found := re.search(r"VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text()):
-            return int(found[1]) * 1024
+        if match := re.search(r"VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text()):
+            return int(match[1]) * 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -1,12 +1,19 @@
-"""A training to go on with, in one file: `resume.safetensors` holds parameters, AdamW's moments, the step, and
-the losses not yet reported, with what the run is to know of its earlier attempts.
+"""The state of an unfinished training in one file, `resume.safetensors`.
 
-A finished model's checkpoint is `cope_sweep.model.checkpoint`'s.
+    model/<name>                                parameters; a tied weight once
+    optimizer/<optimiser>/<index>/<name>        state tensors of each torch optimiser, by parameter index
+    losses                                      losses that were not reported yet
+
+The metadata hold the step, the run id, notes of the caller (JSON), and state values that are not tensors. Files that
+were written before other optimisers than AdamW existed name its tensors `adam/<index>/<name>`; they can be loaded.
+
+The checkpoint of a finished model is another file, see `cope_sweep.model.checkpoint`.
 """
 
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,39 +26,67 @@ from torch import Tensor
 from cope_sweep.model.checkpoint import CheckpointError, distinct, read_tensors
 from cope_sweep.train.trainer import Trainer
 
+OptimizerState = dict[int, dict[str, Any]]
+"""A torch optimiser's state by parameter index and name."""
+
 
 def save_resume(path: Path, trainer: Trainer, notes: Mapping[str, Any]) -> None:
-    """Write everything that `load_resume` needs to go on to the bit; `notes` (JSON) are handed back to it."""
+    """Write the trainer's whole state and `notes`, which have to be JSON values.
+
+    Raises TypeError for optimiser state that is neither a tensor nor a JSON value.
+    """
     tensors = {f"model/{name}": value for name, value in distinct(trainer.model.state_dict()).items()}
-    for index, moments in trainer.optimizer.state_dict()["state"].items():
-        tensors |= {f"adam/{index}/{name}": value for name, value in moments.items()}
+    values: dict[str, Any] = {}
+    for number, optimizer in enumerate(trainer.optimizers):
+        for index, state in optimizer.state_dict()["state"].items():
+            for name, value in state.items():
+                group: dict[str, Any] = tensors if isinstance(value, Tensor) else values
+                group[f"optimizer/{number}/{index}/{name}"] = value
     if trainer.losses:
         tensors["losses"] = torch.stack(trainer.losses)
-    metadata = {"step": str(trainer.step), "run_id": trainer.spec.run_id, "notes": json.dumps(notes)}
+    metadata = {
+        "step": str(trainer.step),
+        "run_id": trainer.spec.run_id,
+        "notes": json.dumps(notes),
+        "optimizer_values": json.dumps(values),
+    }
     save_file(tensors, path, metadata=metadata)
 
 
 def load_resume(path: Path, trainer: Trainer) -> dict[str, Any]:
-    """Put `trainer` where `save_resume` left it; its notes. Raises CheckpointError for a file that cannot be it."""
+    """Restore the state that `save_resume` wrote; training continues to the bit. Returns the notes.
+
+    Raises CheckpointError where the file is damaged or belongs to another run.
+    """
     tensors = read_tensors(path, trainer.runtime.device)
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
         if metadata.get("run_id") != trainer.spec.run_id:
-            raise CheckpointError(f"{path}: of run {metadata.get('run_id')}, not {trainer.spec.run_id}")
+            raise CheckpointError(f"{path}: is of run {metadata.get('run_id')}, not of run {trainer.spec.run_id}")
         model = {name.removeprefix("model/"): value for name, value in tensors.items() if name.startswith("model/")}
         if trainer.spec.model.tied:
             model["head.weight"] = model["embedding.weight"]
         trainer.model.load_state_dict(model)
-        state: dict[int, dict[str, Tensor]] = {}
-        for name, value in tensors.items():
-            if name.startswith("adam/"):
-                _, index, moment = name.split("/")
-                state.setdefault(int(index), {})[moment] = value
-        trainer.optimizer.load_state_dict(trainer.optimizer.state_dict() | {"state": state})
+        states = _optimizer_states(tensors | json.loads(metadata.get("optimizer_values", "{}")))
+        for number, optimizer in enumerate(trainer.optimizers):
+            optimizer.load_state_dict(optimizer.state_dict() | {"state": states[number]})
         trainer.losses = list(tensors.get("losses", ()))
         trainer.step = int(metadata["step"])
         notes: dict[str, Any] = json.loads(metadata.get("notes", "{}"))
     except (RuntimeError, KeyError, ValueError, SafetensorError) as error:
         raise CheckpointError(f"{path}: does not fit run {trainer.spec.run_id} ({error})") from error
     return notes
+
+
+def _optimizer_states(entries: Mapping[str, Any]) -> defaultdict[int, OptimizerState]:
+    """The state of each torch optimiser, by its number, from the entries of a file."""
+    states: defaultdict[int, OptimizerState] = defaultdict(dict)
+    for name, value in entries.items():
+        kind, *path = name.split("/")
+        if kind == "adam":  # the format of older files
+            path = ["0", *path]
+        if kind in ("adam", "optimizer"):
+            number, index, key = path
+            states[int(number)].setdefault(int(index), {})[key] = value
+    return states

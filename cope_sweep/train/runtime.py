@@ -1,4 +1,4 @@
-"""How a run executes here: device, precision, threads, and its place among data-parallel workers."""
+"""How a run executes in one worker: device, precision, threads and rank."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cope_sweep.spec import Resources
 
 @dataclass(frozen=True)
 class Runtime:
-    """One worker's way of executing runs. It never changes what a run is."""
+    """The settings with which one worker executes runs. They are no part of a run's identity."""
 
     device: str = "cpu"
     precision: str = "fp32"
@@ -22,17 +22,17 @@ class Runtime:
     """Sequences in a forward pass; None: all of this worker's share."""
     checkpoint_activations: bool = False
     checkpoint_every_s: float = 30.0
-    """At least so long from one checkpoint to the next; 0: one after every step."""
+    """Shortest time between two resume files; 0: one after every step."""
     rank: int = 0
     world_size: int = 1
     worker_id: str = "local"
-    """The worker's name, for people."""
+    """The worker's name in events and results."""
 
     @staticmethod
     def of(resources: Resources, *, worker_id: str, rank: int = 0, world_size: int = 1) -> Runtime:
-        """What `resources` mean on this machine.
+        """The settings that `resources` mean on this machine.
 
-        Raises ValueError where CUDA is asked for and there is none.
+        Raises ValueError where `resources.device` is `cuda` and torch sees no CUDA device.
         """
         cuda = torch.cuda.is_available()
         if resources.device == "cuda" and not cuda:

@@ -2,12 +2,12 @@ import math
 
 import torch
 
-from cope_sweep.model.attention import Inputs, Position, SelfAttention, attend, reference
+from cope_sweep.model.attention import Inputs, Position, attend, reference, self_attention
 from cope_sweep.positions import CoPE
 
 
-def test_by_hand_two_tokens():
-    # K = 1: logits 1·1 = 1 and 1·2 = 2 for the second query; the first sees only itself.
+def test_two_tokens_by_hand():
+    # K = 1: the second query has the logits 1·1 = 1 and 1·2 = 2; the first sees only itself.
     q = torch.ones(1, 1, 2, 1, dtype=torch.float64)
     k = torch.tensor([1.0, 2.0], dtype=torch.float64).view(1, 1, 2, 1)
     v = torch.tensor([10.0, 20.0], dtype=torch.float64).view(1, 1, 2, 1)
@@ -23,12 +23,12 @@ def test_without_scores_the_fused_path_is_the_reference():
         fused, plain = attend(Inputs.plain(q, k, v), []), reference(Inputs.plain(q, k, v), [])
         torch.testing.assert_close(fused, plain)
         weight = torch.randn(fused.shape, generator=rng, dtype=torch.float64)
-        for mine, other in zip(
+        for actual, expected in zip(
             torch.autograd.grad((fused * weight).sum(), (q, k, v)),
             torch.autograd.grad((plain * weight).sum(), (q, k, v)),
             strict=True,
         ):
-            torch.testing.assert_close(mine, other)
+            torch.testing.assert_close(actual, expected)
 
 
 def test_gradients_agree_with_finite_differences():
@@ -43,10 +43,34 @@ def test_gradients_agree_with_finite_differences():
     )
 
 
-def test_dropout_is_of_weights_and_only_in_training():
+def random_parameters(dim=8, bias=True):
+    rng = torch.Generator().manual_seed(0)
+    shapes = {"attention.qkv.weight": (3 * dim, dim), "attention.out.weight": (dim, dim)}
+    if bias:
+        shapes |= {"attention.qkv.bias": (3 * dim,), "attention.out.bias": (dim,)}
+    return {name: torch.randn(shape, generator=rng) for name, shape in shapes.items()}
+
+
+def test_dropout_sets_weights_to_zero_and_scales_the_others():
+    x, parameters = torch.randn(1, 5, 8), random_parameters()
+    plain = self_attention(parameters, x, [], heads=2)
+    assert torch.equal(self_attention(parameters, x, [], heads=2, dropout=0.0), plain)
     torch.manual_seed(0)
-    attention = SelfAttention(8, 2, dropout=0.5).eval()
-    x = torch.randn(1, 5, 8)
-    assert torch.equal(attention(x, []), attention(x, []))
-    attention.train()
-    assert not torch.equal(attention(x, []), attention(x, []))
+    dropped = self_attention(parameters, x, [], heads=2, dropout=0.5)
+    assert not torch.allclose(dropped, plain)
+    # The first query attends to one token: each head's output is 0, or twice what it was.
+    v = (x[0, 0] @ parameters["attention.qkv.weight"].T + parameters["attention.qkv.bias"])[16:]
+    outputs = [
+        torch.cat((a * v[:4], b * v[4:])) @ parameters["attention.out.weight"].T + parameters["attention.out.bias"]
+        for a in (0, 2)
+        for b in (0, 2)
+    ]
+    assert any(torch.allclose(dropped[0, 0], output, atol=1e-4) for output in outputs)
+
+
+def test_biases_are_optional():
+    x, parameters = torch.randn(2, 5, 8), random_parameters(bias=False)
+    zeros = {"attention.qkv.bias": torch.zeros(24), "attention.out.bias": torch.zeros(8)}
+    torch.testing.assert_close(
+        self_attention(parameters, x, [], heads=2), self_attention(parameters | zeros, x, [], heads=2)
+    )

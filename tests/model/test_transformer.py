@@ -2,67 +2,78 @@ import math
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 from cope_sweep.model import Transformer, next_token_loss
 from cope_sweep.tasks import IGNORED
 from tests.tiny import tiny_run
+
+GPT2 = {"model.family": "gpt2"}
+LLAMA = {"model.family": "llama", "model.tied": False, "model.position": ["absolute", "rope"], "seed": 2}
+POST_NORM = {"model.family": "post_norm", "model.position": ["absolute", "rope"], "seed": 2}
+PINNED = {"model.layers": 3, "model.dim": 16, "model.ffn_dim": 24}
 
 
 def model(**overrides):
     return Transformer(tiny_run(**overrides))
 
 
-def test_gpt2_s_initial_scales():
-    gpt2 = model(**{"model.dim": 256, "model.heads": 4, "model.layers": 8, "task.vocabulary": 500})
-    block = gpt2.blocks[3]
-    for weight, std in (
-        (gpt2.embedding.weight, 0.02),
-        (block.attention.qkv.weight, 0.02),
-        (block.feed_forward.up.weight, 0.02),
-        (block.attention.out.weight, 0.02 / math.sqrt(16)),
-        (block.feed_forward.down.weight, 0.02 / math.sqrt(16)),
-    ):
-        assert weight.std().item() == pytest.approx(std, rel=0.03)
-        assert abs(weight.mean().item()) < 0.001
-    assert not block.attention.qkv.bias.any()
-    assert gpt2.head.weight is gpt2.embedding.weight
+@pytest.mark.parametrize(
+    ("overrides", "first_values"),
+    [
+        (GPT2, {"embedding.weight": -0.022516796, "blocks.2.feed_forward.down.weight": -0.011530604}),
+        (
+            LLAMA,
+            {
+                "embedding.weight": -0.020816023,
+                "blocks.2.feed_forward.down.weight": -0.004074436,
+                "head.weight": -0.008528194,
+            },
+        ),
+        (POST_NORM, {"embedding.weight": -0.260200292, "blocks.2.feed_forward.down.weight": -0.184098199}),
+    ],
+)
+def test_initial_weights_of_a_seed_are_pinned(overrides, first_values):
+    """Runs that were trained before started from these: declarations and their order decide the random numbers."""
+    state = model(**PINNED | overrides).state_dict()
+    assert {name: state[name].flatten()[0].item() for name in first_values} == pytest.approx(first_values, rel=1e-6)
 
 
-def test_the_post_norm_decoder_s_initial_scales():
-    decoder = model(**{"model.family": "post_norm", "model.dim": 256, "model.heads": 4, "task.vocabulary": 500})
-    assert decoder.embedding.weight.std().item() == pytest.approx(256**-0.5, rel=0.03)
-    for linear in (
-        decoder.blocks[0].attention.qkv,
-        decoder.blocks[0].feed_forward.up,
-        decoder.blocks[0].feed_forward.down,
-    ):
-        bound = linear.in_features**-0.5
-        assert linear.weight.abs().max().item() == pytest.approx(bound, rel=0.01)
-        assert linear.weight.std().item() == pytest.approx(bound / math.sqrt(3), rel=0.03)
+def test_names_and_order_of_parameters_are_pinned():
+    """Checkpoints name parameters; resume files number them in this order."""
+    names = [
+        name for name, _ in model(**{"model.tied": False, "model.position": ["cope", "absolute"]}).named_parameters()
+    ]
+    block = [
+        f"{part}.{kind}"
+        for part in (
+            "attention.qkv",
+            "attention.out",
+            "attention_norm",
+            "feed_forward.up",
+            "feed_forward.down",
+            "ffn_norm",
+        )
+        for kind in ("weight", "bias")
+    ]
+    blocks = [f"blocks.0.{name}" for name in block]
+    positions = ["position.0.layers.0.e", "position.1.shared.e"]
+    assert names == ["embedding.weight", *blocks, "norm.weight", "norm.bias", "head.weight", *positions]
 
 
-def test_families_norm_where_they_should():
-    x = torch.randint(0, 6, (2, 5))
-    hidden = []
-    for family in ("gpt2", "post_norm"):
-        m = model(**{"model.family": family})
-        with torch.no_grad():
-            m.embedding.weight.mul_(50)  # far above the norms' ε
-        m.head.register_forward_pre_hook(lambda _, inputs: hidden.append(inputs[0]))
-        m(x)
-    # Both end in a norm whose gain is 1 at first: the last hidden states have mean 0, variance 1.
-    for states in hidden:
-        torch.testing.assert_close(states.mean(-1), torch.zeros(2, 5), atol=1e-5, rtol=0)
-        torch.testing.assert_close(states.var(-1, unbiased=False), torch.ones(2, 5), atol=1e-2, rtol=0)
-
-
-def test_a_block_is_what_its_equation_says():
-    m = model().double()
-    block, x = m.blocks[0], torch.randn(1, 5, 8, dtype=torch.float64)
-    with_attention = x + block.attention(block.attention_norm(x), [])
-    h = F.gelu(block.feed_forward.up(block.ffn_norm(with_attention)), approximate="tanh")
-    torch.testing.assert_close(block(x, [], None), with_attention + block.feed_forward.down(h))
+@pytest.mark.parametrize("family", ["gpt2", "llama", "post_norm"])
+def test_dropout_applies_to_the_embeddings(family):
+    """With dropout, an element that the first block receives is 0, or its embedding divided by the share kept."""
+    net, received = model(**{"model.family": family, "model.dropout": 0.4, "model.position": ["absolute"]}), []
+    with torch.no_grad():
+        net.position[0].shared["e"].normal_()
+    net.blocks[0].register_forward_pre_hook(lambda _, inputs: received.append(inputs[0].detach()))
+    tokens = torch.randint(0, 6, (16, 8), generator=torch.Generator().manual_seed(0))
+    net.eval()(tokens)
+    net.train()(tokens)
+    embedded, dropped = received
+    zero = dropped == 0
+    assert zero.float().mean().item() == pytest.approx(0.4, abs=0.08)  # 1,024 draws: five standard deviations
+    torch.testing.assert_close(dropped[~zero], embedded[~zero] / 0.6)
 
 
 def test_the_same_seed_gives_the_same_weights_and_others_do_not():
@@ -72,8 +83,13 @@ def test_the_same_seed_gives_the_same_weights_and_others_do_not():
 
 
 def test_encodings_leave_the_other_weights_as_they_are():
-    plain, with_absolute = model(), model(**{"model.position": ["absolute"]})
-    assert torch.equal(plain.blocks[0].feed_forward.up.weight, with_absolute.blocks[0].feed_forward.up.weight)
+    plain, with_absolute = (
+        model(**{"model.tied": False}),
+        model(**{"model.tied": False, "model.position": ["absolute"]}),
+    )
+    state = with_absolute.state_dict()
+    for name, value in plain.state_dict().items():
+        assert torch.equal(state[name], value), name
 
 
 def test_layers_share_a_table_or_have_their_own():
@@ -83,7 +99,16 @@ def test_layers_share_a_table_or_have_their_own():
     assert [name for name, _ in own.position.named_parameters()] == [f"0.layers.{i}.e" for i in range(3)]
 
 
-def test_the_initial_loss_is_that_of_even_odds():
+def test_tables_have_the_declared_standard_deviation():
+    wide = {"model.dim": 64, "model.position": [{"kind": "relative", "std": 0.3, "positions": 200}, "cope"]}
+    net = model(**wide)
+    table = net.position[0].layers["0"]["e"]
+    # 200 × 32 elements: the relative error of their standard deviation is 1/√(2·6400) ≈ 0.9 %.
+    assert table.std().item() == pytest.approx(0.3, rel=0.05)
+    assert not net.position[1].layers["0"]["e"].any()
+
+
+def test_the_initial_loss_is_that_of_equal_probabilities():
     run = tiny_run(**{"task.vocabulary": 16})
     batch = run.task.sequences("train", 0, 0, 64)
     logits = Transformer(run)(torch.from_numpy(batch.inputs_NT))
@@ -91,7 +116,7 @@ def test_the_initial_loss_is_that_of_even_odds():
     assert loss.item() == pytest.approx(math.log(16), rel=0.02)
 
 
-def test_the_loss_counts_targets_only():
+def test_the_loss_is_summed_over_targets_only():
     logits = torch.zeros(1, 3, 4)
     targets = torch.tensor([[IGNORED, 1, 2]])
     assert next_token_loss(logits, targets).item() == pytest.approx(2 * math.log(4))

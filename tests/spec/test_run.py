@@ -5,45 +5,81 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from cope_sweep.positions import CoPE
+from cope_sweep.families import FAMILIES
+from cope_sweep.optim import OPTIMIZERS, SCHEDULES
+from cope_sweep.positions import ENCODINGS, CoPE
 from cope_sweep.spec import RunSpec
 from cope_sweep.tasks import SelectiveCopy
 from tests.tiny import tiny_run
 
 
 def test_golden_ids():
-    """These ids are in people's ledgers. If one changes, bump a VERSION, or make the new field's default the old way."""
+    """These ids exist in stores. If one changes: give the new field the old behaviour as its default."""
     assert tiny_run().run_id == "b47662f63f2dfe6f"
     assert tiny_run(seed=1).run_id == "951f3503878e2f29"
     assert tiny_run(**{"model.position": ["cope"]}).run_id == "3a78258c9dae4f92"
     assert tiny_run(**{"model.position": [{"kind": "cope", "p_max": 16}, "rope"]}).run_id == "f5c56ef40fac9781"
     assert RunSpec.model_validate_json('{"task": {"kind": "flip_flop"}}').run_id == "1a9e9ee2afeedda1"
+    sizes = {"model.layers": 3, "model.dim": 16, "train.steps": 9}
+    llama = {"model.family": "llama", "model.position": ["cope"], "train.schedule": "linear", "train.warmup": 1}
+    assert tiny_run(**sizes | llama, seed=1).run_id == "c46d2efb45481434"
+    post_norm = {"model.family": "post_norm", "model.position": ["absolute", "rope"], "train.schedule": "cosine"}
+    more = {"train.warmup": 2, "model.ffn_dim": 24}
+    assert tiny_run(**sizes | post_norm | more, seed=2).run_id == "13254de41b4cec03"
 
 
-def test_identity_is_what_is_not_default():
+def test_the_identity_has_the_values_that_are_not_default():
     assert RunSpec(task=SelectiveCopy(tokens=8)).identity == {
         "spec": {"task": {"kind": "selective_copy", "tokens": 8}},
         "versions": {"selective_copy": 1},
     }
 
 
-def test_asking_for_the_id_leaves_the_identity_alone():
+def test_computing_the_id_does_not_change_the_identity():
     run = tiny_run()
     before = run.identity
     assert run.run_id
     assert run.identity == before
 
 
-def test_a_default_written_out_changes_nothing():
+def test_a_default_that_is_written_out_changes_nothing():
     assert tiny_run(**{"model.dropout": 0.0, "train.schedule": "constant"}).run_id == tiny_run().run_id
     assert tiny_run(**{"model.position": [{"kind": "cope", "p_max": 64}]}) == tiny_run(**{"model.position": ["cope"]})
 
 
-def test_a_bumped_version_changes_the_id_of_its_users_only(monkeypatch):
+def test_a_raised_version_changes_the_ids_of_its_users_only(monkeypatch):
     with_cope, without = tiny_run(**{"model.position": ["cope"]}).run_id, tiny_run().run_id
     monkeypatch.setattr(CoPE, "VERSION", 2)
     assert tiny_run(**{"model.position": ["cope"]}).run_id != with_cope
     assert tiny_run().run_id == without
+
+
+FAMILY, OPTIMIZER, SCHEDULE = "model.family", "train.optimizer", "train.schedule"
+
+
+@pytest.mark.parametrize(
+    ("key", "cls", "name"),
+    [(FAMILY, cls, f"family.{kind}") for kind, cls in FAMILIES.items()]
+    + [(OPTIMIZER, cls, f"optimizer.{kind}") for kind, cls in OPTIMIZERS.items()]
+    + [(SCHEDULE, cls, f"schedule.{kind}") for kind, cls in SCHEDULES.items()]
+    + [("model.position", cls, kind) for kind, cls in ENCODINGS.items()],
+)
+def test_every_version_is_part_of_the_identity(monkeypatch, key, cls, name):
+    """Version 1 of families, optimisers and schedules is not listed: ids are older than these versions."""
+    kind = name.rpartition(".")[2]
+    value = [kind] if key == "model.position" else kind
+    others = {key: [] if key == "model.position" else next(k for k in REGISTRIES[key] if k != kind)}
+    used, unused = tiny_run(**{key: value}), tiny_run(**others)
+    before, unused_before = used.run_id, unused.run_id
+    assert used.versions.get(name, 1) == 1
+    assert (name in used.versions) == (key == "model.position")
+    monkeypatch.setattr(cls, "VERSION", 2)
+    assert tiny_run(**{key: value}).versions[name] == 2
+    assert tiny_run(**{key: value}).run_id != before
+    assert tiny_run(**others).run_id == unused_before
+
+
+REGISTRIES = {FAMILY: FAMILIES, OPTIMIZER: OPTIMIZERS, SCHEDULE: SCHEDULES}
 
 
 @given(
@@ -70,7 +106,7 @@ def test_ids_are_equal_exactly_where_specs_are(changes, others):
     assert (a.run_id == b.run_id) == (a == b)
 
 
-def test_identity_knows_nothing_of_execution():
+def test_execution_is_no_part_of_the_identity():
     text = json.dumps(tiny_run().identity)
     assert not any(word in text for word in ("device", "precision", "store", "host", "workers"))
 
@@ -80,7 +116,7 @@ def test_identity_knows_nothing_of_execution():
     [
         ("model.heads", 3, "does not divide model.dim = 8; heads that do: 1, 2, 4"),
         ("model.context", 3, "shorter than the task's longest sequence, 8 tokens"),
-        ("evaluate.contexts", [64], "slides windows over a text, and selective_copy generates sequences"),
+        ("evaluate.contexts", [64], "slides windows over a text, but selective_copy generates sequences"),
         ("evaluate", {"contexts": [64, 32, 64]}, "evaluate.contexts has 64 twice"),
         ("evaluate", {"contexts": [64, 32], "stride": 33}, "stride = 33 leaves out tokens.*32"),
         ("evaluate", {"contexts": [0]}, "greater than or equal to 1"),
@@ -91,6 +127,9 @@ def test_identity_knows_nothing_of_execution():
         ("model.position", [{"kind": "cope", "p_max": 0}], "greater than or equal to 1"),
         ("model.position", ["learned"], "does not match any of the expected tags"),
         ("model.dim", "8", "valid integer"),
+        ("model.family", "gpt3", "does not match any of the expected tags"),
+        ("train.optimizer", "sgd", "does not match any of the expected tags"),
+        ("train.schedule", {"kind": "cosine", "cycles": 2}, "Extra inputs are not permitted"),
         ("train.steps", 1.5, "valid integer"),
     ],
 )

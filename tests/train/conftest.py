@@ -2,6 +2,8 @@ import random
 
 import pytest
 
+from cope_sweep.record import Ledger
+
 WORDS = [
     "the",
     "a",
@@ -23,7 +25,7 @@ WORDS = [
 
 
 def write_text(folder):
-    """Three little splits of running text. Returns the keys of a task that reads them."""
+    """Write three short splits of running text; returns the keys of a task that reads them."""
     folder.mkdir()
     for split, words in (("train", 3000), ("valid", 400), ("test", 300)):
         rng = random.Random(split)
@@ -40,6 +42,11 @@ def write_text(folder):
 
 @pytest.fixture
 def text(tmp_path, monkeypatch):
-    """The keys of a task that reads a little text, and a cache of the test's own."""
+    """The keys of a task that reads a short text, with an empty cache."""
     monkeypatch.setenv("COPE_SWEEP_CACHE", str(tmp_path / "cache"))
     return write_text(tmp_path / "text")
+
+
+@pytest.fixture
+def ledger(tmp_path):
+    return Ledger(tmp_path / "store", create=True)

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from cope_sweep.tasks import IGNORED, Batch
+from cope_sweep.tasks import IGNORED, TASKS, Batch
 from cope_sweep.train import Runtime, Trainer
-from cope_sweep.train.evaluate import METRICS, Totals, metrics
+from cope_sweep.train.evaluate import METRICS, EvaluationSums, Predictions, metrics
 from tests.tiny import tiny_run
 
 # Two sequences of three tokens over three ids. Answers are all targets but the first.
@@ -20,14 +20,15 @@ P = np.array([[[0.5, 0.25, 0.25], [0.2, 0.2, 0.6], [1, 0, 0]], [[0.1, 0.8, 0.1],
 NATS = -math.log(0.25 * 0.6 * 0.8 * 0.2 * 0.4)
 
 
-def totals_of(*batches):
-    totals = Totals(3, torch.device("cpu"))
+def sums_of(*batches):
+    sums = EvaluationSums(3, torch.device("cpu"))
     for batch, p_NTV in batches:
-        totals.count(batch)
+        sums.add_batch(batch)
         if len(batch):
             targets, answers = torch.from_numpy(batch.targets_NT), torch.from_numpy(batch.answers_NT)
-            totals.score(torch.from_numpy(p_NTV).clamp(min=1e-30).log().float(), targets, answers)
-    return totals
+            logits_NTV = torch.from_numpy(p_NTV).clamp(min=1e-30).log().float()
+            sums.add_predictions(Predictions(logits_NTV, targets, answers))
+    return sums
 
 
 @pytest.mark.parametrize(
@@ -44,37 +45,35 @@ def totals_of(*batches):
     ],
 )
 def test_worked_by_hand(name, value):
-    assert metrics(totals_of((BATCH, P)).sums(), [name]) == {name: pytest.approx(value, rel=1e-6)}
+    assert metrics(sums_of((BATCH, P)).result(), [name]) == {name: pytest.approx(value, rel=1e-6)}
 
 
-def test_every_metric_that_tasks_name_is_there():
-    from cope_sweep.tasks import TASKS
-
-    assert {name for task in TASKS.values() for name in task.METRICS} <= set(METRICS)
+def test_every_metric_that_a_task_names_exists():
+    assert {name for task in TASKS.classes() for name in task.METRICS} <= set(METRICS)
 
 
 def test_sums_do_not_depend_on_how_sequences_were_batched():
-    whole = totals_of((BATCH, P)).sums()
-    one_by_one = totals_of((BATCH[0:1], P[0:1]), (BATCH[1:2], P[1:2]), (BATCH[2:], P[2:])).sums()
+    whole = sums_of((BATCH, P)).result()
+    one_by_one = sums_of((BATCH[0:1], P[0:1]), (BATCH[1:2], P[1:2]), (BATCH[2:], P[2:])).result()
     assert one_by_one == pytest.approx(whole)
 
 
-def test_workers_that_saw_nothing_sum_vectors_of_the_same_length():
+def test_workers_without_sequences_have_vectors_of_the_same_length():
     vectors = []
     for share in (BATCH[0:1], BATCH[1:1]):
-        totals_of((share, P[: len(share)])).sums(lambda mine: vectors.append(mine) or mine)
+        sums_of((share, P[: len(share)])).result(lambda vector: vectors.append(vector) or vector)
     assert vectors[0].shape == vectors[1].shape
 
 
-def test_an_overflow_is_infinite_and_nothing_is_zero():
+def test_an_overflow_is_infinite_and_an_empty_metric_is_zero():
     assert metrics({"nats": 1e6, "targets": 1}, ["perplexity"]) == {"perplexity": math.inf}
     assert metrics({}, ["token_error", "majority_baseline_error", "cut", "loss"]) == dict.fromkeys(
         ["token_error", "majority_baseline_error", "cut", "loss"], 0
     )
 
 
-def says(trainer, logits_V):
-    """Make the model say the same of every token, whatever came before."""
+def set_logits(trainer, logits_V):
+    """Make the model give the same logits at every token."""
     with torch.no_grad():
         for parameter in trainer.model.parameters():
             parameter.zero_()
@@ -88,7 +87,7 @@ def text_trainer(text, **overrides):
 
 def test_a_uniform_model_has_the_vocabulary_s_perplexity(text):
     trainer = text_trainer(text)
-    says(trainer, torch.zeros(280))
+    set_logits(trainer, torch.zeros(280))
     task = trainer.spec.task
     measured = trainer.evaluate(10_000)
     for split in ("validation", "test"):
@@ -110,10 +109,10 @@ RISING = torch.arange(1, 281, dtype=torch.float64) / sum(range(1, 281))
 
 @pytest.mark.parametrize("context", [7, 16, 33, 128])
 @pytest.mark.parametrize("stride", [None, 5])
-def test_a_known_distribution_has_its_cross_entropy_at_any_window(text, context, stride):
-    """Every token of the text is scored once, so the mean over windows is the text's own."""
+def test_windows_of_any_length_give_the_cross_entropy_of_the_text(text, context, stride):
+    """Every token of the text is scored once, so the mean over windows is that over the text."""
     trainer = text_trainer(text, **{"evaluate.contexts": [context], "evaluate.stride": stride})
-    says(trainer, RISING.log())
+    set_logits(trainer, RISING.log())
     measured = trainer.evaluate_windows(context, 10_000)
     assert set(measured) == {
         f"{split}/{name}@{context}" for split in ("validation", "test") for name in trainer.spec.task.METRICS
@@ -124,15 +123,15 @@ def test_a_known_distribution_has_its_cross_entropy_at_any_window(text, context,
 
 
 @pytest.mark.parametrize("batch", [1, 64])
-def test_windows_go_as_far_as_so_many_sequences_would(text, batch):
+def test_windows_cover_as_much_text_as_the_sequences(text, batch):
     """9 sequences of 16 tokens are 144: three windows of 64 tokens, 192 tokens."""
     trainer = text_trainer(text, **{"evaluate.contexts": [64], "train.batch": batch})
-    says(trainer, RISING.log())
+    set_logits(trainer, RISING.log())
     measured = trainer.evaluate_windows(64, 9)
     assert measured["test/perplexity@64"] == pytest.approx(cross_entropy(trainer, "test", 192), rel=1e-6)
 
 
 @pytest.mark.parametrize("batch", [3, 5, 64])
-def test_a_test_set_that_ends_is_measured_whole_and_once(text, batch):
-    few, all_of_it = text_trainer(text, **{"train.batch": batch}), text_trainer(text)
-    assert few.evaluate(10_000) == pytest.approx(all_of_it.evaluate(10**6), rel=1e-5)
+def test_a_short_test_set_is_measured_completely_and_once(text, batch):
+    small_batches, one_batch = text_trainer(text, **{"train.batch": batch}), text_trainer(text)
+    assert small_batches.evaluate(10_000) == pytest.approx(one_batch.evaluate(10**6), rel=1e-5)

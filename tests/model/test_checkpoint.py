@@ -1,4 +1,4 @@
-"""A checkpoint is loaded whole and as it was meant, or refused with the reason."""
+"""A checkpoint is loaded completely and with the meaning that it was saved with, or refused with the reason."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from cope_sweep.families import GPT2
 from cope_sweep.model import CheckpointError, Transformer, load_model, save_model
+from cope_sweep.optim import AdamW, Constant
 from cope_sweep.positions import CoPE
+from cope_sweep.registry import Kind
 from cope_sweep.spec import RunSpec
 
 
@@ -35,13 +38,13 @@ def edit_config(folder: Path, **changes: Any) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
-def grown(**model: Any) -> dict[str, Any]:
-    """The config of a checkpoint whose run is another one."""
+def config_of(**model: Any) -> dict[str, Any]:
+    """The config of a checkpoint of another run."""
     spec = run_spec(**model)
     return {"run_id": spec.run_id, "run": spec.model_dump(mode="json")}
 
 
-def test_everyone_may_read_it(folder):
+def test_all_users_can_read_the_files(folder: Path):
     assert {path.stat().st_mode & 0o444 for path in folder.iterdir()} == {0o444}
 
 
@@ -66,7 +69,7 @@ def test_half_precision_weights_are_widened(folder: Path) -> None:
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
 
 
-def test_the_model_outlives_its_file(folder: Path) -> None:
+def test_a_loaded_model_does_not_need_its_file(folder: Path) -> None:
     model, _ = load_model(folder)
     (folder / "model.safetensors").open("r+b").truncate(0)
     assert torch.isfinite(model(torch.zeros(1, 4, dtype=torch.long))).all()
@@ -84,12 +87,12 @@ def test_a_missing_folder_is_named(tmp_path: Path) -> None:
         load_model(tmp_path / "none")
 
 
-def test_tensors_cut_short_anywhere_are_refused(folder: Path) -> None:
+def test_a_truncated_file_is_refused(folder: Path) -> None:
     path = folder / "model.safetensors"
     whole = path.read_bytes()
     for size in [0, 1, 7, 8, 100, len(whole) // 2, len(whole) - 1]:
         path.write_bytes(whole[:size])
-        with pytest.raises(CheckpointError, match=r"model.safetensors: not a whole safetensors file"):
+        with pytest.raises(CheckpointError, match=r"model.safetensors: not a complete safetensors file"):
             load_model(folder)
 
 
@@ -97,7 +100,7 @@ def test_tensors_cut_short_anywhere_are_refused(folder: Path) -> None:
     "content",
     [b"not safetensors at all", struct.pack("<Q", 2**62) + b"{}", struct.pack("<Q", 2) + b"{}", b"\x80\x04pickle"],
 )
-def test_what_is_no_model_is_refused(folder: Path, content: bytes) -> None:
+def test_a_file_that_is_no_model_is_refused(folder: Path, content: bytes) -> None:
     (folder / "model.safetensors").write_bytes(content)
     with pytest.raises(CheckpointError, match=r"model.safetensors: "):
         load_model(folder)
@@ -116,7 +119,7 @@ def test_what_is_no_model_is_refused(folder: Path, content: bytes) -> None:
         ("\xff", "not valid JSON"),
     ],
 )
-def test_a_config_that_is_none_is_refused(folder: Path, content: str, message: str) -> None:
+def test_an_invalid_config_is_refused(folder: Path, content: str, message: str) -> None:
     (folder / "config.json").write_bytes(content.encode("latin-1"))
     with pytest.raises(CheckpointError, match=message):
         load_model(folder)
@@ -128,7 +131,7 @@ def test_unknown_keys_are_named(folder: Path) -> None:
         load_model(folder)
 
 
-def test_a_run_that_cannot_be_is_refused(folder: Path) -> None:
+def test_an_impossible_run_is_refused(folder: Path) -> None:
     run = run_spec().model_dump(mode="json")
     run["model"]["heads"] = 3
     edit_config(folder, run=run)
@@ -138,7 +141,28 @@ def test_a_run_that_cannot_be_is_refused(folder: Path) -> None:
 
 def test_a_bumped_version_is_refused_and_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CoPE, "VERSION", 2)
-    with pytest.raises(CheckpointError, match=r"trained with version 1 of 'cope', and this code has version 2"):
+    with pytest.raises(CheckpointError, match=r"trained with version 1 of 'cope', but this code has version 2"):
+        load_model(folder)
+
+
+@pytest.mark.parametrize(
+    ("part", "name"), [(GPT2, "family.gpt2"), (AdamW, "optimizer.adamw"), (Constant, "schedule.constant")]
+)
+def test_versions_that_only_one_side_lists_are_compared(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, part: type[Kind], name: str
+) -> None:
+    """The config does not list version 1 of these."""
+    with monkeypatch.context() as patch:
+        patch.setattr(part, "VERSION", 2)
+        with pytest.raises(CheckpointError, match=f"trained with version 1 of '{name}', but this code has version 2"):
+            load_model(folder)
+    load_model(folder)
+    with monkeypatch.context() as patch:
+        patch.setattr(part, "VERSION", 2)
+        spec = run_spec()
+        save_model(folder, Transformer(spec), spec)
+        load_model(folder)
+    with pytest.raises(CheckpointError, match=f"trained with version 2 of '{name}', but this code has version 1"):
         load_model(folder)
 
 
@@ -149,8 +173,8 @@ def test_an_edited_run_is_refused(folder: Path) -> None:
 
 
 def test_files_of_two_runs_are_refused(folder: Path) -> None:
-    edit_config(folder, **grown(dropout=0.5))
-    with pytest.raises(CheckpointError, match=r"model.safetensors: of run .* but its config.json is of run"):
+    edit_config(folder, **config_of(dropout=0.5))
+    with pytest.raises(CheckpointError, match=r"model.safetensors: is of run .* but its config.json is of run"):
         load_model(folder)
 
 
@@ -175,7 +199,7 @@ def test_shapes_that_do_not_fit_are_refused_before_any_memory_is_taken(folder: P
     versions = {"selective_copy": 1} | {encoding.kind: 1 for encoding in spec.model.position}
     edit_config(folder, run_id=spec.run_id, run=spec.model_dump(mode="json"), versions=versions)
     path = folder / "model.safetensors"
-    save_file(load_file(path), path)  # without its metadata, which would tell the runs apart at once
+    save_file(load_file(path), path)  # without its metadata, whose run id would be refused first
     before_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(CheckpointError, match=r"model.safetensors: does not fit its config.json: "):
         load_model(folder)

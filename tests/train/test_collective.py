@@ -1,4 +1,4 @@
-"""Two workers of a torch.distributed group, in processes of their own, against one worker that takes the whole batch."""
+"""Two workers of a torch.distributed group, in two processes, against one worker that takes the whole batch."""
 
 import os
 import pickle
@@ -11,6 +11,8 @@ import torch.distributed
 from cope_sweep.record import Ledger
 from cope_sweep.train import Runtime, Trainer, train_run
 from tests.tiny import tiny_run
+
+pytestmark = pytest.mark.slow  # starts two processes
 
 STEPS = 4
 FLIP_FLOP = {"kind": "flip_flop", "pairs": 7}
@@ -36,19 +38,20 @@ CASES = {
         "train.batch": 5,
         "micro_batch": 2,
     },
-    "a gate of its own, llama, untied": {
+    "separate gate keys, llama, untied": {
         "model.family": "llama",
         "model.tied": False,
         "model.position": [{"kind": "cope", "gate": "separate"}, "rope"],
     },
     "losses of unequal numbers of targets": {"task": FLIP_FLOP, "train.batch": 6, "micro_batch": 2},
-    "units and the commonest answer": {"task": COUNTING, "train.batch": 5},
+    "units and the most frequent answer": {"task": COUNTING, "train.batch": 5},
 }
+MUON = {"train.optimizer": "muon", "train.batch": 5, "micro_batch": 1}
 RESUMED = {"train.steps": 33, "model.dropout": 0.2, "train.batch": 5, "model.position": ["cope"]}
 
 
 def case(overrides, rank=0, world_size=1):
-    """Rank `rank`'s trainer; alone, the reference: the whole batch at once, activations kept."""
+    """The trainer of a rank; with one worker the reference: the whole batch at once, activations saved."""
     overrides = {"task": {"kind": "selective_copy", "tokens": 2, "blanks": 9, "vocabulary": 6}} | overrides
     micro_batch = overrides.pop("micro_batch", None)
     checkpoint = overrides.pop("checkpoint_activations", False)
@@ -62,7 +65,7 @@ def case(overrides, rank=0, world_size=1):
 
 
 def trained(trainer):
-    """What must not depend on who computes it."""
+    """Losses, weights and metrics, which must not depend on the number of workers."""
     losses = []
     for _ in range(STEPS):
         trainer.train_step()
@@ -74,7 +77,7 @@ def trained(trainer):
 
 
 def counting_reductions(trainer):
-    """How often the workers' gradients are added up from now on, in a list."""
+    """A list that gets an entry whenever the workers' gradients are summed."""
     reductions = []
 
     def hook(state, bucket):
@@ -86,8 +89,16 @@ def counting_reductions(trainer):
     return reductions
 
 
+def dropout_mask(rank):
+    """The elements that dropout sets to 0 in a rank's embeddings, in a step in which each rank has one sequence."""
+    trainer, masks = case({"train.batch": 2, "model.dropout": 0.5}, rank, 2), []
+    trainer.model.blocks[0].register_forward_pre_hook(lambda _, inputs: masks.append(inputs[0] == 0))
+    trainer.train_step()
+    return masks[0]
+
+
 def work(rank, folder, text):
-    """One worker: every case in turn, and what it came to, in a file."""
+    """One worker: trains every case and writes the results to a file."""
     torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
     results = {name: trained(case(dict(overrides), rank, 2)) for name, overrides in CASES.items()}
     os.environ["COPE_SWEEP_CACHE"] = f"{folder}/cache"
@@ -96,6 +107,8 @@ def work(rank, folder, text):
     reductions = counting_reductions(trainer)
     trainer.train_step()
     results["reductions"] = reductions
+    results["dropout mask"] = dropout_mask(rank)
+    results["muon"] = trained(case(MUON, rank, 2))
 
     runtime, run = Runtime(rank=rank, world_size=2, micro_batch=2), tiny_run(**RESUMED)
     asked = iter([False, True])
@@ -132,13 +145,13 @@ def text_case(folder):
 
 @pytest.fixture(scope="module")
 def ranks(folder, text_case):
-    """What each of two workers came to, by case."""
+    """The results of each of two workers, by case."""
     torch.multiprocessing.spawn(work, (str(folder), text_case), nprocs=2)
     return [pickle.loads((folder / f"rank{rank}.pickle").read_bytes()) for rank in range(2)]
 
 
-def assert_like_one_worker(ranks, name, alone):
-    losses, weights, measured = alone
+def assert_like_one_worker(ranks, name, reference):
+    losses, weights, measured = reference
     for rank in ranks:
         assert rank[name][0] == pytest.approx(losses, rel=1e-5)
         for parameter, value in weights.items():
@@ -149,7 +162,7 @@ def assert_like_one_worker(ranks, name, alone):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_two_workers_are_one_with_the_whole_batch(ranks, name):
+def test_two_workers_equal_one_with_the_whole_batch(ranks, name):
     assert_like_one_worker(ranks, name, trained(case(dict(CASES[name]))))
 
 
@@ -158,11 +171,26 @@ def test_two_workers_read_a_text_and_its_windows(ranks, folder, text_case, monke
     assert_like_one_worker(ranks, "text", trained(case(dict(text_case))))
 
 
-def test_gradients_are_added_up_once_a_step(ranks):
+def test_two_workers_train_with_muon(ranks):
+    """Newton–Schulz rounds to bfloat16, so weights agree to its three digits of an update of lr·0.2·√32 a step."""
+    losses, weights, _ = trained(case(dict(MUON)))
+    for rank in ranks:
+        assert rank["muon"][0] == pytest.approx(losses, rel=1e-3)
+        for name, value in weights.items():
+            torch.testing.assert_close(rank["muon"][1][name], value, rtol=1e-2, atol=1e-4, msg=name)
+
+
+def test_the_ranks_dropout_masks_differ(ranks):
+    one, other = (rank["dropout mask"] for rank in ranks)
+    assert one.shape == other.shape
+    assert not torch.equal(one, other)
+
+
+def test_gradients_are_summed_once_a_step(ranks):
     assert [rank["reductions"] for rank in ranks] == [[0], [0]]
 
 
-def test_two_workers_go_on_to_the_bit(ranks, folder):
+def test_two_workers_resume_to_the_bit(ranks, folder):
     assert [rank["outcomes"] for rank in ranks] == [["finished", "interrupted", "finished"]] * 2
     run_id = tiny_run(**RESUMED).run_id
     whole, parts = (Ledger(folder / name).run(run_id) for name in ("whole", "parts"))

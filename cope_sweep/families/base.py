@@ -1,0 +1,163 @@
+"""The base of model families: the parameters that a family declares and the functions that compute with them.
+
+A family is data plus pure functions of tensors. The model owns the parameters: it builds them from the declarations,
+initialises them in the declared order and passes them to the functions by name. This module does not import torch, so a
+plan counts the parameters of a model without it.
+
+The model adds what all families share: token embedding, attention with position encodings, dropout and the output
+layer. It expects these names:
+
+    embedding.weight                (V, D)
+    attention.qkv.weight, .bias     (3·D, D), (3·D,)    in each block; the biases are optional
+    attention.out.weight, .bias     (D, D), (D,)
+    head.weight                     (V, D)              unless it is tied to the embedding
+
+Shapes: B batch, T tokens, D model dim, F hidden units of the feed-forward net, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar
+
+from cope_sweep.registry import Kind
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+LAYER_NORM_EPS = 1e-5
+
+TensorFunction = Callable[["Tensor"], "Tensor"]
+Parameters = Mapping[str, "Tensor"]
+"""Parameters by the names under which they were declared."""
+
+
+@dataclass(frozen=True)
+class ModelSizes:
+    """The sizes that decide the shapes of a family's parameters."""
+
+    vocabulary: int
+    dim: int
+    layers: int
+    feed_forward_dim: int
+    tied: bool
+    """Whether the output layer uses the token embedding; it then has no parameter of its own."""
+
+
+@dataclass(frozen=True)
+class Constant:
+    """Initialise every element to `value`."""
+
+    value: float
+
+
+@dataclass(frozen=True)
+class Normal:
+    """Initialise from a normal distribution with mean 0."""
+
+    std: float
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """Initialise from the uniform distribution on [−bound, bound]."""
+
+    bound: float
+
+
+Initialisation = Constant | Normal | Uniform
+ZEROS, ONES = Constant(0.0), Constant(1.0)
+
+
+@dataclass(frozen=True)
+class ParameterDeclaration:
+    """The shape and the initial values of one parameter."""
+
+    shape: tuple[int, ...]
+    initialisation: Initialisation = field(default=ZEROS)
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return math.prod(self.shape)
+
+
+Declarations = dict[str, ParameterDeclaration]
+"""Declared parameters by name, in the order in which the model initialises them."""
+
+
+class Family(Kind):
+    """A model family. Subclasses set `kind`, declare the parameters and compute a block."""
+
+    BARE: ClassVar[bool] = True
+
+    def default_feed_forward_dim(self, dim: int) -> int:
+        """F where `model.ffn_dim` is not set."""
+        return 4 * dim
+
+    @abstractmethod
+    def input_parameters(self, sizes: ModelSizes) -> Declarations:
+        """The parameters before the first block: the token embedding."""
+
+    @abstractmethod
+    def block_parameters(self, sizes: ModelSizes) -> Declarations:
+        """The parameters of each block."""
+
+    @abstractmethod
+    def output_parameters(self, sizes: ModelSizes) -> Declarations:
+        """The parameters after the last block: the final norm, if any, and `head.weight` unless `sizes.tied`."""
+
+    @abstractmethod
+    def block(
+        self, parameters: Parameters, x_BTD: Tensor, attention: TensorFunction, dropout: TensorFunction
+    ) -> Tensor:
+        """The output of one block, (B, T, D).
+
+        `attention` maps (B, T, D) to (B, T, D): projections, heads and position encodings. `dropout` is the dropout of
+        a residual branch.
+        """
+
+    def final_norm(self, parameters: Parameters, x_BTD: Tensor) -> Tensor:
+        """The input of the output layer, from the last block's output."""
+        return x_BTD
+
+
+# -- Parts that several families use -----------------------------------------------------------------------------------
+
+
+def linear_parameters(
+    name: str, inputs: int, outputs: int, weight: Initialisation, bias: Initialisation | None
+) -> Declarations:
+    """Declarations of a linear layer: `name.weight`, (outputs, inputs), and `name.bias` unless `bias` is None."""
+    declared = {f"{name}.weight": ParameterDeclaration((outputs, inputs), weight)}
+    if bias is not None:
+        declared[f"{name}.bias"] = ParameterDeclaration((outputs,), bias)
+    return declared
+
+
+def layer_norm_parameters(name: str, dim: int) -> Declarations:
+    """Declarations of a LayerNorm: gain 1, bias 0."""
+    return {f"{name}.weight": ParameterDeclaration((dim,), ONES), f"{name}.bias": ParameterDeclaration((dim,), ZEROS)}
+
+
+def embedding_parameters(name: str, sizes: ModelSizes, std: float) -> Declarations:
+    """Declarations of a table of token vectors, (V, D): the token embedding or the output layer."""
+    return {f"{name}.weight": ParameterDeclaration((sizes.vocabulary, sizes.dim), Normal(std))}
+
+
+def linear(parameters: Parameters, name: str, x: Tensor) -> Tensor:
+    """The linear layer `name` applied to the last dimension of `x`; without a bias where none was declared."""
+    import torch.nn.functional as F
+
+    return F.linear(x, parameters[f"{name}.weight"], parameters.get(f"{name}.bias"))
+
+
+def layer_norm(parameters: Parameters, name: str, x: Tensor) -> Tensor:
+    """The LayerNorm `name` over the last dimension of `x` (Ba et al. 2016)."""
+    import torch.nn.functional as F
+
+    weight = parameters[f"{name}.weight"]
+    return F.layer_norm(x, weight.shape, weight, parameters[f"{name}.bias"], LAYER_NORM_EPS)

@@ -1,0 +1,94 @@
+"""Parameters that are built from declarations: those of a family, and those of position encodings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from cope_sweep.families import Constant, Initialisation, Normal, ParameterDeclaration
+from cope_sweep.positions import Dims, Encoding
+
+
+def add_parameters(module: nn.Module, declared: Mapping[str, ParameterDeclaration]) -> None:
+    """Register uninitialised parameters under their dotted names; submodules that do not exist are created."""
+    for name, declaration in declared.items():
+        path, _, last = name.rpartition(".")
+        parent = module
+        for part in path.split(".") if path else ():
+            if part not in dict(parent.named_children()):
+                parent.add_module(part, nn.Module())
+            parent = parent.get_submodule(part)
+        parent.register_parameter(last, nn.Parameter(torch.empty(declaration.shape)))
+
+
+class ParametersByName(Mapping[str, Tensor]):
+    """The current parameters of a module by their declared names.
+
+    The parameters are looked up at each access, because `load_state_dict(assign=True)` replaces them.
+    """
+
+    def __init__(self, module: nn.Module, declared: Mapping[str, ParameterDeclaration]) -> None:
+        self._owners: dict[str, tuple[nn.Module, str]] = {}
+        for name in declared:
+            path, _, last = name.rpartition(".")
+            self._owners[name] = module.get_submodule(path), last
+
+    def __getitem__(self, name: str) -> Tensor:
+        owner, attribute = self._owners[name]
+        return cast(Tensor, getattr(owner, attribute))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._owners)
+
+    def __len__(self) -> int:
+        return len(self._owners)
+
+
+@torch.no_grad()
+def initialise(module: nn.Module, declared: Mapping[str, ParameterDeclaration], generator: torch.Generator) -> None:
+    """Set the declared parameters of a module to their initial values, in the declared order."""
+    for name, declaration in declared.items():
+        initialise_parameter(module.get_parameter(name), declaration.initialisation, generator)
+
+
+def initialise_parameter(parameter: Tensor, initialisation: Initialisation, generator: torch.Generator) -> None:
+    """Set a parameter to its initial values in place."""
+    if isinstance(initialisation, Constant):
+        parameter.fill_(initialisation.value)
+    elif isinstance(initialisation, Normal):
+        parameter.normal_(0, initialisation.std, generator=generator)
+    else:
+        parameter.uniform_(-initialisation.bound, initialisation.bound, generator=generator)
+
+
+class PositionParameters(nn.Module):
+    """The parameters of one encoding: those that all layers share, and those of each layer that it serves."""
+
+    def __init__(self, encoding: Encoding, dims: Dims) -> None:
+        super().__init__()
+        self.encoding = encoding
+        declared = encoding.parameters(dims)
+        self.shared = nn.ParameterDict({n: torch.zeros(p.shape) for n, p in declared.items() if not p.per_layer})
+        per_layer = {name: p.shape for name, p in declared.items() if p.per_layer}
+        self.layers = nn.ModuleDict()
+        for layer in range(dims.layers):
+            if per_layer and encoding.serves(layer):
+                tables = {name: torch.zeros(shape) for name, shape in per_layer.items()}
+                self.layers[str(layer)] = nn.ParameterDict(tables)
+
+    def of_layer(self, layer: int) -> Mapping[str, Tensor]:
+        """The parameters that layer `layer` uses, by name."""
+        own = cast(Mapping[str, Tensor], self.layers[str(layer)]) if str(layer) in self.layers else {}
+        return {**cast(Mapping[str, Tensor], self.shared), **own}
+
+    @torch.no_grad()
+    def initialise(self, dims: Dims, generator: torch.Generator) -> None:
+        """Draw from a normal distribution with the declared standard deviation; zeros where that is 0."""
+        declared = self.encoding.parameters(dims)
+        for name, parameter in self.named_parameters():
+            std = declared[name.split(".")[-1]].std
+            if std:
+                parameter.normal_(0, std, generator=generator)

@@ -1,0 +1,80 @@
+"""The base of optimisers and learning-rate schedules.
+
+An optimiser's file decides everything about it: which parameters it updates how, the torch optimisers that do so, and
+the memory of their state. An optimiser sees each parameter under its name in the model's state dict. This module does
+not import torch, so a plan estimates memory without it.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from cope_sweep.registry import Kind
+
+if TYPE_CHECKING:
+    import torch
+
+FLOAT32_BYTES = 4
+
+Shape = tuple[int, ...]
+NamedParameters = Mapping[str, "torch.nn.Parameter"]
+"""Parameters by their names in the model's state dict: `blocks.0.attention.qkv.weight`."""
+
+
+@dataclass(frozen=True)
+class OptimizerSettings:
+    """The keys of `train` that every optimiser receives."""
+
+    lr: float
+    betas: tuple[float, float]
+    eps: float
+    weight_decay: float
+
+
+class Optimizer(Kind):
+    """An optimiser. Subclasses set `kind`, build torch optimisers and state the size of their state."""
+
+    BARE: ClassVar[bool] = True
+
+    @abstractmethod
+    def build(self, parameters: NamedParameters, settings: OptimizerSettings) -> list[torch.optim.Optimizer]:
+        """The torch optimisers that together update every parameter once.
+
+        The trainer scales the `lr` that each parameter group is built with by the schedule.
+        """
+
+    @abstractmethod
+    def state_bytes(self, name: str, shape: Shape) -> int:
+        """Bytes of optimiser state for each element of the parameter `name`."""
+
+
+class Schedule(Kind):
+    """A learning-rate schedule: what the rate does after the warm-up."""
+
+    BARE: ClassVar[bool] = True
+
+    @abstractmethod
+    def factor(self, done: float) -> float:
+        """The rate as a fraction of the full one, where `done` in [0, 1) is the share of the steps after warm-up."""
+
+    def rate(self, lr: float, step: int, *, steps: int, warmup: int) -> float:
+        """The learning rate of step `step`, counted from 1 to `steps`, for the full rate `lr`.
+
+        It rises linearly during the first `warmup` steps.
+        """
+        if step <= warmup:
+            return lr * step / warmup
+        return lr * self.factor((step - 1 - warmup) / max(1, steps - warmup))
+
+
+def is_decayed(name: str, shape: Shape) -> bool:
+    """Whether weight decay applies: to matrices, but not to position parameters, biases and norms."""
+    return len(shape) > 1 and not name.startswith("position.")
+
+
+def is_hidden_matrix(name: str, shape: Shape) -> bool:
+    """Whether this is a weight matrix of a block, and not of the embedding, the output layer or an encoding."""
+    return len(shape) == 2 and name.startswith("blocks.")

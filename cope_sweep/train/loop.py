@@ -1,0 +1,176 @@
+"""The training loop of one run in one worker: resume, train, evaluate, save."""
+
+from __future__ import annotations
+
+import math
+import platform
+import shutil
+import time
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+
+from cope_sweep.model import check_reach
+from cope_sweep.model.checkpoint import CheckpointError, save_model
+from cope_sweep.record import RunFolder
+from cope_sweep.record.ledger import replacing
+from cope_sweep.spec import RunSpec
+from cope_sweep.text import TOKENIZER_FILE
+from cope_sweep.train.clock import Clock
+from cope_sweep.train.collective import broadcast_flag
+from cope_sweep.train.data import DataError, prepare_data
+from cope_sweep.train.memory import peak_bytes, reset_peak
+from cope_sweep.train.reporter import RunReporter
+from cope_sweep.train.resume import load_resume, save_resume
+from cope_sweep.train.runtime import Runtime
+from cope_sweep.train.trainer import Trainer
+
+LOG_EVERY = 10
+"""Steps between two points of the training loss's curve."""
+SAVE_TIME_RATIO = 19
+"""The time between two resume files is at least this many times what writing the last one took, so that writing takes
+at most a 20th of the time. Not applied where a file is wanted after every step."""
+
+
+class TrainingLoop:
+    """Trains a run from its last resume file to the end. Rank 0 writes to the run's folder, other ranks do not."""
+
+    def __init__(self, spec: RunSpec, folder: RunFolder, runtime: Runtime, reporter: RunReporter) -> None:
+        """Prepare the data and restore the training. Raises DataError where the data have changed."""
+        self.clock = Clock()
+        reset_peak(runtime.device)
+        self.spec, self.folder, self.runtime, self.reporter = spec, folder, runtime, reporter
+        self.writes = runtime.rank == 0
+        self.data = prepare_data(spec, runtime)
+        notes = self._restore()
+        self.first_step = self.trainer.step
+        if self.writes:
+            folder.rewind(self.first_step)
+        reporter.start(self.first_step)
+        self.clock.start(self.trainer, notes.get("spent", {}))
+        self.saved_s, self.saving_s = time.monotonic(), 0.0
+
+    def run(self, should_stop: Callable[[], bool]) -> Literal["finished", "interrupted"]:
+        """Train until the last step or until `should_stop` returns True on rank 0, then write result or resume file."""
+        trainer = self.trainer
+        while not trainer.done:
+            trainer.train_step()
+            if trainer.step == self.first_step + 1:
+                self.clock.end_warm_up()
+            self._log_step()
+            # Asking all ranks takes a message, so several ranks do not ask after every step.
+            asks = self.runtime.world_size == 1 or trainer.step % LOG_EVERY == 0
+            if asks and not trainer.done and broadcast_flag(self.runtime, should_stop()):
+                if self.writes:
+                    self._save()
+                    self.folder.set_state("interrupted")
+                self.reporter.report("interrupted")
+                return "interrupted"
+            if self.writes and self._save_is_due():
+                self._save()
+        self._finish()
+        return "finished"
+
+    def _restore(self) -> dict[str, Any]:
+        """Create the trainer and load the resume file, if there is a valid one; returns its notes."""
+        self.trainer = Trainer(self.spec, self.runtime)
+        path = self.folder.resume
+        if not path.exists():
+            return {}
+        try:
+            notes = load_resume(path, self.trainer)
+        except CheckpointError:
+            self.trainer = Trainer(self.spec, self.runtime)
+            return {}
+        if notes.get("data") != self.data:
+            raise DataError(
+                f"this run was started on data {notes.get('data')}, but its task now reads {self.data}; "
+                f"bring the files back to continue, or delete {self.folder.path} to start again"
+            )
+        return notes
+
+    def _log_step(self) -> None:
+        """Log the training loss and evaluate, where the step is due for it."""
+        trainer, train, evaluate = self.trainer, self.spec.train, self.spec.evaluate
+        step = self.reporter.step = trainer.step
+        if step == 1 or step % LOG_EVERY == 0 or trainer.done:
+            self.reporter.log({"train/loss": trainer.mean_loss(), "train/lr": train.learning_rate(train.lr, step)})
+        if step % evaluate.every == 0 and not trainer.done:
+            with self.clock.paused():
+                self.reporter.log(trainer.evaluate(evaluate.sequences))
+        self.reporter.report_throttled()
+
+    def _save_is_due(self) -> bool:
+        every_s = self.runtime.checkpoint_every_s
+        return not every_s or time.monotonic() - self.saved_s >= max(every_s, SAVE_TIME_RATIO * self.saving_s)
+
+    def _save(self) -> None:
+        """Write the resume file."""
+        started_s = time.monotonic()
+        with self.clock.paused(), replacing(self.folder.resume) as path:
+            save_resume(path, self.trainer, {"data": self.data, "spent": self.clock.durations()})
+        self.saved_s = time.monotonic()
+        self.saving_s = self.saved_s - started_s
+
+    def _finish(self) -> None:
+        """Evaluate, and write checkpoint and result."""
+        speed = self.clock.tokens_per_s()
+        with self.clock.paused():
+            self.reporter.log(self.trainer.evaluate(self.spec.evaluate.final_sequences))
+            left_out = self._evaluate_windows()
+        if self.writes:
+            with self.folder.writing_checkpoint() as path:
+                save_model(path, self.trainer.model, self.spec)
+                if tokenizer := self.spec.task.tokenizer_json:
+                    shutil.copyfile(tokenizer, path / TOKENIZER_FILE)
+            optional = {"data": self.data, "contexts_left_out": left_out}
+            facts = {
+                "steps": self.trainer.step,
+                "resumed_from_step": self.first_step,
+                "tokens_per_s": speed,
+                **self.clock.durations(),
+                **{name: text for name, text in optional.items() if text},
+                **_machine_facts(self.trainer),
+            }
+            self.folder.finish(self.reporter.metrics, facts)
+        self.reporter.report("finished")
+
+    def _evaluate_windows(self) -> str:
+        """Log the metrics on windows of each context; returns which contexts were not measured, and why."""
+        evaluate = self.spec.evaluate
+        out_of_reach: dict[int, str] = {}
+        not_finite = []
+        for context in evaluate.contexts:
+            try:
+                check_reach(self.spec, context)
+            except ValueError as error:
+                out_of_reach[context] = str(error)
+                continue
+            measured = self.trainer.evaluate_windows(context, evaluate.final_sequences)
+            # The model may break down beyond its training length. The run does not fail for that.
+            finite = {name: value for name, value in measured.items() if math.isfinite(value)}
+            not_finite += [f"{name} is {value}" for name, value in measured.items() if name not in finite]
+            self.reporter.log(finite)
+        reasons = list(out_of_reach.values())[:1]  # the same for all contexts
+        return "; ".join([f"{', '.join(map(str, out_of_reach))}: {reason}" for reason in reasons] + not_finite)
+
+
+def _machine_facts(trainer: Trainer) -> dict[str, Any]:
+    """Facts of a result: size of the model, peak memory of this worker, where and with which versions it ran."""
+    runtime = trainer.runtime
+    share = math.ceil(trainer.spec.train.batch / runtime.world_size)
+    return {
+        "parameters": sum(p.numel() for p in trainer.model.parameters()),
+        "peak_memory_bytes": peak_bytes(runtime.device),
+        "device": torch.cuda.get_device_name() if runtime.device == "cuda" else "cpu",
+        "precision": runtime.precision,
+        "threads": runtime.threads,
+        "workers": runtime.world_size,
+        "micro_batch": min(runtime.micro_batch or share, share),
+        "checkpoint_activations": runtime.checkpoint_activations,
+        "worker_id": runtime.worker_id,
+        "host": platform.node(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }

@@ -1,0 +1,21 @@
+"""Helpers for tests that train runs in a store."""
+
+from safetensors.torch import load_file
+
+from tests.tiny import tiny_run
+
+
+def stop_after(steps):
+    """A `should_stop` that returns True when it is asked for the `steps + 1`st time."""
+    answers = iter(range(steps))
+    return lambda: next(answers, None) is None
+
+
+def weights(folder):
+    """The tensors of a run's checkpoint."""
+    return load_file(folder.checkpoint / "model.safetensors")
+
+
+def text_run(text, **overrides):
+    """A tiny run on a text with CoPE."""
+    return tiny_run(**{"task": text, "model.position": ["cope"]} | overrides)
