@@ -5,7 +5,7 @@ import re
 import pytest
 from typer.testing import CliRunner
 
-from cope_sweep.cli import app
+from cope_sweep.cli.application import app
 from cope_sweep.errors import UserError
 
 

@@ -5,12 +5,6 @@ import shutil
 
 import pytest
 import torch
-from hypothesis import settings
-
-# Examples are slow or fast by their size, and machines differ: no deadline. By default examples are the same in every
-# run; HYPOTHESIS_PROFILE=random draws new ones.
-settings.register_profile("kernels", deadline=None, derandomize=os.environ.get("HYPOTHESIS_PROFILE") != "random")
-settings.load_profile("kernels")
 
 
 def pytest_collection_modifyitems(items):
