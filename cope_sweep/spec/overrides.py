@@ -80,7 +80,7 @@ def _fix(data: dict[str, Json], lines: Lines, key: str, value: Json) -> None:
     if isinstance(axis, dict):
         labels = [label for label, item in axis.items() if item == value]
     for name, part in (("published", "match"), ("when", "if"), ("exclude", None)):
-        kept = []
+        kept: list[Json] = []
         for index, entry in enumerate(data.get(name, [])):
             condition = entry if part is None else entry[part]
             wanted = condition.pop(key, value)
@@ -90,7 +90,7 @@ def _fix(data: dict[str, Json], lines: Lines, key: str, value: Json) -> None:
                 kept.append(entry)
         if name in data:
             data[name] = kept
-    groups = []
+    groups: list[Json] = []
     for index, group in enumerate(data.get("zip", [])):
         if group.pop(key, None) is None or group:
             _move_lines(lines, ("zip", index), ("zip", len(groups)))
