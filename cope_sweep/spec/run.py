@@ -219,7 +219,7 @@ def _non_defaults(value: Any) -> Any:
             # Iterating over a model also yields its cached properties.
             if name in fields
             and name not in excluded
-            and (name == "kind" or fields[name].is_required() or item != fields[name].get_default())
+            and (name == "kind" or fields[name].is_required() or item != fields[name].default)
         }
         if isinstance(value, Kind) and value.BARE:
             data["kind"] = value.qualified_kind()
