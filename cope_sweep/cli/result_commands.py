@@ -139,7 +139,7 @@ def report(
         try:
             _write(results, chosen, output, every_run)
         except OSError as error:
-            raise UserError(f"{output}: {error.strerror}; name another file with --output") from error
+            raise UserError(f"{output}: {error.strerror or error}; name another file with --output") from error
     elif chosen == "terminal":
         make_console().print(results.to_rich())
     else:
