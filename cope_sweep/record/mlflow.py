@@ -34,6 +34,9 @@ _STATUS_OF: dict[str, TrackedStatus] = {name: status for status, name in MLFLOW_
     "SCHEDULED": "running"
 }
 
+ACCESS_REFUSED = ("UNAUTHENTICATED", "CUSTOMER_UNAUTHORIZED", "PERMISSION_DENIED")
+"""MLflow's error codes for the HTTP statuses 401 and 403."""
+
 MAX_LOG_TRIES = 10
 """How often a batch is sent while other processes write the same entries."""
 
@@ -61,7 +64,7 @@ def check_server(uri: str, timeout_s: int) -> None:
             MlflowClient(tracking_uri=uri).search_experiments(max_results=1)
     except MlflowException as error:
         reason = _one_line(error, uri)
-        if error.get_http_status_code() in (401, 403):
+        if error.error_code in ACCESS_REFUSED:
             raise TrackingError(
                 f"the MLflow server at {url} refuses access ({reason}); "
                 "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN"

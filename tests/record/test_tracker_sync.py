@@ -211,7 +211,7 @@ def test_a_shared_run_belongs_to_the_last_sweep_that_started_before_it(ledger, p
     run = plan.runs[0]
     finish(ledger, run, METRICS)
     begun_ms = ledger.run(run.run_id).spec["created_ms"]
-    other = plan_of("without-the-run", seeds=[2**31])
+    other = plan_of("without-the-run", seeds=[2**30])
     write_sweep(ledger, plan, started_ms=begun_ms - 3000)
     owner = write_sweep(ledger, plan, started_ms=begun_ms - 2000)
     write_sweep(ledger, other, started_ms=begun_ms - 1000)
