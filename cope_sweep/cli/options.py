@@ -8,32 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cope_sweep.cli.output import escaped, grid, make_console, print_json
 from cope_sweep.errors import UserError
 
 if TYPE_CHECKING:
     from cope_sweep.plan import Plan
-
-__all__ = [
-    "ABLATIONS",
-    "STORE",
-    "AblationArg",
-    "AblationsDir",
-    "CheckpointArg",
-    "Json",
-    "ScaleOpt",
-    "Sets",
-    "Store",
-    "escaped",
-    "find_ablation",
-    "find_checkpoint",
-    "grid",
-    "load_plan",
-    "make_console",
-    "print_json",
-    "read_text",
-    "token_ids",
-]
 
 AblationArg = Annotated[
     str,

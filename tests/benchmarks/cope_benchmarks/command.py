@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cope_sweep.cli.options import Json, grid, make_console, print_json
+from cope_sweep.cli.options import Json
+from cope_sweep.cli.output import grid, make_console, print_json
 from cope_sweep.errors import UserError
 
 if TYPE_CHECKING:

@@ -8,19 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cope_sweep.cli.options import (
-    STORE,
-    CheckpointArg,
-    Json,
-    Store,
-    escaped,
-    find_checkpoint,
-    grid,
-    make_console,
-    print_json,
-    read_text,
-    token_ids,
-)
+from cope_sweep.cli.options import STORE, CheckpointArg, Json, Store, find_checkpoint, read_text, token_ids
+from cope_sweep.cli.output import escaped, grid, make_console, print_json
 from cope_sweep.errors import UserError
 
 if TYPE_CHECKING:
