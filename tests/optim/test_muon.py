@@ -34,23 +34,21 @@ def test_muon_updates_the_matrices_of_the_blocks_and_adamw_the_rest(family):
 
 
 @pytest.mark.parametrize(("scale", "factor"), [("match_adamw", 0.2 * math.sqrt(32)), ("original", 2.0)])
-def test_an_update_is_nearly_orthogonal(scale, factor):
-    """In the first step, the update is the orthogonalised gradient, whose singular values are near 1 (0.5 … 1.5)."""
-    trainer = trainer_of(
-        **{
-            "train.optimizer": {"kind": "muon", "scale": scale},
-            "train.lr": 0.1,
-            "train.weight_decay": 0,
-            "train.batch": 64,
-        }
-    )
+def test_the_first_update_is_the_orthogonalised_gradient(scale, factor):
+    """Newton–Schulz maps the singular values of the normalised gradient by a polynomial, five times."""
+    options = {"kind": "muon", "scale": scale}
+    trainer = trainer_of(**{"train.optimizer": options, "train.lr": 0.1, "train.weight_decay": 0})
     weight = trainer.model.blocks[0].feed_forward.up.weight  # 32 × 8
     before = weight.detach().clone()
-    trainer.train_step()
-    singular_values = torch.linalg.svdvals((weight.detach() - before) / 0.1 / factor)
-    # Newton–Schulz raises tiny singular values only partly; a random gradient's are not tiny.
-    assert singular_values.max() < 1.5
-    assert singular_values.median() > 0.5
+    # A random matrix is well conditioned, unlike a gradient, whose small singular values are lost in bfloat16.
+    weight.grad = torch.randn(weight.shape, generator=torch.Generator().manual_seed(0))
+    trainer.optimizers[0].step()
+    u, s, v = torch.linalg.svd(weight.grad, full_matrices=False)
+    s = s / s.norm()
+    for _ in range(5):
+        s = 3.4445 * s - 4.7750 * s**3 + 2.0315 * s**5
+    # Five iterations in bfloat16, each of which rounds values near 1 to 2⁻⁸ several times.
+    torch.testing.assert_close((before - weight.detach()) / 0.1 / factor, u @ s.diag() @ v, rtol=0, atol=0.05)
 
 
 def test_muon_has_a_learning_rate_of_its_own_and_follows_the_schedule():
@@ -59,8 +57,8 @@ def test_muon_has_a_learning_rate_of_its_own_and_follows_the_schedule():
     )
     for _ in range(4):
         trainer.train_step()
-    rates = [{group["lr"] for group in optimizer.param_groups} for optimizer in trainer.optimizers]
-    assert rates == [{pytest.approx(0.02 / 2)}, {pytest.approx(0.001 / 2)}]
+    rates = [group["lr"] for optimizer in trainer.optimizers for group in optimizer.param_groups]
+    assert rates == pytest.approx([0.02 / 2, 0.001 / 2, 0.001 / 2])
     shared = trainer_of(**{"train.lr": 0.003})
     shared.train_step()
     assert {group["lr"] for optimizer in shared.optimizers for group in optimizer.param_groups} == {0.003}
