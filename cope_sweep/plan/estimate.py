@@ -28,8 +28,8 @@ LOGITS_ARRAYS = 4
 """Arrays of the logits' size: the logits, their softmax, and the gradients of both."""
 
 
-Shape = tuple[str, str, int]
-"""Task, model and batch size of a run; runs of equal shape take equal time per step."""
+Shape = tuple[str, str, int, str]
+"""Task, model, batch size and optimiser of a run; runs of equal shape take equal time per step."""
 
 
 @dataclass(frozen=True)
@@ -167,5 +167,5 @@ def total_seconds(runs: Iterable[Estimate], groups: int) -> float:
 
 
 def shape_of(run: RunSpec) -> Shape:
-    """The shape of a run: its task, model and batch size."""
-    return (run.task.model_dump_json(), run.model.model_dump_json(), run.train.batch)
+    """The shape of a run: its task, model, batch size and optimiser."""
+    return (run.task.model_dump_json(), run.model.model_dump_json(), run.train.batch, run.train.optimizer.model_dump_json())
