@@ -168,4 +168,5 @@ def total_seconds(runs: Iterable[Estimate], groups: int) -> float:
 
 def shape_of(run: RunSpec) -> Shape:
     """The shape of a run: its task, model, batch size and optimiser."""
-    return (run.task.model_dump_json(), run.model.model_dump_json(), run.train.batch, run.train.optimizer.model_dump_json())
+    train = run.train
+    return run.task.model_dump_json(), run.model.model_dump_json(), train.batch, train.optimizer.model_dump_json()
