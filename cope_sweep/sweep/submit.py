@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import queue
 import shlex
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -200,18 +202,12 @@ def _follow(client: JobSubmissionClient, job_id: str, on_line: Callable[[str], N
         for line in lines:
             on_line(line)
 
-    async def tail() -> None:
+    while True:
         skip = received
-        async for chunk in client.tail_job_logs(job_id):
+        for chunk in _log_chunks(client, job_id):
             fresh, skip = chunk[skip:], max(0, skip - len(chunk))
             if fresh:
                 handle(fresh)
-
-    import aiohttp  # the client's own, with which it reads logs
-
-    while True:
-        with contextlib.suppress(OSError, RuntimeError, aiohttp.ClientError):
-            asyncio.run(tail())
         if (details := _details(client, job_id)).status.is_terminal():
             break
         time.sleep(POLL_INTERVAL_S)
@@ -220,6 +216,32 @@ def _follow(client: JobSubmissionClient, job_id: str, on_line: Callable[[str], N
     if rest:
         on_line(rest)
     return details
+
+
+def _log_chunks(client: JobSubmissionClient, job_id: str) -> Iterator[str]:
+    """A job's log from its start, as it is written, until it ends or the connection breaks.
+
+    It is read in a thread. In the main thread, asyncio would take Ctrl-C for itself and cancel the reader; if the
+    connection breaks at that moment, the Ctrl-C would be lost.
+    """
+    import aiohttp  # Ray's client reads logs with it
+
+    chunks: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+
+    async def read() -> None:
+        async for chunk in client.tail_job_logs(job_id):
+            chunks.put(chunk)
+
+    def run() -> None:
+        try:
+            with contextlib.suppress(OSError, RuntimeError, aiohttp.ClientError):
+                asyncio.run(read())
+        finally:
+            chunks.put(None)
+
+    threading.Thread(target=run, name="job-log", daemon=True).start()
+    while (chunk := chunks.get()) is not None:
+        yield chunk
 
 
 def _details(client: JobSubmissionClient, job_id: str) -> JobDetails:
