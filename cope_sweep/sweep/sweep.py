@@ -110,7 +110,7 @@ def sweep(
         failed = sum(known == "failed" for known in status.values())
         return SweepOutcome(None, 0, len(reused), failed, 0, 0.0)
 
-    plugins = getattr(plan.ablation.content, "plugins", [])
+    plugins = plan.ablation.content.plugins
     started_s = time.monotonic()
     record = _initial_record(plan, reused, executor_name, file_text)
     ledger.write_sweep(record["sweep_id"], record)
