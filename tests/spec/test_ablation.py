@@ -149,7 +149,7 @@ def test_a_kind_that_exists_already_is_an_error_with_its_line(plugin):
     source = PLUGIN.replace('Literal["KIND"] = "KIND"', 'Literal["cope"] = "cope"')
     message = error_of(with_plugins(plugin("spec_test_duplicate", source)))
     assert message.startswith(
-        "test.yaml:9: plugins[0]: spec_test_duplicate.TestEncoding: the encoding 'cope' exists already"
+        "test.yaml:9: plugins[0]: spec_test_duplicate.TestEncoding: the encoding 'cope' already exists"
     )
 
 

@@ -24,7 +24,12 @@ from tests.spec.ablations import TEXT, error_of
         ("[cope]", "cope", 'test.yaml:7: model.position: "cope" is not a list'),
         ("train.lr:", "train.rl:", "unknown key 'rl'"),
         ("token_error}", "tokn_error}", "did you mean 'in_dist/token_error'?"),
-        ("steps: 6", "steps: 6, schedule: linaer", "\"linaer\" is not one of the choices; did you mean 'linear'?"),
+        ("steps: 6", "steps: 6, schedule: linaer", "unknown kind 'linaer'; did you mean 'linear'?"),
+        (
+            "title: A test",
+            "title: A test\nresources: {precision: bf61}",
+            "\"bf61\" is not one of the choices; did you mean 'bf16'?",
+        ),
         ("steps: 6", "steps: 6.5", "test.yaml:5: base.train.steps: 6.5 is not a whole number"),
         ("steps: 6", "steps: true", "test.yaml:5: base.train.steps: true is not a whole number"),
         ("steps: 6", "eps: tiny", 'test.yaml:5: base.train.eps: "tiny" is not a number'),
