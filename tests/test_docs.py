@@ -13,6 +13,8 @@ from cope_services.settings import Settings
 from typer.main import get_command
 
 from cope_sweep.cli.application import app as cli
+from cope_sweep.families import FAMILIES
+from cope_sweep.optim import OPTIMIZERS, SCHEDULES
 from cope_sweep.plan import expand
 from cope_sweep.positions import ENCODINGS
 from cope_sweep.record import Ledger
@@ -87,6 +89,11 @@ def test_every_encoding(kind):
 @pytest.mark.parametrize("kind", TASKS)
 def test_every_task(kind):
     assert f"`{kind}`" in read("cope_sweep/tasks/README.md")
+
+
+@pytest.mark.parametrize("kind", [*FAMILIES, *OPTIMIZERS, *SCHEDULES])
+def test_every_family_optimizer_and_schedule(kind):
+    assert f"| `{kind}` |" in read("ablations/README.md")
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "ablations").glob("*.yaml")), ids=lambda path: path.stem)
