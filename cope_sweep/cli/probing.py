@@ -174,7 +174,8 @@ def _select_queries(seen_by: str, known: dict[str, np.ndarray], tokens_T: np.nda
         return _known_mark(seen_by, known)
     if int(seen_by) >= len(tokens_T):
         raise UserError(f"--seen-by {seen_by}: the sequence has tokens 0 … {len(tokens_T) - 1}")
-    return np.arange(len(tokens_T)) == int(seen_by)
+    queries_T: np.ndarray = np.arange(len(tokens_T)) == int(seen_by)
+    return queries_T
 
 
 def _known_mark(name: str, known: dict[str, np.ndarray]) -> np.ndarray:
