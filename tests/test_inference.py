@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 
@@ -18,13 +19,12 @@ RNG = np.random.default_rng(0)
 
 
 def run_spec(*position: str, vocabulary: int = 14, **model: object) -> RunSpec:
-    return RunSpec.model_validate_json(
-        RunSpec.model_construct(
-            task={"kind": "selective_copy", "tokens": 3, "blanks": 4, "dense_blanks": 2, "sparse_blanks": 6}
-            | {"vocabulary": vocabulary},
-            model={"dim": 16, "heads": 2, "layers": 2, "position": position} | model,
-        ).model_dump_json(warnings=False)
-    )
+    task = {"kind": "selective_copy", "tokens": 3, "blanks": 4, "dense_blanks": 2, "sparse_blanks": 6}
+    data = {
+        "task": task | {"vocabulary": vocabulary},
+        "model": {"dim": 16, "heads": 2, "layers": 2, "position": position} | model,
+    }
+    return RunSpec.model_validate_json(json.dumps(data))
 
 
 def predictor(*position: str, **model: object) -> Predictor:

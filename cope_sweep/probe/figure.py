@@ -20,6 +20,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import MaxNLocator
+from matplotlib.typing import RcKeyType
 
 from cope_sweep.probe.heads import HeadStatistics, TokenMarks, mean_gates
 from cope_sweep.probe.matrices import LayerProbe, Probe, ProbeError
@@ -35,7 +36,7 @@ BEYOND_LIMIT_COLOUR = "#9aa3ad"
 SIDE, GAP, LEFT, TOP, BOTTOM = 3.0, 0.75, 0.5, 0.7, 0.45
 """Layout in inches: a heatmap; the space right of it for its colour bar; the margins of a row of heatmaps."""
 
-STYLE: dict[Any, Any] = {
+STYLE: dict[RcKeyType, Any] = {
     "font.size": 8,
     "axes.titlesize": 9,
     "svg.fonttype": "none",  # text stays text

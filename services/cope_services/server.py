@@ -71,7 +71,8 @@ def _explain(error: OSError, host: str, port: int) -> str:
         )
     if error.errno == errno.EACCES:
         return f"port {port} requires privileges; choose a port from 1024: --port 8000, or COPE_SWEEP_PORT=8000"
-    if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+    # create_server raises the codes of getaddrinfo as OSError.
+    if error.errno in (errno.EADDRNOTAVAIL, socket.EAI_NONAME, socket.EAI_AGAIN, socket.EAI_FAIL):
         return f"{host!r} is no address of this machine; choose another: --host 127.0.0.1, or COPE_SWEEP_HOST=127.0.0.1"
     return f"cannot listen on {host}:{port}: {os.strerror(error.errno) if error.errno else error}"
 

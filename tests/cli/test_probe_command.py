@@ -176,7 +176,6 @@ def test_a_model_without_gates_has_attention(command, sample, tmp_path):
         (["--text", "hello"], "has no tokenizer"),
         (["--file", "none.txt"], "has no tokenizer"),
         (["--split", "test"], "unknown split 'test'; this task has train, in_dist, dense, sparse"),
-        (["--index", "9999999999"], "--index 9999999999: the split has fewer sequences"),
         (["--layer", "1"], "there is no layer 1: this model has layers 0 … 0"),
         (["--head", "2"], "there is no head 2"),
         (["--mark", "newline"], "no mark 'newline'; the marks of these tokens are: data, blank, marker"),
