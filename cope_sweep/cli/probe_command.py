@@ -163,14 +163,9 @@ def _select_queries(seen_by: str, known: dict[str, np.ndarray], tokens_T: np.nda
         return _known_mark(seen_by, known)
     if int(seen_by) >= len(tokens_T):
         raise UserError(f"--seen-by {seen_by}: the sequence has tokens 0 … {len(tokens_T) - 1}")
-<<<<<<< HEAD:cope_sweep/cli/probe_command.py
     selected_T = np.zeros(len(tokens_T), dtype=bool)
     selected_T[int(seen_by)] = True
     return selected_T
-=======
-    queries_T: np.ndarray = np.arange(len(tokens_T)) == int(seen_by)
-    return queries_T
->>>>>>> part/services:cope_sweep/cli/probing.py
 
 
 def _known_mark(name: str, known: dict[str, np.ndarray]) -> np.ndarray:
