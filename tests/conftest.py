@@ -1,4 +1,5 @@
 import os
+import signal
 
 import hypothesis
 import pytest
@@ -8,6 +9,11 @@ import pytest
 hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None, print_blob=True)
 hypothesis.settings.register_profile("random", deadline=None, print_blob=True, max_examples=1000)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
+
+
+# A shell starts background jobs with SIGINT ignored, and processes inherit that: tests of Ctrl-C would wait forever.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items):
