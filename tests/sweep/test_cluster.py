@@ -72,7 +72,7 @@ def test_within_returns_raises_and_gives_up() -> None:
 @pytest.mark.parametrize(
     ("address", "message"),
     [
-        (f"127.0.0.1:{free_port()}", "no Ray cluster answers at 127.0.0.1:.*Connection refused.*ray start --head"),
+        ("127.0.0.1:FREE", "no Ray cluster answers at 127.0.0.1:.*Connection refused.*ray start --head"),
         ("http://127.0.0.1:8265", "cope-sweep submit"),
         ("ray://127.0.0.1:10001", "cope-sweep submit"),
         ("somewhere", "not the address of a Ray cluster"),
@@ -84,6 +84,7 @@ def test_an_address_without_a_cluster(
 ) -> None:
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "shutdown", lambda: None)
+    address = address.replace("FREE", str(free_port()))
     with pytest.raises(ClusterError, match=message), connected(address, tmp_path / "ray.log"):
         pass
 
