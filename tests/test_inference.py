@@ -141,7 +141,7 @@ def test_encodings_that_extrapolate_accept_more_than_the_context(position: tuple
 def test_absolute_positions_refuse_more_than_the_context() -> None:
     model = predictor("absolute")  # context 12: the model reads all but the last token, so it scores 13
     assert len(model.log_probabilities(sequences(13))[0]) == 13
-    with pytest.raises(TokensError, match=r"sequence 1 of 14 tokens is too long.*12 positions"):
+    with pytest.raises(TokensError, match=r"sequence 1 of 14 tokens is too long.*12 embeddings"):
         model.log_probabilities(sequences(3, 14))
 
 

@@ -211,7 +211,7 @@ def test_invalid_requests(ids, chosen, error, message):
 
 def test_a_sequence_beyond_absolute_positions_is_refused():
     predictor = tiny_predictor(["absolute"])
-    with pytest.raises(TokensError, match="the sequence of 40 tokens is too long: absolute .* 24 positions"):
+    with pytest.raises(TokensError, match="the sequence of 40 tokens is too long: absolute .* 24 embeddings"):
         probe(predictor, [0] * 40)
 
 
