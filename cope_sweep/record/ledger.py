@@ -30,7 +30,7 @@ from typing import Any
 
 from cope_sweep.errors import UserError
 from cope_sweep.record.event import Status
-from cope_sweep.spec import RunSpec
+from cope_sweep.spec import RunSpec, current_metric_name
 
 RUN_ID = re.compile(r"[0-9a-f]{16}")
 
@@ -107,8 +107,12 @@ class RunFolder:
 
     @property
     def result(self) -> dict[str, Any] | None:
-        """`{"metrics": {name: value}, "facts": {name: value}}`; None if the run is not finished."""
-        return read_json(self.path / "result.json")
+        """`{"metrics": {name: value}, "facts": {name: value}}`; None if the run is not finished.
+
+        Metrics have their current names, whatever they were called when the run was trained.
+        """
+        result = read_json(self.path / "result.json")
+        return result and result | {"metrics": _current_names(result.get("metrics", {}))}
 
     @property
     def checkpoint(self) -> Path:
@@ -135,12 +139,15 @@ class RunFolder:
         return "failed" if self.state.get("status") == "failed" else "interrupted"
 
     def curve(self) -> list[dict[str, float]]:
-        """The logged rows in order of steps. A line that was cut off when its process was killed is left out."""
-        rows = []
+        """The logged rows in order of steps; metrics have their current names.
+
+        A line that was cut off when its process was killed is left out.
+        """
+        rows: list[dict[str, float]] = []
         with contextlib.suppress(FileNotFoundError):
             for line in (self.path / "curve.jsonl").read_text().splitlines():
                 with contextlib.suppress(ValueError):
-                    rows.append(json.loads(line))
+                    rows.append(_current_names(json.loads(line)))
         return rows
 
     # -- writing -------------------------------------------------------------------------------------------------
@@ -265,6 +272,10 @@ class Ledger:
         """The records of all sweeps of this store, oldest first."""
         paths = sorted((self.root / "sweeps").glob("[0-9]*.json"))
         return [record for path in paths if (record := read_json(path)) is not None]
+
+
+def _current_names(metrics: Mapping[str, float]) -> dict[str, float]:
+    return {current_metric_name(name): value for name, value in metrics.items()}
 
 
 def _now_ms() -> int:

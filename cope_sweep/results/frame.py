@@ -21,7 +21,6 @@ import pandas as pd
 
 from cope_sweep.plan import Plan
 from cope_sweep.record import Ledger, RunFolder, Status
-from cope_sweep.spec import current_metric_name
 
 
 @dataclass(frozen=True)
@@ -52,8 +51,7 @@ def read_run(folder: RunFolder) -> RunRecord:
     status = folder.status
     if status == "finished":
         result = folder.result or {}
-        metrics = {current_metric_name(name): value for name, value in result.get("metrics", {}).items()}
-        return RunRecord(status, metrics, result.get("facts", {}))
+        return RunRecord(status, result.get("metrics", {}), result.get("facts", {}))
     message = folder.state.get("message") if status == "failed" else None
     return RunRecord(status, message=message)
 
@@ -93,7 +91,7 @@ def curves(plan: Plan, ledger: Ledger) -> pd.DataFrame:
     The columns are run_id, row, seed, step, metric and value.
     """
     lines = [
-        (run.run_id, row.name, run.seed, int(point["step"]), current_metric_name(metric), float(value))
+        (run.run_id, row.name, run.seed, int(point["step"]), metric, float(value))
         for row in plan.rows
         for run in row.runs
         for point in ledger.run(run.run_id).curve()

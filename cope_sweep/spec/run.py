@@ -58,11 +58,12 @@ class ModelSpec(Frozen):
     @model_validator(mode="after")
     def _check_heads(self) -> Self:
         if self.dim % self.heads:
-            fits = [h for h in range(1, self.dim + 1) if self.dim % h == 0]
-            near = sorted(sorted(fits, key=lambda h: abs(h - self.heads))[:3])
+            # Near the number that was given: a dim with a few digits too many must not take minutes to refuse.
+            candidates = range(max(1, self.heads - 1000), min(self.dim, self.heads + 1000) + 1)
+            near = sorted(sorted((h for h in candidates if self.dim % h == 0), key=lambda h: abs(h - self.heads))[:3])
             raise ValueError(
                 f"model.heads = {self.heads} does not divide model.dim = {self.dim}; "
-                f"heads that do: {', '.join(map(str, near))}"
+                f"heads that do: {', '.join(map(str, near)) or 1}"
             )
         return self
 

@@ -72,7 +72,7 @@ class Catalogue:
                 known = (stamp, _parse(path, scale, stamp))
                 self._plans[name, scale] = known
         if isinstance(known[1], SpecError):
-            raise known[1]
+            raise known[1].with_traceback(None)  # the error is kept, and each raise adds frames
         return known[1]
 
     def entries(self) -> Mapping[str, list[PlanEntry]]:

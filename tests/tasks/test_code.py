@@ -91,6 +91,7 @@ def test_the_standard_library_is_the_default_corpus():
 @pytest.mark.parametrize(
     ("fields", "error", "message"),
     [
+        ({"corpus": "../elsewhere"}, ValidationError, "is not a corpus name"),
         ({"corpus": "python-stdlib"}, ValidationError, "give your corpus a name, for example task.corpus=my-code"),
         (
             {"suffixes": (".rs",)},
