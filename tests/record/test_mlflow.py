@@ -59,7 +59,7 @@ def test_mlflow_client_reads_a_sweep(ledger, sqlite_uri):
     TrackerSync(ledger, record["sweep_id"], MlflowTracking(sqlite_uri)).sync()
     client = client_of(sqlite_uri)
     experiment = client.get_experiment_by_name("copying")
-    assert "CoPE counts what matters." in experiment.tags["mlflow.note.content"]
+    assert "CoPE counts tokens by their content." in experiment.tags["mlflow.note.content"]
     runs = client.search_runs([experiment.experiment_id])
     assert {run.info.run_name: run.info.status for run in runs} == {
         record["sweep_id"]: "FAILED",
