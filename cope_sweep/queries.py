@@ -90,8 +90,7 @@ def run_status(plan: Plan, ledger: Ledger) -> dict[str, Any]:
                 "status": status,
                 "step": int(curve[-1]["step"]) if curve else 0,
                 "steps": run.train.steps,
-                # Older stores have the worker under `where`.
-                "worker_id": state.get("worker_id", state.get("where")),
+                "worker_id": state.get("worker_id"),
                 "message": state.get("message") if status == "failed" else None,
             }
         )

@@ -103,7 +103,10 @@ class RunFolder:
     @property
     def state(self) -> dict[str, Any]:
         """`{"status", "updated_ms", "worker_id", "attempt", …}`; empty before the run was begun."""
-        return read_json(self.path / "state.json") or {}
+        state: dict[str, Any] = read_json(self.path / "state.json") or {}
+        if "where" in state:  # the former name of the key
+            state.setdefault("worker_id", state.pop("where"))
+        return state
 
     @property
     def result(self) -> dict[str, Any] | None:
