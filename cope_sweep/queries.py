@@ -59,7 +59,7 @@ def cost(plan: Plan, ledger: Ledger) -> dict[str, Any]:
                 "seed": run.seed,
                 "status": ledger.run(run.run_id).status,
                 "parameters": estimate.parameters,
-                "estimated_s": round(estimate.seconds, 1),
+                "estimated_s": _rounded(estimate.seconds),
                 "estimated_memory_bytes": estimate.memory_bytes,
                 "basis": estimate.basis,
             }
@@ -70,9 +70,14 @@ def cost(plan: Plan, ledger: Ledger) -> dict[str, Any]:
         "worker_groups": groups,
         "finished": len(runs) - len(to_do),
         "to_do": len(to_do),
-        "estimated_s": round(total_seconds(to_do, groups), 1),
+        "estimated_s": _rounded(total_seconds(to_do, groups)),
         "runs": runs,
     }
+
+
+def _rounded(seconds: float) -> float:
+    """Three significant digits: a run of milliseconds is not rounded to nothing."""
+    return float(f"{seconds:.3g}")
 
 
 def run_status(plan: Plan, ledger: Ledger) -> dict[str, Any]:
