@@ -10,11 +10,11 @@ from typing import Any
 from cope_sweep.errors import UserError
 from cope_sweep.plan import Plan, estimates, expand, total_seconds
 from cope_sweep.plan.estimate import Shape, run_flops, shape_of
-from cope_sweep.record import Ledger
 from cope_sweep.spec import Resources, SpecError, load_ablation
+from cope_sweep.store import Store
 
 
-def catalogue(folder: Path, ledger: Ledger) -> list[dict[str, Any]]:
+def catalogue(folder: Path, store: Store) -> list[dict[str, Any]]:
     """Every ablation file of a folder with its size and its number of finished runs.
 
     The entry of a file that is not valid holds its name and the `error`. Raises UserError if the folder has no
@@ -23,10 +23,10 @@ def catalogue(folder: Path, ledger: Ledger) -> list[dict[str, Any]]:
     paths = sorted(folder.glob("*.yaml"))
     if not paths:
         raise UserError(f"no ablation files (*.yaml) in {folder.absolute()}; choose another folder with --ablations")
-    return [_catalogue_entry(path, ledger) for path in paths]
+    return [_catalogue_entry(path, store) for path in paths]
 
 
-def _catalogue_entry(path: Path, ledger: Ledger) -> dict[str, Any]:
+def _catalogue_entry(path: Path, store: Store) -> dict[str, Any]:
     try:
         plan = expand(load_ablation(path))
     except SpecError as error:
@@ -40,14 +40,14 @@ def _catalogue_entry(path: Path, ledger: Ledger) -> dict[str, Any]:
         "rows": len(plan.rows),
         "seeds": len(content.seeds),
         "runs": len(plan.runs),
-        "finished": sum(ledger.run(run.run_id).status == "finished" for run in plan.runs),
+        "finished": sum(store.run(run.run_id).status == "finished" for run in plan.runs),
         "scales": sorted(content.scales),
     }
 
 
-def cost(plan: Plan, ledger: Ledger) -> dict[str, Any]:
+def cost(plan: Plan, store: Store) -> dict[str, Any]:
     """The plan's runs with status and estimates, and the estimated wall time of those that are not finished."""
-    estimated = estimates(plan, measured_rates(plan, ledger))
+    estimated = estimates(plan, measured_rates(plan, store))
     groups = worker_groups(plan)
     runs: list[dict[str, Any]] = []
     for run in plan.runs:
@@ -57,7 +57,7 @@ def cost(plan: Plan, ledger: Ledger) -> dict[str, Any]:
                 "run_id": run.run_id,
                 "row": plan.row_name(run.run_id),
                 "seed": run.seed,
-                "status": ledger.run(run.run_id).status,
+                "status": store.run(run.run_id).status,
                 "parameters": estimate.parameters,
                 "estimated_s": _rounded(estimate.seconds),
                 "estimated_memory_bytes": estimate.memory_bytes,
@@ -80,11 +80,11 @@ def _rounded(seconds: float) -> float:
     return float(f"{seconds:.3g}")
 
 
-def run_status(plan: Plan, ledger: Ledger) -> dict[str, Any]:
+def run_status(plan: Plan, store: Store) -> dict[str, Any]:
     """Each run of the plan with its status, last logged step and worker, and the error message of a failed run."""
     runs = []
     for run in plan.runs:
-        folder = ledger.run(run.run_id)
+        folder = store.run(run.run_id)
         status, state = folder.status, folder.state
         curve = folder.curve() if status != "pending" else []
         runs.append(
@@ -110,14 +110,14 @@ def worker_groups(plan: Plan) -> int:
     return max(1, len(os.sched_getaffinity(0)) // (resources.cpus * resources.workers))
 
 
-def measured_rates(plan: Plan, ledger: Ledger) -> dict[Shape, float]:
+def measured_rates(plan: Plan, store: Store) -> dict[Shape, float]:
     """Shape → median seconds per floating-point operation of the plan's finished runs of that shape."""
     rates: dict[Shape, list[float]] = {}
     for row in plan.rows:
         shape = shape_of(row.runs[0])
         flops: dict[bool, float] = {}
         for run in row.runs:
-            result = ledger.run(run.run_id).result
+            result = store.run(run.run_id).result
             if result:
                 facts = result["facts"]
                 recomputes = bool(facts.get("checkpoint_activations", False))

@@ -17,8 +17,8 @@ from cope_sweep.families import FAMILIES
 from cope_sweep.optim import OPTIMIZERS, SCHEDULES
 from cope_sweep.plan import expand
 from cope_sweep.positions import ENCODINGS
-from cope_sweep.record import Ledger
 from cope_sweep.spec import load_ablation
+from cope_sweep.store import Store
 from cope_sweep.tasks import TASKS
 
 ROOT = Path(__file__).parent.parent
@@ -104,7 +104,7 @@ def test_every_ablation(path):
 
 def test_every_endpoint(tmp_path):
     text = read("services/README.md")
-    Ledger(tmp_path / "store", create=True)
+    Store(tmp_path / "store", create=True)
     paths = create_app(Settings(store=tmp_path / "store", ablations=ROOT / "ablations")).openapi()["paths"]
     for path, methods in paths.items():
         for method in methods:

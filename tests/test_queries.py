@@ -6,14 +6,14 @@ from cope_sweep.errors import UserError
 from cope_sweep.plan import expand, parameter_count
 from cope_sweep.plan.estimate import run_flops, shape_of
 from cope_sweep.queries import catalogue, cost, measured_rates, run_status, worker_groups
-from cope_sweep.record import Ledger
 from cope_sweep.spec import Resources, load_ablation, with_overrides
+from cope_sweep.store import Store
 from tests.plan.test_expand import BASE
 
 
 @pytest.fixture
-def ledger(tmp_path):
-    return Ledger(tmp_path / "store", create=True)
+def store(tmp_path):
+    return Store(tmp_path / "store", create=True)
 
 
 @pytest.fixture
@@ -23,15 +23,15 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_the_catalogue_lists_invalid_files_with_their_error(folder, ledger):
-    bad, good = catalogue(folder, ledger)
+def test_the_catalogue_lists_invalid_files_with_their_error(folder, store):
+    bad, good = catalogue(folder, store)
     assert "not valid YAML" in bad["error"]
     assert (good["name"], good["rows"], good["seeds"], good["runs"], good["finished"]) == ("good", 1, 2, 2, 0)
 
 
-def test_a_folder_without_ablations_is_an_error(tmp_path, ledger):
+def test_a_folder_without_ablations_is_an_error(tmp_path, store):
     with pytest.raises(UserError, match="no ablation files"):
-        catalogue(tmp_path / "nowhere", ledger)
+        catalogue(tmp_path / "nowhere", store)
 
 
 @pytest.fixture
@@ -40,20 +40,20 @@ def plan(folder):
 
 
 @pytest.fixture
-def used(plan, ledger):
+def used(plan, store):
     """The store with the first run finished and the second failed."""
     first, second = plan.runs
-    finish(ledger, first)
-    failed = ledger.run(second.run_id)
+    finish(store, first)
+    failed = store.run(second.run_id)
     with failed.lock():
         failed.begin(second, "node-2")
         failed.log({"step": 7, "train/loss": 1.0})
         failed.fail("ValueError: no", "Traceback …")
-    return ledger
+    return store
 
 
-def finish(ledger, run, wall_s=3.0, **facts):
-    folder = ledger.run(run.run_id)
+def finish(store, run, wall_s=3.0, **facts):
+    folder = store.run(run.run_id)
     with folder.lock():
         folder.begin(run, "node-1")
         folder.finish({"in_dist/token_error": 1.0}, {"steps": 1000, "resumed_from_step": 0, "wall_s": wall_s} | facts)
@@ -84,21 +84,21 @@ def test_older_stores_have_the_worker_under_another_key(plan, used):
     assert run_status(plan, used)["runs"][1]["worker_id"] == "node-2"
 
 
-def test_rates_are_medians_over_the_finished_runs_of_a_shape(tmp_path, ledger):
+def test_rates_are_medians_over_the_finished_runs_of_a_shape(tmp_path, store):
     (tmp_path / "rates.yaml").write_text(BASE + "grid: {model.layers: [1, 2, 3]}\nseeds: [0, 1, 2]\n")
     plan = expand(load_ablation(tmp_path / "rates.yaml"))
-    assert measured_rates(plan, ledger) == {}
+    assert measured_rates(plan, store) == {}
     one, two, three = (row.runs for row in plan.rows)
     for run, wall_s in zip(one, (50.0, 90.0, 60.0), strict=True):
-        finish(ledger, run, wall_s)
+        finish(store, run, wall_s)
     # Recomputed activations are more operations in the same time.
-    finish(ledger, two[1], 40.0, checkpoint_activations=True)
-    rates = measured_rates(plan, ledger)
+    finish(store, two[1], 40.0, checkpoint_activations=True)
+    rates = measured_rates(plan, store)
     assert rates == {
         shape_of(one[0]): pytest.approx(60.0 / run_flops(one[0], Resources())),
         shape_of(two[0]): pytest.approx(40.0 / run_flops(two[0], Resources(checkpoint_activations=True))),
     }
-    times = {run["run_id"]: (run["estimated_s"], run["basis"]) for run in cost(plan, ledger)["runs"]}
+    times = {run["run_id"]: (run["estimated_s"], run["basis"]) for run in cost(plan, store)["runs"]}
     assert times[one[0].run_id] == (60.0, "measured on this store, same shapes")
     assert times[three[0].run_id][1] == "scaled from this store's finished runs"
 

@@ -25,7 +25,7 @@ CheckpointArg = Annotated[
 AblationsDir = Annotated[
     Path, typer.Option("--ablations", envvar="COPE_SWEEP_ABLATIONS", help="Folder of the ablation files.")
 ]
-Store = Annotated[
+StoreOpt = Annotated[
     Path,
     typer.Option(
         "--store", envvar="COPE_SWEEP_STORE", help="Folder that holds the runs, checkpoints and MLflow's database."
@@ -71,14 +71,14 @@ def load_plan(ablation: str, folder: Path, scale: str | None, sets: list[str]) -
     return expand(with_overrides(load_ablation(find_ablation(ablation, folder)), scale=scale, assignments=sets))
 
 
-def find_checkpoint(run_or_folder: str, store: Path) -> Path:
+def find_checkpoint(run_or_folder: str, root: Path) -> Path:
     """The checkpoint folder of a finished run, or the folder that was named. Raises UserError."""
-    from cope_sweep.record import Ledger
-    from cope_sweep.record.ledger import RUN_ID
+    from cope_sweep.store import Store
+    from cope_sweep.store.artifacts import RUN_ID
 
     if not RUN_ID.fullmatch(run_or_folder):
         return Path(run_or_folder)
-    folder = Ledger(store).run(run_or_folder)
+    folder = Store(root).run(run_or_folder)
     if folder.status != "finished":
         raise UserError(f"run {run_or_folder} is {folder.status}; only finished runs have a checkpoint")
     return folder.checkpoint

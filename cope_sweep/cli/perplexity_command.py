@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cope_sweep.cli.options import STORE, CheckpointArg, Json, Store, find_checkpoint, read_text, token_ids
+from cope_sweep.cli.options import STORE, CheckpointArg, Json, StoreOpt, find_checkpoint, read_text, token_ids
 from cope_sweep.cli.output import make_console, print_json
 from cope_sweep.errors import UserError
 
@@ -53,7 +53,7 @@ def perplexity(
     file: FileOpt = None,
     context: ContextOpt = None,
     stride: StrideOpt = None,
-    store: Store = STORE,
+    root: StoreOpt = STORE,
     as_json: Json = False,
 ) -> None:
     """Print the perplexity of token sequences or of a text under a finished run's model.
@@ -71,7 +71,7 @@ def perplexity(
     if not is_text and (context is not None or stride is not None):
         raise UserError("--context and --stride are for a text: --text, or --file notes.txt")
     sequences = [] if is_text else _sequences(tokens, file)
-    folder = find_checkpoint(run_or_folder, store)  # before torch is imported, which takes seconds
+    folder = find_checkpoint(run_or_folder, root)  # before torch is imported, which takes seconds
 
     from cope_sweep.inference import Predictor
 

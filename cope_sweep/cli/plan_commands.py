@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
-from cope_sweep.cli.options import ABLATIONS, STORE, AblationArg, AblationsDir, Json, ScaleOpt, Sets, Store, load_plan
+from cope_sweep.cli.options import (
+    ABLATIONS,
+    STORE,
+    AblationArg,
+    AblationsDir,
+    Json,
+    ScaleOpt,
+    Sets,
+    StoreOpt,
+    load_plan,
+)
 from cope_sweep.cli.output import duration, escaped, grid, make_console, print_json, quantity, size
 
 
-def list_ablations(ablations: AblationsDir = ABLATIONS, store: Store = STORE, as_json: Json = False) -> None:
+def list_ablations(ablations: AblationsDir = ABLATIONS, root: StoreOpt = STORE, as_json: Json = False) -> None:
     """List the ablations, the table or figure that each reproduces, and how many of its runs are finished.
 
     Example: `cope-sweep list`
     """
     from cope_sweep.queries import catalogue
-    from cope_sweep.record import Ledger
+    from cope_sweep.store import Store
 
-    entries = catalogue(ablations, Ledger(store))
+    entries = catalogue(ablations, Store(root))
     if as_json:
         print_json(entries)
         return
@@ -33,7 +43,7 @@ def plan(
     scale: ScaleOpt = None,
     sets: Sets = [],
     ablations: AblationsDir = ABLATIONS,
-    store: Store = STORE,
+    root: StoreOpt = STORE,
     as_json: Json = False,
 ) -> None:
     """Show the runs of an ablation: status, parameters, and an estimate of time and memory. Nothing is trained.
@@ -41,9 +51,9 @@ def plan(
     Example: `cope-sweep plan quickstart --set train.steps=1000`
     """
     from cope_sweep.queries import cost
-    from cope_sweep.record import Ledger
+    from cope_sweep.store import Store
 
-    costs = cost(load_plan(ablation, ablations, scale, sets), Ledger(store))
+    costs = cost(load_plan(ablation, ablations, scale, sets), Store(root))
     if as_json:
         print_json(costs)
         return

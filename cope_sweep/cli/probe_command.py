@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cope_sweep.cli.options import STORE, CheckpointArg, Json, Store, find_checkpoint, read_text, token_ids
+from cope_sweep.cli.options import STORE, CheckpointArg, Json, StoreOpt, find_checkpoint, read_text, token_ids
 from cope_sweep.cli.output import escaped, grid, make_console, print_json
 from cope_sweep.errors import UserError
 
@@ -71,7 +71,7 @@ def probe(
         Path | None, typer.Option("--html", help="Write an HTML page with heatmaps and values.", show_default=False)
     ] = None,
     svg: Annotated[Path | None, typer.Option("--svg", help="Write the heatmaps as SVG.", show_default=False)] = None,
-    store: Store = STORE,
+    root: StoreOpt = STORE,
     as_json: Json = False,
 ) -> None:
     """Show what each head of a finished run's model counts: gates on marked tokens and elsewhere, positions, attention.
@@ -87,7 +87,7 @@ def probe(
 
     Example: `cope-sweep probe 95199d1142de555d --split sparse --layer 0 --mark data --html probe.html --out probe.npz`
     """
-    folder = find_checkpoint(run_or_folder, store)  # before the import of torch, which takes seconds
+    folder = find_checkpoint(run_or_folder, root)  # before the import of torch, which takes seconds
 
     from cope_sweep.inference import Predictor, validate_token_ids
     from cope_sweep.probe import head_statistics, token_marks

@@ -17,8 +17,8 @@ from rich.text import Text
 
 from cope_sweep.cli.output import duration
 from cope_sweep.plan import Plan
-from cope_sweep.record import Event, Ledger
 from cope_sweep.spec import Metric
+from cope_sweep.store import Event, Store
 
 LINE_INTERVAL_S = 10.0
 """Seconds between two plain lines about a run whose status does not change."""
@@ -64,13 +64,13 @@ class Board:
             self._add(event)
 
     @staticmethod
-    def of(plan: Plan, ledger: Ledger) -> Board:
+    def of(plan: Plan, store: Store) -> Board:
         """The board of a plan whose finished runs are known from the store."""
         rows = {run.run_id: row.name for row in plan.rows for run in row.runs}
         names, latest = {}, {}
         for run in plan.runs:
             names[run.run_id] = f"{rows[run.run_id]} · seed {run.seed}"
-            result, steps = ledger.run(run.run_id).result, run.train.steps
+            result, steps = store.run(run.run_id).result, run.train.steps
             if result:
                 latest[run.run_id] = Event(run.run_id, "finished", steps, steps, result["metrics"])
             else:
@@ -219,9 +219,9 @@ class PlainLines:
         self.console.print(Text(text), soft_wrap=True)
 
 
-def progress_display(plan: Plan, ledger: Ledger, console: Console) -> Display:
+def progress_display(plan: Plan, store: Store, console: Console) -> Display:
     """The display that fits the console: LiveTable on a terminal, else PlainLines."""
-    board = Board.of(plan, ledger)
+    board = Board.of(plan, store)
     content = plan.ablation.content
     display = LiveTable if console.is_terminal and not console.is_dumb_terminal else PlainLines
     return display(board, content.metrics, f"{plan.name}: {content.title}", console)

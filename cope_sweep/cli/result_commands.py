@@ -10,13 +10,23 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from cope_sweep.cli.options import ABLATIONS, STORE, AblationArg, AblationsDir, Json, ScaleOpt, Sets, Store, load_plan
+from cope_sweep.cli.options import (
+    ABLATIONS,
+    STORE,
+    AblationArg,
+    AblationsDir,
+    Json,
+    ScaleOpt,
+    Sets,
+    StoreOpt,
+    load_plan,
+)
 from cope_sweep.cli.output import escaped, grid, make_console, print_json
 from cope_sweep.errors import UserError
 
 if TYPE_CHECKING:
-    from cope_sweep.record import Ledger
     from cope_sweep.results import Table
+    from cope_sweep.store import Store
 
 Format = Literal["terminal", "markdown", "latex", "csv", "parquet", "html", "json"]
 SWEEP_KEYS = ("sweep_id", "ablation", "status", "executor", "started_ms", "ended_ms")
@@ -34,7 +44,7 @@ def status(
     scale: ScaleOpt = None,
     sets: Sets = [],
     ablations: AblationsDir = ABLATIONS,
-    store: Store = STORE,
+    root: StoreOpt = STORE,
     as_json: Json = False,
 ) -> None:
     """Show the status of sweeps and runs, and the error of a failed run.
@@ -43,25 +53,25 @@ def status(
 
     Example: `cope-sweep status 95199d1142de555d`
     """
-    from cope_sweep.record import Ledger
-    from cope_sweep.record.ledger import RUN_ID
+    from cope_sweep.store import Store
+    from cope_sweep.store.artifacts import RUN_ID
 
-    ledger = Ledger(store)
+    store = Store(root)
     if target is None:
-        _show_sweeps(ledger, as_json)
+        _show_sweeps(store, as_json)
     elif RUN_ID.fullmatch(target):
-        _show_run(ledger, target, as_json)
+        _show_run(store, target, as_json)
     else:
-        _show_runs(ledger, target, ablations, scale, sets, as_json)
+        _show_runs(store, target, ablations, scale, sets, as_json)
 
 
-def _show_sweeps(ledger: Ledger, as_json: bool) -> None:
-    records = ledger.sweeps()
+def _show_sweeps(store: Store, as_json: bool) -> None:
+    records = store.sweeps()
     if as_json:
         print_json([{key: record.get(key) for key in SWEEP_KEYS} for record in records])
         return
     if not records:
-        make_console().print(f"no sweep in the store {ledger.root}; start one with: cope-sweep run quickstart")
+        make_console().print(f"no sweep in the store {store.root}; start one with: cope-sweep run quickstart")
         return
     table = grid("sweep", "ablation", "status", "executor")
     for record in records:
@@ -69,10 +79,10 @@ def _show_sweeps(ledger: Ledger, as_json: bool) -> None:
     make_console().print(table)
 
 
-def _show_run(ledger: Ledger, run_id: str, as_json: bool) -> None:
-    folder = ledger.run(run_id)
+def _show_run(store: Store, run_id: str, as_json: bool) -> None:
+    folder = store.run(run_id)
     if folder.spec is None:
-        raise UserError(f"no run {run_id} in the store {ledger.root}; `cope-sweep plan ABLATION` lists the ids")
+        raise UserError(f"no run {run_id} in the store {store.root}; `cope-sweep plan ABLATION` lists the ids")
     state = dict(folder.state)
     document: dict[str, Any] = {**folder.spec, "status": folder.status, "state": state, "result": folder.result}
     if as_json:
@@ -85,12 +95,10 @@ def _show_run(ledger: Ledger, run_id: str, as_json: bool) -> None:
         console.print(traceback, style="red", markup=False, highlight=False)
 
 
-def _show_runs(
-    ledger: Ledger, ablation: str, ablations: Path, scale: str | None, sets: list[str], as_json: bool
-) -> None:
+def _show_runs(store: Store, ablation: str, ablations: Path, scale: str | None, sets: list[str], as_json: bool) -> None:
     from cope_sweep.queries import run_status
 
-    statuses = run_status(load_plan(ablation, ablations, scale, sets), ledger)
+    statuses = run_status(load_plan(ablation, ablations, scale, sets), store)
     if as_json:
         print_json(statuses)
         return
@@ -117,7 +125,7 @@ def report(
     scale: ScaleOpt = None,
     sets: Sets = [],
     ablations: AblationsDir = ABLATIONS,
-    store: Store = STORE,
+    root: StoreOpt = STORE,
     as_json: Annotated[bool, typer.Option("--json", help="The same as `--format json`.")] = False,
 ) -> None:
     """Print the table of an ablation: mean ± standard deviation over seeds, beside the published numbers.
@@ -126,15 +134,15 @@ def report(
 
     Example: `cope-sweep report quickstart --runs --format parquet -o runs.parquet`
     """
-    from cope_sweep.record import Ledger
     from cope_sweep.results import table
+    from cope_sweep.store import Store
 
     chosen: Format = "json" if as_json else output_format
     if every_run and chosen not in ("csv", "parquet"):
         raise UserError(f"--runs needs --format csv or parquet, not {chosen}; json always holds every run")
     if chosen == "parquet" and output is None:
         raise UserError("parquet is binary; name a file for it with --output FILE")
-    results = table(load_plan(ablation, ablations, scale, sets), Ledger(store))
+    results = table(load_plan(ablation, ablations, scale, sets), Store(root))
     if output is not None:
         try:
             _write(results, chosen, output, every_run)

@@ -21,7 +21,7 @@ from cope_sweep.cli.options import (
     Json,
     ScaleOpt,
     Sets,
-    Store,
+    StoreOpt,
     find_ablation,
     load_plan,
 )
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from cope_sweep.plan import Plan
-    from cope_sweep.record import Ledger
     from cope_sweep.spec import RunSpec
+    from cope_sweep.store import Store
     from cope_sweep.sweep.sweep import SweepOutcome
 
 RAY_JOB_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR"
@@ -79,7 +79,7 @@ def run(
     mlflow: MlflowOpt = None,
     no_mlflow: Annotated[bool, typer.Option("--no-mlflow", help="Record in the store only.")] = False,
     ablations: AblationsDir = ABLATIONS,
-    store: Store = STORE,
+    root: StoreOpt = STORE,
     as_json: Json = False,
 ) -> None:
     """Train the runs that are not finished, record them in the store and in MLflow, and print the table.
@@ -92,23 +92,23 @@ def run(
 
     Example: `cope-sweep run quickstart --local --set seeds=[0,1,2,3,4]`
     """
-    from cope_sweep.record import Ledger
-    from cope_sweep.record.preflight import check, resolve_uri
     from cope_sweep.results import table
+    from cope_sweep.store import Store
+    from cope_sweep.store.preflight import check, resolve_uri
 
-    if RAY_JOB_VARIABLE in os.environ and not store.is_absolute():
+    if RAY_JOB_VARIABLE in os.environ and not root.is_absolute():
         raise UserError(
-            f"in a Ray job the folder {Path.cwd()} is temporary, and the store {store} would be deleted with it; "
+            f"in a Ray job the folder {Path.cwd()} is temporary, and the store {root} would be deleted with it; "
             "name a lasting folder that all nodes share: --store /shared/store"
         )
     plan = load_plan(ablation, ablations, scale, sets)
-    ledger = Ledger(store, create=True)
-    uri = None if no_mlflow else resolve_uri(ledger, mlflow)
+    store = Store(root, create=True)
+    uri = None if no_mlflow else resolve_uri(store, mlflow)
     if uri:
         check(uri)
     outcome = _execute(
         plan,
-        ledger,
+        store,
         file_text=find_ablation(ablation, ablations).read_text(encoding="utf-8"),
         local=local,
         address=address,
@@ -118,21 +118,21 @@ def run(
     )
     for problem in outcome.tracking_errors:
         make_console(stderr=True).print(f"[yellow]MLflow:[/yellow] {escaped(problem)}")
-    results = table(plan, ledger)
+    results = table(plan, store)
     if as_json:
         print_json({"sweep": {**outcome.__dict__, "exit_code": outcome.exit_code}, "table": results.to_json()})
     else:
         console = make_console()
         console.print(results.to_rich())
-        same_plan = _plan_arguments(ablation, scale, sets, store)
+        same_plan = _plan_arguments(ablation, scale, sets, root)
         _print_outcome(console, outcome, same_plan)
-        _print_next_steps(console, plan, ledger, uri, same_plan)
+        _print_next_steps(console, plan, store, uri, same_plan)
     raise typer.Exit(outcome.exit_code)
 
 
 def _execute(
     plan: Plan,
-    ledger: Ledger,
+    store: Store,
     *,
     file_text: str,
     local: bool,
@@ -156,12 +156,12 @@ def _execute(
         executor = partial(run_on_ray, address=address)
     if local or address is None:
         # Texts are tokenised here, where the user sees the progress bar and errors. On a cluster the workers do it.
-        for task in {each.task for each in plan.runs if ledger.run(each.run_id).status != "finished"}:
+        for task in {each.task for each in plan.runs if store.run(each.run_id).status != "finished"}:
             task.prepare()
-    with progress_display(plan, ledger, make_console(stderr=True)) as display:
+    with progress_display(plan, store, make_console(stderr=True)) as display:
         return sweep(
             plan,
-            ledger,
+            store,
             executor,
             resources=resources,
             file_text=file_text,
@@ -264,18 +264,18 @@ def _runs(number: int) -> str:
     return f"{number} run{'s' * (number != 1)}"
 
 
-def _print_next_steps(console: Console, plan: Plan, ledger: Ledger, uri: str | None, same_plan: str) -> None:
+def _print_next_steps(console: Console, plan: Plan, store: Store, uri: str | None, same_plan: str) -> None:
     """Commands that are useful after a sweep."""
     prefix = _executable_folder()
-    store = [] if ledger.root == STORE.absolute() else ["--store", str(ledger.root)]
+    at_store = [] if store.root == STORE.absolute() else ["--store", str(store.root)]
     steps = [(f"{prefix}cope-sweep report {same_plan} --format latex", "the table in LaTeX")]
     if uri and uri.startswith("sqlite:"):
         steps.append((f"{prefix}mlflow ui --backend-store-uri {uri}", "curves, parameters and files of every run"))
-    serve = shlex.join([f"{prefix}cope-sweep", "serve", *store])
+    serve = shlex.join([f"{prefix}cope-sweep", "serve", *at_store])
     steps.append((serve, "the REST service, and a page at http://127.0.0.1:8000"))
-    finished = next((each for each in plan.runs if ledger.run(each.run_id).status == "finished"), None)
+    finished = next((each for each in plan.runs if store.run(each.run_id).status == "finished"), None)
     if finished:
-        words = [f"{prefix}cope-sweep", "perplexity", finished.run_id, *_example_input(finished, ledger), *store]
+        words = [f"{prefix}cope-sweep", "perplexity", finished.run_id, *_example_input(finished, store), *at_store]
         steps.append((shlex.join(words), "the perplexity of token ids or a text under a checkpoint"))
     console.print("Next:", style="bold")
     for command, description in steps:
@@ -284,9 +284,9 @@ def _print_next_steps(console: Console, plan: Plan, ledger: Ledger, uri: str | N
         console.print(line, soft_wrap=True, highlight=False)
 
 
-def _example_input(run: RunSpec, ledger: Ledger) -> list[str]:
+def _example_input(run: RunSpec, store: Store) -> list[str]:
     """Arguments of `perplexity` that fit the run's task: a text, or the first tokens of a test sequence."""
-    if (ledger.run(run.run_id).checkpoint / "tokenizer.json").exists():
+    if (store.run(run.run_id).checkpoint / "tokenizer.json").exists():
         return ["--text", EXAMPLE_TEXT]
     tokens = run.task.sequences(run.task.TESTS[0], 0, 0, 1).inputs_NT[0, :8]
     return ["--tokens", " ".join(map(str, tokens))]

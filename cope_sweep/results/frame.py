@@ -20,7 +20,7 @@ from typing import Any
 import pandas as pd
 
 from cope_sweep.plan import Plan
-from cope_sweep.record import Ledger, RunFolder, Status
+from cope_sweep.store import RunFolder, Status, Store
 
 
 @dataclass(frozen=True)
@@ -41,9 +41,9 @@ class RunRecord:
         return self.metrics.get(name) if fact == name else self.facts.get(fact)
 
 
-def read_runs(plan: Plan, ledger: Ledger) -> dict[str, RunRecord]:
+def read_runs(plan: Plan, store: Store) -> dict[str, RunRecord]:
     """Run id → record, for every run of the plan. Raises StoreError for a file that is not valid JSON."""
-    return {run.run_id: read_run(ledger.run(run.run_id)) for run in plan.runs}
+    return {run.run_id: read_run(store.run(run.run_id)) for run in plan.runs}
 
 
 def read_run(folder: RunFolder) -> RunRecord:
@@ -56,9 +56,9 @@ def read_run(folder: RunFolder) -> RunRecord:
     return RunRecord(status, message=message)
 
 
-def frame(plan: Plan, ledger: Ledger) -> pd.DataFrame:
+def frame(plan: Plan, store: Store) -> pd.DataFrame:
     """The runs of `plan`, row by row; the module describes the columns. Raises StoreError."""
-    return frame_of_records(plan, read_runs(plan, ledger))
+    return frame_of_records(plan, read_runs(plan, store))
 
 
 def frame_of_records(plan: Plan, records: Mapping[str, RunRecord]) -> pd.DataFrame:
@@ -85,7 +85,7 @@ def frame_of_records(plan: Plan, records: Mapping[str, RunRecord]) -> pd.DataFra
     return pd.DataFrame(columns)
 
 
-def curves(plan: Plan, ledger: Ledger) -> pd.DataFrame:
+def curves(plan: Plan, store: Store) -> pd.DataFrame:
     """The learning curves of started runs, finished or not: one line per logged value.
 
     The columns are run_id, row, seed, step, metric and value.
@@ -94,7 +94,7 @@ def curves(plan: Plan, ledger: Ledger) -> pd.DataFrame:
         (run.run_id, row.name, run.seed, int(point["step"]), metric, float(value))
         for row in plan.rows
         for run in row.runs
-        for point in ledger.run(run.run_id).curve()
+        for point in store.run(run.run_id).curve()
         for metric, value in point.items()
         if metric != "step"
     ]

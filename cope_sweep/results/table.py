@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from cope_sweep.plan import Plan
-from cope_sweep.record import Ledger
 from cope_sweep.results import render
 from cope_sweep.results.frame import frame_of_records, read_runs
 from cope_sweep.results.table_model import STATUSES, MetricCell, TableModel, TableRow, table_model
+from cope_sweep.store import Store
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
@@ -106,9 +106,9 @@ class Table:
         return render.rich(self.model)
 
 
-def table(plan: Plan, ledger: Ledger) -> Table:
+def table(plan: Plan, store: Store) -> Table:
     """The table of `plan` from the runs in the store, finished or not. Raises StoreError."""
-    records = read_runs(plan, ledger)
+    records = read_runs(plan, store)
     return Table(table_model(plan, records), frame_of_records(plan, records))
 
 

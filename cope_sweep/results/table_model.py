@@ -9,10 +9,10 @@ from functools import cached_property
 from typing import Literal
 
 from cope_sweep.plan import Plan, Row
-from cope_sweep.record import Status
 from cope_sweep.results.frame import RunRecord
 from cope_sweep.results.stats import Summary, summarise
 from cope_sweep.spec import RunSpec
+from cope_sweep.store import Status
 
 STATUSES: tuple[Status, ...] = ("finished", "failed", "running", "interrupted", "pending")
 

@@ -19,8 +19,8 @@ from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from cope_sweep.record import Event, Ledger
 from cope_sweep.spec import RunSpec
+from cope_sweep.store import Event, Store
 from cope_sweep.sweep.executor import FOREIGN_POLL_INTERVAL_S, ForeignRun, final_event
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class _Group:
 
 
 class Broker:
-    """The state of a running sweep. Everything that must outlive the sweep is in the ledger."""
+    """The state of a running sweep. Everything that must outlive the sweep is in the store."""
 
     def __init__(self, root: str, runs: Sequence[RunSpec], *, max_failures: int, trials: int, ahead: int) -> None:
         """Create the broker of a sweep.
@@ -103,7 +103,7 @@ class Broker:
             trials: How many trials run at the same time.
             ahead: How many runs may be leased before their trials have started.
         """
-        self.ledger = Ledger(root)
+        self.store = Store(root)
         self.max_failures = max_failures
         self.trials = trials
         self.ahead = ahead
@@ -168,7 +168,7 @@ class Broker:
             run.state = "foreign"
             self._spawn(self._follow_foreign(run))
         else:
-            self._end_run(run, result.event or final_event(run.spec, self.ledger.run(run.spec.run_id)))
+            self._end_run(run, result.event or final_event(run.spec, self.store.run(run.spec.run_id)))
         self._notify()
 
     async def report(self, number: int, event: Event) -> None:
@@ -304,7 +304,7 @@ class Broker:
 
     def _fail_run(self, run: _Run, reason: str, died: bool) -> None:
         """Record the failure of a run in place of its worker, which died."""
-        folder = self.ledger.run(run.spec.run_id)
+        folder = self.store.run(run.spec.run_id)
         text = " ".join(reason.split())
         message = (f"its worker died {run.deaths} times: {text}" if died else text)[:MAX_MESSAGE_CHARACTERS]
         with folder.lock() as locked:
@@ -317,7 +317,7 @@ class Broker:
 
     async def _follow_foreign(self, run: _Run) -> None:
         """Poll a run that another process trains, until it has ended or can be leased here."""
-        foreign = ForeignRun(self.ledger.run(run.spec.run_id))
+        foreign = ForeignRun(self.store.run(run.spec.run_id))
         while run.state == "foreign" and not self.closed:
             # In a thread, so that a slow shared disk does not delay other calls.
             state = await asyncio.to_thread(foreign.poll)

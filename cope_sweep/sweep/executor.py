@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from cope_sweep.errors import UserError
-from cope_sweep.record import Event, Ledger, RunFolder
 from cope_sweep.spec import Resources, RunSpec
+from cope_sweep.store import Event, RunFolder, Store
 
 INTERRUPT_TIMEOUT_S = 15.0
 """Time that running runs have to write their checkpoints after they were asked to stop."""
@@ -40,7 +40,7 @@ class Executor(Protocol):
     def __call__(
         self,
         runs: Sequence[RunSpec],
-        ledger: Ledger,
+        store: Store,
         resources: Resources,
         *,
         on_event: Callable[[Event], None],
@@ -49,10 +49,10 @@ class Executor(Protocol):
     ) -> None: ...
 
 
-def unfinished(runs: Sequence[RunSpec], ledger: Ledger) -> list[RunSpec]:
+def unfinished(runs: Sequence[RunSpec], store: Store) -> list[RunSpec]:
     """The runs that are not finished, in order and without duplicates."""
     distinct = {run.run_id: run for run in runs}
-    return [run for run_id, run in distinct.items() if ledger.run(run_id).status != "finished"]
+    return [run for run_id, run in distinct.items() if store.run(run_id).status != "finished"]
 
 
 def worker_id() -> str:

@@ -7,9 +7,9 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from cope_sweep.record import Event, Ledger
 from cope_sweep.registry import load_plugins
 from cope_sweep.spec import Resources, RunSpec
+from cope_sweep.store import Event, Store
 from cope_sweep.sweep.executor import (
     FOREIGN_POLL_INTERVAL_S,
     INTERRUPT_TIMEOUT_S,
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 def run_local(
     runs: Sequence[RunSpec],
-    ledger: Ledger,
+    store: Store,
     resources: Resources,
     *,
     on_event: Callable[[Event], None],
@@ -40,7 +40,7 @@ def run_local(
         Exception: Whatever `on_event` raises.
     """
     load_plugins(plugins)
-    worker = _Worker(unfinished(runs, ledger), ledger, resources, stop)
+    worker = _Worker(unfinished(runs, store), store, resources, stop)
     worker.start()
     try:
         while (event := worker.events.get()) is not None:
@@ -61,9 +61,9 @@ def run_local(
 class _Worker(threading.Thread):
     """Trains in a thread, so that a signal handler in the main thread never interrupts a training step."""
 
-    def __init__(self, runs: list[RunSpec], ledger: Ledger, resources: Resources, stop: threading.Event) -> None:
+    def __init__(self, runs: list[RunSpec], store: Store, resources: Resources, stop: threading.Event) -> None:
         super().__init__(name="training", daemon=True)
-        self.runs, self.ledger, self.resources, self.stop_requested = runs, ledger, resources, stop
+        self.runs, self.store, self.resources, self.stop_requested = runs, store, resources, stop
         self.events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
         """Events of the runs; None after the last one."""
         self.error: Exception | None = None
@@ -91,11 +91,11 @@ class _Worker(threading.Thread):
 
         if self.stop_requested.is_set():
             return "interrupted"
-        return train_run(run, self.ledger, runtime, on_event=self.events.put, should_stop=self.stop_requested.is_set)
+        return train_run(run, self.store, runtime, on_event=self.events.put, should_stop=self.stop_requested.is_set)
 
     def _wait_or_train(self, run: RunSpec, runtime: Runtime) -> None:
         """Wait until another process has ended `run`; train the run here if that process gave it up."""
-        foreign = ForeignRun(self.ledger.run(run.run_id))
+        foreign = ForeignRun(self.store.run(run.run_id))
         while not self.stop_requested.is_set():
             match foreign.poll():
                 case "ended":

@@ -2,9 +2,9 @@
 
     Tune ─ trials (no CPUs) ─▶ broker ◀─ leases ─ worker groups (Train), which live until the sweep ends
                                  │
-    this process ◀─── events ────┘      ledger, in the store that all nodes share ◀─ every worker writes its runs
+    this process ◀─── events ────┘      store, in the store that all nodes share ◀─ every worker writes its runs
 
-The broker assigns runs to groups. What a process that died had not finished is continued from the ledger.
+The broker assigns runs to groups. What a process that died had not finished is continued from the store.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from cope_sweep.record import Event, Ledger
 from cope_sweep.spec import Resources, RunSpec
+from cope_sweep.store import Event, Store
 from cope_sweep.sweep.broker import Broker, EventBatch
 from cope_sweep.sweep.cluster import Capacity, capacity, connected
 from cope_sweep.sweep.executor import INTERRUPT_TIMEOUT_S, ClusterError, unfinished
@@ -48,7 +48,7 @@ RESUME_HINT = "finished runs are kept; run the same command again to continue"
 
 def run_on_ray(
     runs: Sequence[RunSpec],
-    ledger: Ledger,
+    store: Store,
     resources: Resources,
     *,
     on_event: Callable[[Event], None],
@@ -62,7 +62,7 @@ def run_on_ray(
 
     Args:
         runs: The runs to train, in order.
-        ledger: The store.
+        store: The store.
         resources: Groups, workers and devices.
         on_event: Called with every event.
         stop: Set to interrupt the sweep.
@@ -77,16 +77,16 @@ def run_on_ray(
         PluginError: A plugin cannot be imported.
         Exception: Whatever `on_event` raises.
     """
-    todo = unfinished(runs, ledger)
+    todo = unfinished(runs, store)
     if not todo:
         return
     prefetch = threading.Thread(target=_import_ray_libraries, name="imports", daemon=True)
     prefetch.start()
-    logs = ledger.root / "logs" / f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(2)}"
+    logs = store.root / "logs" / f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(2)}"
     cluster = connected(address, logs / "ray.log", cpus, runtime_env=plugin_runtime_env(plugins))
-    with _scratch(ledger) as (scratch, token), cluster:
+    with _scratch(store) as (scratch, token), cluster:
         prefetch.join()
-        sweep = _RaySweep(todo, ledger, resources, capacity(resources), tuple(plugins), scratch, token, logs, scheduler)
+        sweep = _RaySweep(todo, store, resources, capacity(resources), tuple(plugins), scratch, token, logs, scheduler)
         sweep.execute(on_event, stop)
     for path in logs.glob("*.log"):
         if not path.stat().st_size:
@@ -100,9 +100,9 @@ def _import_ray_libraries() -> None:
 
 
 @contextlib.contextmanager
-def _scratch(ledger: Ledger) -> Iterator[tuple[str, str]]:
+def _scratch(store: Store) -> Iterator[tuple[str, str]]:
     """Yields a local folder for files of Train and Tune, and a file in the store by which nodes recognise the store."""
-    tokens = ledger.root / "ray"
+    tokens = store.root / "ray"
     tokens.mkdir(parents=True, exist_ok=True)
     token = tokens / f"seen-{secrets.token_hex(8)}"
     token.write_text("A sweep is running. Its workers check for this file to know that they see the store.\n")
@@ -121,7 +121,7 @@ class _RaySweep:
     """One sweep on a connected cluster."""
 
     runs: list[RunSpec]
-    ledger: Ledger
+    store: Store
     resources: Resources
     capacity: Capacity
     plugins: tuple[str, ...]
@@ -169,7 +169,7 @@ class _RaySweep:
             name=self.broker_name, num_cpus=0, max_concurrency=10_000, scheduling_strategy=this_node
         )
         self.broker = actor.remote(
-            str(self.ledger.root),
+            str(self.store.root),
             self.runs,
             max_failures=self.resources.max_failures,
             trials=self.groups,
@@ -182,7 +182,7 @@ class _RaySweep:
         plan = GroupPlan(
             group=group,
             broker=self.broker,
-            root=str(self.ledger.root),
+            root=str(self.store.root),
             token=self.token,
             logs=str(self.logs),
             resources=self.resources,

@@ -1,4 +1,4 @@
-"""A sweep: one execution of an ablation's plan, with a record in the ledger and a copy in MLflow."""
+"""A sweep: one execution of an ablation's plan, with a record in the store and a copy in MLflow."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from cope_sweep.plan import Plan
-from cope_sweep.record import Event, Ledger
-from cope_sweep.record.mlflow_mirror import MlflowMirror
-from cope_sweep.record.provenance import git_commit, versions
 from cope_sweep.spec import Resources, RunSpec
+from cope_sweep.store import Event, Store
+from cope_sweep.store.mlflow_mirror import MlflowMirror
+from cope_sweep.store.provenance import git_commit, versions
 from cope_sweep.sweep.executor import Executor
 
 MIRROR_TIMEOUT_S = 120.0
@@ -73,7 +73,7 @@ def stopping_on_signals(stop: threading.Event) -> Iterator[None]:
 
 def sweep(
     plan: Plan,
-    ledger: Ledger,
+    store: Store,
     executor: Executor,
     *,
     resources: Resources,
@@ -84,11 +84,11 @@ def sweep(
     on_event: Callable[[Event], None] = lambda event: None,
     stop: threading.Event | None = None,
 ) -> SweepOutcome:
-    """Train the runs of a plan that are not finished, and record the sweep in the ledger and in MLflow.
+    """Train the runs of a plan that are not finished, and record the sweep in the store and in MLflow.
 
     Args:
         plan: The plan.
-        ledger: The store.
+        store: The store.
         executor: Trains the runs.
         resources: Passed to the executor.
         file_text: The text of the ablation file, for the record.
@@ -102,7 +102,7 @@ def sweep(
         ClusterError: And whatever else the executor raises, after the sweep was recorded as failed or interrupted.
     """
     stop = stop or threading.Event()
-    status = {run.run_id: ledger.run(run.run_id).status for run in plan.runs}
+    status = {run.run_id: store.run(run.run_id).status for run in plan.runs}
     skipped = {"finished"} if retry_failed else {"finished", "failed"}
     todo = [run for run in plan.runs if status[run.run_id] not in skipped]
     reused = [run_id for run_id, known in status.items() if known == "finished"]
@@ -113,30 +113,30 @@ def sweep(
     plugins = plan.ablation.content.plugins
     started_s = time.monotonic()
     record = _initial_record(plan, reused, executor_name, file_text)
-    ledger.write_sweep(record["sweep_id"], record)
-    mirror = MlflowMirror.start(ledger, record["sweep_id"], tracking_uri) if tracking_uri else None
+    store.write_sweep(record["sweep_id"], record)
+    mirror = MlflowMirror.start(store, record["sweep_id"], tracking_uri) if tracking_uri else None
     try:
         with stopping_on_signals(stop):
-            executor(todo, ledger, resources, on_event=on_event, stop=stop, plugins=plugins)
+            executor(todo, store, resources, on_event=on_event, stop=stop, plugins=plugins)
     finally:
-        outcome = _outcome(record["sweep_id"], todo, ledger, len(reused), started_s)
-        ledger.write_sweep(record["sweep_id"], record | _final_entries(plan, ledger, outcome))
+        outcome = _outcome(record["sweep_id"], todo, store, len(reused), started_s)
+        store.write_sweep(record["sweep_id"], record | _final_entries(plan, store, outcome))
         errors = tuple(mirror.finish(MIRROR_TIMEOUT_S).errors) if mirror else ()
     return replace(outcome, tracking_errors=errors)
 
 
-def _outcome(sweep_id: str, todo: list[RunSpec], ledger: Ledger, reused: int, started_s: float) -> SweepOutcome:
-    statuses = [ledger.run(run.run_id).status for run in todo]
+def _outcome(sweep_id: str, todo: list[RunSpec], store: Store, reused: int, started_s: float) -> SweepOutcome:
+    statuses = [store.run(run.run_id).status for run in todo]
     finished, failed = statuses.count("finished"), statuses.count("failed")
     seconds = time.monotonic() - started_s
     return SweepOutcome(sweep_id, finished, reused, failed, len(statuses) - finished - failed, seconds)
 
 
-def _final_entries(plan: Plan, ledger: Ledger, outcome: SweepOutcome) -> dict[str, Any]:
+def _final_entries(plan: Plan, store: Store, outcome: SweepOutcome) -> dict[str, Any]:
     """The entries of a record that are added at the end: status, time and table."""
     from cope_sweep.results import table
 
-    final = table(plan, ledger)
+    final = table(plan, store)
     status = "interrupted" if outcome.interrupted else "failed" if outcome.failed else "finished"
     rendered = {"markdown": final.to_markdown(), "csv": final.to_csv(), "json": final.to_json()}
     return {"status": status, "ended_ms": int(time.time() * 1000), "table": rendered}

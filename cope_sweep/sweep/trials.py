@@ -1,7 +1,7 @@
 """What Ray Tune schedules: one small trial per run, which opens the run at the broker and reports its metrics.
 
 Trials use no CPUs, which are left to the workers. If a scheduler stops a trial early, its run is interrupted. Tune's
-own state is never restored: the next sweep creates a new Tuner for the runs that the ledger does not have.
+own state is never restored: the next sweep creates a new Tuner for the runs that the store does not have.
 """
 
 from __future__ import annotations

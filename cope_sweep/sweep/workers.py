@@ -21,9 +21,9 @@ import ray
 import ray.train
 from ray.train import FailureConfig, LoggingConfig, RunConfig, ScalingConfig, UserCallback
 
-from cope_sweep.record import Event, Ledger
 from cope_sweep.registry import PluginError, load_plugins
 from cope_sweep.spec import Resources
+from cope_sweep.store import Event, Store
 from cope_sweep.sweep.broker import Lease, LeaseResult
 from cope_sweep.sweep.executor import worker_id
 
@@ -133,7 +133,7 @@ class _Worker:
     def __init__(self, plan: GroupPlan, rank: int, workers: int) -> None:
         self.plan, self.rank, self.workers = plan, rank, workers
         self.broker = plan.broker
-        self.ledger = Ledger(plan.root)
+        self.store = Store(plan.root)
         self.interrupted = 0
         """The number of the last lease that was to be interrupted."""
         self.broker_lost = False
@@ -192,7 +192,7 @@ class _Worker:
         self.last_event = None
         outcome = train_run(
             lease.run,
-            self.ledger,
+            self.store,
             runtime,
             on_event=on_event,
             should_stop=lambda: self.broker_lost or self.interrupted >= lease.number,

@@ -1,4 +1,4 @@
-"""Training: the steps of a run, its resume file, and its record in the ledger. Imports neither Ray nor MLflow."""
+"""Training: the steps of a run, its resume file, and its record in the store. Imports neither Ray nor MLflow."""
 
 from cope_sweep.model import CheckpointError, load_model
 from cope_sweep.train.runtime import Runtime

@@ -13,9 +13,9 @@ import torch
 
 from cope_sweep.model import check_reach
 from cope_sweep.model.checkpoint import CheckpointError, save_model
-from cope_sweep.record import RunFolder
-from cope_sweep.record.ledger import replacing
 from cope_sweep.spec import RunSpec
+from cope_sweep.store import RunFolder
+from cope_sweep.store.artifacts import replacing
 from cope_sweep.text import TOKENIZER_FILE
 from cope_sweep.train.clock import Clock
 from cope_sweep.train.collective import broadcast_flag

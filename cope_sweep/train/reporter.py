@@ -6,8 +6,8 @@ import math
 import time
 from collections.abc import Callable, Mapping
 
-from cope_sweep.record import Event, RunFolder, Status
 from cope_sweep.spec import RunSpec
+from cope_sweep.store import Event, RunFolder, Status
 
 REPORT_EVERY_S = 0.2
 """Shortest time between two progress events."""

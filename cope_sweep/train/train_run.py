@@ -1,4 +1,4 @@
-"""Trains one run and records its outcome in the ledger: locking, agreement between ranks, and failures."""
+"""Trains one run and records its outcome in the store: locking, agreement between ranks, and failures."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import traceback
 from collections.abc import Callable
 from typing import Literal
 
-from cope_sweep.record import Event, Ledger
 from cope_sweep.spec import RunSpec
+from cope_sweep.store import Event, Store
 from cope_sweep.train.collective import broadcast_flag
 from cope_sweep.train.loop import TrainingLoop
 from cope_sweep.train.reporter import Diverged, RunReporter
@@ -20,13 +20,13 @@ Outcome = Literal["finished", "failed", "interrupted", "busy"]
 
 def train_run(
     spec: RunSpec,
-    ledger: Ledger,
+    store: Store,
     runtime: Runtime,
     *,
     on_event: Callable[[Event], None] = lambda event: None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Outcome:
-    """Train `spec` from its last resume file to the end, and record everything in the ledger.
+    """Train `spec` from its last resume file to the end, and record everything in the store.
 
     With several ranks, all call this with the same arguments. Only rank 0 writes, and its `should_stop` decides.
 
@@ -41,7 +41,7 @@ def train_run(
     no longer in step and have to be restarted.
 
     """
-    folder = ledger.run(spec.run_id)
+    folder = store.run(spec.run_id)
     if runtime.rank > 0:
         # Rank 0 locks and writes. It broadcasts its findings in the same order as below.
         if not broadcast_flag(runtime, False):

@@ -14,7 +14,7 @@ from cachetools import LRUCache, cached
 
 from cope_services.errors import NotFoundError
 from cope_services.schemas import Checkpoint, CheckpointFile
-from cope_sweep.record import RunFolder
+from cope_sweep.store import RunFolder
 
 MAX_DIGESTS = 1024
 """Digests in the cache."""

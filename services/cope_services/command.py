@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from cope_sweep.cli.options import ABLATIONS, STORE, AblationsDir, Store
+from cope_sweep.cli.options import ABLATIONS, STORE, AblationsDir, StoreOpt
 
 
 def serve(
@@ -15,7 +15,7 @@ def serve(
         int, typer.Option(envvar="COPE_SWEEP_PORT", min=0, max=65535, help="The port to listen on.")
     ] = 8000,
     ablations: AblationsDir = ABLATIONS,
-    store: Store = STORE,
+    root: StoreOpt = STORE,
 ) -> None:
     """Serve tables, runs, checkpoints, perplexity and probes over REST, with a web page.
 
@@ -26,4 +26,4 @@ def serve(
     from cope_services import server
     from cope_services.settings import Settings
 
-    raise typer.Exit(server.serve(Settings(host=host, port=port, ablations=ablations, store=store)))
+    raise typer.Exit(server.serve(Settings(host=host, port=port, ablations=ablations, store=root)))

@@ -14,7 +14,7 @@ from cope_services.library import Library
 from cope_services.predictors import Predictors
 from cope_services.settings import Settings
 from cope_services.tables import Tables
-from cope_sweep.record import Ledger, RunFolder, Status
+from cope_sweep.store import RunFolder, Status, Store
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Components:
 
     @classmethod
     def create(cls, settings: Settings) -> Components:
-        library = Library(Catalogue(settings.ablations), Ledger(settings.store))
+        library = Library(Catalogue(settings.ablations), Store(settings.store))
         checkpoints = Checkpoints()
         predictors = Predictors(
             checkpoints,

@@ -12,8 +12,8 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from cope_sweep.errors import UserError
-from cope_sweep.record import StoreError
 from cope_sweep.spec import SpecError
+from cope_sweep.store import StoreError
 
 
 class ServiceError(Exception):

@@ -26,9 +26,9 @@ from cope_services.schemas import (
     RunSummary,
     Series,
 )
-from cope_sweep.record import Ledger, RunFolder, Status, StoreError
-from cope_sweep.record.ledger import RUN_ID
 from cope_sweep.spec import RunSpec, SpecError
+from cope_sweep.store import RunFolder, Status, Store, StoreError
+from cope_sweep.store.artifacts import RUN_ID
 
 MAX_POINTS = 200
 """Points of one learning curve."""
@@ -37,15 +37,15 @@ MAX_POINTS = 200
 class Library:
     """Ablations, runs and learning curves. Methods raise ServiceError, SpecError and StoreError; see `errors`."""
 
-    def __init__(self, catalogue: Catalogue, ledger: Ledger) -> None:
+    def __init__(self, catalogue: Catalogue, store: Store) -> None:
         self.catalogue = catalogue
-        self.ledger = ledger
+        self.store = store
 
     def check(self) -> None:
         """Raise NotReadyError if a folder cannot be read. A missing store counts as an empty one."""
         try:
             self.catalogue.files()
-            self.ledger.runs()
+            self.store.runs()
         except OSError as error:
             raise NotReadyError(f"{error.filename}: {error.strerror}") from error
 
@@ -96,7 +96,7 @@ class Library:
 
     def statuses(self) -> dict[str, Status]:
         """Run id → status, of every run that has a folder."""
-        return {folder.run_id: folder.status for folder in self.ledger.runs()}
+        return {folder.run_id: folder.status for folder in self.store.runs()}
 
     def runs(
         self,
@@ -141,7 +141,7 @@ class Library:
         """The folder of a run that has one or is in the plan of an ablation. Raises NotFoundError."""
         if not RUN_ID.fullmatch(run_id):
             raise NotFoundError(f"{run_id[:40]!r} is no run id: a run id has 16 hexadecimal digits")
-        folder = self.ledger.run(run_id)
+        folder = self.store.run(run_id)
         if not folder.path.is_dir() and run_id not in (entries or self.catalogue.entries()):
             raise NotFoundError(f"no run {run_id}: it has no folder in the store, and it is in no ablation")
         return folder
@@ -155,7 +155,7 @@ class Library:
 
     def _summary_fields(self, run_id: str, entries: Mapping[str, list[PlanEntry]]) -> dict[str, Any]:
         """The fields of a RunSummary. The error of a damaged file becomes its message: other runs stay visible."""
-        folder, planned = self.ledger.run(run_id), entries.get(run_id, [])
+        folder, planned = self.store.run(run_id), entries.get(run_id, [])
         facts: dict[str, Any] = {"run_id": run_id, "status": folder.status}
         if planned:
             facts |= {"ablations": list(dict.fromkeys(entry.ablation for entry in planned)), "row": planned[0].row}
@@ -184,7 +184,7 @@ class Library:
         for row in loaded.plan.rows:
             series = []
             for run in row.runs:
-                folder = self.ledger.run(run.run_id)
+                folder = self.store.run(run.run_id)
                 curve = folder.curve()
                 for point in curve[-10:]:
                     logged |= dict.fromkeys(key for key in point if key != "step")
@@ -197,18 +197,18 @@ class Library:
 
     def fingerprint(self, loaded: LoadedPlan, *, curves: bool = False) -> tuple[object, ...]:
         """A value that changes when the results (or curves) of the plan change. It needs a few `stat` calls per run."""
-        existing = {folder.run_id for folder in self.ledger.runs()}
+        existing = {folder.run_id for folder in self.store.runs()}
         return loaded.stamp, loaded.scale, tuple(self._run_stamps(loaded.runs, existing, curves=curves))
 
     def _run_stamps(self, runs: Mapping[str, RunSpec], existing: set[str], *, curves: bool) -> Iterator[object]:
-        root = os.path.join(self.ledger.root, "runs")  # noqa: PTH118 - a Path for each of thousands of files is slow
+        root = os.path.join(self.store.root, "runs")  # noqa: PTH118 - a Path for each of thousands of files is slow
         for run_id in runs:
             if run_id not in existing:
                 yield None
                 continue
             folder = os.path.join(root, run_id)  # noqa: PTH118
             result = _stamp(os.path.join(folder, "result.json"))  # noqa: PTH118
-            yield result or (self.ledger.run(run_id).status, _stamp(os.path.join(folder, "state.json")))  # noqa: PTH118
+            yield result or (self.store.run(run_id).status, _stamp(os.path.join(folder, "state.json")))  # noqa: PTH118
             if curves and not result:
                 yield _stamp(os.path.join(folder, "curve.jsonl"))  # noqa: PTH118
 

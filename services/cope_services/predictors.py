@@ -22,7 +22,7 @@ from cope_services.schemas import (
     ProbeResponse,
     SequencePerplexity,
 )
-from cope_sweep.record import RunFolder
+from cope_sweep.store import RunFolder
 
 if TYPE_CHECKING:
     import numpy as np

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from cope_sweep.record import Status
+from cope_sweep.store import Status
 
 Counts = dict[Status, int]
 Responses = dict[int | str, dict[str, Any]]

@@ -70,7 +70,7 @@ class Tables:
         etag = _digest((state, output_format, runs))
 
         def render() -> bytes:
-            whole = self._tables(state, lambda: table(loaded.plan, self.library.ledger))
+            whole = self._tables(state, lambda: table(loaded.plan, self.library.store))
             return _render(whole, output_format, runs=runs)
 
         return RenderedBody(etag, MEDIA_TYPES[output_format], self._bodies(etag, render))

@@ -14,7 +14,7 @@ from cope_sweep.cli import main
 from cope_sweep.inference import Predictor
 from cope_sweep.model import Transformer, save_model
 from cope_sweep.probe import head_statistics, probe, text_marks
-from cope_sweep.record import Ledger
+from cope_sweep.store import Store
 from cope_sweep.text import TextTokenizer
 from cope_sweep.train import Runtime, train_run
 from tests.tiny import tiny_run
@@ -26,18 +26,18 @@ IDS = [0, 4, 1, 4, 5, 5]
 def sample(tmp_path_factory):
     """A folder with a store of finished runs, and their ids by name."""
     folder = tmp_path_factory.mktemp("sample")
-    ledger = Ledger(folder / "store", create=True)
+    store = Store(folder / "store", create=True)
     positions = {"cope": ["cope"], "none": [], "two": [{"kind": "cope", "p_max": 3}, "cope_mlp"]}
     runs = {name: tiny_run(**{"model.position": position}) for name, position in positions.items()}
     for run in runs.values():
-        assert train_run(run, ledger, Runtime()) == "finished"
+        assert train_run(run, store, Runtime()) == "finished"
     ids = {name: run.run_id for name, run in runs.items()}
-    return SimpleNamespace(folder=folder, ledger=ledger, **ids)
+    return SimpleNamespace(folder=folder, store=store, **ids)
 
 
 @pytest.fixture(scope="module")
 def predictor(sample):
-    return Predictor.load(sample.ledger.run(sample.cope).checkpoint, "cpu")
+    return Predictor.load(sample.store.run(sample.cope).checkpoint, "cpu")
 
 
 @pytest.fixture

@@ -9,14 +9,14 @@ from rich.console import Console
 from cope_sweep.cli import progress
 from cope_sweep.cli.progress import Board, LiveTable, PlainLines, progress_display
 from cope_sweep.plan import expand
-from cope_sweep.record import Event, Ledger
 from cope_sweep.spec import load_ablation
+from cope_sweep.store import Event, Store
 from tests.cli.conftest import TINY
 
 
 @pytest.fixture
-def ledger(tmp_path):
-    return Ledger(tmp_path / "store", create=True)
+def store(tmp_path):
+    return Store(tmp_path / "store", create=True)
 
 
 @pytest.fixture
@@ -26,8 +26,8 @@ def plan(tmp_path):
 
 
 @pytest.fixture
-def board(plan, ledger):
-    return Board.of(plan, ledger)
+def board(plan, store):
+    return Board.of(plan, store)
 
 
 def console(*, terminal=False):
@@ -51,13 +51,13 @@ def test_the_board_of_a_plan(board):
     assert board.remaining_s() is None
 
 
-def test_the_board_knows_runs_that_are_finished(plan, ledger):
+def test_the_board_knows_runs_that_are_finished(plan, store):
     run = plan.runs[0]
-    folder = ledger.run(run.run_id)
+    folder = store.run(run.run_id)
     with folder.lock():
         folder.begin(run, "here")
         folder.finish({"in_dist/token_error": 25.0}, {})
-    board = Board.of(plan, ledger)
+    board = Board.of(plan, store)
     assert (board.count("finished"), board.count("pending"), board.steps_left) == (1, 3, 18)
     assert "25.00" in rendered(LiveTable(board, plan.ablation.content.metrics, "t", console()))
 
@@ -77,9 +77,9 @@ def test_updates_change_the_totals(board):
     assert board.summary().startswith("2 pending · 1 interrupted · 1 failed · ")
 
 
-def test_an_update_takes_the_same_time_in_a_large_plan(plan, ledger):
+def test_an_update_takes_the_same_time_in_a_large_plan(plan, store):
     """A board visits no other run for an update or a summary: with the rest of its events removed, both still work."""
-    board = Board.of(plan, ledger)
+    board = Board.of(plan, store)
     first = next(iter(board.names))
     board.latest = {first: board.latest[first]}
     board.update(event(board, 0, "running", 1, steps_per_s=1.0))
@@ -112,16 +112,16 @@ def test_the_live_table_prefers_runs_in_training_and_failed_runs(plan, board, mo
     assert "… and 2 more runs" in text
 
 
-def test_the_live_table_is_drawn_on_a_terminal(plan, ledger):
+def test_the_live_table_is_drawn_on_a_terminal(plan, store):
     screen = console(terminal=True)
-    with progress_display(plan, ledger, screen) as display:
+    with progress_display(plan, store, screen) as display:
         assert isinstance(display, LiveTable)
     assert "starting workers" in screen.file.getvalue()
 
 
-def test_plain_lines(plan, ledger):
+def test_plain_lines(plan, store):
     output = console()
-    with progress_display(plan, ledger, output) as display:
+    with progress_display(plan, store, output) as display:
         assert isinstance(display, PlainLines)
         metrics = {"train/loss": 1.25, "in_dist/token_error": 33.333}
         display(event(display.board, 0, "running", 1))

@@ -1,13 +1,13 @@
-"""A small ablation, and functions that write results of it to a ledger."""
+"""A small ablation, and functions that write results of it to a store."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from cope_sweep.plan import Plan, expand
-from cope_sweep.record import Ledger
 from cope_sweep.spec import RunSpec
 from cope_sweep.spec.ablation import validate
 from cope_sweep.spec.source import Source
+from cope_sweep.store import Store
 from tests.tiny import TINY
 
 CONTENT: dict[str, Any] = {
@@ -31,9 +31,9 @@ def plan_of(name: str = "copying", **changes: Any) -> Plan:
     return expand(validate(Source(name, CONTENT | changes, {}), name))
 
 
-def finish(ledger: Ledger, run: RunSpec, metrics: Mapping[str, float], facts: Mapping[str, Any] | None = None) -> None:
+def finish(store: Store, run: RunSpec, metrics: Mapping[str, float], facts: Mapping[str, Any] | None = None) -> None:
     """Write `run` as finished, with a curve and a checkpoint."""
-    folder = ledger.run(run.run_id)
+    folder = store.run(run.run_id)
     with folder.lock():
         folder.begin(run, "here")
         folder.log({"step": 1, "train/loss": 2.5})
@@ -45,9 +45,9 @@ def finish(ledger: Ledger, run: RunSpec, metrics: Mapping[str, float], facts: Ma
         folder.finish({"train/loss": 1.25, **metrics}, facts or {"steps": 6, "parameters": 1234, "device": "cpu"})
 
 
-def fail(ledger: Ledger, run: RunSpec, message: str = "Diverged: the loss is nan") -> None:
+def fail(store: Store, run: RunSpec, message: str = "Diverged: the loss is nan") -> None:
     """Write `run` as failed."""
-    folder = ledger.run(run.run_id)
+    folder = store.run(run.run_id)
     with folder.lock():
         folder.begin(run, "here")
         folder.log({"step": 1, "train/loss": 2.5})

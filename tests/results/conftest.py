@@ -1,7 +1,7 @@
 import pytest
 
-from cope_sweep.record import Ledger
 from cope_sweep.results import table
+from cope_sweep.store import Store
 from tests.results.ablations import fail, finish, plan_of
 
 PUBLISHED = [
@@ -12,8 +12,8 @@ PUBLISHED = [
 
 
 @pytest.fixture
-def ledger(tmp_path):
-    return Ledger(tmp_path / "store", create=True)
+def store(tmp_path):
+    return Store(tmp_path / "store", create=True)
 
 
 @pytest.fixture
@@ -22,20 +22,20 @@ def plan():
 
 
 @pytest.fixture
-def partial(plan, ledger):
+def partial(plan, store):
     """CoPE complete, the second row with one seed of two (and a better mean!), the third with nothing finished."""
     cope, other, none = plan.rows
-    finish(ledger, cope.runs[0], {"in_dist/token_error": 10.0, "dense/loss": 0.25})
-    finish(ledger, cope.runs[1], {"in_dist/token_error": 14.0, "dense/loss": 0.75})
-    finish(ledger, other.runs[0], {"in_dist/token_error": 1.0, "dense/loss": 9.0})
-    fail(ledger, other.runs[1])
-    fail(ledger, none.runs[0])
-    return table(plan, ledger)
+    finish(store, cope.runs[0], {"in_dist/token_error": 10.0, "dense/loss": 0.25})
+    finish(store, cope.runs[1], {"in_dist/token_error": 14.0, "dense/loss": 0.75})
+    finish(store, other.runs[0], {"in_dist/token_error": 1.0, "dense/loss": 9.0})
+    fail(store, other.runs[1])
+    fail(store, none.runs[0])
+    return table(plan, store)
 
 
 @pytest.fixture
-def complete(plan, ledger):
+def complete(plan, store):
     for index, row in enumerate(plan.rows):
         for run in row.runs:
-            finish(ledger, run, {"in_dist/token_error": 10.0 * index + run.seed, "dense/loss": float(index)})
-    return table(plan, ledger)
+            finish(store, run, {"in_dist/token_error": 10.0 * index + run.seed, "dense/loss": float(index)})
+    return table(plan, store)

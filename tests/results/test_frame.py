@@ -4,8 +4,8 @@ import sys
 import pandas as pd
 import pytest
 
-from cope_sweep.record import StoreError
 from cope_sweep.results import curves, frame, table
+from cope_sweep.store import StoreError
 from tests.results.ablations import COUNTING, fail, finish, plan_of
 
 
@@ -14,8 +14,8 @@ def plan():
     return plan_of()
 
 
-def test_an_untrained_ablation_has_one_line_per_run(plan, ledger):
-    got = frame(plan, ledger)
+def test_an_untrained_ablation_has_one_line_per_run(plan, store):
+    got = frame(plan, store)
     assert got["run_id"].tolist() == [run.run_id for row in plan.rows for run in row.runs]
     assert got["status"].tolist() == ["pending"] * 6
     assert got["row"].tolist() == ["CoPE", "CoPE", "a_b <c>", "a_b <c>", "None", "None"]
@@ -25,16 +25,16 @@ def test_an_untrained_ablation_has_one_line_per_run(plan, ledger):
     assert got["dense/loss"].dtype == "float64"
 
 
-def test_each_status_has_its_values(plan, ledger):
+def test_each_status_has_its_values(plan, store):
     cope, other, none = plan.rows
-    finish(ledger, cope.runs[0], {"in_dist/token_error": 1.5, "dense/loss": 2.0, "extra": 7.0}, {"parameters": 10})
-    fail(ledger, other.runs[0], "ValueError: no, really")
-    with ledger.run(other.runs[1].run_id).lock():
-        ledger.run(other.runs[1].run_id).begin(other.runs[1], "there")
-    folder = ledger.run(none.runs[0].run_id)
+    finish(store, cope.runs[0], {"in_dist/token_error": 1.5, "dense/loss": 2.0, "extra": 7.0}, {"parameters": 10})
+    fail(store, other.runs[0], "ValueError: no, really")
+    with store.run(other.runs[1].run_id).lock():
+        store.run(other.runs[1].run_id).begin(other.runs[1], "there")
+    folder = store.run(none.runs[0].run_id)
     with folder.lock():
         folder.begin(none.runs[0], "there")
-        got = frame(plan, ledger)
+        got = frame(plan, store)
     assert got["status"].tolist() == ["finished", "pending", "failed", "interrupted", "running", "pending"]
     first = got.iloc[0]
     assert (first["in_dist/token_error"], first["dense/loss"], first["extra"]) == (1.5, 2.0, 7.0)
@@ -44,35 +44,35 @@ def test_each_status_has_its_values(plan, ledger):
     assert got["in_dist/token_error"].notna().sum() == 1
 
 
-def test_facts_keep_their_types(plan, ledger):
+def test_facts_keep_their_types(plan, store):
     facts = {"n": 3, "speed": 1.5, "device": "cpu", "quick": True, "odd": None}
-    finish(ledger, plan.rows[0].runs[0], {}, facts)
-    got = frame(plan, ledger)
+    finish(store, plan.rows[0].runs[0], {}, facts)
+    got = frame(plan, store)
     dtypes = {name: str(got[f"facts.{name}"].dtype) for name in facts}
     assert dtypes == {"n": "Int64", "speed": "Float64", "device": "str", "quick": "boolean", "odd": "Float64"}
 
 
-def test_facts_can_be_metrics(ledger):
+def test_facts_can_be_metrics(store):
     plan = plan_of(metrics=[{"name": "facts.tokens_per_s", "goal": "max"}, {"name": "facts.train_s"}])
-    finish(ledger, plan.rows[0].runs[0], {"in_dist/token_error": 1.5}, {"tokens_per_s": 123.5, "device": "cpu"})
-    got = frame(plan, ledger)
+    finish(store, plan.rows[0].runs[0], {"in_dist/token_error": 1.5}, {"tokens_per_s": 123.5, "device": "cpu"})
+    got = frame(plan, store)
     assert got.columns.is_unique
     assert got["facts.tokens_per_s"].dropna().tolist() == [123.5]
     assert got["facts.train_s"].isna().all()
-    assert table(plan, ledger).frame["facts.tokens_per_s.mean"].dropna().tolist() == [123.5]
+    assert table(plan, store).frame["facts.tokens_per_s.mean"].dropna().tolist() == [123.5]
 
 
-def test_conditional_axes_are_missing_where_they_do_not_apply(ledger):
+def test_conditional_axes_are_missing_where_they_do_not_apply(store):
     plan = plan_of(when=[{"if": {"model.position": "CoPE"}, "grid": {"model.dim": [8, 16]}}], seeds=[3])
-    got = frame(plan, ledger)
+    got = frame(plan, store)
     assert got["model.dim"].isna().tolist() == [False, False, True, True]
     assert got["row"].tolist()[:2] == ["CoPE · 8", "CoPE · 16"]
 
 
-def test_frames_can_be_written_and_read_again(plan, ledger, tmp_path):
-    finish(ledger, plan.rows[0].runs[0], {"in_dist/token_error": 1 / 3, "dense/loss": 2.0})
-    fail(ledger, plan.rows[1].runs[0])
-    got = frame(plan, ledger)
+def test_frames_can_be_written_and_read_again(plan, store, tmp_path):
+    finish(store, plan.rows[0].runs[0], {"in_dist/token_error": 1 / 3, "dense/loss": 2.0})
+    fail(store, plan.rows[1].runs[0])
+    got = frame(plan, store)
     got.to_parquet(tmp_path / "runs.parquet")
     pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "runs.parquet"), got)
     got.to_csv(tmp_path / "runs.csv", index=False)
@@ -80,10 +80,10 @@ def test_frames_can_be_written_and_read_again(plan, ledger, tmp_path):
     pd.testing.assert_frame_equal(again, got)
 
 
-def test_curves_have_one_line_per_value_and_unfinished_runs(plan, ledger):
-    finish(ledger, plan.rows[0].runs[1], {"dense/loss": 0.5})
-    fail(ledger, plan.rows[2].runs[0])
-    got = curves(plan, ledger)
+def test_curves_have_one_line_per_value_and_unfinished_runs(plan, store):
+    finish(store, plan.rows[0].runs[1], {"dense/loss": 0.5})
+    fail(store, plan.rows[2].runs[0])
+    got = curves(plan, store)
     assert got.drop(columns="run_id").values.tolist() == [
         ["CoPE", 1, 1, "train/loss", 2.5],
         ["CoPE", 1, 6, "train/loss", 1.25],
@@ -91,24 +91,24 @@ def test_curves_have_one_line_per_value_and_unfinished_runs(plan, ledger):
         ["None", 0, 1, "train/loss", 2.5],
     ]
     assert set(got["run_id"]) == {plan.rows[0].runs[1].run_id, plan.rows[2].runs[0].run_id}
-    assert curves(plan_of(seeds=[9]), ledger).empty
+    assert curves(plan_of(seeds=[9]), store).empty
 
 
-def test_former_metric_names_are_read_under_the_current_one(ledger):
+def test_former_metric_names_are_read_under_the_current_one(store):
     plan = plan_of(base=COUNTING, grid={}, metrics=[{"name": "in_dist/majority_baseline_error"}])
-    finish(ledger, plan.runs[0], {"in_dist/commonest_error": 70.0})
-    got = frame(plan, ledger)
+    finish(store, plan.runs[0], {"in_dist/commonest_error": 70.0})
+    got = frame(plan, store)
     assert got["in_dist/majority_baseline_error"].tolist()[0] == 70.0
     assert "in_dist/commonest_error" not in got
-    assert curves(plan, ledger)["metric"].tolist() == ["train/loss", "train/loss", "in_dist/majority_baseline_error"]
+    assert curves(plan, store)["metric"].tolist() == ["train/loss", "train/loss", "in_dist/majority_baseline_error"]
 
 
-def test_a_broken_file_is_named(plan, ledger):
-    finish(ledger, plan.rows[0].runs[0], {})
-    path = ledger.run(plan.rows[0].runs[0].run_id).path / "result.json"
+def test_a_broken_file_is_named(plan, store):
+    finish(store, plan.rows[0].runs[0], {})
+    path = store.run(plan.rows[0].runs[0].run_id).path / "result.json"
     path.write_text('{"metrics":')
     with pytest.raises(StoreError, match=r"result\.json"):
-        frame(plan, ledger)
+        frame(plan, store)
 
 
 @pytest.mark.slow

@@ -105,16 +105,16 @@ def test_numbers_do_not_wrap_in_narrow_terminals(partial):
     assert "12.00 ± 2.83" in console.export_text()
 
 
-def test_without_published_numbers_or_results_there_are_no_columns_for_them(ledger):
-    shown = cells_of_markdown(table(plan_of(), ledger).to_markdown())
+def test_without_published_numbers_or_results_there_are_no_columns_for_them(store):
+    shown = cells_of_markdown(table(plan_of(), store).to_markdown())
     assert shown[0] == ["position", "In-dist. (%)", "dense/loss", "runs"]
     assert shown[1] == ["CoPE", "–", "–", "0/2: 2 pending"]
 
 
-def test_an_ablation_without_axes_has_one_row(ledger):
+def test_an_ablation_without_axes_has_one_row(store):
     plan = plan_of(grid={}, seeds=[4])
-    finish(ledger, plan.rows[0].runs[0], {"in_dist/token_error": 3.0, "dense/loss": 1.0})
-    text = table(plan, ledger).to_markdown()
+    finish(store, plan.rows[0].runs[0], {"in_dist/token_error": 3.0, "dense/loss": 1.0})
+    text = table(plan, store).to_markdown()
     assert cells_of_markdown(text) == [
         ["row", "parameters", "In-dist. (%)", "dense/loss"],
         ["base", "1,234", "3.00", "1.000"],
@@ -122,12 +122,12 @@ def test_an_ablation_without_axes_has_one_row(ledger):
     assert text.endswith("One seed.\n")
 
 
-def test_a_metric_that_a_row_lacks_is_an_empty_cell(plan, ledger):
+def test_a_metric_that_a_row_lacks_is_an_empty_cell(plan, store):
     for row in plan.rows:
         for run in row.runs:
             metrics = {"in_dist/token_error": 10.0}
-            finish(ledger, run, metrics if row is plan.rows[1] else metrics | {"dense/loss": 0.5})
-    drawn = table(plan, ledger)
+            finish(store, run, metrics if row is plan.rows[1] else metrics | {"dense/loss": 0.5})
+    drawn = table(plan, store)
     assert cells_of_markdown(drawn.to_markdown())[2][-1] == "–"
     assert Cells(drawn.to_html()).rows[2][-1] == "–"
     assert " & -- \\\\" in drawn.to_latex()
@@ -137,15 +137,15 @@ HOSTILE = 'a "b" <script>&{}\\_%$#~^|*`[x](y)'
 
 
 @pytest.fixture
-def hostile(ledger):
+def hostile(store):
     """A table with characters in every text that mean something in some format."""
     published = [{"match": {"model.position": HOSTILE}, "values": {"in_dist/token_error": 1.0}, "source": HOSTILE}]
     metrics = [{"name": "in_dist/token_error", "label": HOSTILE, "unit": "%"}]
     plan = plan_of(
         "a{b}_c d", title=HOSTILE, grid={"model.position": {HOSTILE: ["cope"]}}, metrics=metrics, published=published
     )
-    finish(ledger, plan.runs[0], {"in_dist/token_error": 2.0})
-    return table(plan, ledger)
+    finish(store, plan.runs[0], {"in_dist/token_error": 2.0})
+    return table(plan, store)
 
 
 def test_braces_and_other_special_characters_are_escaped_in_latex(hostile):

@@ -6,8 +6,8 @@ import math
 import pandas as pd
 import pytest
 
-from cope_sweep.record import Ledger
 from cope_sweep.results import table
+from cope_sweep.store import Store
 from tests.results.ablations import COUNTING, finish, plan_of
 
 
@@ -47,11 +47,11 @@ def test_best_is_among_rows_with_all_their_seeds(partial, complete):
     assert complete.complete
 
 
-def test_a_tie_has_two_best(ledger):
+def test_a_tie_has_two_best(store):
     plan = plan_of(seeds=[0])
     for row, value in zip(plan.rows, (1.0, 1.0, 2.0), strict=True):
-        finish(ledger, row.runs[0], {"in_dist/token_error": value, "dense/loss": value})
-    assert table(plan, ledger).frame["in_dist/token_error.best"].tolist() == [True, True, False]
+        finish(store, row.runs[0], {"in_dist/token_error": value, "dense/loss": value})
+    assert table(plan, store).frame["in_dist/token_error.best"].tolist() == [True, True, False]
 
 
 def test_json_is_plain(partial):
@@ -87,21 +87,21 @@ def test_csv_and_parquet_hold_rows_or_runs(partial, tmp_path):
     pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "runs.parquet"), partial.runs)
 
 
-def test_a_metric_that_a_row_lacks_is_an_empty_cell(plan, ledger):
+def test_a_metric_that_a_row_lacks_is_an_empty_cell(plan, store):
     """As a long context that an encoding does not reach: the row is complete all the same."""
     for row in plan.rows:
         for run in row.runs:
             metrics = {"in_dist/token_error": 10.0}
-            finish(ledger, run, metrics if row is plan.rows[1] else metrics | {"dense/loss": 0.5})
-    drawn = table(plan, ledger)
+            finish(store, run, metrics if row is plan.rows[1] else metrics | {"dense/loss": 0.5})
+    drawn = table(plan, store)
     assert drawn.complete
     assert drawn.frame["dense/loss.n"].tolist() == [2, 0, 2]
     assert drawn.frame["dense/loss.best"].tolist() == [True, False, True]
     assert drawn.to_json()["rows"][1]["metrics"]["dense/loss"]["mean"] is None
 
 
-class CountingLedger(Ledger):
-    """A ledger that counts how often each run was asked for."""
+class CountingStore(Store):
+    """A store that counts how often each run was asked for."""
 
     def run(self, run_id):
         self.asked = getattr(self, "asked", collections.Counter())
@@ -111,21 +111,21 @@ class CountingLedger(Ledger):
 
 def test_every_run_is_read_once(tmp_path):
     plan = plan_of(grid={"model.position": {"CoPE": ["cope"], "None": []}}, seeds=list(range(500)))
-    ledger = CountingLedger(tmp_path / "store", create=True)
-    whole = table(plan, ledger)
+    store = CountingStore(tmp_path / "store", create=True)
+    whole = table(plan, store)
     assert whole.frame["pending"].tolist() == [500, 500]
     assert len(whole.to_json()["rows"][1]["runs"]) == len(whole.runs) / 2 == 500
-    assert ledger.asked == dict.fromkeys((run.run_id for run in plan.runs), 1)
+    assert store.asked == dict.fromkeys((run.run_id for run in plan.runs), 1)
 
 
-def test_results_under_a_former_metric_name_are_shown(ledger):
+def test_results_under_a_former_metric_name_are_shown(store):
     plan = plan_of(
         base=COUNTING, grid={"model.position": {"CoPE": ["cope"]}}, metrics=[{"name": "in_dist/commonest_error"}],
         published=[{"match": {"model.position": "CoPE"}, "values": {"in_dist/commonest_error": 78.0}}],
     )  # fmt: skip
-    finish(ledger, plan.runs[0], {"in_dist/commonest_error": 70.0})
-    finish(ledger, plan.runs[1], {"in_dist/majority_baseline_error": 80.0})
-    row = table(plan, ledger).frame.iloc[0]
+    finish(store, plan.runs[0], {"in_dist/commonest_error": 70.0})
+    finish(store, plan.runs[1], {"in_dist/majority_baseline_error": 80.0})
+    row = table(plan, store).frame.iloc[0]
     assert row["in_dist/majority_baseline_error.mean"] == 75.0
     assert row["in_dist/majority_baseline_error.n"] == 2
     assert row["in_dist/majority_baseline_error.published"] == 78.0

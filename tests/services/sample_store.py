@@ -17,8 +17,8 @@ from cope_services.server import listen
 from cope_services.settings import Settings
 
 from cope_sweep.plan import Plan, expand
-from cope_sweep.record import Ledger
 from cope_sweep.spec import load_ablation
+from cope_sweep.store import Store
 from cope_sweep.train import Runtime, train_run
 
 API = "/api/v1"
@@ -55,12 +55,12 @@ class SampleStore:
         return self.root / "ablations"
 
     @property
-    def store(self) -> Path:
+    def store_folder(self) -> Path:
         return self.root / "store"
 
     @property
-    def ledger(self) -> Ledger:
-        return Ledger(self.store)
+    def store(self) -> Store:
+        return Store(self.store_folder)
 
     @property
     def ids(self) -> list[str]:
@@ -68,7 +68,9 @@ class SampleStore:
         return [run.run_id for run in self.plan.runs]
 
     def settings(self, **changes: object) -> Settings:
-        return Settings.model_validate({"ablations": self.ablations, "store": self.store, "device": "cpu"} | changes)
+        return Settings.model_validate(
+            {"ablations": self.ablations, "store": self.store_folder, "device": "cpu"} | changes
+        )
 
     def copy_to(self, root: Path) -> SampleStore:
         shutil.copytree(self.root, root)
@@ -81,11 +83,11 @@ def build(root: Path) -> SampleStore:
     (ablations / "tiny.yaml").write_text(TINY)
     (ablations / "broken.yaml").write_text("title: broken\nbase: {}\nmetricz: []\n")
     (ablations / "notes.txt").write_text("no ablation")
-    ledger = Ledger(root / "store", create=True)
+    store = Store(root / "store", create=True)
     plan = expand(load_ablation(ablations / "tiny.yaml"))
     for run in plan.runs[:2]:
-        assert train_run(run, ledger, Runtime()) == "finished"
-    failed = ledger.run(plan.runs[2].run_id)
+        assert train_run(run, store, Runtime()) == "finished"
+    failed = store.run(plan.runs[2].run_id)
     with failed.lock():
         failed.begin(plan.runs[2], "local")
         failed.log({"step": 3, "train/loss": 9.0})

@@ -23,7 +23,7 @@ def test_not_ready_without_the_folder_of_ablations(own_sample: SampleStore) -> N
 
 
 def test_a_missing_store_has_no_runs(sample: SampleStore) -> None:
-    with serving(sample.settings(store=sample.store / "none")) as client:
+    with serving(sample.settings(store=sample.store_folder / "none")) as client:
         assert client.get("/health/ready").status_code == 200
         assert client.get(f"{API}/runs").json()["total"] == 0
         assert client.get(f"{API}/ablations/tiny").json()["counts"] == {"pending": 4}

@@ -21,7 +21,7 @@ def test_the_listing_agrees_with_the_files(client: httpx.Client, sample: SampleS
     listing = client.get(url).json()
     assert [file["name"] for file in listing["files"]] == ["config.json", "model.safetensors"]
     for file in listing["files"]:
-        content = (sample.ledger.run(sample.ids[0]).checkpoint / file["name"]).read_bytes()
+        content = (sample.store.run(sample.ids[0]).checkpoint / file["name"]).read_bytes()
         assert file["size_bytes"] == len(content)
         assert file["sha256"] == hashlib.sha256(content).hexdigest()
         assert client.get(file["url"]).content == content
@@ -34,7 +34,7 @@ def test_a_downloaded_checkpoint_loads(client: httpx.Client, sample: SampleStore
 
 
 def test_an_interrupted_download_is_resumed(client: httpx.Client, sample: SampleStore, url: str) -> None:
-    whole = (sample.ledger.run(sample.ids[0]).checkpoint / "model.safetensors").read_bytes()
+    whole = (sample.store.run(sample.ids[0]).checkpoint / "model.safetensors").read_bytes()
     first = client.get(f"{url}/model.safetensors", headers={"range": "bytes=0-999"})
     assert (first.status_code, first.headers["content-range"]) == (206, f"bytes 0-999/{len(whole)}")
     rest = client.get(f"{url}/model.safetensors", headers={"range": "bytes=1000-", "if-range": first.headers["etag"]})
@@ -58,7 +58,7 @@ def test_head_and_304(client: httpx.Client, url: str) -> None:
 
 
 def test_no_name_gives_another_file(own_sample: SampleStore) -> None:
-    folder = own_sample.ledger.run(own_sample.ids[0]).checkpoint
+    folder = own_sample.store.run(own_sample.ids[0]).checkpoint
     (folder / ".hidden").write_text("secret")
     (folder / "link").symlink_to("/etc/passwd")
     (folder / "folder").mkdir()
@@ -83,7 +83,7 @@ def test_unfinished_runs_have_no_checkpoint(client: httpx.Client, sample: Sample
 
 
 def test_a_deleted_checkpoint_is_reported(own_sample: SampleStore) -> None:
-    folder = own_sample.ledger.run(own_sample.ids[0]).checkpoint
+    folder = own_sample.store.run(own_sample.ids[0]).checkpoint
     for path in folder.iterdir():
         path.unlink()
     with serving(own_sample.settings()) as client:

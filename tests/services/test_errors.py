@@ -10,8 +10,8 @@ from cope_services.app import create_app
 from fastapi.testclient import TestClient
 
 from cope_sweep.errors import UserError
-from cope_sweep.record import StoreError
 from cope_sweep.spec import SpecError
+from cope_sweep.store import StoreError
 from tests.services.sample_store import API, SampleStore
 
 

@@ -70,7 +70,7 @@ def test_curves_of_an_ablation(client: httpx.Client, sample: SampleStore) -> Non
 
 def test_long_curves_are_reduced_to_common_steps(own_sample: SampleStore) -> None:
     for run, steps in zip(own_sample.plan.runs[2:], (1000, 401), strict=True):
-        folder = own_sample.ledger.run(run.run_id)
+        folder = own_sample.store.run(run.run_id)
         with folder.lock():
             folder.begin(run, "local")
         lines = "".join(f'{{"step": {step}, "train/loss": 1.0}}\n' for step in range(1, steps + 1))
@@ -85,7 +85,7 @@ def test_long_curves_are_reduced_to_common_steps(own_sample: SampleStore) -> Non
 
 def test_a_curve_as_json_and_csv(client: httpx.Client, sample: SampleStore) -> None:
     rows = get(client, f"/runs/{sample.ids[0]}/curve")
-    assert rows == sample.ledger.run(sample.ids[0]).curve()
+    assert rows == sample.store.run(sample.ids[0]).curve()
     response = client.get(f"{API}/runs/{sample.ids[0]}/curve?format=csv")
     read = list(csv.DictReader(io.StringIO(response.text)))
     assert [int(row["step"]) for row in read] == [row["step"] for row in rows]
@@ -113,9 +113,9 @@ def test_a_finished_run(client: httpx.Client, sample: SampleStore) -> None:
     assert (run["status"], run["step"], run["steps"], run["seed"]) == ("finished", 12, 12, 0)
     assert (run["ablations"], run["row"]) == (["tiny"], "CoPE")
     assert run["spec"] == sample.plan.runs[0].model_dump(mode="json")
-    assert run["metrics"] == sample.ledger.run(sample.ids[0]).result["metrics"]
+    assert run["metrics"] == sample.store.run(sample.ids[0]).result["metrics"]
     assert run["facts"]["parameters"] > 0
-    assert run["curve"] == sample.ledger.run(sample.ids[0]).curve()
+    assert run["curve"] == sample.store.run(sample.ids[0]).curve()
     assert get(client, f"/runs/{sample.ids[0]}?curve=false")["curve"] == []
 
 
@@ -134,7 +134,7 @@ def test_a_pending_run_has_the_configuration_of_its_plan(client: httpx.Client, s
 
 
 def test_a_damaged_file_does_not_hide_other_runs(own_sample: SampleStore) -> None:
-    folder = own_sample.ledger.run(own_sample.ids[0]).path
+    folder = own_sample.store.run(own_sample.ids[0]).path
     (folder / "result.json").write_text("{")
     with serving(own_sample.settings()) as client:
         runs = {run["run_id"]: run for run in get(client, "/runs")["runs"]}

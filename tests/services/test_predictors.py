@@ -26,7 +26,7 @@ def ask(client: httpx.Client, run_id: str, tokens: Any, status: int = 200, **mor
 
 @pytest.mark.parametrize("index", [0, 1])
 def test_the_values_are_those_of_the_predictor(client: httpx.Client, sample: SampleStore, index: int) -> None:
-    predictor = Predictor.load(sample.ledger.run(sample.ids[index]).checkpoint, "cpu")
+    predictor = Predictor.load(sample.store.run(sample.ids[index]).checkpoint, "cpu")
     answer = ask(client, sample.ids[index], SEQUENCES, log_probabilities=True)
     total = predictor.perplexity(SEQUENCES)
     assert answer["run_id"] == sample.ids[index]
@@ -87,7 +87,7 @@ def test_runs_that_cannot_answer(client: httpx.Client, sample: SampleStore) -> N
 
 
 def test_a_truncated_checkpoint_is_reported(own_sample: SampleStore) -> None:
-    path = own_sample.ledger.run(own_sample.ids[0]).checkpoint / "model.safetensors"
+    path = own_sample.store.run(own_sample.ids[0]).checkpoint / "model.safetensors"
     with serving(own_sample.settings()) as client:
         whole, before = path.read_bytes(), ask(client, own_sample.ids[0], [[1, 2, 3]])
         path.write_bytes(whole[:-10])
@@ -99,7 +99,7 @@ def test_a_truncated_checkpoint_is_reported(own_sample: SampleStore) -> None:
 
 
 def test_a_changed_checkpoint_is_loaded_again(own_sample: SampleStore) -> None:
-    folder = own_sample.ledger.run(own_sample.ids[0])
+    folder = own_sample.store.run(own_sample.ids[0])
     with serving(own_sample.settings(max_models=1)) as client:
         before = ask(client, own_sample.ids[0], [[1, 2, 3]])["total"]
         model, spec = load_model(folder.checkpoint)

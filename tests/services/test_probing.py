@@ -32,7 +32,7 @@ def square(rows: list[list[float]]) -> np.ndarray:
 
 
 def test_the_values_are_those_of_the_library(client: httpx.Client, sample: SampleStore) -> None:
-    predictor = Predictor.load(sample.ledger.run(sample.ids[0]).checkpoint, "cpu")
+    predictor = Predictor.load(sample.store.run(sample.ids[0]).checkpoint, "cpu")
     answer = ask(client, sample.ids[0])
     [layer] = probe(predictor, IDS).layers
     marks = predictor.run.task.marks(np.array(IDS))
@@ -121,7 +121,7 @@ def test_runs_that_cannot_answer(client: httpx.Client, sample: SampleStore) -> N
 
 
 def test_damaged_weights_are_reported(own_sample: SampleStore) -> None:
-    folder = own_sample.ledger.run(own_sample.ids[0])
+    folder = own_sample.store.run(own_sample.ids[0])
     model, spec = load_model(folder.checkpoint)
     model.embedding.weight.fill_(float("nan"))
     with folder.writing_checkpoint() as temporary:

@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 def start(sample: SampleStore, port: int = 0, **more: str) -> subprocess.Popen[str]:
     environment = os.environ | {
         "COPE_SWEEP_ABLATIONS": str(sample.ablations),
-        "COPE_SWEEP_STORE": str(sample.store),
+        "COPE_SWEEP_STORE": str(sample.store_folder),
         "COPE_SWEEP_PORT": str(port),
         "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "services"))),
     }
@@ -56,7 +56,7 @@ def test_from_start_to_stop(sample: SampleStore) -> None:
             assert "libtorch" not in maps.read_text()
 
         path = f"/api/v1/runs/{sample.ids[0]}/checkpoint/model.safetensors"
-        whole = (sample.ledger.run(sample.ids[0]).checkpoint / "model.safetensors").read_bytes()
+        whole = (sample.store.run(sample.ids[0]).checkpoint / "model.safetensors").read_bytes()
         with client.stream("GET", path) as broken_off:
             got = next(broken_off.iter_raw(1500))
         rest = client.get(path, headers={"range": f"bytes={len(got)}-", "if-range": broken_off.headers["etag"]})

@@ -13,8 +13,8 @@ import pytest
 
 from cope_sweep import results
 from cope_sweep.plan import Plan
-from cope_sweep.record import Ledger
 from cope_sweep.results import table
+from cope_sweep.store import Store
 from tests.services.sample_store import API, SampleStore, serving
 
 
@@ -36,7 +36,7 @@ def get(client: httpx.Client, path: str, status: int = 200, **kwargs: Any) -> An
 def test_a_format_is_chosen_by_name_or_by_accept_header(
     client: httpx.Client, sample: SampleStore, output_format: str, media: str, method: str
 ) -> None:
-    expected = getattr(table(sample.plan, sample.ledger), method)()
+    expected = getattr(table(sample.plan, sample.store), method)()
     named = client.get(f"{API}/ablations/tiny/table?format={output_format}")
     accepted = client.get(f"{API}/ablations/tiny/table", headers={"accept": f"{media};q=0.9, application/json;q=0.1"})
     for response in (named, accepted):
@@ -45,7 +45,7 @@ def test_a_format_is_chosen_by_name_or_by_accept_header(
 
 
 def test_the_default_format_is_json(client: httpx.Client, sample: SampleStore) -> None:
-    expected = table(sample.plan, sample.ledger).to_json()
+    expected = table(sample.plan, sample.store).to_json()
     assert get(client, "/ablations/tiny/table") == expected
     assert get(client, "/ablations/tiny/table?format=json", headers={"accept": "text/csv"}) == expected
     assert expected["rows"][0]["counts"]["failed"] == 1
@@ -77,7 +77,7 @@ def test_an_unchanged_table_is_304_and_a_changed_one_is_not(own_sample: SampleSt
             assert (unchanged.status_code, unchanged.content, unchanged.headers["etag"]) == (304, b"", etag)
         assert client.get(f"{path}?format=csv", headers={"if-none-match": etag}).status_code == 200
 
-        pending = own_sample.ledger.run(own_sample.ids[3])
+        pending = own_sample.store.run(own_sample.ids[3])
         with pending.lock():
             pending.begin(own_sample.plan.runs[3], "local")
             running = client.get(path, headers={"if-none-match": etag})
@@ -98,10 +98,10 @@ def computed_tables(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the tables that are computed, in order. Each takes 50 ms longer than usual."""
     names: list[str] = []
 
-    def counted(plan: Plan, ledger: Ledger) -> results.Table:
+    def counted(plan: Plan, store: Store) -> results.Table:
         names.append(plan.name)
         time.sleep(0.05)
-        return table(plan, ledger)
+        return table(plan, store)
 
     monkeypatch.setattr(results, "table", counted)
     return names
@@ -122,7 +122,7 @@ def test_simultaneous_requests_share_one_computation(sample: SampleStore, comput
 
 
 def test_a_failed_computation_is_not_cached(own_sample: SampleStore) -> None:
-    path = own_sample.ledger.run(own_sample.ids[0]).path / "result.json"
+    path = own_sample.store.run(own_sample.ids[0]).path / "result.json"
     content = path.read_text()
     with serving(own_sample.settings()) as client:
         path.write_text("{")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cope_sweep.record import Ledger
+from cope_sweep.store import Store
 from cope_sweep.sweep.executor import Executor
 from cope_sweep.sweep.local import run_local
 from tests.sweep.ports import free_port
@@ -53,8 +53,8 @@ def cluster(ray_environment: dict[str, str]) -> Iterator[str]:
 
 
 @pytest.fixture
-def ledger(tmp_path: Path) -> Ledger:
-    return Ledger(tmp_path / "store", create=True)
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "store", create=True)
 
 
 @pytest.fixture(params=["local", pytest.param("ray", marks=pytest.mark.slow)])

@@ -4,8 +4,8 @@ import threading
 import time
 from collections.abc import Callable
 
-from cope_sweep.record import Event
 from cope_sweep.spec import Resources, RunSpec
+from cope_sweep.store import Event
 from tests.tiny import tiny_run
 
 LONG = {"train.steps": 100_000, "evaluate.every": 100_000}

@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any, Literal
 
-from cope_sweep.record import Event, Ledger
 from cope_sweep.spec import RunSpec
+from cope_sweep.store import Event, Store
 from cope_sweep.sweep.broker import MAX_IDLE_FAILURES, Broker, Lease, LeaseResult
 from tests.sweep.runs import seeds
 
@@ -14,8 +14,8 @@ def run(scenario: Coroutine[Any, Any, None]) -> None:
     asyncio.run(asyncio.wait_for(scenario, 60))
 
 
-def broker_of(ledger: Ledger, runs: list[RunSpec], max_failures: int = 1) -> Broker:
-    return Broker(str(ledger.root), runs, max_failures=max_failures, trials=1, ahead=0)
+def broker_of(store: Store, runs: list[RunSpec], max_failures: int = 1) -> Broker:
+    return Broker(str(store.root), runs, max_failures=max_failures, trials=1, ahead=0)
 
 
 async def lease_of(broker: Broker, group: int = 0) -> Lease:
@@ -35,10 +35,10 @@ async def turns(count: int = 5) -> None:
         await asyncio.sleep(0)
 
 
-def test_runs_are_leased_in_order_until_there_are_none(ledger: Ledger) -> None:
+def test_runs_are_leased_in_order_until_there_are_none(store: Store) -> None:
     async def scenario() -> None:
         runs = seeds(2)
-        broker = broker_of(ledger, runs)
+        broker = broker_of(store, runs)
         first, second = await lease_of(broker, 0), await lease_of(broker, 1)
         assert [first.run, second.run] == runs
         assert [first.number, second.number] == [1, 2]
@@ -54,10 +54,10 @@ def test_runs_are_leased_in_order_until_there_are_none(ledger: Ledger) -> None:
     run(scenario())
 
 
-def test_a_lease_ends_with_the_request_for_the_next(ledger: Ledger) -> None:
+def test_a_lease_ends_with_the_request_for_the_next(store: Store) -> None:
     async def scenario() -> None:
         runs = seeds(2)
-        broker = broker_of(ledger, runs)
+        broker = broker_of(store, runs)
         first = await lease_of(broker)
         event = Event(runs[0].run_id, "finished", 6, 6, {"in_dist/loss": 0.5})
         second = await broker.lease(0, LeaseResult(first.number, "finished", event), 0.0)
@@ -70,12 +70,12 @@ def test_a_lease_ends_with_the_request_for_the_next(ledger: Ledger) -> None:
     run(scenario())
 
 
-def test_a_result_without_an_event_is_read_from_the_ledger(ledger: Ledger) -> None:
+def test_a_result_without_an_event_is_read_from_the_store(store: Store) -> None:
     async def scenario() -> None:
         (only,) = runs = seeds(1)
-        broker = broker_of(ledger, runs)
+        broker = broker_of(store, runs)
         lease = await lease_of(broker)
-        folder = ledger.run(only.run_id)
+        folder = store.run(only.run_id)
         with folder.lock():
             folder.begin(only, "a worker")
             folder.finish({"in_dist/loss": 0.5}, {})
@@ -86,10 +86,10 @@ def test_a_result_without_an_event_is_read_from_the_ledger(ledger: Ledger) -> No
     run(scenario())
 
 
-def test_trials_limit_which_runs_may_be_leased(ledger: Ledger) -> None:
+def test_trials_limit_which_runs_may_be_leased(store: Store) -> None:
     async def scenario() -> None:
         runs = seeds(4)
-        broker = broker_of(ledger, runs)
+        broker = broker_of(store, runs)
         assert (await lease_of(broker, 0)).run == runs[0]  # no trial has started: no limit
         await broker.open(runs[1].run_id, "trial 1")
         assert (await lease_of(broker, 1)).run == runs[1]
@@ -104,10 +104,10 @@ def test_trials_limit_which_runs_may_be_leased(ledger: Ledger) -> None:
     run(scenario())
 
 
-def test_runs_may_be_leased_a_few_ahead_of_their_trials(ledger: Ledger) -> None:
+def test_runs_may_be_leased_a_few_ahead_of_their_trials(store: Store) -> None:
     async def scenario() -> None:
         runs = seeds(4)
-        broker = Broker(str(ledger.root), runs, max_failures=1, trials=1, ahead=2)
+        broker = Broker(str(store.root), runs, max_failures=1, trials=1, ahead=2)
         await broker.open(runs[0].run_id, "trial 1")
         for expected in runs[:3]:
             assert (await lease_of(broker)).run == expected
@@ -116,15 +116,15 @@ def test_runs_may_be_leased_a_few_ahead_of_their_trials(ledger: Ledger) -> None:
     run(scenario())
 
 
-def test_a_run_whose_worker_died_is_leased_again_first_and_fails_after_max_failures(ledger: Ledger) -> None:
+def test_a_run_whose_worker_died_is_leased_again_first_and_fails_after_max_failures(store: Store) -> None:
     async def scenario() -> None:
         runs = seeds(2)
-        broker = broker_of(ledger, runs, max_failures=1)
+        broker = broker_of(store, runs, max_failures=1)
         assert (await lease_of(broker)).run == runs[0]
         await broker.group_failed(0, "killed", died=True)
         assert (await lease_of(broker)).run == runs[0]
         await broker.group_failed(0, "killed\nagain", died=True)
-        folder = ledger.run(runs[0].run_id)
+        folder = store.run(runs[0].run_id)
         assert folder.status == "failed"
         assert folder.state["message"] == "its worker died 2 times: killed again"
         batch = await broker.poll_events(0, 0.0)
@@ -135,14 +135,14 @@ def test_a_run_whose_worker_died_is_leased_again_first_and_fails_after_max_failu
     run(scenario())
 
 
-def test_a_death_does_not_replace_a_result(ledger: Ledger) -> None:
+def test_a_death_does_not_replace_a_result(store: Store) -> None:
     """The worker wrote the result and died before it ended its lease."""
 
     async def scenario() -> None:
         (only,) = runs = seeds(1)
-        broker = broker_of(ledger, runs, max_failures=0)
+        broker = broker_of(store, runs, max_failures=0)
         await lease_of(broker)
-        folder = ledger.run(only.run_id)
+        folder = store.run(only.run_id)
         with folder.lock():
             folder.begin(only, "a worker")
             folder.finish({"in_dist/loss": 0.5}, {})
@@ -153,28 +153,28 @@ def test_a_death_does_not_replace_a_result(ledger: Ledger) -> None:
     run(scenario())
 
 
-def test_an_error_on_a_rank_fails_the_run_when_it_is_repeated(ledger: Ledger) -> None:
+def test_an_error_on_a_rank_fails_the_run_when_it_is_repeated(store: Store) -> None:
     async def scenario() -> None:
         (only,) = runs = seeds(1)
-        broker = broker_of(ledger, runs, max_failures=5)
+        broker = broker_of(store, runs, max_failures=5)
         for _ in range(2):
             assert (await lease_of(broker)).run == only
-            with ledger.run(only.run_id).lock():
-                ledger.run(only.run_id).begin(only, "rank 0")
-                ledger.run(only.run_id).fail("RuntimeError: too long", "Traceback …")
+            with store.run(only.run_id).lock():
+                store.run(only.run_id).begin(only, "rank 0")
+                store.run(only.run_id).fail("RuntimeError: too long", "Traceback …")
             await broker.group_failed(0, "rank 0: RuntimeError", died=False)
         batch = await broker.poll_events(0, 0.0)
         assert batch.ended
         assert batch.events[-1][1].message == "RuntimeError: too long"
-        assert ledger.run(only.run_id).state["traceback"] == "Traceback …"
+        assert store.run(only.run_id).state["traceback"] == "Traceback …"
 
     run(scenario())
 
 
-def test_messages_about_an_ended_lease_are_ignored(ledger: Ledger) -> None:
+def test_messages_about_an_ended_lease_are_ignored(store: Store) -> None:
     async def scenario() -> None:
         runs = seeds(1)
-        broker = broker_of(ledger, runs)
+        broker = broker_of(store, runs)
         lease = await lease_of(broker)
         await broker.register(0, None)  # its workers were restarted
         end(broker, lease)
@@ -185,9 +185,9 @@ def test_messages_about_an_ended_lease_are_ignored(ledger: Ledger) -> None:
     run(scenario())
 
 
-def test_workers_that_fail_without_a_lease_end_the_sweep(ledger: Ledger) -> None:
+def test_workers_that_fail_without_a_lease_end_the_sweep(store: Store) -> None:
     async def scenario() -> None:
-        broker = broker_of(ledger, seeds(1))
+        broker = broker_of(store, seeds(1))
         for _ in range(MAX_IDLE_FAILURES):
             assert (await broker.poll_events(0, 0.0)).fatal is None
             await broker.group_failed(0, "ModuleNotFoundError: cope_sweep", died=False)
@@ -197,9 +197,9 @@ def test_workers_that_fail_without_a_lease_end_the_sweep(ledger: Ledger) -> None
     run(scenario())
 
 
-def test_training_resets_the_count_of_idle_failures(ledger: Ledger) -> None:
+def test_training_resets_the_count_of_idle_failures(store: Store) -> None:
     async def scenario() -> None:
-        broker = broker_of(ledger, seeds(2))
+        broker = broker_of(store, seeds(2))
         await broker.group_failed(0, "killed", died=True)
         end(broker, await lease_of(broker))
         await broker.group_failed(0, "killed", died=True)
@@ -208,19 +208,19 @@ def test_training_resets_the_count_of_idle_failures(ledger: Ledger) -> None:
     run(scenario())
 
 
-def test_a_group_that_registers_with_a_problem_ends_the_sweep(ledger: Ledger) -> None:
+def test_a_group_that_registers_with_a_problem_ends_the_sweep(store: Store) -> None:
     async def scenario() -> None:
-        broker = broker_of(ledger, seeds(1))
+        broker = broker_of(store, seeds(1))
         await broker.register(0, "node x cannot see the store")
         assert (await broker.poll_events(0, 0.0)).fatal == "node x cannot see the store"
 
     run(scenario())
 
 
-def test_a_stopped_trial_interrupts_its_run_only(ledger: Ledger) -> None:
+def test_a_stopped_trial_interrupts_its_run_only(store: Store) -> None:
     async def scenario() -> None:
         runs = seeds(3)
-        broker = broker_of(ledger, runs)
+        broker = broker_of(store, runs)
         lease = await lease_of(broker)
         watching = asyncio.create_task(broker.watch(0, 0))
         await turns()
@@ -238,10 +238,10 @@ def test_a_stopped_trial_interrupts_its_run_only(ledger: Ledger) -> None:
     run(scenario())
 
 
-def test_a_death_after_its_trial_was_stopped_leaves_a_run_interrupted(ledger: Ledger) -> None:
+def test_a_death_after_its_trial_was_stopped_leaves_a_run_interrupted(store: Store) -> None:
     async def scenario() -> None:
         runs = seeds(1)
-        broker = broker_of(ledger, runs, max_failures=5)
+        broker = broker_of(store, runs, max_failures=5)
         await lease_of(broker)
         await broker.interrupt(runs[0].run_id)
         await broker.group_failed(0, "killed", died=True)
@@ -251,10 +251,10 @@ def test_a_death_after_its_trial_was_stopped_leaves_a_run_interrupted(ledger: Le
     run(scenario())
 
 
-def test_close_interrupts_all_runs_and_grants_no_more_leases(ledger: Ledger) -> None:
+def test_close_interrupts_all_runs_and_grants_no_more_leases(store: Store) -> None:
     async def scenario() -> None:
         runs = seeds(2)
-        broker = broker_of(ledger, runs)
+        broker = broker_of(store, runs)
         lease = await lease_of(broker)
         end(broker, await lease_of(broker, 1), group=1, outcome="interrupted")
         watching = asyncio.create_task(broker.watch(0, 0))
@@ -270,10 +270,10 @@ def test_close_interrupts_all_runs_and_grants_no_more_leases(ledger: Ledger) -> 
     run(scenario())
 
 
-def test_progress_replaces_older_progress(ledger: Ledger) -> None:
+def test_progress_replaces_older_progress(store: Store) -> None:
     async def scenario() -> None:
         (only,) = runs = seeds(1)
-        broker = broker_of(ledger, runs)
+        broker = broker_of(store, runs)
         lease = await lease_of(broker)
         for step in range(3):
             await broker.report(lease.number, Event(only.run_id, "running", step, 6))
@@ -293,10 +293,10 @@ def test_progress_replaces_older_progress(ledger: Ledger) -> None:
     run(scenario())
 
 
-def test_the_driver_waits_for_an_event(ledger: Ledger) -> None:
+def test_the_driver_waits_for_an_event(store: Store) -> None:
     async def scenario() -> None:
         (only,) = runs = seeds(1)
-        broker = broker_of(ledger, runs)
+        broker = broker_of(store, runs)
         lease = await lease_of(broker)
         waiting = asyncio.create_task(broker.poll_events(0, 60.0))
         await turns()
@@ -307,13 +307,13 @@ def test_the_driver_waits_for_an_event(ledger: Ledger) -> None:
     run(scenario())
 
 
-def test_a_run_that_another_process_trains_is_leased_when_that_process_gives_it_up(ledger: Ledger) -> None:
+def test_a_run_that_another_process_trains_is_leased_when_that_process_gives_it_up(store: Store) -> None:
     async def scenario() -> None:
         busy, other = runs = seeds(2)
-        broker = broker_of(ledger, runs)
+        broker = broker_of(store, runs)
         first = await lease_of(broker)
-        with ledger.run(busy.run_id).lock():
-            ledger.run(busy.run_id).begin(busy, "another process")
+        with store.run(busy.run_id).lock():
+            store.run(busy.run_id).begin(busy, "another process")
             second = await broker.lease(0, LeaseResult(first.number, "busy", None), 0.0)
             assert isinstance(second, Lease)
             assert second.run == other
@@ -326,12 +326,12 @@ def test_a_run_that_another_process_trains_is_leased_when_that_process_gives_it_
     run(scenario())
 
 
-def test_the_end_of_a_run_in_another_process_is_reported(ledger: Ledger) -> None:
+def test_the_end_of_a_run_in_another_process_is_reported(store: Store) -> None:
     async def scenario() -> None:
         (busy,) = runs = seeds(1)
-        broker = broker_of(ledger, runs)
+        broker = broker_of(store, runs)
         first = await lease_of(broker)
-        folder = ledger.run(busy.run_id)
+        folder = store.run(busy.run_id)
         with folder.lock():
             folder.begin(busy, "another process")
             assert await broker.lease(0, LeaseResult(first.number, "busy", None), 0.2) == "wait"

@@ -4,25 +4,25 @@ import threading
 
 import pytest
 
-from cope_sweep.record import Event, Ledger
 from cope_sweep.spec import RunSpec
+from cope_sweep.store import Event, Store
 from cope_sweep.sweep.executor import Executor, ForeignRun, final_event, unfinished
 from cope_sweep.sweep.local import run_local
 from tests.sweep.runs import LONG, ONE_GROUP, EventLog, Listener, seeds
 from tests.tiny import tiny_run
 
 
-def test_every_run_is_trained_in_order_and_only_once(executor: Executor, ledger: Ledger, events: EventLog) -> None:
+def test_every_run_is_trained_in_order_and_only_once(executor: Executor, store: Store, events: EventLog) -> None:
     runs = seeds(4)
-    run_local([runs[2]], ledger, ONE_GROUP, on_event=events, stop=events.stop)
-    first = ledger.run(runs[2].run_id).path.joinpath("result.json").read_bytes()
-    executor([*runs, runs[0]], ledger, ONE_GROUP, on_event=events, stop=events.stop)
+    run_local([runs[2]], store, ONE_GROUP, on_event=events, stop=events.stop)
+    first = store.run(runs[2].run_id).path.joinpath("result.json").read_bytes()
+    executor([*runs, runs[0]], store, ONE_GROUP, on_event=events, stop=events.stop)
 
     order = [2, 0, 1, 3]
     assert events.ends() == [(runs[index].run_id, "finished") for index in order]
-    assert ledger.run(runs[2].run_id).path.joinpath("result.json").read_bytes() == first
+    assert store.run(runs[2].run_id).path.joinpath("result.json").read_bytes() == first
     for run in runs:
-        folder = ledger.run(run.run_id)
+        folder = store.run(run.run_id)
         assert folder.status == "finished"
         assert folder.curve()[-1]["step"] == run.train.steps
         assert events.of(run)[0].status == "running"
@@ -32,34 +32,34 @@ def test_every_run_is_trained_in_order_and_only_once(executor: Executor, ledger:
     assert len({event.worker_id for run in (runs[0], runs[1], runs[3]) for event in events.of(run)}) == 1
 
 
-def test_a_failing_run_fails_alone(executor: Executor, ledger: Ledger, events: EventLog) -> None:
+def test_a_failing_run_fails_alone(executor: Executor, store: Store, events: EventLog) -> None:
     bad = tiny_run(**{"train.lr": 1e20, "train.steps": 200})
     runs = [tiny_run(seed=1), bad, tiny_run(seed=2)]
-    executor(runs, ledger, ONE_GROUP, on_event=events, stop=events.stop)
+    executor(runs, store, ONE_GROUP, on_event=events, stop=events.stop)
 
     assert [status for _, status in events.ends()] == ["finished", "failed", "finished"]
     assert "Diverged" in str(events.of(bad)[-1].message)
-    state = ledger.run(bad.run_id).state
+    state = store.run(bad.run_id).state
     assert "Diverged" in state["message"]
     assert "Traceback" in state["traceback"]
     # The next call tries a failed run again, with any executor.
-    run_local([bad], ledger, ONE_GROUP, on_event=events, stop=events.stop)
-    assert ledger.run(bad.run_id).state["attempt"] == 2
+    run_local([bad], store, ONE_GROUP, on_event=events, stop=events.stop)
+    assert store.run(bad.run_id).state["attempt"] == 2
 
 
-def test_stop_interrupts_and_the_next_call_resumes(executor: Executor, ledger: Ledger, events: EventLog) -> None:
+def test_stop_interrupts_and_the_next_call_resumes(executor: Executor, store: Store, events: EventLog) -> None:
     running, pending = seeds(2, **LONG)
 
     def stop_late(event: Event) -> None:
         if event.step >= 20:
             events.stop.set()
 
-    executor([running, pending], ledger, ONE_GROUP, on_event=Listener(events, stop_late), stop=events.stop)
+    executor([running, pending], store, ONE_GROUP, on_event=Listener(events, stop_late), stop=events.stop)
     assert events.ends() == [(running.run_id, "interrupted")]
-    assert ledger.run(running.run_id).status == "interrupted"
-    assert ledger.run(running.run_id).resume.exists()
-    assert ledger.run(pending.run_id).status == "pending"
-    assert not ledger.run(pending.run_id).path.exists()
+    assert store.run(running.run_id).status == "interrupted"
+    assert store.run(running.run_id).resume.exists()
+    assert store.run(pending.run_id).status == "pending"
+    assert not store.run(pending.run_id).path.exists()
     reached = events[-1].step
 
     again = EventLog()
@@ -68,16 +68,16 @@ def test_stop_interrupts_and_the_next_call_resumes(executor: Executor, ledger: L
         if event.step:
             again.stop.set()
 
-    run_local([running], ledger, ONE_GROUP, on_event=Listener(again, stop_at_once), stop=again.stop)
+    run_local([running], store, ONE_GROUP, on_event=Listener(again, stop_at_once), stop=again.stop)
     assert next(event.step for event in again if event.step) >= reached
 
 
-def test_a_run_that_another_process_trains_is_waited_for(executor: Executor, ledger: Ledger, events: EventLog) -> None:
+def test_a_run_that_another_process_trains_is_waited_for(executor: Executor, store: Store, events: EventLog) -> None:
     taken, given_up, free = seeds(3)
-    locks = [ledger.run(run.run_id).lock() for run in (taken, given_up)]
+    locks = [store.run(run.run_id).lock() for run in (taken, given_up)]
     for run, lock in zip((taken, given_up), locks, strict=True):
         assert lock.__enter__()
-        ledger.run(run.run_id).begin(run, "another process")
+        store.run(run.run_id).begin(run, "another process")
 
     def release(event: Event) -> None:
         if event.run_id == free.run_id and event.status == "finished":
@@ -85,24 +85,24 @@ def test_a_run_that_another_process_trains_is_waited_for(executor: Executor, led
             threading.Timer(1.5, end_both).start()
 
     def end_both() -> None:
-        ledger.run(taken.run_id).finish({"in_dist/loss": 0.5}, {})
+        store.run(taken.run_id).finish({"in_dist/loss": 0.5}, {})
         for lock in locks:
             lock.__exit__(None, None, None)
 
-    executor([taken, given_up, free], ledger, ONE_GROUP, on_event=Listener(events, release), stop=events.stop)
+    executor([taken, given_up, free], store, ONE_GROUP, on_event=Listener(events, release), stop=events.stop)
     assert events.ends()[0] == (free.run_id, "finished")
     assert sorted(events.ends()[1:]) == sorted([(taken.run_id, "finished"), (given_up.run_id, "finished")])
     assert events.of(taken)[-1].metrics == {"in_dist/loss": 0.5}
     assert events.of(taken)[-1].worker_id == "another process"
-    assert ledger.run(given_up.run_id).curve()[-1]["step"] == given_up.train.steps
+    assert store.run(given_up.run_id).curve()[-1]["step"] == given_up.train.steps
 
 
-def test_no_runs(executor: Executor, ledger: Ledger, events: EventLog) -> None:
-    executor([], ledger, ONE_GROUP, on_event=events, stop=events.stop)
+def test_no_runs(executor: Executor, store: Store, events: EventLog) -> None:
+    executor([], store, ONE_GROUP, on_event=events, stop=events.stop)
     assert not events
 
 
-def test_an_error_of_the_event_handler_stops_the_sweep(executor: Executor, ledger: Ledger, events: EventLog) -> None:
+def test_an_error_of_the_event_handler_stops_the_sweep(executor: Executor, store: Store, events: EventLog) -> None:
     runs: list[RunSpec] = seeds(2, **LONG)
 
     def break_down(event: Event) -> None:
@@ -110,29 +110,29 @@ def test_an_error_of_the_event_handler_stops_the_sweep(executor: Executor, ledge
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        executor(runs, ledger, ONE_GROUP, on_event=Listener(events, break_down), stop=events.stop)
+        executor(runs, store, ONE_GROUP, on_event=Listener(events, break_down), stop=events.stop)
     assert events.stop.is_set()
-    assert ledger.run(runs[0].run_id).status == "interrupted"
-    assert ledger.run(runs[0].run_id).resume.exists()
-    assert ledger.run(runs[1].run_id).status == "pending"
+    assert store.run(runs[0].run_id).status == "interrupted"
+    assert store.run(runs[0].run_id).resume.exists()
+    assert store.run(runs[1].run_id).status == "pending"
 
 
-def test_unfinished_runs_are_listed_once_and_in_order(ledger: Ledger) -> None:
+def test_unfinished_runs_are_listed_once_and_in_order(store: Store) -> None:
     done, failed, new = seeds(3)
     for run in (done, failed):
-        folder = ledger.run(run.run_id)
+        folder = store.run(run.run_id)
         with folder.lock():
             folder.begin(run, "here")
             folder.finish({}, {}) if run is done else folder.fail("no", "Traceback")
-    assert unfinished([new, done, failed, new], ledger) == [new, failed]
+    assert unfinished([new, done, failed, new], store) == [new, failed]
 
 
 @pytest.mark.parametrize(
     ("end", "expected"), [("finish", "ended"), ("fail", "ended"), ("release", "free"), ("interrupt", "free")]
 )
-def test_a_foreign_run_is_running_until_its_process_ends_it(ledger: Ledger, end: str, expected: str) -> None:
+def test_a_foreign_run_is_running_until_its_process_ends_it(store: Store, end: str, expected: str) -> None:
     (run,) = seeds(1)
-    folder = ledger.run(run.run_id)
+    folder = store.run(run.run_id)
     foreign = ForeignRun(folder)
     with folder.lock():
         folder.begin(run, "another process")
@@ -147,18 +147,18 @@ def test_a_foreign_run_is_running_until_its_process_ends_it(ledger: Ledger, end:
     assert foreign.poll() == expected
 
 
-def test_an_old_failure_is_free_to_be_trained(ledger: Ledger) -> None:
+def test_an_old_failure_is_free_to_be_trained(store: Store) -> None:
     (run,) = seeds(1)
-    folder = ledger.run(run.run_id)
+    folder = store.run(run.run_id)
     with folder.lock():
         folder.begin(run, "another process")
         folder.fail("no", "Traceback")
     assert ForeignRun(folder).poll() == "free"
 
 
-def test_the_final_event_of_a_failed_run_has_its_message(ledger: Ledger) -> None:
+def test_the_final_event_of_a_failed_run_has_its_message(store: Store) -> None:
     (run,) = seeds(1)
-    folder = ledger.run(run.run_id)
+    folder = store.run(run.run_id)
     with folder.lock():
         folder.begin(run, "host:1")
         folder.log({"step": 3, "train/loss": 2.0})
@@ -168,9 +168,9 @@ def test_the_final_event_of_a_failed_run_has_its_message(ledger: Ledger) -> None
     )
 
 
-def test_the_final_event_of_a_finished_run_has_its_metrics(ledger: Ledger) -> None:
+def test_the_final_event_of_a_finished_run_has_its_metrics(store: Store) -> None:
     (run,) = seeds(1)
-    folder = ledger.run(run.run_id)
+    folder = store.run(run.run_id)
     with folder.lock():
         folder.begin(run, "host:1")
         folder.log({"step": 6, "train/loss": 2.0})

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from cope_sweep.record import Ledger
 from cope_sweep.registry import PluginError
+from cope_sweep.store import Store
 from cope_sweep.sweep.plugins import plugin_runtime_env
 
 ROOT = Path(__file__).parents[2]
@@ -24,7 +24,7 @@ class Renamed(ENCODINGS["absolute"]):
 """
 DRIVER = """
 import sys, threading
-from cope_sweep.record import Ledger
+from cope_sweep.store import Store
 from cope_sweep.registry import load_plugins
 from cope_sweep.spec import Resources
 from cope_sweep.sweep.schedule import run_on_ray
@@ -33,7 +33,7 @@ from tests.tiny import tiny_run
 plugins = ["renamed_position.encoding", "renamed_single_file"]
 load_plugins(plugins)
 runs = [tiny_run(**{"model.position": [{"kind": kind}]}) for kind in ("renamed", "single_file")]
-run_on_ray(runs, Ledger(sys.argv[1]), Resources(groups=1, device="cpu"), on_event=lambda event: None,
+run_on_ray(runs, Store(sys.argv[1]), Resources(groups=1, device="cpu"), on_event=lambda event: None,
            stop=threading.Event(), plugins=plugins, address=sys.argv[2])
 """
 
@@ -86,5 +86,5 @@ def test_workers_train_with_plugins_from_another_folder(
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    folders = Ledger(tmp_path / "store").runs()
+    folders = Store(tmp_path / "store").runs()
     assert [run.status for run in folders] == ["finished", "finished"]

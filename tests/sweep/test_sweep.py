@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from cope_sweep.plan import Plan
-from cope_sweep.record import Event, Ledger, RunFolder
 from cope_sweep.spec import Resources, RunSpec
+from cope_sweep.store import Event, RunFolder, Store
 from cope_sweep.sweep.executor import ClusterError
 from cope_sweep.sweep.sweep import SweepOutcome, stopping_on_signals, sweep
 from tests.results.ablations import fail, finish, plan_of
@@ -21,15 +21,15 @@ METRICS = {"in_dist/token_error": 12.5, "dense/loss": 0.5}
 class Scripted:
     """An executor that enters a given status for each run, instead of training it."""
 
-    def __init__(self, ledger: Ledger, statuses: Sequence[str], error: Exception | None = None) -> None:
-        self.ledger, self.statuses, self.error = ledger, statuses, error
+    def __init__(self, store: Store, statuses: Sequence[str], error: Exception | None = None) -> None:
+        self.store, self.statuses, self.error = store, statuses, error
         self.runs: list[RunSpec] = []
         self.plugins: Sequence[str] = ()
 
     def __call__(
         self,
         runs: Sequence[RunSpec],
-        ledger: Ledger,
+        store: Store,
         resources: Resources,
         *,
         on_event: Callable[[Event], None],
@@ -40,11 +40,11 @@ class Scripted:
         for run, status in zip(runs, self.statuses, strict=True):
             match status:
                 case "finished":
-                    finish(ledger, run, METRICS)
+                    finish(store, run, METRICS)
                 case "failed":
-                    fail(ledger, run)
+                    fail(store, run)
                 case "interrupted":
-                    folder: RunFolder = ledger.run(run.run_id)
+                    folder: RunFolder = store.run(run.run_id)
                     with folder.lock():
                         folder.begin(run, "here")
                         folder.set_state("interrupted")
@@ -53,8 +53,8 @@ class Scripted:
             raise self.error
 
 
-def start(plan: Plan, ledger: Ledger, executor: Scripted, **options: Any) -> SweepOutcome:
-    return sweep(plan, ledger, executor, resources=Resources(), executor_name="local", tracking_uri=None, **options)
+def start(plan: Plan, store: Store, executor: Scripted, **options: Any) -> SweepOutcome:
+    return sweep(plan, store, executor, resources=Resources(), executor_name="local", tracking_uri=None, **options)
 
 
 @pytest.mark.parametrize(
@@ -65,17 +65,17 @@ def test_exit_codes(failed: int, interrupted: int, code: int) -> None:
     assert SweepOutcome("id", 1, 0, failed, interrupted, 1.0).exit_code == code
 
 
-def test_a_sweep_trains_unfinished_runs_and_records_the_table(ledger: Ledger) -> None:
+def test_a_sweep_trains_unfinished_runs_and_records_the_table(store: Store) -> None:
     plan = plan_of()
-    finish(ledger, plan.runs[0], METRICS)
-    fail(ledger, plan.runs[1])
-    executor = Scripted(ledger, ["finished"] * 5)
+    finish(store, plan.runs[0], METRICS)
+    fail(store, plan.runs[1])
+    executor = Scripted(store, ["finished"] * 5)
     events: list[Event] = []
-    outcome = start(plan, ledger, executor, file_text="title: x", on_event=events.append)
+    outcome = start(plan, store, executor, file_text="title: x", on_event=events.append)
     assert executor.runs == list(plan.runs[1:])
     assert len(events) == 5
     assert (outcome.trained, outcome.reused, outcome.failed, outcome.interrupted) == (5, 1, 0, 0)
-    (record,) = ledger.sweeps()
+    (record,) = store.sweeps()
     assert record["sweep_id"] == outcome.sweep_id
     assert (record["status"], record["file_text"], record["reused"]) == ("finished", "title: x", [plan.runs[0].run_id])
     assert record["ended_ms"] >= record["started_ms"]
@@ -91,32 +91,32 @@ def test_a_sweep_trains_unfinished_runs_and_records_the_table(ledger: Ledger) ->
         (["finished"] * 5 + ["pending"], "interrupted", 130),
     ],
 )
-def test_the_record_says_how_a_sweep_ended(ledger: Ledger, statuses: list[str], status: str, code: int) -> None:
+def test_the_record_says_how_a_sweep_ended(store: Store, statuses: list[str], status: str, code: int) -> None:
     plan = plan_of()
-    outcome = start(plan, ledger, Scripted(ledger, statuses))
+    outcome = start(plan, store, Scripted(store, statuses))
     assert outcome.exit_code == code
     assert outcome.trained == statuses.count("finished")
-    assert ledger.sweeps()[0]["status"] == status
+    assert store.sweeps()[0]["status"] == status
 
 
-def test_failed_runs_are_kept_on_request(ledger: Ledger) -> None:
+def test_failed_runs_are_kept_on_request(store: Store) -> None:
     plan = plan_of()
     for run in plan.runs[1:]:
-        finish(ledger, run, METRICS)
-    fail(ledger, plan.runs[0])
-    outcome = start(plan, ledger, Scripted(ledger, []), retry_failed=False)
+        finish(store, run, METRICS)
+    fail(store, plan.runs[0])
+    outcome = start(plan, store, Scripted(store, []), retry_failed=False)
     assert (outcome.sweep_id, outcome.reused, outcome.failed, outcome.exit_code) == (None, 5, 1, 1)
-    assert ledger.sweeps() == []
-    assert start(plan, ledger, Scripted(ledger, ["finished"])).exit_code == 0
+    assert store.sweeps() == []
+    assert start(plan, store, Scripted(store, ["finished"])).exit_code == 0
 
 
-def test_an_error_of_the_executor_is_raised_after_the_sweep_was_recorded(ledger: Ledger) -> None:
+def test_an_error_of_the_executor_is_raised_after_the_sweep_was_recorded(store: Store) -> None:
     plan = plan_of()
-    executor = Scripted(ledger, ["finished"] * 5 + ["pending"], ClusterError("the cluster broke"))
+    executor = Scripted(store, ["finished"] * 5 + ["pending"], ClusterError("the cluster broke"))
     with pytest.raises(ClusterError, match="the cluster broke"):
-        start(plan, ledger, executor)
-    assert ledger.sweeps()[0]["status"] == "interrupted"
-    assert ledger.sweeps()[0]["table"] is not None
+        start(plan, store, executor)
+    assert store.sweeps()[0]["status"] == "interrupted"
+    assert store.sweeps()[0]["table"] is not None
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])

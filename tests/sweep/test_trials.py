@@ -10,24 +10,24 @@ from typing import Any
 import pytest
 import ray
 
-from cope_sweep.record import Event, Ledger
 from cope_sweep.spec import RunSpec
+from cope_sweep.store import Event, Store
 from cope_sweep.sweep.broker import Broker, Lease, LeaseResult
 from cope_sweep.sweep.trials import StopWithSweep, run_trials
 from tests.sweep.runs import TIMEOUT_S, seeds
 
 
-def start_broker(ledger: Ledger, runs: list[RunSpec], trials: int) -> tuple[str, Any]:
+def start_broker(store: Store, runs: list[RunSpec], trials: int) -> tuple[str, Any]:
     name = f"broker-{secrets.token_hex(4)}"
     actor = ray.remote(Broker).options(name=name, num_cpus=0, max_concurrency=100)
-    return name, actor.remote(str(ledger.root), runs, max_failures=1, trials=trials, ahead=0)
+    return name, actor.remote(str(store.root), runs, max_failures=1, trials=trials, ahead=0)
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("cluster")
-def test_every_run_gets_a_trial_and_trials_end_with_their_runs(ledger: Ledger, tmp_path: Path) -> None:
+def test_every_run_gets_a_trial_and_trials_end_with_their_runs(store: Store, tmp_path: Path) -> None:
     runs = seeds(3)
-    name, broker = start_broker(ledger, runs, trials=1)
+    name, broker = start_broker(store, runs, trials=1)
     # A first trial, so that runs are leased only after theirs have started.
     ray.get(broker.open.remote(runs[0].run_id, "test"))
     trained: list[str] = []
@@ -50,9 +50,9 @@ def test_every_run_gets_a_trial_and_trials_end_with_their_runs(ledger: Ledger, t
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("cluster")
-def test_the_end_of_the_sweep_stops_trials_and_interrupts_their_runs(ledger: Ledger, tmp_path: Path) -> None:
+def test_the_end_of_the_sweep_stops_trials_and_interrupts_their_runs(store: Store, tmp_path: Path) -> None:
     runs = seeds(2)
-    name, broker = start_broker(ledger, runs, trials=2)
+    name, broker = start_broker(store, runs, trials=2)
     # A first trial, so that a run is leased only after its trial has started.
     ray.get(broker.open.remote(runs[0].run_id, "test"))
     sweep_ended = threading.Event()

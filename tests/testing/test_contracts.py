@@ -107,7 +107,7 @@ class OneSplit(Faulty):
 TRAINING = """
 
 def test_it_trains_through_the_public_api(tmp_path):
-    from cope_sweep.record import Ledger
+    from cope_sweep.store import Store
     from cope_sweep.spec import RunSpec
     from cope_sweep.train import Runtime, train_run
 
@@ -120,9 +120,9 @@ def test_it_trains_through_the_public_api(tmp_path):
         }
     )
     assert run.versions == {"first_token.first_token": 1, "learned_decay.learned_decay": 1}
-    ledger = Ledger(tmp_path / "store", create=True)
-    assert train_run(run, ledger, Runtime(threads=1)) == "finished"
-    assert ledger.run(run.run_id).status == "finished"
+    store = Store(tmp_path / "store", create=True)
+    assert train_run(run, store, Runtime(threads=1)) == "finished"
+    assert store.run(run.run_id).status == "finished"
 """
 
 

@@ -2,7 +2,7 @@ import random
 
 import pytest
 
-from cope_sweep.record import Ledger
+from cope_sweep.store import Store
 
 WORDS = [
     "the",
@@ -48,5 +48,5 @@ def text(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def ledger(tmp_path):
-    return Ledger(tmp_path / "store", create=True)
+def store(tmp_path):
+    return Store(tmp_path / "store", create=True)

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed
 
-from cope_sweep.record import Ledger
+from cope_sweep.store import Store
 from cope_sweep.train import Runtime, Trainer, train_run
 from tests.tiny import tiny_run
 
@@ -113,9 +113,9 @@ def work(rank, folder, text):
     runtime, run = Runtime(rank=rank, world_size=2, micro_batch=2), tiny_run(**RESUMED)
     asked = iter([False, True])
     results["outcomes"] = [
-        train_run(run, Ledger(f"{folder}/whole"), runtime),
-        train_run(run, Ledger(f"{folder}/parts"), runtime, should_stop=lambda: next(asked)),
-        train_run(run, Ledger(f"{folder}/parts"), runtime),
+        train_run(run, Store(f"{folder}/whole"), runtime),
+        train_run(run, Store(f"{folder}/parts"), runtime, should_stop=lambda: next(asked)),
+        train_run(run, Store(f"{folder}/parts"), runtime),
     ]
     Path(f"{folder}/rank{rank}.pickle").write_bytes(pickle.dumps(results))
     torch.distributed.barrier()
@@ -126,7 +126,7 @@ def work(rank, folder, text):
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("parallel")
     for name in ("whole", "parts"):
-        Ledger(folder / name, create=True)
+        Store(folder / name, create=True)
     return folder
 
 
@@ -193,7 +193,7 @@ def test_gradients_are_summed_once_a_step(ranks):
 def test_two_workers_resume_to_the_bit(ranks, folder):
     assert [rank["outcomes"] for rank in ranks] == [["finished", "interrupted", "finished"]] * 2
     run_id = tiny_run(**RESUMED).run_id
-    whole, parts = (Ledger(folder / name).run(run_id) for name in ("whole", "parts"))
+    whole, parts = (Store(folder / name).run(run_id) for name in ("whole", "parts"))
     assert parts.result["facts"]["resumed_from_step"] == 20
     assert parts.result["metrics"] == whole.result["metrics"]
     assert parts.curve() == whole.curve()

@@ -7,18 +7,18 @@ import time
 import pytest
 import torch
 
-from cope_sweep.record import Ledger
 from cope_sweep.spec import Resources
+from cope_sweep.store import Store
 from cope_sweep.train import Runtime, Trainer, train_run
 from cope_sweep.train.resume import load_resume
 from tests.tiny import tiny_run
 from tests.train.stores import stop_after, text_run, weights
 
 
-def test_facts_name_the_data_and_the_checkpoint_has_the_tokenizer(ledger, text):
+def test_facts_name_the_data_and_the_checkpoint_has_the_tokenizer(store, text):
     run = text_run(text)
-    assert train_run(run, ledger, Runtime()) == "finished"
-    folder = ledger.run(run.run_id)
+    assert train_run(run, store, Runtime()) == "finished"
+    folder = store.run(run.run_id)
     assert folder.result["facts"]["data"] == run.task.fingerprint()
     assert (folder.checkpoint / "tokenizer.json").read_bytes() == run.task.tokenizer_json.read_bytes()
     assert set(folder.result["metrics"]) >= {f"test/{name}" for name in run.task.METRICS}
@@ -28,11 +28,11 @@ def test_facts_name_the_data_and_the_checkpoint_has_the_tokenizer(ledger, text):
     ("position", "measured"), [(["cope"], True), (["rope"], True), (["alibi"], True), (["relative"], True),
                                ([{"kind": "relative", "far": "last"}], True), ([], True), (["absolute"], False)]
 )  # fmt: skip
-def test_longer_contexts_are_measured_or_the_facts_say_why_not(ledger, text, position, measured):
+def test_longer_contexts_are_measured_or_the_facts_say_why_not(store, text, position, measured):
     """The run was trained on 16 tokens. Absolute positions end there, which does not fail the run."""
     run = text_run(text, **{"model.position": position, "evaluate.contexts": [8, 16, 32, 64]})
-    assert train_run(run, ledger, Runtime()) == "finished"
-    metrics, facts = ledger.run(run.run_id).result["metrics"], ledger.run(run.run_id).result["facts"]
+    assert train_run(run, store, Runtime()) == "finished"
+    metrics, facts = store.run(run.run_id).result["metrics"], store.run(run.run_id).result["facts"]
     assert metrics["test/perplexity@16"] == pytest.approx(metrics["test/perplexity"], rel=1e-5)
     assert "validation/perplexity@8" in metrics
     assert ("test/perplexity@64" in metrics) == measured
@@ -42,12 +42,12 @@ def test_longer_contexts_are_measured_or_the_facts_say_why_not(ledger, text, pos
         assert facts["contexts_left_out"].startswith("32, 64: absolute position encoding has 16 embeddings")
 
 
-def test_facts_have_the_time_of_all_attempts(ledger):
+def test_facts_have_the_time_of_all_attempts(store):
     run = tiny_run(**{"train.steps": 30})
-    assert train_run(run, ledger, Runtime(), should_stop=stop_after(14)) == "interrupted"
-    folder = ledger.run(run.run_id)
+    assert train_run(run, store, Runtime(), should_stop=stop_after(14)) == "interrupted"
+    folder = store.run(run.run_id)
     before = load_resume(folder.resume, Trainer(run, Runtime()))["spent"]
-    assert train_run(run, ledger, Runtime()) == "finished"
+    assert train_run(run, store, Runtime()) == "finished"
     facts = folder.result["facts"]
     assert facts["resumed_from_step"] == 15
     assert facts["train_s"] > before["train_s"] > 0
@@ -58,14 +58,14 @@ def test_facts_have_the_time_of_all_attempts(ledger):
 def test_a_killed_run_continues_from_its_last_resume_file(tmp_path):
     run = tiny_run(**{"train.steps": 400, "evaluate.every": 400})
     script = textwrap.dedent(f"""
-        from cope_sweep.record import Ledger
+        from cope_sweep.store import Store
         from cope_sweep.spec import RunSpec
         from cope_sweep.train import Runtime, train_run
         run = RunSpec.model_validate_json({run.model_dump_json()!r})
-        train_run(run, Ledger({str(tmp_path)!r}, create=True), Runtime(checkpoint_every_s=0.02))
+        train_run(run, Store({str(tmp_path)!r}, create=True), Runtime(checkpoint_every_s=0.02))
         """)
-    ledger = Ledger(tmp_path, create=True)
-    folder = ledger.run(run.run_id)
+    store = Store(tmp_path, create=True)
+    folder = store.run(run.run_id)
     child = subprocess.Popen([sys.executable, "-c", script])
     deadline = time.monotonic() + 60
     while not folder.resume.exists() and time.monotonic() < deadline:
@@ -73,28 +73,28 @@ def test_a_killed_run_continues_from_its_last_resume_file(tmp_path):
     child.send_signal(signal.SIGKILL)
     child.wait()
     assert folder.status == "interrupted"
-    assert train_run(run, ledger, Runtime()) == "finished"
+    assert train_run(run, store, Runtime()) == "finished"
     assert folder.result["facts"]["resumed_from_step"] > 0
-    untouched = Ledger(tmp_path / "whole", create=True)
+    untouched = Store(tmp_path / "whole", create=True)
     train_run(run, untouched, Runtime())
     for name, tensor in weights(folder).items():
         assert torch.equal(tensor, weights(untouched.run(run.run_id))[name]), name
     assert folder.curve() == untouched.run(run.run_id).curve()
 
 
-def test_a_truncated_resume_file_is_ignored(ledger):
+def test_a_truncated_resume_file_is_ignored(store):
     run = tiny_run(**{"train.steps": 12})
-    train_run(run, ledger, Runtime(), should_stop=stop_after(5))
-    folder = ledger.run(run.run_id)
+    train_run(run, store, Runtime(), should_stop=stop_after(5))
+    folder = store.run(run.run_id)
     folder.resume.write_bytes(folder.resume.read_bytes()[:100])
-    assert train_run(run, ledger, Runtime()) == "finished"
+    assert train_run(run, store, Runtime()) == "finished"
     assert folder.result["facts"]["resumed_from_step"] == 0
 
 
 @pytest.mark.parametrize("attention", ["reference", "blocked", "auto"])
 def test_attention_implementations_give_the_same_result(tmp_path, attention):
     run = tiny_run(**{"model.position": ["cope"]})
-    plain, other = Ledger(tmp_path / "a", create=True), Ledger(tmp_path / "b", create=True)
+    plain, other = Store(tmp_path / "a", create=True), Store(tmp_path / "b", create=True)
     train_run(run, plain, Runtime(attention="reference"))
     train_run(run, other, Runtime.of(Resources(attention=attention), worker_id="here"))
     metrics, others = plain.run(run.run_id).result["metrics"], other.run(run.run_id).result["metrics"]

@@ -8,8 +8,8 @@ from tests.tiny import tiny_run
 
 
 @pytest.fixture
-def run_folder(ledger):
-    folder = ledger.run(tiny_run().run_id)
+def run_folder(store):
+    folder = store.run(tiny_run().run_id)
     with folder.lock():
         folder.begin(tiny_run(), "here")
         yield folder
@@ -54,8 +54,8 @@ def test_progress_events_are_throttled(monkeypatch):
     assert len(events) == 2
 
 
-def test_a_worker_without_a_folder_writes_nothing(ledger):
+def test_a_worker_without_a_folder_writes_nothing(store):
     reporter = RunReporter(tiny_run(), "rank 1", None, lambda event: None)
     reporter.log({"train/loss": 1.0})
     assert reporter.metrics == {"train/loss": 1.0}
-    assert ledger.runs() == []
+    assert store.runs() == []

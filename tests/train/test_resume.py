@@ -6,7 +6,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from cope_sweep.model import CheckpointError
-from cope_sweep.record import Ledger
+from cope_sweep.store import Store
 from cope_sweep.train import Runtime, Trainer, train_run
 from cope_sweep.train.resume import load_resume, save_resume
 from tests.tiny import tiny_run
@@ -28,7 +28,7 @@ def test_a_resumed_run_is_the_same_to_the_bit(tmp_path, dropout, position, optim
         **{"train.steps": 23, "model.dropout": dropout, "model.position": position, "train.schedule": "cosine"},
         **{"train.optimizer": optimizer},
     )
-    whole, parts = Ledger(tmp_path / "whole", create=True), Ledger(tmp_path / "parts", create=True)
+    whole, parts = Store(tmp_path / "whole", create=True), Store(tmp_path / "parts", create=True)
     train_run(run, whole, Runtime())
     assert train_run(run, parts, Runtime(), should_stop=stop_after(4)) == "interrupted"
     assert parts.run(run.run_id).status == "interrupted"
@@ -72,7 +72,7 @@ def test_a_run_stopped_at_any_steps_ends_the_same_to_the_bit(
     )
     runtime = Runtime(micro_batch=micro_batch, checkpoint_activations=checkpoint_activations)
     folder = tmp_path_factory.mktemp("store")
-    whole, parts = Ledger(folder / "whole", create=True), Ledger(folder / "parts", create=True)
+    whole, parts = Store(folder / "whole", create=True), Store(folder / "parts", create=True)
     train_run(run, whole, runtime)
     done = 0
     for stop in stops:
@@ -91,7 +91,7 @@ def test_a_run_stopped_at_any_steps_ends_the_same_to_the_bit(
 def test_a_run_on_a_text_continues_to_the_bit(tmp_path, text):
     """The steps take two epochs of the text."""
     run = text_run(text, **{"train.steps": 60, "train.batch": 8, "model.dropout": 0.1})
-    whole, parts = Ledger(tmp_path / "whole", create=True), Ledger(tmp_path / "parts", create=True)
+    whole, parts = Store(tmp_path / "whole", create=True), Store(tmp_path / "parts", create=True)
     train_run(run, whole, Runtime())
     for stop in (6, 17, 20):
         train_run(run, parts, Runtime(), should_stop=stop_after(stop))

@@ -18,8 +18,8 @@ from typing import Any
 
 import psutil
 
-from cope_sweep.record import Ledger, RunFolder
-from cope_sweep.record.provenance import versions
+from cope_sweep.store import RunFolder, Store
+from cope_sweep.store.provenance import versions
 
 ABLATION = """\
 title: Many short runs
@@ -83,7 +83,7 @@ class _Measured:
     """Executes a command that trains runs, and measures times from its store."""
 
     def __init__(self, store: Path, command: list[str]) -> None:
-        self.ledger = Ledger(store, create=True)
+        self.store = Store(store, create=True)
         start_s = time.time()
         process = subprocess.Popen(
             [*command, "--store", str(store)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -92,14 +92,14 @@ class _Measured:
             first_s = None
             while first_s is None and process.poll() is None and time.time() - start_s < FIRST_STEP_TIMEOUT_S:
                 time.sleep(POLL_INTERVAL_S)
-                first_s = next((time.time() for folder in self.ledger.runs() if folder.curve()), None)
+                first_s = next((time.time() for folder in self.store.runs() if folder.curve()), None)
             output, _ = process.communicate()
         if process.returncode or first_s is None:
             raise subprocess.CalledProcessError(process.returncode, command, output)
         self.whole_s = time.time() - start_s
         self.first_step_s = first_s - start_s
         # Read now, because the store is in a temporary folder.
-        folders = sorted(self.ledger.runs(), key=_start_s)
+        folders = sorted(self.store.runs(), key=_start_s)
         self.spans_s = [(_start_s(folder), _end_s(folder)) for folder in folders]
         self.after_first_step_s = self.spans_s[-1][1] - first_s
 
@@ -120,15 +120,15 @@ def _ablation(path: Path, runs: int) -> Path:
     return path
 
 
-def _plain_loop(ablation: Path, store: Path) -> None:
+def _plain_loop(ablation: Path, root: Path) -> None:
     """Train the runs of an ablation one after another, without a sweep."""
     from cope_sweep.plan import expand
     from cope_sweep.spec.ablation import load_ablation
     from cope_sweep.train import Runtime, train_run
 
-    ledger = Ledger(store)
+    store = Store(root)
     for run in expand(load_ablation(ablation)).runs:
-        train_run(run, ledger, Runtime())
+        train_run(run, store, Runtime())
 
 
 if __name__ == "__main__":

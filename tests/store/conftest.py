@@ -9,9 +9,9 @@ import urllib.request
 
 import pytest
 
-from cope_sweep.record import Ledger
-from cope_sweep.record.mlflow import MlflowTracking
-from cope_sweep.record.tracking import MemoryTracking
+from cope_sweep.store import Store
+from cope_sweep.store.mlflow import MlflowTracking
+from cope_sweep.store.tracking import MemoryTracking
 from tests.sweep.ports import free_port
 
 
@@ -22,8 +22,8 @@ def _without_tracking_settings(monkeypatch):
 
 
 @pytest.fixture
-def ledger(tmp_path):
-    return Ledger(tmp_path / "store", create=True)
+def store(tmp_path):
+    return Store(tmp_path / "store", create=True)
 
 
 @pytest.fixture(scope="session")
@@ -35,10 +35,10 @@ def fresh_database(tmp_path_factory):
 
 
 @pytest.fixture
-def sqlite_uri(ledger, fresh_database):
-    """The MLflow store of a ledger, still empty."""
-    shutil.copyfile(fresh_database, ledger.root / "mlflow.db")
-    return f"sqlite:///{ledger.root / 'mlflow.db'}"
+def sqlite_uri(store, fresh_database):
+    """The MLflow store of a store, still empty."""
+    shutil.copyfile(fresh_database, store.root / "mlflow.db")
+    return f"sqlite:///{store.root / 'mlflow.db'}"
 
 
 def start_server(folder, database):

@@ -1,4 +1,4 @@
-"""Translates ledger contents to the tags, parameters and points of a tracker's run. Pure functions.
+"""Translates store contents to the tags, parameters and points of a tracker's run. Pure functions.
 
 A run in the tracker has the tags `cope_sweep.run_id`, `.sweep_id`, `.ablation`, `.row`, `.axis.<key>`, `.device`, ….
 Its parameters are the resolved spec under dotted names. The timestamp of a point is the time when the run was first
@@ -13,14 +13,14 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cope_sweep.record.ledger import RunFolder
-from cope_sweep.record.tracking import Point
+from cope_sweep.store.artifacts import RunFolder
+from cope_sweep.store.tracking import Point
 
 TAG = "cope_sweep."
 FACTS = f"{TAG}facts"
 
 Record = Mapping[str, Any]
-"""A JSON object from the ledger, most often the content of `store/sweeps/<sweep_id>.json`."""
+"""A JSON object from the store, most often the content of `store/sweeps/<sweep_id>.json`."""
 
 
 def flat(value: Any, prefix: str = "") -> dict[str, str]:

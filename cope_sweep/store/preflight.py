@@ -12,8 +12,8 @@ from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 from urllib.request import getproxies, proxy_bypass
 
-from cope_sweep.record.ledger import Ledger
-from cope_sweep.record.tracking import TrackingError
+from cope_sweep.store.artifacts import Store
+from cope_sweep.store.tracking import TrackingError
 
 ACCEPTED = "sqlite:///PATH, or http://HOST:PORT or https://HOST of an MLflow server"
 CONNECT_TIMEOUT_S = 2.0
@@ -21,9 +21,9 @@ REQUEST_TIMEOUT_S = 3
 """MLflow's client takes whole seconds."""
 
 
-def resolve_uri(ledger: Ledger, explicit: str | None = None) -> str:
+def resolve_uri(store: Store, explicit: str | None = None) -> str:
     """The tracking URI: `explicit`, else $MLFLOW_TRACKING_URI, else SQLite in the store. SQLite paths are absolute."""
-    uri = explicit or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{ledger.root / 'mlflow.db'}"
+    uri = explicit or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{store.root / 'mlflow.db'}"
     path = sqlite_path(uri)
     return uri.rstrip("/") if path is None else f"sqlite:///{path}"
 
@@ -87,7 +87,7 @@ def _check_sqlite(path: Path) -> None:
 
 
 def _check_server(uri: str) -> None:
-    from cope_sweep.record.mlflow import check_server, no_server
+    from cope_sweep.store.mlflow import check_server, no_server
 
     parts = urlsplit(uri)
     host = parts.hostname or ""

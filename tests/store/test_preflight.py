@@ -11,8 +11,8 @@ import threading
 
 import pytest
 
-from cope_sweep.record.preflight import check, redacted, resolve_uri
-from cope_sweep.record.tracking import TrackingError
+from cope_sweep.store.preflight import check, redacted, resolve_uri
+from cope_sweep.store.tracking import TrackingError
 from tests.sweep.ports import free_port
 
 
@@ -51,13 +51,13 @@ def refusal(uri):
     return str(caught.value)
 
 
-def test_the_default_is_the_sqlite_file_of_the_store(ledger, monkeypatch, tmp_path):
-    assert resolve_uri(ledger) == f"sqlite:///{ledger.root}/mlflow.db"
+def test_the_default_is_the_sqlite_file_of_the_store(store, monkeypatch, tmp_path):
+    assert resolve_uri(store) == f"sqlite:///{store.root}/mlflow.db"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://tracking:5000/")
-    assert resolve_uri(ledger) == "http://tracking:5000"
-    assert resolve_uri(ledger, "https://other") == "https://other"
+    assert resolve_uri(store) == "http://tracking:5000"
+    assert resolve_uri(store, "https://other") == "https://other"
     monkeypatch.chdir(tmp_path)
-    assert resolve_uri(ledger, "sqlite:///here.db") == f"sqlite:///{tmp_path}/here.db"
+    assert resolve_uri(store, "sqlite:///here.db") == f"sqlite:///{tmp_path}/here.db"
 
 
 @pytest.mark.slow
@@ -185,8 +185,8 @@ def test_passwords_are_not_shown():
 def test_mlflow_is_imported_only_where_a_server_answers(tmp_path):
     code = f"""
 import sys
-import cope_sweep.record.mlflow, cope_sweep.record.mlflow_mirror
-from cope_sweep.record.preflight import check
+import cope_sweep.store.mlflow, cope_sweep.store.mlflow_mirror
+from cope_sweep.store.preflight import check
 
 check("sqlite:///{tmp_path}/mlflow.db")
 try:

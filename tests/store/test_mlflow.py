@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from cope_sweep.record.mlflow import MlflowTracking
-from cope_sweep.record.tracker_sync import TrackerSync
-from cope_sweep.record.tracking import TrackingError
-from cope_sweep.record.translate import TAG
-from tests.record.sweeps import end_sweep, write_sweep
+from cope_sweep.store.mlflow import MlflowTracking
+from cope_sweep.store.tracker_sync import TrackerSync
+from cope_sweep.store.tracking import TrackingError
+from cope_sweep.store.translate import TAG
 from tests.results.ablations import fail, finish, plan_of
+from tests.store.sweeps import end_sweep, write_sweep
 from tests.sweep.ports import free_port
 
 pytestmark = pytest.mark.slow
@@ -50,13 +50,13 @@ def test_several_processes_can_create_a_store_at_once(tmp_path):
         process.join()
 
 
-def test_mlflow_client_reads_a_sweep(ledger, sqlite_uri):
+def test_mlflow_client_reads_a_sweep(store, sqlite_uri):
     plan = plan_of()
-    record = write_sweep(ledger, plan)
-    finish(ledger, plan.runs[0], {"dense/loss": 0.25})
-    fail(ledger, plan.runs[1])
-    record = end_sweep(ledger, record, "failed")
-    TrackerSync(ledger, record["sweep_id"], MlflowTracking(sqlite_uri)).sync()
+    record = write_sweep(store, plan)
+    finish(store, plan.runs[0], {"dense/loss": 0.25})
+    fail(store, plan.runs[1])
+    record = end_sweep(store, record, "failed")
+    TrackerSync(store, record["sweep_id"], MlflowTracking(sqlite_uri)).sync()
     client = client_of(sqlite_uri)
     experiment = client.get_experiment_by_name("copying")
     assert "CoPE counts tokens by their content." in experiment.tags["mlflow.note.content"]
@@ -69,7 +69,7 @@ def test_mlflow_client_reads_a_sweep(ledger, sqlite_uri):
     parent = next(run for run in runs if run.info.run_name == record["sweep_id"])
     children = client.search_runs([experiment.experiment_id], f"tags.`mlflow.parentRunId` = '{parent.info.run_id}'")
     assert len(children) == 2
-    folder = ledger.run(plan.runs[0].run_id)
+    folder = store.run(plan.runs[0].run_id)
     done = next(run for run in children if run.info.status == "FINISHED")
     assert done.info.start_time == folder.spec["created_ms"]
     assert done.info.end_time == int((folder.path / "result.json").stat().st_mtime * 1000)
@@ -80,13 +80,13 @@ def test_mlflow_client_reads_a_sweep(ledger, sqlite_uri):
     assert "Diverged" in Path(path).read_text()
 
 
-def test_concurrent_sweeps_share_their_common_runs(ledger, sqlite_uri):
+def test_concurrent_sweeps_share_their_common_runs(store, sqlite_uri):
     """Two ablations with the same runs; four writers at once."""
     plans = [plan_of("one"), plan_of("two")]
-    records = [write_sweep(ledger, plan) for plan in plans]
+    records = [write_sweep(store, plan) for plan in plans]
     for run in plans[0].runs:
-        finish(ledger, run, {"dense/loss": 0.25})
-    syncs = [TrackerSync(ledger, record["sweep_id"], MlflowTracking(sqlite_uri)) for record in records * 2]
+        finish(store, run, {"dense/loss": 0.25})
+    syncs = [TrackerSync(store, record["sweep_id"], MlflowTracking(sqlite_uri)) for record in records * 2]
     threads = [threading.Thread(target=sync.sync) for sync in syncs]
     for thread in threads:
         thread.start()
@@ -104,13 +104,13 @@ def test_concurrent_sweeps_share_their_common_runs(ledger, sqlite_uri):
             assert len(client.get_metric_history(run.info.run_id, "train/loss")) == 2
 
 
-def test_a_checkpoint_is_a_hard_link_to_the_ledger(ledger, sqlite_uri):
+def test_a_checkpoint_is_a_hard_link_to_the_store(store, sqlite_uri):
     plan = plan_of()
-    record = write_sweep(ledger, plan)
-    finish(ledger, plan.runs[0], {})
-    TrackerSync(ledger, record["sweep_id"], MlflowTracking(sqlite_uri)).sync()
-    kept = next(ledger.root.glob("mlartifacts/copying/*/artifacts/checkpoint/model.safetensors"))
-    assert kept.samefile(ledger.run(plan.runs[0].run_id).checkpoint / "model.safetensors")
+    record = write_sweep(store, plan)
+    finish(store, plan.runs[0], {})
+    TrackerSync(store, record["sweep_id"], MlflowTracking(sqlite_uri)).sync()
+    kept = next(store.root.glob("mlartifacts/copying/*/artifacts/checkpoint/model.safetensors"))
+    assert kept.samefile(store.run(plan.runs[0].run_id).checkpoint / "model.safetensors")
 
 
 def test_an_experiment_in_the_trash_is_an_error_with_a_command(sqlite_uri):
@@ -134,13 +134,13 @@ def test_an_unreachable_server_is_an_error(monkeypatch):
         MlflowTracking(url)
 
 
-def test_a_server_serves_a_sqlite_store_and_its_artifacts_from_any_directory(ledger, served_database, server_uri):
+def test_a_server_serves_a_sqlite_store_and_its_artifacts_from_any_directory(store, served_database, server_uri):
     """Like `mlflow ui --backend-store-uri sqlite:///…`, started in another directory; the requests are its page's."""
     plan = plan_of("shown", seeds=[2**30])
-    record = write_sweep(ledger, plan)
-    finish(ledger, plan.runs[0], {"dense/loss": 0.25})
+    record = write_sweep(store, plan)
+    finish(store, plan.runs[0], {"dense/loss": 0.25})
     tracking = MlflowTracking(f"sqlite:///{served_database}")
-    TrackerSync(ledger, record["sweep_id"], tracking).sync()
+    TrackerSync(store, record["sweep_id"], tracking).sync()
     run = tracking.find({f"{TAG}run_id": plan.runs[0].run_id})
 
     def get(path):
@@ -157,7 +157,7 @@ def test_a_server_serves_a_sqlite_store_and_its_artifacts_from_any_directory(led
 
 TRAIN = """
 import os, signal, sys
-from cope_sweep.record import Ledger
+from cope_sweep.store import Store
 from cope_sweep.train import Runtime, train_run
 from tests.tiny import tiny_run
 
@@ -172,17 +172,17 @@ def stop():
     return False
 
 # A checkpoint is written after every step. The process is killed after a step was logged and before its checkpoint.
-print(train_run(run, Ledger(sys.argv[1]), Runtime(checkpoint_every_s=0.0), should_stop=stop))
+print(train_run(run, Store(sys.argv[1]), Runtime(checkpoint_every_s=0.0), should_stop=stop))
 """
 
 
-def test_after_a_kill_and_a_resumption_no_point_is_missing_or_duplicated(ledger, sqlite_uri, tmp_path):
+def test_after_a_kill_and_a_resumption_no_point_is_missing_or_duplicated(store, sqlite_uri, tmp_path):
     script = tmp_path / "train.py"
     script.write_text(textwrap.dedent(TRAIN))
     environment = os.environ | {"PYTHONPATH": str(Path.cwd()), "OMP_NUM_THREADS": "1"}
 
     def train(kill_at):
-        command = [sys.executable, str(script), str(ledger.root), str(kill_at)]
+        command = [sys.executable, str(script), str(store.root), str(kill_at)]
         return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
     plan = plan_of(
@@ -190,12 +190,12 @@ def test_after_a_kill_and_a_resumption_no_point_is_missing_or_duplicated(ledger,
             "every": 7, "sequences": 8, "final_sequences": 8}},
         grid={}, seeds=[0],
     )  # fmt: skip
-    record = write_sweep(ledger, plan)
+    record = write_sweep(store, plan)
     tracking = MlflowTracking(sqlite_uri)
-    sync = TrackerSync(ledger, record["sweep_id"], tracking)
+    sync = TrackerSync(store, record["sweep_id"], tracking)
     # Step 42 was evaluated and logged, but is not in the checkpoint.
     assert train(42).returncode == -signal.SIGKILL
-    folder = ledger.run(plan.runs[0].run_id)
+    folder = store.run(plan.runs[0].run_id)
     assert folder.curve()[-1]["step"] == 42
     sync.sync()
     run = tracking.find({f"{TAG}run_id": folder.run_id})
@@ -206,7 +206,7 @@ def test_after_a_kill_and_a_resumption_no_point_is_missing_or_duplicated(ledger,
     assert folder.result["facts"]["resumed_from_step"] == 41
     sync.sync()
     # A second writer, without the state of the first.
-    TrackerSync(ledger, record["sweep_id"], MlflowTracking(sqlite_uri)).sync()
+    TrackerSync(store, record["sweep_id"], MlflowTracking(sqlite_uri)).sync()
     run = tracking.find({f"{TAG}run_id": folder.run_id})
     assert run.status == "finished"
     client = client_of(sqlite_uri)

@@ -11,24 +11,24 @@ import threading
 
 import pytest
 
-from cope_sweep.record import Ledger, RunFolder, StoreError
-from cope_sweep.record.ledger import read_json, replacing, write_json
+from cope_sweep.store import RunFolder, Store, StoreError
+from cope_sweep.store.artifacts import read_json, replacing, write_json
 from tests.tiny import tiny_run
 
 RUN = tiny_run()
 
 
 @pytest.fixture
-def ledger(tmp_path):
-    return Ledger(tmp_path / "store", create=True)
+def store(tmp_path):
+    return Store(tmp_path / "store", create=True)
 
 
 @pytest.fixture
-def folder(ledger):
-    return ledger.run(RUN.run_id)
+def folder(store):
+    return store.run(RUN.run_id)
 
 
-def test_a_run_s_life(ledger, folder):
+def test_a_run_s_life(store, folder):
     assert folder.status == "pending"
     with folder.lock() as held:
         assert held
@@ -47,7 +47,7 @@ def test_a_run_s_life(ledger, folder):
         folder.finish({"a": 1.0}, {"steps": 6})
     assert folder.status == "finished"
     assert folder.result == {"metrics": {"a": 1.0}, "facts": {"steps": 6}}
-    assert [run.run_id for run in ledger.runs()] == [RUN.run_id]
+    assert [run.run_id for run in store.runs()] == [RUN.run_id]
 
 
 def test_the_spec_of_the_first_attempt_is_kept(folder):
@@ -64,7 +64,7 @@ def test_one_process_holds_the_lock_until_it_dies(folder):
     script = textwrap.dedent(f"""
         import sys, time
         from pathlib import Path
-        from cope_sweep.record.ledger import RunFolder
+        from cope_sweep.store.artifacts import RunFolder
         with RunFolder(Path({str(folder.path)!r})).lock() as held:
             print(held, flush=True)
             time.sleep(60)
@@ -196,15 +196,15 @@ def test_a_result_that_appears_during_the_status_check_counts(folder):
 
 
 @pytest.mark.parametrize("name", ["..", "../../etc", "ABCDEF0123456789", "0123", "0123456789abcdef/", ""])
-def test_only_run_ids_are_accepted(ledger, name):
+def test_only_run_ids_are_accepted(store, name):
     with pytest.raises(StoreError, match="not a run id"):
-        ledger.run(name)
+        store.run(name)
 
 
 def test_a_store_that_cannot_be_written_is_an_error(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreError, match=r"cannot be written \(Not a directory\).*--store"):
-        Ledger(tmp_path / "file" / "store", create=True)
+        Store(tmp_path / "file" / "store", create=True)
 
 
 def test_broken_json_names_its_file(tmp_path):
@@ -213,8 +213,8 @@ def test_broken_json_names_its_file(tmp_path):
         read_json(tmp_path / "x.json")
 
 
-def test_sweeps_are_listed_in_order(ledger):
-    ledger.write_sweep("20260101-000000-aa", {"sweep_id": "20260101-000000-aa"})
-    ledger.write_sweep("20250101-000000-bb", {"sweep_id": "20250101-000000-bb"})
-    assert [sweep["sweep_id"] for sweep in ledger.sweeps()] == ["20250101-000000-bb", "20260101-000000-aa"]
-    assert json.loads((ledger.root / "sweeps" / "20250101-000000-bb.json").read_text())
+def test_sweeps_are_listed_in_order(store):
+    store.write_sweep("20260101-000000-aa", {"sweep_id": "20260101-000000-aa"})
+    store.write_sweep("20250101-000000-bb", {"sweep_id": "20250101-000000-bb"})
+    assert [sweep["sweep_id"] for sweep in store.sweeps()] == ["20250101-000000-bb", "20260101-000000-aa"]
+    assert json.loads((store.root / "sweeps" / "20250101-000000-bb.json").read_text())

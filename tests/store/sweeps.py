@@ -5,10 +5,10 @@ import time
 from typing import Any
 
 from cope_sweep.plan import Plan
-from cope_sweep.record import Ledger
+from cope_sweep.store import Store
 
 
-def write_sweep(ledger: Ledger, plan: Plan, **changes: Any) -> dict[str, Any]:
+def write_sweep(store: Store, plan: Plan, **changes: Any) -> dict[str, Any]:
     """Write the record of a sweep of `plan` that starts now, with some entries replaced. Returns the record."""
     record = {
         "sweep_id": time.strftime("%Y%m%d-%H%M%S-") + secrets.token_hex(2),
@@ -33,13 +33,13 @@ def write_sweep(ledger: Ledger, plan: Plan, **changes: Any) -> dict[str, Any]:
         "reused": [],
         "table": None,
     } | changes
-    ledger.write_sweep(record["sweep_id"], record)
+    store.write_sweep(record["sweep_id"], record)
     return record
 
 
-def end_sweep(ledger: Ledger, record: dict[str, Any], status: str = "finished") -> dict[str, Any]:
+def end_sweep(store: Store, record: dict[str, Any], status: str = "finished") -> dict[str, Any]:
     """Write the record of a sweep that has ended. Returns the record."""
     table = {"markdown": "| a |\n|---|\n| 1 |\n", "csv": "a\n1\n", "json": {"rows": []}}
     ended = record | {"status": status, "ended_ms": time.time_ns() // 1_000_000, "table": table}
-    ledger.write_sweep(record["sweep_id"], ended)
+    store.write_sweep(record["sweep_id"], ended)
     return ended

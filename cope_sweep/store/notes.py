@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from cope_sweep.record.event import Status
+from cope_sweep.store.event import Status
 
 MAX_NOTE_CHARACTERS = 7800
 """MLflow cuts the note of a run at 8000 characters."""

@@ -1,4 +1,4 @@
-"""The ledger: a store with one folder per run. It is the source of truth; MLflow and tables are made from it.
+"""The store: a store with one folder per run. It is the source of truth; MLflow and tables are made from it.
 
     store/runs/<run_id>/
         spec.json         the resolved run, its id, and when it was first begun
@@ -29,8 +29,8 @@ from pathlib import Path
 from typing import Any
 
 from cope_sweep.errors import UserError
-from cope_sweep.record.event import Status
 from cope_sweep.spec import RunSpec, current_metric_name
+from cope_sweep.store.event import Status
 
 RUN_ID = re.compile(r"[0-9a-f]{16}")
 
@@ -227,7 +227,7 @@ class RunFolder:
         self.resume.unlink(missing_ok=True)
 
 
-class Ledger:
+class Store:
     """A store of runs."""
 
     def __init__(self, root: Path | str, *, create: bool = False) -> None:

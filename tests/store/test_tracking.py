@@ -5,8 +5,8 @@ import secrets
 
 import pytest
 
-from cope_sweep.record.tracking import Point, TrackingError
-from tests.record.trackers import history
+from cope_sweep.store.tracking import Point, TrackingError
+from tests.store.trackers import history
 
 
 @pytest.fixture

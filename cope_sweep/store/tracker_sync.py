@@ -1,7 +1,7 @@
-"""Copies a sweep and its runs from the ledger to a tracker. One run of the ledger is one run of the tracker.
+"""Copies a sweep and its runs from the store to a tracker. One run of the store is one run of the tracker.
 
 Before a run is created, it is looked up by its id in all experiments. Of its curve, only the points that the tracker
-does not have are sent. So a sync can be repeated at any time, also after a process was killed, from the ledger alone.
+does not have are sent. So a sync can be repeated at any time, also after a process was killed, from the store alone.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import get_args
 
-from cope_sweep.record.event import Status
-from cope_sweep.record.ledger import Ledger, RunFolder, StoreError, read_json
-from cope_sweep.record.notes import experiment_note, sweep_note
-from cope_sweep.record.tracking import TrackedRun, TrackedStatus, Tracking, TrackingError
-from cope_sweep.record.translate import (
+from cope_sweep.store.artifacts import RunFolder, Store, StoreError, read_json
+from cope_sweep.store.event import Status
+from cope_sweep.store.notes import experiment_note, sweep_note
+from cope_sweep.store.tracking import TrackedRun, TrackedStatus, Tracking, TrackingError
+from cope_sweep.store.translate import (
     TAG,
     Record,
     ended_ms,
@@ -33,10 +33,10 @@ MAX_FAILED_RUNS_PER_SYNC = 2
 
 
 class TrackerSync:
-    """Keeps a tracker up to date with one sweep of a ledger. Call `sync` as often as needed."""
+    """Keeps a tracker up to date with one sweep of a store. Call `sync` as often as needed."""
 
-    def __init__(self, ledger: Ledger, sweep_id: str, tracking: Tracking) -> None:
-        self.ledger, self.sweep_id, self.tracking = ledger, sweep_id, tracking
+    def __init__(self, store: Store, sweep_id: str, tracking: Tracking) -> None:
+        self.store, self.sweep_id, self.tracking = store, sweep_id, tracking
         self.written: set[str] = set()
         """Ids of the runs of which anything was sent."""
         self.errors: dict[str, str] = {}
@@ -55,7 +55,7 @@ class TrackerSync:
             abandoned: Whether the sweep's process died. The sweep's record then still says "running".
 
         Raises:
-            StoreError: The ledger has no readable record of the sweep.
+            StoreError: The store has no readable record of the sweep.
         """
         record = self._record()
         if abandoned and record["status"] == "running":
@@ -78,12 +78,12 @@ class TrackerSync:
 
     def _status(self, run_id: str) -> Status:
         """The status of a run. A finished run stays finished, so its files are not read again."""
-        return "finished" if self._sent.get(run_id) == "finished" else self.ledger.run(run_id).status
+        return "finished" if self._sent.get(run_id) == "finished" else self.store.run(run_id).status
 
     def _record(self) -> Record:
-        record: Record | None = read_json(self.ledger.root / "sweeps" / f"{self.sweep_id}.json")
+        record: Record | None = read_json(self.store.root / "sweeps" / f"{self.sweep_id}.json")
         if record is None:
-            raise StoreError(f"{self.ledger.root} has no sweep {self.sweep_id}")
+            raise StoreError(f"{self.store.root} has no sweep {self.sweep_id}")
         return record
 
     @contextlib.contextmanager
@@ -98,7 +98,7 @@ class TrackerSync:
     @contextlib.contextmanager
     def _creation_lock(self) -> Iterator[None]:
         """While it is held, no other process that uses this store looks up and creates runs in the tracker."""
-        with (self.ledger.root / "mlflow.lock").open("w") as file:
+        with (self.store.root / "mlflow.lock").open("w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
@@ -106,7 +106,7 @@ class TrackerSync:
 
     def _sync_run(self, record: Record, run: Record) -> None:
         run_id: str = run["run_id"]
-        folder = self.ledger.run(run_id)
+        folder = self.store.run(run_id)
         status = self._status(run_id)
         current = "finished" if status == "finished" else (status, *_file_stamps(folder))
         if status == "pending" or self._sent.get(run_id) == current:
@@ -146,7 +146,7 @@ class TrackerSync:
             return record
         earlier = [
             sweep
-            for sweep in self.ledger.sweeps()
+            for sweep in self.store.sweeps()
             if sweep["started_ms"] <= created_ms and any(run["run_id"] == run_id for run in sweep["runs"])
         ]
         return max(earlier, key=lambda sweep: sweep["started_ms"], default=record)

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
-from cope_sweep.record.preflight import redacted, sqlite_path
-from cope_sweep.record.tracking import Point, TrackedRun, TrackedStatus, TrackingError, update_latest
+from cope_sweep.store.preflight import redacted, sqlite_path
+from cope_sweep.store.tracking import Point, TrackedRun, TrackedStatus, TrackingError, update_latest
 
 if TYPE_CHECKING:
     from mlflow.entities import Run

@@ -1,4 +1,4 @@
-"""Sync of a ledger with every tracker."""
+"""Sync of a store with every tracker."""
 
 import json
 import secrets
@@ -6,12 +6,12 @@ import time
 
 import pytest
 
-from cope_sweep.record.tracker_sync import TrackerSync
-from cope_sweep.record.tracking import MemoryTracking, TrackingError
-from cope_sweep.record.translate import TAG, flat
-from tests.record.sweeps import end_sweep, write_sweep
-from tests.record.trackers import history
+from cope_sweep.store.tracker_sync import TrackerSync
+from cope_sweep.store.tracking import MemoryTracking, TrackingError
+from cope_sweep.store.translate import TAG, flat
 from tests.results.ablations import fail, finish, plan_of
+from tests.store.sweeps import end_sweep, write_sweep
+from tests.store.trackers import history
 from tests.tiny import tiny_run
 
 NO_SERVER = pytest.mark.parametrize(
@@ -27,8 +27,8 @@ def plan(request):
     return plan_of(f"copying-{secrets.token_hex(4)}", seeds=[secrets.randbelow(2**30), secrets.randbelow(2**30)])
 
 
-def synced(ledger, record, tracking):
-    sync = TrackerSync(ledger, record["sweep_id"], tracking)
+def synced(store, record, tracking):
+    sync = TrackerSync(store, record["sweep_id"], tracking)
     sync.sync()
     assert sync.errors == {}
     return sync
@@ -42,8 +42,8 @@ def sweep_of(tracking, record):
     return tracking.find({f"{TAG}kind": "sweep", f"{TAG}sweep_id": record["sweep_id"]})
 
 
-def begin(ledger, run, *rows):
-    folder = ledger.run(run.run_id)
+def begin(store, run, *rows):
+    folder = store.run(run.run_id)
     folder.path.mkdir(parents=True, exist_ok=True)
     folder.begin(run, "here")
     for row in rows:
@@ -51,15 +51,15 @@ def begin(ledger, run, *rows):
     return folder
 
 
-def test_a_sweep_with_every_status(ledger, plan, tracking):
-    record = write_sweep(ledger, plan)
+def test_a_sweep_with_every_status(store, plan, tracking):
+    record = write_sweep(store, plan)
     cope, other, _ = plan.rows
-    finish(ledger, cope.runs[0], METRICS)
-    fail(ledger, cope.runs[1])
-    begin(ledger, other.runs[0], {"step": 1, "train/loss": 2.0}).set_state("interrupted")
-    with ledger.run(other.runs[1].run_id).lock():
-        begin(ledger, other.runs[1])
-        sync = synced(ledger, record, tracking)
+    finish(store, cope.runs[0], METRICS)
+    fail(store, cope.runs[1])
+    begin(store, other.runs[0], {"step": 1, "train/loss": 2.0}).set_state("interrupted")
+    with store.run(other.runs[1].run_id).lock():
+        begin(store, other.runs[1])
+        sync = synced(store, record, tracking)
     assert len(sync.written) == 4
     parent = sweep_of(tracking, record)
     runs = {run.run_id: run_of(tracking, run) for run in plan.runs}
@@ -82,7 +82,7 @@ def test_a_sweep_with_every_status(ledger, plan, tracking):
         f"{TAG}machine.host": "here",
         f"{TAG}device": "cpu",
     }.items()  # fmt: skip
-    created_ms = ledger.run(cope.runs[0].run_id).spec["created_ms"]
+    created_ms = store.run(cope.runs[0].run_id).spec["created_ms"]
     assert [(p.step, p.value, p.timestamp_ms) for p in history(tracking, done, "train/loss")] == [
         (1, 2.5, created_ms + 1), (6, 1.25, created_ms + 6),
     ]  # fmt: skip
@@ -100,12 +100,12 @@ def test_a_sweep_with_every_status(ledger, plan, tracking):
 
 
 @NO_SERVER
-def test_the_end_of_a_sweep(ledger, plan, tracking):
-    record = write_sweep(ledger, plan)
-    sync = synced(ledger, record, tracking)
+def test_the_end_of_a_sweep(store, plan, tracking):
+    record = write_sweep(store, plan)
+    sync = synced(store, record, tracking)
     for run in plan.runs:
-        finish(ledger, run, METRICS)
-    record = end_sweep(ledger, record)
+        finish(store, run, METRICS)
+    record = end_sweep(store, record)
     sync.sync()
     parent = sweep_of(tracking, record)
     assert parent.status == "finished"
@@ -114,15 +114,15 @@ def test_the_end_of_a_sweep(ledger, plan, tracking):
     assert parent.tags[f"{TAG}runs.pending"] == "0"
 
 
-def test_a_second_sync_sends_nothing_and_duplicates_nothing(ledger, plan, tracking):
-    record = write_sweep(ledger, plan)
+def test_a_second_sync_sends_nothing_and_duplicates_nothing(store, plan, tracking):
+    record = write_sweep(store, plan)
     for run in plan.runs[:3]:
-        finish(ledger, run, METRICS)
-    fail(ledger, plan.runs[3])
-    first = synced(ledger, record, tracking)
+        finish(store, run, METRICS)
+    fail(store, plan.runs[3])
+    first = synced(store, record, tracking)
     before = {run.run_id: run_of(tracking, run) for run in plan.runs}
     first.sync()
-    again = synced(ledger, record, tracking)
+    again = synced(store, record, tracking)
     after = {run.run_id: run_of(tracking, run) for run in plan.runs}
     assert before == after
     assert again.written == {plan.runs[3].run_id}
@@ -131,12 +131,12 @@ def test_a_second_sync_sends_nothing_and_duplicates_nothing(ledger, plan, tracki
 
 
 @NO_SERVER
-def test_a_failed_run_is_trained_again(ledger, plan, tracking):
-    record = write_sweep(ledger, plan)
+def test_a_failed_run_is_trained_again(store, plan, tracking):
+    record = write_sweep(store, plan)
     run = plan.runs[0]
-    fail(ledger, run)
-    sync = synced(ledger, record, tracking)
-    folder = ledger.run(run.run_id)
+    fail(store, run)
+    sync = synced(store, record, tracking)
+    folder = store.run(run.run_id)
     with folder.lock():
         folder.begin(run, "there")
         sync.sync()
@@ -153,12 +153,12 @@ def test_a_failed_run_is_trained_again(ledger, plan, tracking):
 
 
 @NO_SERVER
-def test_points_of_steps_that_are_trained_again_are_not_duplicated_even_if_they_differ(ledger, plan, tracking):
+def test_points_of_steps_that_are_trained_again_are_not_duplicated_even_if_they_differ(store, plan, tracking):
     """Training on a GPU is not deterministic."""
-    record = write_sweep(ledger, plan)
+    record = write_sweep(store, plan)
     run = plan.runs[0]
-    folder = begin(ledger, run, *({"step": step, "train/loss": 9.0 - step} for step in (1, 2, 3)))
-    sync = synced(ledger, record, tracking)
+    folder = begin(store, run, *({"step": step, "train/loss": 9.0 - step} for step in (1, 2, 3)))
+    sync = synced(store, record, tracking)
     folder.rewind(1)
     for step in (2, 3, 4):
         folder.log({"step": step, "train/loss": 8.99 - step})
@@ -169,16 +169,16 @@ def test_points_of_steps_that_are_trained_again_are_not_duplicated_even_if_they_
     assert [p.step for p in history(tracking, run_of(tracking, run), "dense/loss")] == [2, 3, 4]
 
 
-def test_a_run_of_another_ablation_is_linked_and_not_copied(ledger, plan, tracking):
-    first = write_sweep(ledger, plan)
+def test_a_run_of_another_ablation_is_linked_and_not_copied(store, plan, tracking):
+    first = write_sweep(store, plan)
     for run in plan.runs:
-        finish(ledger, run, METRICS)
-    synced(ledger, first, tracking)
+        finish(store, run, METRICS)
+    synced(store, first, tracking)
     seeds = list(plan.ablation.content.seeds)
     other = plan_of(f"{plan.name}-other", grid={"model.position": {"CoPE, renamed": ["cope"]}}, seeds=[*seeds, 7])
     assert set(other.rows[0].runs[:2]) == set(plan.rows[0].runs)
-    second = write_sweep(ledger, other, reused=[run.run_id for run in plan.rows[0].runs])
-    synced(ledger, second, tracking)
+    second = write_sweep(store, other, reused=[run.run_id for run in plan.rows[0].runs])
+    synced(store, second, tracking)
     shared = run_of(tracking, plan.rows[0].runs[0])
     parent = sweep_of(tracking, second)
     assert shared.tags["mlflow.parentRunId"] == sweep_of(tracking, first).id
@@ -189,17 +189,17 @@ def test_a_run_of_another_ablation_is_linked_and_not_copied(ledger, plan, tracki
 
 
 @NO_SERVER
-def test_the_next_sweep_sends_runs_of_an_earlier_one_under_the_earlier_one(ledger, plan, tracking):
-    first = write_sweep(ledger, plan)
+def test_the_next_sweep_sends_runs_of_an_earlier_one_under_the_earlier_one(store, plan, tracking):
+    first = write_sweep(store, plan)
     for run in plan.runs[:2]:
-        finish(ledger, run, METRICS)
-    first = end_sweep(ledger, first, "interrupted")
-    begun_ms = ledger.run(plan.runs[1].run_id).spec["created_ms"]
-    second = write_sweep(ledger, plan, started_ms=begun_ms + 1, reused=[run.run_id for run in plan.runs[:2]])
+        finish(store, run, METRICS)
+    first = end_sweep(store, first, "interrupted")
+    begun_ms = store.run(plan.runs[1].run_id).spec["created_ms"]
+    second = write_sweep(store, plan, started_ms=begun_ms + 1, reused=[run.run_id for run in plan.runs[:2]])
     while time.time_ns() // 1_000_000 < second["started_ms"]:
         pass
-    finish(ledger, plan.runs[2], METRICS)
-    synced(ledger, second, tracking)
+    finish(store, plan.runs[2], METRICS)
+    synced(store, second, tracking)
     old, new = sweep_of(tracking, first), sweep_of(tracking, second)
     assert run_of(tracking, plan.runs[0]).tags["mlflow.parentRunId"] == old.id
     assert run_of(tracking, plan.runs[2]).tags["mlflow.parentRunId"] == new.id
@@ -207,73 +207,73 @@ def test_the_next_sweep_sends_runs_of_an_earlier_one_under_the_earlier_one(ledge
     assert "table.md" in tracking.artifacts(old)
 
 
-def test_a_shared_run_belongs_to_the_last_sweep_that_started_before_it(ledger, plan):
+def test_a_shared_run_belongs_to_the_last_sweep_that_started_before_it(store, plan):
     run = plan.runs[0]
-    finish(ledger, run, METRICS)
-    begun_ms = ledger.run(run.run_id).spec["created_ms"]
+    finish(store, run, METRICS)
+    begun_ms = store.run(run.run_id).spec["created_ms"]
     other = plan_of("without-the-run", seeds=[2**30])
-    write_sweep(ledger, plan, started_ms=begun_ms - 3000)
-    owner = write_sweep(ledger, plan, started_ms=begun_ms - 2000)
-    write_sweep(ledger, other, started_ms=begun_ms - 1000)
-    write_sweep(ledger, plan, started_ms=begun_ms + 1000)
+    write_sweep(store, plan, started_ms=begun_ms - 3000)
+    owner = write_sweep(store, plan, started_ms=begun_ms - 2000)
+    write_sweep(store, other, started_ms=begun_ms - 1000)
+    write_sweep(store, plan, started_ms=begun_ms + 1000)
     tracking = MemoryTracking()
-    synced(ledger, write_sweep(ledger, plan, started_ms=begun_ms + 2000), tracking)
+    synced(store, write_sweep(store, plan, started_ms=begun_ms + 2000), tracking)
     assert run_of(tracking, run).tags["mlflow.parentRunId"] == sweep_of(tracking, owner).id
     assert run_of(tracking, run).tags[f"{TAG}sweep_id"] == owner["sweep_id"]
 
 
-def test_a_run_that_a_sweep_began_in_its_first_millisecond_belongs_to_it(ledger, plan):
+def test_a_run_that_a_sweep_began_in_its_first_millisecond_belongs_to_it(store, plan):
     run = plan.runs[0]
-    finish(ledger, run, METRICS)
-    begun_ms = ledger.run(run.run_id).spec["created_ms"]
-    write_sweep(ledger, plan, started_ms=begun_ms - 1000)
-    owner = write_sweep(ledger, plan, started_ms=begun_ms)
+    finish(store, run, METRICS)
+    begun_ms = store.run(run.run_id).spec["created_ms"]
+    write_sweep(store, plan, started_ms=begun_ms - 1000)
+    owner = write_sweep(store, plan, started_ms=begun_ms)
     tracking = MemoryTracking()
-    synced(ledger, write_sweep(ledger, plan, started_ms=begun_ms + 1), tracking)
+    synced(store, write_sweep(store, plan, started_ms=begun_ms + 1), tracking)
     assert run_of(tracking, run).tags[f"{TAG}sweep_id"] == owner["sweep_id"]
     # The owner itself also sends it as its own.
     tracking = MemoryTracking()
-    synced(ledger, owner, tracking)
+    synced(store, owner, tracking)
     assert run_of(tracking, run).tags[f"{TAG}sweep_id"] == owner["sweep_id"]
 
 
-def test_a_run_that_is_older_than_all_sweeps_belongs_to_the_one_that_is_synced(ledger, plan):
+def test_a_run_that_is_older_than_all_sweeps_belongs_to_the_one_that_is_synced(store, plan):
     run = plan.runs[0]
-    finish(ledger, run, METRICS)
-    begun_ms = ledger.run(run.run_id).spec["created_ms"]
-    write_sweep(ledger, plan, started_ms=begun_ms + 1000)
-    record = write_sweep(ledger, plan, started_ms=begun_ms + 2000)
+    finish(store, run, METRICS)
+    begun_ms = store.run(run.run_id).spec["created_ms"]
+    write_sweep(store, plan, started_ms=begun_ms + 1000)
+    record = write_sweep(store, plan, started_ms=begun_ms + 2000)
     tracking = MemoryTracking()
-    synced(ledger, record, tracking)
+    synced(store, record, tracking)
     assert run_of(tracking, run).tags[f"{TAG}sweep_id"] == record["sweep_id"]
 
 
 @NO_SERVER
-def test_an_abandoned_sweep_is_interrupted(ledger, plan, tracking):
-    record = write_sweep(ledger, plan)
-    begin(ledger, plan.runs[0])
-    TrackerSync(ledger, record["sweep_id"], tracking).sync(abandoned=True)
+def test_an_abandoned_sweep_is_interrupted(store, plan, tracking):
+    record = write_sweep(store, plan)
+    begin(store, plan.runs[0])
+    TrackerSync(store, record["sweep_id"], tracking).sync(abandoned=True)
     assert sweep_of(tracking, record).status == "interrupted"
     assert run_of(tracking, plan.runs[0]).status == "interrupted"
 
 
 @NO_SERVER
-def test_long_texts_are_cut_in_tags_and_complete_in_artifacts(ledger, plan, tracking):
-    record = write_sweep(ledger, plan, hypothesis="h" * 30_000)
-    folder = begin(ledger, plan.runs[0])
+def test_long_texts_are_cut_in_tags_and_complete_in_artifacts(store, plan, tracking):
+    record = write_sweep(store, plan, hypothesis="h" * 30_000)
+    folder = begin(store, plan.runs[0])
     folder.fail("m" * 9000, "t" * 20_000)
-    synced(ledger, record, tracking)
+    synced(store, record, tracking)
     assert tracking.artifacts(run_of(tracking, plan.runs[0])) == ["error.txt"]
     assert len(sweep_of(tracking, record).tags["mlflow.note.content"]) <= 8000
 
 
-def test_a_run_with_broken_files_does_not_block_others(ledger, plan):
-    record = write_sweep(ledger, plan)
+def test_a_run_with_broken_files_does_not_block_others(store, plan):
+    record = write_sweep(store, plan)
     for run in plan.runs:
-        finish(ledger, run, METRICS)
+        finish(store, run, METRICS)
     for run in plan.runs[:3]:
-        (ledger.run(run.run_id).path / "result.json").write_text("{")
-    sync = TrackerSync(ledger, record["sweep_id"], MemoryTracking())
+        (store.run(run.run_id).path / "result.json").write_text("{")
+    sync = TrackerSync(store, record["sweep_id"], MemoryTracking())
     sync.sync()
     sync.sync()
     assert sync.written == {run.run_id for run in plan.runs[3:]}
@@ -294,12 +294,12 @@ class Flaky(MemoryTracking):
         super().log(run, **entries)
 
 
-def test_refused_runs_do_not_block_others(ledger, plan):
-    record = write_sweep(ledger, plan)
+def test_refused_runs_do_not_block_others(store, plan):
+    record = write_sweep(store, plan)
     for run in plan.runs:
-        finish(ledger, run, METRICS)
+        finish(store, run, METRICS)
     tracking = Flaky(refused=[run.run_id for run in plan.runs[:3]])
-    sync = TrackerSync(ledger, record["sweep_id"], tracking)
+    sync = TrackerSync(store, record["sweep_id"], tracking)
     sync.sync()
     sync.sync()
     assert sync.written == {run.run_id for run in plan.runs[3:]}
@@ -311,13 +311,13 @@ def test_refused_runs_do_not_block_others(ledger, plan):
     assert len(tracking.runs) == 7
 
 
-def test_an_unavailable_tracker_is_not_asked_for_every_run(ledger, plan):
-    record = write_sweep(ledger, plan)
+def test_an_unavailable_tracker_is_not_asked_for_every_run(store, plan):
+    record = write_sweep(store, plan)
     for run in plan.runs:
-        finish(ledger, run, METRICS)
+        finish(store, run, METRICS)
     tracking = Flaky()
     tracking.down = True
-    sync = TrackerSync(ledger, record["sweep_id"], tracking)
+    sync = TrackerSync(store, record["sweep_id"], tracking)
     sync.sync()
     # Two requests for runs, one for the sweep.
     assert tracking.requests == 3

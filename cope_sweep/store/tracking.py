@@ -1,6 +1,6 @@
 """The interface to an experiment tracker, and an implementation of it in memory for tests.
 
-`cope_sweep.record.mlflow` implements it with MLflow. tests/record/test_tracking.py tests both implementations.
+`cope_sweep.store.mlflow` implements it with MLflow. tests/store/test_tracking.py tests both implementations.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Copies a running sweep from the ledger to MLflow, in a process of its own.
+"""Copies a running sweep from the store to MLflow, in a process of its own.
 
-    python -m cope_sweep.record.mlflow_mirror --store store --sweep 20261120-110501-3f2a
+    python -m cope_sweep.store.mlflow_mirror --store store --sweep 20261120-110501-3f2a
 
 This process is the only one that writes to MLflow. The sweep starts it with `MlflowMirror.start` and holds its
 standard input. The line `finish SECONDS` requests a last sync within that time; the process then writes a report to
@@ -27,13 +27,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from cope_sweep.record.ledger import Ledger, StoreError
-from cope_sweep.record.mlflow import MlflowTracking
-from cope_sweep.record.preflight import redacted, resolve_uri
-from cope_sweep.record.tracker_sync import TrackerSync
-from cope_sweep.record.tracking import TrackingError
+from cope_sweep.store.artifacts import Store, StoreError
+from cope_sweep.store.mlflow import MlflowTracking
+from cope_sweep.store.preflight import redacted, resolve_uri
+from cope_sweep.store.tracker_sync import TrackerSync
+from cope_sweep.store.tracking import TrackingError
 
-MODULE = "cope_sweep.record.mlflow_mirror"
+MODULE = "cope_sweep.store.mlflow_mirror"
 SYNC_INTERVAL_S = 2.0
 MAX_SYNC_INTERVAL_S = 30.0
 """The interval doubles after each failed sync, up to this."""
@@ -66,19 +66,19 @@ class MlflowMirror:
         self.process, self._hint = process, hint
 
     @classmethod
-    def start(cls, ledger: Ledger, sweep_id: str, uri: str) -> MlflowMirror:
-        """Start to copy a sweep whose record is in the ledger. Returns at once.
+    def start(cls, store: Store, sweep_id: str, uri: str) -> MlflowMirror:
+        """Start to copy a sweep whose record is in the store. Returns at once.
 
         Raises:
             StoreError: The log folder of the store cannot be written.
         """
-        log_path = ledger.root / "logs" / f"mlflow-{sweep_id}.log"
+        log_path = store.root / "logs" / f"mlflow-{sweep_id}.log"
         try:
             log_path.parent.mkdir(parents=True, exist_ok=True)
             log_file = log_path.open("a")
         except OSError as error:
             raise StoreError(f"{log_path}: cannot be written ({error.strerror})") from error
-        command = [sys.executable, "-m", MODULE, "--store", str(ledger.root), "--sweep", sweep_id]
+        command = [sys.executable, "-m", MODULE, "--store", str(store.root), "--sweep", sweep_id]
         with log_file:
             process = subprocess.Popen(
                 command,
@@ -91,7 +91,7 @@ class MlflowMirror:
                 # Ctrl-C and a closed terminal must not end the mirror before its last sync.
                 start_new_session=True,
             )
-        return cls(process, f"{_resend_hint(ledger, sweep_id, uri)}; details in {log_path}")
+        return cls(process, f"{_resend_hint(store, sweep_id, uri)}; details in {log_path}")
 
     def finish(self, timeout_s: float = 60.0) -> MirrorReport:
         """Request the last sync and wait for it, at most `timeout_s`. Errors of MLflow are reported, not raised."""
@@ -109,8 +109,8 @@ class MlflowMirror:
             return MirrorReport(0, [f"the process that copies runs to MLflow died (exit code {code}); {self._hint}"])
 
 
-def _resend_hint(ledger: Ledger, sweep_id: str, uri: str) -> str:
-    command = f"python -m {MODULE} --once --store {ledger.root} --sweep {sweep_id} --uri {redacted(uri)}"
+def _resend_hint(store: Store, sweep_id: str, uri: str) -> str:
+    command = f"python -m {MODULE} --once --store {store.root} --sweep {sweep_id} --uri {redacted(uri)}"
     return f"the store still has all results; copy them to MLflow later with `{command}`"
 
 
@@ -142,8 +142,8 @@ class _SweepProcess:
 class _Mirror:
     """Copies one sweep; keeps the connection to MLflow and the latest error between syncs."""
 
-    def __init__(self, ledger: Ledger, sweep_id: str, uri: str) -> None:
-        self.ledger, self.sweep_id, self.uri = ledger, sweep_id, uri
+    def __init__(self, store: Store, sweep_id: str, uri: str) -> None:
+        self.store, self.sweep_id, self.uri = store, sweep_id, uri
         self._sync: TrackerSync | None = None
         self._error: str | None = None
         """Why the last sync failed as a whole."""
@@ -152,7 +152,7 @@ class _Mirror:
         """Whether everything was sent."""
         try:
             if self._sync is None:
-                self._sync = TrackerSync(self.ledger, self.sweep_id, MlflowTracking(self.uri))
+                self._sync = TrackerSync(self.store, self.sweep_id, MlflowTracking(self.uri))
             self._sync.sync(abandoned=abandoned)
         except (TrackingError, StoreError, OSError) as error:
             if self._error != str(error):
@@ -184,16 +184,16 @@ class _Mirror:
         reasons = Counter(self._sync.errors.values()) if self._sync else Counter()
         if self._error:
             reasons[self._error] += 1
-        hint = _resend_hint(self.ledger, self.sweep_id, self.uri)
+        hint = _resend_hint(self.store, self.sweep_id, self.uri)
         errors = [
             f"{reason} ({count}×); {hint}" if count > 1 else f"{reason}; {hint}" for reason, count in reasons.items()
         ]
         return MirrorReport(len(self._sync.written) if self._sync else 0, errors)
 
 
-def mirror(ledger: Ledger, sweep_id: str, uri: str, *, once: bool = False) -> MirrorReport:
+def mirror(store: Store, sweep_id: str, uri: str, *, once: bool = False) -> MirrorReport:
     """Copy a sweep until the parent process ends it, and one last time; with `once`, copy it one time only."""
-    running = _Mirror(ledger, sweep_id, uri)
+    running = _Mirror(store, sweep_id, uri)
     sweep = None if once else _SweepProcess()
     if sweep:
         running.sync_while(sweep)
@@ -202,15 +202,15 @@ def mirror(ledger: Ledger, sweep_id: str, uri: str, *, once: bool = False) -> Mi
     deadline_s = deadline_s or time.monotonic() + ABANDONED_SYNC_S
     if abandoned:
         log.warning("the sweep's process is gone; sending what it left")
-        _wait_for_workers(ledger, sweep_id, time.monotonic() + ABANDONED_SYNC_S / 2)
+        _wait_for_workers(store, sweep_id, time.monotonic() + ABANDONED_SYNC_S / 2)
     running.sync_finally(deadline_s, abandoned=abandoned)
     return running.report()
 
 
-def _wait_for_workers(ledger: Ledger, sweep_id: str, deadline_s: float) -> None:
+def _wait_for_workers(store: Store, sweep_id: str, deadline_s: float) -> None:
     """Wait until no run of the sweep is locked: workers end a little later than the sweep's process."""
-    record = next((each for each in ledger.sweeps() if each["sweep_id"] == sweep_id), None)
-    runs = [ledger.run(run["run_id"]) for run in record["runs"]] if record else []
+    record = next((each for each in store.sweeps() if each["sweep_id"] == sweep_id), None)
+    runs = [store.run(run["run_id"]) for run in record["runs"]] if record else []
     while any(run.is_locked() for run in runs) and time.monotonic() < deadline_s:
         time.sleep(0.5)
 
@@ -234,10 +234,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with os.fdopen(os.dup(1), "w") as report_file:
         os.dup2(2, 1)
         logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-        ledger = Ledger(options.store)
-        uri = resolve_uri(ledger, options.uri)
+        store = Store(options.store)
+        uri = resolve_uri(store, options.uri)
         log.info("copying sweep %s to %s", options.sweep, redacted(uri))
-        report = mirror(ledger, options.sweep, uri, once=options.once)
+        report = mirror(store, options.sweep, uri, once=options.once)
         log.info("%d runs written, %d errors", report.runs_written, len(report.errors))
         with contextlib.suppress(BrokenPipeError):
             print(json.dumps(asdict(report)), file=report_file, flush=True)
