@@ -1,22 +1,22 @@
-"""The store: a store with one folder per run. It is the source of truth; MLflow and tables are made from it.
+"""The files of a run: the truth about it. The index and the tables are made from them.
 
     store/runs/<run_id>/
         spec.json         the resolved run, its id, and when it was first begun
-        lock              locked (flock) by the process that trains the run; the kernel releases it if that process dies
-        state.json        running | failed | interrupted, with attempt, worker, message and traceback
-        curve.jsonl       one line per logged step
+        state.json        running | failed | interrupted | stopped, with attempt, worker, message and traceback
+        curve.jsonl       one line per logged step, with the time of day
         resume.safetensors    model, optimiser and step, while the run is unfinished
         checkpoint/       model.safetensors, config.json: loaded by services and tools
-        result.json       final metrics and facts; a run is finished if and only if this file exists
-    store/sweeps/<sweep_id>.json    what a sweep executed, when, and its runs
+        result.json       final metrics, facts, and the checksums of curve and checkpoint; a run is finished if and only
+                          if this file exists
 
-Files are written to a temporary file in the same folder and renamed, so a reader never sees a partial file.
+Files are written to a temporary file in the same folder and renamed, so a reader never sees a partial file. Whether a
+run that says `running` is still in training is not in its files: the index has its lease.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
+import hashlib
 import json
 import os
 import re
@@ -24,19 +24,27 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast, get_args
 
-from cope_sweep.errors import UserError
 from cope_sweep.spec import RunSpec, current_metric_name
+from cope_sweep.store.errors import StoreError
 from cope_sweep.store.event import Status
 
 RUN_ID = re.compile(r"[0-9a-f]{16}")
+ATTEMPT_ENDS: tuple[Status, ...] = ("failed", "interrupted", "stopped")
+"""How an attempt can end without a result."""
+TIME_KEY = "time_ms"
+"""The key of a curve's row that holds the time of day, in milliseconds since 1970. Old rows have none."""
 
 
-class StoreError(UserError):
-    """The store cannot be used; the message says which path, why, and what to do."""
+class FencedError(StoreError):
+    """A newer attempt owns the run's folder: this one may not write to it any more."""
+
+
+class DamagedError(StoreError):
+    """A file of a run cannot be read, or has not the content that it should have."""
 
 
 @contextlib.contextmanager
@@ -68,25 +76,37 @@ def write_json(path: Path, value: Any) -> None:
         temporary.write_text(json.dumps(value, indent=1, allow_nan=False) + "\n")
 
 
-def read_json(path: Path) -> Any | None:
-    """The JSON in `path`, or None if there is no such file.
+def read_json(path: Path) -> dict[str, Any] | None:
+    """The JSON object in `path`, or None if there is no such file.
 
     Raises:
-        StoreError: The file is not valid JSON.
+        DamagedError: The file cannot be read, or does not hold a JSON object.
     """
     try:
-        return json.loads(path.read_text())
+        value = json.loads(path.read_bytes())
     except FileNotFoundError:
         return None
-    except ValueError as error:
-        raise StoreError(f"{path}: not valid JSON ({error}); delete the file; it will be written again") from error
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else f"not valid JSON ({error})"
+        raise DamagedError(f"{path}: {reason}") from error
+    if not isinstance(value, dict):
+        raise DamagedError(f"{path}: not a JSON object")
+    return value
+
+
+def sha256(path: Path) -> str:
+    """The SHA-256 of a file, as hexadecimal digits. Raises OSError."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @dataclass(frozen=True)
 class RunFolder:
-    """The folder of one run. Only the process that holds its lock may write to it."""
+    """The folder of one run, to read it, or to write it as one of its attempts."""
 
     path: Path
+    attempt: int | None = None
+    """The attempt that writes; None: only for reading."""
 
     @property
     def run_id(self) -> str:
@@ -97,25 +117,38 @@ class RunFolder:
 
     @property
     def spec(self) -> dict[str, Any] | None:
-        """`{"run_id", "spec", "created_ms"}`; None before the run was begun."""
-        return read_json(self.path / "spec.json")
+        """`{"run_id", "spec", "created_ms"}`; None before the run was begun. Raises DamagedError."""
+        document = read_json(self.path / "spec.json")
+        if document is not None and not (
+            isinstance(document.get("spec"), dict) and document.get("run_id", self.run_id) == self.run_id
+        ):
+            raise DamagedError(f"{self.path / 'spec.json'}: not the spec of run {self.run_id}")
+        return document
 
     @property
     def state(self) -> dict[str, Any]:
-        """`{"status", "updated_ms", "worker_id", "attempt", …}`; empty before the run was begun."""
-        state: dict[str, Any] = read_json(self.path / "state.json") or {}
+        """`{"status", "updated_ms", "worker_id", "attempt", …}`; empty before it was begun. Raises DamagedError."""
+        state = read_json(self.path / "state.json") or {}
         if "where" in state:  # the former name of the key
             state.setdefault("worker_id", state.pop("where"))
+        if state and (state.get("status") not in get_args(Status) or not isinstance(state.get("attempt", 0), int)):
+            raise DamagedError(f"{self.path / 'state.json'}: not the state of a run")
         return state
 
     @property
     def result(self) -> dict[str, Any] | None:
-        """`{"metrics": {name: value}, "facts": {name: value}}`; None if the run is not finished.
+        """`{"metrics": {name: value}, "facts": {name: value}, "files": {name: checksum}}`; None if not finished.
 
-        Metrics have their current names, whatever they were called when the run was trained.
+        Metrics have their current names, whatever they were called when the run was trained. Results of older versions
+        have no `files`. Raises DamagedError.
         """
         result = read_json(self.path / "result.json")
-        return result and result | {"metrics": _current_names(result.get("metrics", {}))}
+        if result is None:
+            return None
+        metrics, facts = result.get("metrics"), result.get("facts")
+        if not isinstance(facts, dict) or not isinstance(metrics, dict) or not all(map(_is_number, metrics.values())):
+            raise DamagedError(f"{self.path / 'result.json'}: not the result of a run")
+        return result | {"metrics": _current_names(metrics)}
 
     @property
     def checkpoint(self) -> Path:
@@ -129,92 +162,132 @@ class RunFolder:
 
     @property
     def status(self) -> Status:
-        """The status, from the files and the lock: a run whose process died is interrupted, not running."""
-        result = self.path / "result.json"
-        if result.exists():
-            return "finished"
-        if not (self.path / "spec.json").exists():
-            return "pending"
-        if self.is_locked():
-            return "running"
-        if result.exists():  # it may have appeared after the first check, before the lock was released
-            return "finished"
-        return "failed" if self.state.get("status") == "failed" else "interrupted"
+        """The status by the files alone: `running` means that the last attempt has not ended, or that it died."""
+        try:
+            if self.result is not None:
+                return "finished"
+            if self.spec is None:
+                return "pending"
+            return cast(Status, self.state.get("status", "interrupted"))
+        except DamagedError:
+            return "damaged"
 
-    def curve(self) -> list[dict[str, float]]:
-        """The logged rows in order of steps; metrics have their current names.
+    def curve(self, *, times: bool = False) -> list[dict[str, float]]:
+        """The logged rows in order of steps; metrics have their current names. `times` keeps the key `time_ms`.
 
-        A line that was cut off when its process was killed is left out.
+        A line that was cut off when its process was killed, or is not a row, is left out; of two rows of a step that
+        hold the same metric, the first counts.
+
+        Raises DamagedError if the file cannot be read.
         """
+        try:
+            text = (self.path / "curve.jsonl").read_bytes()
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise DamagedError(f"{self.path / 'curve.jsonl'}: {error.strerror}") from error
         rows: list[dict[str, float]] = []
-        with contextlib.suppress(FileNotFoundError):
-            for line in (self.path / "curve.jsonl").read_text().splitlines():
-                with contextlib.suppress(ValueError):
-                    rows.append(_current_names(json.loads(line)))
+        seen: set[tuple[float, ...] | tuple[float, str]] = set()
+        for line in text.splitlines():
+            row = _row(line)
+            if row is None:
+                continue
+            time_ms = row.pop(TIME_KEY, None)
+            step = row["step"]
+            fresh = {key: value for key, value in row.items() if key == "step" or (step, key) not in seen}
+            if len(fresh) == 1 and len(row) > 1:
+                continue
+            seen |= {(step, key) for key in fresh}
+            rows.append(fresh | ({TIME_KEY: time_ms} if times and time_ms is not None else {}))
         return rows
 
     # -- writing -------------------------------------------------------------------------------------------------
 
-    @contextlib.contextmanager
-    def lock(self) -> Iterator[bool]:
-        """Lock the run while the block runs. Yields False if another process holds the lock."""
+    def begin(self, spec: RunSpec, worker_id: str, attempt: int | None = None) -> RunFolder:
+        """Begin an attempt: set the status to running. The first one also writes the spec.
+
+        Damaged files are put aside as `<name>.damaged`, and the run is trained from its last good state.
+
+        Args:
+            spec: The run.
+            worker_id: Who trains it.
+            attempt: The number of the attempt, from its lease; None: the next one.
+
+        Returns:
+            The folder, for this attempt to write to.
+
+        Raises:
+            FencedError: A newer attempt has begun.
+        """
         self.path.mkdir(parents=True, exist_ok=True)
-        with (self.path / "lock").open("w") as file:
+        for name, read in (("spec.json", "spec"), ("state.json", "state"), ("result.json", "result")):
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                yield False
-            else:
-                yield True
-
-    def is_locked(self) -> bool:
-        """Whether a running process holds the lock."""
-        try:
-            with (self.path / "lock").open("r") as file:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except FileNotFoundError:
-            return False
-        except BlockingIOError:
-            return True
-        return False
-
-    def begin(self, spec: RunSpec, worker_id: str) -> None:
-        """Set the status to running and count the attempt. The first call also writes the spec."""
+                getattr(self, read)
+            except DamagedError:
+                _put_aside(self.path / name)
+        earlier = int(self.state.get("attempt", 0))
+        own = replace(self, attempt=earlier + 1 if attempt is None else attempt)
+        own.check_fence()
         if self.spec is None:
-            write_json(
-                self.path / "spec.json",
-                {"run_id": spec.run_id, "spec": spec.model_dump(mode="json"), "created_ms": _now_ms()},
-            )
-        attempt = self.state.get("attempt", 0) + 1
+            document = {"run_id": spec.run_id, "spec": spec.model_dump(mode="json"), "created_ms": _now_ms()}
+            write_json(self.path / "spec.json", document)
         # Message and traceback of an earlier attempt are dropped.
-        state = {"status": "running", "updated_ms": _now_ms(), "worker_id": worker_id, "attempt": attempt}
+        state = {"status": "running", "updated_ms": _now_ms(), "worker_id": worker_id, "attempt": own.attempt}
         write_json(self.path / "state.json", state)
+        return own
+
+    def check_fence(self) -> None:
+        """Raise FencedError if a newer attempt than this one has begun.
+
+        Between this check and a write a newer attempt may still begin. What is written then does no harm: a run is
+        deterministic, rows of one step are read once, and the resume file names its step.
+        """
+        with contextlib.suppress(DamagedError):
+            newest = int(self.state.get("attempt", 0))
+            if self.attempt is not None and newest > self.attempt:
+                raise FencedError(f"run {self.run_id}: attempt {newest} has begun; attempt {self.attempt} ends")
 
     def set_state(self, status: Status, **facts: Any) -> None:
-        """Set the status, and any other keys of the state."""
-        write_json(self.path / "state.json", self.state | {"status": status, "updated_ms": _now_ms()} | facts)
+        """Set the status, and any other keys of the state. Raises FencedError."""
+        self.check_fence()
+        try:
+            state = self.state
+        except DamagedError:
+            state = {"attempt": self.attempt or 1}
+        write_json(self.path / "state.json", state | {"status": status, "updated_ms": _now_ms()} | facts)
 
     def rewind(self, step: int) -> None:
-        """Drop the rows after `step`. The steps after it are trained again."""
-        rows = [row for row in self.curve() if row["step"] <= step]
+        """Drop the rows after `step`. The steps after it are trained again. Raises FencedError, DamagedError."""
+        self.check_fence()
+        rows = [row for row in self.curve(times=True) if row["step"] <= step]
         with replacing(self.path / "curve.jsonl") as temporary:
             temporary.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
     def log(self, row: Mapping[str, float]) -> None:
-        """Append one row. It has the key `step`."""
+        """Append one row, which has the key `step`, with the time of day. Raises FencedError."""
+        self.check_fence()
+        step = {"step": row["step"], TIME_KEY: _now_ms()}
         with (self.path / "curve.jsonl").open("a") as file:
-            file.write(json.dumps(dict(row), allow_nan=False) + "\n")
+            file.write(json.dumps(step | dict(row), allow_nan=False) + "\n")
 
     def fail(self, message: str, traceback: str) -> None:
-        """Set the status to failed, with the reason in one line and the traceback."""
+        """Set the status to failed, with the reason in one line and the traceback. Raises FencedError."""
         self.set_state("failed", message=message, traceback=traceback)
 
     @contextlib.contextmanager
+    def writing_resume(self) -> Iterator[Path]:
+        """A temporary path that replaces the resume file when the block ends without an error. Raises FencedError."""
+        with replacing(self.resume) as temporary:
+            yield temporary
+            self.check_fence()
+
+    @contextlib.contextmanager
     def writing_checkpoint(self) -> Iterator[Path]:
-        """A temporary folder that replaces `checkpoint` when the block ends without an error."""
+        """A temporary folder that replaces `checkpoint` when the block ends without an error. Raises FencedError."""
         temporary = Path(tempfile.mkdtemp(dir=self.path, prefix=".checkpoint."))
         try:
             yield temporary
+            self.check_fence()
             shutil.rmtree(self.checkpoint, ignore_errors=True)
             temporary.chmod(0o755)
             temporary.replace(self.checkpoint)
@@ -222,59 +295,59 @@ class RunFolder:
             shutil.rmtree(temporary, ignore_errors=True)
 
     def finish(self, metrics: Mapping[str, float], facts: Mapping[str, Any]) -> None:
-        """Write the result, which makes the run finished, and delete the file for resuming."""
-        write_json(self.path / "result.json", {"metrics": dict(metrics), "facts": dict(facts)})
+        """Write the result, which makes the run finished, and delete the file for resuming. Raises FencedError."""
+        self.check_fence()
+        document = {"metrics": dict(metrics), "facts": dict(facts), "files": self._checksums()}
+        write_json(self.path / "result.json", document)
         self.resume.unlink(missing_ok=True)
 
+    def _checksums(self) -> dict[str, str]:
+        """File → SHA-256, of the curve and the checkpoint."""
+        files = [self.path / "curve.jsonl", *self.checkpoint.glob("*")]
+        return {str(file.relative_to(self.path)): sha256(file) for file in sorted(files) if file.is_file()}
 
-class Store:
-    """A store of runs."""
-
-    def __init__(self, root: Path | str, *, create: bool = False) -> None:
-        """Open the store in the folder `root`; with `create`, make the folder and check that it can be written.
-
-        Raises:
-            StoreError: With `create`, if the folder cannot be made or written.
-        """
-        self.root = Path(root).expanduser().absolute()
-        if create:
+    def damage(self, *, checksums: bool = False) -> list[str]:
+        """What is wrong with the files, one line each; with `checksums`, the content of curve and checkpoint, too."""
+        problems = []
+        result = None
+        for read in ("spec", "state", "result", "curve"):
             try:
-                for name in ("runs", "sweeps"):
-                    (self.root / name).mkdir(parents=True, exist_ok=True)
-                with tempfile.TemporaryFile(dir=self.root):
-                    pass
+                value = getattr(self, read)
+                value = value() if callable(value) else value
+                result = value if read == "result" else result
+            except DamagedError as error:
+                problems.append(str(error))
+        for name, digest in (result or {}).get("files", {}).items() if checksums else ():
+            file = self.path / name
+            try:
+                if sha256(file) != digest:
+                    problems.append(f"{file}: has changed since the run was finished (SHA-256)")
             except OSError as error:
-                raise StoreError(
-                    f"the store {self.root} cannot be written ({error.strerror}); "
-                    "choose another with --store, or set COPE_SWEEP_STORE"
-                ) from error
+                problems.append(f"{file}: {error.strerror}")
+        return problems
 
-    def run(self, run_id: str) -> RunFolder:
-        """The folder of a run; it need not exist.
 
-        Raises:
-            StoreError: `run_id` is not 16 hexadecimal digits.
-        """
-        if not RUN_ID.fullmatch(run_id):
-            raise StoreError(f"{run_id!r} is not a run id: 16 hexadecimal digits, as `cope-sweep status` lists them")
-        return RunFolder(self.root / "runs" / run_id)
+def _row(line: bytes) -> dict[str, float] | None:
+    """A line of a curve; None if it is not a row."""
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return None
+    if not isinstance(row, dict) or not all(map(_is_number, row.values())) or "step" not in row:
+        return None
+    return _current_names(row)
 
-    def runs(self) -> list[RunFolder]:
-        """All runs that were begun in this store, ordered by id."""
-        try:
-            names = sorted(entry.name for entry in os.scandir(self.root / "runs") if RUN_ID.fullmatch(entry.name))
-        except FileNotFoundError:
-            return []
-        return [RunFolder(self.root / "runs" / name) for name in names]
 
-    def write_sweep(self, sweep_id: str, record: Mapping[str, Any]) -> None:
-        """Write the record of a sweep, atomically."""
-        write_json(self.root / "sweeps" / f"{sweep_id}.json", dict(record))
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
-    def sweeps(self) -> list[dict[str, Any]]:
-        """The records of all sweeps of this store, oldest first."""
-        paths = sorted((self.root / "sweeps").glob("[0-9]*.json"))
-        return [record for path in paths if (record := read_json(path)) is not None]
+
+def _put_aside(path: Path) -> None:
+    """Rename a damaged file, or whatever is in its place."""
+    target = path.with_name(f"{path.name}.damaged")
+    if target.is_dir() and not target.is_symlink():
+        shutil.rmtree(target)
+    path.replace(target)
 
 
 def _current_names(metrics: Mapping[str, float]) -> dict[str, float]:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-Status = Literal["pending", "running", "finished", "failed", "interrupted"]
+Status = Literal["pending", "running", "finished", "failed", "interrupted", "stopped", "damaged"]
 
 
 @dataclass(frozen=True)
@@ -21,4 +21,6 @@ class Event:
     worker_id: str = ""
     """The worker that trains the run, as `host:pid`."""
     message: str | None = None
-    """Why the run failed, in one line."""
+    """Why the run failed or was stopped, in one line."""
+    evaluated: bool = False
+    """Whether the test sets were evaluated at `step`."""

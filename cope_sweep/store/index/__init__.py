@@ -1,0 +1,21 @@
+"""The index of a store: an SQL database that answers what is asked of many runs."""
+
+from cope_sweep.store.index.database import IndexUnavailable
+from cope_sweep.store.index.index import Index, status_counts
+from cope_sweep.store.index.model import (
+    Filter,
+    Lease,
+    Progress,
+    QueryError,
+    Refusal,
+    RunPage,
+    RunQuery,
+    RunRecord,
+    SweepSummary,
+)
+from cope_sweep.store.index.rows import RunRow
+
+__all__ = [
+    "Filter", "Index", "IndexUnavailable", "Lease", "Progress", "QueryError", "Refusal", "RunPage", "RunQuery",
+    "RunRecord", "RunRow", "SweepSummary", "status_counts",
+]  # fmt: skip

@@ -1,0 +1,389 @@
+"""The index: what is asked of many runs, in SQL. It can be made again from the run folders.
+
+A run whose lease has expired, or whose owner is known to be dead, reads as interrupted, not as running.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import Connection, Row, Select, and_, case, delete, func, insert, literal, or_, select, update
+from sqlalchemy.sql import ColumnElement
+
+from cope_sweep.store.event import Status
+from cope_sweep.store.index.database import Database
+from cope_sweep.store.index.filters import conditions, ordered
+from cope_sweep.store.index.model import Lease, Progress, Refusal, RunPage, RunQuery, RunRecord, SweepSummary, Value
+from cope_sweep.store.index.owners import is_gone, owner_name
+from cope_sweep.store.index.rows import RowWriter, RunRow, chunks, next_revision, upsert
+from cope_sweep.store.index.tables import (
+    SECTIONS,
+    counters,
+    keys,
+    locks,
+    mirrored,
+    part_values,
+    parts,
+    run_values,
+    runs,
+    sweep_runs,
+    sweeps,
+)
+
+READ_ALL_FROM = 2000
+"""From so many ids on, all rows are read and the wanted ones picked: faster than naming the ids in SQL."""
+_RECORD_COLUMNS = [
+    runs.c[name]
+    for name in (
+        "run_id", "seed", "step", "steps", "attempt", "worker_id", "message", "sweep_id", "parent_id", "created_ms",
+        "updated_ms", "ended_ms", "revision", "metrics", "facts",
+    )
+]  # fmt: skip
+
+
+class Index:
+    """The index of a store. Every method raises StoreError, and IndexUnavailable where the database does not answer."""
+
+    def __init__(self, url: str) -> None:
+        """Open the database at `url` (see `Database`), and create its tables if they are missing."""
+        self.database = Database(url)
+        self._writer = RowWriter()
+
+    @property
+    def url(self) -> str:
+        """The URL of the database."""
+        return self.database.url
+
+    def close(self) -> None:
+        """Close the connections."""
+        self.database.close()
+
+    # -- reading -------------------------------------------------------------------------------------------------
+
+    def revision(self) -> int:
+        """The revision of the last change in the store."""
+        with self.database.reading() as connection:
+            return int(connection.execute(select(counters.c.value).where(counters.c.name == "revision")).scalar_one())
+
+    def statuses(self, run_ids: Iterable[str] | None = None) -> dict[str, Status]:
+        """Run id → status, of the runs that are in the index; those that are not are pending."""
+        with self.database.reading() as connection:
+            status = self._status(connection)
+            return {row[0]: row[1] for row in self._selected(connection, select(runs.c.run_id, status), run_ids)}
+
+    def records(self, run_ids: Iterable[str]) -> dict[str, RunRecord]:
+        """Run id → record, of the runs that are in the index."""
+        with self.database.reading() as connection:
+            status = self._status(connection)
+            rows = self._selected(connection, select(*_RECORD_COLUMNS, status), run_ids)
+            return {row.run_id: _record(row) for row in rows}
+
+    def specs(self, run_ids: Iterable[str]) -> dict[str, dict[str, Value]]:
+        """Run id → the values of its spec by dotted key (`model.layers`), of the runs that are in the index."""
+        with self.database.reading() as connection:
+            part_columns = [runs.c[f"{section}_part"] for section in SECTIONS]
+            rows = list(self._selected(connection, select(runs.c.run_id, runs.c.seed, *part_columns), run_ids))
+            values = _part_values(connection, {part for row in rows for part in row[2:]})
+        return {
+            row[0]: {key: value for part in row[2:] for key, value in values.get(part, {}).items()} | {"seed": row[1]}
+            for row in rows
+        }
+
+    def page(self, query: RunQuery) -> RunPage:
+        """The runs of the index that match a query, and their number. Raises QueryError."""
+        with self.database.reading() as connection:
+            status = self._status(connection)
+            where = conditions(connection, query, status)
+            total = connection.execute(select(func.count()).select_from(runs).where(*where)).scalar_one()
+            ids = ordered(connection, select(runs.c.id).where(*where), query, status)
+            ids = ids.limit(query.limit).offset(query.offset)
+            wanted = list(connection.execute(ids).scalars())
+            rows = connection.execute(select(runs.c.id, *_RECORD_COLUMNS, status).where(runs.c.id.in_(wanted)))
+            found = {row.id: _record(row) for row in rows}
+        return RunPage(int(total), [found[key] for key in wanted])
+
+    def counts(self) -> dict[Status, int]:
+        """Status → number of runs in the index."""
+        with self.database.reading() as connection:
+            status = self._status(connection)
+            rows = connection.execute(select(status, func.count()).group_by(status))
+            return {row[0]: int(row[1]) for row in rows}
+
+    def sweeps(self, ablation: str | None = None) -> list[SweepSummary]:
+        """All sweeps, or those of an ablation, oldest first. One whose process died reads as interrupted."""
+        query = select(sweeps).order_by(sweeps.c.started_ms, sweeps.c.sweep_id)
+        with self.database.reading() as connection:
+            rows = connection.execute(query if ablation is None else query.where(sweeps.c.ablation == ablation))
+            return [_summary(row) for row in rows]
+
+    def sweep(self, sweep_id: str) -> SweepSummary | None:
+        """One sweep, or None."""
+        with self.database.reading() as connection:
+            row = connection.execute(select(sweeps).where(sweeps.c.sweep_id == sweep_id)).one_or_none()
+        return None if row is None else _summary(row)
+
+    def sweeps_of(self, run_ids: Iterable[str]) -> dict[str, list[str]]:
+        """Run id → the ids of the sweeps that contained it, oldest first."""
+        found: dict[str, list[str]] = {}
+        with self.database.reading() as connection:
+            for chunk in chunks(run_ids):
+                query = select(sweep_runs.c.run_id, sweep_runs.c.sweep_id).where(sweep_runs.c.run_id.in_(chunk))
+                for run_id, sweep_id in connection.execute(query.order_by(sweep_runs.c.sweep_id)):
+                    found.setdefault(run_id, []).append(sweep_id)
+        return found
+
+    # -- writing -------------------------------------------------------------------------------------------------
+
+    def write(self, rows: Sequence[RunRow]) -> None:
+        """Insert or replace runs; their leases end."""
+        with self._writing() as connection:
+            self._writer.write(connection, rows)
+
+    def write_sweep(self, summary: SweepSummary, members: Sequence[Mapping[str, Any]], owner: str | None) -> None:
+        """Insert or replace a sweep.
+
+        Args:
+            summary: The sweep.
+            members: Its runs in order: `{"run_id", "row", "seed", "labels", "reused"}`. They do not change afterwards.
+            owner: The process that executes it, see `owners`.
+        """
+        values = {**summary.__dict__, "owner": owner}
+        with self.database.writing() as connection:
+            known = connection.execute(
+                select(sweeps.c.runs).where(sweeps.c.sweep_id == summary.sweep_id)
+            ).scalar_one_or_none()
+            statement = upsert(connection, sweeps).values(values)
+            connection.execute(statement.on_conflict_do_update(index_elements=[sweeps.c.sweep_id], set_=values))
+            if known != len(members):
+                connection.execute(delete(sweep_runs).where(sweep_runs.c.sweep_id == summary.sweep_id))
+                entries = [
+                    {"sweep_id": summary.sweep_id, "ordinal": ordinal, **member}
+                    for ordinal, member in enumerate(members)
+                ]
+                for chunk in chunks(entries):
+                    connection.execute(insert(sweep_runs), chunk)
+
+    def clear(self) -> None:
+        """Delete everything, except what other stores have received (`mirrored`) and the revision."""
+        with self.database.writing() as connection:
+            for table in (run_values, part_values, sweep_runs, sweeps, runs, parts, keys):
+                connection.execute(delete(table))
+        self._writer.forget()
+
+    def delete(self, run_ids: Iterable[str]) -> None:
+        """Delete runs from the index."""
+        with self.database.writing() as connection:
+            for chunk in chunks(run_ids):
+                ids = select(runs.c.id).where(runs.c.run_id.in_(chunk))
+                connection.execute(delete(run_values).where(run_values.c.run.in_(ids)))
+                connection.execute(delete(runs).where(runs.c.run_id.in_(chunk)))
+
+    # -- leases --------------------------------------------------------------------------------------------------
+
+    def acquire(self, row: RunRow, owner: str, ttl_s: float) -> Lease | Refusal:
+        """Lease a run to `owner` for `ttl_s`, by compare-and-swap: of several owners at once, one succeeds.
+
+        `row` is written if the run is not in the index; else only its status, worker and attempt change.
+        """
+        with self._writing() as connection:
+            seen = connection.execute(
+                select(
+                    runs.c.id, runs.c.status, runs.c.attempt, runs.c.owner, (runs.c.expires_s > self.database.now_s())
+                ).where(runs.c.run_id == row.run_id)
+            ).one_or_none()
+            lease = {
+                "status": "running",
+                "owner": owner,
+                "expires_s": self.database.now_s() + ttl_s,
+                "sweep_id": owner_name(owner),
+                "message": None,
+            }
+            if seen is None:
+                self._writer.write(connection, [row])
+                connection.execute(update(runs).where(runs.c.run_id == row.run_id).values(**lease, attempt=1))
+                return Lease(row.run_id, 1)
+            if seen.status == "finished":
+                return Refusal("finished", seen.owner)
+            if seen.owner not in (None, owner) and seen[4] and not is_gone(seen.owner):
+                return Refusal("leased", seen.owner)
+            same = and_(
+                runs.c.id == seen.id,
+                runs.c.attempt == seen.attempt,
+                runs.c.owner.is_(None) if seen.owner is None else runs.c.owner == seen.owner,
+            )
+            changed = connection.execute(
+                update(runs).where(same).values(**lease, attempt=seen.attempt + 1, revision=next_revision(connection))
+            )
+            if changed.rowcount != 1:
+                return Refusal("leased")
+            return Lease(row.run_id, seen.attempt + 1)
+
+    def renew(self, owner: str, ttl_s: float, progress: Mapping[str, Progress] | None = None) -> set[str]:
+        """Prolong all leases of `owner` to `ttl_s` from now, and write progress; the ids of the runs that it holds."""
+        with self.database.writing() as connection:
+            mine = runs.c.owner == owner
+            connection.execute(update(runs).where(mine).values(expires_s=self.database.now_s() + ttl_s))
+            held = set(connection.execute(select(runs.c.run_id).where(mine)).scalars())
+            for run_id, each in (progress or {}).items():
+                if run_id in held:
+                    connection.execute(
+                        update(runs)
+                        .where(runs.c.run_id == run_id, mine)
+                        .values(step=each.step, worker_id=each.worker_id, revision=next_revision(connection))
+                    )
+        return held
+
+    def end(self, row: RunRow, owner: str) -> bool:
+        """Write how a run ended and end its lease; False, without effect, if `owner` does not hold the lease."""
+        with self._writing() as connection:
+            held = select(runs.c.id).where(runs.c.run_id == row.run_id, runs.c.owner == owner)
+            if connection.execute(held.with_for_update()).one_or_none() is None:
+                return False
+            self._writer.write(connection, [row])
+            return True
+
+    def expired(self) -> list[tuple[str, str | None]]:
+        """Run id and owner of the runs that are marked as running and are not: their lease expired, or its owner died."""
+        with self.database.reading() as connection:
+            gone = self._gone_owners(connection)
+            query = select(runs.c.run_id, runs.c.owner).where(runs.c.status == "running", ~self._is_alive(gone))
+            return [(row.run_id, row.owner) for row in connection.execute(query)]
+
+    def is_built(self) -> bool:
+        """Whether the index holds what was in the store when it was made."""
+        with self.database.reading() as connection:
+            return connection.execute(select(counters.c.value).where(counters.c.name == "built")).scalar() is not None
+
+    def mark_built(self) -> None:
+        """Note that the index holds what is in the store."""
+        with self.database.writing() as connection:
+            connection.execute(upsert(connection, counters).values(name="built", value=1).on_conflict_do_nothing())
+
+    # -- locks and the mirror ------------------------------------------------------------------------------------
+
+    def lock(self, name: str, owner: str, ttl_s: float) -> bool:
+        """Take or prolong a named lock; False if another owner has it."""
+        with self.database.writing() as connection:
+            now = self.database.now_s()
+            seen = connection.execute(
+                select(locks.c.owner, locks.c.expires_s > now).where(locks.c.name == name)
+            ).first()
+            if seen is not None and seen.owner != owner and seen[1] and not is_gone(seen.owner):
+                return False
+            values = {"owner": owner, "expires_s": now + ttl_s}
+            if seen is None:
+                inserted = connection.execute(
+                    upsert(connection, locks).values(name=name, **values).on_conflict_do_nothing()
+                )
+                return bool(inserted.rowcount)
+            same = and_(locks.c.name == name, locks.c.owner == seen.owner)
+            return bool(connection.execute(update(locks).where(same).values(values)).rowcount)
+
+    def unlock(self, name: str, owner: str) -> None:
+        """Release a lock, if `owner` has it."""
+        with self.database.writing() as connection:
+            connection.execute(delete(locks).where(locks.c.name == name, locks.c.owner == owner))
+
+    def backlog(self, tracker: str) -> list[tuple[str, int]]:
+        """Run id and revision of the runs that have changed since `tracker` received them, oldest change first."""
+        joined = runs.outerjoin(mirrored, and_(mirrored.c.tracker == tracker, mirrored.c.item == runs.c.run_id))
+        behind = or_(mirrored.c.revision.is_(None), mirrored.c.revision < runs.c.revision)
+        query = select(runs.c.run_id, runs.c.revision).select_from(joined).where(behind).order_by(runs.c.revision)
+        with self.database.reading() as connection:
+            return [(row.run_id, int(row.revision)) for row in connection.execute(query)]
+
+    def mark_mirrored(self, tracker: str, item: str, revision: int, tracked_id: str | None) -> None:
+        """Note that `tracker` has received a run (or sweep) as it was at `revision`."""
+        values = {"revision": revision, "tracked_id": tracked_id}
+        with self.database.writing() as connection:
+            statement = upsert(connection, mirrored).values(tracker=tracker, item=item, **values)
+            connection.execute(
+                statement.on_conflict_do_update(index_elements=[mirrored.c.tracker, mirrored.c.item], set_=values)
+            )
+
+    def tracked_ids(self, tracker: str, items: Iterable[str]) -> dict[str, str]:
+        """Run or sweep id → its id in `tracker`, of those that it has received."""
+        found: dict[str, str] = {}
+        with self.database.reading() as connection:
+            for chunk in chunks(items):
+                query = select(mirrored.c.item, mirrored.c.tracked_id).where(
+                    mirrored.c.tracker == tracker, mirrored.c.item.in_(chunk), mirrored.c.tracked_id.is_not(None)
+                )
+                found |= {row[0]: row[1] for row in connection.execute(query)}
+        return found
+
+    # -- internals -----------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[Connection]:
+        """A writing transaction in which runs are written."""
+        try:
+            with self.database.writing() as connection:
+                yield connection
+        except BaseException:
+            # What was inserted in a transaction that is rolled back has no ids.
+            self._writer.forget()
+            raise
+
+    def _gone_owners(self, connection: Connection) -> list[str]:
+        """The owners of runs that are known to be dead."""
+        query = select(runs.c.owner).distinct().where(runs.c.owner.is_not(None))
+        return [owner for owner in connection.execute(query).scalars() if is_gone(owner)]
+
+    def _is_alive(self, gone: Sequence[str]) -> ColumnElement[bool]:
+        """Whether a run has a lease that holds."""
+        alive = and_(runs.c.expires_s.is_not(None), runs.c.expires_s > self.database.now_s())
+        return and_(alive, runs.c.owner.not_in(gone)) if gone else alive
+
+    def _status(self, connection: Connection) -> ColumnElement[str]:
+        dead = and_(runs.c.status == "running", ~func.coalesce(self._is_alive(self._gone_owners(connection)), False))
+        return case((dead, literal("interrupted")), else_=runs.c.status).label("status")
+
+    def _selected(
+        self, connection: Connection, query: Select[Any], run_ids: Iterable[str] | None
+    ) -> Iterator[Row[Any]]:
+        """The rows of `query`, of all runs or of those with these ids."""
+        wanted = None if run_ids is None else set(run_ids)
+        if wanted is None or len(wanted) >= READ_ALL_FROM:
+            for row in connection.execute(query):
+                if wanted is None or row.run_id in wanted:
+                    yield row
+            return
+        for chunk in chunks(wanted):
+            yield from connection.execute(query.where(runs.c.run_id.in_(chunk)))
+
+
+def _part_values(connection: Connection, ids: Iterable[int | None]) -> dict[int, dict[str, Value]]:
+    """Part id → its values by dotted key."""
+    found: dict[int, dict[str, Value]] = {}
+    query = select(part_values.c.part, keys.c.name, part_values.c.number, part_values.c.text).join(
+        keys, keys.c.id == part_values.c.key
+    )
+    for chunk in chunks(part for part in ids if part is not None):
+        for part, name, number, content in connection.execute(query.where(part_values.c.part.in_(chunk))):
+            found.setdefault(part, {})[name] = _value(number, content)
+    return found
+
+
+def _value(number: float | None, content: str | None) -> Value:
+    if number is not None:
+        return int(number) if number.is_integer() else number
+    return {"true": True, "false": False}.get(str(content), str(content))
+
+
+def _record(row: Row[Any]) -> RunRecord:
+    return RunRecord(**{column.name: getattr(row, column.name) for column in _RECORD_COLUMNS}, status=row.status)
+
+
+def _summary(row: Row[Any]) -> SweepSummary:
+    status: Status = "interrupted" if row.status == "running" and row.owner and is_gone(row.owner) else row.status
+    names = SweepSummary.__dataclass_fields__
+    return SweepSummary(**{name: getattr(row, name) for name in names if name != "status"}, status=status)
+
+
+def status_counts(statuses: Mapping[str, Status], run_ids: Iterable[str]) -> dict[Status, int]:
+    """Status → number of the runs; those that are not in `statuses` are pending."""
+    return dict(Counter(statuses.get(run_id, "pending") for run_id in run_ids))

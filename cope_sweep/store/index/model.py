@@ -1,0 +1,127 @@
+"""What the index answers with and is asked: plain typed data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from cope_sweep.errors import UserError
+from cope_sweep.store.event import Status
+
+Value = bool | int | float | str
+Operator = Literal["=", "!=", "<", "<=", ">", ">="]
+
+
+class QueryError(UserError):
+    """A query names something that the index does not have, or compares what cannot be compared."""
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """One run of the store."""
+
+    run_id: str
+    status: Status = "pending"
+    seed: int = 0
+    step: int = 0
+    """The last step that is known: of a finished run all of them, of a running one that of the last heartbeat."""
+    steps: int = 0
+    attempt: int = 0
+    worker_id: str | None = None
+    message: str | None = None
+    """Why the run failed, was stopped or is damaged."""
+    sweep_id: str | None = None
+    """The sweep that trained it last."""
+    parent_id: str | None = None
+    """The run from whose checkpoint it was continued."""
+    created_ms: int | None = None
+    updated_ms: int | None = None
+    ended_ms: int | None = None
+    revision: int = 0
+    """Grows with every change of the record; no two changes in a store have the same."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """Final metrics of a finished run, under their current names."""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """Parameters, times, device, … of a finished run."""
+
+    def value(self, name: str) -> float | None:
+        """A metric of the run, or for `facts.<name>` a fact; None if it has none."""
+        fact = name.removeprefix("facts.")
+        return self.metrics.get(name) if fact == name else self.facts.get(fact)
+
+
+@dataclass(frozen=True)
+class Filter:
+    """A condition on a run: `model.layers >= 4`, `test/perplexity < 20`, `status = finished`."""
+
+    key: str
+    operator: Operator
+    value: Value
+
+
+@dataclass(frozen=True)
+class RunQuery:
+    """Which runs, in which order."""
+
+    statuses: tuple[Status, ...] = ()
+    """Empty: all."""
+    run_ids: tuple[str, ...] | None = None
+    """None: all."""
+    sweep_id: str | None = None
+    filters: tuple[Filter, ...] = ()
+    """All have to hold. A run that lacks the key does not match."""
+    sort: str = "run_id"
+    """A key as in `Filter`; runs without a value come last."""
+    descending: bool = False
+    limit: int = 100
+    offset: int = 0
+
+
+@dataclass(frozen=True)
+class RunPage:
+    """A page of the runs that match a query, and how many match."""
+
+    total: int
+    runs: list[RunRecord]
+
+
+@dataclass(frozen=True)
+class Lease:
+    """The right to train a run, until it expires or is ended."""
+
+    run_id: str
+    attempt: int
+    """Counts the leases of the run from 1. Files of an older attempt cannot replace those of a newer one."""
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why a run was not leased."""
+
+    reason: Literal["leased", "finished"]
+    owner: str | None = None
+    """Who holds the lease."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run is."""
+
+    step: int
+    worker_id: str
+
+
+@dataclass(frozen=True)
+class SweepSummary:
+    """One sweep of the store."""
+
+    sweep_id: str
+    ablation: str
+    title: str
+    status: Status
+    executor: str
+    started_ms: int
+    ended_ms: int | None
+    runs: int
+    reused: int

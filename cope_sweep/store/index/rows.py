@@ -1,0 +1,217 @@
+"""Writes runs into the index: what a run's folder says becomes one row and its values."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from cachetools import LRUCache
+from sqlalchemy import Connection, bindparam, delete, insert, select, update
+from sqlalchemy.dialects import postgresql, sqlite
+
+from cope_sweep.store.event import Status
+from cope_sweep.store.index.flatten import columns, flatten
+from cope_sweep.store.index.tables import SECTIONS, counters, keys, part_values, parts, run_values, runs
+
+MAX_CACHED_PARTS = 100_000
+MAX_VARIABLES = 10_000
+"""Values of one statement. SQLite takes 32,766, PostgreSQL 65,535."""
+
+
+@dataclass(frozen=True)
+class RunRow:
+    """A run as it is written into the index."""
+
+    run_id: str
+    status: Status
+    spec: Mapping[str, Any]
+    """As JSON: `RunSpec.model_dump(mode="json")`."""
+    attempt: int = 0
+    step: int = 0
+    worker_id: str | None = None
+    message: str | None = None
+    sweep_id: str | None = None
+    """The sweep that trained it last."""
+    parent_id: str | None = None
+    created_ms: int | None = None
+    updated_ms: int | None = None
+    ended_ms: int | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def seed(self) -> int:
+        """The seed of the spec; 0 where it is damaged."""
+        seed = self.spec.get("seed", 0)
+        return seed if isinstance(seed, int) else 0
+
+    @property
+    def steps(self) -> int:
+        """The training steps of the spec; 0 where it is damaged."""
+        train = self.spec.get("train", {})
+        steps = train.get("steps", 0) if isinstance(train, Mapping) else 0
+        return steps if isinstance(steps, int) else 0
+
+
+def upsert(connection: Connection, table: Any) -> Any:
+    """An INSERT of the database's own dialect, which has `on_conflict_do_update` and `on_conflict_do_nothing`."""
+    return sqlite.insert(table) if connection.dialect.name == "sqlite" else postgresql.insert(table)
+
+
+def next_revision(connection: Connection, count: int = 1) -> int:
+    """The first of `count` new revisions. Other writers wait until this transaction ends."""
+    counter = update(counters).where(counters.c.name == "revision").values(value=counters.c.value + count)
+    last = connection.execute(counter.returning(counters.c.value)).scalar_one()
+    return int(last) - count + 1
+
+
+class RowWriter:
+    """Writes rows; remembers the ids of parts and keys between transactions."""
+
+    def __init__(self) -> None:
+        self._parts: LRUCache[str, int] = LRUCache(MAX_CACHED_PARTS)
+        self._keys: dict[str, int] = {}
+        self._lock = threading.Lock()
+
+    def write(self, connection: Connection, rows: Sequence[RunRow]) -> None:
+        """Insert or replace runs with their values, in the caller's writing transaction; their leases end.
+
+        A run is at most once in `rows`.
+        """
+        if not rows:
+            return
+        with self._lock:
+            part_ids = self._part_ids(connection, rows)
+            first = next_revision(connection, len(rows))
+            values = [
+                {**_columns(row), **part_ids[row.run_id], "revision": first + index} for index, row in enumerate(rows)
+            ]
+            statement = upsert(connection, runs)
+            replaced = {name: statement.excluded[name] for name in values[0] if name != "run_id"}
+            connection.execute(
+                statement.on_conflict_do_update(index_elements=[runs.c.run_id], set_=replaced),
+                values,
+            )
+            self._write_values(connection, rows)
+
+    def forget(self) -> None:
+        """Forget the remembered ids, after a transaction was rolled back."""
+        with self._lock:
+            self._parts.clear()
+            self._keys.clear()
+
+    def _part_ids(self, connection: Connection, rows: Sequence[RunRow]) -> dict[str, dict[str, int]]:
+        """Run id → `{"task_part": id, …}`. Parts that are new are written."""
+        digests: dict[str, tuple[str, Any]] = {}
+        wanted: dict[str, dict[str, str]] = {}
+        for row in rows:
+            for section in SECTIONS:
+                content = row.spec.get(section)
+                digest = part_digest(section, content)
+                digests[digest] = (section, content)
+                wanted.setdefault(row.run_id, {})[f"{section}_part"] = digest
+        known = {digest: self._parts[digest] for digest in digests if digest in self._parts}
+        if missing := [digest for digest in digests if digest not in known]:
+            known |= self._write_parts(connection, {digest: digests[digest] for digest in missing})
+        return {
+            run_id: {column: known[digest] for column, digest in by_column.items()}
+            for run_id, by_column in wanted.items()
+        }
+
+    def _write_parts(self, connection: Connection, new: Mapping[str, tuple[str, Any]]) -> dict[str, int]:
+        before = _ids(connection, parts.c.digest, parts.c.id, new)
+        rows = [
+            {"digest": digest, "section": section, "content": content}
+            for digest, (section, content) in new.items()
+            if digest not in before
+        ]
+        ids = before
+        if rows:
+            connection.execute(upsert(connection, parts).on_conflict_do_nothing(), rows)
+            ids = _ids(connection, parts.c.digest, parts.c.id, new)
+            flat = {row["digest"]: dict(flatten({row["section"]: row["content"]})) for row in rows}
+            key_ids = self._key_ids(connection, {name for values in flat.values() for name in values})
+            connection.execute(
+                upsert(connection, part_values).on_conflict_do_nothing(),
+                [
+                    {"part": ids[digest], "key": key_ids[name], **columns(value)}
+                    for digest, values in flat.items()
+                    for name, value in values.items()
+                ],
+            )
+        self._parts.update(ids)
+        return ids
+
+    def _key_ids(self, connection: Connection, names: Iterable[str]) -> Mapping[str, int]:
+        if new := [name for name in names if name not in self._keys]:
+            connection.execute(upsert(connection, keys).on_conflict_do_nothing(), [{"name": name} for name in new])
+            self._keys |= _ids(connection, keys.c.name, keys.c.id, new)
+        return self._keys
+
+    def _write_values(self, connection: Connection, rows: Sequence[RunRow]) -> None:
+        """Replace the metrics and facts of runs."""
+        run_ids = [row.run_id for row in rows]
+        ids = _ids(connection, runs.c.run_id, runs.c.id, run_ids)
+        connection.execute(
+            delete(run_values).where(run_values.c.run == bindparam("b_run")),
+            [{"b_run": ids[run_id]} for run_id in run_ids],
+        )
+        values = [
+            (ids[row.run_id], name, value)
+            for row in rows
+            for name, value in (*row.metrics.items(), *((f"facts.{name}", value) for name, value in row.facts.items()))
+            if isinstance(value, (bool, int, float, str))
+        ]
+        if not values:
+            return
+        key_ids = self._key_ids(connection, {name for _, name, _ in values})
+        connection.execute(
+            insert(run_values),
+            [{"run": run, "key": key_ids[name], **columns(value)} for run, name, value in values],
+        )
+
+
+def part_digest(section: str, content: Any) -> str:
+    """The digest of a section of a spec."""
+    text = json.dumps([section, content], sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def chunks(items: Iterable[Any], size: int = MAX_VARIABLES) -> Iterable[list[Any]]:
+    """The items in lists of at most `size`."""
+    items = list(items)
+    return (items[start : start + size] for start in range(0, len(items), size))
+
+
+def _ids(connection: Connection, name: Any, number: Any, wanted: Iterable[str]) -> dict[str, int]:
+    """Name → id, of those that exist."""
+    found: dict[str, int] = {}
+    for chunk in chunks(wanted):
+        found |= {row[0]: row[1] for row in connection.execute(select(name, number).where(name.in_(chunk)))}
+    return found
+
+
+def _columns(row: RunRow) -> dict[str, Any]:
+    return {
+        "run_id": row.run_id,
+        "status": row.status,
+        "seed": row.seed,
+        "step": row.step,
+        "steps": row.steps,
+        "attempt": row.attempt,
+        "worker_id": row.worker_id,
+        "message": row.message,
+        "sweep_id": row.sweep_id,
+        "parent_id": row.parent_id,
+        "created_ms": row.created_ms,
+        "updated_ms": row.updated_ms,
+        "ended_ms": row.ended_ms,
+        "metrics": dict(row.metrics),
+        "facts": dict(row.facts),
+        "owner": None,
+        "expires_s": None,
+    }

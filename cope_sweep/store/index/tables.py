@@ -1,0 +1,157 @@
+"""The tables of the index.
+
+    runs          one row per run that was begun: status, lease, times, final metrics and facts
+    parts         the sections of specs (task, model, train, evaluate), each distinct one once; a run names its four
+    part_values   the values of a part by dotted key (`model.layers`), to filter by
+    run_values    final metrics and facts of a run by name, to filter and sort by
+    keys          the names that part_values and run_values use
+    sweeps        one row per sweep; the whole record is in `<store>/sweeps/<sweep_id>.json`
+    sweep_runs    the runs of a sweep, in order, with row and labels
+    mirrored      what an MLflow store has received: the revision of each run
+    locks         named locks that expire
+    counters      the revision of the last change
+
+A value is a number (booleans are texts: `true`, `false`) or a text. Migrations are in `migrations/`.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Boolean,
+    Column,
+    Float,
+    ForeignKey,
+    Index,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    Text,
+)
+
+metadata = MetaData()
+
+Serial = BigInteger().with_variant(Integer, "sqlite")
+"""SQLite numbers the rows of a table by itself only where the key is an INTEGER."""
+
+SECTIONS = ("task", "model", "train", "evaluate")
+"""The parts of a spec. What is left of it is the seed."""
+
+parts = Table(
+    "parts",
+    metadata,
+    Column("id", Serial, primary_key=True),
+    Column("section", String(16), nullable=False),
+    Column("digest", String(32), nullable=False, unique=True),
+    Column("content", JSON, nullable=False),
+)
+
+runs = Table(
+    "runs",
+    metadata,
+    Column("id", Serial, primary_key=True),
+    Column("run_id", String(16), nullable=False, unique=True),
+    Column("status", String(16), nullable=False),
+    Column("seed", BigInteger, nullable=False),
+    Column("step", BigInteger, nullable=False),
+    Column("steps", BigInteger, nullable=False),
+    Column("attempt", Integer, nullable=False),
+    Column("worker_id", Text),
+    Column("message", Text),
+    Column("sweep_id", String(64)),
+    Column("parent_id", String(16)),
+    Column("created_ms", BigInteger),
+    Column("updated_ms", BigInteger),
+    Column("ended_ms", BigInteger),
+    Column("revision", BigInteger, nullable=False),
+    Column("owner", Text),
+    Column("expires_s", Float),
+    *(Column(f"{section}_part", Serial, ForeignKey("parts.id")) for section in SECTIONS),
+    Column("metrics", JSON, nullable=False),
+    Column("facts", JSON, nullable=False),
+    Index("runs_by_status", "status"),
+    Index("runs_by_owner", "owner"),
+    Index("runs_by_revision", "revision"),
+    *(Index(f"runs_by_{section}", f"{section}_part") for section in SECTIONS),
+)
+
+keys = Table(
+    "keys",
+    metadata,
+    Column("id", Serial, primary_key=True),
+    Column("name", Text, nullable=False, unique=True),
+)
+
+part_values = Table(
+    "part_values",
+    metadata,
+    Column("key", Serial, ForeignKey("keys.id"), primary_key=True),
+    Column("part", Serial, ForeignKey("parts.id"), primary_key=True),
+    Column("number", Float),
+    Column("text", Text),
+)
+
+run_values = Table(
+    "run_values",
+    metadata,
+    Column("key", Serial, ForeignKey("keys.id"), primary_key=True),
+    Column("run", Serial, ForeignKey("runs.id"), primary_key=True),
+    Column("number", Float),
+    Column("text", Text),
+    Index("run_values_by_run", "run"),
+)
+
+sweeps = Table(
+    "sweeps",
+    metadata,
+    Column("sweep_id", String(64), primary_key=True),
+    Column("ablation", Text, nullable=False),
+    Column("title", Text, nullable=False),
+    Column("status", String(16), nullable=False),
+    Column("executor", String(16), nullable=False),
+    Column("started_ms", BigInteger, nullable=False),
+    Column("ended_ms", BigInteger),
+    Column("runs", Integer, nullable=False),
+    Column("reused", Integer, nullable=False),
+    Column("owner", Text),
+    Index("sweeps_by_ablation", "ablation", "started_ms"),
+)
+
+sweep_runs = Table(
+    "sweep_runs",
+    metadata,
+    Column("sweep_id", String(64), ForeignKey("sweeps.sweep_id"), primary_key=True),
+    Column("ordinal", Integer, primary_key=True),
+    Column("run_id", String(16), nullable=False),
+    Column("row", Text, nullable=False),
+    Column("seed", BigInteger, nullable=False),
+    Column("labels", JSON, nullable=False),
+    Column("reused", Boolean, nullable=False),
+    Index("sweep_runs_by_run", "run_id"),
+)
+
+mirrored = Table(
+    "mirrored",
+    metadata,
+    Column("tracker", Text, primary_key=True),
+    Column("item", String(64), primary_key=True),  # a run id or a sweep id
+    Column("revision", BigInteger, nullable=False),
+    Column("tracked_id", Text),
+)
+
+locks = Table(
+    "locks",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("owner", Text, nullable=False),
+    Column("expires_s", Float, nullable=False),
+)
+
+counters = Table(
+    "counters",
+    metadata,
+    Column("name", String(16), primary_key=True),
+    Column("value", BigInteger, nullable=False),
+)

@@ -1,0 +1,136 @@
+"""Makes the index again from the files of a store, and compares both."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from cope_sweep.store.artifacts import RUN_ID, DamagedError, RunFolder, read_json
+from cope_sweep.store.index import Index, RunRow
+from cope_sweep.store.reading import read_run
+from cope_sweep.store.sweeps import SweepRecord, parse_sweep, sweep_members
+
+BATCH_RUNS = 2000
+"""Runs that are written in one transaction."""
+
+OnProgress = Callable[[int, int], None]
+"""Called with the number of runs read so far, and of all runs."""
+
+
+@dataclass(frozen=True)
+class RebuildReport:
+    """What was read from the files."""
+
+    runs: int
+    sweeps: int
+    damaged: dict[str, str]
+    """Run id, or path of a sweep's record → what is wrong with it."""
+    removed: int = 0
+    """Runs of the former index that have no folder."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A run or sweep of which the index and the files do not say the same, or that is damaged."""
+
+    item: str
+    """Run id, or path of a sweep's record."""
+    problem: str
+
+
+def run_folders(root: Path) -> list[RunFolder]:
+    """The folders of all runs that were begun in a store, ordered by id. Raises OSError, except for a missing store."""
+    try:
+        names = sorted(entry.name for entry in os.scandir(root / "runs") if RUN_ID.fullmatch(entry.name))
+    except FileNotFoundError:
+        return []
+    return [RunFolder(root / "runs" / name) for name in names]
+
+
+def rebuild(root: Path, index: Index, on_progress: OnProgress = lambda done, total: None) -> RebuildReport:
+    """Write every run and every sweep of a store's files into its index, and remove what has no files.
+
+    Runs that somebody trains at the moment keep their row. Raises StoreError.
+    """
+    damaged: dict[str, str] = {}
+    sweeps = 0
+    last_sweep: dict[str, str] = {}
+    for path, record in _sweep_records(root):
+        if isinstance(record, DamagedError):
+            damaged[str(path)] = str(record)
+            continue
+        sweeps += 1
+        known = index.sweep(record.sweep_id)
+        if known is None or known.ended_ms != record.ended_ms:
+            if record.status == "running":
+                record = record.model_copy(update={"status": "interrupted"})
+            index.write_sweep(record.summary, sweep_members(record), None)
+        last_sweep.update(
+            dict.fromkeys((run.run_id for run in record.runs if run.run_id not in record.reused), record.sweep_id)
+        )
+    folders = run_folders(root)
+    training = {run_id for run_id, status in index.statuses().items() if status == "running"}
+    batch: list[RunRow] = []
+    seen = set()
+    for number, folder in enumerate(folders, start=1):
+        seen.add(folder.run_id)
+        row = None if folder.run_id in training else read_run(folder, last_sweep.get(folder.run_id))
+        if row is not None:
+            batch.append(row)
+            if row.status == "damaged":
+                damaged[row.run_id] = row.message or ""
+        if len(batch) == BATCH_RUNS or number == len(folders):
+            index.write(batch)
+            batch = []
+            on_progress(number, len(folders))
+    gone = [run_id for run_id in index.statuses() if run_id not in seen and run_id not in training]
+    index.delete(gone)
+    index.mark_built()
+    return RebuildReport(len(folders), sweeps, damaged, len(gone))
+
+
+def check(
+    root: Path, index: Index, *, checksums: bool = False, on_progress: OnProgress = lambda done, total: None
+) -> Iterator[Difference]:
+    """Compare the index with the files; with `checksums`, also the content of curves and checkpoints. Raises StoreError."""
+    for path, record in _sweep_records(root):
+        if isinstance(record, DamagedError):
+            yield Difference(str(path), str(record))
+        elif index.sweep(record.sweep_id) is None:
+            yield Difference(record.sweep_id, "the sweep is not in the index")
+    folders = run_folders(root)
+    missing = set(index.statuses()) - {folder.run_id for folder in folders}
+    yield from (Difference(run_id, "in the index, but without a folder") for run_id in sorted(missing))
+    for start in range(0, len(folders), BATCH_RUNS):
+        batch = folders[start : start + BATCH_RUNS]
+        known = index.records(folder.run_id for folder in batch)
+        for folder in batch:
+            yield from (Difference(folder.run_id, problem) for problem in folder.damage(checksums=checksums))
+            row, record = read_run(folder), known.get(folder.run_id)
+            if row is None or (record is not None and record.status == "running"):
+                continue
+            if record is None:
+                yield Difference(folder.run_id, f"{row.status} by its files, and not in the index")
+            elif (row.status, dict(row.metrics), dict(row.facts)) != (
+                record.status,
+                dict(record.metrics),
+                dict(record.facts),
+            ):
+                what = f"{row.status} by its files, {record.status} in the index"
+                if row.status == record.status:
+                    what = "the index has other metrics or facts than its files"
+                yield Difference(folder.run_id, what)
+        on_progress(min(start + BATCH_RUNS, len(folders)), len(folders))
+
+
+def _sweep_records(root: Path) -> Iterator[tuple[Path, SweepRecord | DamagedError]]:
+    """The records of all sweeps, oldest first; of a damaged one, the error."""
+    for path in sorted((root / "sweeps").glob("[0-9]*.json")):
+        try:
+            document = read_json(path)
+            if document is not None:
+                yield path, parse_sweep(path, document)
+        except DamagedError as error:
+            yield path, error

@@ -1,0 +1,133 @@
+"""A store: the folders of its runs, the records of its sweeps, and the index over both.
+
+    <root>/runs/<run_id>/             the files of a run, see `artifacts`
+    <root>/sweeps/<sweep_id>.json     the record of a sweep, see `sweeps`
+    <root>/index.db                   the index, unless it is in another database
+    <root>/logs/                      output of workers, one folder per sweep
+
+The folders are the truth about each run. The index can be made again from them.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from functools import cached_property
+from pathlib import Path
+
+from cope_sweep.store.artifacts import RUN_ID, RunFolder, read_json, write_json
+from cope_sweep.store.errors import StoreError
+from cope_sweep.store.event import Status
+from cope_sweep.store.index import Index, RunRow
+from cope_sweep.store.reading import read_run
+from cope_sweep.store.rebuild import rebuild
+from cope_sweep.store.sweeps import SweepRecord, parse_sweep, sweep_members
+
+INDEX_VARIABLE = "COPE_SWEEP_INDEX"
+MEMORY = "sqlite://"
+
+
+class Store:
+    """A store of runs."""
+
+    def __init__(self, root: Path | str, *, index: str | None = None, create: bool = False) -> None:
+        """Open the store in the folder `root`; with `create`, make the folder and check that it can be written.
+
+        Args:
+            root: The folder.
+            index: The URL of the index's database; None: $COPE_SWEEP_INDEX, else SQLite in the folder.
+            create: Whether to make the folder.
+
+        Raises:
+            StoreError: With `create`, if the folder cannot be made or written.
+        """
+        self.root = Path(root).expanduser().absolute()
+        self._index_url = index or os.environ.get(INDEX_VARIABLE)
+        if create:
+            try:
+                for name in ("runs", "sweeps"):
+                    (self.root / name).mkdir(parents=True, exist_ok=True)
+                with tempfile.TemporaryFile(dir=self.root):
+                    pass
+            except OSError as error:
+                raise StoreError(
+                    f"the store {self.root} cannot be written ({error.strerror}); "
+                    "choose another with --store, or set COPE_SWEEP_STORE"
+                ) from error
+
+    @property
+    def index_url(self) -> str:
+        """The URL of the index's database."""
+        return self._index_url or f"sqlite:///{self.root / 'index.db'}"
+
+    @cached_property
+    def index(self) -> Index:
+        """The index. That of a store which has none is made from the run folders, which takes 0.5 ms per run.
+
+        Where the store does not exist or cannot be written, the index is in memory. Raises StoreError.
+        """
+        url = self.index_url
+        if self._index_url is None and not (self.root / "index.db").exists():
+            if not (self.root / "runs").is_dir() or not os.access(self.root, os.W_OK):
+                url = MEMORY
+        index = Index(url)
+        if not index.is_built():
+            rebuild(self.root, index)
+        return index
+
+    # -- runs ----------------------------------------------------------------------------------------------------
+
+    def run(self, run_id: str) -> RunFolder:
+        """The folder of a run; it need not exist.
+
+        Raises:
+            StoreError: `run_id` is not 16 hexadecimal digits.
+        """
+        if not RUN_ID.fullmatch(run_id):
+            raise StoreError(f"{run_id!r} is not a run id: 16 hexadecimal digits, as `cope-sweep status` lists them")
+        return RunFolder(self.root / "runs" / run_id)
+
+    def status(self, run_id: str) -> Status:
+        """The status of one run, from the index; `pending` if it was never begun."""
+        return self.index.statuses([run_id]).get(run_id, "pending")
+
+    def settle(self) -> list[str]:
+        """Read the folders of runs whose owner died or whose lease expired; the ids of those runs.
+
+        Their rows say `running` and become what their files say: interrupted, failed, or finished.
+        """
+        settled = []
+        for run_id, owner in self.index.expired():
+            row = read_run(self.run(run_id))
+            if row is not None and self._end_if_expired(row, owner):
+                settled.append(run_id)
+        return settled
+
+    def _end_if_expired(self, row: RunRow, owner: str | None) -> bool:
+        if owner is None:
+            self.index.write([row])
+            return True
+        return self.index.end(row, owner)
+
+    # -- sweeps --------------------------------------------------------------------------------------------------
+
+    def write_sweep(self, record: SweepRecord, owner: str | None = None) -> None:
+        """Write the record of a sweep to its file, atomically, and to the index.
+
+        `owner` is the process that executes the sweep while its status is `running`.
+        """
+        write_json(self.root / "sweeps" / f"{record.sweep_id}.json", record.model_dump(mode="json"))
+        self.index.write_sweep(record.summary, sweep_members(record), owner)
+
+    def sweep(self, sweep_id: str) -> SweepRecord | None:
+        """The record of a sweep, or None. Raises StoreError for a file that cannot be read."""
+        if "/" in sweep_id or sweep_id.startswith("."):
+            return None
+        path = self.root / "sweeps" / f"{sweep_id}.json"
+        document = read_json(path)
+        return None if document is None else parse_sweep(path, document)
+
+    def latest_sweep(self, ablation: str) -> SweepRecord | None:
+        """The record of the newest sweep of an ablation, or None."""
+        found = self.index.sweeps(ablation)
+        return self.sweep(found[-1].sweep_id) if found else None

@@ -1,0 +1,73 @@
+"""The record of a sweep: what it executed, on which code and machine, and its final table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, ValidationError
+
+from cope_sweep.frozen import Frozen
+from cope_sweep.store.artifacts import DamagedError
+from cope_sweep.store.event import Status
+from cope_sweep.store.index import SweepSummary
+
+
+class SweepRun(Frozen):
+    """A run of a sweep, and its place in the ablation's table."""
+
+    run_id: str
+    row: str
+    labels: dict[str, str]
+    seed: int
+
+
+class SweepRecord(Frozen):
+    """One sweep. It is the content of `<store>/sweeps/<sweep_id>.json`."""
+
+    sweep_id: str
+    ablation: str
+    title: str
+    hypothesis: str
+    file_text: str = ""
+    """The ablation file."""
+    executor: str
+    command: list[str]
+    status: Status
+    started_ms: int
+    ended_ms: int | None = None
+    git_commit: str | None = None
+    versions: dict[str, str]
+    machine: dict[str, Any]
+    metrics: list[dict[str, Any]]
+    """The columns of the table, as the ablation file declares them."""
+    runs: list[SweepRun]
+    reused: list[str]
+    """Ids of the runs that were finished before the sweep."""
+    table: dict[str, Any] | None = None
+    """`markdown`, `csv` and `json` of the table at the end."""
+    notes: list[str] = Field(default=[])
+    """What the user should know: nodes that were left out, a budget that was used up."""
+
+    @property
+    def summary(self) -> SweepSummary:
+        """What the index keeps of it."""
+        return SweepSummary(
+            self.sweep_id, self.ablation, self.title, self.status, self.executor, self.started_ms, self.ended_ms,
+            runs=len(self.runs), reused=len(self.reused),
+        )  # fmt: skip
+
+
+def parse_sweep(path: Path, document: dict[str, Any]) -> SweepRecord:
+    """The record in a document. Raises DamagedError."""
+    try:
+        return SweepRecord.model_validate(document)
+    except ValidationError as error:
+        reason = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()[:3])
+        raise DamagedError(f"{path}: not the record of a sweep ({reason})") from error
+
+
+def sweep_members(record: SweepRecord) -> list[dict[str, Any]]:
+    """The runs of a sweep as the index keeps them, in order."""
+    reused = set(record.reused)
+    return [{**run.model_dump(), "reused": run.run_id in reused} for run in record.runs]
