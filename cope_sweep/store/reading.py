@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -86,5 +85,5 @@ def _ended_ms(folder: RunFolder, state: Mapping[str, Any]) -> int | None:
 
 def _mtime_ms(folder: RunFolder, name: str) -> int | None:
     with contextlib.suppress(OSError):
-        return int(os.stat(folder.path / name).st_mtime * 1000)
+        return int((folder.path / name).stat().st_mtime * 1000)
     return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cope_sweep.store.artifacts import RUN_ID, DamagedError, RunFolder, read_json
@@ -64,12 +64,10 @@ def rebuild(root: Path, index: Index, on_progress: OnProgress = lambda done, tot
         sweeps += 1
         known = index.sweep(record.sweep_id)
         if known is None or known.ended_ms != record.ended_ms:
-            if record.status == "running":
-                record = record.model_copy(update={"status": "interrupted"})
-            index.write_sweep(record.summary, sweep_members(record), None)
-        last_sweep.update(
-            dict.fromkeys((run.run_id for run in record.runs if run.run_id not in record.reused), record.sweep_id)
-        )
+            status = "interrupted" if record.status == "running" else record.status
+            index.write_sweep(replace(record.summary, status=status), sweep_members(record), None)
+        trained = {run.run_id for run in record.runs} - set(record.reused)
+        last_sweep |= dict.fromkeys(trained, record.sweep_id)
     folders = run_folders(root)
     training = {run_id for run_id, status in index.statuses().items() if status == "running"}
     batch: list[RunRow] = []
@@ -94,7 +92,7 @@ def rebuild(root: Path, index: Index, on_progress: OnProgress = lambda done, tot
 def check(
     root: Path, index: Index, *, checksums: bool = False, on_progress: OnProgress = lambda done, total: None
 ) -> Iterator[Difference]:
-    """Compare the index with the files; with `checksums`, also the content of curves and checkpoints. Raises StoreError."""
+    """Compare the index with the files; with `checksums`, the content of curves and checkpoints, too. Raises StoreError."""
     for path, record in _sweep_records(root):
         if isinstance(record, DamagedError):
             yield Difference(str(path), str(record))

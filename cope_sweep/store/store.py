@@ -67,9 +67,9 @@ class Store:
         Where the store does not exist or cannot be written, the index is in memory. Raises StoreError.
         """
         url = self.index_url
-        if self._index_url is None and not (self.root / "index.db").exists():
-            if not (self.root / "runs").is_dir() or not os.access(self.root, os.W_OK):
-                url = MEMORY
+        can_be_made = (self.root / "runs").is_dir() and os.access(self.root, os.W_OK)
+        if self._index_url is None and not can_be_made and not (self.root / "index.db").exists():
+            url = MEMORY
         index = Index(url)
         if not index.is_built():
             rebuild(self.root, index)

@@ -246,7 +246,7 @@ class Index:
             return True
 
     def expired(self) -> list[tuple[str, str | None]]:
-        """Run id and owner of the runs that are marked as running and are not: their lease expired, or its owner died."""
+        """Run id and owner of the runs that are marked as running but whose lease expired or whose owner died."""
         with self.database.reading() as connection:
             gone = self._gone_owners(connection)
             query = select(runs.c.run_id, runs.c.owner).where(runs.c.status == "running", ~self._is_alive(gone))

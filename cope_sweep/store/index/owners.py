@@ -53,7 +53,7 @@ def _machine() -> str:
     """The running kernel and the namespace of process ids: only within both do ids mean the same processes."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        namespace = os.readlink("/proc/self/ns/pid")
+        namespace = str(Path("/proc/self/ns/pid").readlink())
     except OSError:
         return "unknown-" + platform.node()
     return f"{boot[:8]}-{re.sub(r'[^0-9]', '', namespace)}"
