@@ -26,7 +26,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import Any, TypedDict, cast, get_args
 
 from cope_sweep.spec import RunSpec, current_metric_name
 from cope_sweep.store.errors import StoreError
@@ -37,6 +37,13 @@ ATTEMPT_ENDS: tuple[Status, ...] = ("failed", "interrupted", "stopped")
 """How an attempt can end without a result."""
 TIME_KEY = "time_ms"
 """The key of a curve's row that holds the time of day, in milliseconds since 1970. Old rows have none."""
+
+
+class CurveMark(TypedDict):
+    """The first bytes of a curve."""
+
+    bytes: int
+    sha256: str
 
 
 class FencedError(StoreError):
@@ -256,11 +263,42 @@ class RunFolder:
             state = {"attempt": self.attempt or 1}
         write_json(self.path / "state.json", state | {"status": status, "updated_ms": _now_ms()} | facts)
 
-    def rewind(self, step: int) -> None:
-        """Drop the rows after `step`. The steps after it are trained again. Raises FencedError, DamagedError."""
+    def curve_mark(self) -> CurveMark:
+        """Length and checksum of the curve as it is now. The resume file names its curve by them."""
+        with contextlib.suppress(FileNotFoundError):
+            content = (self.path / "curve.jsonl").read_bytes()
+            return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+        return {"bytes": 0, "sha256": hashlib.sha256(b"").hexdigest()}
+
+    def check_curve(self, mark: CurveMark) -> None:
+        """Raise DamagedError if the curve does not begin with what it was when `mark` was made."""
+        path = self.path / "curve.jsonl"
+        try:
+            with path.open("rb") as file:
+                content = file.read(mark["bytes"])
+        except FileNotFoundError:
+            content = b""
+        except OSError as error:
+            raise DamagedError(f"{path}: {error.strerror}") from error
+        if hashlib.sha256(content).hexdigest() != mark["sha256"]:
+            raise DamagedError(f"{path}: not the curve that belongs to {self.resume.name}")
+
+    def rewind(self, step: int, mark: CurveMark | None = None) -> None:
+        """Drop the rows after `step`, which are trained again. Raises FencedError.
+
+        `mark` was made at that step; without it the rows are read. A curve that cannot be read is put aside.
+        """
         self.check_fence()
-        rows = [row for row in self.curve(times=True) if row["step"] <= step]
-        with replacing(self.path / "curve.jsonl") as temporary:
+        path = self.path / "curve.jsonl"
+        if step and mark:
+            os.truncate(path, mark["bytes"])
+            return
+        try:
+            rows = [row for row in self.curve(times=True) if row["step"] <= step]
+        except DamagedError:
+            _put_aside(path)
+            rows = []
+        with replacing(path) as temporary:
             temporary.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
     def log(self, row: Mapping[str, float]) -> None:

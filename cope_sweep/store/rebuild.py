@@ -92,7 +92,7 @@ def rebuild(root: Path, index: Index, on_progress: OnProgress = lambda done, tot
 def check(
     root: Path, index: Index, *, checksums: bool = False, on_progress: OnProgress = lambda done, total: None
 ) -> Iterator[Difference]:
-    """Compare the index with the files; with `checksums`, the content of curves and checkpoints, too. Raises StoreError."""
+    """Compare the index with the files; with `checksums`, also curves and checkpoints. Raises StoreError."""
     for path, record in _sweep_records(root):
         if isinstance(record, DamagedError):
             yield Difference(str(path), str(record))

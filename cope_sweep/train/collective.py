@@ -13,11 +13,16 @@ from cope_sweep.train.runtime import Runtime
 
 def broadcast_flag(runtime: Runtime, flag: bool) -> bool:
     """Rank 0's flag, on every rank. Every rank has to call this."""
+    return bool(broadcast_number(runtime, int(flag)))
+
+
+def broadcast_number(runtime: Runtime, number: int) -> int:
+    """Rank 0's number, on every rank. Every rank has to call this."""
     if runtime.world_size == 1:
-        return flag
-    value = torch.tensor(int(flag), device=runtime.device)
+        return number
+    value = torch.tensor(number, device=runtime.device)
     torch.distributed.broadcast(value, src=0)
-    return bool(value.item())
+    return int(value.item())
 
 
 def sum_over_workers(runtime: Runtime, value: Tensor) -> Tensor:

@@ -15,10 +15,10 @@ from cope_sweep.model import check_reach
 from cope_sweep.model.checkpoint import CheckpointError, save_model
 from cope_sweep.spec import RunSpec
 from cope_sweep.store import RunFolder
-from cope_sweep.store.artifacts import replacing
+from cope_sweep.store.artifacts import DamagedError
 from cope_sweep.text import TOKENIZER_FILE
 from cope_sweep.train.clock import Clock
-from cope_sweep.train.collective import broadcast_flag
+from cope_sweep.train.collective import broadcast_number
 from cope_sweep.train.data import DataError, prepare_data
 from cope_sweep.train.memory import peak_bytes, reset_peak
 from cope_sweep.train.reporter import RunReporter
@@ -33,6 +33,11 @@ SAVE_TIME_RATIO = 19
 at most a 20th of the time. Not applied where a file is wanted after every step."""
 
 
+StopRequest = Literal["interrupted", "stopped"]
+"""Why a run ends before its last step: `interrupted` continues later, `stopped` was ended by a scheduler."""
+_REQUESTS: tuple[StopRequest | None, ...] = (None, "interrupted", "stopped")
+
+
 class TrainingLoop:
     """Trains a run from its last resume file to the end. Rank 0 writes to the run's folder, other ranks do not."""
 
@@ -43,16 +48,16 @@ class TrainingLoop:
         self.spec, self.folder, self.runtime, self.reporter = spec, folder, runtime, reporter
         self.writes = runtime.rank == 0
         self.data = prepare_data(spec, runtime)
+        self.restarted: str | None = None
+        """Why the run starts again at the first step although it was begun before."""
         notes = self._restore()
         self.first_step = self.trainer.step
-        if self.writes:
-            folder.rewind(self.first_step)
         reporter.start(self.first_step)
         self.clock.start(self.trainer, notes.get("spent", {}))
         self.saved_s, self.saving_s = time.monotonic(), 0.0
 
-    def run(self, should_stop: Callable[[], bool]) -> Literal["finished", "interrupted"]:
-        """Train until the last step or until `should_stop` returns True on rank 0, then write result or resume file."""
+    def run(self, should_stop: Callable[[], StopRequest | None]) -> Literal["finished", "interrupted", "stopped"]:
+        """Train until the last step or a request of rank 0's `should_stop`, then write result or resume file."""
         trainer = self.trainer
         while not trainer.done:
             trainer.train_step()
@@ -61,28 +66,44 @@ class TrainingLoop:
             self._log_step()
             # Asking all ranks takes a message, so several ranks do not ask after every step.
             asks = self.runtime.world_size == 1 or trainer.step % LOG_EVERY == 0
-            if asks and not trainer.done and broadcast_flag(self.runtime, should_stop()):
+            if asks and not trainer.done and (request := self._stop_request(should_stop)):
                 if self.writes:
                     self._save()
-                    self.folder.set_state("interrupted")
-                self.reporter.report("interrupted")
-                return "interrupted"
+                    self.folder.set_state(request)
+                self.reporter.report(request)
+                return request
             if self.writes and self._save_is_due():
                 self._save()
         self._finish()
         return "finished"
 
+    def _stop_request(self, should_stop: Callable[[], StopRequest | None]) -> StopRequest | None:
+        """The request of rank 0, on every rank."""
+        return _REQUESTS[broadcast_number(self.runtime, _REQUESTS.index(should_stop() if self.writes else None))]
+
     def _restore(self) -> dict[str, Any]:
-        """Create the trainer and load the resume file, if there is a valid one; returns its notes."""
+        """Create the trainer, and bring model and curve to the state of the resume file; returns the file's notes.
+
+        Where that file or the curve up to it is damaged, the run starts again at the first step.
+        """
         self.trainer = Trainer(self.spec, self.runtime)
+        notes: dict[str, Any] = {}
+        try:
+            notes = self._load_resume()
+        except (CheckpointError, DamagedError) as error:
+            self.trainer, self.restarted = Trainer(self.spec, self.runtime), str(error)
+        if self.writes:
+            self.folder.rewind(self.trainer.step, notes.get("curve"))
+        return notes
+
+    def _load_resume(self) -> dict[str, Any]:
+        """Load the resume file, if there is one; returns its notes. Raises CheckpointError, DamagedError, DataError."""
         path = self.folder.resume
         if not path.exists():
             return {}
-        try:
-            notes = load_resume(path, self.trainer)
-        except CheckpointError:
-            self.trainer = Trainer(self.spec, self.runtime)
-            return {}
+        notes = load_resume(path, self.trainer)
+        if "curve" in notes:
+            self.folder.check_curve(notes["curve"])
         if notes.get("data") != self.data:
             raise DataError(
                 f"this run was started on data {notes.get('data')}, but its task now reads {self.data}; "
@@ -99,6 +120,7 @@ class TrainingLoop:
         if step % evaluate.every == 0 and not trainer.done:
             with self.clock.paused():
                 self.reporter.log(trainer.evaluate(evaluate.sequences))
+            self.reporter.report("running", evaluated=True)
         self.reporter.report_throttled()
 
     def _save_is_due(self) -> bool:
@@ -108,8 +130,9 @@ class TrainingLoop:
     def _save(self) -> None:
         """Write the resume file."""
         started_s = time.monotonic()
-        with self.clock.paused(), replacing(self.folder.resume) as path:
-            save_resume(path, self.trainer, {"data": self.data, "spent": self.clock.durations()})
+        with self.clock.paused(), self.folder.writing_resume() as path:
+            notes = {"data": self.data, "spent": self.clock.durations(), "curve": self.folder.curve_mark()}
+            save_resume(path, self.trainer, notes)
         self.saved_s = time.monotonic()
         self.saving_s = self.saved_s - started_s
 
@@ -124,7 +147,7 @@ class TrainingLoop:
                 save_model(path, self.trainer.model, self.spec)
                 if tokenizer := self.spec.task.tokenizer_json:
                     shutil.copyfile(tokenizer, path / TOKENIZER_FILE)
-            optional = {"data": self.data, "contexts_left_out": left_out}
+            optional = {"data": self.data, "contexts_left_out": left_out, "restarted": self.restarted}
             facts = {
                 "steps": self.trainer.step,
                 "resumed_from_step": self.first_step,
@@ -134,7 +157,7 @@ class TrainingLoop:
                 **_machine_facts(self.trainer),
             }
             self.folder.finish(self.reporter.metrics, facts)
-        self.reporter.report("finished")
+        self.reporter.report("finished", evaluated=True)
 
     def _evaluate_windows(self) -> str:
         """Log the metrics on windows of each context; returns which contexts were not measured, and why."""

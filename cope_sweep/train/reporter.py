@@ -51,8 +51,8 @@ class RunReporter:
         if time.monotonic() - self._reported_s >= REPORT_EVERY_S:
             self.report("running")
 
-    def report(self, status: Status, message: str | None = None) -> None:
-        """Send an event."""
+    def report(self, status: Status, message: str | None = None, *, evaluated: bool = False) -> None:
+        """Send an event. `evaluated` says that the test sets were evaluated at the present step."""
         self._reported_s = time.monotonic()
         steps, elapsed_s = self.step - self._first_step, self._reported_s - self._started_s
         self._on_event(
@@ -65,5 +65,6 @@ class RunReporter:
                 steps_per_s=steps / elapsed_s if steps and elapsed_s > 0 else None,
                 worker_id=self._worker_id,
                 message=message,
+                evaluated=evaluated,
             )
         )

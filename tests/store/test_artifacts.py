@@ -1,18 +1,15 @@
 """The store: run folders, their status, atomic files."""
 
-import json
 import os
 import resource
 import stat
-import subprocess
-import sys
-import textwrap
 import threading
+import time
 
 import pytest
 
-from cope_sweep.store import RunFolder, Store, StoreError
-from cope_sweep.store.artifacts import read_json, replacing, write_json
+from cope_sweep.store import Store, StoreError
+from cope_sweep.store.artifacts import DamagedError, FencedError, read_json, replacing, write_json
 from tests.tiny import tiny_run
 
 RUN = tiny_run()
@@ -28,81 +25,89 @@ def folder(store):
     return store.run(RUN.run_id)
 
 
-def test_a_run_s_life(store, folder):
+def test_a_run_s_life(folder):
     assert folder.status == "pending"
-    with folder.lock() as held:
-        assert held
-        folder.begin(RUN, "here")
-        assert folder.status == "running"
-        folder.set_state("interrupted")
+    own = folder.begin(RUN, "here")
+    assert (own.attempt, folder.status) == (1, "running")
+    own.set_state("interrupted")
     assert folder.status == "interrupted"
-    with folder.lock():
-        folder.begin(RUN, "there")
-        folder.fail("ValueError: no", "Traceback")
+    own = folder.begin(RUN, "there")
+    own.fail("ValueError: no", "Traceback")
     assert folder.status == "failed"
-    assert folder.state["attempt"] == 2
-    with folder.lock():
-        folder.begin(RUN, "there")
-        assert "traceback" not in folder.state
-        folder.finish({"a": 1.0}, {"steps": 6})
+    assert folder.state["attempt"] == own.attempt == 2
+    own = folder.begin(RUN, "there")
+    assert "traceback" not in folder.state
+    own.finish({"a": 1.0}, {"steps": 6})
     assert folder.status == "finished"
-    assert folder.result == {"metrics": {"a": 1.0}, "facts": {"steps": 6}}
-    assert [run.run_id for run in store.runs()] == [RUN.run_id]
+    assert folder.result == {"metrics": {"a": 1.0}, "facts": {"steps": 6}, "files": {}}
 
 
 def test_the_spec_of_the_first_attempt_is_kept(folder):
-    with folder.lock():
-        folder.begin(RUN, "here")
-        created = folder.spec["created_ms"]
-        folder.begin(RUN, "here")
+    folder.begin(RUN, "here")
+    created = folder.spec["created_ms"]
+    folder.begin(RUN, "here")
     assert folder.spec["created_ms"] == created
     assert folder.spec["spec"] == RUN.model_dump(mode="json")
 
 
-@pytest.mark.slow
-def test_one_process_holds_the_lock_until_it_dies(folder):
-    script = textwrap.dedent(f"""
-        import sys, time
-        from pathlib import Path
-        from cope_sweep.store.artifacts import RunFolder
-        with RunFolder(Path({str(folder.path)!r})).lock() as held:
-            print(held, flush=True)
-            time.sleep(60)
-        """)
-    other = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
-    try:
-        assert other.stdout.readline().strip() == "True"
-        assert folder.is_locked()
-        with folder.lock() as held:
-            assert not held
-    finally:
-        other.kill()
-        other.wait()
-    assert not folder.is_locked()
-    with folder.lock() as held:
-        assert held
+def test_an_older_attempt_writes_nothing(folder):
+    old = folder.begin(RUN, "old", 1)
+    old.log({"step": 1, "loss": 2.0})
+    folder.begin(RUN, "new", 2)
+    before = {path: path.read_bytes() for path in folder.path.iterdir()}
+    writes = [
+        lambda: old.log({"step": 2}),
+        lambda: old.rewind(0),
+        lambda: old.set_state("interrupted"),
+        lambda: old.fail("no", ""),
+        lambda: old.finish({}, {}),
+        lambda: old.begin(RUN, "old", 1),
+    ]
+    for write in writes:
+        with pytest.raises(FencedError, match="attempt 2 has begun"):
+            write()
+    for writing in (old.writing_resume, old.writing_checkpoint):
+        with pytest.raises(FencedError), writing():
+            pass
+    assert {path: path.read_bytes() for path in folder.path.iterdir()} == before
+
+
+def test_rows_have_the_time_of_day(folder):
+    before = int(time.time() * 1000)
+    folder.begin(RUN, "here").log({"step": 1, "loss": 2.0})
+    assert folder.curve() == [{"step": 1, "loss": 2.0}]
+    (row,) = folder.curve(times=True)
+    assert before <= row["time_ms"] <= time.time() * 1000
+
+
+def test_a_metric_of_a_step_counts_once(folder):
+    """An older attempt may have written between its check and the start of a newer one."""
+    own = folder.begin(RUN, "here")
+    for row in ({"step": 1, "a": 1.0}, {"step": 1, "b": 2.0}, {"step": 1, "a": 3.0}, {"step": 2, "a": 4.0, "b": 5.0}):
+        own.log(row)
+    assert folder.curve() == [{"step": 1, "a": 1.0}, {"step": 1, "b": 2.0}, {"step": 2, "a": 4.0, "b": 5.0}]
 
 
 def test_an_incomplete_line_of_the_curve_is_skipped(folder):
-    with folder.lock():
-        folder.log({"step": 1, "loss": 2.0})
-        with (folder.path / "curve.jsonl").open("a") as file:
-            file.write('{"step": 2, "lo')
+    folder.begin(RUN, "here").log({"step": 1, "loss": 2.0})
+    with (folder.path / "curve.jsonl").open("a") as file:
+        file.write('{"step": 2, "lo')
     assert folder.curve() == [{"step": 1, "loss": 2.0}]
 
 
 def test_rewind_drops_later_rows(folder):
-    with folder.lock():
-        for step in (1, 2, 3):
-            folder.log({"step": step})
-        folder.rewind(2)
-        folder.log({"step": 3})
+    own = folder.begin(RUN, "here")
+    for step in (1, 2, 3):
+        own.log({"step": step})
+    own.rewind(2)
+    own.log({"step": 3})
     assert [row["step"] for row in folder.curve()] == [1, 2, 3]
 
 
 def test_a_row_with_nan_is_refused(folder):
-    with folder.lock(), pytest.raises(ValueError, match="not JSON compliant"):
-        folder.log({"step": 1, "loss": float("nan")})
+    own = folder.begin(RUN, "here")
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        own.log({"step": 1, "loss": float("nan")})
 
 
 def test_an_error_while_a_file_is_replaced_keeps_the_old_file(tmp_path):
@@ -116,37 +121,37 @@ def test_an_error_while_a_file_is_replaced_keeps_the_old_file(tmp_path):
 
 
 def test_an_error_while_a_checkpoint_is_written_keeps_the_old_checkpoint(folder):
-    with folder.lock():
-        with folder.writing_checkpoint() as path:
-            (path / "config.json").write_text("1")
-        with pytest.raises(RuntimeError), folder.writing_checkpoint() as path:
-            (path / "config.json").write_text("2")
-            raise RuntimeError
+    own = folder.begin(RUN, "here")
+    with own.writing_checkpoint() as path:
+        (path / "config.json").write_text("1")
+    with pytest.raises(RuntimeError), own.writing_checkpoint() as path:
+        (path / "config.json").write_text("2")
+        raise RuntimeError
     assert (folder.checkpoint / "config.json").read_text() == "1"
     assert not [name for name in os.listdir(folder.path) if name.startswith(".checkpoint")]
 
 
 def test_a_crash_while_json_is_written_keeps_the_old_file(tmp_path):
     path = tmp_path / "file.json"
-    write_json(path, "before")
+    write_json(path, {"value": "before"})
     child = os.fork()
     if child == 0:
         # The disk is "full" in the middle of the file.
         try:
             resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
-            write_json(path, list(range(10_000)))
+            write_json(path, {"value": list(range(10_000))})
         except OSError:
             os._exit(7)
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-    assert read_json(path) == "before"
+    assert read_json(path) == {"value": "before"}
     assert os.listdir(tmp_path) == ["file.json"]
 
 
 def test_a_reader_never_sees_a_partial_file(tmp_path):
     """A writer replaces a file of 100 kB; each read has to return one of the two values."""
     path = tmp_path / "file.json"
-    values = [[number] * 20_000 for number in (1, 2)]
+    values = [{"value": [number] * 20_000} for number in (1, 2)]
     write_json(path, values[0])
     done = threading.Event()
 
@@ -166,33 +171,17 @@ def test_files_can_be_read_by_other_users(folder):
     """Temporary files are private (0600, 0700); what they replace is not. The umask has no influence."""
     before = os.umask(0o077)
     try:
-        with folder.lock():
-            folder.begin(RUN, "here")
-            folder.log({"step": 1})
-            folder.rewind(1)
-            with folder.writing_checkpoint() as path:
-                (path / "config.json").write_text("1")
-            folder.finish({}, {})
+        own = folder.begin(RUN, "here")
+        own.log({"step": 1})
+        own.rewind(1)
+        with own.writing_checkpoint() as path:
+            (path / "config.json").write_text("1")
+        own.finish({}, {})
     finally:
         os.umask(before)
     modes = {name: stat.S_IMODE((folder.path / name).stat().st_mode) for name in os.listdir(folder.path)}
     assert modes.pop("checkpoint") == 0o755
-    assert modes.pop("lock") == 0o600  # not replaced: the umask applies
     assert modes == dict.fromkeys(["spec.json", "state.json", "curve.jsonl", "result.json"], 0o644)
-
-
-class FinishesWhileItIsChecked(RunFolder):
-    """A run whose process writes the result and ends between two checks of its status."""
-
-    def is_locked(self):
-        self.finish({"a": 1.0}, {})
-        return False
-
-
-def test_a_result_that_appears_during_the_status_check_counts(folder):
-    with folder.lock():
-        folder.begin(RUN, "here")
-    assert FinishesWhileItIsChecked(folder.path).status == "finished"
 
 
 @pytest.mark.parametrize("name", ["..", "../../etc", "ABCDEF0123456789", "0123", "0123456789abcdef/", ""])
@@ -207,14 +196,25 @@ def test_a_store_that_cannot_be_written_is_an_error(tmp_path):
         Store(tmp_path / "file" / "store", create=True)
 
 
-def test_broken_json_names_its_file(tmp_path):
-    (tmp_path / "x.json").write_text("{")
-    with pytest.raises(StoreError, match=r"x\.json: not valid JSON"):
+@pytest.mark.parametrize(
+    ("content", "reason"), [(b"{", "not valid JSON"), (b"\xff", "not valid JSON"), (b"[1]", "not a JSON object")]
+)
+def test_broken_json_names_its_file(tmp_path, content, reason):
+    (tmp_path / "x.json").write_bytes(content)
+    with pytest.raises(DamagedError, match=rf"x\.json: {reason}"):
         read_json(tmp_path / "x.json")
 
 
-def test_sweeps_are_listed_in_order(store):
-    store.write_sweep("20260101-000000-aa", {"sweep_id": "20260101-000000-aa"})
-    store.write_sweep("20250101-000000-bb", {"sweep_id": "20250101-000000-bb"})
-    assert [sweep["sweep_id"] for sweep in store.sweeps()] == ["20250101-000000-bb", "20260101-000000-aa"]
-    assert json.loads((store.root / "sweeps" / "20250101-000000-bb.json").read_text())
+def test_checksums_show_what_has_changed(folder):
+    own = folder.begin(RUN, "here")
+    own.log({"step": 1, "loss": 2.0})
+    with own.writing_checkpoint() as path:
+        (path / "model.safetensors").write_bytes(b"weights")
+    own.finish({}, {})
+    assert folder.damage(checksums=True) == []
+    (folder.checkpoint / "model.safetensors").write_bytes(b"WEIGHTS")
+    (folder.path / "curve.jsonl").unlink()
+    assert folder.damage() == []
+    changed, missing = sorted(folder.damage(checksums=True))
+    assert "model.safetensors: has changed" in changed
+    assert "curve.jsonl: No such file" in missing

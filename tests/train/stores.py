@@ -6,9 +6,9 @@ from tests.tiny import tiny_run
 
 
 def stop_after(steps):
-    """A `should_stop` that returns True when it is asked for the `steps + 1`st time."""
+    """A `should_stop` that asks for an interruption when it is called for the `steps + 1`st time."""
     answers = iter(range(steps))
-    return lambda: next(answers, None) is None
+    return lambda: "interrupted" if next(answers, None) is None else None
 
 
 def weights(folder):

@@ -111,7 +111,7 @@ def work(rank, folder, text):
     results["muon"] = trained(case(MUON, rank, 2))
 
     runtime, run = Runtime(rank=rank, world_size=2, micro_batch=2), tiny_run(**RESUMED)
-    asked = iter([False, True])
+    asked = iter([None, "interrupted"])
     results["outcomes"] = [
         train_run(run, Store(f"{folder}/whole"), runtime),
         train_run(run, Store(f"{folder}/parts"), runtime, should_stop=lambda: next(asked)),

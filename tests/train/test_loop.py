@@ -72,7 +72,7 @@ def test_a_killed_run_continues_from_its_last_resume_file(tmp_path):
         time.sleep(0.01)
     child.send_signal(signal.SIGKILL)
     child.wait()
-    assert folder.status == "interrupted"
+    assert folder.status == "running"  # by its files: nobody was there to write anything else
     assert train_run(run, store, Runtime()) == "finished"
     assert folder.result["facts"]["resumed_from_step"] > 0
     untouched = Store(tmp_path / "whole", create=True)
@@ -89,6 +89,39 @@ def test_a_truncated_resume_file_is_ignored(store):
     folder.resume.write_bytes(folder.resume.read_bytes()[:100])
     assert train_run(run, store, Runtime()) == "finished"
     assert folder.result["facts"]["resumed_from_step"] == 0
+    assert "resume.safetensors" in folder.result["facts"]["restarted"]
+
+
+@pytest.mark.parametrize("damage", ["shorter", "changed", "gone", "a folder"])
+def test_a_curve_that_lost_rows_is_trained_again(store, tmp_path, damage):
+    run = tiny_run(**{"train.steps": 12})
+    train_run(run, store, Runtime(), should_stop=stop_after(5))
+    folder = store.run(run.run_id)
+    path = folder.path / "curve.jsonl"
+    content = path.read_bytes()
+    path.unlink()
+    if damage == "shorter":
+        path.write_bytes(content.splitlines(keepends=True)[0])
+    elif damage == "changed":
+        path.write_bytes(content.replace(b"0", b"1", 1))
+    elif damage == "a folder":
+        path.mkdir()
+    assert train_run(run, store, Runtime()) == "finished"
+    assert "curve.jsonl" in folder.result["facts"]["restarted"]
+    untouched = Store(tmp_path / "untouched", create=True)
+    train_run(run, untouched, Runtime())
+    assert folder.curve() == untouched.run(run.run_id).curve()
+
+
+def test_rows_after_the_resume_file_are_trained_again_once(store):
+    run = tiny_run(**{"train.steps": 12})
+    train_run(run, store, Runtime(), should_stop=stop_after(5))
+    folder = store.run(run.run_id)
+    with (folder.path / "curve.jsonl").open("a") as file:
+        file.write('{"step": 7, "train/loss": 9.0}\n{"step": 8, "tra')  # a worker that was killed
+    assert train_run(run, store, Runtime()) == "finished"
+    assert 9.0 not in [row.get("train/loss") for row in folder.curve()]
+    assert folder.result["facts"]["resumed_from_step"] == 6
 
 
 @pytest.mark.parametrize("attention", ["reference", "blocked", "auto"])

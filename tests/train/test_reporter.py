@@ -2,6 +2,7 @@ import math
 
 import pytest
 
+from cope_sweep.store.rebuild import run_folders
 from cope_sweep.train import reporter as reporter_module
 from cope_sweep.train.reporter import Diverged, RunReporter
 from tests.tiny import tiny_run
@@ -9,10 +10,7 @@ from tests.tiny import tiny_run
 
 @pytest.fixture
 def run_folder(store):
-    folder = store.run(tiny_run().run_id)
-    with folder.lock():
-        folder.begin(tiny_run(), "here")
-        yield folder
+    return store.run(tiny_run().run_id).begin(tiny_run(), "here")
 
 
 def test_metrics_go_to_the_curve_and_the_latest_to_events(run_folder):
@@ -58,4 +56,4 @@ def test_a_worker_without_a_folder_writes_nothing(store):
     reporter = RunReporter(tiny_run(), "rank 1", None, lambda event: None)
     reporter.log({"train/loss": 1.0})
     assert reporter.metrics == {"train/loss": 1.0}
-    assert store.runs() == []
+    assert run_folders(store.root) == []

@@ -3,6 +3,7 @@ import os
 
 import pytest
 
+from cope_sweep.store import RunFolder
 from cope_sweep.train import Runtime, train_run
 from tests.tiny import tiny_run
 
@@ -55,8 +56,53 @@ def test_a_failed_run_can_be_tried_again(store, monkeypatch):
     assert train_run(run, store, Runtime()) == "finished"
 
 
-def test_a_run_that_another_process_trains_is_busy(store):
-    run = tiny_run()
-    with store.run(run.run_id).lock():
-        assert train_run(run, store, Runtime()) == "busy"
+def test_a_run_that_a_scheduler_stops_keeps_its_state(store):
+    run, events = tiny_run(), []
+    asked = iter([None, None, "stopped"])
+    assert train_run(run, store, Runtime(), on_event=events.append, should_stop=lambda: next(asked)) == "stopped"
+    folder = store.run(run.run_id)
+    assert (folder.status, events[-1].status, events[-1].step) == ("stopped", "stopped", 3)
+    assert folder.resume.exists()
     assert train_run(run, store, Runtime()) == "finished"
+    assert folder.result["facts"]["resumed_from_step"] == 3
+
+
+def test_evaluations_are_announced(store):
+    events = []
+    train_run(tiny_run(), store, Runtime(), on_event=events.append)
+    assert [(event.step, event.status) for event in events if event.evaluated] == [(3, "running"), (6, "finished")]
+
+
+def test_an_older_attempt_cannot_begin(store):
+    run = tiny_run()
+    store.run(run.run_id).begin(run, "newer", 3)
+    assert train_run(run, store, Runtime(), attempt=2) == "fenced"
+    assert store.run(run.run_id).state["worker_id"] == "newer"
+    assert train_run(run, store, Runtime(), attempt=3) == "finished"
+
+
+def test_an_attempt_ends_when_a_newer_one_begins(store):
+    run = tiny_run()
+    folder = store.run(run.run_id)
+
+    def overtaken(event):
+        if event.step == 3:
+            folder.begin(run, "newer", 2)
+
+    assert train_run(run, store, Runtime(), attempt=1, on_event=overtaken) == "fenced"
+    assert folder.state == folder.state | {"status": "running", "worker_id": "newer", "attempt": 2}
+    assert folder.result is None
+
+
+def test_a_full_disk_fails_the_run_with_the_reason(store, monkeypatch, capsys):
+    def full(*arguments, **facts):
+        raise OSError(28, "No space left on device")
+
+    events = []
+    with monkeypatch.context() as patch:
+        patch.setattr(RunFolder, "log", full)
+        patch.setattr(RunFolder, "set_state", full)
+        assert train_run(tiny_run(), store, Runtime(), on_event=events.append) == "failed"
+    assert events[-1].message == "OSError: [Errno 28] No space left on device"
+    assert "the failure cannot be recorded" in capsys.readouterr().err
+    assert train_run(tiny_run(), store, Runtime()) == "finished"
