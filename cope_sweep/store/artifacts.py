@@ -213,7 +213,7 @@ class RunFolder:
     def begin(self, spec: RunSpec, worker_id: str, attempt: int | None = None) -> RunFolder:
         """Begin an attempt: set the status to running. The first one also writes the spec.
 
-        Damaged files are put aside as `<name>.damaged`, and the run is trained from its last good state.
+        Damaged files are put aside (`repair`), and the run is trained from its last good state.
 
         Args:
             spec: The run.
@@ -226,22 +226,34 @@ class RunFolder:
         Raises:
             FencedError: A newer attempt has begun.
         """
+        self.repair(spec)
+        earlier = int(self.state.get("attempt", 0))
+        own = replace(self, attempt=earlier + 1 if attempt is None else attempt)
+        own.check_fence()
+        # Message and traceback of an earlier attempt are dropped.
+        state = {"status": "running", "updated_ms": _now_ms(), "worker_id": worker_id, "attempt": own.attempt}
+        write_json(self.path / "state.json", state)
+        return own
+
+    def repair(self, spec: RunSpec) -> None:
+        """Put files that cannot be read aside as `<name>.damaged`, and write the spec if there is none."""
         self.path.mkdir(parents=True, exist_ok=True)
         for name, read in (("spec.json", "spec"), ("state.json", "state"), ("result.json", "result")):
             try:
                 getattr(self, read)
             except DamagedError:
-                _put_aside(self.path / name)
-        earlier = int(self.state.get("attempt", 0))
-        own = replace(self, attempt=earlier + 1 if attempt is None else attempt)
-        own.check_fence()
+                self.put_aside(name)
         if self.spec is None:
             document = {"run_id": spec.run_id, "spec": spec.model_dump(mode="json"), "created_ms": _now_ms()}
             write_json(self.path / "spec.json", document)
-        # Message and traceback of an earlier attempt are dropped.
-        state = {"status": "running", "updated_ms": _now_ms(), "worker_id": worker_id, "attempt": own.attempt}
-        write_json(self.path / "state.json", state)
-        return own
+
+    def put_aside(self, name: str) -> None:
+        """Rename a damaged file, or whatever is in its place, to `<name>.damaged`."""
+        target = self.path / f"{name}.damaged"
+        if target.is_dir() and not target.is_symlink():
+            shutil.rmtree(target)
+        with contextlib.suppress(FileNotFoundError):
+            (self.path / name).replace(target)
 
     def check_fence(self) -> None:
         """Raise FencedError if a newer attempt than this one has begun.
@@ -296,7 +308,7 @@ class RunFolder:
         try:
             rows = [row for row in self.curve(times=True) if row["step"] <= step]
         except DamagedError:
-            _put_aside(path)
+            self.put_aside(path.name)
             rows = []
         with replacing(path) as temporary:
             temporary.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -355,6 +367,8 @@ class RunFolder:
                 result = value if read == "result" else result
             except DamagedError as error:
                 problems.append(str(error))
+        if result is not None and not (self.path / "spec.json").exists():
+            problems.append(f"{self.path / 'spec.json'}: missing")
         for name, digest in (result or {}).get("files", {}).items() if checksums else ():
             file = self.path / name
             try:
@@ -378,14 +392,6 @@ def _row(line: bytes) -> dict[str, float] | None:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _put_aside(path: Path) -> None:
-    """Rename a damaged file, or whatever is in its place."""
-    target = path.with_name(f"{path.name}.damaged")
-    if target.is_dir() and not target.is_symlink():
-        shutil.rmtree(target)
-    path.replace(target)
 
 
 def _current_names(metrics: Mapping[str, float]) -> dict[str, float]:

@@ -92,6 +92,8 @@ class TrainingLoop:
             notes = self._load_resume()
         except (CheckpointError, DamagedError) as error:
             self.trainer, self.restarted = Trainer(self.spec, self.runtime), str(error)
+            if self.writes:
+                self.folder.put_aside(self.folder.resume.name)
         if self.writes:
             self.folder.rewind(self.trainer.step, notes.get("curve"))
         return notes

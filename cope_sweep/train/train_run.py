@@ -65,6 +65,7 @@ def train_run(
         except Diverged:
             return "failed"
     if not broadcast_flag(runtime, folder.status != "finished"):
+        folder.repair(spec)
         return "finished"
     try:
         folder = folder.begin(spec, runtime.worker_id, attempt)

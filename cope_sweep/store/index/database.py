@@ -1,8 +1,11 @@
 """Opens the index's database: SQLite by default, PostgreSQL by URL. Creates and migrates its tables.
 
-In SQLite every writing transaction locks the file when it begins (`BEGIN IMMEDIATE`), so that writers wait for each
-other instead of failing when they upgrade from a read lock. On a local disk the write-ahead log lets readers go on
-while a transaction writes; on a network file system, which cannot share its memory map, the rollback journal is used.
+Writing transactions, which take about a millisecond, run one after another. In SQLite each locks the file when it
+begins (`BEGIN IMMEDIATE`): writers wait for each other instead of failing when they upgrade from a read lock. In
+PostgreSQL each takes one advisory lock, so that they cannot deadlock.
+
+In SQLite on a local disk the write-ahead log lets readers go on while a transaction writes. On a network file system,
+which cannot share its memory map, the rollback journal is used.
 """
 
 from __future__ import annotations
@@ -28,8 +31,8 @@ HEAD = "0001"
 BUSY_TIMEOUT_S = 60
 """How long a SQLite writer waits for another one."""
 NETWORK_FILE_SYSTEMS = ("nfs", "cifs", "smb", "lustre", "gpfs", "beegfs", "ceph", "glusterfs", "fuse", "9p", "afs")
-MIGRATION_LOCK = 0x636F7065
-"""The number of PostgreSQL's advisory lock under which tables are made."""
+WRITE_LOCK = 0x636F7065
+"""The number of PostgreSQL's advisory lock that a writing transaction holds."""
 
 
 class IndexUnavailable(StoreError):
@@ -72,7 +75,14 @@ class Database:
     @contextlib.contextmanager
     def writing(self) -> Iterator[Connection]:
         """A transaction that writes; it is rolled back where the block raises. Raises StoreError, IndexUnavailable."""
-        with self.errors(), self.engine.connect().execution_options(writes=True) as connection, connection.begin():
+        with self.errors(), self._writing() as connection:
+            yield connection
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[Connection]:
+        with self.engine.connect().execution_options(writes=True) as connection, connection.begin():
+            if not self.is_sqlite:
+                connection.execute(text("SELECT pg_advisory_xact_lock(:number)"), {"number": WRITE_LOCK})
             yield connection
 
     def now_s(self) -> ColumnElement[float]:
@@ -100,9 +110,7 @@ class Database:
         with self.engine.connect() as connection:
             if _version(connection) == HEAD:
                 return
-        with self.engine.connect().execution_options(writes=True) as connection, connection.begin():
-            if not self.is_sqlite:
-                connection.execute(text("SELECT pg_advisory_xact_lock(:number)"), {"number": MIGRATION_LOCK})
+        with self._writing() as connection:
             version = _version(connection)
             if version == HEAD:  # another process was faster
                 return

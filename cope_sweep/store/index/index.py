@@ -240,7 +240,7 @@ class Index:
         """Write how a run ended and end its lease; False, without effect, if `owner` does not hold the lease."""
         with self._writing() as connection:
             held = select(runs.c.id).where(runs.c.run_id == row.run_id, runs.c.owner == owner)
-            if connection.execute(held.with_for_update()).one_or_none() is None:
+            if connection.execute(held).one_or_none() is None:
                 return False
             self._writer.write(connection, [row])
             return True

@@ -1,0 +1,11 @@
+import pytest
+
+from cope_sweep.store.index import Index
+from tests.store.databases import index_url, postgres  # noqa: F401 - fixtures
+
+
+@pytest.fixture
+def index(index_url):  # noqa: F811
+    index = Index(index_url)
+    yield index
+    index.close()

@@ -1,0 +1,184 @@
+"""Leases in the index: one holder, expiry, attempts; and the thread that renews them."""
+
+import multiprocessing
+import multiprocessing.pool
+import os
+import time
+
+import pytest
+
+from cope_sweep.store import Lease, LeaseHolder, Refusal, Store
+from cope_sweep.store.index import Index, Progress
+from cope_sweep.store.index.owners import is_gone, new_owner
+from tests.store.index.rows import row
+from tests.tiny import tiny_run
+
+RUN = tiny_run()
+A, B = "a@other/machine-1:1:1", "b@other/machine-2:1:1"
+
+
+def test_one_owner_at_a_time(index):
+    assert index.acquire(row(status="running"), A, 60) == Lease(RUN.run_id, 1)
+    assert index.acquire(row(status="running"), B, 60) == Refusal("leased", A)
+    assert index.statuses() == {RUN.run_id: "running"}
+    assert index.records([RUN.run_id])[RUN.run_id].sweep_id == "a"
+    assert index.end(row(status="interrupted", attempt=1), A)
+    assert index.acquire(row(status="running"), B, 60) == Lease(RUN.run_id, 2)
+
+
+def test_an_expired_lease_reads_as_interrupted_and_can_be_taken(index):
+    index.acquire(row(status="running"), A, 0.2)
+    time.sleep(0.3)
+    assert index.statuses() == {RUN.run_id: "interrupted"}
+    assert index.expired() == [(RUN.run_id, A)]
+    assert index.acquire(row(status="running"), B, 60) == Lease(RUN.run_id, 2)
+    assert not index.end(row(status="finished"), A)  # the older attempt changes nothing
+    assert index.statuses() == {RUN.run_id: "running"}
+    assert index.renew(A, 60) == set()
+
+
+def test_a_finished_run_is_not_leased(index):
+    index.write([row()])
+    assert index.acquire(row(status="running"), A, 60) == Refusal("finished")
+
+
+def test_renewing_prolongs_and_notes_progress(index):
+    index.acquire(row(status="running"), A, 0.3)
+    assert index.renew(A, 60, {RUN.run_id: Progress(4, "w"), "0" * 16: Progress(1, "w")}) == {RUN.run_id}
+    time.sleep(0.4)
+    record = index.records([RUN.run_id])[RUN.run_id]
+    assert (record.status, record.step, record.worker_id) == ("running", 4, "w")
+
+
+def test_locks(index):
+    assert index.lock("mirror", A, 0.2)
+    assert index.lock("mirror", A, 0.2)
+    assert not index.lock("mirror", B, 60)
+    time.sleep(0.3)
+    assert index.lock("mirror", B, 60)
+    index.unlock("mirror", A)
+    assert not index.lock("mirror", A, 60)
+    index.unlock("mirror", B)
+    assert index.lock("mirror", A, 60)
+
+
+def _die_with_a_lease(url):
+    index = Index(url)
+    index.acquire(row(status="running"), new_owner("dead"), 600)
+    os._exit(0)
+
+
+@pytest.mark.slow
+def test_the_lease_of_a_dead_process_of_this_machine_ends_at_once(index):
+    process = multiprocessing.get_context("spawn").Process(target=_die_with_a_lease, args=(index.url,))
+    process.start()
+    process.join()
+    assert index.statuses() == {RUN.run_id: "interrupted"}
+    assert index.acquire(row(status="running"), new_owner("alive"), 60) == Lease(RUN.run_id, 2)
+
+
+def test_owners():
+    mine = new_owner("sweep")
+    assert not is_gone(mine)
+    head, _, start = mine.rpartition(":")
+    assert is_gone(f"{head}:{int(start) + 1}")  # the same process id, of an earlier process
+    assert not is_gone(A)
+    assert not is_gone("something else")
+
+
+def _take_all(url, name, start, results):
+    index = Index(url)
+    start.wait()
+    taken = []
+    for seed in range(25):
+        run = tiny_run(seed=seed)
+        if isinstance(index.acquire(row(run, "running"), f"{name}@other/m:1:1", 60), Lease):
+            index.end(row(run, "finished", metrics={"test/loss": 1.0}), f"{name}@other/m:1:1")
+            taken.append(seed)
+    results.put(taken)
+
+
+@pytest.mark.slow
+def test_eight_writers_at_once(index_url):
+    """Each run is taken by exactly one of eight processes, and nobody sees `database is locked`."""
+    context = multiprocessing.get_context("spawn")
+    start, results = context.Event(), context.Queue()
+    writers = [context.Process(target=_take_all, args=(index_url, f"w{n}", start, results)) for n in range(8)]
+    for writer in writers:
+        writer.start()
+    time.sleep(3)
+    start.set()
+    taken = [results.get(timeout=120) for _ in writers]
+    for writer in writers:
+        writer.join()
+    assert sorted(seed for seeds in taken for seed in seeds) == list(range(25))
+    assert [writer.exitcode for writer in writers] == [0] * 8
+
+
+# -- the holder ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def store(tmp_path, index_url):
+    return Store(tmp_path / "store", index=index_url, create=True)
+
+
+def test_a_sweep_holds_its_runs_until_it_closes(store):
+    first, second = LeaseHolder(store, "first", ttl_s=0.5), LeaseHolder(store, "second", ttl_s=0.5)
+    assert first.acquire(RUN) == Lease(RUN.run_id, 1)
+    store.run(RUN.run_id).begin(RUN, "here", 1)
+    first.progress(RUN.run_id, 3, "here")
+    time.sleep(1.2)  # more than twice the lease
+    assert isinstance(second.acquire(RUN), Refusal)
+    assert store.index.records([RUN.run_id])[RUN.run_id].step == 3
+    first.close()
+    assert store.status(RUN.run_id) == "interrupted"
+    assert second.acquire(RUN) == Lease(RUN.run_id, 2)
+    second.close()
+
+
+def test_the_end_of_a_run_is_what_its_folder_says(store):
+    holder = LeaseHolder(store, "sweep")
+    lease = holder.acquire(RUN)
+    folder = store.run(RUN.run_id).begin(RUN, "here", lease.attempt)
+    folder.finish({"test/loss": 1.5}, {"steps": 6})
+    assert holder.end(RUN.run_id) == "finished"
+    record = store.index.records([RUN.run_id])[RUN.run_id]
+    assert (record.status, record.metrics, record.sweep_id) == ("finished", {"test/loss": 1.5}, "sweep")
+    assert holder.acquire(RUN) == Refusal("finished")
+    holder.close()
+
+
+def test_a_run_that_was_never_begun_is_pending_again(store):
+    holder = LeaseHolder(store, "sweep")
+    holder.acquire(RUN)
+    assert holder.end(RUN.run_id) == "pending"
+    assert store.index.statuses() == {}
+    holder.close()
+
+
+def test_a_lost_lease_is_noticed(store):
+    holder = LeaseHolder(store, "sweep", ttl_s=0.5)
+    holder.acquire(RUN)
+    store.index.end(row(status="interrupted"), holder.owner)
+    time.sleep(0.4)
+    assert holder.lost() == {RUN.run_id}
+    holder.close()
+
+
+@pytest.mark.slow
+def test_postgresql_is_restarted(postgres, tmp_path):
+    store = Store(tmp_path / "store", index=postgres.new_database(), create=True)
+    holder = LeaseHolder(store, "sweep", ttl_s=1)
+    holder.acquire(RUN)
+    store.run(RUN.run_id).begin(RUN, "here", 1)
+    postgres.stop()
+    time.sleep(1.5)
+    restart = multiprocessing.pool.ThreadPool(1).apply_async(lambda: (time.sleep(1), postgres.start()))
+    assert holder.acquire(tiny_run(seed=1)) == Lease(tiny_run(seed=1).run_id, 1)  # waits for the server
+    restart.get()
+    time.sleep(0.5)
+    assert holder.lost() == set()
+    assert store.status(RUN.run_id) == "running"
+    holder.close()
+    assert store.status(RUN.run_id) == "interrupted"

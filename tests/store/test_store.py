@@ -1,0 +1,193 @@
+"""The store: opening, its index, sweeps, settling, rebuilding and checking."""
+
+import json
+import os
+import shutil
+import time
+
+import pytest
+
+from cope_sweep.store import LeaseHolder, Store, StoreError, SweepRecord
+from cope_sweep.store.index.tables import metadata
+from cope_sweep.store.rebuild import check, rebuild
+from tests.tiny import tiny_run
+
+RUN = tiny_run()
+
+
+@pytest.fixture
+def store(tmp_path):
+    return Store(tmp_path / "store", create=True)
+
+
+def finish(store, run, loss=1.5):
+    own = store.run(run.run_id).begin(run, "here")
+    own.log({"step": 1, "train/loss": 2.0})
+    own.finish({"test/loss": loss}, {"steps": run.train.steps, "device": "cpu"})
+
+
+def sweep_record(sweep_id="20260101-000000-aa", runs=(RUN,), reused=(), **changes):
+    fields = {
+        "sweep_id": sweep_id,
+        "ablation": "tiny",
+        "title": "Tiny",
+        "hypothesis": "",
+        "executor": "local",
+        "command": [],
+        "status": "finished",
+        "started_ms": 1,
+        "ended_ms": 2,
+        "versions": {},
+        "machine": {},
+        "metrics": [],
+        "runs": [{"run_id": run.run_id, "row": "a", "labels": {}, "seed": run.seed} for run in runs],
+        "reused": list(reused),
+    }
+    return SweepRecord.model_validate(fields | changes)
+
+
+def test_a_store_that_does_not_exist_is_empty_and_is_not_made(tmp_path):
+    store = Store(tmp_path / "none")
+    assert (store.index.statuses(), store.index.sweeps(), store.status(RUN.run_id)) == ({}, [], "pending")
+    assert not store.root.exists()
+
+
+def test_a_store_that_cannot_be_written_is_read(store, monkeypatch):
+    finish(store, RUN)
+    monkeypatch.setattr(os, "access", lambda path, mode: path != store.root)
+    assert Store(store.root).status(RUN.run_id) == "finished"
+    assert not (store.root / "index.db").exists()
+
+
+def test_a_store_without_an_index_is_indexed_when_it_is_opened(store):
+    """As a store is that was written before there was an index."""
+    finish(store, RUN)
+    failed = store.run(tiny_run(seed=1).run_id).begin(tiny_run(seed=1), "here")
+    failed.fail("ValueError: no", "Traceback")
+    died = store.run(tiny_run(seed=2).run_id).begin(tiny_run(seed=2), "here")
+    died.log({"step": 4, "train/loss": 1.0})
+    (store.root / "sweeps" / "20260101-000000-aa.json").write_text(sweep_record().model_dump_json())
+    opened = Store(store.root)
+    records = opened.index.records(tiny_run(seed=seed).run_id for seed in range(3))
+    assert [
+        (each.status, each.step, each.message) for each in map(records.get, (tiny_run(seed=s).run_id for s in range(3)))
+    ] == [
+        ("finished", 6, None),
+        ("failed", 0, "ValueError: no"),
+        ("interrupted", 4, None),
+    ]
+    assert records[RUN.run_id].metrics == {"test/loss": 1.5}
+    assert records[RUN.run_id].sweep_id == "20260101-000000-aa"
+    assert [sweep.sweep_id for sweep in opened.index.sweeps("tiny")] == ["20260101-000000-aa"]
+
+
+def contents(index):
+    """Every row of the index that does not depend on when it was written."""
+    with index.database.reading() as connection:
+        return {
+            table.name: sorted(
+                str({key: value for key, value in row._mapping.items() if key not in ("id", "revision", "run", "key", "part")
+                     and not key.endswith("_part")})
+                for row in connection.execute(table.select())
+            )
+            for table in metadata.sorted_tables
+            if table.name not in ("counters", "parts", "part_values")
+        }  # fmt: skip
+
+
+def test_rebuilding_gives_the_same_index(store):
+    for seed in range(3):
+        finish(store, tiny_run(seed=seed), loss=seed)
+    store.write_sweep(sweep_record(runs=[tiny_run(seed=seed) for seed in range(3)]))
+    rebuild(store.root, store.index)
+    before = contents(store.index)
+    store.index.close()
+    for path in store.root.glob("index.db*"):
+        path.unlink()
+    progress = []
+    again = Store(store.root)
+    assert contents(again.index) == before
+    report = rebuild(store.root, again.index, lambda done, total: progress.append((done, total)))
+    assert (report.runs, report.sweeps, report.damaged, report.removed) == (3, 1, {}, 0)
+    assert progress == [(3, 3)]
+    assert contents(again.index) == before
+
+
+def test_rebuilding_removes_what_has_no_folder_and_keeps_leases(store):
+    finish(store, RUN)
+    rebuild(store.root, store.index)
+    shutil.rmtree(store.run(RUN.run_id).path)
+    holder = LeaseHolder(store, "sweep")
+    training = tiny_run(seed=1)
+    lease = holder.acquire(training)
+    store.run(training.run_id).begin(training, "here", lease.attempt)
+    assert rebuild(store.root, store.index).removed == 1
+    assert store.index.statuses() == {training.run_id: "running"}
+    holder.close()
+
+
+def test_checking_names_every_difference(store):
+    for seed in range(4):
+        finish(store, tiny_run(seed=seed))
+    rebuild(store.root, store.index)
+    assert list(check(store.root, store.index, checksums=True)) == []
+    shutil.rmtree(store.run(tiny_run(seed=0).run_id).path)
+    result = store.run(tiny_run(seed=1).run_id).path / "result.json"
+    result.write_text(result.read_text().replace("1.5", "2.5"))
+    (store.run(tiny_run(seed=2).run_id).path / "result.json").unlink()
+    finish(store, tiny_run(seed=4))
+    (store.root / "sweeps" / "20260101-000000-aa.json").write_text("{")
+    found = {each.item: each.problem for each in check(store.root, store.index)}
+    assert found == {
+        tiny_run(seed=0).run_id: "in the index, but without a folder",
+        tiny_run(seed=1).run_id: "the index has other metrics or facts than its files",
+        tiny_run(seed=2).run_id: "interrupted by its files, finished in the index",
+        tiny_run(seed=4).run_id: "finished by its files, and not in the index",
+        str(store.root / "sweeps" / "20260101-000000-aa.json"): found[
+            str(store.root / "sweeps" / "20260101-000000-aa.json")
+        ],
+    }
+    rebuild(store.root, store.index)
+    assert [each.item for each in check(store.root, store.index)] == [
+        str(store.root / "sweeps" / "20260101-000000-aa.json")
+    ]
+
+
+def test_settling_reads_the_folders_of_dead_owners(store):
+    """The process died after it had written the result and before it told the index."""
+    holder = LeaseHolder(store, "sweep", ttl_s=0.1)
+    holder._closed.set()  # no renewal: as if the process were dead
+    lease = holder.acquire(RUN)
+    own = store.run(RUN.run_id).begin(RUN, "here", lease.attempt)
+    own.finish({"test/loss": 1.5}, {"steps": 6})
+    time.sleep(0.2)
+    assert store.settle() == [RUN.run_id]
+    assert store.status(RUN.run_id) == "finished"
+    assert store.settle() == []
+
+
+def test_sweeps_are_written_to_their_file_and_to_the_index(store):
+    record = sweep_record(reused=[RUN.run_id])
+    store.write_sweep(record)
+    assert store.sweep(record.sweep_id) == store.latest_sweep("tiny") == record
+    assert json.loads((store.root / "sweeps" / f"{record.sweep_id}.json").read_text())["ablation"] == "tiny"
+    assert store.index.sweep(record.sweep_id).reused == 1
+    assert store.sweep("none") is None
+    assert store.sweep("../../etc/passwd") is None
+    assert store.latest_sweep("other") is None
+
+
+def test_a_damaged_record_names_its_file(store):
+    store.write_sweep(sweep_record())
+    path = store.root / "sweeps" / "20260101-000000-aa.json"
+    path.write_text('{"sweep_id": 3}')
+    with pytest.raises(StoreError, match=r"20260101-000000-aa\.json: not the record of a sweep \(sweep_id"):
+        store.sweep("20260101-000000-aa")
+
+
+def test_the_index_can_be_elsewhere(store, tmp_path, monkeypatch):
+    finish(store, RUN)
+    url = f"sqlite:///{tmp_path / 'elsewhere.db'}"
+    monkeypatch.setenv("COPE_SWEEP_INDEX", url)
+    assert Store(store.root).status(RUN.run_id) == "finished"
+    assert not (store.root / "index.db").exists()
