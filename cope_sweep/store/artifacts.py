@@ -24,17 +24,21 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypedDict, cast, get_args
 
 from cope_sweep.spec import RunSpec, current_metric_name
-from cope_sweep.store.errors import StoreError
+from cope_sweep.store.errors import DamagedError, FencedError
 from cope_sweep.store.event import Status
+from cope_sweep.store.files import parse_json, read_bytes, replacing, sha256, write_json
+from cope_sweep.store.objects import ObjectFolder
 
 RUN_ID = re.compile(r"[0-9a-f]{16}")
-ATTEMPT_ENDS: tuple[Status, ...] = ("failed", "interrupted", "stopped")
-"""How an attempt can end without a result."""
+PUBLISH_CURVE_EVERY_S = 5.0
+"""Shortest time between two copies of a growing curve to an object store."""
+CHECK_FENCE_EVERY_S = 1.0
+"""Shortest time between two looks for a newer attempt in an object store."""
 TIME_KEY = "time_ms"
 """The key of a curve's row that holds the time of day, in milliseconds since 1970. Old rows have none."""
 
@@ -46,67 +50,6 @@ class CurveMark(TypedDict):
     sha256: str
 
 
-class FencedError(StoreError):
-    """A newer attempt owns the run's folder: this one may not write to it any more."""
-
-
-class DamagedError(StoreError):
-    """A file of a run cannot be read, or has not the content that it should have."""
-
-
-@contextlib.contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """A temporary path in the same folder, which replaces `path` when the block ends.
-
-    If the block raises, the temporary file is deleted and `path` is unchanged.
-    """
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    os.close(descriptor)
-    temporary = Path(name)
-    try:
-        yield temporary
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
-        temporary.chmod(0o644)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Write `value` as JSON, atomically.
-
-    Raises:
-        ValueError: `value` contains NaN or an infinity.
-    """
-    with replacing(path) as temporary:
-        temporary.write_text(json.dumps(value, indent=1, allow_nan=False) + "\n")
-
-
-def read_json(path: Path) -> dict[str, Any] | None:
-    """The JSON object in `path`, or None if there is no such file.
-
-    Raises:
-        DamagedError: The file cannot be read, or does not hold a JSON object.
-    """
-    try:
-        value = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else f"not valid JSON ({error})"
-        raise DamagedError(f"{path}: {reason}") from error
-    if not isinstance(value, dict):
-        raise DamagedError(f"{path}: not a JSON object")
-    return value
-
-
-def sha256(path: Path) -> str:
-    """The SHA-256 of a file, as hexadecimal digits. Raises OSError."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 @dataclass(frozen=True)
 class RunFolder:
     """The folder of one run, to read it, or to write it as one of its attempts."""
@@ -114,6 +57,12 @@ class RunFolder:
     path: Path
     attempt: int | None = None
     """The attempt that writes; None: only for reading."""
+    objects: ObjectFolder | None = None
+    """Where the files are, if the store is in an object store. `path` is then a folder of this machine in which an
+    attempt works, and from which its files are copied."""
+
+    _published_s: dict[str, float] = field(default_factory=dict, repr=False, compare=False)
+    """File → when it was last copied to the object store, on the monotonic clock."""
 
     @property
     def run_id(self) -> str:
@@ -125,7 +74,7 @@ class RunFolder:
     @property
     def spec(self) -> dict[str, Any] | None:
         """`{"run_id", "spec", "created_ms"}`; None before the run was begun. Raises DamagedError."""
-        document = read_json(self.path / "spec.json")
+        document = self._document("spec.json")
         if document is not None and not (
             isinstance(document.get("spec"), dict) and document.get("run_id", self.run_id) == self.run_id
         ):
@@ -135,7 +84,7 @@ class RunFolder:
     @property
     def state(self) -> dict[str, Any]:
         """`{"status", "updated_ms", "worker_id", "attempt", …}`; empty before it was begun. Raises DamagedError."""
-        state = read_json(self.path / "state.json") or {}
+        state = self._document("state.json") or {}
         if "where" in state:  # the former name of the key
             state.setdefault("worker_id", state.pop("where"))
         if state and (state.get("status") not in get_args(Status) or not isinstance(state.get("attempt", 0), int)):
@@ -149,7 +98,7 @@ class RunFolder:
         Metrics have their current names, whatever they were called when the run was trained. Results of older versions
         have no `files`. Raises DamagedError.
         """
-        result = read_json(self.path / "result.json")
+        result = self._document("result.json")
         if result is None:
             return None
         metrics, facts = result.get("metrics"), result.get("facts")
@@ -187,12 +136,7 @@ class RunFolder:
 
         Raises DamagedError if the file cannot be read.
         """
-        try:
-            text = (self.path / "curve.jsonl").read_bytes()
-        except FileNotFoundError:
-            return []
-        except OSError as error:
-            raise DamagedError(f"{self.path / 'curve.jsonl'}: {error.strerror}") from error
+        text = self._bytes("curve.jsonl") or b""
         rows: list[dict[str, float]] = []
         seen: set[tuple[float, ...] | tuple[float, str]] = set()
         for line in text.splitlines():
@@ -230,9 +174,10 @@ class RunFolder:
         earlier = int(self.state.get("attempt", 0))
         own = replace(self, attempt=earlier + 1 if attempt is None else attempt)
         own.check_fence()
+        own._fetch("curve.jsonl", "resume.safetensors")
         # Message and traceback of an earlier attempt are dropped.
         state = {"status": "running", "updated_ms": _now_ms(), "worker_id": worker_id, "attempt": own.attempt}
-        write_json(self.path / "state.json", state)
+        own._write("state.json", state)
         return own
 
     def repair(self, spec: RunSpec) -> None:
@@ -245,7 +190,7 @@ class RunFolder:
                 self.put_aside(name)
         if self.spec is None:
             document = {"run_id": spec.run_id, "spec": spec.model_dump(mode="json"), "created_ms": _now_ms()}
-            write_json(self.path / "spec.json", document)
+            self._write("spec.json", document)
 
     def put_aside(self, name: str) -> None:
         """Rename a damaged file, or whatever is in its place, to `<name>.damaged`."""
@@ -254,6 +199,9 @@ class RunFolder:
             shutil.rmtree(target)
         with contextlib.suppress(FileNotFoundError):
             (self.path / name).replace(target)
+        if self.objects and (content := self._bytes(name)) is not None:
+            self.objects.write(self._object(f"{name}.damaged"), content)
+            self.objects.delete(self._object(name))
 
     def check_fence(self) -> None:
         """Raise FencedError if a newer attempt than this one has begun.
@@ -261,6 +209,9 @@ class RunFolder:
         Between this check and a write a newer attempt may still begin. What is written then does no harm: a run is
         deterministic, rows of one step are read once, and the resume file names its step.
         """
+        if self.objects and time.monotonic() - self._published_s.get("fence", 0.0) < CHECK_FENCE_EVERY_S:
+            return  # each check is a request
+        self._published_s["fence"] = time.monotonic()
         with contextlib.suppress(DamagedError):
             newest = int(self.state.get("attempt", 0))
             if self.attempt is not None and newest > self.attempt:
@@ -273,25 +224,18 @@ class RunFolder:
             state = self.state
         except DamagedError:
             state = {"attempt": self.attempt or 1}
-        write_json(self.path / "state.json", state | {"status": status, "updated_ms": _now_ms()} | facts)
+        self._publish("curve.jsonl")
+        self._write("state.json", state | {"status": status, "updated_ms": _now_ms()} | facts)
 
     def curve_mark(self) -> CurveMark:
         """Length and checksum of the curve as it is now. The resume file names its curve by them."""
-        with contextlib.suppress(FileNotFoundError):
-            content = (self.path / "curve.jsonl").read_bytes()
-            return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-        return {"bytes": 0, "sha256": hashlib.sha256(b"").hexdigest()}
+        content = read_bytes(self.path / "curve.jsonl") or b""
+        return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
 
     def check_curve(self, mark: CurveMark) -> None:
         """Raise DamagedError if the curve does not begin with what it was when `mark` was made."""
         path = self.path / "curve.jsonl"
-        try:
-            with path.open("rb") as file:
-                content = file.read(mark["bytes"])
-        except FileNotFoundError:
-            content = b""
-        except OSError as error:
-            raise DamagedError(f"{path}: {error.strerror}") from error
+        content = read_bytes(path, mark["bytes"]) or b""
         if hashlib.sha256(content).hexdigest() != mark["sha256"]:
             raise DamagedError(f"{path}: not the curve that belongs to {self.resume.name}")
 
@@ -319,6 +263,8 @@ class RunFolder:
         step = {"step": row["step"], TIME_KEY: _now_ms()}
         with (self.path / "curve.jsonl").open("a") as file:
             file.write(json.dumps(step | dict(row), allow_nan=False) + "\n")
+        if self.objects and time.monotonic() - self._published_s.get("curve.jsonl", 0.0) > PUBLISH_CURVE_EVERY_S:
+            self._publish("curve.jsonl")
 
     def fail(self, message: str, traceback: str) -> None:
         """Set the status to failed, with the reason in one line and the traceback. Raises FencedError."""
@@ -330,14 +276,22 @@ class RunFolder:
         with replacing(self.resume) as temporary:
             yield temporary
             self.check_fence()
+        self._publish("curve.jsonl", self.resume.name)
 
     @contextlib.contextmanager
     def writing_checkpoint(self) -> Iterator[Path]:
         """A temporary folder that replaces `checkpoint` when the block ends without an error. Raises FencedError."""
+        with self._replacing_checkpoint() as temporary:
+            yield temporary
+            self.check_fence()
+        self._publish(*(f"checkpoint/{file.name}" for file in sorted(self.checkpoint.iterdir())))
+
+    @contextlib.contextmanager
+    def _replacing_checkpoint(self) -> Iterator[Path]:
+        self.path.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(dir=self.path, prefix=".checkpoint."))
         try:
             yield temporary
-            self.check_fence()
             shutil.rmtree(self.checkpoint, ignore_errors=True)
             temporary.chmod(0o755)
             temporary.replace(self.checkpoint)
@@ -347,9 +301,12 @@ class RunFolder:
     def finish(self, metrics: Mapping[str, float], facts: Mapping[str, Any]) -> None:
         """Write the result, which makes the run finished, and delete the file for resuming. Raises FencedError."""
         self.check_fence()
-        document = {"metrics": dict(metrics), "facts": dict(facts), "files": self._checksums()}
-        write_json(self.path / "result.json", document)
+        document = {"metrics": dict(metrics), "facts": dict(facts), "files": self._checksums(), "ended_ms": _now_ms()}
+        self._publish("curve.jsonl")
+        self._write("result.json", document)
         self.resume.unlink(missing_ok=True)
+        if self.objects:
+            self.objects.delete(self._object(self.resume.name))
 
     def _checksums(self) -> dict[str, str]:
         """File → SHA-256, of the curve and the checkpoint."""
@@ -367,16 +324,62 @@ class RunFolder:
                 result = value if read == "result" else result
             except DamagedError as error:
                 problems.append(str(error))
-        if result is not None and not (self.path / "spec.json").exists():
+        if result is not None and self._bytes("spec.json", 0) is None:
             problems.append(f"{self.path / 'spec.json'}: missing")
         for name, digest in (result or {}).get("files", {}).items() if checksums else ():
-            file = self.path / name
             try:
-                if sha256(file) != digest:
-                    problems.append(f"{file}: has changed since the run was finished (SHA-256)")
-            except OSError as error:
-                problems.append(f"{file}: {error.strerror}")
+                content = self._bytes(name)
+            except DamagedError as error:
+                problems.append(str(error))
+                continue
+            if content is None:
+                problems.append(f"{self.path / name}: No such file or directory")
+            elif hashlib.sha256(content).hexdigest() != digest:
+                problems.append(f"{self.path / name}: has changed since the run was finished (SHA-256)")
         return problems
+
+    def fetch_checkpoint(self) -> Path:
+        """The folder of the trained model on this machine. It is copied from an object store once. Raises StoreError."""
+        if self.objects and not self.checkpoint.is_dir():
+            with self._replacing_checkpoint() as temporary:
+                for name in self.objects.names(self._object("checkpoint")):
+                    self.objects.download(self._object(f"checkpoint/{name}"), temporary / name)
+        return self.checkpoint
+
+    # -- where the files are -------------------------------------------------------------------------------------
+
+    def _object(self, name: str) -> str:
+        return f"runs/{self.run_id}/{name}"
+
+    def _bytes(self, name: str, size: int = -1) -> bytes | None:
+        """The content of a file, or its first `size` bytes; None if there is none. Raises DamagedError."""
+        if self.objects:
+            return self.objects.read(self._object(name), size)
+        return read_bytes(self.path / name, size)
+
+    def _document(self, name: str) -> dict[str, Any] | None:
+        """The JSON object in a file; None if there is none. Raises DamagedError."""
+        content = self._bytes(name)
+        return None if content is None else parse_json(content, str(self.path / name))
+
+    def _write(self, name: str, document: Mapping[str, Any]) -> None:
+        """Write a JSON object."""
+        write_json(self.path / name, document)
+        self._publish(name)
+
+    def _publish(self, *names: str) -> None:
+        """Copy local files to the object store, if the store is in one."""
+        for name in names if self.objects else ():
+            if (self.path / name).is_file():
+                cast(ObjectFolder, self.objects).upload(self.path / name, self._object(name))
+                self._published_s[name] = time.monotonic()
+
+    def _fetch(self, *names: str) -> None:
+        """Copy files from the object store, if the store is in one, so that local files are the same."""
+        for name in names if self.objects else ():
+            (self.path / name).unlink(missing_ok=True)
+            if not cast(ObjectFolder, self.objects).download(self._object(name), self.path / name):
+                (self.path / name).unlink(missing_ok=True)
 
 
 def _row(line: bytes) -> dict[str, float] | None:

@@ -5,3 +5,11 @@ from cope_sweep.errors import UserError
 
 class StoreError(UserError):
     """The store cannot be used; the message says which path, why, and what to do."""
+
+
+class FencedError(StoreError):
+    """A newer attempt owns the run's folder: this one may not write to it any more."""
+
+
+class DamagedError(StoreError):
+    """A file of a run cannot be read, or has not the content that it should have."""

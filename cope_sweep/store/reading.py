@@ -6,7 +6,8 @@ import contextlib
 from collections.abc import Mapping
 from typing import Any
 
-from cope_sweep.store.artifacts import DamagedError, RunFolder
+from cope_sweep.store.artifacts import RunFolder
+from cope_sweep.store.errors import DamagedError
 from cope_sweep.store.event import Status
 from cope_sweep.store.index import RunRow
 

@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from cope_sweep.store.artifacts import RUN_ID, DamagedError, RunFolder, read_json
+from cope_sweep.store.artifacts import RUN_ID, RunFolder
+from cope_sweep.store.errors import DamagedError
+from cope_sweep.store.files import read_json
 from cope_sweep.store.index import Index, RunRow
 from cope_sweep.store.reading import read_run
 from cope_sweep.store.sweeps import SweepRecord, parse_sweep, sweep_members

@@ -15,9 +15,10 @@ import tempfile
 from functools import cached_property
 from pathlib import Path
 
-from cope_sweep.store.artifacts import RUN_ID, RunFolder, read_json, write_json
+from cope_sweep.store.artifacts import RUN_ID, RunFolder
 from cope_sweep.store.errors import StoreError
 from cope_sweep.store.event import Status
+from cope_sweep.store.files import read_json, write_json
 from cope_sweep.store.index import Index, RunRow
 from cope_sweep.store.reading import read_run
 from cope_sweep.store.rebuild import rebuild

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import Field, ValidationError
 
 from cope_sweep.frozen import Frozen
-from cope_sweep.store.artifacts import DamagedError
+from cope_sweep.store.errors import DamagedError
 from cope_sweep.store.event import Status
 from cope_sweep.store.index import SweepSummary
 

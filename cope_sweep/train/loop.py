@@ -15,7 +15,7 @@ from cope_sweep.model import check_reach
 from cope_sweep.model.checkpoint import CheckpointError, save_model
 from cope_sweep.spec import RunSpec
 from cope_sweep.store import RunFolder
-from cope_sweep.store.artifacts import DamagedError
+from cope_sweep.store.errors import DamagedError
 from cope_sweep.text import TOKENIZER_FILE
 from cope_sweep.train.clock import Clock
 from cope_sweep.train.collective import broadcast_number

@@ -9,7 +9,7 @@ from typing import Literal
 
 from cope_sweep.spec import RunSpec
 from cope_sweep.store import Event, RunFolder, Store
-from cope_sweep.store.artifacts import FencedError
+from cope_sweep.store.errors import FencedError
 from cope_sweep.train.collective import broadcast_flag
 from cope_sweep.train.loop import StopRequest, TrainingLoop
 from cope_sweep.train.reporter import Diverged, RunReporter

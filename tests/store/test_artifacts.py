@@ -9,7 +9,8 @@ import time
 import pytest
 
 from cope_sweep.store import Store, StoreError
-from cope_sweep.store.artifacts import DamagedError, FencedError, read_json, replacing, write_json
+from cope_sweep.store.errors import DamagedError, FencedError
+from cope_sweep.store.files import read_json, replacing, write_json
 from tests.tiny import tiny_run
 
 RUN = tiny_run()

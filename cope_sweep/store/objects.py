@@ -1,0 +1,122 @@
+"""Files in an object store, through pyarrow's file systems: `s3://bucket/prefix`, `gs://bucket/prefix`.
+
+Credentials and region come from where the vendor's tools have them (environment, files, the machine's role). An
+S3-compatible server is named by $AWS_ENDPOINT_URL, or in the URL: `s3://bucket/prefix?endpoint_override=HOST:PORT&scheme=http`.
+An object appears whole or not at all. There is no append and no rename.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+
+from cope_sweep.store.errors import StoreError
+
+SCHEMES = ("s3", "gs")
+COPY_BYTES = 8 * 2**20
+
+
+def is_object_url(root: str) -> bool:
+    """Whether a store's root is the URL of an object store. Raises StoreError for URLs of other kinds."""
+    scheme, separator, _ = root.partition("://")
+    if not separator:
+        return False
+    if scheme not in SCHEMES:
+        raise StoreError(f"{root!r}: a store is a folder, or the URL of an object store: s3://… or gs://…")
+    return True
+
+
+class ObjectFolder:
+    """A prefix of an object store. Names are relative to it: `runs/<run id>/result.json`."""
+
+    def __init__(self, url: str) -> None:
+        """Open the prefix; nothing is read. Raises StoreError."""
+        from pyarrow.fs import FileSystem
+
+        self.url = url
+        try:
+            self._files, self._prefix = FileSystem.from_uri(_with_endpoint(url))
+        except (OSError, ValueError) as error:
+            raise StoreError(f"{url}: {error}") from error
+        self._prefix = self._prefix.rstrip("/")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ObjectFolder, (self.url,)
+
+    def read(self, name: str, size: int | None = None) -> bytes | None:
+        """The content of an object, or its first `size` bytes; None if there is none. Raises StoreError."""
+        with self._errors():
+            try:
+                with self._files.open_input_stream(self._path(name)) as stream:
+                    return bytes(stream.read(size))
+            except FileNotFoundError:
+                return None
+
+    def write(self, name: str, content: bytes) -> None:
+        """Write an object. Raises StoreError."""
+        with self._errors(), self._files.open_output_stream(self._path(name)) as stream:
+            stream.write(content)
+
+    def upload(self, path: Path, name: str) -> None:
+        """Copy a local file. Raises StoreError."""
+        with self._errors(), path.open("rb") as file, self._files.open_output_stream(self._path(name)) as stream:
+            while part := file.read(COPY_BYTES):
+                stream.write(part)
+
+    def download(self, name: str, path: Path) -> bool:
+        """Copy an object to a local file; False if there is none. Raises StoreError."""
+        with self._errors():
+            try:
+                stream = self._files.open_input_stream(self._path(name))
+            except FileNotFoundError:
+                return False
+            with stream, path.open("wb") as file:
+                while part := stream.read(COPY_BYTES):
+                    file.write(part)
+        return True
+
+    def names(self, folder: str) -> list[str]:
+        """The names directly below a folder, sorted; none if it does not exist. Raises StoreError."""
+        from pyarrow.fs import FileSelector
+
+        with self._errors():
+            found = self._files.get_file_info(FileSelector(self._path(folder), allow_not_found=True))
+        return sorted(info.base_name for info in found)
+
+    def delete(self, name: str) -> None:
+        """Delete an object, if there is one. Raises StoreError."""
+        with self._errors(), contextlib.suppress(FileNotFoundError):
+            self._files.delete_file(self._path(name))
+
+    def delete_folder(self, folder: str) -> None:
+        """Delete everything below a folder. Raises StoreError."""
+        with self._errors(), contextlib.suppress(FileNotFoundError):
+            self._files.delete_dir(self._path(folder))
+
+    def _path(self, name: str) -> str:
+        return f"{self._prefix}/{name}"
+
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise StoreError(f"the store {self.url}: {' '.join(str(error).split())}") from error
+
+
+def _with_endpoint(url: str) -> str:
+    """The URL with $AWS_ENDPOINT_URL, which pyarrow does not read."""
+    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+    parts = urlsplit(url)
+    options = dict(parse_qsl(parts.query))
+    if parts.scheme != "s3" or not endpoint or "endpoint_override" in options:
+        return url
+    server = urlsplit(endpoint)
+    options |= {"endpoint_override": server.netloc, "scheme": server.scheme}
+    return urlunsplit(parts._replace(query=urlencode(options)))
