@@ -316,15 +316,14 @@ class RunFolder:
     def damage(self, *, checksums: bool = False) -> list[str]:
         """What is wrong with the files, one line each; with `checksums`, the content of curve and checkpoint, too."""
         problems = []
-        result = None
-        for read in ("spec", "state", "result", "curve"):
+        found: dict[str, Any] = {}
+        for name in ("spec", "state", "result", "curve"):
             try:
-                value = getattr(self, read)
-                value = value() if callable(value) else value
-                result = value if read == "result" else result
+                found[name] = self.curve() if name == "curve" else getattr(self, name)
             except DamagedError as error:
                 problems.append(str(error))
-        if result is not None and self._bytes("spec.json", 0) is None:
+        result = found.get("result")
+        if result is not None and found.get("spec", "damaged") is None:
             problems.append(f"{self.path / 'spec.json'}: missing")
         for name, digest in (result or {}).get("files", {}).items() if checksums else ():
             try:
@@ -339,7 +338,7 @@ class RunFolder:
         return problems
 
     def fetch_checkpoint(self) -> Path:
-        """The folder of the trained model on this machine. It is copied from an object store once. Raises StoreError."""
+        """The folder of the trained model on this machine. Copied from an object store once. Raises StoreError."""
         if self.objects and not self.checkpoint.is_dir():
             with self._replacing_checkpoint() as temporary:
                 for name in self.objects.names(self._object("checkpoint")):

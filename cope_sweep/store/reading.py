@@ -54,7 +54,7 @@ def _read(folder: RunFolder, sweep_id: str | None) -> RunRow | None:
             parent_id=facts.get("parent_id"),
             created_ms=created_ms,
             updated_ms=state.get("updated_ms"),
-            ended_ms=_mtime_ms(folder, "result.json"),
+            ended_ms=result.get("ended_ms") or _mtime_ms(folder, "result.json"),  # older results have no time
             metrics=result["metrics"],
             facts=facts,
         )

@@ -40,7 +40,9 @@ def test_a_run_s_life(folder):
     assert "traceback" not in folder.state
     own.finish({"a": 1.0}, {"steps": 6})
     assert folder.status == "finished"
-    assert folder.result == {"metrics": {"a": 1.0}, "facts": {"steps": 6}, "files": {}}
+    result = folder.result
+    assert abs(result.pop("ended_ms") - time.time() * 1000) < 60_000
+    assert result == {"metrics": {"a": 1.0}, "facts": {"steps": 6}, "files": {}}
 
 
 def test_the_spec_of_the_first_attempt_is_kept(folder):
