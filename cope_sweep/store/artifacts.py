@@ -4,6 +4,7 @@
         spec.json         the resolved run, its id, and when it was first begun
         state.json        running | failed | interrupted | stopped, with attempt, worker, message and traceback
         curve.jsonl       one line per logged step, with the time of day
+        log.txt           what happened, for people: attempts, evaluations, errors with their tracebacks
         resume.safetensors    model, optimiser and step, while the run is unfinished
         checkpoint/       model.safetensors, config.json: loaded by services and tools
         result.json       final metrics, facts, and the checksums of curve and checkpoint; a run is finished if and only
@@ -39,6 +40,7 @@ PUBLISH_CURVE_EVERY_S = 5.0
 """Shortest time between two copies of a growing curve to an object store."""
 CHECK_FENCE_EVERY_S = 1.0
 """Shortest time between two looks for a newer attempt in an object store."""
+LOG_FILE = "log.txt"
 TIME_KEY = "time_ms"
 """The key of a curve's row that holds the time of day, in milliseconds since 1970. Old rows have none."""
 
@@ -174,7 +176,7 @@ class RunFolder:
         earlier = int(self.state.get("attempt", 0))
         own = replace(self, attempt=earlier + 1 if attempt is None else attempt)
         own.check_fence()
-        own._fetch("curve.jsonl", "resume.safetensors")
+        own._fetch("curve.jsonl", "resume.safetensors", LOG_FILE)
         # Message and traceback of an earlier attempt are dropped.
         state = {"status": "running", "updated_ms": _now_ms(), "worker_id": worker_id, "attempt": own.attempt}
         own._write("state.json", state)
@@ -224,7 +226,7 @@ class RunFolder:
             state = self.state
         except DamagedError:
             state = {"attempt": self.attempt or 1}
-        self._publish("curve.jsonl")
+        self._publish("curve.jsonl", LOG_FILE)
         self._write("state.json", state | {"status": status, "updated_ms": _now_ms()} | facts)
 
     def curve_mark(self) -> CurveMark:
@@ -266,8 +268,20 @@ class RunFolder:
         if self.objects and time.monotonic() - self._published_s.get("curve.jsonl", 0.0) > PUBLISH_CURVE_EVERY_S:
             self._publish("curve.jsonl")
 
+    def note(self, text: str) -> None:
+        """Append lines with the time of day to the run's log, for people. Raises FencedError."""
+        self.check_fence()
+        now = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime())
+        with (self.path / LOG_FILE).open("a", encoding="utf-8") as file:
+            file.writelines(f"{now}  {line}\n" for line in text.splitlines())
+
+    def log_text(self) -> str:
+        """The run's log; empty for runs of versions that wrote none. Raises DamagedError."""
+        return (self._bytes(LOG_FILE) or b"").decode(errors="replace")
+
     def fail(self, message: str, traceback: str) -> None:
         """Set the status to failed, with the reason in one line and the traceback. Raises FencedError."""
+        self.note(traceback or message)
         self.set_state("failed", message=message, traceback=traceback)
 
     @contextlib.contextmanager
@@ -302,7 +316,7 @@ class RunFolder:
         """Write the result, which makes the run finished, and delete the file for resuming. Raises FencedError."""
         self.check_fence()
         document = {"metrics": dict(metrics), "facts": dict(facts), "files": self._checksums(), "ended_ms": _now_ms()}
-        self._publish("curve.jsonl")
+        self._publish("curve.jsonl", LOG_FILE)
         self._write("result.json", document)
         self.resume.unlink(missing_ok=True)
         if self.objects:

@@ -52,6 +52,8 @@ class TrainingLoop:
         """Why the run starts again at the first step although it was begun before."""
         notes = self._restore()
         self.first_step = self.trainer.step
+        if self.writes:
+            folder.note(self._beginning())
         reporter.start(self.first_step)
         self.clock.start(self.trainer, notes.get("spent", {}))
         self.saved_s, self.saving_s = time.monotonic(), 0.0
@@ -69,6 +71,7 @@ class TrainingLoop:
             if asks and not trainer.done and (request := self._stop_request(should_stop)):
                 if self.writes:
                     self._save()
+                    self.folder.note(f"{request} after step {trainer.step}")
                     self.folder.set_state(request)
                 self.reporter.report(request)
                 return request
@@ -76,6 +79,17 @@ class TrainingLoop:
                 self._save()
         self._finish()
         return "finished"
+
+    def _beginning(self) -> str:
+        """What the run's log says at the start of an attempt."""
+        runtime, step = self.runtime, self.first_step
+        start = f"continues after step {step}" if step else "starts"
+        if self.restarted:
+            start = f"starts again at the first step ({self.restarted})"
+        return (
+            f"attempt {self.folder.attempt} on {runtime.worker_id} ({runtime.device}, {runtime.precision}, "
+            f"{runtime.world_size} workers, {runtime.threads} threads) {start}"
+        )
 
     def _stop_request(self, should_stop: Callable[[], StopRequest | None]) -> StopRequest | None:
         """The request of rank 0, on every rank."""
@@ -121,9 +135,15 @@ class TrainingLoop:
             self.reporter.log({"train/loss": trainer.mean_loss(), "train/lr": train.learning_rate(train.lr, step)})
         if step % evaluate.every == 0 and not trainer.done:
             with self.clock.paused():
-                self.reporter.log(trainer.evaluate(evaluate.sequences))
+                self._log_evaluation(trainer.evaluate(evaluate.sequences))
             self.reporter.report("running", evaluated=True)
         self.reporter.report_throttled()
+
+    def _log_evaluation(self, metrics: dict[str, float]) -> None:
+        self.reporter.log(metrics)
+        if self.writes:
+            values = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
+            self.folder.note(f"step {self.trainer.step}: {values}")
 
     def _save_is_due(self) -> bool:
         every_s = self.runtime.checkpoint_every_s
@@ -142,7 +162,7 @@ class TrainingLoop:
         """Evaluate, and write checkpoint and result."""
         speed = self.clock.tokens_per_s()
         with self.clock.paused():
-            self.reporter.log(self.trainer.evaluate(self.spec.evaluate.final_sequences))
+            self._log_evaluation(self.trainer.evaluate(self.spec.evaluate.final_sequences))
             left_out = self._evaluate_windows()
         if self.writes:
             with self.folder.writing_checkpoint() as path:
@@ -158,6 +178,7 @@ class TrainingLoop:
                 **{name: text for name, text in optional.items() if text},
                 **_machine_facts(self.trainer),
             }
+            self.folder.note(f"finished after step {self.trainer.step}, {facts['wall_s']} s in all attempts")
             self.folder.finish(self.reporter.metrics, facts)
         self.reporter.report("finished", evaluated=True)
 
