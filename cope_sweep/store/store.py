@@ -128,6 +128,24 @@ class Store:
         document = read_json(path)
         return None if document is None else parse_sweep(path, document)
 
+    def request_stop(self, sweep_id: str) -> None:
+        """Ask a sweep to stop, on whatever machine it runs. Raises StoreError."""
+        try:
+            self._stop_file(sweep_id).touch()
+        except OSError as error:
+            raise StoreError(f"{self._stop_file(sweep_id)}: cannot be written ({error.strerror})") from error
+
+    def stop_requested(self, sweep_id: str) -> bool:
+        """Whether a sweep was asked to stop."""
+        return self._stop_file(sweep_id).exists()
+
+    def forget_stop(self, sweep_id: str) -> None:
+        """Forget the request to stop a sweep, which has ended."""
+        self._stop_file(sweep_id).unlink(missing_ok=True)
+
+    def _stop_file(self, sweep_id: str) -> Path:
+        return self.root / "sweeps" / f"{sweep_id}.stop"
+
     def latest_sweep(self, ablation: str) -> SweepRecord | None:
         """The record of the newest sweep of an ablation, or None."""
         found = self.index.sweeps(ablation)

@@ -1,0 +1,164 @@
+"""The commands `stop`, `logs` and `prune`: they work from any machine that reaches the store."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cope_sweep.cli.options import ABLATIONS, STORE, AblationsDir, IndexOpt, Json, StoreOpt, open_store
+from cope_sweep.cli.output import escaped, grid, make_console, print_json, size
+from cope_sweep.errors import UserError
+
+if TYPE_CHECKING:
+    from cope_sweep.store import Store
+
+POLL_INTERVAL_S = 0.5
+DAY_S = 86400.0
+RESUMED_STATUSES = ("stopped", "failed", "interrupted")
+
+
+def stop(
+    sweep: Annotated[
+        str, typer.Argument(metavar="SWEEP", help="Id of a sweep, as `cope-sweep status` lists them; `all`: every one.")
+    ],
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until the sweep has ended.")] = True,
+    timeout_s: Annotated[float, typer.Option("--timeout", metavar="SECONDS", help="How long to wait.")] = 120.0,
+    root: StoreOpt = STORE,
+    index: IndexOpt = None,
+    as_json: Json = False,
+) -> None:
+    """Stop a sweep on whatever machine it runs: its runs write checkpoints, and the same `run` command continues.
+
+    Exit codes: 0 stopped, 1 not stopped within the timeout, 2 no such sweep.
+
+    Example: `cope-sweep stop 20261121-101500-3f2a`
+    """
+    store = open_store(root, index)
+    running = {each.sweep_id for each in store.index.sweeps() if each.status == "running"}
+    if sweep != "all" and sweep not in running:
+        known = store.index.sweep(sweep)
+        if known is None:
+            raise UserError(f"no sweep {sweep!r} in the store {store.root}; `cope-sweep status` lists them")
+    wanted = running if sweep == "all" else running & {sweep}
+    for each in wanted:
+        store.request_stop(each)
+    until = time.monotonic() + timeout_s
+    while wait and (left := _running(store, wanted)) and time.monotonic() < until:
+        time.sleep(POLL_INTERVAL_S)
+    left = _running(store, wanted) if wait else set()
+    if as_json:
+        print_json({"stopped": sorted(wanted - left), "running": sorted(left)})
+    else:
+        console = make_console()
+        if not wanted:
+            console.print("nothing to stop: the sweep has ended" if sweep != "all" else "no sweep is running")
+        for each in sorted(wanted):
+            state = f"still running after {timeout_s:g} s" if each in left else "stopped" if wait else "asked to stop"
+            console.print(escaped(f"{each}: {state}"))
+    raise typer.Exit(1 if left else 0)
+
+
+def _running(store: Store, sweeps: set[str]) -> set[str]:
+    return {each.sweep_id for each in store.index.sweeps() if each.status == "running"} & sweeps
+
+
+def logs(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Id of a run.", show_default=False)],
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run ends.")] = False,
+    root: StoreOpt = STORE,
+    index: IndexOpt = None,
+) -> None:
+    """Print the log of a run: its attempts, evaluations, and errors with their tracebacks.
+
+    Example: `cope-sweep logs 95199d1142de555d --follow`
+    """
+    store = open_store(root, index)
+    folder = store.run(run)
+    if store.status(run) == "pending":
+        raise UserError(f"run {run} was not begun in the store {store.root}; `cope-sweep plan ABLATION` lists the ids")
+    shown = 0
+    for turn in itertools.count():
+        running = store.status(run) == "running"
+        text = folder.log_text()
+        if turn == 0 and not text and not running:
+            raise UserError(f"run {run} has no log: it was trained by an older version; see {folder.path}")
+        typer.echo(text[shown:], nl=False)
+        shown = len(text)
+        if not follow or not running:
+            return
+        time.sleep(POLL_INTERVAL_S)
+
+
+def prune(
+    yes: Annotated[bool, typer.Option("--yes", help="Delete. Without it, only show what would be deleted.")] = False,
+    older_than: Annotated[
+        float, typer.Option("--older-than", metavar="DAYS", min=0, help="Keep what was changed in these last days.")
+    ] = 1.0,
+    ended: Annotated[
+        list[str],
+        typer.Option(
+            "--resume-files",
+            metavar="STATUS",
+            help="Delete the resume files of runs that are `stopped`, `failed` or `interrupted`. May be repeated.",
+            show_default=False,
+        ),
+    ] = [],
+    orphans: Annotated[
+        bool, typer.Option("--orphans", help="Delete runs that no ablation file has, at any scale.")
+    ] = False,
+    ablations: AblationsDir = ABLATIONS,
+    root: StoreOpt = STORE,
+    index: IndexOpt = None,
+    as_json: Json = False,
+) -> None:
+    """Delete what nobody needs: temporary and damaged files, resume files of runs that ended, logs of old sweeps.
+
+    Results, checkpoints and curves of runs are kept, except those of `--orphans`. Runs in training are not touched.
+
+    Example: `cope-sweep prune --resume-files stopped --older-than 7 --yes`
+    """
+    from cope_sweep.store.prune import delete, waste
+
+    if unknown := [status for status in ended if status not in RESUMED_STATUSES]:
+        raise UserError(f"--resume-files {unknown[0]}: choose from {', '.join(RESUMED_STATUSES)}")
+    store = open_store(root, index)
+    if not store.root.is_dir():
+        raise UserError(f"no store at {store.root}")
+    store.settle()
+    kept = _planned_runs(ablations) if orphans else None
+    found = list(waste(store, older_than_s=older_than * DAY_S, statuses=ended, kept=kept))  # type: ignore[arg-type]
+    total = sum(each.size_bytes for each in found)
+    if yes:
+        delete(store, found)
+    if as_json:
+        paths = [{"path": str(each.path), "reason": each.reason, "bytes": each.size_bytes} for each in found]
+        print_json({"deleted": yes, "bytes": total, "found": paths})
+        return
+    table = grid("file", "reason", "size")
+    for each in found:
+        table.add_row(escaped(each.path.relative_to(store.root)), escaped(each.reason), size(each.size_bytes))
+    console = make_console()
+    if found:
+        console.print(table)
+    hint = "" if yes or not found else "; --yes deletes it"
+    console.print(f"{size(total)} in {len(found)} files and folders {'deleted' if yes else 'can be deleted'}{hint}")
+
+
+def _planned_runs(folder: Path) -> set[str]:
+    """The ids of the runs of all ablations of a folder, at all scales. Raises UserError for a faulty file."""
+    from cope_sweep.plan import expand
+    from cope_sweep.spec import load_ablation, with_overrides
+
+    found: set[str] = set()
+    paths = sorted(folder.glob("*.yaml"))
+    if not paths:
+        raise UserError(f"no ablation files (*.yaml) in {folder.absolute()}: all runs would be deleted")
+    for path in paths:
+        ablation = load_ablation(path)
+        for scale in (None, *ablation.content.scales):
+            found |= {run.run_id for run in expand(with_overrides(ablation, scale=scale)).runs}
+    return found

@@ -1,0 +1,93 @@
+"""Finds what a store keeps and nobody needs: states of runs that ended, damaged and temporary files, old logs."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from cope_sweep.store.artifacts import RUN_ID
+from cope_sweep.store.event import Status
+from cope_sweep.store.store import Store
+
+TEMPORARY_AGE_S = 3600.0
+"""A temporary file that nobody has touched for this long belongs to a process that died."""
+
+
+@dataclass(frozen=True)
+class Waste:
+    """A file or folder that can be deleted."""
+
+    path: Path
+    reason: str
+    size_bytes: int
+
+
+def waste(store: Store, *, older_than_s: float, statuses: Iterable[Status], kept: set[str] | None) -> Iterator[Waste]:
+    """What can be deleted from a store in a folder.
+
+    Args:
+        store: The store.
+        older_than_s: Nothing younger is named, except whole runs.
+        statuses: The resume files of runs with these statuses. Such a run starts at its first step if it is trained
+            again.
+        kept: The ids of the runs to keep; runs that are not in it are named as a whole. None: all runs are kept.
+    """
+    now_s = time.time()
+    known = store.index.statuses()
+    for run_id, status in known.items():
+        folder = store.run(run_id).path
+        if status == "running":
+            continue
+        if kept is not None and run_id not in kept:
+            yield Waste(folder, f"{status} run of no ablation", _size(folder))
+            continue
+        for path in _entries(folder):
+            if path.name == store.run(run_id).resume.name and status in {*statuses, "finished"}:
+                yield from _old(path, f"to resume a run that is {status}", now_s - older_than_s)
+            elif path.name.endswith(".damaged"):
+                yield from _old(path, "damaged, and put aside", now_s - older_than_s)
+            elif path.name.startswith("."):
+                yield from _old(path, "temporary", now_s - max(older_than_s, TEMPORARY_AGE_S))
+    running = {sweep.sweep_id for sweep in store.index.sweeps() if sweep.status == "running"}
+    for path in _entries(store.root / "logs"):
+        if not any(sweep_id in path.name for sweep_id in running):
+            yield from _old(path, "log of a sweep that ended", now_s - older_than_s)
+
+
+def delete(store: Store, found: Iterable[Waste]) -> int:
+    """Delete what `waste` found; runs also from the index. Returns the number of bytes."""
+    total = 0
+    runs = []
+    for each in found:
+        if each.path.parent.name == "runs" and RUN_ID.fullmatch(each.path.name):
+            runs.append(each.path.name)
+        if each.path.is_dir() and not each.path.is_symlink():
+            shutil.rmtree(each.path)
+        else:
+            each.path.unlink(missing_ok=True)
+        total += each.size_bytes
+    store.index.delete(runs)
+    return total
+
+
+def _entries(folder: Path) -> list[Path]:
+    try:
+        return sorted(folder.iterdir())
+    except FileNotFoundError:
+        return []
+
+
+def _old(path: Path, reason: str, before_s: float) -> Iterator[Waste]:
+    try:
+        if path.lstat().st_mtime < before_s:
+            yield Waste(path, reason, _size(path))
+    except FileNotFoundError:
+        return
+
+
+def _size(path: Path) -> int:
+    files = [path, *path.rglob("*")] if path.is_dir() else [path]
+    return sum(file.lstat().st_size for file in files if file.is_file())
