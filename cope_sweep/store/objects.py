@@ -47,12 +47,12 @@ class ObjectFolder:
     def __reduce__(self) -> tuple[Any, ...]:
         return ObjectFolder, (self.url,)
 
-    def read(self, name: str, size: int | None = None) -> bytes | None:
+    def read(self, name: str, size: int = -1) -> bytes | None:
         """The content of an object, or its first `size` bytes; None if there is none. Raises StoreError."""
         with self._errors():
             try:
                 with self._files.open_input_stream(self._path(name)) as stream:
-                    return bytes(stream.read(size))
+                    return bytes(stream.read(size if size >= 0 else None))
             except FileNotFoundError:
                 return None
 

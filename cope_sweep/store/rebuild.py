@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 
-from cope_sweep.store.artifacts import RUN_ID, RunFolder
 from cope_sweep.store.errors import DamagedError
-from cope_sweep.store.files import read_json
 from cope_sweep.store.index import Index, RunRow
+from cope_sweep.store.layout import StoreFiles
 from cope_sweep.store.reading import read_run
 from cope_sweep.store.sweeps import SweepRecord, parse_sweep, sweep_members
 
@@ -42,16 +39,7 @@ class Difference:
     problem: str
 
 
-def run_folders(root: Path) -> list[RunFolder]:
-    """The folders of all runs that were begun in a store, ordered by id. Raises OSError, except for a missing store."""
-    try:
-        names = sorted(entry.name for entry in os.scandir(root / "runs") if RUN_ID.fullmatch(entry.name))
-    except FileNotFoundError:
-        return []
-    return [RunFolder(root / "runs" / name) for name in names]
-
-
-def rebuild(root: Path, index: Index, on_progress: OnProgress = lambda done, total: None) -> RebuildReport:
+def rebuild(files: StoreFiles, index: Index, on_progress: OnProgress = lambda done, total: None) -> RebuildReport:
     """Write every run and every sweep of a store's files into its index, and remove what has no files.
 
     Runs that somebody trains at the moment keep their row. Raises StoreError.
@@ -59,9 +47,9 @@ def rebuild(root: Path, index: Index, on_progress: OnProgress = lambda done, tot
     damaged: dict[str, str] = {}
     sweeps = 0
     last_sweep: dict[str, str] = {}
-    for path, record in _sweep_records(root):
+    for path, record in _sweep_records(files):
         if isinstance(record, DamagedError):
-            damaged[str(path)] = str(record)
+            damaged[path] = str(record)
             continue
         sweeps += 1
         known = index.sweep(record.sweep_id)
@@ -70,7 +58,7 @@ def rebuild(root: Path, index: Index, on_progress: OnProgress = lambda done, tot
             index.write_sweep(replace(record.summary, status=status), sweep_members(record), None)
         trained = {run.run_id for run in record.runs} - set(record.reused)
         last_sweep |= dict.fromkeys(trained, record.sweep_id)
-    folders = run_folders(root)
+    folders = files.run_folders()
     training = {run_id for run_id, status in index.statuses().items() if status == "running"}
     batch: list[RunRow] = []
     seen = set()
@@ -92,15 +80,15 @@ def rebuild(root: Path, index: Index, on_progress: OnProgress = lambda done, tot
 
 
 def check(
-    root: Path, index: Index, *, checksums: bool = False, on_progress: OnProgress = lambda done, total: None
+    files: StoreFiles, index: Index, *, checksums: bool = False, on_progress: OnProgress = lambda done, total: None
 ) -> Iterator[Difference]:
     """Compare the index with the files; with `checksums`, also curves and checkpoints. Raises StoreError."""
-    for path, record in _sweep_records(root):
+    for path, record in _sweep_records(files):
         if isinstance(record, DamagedError):
-            yield Difference(str(path), str(record))
+            yield Difference(path, str(record))
         elif index.sweep(record.sweep_id) is None:
             yield Difference(record.sweep_id, "the sweep is not in the index")
-    folders = run_folders(root)
+    folders = files.run_folders()
     missing = set(index.statuses()) - {folder.run_id for folder in folders}
     yield from (Difference(run_id, "in the index, but without a folder") for run_id in sorted(missing))
     for start in range(0, len(folders), BATCH_RUNS):
@@ -125,12 +113,15 @@ def check(
         on_progress(min(start + BATCH_RUNS, len(folders)), len(folders))
 
 
-def _sweep_records(root: Path) -> Iterator[tuple[Path, SweepRecord | DamagedError]]:
-    """The records of all sweeps, oldest first; of a damaged one, the error."""
-    for path in sorted((root / "sweeps").glob("[0-9]*.json")):
+def _sweep_records(files: StoreFiles) -> Iterator[tuple[str, SweepRecord | DamagedError]]:
+    """The records of all sweeps, oldest first, each with the name of its file; of a damaged one, the error."""
+    for name in files.names("sweeps"):
+        if not name.endswith(".json") or not name[0].isdigit():
+            continue
+        path = f"{files.location}/sweeps/{name}"
         try:
-            document = read_json(path)
-            if document is not None:
-                yield path, parse_sweep(path, document)
+            content = files.read(f"sweeps/{name}")
+            if content is not None:
+                yield path, parse_sweep(content, path)
         except DamagedError as error:
             yield path, error

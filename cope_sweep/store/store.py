@@ -5,21 +5,23 @@
     <root>/index.db                   the index, unless it is in another database
     <root>/logs/                      output of workers, one folder per sweep
 
+The root is a folder that all machines share, or the URL of an object store.
+
 The folders are the truth about each run. The index can be made again from them.
 """
 
 from __future__ import annotations
 
+import json
 import os
-import tempfile
 from functools import cached_property
 from pathlib import Path
 
-from cope_sweep.store.artifacts import RUN_ID, RunFolder
+from cope_sweep.store.artifacts import RunFolder
 from cope_sweep.store.errors import StoreError
 from cope_sweep.store.event import Status
-from cope_sweep.store.files import read_json, write_json
 from cope_sweep.store.index import Index, RunRow
+from cope_sweep.store.layout import StoreFiles
 from cope_sweep.store.reading import read_run
 from cope_sweep.store.rebuild import rebuild
 from cope_sweep.store.sweeps import SweepRecord, parse_sweep, sweep_members
@@ -31,34 +33,41 @@ MEMORY = "sqlite://"
 class Store:
     """A store of runs."""
 
-    def __init__(self, root: Path | str, *, index: str | None = None, create: bool = False) -> None:
-        """Open the store in the folder `root`; with `create`, make the folder and check that it can be written.
+    def __init__(self, location: Path | str, *, index: str | None = None, create: bool = False) -> None:
+        """Open a store; with `create`, make its folder and check that it can be written.
 
         Args:
-            root: The folder.
+            location: The folder, or `s3://bucket/prefix` or `gs://bucket/prefix`.
             index: The URL of the index's database; None: $COPE_SWEEP_INDEX, else SQLite in the folder.
             create: Whether to make the folder.
 
         Raises:
-            StoreError: With `create`, if the folder cannot be made or written.
+            StoreError: With `create`, if the store cannot be made or written; or if the URL cannot be used.
         """
-        self.root = Path(root).expanduser().absolute()
+        self.files = StoreFiles(location)
         self._index_url = index or os.environ.get(INDEX_VARIABLE)
         if create:
-            try:
-                for name in ("runs", "sweeps"):
-                    (self.root / name).mkdir(parents=True, exist_ok=True)
-                with tempfile.TemporaryFile(dir=self.root):
-                    pass
-            except OSError as error:
-                raise StoreError(
-                    f"the store {self.root} cannot be written ({error.strerror}); "
-                    "choose another with --store, or set COPE_SWEEP_STORE"
-                ) from error
+            self.files.create()
+
+    @property
+    def root(self) -> Path:
+        """The store's folder; of a store in an object store, its working folder on this machine."""
+        return self.files.root
+
+    @property
+    def location(self) -> str:
+        """What names the store on every machine: its folder, or its URL."""
+        return self.files.location
 
     @property
     def index_url(self) -> str:
-        """The URL of the index's database."""
+        """The URL of the index's database. Raises StoreError if it has to be named and was not."""
+        if self._index_url is None and self.files.objects:
+            raise StoreError(
+                f"the store {self.location} needs a database for its index, which no object store can hold: name it "
+                "with --index or COPE_SWEEP_INDEX, as postgresql://USER:PASSWORD@HOST/NAME, or, for one machine, "
+                "sqlite:////PATH"
+            )
         return self._index_url or f"sqlite:///{self.root / 'index.db'}"
 
     @cached_property
@@ -73,7 +82,7 @@ class Store:
             url = MEMORY
         index = Index(url)
         if not index.is_built():
-            rebuild(self.root, index)
+            rebuild(self.files, index)
         return index
 
     # -- runs ----------------------------------------------------------------------------------------------------
@@ -84,9 +93,7 @@ class Store:
         Raises:
             StoreError: `run_id` is not 16 hexadecimal digits.
         """
-        if not RUN_ID.fullmatch(run_id):
-            raise StoreError(f"{run_id!r} is not a run id: 16 hexadecimal digits, as `cope-sweep status` lists them")
-        return RunFolder(self.root / "runs" / run_id)
+        return self.files.run(run_id)
 
     def status(self, run_id: str) -> Status:
         """The status of one run, from the index; `pending` if it was never begun."""
@@ -117,34 +124,29 @@ class Store:
 
         `owner` is the process that executes the sweep while its status is `running`.
         """
-        write_json(self.root / "sweeps" / f"{record.sweep_id}.json", record.model_dump(mode="json"))
+        document = json.dumps(record.model_dump(mode="json"), indent=1, allow_nan=False) + "\n"
+        self.files.write(f"sweeps/{record.sweep_id}.json", document.encode())
         self.index.write_sweep(record.summary, sweep_members(record), owner)
 
     def sweep(self, sweep_id: str) -> SweepRecord | None:
         """The record of a sweep, or None. Raises StoreError for a file that cannot be read."""
         if "/" in sweep_id or sweep_id.startswith("."):
             return None
-        path = self.root / "sweeps" / f"{sweep_id}.json"
-        document = read_json(path)
-        return None if document is None else parse_sweep(path, document)
+        name = f"sweeps/{sweep_id}.json"
+        content = self.files.read(name)
+        return None if content is None else parse_sweep(content, f"{self.location}/{name}")
 
     def request_stop(self, sweep_id: str) -> None:
         """Ask a sweep to stop, on whatever machine it runs. Raises StoreError."""
-        try:
-            self._stop_file(sweep_id).touch()
-        except OSError as error:
-            raise StoreError(f"{self._stop_file(sweep_id)}: cannot be written ({error.strerror})") from error
+        self.files.write(f"sweeps/{sweep_id}.stop", b"")
 
     def stop_requested(self, sweep_id: str) -> bool:
         """Whether a sweep was asked to stop."""
-        return self._stop_file(sweep_id).exists()
+        return self.files.read(f"sweeps/{sweep_id}.stop") is not None
 
     def forget_stop(self, sweep_id: str) -> None:
         """Forget the request to stop a sweep, which has ended."""
-        self._stop_file(sweep_id).unlink(missing_ok=True)
-
-    def _stop_file(self, sweep_id: str) -> Path:
-        return self.root / "sweeps" / f"{sweep_id}.stop"
+        self.files.delete(f"sweeps/{sweep_id}.stop")
 
     def latest_sweep(self, ablation: str) -> SweepRecord | None:
         """The record of the newest sweep of an ablation, or None."""

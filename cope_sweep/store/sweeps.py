@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from pydantic import Field, ValidationError
@@ -10,6 +9,7 @@ from pydantic import Field, ValidationError
 from cope_sweep.frozen import Frozen
 from cope_sweep.store.errors import DamagedError
 from cope_sweep.store.event import Status
+from cope_sweep.store.files import parse_json
 from cope_sweep.store.index import SweepSummary
 
 
@@ -58,13 +58,13 @@ class SweepRecord(Frozen):
         )  # fmt: skip
 
 
-def parse_sweep(path: Path, document: dict[str, Any]) -> SweepRecord:
-    """The record in a document. Raises DamagedError."""
+def parse_sweep(content: bytes, name: str) -> SweepRecord:
+    """The record in `content`, which is that of the file `name`. Raises DamagedError."""
     try:
-        return SweepRecord.model_validate(document)
+        return SweepRecord.model_validate(parse_json(content, name))
     except ValidationError as error:
         reason = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()[:3])
-        raise DamagedError(f"{path}: not the record of a sweep ({reason})") from error
+        raise DamagedError(f"{name}: not the record of a sweep ({reason})") from error
 
 
 def sweep_members(record: SweepRecord) -> list[dict[str, Any]]:

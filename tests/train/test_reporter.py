@@ -2,7 +2,6 @@ import math
 
 import pytest
 
-from cope_sweep.store.rebuild import run_folders
 from cope_sweep.train import reporter as reporter_module
 from cope_sweep.train.reporter import Diverged, RunReporter
 from tests.tiny import tiny_run
@@ -56,4 +55,4 @@ def test_a_worker_without_a_folder_writes_nothing(store):
     reporter = RunReporter(tiny_run(), "rank 1", None, lambda event: None)
     reporter.log({"train/loss": 1.0})
     assert reporter.metrics == {"train/loss": 1.0}
-    assert run_folders(store.root) == []
+    assert store.files.run_folders() == []

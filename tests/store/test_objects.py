@@ -1,0 +1,135 @@
+"""Stores in an object store, on a real S3-compatible server on loopback."""
+
+import urllib.request
+import uuid
+
+import pytest
+
+from cope_sweep.store import LeaseHolder, Store, StoreError
+from cope_sweep.store.errors import FencedError
+from cope_sweep.store.objects import ObjectFolder
+from cope_sweep.store.rebuild import check, rebuild
+from cope_sweep.train import Runtime, train_run
+from tests.store.test_store import sweep_record
+from tests.tiny import tiny_run
+from tests.train.stores import stop_after, weights
+
+pytestmark = pytest.mark.slow
+RUN = tiny_run(**{"train.steps": 12})
+
+
+@pytest.fixture(scope="module")
+def server():
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    server.stop()
+
+
+@pytest.fixture
+def url(server, monkeypatch):
+    """The URL of an empty bucket's prefix."""
+    for name, value in {
+        "AWS_ACCESS_KEY_ID": "x",
+        "AWS_SECRET_ACCESS_KEY": "y",
+        "AWS_REGION": "us-east-1",
+        "AWS_ENDPOINT_URL": server,
+        "AWS_EC2_METADATA_DISABLED": "true",
+    }.items():
+        monkeypatch.setenv(name, value)
+    bucket = f"bucket-{uuid.uuid4().hex[:8]}"
+    urllib.request.urlopen(urllib.request.Request(f"{server}/{bucket}", method="PUT"))
+    return f"s3://{bucket}/some/prefix"
+
+
+@pytest.fixture
+def on_machine(url, tmp_path, monkeypatch):
+    """The store as a machine sees it; each has its own working folder, and all have one index."""
+
+    def opened(name):
+        monkeypatch.setenv("COPE_SWEEP_CACHE", str(tmp_path / name))
+        return Store(url, index=f"sqlite:///{tmp_path / 'index.db'}", create=True)
+
+    return opened
+
+
+def test_objects(url):
+    folder = ObjectFolder(url)
+    assert folder.read("a/b.txt") is None
+    assert folder.names("a") == []
+    folder.write("a/b.txt", b"hello")
+    assert (folder.read("a/b.txt"), folder.read("a/b.txt", 2), folder.names("a")) == (b"hello", b"he", ["b.txt"])
+    folder.delete("a/b.txt")
+    folder.delete("a/b.txt")
+    assert folder.read("a/b.txt") is None
+
+
+def test_a_run_moves_from_one_machine_to_another(on_machine, tmp_path):
+    first = on_machine("first")
+    assert train_run(RUN, first, Runtime(), attempt=1, should_stop=stop_after(5)) == "interrupted"
+    second = on_machine("second")
+    assert second.root != first.root
+    assert second.run(RUN.run_id).status == "interrupted"
+    assert train_run(RUN, second, Runtime(), attempt=2) == "finished"
+
+    plain = Store(tmp_path / "plain", create=True)
+    train_run(RUN, plain, Runtime())
+    third = on_machine("third").run(RUN.run_id)
+    assert third.result["facts"]["resumed_from_step"] == 6
+    assert third.curve() == plain.run(RUN.run_id).curve()
+    assert third.fetch_checkpoint().is_dir()
+    for name, tensor in weights(plain.run(RUN.run_id)).items():
+        assert (tensor == weights(third)[name]).all(), name
+    assert "attempt 2" in third.log_text()
+    assert third.damage(checksums=True) == []
+
+
+def test_an_older_attempt_is_fenced(on_machine):
+    old = on_machine("first").run(RUN.run_id).begin(RUN, "first", 1)
+    new = on_machine("second").run(RUN.run_id).begin(RUN, "second", 2)
+    new.finish({"test/loss": 1.0}, {})
+    old._published_s.clear()  # its last look for a newer attempt was some time ago
+    with pytest.raises(FencedError):
+        old.finish({"test/loss": 9.0}, {})
+    assert old.result["metrics"] == {"test/loss": 1.0}
+
+
+def test_leases_sweeps_rebuild_and_check(on_machine):
+    store = on_machine("first")
+    holder = LeaseHolder(store, "sweep")
+    lease = holder.acquire(RUN)
+    train_run(RUN, store, Runtime(), attempt=lease.attempt)
+    assert holder.end(RUN.run_id) == "finished"
+    holder.close()
+    store.write_sweep(sweep_record())
+    assert on_machine("second").sweep("20260101-000000-aa") == sweep_record()
+    before = store.index.records([RUN.run_id])[RUN.run_id]
+    store.index.clear()
+    report = rebuild(store.files, store.index)
+    assert (report.runs, report.sweeps) == (1, 1)
+    after = store.index.records([RUN.run_id])[RUN.run_id]
+    assert (after.metrics, after.facts, after.ended_ms) == (before.metrics, before.facts, before.ended_ms)
+    assert list(check(store.files, store.index, checksums=True)) == []
+    store.files.objects.write(f"runs/{RUN.run_id}/curve.jsonl", b"")
+    assert ["curve.jsonl" in each.problem for each in check(store.files, store.index, checksums=True)] == [True]
+
+
+def test_a_sweep_is_stopped_from_another_machine(on_machine):
+    store = on_machine("first")
+    assert not store.stop_requested("sweep")
+    on_machine("second").request_stop("sweep")
+    assert store.stop_requested("sweep")
+    store.forget_stop("sweep")
+    assert not store.stop_requested("sweep")
+
+
+def test_errors_name_the_store_and_the_way_out(url, server, monkeypatch):
+    with pytest.raises(StoreError, match=r"needs a database for its index.*--index or COPE_SWEEP_INDEX"):
+        Store(url).index.statuses()
+    with pytest.raises(StoreError, match=r"the store s3://none-of-these/x: .*NO_SUCH_BUCKET"):
+        Store("s3://none-of-these/x", create=True)
+    with pytest.raises(StoreError, match=r"a store is a folder, or the URL of an object store: s3://"):
+        Store("ftp://host/x")
