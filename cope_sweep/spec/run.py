@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Annotated, Any, Self
 
@@ -183,8 +184,7 @@ class RunSpec(Frozen):
     @cached_property
     def run_id(self) -> str:
         """16 hex digits of the SHA-256 of `identity`."""
-        text = json.dumps(self.identity, sort_keys=True, separators=(",", ":"), allow_nan=False)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        return _hash(self._identity_text({}), self.seed)
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -192,7 +192,39 @@ class RunSpec(Frozen):
 
         A new field at its default changes no run id. A raised VERSION changes the id of every run that uses it.
         """
-        return {"spec": _non_defaults(self), "versions": self.versions}
+        identity: dict[str, Any] = json.loads(_with_seed(self._identity_text({}), self.seed))
+        return identity
+
+    def with_seeds(self, seeds: Sequence[int], texts: dict[int, str]) -> tuple[RunSpec, ...]:
+        """Copies of this run with each of `seeds`, which were validated already.
+
+        The parts are shared, and what they have in common is hashed once. `texts` keeps the text of each part by its
+        address; pass the same dictionary for runs that share parts, as long as the parts exist.
+        """
+        text = self._identity_text(texts)
+        parts, given = {name: getattr(self, name) for name in RunSpec.model_fields}, self.model_fields_set | {"seed"}
+        copies = []
+        for seed in seeds:
+            copy = RunSpec.model_construct(given, **parts | {"seed": seed})
+            copy.__dict__["run_id"] = _hash(text, seed)  # where `cached_property` keeps it
+            copies.append(copy)
+        return tuple(copies)
+
+    def _identity_text(self, texts: dict[int, str]) -> tuple[str, str]:
+        """`identity` as canonical JSON, before and after the seed."""
+        before, after = "", ""
+        for name in _SORTED_FIELDS:
+            if name == "seed":
+                before, after = after, ""
+                continue
+            value = getattr(self, name)
+            text = texts.get(id(value))
+            if text is None:
+                field = RunSpec.model_fields[name]
+                at_default = not field.is_required() and value == field.default
+                text = texts[id(value)] = "" if at_default else f'"{name}":{_canonical(_non_defaults(value))},'
+            after += text
+        return '{"spec":{' + before, f'{after[:-1]}}},"versions":{_canonical(self.versions)}}}'
 
     @property
     def versions(self) -> dict[str, int]:
@@ -205,6 +237,23 @@ class RunSpec(Frozen):
         return always | {
             f"{noun}.{part.qualified_kind()}": part.VERSION for noun, part in others.items() if part.VERSION != 1
         }
+
+
+_SORTED_FIELDS = sorted(RunSpec.model_fields)
+"""`task` is among them, is required, and follows `seed`."""
+
+
+def _canonical(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def _with_seed(text: tuple[str, str], seed: int) -> str:
+    """The JSON of an identity. A seed at its default is left out, as all fields are."""
+    return text[0] + (f'"seed":{seed},' if seed != RunSpec.model_fields["seed"].default else "") + text[1]
+
+
+def _hash(text: tuple[str, str], seed: int) -> str:
+    return hashlib.sha256(_with_seed(text, seed).encode()).hexdigest()[:16]
 
 
 def _non_defaults(value: Any) -> Any:
