@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -118,6 +119,25 @@ def plan_of_draws(loaded: LoadedAblation, draws: Iterable[Mapping[str, str]]) ->
     check_metrics(loaded, kinds)
     rows = _rows(loaded, points_of_draws(loaded, draws))
     return Plan(loaded, rows, resolved_schedule(loaded, kinds), resolved_search(loaded, kinds))
+
+
+def row_of_draw(loaded: LoadedAblation, draw: Mapping[str, str]) -> Row:
+    """The row with these labels, of an ablation that was expanded already. Raises SpecError if it is not valid."""
+    (row,) = _rows(loaded, points_of_draws(loaded, [draw]))
+    return row
+
+
+def plan_of_recorded(loaded: LoadedAblation, recorded: Iterable[tuple[str, Mapping[str, str]]]) -> Plan:
+    """The plan of what earlier sweeps have suggested: pairs of a run id and the labels of its row.
+
+    A pair that means another run today, or none, is left out: its ablation has changed. Raises SpecError.
+    """
+    draws = []
+    for run_id, labels in recorded:
+        with contextlib.suppress(SpecError):
+            if row_of_draw(loaded, labels).runs[0].run_id == run_id:
+                draws.append(labels)
+    return plan_of_draws(loaded, draws)
 
 
 def _rows(loaded: LoadedAblation, points: Sequence[Assignments]) -> tuple[Row, ...]:
