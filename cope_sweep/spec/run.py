@@ -243,8 +243,8 @@ _SORTED_FIELDS = sorted(RunSpec.model_fields)
 """`task` is among them, is required, and follows `seed`."""
 
 
-def _canonical(value: Any) -> str:
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+_canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False).encode
+"""JSON in one form only, so that equal identities have equal hashes."""
 
 
 def _with_seed(text: tuple[str, str], seed: int) -> str:

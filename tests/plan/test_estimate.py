@@ -1,3 +1,5 @@
+from dataclasses import dataclass
+
 import pytest
 
 from cope_sweep.model import Transformer
@@ -138,6 +140,37 @@ def test_times_follow_the_measured_rates_of_equal_shapes_or_their_median():
     for run in three:
         assert measured[run.run_id].seconds == pytest.approx(3e-9 * run_flops(run, resources))
         assert "scaled from this store" in measured[run.run_id].basis
+
+
+@dataclass(frozen=True)
+class Cost:
+    step_s: float
+    peak_memory_bytes: int
+
+
+def test_probed_shapes_take_the_time_and_memory_of_their_probe():
+    plan = expand(validate(parse_source(BASE + "grid: {model.layers: [1, 2], train.steps: [10, 20]}\n", "t"), "t"))
+    probed = estimates(plan, {}, {shape_of(plan.runs[0]): Cost(0.25, 123)})
+    resources = Resources()
+    for run in plan.runs[:2]:
+        found = probed[run.run_id]
+        expected = 0.25 * run_flops(run, resources) / step_flops(run, resources)
+        assert found.seconds == pytest.approx(expected)
+        assert 0.25 * run.train.steps < found.seconds < 0.25 * (run.train.steps + 1024)
+        assert (found.memory_bytes, found.basis) == (123, "probed on this machine")
+    assert "rule of thumb" in probed[plan.runs[2].run_id].basis
+    both = estimates(plan, {shape_of(plan.runs[0]): 1.0}, {shape_of(plan.runs[0]): Cost(0.25, 123)})
+    assert both[plan.runs[0].run_id] == probed[plan.runs[0].run_id]
+
+
+def test_rows_of_equal_cost_share_an_estimate():
+    text = BASE + "grid: {train.lr: [1e-3, 2e-3], model.layers: [1, 2], train.optimizer: [adamw, muon]}\n"
+    plan = expand(validate(parse_source(text, "t"), "t"))
+    found = estimates(plan)
+    for run in plan.runs:
+        assert found[run.run_id].parameters == parameter_count(run)
+        assert found[run.run_id].memory_bytes == memory_bytes(run, Resources())
+    assert len({id(estimate) for estimate in found.values()}) == 4
 
 
 def test_estimates_belong_to_their_run():
