@@ -9,6 +9,7 @@ from pydantic import TypeAdapter, ValidationError
 from cope_sweep.plan.points import Assignments
 from cope_sweep.spec import LoadedAblation, RunSpec, SpecError
 from cope_sweep.spec.explain import explain
+from cope_sweep.spec.run import PartTexts
 from cope_sweep.spec.source import KeyPath, dotted, set_key
 
 PARTS: dict[str, TypeAdapter[Any]] = {
@@ -23,7 +24,7 @@ class RunBuilder:
     def __init__(self, loaded: LoadedAblation) -> None:
         self.loaded = loaded
         self._parts: dict[tuple[str, tuple[int, ...]], Any] = {}
-        self._texts: dict[int, str] = {}
+        self._texts: PartTexts = {}
 
     def runs(self, point: Assignments) -> tuple[RunSpec, ...]:
         """The runs of a point, one per seed, with their ids. Raises SpecError."""

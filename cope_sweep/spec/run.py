@@ -135,6 +135,10 @@ class EvaluateSpec(Frozen):
         return self
 
 
+PartTexts = dict[int, tuple[Any, str]]
+"""Address of a part of a run → the part, which keeps the address in use, and its text in the run's identity."""
+
+
 class RunSpec(Frozen):
     """One training: task, model, optimiser, evaluation and seed. Its content decides its run id."""
 
@@ -195,11 +199,11 @@ class RunSpec(Frozen):
         identity: dict[str, Any] = json.loads(_with_seed(self._identity_text({}), self.seed))
         return identity
 
-    def with_seeds(self, seeds: Sequence[int], texts: dict[int, str]) -> tuple[RunSpec, ...]:
+    def with_seeds(self, seeds: Sequence[int], texts: PartTexts) -> tuple[RunSpec, ...]:
         """Copies of this run with each of `seeds`, which were validated already.
 
-        The parts are shared, and what they have in common is hashed once. `texts` keeps the text of each part by its
-        address; pass the same dictionary for runs that share parts, as long as the parts exist.
+        The parts are shared, and what the copies have in common is hashed once. `texts` remembers the parts that were
+        seen; pass the same dictionary for runs that share parts.
         """
         text = self._identity_text(texts)
         parts, given = {name: getattr(self, name) for name in RunSpec.model_fields}, self.model_fields_set | {"seed"}
@@ -210,7 +214,7 @@ class RunSpec(Frozen):
             copies.append(copy)
         return tuple(copies)
 
-    def _identity_text(self, texts: dict[int, str]) -> tuple[str, str]:
+    def _identity_text(self, texts: PartTexts) -> tuple[str, str]:
         """`identity` as canonical JSON, before and after the seed."""
         before, after = "", ""
         for name in _SORTED_FIELDS:
@@ -218,12 +222,11 @@ class RunSpec(Frozen):
                 before, after = after, ""
                 continue
             value = getattr(self, name)
-            text = texts.get(id(value))
-            if text is None:
+            if id(value) not in texts:
                 field = RunSpec.model_fields[name]
                 at_default = not field.is_required() and value == field.default
-                text = texts[id(value)] = "" if at_default else f'"{name}":{_canonical(_non_defaults(value))},'
-            after += text
+                texts[id(value)] = value, "" if at_default else f'"{name}":{_canonical(_non_defaults(value))},'
+            after += texts[id(value)][1]
         return '{"spec":{' + before, f'{after[:-1]}}},"versions":{_canonical(self.versions)}}}'
 
     @property
