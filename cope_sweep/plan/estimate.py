@@ -54,11 +54,11 @@ class Estimate:
     """The estimated cost of one run."""
 
     parameters: int
-    """Exact."""
+    """Exact; of runs that are not known yet, the most."""
     seconds: float
     """Training and evaluation on one worker group."""
     memory_bytes: int
-    """Peak of one worker process."""
+    """Peak of one worker process; of runs that are not known yet, the most."""
     basis: str
     """What `seconds` was estimated from."""
 
@@ -153,7 +153,7 @@ def memory_bytes(run: RunSpec, resources: Resources) -> int:
 def estimates(
     plan: Plan, measured: Mapping[Shape, float] | None = None, probed: Mapping[Shape, StepCost] | None = None
 ) -> dict[str, Estimate]:
-    """Run id → estimate, for every run of the plan.
+    """Run id → estimate, for every run of the plan and of its examples.
 
     `probed` maps shapes (`shape_of`) to what a few of their steps cost on this machine. `measured` maps the shapes of
     finished runs to seconds per floating-point operation. Runs of other shapes use the median of these rates. Without
@@ -162,7 +162,7 @@ def estimates(
     resources, basis = plan.ablation.content.resources, _Basis(measured or {}, probed or {})
     known: dict[tuple[Any, ...], Estimate] = {}
     result = {}
-    for row in plan.rows:
+    for row in (*plan.rows, *plan.examples):
         run = row.runs[0]
         # The seed and the learning rate do not change the cost. Rows share the parts of their runs.
         train = run.train
@@ -205,6 +205,20 @@ class _Basis:
     @cached_property
     def median_rate(self) -> float:
         return statistics.median(self.measured.values())
+
+
+def suggested_estimates(plan: Plan, estimated: Mapping[str, Estimate]) -> list[Estimate]:
+    """An estimate for each row that the plan's search has still to suggest: the mean of the plan's examples."""
+    if not plan.open_samples:
+        return []
+    examples = [estimated[row.runs[0].run_id] for row in plan.examples]
+    mean = Estimate(
+        max(example.parameters for example in examples),
+        statistics.fmean(example.seconds for example in examples),
+        max(example.memory_bytes for example in examples),
+        examples[0].basis,
+    )
+    return [mean] * plan.open_samples
 
 
 def total_seconds(runs: Iterable[Estimate], groups: int) -> float:

@@ -48,6 +48,8 @@ class Plan:
     """When runs are stopped early, with every setting filled in; None: never."""
     search: Optuna | None = None
     """How further rows are suggested, with every setting filled in; None: the plan has all its rows."""
+    examples: tuple[Row, ...] = ()
+    """Rows at the ends of the search space, if further rows are suggested: what those may cost."""
 
     @property
     def open_samples(self) -> int:
@@ -62,7 +64,7 @@ class Plan:
     @cached_property
     def axes(self) -> dict[str, str]:
         """Axis key → its short name in tables: the last part of the key, if no other axis ends with the same part."""
-        keys = list(dict.fromkeys(key for row in self.rows for key in row.labels))
+        keys = list(dict.fromkeys(key for row in self.rows or self.examples for key in row.labels))
         last_parts = [key.split(".")[-1] for key in keys]
         return {key: part if last_parts.count(part) == 1 else key for key, part in zip(keys, last_parts, strict=True)}
 
@@ -115,10 +117,11 @@ def plan_of_draws(loaded: LoadedAblation, draws: Iterable[Mapping[str, str]]) ->
     extremes = extreme_points(loaded)
     check_conditions(loaded, extremes)
     check_seeds(loaded, extremes)
-    kinds = _kinds_of_runs(_rows(loaded, extremes))
+    examples = _rows(loaded, extremes)
+    kinds = _kinds_of_runs(examples)
     check_metrics(loaded, kinds)
     rows = _rows(loaded, points_of_draws(loaded, draws))
-    return Plan(loaded, rows, resolved_schedule(loaded, kinds), resolved_search(loaded, kinds))
+    return Plan(loaded, rows, resolved_schedule(loaded, kinds), resolved_search(loaded, kinds), examples)
 
 
 def row_of_draw(loaded: LoadedAblation, draw: Mapping[str, str]) -> Row:

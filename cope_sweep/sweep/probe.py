@@ -13,7 +13,7 @@ from cope_sweep.train.runtime import Runtime
 def probe_plan(
     plan: Plan, *, steps: int = 5, on_probe: Callable[[str, int, int], None] = lambda row, number, total: None
 ) -> dict[Shape, StepProbe]:
-    """Shape → measured cost, for every distinct shape of the plan's rows. Give it to `estimates`.
+    """Shape → measured cost, for every distinct shape of the plan's rows and examples. Give it to `estimates`.
 
     Runs train in this process, with the resources of the ablation. `on_probe` is called before each probe with the
     name of the first row of that shape, the number of the probe and how many there are.
@@ -22,7 +22,7 @@ def probe_plan(
     """
     resources = plan.ablation.content.resources
     runtime = Runtime.of(resources, worker_id="probe")
-    rows = {shape_of(row.runs[0]): row for row in reversed(plan.rows)}
+    rows = {shape_of(row.runs[0]): row for row in reversed((*plan.rows, *plan.examples))}
     probes = {}
     for number, (shape, row) in enumerate(reversed(rows.items()), start=1):
         on_probe(row.name, number, len(rows))

@@ -3,7 +3,7 @@ from dataclasses import dataclass
 import pytest
 
 from cope_sweep.model import Transformer
-from cope_sweep.plan import estimates, expand, parameter_count, total_seconds
+from cope_sweep.plan import estimates, expand, parameter_count, plan_of_draws, suggested_estimates, total_seconds
 from cope_sweep.plan.estimate import Estimate, memory_bytes, run_flops, shape_of, step_flops
 from cope_sweep.spec import Resources
 from cope_sweep.spec.ablation import validate
@@ -161,6 +161,19 @@ def test_probed_shapes_take_the_time_and_memory_of_their_probe():
     assert "rule of thumb" in probed[plan.runs[2].run_id].basis
     both = estimates(plan, {shape_of(plan.runs[0]): 1.0}, {shape_of(plan.runs[0]): Cost(0.25, 123)})
     assert both[plan.runs[0].run_id] == probed[plan.runs[0].run_id]
+
+
+def test_what_a_search_will_suggest_costs_the_mean_of_its_extremes():
+    text = BASE + "search: {kind: optuna, samples: 5, space: {model.layers: {int_uniform: [1, 9]}}}\nseeds: [0]\n"
+    loaded = validate(parse_source(text, "t"), "t")
+    found = estimates(expand(loaded))
+    low, high = (found[row.runs[0].run_id] for row in expand(loaded).examples)
+    suggested = suggested_estimates(expand(loaded), found)
+    assert [each.seconds for each in suggested] == [pytest.approx((low.seconds + high.seconds) / 2)] * 5
+    assert suggested[0].memory_bytes == high.memory_bytes
+    plan = plan_of_draws(loaded, [{"model.layers": "3"}, {"model.layers": "4"}])
+    assert len(suggested_estimates(plan, estimates(plan))) == 3
+    assert suggested_estimates(expand(validate(parse_source(BASE, "t"), "t")), {}) == []
 
 
 def test_rows_of_equal_cost_share_an_estimate():

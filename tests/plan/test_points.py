@@ -131,8 +131,9 @@ def test_a_search_by_suggestions_has_no_rows_before():
     plan = expand(load(OPTUNA))
     assert (plan.rows, plan.runs, plan.open_samples) == ((), (), 8)
     assert (plan.search.metric, plan.search.goal) == ("in_dist/token_error", "min")
-    assert plan.axes == {}
-    assert expand(load(RANDOM)).search is None
+    assert plan.axes == {"model.position": "position", "train.lr": "lr", "train.warmup": "warmup"}
+    assert [row.name for row in plan.examples] == ["CoPE · 0.0001 · 0", "none · 0.01 · 6"]
+    assert (expand(load(RANDOM)).search, expand(load(RANDOM)).examples) == (None, ())
 
 
 def test_axes_and_space_are_dimensions():

@@ -1,3 +1,5 @@
+import re
+
 import pytest
 
 from cope_sweep.plan import expand
@@ -119,3 +121,10 @@ def test_the_built_in_kinds():
     assert list(SCHEDULERS) == ["none", "asha", "median"]
     assert list(SEARCHES) == ["grid", "random", "optuna"]
     assert load().content.search == GridSearch()
+
+
+def test_the_example_of_a_search_space_is_valid(request):
+    text = (request.config.rootpath / "ablations" / "README.md").read_text()
+    (example,) = re.findall(r"^```yaml\n(search:.*?)^```", text, re.DOTALL | re.MULTILINE)
+    plan = expand(load(TEXT[: TEXT.index("grid:")] + TEXT[TEXT.index("seeds:") :] + example))
+    assert len(plan.rows) == plan.ablation.content.search.samples
