@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Self
 
 from pydantic import Field, Strict, model_validator
 
@@ -54,9 +54,9 @@ class Distribution(Frozen):
         return self
 
     @property
-    def kind(self) -> Literal["uniform", "log_uniform", "int_uniform", "log_int_uniform", "choice"]:
-        """The name of the distribution."""
-        return next(name for name in type(self).model_fields if getattr(self, name) is not None)  # type: ignore[return-value]
+    def kind(self) -> str:
+        """The name of the distribution: `log_uniform`."""
+        return next(name for name in type(self).model_fields if getattr(self, name) is not None)
 
     @property
     def is_log(self) -> bool:

@@ -124,10 +124,10 @@ def _fix(data: dict[str, Json], lines: Lines, key: str, value: Json) -> None:
 def _remove_distribution(data: dict[str, Json], key: str) -> None:
     """Remove a key from the search space. A random search without a space is a search of the grid."""
     search = data.get("search")
-    space = search.get("space") if isinstance(search, dict) else None
-    if not isinstance(space, dict) or space.pop(key, None) is None:
+    if not isinstance(search, dict) or not isinstance(search.get("space"), dict):
         return
-    if not space and search["kind"] == RandomSearch.model_fields["kind"].default:
+    removed = search["space"].pop(key, None)
+    if removed is not None and not search["space"] and search["kind"] == RandomSearch.model_fields["kind"].default:
         data["search"] = GridSearch().kind
 
 

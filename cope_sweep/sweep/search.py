@@ -136,13 +136,12 @@ class RunSearch(OptunaSearch):
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
         """Report the end of a trial: as its result, as pruned if the scheduler stopped it, or as failed."""
         result = result or {}
-        status, value = result.get("status"), result.get(self.metric)
+        value, reported = result.get(self.metric), result.get("status")
         if value is not None and not math.isfinite(value):
             value = None
-        if error or status in ("failed", "interrupted"):
+        status: Status = "finished" if reported == "finished" else "stopped"
+        if error or reported in ("failed", "interrupted"):
             status = "failed"
-        elif status != "finished":
-            status = "stopped"
         self.results[self._runs[trial_id]] = status, value
         self._complete(self._asks[trial_id], status, value)
 
