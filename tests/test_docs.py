@@ -18,6 +18,7 @@ from cope_sweep.optim import OPTIMIZERS, SCHEDULES
 from cope_sweep.plan import expand
 from cope_sweep.positions import ENCODINGS
 from cope_sweep.spec import load_ablation
+from cope_sweep.spec.search import SCHEDULERS, SEARCHES
 from cope_sweep.store import Store
 from cope_sweep.tasks import TASKS
 
@@ -91,8 +92,8 @@ def test_every_task(kind):
     assert f"`{kind}`" in read("cope_sweep/tasks/README.md")
 
 
-@pytest.mark.parametrize("kind", [*FAMILIES, *OPTIMIZERS, *SCHEDULES])
-def test_every_family_optimizer_and_schedule(kind):
+@pytest.mark.parametrize("kind", [*FAMILIES, *OPTIMIZERS, *SCHEDULES, *SEARCHES, *SCHEDULERS])
+def test_every_family_optimizer_schedule_and_search(kind):
     assert f"| `{kind}` |" in read("ablations/README.md")
 
 

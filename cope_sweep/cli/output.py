@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -14,6 +16,11 @@ RIGHT_ALIGNED = ("seed", "parameters", "time", "memory", "step", "finished")
 """Columns that hold numbers."""
 DAY_S = 86_400
 YEAR_DAYS = 365.25
+YEAR_S = YEAR_DAYS * DAY_S
+HOURS_MATTER_DAYS = 10
+"""Shorter durations are shown with their hours."""
+GPU_DEVICES = Path("/dev")
+"""The folder of the GPUs' device files, `nvidia0`, …"""
 
 
 def make_console(*, stderr: bool = False) -> Console:
@@ -46,7 +53,7 @@ def print_json(value: Any) -> None:
 
 
 def duration(seconds: float) -> str:
-    """A duration in its two largest units: `45 s`, `3 min 20 s`, `2 h 14 min`, `3 days 4 h`, `41.7 years`."""
+    """A duration in its two largest units: `45 s`, `3 min 20 s`, `2 h 14 min`, `3 d 4 h`, `120 d`, `1.5 y`, `12 y`."""
     total_s = round(seconds)
     if total_s < 60:
         return f"{total_s} s"
@@ -56,10 +63,26 @@ def duration(seconds: float) -> str:
     if minutes < 24 * 60:
         return f"{minutes // 60} h {minutes % 60:02d} min"
     hours = round(seconds / 3600)
-    if hours < YEAR_DAYS * 24:
-        days = hours // 24
-        return f"{days} day{'s' * (days > 1)} {hours % 24} h"
-    return f"{seconds / DAY_S / YEAR_DAYS:,.1f} years"
+    if hours < HOURS_MATTER_DAYS * 24:
+        return f"{hours // 24} d {hours % 24} h"
+    days = round(seconds / DAY_S)
+    if days <= YEAR_DAYS:
+        return f"{days} d"
+    years = seconds / YEAR_S
+    return f"{years:.1f} y" if years < 9.95 else f"{years:,.0f} y"
+
+
+def estimated_time(seconds: float, *, may_use_gpu: bool) -> str:
+    """The estimated duration of training; `needs a GPU` for more than a year on a machine without one.
+
+    `may_use_gpu` is false where the resources of the ablation rule a GPU out; then the duration is given.
+    """
+    return "needs a GPU" if seconds > YEAR_S and may_use_gpu and not has_gpu() else duration(seconds)
+
+
+def has_gpu() -> bool:
+    """Whether this machine has a GPU that this process may use. Does not import torch."""
+    return os.environ.get("CUDA_VISIBLE_DEVICES") not in ("", "-1") and any(GPU_DEVICES.glob("nvidia[0-9]*"))
 
 
 def quantity(number: float) -> str:

@@ -1,6 +1,18 @@
 """Plans: the runs of an ablation and their estimated cost. This package reads neither the store nor the clock."""
 
-from cope_sweep.plan.estimate import Estimate, estimates, parameter_count, total_seconds
-from cope_sweep.plan.expand import Plan, Row, expand
+from cope_sweep.plan.estimate import Estimate, estimates, parameter_count, suggested_estimates, total_seconds
+from cope_sweep.plan.expand import Plan, Row, expand, plan_of_draws, plan_of_recorded, row_of_draw
 
-__all__ = ["Estimate", "Plan", "Row", "estimates", "expand", "parameter_count", "total_seconds"]
+__all__ = [
+    "Estimate",
+    "Plan",
+    "Row",
+    "estimates",
+    "expand",
+    "parameter_count",
+    "plan_of_draws",
+    "plan_of_recorded",
+    "row_of_draw",
+    "suggested_estimates",
+    "total_seconds",
+]

@@ -10,6 +10,8 @@ import math
 import statistics
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Protocol
 
 from cope_sweep.optim.base import FLOAT32_BYTES
 from cope_sweep.plan.expand import Plan
@@ -20,6 +22,9 @@ DEFAULT_FLOPS_PER_S = 2e10
 core reaches five times as many."""
 DEFAULT_STEP_S = 2e-3
 """Seconds per training step without measurements, in addition to the floating-point operations."""
+RULE_OF_THUMB = (
+    f"rule of thumb: {DEFAULT_FLOPS_PER_S / 1e9:.0f} GFLOP/s per core; a fast core takes a fifth of the time"
+)
 PROCESS_BYTES = 600 * 2**20
 """A worker process with torch loaded, before its first tensor."""
 SAVED_PER_TOKEN_AND_UNIT = 17
@@ -32,16 +37,28 @@ Shape = tuple[str, str, int, str]
 """Task, model, batch size and optimiser of a run; runs of equal shape take equal time per step."""
 
 
+class StepCost(Protocol):
+    """What a training step costs, as a probe has measured it."""
+
+    @property
+    def step_s(self) -> float:
+        """Seconds per step."""
+
+    @property
+    def peak_memory_bytes(self) -> int:
+        """Peak of the worker process."""
+
+
 @dataclass(frozen=True)
 class Estimate:
     """The estimated cost of one run."""
 
     parameters: int
-    """Exact."""
+    """Exact; of runs that are not known yet, the most."""
     seconds: float
     """Training and evaluation on one worker group."""
     memory_bytes: int
-    """Peak of one worker process."""
+    """Peak of one worker process; of runs that are not known yet, the most."""
     basis: str
     """What `seconds` was estimated from."""
 
@@ -67,21 +84,12 @@ def _declared_parameters(run: RunSpec) -> Iterator[tuple[str, tuple[int, ...], i
             yield f"position.{name}", parameter.shape, layers if parameter.per_layer else 1
 
 
-def sequence_flops(run: RunSpec, tokens: int) -> float:
-    """Floating-point operations of the forward pass of one sequence: 2 per parameter and token, plus attention."""
-    per_token: float = 2 * parameter_count(run) + 4 * run.model.layers * run.model.dim * tokens
-    if any(encoding.scores for encoding in run.model.position):
-        per_token *= 1.5  # gates and look-ups are elementwise: few operations, but bound by memory bandwidth
-    return per_token * tokens
-
-
 def step_flops(run: RunSpec, resources: Resources) -> float:
     """Floating-point operations of a training step.
 
     A backward pass costs as much as two forward passes, and three if activations are recomputed.
     """
-    passes = 4 if resources.checkpoint_activations else 3
-    return passes * run.train.batch * sequence_flops(run, run.task.length("train"))
+    return _step_flops(run, resources, parameter_count(run))
 
 
 def run_flops(run: RunSpec, resources: Resources) -> float:
@@ -89,14 +97,31 @@ def run_flops(run: RunSpec, resources: Resources) -> float:
 
     This is an upper bound where a test set has fewer than `final_sequences` sequences.
     """
+    return _run_flops(run, resources, parameter_count(run))
+
+
+def _sequence_flops(run: RunSpec, tokens: int, parameters: int) -> float:
+    """Floating-point operations of the forward pass of one sequence: 2 per parameter and token, plus attention."""
+    per_token: float = 2 * parameters + 4 * run.model.layers * run.model.dim * tokens
+    if any(encoding.scores for encoding in run.model.position):
+        per_token *= 1.5  # gates and look-ups are elementwise: few operations, but bound by memory bandwidth
+    return per_token * tokens
+
+
+def _step_flops(run: RunSpec, resources: Resources, parameters: int) -> float:
+    passes = 4 if resources.checkpoint_activations else 3
+    return passes * run.train.batch * _sequence_flops(run, run.task.length("train"), parameters)
+
+
+def _run_flops(run: RunSpec, resources: Resources, parameters: int) -> float:
     evaluate, task = run.evaluate, run.task
     at_every = (run.train.steps - 1) // evaluate.every * evaluate.sequences + evaluate.final_sequences
-    total = run.train.steps * step_flops(run, resources)
+    total = run.train.steps * _step_flops(run, resources, parameters)
     for split in task.TESTS:
-        total += at_every * sequence_flops(run, task.length(split))
+        total += at_every * _sequence_flops(run, task.length(split), parameters)
         for context in evaluate.contexts:
             windows = evaluate.final_sequences * task.length(split) / (evaluate.stride or context)
-            total += windows * sequence_flops(run, context)
+            total += windows * _sequence_flops(run, context, parameters)
     return total
 
 
@@ -125,37 +150,75 @@ def memory_bytes(run: RunSpec, resources: Resources) -> int:
     return PROCESS_BYTES + state + FLOAT32_BYTES * (activations + logits)
 
 
-def estimates(plan: Plan, measured: Mapping[Shape, float] | None = None) -> dict[str, Estimate]:
-    """Run id → estimate, for every run of the plan.
+def estimates(
+    plan: Plan, measured: Mapping[Shape, float] | None = None, probed: Mapping[Shape, StepCost] | None = None
+) -> dict[str, Estimate]:
+    """Run id → estimate, for every run of the plan and of its examples.
 
-    `measured` maps the shapes of finished runs (`shape_of`) to seconds per floating-point operation. Runs of other
-    shapes use the median of these rates. Without measurements, times follow a rule of thumb.
+    `probed` maps shapes (`shape_of`) to what a few of their steps cost on this machine. `measured` maps the shapes of
+    finished runs to seconds per floating-point operation. Runs of other shapes use the median of these rates. Without
+    measurements, times follow a rule of thumb.
     """
-    measured = measured or {}
-    median_rate = statistics.median(measured.values()) if measured else None
+    resources, basis = plan.ablation.content.resources, _Basis(measured or {}, probed or {})
+    known: dict[tuple[Any, ...], Estimate] = {}
     result = {}
-    for row in plan.rows:
-        # The seed does not change the cost.
-        estimate = _estimate(row.runs[0], plan.ablation.content.resources, measured, median_rate)
+    for row in (*plan.rows, *plan.examples):
+        run = row.runs[0]
+        # The seed and the learning rate do not change the cost. Rows share the parts of their runs.
+        train = run.train
+        optimizer = train.optimizer.model_dump_json()
+        key = id(run.task), id(run.model), id(run.evaluate), train.steps, train.batch, optimizer
+        estimate = known.get(key)
+        if estimate is None:
+            estimate = known[key] = basis.estimate(run, resources)
         result.update(dict.fromkeys((run.run_id for run in row.runs), estimate))
     return result
 
 
-def _estimate(
-    run: RunSpec, resources: Resources, measured: Mapping[Shape, float], median_rate: float | None
-) -> Estimate:
-    flops, rate = run_flops(run, resources), measured.get(shape_of(run))
-    if rate is not None:
-        seconds, basis = flops * rate, "measured on this store, same shapes"
-    elif median_rate is not None:
-        seconds, basis = flops * median_rate, "scaled from this store's finished runs"
-    else:
-        workers = min(resources.workers, run.train.batch)
-        seconds = run.train.steps * DEFAULT_STEP_S + flops / (workers * resources.cpus * DEFAULT_FLOPS_PER_S)
-        basis = (
-            f"rule of thumb: {DEFAULT_FLOPS_PER_S / 1e9:.0f} GFLOP/s per core; a fast core takes a fifth of the time"
-        )
-    return Estimate(parameter_count(run), seconds, memory_bytes(run, resources), basis)
+@dataclass(frozen=True)
+class _Basis:
+    """What times and memory are estimated from."""
+
+    measured: Mapping[Shape, float]
+    probed: Mapping[Shape, StepCost]
+
+    def estimate(self, run: RunSpec, resources: Resources) -> Estimate:
+        parameters, memory = parameter_count(run), memory_bytes(run, resources)
+        flops = _run_flops(run, resources, parameters)
+        # Two dumps to JSON: only where they are needed.
+        shape = shape_of(run) if self.measured or self.probed else None
+        probe = self.probed.get(shape) if shape else None
+        rate = self.measured.get(shape) if shape else None
+        if probe is not None:
+            seconds, basis = flops * probe.step_s / _step_flops(run, resources, parameters), "probed on this machine"
+            memory = probe.peak_memory_bytes
+        elif rate is not None:
+            seconds, basis = flops * rate, "measured on this store, same shapes"
+        elif self.measured:
+            seconds, basis = flops * self.median_rate, "scaled from this store's finished runs"
+        else:
+            workers = min(resources.workers, run.train.batch)
+            seconds = run.train.steps * DEFAULT_STEP_S + flops / (workers * resources.cpus * DEFAULT_FLOPS_PER_S)
+            basis = RULE_OF_THUMB
+        return Estimate(parameters, seconds, memory, basis)
+
+    @cached_property
+    def median_rate(self) -> float:
+        return statistics.median(self.measured.values())
+
+
+def suggested_estimates(plan: Plan, estimated: Mapping[str, Estimate]) -> list[Estimate]:
+    """An estimate for each row that the plan's search has still to suggest: the mean of the plan's examples."""
+    if not plan.open_samples:
+        return []
+    examples = [estimated[row.runs[0].run_id] for row in plan.examples]
+    mean = Estimate(
+        max(example.parameters for example in examples),
+        statistics.fmean(example.seconds for example in examples),
+        max(example.memory_bytes for example in examples),
+        examples[0].basis,
+    )
+    return [mean] * plan.open_samples
 
 
 def total_seconds(runs: Iterable[Estimate], groups: int) -> float:

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from pydantic import ValidationError
-
-from cope_sweep.spec import NUMERIC_FACTS, LoadedAblation, Published, RunSpec, SpecError, default_label
-from cope_sweep.spec.ablation import Axis, Point
-from cope_sweep.spec.explain import explain, suggest
-from cope_sweep.spec.source import Json, KeyPath, dotted, set_key
+from cope_sweep.plan.builder import RunBuilder
+from cope_sweep.plan.checks import (
+    check_conditions,
+    check_metrics,
+    check_search,
+    check_seeds,
+    resolved_schedule,
+    resolved_search,
+)
+from cope_sweep.plan.points import Assignments, extreme_points, matches, points_of, points_of_draws
+from cope_sweep.spec import LoadedAblation, Published, RunSpec, SpecError
+from cope_sweep.spec.search import EarlyStopping, Optuna
 
 
 @dataclass(frozen=True)
@@ -30,10 +37,24 @@ class Row:
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything that an ablation trains, in order, without duplicates."""
+    """Everything that an ablation trains, in order, without duplicates.
+
+    Where a search suggests runs by results, the plan holds those that were suggested so far.
+    """
 
     ablation: LoadedAblation
     rows: tuple[Row, ...]
+    schedule: EarlyStopping | None = None
+    """When runs are stopped early, with every setting filled in; None: never."""
+    search: Optuna | None = None
+    """How further rows are suggested, with every setting filled in; None: the plan has all its rows."""
+    examples: tuple[Row, ...] = ()
+    """Rows at the ends of the search space, if further rows are suggested: what those may cost."""
+
+    @property
+    def open_samples(self) -> int:
+        """How many rows the search has still to suggest."""
+        return max(0, self.search.samples - len(self.rows)) if self.search else 0
 
     @property
     def name(self) -> str:
@@ -43,7 +64,7 @@ class Plan:
     @cached_property
     def axes(self) -> dict[str, str]:
         """Axis key → its short name in tables: the last part of the key, if no other axis ends with the same part."""
-        keys = list(dict.fromkeys(key for row in self.rows for key in row.labels))
+        keys = list(dict.fromkeys(key for row in self.rows or self.examples for key in row.labels))
         last_parts = [key.split(".")[-1] for key in keys]
         return {key: part if last_parts.count(part) == 1 else key for key, part in zip(keys, last_parts, strict=True)}
 
@@ -67,109 +88,90 @@ class Plan:
         return row.name if row else ""
 
 
-@dataclass(frozen=True)
-class _Value:
-    """A value that a point assigns, its label, and its key path in the file."""
-
-    label: str
-    value: Json
-    origin: KeyPath
-
-
-_Assignments = dict[str, _Value]
-"""Axis key → value: one point of the grid."""
-
-
 def expand(loaded: LoadedAblation) -> Plan:
-    """The plan of an ablation.
+    """The plan of an ablation. It has no rows yet where a search suggests them by results (`search: optuna`).
 
     Raises SpecError if a key, value or combination is not valid in a run, or if no row is left.
     """
-    content = loaded.content
-    points = [*_grid_points(loaded), *_included_points(loaded)]
-    _check_conditions(loaded, points)
-    _check_seeds_are_no_axis(loaded, points)
-    points = [p for p in points if not any(_matches(p, condition) for condition in content.exclude)]
+    check_search(loaded)
+    if isinstance(loaded.content.search, Optuna):
+        return plan_of_draws(loaded, [])
+    points = points_of(loaded)
+    check_conditions(loaded, points)
+    check_seeds(loaded, points)
+    points = [p for p in points if not any(matches(p, condition) for condition in loaded.content.exclude)]
     if not points:
         raise loaded.source.error(("exclude",), "the ablation has no row left; remove an exclusion")
-    ambiguous = _ambiguous_labels(points)
+    rows = _rows(loaded, points)
+    kinds = _kinds_of_runs(rows)
+    check_metrics(loaded, kinds)
+    return Plan(loaded, rows, resolved_schedule(loaded, kinds))
+
+
+def plan_of_draws(loaded: LoadedAblation, draws: Iterable[Mapping[str, str]]) -> Plan:
+    """The plan of what a search has suggested so far. A draw is the `labels` of its row.
+
+    Raises SpecError if the ablation or a draw is not valid.
+    """
+    check_search(loaded)
+    extremes = extreme_points(loaded)
+    check_conditions(loaded, extremes)
+    check_seeds(loaded, extremes)
+    examples = _rows(loaded, extremes)
+    kinds = _kinds_of_runs(examples)
+    check_metrics(loaded, kinds)
+    rows = _rows(loaded, points_of_draws(loaded, draws))
+    return Plan(loaded, rows, resolved_schedule(loaded, kinds), resolved_search(loaded, kinds), examples)
+
+
+def row_of_draw(loaded: LoadedAblation, draw: Mapping[str, str]) -> Row:
+    """The row with these labels, of an ablation that was expanded already. Raises SpecError if it is not valid."""
+    (row,) = _rows(loaded, points_of_draws(loaded, [draw]))
+    return row
+
+
+def plan_of_recorded(loaded: LoadedAblation, recorded: Iterable[tuple[str, Mapping[str, str]]]) -> Plan:
+    """The plan of what earlier sweeps have suggested: pairs of a run id and the labels of its row.
+
+    A pair that means another run today, or none, is left out: its ablation has changed. Raises SpecError.
+    """
+    draws = []
+    for run_id, labels in recorded:
+        with contextlib.suppress(SpecError):
+            if row_of_draw(loaded, labels).runs[0].run_id == run_id:
+                draws.append(labels)
+    return plan_of_draws(loaded, draws)
+
+
+def _rows(loaded: LoadedAblation, points: Sequence[Assignments]) -> tuple[Row, ...]:
+    """The rows of points, without duplicates. Raises SpecError with one line per problem."""
+    ambiguous, builder = _ambiguous_labels(points), RunBuilder(loaded)
     rows: dict[str, Row] = {}
     problems: dict[str, None] = {}
     for point in points:
         try:
-            first = _run(loaded, point)
+            runs = builder.runs(point)
         except SpecError as error:
             problems |= dict.fromkeys(str(error).splitlines())
             continue
-        if first.run_id not in rows:
+        if runs[0].run_id not in rows:
             labels = {key: value.label for key, value in point.items()}
-            runs = (first, *(_with_seed(first, seed) for seed in content.seeds[1:]))
-            rows[first.run_id] = Row(_row_name(labels, ambiguous), labels, runs, _published(loaded, point))
+            rows[runs[0].run_id] = Row(_row_name(labels, ambiguous), labels, runs, _published(loaded, point))
     if problems:
         raise SpecError("\n".join(problems))
-    plan = Plan(loaded, tuple(rows.values()))
-    _check_metrics(plan)
-    return plan
+    return tuple(rows.values())
 
 
-def _grid_points(loaded: LoadedAblation) -> Iterator[_Assignments]:
-    content = loaded.content
-    groups: list[list[_Assignments]] = [
-        [{key: value} for value in _axis_values(axis, ("grid", key))] for key, axis in content.grid.items()
-    ]
-    for index, group in enumerate(content.zip):
-        columns = [_axis_values(values, ("zip", index, key)) for key, values in group.items()]
-        groups.append([dict(zip(group, values, strict=True)) for values in zip(*columns, strict=True)])
-    for combination in itertools.product(*groups):
-        yield from _conditional_points(loaded, {key: value for part in combination for key, value in part.items()})
+def _kinds_of_runs(rows: Iterable[Row]) -> list[RunSpec]:
+    """One run for each task, each number of steps and each way of evaluation among `rows`."""
+    kinds: dict[tuple[int, int, int], RunSpec] = {}
+    for row in rows:
+        run = row.runs[0]
+        kinds.setdefault((id(run.task), run.train.steps, id(run.evaluate)), run)
+    return list(kinds.values())
 
 
-def _conditional_points(loaded: LoadedAblation, point: _Assignments) -> list[_Assignments]:
-    """A point with the fixed values and further axes that `when` adds to it."""
-    points = [point]
-    for index, condition in enumerate(loaded.content.when):
-        expanded = []
-        for base in points:
-            if not _matches(base, condition.match):
-                expanded.append(base)
-                continue
-            fixed = {
-                key: _Value(default_label(value), value, ("when", index, "set", key))
-                for key, value in condition.set.items()
-            }
-            axes = [
-                [(key, value) for value in _axis_values(axis, ("when", index, "grid", key))]
-                for key, axis in condition.grid.items()
-            ]
-            expanded += [base | fixed | dict(combination) for combination in itertools.product(*axes)]
-        points = expanded
-    return points
-
-
-def _included_points(loaded: LoadedAblation) -> Iterator[_Assignments]:
-    for index, point in enumerate(loaded.content.include):
-        yield {key: _Value(default_label(value), value, ("include", index, key)) for key, value in point.items()}
-
-
-def _axis_values(axis: Axis, origin: KeyPath) -> list[_Value]:
-    if isinstance(axis, dict):
-        return [_Value(label, value, (*origin, label)) for label, value in axis.items()]
-    return [_Value(default_label(value), value, (*origin, index)) for index, value in enumerate(axis)]
-
-
-def _matches(point: _Assignments, condition: Point) -> bool:
-    """Whether each key of the condition has the label or value that it asks for; of a list, any."""
-    for key, wanted in condition.items():
-        if key not in point:
-            return False
-        actual = point[key]
-        accepted = wanted if isinstance(wanted, list) else [wanted]
-        if actual.label not in accepted and actual.value not in accepted and actual.value != wanted:
-            return False
-    return True
-
-
-def _ambiguous_labels(points: list[_Assignments]) -> set[tuple[str, ...]]:
+def _ambiguous_labels(points: Iterable[Assignments]) -> set[tuple[str, ...]]:
     """The combinations of labels that occur with different keys."""
     keys: dict[tuple[str, ...], set[tuple[str, ...]]] = {}
     for point in points:
@@ -184,75 +186,6 @@ def _row_name(labels: dict[str, str], ambiguous: set[tuple[str, ...]]) -> str:
     return " · ".join(labels.values()) or "base"
 
 
-def _published(loaded: LoadedAblation, point: _Assignments) -> Published | None:
+def _published(loaded: LoadedAblation, point: Assignments) -> Published | None:
     """The first matching entry of `published`."""
-    return next((entry for entry in loaded.content.published if _matches(point, entry.match)), None)
-
-
-def _run(loaded: LoadedAblation, point: _Assignments) -> RunSpec:
-    """The run of a point with the ablation's first seed. Raises SpecError."""
-    data = loaded.content.base | {"seed": loaded.content.seeds[0]}
-    for key, value in point.items():
-        set_key(data, key, value.value)
-    try:
-        return RunSpec.model_validate(data)
-    except ValidationError as error:
-        problems = [explain(item, RunSpec) for item in error.errors(include_url=False)]
-        raise SpecError("\n".join(_located(loaded, point, path, message) for path, message in problems)) from error
-
-
-def _with_seed(run: RunSpec, seed: int) -> RunSpec:
-    """A copy of a run with another seed that was validated already.
-
-    It is made from the fields alone, because `model_copy` would also copy the cached run id.
-    """
-    fields = {name: getattr(run, name) for name in RunSpec.model_fields} | {"seed": seed}
-    return RunSpec.model_construct(run.model_fields_set | {"seed"}, **fields)
-
-
-def _located(loaded: LoadedAblation, point: _Assignments, path: KeyPath, message: str) -> str:
-    """The message about a run, with the line of the axis value or base key that caused it."""
-    text = dotted(path)
-    for key, value in sorted(point.items(), key=lambda item: -len(item[0])):
-        if text == key or text.startswith((f"{key}.", f"{key}[")):
-            rest = path[len(key.split(".")) :]
-            return f"{loaded.source.location((*value.origin, *rest))}: {text}: {message}"
-    error = loaded.source.error(("base", *path), message)
-    row = ", ".join(f"{key} = {value.label}" for key, value in point.items())
-    return f"{error}" + (f" (in the row {row})" if row and not path else "")
-
-
-def _check_conditions(loaded: LoadedAblation, points: list[_Assignments]) -> None:
-    """Raises SpecError for a condition on a key that no point has, which is probably a spelling mistake."""
-    keys = sorted({key for point in points for key in point})
-    content = loaded.content
-    conditions: list[tuple[KeyPath, Point]] = [(("exclude", i), c) for i, c in enumerate(content.exclude)]
-    conditions += [(("when", i, "if"), c.match) for i, c in enumerate(content.when)]
-    conditions += [(("published", i, "match"), p.match) for i, p in enumerate(content.published)]
-    for path, condition in conditions:
-        for key in condition:
-            if keys and key not in keys:
-                raise loaded.source.error((*path, key), f"no axis is called {key!r}" + suggest(key, keys))
-
-
-def _check_seeds_are_no_axis(loaded: LoadedAblation, points: list[_Assignments]) -> None:
-    """Raises SpecError where the base or a point sets the seed."""
-    origins: list[KeyPath] = [("base", "seed")] if "seed" in loaded.content.base else []
-    origins += [point["seed"].origin for point in points if "seed" in point]
-    if origins:
-        raise loaded.source.error(
-            origins[0], "seeds are not part of a row; write `seeds: [0, 1, …]` at the top level, beside `base`"
-        )
-
-
-def _check_metrics(plan: Plan) -> None:
-    """Raises SpecError for a metric that some row does not report."""
-    source = plan.ablation.source
-    for row in plan.rows:
-        known = [*row.runs[0].metrics, *(f"facts.{name}" for name in NUMERIC_FACTS)]
-        for index, metric in enumerate(plan.ablation.content.metrics):
-            if metric.name not in known:
-                raise source.error(
-                    ("metrics", index, "name"),
-                    f"the task {row.runs[0].task.kind} has no metric {metric.name!r}" + suggest(metric.name, known),
-                )
+    return next((entry for entry in loaded.content.published if matches(point, entry.match)), None)

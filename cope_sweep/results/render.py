@@ -223,7 +223,7 @@ def rich(model: TableModel) -> RichTable:
     shown.caption_justify = "left"
     for index, header in enumerate(drawn.headers):
         # In a narrow terminal headings may wrap, but numbers must not.
-        widest = max(len(row[index].text) for row in drawn.rows) if header.numeric else None
+        widest = max((len(row[index].text) for row in drawn.rows), default=0) if header.numeric else None
         shown.add_column(Text(header.text), justify="right" if header.numeric else "left", min_width=widest)
     for row, cells in zip(model.rows, drawn.rows, strict=True):
         texts = [Text(cell.text, style="bold green" if cell.best else "") for cell in cells]

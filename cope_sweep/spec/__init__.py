@@ -1,6 +1,7 @@
 """Declarations: runs, ablation files and resources."""
 
-from cope_sweep.spec.ablation import Ablation, LoadedAblation, Metric, Published, default_label, load_ablation
+from cope_sweep.spec.ablation import Ablation, LoadedAblation, Metric, Published, load_ablation
+from cope_sweep.spec.labels import default_label
 from cope_sweep.spec.metric_names import current_metric_name
 from cope_sweep.spec.overrides import with_overrides
 from cope_sweep.spec.resources import Resources

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import keyword
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Self
 
 from pydantic import AfterValidator, Field, ValidationError, field_validator, model_validator
 
 from cope_sweep.frozen import Frozen
 from cope_sweep.registry import PluginError, load_plugins
 from cope_sweep.spec.explain import explain
-from cope_sweep.spec.metric_names import current_metric_name
+from cope_sweep.spec.metric_names import MetricName
 from cope_sweep.spec.resources import Resources
+from cope_sweep.spec.search import AnyScheduler, AnySearch, Goal, GridSearch, NoSchedule
 from cope_sweep.spec.source import Json, Source, SpecError, read_source
 
 Axis = list[Json] | dict[str, Json]
@@ -36,21 +36,6 @@ def _module_name(name: str) -> str:
     return name
 
 
-MetricName = Annotated[str, AfterValidator(current_metric_name)]
-"""A metric as runs report it. Former names are replaced by the current ones."""
-
-
-def default_label(value: Json) -> str:
-    """The label of an axis value that the file gives none: `cope+relative`, `cope(p_max=16)`, `128`."""
-    if isinstance(value, list):
-        return "+".join(map(default_label, value)) if value else "none"
-    if isinstance(value, dict):
-        kind = str(value.get("kind", ""))
-        options = ", ".join(f"{key}={default_label(item)}" for key, item in value.items() if key != "kind")
-        return f"{kind}({options})" if options else kind
-    return value if isinstance(value, str) else json.dumps(value)
-
-
 class Condition(Frozen):
     """Further axes and values for the points that match `if`."""
 
@@ -68,7 +53,7 @@ class Metric(Frozen):
         description="As runs report it: `in_dist/token_error`, `test/perplexity@2048`, `facts.tokens_per_s`, …"
     )
     label: str | None = Field(default=None, description="The column's title; null: the name.")
-    goal: Literal["min", "max"] = Field(default="min", description="Whether lower or higher values are better.")
+    goal: Goal = Field(default="min", description="Whether lower or higher values are better.")
     unit: str = Field(default="", description="Shown in the title, for example `%`.")
     decimals: Annotated[int, Field(ge=0, le=6)] = Field(default=2, description="Digits after the decimal point.")
 
@@ -102,6 +87,8 @@ class Scale(Frozen):
     metrics: Annotated[list[Metric] | None, Field(min_length=1)] = Field(
         default=None, description="Columns that replace the ablation's own."
     )
+    search: AnySearch | None = Field(default=None, description="A search that replaces the ablation's own.")
+    schedule: AnyScheduler | None = Field(default=None, description="A schedule that replaces the ablation's own.")
 
 
 class Ablation(Frozen):
@@ -127,6 +114,16 @@ class Ablation(Frozen):
     seeds: Annotated[list[Seed], Field(min_length=1)] = Field(default=[0], description="Each row is run once per seed.")
     metrics: Annotated[list[Metric], Field(min_length=1)] = Field(
         description="The table's columns; the first is the main metric."
+    )
+    search: AnySearch = Field(
+        default=GridSearch(),
+        description="Which runs are trained. grid: every row of the grid. random: every row with random draws from a "
+        "space. optuna: runs that are suggested from the results so far.",
+    )
+    schedule: AnyScheduler = Field(
+        default=NoSchedule(),
+        description="Which runs are stopped early. none: no run. asha: asynchronous successive halving. median: runs "
+        "that are worse than the median.",
     )
     published: list[Published] = []
     scales: dict[str, Scale] = {}

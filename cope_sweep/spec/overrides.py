@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from typing import Any
 
-from cope_sweep.spec.ablation import LoadedAblation, default_label, validate
+from cope_sweep.registry import Registry
+from cope_sweep.spec.ablation import LoadedAblation, validate
+from cope_sweep.spec.labels import default_label
 from cope_sweep.spec.run import RunSpec
-from cope_sweep.spec.source import Json, KeyPath, Source, SpecError, parse_value, set_key
+from cope_sweep.spec.search import SCHEDULERS, SEARCHES, GridSearch, RandomSearch
+from cope_sweep.spec.source import Json, KeyPath, Source, SpecError, parse_value, set_key, set_path
 
 RUN_KEYS = tuple(name for name in RunSpec.model_fields if name != "seed")
-ABLATION_KEYS = ("seeds", "metrics", "resources")
+ABLATION_KEYS = ("seeds", "metrics", "search", "schedule", "resources")
 """Top-level keys of an ablation that `--set` replaces, in addition to the keys of a run."""
+SCALED_KEYS = ("seeds", "metrics", "search", "schedule")
+"""Top-level keys of an ablation that a scale replaces."""
+REGISTRIES: dict[str, Registry[Any]] = {"search": SEARCHES, "schedule": SCHEDULERS}
 
 Lines = dict[KeyPath, int | str]
 
@@ -21,8 +28,8 @@ def with_overrides(
 ) -> LoadedAblation:
     """The ablation at a named scale, with `key=value` assignments applied after it.
 
-    A key of a run replaces the value in the base, and removes the axis of that key. `seeds`, `metrics` and
-    `resources.<key>` replace the ablation's own. Raises SpecError.
+    A key of a run replaces the value in the base, and removes the axis of that key. `seeds`, `metrics`,
+    `search.<key>`, `schedule.<key>` and `resources.<key>` replace the ablation's own. Raises SpecError.
     """
     if scale is None and not assignments:
         return loaded
@@ -45,7 +52,7 @@ def _apply_scale(data: dict[str, Json], lines: Lines, scale: str) -> None:
     for key, axis in chosen.get("grid", {}).items():
         data.setdefault("grid", {})[key] = axis
         _move_lines(lines, (*origin, "grid", key), ("grid", key))
-    for key in ("seeds", "metrics"):
+    for key in SCALED_KEYS:
         if chosen.get(key) is not None:
             data[key] = chosen[key]
             _move_lines(lines, (*origin, key), (key,))
@@ -57,21 +64,34 @@ def _apply_assignment(data: dict[str, Json], lines: Lines, assignment: str) -> N
     if not equals or not key:
         raise SpecError(f"{option}: expected key=value, as in --set model.dim=128")
     value = parse_value(text, option)
-    head = key.split(".")[0]
+    head, *rest = path = tuple(key.split("."))
     if head in RUN_KEYS:
         _fix(data, lines, key, value)
-        key = f"base.{key}"
+        path = ("base", *path)
+    elif head in REGISTRIES and rest == ["kind"]:
+        _replace_kind(data, head, value)
+        lines[head,] = option
     elif head in ABLATION_KEYS:
-        set_key(data, key, value)
+        if path[:2] == ("search", "space") and len(path) > 2:
+            path = ("search", "space", ".".join(path[2:]))
+        set_path(data, path, value)
     else:
         raise SpecError(f"{option}: no key {key!r}; it starts with one of {', '.join((*RUN_KEYS, *ABLATION_KEYS))}")
-    path = tuple(key.split("."))
     _forget_lines(lines, path)
     lines[path] = option
 
 
+def _replace_kind(data: dict[str, Json], head: str, kind: Json) -> None:
+    """Set the kind of `search` or `schedule`, and keep those of its settings that the new kind has."""
+    before = data.get(head)
+    cls = REGISTRIES[head].get(kind) if isinstance(kind, str) else None
+    fields = set(cls.model_fields) if cls is not None else set()
+    kept = {key: value for key, value in before.items() if key in fields} if isinstance(before, dict) else {}
+    data[head] = kept | {"kind": kind}
+
+
 def _fix(data: dict[str, Json], lines: Lines, key: str, value: Json) -> None:
-    """Set a run's key in the base, remove its axis, and resolve the conditions on it.
+    """Set a run's key in the base, remove its axis or distribution, and resolve the conditions on it.
 
     An entry of `published`, `when` or `exclude` that asks for another value of the key is dropped.
     """
@@ -97,7 +117,18 @@ def _fix(data: dict[str, Json], lines: Lines, key: str, value: Json) -> None:
             groups.append(group)
     if "zip" in data:
         data["zip"] = groups
+    _remove_distribution(data, key)
     set_key(data["base"], key, value)
+
+
+def _remove_distribution(data: dict[str, Json], key: str) -> None:
+    """Remove a key from the search space. A random search without a space is a search of the grid."""
+    search = data.get("search")
+    if not isinstance(search, dict) or not isinstance(search.get("space"), dict):
+        return
+    removed = search["space"].pop(key, None)
+    if removed is not None and not search["space"] and search["kind"] == RandomSearch.model_fields["kind"].default:
+        data["search"] = GridSearch().kind
 
 
 def _move_lines(lines: Lines, source: KeyPath, target: KeyPath) -> None:

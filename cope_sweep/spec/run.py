@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Annotated, Any, Self
 
@@ -134,6 +135,10 @@ class EvaluateSpec(Frozen):
         return self
 
 
+PartTexts = dict[int, tuple[Any, str]]
+"""Address of a part of a run → the part, which keeps the address in use, and its text in the run's identity."""
+
+
 class RunSpec(Frozen):
     """One training: task, model, optimiser, evaluation and seed. Its content decides its run id."""
 
@@ -183,8 +188,7 @@ class RunSpec(Frozen):
     @cached_property
     def run_id(self) -> str:
         """16 hex digits of the SHA-256 of `identity`."""
-        text = json.dumps(self.identity, sort_keys=True, separators=(",", ":"), allow_nan=False)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        return _hash(self._identity_text({}), self.seed)
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -192,7 +196,38 @@ class RunSpec(Frozen):
 
         A new field at its default changes no run id. A raised VERSION changes the id of every run that uses it.
         """
-        return {"spec": _non_defaults(self), "versions": self.versions}
+        identity: dict[str, Any] = json.loads(_with_seed(self._identity_text({}), self.seed))
+        return identity
+
+    def with_seeds(self, seeds: Sequence[int], texts: PartTexts) -> tuple[RunSpec, ...]:
+        """Copies of this run with each of `seeds`, which were validated already.
+
+        The parts are shared, and what the copies have in common is hashed once. `texts` remembers the parts that were
+        seen; pass the same dictionary for runs that share parts.
+        """
+        text = self._identity_text(texts)
+        parts, given = {name: getattr(self, name) for name in RunSpec.model_fields}, self.model_fields_set | {"seed"}
+        copies = []
+        for seed in seeds:
+            copy = RunSpec.model_construct(given, **parts | {"seed": seed})
+            copy.__dict__["run_id"] = _hash(text, seed)  # where `cached_property` keeps it
+            copies.append(copy)
+        return tuple(copies)
+
+    def _identity_text(self, texts: PartTexts) -> tuple[str, str]:
+        """`identity` as canonical JSON, before and after the seed."""
+        before, after = "", ""
+        for name in _SORTED_FIELDS:
+            if name == "seed":
+                before, after = after, ""
+                continue
+            value = getattr(self, name)
+            if id(value) not in texts:
+                field = RunSpec.model_fields[name]
+                at_default = not field.is_required() and value == field.default
+                texts[id(value)] = value, "" if at_default else f'"{name}":{_canonical(_non_defaults(value))},'
+            after += texts[id(value)][1]
+        return '{"spec":{' + before, f'{after[:-1]}}},"versions":{_canonical(self.versions)}}}'
 
     @property
     def versions(self) -> dict[str, int]:
@@ -205,6 +240,23 @@ class RunSpec(Frozen):
         return always | {
             f"{noun}.{part.qualified_kind()}": part.VERSION for noun, part in others.items() if part.VERSION != 1
         }
+
+
+_SORTED_FIELDS = sorted(RunSpec.model_fields)
+"""`task` is among them, is required, and follows `seed`."""
+
+
+_canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False).encode
+"""JSON in one form only, so that equal identities have equal hashes."""
+
+
+def _with_seed(text: tuple[str, str], seed: int) -> str:
+    """The JSON of an identity. A seed at its default is left out, as all fields are."""
+    return text[0] + (f'"seed":{seed},' if seed != RunSpec.model_fields["seed"].default else "") + text[1]
+
+
+def _hash(text: tuple[str, str], seed: int) -> str:
+    return hashlib.sha256(_with_seed(text, seed).encode()).hexdigest()[:16]
 
 
 def _non_defaults(value: Any) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -68,12 +69,17 @@ def dotted(path: KeyPath) -> str:
 
 
 def set_key(data: dict[str, Json], key: str, value: Json) -> None:
-    """Set the dotted `key` of a nested mapping in place: `data["model"]["dim"]` for `model.dim`.
+    """Set the dotted `key` of a nested mapping in place: `data["model"]["dim"]` for `model.dim`."""
+    set_path(data, key.split("."), value)
+
+
+def set_path(data: dict[str, Json], path: Sequence[str], value: Json) -> None:
+    """Set the value at a key path of a nested mapping in place.
 
     The inner mappings on the way are copied first, because other data may share them. Text on the way is a `kind`, as
     in `task: flip_flop`, and becomes `{kind: flip_flop}`. Any other value on the way stays, for validation to refuse.
     """
-    *parents, last = key.split(".")
+    *parents, last = path
     for parent in parents:
         inner = data.get(parent, {})
         if isinstance(inner, str):

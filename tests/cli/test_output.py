@@ -1,6 +1,11 @@
-import pytest
+import re
 
-from cope_sweep.cli.output import duration, grid, quantity, size
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cope_sweep.cli import output
+from cope_sweep.cli.output import duration, estimated_time, grid, has_gpu, quantity, size
 
 
 @pytest.mark.parametrize(
@@ -13,16 +18,50 @@ from cope_sweep.cli.output import duration, grid, quantity, size
         (200, "3 min 20 s"),
         (3599.6, "1 h 00 min"),
         (8040, "2 h 14 min"),
-        (86399, "1 day 0 h"),
-        (3 * 86400 + 4 * 3600, "3 days 4 h"),
-        (364 * 86400, "364 days 0 h"),
-        (366 * 86400, "1.0 years"),
-        (365494 * 3600, "41.7 years"),
-        (1e12, "31,688.1 years"),
+        (86399, "1 d 0 h"),
+        (3 * 86400 + 4 * 3600, "3 d 4 h"),
+        (10 * 86400 - 1800, "10 d"),
+        (364 * 86400, "364 d"),
+        (366 * 86400, "1.0 y"),
+        (1.5 * 365.25 * 86400, "1.5 y"),
+        (9.96 * 365.25 * 86400, "10 y"),
+        (12 * 365.25 * 86400, "12 y"),
+        (365494 * 3600, "42 y"),
+        (1e12, "31,688 y"),
     ],
 )
 def test_duration(seconds, text):
     assert duration(seconds) == text
+
+
+@given(st.floats(0, 1e13))
+def test_durations_are_short(seconds):
+    assert re.fullmatch(r"\d+ s|\d+ min \d\d s|\d+ h \d\d min|\d d \d+ h|\d+ d|\d\.\d y|[\d,]+ y", duration(seconds))
+
+
+@pytest.fixture(params=[False, True], ids=["no GPU", "a GPU"])
+def gpu(request, tmp_path, monkeypatch):
+    monkeypatch.setattr(output, "GPU_DEVICES", tmp_path)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if request.param:
+        (tmp_path / "nvidia0").touch()
+    (tmp_path / "nvidiactl").touch()
+    return request.param
+
+
+def test_years_without_the_gpu_that_may_be_used_are_not_given(gpu):
+    year_s = 365.25 * 86400
+    assert estimated_time(2 * year_s, may_use_gpu=True) == ("2.0 y" if gpu else "needs a GPU")
+    assert estimated_time(2 * year_s, may_use_gpu=False) == "2.0 y"
+    assert estimated_time(0.5 * year_s, may_use_gpu=True) == "183 d"
+
+
+def test_a_hidden_gpu_does_not_count(gpu, monkeypatch):
+    assert has_gpu() == gpu
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    assert has_gpu() == gpu
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert not has_gpu()
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,9 @@
+from dataclasses import dataclass
+
 import pytest
 
 from cope_sweep.model import Transformer
-from cope_sweep.plan import estimates, expand, parameter_count, total_seconds
+from cope_sweep.plan import estimates, expand, parameter_count, plan_of_draws, suggested_estimates, total_seconds
 from cope_sweep.plan.estimate import Estimate, memory_bytes, run_flops, shape_of, step_flops
 from cope_sweep.spec import Resources
 from cope_sweep.spec.ablation import validate
@@ -138,6 +140,50 @@ def test_times_follow_the_measured_rates_of_equal_shapes_or_their_median():
     for run in three:
         assert measured[run.run_id].seconds == pytest.approx(3e-9 * run_flops(run, resources))
         assert "scaled from this store" in measured[run.run_id].basis
+
+
+@dataclass(frozen=True)
+class Cost:
+    step_s: float
+    peak_memory_bytes: int
+
+
+def test_probed_shapes_take_the_time_and_memory_of_their_probe():
+    plan = expand(validate(parse_source(BASE + "grid: {model.layers: [1, 2], train.steps: [10, 20]}\n", "t"), "t"))
+    probed = estimates(plan, {}, {shape_of(plan.runs[0]): Cost(0.25, 123)})
+    resources = Resources()
+    for run in plan.runs[:2]:
+        found = probed[run.run_id]
+        expected = 0.25 * run_flops(run, resources) / step_flops(run, resources)
+        assert found.seconds == pytest.approx(expected)
+        assert 0.25 * run.train.steps < found.seconds < 0.25 * (run.train.steps + 1024)
+        assert (found.memory_bytes, found.basis) == (123, "probed on this machine")
+    assert "rule of thumb" in probed[plan.runs[2].run_id].basis
+    both = estimates(plan, {shape_of(plan.runs[0]): 1.0}, {shape_of(plan.runs[0]): Cost(0.25, 123)})
+    assert both[plan.runs[0].run_id] == probed[plan.runs[0].run_id]
+
+
+def test_what_a_search_will_suggest_costs_the_mean_of_its_extremes():
+    text = BASE + "search: {kind: optuna, samples: 5, space: {model.layers: {int_uniform: [1, 9]}}}\nseeds: [0]\n"
+    loaded = validate(parse_source(text, "t"), "t")
+    found = estimates(expand(loaded))
+    low, high = (found[row.runs[0].run_id] for row in expand(loaded).examples)
+    suggested = suggested_estimates(expand(loaded), found)
+    assert [each.seconds for each in suggested] == [pytest.approx((low.seconds + high.seconds) / 2)] * 5
+    assert suggested[0].memory_bytes == high.memory_bytes
+    plan = plan_of_draws(loaded, [{"model.layers": "3"}, {"model.layers": "4"}])
+    assert len(suggested_estimates(plan, estimates(plan))) == 3
+    assert suggested_estimates(expand(validate(parse_source(BASE, "t"), "t")), {}) == []
+
+
+def test_rows_of_equal_cost_share_an_estimate():
+    text = BASE + "grid: {train.lr: [1e-3, 2e-3], model.layers: [1, 2], train.optimizer: [adamw, muon]}\n"
+    plan = expand(validate(parse_source(text, "t"), "t"))
+    found = estimates(plan)
+    for run in plan.runs:
+        assert found[run.run_id].parameters == parameter_count(run)
+        assert found[run.run_id].memory_bytes == memory_bytes(run, Resources())
+    assert len({id(estimate) for estimate in found.values()}) == 4
 
 
 def test_estimates_belong_to_their_run():

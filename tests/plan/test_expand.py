@@ -1,5 +1,8 @@
+import hashlib
 import itertools
+import json
 import textwrap
+import time
 
 import pytest
 from hypothesis import given, settings
@@ -240,3 +243,43 @@ def test_every_ablation_of_the_project_has_a_plan(request):
     assert paths
     for path in paths:
         assert expand(load_ablation(path)).runs, path
+
+
+@given(
+    position=st.lists(st.sampled_from(["cope", "rope", "absolute"]), max_size=2, unique=True),
+    lr=st.sampled_from([1e-3, 2e-3]),
+    steps=st.integers(20, 22),
+    every=st.sampled_from([10, 100]),
+    seed=st.sampled_from([0, 1, 2**31 - 1]),
+)
+@settings(max_examples=40, deadline=None)
+def test_runs_of_a_plan_are_those_that_are_validated_alone(position, lr, steps, every, seed):
+    text = f"grid: {{model.position: [[cope], {position}], train.lr: [{lr}, 5e-3], train.steps: [{steps}], evaluate.every: [{every}]}}\nseeds: [7, {seed}]\n"
+    for run in plan(text).runs:
+        alone = RunSpec.model_validate_json(run.model_dump_json())
+        assert (alone, alone.run_id) == (run, run.run_id)
+        assert alone.identity == run.identity
+        canonical = json.dumps(run.identity, sort_keys=True, separators=(",", ":"))
+        assert hashlib.sha256(canonical.encode()).hexdigest()[:16] == run.run_id
+
+
+def test_rows_share_what_they_have_in_common():
+    text = "grid: {model.position: [[cope], [rope]], train.lr: [1e-3, 2e-3, 3e-3]}\nseeds: [0, 1]\n"
+    runs = plan(text).runs
+    assert len({id(run.model) for run in runs}) == 2
+    assert len({id(run.train) for run in runs}) == 3
+    assert len({id(run.task) for run in runs}) == 1
+
+
+@pytest.mark.slow
+def test_a_plan_of_100_000_runs():
+    """A bound on CPU time far above what it takes (2 s), so that a quadratic step is noticed."""
+    lrs = [round(1e-5 * (1 + index), 8) for index in range(5000)]
+    text = f"grid: {{model.position: [[cope], [rope], [absolute], []], train.lr: {lrs}}}\nseeds: [0, 1, 2, 3, 4]\n"
+    loaded = validate(parse_source(BASE + text, "t"), "t")
+    started_s = time.process_time()
+    whole = expand(loaded)
+    rows = {run.run_id: whole.row_name(run.run_id) for run in whole.runs}
+    assert time.process_time() - started_s < 20
+    assert len(rows) == 100_000
+    assert len(set(rows.values())) == 20_000

@@ -1,0 +1,90 @@
+"""What a training step of a run costs on this machine, from a few steps in this process."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import math
+import time
+from dataclasses import dataclass
+
+import torch
+
+from cope_sweep.spec import RunSpec
+from cope_sweep.train.data import prepare_data
+from cope_sweep.train.memory import peak_bytes, reset_peak
+from cope_sweep.train.runtime import Runtime
+from cope_sweep.train.trainer import Trainer
+
+WARM_UP_STEPS = 1
+"""Steps that are not timed: the first one may build kernels and allocates the optimiser's state."""
+
+
+@dataclass(frozen=True)
+class StepProbe:
+    """The measured cost of a training step."""
+
+    step_s: float
+    """The median over the timed steps; infinite where there is not enough memory."""
+    peak_memory_bytes: int
+    """Of tensors on CUDA, of this whole process on a CPU. It covers steps and one evaluation."""
+
+    @property
+    def fits(self) -> bool:
+        """Whether there was enough memory."""
+        return math.isfinite(self.step_s)
+
+
+def probe_step(spec: RunSpec, runtime: Runtime, *, workers: int = 1, steps: int = 5) -> StepProbe:
+    """Train `steps` steps of `spec` and evaluate once, without writing anything.
+
+    Prepares the task's data, which may take longer than the steps.
+
+    Args:
+        spec: The run. Its seed, learning rate and number of steps do not matter.
+        runtime: How a worker executes runs; `rank` and `world_size` are not used.
+        workers: How many workers share a batch. This process takes the share of one; communication is not measured.
+        steps: Number of timed steps.
+
+    Raises:
+        UserError: The data cannot be used.
+        ValueError: An encoding has no position for the task's longest sequence.
+    """
+    share = spec.train.model_copy(
+        update={"batch": math.ceil(spec.train.batch / workers), "steps": WARM_UP_STEPS + steps}
+    )
+    parts = {name: getattr(spec, name) for name in RunSpec.model_fields}
+    short = RunSpec.model_validate(parts | {"train": share.model_copy(update={"warmup": 0})})
+    prepare_data(short, runtime)
+    _free_memory()
+    reset_peak(runtime.device)
+    try:
+        step_s = _median_step_s(Trainer(short, runtime))
+    except (torch.OutOfMemoryError, MemoryError):
+        step_s = math.inf
+    peak = peak_bytes(runtime.device)
+    _free_memory()
+    return StepProbe(step_s, peak)
+
+
+def _median_step_s(trainer: Trainer) -> float:
+    durations = []
+    while not trainer.done:
+        started_s = time.perf_counter()
+        trainer.train_step()
+        trainer.wait()
+        durations.append(time.perf_counter() - started_s)
+    trainer.evaluate(trainer.spec.train.batch)
+    timed = sorted(durations[WARM_UP_STEPS:])
+    return timed[len(timed) // 2]
+
+
+def _free_memory() -> None:
+    """Give the memory of earlier trainers back, so that it is not counted again."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    # The C library keeps freed memory for later. Not every C library can give it back.
+    with contextlib.suppress(AttributeError, OSError):
+        ctypes.CDLL(None).malloc_trim(0)
