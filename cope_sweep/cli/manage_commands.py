@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 POLL_INTERVAL_S = 0.5
 DAY_S = 86400.0
-RESUMED_STATUSES = ("stopped", "failed", "interrupted")
+RESUMED_STATUSES = ("finished", "stopped", "failed", "interrupted")
 
 
 def stop(
@@ -101,9 +101,10 @@ def prune(
     ended: Annotated[
         list[str],
         typer.Option(
-            "--resume-files",
+            "--states",
             metavar="STATUS",
-            help="Delete the resume files of runs that are `stopped`, `failed` or `interrupted`. May be repeated.",
+            help="Delete the training states of runs that are `finished`, `stopped`, `failed` or `interrupted`: they "
+            "cannot be continued any more. May be repeated.",
             show_default=False,
         ),
     ] = [],
@@ -115,16 +116,16 @@ def prune(
     index: IndexOpt = None,
     as_json: Json = False,
 ) -> None:
-    """Delete what nobody needs: temporary and damaged files, resume files of runs that ended, logs of old sweeps.
+    """Delete what nobody needs: temporary and damaged files, states of runs that ended, logs of old sweeps.
 
     Results, checkpoints and curves of runs are kept, except those of `--orphans`. Runs in training are not touched.
 
-    Example: `cope-sweep prune --resume-files stopped --older-than 7 --yes`
+    Example: `cope-sweep prune --states stopped --older-than 7 --yes`
     """
     from cope_sweep.store.prune import delete, waste
 
     if unknown := [status for status in ended if status not in RESUMED_STATUSES]:
-        raise UserError(f"--resume-files {unknown[0]}: choose from {', '.join(RESUMED_STATUSES)}")
+        raise UserError(f"--states {unknown[0]}: choose from {', '.join(RESUMED_STATUSES)}")
     store = open_store(root, index)
     if not store.root.is_dir():
         raise UserError(f"no store at {store.root}")

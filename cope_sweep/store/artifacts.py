@@ -6,6 +6,7 @@
         curve.jsonl       one line per logged step, with the time of day
         log.txt           what happened, for people: attempts, evaluations, errors with their tracebacks
         resume.safetensors    model, optimiser and step, while the run is unfinished
+        final_state.safetensors    the same after the last step, where a longer run can continue from it
         checkpoint/       model.safetensors, config.json: loaded by services and tools
         result.json       final metrics, facts, and the checksums of curve and checkpoint; a run is finished if and only
                           if this file exists
@@ -32,7 +33,7 @@ from typing import Any, TypedDict, cast, get_args
 from cope_sweep.spec import RunSpec, current_metric_name
 from cope_sweep.store.errors import DamagedError, FencedError
 from cope_sweep.store.event import Status
-from cope_sweep.store.files import parse_json, read_bytes, replacing, sha256, write_json
+from cope_sweep.store.files import parse_json, read_bytes, replacing, sha256, write_bytes, write_json
 from cope_sweep.store.objects import ObjectFolder
 
 RUN_ID = re.compile(r"[0-9a-f]{16}")
@@ -117,6 +118,11 @@ class RunFolder:
     def resume(self) -> Path:
         """The file from which an unfinished run is resumed."""
         return self.path / "resume.safetensors"
+
+    @property
+    def final_state(self) -> Path:
+        """The resume file of the last step of a finished run, if it was kept."""
+        return self.path / "final_state.safetensors"
 
     @property
     def status(self) -> Status:
@@ -312,9 +318,15 @@ class RunFolder:
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
 
-    def finish(self, metrics: Mapping[str, float], facts: Mapping[str, Any]) -> None:
-        """Write the result, which makes the run finished, and delete the file for resuming. Raises FencedError."""
+    def finish(self, metrics: Mapping[str, float], facts: Mapping[str, Any], *, keep_state: bool = False) -> None:
+        """Write the result, which makes the run finished, and delete the resume file. Raises FencedError.
+
+        With `keep_state`, the resume file, which is that of the last step, becomes `final_state` instead.
+        """
         self.check_fence()
+        if keep_state:
+            self.resume.replace(self.final_state)
+            self._publish(self.final_state.name)
         document = {"metrics": dict(metrics), "facts": dict(facts), "files": self._checksums(), "ended_ms": _now_ms()}
         self._publish("curve.jsonl", LOG_FILE)
         self._write("result.json", document)
@@ -350,6 +362,19 @@ class RunFolder:
             elif hashlib.sha256(content).hexdigest() != digest:
                 problems.append(f"{self.path / name}: has changed since the run was finished (SHA-256)")
         return problems
+
+    def fetch_final_state(self) -> Path | None:
+        """The resume file of the last step on this machine; None if it was not kept. Raises StoreError."""
+        if self.objects and not self.final_state.exists():
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._fetch(self.final_state.name, "curve.jsonl")
+        return self.final_state if self.final_state.is_file() else None
+
+    def copy_curve(self, source: RunFolder, mark: CurveMark) -> None:
+        """Begin the curve with the first rows of another run's. Raises DamagedError, FencedError."""
+        self.check_fence()
+        source.check_curve(mark)
+        write_bytes(self.path / "curve.jsonl", read_bytes(source.path / "curve.jsonl", mark["bytes"]) or b"")
 
     def fetch_checkpoint(self) -> Path:
         """The folder of the trained model on this machine. Copied from an object store once. Raises StoreError."""

@@ -13,6 +13,7 @@ import torch
 
 from cope_sweep.model import check_reach
 from cope_sweep.model.checkpoint import CheckpointError, save_model
+from cope_sweep.optim import Constant
 from cope_sweep.spec import RunSpec
 from cope_sweep.store import RunFolder
 from cope_sweep.store.errors import DamagedError
@@ -41,13 +42,25 @@ _REQUESTS: tuple[StopRequest | None, ...] = (None, "interrupted", "stopped")
 class TrainingLoop:
     """Trains a run from its last resume file to the end. Rank 0 writes to the run's folder, other ranks do not."""
 
-    def __init__(self, spec: RunSpec, folder: RunFolder, runtime: Runtime, reporter: RunReporter) -> None:
-        """Prepare the data and restore the training. Raises DataError where the data have changed."""
+    def __init__(
+        self,
+        spec: RunSpec,
+        folder: RunFolder,
+        runtime: Runtime,
+        reporter: RunReporter,
+        parent: RunFolder | None = None,
+    ) -> None:
+        """Prepare the data and restore the training. Raises DataError where the data have changed.
+
+        `parent` is a finished run that this one continues, if it was not begun before.
+        """
         self.clock = Clock()
         reset_peak(runtime.device)
         self.spec, self.folder, self.runtime, self.reporter = spec, folder, runtime, reporter
         self.writes = runtime.rank == 0
         self.data = prepare_data(spec, runtime)
+        self.parent, self.continues = parent, False
+        """`continues`: whether the run was begun with the state of its parent."""
         self.restarted: str | None = None
         """Why the run starts again at the first step although it was begun before."""
         notes = self._restore()
@@ -61,8 +74,13 @@ class TrainingLoop:
     def run(self, should_stop: Callable[[], StopRequest | None]) -> Literal["finished", "interrupted", "stopped"]:
         """Train until the last step or a request of rank 0's `should_stop`, then write result or resume file."""
         trainer = self.trainer
+        if self.continues:
+            # The parent's state is that before its last step was logged: what is logged there depends on the run.
+            self._log_step()
         while not trainer.done:
             trainer.train_step()
+            if trainer.done and self._keeps_state() and self.writes:
+                self._save()
             if trainer.step == self.first_step + 1:
                 self.clock.end_warm_up()
             self._log_step()
@@ -84,6 +102,8 @@ class TrainingLoop:
         """What the run's log says at the start of an attempt."""
         runtime, step = self.runtime, self.first_step
         start = f"continues after step {step}" if step else "starts"
+        if self.parent and self.continues:
+            start = f"continues run {self.parent.run_id} after its step {step}"
         if self.restarted:
             start = f"starts again at the first step ({self.restarted})"
         return (
@@ -108,8 +128,28 @@ class TrainingLoop:
             self.trainer, self.restarted = Trainer(self.spec, self.runtime), str(error)
             if self.writes:
                 self.folder.put_aside(self.folder.resume.name)
+        if self.trainer.step == 0 and self.parent and not self.restarted:
+            return self._load_parent(self.parent)
         if self.writes:
             self.folder.rewind(self.trainer.step, notes.get("curve"))
+        return notes
+
+    def _load_parent(self, parent: RunFolder) -> dict[str, Any]:
+        """Continue a finished run from its last step; where its state is gone or damaged, start at the first step."""
+        try:
+            path = parent.fetch_final_state()
+            if path is None:
+                raise CheckpointError(f"{parent.final_state}: no such file")
+            notes = load_resume(path, self.trainer, run_id=parent.run_id)
+            self._check_data(notes)
+            if self.writes:
+                self.folder.copy_curve(parent, notes["curve"])
+        except (CheckpointError, DamagedError) as error:
+            self.trainer, self.restarted = Trainer(self.spec, self.runtime), str(error)
+            if self.writes:
+                self.folder.rewind(0)
+            return {}
+        self.continues = True
         return notes
 
     def _load_resume(self) -> dict[str, Any]:
@@ -120,12 +160,19 @@ class TrainingLoop:
         notes = load_resume(path, self.trainer)
         if "curve" in notes:
             self.folder.check_curve(notes["curve"])
+        self._check_data(notes)
+        return notes
+
+    def _check_data(self, notes: dict[str, Any]) -> None:
         if notes.get("data") != self.data:
             raise DataError(
                 f"this run was started on data {notes.get('data')}, but its task now reads {self.data}; "
                 f"bring the files back to continue, or delete {self.folder.path} to start again"
             )
-        return notes
+
+    def _keeps_state(self) -> bool:
+        """Whether a longer run can continue this one: at a constant learning rate its first steps are the same."""
+        return self.runtime.keep_final_state and isinstance(self.spec.train.schedule, Constant)
 
     def _log_step(self) -> None:
         """Log the training loss and evaluate, where the step is due for it."""
@@ -169,7 +216,13 @@ class TrainingLoop:
                 save_model(path, self.trainer.model, self.spec)
                 if tokenizer := self.spec.task.tokenizer_json:
                     shutil.copyfile(tokenizer, path / TOKENIZER_FILE)
-            optional = {"data": self.data, "contexts_left_out": left_out, "restarted": self.restarted}
+            parent_id = self.parent.run_id if self.parent and self.continues else None
+            optional = {
+                "data": self.data,
+                "contexts_left_out": left_out,
+                "restarted": self.restarted,
+                "parent_id": parent_id,
+            }
             facts = {
                 "steps": self.trainer.step,
                 "resumed_from_step": self.first_step,
@@ -179,7 +232,7 @@ class TrainingLoop:
                 **_machine_facts(self.trainer),
             }
             self.folder.note(f"finished after step {self.trainer.step}, {facts['wall_s']} s in all attempts")
-            self.folder.finish(self.reporter.metrics, facts)
+            self.folder.finish(self.reporter.metrics, facts, keep_state=self._keeps_state())
         self.reporter.report("finished", evaluated=True)
 
     def _evaluate_windows(self) -> str:

@@ -53,17 +53,19 @@ def save_resume(path: Path, trainer: Trainer, notes: Mapping[str, Any]) -> None:
     save_file(tensors, path, metadata=metadata)
 
 
-def load_resume(path: Path, trainer: Trainer) -> dict[str, Any]:
+def load_resume(path: Path, trainer: Trainer, *, run_id: str | None = None) -> dict[str, Any]:
     """Restore the state that `save_resume` wrote; training continues to the bit. Returns the notes.
 
-    Raises CheckpointError where the file is damaged or belongs to another run.
+    `run_id` is the run whose file it is; None: the trainer's. Raises CheckpointError where the file is damaged or
+    belongs to another run.
     """
     tensors = read_tensors(path, trainer.runtime.device)
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
-        if metadata.get("run_id") != trainer.spec.run_id:
-            raise CheckpointError(f"{path}: is of run {metadata.get('run_id')}, not of run {trainer.spec.run_id}")
+        wanted = run_id or trainer.spec.run_id
+        if metadata.get("run_id") != wanted:
+            raise CheckpointError(f"{path}: is of run {metadata.get('run_id')}, not of run {wanted}")
         model = {name.removeprefix("model/"): value for name, value in tensors.items() if name.startswith("model/")}
         if trainer.spec.model.tied:
             model["head.weight"] = model["embedding.weight"]

@@ -23,6 +23,8 @@ class Runtime:
     checkpoint_activations: bool = False
     checkpoint_every_s: float = 30.0
     """Shortest time between two resume files; 0: one after every step."""
+    keep_final_state: bool = True
+    """Whether a finished run keeps its state where a longer run can continue from it."""
     rank: int = 0
     world_size: int = 1
     worker_id: str = "local"
@@ -49,6 +51,7 @@ class Runtime:
             micro_batch=resources.micro_batch,
             checkpoint_activations=resources.checkpoint_activations,
             checkpoint_every_s=resources.checkpoint_every_s,
+            keep_final_state=resources.keep_final_state,
             rank=rank,
             world_size=world_size,
             worker_id=worker_id,

@@ -26,6 +26,7 @@ def train_run(
     runtime: Runtime,
     *,
     attempt: int | None = None,
+    parent_id: str | None = None,
     on_event: Callable[[Event], None] = lambda event: None,
     should_stop: Callable[[], StopRequest | None] = lambda: None,
 ) -> Outcome:
@@ -39,6 +40,7 @@ def train_run(
         store: Where its folder is. The index is neither read nor written.
         runtime: How this worker executes runs.
         attempt: The number of the attempt, from the run's lease; None: the next one.
+        parent_id: A finished run that `spec` continues (`cope_sweep.plan.extend`), unless it was begun before.
         on_event: Called with every event.
         should_stop: Asked after each step; a request ends the run, which can be continued.
 
@@ -53,6 +55,7 @@ def train_run(
     no longer in step and have to be restarted.
     """
     folder = store.run(spec.run_id)
+    parent = store.run(parent_id) if parent_id else None
     if runtime.rank > 0:
         # Rank 0 writes. It broadcasts what it finds in the same order as below.
         if not broadcast_flag(runtime, False):
@@ -61,7 +64,7 @@ def train_run(
             return "fenced"
         try:
             reporter = RunReporter(spec, runtime.worker_id, None, on_event)
-            return TrainingLoop(spec, folder, runtime, reporter).run(should_stop)
+            return TrainingLoop(spec, folder, runtime, reporter, parent).run(should_stop)
         except Diverged:
             return "failed"
     if not broadcast_flag(runtime, folder.status != "finished"):
@@ -75,7 +78,7 @@ def train_run(
     broadcast_flag(runtime, True)
     reporter = RunReporter(spec, runtime.worker_id, folder, on_event)
     try:
-        return TrainingLoop(spec, folder, runtime, reporter).run(should_stop)
+        return TrainingLoop(spec, folder, runtime, reporter, parent).run(should_stop)
     except FencedError:
         if runtime.world_size > 1:
             raise

@@ -1,8 +1,8 @@
 """Other ways to train many runs with Ray, each a command of its own, for the benchmark of the sweep.
 
-    python -m cope_benchmarks.sweep_peers trainer ablation.yaml store     a TorchTrainer in each Tune trial, as Ray documents it
-    python -m cope_benchmarks.sweep_peers task ablation.yaml store        a Ray task per run, in a process of its own
-    python -m cope_benchmarks.sweep_peers loop ablation.yaml store        no Ray: one run after another
+python -m cope_benchmarks.sweep_peers trainer ablation.yaml store     a TorchTrainer in each Tune trial, as Ray documents it
+python -m cope_benchmarks.sweep_peers task ablation.yaml store        a Ray task per run, in a process of its own
+python -m cope_benchmarks.sweep_peers loop ablation.yaml store        no Ray: one run after another
 """
 
 from __future__ import annotations
