@@ -1,0 +1,73 @@
+"""What can be deleted from a store, and what is never named."""
+
+import os
+import time
+
+import pytest
+
+from cope_sweep.store import LeaseHolder, Store
+from cope_sweep.store.prune import delete, waste
+from tests.store.test_store import finish
+from tests.tiny import tiny_run
+
+DAY_S = 86400.0
+
+
+@pytest.fixture
+def store(tmp_path):
+    return Store(tmp_path / "store", create=True)
+
+
+def aged(path, days=2.0):
+    path.touch()
+    os.utime(path, (time.time() - days * DAY_S,) * 2)
+    return path
+
+
+def found(store, *, older_than_s=DAY_S, statuses=(), kept=None):
+    return {
+        str(each.path.relative_to(store.root)).replace("runs/", "")
+        for each in waste(store, older_than_s=older_than_s, statuses=statuses, kept=kept)
+    }
+
+
+def test_what_is_named(store):
+    stopped, failed, done = (tiny_run(seed=seed) for seed in range(3))
+    store.run(stopped.run_id).begin(stopped, "here").set_state("stopped")
+    store.run(failed.run_id).begin(failed, "here").fail("no", "")
+    finish(store, done)
+    for run, name in [(stopped, "resume"), (failed, "resume"), (done, "final_state")]:
+        aged(store.run(run.run_id).path / f"{name}.safetensors")
+    aged(store.run(done.run_id).path / "state.json.damaged")
+    aged(store.run(done.run_id).path / ".result.json.abc")
+    assert store.index.statuses()  # the index is made
+    old = {f"{done.run_id}/state.json.damaged", f"{done.run_id}/.result.json.abc"}
+    assert found(store) == old
+    assert found(store, statuses=["stopped"]) == old | {f"{stopped.run_id}/resume.safetensors"}
+    assert found(store, statuses=["finished"]) == old | {f"{done.run_id}/final_state.safetensors"}
+    assert found(store, older_than_s=3 * DAY_S, statuses=["stopped", "failed"]) == set()
+    assert found(store, older_than_s=9 * DAY_S, kept={stopped.run_id, done.run_id}) == {failed.run_id}
+
+
+def test_runs_in_training_are_not_named(store):
+    run = tiny_run()
+    holder = LeaseHolder(store, "sweep")
+    holder.acquire(run)
+    store.run(run.run_id).begin(run, "here", 1)
+    aged(store.run(run.run_id).path / "state.json.damaged")
+    assert found(store, kept=set()) == set()
+    holder.close()
+
+
+def test_deleting(store):
+    keep, drop = tiny_run(seed=0), tiny_run(seed=1)
+    for run in (keep, drop):
+        finish(store, run)
+    assert len(store.index.statuses()) == 2
+    aged(store.run(keep.run_id).path / "state.json.damaged").write_bytes(b"12345")
+    aged(store.run(keep.run_id).path / "state.json.damaged")
+    named = list(waste(store, older_than_s=DAY_S, statuses=(), kept={keep.run_id}))
+    assert delete(store, named) == sum(each.size_bytes for each in named) > 5
+    assert store.index.statuses() == {keep.run_id: "finished"}
+    assert not store.run(drop.run_id).path.exists()
+    assert found(store, kept={keep.run_id}) == set()
