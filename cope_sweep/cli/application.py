@@ -12,7 +12,15 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from cope_sweep.cli import perplexity_command, plan_commands, probe_command, result_commands, run_commands
+from cope_sweep.cli import (
+    perplexity_command,
+    plan_commands,
+    probe_command,
+    result_commands,
+    run_commands,
+    runs_command,
+    store_command,
+)
 from cope_sweep.cli.output import escaped, make_console, print_json
 from cope_sweep.errors import UserError
 
@@ -95,9 +103,11 @@ app.command()(plan_commands.plan)
 app.command()(run_commands.run)
 app.command()(run_commands.submit)
 app.command()(result_commands.status)
+app.command()(runs_command.runs)
 app.command()(result_commands.report)
 app.command()(perplexity_command.perplexity)
 app.command()(probe_command.probe)
+app.add_typer(store_command.app, name="store")
 app.command()(plan_commands.schema)
 
 

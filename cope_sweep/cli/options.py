@@ -12,6 +12,7 @@ from cope_sweep.errors import UserError
 
 if TYPE_CHECKING:
     from cope_sweep.plan import Plan
+    from cope_sweep.store import Store
 
 AblationArg = Annotated[
     str,
@@ -29,6 +30,16 @@ StoreOpt = Annotated[
     Path,
     typer.Option(
         "--store", envvar="COPE_SWEEP_STORE", help="Folder that holds the runs, checkpoints and MLflow's database."
+    ),
+]
+IndexOpt = Annotated[
+    str | None,
+    typer.Option(
+        "--index",
+        metavar="URL",
+        envvar="COPE_SWEEP_INDEX",
+        help="Database of the store's index: `postgresql://USER:PASSWORD@HOST/NAME`. Default: SQLite in the store.",
+        show_default=False,
     ),
 ]
 Sets = Annotated[
@@ -71,14 +82,20 @@ def load_plan(ablation: str, folder: Path, scale: str | None, sets: list[str]) -
     return expand(with_overrides(load_ablation(find_ablation(ablation, folder)), scale=scale, assignments=sets))
 
 
+def open_store(root: Path, index: str | None = None, *, create: bool = False) -> Store:
+    """The store in a folder, with its index; with `create`, the folder is made. Raises StoreError."""
+    from cope_sweep.store import Store
+
+    return Store(root, index=index, create=create)
+
+
 def find_checkpoint(run_or_folder: str, root: Path) -> Path:
     """The checkpoint folder of a finished run, or the folder that was named. Raises UserError."""
-    from cope_sweep.store import Store
     from cope_sweep.store.artifacts import RUN_ID
 
     if not RUN_ID.fullmatch(run_or_folder):
         return Path(run_or_folder)
-    folder = Store(root).run(run_or_folder)
+    folder = open_store(root).run(run_or_folder)  # its files alone say whether it is finished
     if folder.status != "finished":
         raise UserError(f"run {run_or_folder} is {folder.status}; only finished runs have a checkpoint")
     return folder.checkpoint

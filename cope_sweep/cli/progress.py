@@ -29,7 +29,14 @@ DISPLAY_ORDER = ("running", "failed", "interrupted", "stopped", "finished", "pen
 """The runs of the first statuses are shown if not all fit."""
 SUMMARY_ORDER = ("finished", "running", "pending", "interrupted", "stopped", "failed")
 UNFINISHED = ("running", "pending", "interrupted")
-STYLES = {"running": "cyan", "finished": "green", "failed": "bold red", "interrupted": "yellow", "pending": "dim"}
+STYLES = {
+    "running": "cyan",
+    "finished": "green",
+    "failed": "bold red",
+    "interrupted": "yellow",
+    "stopped": "yellow",
+    "pending": "dim",
+}
 
 
 class Display(Protocol):
@@ -65,14 +72,17 @@ class Board:
 
     @staticmethod
     def of(plan: Plan, store: Store) -> Board:
-        """The board of a plan whose finished runs are known from the store."""
+        """The board of a plan whose finished and stopped runs are known from the store."""
+        records = store.index.records(run.run_id for run in plan.runs)
         rows = {run.run_id: row.name for row in plan.rows for run in row.runs}
         names, latest = {}, {}
         for run in plan.runs:
             names[run.run_id] = f"{rows[run.run_id]} · seed {run.seed}"
-            result, steps = store.run(run.run_id).result, run.train.steps
-            if result:
-                latest[run.run_id] = Event(run.run_id, "finished", steps, steps, result["metrics"])
+            record, steps = records.get(run.run_id), run.train.steps
+            if record is not None and record.status == "finished":
+                latest[run.run_id] = Event(run.run_id, "finished", steps, steps, record.metrics)
+            elif record is not None and record.status == "stopped":
+                latest[run.run_id] = Event(run.run_id, "stopped", record.step, steps, message=record.message)
             else:
                 latest[run.run_id] = Event(run.run_id, "pending", 0, steps)
         return Board(names, latest, time.monotonic())

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -15,29 +15,36 @@ from cope_sweep.cli.options import (
     STORE,
     AblationArg,
     AblationsDir,
+    IndexOpt,
     Json,
     ScaleOpt,
     Sets,
     StoreOpt,
     load_plan,
+    open_store,
 )
 from cope_sweep.cli.output import escaped, grid, make_console, print_json
 from cope_sweep.errors import UserError
 
 if TYPE_CHECKING:
+    from cope_sweep.queries import Queries
+    from cope_sweep.queries.answers import Counts, RunState, SweepMember
     from cope_sweep.results import Table
     from cope_sweep.store import Store
 
 Format = Literal["terminal", "markdown", "latex", "csv", "parquet", "html", "json"]
-SWEEP_KEYS = ("sweep_id", "ablation", "status", "executor", "started_ms", "ended_ms")
+SWEEP_ID = r"\d{8}-\d{6}-[0-9a-f]+"
+MAX_SWEEPS = 100
+"""Sweeps that `status` lists."""
+BROKEN = ("failed", "damaged")
 
 
 def status(
     target: Annotated[
         str | None,
         typer.Argument(
-            metavar="[ABLATION|RUN]",
-            help="An ablation, or the id of a run. Default: every sweep of this store.",
+            metavar="[ABLATION|RUN|SWEEP]",
+            help="An ablation, or the id of a run or sweep. Default: the newest sweeps of this store.",
             show_default=False,
         ),
     ] = None,
@@ -45,70 +52,101 @@ def status(
     sets: Sets = [],
     ablations: AblationsDir = ABLATIONS,
     root: StoreOpt = STORE,
+    index: IndexOpt = None,
     as_json: Json = False,
 ) -> None:
-    """Show the status of sweeps and runs, and the error of a failed run.
+    """Show the status of sweeps and runs, and why runs failed, were stopped or are damaged.
 
     Example: `cope-sweep status quickstart`
 
     Example: `cope-sweep status 95199d1142de555d`
     """
-    from cope_sweep.store import Store
+    import re
+
+    from cope_sweep.queries import Queries
     from cope_sweep.store.artifacts import RUN_ID
 
-    store = Store(root)
+    store = open_store(root, index)
     if target is None:
-        _show_sweeps(store, as_json)
+        _show_sweeps(Queries(store), as_json)
     elif RUN_ID.fullmatch(target):
-        _show_run(store, target, as_json)
+        _show_run(Queries(store), target, as_json)
+    elif re.fullmatch(SWEEP_ID, target):
+        _show_sweep(Queries(store), target, as_json)
     else:
-        _show_runs(store, target, ablations, scale, sets, as_json)
+        _show_plan(store, target, ablations, scale, sets, as_json)
 
 
-def _show_sweeps(store: Store, as_json: bool) -> None:
-    records = store.sweeps()
+def _show_sweeps(queries: Queries, as_json: bool) -> None:
+    page = queries.sweeps(limit=MAX_SWEEPS)
+    oldest_first = page.sweeps[::-1]
     if as_json:
-        print_json([{key: record.get(key) for key in SWEEP_KEYS} for record in records])
+        print_json([sweep.model_dump() for sweep in oldest_first])
         return
-    if not records:
-        make_console().print(f"no sweep in the store {store.root}; start one with: cope-sweep run quickstart")
+    if not page.sweeps:
+        make_console().print(f"no sweep in the store {queries.store.root}; start one with: cope-sweep run quickstart")
         return
-    table = grid("sweep", "ablation", "status", "executor")
-    for record in records:
-        table.add_row(*(escaped(record[key]) for key in SWEEP_KEYS[:4]))
-    make_console().print(table)
+    table = grid("sweep", "ablation", "status", "executor", "runs")
+    for sweep in oldest_first:
+        cells = (sweep.sweep_id, sweep.ablation, sweep.status, sweep.executor, _counts_text(sweep.counts))
+        table.add_row(*map(escaped, cells))
+    console = make_console()
+    if page.total > len(page.sweeps):
+        console.print(f"the newest {len(page.sweeps)} of {page.total} sweeps:")
+    console.print(table)
 
 
-def _show_run(store: Store, run_id: str, as_json: bool) -> None:
-    folder = store.run(run_id)
-    if folder.spec is None:
-        raise UserError(f"no run {run_id} in the store {store.root}; `cope-sweep plan ABLATION` lists the ids")
-    state = dict(folder.state)
-    document: dict[str, Any] = {**folder.spec, "status": folder.status, "state": state, "result": folder.result}
+def _show_sweep(queries: Queries, sweep_id: str, as_json: bool) -> None:
+    sweep = queries.sweep(sweep_id)
+    if as_json:
+        print_json(sweep.model_dump())
+        return
+    console = make_console()
+    console.print(escaped(f"{sweep.sweep_id}: {sweep.ablation}, {sweep.status}, {_counts_text(sweep.counts)}"))
+    if sweep.error is not None:
+        console.print(f"[red]{escaped(sweep.error)}[/red]")
+    for note in sweep.notes:
+        console.print(escaped(note))
+    _print_runs(sweep.members)
+
+
+def _show_run(queries: Queries, run_id: str, as_json: bool) -> None:
+    run = queries.run(run_id, with_curve=False)
+    if run.state.get("status") is None and run.status == "pending":
+        raise UserError(f"no run {run_id} in the store {queries.store.root}; `cope-sweep plan ABLATION` lists the ids")
+    document = run.model_dump(exclude={"curve", "values"})
     if as_json:
         print_json(document)
         return
-    traceback = state.pop("traceback", None)
+    traceback = document["state"].pop("traceback", None)
     console = make_console()
     console.print_json(json.dumps(document))
     if traceback:
         console.print(traceback, style="red", markup=False, highlight=False)
 
 
-def _show_runs(store: Store, ablation: str, ablations: Path, scale: str | None, sets: list[str], as_json: bool) -> None:
-    from cope_sweep.queries import run_status
+def _show_plan(store: Store, ablation: str, ablations: Path, scale: str | None, sets: list[str], as_json: bool) -> None:
+    from cope_sweep.queries import plan_status
 
-    statuses = run_status(load_plan(ablation, ablations, scale, sets), store)
+    statuses = plan_status(load_plan(ablation, ablations, scale, sets), store)
     if as_json:
-        print_json(statuses)
-        return
-    table = grid("run", "row", "seed", "status", "step", "worker", "error")
-    for run in statuses["runs"]:
-        step = f"{run['step']}/{run['steps']}"
-        start = (run["run_id"], run["row"], run["seed"], run["status"], step)
-        cells = (*start, run["worker_id"] or "", run["message"] or "")
-        table.add_row(*map(escaped, cells), style="red" if run["status"] == "failed" else "")
+        print_json(statuses.model_dump())
+    else:
+        _print_runs(statuses.runs)
+
+
+def _print_runs(runs: Iterable[RunState | SweepMember]) -> None:
+    table = grid("run", "row", "seed", "status", "step", "worker", "message")
+    for run in runs:
+        step = f"{run.step}/{run.steps}"
+        cells = (run.run_id, run.row, run.seed, run.status, step, run.worker_id or "", run.message or "")
+        table.add_row(*map(escaped, cells), style="red" if run.status in BROKEN else "")
     make_console().print(table)
+
+
+def _counts_text(counts: Counts) -> str:
+    """`3 finished, 1 failed`."""
+    return ", ".join(f"{number} {name}" for name, number in sorted(counts.items(), key=lambda each: -each[1]))
 
 
 def report(
@@ -126,6 +164,7 @@ def report(
     sets: Sets = [],
     ablations: AblationsDir = ABLATIONS,
     root: StoreOpt = STORE,
+    index: IndexOpt = None,
     as_json: Annotated[bool, typer.Option("--json", help="The same as `--format json`.")] = False,
 ) -> None:
     """Print the table of an ablation: mean ± standard deviation over seeds, beside the published numbers.
@@ -134,15 +173,17 @@ def report(
 
     Example: `cope-sweep report quickstart --runs --format parquet -o runs.parquet`
     """
+    from cope_sweep.queries import settle
     from cope_sweep.results import table
-    from cope_sweep.store import Store
 
     chosen: Format = "json" if as_json else output_format
     if every_run and chosen not in ("csv", "parquet"):
         raise UserError(f"--runs needs --format csv or parquet, not {chosen}; json always holds every run")
     if chosen == "parquet" and output is None:
         raise UserError("parquet is binary; name a file for it with --output FILE")
-    results = table(load_plan(ablation, ablations, scale, sets), Store(root))
+    plan, store = load_plan(ablation, ablations, scale, sets), open_store(root, index)
+    settle(store)
+    results = table(plan, store)
     if output is not None:
         try:
             _write(results, chosen, output, every_run)

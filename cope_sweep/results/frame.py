@@ -6,54 +6,28 @@
     <axis key>, …                  the label of the axis value (`model.position`: "CoPE"); missing if the row has none
     <metric>, …                    final metrics (`in_dist/token_error`); missing unless the run is finished
     facts.<name>, …                parameters, train_s, tokens_per_s, device, … of finished runs
-    message                        the error message of a failed run, in one line
+    message                        why a run failed, was stopped or is damaged, in one line
 
 The metrics of the ablation always have a column, so that the frame of an untrained ablation has the same shape.
+pandas is imported when a frame is made.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any
 
 from cope_sweep.plan import Plan
-from cope_sweep.store import RunFolder, Status, Store
+from cope_sweep.store import RunRecord, Store
 
-
-@dataclass(frozen=True)
-class RunRecord:
-    """The record of one run in the store."""
-
-    status: Status = "pending"
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    """Final metrics of a finished run, under their current names."""
-    facts: Mapping[str, Any] = field(default_factory=dict)
-    """Parameters, times, device, … of a finished run."""
-    message: str | None = None
-    """The error message of a failed run."""
-
-    def value(self, name: str) -> float | None:
-        """A metric of the ablation: a metric of the run, or for `facts.<name>` a fact."""
-        fact = name.removeprefix("facts.")
-        return self.metrics.get(name) if fact == name else self.facts.get(fact)
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 def read_runs(plan: Plan, store: Store) -> dict[str, RunRecord]:
-    """Run id → record, for every run of the plan. Raises StoreError for a file that is not valid JSON."""
-    return {run.run_id: read_run(store.run(run.run_id)) for run in plan.runs}
-
-
-def read_run(folder: RunFolder) -> RunRecord:
-    """The record in a run's folder; only the files that its status requires are read. Raises StoreError."""
-    status = folder.status
-    if status == "finished":
-        result = folder.result or {}
-        return RunRecord(status, result.get("metrics", {}), result.get("facts", {}))
-    message = folder.state.get("message") if status == "failed" else None
-    return RunRecord(status, message=message)
+    """Run id → record, for every run of the plan, from the index. Raises StoreError."""
+    records = store.index.records(run.run_id for run in plan.runs)
+    return {run.run_id: records.get(run.run_id) or RunRecord(run.run_id) for run in plan.runs}
 
 
 def frame(plan: Plan, store: Store) -> pd.DataFrame:
@@ -63,11 +37,14 @@ def frame(plan: Plan, store: Store) -> pd.DataFrame:
 
 def frame_of_records(plan: Plan, records: Mapping[str, RunRecord]) -> pd.DataFrame:
     """The frame of records that were read already, by run id."""
+    import pandas as pd
+
     runs = [(row, run) for row in plan.rows for run in row.runs]
     ordered = [records[run.run_id] for _, run in runs]
+    finished = [record if record.status == "finished" else RunRecord(record.run_id) for record in ordered]
     own = [metric.name for metric in plan.ablation.content.metrics]
-    metrics = list(dict.fromkeys([*own, *sorted({name for record in ordered for name in record.metrics})]))
-    facts = list(dict.fromkeys(name for record in ordered for name in record.facts))
+    metrics = list(dict.fromkeys([*own, *sorted({name for record in finished for name in record.metrics})]))
+    facts = list(dict.fromkeys(name for record in finished for name in record.facts))
     columns: dict[str, pd.Series[Any]] = {
         "run_id": pd.Series([run.run_id for _, run in runs], dtype="str"),
         "status": pd.Series([record.status for record in ordered], dtype="str"),
@@ -75,9 +52,9 @@ def frame_of_records(plan: Plan, records: Mapping[str, RunRecord]) -> pd.DataFra
         "seed": pd.Series([run.seed for _, run in runs], dtype="int64"),
     }
     columns |= {key: pd.Series([row.labels.get(key) for row, _ in runs], dtype="str") for key in plan.axes}
-    columns |= {name: pd.Series([record.value(name) for record in ordered], dtype="float64") for name in metrics}
+    columns |= {name: pd.Series([record.value(name) for record in finished], dtype="float64") for name in metrics}
     columns |= {
-        f"facts.{name}": _typed_series([record.facts.get(name) for record in ordered])
+        f"facts.{name}": _typed_series([record.facts.get(name) for record in finished])
         for name in facts
         if f"facts.{name}" not in own
     }
@@ -90,6 +67,8 @@ def curves(plan: Plan, store: Store) -> pd.DataFrame:
 
     The columns are run_id, row, seed, step, metric and value.
     """
+    import pandas as pd
+
     lines = [
         (run.run_id, row.name, run.seed, int(point["step"]), metric, float(value))
         for row in plan.rows
@@ -104,6 +83,8 @@ def curves(plan: Plan, store: Store) -> pd.DataFrame:
 
 def _typed_series(values: list[Any]) -> pd.Series[Any]:
     """A column with a nullable type: boolean, Int64, Float64, or text."""
+    import pandas as pd
+
     types = {type(value) for value in values if value is not None}
     if types == {bool}:
         return pd.Series(values, dtype="boolean")

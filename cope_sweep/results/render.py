@@ -108,6 +108,8 @@ def _note(model: TableModel) -> str:
     cells = [(row, cell) for row in model.rows for cell in row.metrics.values()]
     if any(0 < cell.summary.n < row.seeds for row, cell in cells):
         parts.append("(n=…): only n seeds are finished")
+    if model.stopped:
+        parts.append(f"{model.stopped} run{'s were' if model.stopped > 1 else ' was'} stopped early and not averaged")
     if any(cell.best for _, cell in cells):
         parts.append("bold: best")
     sources = dict.fromkeys(cell.published.source for _, cell in cells if cell.published and cell.published.source)

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pandas as pd
-
 from cope_sweep.plan import Plan
 from cope_sweep.results import render
 from cope_sweep.results.frame import frame_of_records, read_runs
 from cope_sweep.results.table_model import STATUSES, MetricCell, TableModel, TableRow, table_model
-from cope_sweep.store import Store
+from cope_sweep.store import RunRecord, Store
 
 if TYPE_CHECKING:
+    import pandas as pd
     from rich.table import Table as RichTable
 
 
@@ -24,9 +24,19 @@ if TYPE_CHECKING:
 class Table:
     """The results of an ablation, and their output formats."""
 
-    model: TableModel
-    runs: pd.DataFrame
-    """One line per run: `results.frame`."""
+    plan: Plan
+    records: Mapping[str, RunRecord]
+    """Run id → record, for every run of the plan."""
+
+    @cached_property
+    def model(self) -> TableModel:
+        """The content of the table."""
+        return table_model(self.plan, self.records)
+
+    @cached_property
+    def runs(self) -> pd.DataFrame:
+        """One line per run: `results.frame`."""
+        return frame_of_records(self.plan, self.records)
 
     @cached_property
     def frame(self) -> pd.DataFrame:
@@ -34,12 +44,14 @@ class Table:
 
         row, <axis key>, …                                      its name, and the labels of its axes
         seeds                                                   the number of its runs, finished or not
-        finished, failed, running, interrupted, pending         the number of runs with this status
+        finished, stopped, failed, damaged, running, interrupted, pending    the number of runs with this status
         parameters                                              of the model; missing before a run is finished
         <metric>.mean, .std, .n, .ci_low, .ci_high              over the n finished seeds; 95 % Student interval
         <metric>.published, .published_std                      the paper's numbers, if it has them
         <metric>.best                                           whether it is the best mean of the complete rows
         """
+        import pandas as pd
+
         rows = self.model.rows
         columns: dict[str, pd.Series[Any]] = {"row": pd.Series([row.row for row in rows], dtype="str")}
         for key in self.model.axes:
@@ -78,6 +90,7 @@ class Table:
                 for c in self.model.columns
             ],
             "complete": self.complete,
+            "stopped": self.model.stopped,
             "rows": [_row_json(row) for row in self.model.rows],
         }  # fmt: skip
 
@@ -108,8 +121,7 @@ class Table:
 
 def table(plan: Plan, store: Store) -> Table:
     """The table of `plan` from the runs in the store, finished or not. Raises StoreError."""
-    records = read_runs(plan, store)
-    return Table(table_model(plan, records), frame_of_records(plan, records))
+    return Table(plan, read_runs(plan, store))
 
 
 def _row_json(row: TableRow) -> dict[str, Any]:
@@ -147,4 +159,6 @@ def _number(value: float) -> float | None:
 
 
 def _floats(values: list[float | None]) -> pd.Series[float]:
+    import pandas as pd
+
     return pd.Series(values, dtype="float64")

@@ -9,12 +9,11 @@ from functools import cached_property
 from typing import Literal
 
 from cope_sweep.plan import Plan, Row
-from cope_sweep.results.frame import RunRecord
 from cope_sweep.results.stats import Summary, summarise
 from cope_sweep.spec import RunSpec
-from cope_sweep.store import Status
+from cope_sweep.store import RunRecord, Status
 
-STATUSES: tuple[Status, ...] = ("finished", "failed", "running", "interrupted", "pending")
+STATUSES: tuple[Status, ...] = ("finished", "stopped", "failed", "damaged", "running", "interrupted", "pending")
 
 
 @dataclass(frozen=True)
@@ -80,7 +79,7 @@ class TableRow:
     @cached_property
     def parameters(self) -> int | None:
         """The number of parameters of the model; None before a run is finished."""
-        known = (record.facts.get("parameters") for _, record in self.runs)
+        known = (record.facts.get("parameters") for _, record in self.runs if record.status == "finished")
         return next((int(parameters) for parameters in known if parameters is not None), None)
 
     @property
@@ -100,6 +99,11 @@ class TableModel:
     """Axis key → short name."""
     columns: tuple[Column, ...]
     rows: tuple[TableRow, ...]
+
+    @cached_property
+    def stopped(self) -> int:
+        """The number of runs that a scheduler stopped early. They are in no mean."""
+        return sum(row.counts["stopped"] for row in self.rows)
 
 
 def table_model(plan: Plan, records: Mapping[str, RunRecord]) -> TableModel:

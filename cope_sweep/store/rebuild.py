@@ -37,6 +37,11 @@ class Difference:
     item: str
     """Run id, or path of a sweep's record."""
     problem: str
+    way_out: str = "cope-sweep store rebuild"
+
+
+TRAIN_AGAIN = "the same `cope-sweep run` trains it again"
+RESTORE = "restore the file from a copy, or delete it"
 
 
 def rebuild(files: StoreFiles, index: Index, on_progress: OnProgress = lambda done, total: None) -> RebuildReport:
@@ -85,7 +90,7 @@ def check(
     """Compare the index with the files; with `checksums`, also curves and checkpoints. Raises StoreError."""
     for path, record in _sweep_records(files):
         if isinstance(record, DamagedError):
-            yield Difference(path, str(record))
+            yield Difference(path, str(record), RESTORE)
         elif index.sweep(record.sweep_id) is None:
             yield Difference(record.sweep_id, "the sweep is not in the index")
     folders = files.run_folders()
@@ -95,7 +100,8 @@ def check(
         batch = folders[start : start + BATCH_RUNS]
         known = index.records(folder.run_id for folder in batch)
         for folder in batch:
-            yield from (Difference(folder.run_id, problem) for problem in folder.damage(checksums=checksums))
+            for problem in folder.damage(checksums=checksums):
+                yield Difference(folder.run_id, problem, TRAIN_AGAIN)
             row, record = read_run(folder), known.get(folder.run_id)
             if row is None or (record is not None and record.status == "running"):
                 continue

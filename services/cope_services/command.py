@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from cope_sweep.cli.options import ABLATIONS, STORE, AblationsDir, StoreOpt
+from cope_sweep.cli.options import ABLATIONS, STORE, AblationsDir, IndexOpt, StoreOpt
 
 
 def serve(
@@ -16,6 +16,7 @@ def serve(
     ] = 8000,
     ablations: AblationsDir = ABLATIONS,
     root: StoreOpt = STORE,
+    index: IndexOpt = None,
 ) -> None:
     """Serve tables, runs, checkpoints, perplexity and probes over REST, with a web page.
 
@@ -26,4 +27,4 @@ def serve(
     from cope_services import server
     from cope_services.settings import Settings
 
-    raise typer.Exit(server.serve(Settings(host=host, port=port, ablations=ablations, store=root)))
+    raise typer.Exit(server.serve(Settings(host=host, port=port, ablations=ablations, store=root, index=index)))

@@ -3,32 +3,31 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 from fastapi import Depends, Header, Query, Request
 
-from cope_services.catalogue import Catalogue
 from cope_services.checkpoints import Checkpoints
 from cope_services.errors import MediaTypeError
-from cope_services.library import Library
 from cope_services.predictors import Predictors
 from cope_services.settings import Settings
 from cope_services.tables import Tables
-from cope_sweep.store import RunFolder, Status, Store
+from cope_sweep.queries import AblationFiles, Queries, parse_filter
+from cope_sweep.store import RunFolder, RunQuery, Status, Store
 
 
 @dataclass(frozen=True)
 class Components:
     """The objects that answer the requests of an application."""
 
-    library: Library
+    queries: Queries
     tables: Tables
     checkpoints: Checkpoints
     predictors: Predictors
 
     @classmethod
     def create(cls, settings: Settings) -> Components:
-        library = Library(Catalogue(settings.ablations), Store(settings.store))
+        queries = Queries(Store(settings.store, index=settings.index), AblationFiles(settings.ablations))
         checkpoints = Checkpoints()
         predictors = Predictors(
             checkpoints,
@@ -38,7 +37,7 @@ class Components:
             max_tokens=settings.max_tokens,
             max_probe_values=settings.max_probe_values,
         )
-        return cls(library, Tables(library), checkpoints, predictors)
+        return cls(queries, Tables(queries), checkpoints, predictors)
 
 
 def _components(request: Request) -> Components:
@@ -57,17 +56,51 @@ def _require_json(content_type: Annotated[str | None, Header()] = None) -> None:
 
 
 ComponentsDep = Annotated[Components, Depends(_components)]
+StatusFilter = Annotated[Status | None, Query(description="Only runs with this status.")]
+Filters = Annotated[
+    list[str],
+    Query(
+        alias="filter",
+        max_length=20,
+        description="Conditions that have to hold: `model.layers>=4`, `model.position=cope`, `in_dist/loss<0.5`, "
+        "`facts.device=cuda`. A run that lacks the key does not match.",
+    ),
+]
+SweepFilter = Annotated[str | None, Query(description="Only the runs of this sweep.", max_length=100)]
+Sort = Annotated[str, Query(description="A key as in `filter`, or run_id, status, seed, step, created_ms.")]
+Order = Annotated[Literal["asc", "desc"], Query(description="Runs without the key come last.")]
+Limit = Annotated[int, Query(ge=1, le=1000, description="Maximum number of runs or sweeps.")]
+Offset = Annotated[int, Query(ge=0, le=2**31, description="Number of runs or sweeps to skip.")]
+
+
+def _run_query(
+    status: StatusFilter = None,
+    filters: Filters = [],  # noqa: B006 - FastAPI copies it
+    sweep: SweepFilter = None,
+    sort: Sort = "run_id",
+    order: Order = "asc",
+    limit: Limit = 100,
+    offset: Offset = 0,
+) -> RunQuery:
+    """The query in the parameters of a request. Raises QueryError."""
+    return RunQuery(
+        (status,) if status else (),
+        sweep_id=sweep,
+        filters=tuple(map(parse_filter, filters)),
+        sort=sort,
+        descending=order == "desc",
+        limit=limit,
+        offset=offset,
+    )
 
 
 def _finished_run(run_id: str, components: ComponentsDep) -> RunFolder:
-    return components.library.finished(run_id)
+    return components.queries.finished(run_id)
 
 
+RunQueryDep = Annotated[RunQuery, Depends(_run_query)]
 FinishedRun = Annotated[RunFolder, Depends(_finished_run)]
 RequireJson = Depends(_require_json)
 Scale = Annotated[str | None, Query(description="One of the ablation's scales.", max_length=100)]
-StatusFilter = Annotated[Status | None, Query(description="Only runs with this status.")]
-Limit = Annotated[int, Query(ge=1, le=1000, description="Maximum number of runs.")]
-Offset = Annotated[int, Query(ge=0, le=2**31, description="Number of runs to skip.")]
 Accept = Annotated[str | None, Header(description="Media type of the table; the parameter `format` has priority.")]
 IfNoneMatch = Annotated[str | None, Header(description="ETag of the version that the client has.")]

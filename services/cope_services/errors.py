@@ -12,8 +12,10 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from cope_sweep.errors import UserError
+from cope_sweep.queries import NotFinishedError, NotFoundError
 from cope_sweep.spec import SpecError
-from cope_sweep.store import StoreError
+from cope_sweep.store import QueryError, StoreError
+from cope_sweep.store.index import IndexUnavailable
 
 
 class ServiceError(Exception):
@@ -23,18 +25,8 @@ class ServiceError(Exception):
     type: ClassVar[str] = "internal_error"
 
 
-class NotFoundError(ServiceError):
-    status, type = 404, "not_found"
-
-
 class NotAcceptableError(ServiceError):
     status, type = 406, "not_acceptable"
-
-
-class ConflictError(ServiceError):
-    """The resource exists, but its state does not allow the request."""
-
-    status, type = 409, "conflict"
 
 
 class TooLargeError(ServiceError):
@@ -61,8 +53,13 @@ class NotReadyError(ServiceError):
     status, type = 503, "not_ready"
 
 
+NOT_FOUND = "not_found"
 USER_ERRORS: Mapping[type[UserError], tuple[int, str]] = {
+    NotFoundError: (404, NOT_FOUND),
+    NotFinishedError: (409, "conflict"),
     SpecError: (409, "invalid_ablation"),
+    QueryError: (422, InvalidError.type),
+    IndexUnavailable: (503, NotReadyError.type),
     StoreError: (500, "damaged_store"),
     UserError: (500, "internal_error"),
 }
@@ -95,7 +92,7 @@ def install_error_handlers(app: FastAPI) -> None:
         status = HTTPStatus(error.status_code)
         if status == 400:  # FastAPI raises it for a body that its JSON parser rejects
             return error_response(status, "invalid_json", INVALID_JSON)
-        types = {404: NotFoundError.type, 413: TooLargeError.type}
+        types = {404: NOT_FOUND, 413: TooLargeError.type}
         messages = {
             404: f"there is no {request.url.path}; /docs lists all paths",
             405: f"{request.url.path} does not support {request.method}; /docs lists all methods",

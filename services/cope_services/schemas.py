@@ -1,4 +1,4 @@
-"""JSON schemas of requests and responses."""
+"""JSON schemas of requests, and of responses that are not answers of `cope_sweep.queries`."""
 
 from __future__ import annotations
 
@@ -6,9 +6,6 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from cope_sweep.store import Status
-
-Counts = dict[Status, int]
 Responses = dict[int | str, dict[str, Any]]
 
 
@@ -29,108 +26,6 @@ def error_responses(*statuses: int) -> Responses:
 
 class Health(BaseModel):
     status: str
-
-
-class AblationSummary(BaseModel):
-    """An ablation, with the number of its runs by status."""
-
-    name: str
-    title: str = ""
-    hypothesis: str = ""
-    reproduces: str = ""
-    scales: list[str] = []
-    rows: int = 0
-    runs: int = 0
-    counts: Counts = {}
-    error: str | None = Field(default=None, description="Why the file is invalid; the other fields are then empty.")
-
-
-class PlannedRun(BaseModel):
-    run_id: str
-    seed: int
-    status: Status
-
-
-class PlannedRow(BaseModel):
-    """A row of the table and its runs."""
-
-    row: str
-    labels: dict[str, str]
-    runs: list[PlannedRun]
-
-
-class MetricInfo(BaseModel):
-    name: str
-    title: str
-    goal: str
-    unit: str
-    decimals: int
-
-
-class AblationDetail(AblationSummary):
-    """An ablation with its rows, metrics and file."""
-
-    axes: dict[str, str] = Field(default={}, description="Axis key → its column title in tables.")
-    metrics: list[MetricInfo] = []
-    plan: list[PlannedRow] = []
-    text: str = Field(description="The content of the file.")
-
-
-class RunSummary(BaseModel):
-    """The main facts of a run."""
-
-    run_id: str
-    status: Status
-    ablations: list[str] = Field(default=[], description="The ablations that contain the run.")
-    row: str | None = Field(default=None, description="Its row in the first of these ablations.")
-    seed: int | None = None
-    step: int = Field(default=0, description="The last logged step; of a finished run, the last step.")
-    steps: int | None = Field(default=None, description="Number of training steps.")
-    created_ms: int | None = Field(default=None, description="Time of its first start, in ms since 1970.")
-    updated_ms: int | None = Field(default=None, description="Time of the last change of its files, in ms since 1970.")
-    worker_id: str | None = Field(default=None, description="The last worker that trained the run.")
-    message: str | None = Field(default=None, description="Why the run failed.")
-    metrics: dict[str, float] = Field(default={}, description="Final values of a finished run.")
-
-
-class RunPage(BaseModel):
-    total: int
-    limit: int
-    offset: int
-    runs: list[RunSummary]
-
-
-class RunDetail(RunSummary):
-    """All information about a run."""
-
-    spec: dict[str, Any] | None = Field(default=None, description="The resolved configuration.")
-    state: dict[str, Any] = Field(default={}, description="Attempt, worker, and the traceback of a failure.")
-    facts: dict[str, Any] = Field(default={}, description="For example parameters, duration and memory.")
-    curve: list[dict[str, int | float]] = Field(default=[], description="The logged rows, by step.")
-
-
-class Series(BaseModel):
-    """The learning curve of one run."""
-
-    run_id: str
-    seed: int
-    status: Status
-    points: list[tuple[int, float]] = Field(description="(step, value)")
-
-
-class RowCurves(BaseModel):
-    """The learning curves of a row, one per seed."""
-
-    row: str
-    series: list[Series]
-
-
-class Curves(BaseModel):
-    """Learning curves of one metric for all runs of an ablation."""
-
-    metric: str
-    metrics: list[str] = Field(description="All logged metrics.")
-    rows: list[RowCurves]
 
 
 class CheckpointFile(BaseModel):

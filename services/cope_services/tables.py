@@ -1,6 +1,6 @@
-"""Result tables in five formats and learning curves, rendered once for each state of their files.
+"""Result tables in five formats and learning curves, rendered once for each version of ablation file and store.
 
-An unchanged table costs a few `stat` calls.
+An unchanged table costs one `stat` call and two small SQL queries.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 from cachetools import LRUCache, cached
 
 from cope_services.errors import NotAcceptableError
-from cope_services.library import Library
 from cope_sweep import __version__
+from cope_sweep.queries import Queries
 
 if TYPE_CHECKING:
     from cope_sweep.results import Table
@@ -49,10 +49,10 @@ class RenderedBody:
 
 
 class Tables:
-    """Renders tables and curves of a library. It is thread-safe."""
+    """Renders tables and curves. It is thread-safe."""
 
-    def __init__(self, library: Library) -> None:
-        self.library = library
+    def __init__(self, queries: Queries) -> None:
+        self.queries = queries
         # With the condition, threads that request the same body wait until one of them has rendered it.
         self._tables: Callable[[Hashable, Callable[[], Table]], Table] = cached(
             LRUCache(MAX_TABLES), key=_cache_key, condition=Condition()
@@ -62,26 +62,29 @@ class Tables:
         )(_compute)
 
     def table(self, name: str, scale: str | None, output_format: TableFormat, *, runs: bool = False) -> RenderedBody:
-        """The table of an ablation. With `runs`, CSV has a line for each run. Raises SpecError, ServiceErrors."""
-        from cope_sweep.results import table  # imports pandas
+        """The table of an ablation. With `runs`, CSV has a line for each run. Raises UserError."""
+        from cope_sweep.results import table
 
-        loaded = self.library.catalogue.load(name, scale)
-        state = _digest(self.library.fingerprint(loaded))
+        loaded = self.queries.files.load(name, scale)
+        state = _digest(self.queries.version(loaded))
         etag = _digest((state, output_format, runs))
 
         def render() -> bytes:
-            whole = self._tables(state, lambda: table(loaded.plan, self.library.store))
+            whole = self._tables(state, lambda: table(loaded.plan, self.queries.store))
             return _render(whole, output_format, runs=runs)
 
         return RenderedBody(etag, MEDIA_TYPES[output_format], self._bodies(etag, render))
 
     def curves(self, name: str, scale: str | None, metric: str | None) -> RenderedBody:
-        """Learning curves as JSON. Raises SpecError, ServiceErrors."""
-        loaded = self.library.catalogue.load(name, scale)
-        etag = _digest(("curves", self.library.fingerprint(loaded, curves=True), metric))
+        """Learning curves as JSON: as new as the index, which hears of a running run every few seconds.
+
+        Raises UserError.
+        """
+        loaded = self.queries.files.load(name, scale)
+        etag = _digest(("curves", self.queries.version(loaded), metric))
 
         def render() -> bytes:
-            return self.library.curves(loaded, metric).model_dump_json().encode()
+            return self.queries.curves(loaded, metric).model_dump_json().encode()
 
         return RenderedBody(etag, "application/json", self._bodies(etag, render))
 

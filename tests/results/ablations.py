@@ -7,7 +7,8 @@ from cope_sweep.plan import Plan, expand
 from cope_sweep.spec import RunSpec
 from cope_sweep.spec.ablation import validate
 from cope_sweep.spec.source import Source
-from cope_sweep.store import Store
+from cope_sweep.store import RunFolder, Store
+from cope_sweep.store.reading import read_run
 from tests.tiny import TINY
 
 CONTENT: dict[str, Any] = {
@@ -33,22 +34,40 @@ def plan_of(name: str = "copying", **changes: Any) -> Plan:
 
 def finish(store: Store, run: RunSpec, metrics: Mapping[str, float], facts: Mapping[str, Any] | None = None) -> None:
     """Write `run` as finished, with a curve and a checkpoint."""
-    folder = store.run(run.run_id)
-    with folder.lock():
-        folder.begin(run, "here")
-        folder.log({"step": 1, "train/loss": 2.5})
-        folder.log({"step": 6, "train/loss": 1.25})
-        folder.log({"step": 6, **metrics})
-        with folder.writing_checkpoint() as path:
-            (path / "model.safetensors").write_bytes(b"weights")
-            (path / "config.json").write_text("{}")
-        folder.finish({"train/loss": 1.25, **metrics}, facts or {"steps": 6, "parameters": 1234, "device": "cpu"})
+    folder = begin(store, run)
+    folder.log({"step": 1, "train/loss": 2.5})
+    folder.log({"step": 6, "train/loss": 1.25})
+    folder.log({"step": 6, **metrics})
+    with folder.writing_checkpoint() as path:
+        (path / "model.safetensors").write_bytes(b"weights")
+        (path / "config.json").write_text("{}")
+    folder.finish({"train/loss": 1.25, **metrics}, facts or {"steps": 6, "parameters": 1234, "device": "cpu"})
+    end(store, folder)
 
 
 def fail(store: Store, run: RunSpec, message: str = "Diverged: the loss is nan") -> None:
     """Write `run` as failed."""
-    folder = store.run(run.run_id)
-    with folder.lock():
-        folder.begin(run, "here")
-        folder.log({"step": 1, "train/loss": 2.5})
-        folder.fail(message, f"Traceback (most recent call last):\n{message}\n")
+    folder = begin(store, run)
+    folder.log({"step": 1, "train/loss": 2.5})
+    folder.fail(message, f"Traceback (most recent call last):\n{message}\n")
+    end(store, folder)
+
+
+def stop(store: Store, run: RunSpec, message: str = "stopped at step 3 by asha") -> None:
+    """Write `run` as stopped by a scheduler."""
+    folder = begin(store, run)
+    folder.log({"step": 3, "in_dist/token_error": 0.5})
+    folder.set_state("stopped", message=message)
+    end(store, folder)
+
+
+def begin(store: Store, run: RunSpec, worker_id: str = "here") -> RunFolder:
+    """Begin `run`, as a worker does: only its files say so."""
+    return store.run(run.run_id).begin(run, worker_id)
+
+
+def end(store: Store, folder: RunFolder) -> None:
+    """Write what a run's files say to the index, as a sweep does."""
+    row = read_run(folder)
+    assert row is not None
+    store.index.write([row])

@@ -5,8 +5,9 @@ import pandas as pd
 import pytest
 
 from cope_sweep.results import curves, frame, table
-from cope_sweep.store import StoreError
-from tests.results.ablations import COUNTING, fail, finish, plan_of
+from cope_sweep.store import Lease
+from cope_sweep.store.reading import read_run
+from tests.results.ablations import COUNTING, begin, end, fail, finish, plan_of, stop
 
 
 @pytest.fixture
@@ -29,16 +30,15 @@ def test_each_status_has_its_values(plan, store):
     cope, other, none = plan.rows
     finish(store, cope.runs[0], {"in_dist/token_error": 1.5, "dense/loss": 2.0, "extra": 7.0}, {"parameters": 10})
     fail(store, other.runs[0], "ValueError: no, really")
-    with store.run(other.runs[1].run_id).lock():
-        store.run(other.runs[1].run_id).begin(other.runs[1], "there")
-    folder = store.run(none.runs[0].run_id)
-    with folder.lock():
-        folder.begin(none.runs[0], "there")
-        got = frame(plan, store)
-    assert got["status"].tolist() == ["finished", "pending", "failed", "interrupted", "running", "pending"]
+    end(store, begin(store, other.runs[1]))  # its worker died
+    stop(store, none.runs[1], "too slow")
+    row = read_run(begin(store, none.runs[0]))
+    assert isinstance(store.index.acquire(row, "sweep", 60.0), Lease)
+    got = frame(plan, store)
+    assert got["status"].tolist() == ["finished", "pending", "failed", "interrupted", "running", "stopped"]
     first = got.iloc[0]
     assert (first["in_dist/token_error"], first["dense/loss"], first["extra"]) == (1.5, 2.0, 7.0)
-    assert got["message"].dropna().tolist() == ["ValueError: no, really"]
+    assert got["message"].dropna().tolist() == ["ValueError: no, really", "too slow"]
     assert got["facts.parameters"].dtype == "Int64"
     assert first["facts.parameters"] == 10
     assert got["in_dist/token_error"].notna().sum() == 1
@@ -103,16 +103,20 @@ def test_former_metric_names_are_read_under_the_current_one(store):
     assert curves(plan, store)["metric"].tolist() == ["train/loss", "train/loss", "in_dist/majority_baseline_error"]
 
 
-def test_a_broken_file_is_named(plan, store):
-    finish(store, plan.rows[0].runs[0], {})
-    path = store.run(plan.rows[0].runs[0].run_id).path / "result.json"
-    path.write_text('{"metrics":')
-    with pytest.raises(StoreError, match=r"result\.json"):
-        frame(plan, store)
+def test_a_damaged_run_has_its_reason_and_the_others_their_values(plan, store):
+    for run in plan.rows[0].runs:
+        finish(store, run, {"in_dist/token_error": 1.0})
+    folder = store.run(plan.rows[0].runs[0].run_id)
+    (folder.path / "result.json").write_text('{"metrics":')
+    end(store, folder)
+    got = frame(plan, store)
+    assert got["status"].tolist()[:2] == ["damaged", "finished"]
+    assert "result.json: not valid JSON" in got["message"][0]
+    assert got["in_dist/token_error"].notna().tolist()[:2] == [False, True]
 
 
 @pytest.mark.slow
-def test_importing_results_imports_no_heavy_package_but_pandas():
-    code = "import sys, cope_sweep.results; print([m for m in ('torch', 'ray', 'mlflow', 'scipy') if m in sys.modules])"
+def test_importing_results_imports_no_heavy_package():
+    code = "import sys, cope_sweep.results; print([m for m in ('torch', 'ray', 'mlflow', 'scipy', 'pandas') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

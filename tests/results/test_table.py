@@ -1,4 +1,3 @@
-import collections
 import io
 import json
 import math
@@ -8,7 +7,7 @@ import pytest
 
 from cope_sweep.results import table
 from cope_sweep.store import Store
-from tests.results.ablations import COUNTING, finish, plan_of
+from tests.results.ablations import COUNTING, end, finish, plan_of, stop
 
 
 def test_the_frame_by_hand(partial):
@@ -33,7 +32,8 @@ def test_the_frame_by_hand(partial):
 def test_column_names_are_stable(partial):
     metric = [".mean", ".std", ".n", ".ci_low", ".ci_high", ".published", ".published_std", ".best"]
     assert partial.frame.columns.tolist() == [
-        "row", "model.position", "seeds", "finished", "failed", "running", "interrupted", "pending", "parameters",
+        "row", "model.position", "seeds", "finished", "stopped", "failed", "damaged", "running", "interrupted",
+        "pending", "parameters",
         *(f"in_dist/token_error{part}" for part in metric),
         *(f"dense/loss{part}" for part in metric),
     ]  # fmt: skip
@@ -68,7 +68,10 @@ def test_json_is_plain(partial):
     assert other["metrics"]["in_dist/token_error"] == {
         "mean": 1.0, "std": None, "n": 1, "ci": None, "published": None, "best": False,
     }  # fmt: skip
-    assert none["counts"] == {"finished": 0, "failed": 1, "running": 0, "interrupted": 0, "pending": 1}
+    assert none["counts"] == {
+        "finished": 0, "stopped": 0, "failed": 1, "damaged": 0, "running": 0, "interrupted": 0, "pending": 1,
+    }  # fmt: skip
+    assert data["stopped"] == 0
     assert none["parameters"] is None
     assert [run["status"] for run in none["runs"]] == ["failed", "pending"]
     assert none["runs"][0]["message"] == "Diverged: the loss is nan"
@@ -100,22 +103,43 @@ def test_a_metric_that_a_row_lacks_is_an_empty_cell(plan, store):
     assert drawn.to_json()["rows"][1]["metrics"]["dense/loss"]["mean"] is None
 
 
+def test_stopped_and_damaged_runs_enter_no_mean(plan, store):
+    cope, other, _ = plan.rows
+    finish(store, cope.runs[0], {"in_dist/token_error": 10.0})
+    stop(store, cope.runs[1])
+    finish(store, other.runs[0], {"in_dist/token_error": 30.0})
+    (store.run(other.runs[0].run_id).path / "result.json").write_text("{")
+    end(store, store.run(other.runs[0].run_id))
+    drawn = table(plan, store)
+    rows = drawn.to_json()["rows"]
+    assert [row["metrics"]["in_dist/token_error"]["mean"] for row in rows] == [10.0, None, None]
+    assert [(row["counts"]["stopped"], row["counts"]["damaged"]) for row in rows] == [(1, 0), (0, 1), (0, 0)]
+    assert drawn.to_json()["stopped"] == 1
+    assert rows[0]["runs"][1]["message"] == "stopped at step 3 by asha"
+    assert "result.json: not valid JSON" in rows[1]["runs"][0]["message"]
+    for text in (drawn.to_markdown(), drawn.to_html(), drawn.to_latex()):
+        assert "1 run was stopped early" in text
+
+
 class CountingStore(Store):
-    """A store that counts how often each run was asked for."""
+    """A store that counts how often the folder of a run was asked for."""
+
+    asked = 0
 
     def run(self, run_id):
-        self.asked = getattr(self, "asked", collections.Counter())
-        self.asked[run_id] += 1
+        self.asked += 1
         return super().run(run_id)
 
 
-def test_every_run_is_read_once(tmp_path):
+def test_no_folder_is_read(tmp_path):
     plan = plan_of(grid={"model.position": {"CoPE": ["cope"], "None": []}}, seeds=list(range(500)))
     store = CountingStore(tmp_path / "store", create=True)
+    finish(store, plan.runs[0], {"in_dist/token_error": 10.0})
+    store.asked = 0
     whole = table(plan, store)
-    assert whole.frame["pending"].tolist() == [500, 500]
+    assert whole.frame["pending"].tolist() == [499, 500]
     assert len(whole.to_json()["rows"][1]["runs"]) == len(whole.runs) / 2 == 500
-    assert store.asked == dict.fromkeys((run.run_id for run in plan.runs), 1)
+    assert store.asked == 0
 
 
 def test_results_under_a_former_metric_name_are_shown(store):

@@ -1,17 +1,20 @@
 import math
 
-from cope_sweep.results.frame import RunRecord
+from cope_sweep.results.render import markdown
 from cope_sweep.results.table_model import table_model
+from cope_sweep.store import RunRecord
 from tests.results.ablations import plan_of
 
 
 def model_of(plan, *values, **facts):
     """The table of `plan` with one finished run per value, in the order of rows and seeds; None: a failed run."""
     runs = [run for row in plan.rows for run in row.runs]
-    records = {run.run_id: RunRecord() for run in runs}
+    records = {run.run_id: RunRecord(run.run_id) for run in runs}
     for run, value in zip(runs, values, strict=False):
-        finished = RunRecord("finished", {"in_dist/token_error": value, "dense/loss": value}, facts)
-        records[run.run_id] = RunRecord("failed", message="no") if value is None else finished
+        finished = RunRecord(
+            run.run_id, "finished", metrics={"in_dist/token_error": value, "dense/loss": value}, facts=facts
+        )
+        records[run.run_id] = RunRecord(run.run_id, "failed", message="no") if value is None else finished
     return table_model(plan, records)
 
 
@@ -24,7 +27,24 @@ def test_counts_and_progress():
     assert (complete.complete, complete.progress) == (True, "2/2")
     assert (partial.complete, partial.progress) == (False, "1/2: 1 failed")
     assert pending.progress == "0/2: 2 pending"
-    assert partial.counts == {"finished": 1, "failed": 1, "running": 0, "interrupted": 0, "pending": 0}
+    assert partial.counts == {
+        "finished": 1, "stopped": 0, "failed": 1, "damaged": 0, "running": 0, "interrupted": 0, "pending": 0,
+    }  # fmt: skip
+
+
+def test_stopped_runs_are_counted_and_never_averaged():
+    plan = plan_of(seeds=[0, 1, 2])
+    runs = [run for row in plan.rows for run in row.runs]
+    values = {"in_dist/token_error": 1.0}
+    records = {run.run_id: RunRecord(run.run_id, "finished", metrics=values, facts={"parameters": 5}) for run in runs}
+    stopped = runs[1].run_id
+    records[stopped] = RunRecord(stopped, "stopped", metrics={"in_dist/token_error": 100.0}, facts={"parameters": 7})
+    model = table_model(plan, records)
+    assert model.stopped == 1
+    assert model.rows[0].metrics["in_dist/token_error"].summary.mean == 1.0
+    assert model.rows[0].metrics["in_dist/token_error"].summary.n == 2
+    assert (model.rows[0].progress, model.rows[0].complete) == ("2/3: 1 stopped", False)
+    assert "1 run was stopped early and not averaged" in markdown(model)
 
 
 def test_the_best_mean_is_the_lowest_or_the_highest():

@@ -20,6 +20,7 @@ from cope_sweep.plan import Plan, expand
 from cope_sweep.spec import load_ablation
 from cope_sweep.store import Store
 from cope_sweep.train import Runtime, train_run
+from tests.results.ablations import end
 
 API = "/api/v1"
 
@@ -87,11 +88,11 @@ def build(root: Path) -> SampleStore:
     plan = expand(load_ablation(ablations / "tiny.yaml"))
     for run in plan.runs[:2]:
         assert train_run(run, store, Runtime()) == "finished"
-    failed = store.run(plan.runs[2].run_id)
-    with failed.lock():
-        failed.begin(plan.runs[2], "local")
-        failed.log({"step": 3, "train/loss": 9.0})
-        failed.fail("Diverged: the training loss is nan at step 3", "Traceback …")
+        end(store, store.run(run.run_id))
+    failed = store.run(plan.runs[2].run_id).begin(plan.runs[2], "local")
+    failed.log({"step": 3, "train/loss": 9.0})
+    failed.fail("Diverged: the training loss is nan at step 3", "Traceback …")
+    end(store, failed)
     return SampleStore(root, plan)
 
 

@@ -21,7 +21,7 @@ from urllib.parse import urlsplit, urlunsplit
 from sqlalchemy import Connection, Engine, Float, create_engine, event, func, inspect, literal, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
-from sqlalchemy.pool import StaticPool
+from sqlalchemy.pool import QueuePool
 from sqlalchemy.sql import ColumnElement
 
 from cope_sweep.store.errors import StoreError
@@ -140,8 +140,9 @@ def _engine(url: str) -> Engine:
             ) from error
     arguments: dict[str, Any] = {"connect_args": {"timeout": BUSY_TIMEOUT_S}}
     if parsed.database in (None, "", ":memory:"):
-        # One connection, which all threads share: each new one would be an empty database.
-        arguments = {"poolclass": StaticPool, "connect_args": {"check_same_thread": False}}
+        # One connection, which threads take in turns: each new one would be an empty database.
+        arguments = {"pool_size": 1, "max_overflow": 0, "connect_args": {"check_same_thread": False}}
+        arguments["poolclass"] = QueuePool
     engine = create_engine(parsed, **arguments)
     journal = "DELETE" if parsed.database and _on_network(Path(parsed.database)) else "WAL"
 

@@ -6,6 +6,7 @@ A run whose lease has expired, or whose owner is known to be dead, reads as inte
 from __future__ import annotations
 
 import contextlib
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -71,13 +72,13 @@ class Index:
     def statuses(self, run_ids: Iterable[str] | None = None) -> dict[str, Status]:
         """Run id → status, of the runs that are in the index; those that are not are pending."""
         with self.database.reading() as connection:
-            status = self._status(connection)
+            status = self.status_column(connection)
             return {row[0]: row[1] for row in self._selected(connection, select(runs.c.run_id, status), run_ids)}
 
     def records(self, run_ids: Iterable[str]) -> dict[str, RunRecord]:
         """Run id → record, of the runs that are in the index."""
         with self.database.reading() as connection:
-            status = self._status(connection)
+            status = self.status_column(connection)
             rows = self._selected(connection, select(*_RECORD_COLUMNS, status), run_ids)
             return {row.run_id: _record(row) for row in rows}
 
@@ -95,7 +96,7 @@ class Index:
     def page(self, query: RunQuery) -> RunPage:
         """The runs of the index that match a query, and their number. Raises QueryError."""
         with self.database.reading() as connection:
-            status = self._status(connection)
+            status = self.status_column(connection)
             where = conditions(connection, query, status)
             total = connection.execute(select(func.count()).select_from(runs).where(*where)).scalar_one()
             ids = ordered(connection, select(runs.c.id).where(*where), query, status)
@@ -108,7 +109,7 @@ class Index:
     def counts(self) -> dict[Status, int]:
         """Status → number of runs in the index."""
         with self.database.reading() as connection:
-            status = self._status(connection)
+            status = self.status_column(connection)
             rows = connection.execute(select(status, func.count()).group_by(status))
             return {row[0]: int(row[1]) for row in rows}
 
@@ -117,13 +118,13 @@ class Index:
         query = select(sweeps).order_by(sweeps.c.started_ms, sweeps.c.sweep_id)
         with self.database.reading() as connection:
             rows = connection.execute(query if ablation is None else query.where(sweeps.c.ablation == ablation))
-            return [_summary(row) for row in rows]
+            return [summary_of(row) for row in rows]
 
     def sweep(self, sweep_id: str) -> SweepSummary | None:
         """One sweep, or None."""
         with self.database.reading() as connection:
             row = connection.execute(select(sweeps).where(sweeps.c.sweep_id == sweep_id)).one_or_none()
-        return None if row is None else _summary(row)
+        return None if row is None else summary_of(row)
 
     def sweeps_of(self, run_ids: Iterable[str]) -> dict[str, list[str]]:
         """Run id → the ids of the sweeps that contained it, oldest first."""
@@ -258,9 +259,10 @@ class Index:
             return connection.execute(select(counters.c.value).where(counters.c.name == "built")).scalar() is not None
 
     def mark_built(self) -> None:
-        """Note that the index holds what is in the store."""
+        """Note that the index holds what is in the store, and when it was made: the value of the counter, in ms."""
+        built = {"name": "built", "value": int(time.time() * 1000)}
         with self.database.writing() as connection:
-            connection.execute(upsert(connection, counters).values(name="built", value=1).on_conflict_do_nothing())
+            connection.execute(upsert(connection, counters).values(built).on_conflict_do_nothing())
 
     # -- locks and the mirror ------------------------------------------------------------------------------------
 
@@ -338,7 +340,7 @@ class Index:
         alive = and_(runs.c.expires_s.is_not(None), runs.c.expires_s > self.database.now_s())
         return and_(alive, runs.c.owner.not_in(gone)) if gone else alive
 
-    def _status(self, connection: Connection) -> ColumnElement[str]:
+    def status_column(self, connection: Connection) -> ColumnElement[str]:
         dead = and_(runs.c.status == "running", ~func.coalesce(self._is_alive(self._gone_owners(connection)), False))
         return case((dead, literal("interrupted")), else_=runs.c.status).label("status")
 
@@ -378,7 +380,7 @@ def _record(row: Row[Any]) -> RunRecord:
     return RunRecord(**{column.name: getattr(row, column.name) for column in _RECORD_COLUMNS}, status=row.status)
 
 
-def _summary(row: Row[Any]) -> SweepSummary:
+def summary_of(row: Row[Any]) -> SweepSummary:
     status: Status = "interrupted" if row.status == "running" and row.owner and is_gone(row.owner) else row.status
     names = SweepSummary.__dataclass_fields__
     return SweepSummary(**{name: getattr(row, name) for name in names if name != "status"}, status=status)

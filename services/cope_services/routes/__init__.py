@@ -2,11 +2,12 @@
 
 from fastapi import APIRouter
 
-from cope_services.routes import ablations, dashboard, health, runs
+from cope_services.routes import ablations, dashboard, health, runs, sweeps
 from cope_services.schemas import error_responses
 
 api = APIRouter(prefix="/api/v1", responses=error_responses(404, 422))
 api.include_router(ablations.router)
 api.include_router(runs.router)
+api.include_router(sweeps.router)
 
 __all__ = ["api", "dashboard", "health"]

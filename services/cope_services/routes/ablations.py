@@ -4,10 +4,11 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
 
-from cope_services.dependencies import Accept, ComponentsDep, IfNoneMatch, Limit, Offset, Scale, StatusFilter
+from cope_services.dependencies import Accept, ComponentsDep, IfNoneMatch, RunQueryDep, Scale
 from cope_services.responses import conditional_response
-from cope_services.schemas import AblationDetail, AblationSummary, Curves, Responses, RunPage, error_responses
+from cope_services.schemas import Responses, error_responses
 from cope_services.tables import MEDIA_TYPES, TableFormat, negotiate
+from cope_sweep.queries.answers import AblationDetail, AblationSummary, Curves, RunPage
 
 router = APIRouter(prefix="/ablations", tags=["ablations"], responses=error_responses(409))
 
@@ -17,13 +18,13 @@ FORMATS: Responses = {200: {"content": {media: {} for media in MEDIA_TYPES.value
 @router.get("")
 def list_ablations(components: ComponentsDep) -> list[AblationSummary]:
     """All ablations, with the number of runs by status."""
-    return components.library.ablations()
+    return components.queries.ablations()
 
 
 @router.get("/{name}")
 def get_ablation(name: str, components: ComponentsDep, scale: Scale = None) -> AblationDetail:
     """One ablation: its rows, runs and file."""
-    return components.library.ablation(name, scale)
+    return components.queries.ablation(name, scale)
 
 
 @router.get("/{name}/table", response_class=Response, responses=FORMATS)
@@ -55,13 +56,6 @@ def get_curves(
 
 
 @router.get("/{name}/runs")
-def list_planned_runs(
-    name: str,
-    components: ComponentsDep,
-    status: StatusFilter = None,
-    scale: Scale = None,
-    limit: Limit = 100,
-    offset: Offset = 0,
-) -> RunPage:
-    """The runs of an ablation in plan order, including pending ones."""
-    return components.library.runs(status=status, ablation=name, scale=scale, limit=limit, offset=offset)
+def list_planned_runs(name: str, components: ComponentsDep, query: RunQueryDep, scale: Scale = None) -> RunPage:
+    """The runs of an ablation in plan order, including pending ones; with a filter or order, those that were begun."""
+    return components.queries.runs(query, ablation=name, scale=scale)

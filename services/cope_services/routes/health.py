@@ -3,6 +3,7 @@
 from fastapi import APIRouter
 
 from cope_services.dependencies import ComponentsDep
+from cope_services.errors import NotReadyError
 from cope_services.schemas import Health, error_responses
 
 router = APIRouter(prefix="/health", tags=["health"])
@@ -16,6 +17,9 @@ async def live() -> Health:
 
 @router.get("/ready", responses=error_responses(503))
 def ready(components: ComponentsDep) -> Health:
-    """The folders of the ablations and of the store can be read."""
-    components.library.check()
+    """The folder of the ablations can be read, and the index answers."""
+    try:
+        components.queries.check()
+    except OSError as error:
+        raise NotReadyError(f"{error.filename}: {error.strerror}") from error
     return Health(status="ready")

@@ -4,16 +4,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
 
-from cope_services.dependencies import (
-    ComponentsDep,
-    FinishedRun,
-    IfNoneMatch,
-    Limit,
-    Offset,
-    RequireJson,
-    Scale,
-    StatusFilter,
-)
+from cope_services.dependencies import ComponentsDep, FinishedRun, IfNoneMatch, RequireJson, RunQueryDep, Scale
 from cope_services.responses import RowsFormat, download, rows_response
 from cope_services.schemas import (
     Checkpoint,
@@ -22,10 +13,9 @@ from cope_services.schemas import (
     ProbeRequest,
     ProbeResponse,
     Responses,
-    RunDetail,
-    RunPage,
     error_responses,
 )
+from cope_sweep.queries.answers import RunDetail, RunPage
 
 router = APIRouter(prefix="/runs", tags=["runs"])
 
@@ -35,14 +25,12 @@ FILE: Responses = {200: {"content": {"application/octet-stream": {}}}, 206: {}, 
 @router.get("")
 def list_runs(
     components: ComponentsDep,
-    status: StatusFilter = None,
+    query: RunQueryDep,
     ablation: Annotated[str | None, Query(description="Only the runs of this ablation, in plan order.")] = None,
     scale: Scale = None,
-    limit: Limit = 100,
-    offset: Offset = 0,
 ) -> RunPage:
-    """All runs that have been started, by id; or the runs of an ablation."""
-    return components.library.runs(status=status, ablation=ablation, scale=scale, limit=limit, offset=offset)
+    """All runs that have been started, filtered and sorted; or the runs of an ablation."""
+    return components.queries.runs(query, ablation=ablation, scale=scale)
 
 
 @router.get("/{run_id}")
@@ -52,7 +40,7 @@ def get_run(
     curve: Annotated[bool, Query(description="Whether to include the logged rows.")] = True,
 ) -> RunDetail:
     """One run: configuration, state, metrics, facts and logged rows."""
-    return components.library.run(run_id, with_curve=curve)
+    return components.queries.run(run_id, with_curve=curve)
 
 
 @router.get(
@@ -62,7 +50,7 @@ def get_run(
 )
 def get_curve(run_id: str, components: ComponentsDep, format: RowsFormat = "json") -> Response:  # noqa: A002
     """The logged rows of a run, by step."""
-    return rows_response(components.library.curve(run_id), format)
+    return rows_response(components.queries.curve(run_id), format)
 
 
 @router.get("/{run_id}/checkpoint", responses=error_responses(409))

@@ -1,15 +1,16 @@
-"""The ablation files of a folder and their plans. A file is parsed when it has changed, not for each request."""
+"""The ablation files of a folder and their plans. A file is parsed when it has changed, not for each query."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from cope_services.errors import InvalidError, NotFoundError
 from cope_sweep.plan import Plan, expand
+from cope_sweep.queries.errors import NotFoundError
 from cope_sweep.spec import RunSpec, SpecError, load_ablation, with_overrides
+from cope_sweep.store import QueryError
 
 SUFFIXES = (".yaml", ".yml")
 
@@ -28,25 +29,24 @@ class LoadedPlan:
 
 
 @dataclass(frozen=True)
-class PlanEntry:
-    """A run in the plan of an ablation: the ablation's name, the row's name and the run."""
+class Place:
+    """A run in the plan of an ablation, or in a sweep of it."""
 
     ablation: str
     row: str
-    spec: RunSpec
+    spec: RunSpec | None = None
 
 
-class Catalogue:
+class AblationFiles:
     """Ablations by file name, without suffix. A client's name is only compared with a listing, never made a path."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._plans: dict[tuple[str, str | None], tuple[FileStamp, LoadedPlan | SpecError]] = {}
-        self._entries: tuple[frozenset[FileStamp], dict[str, list[PlanEntry]]] = (frozenset(), {})
         self._lock = threading.RLock()
 
     def files(self) -> dict[str, Path]:
-        """Name → file, sorted by name."""
+        """Name → file, sorted by name. Raises OSError."""
         paths = [path for path in self.folder.iterdir() if path.suffix in SUFFIXES and path.is_file()]
         # If both a.yaml and a.yml exist, a.yaml wins.
         return {path.stem: path for path in sorted(paths, key=lambda path: (path.stem, path.suffix == ".yaml"))}
@@ -59,7 +59,7 @@ class Catalogue:
         return files[name]
 
     def load(self, name: str, scale: str | None = None) -> LoadedPlan:
-        """The plan of an ablation at a scale. Raises NotFoundError, InvalidError (the scale), SpecError (the file)."""
+        """The plan of an ablation at a scale. Raises NotFoundError, QueryError (the scale), SpecError (the file)."""
         path = self.file(name)
         try:
             stat = path.stat()
@@ -75,25 +75,26 @@ class Catalogue:
             raise known[1].with_traceback(None)  # the error is kept, and each raise adds frames
         return known[1]
 
-    def entries(self) -> Mapping[str, list[PlanEntry]]:
-        """Run id → its entries in the plans of all ablations at all scales."""
-        loaded = []
+    def places(self, run_ids: Iterable[str]) -> dict[str, list[Place]]:
+        """Run id → where it is in the plans of all valid ablations at all scales."""
+        wanted = list(run_ids)
+        found: dict[str, list[Place]] = {}
+        for each in self._all():
+            for run_id in wanted:
+                if (spec := each.runs.get(run_id)) is not None:
+                    place = Place(each.plan.name, each.plan.row_name(run_id), spec)
+                    found.setdefault(run_id, []).append(place)
+        return found
+
+    def _all(self) -> Iterator[LoadedPlan]:
         for name in self.files():
             try:
                 base = self.load(name)
-                loaded += [base, *(self.load(name, scale) for scale in base.plan.ablation.content.scales)]
+                yield base
+                for scale in base.plan.ablation.content.scales:
+                    yield self.load(name, scale)
             except (SpecError, NotFoundError):
                 continue
-        stamps = frozenset(each.stamp for each in loaded)
-        with self._lock:
-            if self._entries[0] != stamps:
-                entries: dict[str, list[PlanEntry]] = {}
-                for each in loaded:
-                    for row in each.plan.rows:
-                        for run in row.runs:
-                            entries.setdefault(run.run_id, []).append(PlanEntry(each.plan.name, row.name, run))
-                self._entries = (stamps, entries)
-            return self._entries[1]
 
 
 def _parse(path: Path, scale: str | None, stamp: FileStamp) -> LoadedPlan | SpecError:
@@ -101,7 +102,7 @@ def _parse(path: Path, scale: str | None, stamp: FileStamp) -> LoadedPlan | Spec
         ablation = load_ablation(path)
         if scale is not None and scale not in ablation.content.scales:
             known = ", ".join(ablation.content.scales) or "none"
-            raise InvalidError(f"{path.stem} has no scale {scale!r}; its scales are: {known}")
+            raise QueryError(f"{path.stem} has no scale {scale!r}; its scales are: {known}")
         plan = expand(with_overrides(ablation, scale=scale))
     except SpecError as error:
         return error.with_traceback(None)

@@ -1,0 +1,97 @@
+"""The commands `store rebuild` and `store check`: the index of a store and the files that it is made from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Annotated
+
+import typer
+
+from cope_sweep.cli.options import STORE, IndexOpt, Json, StoreOpt, open_store
+from cope_sweep.cli.output import escaped, grid, make_console, print_json
+from cope_sweep.errors import UserError
+
+DIFFERENT = 1
+"""The exit code of `store check` where something differs or is damaged."""
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    help="Make the index of a store again from its files, or compare both.",
+)
+
+
+@app.command()
+def rebuild(root: StoreOpt = STORE, index: IndexOpt = None, as_json: Json = False) -> None:
+    """Make the index again from the folders of the runs and the records of the sweeps.
+
+    Runs that a sweep trains at the moment keep their row.
+
+    Example: `cope-sweep store rebuild`
+    """
+    from cope_sweep.store.index import Index
+    from cope_sweep.store.index.database import redacted
+    from cope_sweep.store.rebuild import rebuild as rebuild_index
+
+    store = open_store(root, index)
+    if not (store.root / "runs").is_dir():
+        raise UserError(f"{store.root} is no store: it has no folder `runs`; choose another with --store")
+    with _progress("reading runs") as on_progress:
+        report = rebuild_index(store.root, Index(store.index_url), on_progress)
+    if as_json:
+        print_json(report.__dict__)
+        return
+    console = make_console()
+    removed = f"; {report.removed} without a folder removed" if report.removed else ""
+    console.print(f"{report.runs} runs and {report.sweeps} sweeps in the index {redacted(store.index_url)}{removed}")
+    if report.damaged:
+        table = grid("damaged", "problem")
+        for item, problem in report.damaged.items():
+            table.add_row(escaped(item), escaped(problem), style="red")
+        console.print(table)
+        console.print("`cope-sweep run ABLATION` trains damaged runs again.")
+
+
+@app.command()
+def check(
+    root: StoreOpt = STORE,
+    index: IndexOpt = None,
+    checksums: Annotated[
+        bool, typer.Option("--checksums", help="Read curves and checkpoints, too, and compare their SHA-256.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Compare the index with the files, and say what is damaged and what to do.
+
+    Exit codes: 0 nothing differs, 1 something does.
+
+    Example: `cope-sweep store check --checksums`
+    """
+    from cope_sweep.store.rebuild import check as check_store
+
+    store = open_store(root, index)
+    with _progress("checking runs") as on_progress:
+        found = list(check_store(store.root, store.index, checksums=checksums, on_progress=on_progress))
+    if as_json:
+        print_json([each.__dict__ for each in found])
+    elif found:
+        table = grid("run or sweep", "problem", "way out")
+        for each in found:
+            table.add_row(*map(escaped, (each.item, each.problem, each.way_out)), style="red")
+        make_console().print(table)
+    else:
+        make_console().print("nothing differs, nothing is damaged")
+    raise typer.Exit(DIFFERENT if found else 0)
+
+
+@contextmanager
+def _progress(title: str) -> Iterator[Callable[[int, int], None]]:
+    """A progress bar on standard error, if that is a terminal."""
+    from rich.progress import MofNCompleteColumn, Progress, TimeRemainingColumn
+
+    console = make_console(stderr=True)
+    columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task(title, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)

@@ -1,0 +1,224 @@
+"""What the queries answer with: the models of the REST service and of `--json`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, Field
+
+from cope_sweep.store import Status
+
+Counts = dict[Status, int]
+
+
+class AblationSummary(BaseModel):
+    """An ablation, with the number of its runs by status."""
+
+    name: str
+    title: str = ""
+    hypothesis: str = ""
+    reproduces: str = ""
+    scales: list[str] = []
+    rows: int = 0
+    seeds: int = 0
+    runs: int = 0
+    finished: int = 0
+    counts: Counts = {}
+    error: str | None = Field(default=None, description="Why the file is invalid; the other fields are then empty.")
+
+
+class PlannedRun(BaseModel):
+    run_id: str
+    seed: int
+    status: Status
+
+
+class PlannedRow(BaseModel):
+    """A row of the table and its runs."""
+
+    row: str
+    labels: dict[str, str]
+    runs: list[PlannedRun]
+
+
+class MetricInfo(BaseModel):
+    name: str
+    title: str
+    goal: str
+    unit: str
+    decimals: int
+
+
+class AblationDetail(AblationSummary):
+    """An ablation with its rows, metrics and file."""
+
+    axes: dict[str, str] = Field(default={}, description="Axis key → its column title in tables.")
+    metrics: list[MetricInfo] = []
+    plan: list[PlannedRow] = []
+    text: str = Field(description="The content of the file.")
+
+
+class RunSummary(BaseModel):
+    """The main facts of a run."""
+
+    run_id: str
+    status: Status
+    ablations: list[str] = Field(default=[], description="The ablations that contain the run, by file or by sweep.")
+    row: str | None = Field(default=None, description="Its row in the first of these ablations.")
+    seed: int | None = None
+    step: int = Field(default=0, description="The last step that is known; of a finished run, the last step.")
+    steps: int | None = Field(default=None, description="Number of training steps.")
+    attempt: int = Field(default=0, description="How often the run was begun.")
+    created_ms: int | None = Field(default=None, description="Time of its first start, in ms since 1970.")
+    updated_ms: int | None = Field(default=None, description="Time of the last known change, in ms since 1970.")
+    worker_id: str | None = Field(default=None, description="The last worker that trained the run.")
+    sweep_id: str | None = Field(default=None, description="The sweep that trained the run last.")
+    parent_id: str | None = Field(default=None, description="The run from whose checkpoint it was continued.")
+    message: str | None = Field(default=None, description="Why the run failed, was stopped or is damaged.")
+    metrics: dict[str, float] = Field(default={}, description="Final values of a finished run.")
+    values: dict[str, bool | int | float | str] = Field(
+        default={}, description="The values of the keys by which the runs were filtered and sorted."
+    )
+
+
+class RunPage(BaseModel):
+    total: int
+    limit: int
+    offset: int
+    runs: list[RunSummary]
+
+
+class RunDetail(RunSummary):
+    """All information about a run."""
+
+    spec: dict[str, Any] | None = Field(default=None, description="The resolved configuration.")
+    state: dict[str, Any] = Field(default={}, description="Attempt, worker, and the traceback of a failure.")
+    facts: dict[str, Any] = Field(default={}, description="For example parameters, duration and memory.")
+    result: dict[str, Any] | None = Field(default=None, description="The content of result.json, if it is finished.")
+    sweeps: list[str] = Field(default=[], description="The sweeps that contained the run, oldest first.")
+    curve: list[dict[str, int | float]] = Field(default=[], description="The logged rows, by step.")
+
+
+class Series(BaseModel):
+    """The learning curve of one run."""
+
+    run_id: str
+    seed: int
+    status: Status
+    points: list[tuple[int, float]] = Field(description="(step, value)")
+
+
+class RowCurves(BaseModel):
+    """The learning curves of a row, one per seed."""
+
+    row: str
+    series: list[Series]
+
+
+class Curves(BaseModel):
+    """Learning curves of one metric for all runs of an ablation."""
+
+    metric: str
+    metrics: list[str] = Field(description="All logged metrics.")
+    rows: list[RowCurves]
+
+
+class SweepEntry(BaseModel):
+    """A sweep, with the present number of its runs by status."""
+
+    sweep_id: str
+    ablation: str
+    title: str
+    status: Status
+    executor: str
+    started_ms: int
+    ended_ms: int | None
+    runs: int
+    reused: int = Field(description="Runs that were finished before the sweep.")
+    counts: Counts = {}
+
+
+class SweepPage(BaseModel):
+    """Sweeps, newest first."""
+
+    total: int
+    limit: int
+    offset: int
+    sweeps: list[SweepEntry]
+
+
+class SweepMember(BaseModel):
+    """A run of a sweep."""
+
+    run_id: str
+    row: str
+    labels: dict[str, str]
+    seed: int
+    reused: bool
+    status: Status
+    step: int = 0
+    steps: int = 0
+    worker_id: str | None = None
+    message: str | None = None
+
+
+class SweepDetail(SweepEntry):
+    """A sweep with its runs, and what its record says of code and machine."""
+
+    hypothesis: str = ""
+    command: list[str] = []
+    git_commit: str | None = None
+    versions: dict[str, str] = {}
+    machine: dict[str, Any] = {}
+    metrics: list[dict[str, Any]] = []
+    notes: list[str] = []
+    table: dict[str, Any] | None = Field(default=None, description="The table at the end: markdown, csv and json.")
+    file_text: str = Field(default="", description="The ablation file.")
+    members: list[SweepMember] = []
+    error: str | None = Field(default=None, description="Why its record cannot be read; its fields are then empty.")
+
+
+class RunState(BaseModel):
+    """How far a run of a plan is."""
+
+    run_id: str
+    row: str
+    seed: int
+    status: Status
+    step: int
+    steps: int
+    worker_id: str | None
+    message: str | None
+
+
+class PlanStatus(BaseModel):
+    """The runs of a plan in its order, with their status."""
+
+    ablation: str
+    counts: Counts
+    runs: list[RunState]
+
+
+class RunCost(BaseModel):
+    """The estimated cost of a run of a plan."""
+
+    run_id: str
+    row: str
+    seed: int
+    status: Status
+    parameters: int
+    estimated_s: float
+    estimated_memory_bytes: int
+    basis: str
+
+
+class PlanCost(BaseModel):
+    """The runs of a plan in its order, and the estimated wall time of those that are to do."""
+
+    ablation: str
+    worker_groups: int
+    counts: Counts
+    finished: int
+    to_do: int = Field(description="Runs that are neither finished nor stopped.")
+    estimated_s: float
+    runs: list[RunCost]

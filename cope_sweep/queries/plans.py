@@ -1,0 +1,119 @@
+"""The status and the cost of a plan, from the index."""
+
+from __future__ import annotations
+
+import os
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from cope_sweep.plan import Plan, estimates, total_seconds
+from cope_sweep.plan.estimate import Shape, run_flops, shape_of
+from cope_sweep.queries.answers import Counts, PlanCost, PlanStatus, RunCost, RunState
+from cope_sweep.spec import Resources
+from cope_sweep.store import RunRecord, Status, Store
+from cope_sweep.store.index import IndexUnavailable
+
+ENDED: tuple[Status, ...] = ("finished", "stopped")
+"""Runs that the same command does not train again."""
+
+
+def settle(store: Store) -> None:
+    """Read the folders of runs whose owner died, unless the index cannot be written: then they read as interrupted."""
+    try:
+        store.settle()
+    except IndexUnavailable:
+        return
+
+
+def plan_status(plan: Plan, store: Store) -> PlanStatus:
+    """Each run of the plan with its status, last known step and worker, and why it failed, was stopped or is damaged."""
+    settle(store)
+    records = store.index.records(run.run_id for run in plan.runs)
+    runs = []
+    for run in plan.runs:
+        record = records.get(run.run_id) or RunRecord(run.run_id)
+        runs.append(
+            RunState(
+                run_id=run.run_id,
+                row=plan.row_name(run.run_id),
+                seed=run.seed,
+                status=record.status,
+                step=record.step,
+                steps=run.train.steps,
+                worker_id=record.worker_id,
+                message=record.message,
+            )
+        )
+    return PlanStatus(ablation=plan.name, counts=counted(run.status for run in runs), runs=runs)
+
+
+def plan_cost(plan: Plan, store: Store) -> PlanCost:
+    """The plan's runs with status and estimates, and the estimated wall time of those that are to do."""
+    settle(store)
+    records = store.index.records(run.run_id for run in plan.runs)
+    estimated = estimates(plan, measured_rates(plan, records))
+    groups = worker_groups(plan)
+    runs = []
+    for run in plan.runs:
+        estimate, record = estimated[run.run_id], records.get(run.run_id)
+        runs.append(
+            RunCost(
+                run_id=run.run_id,
+                row=plan.row_name(run.run_id),
+                seed=run.seed,
+                status=record.status if record else "pending",
+                parameters=estimate.parameters,
+                estimated_s=_rounded(estimate.seconds),
+                estimated_memory_bytes=estimate.memory_bytes,
+                basis=estimate.basis,
+            )
+        )
+    to_do = [estimated[run.run_id] for run in runs if run.status not in ENDED]
+    counts = counted(run.status for run in runs)
+    return PlanCost(
+        ablation=plan.name,
+        worker_groups=groups,
+        counts=counts,
+        finished=counts.get("finished", 0),
+        to_do=len(to_do),
+        estimated_s=_rounded(total_seconds(to_do, groups)),
+        runs=runs,
+    )
+
+
+def counted(statuses: Iterable[Status]) -> Counts:
+    """Status → number of runs."""
+    return dict(Counter(statuses))
+
+
+def _rounded(seconds: float) -> float:
+    """Three significant digits: a run of milliseconds is not rounded to nothing."""
+    return float(f"{seconds:.3g}")
+
+
+def worker_groups(plan: Plan) -> int:
+    """How many worker groups of the plan's size train in parallel on this machine's CPU cores."""
+    resources = plan.ablation.content.resources
+    if resources.groups != "auto":
+        return resources.groups
+    return max(1, len(os.sched_getaffinity(0)) // (resources.cpus * resources.workers))
+
+
+def measured_rates(plan: Plan, records: Mapping[str, RunRecord]) -> dict[Shape, float]:
+    """Shape → median seconds per floating-point operation of the plan's finished runs of that shape."""
+    rates: dict[Shape, list[float]] = {}
+    for row in plan.rows:
+        shape: Shape | None = None
+        flops: dict[bool, float] = {}
+        for run in row.runs:
+            record = records.get(run.run_id)
+            wall_s = record.facts.get("wall_s") if record and record.status == "finished" else None
+            if record is None or wall_s is None:
+                continue
+            shape = shape or shape_of(run)
+            recomputes = bool(record.facts.get("checkpoint_activations", False))
+            if recomputes not in flops:
+                flops[recomputes] = run_flops(run, Resources(checkpoint_activations=recomputes))
+            rates.setdefault(shape, []).append(wall_s / flops[recomputes])
+    return {shape: statistics.median(values) for shape, values in rates.items()}
