@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from cope_sweep.cli.options import STORE, IndexOpt, Json, StoreOpt, open_store
-from cope_sweep.cli.output import escaped, grid, make_console, print_json
+from cope_sweep.cli.output import escaped, make_console, print_json
 from cope_sweep.errors import UserError
+
+if TYPE_CHECKING:
+    from cope_sweep.store import Store
 
 DIFFERENT = 1
 """The exit code of `store check` where something differs or is damaged."""
@@ -34,9 +38,7 @@ def rebuild(root: StoreOpt = STORE, index: IndexOpt = None, as_json: Json = Fals
     from cope_sweep.store.index.database import redacted
     from cope_sweep.store.rebuild import rebuild as rebuild_index
 
-    store = open_store(root, index)
-    if not (store.root / "runs").is_dir():
-        raise UserError(f"{store.root} is no store: it has no folder `runs`; choose another with --store")
+    store = _existing_store(root, index)
     with _progress("reading runs") as on_progress:
         report = rebuild_index(store.root, Index(store.index_url), on_progress)
     if as_json:
@@ -46,10 +48,8 @@ def rebuild(root: StoreOpt = STORE, index: IndexOpt = None, as_json: Json = Fals
     removed = f"; {report.removed} without a folder removed" if report.removed else ""
     console.print(f"{report.runs} runs and {report.sweeps} sweeps in the index {redacted(store.index_url)}{removed}")
     if report.damaged:
-        table = grid("damaged", "problem")
         for item, problem in report.damaged.items():
-            table.add_row(escaped(item), escaped(problem), style="red")
-        console.print(table)
+            console.print(escaped(f"damaged: {item}: {problem}"), style="red", soft_wrap=True, highlight=False)
         console.print("`cope-sweep run ABLATION` trains damaged runs again.")
 
 
@@ -70,19 +70,26 @@ def check(
     """
     from cope_sweep.store.rebuild import check as check_store
 
-    store = open_store(root, index)
+    store = _existing_store(root, index)
     with _progress("checking runs") as on_progress:
         found = list(check_store(store.root, store.index, checksums=checksums, on_progress=on_progress))
     if as_json:
         print_json([each.__dict__ for each in found])
     elif found:
-        table = grid("run or sweep", "problem", "way out")
-        for each in found:
-            table.add_row(*map(escaped, (each.item, each.problem, each.way_out)), style="red")
-        make_console().print(table)
+        console = make_console()
+        for each in found:  # one line each, whatever the width of the terminal
+            console.print(escaped(f"{each.item}: {each.problem}"), style="red", soft_wrap=True, highlight=False)
+            console.print(escaped(f"    {each.way_out}"), soft_wrap=True, highlight=False)
     else:
         make_console().print("nothing differs, nothing is damaged")
     raise typer.Exit(DIFFERENT if found else 0)
+
+
+def _existing_store(root: Path, index: str | None) -> Store:
+    store = open_store(root, index)
+    if not (store.root / "runs").is_dir():
+        raise UserError(f"{store.root} is no store: it has no folder `runs`; choose another with --store")
+    return store
 
 
 @contextmanager

@@ -27,4 +27,4 @@ def serve(
     from cope_services import server
     from cope_services.settings import Settings
 
-    raise typer.Exit(server.serve(Settings(host=host, port=port, ablations=ablations, store=root, index=index)))
+    raise typer.Exit(server.serve(Settings(host=host, port=port, ablations=ablations, store=root, index=index or "")))

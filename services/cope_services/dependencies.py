@@ -27,7 +27,7 @@ class Components:
 
     @classmethod
     def create(cls, settings: Settings) -> Components:
-        queries = Queries(Store(settings.store, index=settings.index), AblationFiles(settings.ablations))
+        queries = Queries(Store(settings.store, index=settings.index or None), AblationFiles(settings.ablations))
         checkpoints = Checkpoints()
         predictors = Predictors(
             checkpoints,

@@ -26,7 +26,7 @@ class Settings(BaseSettings):
 
     ablations: Path = Field(default=Path("ablations"), description="Folder of the ablation files.")
     store: Path = Field(default=Path("store"), description="Folder of the runs; it may be missing at first.")
-    index: str | None = Field(default=None, description="URL of the index's database; None: SQLite in the store.")
+    index: str = Field(default="", description="URL of the index's database; empty: SQLite in the store.")
     host: str = Field(default="127.0.0.1", description="Address to listen on; 0.0.0.0 is every IPv4 interface.")
     port: Annotated[int, Field(ge=0, le=65535)] = Field(default=8000, description="Port; 0 chooses a free one.")
     device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="Device of the models.")

@@ -12,6 +12,10 @@ from unittest import mock
 import pytest
 
 from cope_sweep.cli import main
+from cope_sweep.plan import expand
+from cope_sweep.spec import load_ablation
+from cope_sweep.store import Store, SweepRecord, SweepRun
+from tests.results.ablations import end, fail, finish, stop
 
 TINY = textwrap.dedent("""\
     title: A tiny copy
@@ -81,4 +85,34 @@ def trained(tmp_path_factory):
     """A folder where the tiny ablation was trained once, without Ray and MLflow."""
     shell = Shell(tmp_path_factory.mktemp("trained"))
     shell.first = shell.json("run", "tiny", "--local", "--no-mlflow")
+    return shell
+
+
+@pytest.fixture
+def stored(shell):
+    """A folder with a store in which CoPE is finished (seed 0) and failed (1), and `none` stopped (0) and damaged (1).
+
+    Its runs are written without training, and a sweep contains them.
+    """
+    shell.store = Store(shell.folder / "store", create=True)
+    shell.plan = expand(load_ablation(shell.folder / "ablations" / "tiny.yaml"))
+    shell.runs = [run for row in shell.plan.rows for run in row.runs]
+    facts = {"steps": 6, "wall_s": 2.0, "parameters": 1192, "device": "cpu"}
+    finish(shell.store, shell.runs[0], {"in_dist/token_error": 12.5}, facts)
+    fail(shell.store, shell.runs[1])
+    stop(shell.store, shell.runs[2])
+    finish(shell.store, shell.runs[3], {"in_dist/token_error": 50.0}, facts)
+    damaged = shell.store.run(shell.runs[3].run_id)
+    (damaged.path / "result.json").write_text("{")
+    end(shell.store, damaged)
+    shell.sweep_id = "20260730-120000-abcd"
+    members = [
+        SweepRun(run_id=run.run_id, row=shell.plan.row_name(run.run_id), labels={}, seed=run.seed) for run in shell.runs
+    ]
+    record = SweepRecord(
+        sweep_id=shell.sweep_id, ablation="tiny", title="A tiny copy", hypothesis="", executor="local",
+        command=["cope-sweep", "run", "tiny"], status="failed", started_ms=1_000, ended_ms=2_000, versions={},
+        machine={}, metrics=[], runs=members, reused=[], notes=["node-3 was left out: no GPU"],
+    )  # fmt: skip
+    shell.store.write_sweep(record)
     return shell

@@ -1,17 +1,20 @@
 import json
+import subprocess
+import sys
 
 import pytest
 
-pytestmark = pytest.mark.slow  # `trained` trains
+from tests.results.ablations import finish
 
 
-def test_list(trained):
-    (entry,) = trained.json("list")
-    assert (entry["name"], entry["runs"], entry["finished"]) == ("tiny", 4, 4)
-    out, _ = trained("list")
-    assert "A tiny copy" in out
-    assert "2 × 2" in out
-    assert "4 of 4" in out
+def test_list(stored):
+    (entry,) = stored.json("list")
+    assert (entry["name"], entry["rows"], entry["seeds"], entry["runs"], entry["finished"]) == ("tiny", 2, 2, 4, 1)
+    assert entry["counts"] == {"finished": 1, "failed": 1, "stopped": 1, "damaged": 1}
+    assert "error" not in entry
+    out, _ = stored("list")
+    for text in ("A tiny copy", "2 × 2", "1 of 4", "1 failed, 1 damaged, 1 stopped"):
+        assert all(word in out for word in text.split(", "))
 
 
 def test_list_shows_the_error_of_a_faulty_file(shell):
@@ -22,19 +25,38 @@ def test_list_shows_the_error_of_a_faulty_file(shell):
     assert "A tiny copy" in out
 
 
-def test_plan(trained):
-    plan = trained.json("plan", "tiny", "--set", "seeds=[0,7]")
-    assert (plan["finished"], plan["to_do"]) == (2, 2)
+def test_plan(stored):
+    plan = stored.json("plan", "tiny", "--set", "seeds=[0,7]")
+    assert (plan["finished"], plan["to_do"]) == (1, 2)
+    assert plan["counts"] == {"finished": 1, "stopped": 1, "pending": 2}
     assert {run["parameters"] for run in plan["runs"]} == {936, 936 + 64 * 4}
     assert plan["estimated_s"] > 0
-    out, _ = trained("plan", "tiny", "--set", "seeds=[0,7]")
-    assert "2 finished, 2 to do: about " in out
+    out, _ = stored("plan", "tiny", "--set", "seeds=[0,7]")
+    assert "1 finished, 1 stopped early, 2 to do: about " in out
     assert "1.2 k" in out
     assert "MiB" in out
 
 
-def test_a_plan_that_is_finished_has_no_estimate(trained):
-    assert trained("plan", "tiny")[0].rstrip().endswith("4 finished, 0 to do")
+def test_a_plan_that_is_finished_has_no_estimate(stored):
+    for run in stored.runs[1:]:
+        finish(stored.store, run, {})
+    assert stored("plan", "tiny")[0].rstrip().endswith("4 finished, 0 to do")
+
+
+@pytest.mark.slow
+def test_the_commands_import_no_heavy_package(stored):
+    """Each command in a process of its own: torch takes seconds to import, pandas and mlflow half of one."""
+    heavy = "('torch', 'pandas', 'mlflow', 'ray', 'scipy', 'alembic')"
+    code = f"""
+import atexit, sys
+from cope_sweep.cli import main
+atexit.register(lambda: sys.stderr.write(str([name for name in {heavy} if name in sys.modules])))
+main()
+"""
+    for words in (["list"], ["status"], ["status", "tiny"], ["plan", "tiny"], ["runs"], ["report", "tiny"]):
+        command = [sys.executable, "-c", code, *words]
+        done = subprocess.run(command, cwd=stored.folder, env=stored.environment, capture_output=True, text=True)
+        assert (done.returncode, done.stderr) == (0, "[]")
 
 
 def test_an_ablation_is_found_by_name_although_a_folder_has_it_too(shell):

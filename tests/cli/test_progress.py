@@ -12,6 +12,7 @@ from cope_sweep.plan import expand
 from cope_sweep.spec import load_ablation
 from cope_sweep.store import Event, Store
 from tests.cli.conftest import TINY
+from tests.results.ablations import finish, stop
 
 
 @pytest.fixture
@@ -52,13 +53,11 @@ def test_the_board_of_a_plan(board):
 
 
 def test_the_board_knows_runs_that_are_finished(plan, store):
-    run = plan.runs[0]
-    folder = store.run(run.run_id)
-    with folder.lock():
-        folder.begin(run, "here")
-        folder.finish({"in_dist/token_error": 25.0}, {})
+    finish(store, plan.runs[0], {"in_dist/token_error": 25.0})
+    stop(store, plan.runs[1])
     board = Board.of(plan, store)
-    assert (board.count("finished"), board.count("pending"), board.steps_left) == (1, 3, 18)
+    assert (board.count("finished"), board.count("stopped"), board.count("pending")) == (1, 1, 2)
+    assert board.steps_left == 12
     assert "25.00" in rendered(LiveTable(board, plan.ablation.content.metrics, "t", console()))
 
 

@@ -1,29 +1,60 @@
+import os
+
 import pandas as pd
 import pytest
 
-pytestmark = pytest.mark.slow  # `trained` trains
+from cope_sweep.store import Store
+from tests.results.ablations import finish
 
 
-def test_status_of_an_ablation(trained):
-    runs = trained.json("status", "tiny")["runs"]
-    assert {run["status"] for run in runs} == {"finished"}
-    out, _ = trained("status", "tiny")
-    assert runs[0]["run_id"] in out
+def test_status_of_an_ablation(stored):
+    status = stored.json("status", "tiny")
+    assert status["counts"] == {"finished": 1, "failed": 1, "stopped": 1, "damaged": 1}
+    runs = {run["run_id"]: run for run in status["runs"]}
+    finished, failed, stopped, damaged = (runs[run.run_id] for run in stored.runs)
+    assert (finished["status"], finished["step"], finished["steps"], finished["worker_id"]) == (
+        "finished",
+        6,
+        6,
+        "here",
+    )
+    assert failed["message"] == "Diverged: the loss is nan"
+    assert stopped["message"] == "stopped at step 3 by asha"
+    assert "result.json: not valid JSON" in damaged["message"]
+    out, _ = stored("status", "tiny")
+    for run in stored.runs:
+        assert run.run_id in out
     assert "6/6" in out
+    assert "stopped at step 3 by asha" in " ".join(out.split())
 
 
-def test_status_of_a_run(trained):
-    run_id = trained.json("status", "tiny")["runs"][0]["run_id"]
-    run = trained.json("status", run_id)
-    assert run["status"] == "finished"
+def test_status_of_a_run(stored):
+    run = stored.json("status", stored.runs[0].run_id)
+    assert (run["status"], run["state"]["attempt"], run["sweeps"]) == ("finished", 1, [stored.sweep_id])
     assert run["spec"]["model"]["position"][0]["kind"] == "cope"
-    assert '"in_dist/token_error"' in trained("status", run_id)[0]
+    assert run["result"]["metrics"]["in_dist/token_error"] == 12.5
+    assert '"in_dist/token_error"' in stored("status", stored.runs[0].run_id)[0]
 
 
-def test_status_of_the_store(trained):
-    sweep = trained.json("status")[0]
-    assert (sweep["ablation"], sweep["status"], sweep["executor"]) == ("tiny", "finished", "local")
-    assert sweep["sweep_id"] in trained("status")[0]
+def test_status_of_the_store(stored):
+    (sweep,) = stored.json("status")
+    assert (sweep["sweep_id"], sweep["ablation"], sweep["status"], sweep["executor"]) == (
+        stored.sweep_id, "tiny", "failed", "local",
+    )  # fmt: skip
+    assert (sweep["started_ms"], sweep["ended_ms"]) == (1000, 2000)
+    assert sweep["counts"] == {"finished": 1, "failed": 1, "stopped": 1, "damaged": 1}
+    out, _ = stored("status")
+    assert stored.sweep_id in out
+    assert "1 stopped" in out
+
+
+def test_status_of_a_sweep(stored):
+    sweep = stored.json("status", stored.sweep_id)
+    assert [member["status"] for member in sweep["members"]] == ["finished", "failed", "stopped", "damaged"]
+    out, _ = stored("status", stored.sweep_id)
+    assert f"{stored.sweep_id}: tiny, failed, " in out
+    assert "node-3 was left out: no GPU" in out
+    assert stored.runs[2].run_id in out
 
 
 def test_status_of_an_empty_store_says_how_to_start(shell):
@@ -31,16 +62,32 @@ def test_status_of_an_empty_store_says_how_to_start(shell):
     assert "cope-sweep run quickstart" in shell("status")[0]
 
 
-def test_status_shows_the_traceback_of_a_failed_run(shell):
-    shell("run", "tiny", "--local", "--no-mlflow", "--set", "train.lr=1e30", "--set", "train.clip=null", code=1)
-    sets = ("--set", "train.lr=1e30", "--set", "train.clip=null")
-    run = shell.json("status", "tiny", *sets)["runs"][0]
-    assert run["status"] == "failed"
-    assert run["message"].split()[0] in shell("status", "tiny", *sets)[0]
-    out, _ = shell("status", run["run_id"])
-    assert "Traceback" in out
+def test_status_shows_the_traceback_of_a_failed_run(stored):
+    failed = stored.runs[1].run_id
+    out, _ = stored("status", failed)
+    assert "Traceback (most recent call last)" in out
     assert '"traceback"' not in out
-    assert "Traceback" in shell.json("status", run["run_id"])["state"]["traceback"]
+    assert "Traceback" in stored.json("status", failed)["state"]["traceback"]
+
+
+def test_report_says_what_was_stopped(stored):
+    out, _ = stored("report", "tiny", "--format", "markdown")
+    assert "1 run was stopped early and not averaged" in out.replace("\n", " ")
+    assert "1/2: 1 failed" in out
+    assert "0/2: 1 stopped, 1 damaged" in out
+    assert "12.50 (n=1)" in out.replace("\\", "")
+
+
+def test_the_index_may_be_in_another_database(stored, tmp_path):
+    other = f"sqlite:///{tmp_path / 'other.db'}"
+    assert stored.json("status", "tiny", "--index", other)["counts"]["finished"] == 1
+    os.remove(stored.folder / "store" / "index.db")
+    stored.environment["COPE_SWEEP_INDEX"] = other
+    assert stored.json("status", "tiny")["counts"]["stopped"] == 1
+    assert not (stored.folder / "store" / "index.db").exists()
+    assert Store(stored.folder / "store", index=other).index.counts() == {
+        "finished": 1, "failed": 1, "stopped": 1, "damaged": 1,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -54,34 +101,38 @@ def test_status_shows_the_traceback_of_a_failed_run(shell):
         ("json", '"title": "A tiny copy"'),
     ],
 )
-def test_report_formats(trained, output_format, text):
-    out, _ = trained("report", "tiny", "--format", output_format)
+def test_report_formats(stored, output_format, text):
+    out, _ = stored("report", "tiny", "--format", output_format)
     assert text in out
     assert "CoPE" in out
 
 
-def test_report_writes_a_file(trained):
-    assert trained("report", "tiny", "--output", "table.md") == ("", "")
-    assert (trained.folder / "table.md").read_text() == trained("report", "tiny", "--format", "markdown")[0]
-    assert trained.json("report", "tiny")["rows"][0]["row"] == "CoPE"
+def test_report_writes_a_file(stored):
+    assert stored("report", "tiny", "--output", "table.md") == ("", "")
+    assert (stored.folder / "table.md").read_text() == stored("report", "tiny", "--format", "markdown")[0]
+    assert stored.json("report", "tiny")["rows"][0]["row"] == "CoPE"
 
 
-def test_report_exports_every_run(trained):
-    trained("report", "tiny", "--runs", "--format", "parquet", "--output", "runs.parquet")
-    frame = pd.read_parquet(trained.folder / "runs.parquet")
+def test_report_exports_every_run(stored):
+    for run in stored.runs:
+        finish(stored.store, run, {"in_dist/token_error": 1.0})
+    stored("report", "tiny", "--runs", "--format", "parquet", "--output", "runs.parquet")
+    frame = pd.read_parquet(stored.folder / "runs.parquet")
     assert len(frame) == 4
     assert set(frame["seed"]) == {0, 1}
     assert frame["in_dist/token_error"].notna().all()
-    trained("report", "tiny", "--runs", "--format", "csv", "--output", "runs.csv")
-    assert len(pd.read_csv(trained.folder / "runs.csv")) == 4
-    trained("report", "tiny", "--format", "parquet", "--output", "rows.parquet")
-    assert list(pd.read_parquet(trained.folder / "rows.parquet")["row"]) == ["CoPE", "none"]
+    stored("report", "tiny", "--runs", "--format", "csv", "--output", "runs.csv")
+    assert len(pd.read_csv(stored.folder / "runs.csv")) == 4
+    stored("report", "tiny", "--format", "parquet", "--output", "rows.parquet")
+    assert list(pd.read_parquet(stored.folder / "rows.parquet")["row"]) == ["CoPE", "none"]
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (["status", "0123456789abcdef"], "no run 0123456789abcdef"),
+        (["status", "20260101-000000-abcd"], "no sweep '20260101-000000-abcd'"),
+        (["status", "--index", "mysql://x"], "is no index; accepted: sqlite:///PATH and postgresql://"),
         (["report", "tiny", "--format", "parquet"], "name a file"),
         (["report", "tiny", "--runs", "--format", "latex"], "--runs needs --format csv or parquet"),
         (["report", "tiny", "--runs"], "--runs needs --format csv or parquet, not terminal"),

@@ -45,7 +45,7 @@ def test_the_page_loads_only_its_own_files(client: httpx.Client) -> None:
 def test_the_api_documentation_has_every_endpoint_and_its_errors(client: httpx.Client) -> None:
     document = client.get("/openapi.json").json()
     paths = document["paths"]
-    assert len(paths) == 14
+    assert len(paths) == 16
     for path, operations in paths.items():
         for operation in operations.values():
             if path.startswith(API):

@@ -14,7 +14,10 @@ import pytest
 from cope_sweep import results
 from cope_sweep.plan import Plan
 from cope_sweep.results import table
-from cope_sweep.store import Store
+from cope_sweep.store import Lease, Store
+from cope_sweep.store.index import IndexUnavailable
+from cope_sweep.store.reading import read_run
+from tests.results.ablations import begin, end
 from tests.services.sample_store import API, SampleStore, serving
 
 
@@ -77,14 +80,16 @@ def test_an_unchanged_table_is_304_and_a_changed_one_is_not(own_sample: SampleSt
             assert (unchanged.status_code, unchanged.content, unchanged.headers["etag"]) == (304, b"", etag)
         assert client.get(f"{path}?format=csv", headers={"if-none-match": etag}).status_code == 200
 
-        pending = own_sample.store.run(own_sample.ids[3])
-        with pending.lock():
-            pending.begin(own_sample.plan.runs[3], "local")
-            running = client.get(path, headers={"if-none-match": etag})
-            assert running.json()["rows"][1]["counts"]["running"] == 1
+        store = own_sample.store
+        pending = begin(store, own_sample.plan.runs[3])
+        assert isinstance(store.index.acquire(read_run(pending), "sweep", 60.0), Lease)
+        running = client.get(path, headers={"if-none-match": etag})
+        assert running.json()["rows"][1]["counts"]["running"] == 1
+        store.index.renew("sweep", 0.0)  # the lease expires, as that of a sweep that died
         interrupted = client.get(path, headers={"if-none-match": running.headers["etag"]})
         assert interrupted.json()["rows"][1]["counts"]["interrupted"] == 1
         pending.finish({"in_dist/token_error": 1.0}, {})
+        end(store, pending)
         finished = client.get(path, headers={"if-none-match": interrupted.headers["etag"]})
         assert finished.json()["rows"][1]["metrics"]["in_dist/token_error"]["n"] == 2
         ablation = own_sample.ablations / "tiny.yaml"
@@ -121,12 +126,23 @@ def test_simultaneous_requests_share_one_computation(sample: SampleStore, comput
     assert computed_tables == ["tiny"]
 
 
-def test_a_failed_computation_is_not_cached(own_sample: SampleStore) -> None:
-    path = own_sample.store.run(own_sample.ids[0]).path / "result.json"
-    content = path.read_text()
-    with serving(own_sample.settings()) as client:
-        path.write_text("{")
+def test_a_failed_computation_is_not_cached(sample: SampleStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as broken, serving(sample.settings()) as client:
+        broken.setattr(results, "table", lambda plan, store: fail("no answer"))
         for _ in range(2):
-            assert get(client, "/ablations/tiny/table", 500)["error"]["type"] == "damaged_store"
-        path.write_text(content)
+            assert get(client, "/ablations/tiny/table", 503)["error"]["type"] == "not_ready"
+        broken.undo()
         assert get(client, "/ablations/tiny/table")["title"] == "Selective copy, tiny"
+
+
+def fail(message: str) -> None:
+    raise IndexUnavailable(message)
+
+
+def test_a_rebuilt_index_has_another_etag(own_sample: SampleStore) -> None:
+    """Its revisions begin again, so that the same number may stand for another content."""
+    with serving(own_sample.settings()) as client:
+        etag = client.get(f"{API}/ablations/tiny/table").headers["etag"]
+    (own_sample.store_folder / "index.db").unlink()
+    with serving(own_sample.settings()) as client:
+        assert client.get(f"{API}/ablations/tiny/table").headers["etag"] != etag

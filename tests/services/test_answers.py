@@ -7,8 +7,11 @@ import io
 from typing import Any
 
 import httpx
+import pytest
 
-from tests.services.sample_store import API, SampleStore, serving
+from cope_sweep.store import SweepRecord, SweepRun
+from tests.results.ablations import begin, end
+from tests.services.sample_store import API, TINY, SampleStore, serving
 
 
 def get(client: httpx.Client, path: str, status: int = 200, **kwargs: Any) -> Any:
@@ -70,11 +73,10 @@ def test_curves_of_an_ablation(client: httpx.Client, sample: SampleStore) -> Non
 
 def test_long_curves_are_reduced_to_common_steps(own_sample: SampleStore) -> None:
     for run, steps in zip(own_sample.plan.runs[2:], (1000, 401), strict=True):
-        folder = own_sample.store.run(run.run_id)
-        with folder.lock():
-            folder.begin(run, "local")
+        folder = begin(own_sample.store, run)
         lines = "".join(f'{{"step": {step}, "train/loss": 1.0}}\n' for step in range(1, steps + 1))
         (folder.path / "curve.jsonl").write_text(lines + '{"step": 2000, "trai')
+        end(own_sample.store, folder)
     with serving(own_sample.settings()) as client:
         rows = get(client, "/ablations/tiny/curves", params={"metric": "train/loss"})["rows"]
         long, short = ([step for step, _ in row["series"][1]["points"]] for row in rows)
@@ -131,15 +133,85 @@ def test_a_pending_run_has_the_configuration_of_its_plan(client: httpx.Client, s
     assert (run["status"], run["step"], run["metrics"]) == ("pending", 0, {})
     assert run["spec"] == sample.plan.runs[3].model_dump(mode="json")
     assert get(client, f"/runs/{sample.ids[3]}/curve") == []
+    get(client, "/runs/0123456789abcdef", 404)
 
 
-def test_a_damaged_file_does_not_hide_other_runs(own_sample: SampleStore) -> None:
-    folder = own_sample.store.run(own_sample.ids[0]).path
-    (folder / "result.json").write_text("{")
+def test_runs_are_filtered_and_sorted_by_their_values(client: httpx.Client, sample: SampleStore) -> None:
+    def ids(**params: Any) -> list[str]:
+        return [run["run_id"] for run in get(client, "/runs", params=params)["runs"]]
+
+    cope, absolute, failed = sample.ids[:3]
+    assert ids(filter="model.position=absolute") == [absolute]
+    assert set(ids(filter="model.position=cope")) == {cope, failed}
+    assert ids(filter=["model.position=cope", "status=finished"]) == [cope]
+    assert ids(filter=["model.layers>=1", "facts.parameters>0"], sort="seed") == sorted([cope, absolute])
+    errors = {run_id: sample.store.index.records([run_id])[run_id].metrics["dense/loss"] for run_id in (cope, absolute)}
+    assert ids(sort="dense/loss", order="desc") == [*sorted(errors, key=lambda each: -errors[each]), failed]
+    page = get(client, "/runs", params={"sort": "dense/loss", "limit": 1, "offset": 1})
+    assert (page["total"], page["limit"], page["offset"], len(page["runs"])) == (3, 1, 1, 1)
+    assert page["runs"][0]["values"]["dense/loss"] == max(errors.values())
+    assert get(client, "/ablations/tiny/runs", params={"filter": "seed=1"})["total"] == 1
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({"filter": "model.layer>=4"}, "near ones: model.layers"),
+        ({"filter": "model.layers"}, "is no condition"),
+        ({"filter": "seed=many"}, "seed is a number"),
+        ({"sort": "in_dist/tokenerror"}, "near ones: in_dist/token_error"),
+        ({"order": "up"}, "order"),
+    ],
+)
+def test_a_faulty_filter_is_explained(client: httpx.Client, params: dict[str, str], message: str) -> None:
+    error = get(client, "/runs", 422, params=params)["error"]
+    assert error["type"] == "invalid_request"
+    assert message in error["message"]
+
+
+def test_sweeps(own_sample: SampleStore) -> None:
+    plan, store = own_sample.plan, own_sample.store
+    record = SweepRecord(
+        sweep_id="20260730-120000-abcd", ablation="tiny", title="t", hypothesis="h", file_text=TINY, executor="local",
+        command=["run"], status="finished", started_ms=5, ended_ms=9, versions={}, machine={}, metrics=[],
+        runs=[SweepRun(run_id=run.run_id, row="r", labels={}, seed=run.seed) for run in plan.runs],
+        reused=[plan.runs[0].run_id],
+    )  # fmt: skip
+    store.write_sweep(record)
+    with serving(own_sample.settings()) as client:
+        page = get(client, "/sweeps")
+        assert page["total"] == 1
+        assert page["sweeps"][0]["counts"] == {"finished": 2, "failed": 1, "pending": 1}
+        assert get(client, "/sweeps?ablation=other")["total"] == 0
+        sweep = get(client, f"/sweeps/{record.sweep_id}")
+        assert [run["status"] for run in sweep["members"]] == ["finished", "finished", "failed", "pending"]
+        assert (sweep["file_text"], sweep["members"][0]["reused"]) == (TINY, True)
+        assert get(client, f"/runs?sweep={record.sweep_id}")["total"] == 3
+        assert get(client, "/runs/" + plan.runs[3].run_id)["sweeps"] == [record.sweep_id]
+        get(client, "/sweeps/none", 404)
+
+
+def test_a_damaged_run_does_not_hide_other_runs(own_sample: SampleStore) -> None:
+    damaged, finished = (own_sample.store.run(run_id) for run_id in own_sample.ids[:2])
+    (damaged.path / "result.json").write_text("{")
+    end(own_sample.store, damaged)
     with serving(own_sample.settings()) as client:
         runs = {run["run_id"]: run for run in get(client, "/runs")["runs"]}
-        assert "not valid JSON" in runs[own_sample.ids[0]]["message"]
-        assert runs[own_sample.ids[1]]["message"] is None
-        assert get(client, f"/runs/{own_sample.ids[0]}", 500)["error"]["type"] == "damaged_store"
-        assert get(client, "/ablations/tiny/table", 500)["error"]["type"] == "damaged_store"
-        assert get(client, "/ablations")[1]["runs"] == 4
+        assert runs[damaged.run_id]["status"] == "damaged"
+        assert "not valid JSON" in runs[damaged.run_id]["message"]
+        assert runs[finished.run_id]["message"] is None
+        assert get(client, f"/runs/{damaged.run_id}")["result"] is None
+        rows = get(client, "/ablations/tiny/table")["rows"]
+        assert (rows[0]["counts"]["damaged"], rows[1]["counts"]["finished"]) == (1, 1)
+        assert get(client, "/ablations")[1]["counts"]["damaged"] == 1
+        assert get(client, f"/runs/{damaged.run_id}/checkpoint", 409)["error"]["type"] == "conflict"
+
+
+def test_a_damaged_curve_hides_no_other_curve(own_sample: SampleStore) -> None:
+    path = own_sample.store.run(own_sample.ids[0]).path / "curve.jsonl"
+    path.unlink()
+    path.mkdir()
+    with serving(own_sample.settings()) as client:
+        assert get(client, f"/runs/{own_sample.ids[0]}/curve", 500)["error"]["type"] == "damaged_store"
+        rows = get(client, "/ablations/tiny/curves")["rows"]
+        assert (rows[0]["series"][0]["points"], len(rows[1]["series"][0]["points"])) == ([], 3)
