@@ -5,15 +5,16 @@ from __future__ import annotations
 import os
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from cope_sweep.plan import Plan, estimates, total_seconds
 from cope_sweep.plan.estimate import Shape, run_flops, shape_of
 from cope_sweep.queries.answers import Counts, PlanCost, PlanStatus, RunCost, RunState
-from cope_sweep.spec import Resources
+from cope_sweep.spec import Resources, RunSpec
 from cope_sweep.store import RunRecord, Status, Store
-from cope_sweep.store.index import IndexUnavailable
+from cope_sweep.store.index import IndexUnavailable, summaries
 
+WALL_S, RECOMPUTES = "facts.wall_s", "facts.checkpoint_activations"
 ENDED: tuple[Status, ...] = ("finished", "stopped")
 """Runs that the same command does not train again."""
 
@@ -27,9 +28,9 @@ def settle(store: Store) -> None:
 
 
 def plan_status(plan: Plan, store: Store) -> PlanStatus:
-    """Each run of the plan with its status, last known step and worker, and why it failed, was stopped or is damaged."""
+    """Each run of the plan: status, last known step, worker, and why it failed, was stopped or is damaged."""
     settle(store)
-    records = store.index.records(run.run_id for run in plan.runs)
+    records = store.index.records((run.run_id for run in plan.runs), values=False)
     runs = []
     for run in plan.runs:
         record = records.get(run.run_id) or RunRecord(run.run_id)
@@ -51,18 +52,18 @@ def plan_status(plan: Plan, store: Store) -> PlanStatus:
 def plan_cost(plan: Plan, store: Store) -> PlanCost:
     """The plan's runs with status and estimates, and the estimated wall time of those that are to do."""
     settle(store)
-    records = store.index.records(run.run_id for run in plan.runs)
-    estimated = estimates(plan, measured_rates(plan, records))
+    statuses = store.index.statuses(run.run_id for run in plan.runs)
+    estimated = estimates(plan, measured_rates(plan, store))
     groups = worker_groups(plan)
     runs = []
     for run in plan.runs:
-        estimate, record = estimated[run.run_id], records.get(run.run_id)
+        estimate = estimated[run.run_id]
         runs.append(
             RunCost(
                 run_id=run.run_id,
                 row=plan.row_name(run.run_id),
                 seed=run.seed,
-                status=record.status if record else "pending",
+                status=statuses.get(run.run_id, "pending"),
                 parameters=estimate.parameters,
                 estimated_s=_rounded(estimate.seconds),
                 estimated_memory_bytes=estimate.memory_bytes,
@@ -100,20 +101,28 @@ def worker_groups(plan: Plan) -> int:
     return max(1, len(os.sched_getaffinity(0)) // (resources.cpus * resources.workers))
 
 
-def measured_rates(plan: Plan, records: Mapping[str, RunRecord]) -> dict[Shape, float]:
+def measured_rates(plan: Plan, store: Store) -> dict[Shape, float]:
     """Shape → median seconds per floating-point operation of the plan's finished runs of that shape."""
+    facts = summaries.values(store.index, (run.run_id for run in plan.runs), (WALL_S, RECOMPUTES))
     rates: dict[Shape, list[float]] = {}
     for row in plan.rows:
-        shape: Shape | None = None
-        flops: dict[bool, float] = {}
-        for run in row.runs:
-            record = records.get(run.run_id)
-            wall_s = record.facts.get("wall_s") if record and record.status == "finished" else None
-            if record is None or wall_s is None:
-                continue
-            shape = shape or shape_of(run)
-            recomputes = bool(record.facts.get("checkpoint_activations", False))
-            if recomputes not in flops:
-                flops[recomputes] = run_flops(run, Resources(checkpoint_activations=recomputes))
-            rates.setdefault(shape, []).append(wall_s / flops[recomputes])
+        measured = [facts[run.run_id] for run in row.runs if WALL_S in facts.get(run.run_id, {})]
+        if not measured:
+            continue
+        shape, flops = shape_of(row.runs[0]), _Flops(row.runs[0])
+        rates.setdefault(shape, []).extend(
+            float(each[WALL_S]) / flops[bool(each.get(RECOMPUTES, False))] for each in measured
+        )
     return {shape: statistics.median(values) for shape, values in rates.items()}
+
+
+class _Flops(dict[bool, float]):
+    """Whether activations are recomputed → floating-point operations of a run, which its seed does not change."""
+
+    def __init__(self, run: RunSpec) -> None:
+        super().__init__()
+        self.run = run
+
+    def __missing__(self, recomputes: bool) -> float:
+        self[recomputes] = run_flops(self.run, Resources(checkpoint_activations=recomputes))
+        return self[recomputes]

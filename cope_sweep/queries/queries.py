@@ -25,9 +25,9 @@ from cope_sweep.queries.answers import (
 )
 from cope_sweep.queries.curves import plan_curves
 from cope_sweep.queries.errors import NotFinishedError, NotFoundError
-from cope_sweep.queries.plans import counted, settle
+from cope_sweep.queries.plans import settle
 from cope_sweep.spec import SpecError
-from cope_sweep.store import RunFolder, RunQuery, RunRecord, Status, Store, SweepSummary
+from cope_sweep.store import RunFolder, RunQuery, RunRecord, Store, SweepSummary
 from cope_sweep.store.artifacts import RUN_ID, DamagedError
 from cope_sweep.store.index import summaries
 from cope_sweep.store.store import MEMORY
@@ -78,10 +78,8 @@ class Queries:
                 loaded[name] = self.files.load(name)
             except SpecError as error:
                 loaded[name] = error
-        plans = [each for each in loaded.values() if isinstance(each, LoadedPlan)]
-        statuses = self.store.index.statuses(run_id for each in plans for run_id in each.runs)
         return [
-            AblationSummary(**_ablation_fields(each, statuses))
+            AblationSummary(**self._ablation_fields(each))
             if isinstance(each, LoadedPlan)
             else AblationSummary(name=name, error=str(each))
             for name, each in loaded.items()
@@ -97,7 +95,7 @@ class Queries:
         settle(self.store)
         statuses = self.store.index.statuses(loaded.runs)
         return AblationDetail(
-            **_ablation_fields(loaded, statuses),
+            **self._ablation_fields(loaded),
             axes=loaded.plan.axes,
             metrics=[
                 MetricInfo(name=m.name, title=m.title, goal=m.goal, unit=m.unit, decimals=m.decimals)
@@ -116,6 +114,22 @@ class Queries:
             ],
             text=text,
         )
+
+    def _ablation_fields(self, loaded: LoadedPlan) -> dict[str, Any]:
+        content = loaded.plan.ablation.content
+        counts = summaries.plan_counts(self.store.index, list(loaded.runs))
+        return {
+            "name": loaded.plan.name,
+            "title": content.title,
+            "hypothesis": content.hypothesis.strip(),
+            "reproduces": content.reproduces,
+            "scales": list(content.scales),
+            "rows": len(loaded.plan.rows),
+            "seeds": len(content.seeds),
+            "runs": len(loaded.runs),
+            "finished": counts.get("finished", 0),
+            "counts": counts,
+        }
 
     def curves(self, loaded: LoadedPlan, metric: str | None) -> Curves:
         """A metric (None: the first of the table) of every run of a plan."""
@@ -247,7 +261,7 @@ class Queries:
             return SweepDetail(**fields, error=str(error))
         if record is None:
             return SweepDetail(**fields, error=f"{sweep_id}.json is not in {self.store.root / 'sweeps'}")
-        records = self.store.index.records(run.run_id for run in record.runs)
+        records = self.store.index.records((run.run_id for run in record.runs), values=False)
         reused = set(record.reused)
         members = []
         for run in record.runs:
@@ -261,27 +275,10 @@ class Queries:
                     steps=known.steps,
                     worker_id=known.worker_id,
                     message=known.message,
-                )  # fmt: skip
+                )
             )
         kept = record.model_dump(include=set(SweepDetail.model_fields) - set(fields) - {"members", "error"})
         return SweepDetail(**fields, **kept, members=members)
-
-
-def _ablation_fields(loaded: LoadedPlan, statuses: Mapping[str, Status]) -> dict[str, Any]:
-    content = loaded.plan.ablation.content
-    counts = counted(statuses.get(run_id, "pending") for run_id in loaded.runs)
-    return {
-        "name": loaded.plan.name,
-        "title": content.title,
-        "hypothesis": content.hypothesis.strip(),
-        "reproduces": content.reproduces,
-        "scales": list(content.scales),
-        "rows": len(loaded.plan.rows),
-        "seeds": len(content.seeds),
-        "runs": len(loaded.runs),
-        "finished": counts.get("finished", 0),
-        "counts": counts,
-    }
 
 
 def _run_fields(record: RunRecord, places: Sequence[Place]) -> dict[str, Any]:

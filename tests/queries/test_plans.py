@@ -88,13 +88,13 @@ def test_a_run_whose_owner_died_is_settled_before_the_answer(plan, store):
 def test_rates_are_medians_over_the_finished_runs_of_a_shape(tmp_path, store):
     (tmp_path / "rates.yaml").write_text(BASE + "grid: {model.layers: [1, 2, 3]}\nseeds: [0, 1, 2]\n")
     plan = expand(load_ablation(tmp_path / "rates.yaml"))
-    assert measured_rates(plan, {}) == {}
+    assert measured_rates(plan, store) == {}
     one, two, three = (row.runs for row in plan.rows)
     for run, wall_s in zip(one, (50.0, 90.0, 60.0), strict=True):
         finish(store, run, wall_s)
     # Recomputed activations are more operations in the same time.
     finish(store, two[1], 40.0, checkpoint_activations=True)
-    rates = measured_rates(plan, store.index.records(run.run_id for run in plan.runs))
+    rates = measured_rates(plan, store)
     assert rates == {
         shape_of(one[0]): pytest.approx(60.0 / run_flops(one[0], Resources())),
         shape_of(two[0]): pytest.approx(40.0 / run_flops(two[0], Resources(checkpoint_activations=True))),

@@ -7,11 +7,11 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Select, and_, false, or_, select
+from sqlalchemy import ColumnElement, Connection, Select, and_, select
 
 from cope_sweep.store.index.flatten import columns
 from cope_sweep.store.index.model import Filter, QueryError, RunQuery
-from cope_sweep.store.index.rows import chunks
+from cope_sweep.store.index.rows import among
 from cope_sweep.store.index.tables import SECTIONS, keys, part_values, run_values, runs, sweep_runs
 
 OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
@@ -36,7 +36,7 @@ def conditions(connection: Connection, query: RunQuery, status: ColumnElement[st
     if query.statuses:
         found.append(status.in_(query.statuses))
     if query.run_ids is not None:
-        found.append(or_(false(), *(runs.c.run_id.in_(chunk) for chunk in chunks(query.run_ids))))
+        found.append(among(connection, runs.c.run_id, query.run_ids))
     if query.sweep_id is not None:
         found.append(runs.c.run_id.in_(select(sweep_runs.c.run_id).where(sweep_runs.c.sweep_id == query.sweep_id)))
     return found + [_condition(connection, each, status) for each in query.filters]

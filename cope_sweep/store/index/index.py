@@ -19,7 +19,7 @@ from cope_sweep.store.index.database import Database
 from cope_sweep.store.index.filters import conditions, ordered
 from cope_sweep.store.index.model import Lease, Progress, Refusal, RunPage, RunQuery, RunRecord, SweepSummary, Value
 from cope_sweep.store.index.owners import is_gone, owner_name
-from cope_sweep.store.index.rows import RowWriter, RunRow, chunks, next_revision, upsert
+from cope_sweep.store.index.rows import RowWriter, RunRow, among, chunks, delete_values, next_revision, upsert
 from cope_sweep.store.index.tables import (
     SECTIONS,
     counters,
@@ -34,8 +34,6 @@ from cope_sweep.store.index.tables import (
     sweeps,
 )
 
-READ_ALL_FROM = 2000
-"""From so many ids on, all rows are read and the wanted ones picked: faster than naming the ids in SQL."""
 _RECORD_COLUMNS = [
     runs.c[name]
     for name in (
@@ -43,6 +41,7 @@ _RECORD_COLUMNS = [
         "updated_ms", "ended_ms", "revision", "metrics", "facts",
     )
 ]  # fmt: skip
+_VALUES = {"metrics", "facts"}
 
 
 class Index:
@@ -75,11 +74,12 @@ class Index:
             status = self.status_column(connection)
             return {row[0]: row[1] for row in self._selected(connection, select(runs.c.run_id, status), run_ids)}
 
-    def records(self, run_ids: Iterable[str]) -> dict[str, RunRecord]:
-        """Run id → record, of the runs that are in the index."""
+    def records(self, run_ids: Iterable[str], *, values: bool = True) -> dict[str, RunRecord]:
+        """Run id → record, of the runs that are in the index; without `values`, metrics and facts are left empty."""
+        columns = _RECORD_COLUMNS if values else [column for column in _RECORD_COLUMNS if column.name not in _VALUES]
         with self.database.reading() as connection:
             status = self.status_column(connection)
-            rows = self._selected(connection, select(*_RECORD_COLUMNS, status), run_ids)
+            rows = self._selected(connection, select(*columns, status), run_ids)
             return {row.run_id: _record(row) for row in rows}
 
     def specs(self, run_ids: Iterable[str]) -> dict[str, dict[str, Value]]:
@@ -178,8 +178,8 @@ class Index:
         """Delete runs from the index."""
         with self.database.writing() as connection:
             for chunk in chunks(run_ids):
-                ids = select(runs.c.id).where(runs.c.run_id.in_(chunk))
-                connection.execute(delete(run_values).where(run_values.c.run.in_(ids)))
+                ids = connection.execute(select(runs.c.id).where(runs.c.run_id.in_(chunk))).scalars()
+                delete_values(connection, ids.all())
                 connection.execute(delete(runs).where(runs.c.run_id.in_(chunk)))
 
     # -- leases --------------------------------------------------------------------------------------------------
@@ -348,14 +348,9 @@ class Index:
         self, connection: Connection, query: Select[Any], run_ids: Iterable[str] | None
     ) -> Iterator[Row[Any]]:
         """The rows of `query`, of all runs or of those with these ids."""
-        wanted = None if run_ids is None else set(run_ids)
-        if wanted is None or len(wanted) >= READ_ALL_FROM:
-            for row in connection.execute(query):
-                if wanted is None or row.run_id in wanted:
-                    yield row
-            return
-        for chunk in chunks(wanted):
-            yield from connection.execute(query.where(runs.c.run_id.in_(chunk)))
+        if run_ids is not None:
+            query = query.where(among(connection, runs.c.run_id, run_ids))
+        yield from connection.execute(query)
 
 
 def _part_values(connection: Connection, ids: Iterable[int | None]) -> dict[int, dict[str, Value]]:
@@ -366,18 +361,19 @@ def _part_values(connection: Connection, ids: Iterable[int | None]) -> dict[int,
     )
     for chunk in chunks(part for part in ids if part is not None):
         for part, name, number, content in connection.execute(query.where(part_values.c.part.in_(chunk))):
-            found.setdefault(part, {})[name] = _value(number, content)
+            found.setdefault(part, {})[name] = value_of(number, content)
     return found
 
 
-def _value(number: float | None, content: str | None) -> Value:
+def value_of(number: float | None, content: str | None) -> Value:
+    """The value in the columns `number` and `text`."""
     if number is not None:
         return int(number) if number.is_integer() else number
     return {"true": True, "false": False}.get(str(content), str(content))
 
 
 def _record(row: Row[Any]) -> RunRecord:
-    return RunRecord(**{column.name: getattr(row, column.name) for column in _RECORD_COLUMNS}, status=row.status)
+    return RunRecord(**{name: value for name, value in row._mapping.items() if name != "id"})
 
 
 def summary_of(row: Row[Any]) -> SweepSummary:

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import json
+import marshal
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import lru_cache
+from typing import Any, cast
 
 from cachetools import LRUCache
-from sqlalchemy import Connection, bindparam, delete, insert, select, update
+from sqlalchemy import ARRAY, Connection, String, any_, bindparam, delete, func, literal, select, update
 from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.sql import ColumnElement
 
 from cope_sweep.store.event import Status
 from cope_sweep.store.index.flatten import columns, flatten
 from cope_sweep.store.index.tables import SECTIONS, counters, keys, part_values, parts, run_values, runs
 
 MAX_CACHED_PARTS = 100_000
+MAX_CACHED_DIGESTS = 10_000
 MAX_VARIABLES = 10_000
 """Values of one statement. SQLite takes 32,766, PostgreSQL 65,535."""
 
@@ -86,6 +90,7 @@ class RowWriter:
             return
         with self._lock:
             part_ids = self._part_ids(connection, rows)
+            known = _ids(connection, runs.c.run_id, runs.c.id, [row.run_id for row in rows])
             first = next_revision(connection, len(rows))
             values = [
                 {**_columns(row), **part_ids[row.run_id], "revision": first + index} for index, row in enumerate(rows)
@@ -96,7 +101,7 @@ class RowWriter:
                 statement.on_conflict_do_update(index_elements=[runs.c.run_id], set_=replaced),
                 values,
             )
-            self._write_values(connection, rows)
+            self._write_values(connection, rows, known)
 
     def forget(self) -> None:
         """Forget the remembered ids, after a transaction was rolled back."""
@@ -152,14 +157,11 @@ class RowWriter:
             self._keys |= _ids(connection, keys.c.name, keys.c.id, new)
         return self._keys
 
-    def _write_values(self, connection: Connection, rows: Sequence[RunRow]) -> None:
-        """Replace the metrics and facts of runs."""
-        run_ids = [row.run_id for row in rows]
-        ids = _ids(connection, runs.c.run_id, runs.c.id, run_ids)
-        connection.execute(
-            delete(run_values).where(run_values.c.run == bindparam("b_run")),
-            [{"b_run": ids[run_id]} for run_id in run_ids],
-        )
+    def _write_values(self, connection: Connection, rows: Sequence[RunRow], known: Mapping[str, int]) -> None:
+        """Replace the metrics and facts of runs; `known` are the ids of those that may have some."""
+        delete_values(connection, known.values())
+        new = [row.run_id for row in rows if row.run_id not in known]
+        ids = {**known, **_ids(connection, runs.c.run_id, runs.c.id, new)}
         values = [
             (ids[row.run_id], name, value)
             for row in rows
@@ -169,16 +171,41 @@ class RowWriter:
         if not values:
             return
         key_ids = self._key_ids(connection, {name for _, name, _ in values})
-        connection.execute(
-            insert(run_values),
-            [{"run": run, "key": key_ids[name], **columns(value)} for run, name, value in values],
+        # SQLAlchemy would build a dictionary of parameters for each of these many small rows.
+        place = "?, ?, ?, ?" if connection.dialect.paramstyle == "qmark" else "%s, %s, %s, %s"
+        connection.exec_driver_sql(
+            f"INSERT INTO run_values (run, key, number, text) VALUES ({place})",  # noqa: S608 - a constant
+            [(run, key_ids[name], *columns(value).values()) for run, name, value in values],
         )
+
+
+def delete_values(connection: Connection, numbers: Iterable[int]) -> None:
+    """Delete the metrics and facts of runs, given their numbers. Their key is the first column of the primary key."""
+    if own := [{"b_run": number} for number in numbers]:
+        every_key = run_values.c.key.in_(select(keys.c.id))
+        connection.execute(delete(run_values).where(every_key, run_values.c.run == bindparam("b_run")), own)
 
 
 def part_digest(section: str, content: Any) -> str:
     """The digest of a section of a spec."""
-    text = json.dumps([section, content], sort_keys=True, separators=(",", ":"))
+    # Version 2 of the format has no references, so that equal documents read from files give equal bytes.
+    return _digest_of(marshal.dumps((section, content), 2))
+
+
+@lru_cache(MAX_CACHED_DIGESTS)
+def _digest_of(document: bytes) -> str:
+    text = json.dumps(marshal.loads(document), sort_keys=True, separators=(",", ":"))  # noqa: S302 - our own bytes
     return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def among(connection: Connection, column: Any, wanted: Iterable[str]) -> ColumnElement[bool]:
+    """Whether a column of texts is one of any number of values: they are one variable of the statement."""
+    values = list(wanted)
+    if connection.dialect.name == "sqlite":
+        return cast(
+            ColumnElement[bool], column.in_(select(func.json_each(json.dumps(values)).table_valued("value").c.value))
+        )
+    return cast(ColumnElement[bool], column == any_(literal(values, ARRAY(String))))
 
 
 def chunks(items: Iterable[Any], size: int = MAX_VARIABLES) -> Iterable[list[Any]]:
@@ -189,10 +216,7 @@ def chunks(items: Iterable[Any], size: int = MAX_VARIABLES) -> Iterable[list[Any
 
 def _ids(connection: Connection, name: Any, number: Any, wanted: Iterable[str]) -> dict[str, int]:
     """Name → id, of those that exist."""
-    found: dict[str, int] = {}
-    for chunk in chunks(wanted):
-        found |= {row[0]: row[1] for row in connection.execute(select(name, number).where(name.in_(chunk)))}
-    return found
+    return {row[0]: row[1] for row in connection.execute(select(name, number).where(among(connection, name, wanted)))}
 
 
 def _columns(row: RunRow) -> dict[str, Any]:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
 
-from sqlalchemy import func, select
+from sqlalchemy import Select, func, select
 
 from cope_sweep.store.event import Status
-from cope_sweep.store.index.index import Index, summary_of
-from cope_sweep.store.index.model import SweepSummary
-from cope_sweep.store.index.rows import chunks
-from cope_sweep.store.index.tables import counters, runs, sweep_runs, sweeps
+from cope_sweep.store.index.index import Index, summary_of, value_of
+from cope_sweep.store.index.model import SweepSummary, Value
+from cope_sweep.store.index.rows import among
+from cope_sweep.store.index.tables import counters, keys, run_values, runs, sweep_runs, sweeps
 
 
 def version(index: Index) -> tuple[int, int]:
@@ -33,16 +35,61 @@ def sweep_page(
 
 def sweep_counts(index: Index, sweep_ids: Iterable[str]) -> dict[str, dict[Status, int]]:
     """Sweep id → status → the present number of its runs."""
-    found: dict[str, dict[Status, int]] = {}
+    found: dict[str, Counter[Status]] = {}
+    joined = sweep_runs.outerjoin(runs, runs.c.run_id == sweep_runs.c.run_id)
+    status = func.coalesce(runs.c.status, "pending").label("status")
+    query = select(sweep_runs.c.sweep_id, status, func.count()).select_from(joined)
+    query = query.where(sweep_runs.c.sweep_id.in_(list(sweep_ids))).group_by(sweep_runs.c.sweep_id, status)
     with index.database.reading() as connection:
-        status = func.coalesce(index.status_column(connection), "pending").label("status")
-        joined = sweep_runs.outerjoin(runs, runs.c.run_id == sweep_runs.c.run_id)
-        query = select(sweep_runs.c.sweep_id, status, func.count()).select_from(joined)
-        for chunk in chunks(sweep_ids):
-            grouped = query.where(sweep_runs.c.sweep_id.in_(chunk)).group_by(sweep_runs.c.sweep_id, status)
-            for sweep_id, name, number in connection.execute(grouped):
-                found.setdefault(sweep_id, {})[name] = int(number)
+        for sweep_id, name, number in connection.execute(_by_small_index(query)):
+            found.setdefault(sweep_id, Counter())[name] = int(number)
+    for in_sweeps in places(index, _expired(index)).values():
+        for sweep_id in {place[0] for place in in_sweeps} & found.keys():
+            _correct(found[sweep_id], 1)
+    return {sweep_id: dict(counts) for sweep_id, counts in found.items()}
+
+
+def plan_counts(index: Index, run_ids: Sequence[str]) -> dict[Status, int]:
+    """Status → number of the runs with these ids; those that are not in the index are pending."""
+    with index.database.reading() as connection:
+        query = select(runs.c.status, func.count()).where(among(connection, runs.c.run_id, run_ids))
+        rows = connection.execute(_by_small_index(query.group_by(runs.c.status)))
+        counts: Counter[Status] = Counter({row[0]: int(row[1]) for row in rows})
+    if counts["running"]:
+        _correct(counts, len(set(_expired(index)) & set(run_ids)))
+    counts["pending"] = len(run_ids) - sum(counts.values())
+    return {status: number for status, number in counts.items() if number}
+
+
+def values(index: Index, run_ids: Iterable[str], names: Sequence[str]) -> dict[str, dict[str, Value]]:
+    """Run id → the metrics and facts with these names (`facts.wall_s`), of the runs that have any."""
+    found: dict[str, dict[str, Value]] = {}
+    query = (
+        select(runs.c.run_id, keys.c.name, run_values.c.number, run_values.c.text)
+        .join(run_values, run_values.c.run == runs.c.id)
+        .join(keys, keys.c.id == run_values.c.key)
+        .where(keys.c.name.in_(list(names)))
+    )
+    with index.database.reading() as connection:
+        for run_id, name, number, content in connection.execute(query.where(among(connection, runs.c.run_id, run_ids))):
+            found.setdefault(run_id, {})[name] = value_of(number, content)
     return found
+
+
+def _by_small_index(query: Select[Any]) -> Select[Any]:
+    """Let SQLite read run ids and statuses from the index that holds both, not from the wide rows of the runs."""
+    return query.with_hint(runs, "INDEXED BY runs_by_id_and_status", "sqlite")
+
+
+def _expired(index: Index) -> list[str]:
+    """The runs that are marked as running and read as interrupted."""
+    return [run_id for run_id, _ in index.expired()]
+
+
+def _correct(counts: Counter[Status], number: int) -> None:
+    """Count `number` running runs as interrupted."""
+    if number:
+        counts.update({"running": -number, "interrupted": number})
 
 
 def places(index: Index, run_ids: Iterable[str]) -> dict[str, list[tuple[str, str, str]]]:
@@ -54,7 +101,6 @@ def places(index: Index, run_ids: Iterable[str]) -> dict[str, list[tuple[str, st
         .order_by(sweeps.c.started_ms, sweeps.c.sweep_id)
     )
     with index.database.reading() as connection:
-        for chunk in chunks(run_ids):
-            for run_id, *place in connection.execute(query.where(sweep_runs.c.run_id.in_(chunk))):
-                found.setdefault(run_id, []).append((place[0], place[1], place[2]))
+        for run_id, *place in connection.execute(query.where(among(connection, sweep_runs.c.run_id, run_ids))):
+            found.setdefault(run_id, []).append((place[0], place[1], place[2]))
     return found

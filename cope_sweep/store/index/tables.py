@@ -16,6 +16,8 @@ A value is a number (booleans are texts: `true`, `false`) or a text. Migrations 
 
 from __future__ import annotations
 
+from typing import Any
+
 from sqlalchemy import (
     JSON,
     BigInteger,
@@ -38,6 +40,9 @@ Serial = BigInteger().with_variant(Integer, "sqlite")
 
 SECTIONS = ("task", "model", "train", "evaluate")
 """The parts of a spec. What is left of it is the seed."""
+
+CLUSTERED: dict[str, Any] = {"sqlite_with_rowid": False}
+"""Tables of small rows that SQLite keeps in the order of their key, without a second copy of it."""
 
 parts = Table(
     "parts",
@@ -72,6 +77,7 @@ runs = Table(
     Column("metrics", JSON, nullable=False),
     Column("facts", JSON, nullable=False),
     Index("runs_by_status", "status"),
+    Index("runs_by_id_and_status", "run_id", "status"),
     Index("runs_by_owner", "owner"),
     Index("runs_by_revision", "revision"),
     *(Index(f"runs_by_{section}", f"{section}_part") for section in SECTIONS),
@@ -91,16 +97,18 @@ part_values = Table(
     Column("part", Serial, ForeignKey("parts.id"), primary_key=True),
     Column("number", Float),
     Column("text", Text),
+    **CLUSTERED,
 )
 
 run_values = Table(
     "run_values",
     metadata,
-    Column("key", Serial, ForeignKey("keys.id"), primary_key=True),
-    Column("run", Serial, ForeignKey("runs.id"), primary_key=True),
+    # The largest table: foreign keys and an index by run would double the time to write it.
+    Column("key", Serial, primary_key=True),  # keys.id
+    Column("run", Serial, primary_key=True),  # runs.id
     Column("number", Float),
     Column("text", Text),
-    Index("run_values_by_run", "run"),
+    **CLUSTERED,
 )
 
 sweeps = Table(
@@ -129,7 +137,8 @@ sweep_runs = Table(
     Column("seed", BigInteger, nullable=False),
     Column("labels", JSON, nullable=False),
     Column("reused", Boolean, nullable=False),
-    Index("sweep_runs_by_run", "run_id"),
+    Index("sweep_runs_by_run", "run_id", "sweep_id"),
+    **CLUSTERED,
 )
 
 mirrored = Table(
