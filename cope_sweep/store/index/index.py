@@ -79,8 +79,9 @@ class Index:
         columns = _RECORD_COLUMNS if values else [column for column in _RECORD_COLUMNS if column.name not in _VALUES]
         with self.database.reading() as connection:
             status = self.status_column(connection)
+            names = [column.name for column in (*columns, status)]
             rows = self._selected(connection, select(*columns, status), run_ids)
-            return {row.run_id: _record(row) for row in rows}
+            return {row[0]: _record(names, row) for row in rows}
 
     def specs(self, run_ids: Iterable[str]) -> dict[str, dict[str, Value]]:
         """Run id → the values of its spec by dotted key (`model.layers`), of the runs that are in the index."""
@@ -102,8 +103,9 @@ class Index:
             ids = ordered(connection, select(runs.c.id).where(*where), query, status)
             ids = ids.limit(query.limit).offset(query.offset)
             wanted = list(connection.execute(ids).scalars())
-            rows = connection.execute(select(runs.c.id, *_RECORD_COLUMNS, status).where(runs.c.id.in_(wanted)))
-            found = {row.id: _record(row) for row in rows}
+            columns = (*_RECORD_COLUMNS, status)
+            rows = connection.execute(select(runs.c.id, *columns).where(runs.c.id.in_(wanted)))
+            found = {row[0]: _record([column.name for column in columns], row[1:]) for row in rows}
         return RunPage(int(total), [found[key] for key in wanted])
 
     def counts(self) -> dict[Status, int]:
@@ -372,8 +374,8 @@ def value_of(number: float | None, content: str | None) -> Value:
     return {"true": True, "false": False}.get(str(content), str(content))
 
 
-def _record(row: Row[Any]) -> RunRecord:
-    return RunRecord(**{name: value for name, value in row._mapping.items() if name != "id"})
+def _record(names: Sequence[str], row: Sequence[Any]) -> RunRecord:
+    return RunRecord(**dict(zip(names, row, strict=True)))
 
 
 def summary_of(row: Row[Any]) -> SweepSummary:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Any
 
-from sqlalchemy import Select, func, select
+from sqlalchemy import bindparam, func, select, text
 
 from cope_sweep.store.event import Status
 from cope_sweep.store.index.index import Index, summary_of, value_of
@@ -36,12 +36,14 @@ def sweep_page(
 def sweep_counts(index: Index, sweep_ids: Iterable[str]) -> dict[str, dict[Status, int]]:
     """Sweep id → status → the present number of its runs."""
     found: dict[str, Counter[Status]] = {}
-    joined = sweep_runs.outerjoin(runs, runs.c.run_id == sweep_runs.c.run_id)
-    status = func.coalesce(runs.c.status, "pending").label("status")
-    query = select(sweep_runs.c.sweep_id, status, func.count()).select_from(joined)
-    query = query.where(sweep_runs.c.sweep_id.in_(list(sweep_ids))).group_by(sweep_runs.c.sweep_id, status)
+    query = f"""
+        SELECT member.sweep_id, coalesce(run.status, 'pending'), count(*)
+        FROM sweep_runs AS member LEFT JOIN runs AS run {_small_index(index)} ON run.run_id = member.run_id
+        WHERE member.sweep_id IN :sweep_ids GROUP BY 1, 2
+    """  # noqa: S608 - constants
+    wanted = bindparam("sweep_ids", list(sweep_ids), expanding=True)
     with index.database.reading() as connection:
-        for sweep_id, name, number in connection.execute(_by_small_index(query)):
+        for sweep_id, name, number in connection.execute(text(query).bindparams(wanted)):
             found.setdefault(sweep_id, Counter())[name] = int(number)
     for in_sweeps in places(index, _expired(index)).values():
         for sweep_id in {place[0] for place in in_sweeps} & found.keys():
@@ -51,10 +53,11 @@ def sweep_counts(index: Index, sweep_ids: Iterable[str]) -> dict[str, dict[Statu
 
 def plan_counts(index: Index, run_ids: Sequence[str]) -> dict[Status, int]:
     """Status → number of the runs with these ids; those that are not in the index are pending."""
+    ids = "SELECT value FROM json_each(:ids)" if index.database.is_sqlite else "SELECT unnest(CAST(:ids AS text[]))"
+    query = f"SELECT status, count(*) FROM runs {_small_index(index)} WHERE run_id IN ({ids}) GROUP BY 1"  # noqa: S608
+    values = json.dumps(run_ids) if index.database.is_sqlite else run_ids
     with index.database.reading() as connection:
-        query = select(runs.c.status, func.count()).where(among(connection, runs.c.run_id, run_ids))
-        rows = connection.execute(_by_small_index(query.group_by(runs.c.status)))
-        counts: Counter[Status] = Counter({row[0]: int(row[1]) for row in rows})
+        counts = Counter({row[0]: int(row[1]) for row in connection.execute(text(query), {"ids": values})})
     if counts["running"]:
         _correct(counts, len(set(_expired(index)) & set(run_ids)))
     counts["pending"] = len(run_ids) - sum(counts.values())
@@ -76,9 +79,12 @@ def values(index: Index, run_ids: Iterable[str], names: Sequence[str]) -> dict[s
     return found
 
 
-def _by_small_index(query: Select[Any]) -> Select[Any]:
-    """Let SQLite read run ids and statuses from the index that holds both, not from the wide rows of the runs."""
-    return query.with_hint(runs, "INDEXED BY runs_by_id_and_status", "sqlite")
+def _small_index(index: Index) -> str:
+    """Makes SQLite read run ids and statuses from the index that holds both, instead of the wide rows of the runs.
+
+    Without statistics, it prefers the unique index of run ids. SQLAlchemy has no hints for SQLite.
+    """
+    return "INDEXED BY runs_by_id_and_status" if index.database.is_sqlite else ""
 
 
 def _expired(index: Index) -> list[str]:
