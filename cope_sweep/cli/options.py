@@ -27,9 +27,11 @@ AblationsDir = Annotated[
     Path, typer.Option("--ablations", envvar="COPE_SWEEP_ABLATIONS", help="Folder of the ablation files.")
 ]
 StoreOpt = Annotated[
-    Path,
+    str,
     typer.Option(
-        "--store", envvar="COPE_SWEEP_STORE", help="Folder that holds the runs, checkpoints and MLflow's database."
+        "--store",
+        envvar="COPE_SWEEP_STORE",
+        help="Folder that holds the runs, checkpoints and MLflow's database; or `s3://BUCKET/PREFIX`, `gs://…`.",
     ),
 ]
 IndexOpt = Annotated[
@@ -55,7 +57,7 @@ ScaleOpt = Annotated[
     str | None, typer.Option("--scale", metavar="NAME", help="A named size of the ablation.", show_default=False)
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document to standard output.")]
-ABLATIONS, STORE = Path("ablations"), Path("store")
+ABLATIONS, STORE = Path("ablations"), "store"
 
 
 def find_ablation(ablation: str, folder: Path) -> Path:
@@ -82,14 +84,14 @@ def load_plan(ablation: str, folder: Path, scale: str | None, sets: list[str]) -
     return expand(with_overrides(load_ablation(find_ablation(ablation, folder)), scale=scale, assignments=sets))
 
 
-def open_store(root: Path, index: str | None = None, *, create: bool = False) -> Store:
-    """The store in a folder, with its index; with `create`, the folder is made. Raises StoreError."""
+def open_store(root: str, index: str | None = None, *, create: bool = False) -> Store:
+    """The store in a folder or at a URL, with its index; with `create`, it is made. Raises StoreError."""
     from cope_sweep.store import Store
 
     return Store(root, index=index, create=create)
 
 
-def find_checkpoint(run_or_folder: str, root: Path) -> Path:
+def find_checkpoint(run_or_folder: str, root: str) -> Path:
     """The checkpoint folder of a finished run, or the folder that was named. Raises UserError."""
     from cope_sweep.store.artifacts import RUN_ID
 
@@ -98,7 +100,7 @@ def find_checkpoint(run_or_folder: str, root: Path) -> Path:
     folder = open_store(root).run(run_or_folder)  # its files alone say whether it is finished
     if folder.status != "finished":
         raise UserError(f"run {run_or_folder} is {folder.status}; only finished runs have a checkpoint")
-    return folder.checkpoint
+    return folder.fetch_checkpoint()
 
 
 def token_ids(text: str) -> list[int]:

@@ -80,8 +80,8 @@ def plan(
     stopped = f", {costs.counts['stopped']} stopped early" if "stopped" in costs.counts else ""
     text = f"{costs.finished} finished{stopped}, {costs.to_do} to do"
     if costs.to_do:
-        basis = next(run.basis for run in costs.runs if run.status not in ("finished", "stopped"))
-        text += f": about {duration(costs.estimated_s)} on {groups} worker group{'s' * (groups > 1)} ({basis})"
+        text += f" ({costs.to_suggest} still to be suggested)" if costs.to_suggest else ""
+        text += f": about {duration(costs.estimated_s)} on {groups} worker group{'s' * (groups > 1)} ({costs.basis})"
     console.print(text)
 
 

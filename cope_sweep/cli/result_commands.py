@@ -84,7 +84,9 @@ def _show_sweeps(queries: Queries, as_json: bool) -> None:
         print_json([sweep.model_dump() for sweep in oldest_first])
         return
     if not page.sweeps:
-        make_console().print(f"no sweep in the store {queries.store.root}; start one with: cope-sweep run quickstart")
+        make_console().print(
+            f"no sweep in the store {queries.store.location}; start one with: cope-sweep run quickstart"
+        )
         return
     table = grid("sweep", "ablation", "status", "executor", "runs")
     for sweep in oldest_first:
@@ -113,7 +115,9 @@ def _show_sweep(queries: Queries, sweep_id: str, as_json: bool) -> None:
 def _show_run(queries: Queries, run_id: str, as_json: bool) -> None:
     run = queries.run(run_id, with_curve=False)
     if run.state.get("status") is None and run.status == "pending":
-        raise UserError(f"no run {run_id} in the store {queries.store.root}; `cope-sweep plan ABLATION` lists the ids")
+        raise UserError(
+            f"no run {run_id} in the store {queries.store.location}; `cope-sweep plan ABLATION` lists the ids"
+        )
     document = run.model_dump(exclude={"curve", "values"})
     if as_json:
         print_json(document)
@@ -173,7 +177,7 @@ def report(
 
     Example: `cope-sweep report quickstart --runs --format parquet -o runs.parquet`
     """
-    from cope_sweep.queries import settle
+    from cope_sweep.queries import recorded_plan, settle
     from cope_sweep.results import table
 
     chosen: Format = "json" if as_json else output_format
@@ -183,7 +187,7 @@ def report(
         raise UserError("parquet is binary; name a file for it with --output FILE")
     plan, store = load_plan(ablation, ablations, scale, sets), open_store(root, index)
     settle(store)
-    results = table(plan, store)
+    results = table(recorded_plan(plan, store), store)
     if output is not None:
         try:
             _write(results, chosen, output, every_run)

@@ -96,7 +96,7 @@ def run(
     from cope_sweep.store import Store
     from cope_sweep.store.preflight import check, resolve_uri
 
-    if RAY_JOB_VARIABLE in os.environ and not root.is_absolute():
+    if RAY_JOB_VARIABLE in os.environ and not Path(root).is_absolute():
         raise UserError(
             f"in a Ray job the folder {Path.cwd()} is temporary, and the store {root} would be deleted with it; "
             "name a lasting folder that all nodes share: --store /shared/store"
@@ -209,7 +209,7 @@ def submit(
             raise UserError(
                 f"{address} is another machine; name the store's path on the cluster, as in --store /shared/store"
             )
-        store = str(STORE.absolute())
+        store = str(Path(STORE).absolute())
     arguments = ["run", ablation, "--store", store, *_overrides(scale, sets)]
     arguments += ["--mlflow", mlflow] if mlflow else []
     console = make_console(stderr=True)
@@ -232,9 +232,9 @@ def _overrides(scale: str | None, sets: list[str]) -> list[str]:
     return [*(["--scale", scale] if scale else []), *(part for value in sets for part in ("--set", value))]
 
 
-def _plan_arguments(ablation: str, scale: str | None, sets: list[str], store: Path) -> str:
+def _plan_arguments(ablation: str, scale: str | None, sets: list[str], store: str) -> str:
     """The arguments that name the same plan and store in another command."""
-    return shlex.join([ablation, *_overrides(scale, sets), *(["--store", str(store)] if store != STORE else [])])
+    return shlex.join([ablation, *_overrides(scale, sets), *(["--store", store] if store != STORE else [])])
 
 
 def _executable_folder() -> str:
@@ -267,7 +267,7 @@ def _runs(number: int) -> str:
 def _print_next_steps(console: Console, plan: Plan, store: Store, uri: str | None, same_plan: str) -> None:
     """Commands that are useful after a sweep."""
     prefix = _executable_folder()
-    at_store = [] if store.root == STORE.absolute() else ["--store", str(store.root)]
+    at_store = [] if store.root == Path(STORE).absolute() else ["--store", str(store.root)]
     steps = [(f"{prefix}cope-sweep report {same_plan} --format latex", "the table in LaTeX")]
     if uri and uri.startswith("sqlite:"):
         steps.append((f"{prefix}mlflow ui --backend-store-uri {uri}", "curves, parameters and files of every run"))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -40,7 +39,7 @@ def rebuild(root: StoreOpt = STORE, index: IndexOpt = None, as_json: Json = Fals
 
     store = _existing_store(root, index)
     with _progress("reading runs") as on_progress:
-        report = rebuild_index(store.root, Index(store.index_url), on_progress)
+        report = rebuild_index(store.files, Index(store.index_url), on_progress)
     if as_json:
         print_json(report.__dict__)
         return
@@ -72,7 +71,7 @@ def check(
 
     store = _existing_store(root, index)
     with _progress("checking runs") as on_progress:
-        found = list(check_store(store.root, store.index, checksums=checksums, on_progress=on_progress))
+        found = list(check_store(store.files, store.index, checksums=checksums, on_progress=on_progress))
     if as_json:
         print_json([each.__dict__ for each in found])
     elif found:
@@ -85,9 +84,9 @@ def check(
     raise typer.Exit(DIFFERENT if found else 0)
 
 
-def _existing_store(root: Path, index: str | None) -> Store:
+def _existing_store(root: str, index: str | None) -> Store:
     store = open_store(root, index)
-    if not (store.root / "runs").is_dir():
+    if store.files.objects is None and not (store.root / "runs").is_dir():
         raise UserError(f"{store.root} is no store: it has no folder `runs`; choose another with --store")
     return store
 

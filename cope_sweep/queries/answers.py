@@ -220,5 +220,7 @@ class PlanCost(BaseModel):
     counts: Counts
     finished: int
     to_do: int = Field(description="Runs that are neither finished nor stopped.")
+    to_suggest: int = Field(description="Those of them that the search has still to suggest; they are not in `runs`.")
+    basis: str | None = Field(description="What the time of the first of them was estimated from.")
     estimated_s: float
     runs: list[RunCost]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from cope_sweep.plan import Plan
 from cope_sweep.queries.answers import Curves, RowCurves, Series
 from cope_sweep.store import Store
-from cope_sweep.store.artifacts import DamagedError
+from cope_sweep.store.errors import DamagedError
 
 MAX_POINTS = 200
 """Points of one learning curve."""

@@ -7,7 +7,7 @@ import statistics
 from collections import Counter
 from collections.abc import Iterable
 
-from cope_sweep.plan import Plan, estimates, total_seconds
+from cope_sweep.plan import Plan, estimates, plan_of_recorded, suggested_estimates, total_seconds
 from cope_sweep.plan.estimate import Shape, run_flops, shape_of
 from cope_sweep.queries.answers import Counts, PlanCost, PlanStatus, RunCost, RunState
 from cope_sweep.spec import Resources, RunSpec
@@ -27,9 +27,17 @@ def settle(store: Store) -> None:
         return
 
 
+def recorded_plan(plan: Plan, store: Store) -> Plan:
+    """The plan with the rows that sweeps of its ablation were suggested by its search, if that chooses as it goes."""
+    if not plan.open_samples:
+        return plan
+    return plan_of_recorded(plan.ablation, summaries.recorded_rows(store.index, plan.name))
+
+
 def plan_status(plan: Plan, store: Store) -> PlanStatus:
     """Each run of the plan: status, last known step, worker, and why it failed, was stopped or is damaged."""
     settle(store)
+    plan = recorded_plan(plan, store)
     records = store.index.records((run.run_id for run in plan.runs), values=False)
     runs = []
     for run in plan.runs:
@@ -52,6 +60,7 @@ def plan_status(plan: Plan, store: Store) -> PlanStatus:
 def plan_cost(plan: Plan, store: Store) -> PlanCost:
     """The plan's runs with status and estimates, and the estimated wall time of those that are to do."""
     settle(store)
+    plan = recorded_plan(plan, store)
     statuses = store.index.statuses(run.run_id for run in plan.runs)
     estimated = estimates(plan, measured_rates(plan, store))
     groups = worker_groups(plan)
@@ -70,7 +79,8 @@ def plan_cost(plan: Plan, store: Store) -> PlanCost:
                 basis=estimate.basis,
             )
         )
-    to_do = [estimated[run.run_id] for run in runs if run.status not in ENDED]
+    suggested = suggested_estimates(plan, estimated)
+    to_do = [*(estimated[run.run_id] for run in runs if run.status not in ENDED), *suggested]
     counts = counted(run.status for run in runs)
     return PlanCost(
         ablation=plan.name,
@@ -78,6 +88,8 @@ def plan_cost(plan: Plan, store: Store) -> PlanCost:
         counts=counts,
         finished=counts.get("finished", 0),
         to_do=len(to_do),
+        to_suggest=len(suggested),
+        basis=to_do[0].basis if to_do else None,
         estimated_s=_rounded(total_seconds(to_do, groups)),
         runs=runs,
     )

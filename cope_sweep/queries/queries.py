@@ -25,10 +25,11 @@ from cope_sweep.queries.answers import (
 )
 from cope_sweep.queries.curves import plan_curves
 from cope_sweep.queries.errors import NotFinishedError, NotFoundError
-from cope_sweep.queries.plans import settle
+from cope_sweep.queries.plans import recorded_plan, settle
 from cope_sweep.spec import SpecError
 from cope_sweep.store import RunFolder, RunQuery, RunRecord, Store, SweepSummary
-from cope_sweep.store.artifacts import RUN_ID, DamagedError
+from cope_sweep.store.artifacts import RUN_ID
+from cope_sweep.store.errors import DamagedError
 from cope_sweep.store.index import summaries
 from cope_sweep.store.store import MEMORY
 
@@ -52,7 +53,7 @@ class Queries:
         """The store. One that did not exist before, so that its index is in memory, is opened again once it does."""
         known = self._store
         if known.index.url == MEMORY and (known.root / "runs").is_dir() and os.access(known.root, os.W_OK):
-            self._store = Store(known.root)
+            self._store = Store(known.location)
         return self._store
 
     @property
@@ -67,6 +68,14 @@ class Queries:
         self.files.files()
         self.store.index.revision()
 
+    def load(self, name: str, scale: str | None = None) -> LoadedPlan:
+        """The plan of an ablation at a scale, with what the search of earlier sweeps has suggested."""
+        loaded = self.files.load(name, scale)
+        plan = recorded_plan(loaded.plan, self.store)
+        if plan is loaded.plan:
+            return loaded
+        return replace(loaded, plan=plan, runs={run.run_id: run for run in plan.runs})
+
     # -- ablations -----------------------------------------------------------------------------------------------
 
     def ablations(self) -> list[AblationSummary]:
@@ -75,7 +84,7 @@ class Queries:
         loaded: dict[str, LoadedPlan | SpecError] = {}
         for name in self.files.files():
             try:
-                loaded[name] = self.files.load(name)
+                loaded[name] = self.load(name)
             except SpecError as error:
                 loaded[name] = error
         return [
@@ -89,7 +98,7 @@ class Queries:
         """One ablation with its plan at a scale, and its file."""
         text = self.files.file(name).read_text(errors="replace")
         try:
-            loaded = self.files.load(name, scale)
+            loaded = self.load(name, scale)
         except SpecError as error:
             return AblationDetail(name=name, error=str(error), text=text)
         settle(self.store)
@@ -150,7 +159,7 @@ class Queries:
         """
         settle(self.store)
         if ablation is not None:
-            query = replace(query, run_ids=tuple(self.files.load(ablation, scale).runs))
+            query = replace(query, run_ids=tuple(self.load(ablation, scale).runs))
         if query.run_ids is not None and query == RunQuery(
             query.statuses, query.run_ids, limit=query.limit, offset=query.offset
         ):
@@ -215,11 +224,13 @@ class Queries:
         return self.store.run(run_id).curve()
 
     def finished(self, run_id: str) -> RunFolder:
-        """The folder of a finished run."""
+        """The folder of a finished run, with its checkpoint on this machine."""
         record, _ = self._find(run_id)
         if record.status != "finished":
             raise NotFinishedError(f"run {run_id} is {record.status}; only a finished run has a checkpoint")
-        return self.store.run(run_id)
+        folder = self.store.run(run_id)
+        folder.fetch_checkpoint()
+        return folder
 
     def _find(self, run_id: str) -> tuple[RunRecord, list[Place]]:
         """The record of a run and its places. Raises NotFoundError."""
@@ -229,7 +240,7 @@ class Queries:
         record = self.store.index.records([run_id]).get(run_id)
         if record is None and not places:
             raise NotFoundError(
-                f"no run {run_id} in the store {self.store.root}, nor in an ablation; "
+                f"no run {run_id} in the store {self.store.location}, nor in an ablation; "
                 "`cope-sweep plan ABLATION` lists the ids"
             )
         return record or RunRecord(run_id), places
@@ -251,7 +262,7 @@ class Queries:
         summary = self.store.index.sweep(sweep_id)
         if summary is None:
             raise NotFoundError(
-                f"no sweep {sweep_id[:40]!r} in the store {self.store.root}; `cope-sweep status` lists them"
+                f"no sweep {sweep_id[:40]!r} in the store {self.store.location}; `cope-sweep status` lists them"
             )
         counts = summaries.sweep_counts(self.store.index, [sweep_id]).get(sweep_id, {})
         fields = _sweep_fields(summary) | {"counts": counts}
@@ -260,7 +271,7 @@ class Queries:
         except DamagedError as error:
             return SweepDetail(**fields, error=str(error))
         if record is None:
-            return SweepDetail(**fields, error=f"{sweep_id}.json is not in {self.store.root / 'sweeps'}")
+            return SweepDetail(**fields, error=f"{sweep_id}.json is not in {self.store.location}/sweeps")
         records = self.store.index.records((run.run_id for run in record.runs), values=False)
         reused = set(record.reused)
         members = []

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from cope_sweep.errors import UserError
@@ -25,7 +25,9 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, frozen=True)
 
     ablations: Path = Field(default=Path("ablations"), description="Folder of the ablation files.")
-    store: Path = Field(default=Path("store"), description="Folder of the runs; it may be missing at first.")
+    store: Annotated[str, BeforeValidator(str)] = Field(
+        default="store", description="Folder or object store of the runs; it may be missing at first."
+    )
     index: str = Field(default="", description="URL of the index's database; empty: SQLite in the store.")
     host: str = Field(default="127.0.0.1", description="Address to listen on; 0.0.0.0 is every IPv4 interface.")
     port: Annotated[int, Field(ge=0, le=65535)] = Field(default=8000, description="Port; 0 chooses a free one.")
@@ -40,7 +42,8 @@ class Settings(BaseSettings):
     @model_validator(mode="after")
     def _check_folders(self) -> Self:
         _check_folder(self.ablations, "ablations", must_exist=True)
-        _check_folder(self.store, "store", must_exist=False)
+        if "://" not in self.store:
+            _check_folder(Path(self.store), "store", must_exist=False)
         return self
 
 

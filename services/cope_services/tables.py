@@ -65,7 +65,7 @@ class Tables:
         """The table of an ablation. With `runs`, CSV has a line for each run. Raises UserError."""
         from cope_sweep.results import table
 
-        loaded = self.queries.files.load(name, scale)
+        loaded = self.queries.load(name, scale)
         state = _digest(self.queries.version(loaded))
         etag = _digest((state, output_format, runs))
 
@@ -80,7 +80,7 @@ class Tables:
 
         Raises UserError.
         """
-        loaded = self.queries.files.load(name, scale)
+        loaded = self.queries.load(name, scale)
         etag = _digest(("curves", self.queries.version(loaded), metric))
 
         def render() -> bytes:

@@ -15,7 +15,7 @@ def test_a_synthetic_store_is_a_finished_ablation(tmp_path):
     part = write_ablation(tmp_path / "part.yaml", 100)
     store = write_store(tmp_path / "store", plan)
     assert store.index.counts() == {"finished": 200}
-    assert list(check(store.root, store.index, checksums=True)) == []
+    assert list(check(store.files, store.index, checksums=True)) == []
     assert table(part, store).complete
     assert [sweep.runs for sweep in store.index.sweeps()] == [200]
     assert store.run(plan.runs[0].run_id).curve()[-1]["step"] == 50

@@ -1,10 +1,10 @@
 import pytest
 
-from cope_sweep.plan import expand, parameter_count
+from cope_sweep.plan import expand, parameter_count, row_of_draw
 from cope_sweep.plan.estimate import run_flops, shape_of
 from cope_sweep.queries import measured_rates, plan_cost, plan_status, worker_groups
 from cope_sweep.spec import Resources, load_ablation, with_overrides
-from cope_sweep.store import Lease, Store
+from cope_sweep.store import Lease, Store, SweepRecord, SweepRun
 from cope_sweep.store.reading import read_run
 from tests.plan.test_expand import BASE
 from tests.results.ablations import begin, end, stop
@@ -109,3 +109,25 @@ def test_worker_groups_fit_the_cores_of_this_machine(folder, groups, expected):
     options = [f"resources.groups={groups}", "resources.cpus=2", "resources.workers=1000"]
     plan = expand(with_overrides(load_ablation(folder / "good.yaml"), assignments=options))
     assert worker_groups(plan) == (expected or 1)
+
+
+def test_what_a_search_has_suggested_is_part_of_the_plan(tmp_path, store):
+    search = "search: {kind: optuna, samples: 3, metric: in_dist/token_error, space: {train.lr: {log_uniform: [1e-4, 1e-2]}}}\n"
+    (tmp_path / "searched.yaml").write_text(BASE + search)
+    plan = expand(load_ablation(tmp_path / "searched.yaml"))
+    costs = plan_cost(plan, store)
+    assert (costs.runs, costs.to_do, costs.to_suggest) == ([], 3, 3)
+    assert costs.estimated_s > 0
+    row = row_of_draw(plan.ablation, {"train.lr": "0.001"})
+    run = row.runs[0]
+    member = SweepRun(run_id=run.run_id, row=row.name, labels=row.labels, seed=run.seed)
+    record = SweepRecord(
+        sweep_id="20260730-120000-abcd", ablation="searched", title="", hypothesis="", executor="ray", command=[],
+        status="interrupted", started_ms=1, versions={}, machine={}, metrics=[], runs=[member], reused=[],
+    )  # fmt: skip
+    store.write_sweep(record)
+    finish(store, run)
+    (known,) = plan_status(plan, store).runs
+    assert (known.run_id, known.status) == (run.run_id, "finished")
+    costs = plan_cost(plan, store)
+    assert (costs.finished, costs.to_do, costs.to_suggest) == (1, 2, 2)

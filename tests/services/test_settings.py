@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from cope_services.settings import Settings, load_settings
 from pydantic import ValidationError
@@ -26,7 +24,7 @@ def test_arguments_have_priority_over_the_environment(sample: SampleStore, monke
     for name, value in {"ABLATIONS": str(sample.ablations), "STORE": "none", "PORT": "1", "MAX_TOKENS": "5"}.items():
         monkeypatch.setenv(f"COPE_SWEEP_{name}", value)
     settings = load_settings(port=2)
-    assert (settings.ablations, settings.store) == (sample.ablations, Path("none"))
+    assert (settings.ablations, settings.store) == (sample.ablations, "none")
     assert (settings.port, settings.max_tokens, settings.max_models) == (2, 5, 4)
     assert load_settings().port == 1
 

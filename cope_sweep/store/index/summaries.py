@@ -110,3 +110,16 @@ def places(index: Index, run_ids: Iterable[str]) -> dict[str, list[tuple[str, st
         for run_id, *place in connection.execute(query.where(among(connection, sweep_runs.c.run_id, run_ids))):
             found.setdefault(run_id, []).append((place[0], place[1], place[2]))
     return found
+
+
+def recorded_rows(index: Index, ablation: str) -> list[tuple[str, dict[str, str]]]:
+    """Run id and labels of the runs in the sweeps of an ablation, each once, oldest first."""
+    query = (
+        select(sweep_runs.c.run_id, sweep_runs.c.labels)
+        .join(sweeps, sweeps.c.sweep_id == sweep_runs.c.sweep_id)
+        .where(sweeps.c.ablation == ablation)
+        .order_by(sweeps.c.started_ms, sweep_runs.c.sweep_id, sweep_runs.c.ordinal)
+    )
+    with index.database.reading() as connection:
+        found = {row.run_id: dict(row.labels) for row in connection.execute(query)}
+    return list(found.items())

@@ -97,9 +97,10 @@ def _write(root: Path, runs: int) -> None:
 
 def _rebuild(root: Path) -> dict[str, float]:
     (root / "store" / "index.db").unlink(missing_ok=True)
-    index = Index(Store(root / "store").index_url)
+    store = Store(root / "store")
+    index = Index(store.index_url)
     cpu_s = time.process_time()
-    seconds, report = _timed(lambda: rebuild(root / "store", index), 1)
+    seconds, report = _timed(lambda: rebuild(store.files, index), 1)
     cpu_s = time.process_time() - cpu_s
     index.close()
     return {
@@ -181,8 +182,8 @@ def _command(root: Path, words: list[str], store: str) -> float:
 
 
 def _check(root: Path) -> dict[str, float]:
-    index = Store(root / "store").index
-    plain_s, found = _timed(lambda: list(check(root / "store", index)), 1)
+    store = Store(root / "store")
+    plain_s, found = _timed(lambda: list(check(store.files, store.index)), 1)
     return {"seconds": round(plain_s, 2), "differences": len(found)}
 
 

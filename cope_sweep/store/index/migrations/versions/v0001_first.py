@@ -76,6 +76,7 @@ def upgrade() -> None:
             ["parts.id"],
         ),
         sa.PrimaryKeyConstraint("key", "part"),
+        sqlite_with_rowid=False,
     )
     op.create_table(
         "runs",
@@ -122,6 +123,7 @@ def upgrade() -> None:
         sa.UniqueConstraint("run_id"),
     )
     op.create_index("runs_by_evaluate", "runs", ["evaluate_part"], unique=False)
+    op.create_index("runs_by_id_and_status", "runs", ["run_id", "status"], unique=False)
     op.create_index("runs_by_model", "runs", ["model_part"], unique=False)
     op.create_index("runs_by_owner", "runs", ["owner"], unique=False)
     op.create_index("runs_by_revision", "runs", ["revision"], unique=False)
@@ -142,23 +144,16 @@ def upgrade() -> None:
             ["sweeps.sweep_id"],
         ),
         sa.PrimaryKeyConstraint("sweep_id", "ordinal"),
+        sqlite_with_rowid=False,
     )
-    op.create_index("sweep_runs_by_run", "sweep_runs", ["run_id"], unique=False)
+    op.create_index("sweep_runs_by_run", "sweep_runs", ["run_id", "sweep_id"], unique=False)
     op.create_table(
         "run_values",
         sa.Column("key", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=False),
         sa.Column("run", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=False),
         sa.Column("number", sa.Float(), nullable=True),
         sa.Column("text", sa.Text(), nullable=True),
-        sa.ForeignKeyConstraint(
-            ["key"],
-            ["keys.id"],
-        ),
-        sa.ForeignKeyConstraint(
-            ["run"],
-            ["runs.id"],
-        ),
         sa.PrimaryKeyConstraint("key", "run"),
+        sqlite_with_rowid=False,
     )
-    op.create_index("run_values_by_run", "run_values", ["run"], unique=False)
     op.execute("INSERT INTO counters (name, value) VALUES ('revision', 0)")

@@ -1,0 +1,89 @@
+"""Summaries on SQLite and on PostgreSQL."""
+
+import pytest
+
+from cope_sweep.store.index import Filter, Lease, RunQuery, SweepSummary, summaries
+from tests.store.index.rows import row
+from tests.tiny import tiny_run
+
+RUNS = [tiny_run(seed=seed) for seed in range(4)]
+IDS = [run.run_id for run in RUNS]
+
+
+def write_sweep(index, sweep_id, run_ids, ablation="tiny", started_ms=1):
+    members = [
+        {"run_id": run_id, "row": "CoPE", "seed": 0, "labels": {"n": str(number)}, "reused": False}
+        for number, run_id in enumerate(run_ids)
+    ]
+    summary = SweepSummary(sweep_id, ablation, "t", "finished", "local", started_ms, 9, len(members), 0)
+    index.write_sweep(summary, members, None)
+
+
+@pytest.fixture
+def used(index):
+    """A finished, a failed, a running run and one that was never begun, in two sweeps."""
+    index.write([row(RUNS[0], metrics={"loss": 2.0}, facts={"device": "cpu", "wall_s": 3})])
+    index.write([row(RUNS[1], "failed")])
+    assert isinstance(index.acquire(row(RUNS[2], "running"), "owner", 60.0), Lease)
+    write_sweep(index, "a", IDS)
+    write_sweep(index, "b", IDS[:1], "other", started_ms=2)
+    return index
+
+
+def test_sweeps_are_paged_newest_first(used):
+    total, page = summaries.sweep_page(used, limit=1)
+    assert (total, [sweep.sweep_id for sweep in page]) == (2, ["b"])
+    assert [sweep.sweep_id for sweep in summaries.sweep_page(used, limit=1, offset=1)[1]] == ["a"]
+    assert [sweep.sweep_id for sweep in summaries.sweep_page(used, ablation="tiny")[1]] == ["a"]
+
+
+def test_counts_of_sweeps_and_plans(used):
+    expected = {"finished": 1, "failed": 1, "running": 1, "pending": 1}
+    assert summaries.sweep_counts(used, ["a", "b", "none"]) == {"a": expected, "b": {"finished": 1}}
+    assert summaries.plan_counts(used, IDS) == expected
+    assert summaries.plan_counts(used, IDS[2:]) == {"running": 1, "pending": 1}
+    assert summaries.plan_counts(used, []) == {}
+
+
+def test_a_run_whose_lease_expired_counts_as_interrupted(used):
+    used.renew("owner", -1.0)
+    assert summaries.plan_counts(used, IDS) == {"finished": 1, "failed": 1, "interrupted": 1, "pending": 1}
+    assert summaries.sweep_counts(used, ["a"])["a"] == {"finished": 1, "failed": 1, "interrupted": 1, "pending": 1}
+
+
+def test_values_and_places(used):
+    found = summaries.values(used, IDS, ["facts.wall_s", "facts.device"])
+    assert found == {IDS[0]: {"facts.wall_s": 3, "facts.device": "cpu"}}
+    assert summaries.places(used, IDS)[IDS[0]] == [("a", "tiny", "CoPE"), ("b", "other", "CoPE")]
+    assert summaries.recorded_rows(used, "tiny") == [(run_id, {"n": str(i)}) for i, run_id in enumerate(IDS)]
+
+
+def test_the_version_changes_with_every_change_and_with_a_rebuild(used):
+    before = summaries.version(used)
+    assert summaries.version(used) == before
+    used.write([row(RUNS[1], "interrupted")])
+    changed = summaries.version(used)
+    assert changed != before
+    used.mark_built()
+    assert summaries.version(used) != changed
+
+
+def test_more_run_ids_than_a_statement_may_have_variables(used):
+    many = (*(f"{number:016x}" for number in range(70_000)), *IDS)
+    assert used.statuses(many) == {IDS[0]: "finished", IDS[1]: "failed", IDS[2]: "running"}
+    assert used.page(RunQuery(run_ids=many, filters=(Filter("loss", "<", 3),))).total == 1
+    assert summaries.plan_counts(used, many)["finished"] == 1
+    assert used.page(RunQuery(run_ids=())).total == 0
+
+
+def test_values_are_replaced_and_deleted_with_their_run(used):
+    used.write([row(RUNS[0], metrics={"error": 5.0})])
+    assert summaries.values(used, IDS, ["loss", "error"]) == {IDS[0]: {"error": 5}}
+    used.delete(IDS[:1])
+    used.write([row(RUNS[3])])  # SQLite may give it the number of the deleted run
+    assert summaries.values(used, IDS, ["loss", "error"]) == {}
+
+
+def test_records_without_values(used):
+    assert used.records(IDS[:1])[IDS[0]].metrics == {"loss": 2.0}
+    assert (used.records(IDS[:1], values=False)[IDS[0]].metrics, used.records([], values=False)) == ({}, {})
