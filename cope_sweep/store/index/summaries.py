@@ -48,20 +48,20 @@ def sweep_counts(index: Index, sweep_ids: Iterable[str]) -> dict[str, dict[Statu
     for in_sweeps in places(index, _expired(index)).values():
         for sweep_id in {place[0] for place in in_sweeps} & found.keys():
             _correct(found[sweep_id], 1)
-    return {sweep_id: dict(counts) for sweep_id, counts in found.items()}
+    return {sweep_id: _positive(counts) for sweep_id, counts in found.items()}
 
 
 def plan_counts(index: Index, run_ids: Sequence[str]) -> dict[Status, int]:
     """Status → number of the runs with these ids; those that are not in the index are pending."""
     ids = "SELECT value FROM json_each(:ids)" if index.database.is_sqlite else "SELECT unnest(CAST(:ids AS text[]))"
     query = f"SELECT status, count(*) FROM runs {_small_index(index)} WHERE run_id IN ({ids}) GROUP BY 1"  # noqa: S608
-    values = json.dumps(run_ids) if index.database.is_sqlite else run_ids
+    values = json.dumps(run_ids) if index.database.is_sqlite else list(run_ids)
     with index.database.reading() as connection:
         counts = Counter({row[0]: int(row[1]) for row in connection.execute(text(query), {"ids": values})})
     if counts["running"]:
         _correct(counts, len(set(_expired(index)) & set(run_ids)))
     counts["pending"] = len(run_ids) - sum(counts.values())
-    return {status: number for status, number in counts.items() if number}
+    return _positive(counts)
 
 
 def values(index: Index, run_ids: Iterable[str], names: Sequence[str]) -> dict[str, dict[str, Value]]:
@@ -85,6 +85,10 @@ def _small_index(index: Index) -> str:
     Without statistics, it prefers the unique index of run ids. SQLAlchemy has no hints for SQLite.
     """
     return "INDEXED BY runs_by_id_and_status" if index.database.is_sqlite else ""
+
+
+def _positive(counts: Counter[Status]) -> dict[Status, int]:
+    return {status: number for status, number in counts.items() if number > 0}
 
 
 def _expired(index: Index) -> list[str]:
