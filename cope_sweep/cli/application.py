@@ -12,7 +12,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from cope_sweep.cli import perplexity_command, plan_commands, probe_command, result_commands, run_commands
+from cope_sweep.cli import perplexity_command, plan_commands, probe_command, result_commands, run_commands, sync_command
 from cope_sweep.cli.output import escaped, make_console, print_json
 from cope_sweep.errors import UserError
 
@@ -96,6 +96,7 @@ app.command()(run_commands.run)
 app.command()(run_commands.submit)
 app.command()(result_commands.status)
 app.command()(result_commands.report)
+app.command()(sync_command.sync)
 app.command()(perplexity_command.perplexity)
 app.command()(probe_command.probe)
 app.command()(plan_commands.schema)
