@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import math
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -86,19 +86,12 @@ def _send(store: Store, uri: str, total: int, timeout_s: float, *, silent: bool)
     bar = Progress(*columns, console=make_console(stderr=True), disable=silent)
     with bar, MirrorSession(store, uri) as session:
         task = bar.add_task("", total=total)
-        left = total
-        progressed_s = time.monotonic()
 
-        def on_progress(done: int, now_left: int) -> None:
-            nonlocal left, progressed_s
-            if now_left < left:
-                left, progressed_s = now_left, time.monotonic()
-            bar.update(task, completed=total - left)
+        def on_progress(done: int, left: int) -> None:
+            bar.update(task, total=max(total, left), completed=max(total, left) - left)
 
-        while not (complete := session.sync(on_progress=on_progress)):
-            if time.monotonic() - progressed_s > timeout_s:
-                break
-            time.sleep(RETRY_INTERVAL_S)
+        tries = max(1, round(timeout_s / RETRY_INTERVAL_S))
+        complete = session.sync_until(math.inf, tries=tries, on_progress=on_progress)
         if complete:
             bar.update(task, completed=total)
         return report_of(session, complete=complete)

@@ -28,7 +28,7 @@ from cope_sweep.store.translate import (
 NO_SWEEP = "cope_sweep"
 """The experiment of runs that no sweep of the store contains."""
 
-Stamp = tuple[int, int] | None
+Stamp = tuple[int, int]
 
 
 class RunMirror:
@@ -41,15 +41,14 @@ class RunMirror:
 
     def send_running(self, run_id: str) -> bool:
         """Send what a run that is trained has logged since the last time; whether there was anything."""
-        folder = self._store.run(run_id)
-        stamp = _curve_stamp(folder)
-        if run_id in self._running and self._running[run_id][1] == stamp:
-            return False
         record = self._store.index.records([run_id]).get(run_id)
         if record is None or record.status != "running":
             return False
-        tracked = self._send(record, folder)
-        self._running[run_id] = (tracked, stamp)
+        folder = self._store.run(run_id)
+        stamp = _curve_stamp(folder, record)
+        if run_id in self._running and self._running[run_id][1] == stamp:
+            return False
+        self._running[run_id] = (self._send(record, folder), stamp)
         return True
 
     def send(self, run_id: str) -> None:
@@ -114,11 +113,12 @@ class RunMirror:
     ) -> None:
         """Send the data that a finished run read, and its checkpoint with the final metrics."""
         self._tracking.log_datasets(tracked, datasets(record, begun.get("spec", {})))
-        if not folder.checkpoint.is_dir():
+        checkpoint = folder.fetch_checkpoint()
+        if not checkpoint.is_dir():
             return
         model = Model(
             name=f"{tracked.tags.get(f'{TAG}row', 'run')} seed {record.seed}",
-            folder=folder.checkpoint,
+            folder=checkpoint,
             step=record.step,
             params=flat({"model": begun.get("spec", {}).get("model", {})}),
             tags={key: value for key, value in tracked.tags.items() if key.startswith(f"{TAG}axis.")}
@@ -196,10 +196,13 @@ def _reason(record: RunRecord, folder: RunFolder) -> str:
         return record.message or str(error)
 
 
-def _curve_stamp(folder: RunFolder) -> Stamp:
-    """Modification time and size of a run's curve. They differ if it has changed."""
+def _curve_stamp(folder: RunFolder, record: RunRecord) -> Stamp:
+    """What differs if a run's curve has changed: modification time and size.
+
+    In an object store, the revision of the record, which changes with every heartbeat.
+    """
     try:
         stat = (folder.path / "curve.jsonl").stat()
     except OSError:
-        return None
+        return record.revision, 0
     return stat.st_mtime_ns, stat.st_size

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import secrets
 import threading
 import time
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from cope_sweep.store.mlflow import MlflowTracking
 from cope_sweep.store.mlflow_connection import limit_requests
 from cope_sweep.store.preflight import tracker_key
 from cope_sweep.store.store import Store
-from cope_sweep.store.tracker_sync import OnProgress, TrackerSync, backlog_count
+from cope_sweep.store.tracker_sync import OnProgress, TrackerSync, backlog_count, mirrored_of
 from cope_sweep.store.tracking import Tracking, TrackingError
 
 LOCK_S = 30.0
@@ -30,7 +31,7 @@ class MirrorLock:
 
     def __init__(self, index: Index, name: str, *, ttl_s: float = LOCK_S) -> None:
         self._index, self._name, self._ttl_s = index, name, ttl_s
-        self._owner = new_owner("mirror")
+        self._owner = new_owner(f"mirror-{secrets.token_hex(4)}")  # two sessions of a process are two owners
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
         self.held = False
@@ -115,6 +116,9 @@ class MirrorSession:
         Where another process sends, this one waits: nothing is sent, and the answer says whether anything is left.
         """
         try:
+            if self._sync is None and not self._has_work():
+                self._error = None
+                return True
             lock = self._lock = self._lock or MirrorLock(self.store.index, f"mirror:{self._key}")
             if not lock.acquire():
                 self._error = "another process sends to this tracker"
@@ -130,18 +134,40 @@ class MirrorSession:
         self._error = None
         return not self._sync.left and not self._sync.errors
 
-    def sync_until(self, deadline_s: float, on_progress: OnProgress = lambda done, left: None) -> bool:
-        """Try until everything was sent or the deadline has passed; whether everything was sent."""
-        while not self.sync(deadline_s=deadline_s, on_progress=on_progress):
-            if time.monotonic() + RETRY_INTERVAL_S > deadline_s:
+    def sync_until(
+        self,
+        deadline_s: float,
+        *,
+        tries: int | None = None,
+        on_progress: OnProgress = lambda done, left: None,
+    ) -> bool:
+        """Try until everything was sent or the deadline has passed; whether everything was sent.
+
+        `tries` is how many tries in a row may send nothing; None: any number.
+        """
+        failed = 0
+        while True:
+            before = self._left
+            if self.sync(deadline_s=deadline_s, on_progress=on_progress):
+                return True
+            failed = 0 if self._left < before else failed + 1
+            if failed == tries or time.monotonic() + RETRY_INTERVAL_S > deadline_s:
                 return False
             time.sleep(RETRY_INTERVAL_S)
-        return True
+
+    @property
+    def _left(self) -> float:
+        return self._sync.left if self._sync else math.inf
 
     def reasons(self) -> list[str]:
         """Why something was not sent, one line for each reason."""
         found = self._sync.reasons() if self._sync else []
         return [self._error, *found] if self._error else found
+
+    def _has_work(self) -> bool:
+        """Whether there is anything to send. Without, MLflow need not be reached."""
+        mirrored = mirrored_of(self.store, self.uri)
+        return bool(mirrored.count() or mirrored.running() or mirrored.running_sweeps())
 
     @property
     def _key(self) -> str:

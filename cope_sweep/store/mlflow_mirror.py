@@ -3,8 +3,9 @@
     python -m cope_sweep.store.mlflow_mirror --store store --sweep 20261120-110501-3f2a
 
 This process is the only one that writes to MLflow. The sweep starts it with `MlflowMirror.start` and holds its
-standard input. The line `finish SECONDS` requests a last sync within that time; the process then writes a report to
-standard output. If its input ends without that line, the sweep's process died, and the mirror sends what is there.
+standard input. The line `finish TIME` requests a last sync until then (seconds since 1970); the process then writes a
+report to standard output. If its input ends without that line, the sweep's process died, and the mirror sends what is
+there.
 
 So the sweep does not wait for MLflow, whose import takes seconds, and an unavailable MLflow server does not stop it.
 Where another process sends the same store to the same tracker, this one waits until it may. What is not sent at the end
@@ -38,6 +39,8 @@ MODULE = "cope_sweep.store.mlflow_mirror"
 SYNC_INTERVAL_S = 2.0
 MAX_SYNC_INTERVAL_S = 30.0
 """The interval doubles after each failed sync, up to this."""
+FINAL_TRIES = 5
+"""Of the last sync, in a row and 1 s apart, that may send nothing: the user waits for it."""
 ABANDONED_SYNC_S = 60.0
 """Time limit of the last sync after the sweep's process died."""
 WORKERS_END_S = 10.0
@@ -98,7 +101,9 @@ class MlflowMirror:
     def finish(self, timeout_s: float = 60.0) -> MirrorReport:
         """Request the last sync and wait for it, at most `timeout_s`. Errors of MLflow are reported, not raised."""
         try:
-            output, _ = self.process.communicate(f"finish {timeout_s}\n", timeout=timeout_s + EXIT_GRACE_S)
+            # The time of day, because the process may still be starting.
+            request = f"finish {time.time() + timeout_s}\n"
+            output, _ = self.process.communicate(request, timeout=timeout_s + EXIT_GRACE_S)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.communicate()
@@ -134,7 +139,7 @@ class _SweepProcess:
         for line in sys.stdin:
             request, _, seconds = line.partition(" ")
             if request == "finish":
-                self.deadline_s = time.monotonic() + float(seconds)
+                self.deadline_s = time.monotonic() + float(seconds) - time.time()
                 break
         self.ended.set()
 
@@ -157,7 +162,7 @@ def mirror(store: Store, uri: str, first_sweep: str | None = None) -> MirrorRepo
         # What a dead process has left says that it is running. Its leases end here.
         with contextlib.suppress(StoreError):
             store.settle()
-        complete = session.sync_until(deadline_s)
+        complete = session.sync_until(deadline_s, tries=FINAL_TRIES)
         return report_of(session, complete=complete)
 
 
