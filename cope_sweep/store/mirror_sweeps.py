@@ -14,8 +14,8 @@ from cope_sweep.store.index.mirroring import Mirrored
 from cope_sweep.store.notes import MAX_LINKS, experiment_note, sweep_note
 from cope_sweep.store.store import Store
 from cope_sweep.store.sweeps import SweepRecord
-from cope_sweep.store.tracking import TrackedRun, Tracking
-from cope_sweep.store.translate import TAG, TRACKED_STATUS, origin_tags, sweep_tag
+from cope_sweep.store.tracking import Point, TrackedRun, Tracking
+from cope_sweep.store.translate import TAG, TRACKED_STATUS, origin_tags, points_after, sweep_tag
 
 PROGRESS_INTERVAL_S = 10.0
 """Between two notes about the progress of a sweep."""
@@ -133,9 +133,18 @@ class SweepMirror:
                 self._tracking.set_status(tracked, "running")
             return tracked
         self._put_artifacts(record, reused, tracked)
+        self._log_datasets(record, tracked)
+        self._tracking.log(tracked, points=points_after(tracked.latest, self._progress(record)))
         ended_ms = record.ended_ms or self._mirrored.last_ms(record.sweep_id) or record.started_ms
         self._tracking.set_status(tracked, TRACKED_STATUS[status], ended_ms)
         return tracked
+
+    def _progress(self, record: SweepRecord) -> list[Point]:
+        """The number of finished runs over time. A sweep's chart shows it."""
+        times = self._mirrored.finished_ms(record.sweep_id)
+        return [
+            Point("runs/finished", float(number), number, ended_ms) for number, ended_ms in enumerate(times, start=1)
+        ]
 
     def _put_artifacts(self, record: SweepRecord, reused: Mapping[str, str], tracked: TrackedRun) -> None:
         texts = {"ablation.yaml": record.file_text}
@@ -146,6 +155,15 @@ class SweepMirror:
             texts["table.json"] = json.dumps(table["json"], indent=1) + "\n"
         for path, text in texts.items():
             self._tracking.put_text(tracked, path, text)
+
+    def _log_datasets(self, record: SweepRecord, tracked: TrackedRun) -> None:
+        """Give a sweep the data of one of its finished runs: MLflow lists runs by their sweep, with its data."""
+        tracked_ids = self._mirrored.tracked_ids(run.run_id for run in record.runs[:MAX_LINKS])
+        for tracked_id in tracked_ids.values():
+            run = self._tracking.get(tracked_id)
+            if run is not None and run.datasets:
+                self._tracking.log_datasets(tracked, run.datasets)
+                return
 
     def _tag_reused(self, record: SweepRecord, reused: Mapping[str, str]) -> None:
         """Give the runs that a sweep reused its tag. Those that the tracker does not have get it when they are sent."""

@@ -18,7 +18,7 @@ from cope_sweep.store.index import IndexUnavailable
 from cope_sweep.store.index.mirroring import Mirrored
 from cope_sweep.store.mirror_runs import RunMirror
 from cope_sweep.store.mirror_sweeps import SweepMirror
-from cope_sweep.store.preflight import tracker_key
+from cope_sweep.store.preflight import sqlite_path, tracker_key
 from cope_sweep.store.store import Store
 from cope_sweep.store.tracking import Tracking, TrackingError
 
@@ -164,5 +164,9 @@ def backlog_count(store: Store, uri: str) -> int:
 
 
 def mirrored_of(store: Store, uri: str) -> Mirrored:
-    """What the tracker at `uri` has of a store."""
-    return store.index.mirrored(tracker_key(store, uri))
+    """What the tracker at `uri` has of a store; nothing, where its SQLite file was deleted. Raises StoreError."""
+    mirrored = store.index.mirrored(tracker_key(store, uri))
+    path = sqlite_path(uri)
+    if path is not None and not path.exists() and mirrored.newest_tracked_id() is not None:
+        mirrored.forget()
+    return mirrored

@@ -128,7 +128,8 @@ def curve_points(have: Mapping[str, Point], curve: Sequence[Mapping[str, float]]
 def final_points(record: RunRecord, curve: Sequence[Mapping[str, float]], created_ms: int) -> list[Point]:
     """The final metrics of a finished run, as the points of the curve where they are there, and its measured facts.
 
-    Facts that say how the run was executed (threads, workers) are tags.
+    MLflow shows metrics under `system/` on a page of their own, so that a chart of one point is not among the learning
+    curves. Facts that say how the run was executed (threads, workers) are tags only.
     """
     logged = {point.key: point for point in curve_points({}, curve, created_ms)}
     ended_ms = max((point.timestamp_ms for point in logged.values()), default=record.ended_ms or created_ms)
@@ -140,7 +141,7 @@ def final_points(record: RunRecord, curve: Sequence[Mapping[str, float]], create
     for name in NUMERIC_FACTS:
         value = record.facts.get(name)
         if isinstance(value, (int, float)) and not isinstance(value, bool):
-            points.append(Point(f"facts/{name}", float(value), record.step, ended_ms))
+            points.append(Point(f"system/{name}", float(value), record.step, ended_ms))
     return points
 
 

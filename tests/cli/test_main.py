@@ -22,7 +22,7 @@ HEAVY = ["torch", "ray", "mlflow", "pandas", "numpy", "pydantic", "fastapi", "ma
 
 
 def test_the_commands():
-    own = {"list", "perplexity", "plan", "probe", "report", "run", "schema", "status", "submit"}
+    own = {"list", "perplexity", "plan", "probe", "report", "run", "schema", "status", "submit", "sync"}
     assert set(COMMANDS) == own | {"serve", "bench"}  # the last two are entry points of other packages
 
 

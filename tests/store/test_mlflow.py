@@ -98,7 +98,7 @@ def test_an_expert_finds_data_models_durations_and_times(store, sqlite_uri):
         "dataset.name = 'selective_copy/in_dist'",
         "dataset.context = 'train'",
         f"tags.`{TAG}sweep.{record.sweep_id}` = 'CoPE'",
-        f"tags.`{TAG}device` = 'cpu' AND metrics.`facts/parameters` > 1000",
+        f"tags.`{TAG}device` = 'cpu' AND metrics.`system/parameters` > 1000",
     ):
         assert len(client.search_runs(ids, condition)) == 2, condition
     runs = {run.info.run_id: run for run in client.search_runs(ids, f"tags.`{TAG}kind` = 'run'")}
@@ -108,10 +108,10 @@ def test_an_expert_finds_data_models_durations_and_times(store, sqlite_uri):
         run = runs[model.source_run_id]
         assert [output.model_id for output in run.outputs.model_outputs] == [model.model_id]
         assert {metric.key: metric.dataset_name for metric in model.metrics} == {
-            "in_dist/loss": "selective_copy/in_dist", "train/loss": "selective_copy/train", "facts/parameters": None,
+            "in_dist/loss": "selective_copy/in_dist", "train/loss": "selective_copy/train", "system/parameters": None,
         }  # fmt: skip
         assert run.info.start_time <= run.info.end_time
-        for key in ("train/loss", "in_dist/loss", "facts/parameters"):
+        for key in ("train/loss", "in_dist/loss", "system/parameters"):
             for point in client.get_metric_history(run.info.run_id, key):
                 assert run.info.start_time <= point.timestamp <= run.info.end_time
 

@@ -83,8 +83,8 @@ def test_a_sweep_with_every_status(store, plan, tracking):
         f"{TAG}parameters": "1234",
     }.items()  # fmt: skip
     assert [p.value for p in history(tracking, done, "in_dist/token_error")] == [100 / 3]
-    assert [p.value for p in history(tracking, done, "facts/parameters")] == [1234]
-    assert history(tracking, done, "facts/threads") == []
+    assert [p.value for p in history(tracking, done, "system/parameters")] == [1234]
+    assert history(tracking, done, "system/threads") == []
 
     failed = runs[cope.runs[1].run_id]
     assert failed.tags[f"{TAG}message"] == "Diverged: the loss is nan"
@@ -155,6 +155,8 @@ def test_the_end_of_a_sweep(store, plan, tracking):
     assert tracking.artifacts(parent) == ["ablation.yaml", "table.csv", "table.json", "table.md"]
     assert "| 1 |" in parent.tags["mlflow.note.content"]
     assert parent.tags[f"{TAG}runs.pending"] == "0"
+    assert [(p.step, p.value) for p in history(tracking, parent, "runs/finished")] == [(n, n) for n in range(1, 7)]
+    assert {data.context for data in parent.datasets} == {"train", "in_dist", "dense"}
 
 
 def test_a_second_sync_sends_nothing_and_duplicates_nothing(store, plan, tracking):

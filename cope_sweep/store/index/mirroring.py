@@ -131,6 +131,17 @@ class Mirrored:
         with self._database.reading() as connection:
             return connection.execute(query.where(sweep_runs.c.sweep_id == sweep_id)).scalar()
 
+    def finished_ms(self, sweep_id: str) -> list[int]:
+        """When the runs were finished that a sweep trained itself, in order; milliseconds since 1970."""
+        query = (
+            select(runs.c.ended_ms)
+            .join(sweep_runs, sweep_runs.c.run_id == runs.c.run_id)
+            .where(sweep_runs.c.sweep_id == sweep_id, ~sweep_runs.c.reused, runs.c.status == "finished")
+            .order_by(runs.c.ended_ms)
+        )
+        with self._database.reading() as connection:
+            return [ended_ms for ended_ms in connection.execute(query).scalars() if ended_ms is not None]
+
     def tracked_ids(self, items: Iterable[str]) -> dict[str, str]:
         """Run or sweep id → its id in the tracker, of those that it has."""
         found: dict[str, str] = {}
