@@ -13,6 +13,7 @@ import typer
 from typer.core import TyperGroup
 
 from cope_sweep.cli import (
+    manage_commands,
     perplexity_command,
     plan_commands,
     probe_command,
@@ -20,6 +21,7 @@ from cope_sweep.cli import (
     run_commands,
     runs_command,
     store_command,
+    sync_command,
 )
 from cope_sweep.cli.output import escaped, make_console, print_json
 from cope_sweep.errors import UserError
@@ -102,12 +104,16 @@ app.command("list")(plan_commands.list_ablations)
 app.command()(plan_commands.plan)
 app.command()(run_commands.run)
 app.command()(run_commands.submit)
+app.command()(manage_commands.stop)
 app.command()(result_commands.status)
 app.command()(runs_command.runs)
 app.command()(result_commands.report)
+app.command()(manage_commands.logs)
+app.command()(sync_command.sync)
 app.command()(perplexity_command.perplexity)
 app.command()(probe_command.probe)
 app.add_typer(store_command.app, name="store")
+app.command()(manage_commands.prune)
 app.command()(plan_commands.schema)
 
 

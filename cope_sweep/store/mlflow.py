@@ -1,4 +1,4 @@
-"""MLflow as an experiment tracker. This is the only module that imports mlflow, and it does so on first use.
+"""MLflow as an experiment tracker. Only this module and `mlflow_connection` import mlflow, and they do so on first use.
 
 Importing mlflow takes seconds. A SQLite store is the file `<store>/mlflow.db`; its artifacts are beside it in
 `mlartifacts/<experiment>/`. MLflow stores their absolute paths, so that `mlflow ui` finds them from any directory. An
@@ -9,33 +9,30 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import logging
 import os
 import shutil
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
+from cope_sweep.store.mlflow_connection import import_mlflow, tracking_errors
 from cope_sweep.store.preflight import redacted, sqlite_path
-from cope_sweep.store.tracking import Point, TrackedRun, TrackedStatus, TrackingError, update_latest
+from cope_sweep.store.tracking import Dataset, Model, Point, TrackedRun, TrackedStatus, TrackingError, update_latest
 
 if TYPE_CHECKING:
-    from mlflow.entities import Run
+    from mlflow.entities import LoggedModel, Run
 
 MLFLOW_STATUS: dict[TrackedStatus, str] = {
     "running": "RUNNING",
     "finished": "FINISHED",
     "failed": "FAILED",
-    "interrupted": "KILLED",
+    "killed": "KILLED",
 }
 _STATUS_OF: dict[str, TrackedStatus] = {name: status for status, name in MLFLOW_STATUS.items()} | {
     "SCHEDULED": "running"
 }
-
-ACCESS_REFUSED = ("UNAUTHENTICATED", "CUSTOMER_UNAUTHORIZED", "PERMISSION_DENIED")
-"""MLflow's error codes for the HTTP statuses 401 and 403."""
 
 MAX_LOG_TRIES = 10
 """How often a batch is sent while other processes write the same entries."""
@@ -43,43 +40,10 @@ MAX_LOG_TRIES = 10
 MAX_CHARACTERS = {"tag": 8000, "param": 6000, "note": 20000}
 """The lengths that MLflow accepts."""
 
+NOT_IN_MODEL_NAMES = str.maketrans(dict.fromkeys("/:.%\"'", "-"))
+"""Characters that MLflow does not allow in the name of a model."""
 
-def check_server(uri: str, timeout_s: int) -> None:
-    """Return if an MLflow server at the http(s) URL `uri` accepts requests within `timeout_s`.
-
-    MLflow's own client sends the request, so that credentials, TLS settings and proxies are those that runs are sent
-    with.
-
-    Raises:
-        TrackingError: Nothing answers, the server refuses access, or it is no MLflow server.
-    """
-    _import_mlflow()
-    from mlflow.exceptions import MlflowException
-    from mlflow.tracking import MlflowClient
-
-    url = redacted(uri)
-    limits = {"MLFLOW_HTTP_REQUEST_TIMEOUT": str(timeout_s), "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}
-    try:
-        with _environment(limits):
-            MlflowClient(tracking_uri=uri).search_experiments(max_results=1)
-    except MlflowException as error:
-        reason = _one_line(error, uri)
-        if error.error_code in ACCESS_REFUSED:
-            raise TrackingError(
-                f"the MLflow server at {url} refuses access ({reason}); "
-                "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN"
-            ) from error
-        # The client turns errors of the connection into MlflowException.
-        if isinstance(error.__cause__ or error.__context__, OSError):
-            raise TrackingError(no_server(uri, reason)) from error
-        raise TrackingError(
-            f"{url} answers, but not as an MLflow server does ({reason}); check the URL's port and path"
-        ) from error
-    except Exception as error:
-        # The answer of another service can fail anywhere in the client.
-        raise TrackingError(
-            f"{url} answers, but not as an MLflow server does ({_one_line(error, uri)}); check the URL's port and path"
-        ) from error
+CONTEXT_TAG = "mlflow.data.context"
 
 
 class MlflowTracking:
@@ -92,7 +56,7 @@ class MlflowTracking:
     """
 
     def __init__(self, uri: str) -> None:
-        _import_mlflow()
+        import_mlflow()
         from mlflow.tracking import MlflowClient
 
         self.uri = uri
@@ -112,6 +76,17 @@ class MlflowTracking:
                 self._known_experiments = experiments
                 run = self._search(condition)
         return _tracked(run) if run else None
+
+    def get(self, tracked_id: str) -> TrackedRun | None:
+        from mlflow.exceptions import MlflowException
+
+        with self._errors("read"):
+            try:
+                return _tracked(self._client.get_run(tracked_id))
+            except MlflowException as error:
+                if error.error_code == "RESOURCE_DOES_NOT_EXIST":
+                    return None
+                raise
 
     def _search(self, condition: str) -> Run | None:
         order = ["attributes.start_time ASC"]
@@ -178,12 +153,61 @@ class MlflowTracking:
             else:
                 self._client.log_text(run.id, text, path)
 
-    def put_folder(self, run: TrackedRun, path: str, folder: Path) -> None:
+    def log_datasets(self, run: TrackedRun, datasets: Sequence[Dataset]) -> None:
+        from mlflow.entities import Dataset as MlflowDataset
+        from mlflow.entities import DatasetInput, InputTag
+
+        inputs = [
+            DatasetInput(
+                MlflowDataset(each.name, each.digest, source_type="cope_sweep", source=each.source),
+                [InputTag(CONTEXT_TAG, each.context)],
+            )
+            for each in datasets
+        ]
         with self._errors("written"):
-            if target := _local(run.artifacts):
-                shutil.copytree(folder, target / path, copy_function=_link_or_copy, dirs_exist_ok=True)
+            self._client.log_inputs(run.id, inputs)
+        run.datasets += [dataset for dataset in datasets if dataset not in run.datasets]
+
+    def put_model(self, run: TrackedRun, model: Model, points: Sequence[Point]) -> None:
+        from mlflow.entities import LoggedModelOutput, Metric
+
+        if run.models:
+            return
+        datasets = {each.context: each for each in run.datasets}
+        with self._errors("written"):
+            logged = self._find_or_create_model(run, model)
+            if folder := _local(logged.artifact_location):
+                shutil.copytree(model.folder, folder, copy_function=_link_or_copy, dirs_exist_ok=True)
             else:
-                self._client.log_artifacts(run.id, str(folder), path)
+                self._client.log_model_artifacts(logged.model_id, str(model.folder))
+            metrics = []
+            for point in points:
+                data = datasets.get(point.key.partition("/")[0])
+                metrics.append(
+                    Metric(
+                        _mlflow_key(point.key), point.value, point.timestamp_ms, point.step, model_id=logged.model_id,
+                        dataset_name=data.name if data else None, dataset_digest=data.digest if data else None,
+                    )
+                )  # fmt: skip
+            self._client.log_batch(run.id, metrics)
+            self._client.finalize_logged_model(logged.model_id, "READY")
+            # The link is made last: a run that has a model has a complete one.
+            self._client.log_outputs(run.id, [LoggedModelOutput(logged.model_id, model.step)])
+        run.models.append(logged.model_id)
+
+    def _find_or_create_model(self, run: TrackedRun, model: Model) -> LoggedModel:
+        """The model of a run. It exists if an earlier process ended between its creation and its link to the run."""
+        found = self._client.search_logged_models([run.experiment], f"source_run_id = '{run.id}'", max_results=1)
+        if found:
+            return found[0]
+        return self._client.create_logged_model(
+            run.experiment,
+            name=model.name.translate(NOT_IN_MODEL_NAMES),
+            source_run_id=run.id,
+            params=_cut(model.params, "param"),
+            tags=_cut(model.tags, "tag"),
+            model_type="cope_sweep",
+        )
 
     def artifacts(self, run: TrackedRun, path: str = "") -> list[str]:
         with self._errors("read"):
@@ -227,58 +251,8 @@ class MlflowTracking:
         self._experiments[name] = found.experiment_id
         return self._experiments[name]
 
-    @contextlib.contextmanager
-    def _errors(self, action: str) -> Iterator[None]:
-        """Turn errors into TrackingError with a message of one line. `action` says what failed: "opened", "read"."""
-        try:
-            yield
-        except TrackingError:
-            raise
-        except Exception as error:
-            # MLflow passes on errors of database drivers, the network and the disk, so that any class is possible.
-            if isinstance(error, shutil.Error) and error.args and isinstance(error.args[0], list):
-                # One error for each file of a folder.
-                error = OSError("; ".join(str(reason) for _, _, reason in error.args[0]))
-            reason = _one_line(error, self.uri)
-            raise TrackingError(f"MLflow at {redacted(self.uri)} could not be {action}: {reason}") from error
-
-
-def no_server(uri: str, reason: object) -> str:
-    """The error message where no MLflow server can be reached."""
-    return (
-        f"no MLflow server answers at {redacted(uri)} ({reason}); start it (`mlflow server --port …`), correct "
-        "--mlflow or MLFLOW_TRACKING_URI, or leave both out to keep runs in the store"
-    )
-
-
-def _one_line(error: Exception, uri: str) -> str:
-    """The message of an error in one line, without the password in `uri`."""
-    return " ".join(str(error).split()).replace(uri, redacted(uri))[:500]
-
-
-def _import_mlflow() -> None:
-    """Import mlflow without its log messages and telemetry, unless the environment enables them."""
-    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-    os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
-    import mlflow  # noqa: F401 - the import configures the loggers that are set below
-
-    for name in ("mlflow", "alembic"):
-        logging.getLogger(name).setLevel(logging.WARNING)
-
-
-@contextlib.contextmanager
-def _environment(values: Mapping[str, str]) -> Iterator[None]:
-    """Environment variables that are set while the block runs."""
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+    def _errors(self, action: str) -> contextlib.AbstractContextManager[None]:
+        return tracking_errors(self.uri, action)
 
 
 @contextlib.contextmanager
@@ -296,6 +270,8 @@ def _tracked(run: Run) -> TrackedRun:
     # RunData.metrics has no steps, but the protocol buffer has them.
     metrics = run.data.to_proto().metrics
     points = [Point(_key(metric.key), metric.value, metric.step, metric.timestamp) for metric in metrics]
+    inputs = run.inputs.dataset_inputs if run.inputs else []
+    outputs = run.outputs.model_outputs if run.outputs else []
     return TrackedRun(
         id=run.info.run_id,
         experiment=run.info.experiment_id,
@@ -304,6 +280,17 @@ def _tracked(run: Run) -> TrackedRun:
         tags=dict(run.data.tags),
         params=dict(run.data.params),
         latest={point.key: point for point in points},
+        datasets=[
+            Dataset(
+                each.dataset.name,
+                each.dataset.digest,
+                next((tag.value for tag in each.tags if tag.key == CONTEXT_TAG), ""),
+                each.dataset.source,
+            )
+            for each in inputs
+        ],
+        models=[output.model_id for output in outputs],
+        deleted=run.info.lifecycle_stage == "deleted",
     )
 
 

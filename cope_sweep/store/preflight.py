@@ -12,7 +12,7 @@ from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 from urllib.request import getproxies, proxy_bypass
 
-from cope_sweep.store.artifacts import Store
+from cope_sweep.store.store import Store
 from cope_sweep.store.tracking import TrackingError
 
 ACCEPTED = "sqlite:///PATH, or http://HOST:PORT or https://HOST of an MLflow server"
@@ -26,6 +26,19 @@ def resolve_uri(store: Store, explicit: str | None = None) -> str:
     uri = explicit or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{store.root / 'mlflow.db'}"
     path = sqlite_path(uri)
     return uri.rstrip("/") if path is None else f"sqlite:///{path}"
+
+
+def tracker_key(store: Store, uri: str) -> str:
+    """The name of the tracker at `uri` in the store's index.
+
+    It has no password, and for a SQLite file in the store a path relative to it, so that it stays when the store moves.
+    """
+    path = sqlite_path(uri)
+    if path is not None:
+        inside = path.is_relative_to(store.root)
+        return f"sqlite:///{path.relative_to(store.root) if inside else path}"
+    parts = urlsplit(uri.rstrip("/"))
+    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
 
 
 def sqlite_path(uri: str) -> Path | None:
@@ -87,7 +100,7 @@ def _check_sqlite(path: Path) -> None:
 
 
 def _check_server(uri: str) -> None:
-    from cope_sweep.store.mlflow import check_server, no_server
+    from cope_sweep.store.mlflow_connection import check_server, no_server
 
     parts = urlsplit(uri)
     host = parts.hostname or ""

@@ -6,14 +6,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
 
 from cope_sweep.errors import UserError
 
-TrackedStatus = Literal["running", "finished", "failed", "interrupted"]
+TrackedStatus = Literal["running", "finished", "failed", "killed"]
 """The status of a run in the tracker. Pending runs are not sent to it."""
 
 
@@ -31,6 +31,33 @@ class Point:
     timestamp_ms: int
 
 
+@dataclass(frozen=True)
+class Dataset:
+    """The data of one split, as an input of a run."""
+
+    name: str
+    """Task and split: `selective_copy/train`."""
+    digest: str
+    """Equal digests mean the same data, or the same generator of it. At most 36 characters."""
+    context: str
+    """What it is used for: `train`, or the name of the test set."""
+    source: str
+    """The task of the spec, as JSON."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """The trained model of a run."""
+
+    name: str
+    folder: Path
+    """Its files."""
+    step: int
+    """The training steps after which it was written."""
+    params: Mapping[str, str]
+    tags: Mapping[str, str]
+
+
 @dataclass
 class TrackedRun:
     """A run in the tracker. The methods of `Tracking` that write to it also update this object."""
@@ -46,6 +73,11 @@ class TrackedRun:
     params: dict[str, str] = field(default_factory=dict)
     latest: dict[str, Point] = field(default_factory=dict)
     """Metric → the point of its last step."""
+    datasets: list[Dataset] = field(default_factory=list)
+    models: list[str] = field(default_factory=list)
+    """The tracker's ids of the models that the run has produced; such a model is complete."""
+    deleted: bool = False
+    """Whether somebody has put it into the tracker's trash."""
 
     @property
     def link(self) -> str:
@@ -59,10 +91,13 @@ class Tracking(Protocol):
     def find(self, tags: Mapping[str, str]) -> TrackedRun | None:
         """The run that has all these tags, in any experiment; the oldest one if there are several."""
 
+    def get(self, tracked_id: str) -> TrackedRun | None:
+        """The run with the tracker's id `tracked_id`, or None."""
+
     def create(
         self, experiment: str, name: str, *, tags: Mapping[str, str], started_ms: int, note: str = ""
     ) -> TrackedRun:
-        """Create a run. If the experiment does not exist, it is created and `note` describes it."""
+        """Create a run with the status running. The experiment is created, with `note`, if it does not exist."""
 
     def log(
         self,
@@ -72,9 +107,15 @@ class Tracking(Protocol):
         params: Mapping[str, str] | None = None,
         tags: Mapping[str, str] | None = None,
     ) -> None:
-        """Add points, parameters and tags to a run.
+        """Log points, parameters and tags. Logging an entry again changes nothing; a parameter cannot change."""
 
-        Logging the same point again has no effect. Tags can be changed; parameters cannot.
+    def log_datasets(self, run: TrackedRun, datasets: Sequence[Dataset]) -> None:
+        """Note the data that a run read. Logging them again changes nothing."""
+
+    def put_model(self, run: TrackedRun, model: Model, points: Sequence[Point]) -> None:
+        """Upload the model of a run, with its metrics, and link it to the run. A run that has one keeps that.
+
+        A metric belongs to the dataset of the run whose context is the metric's prefix.
         """
 
     def set_status(self, run: TrackedRun, status: TrackedStatus, ended_ms: int | None = None) -> None:
@@ -82,9 +123,6 @@ class Tracking(Protocol):
 
     def put_text(self, run: TrackedRun, path: str, text: str) -> None:
         """Write `text` to the artifact `path`."""
-
-    def put_folder(self, run: TrackedRun, path: str, folder: Path) -> None:
-        """Write the files of `folder` as artifacts below `path`."""
 
     def artifacts(self, run: TrackedRun, path: str = "") -> list[str]:
         """The artifacts and folders directly below `path`, sorted."""
@@ -100,13 +138,18 @@ class MemoryTracking:
         self.ended_ms: dict[str, int] = {}
         self.points: dict[str, dict[Point, None]] = {}
         """Run id → its distinct points in the order of logging."""
-        self.files: dict[str, dict[str, bytes]] = {}
+        self.files: dict[str, dict[str, str]] = {}
+        self.models: dict[str, tuple[Model, list[Point]]] = {}
+        """Model id → the model and its metrics."""
         self.experiment_notes: dict[str, str] = {}
         self._ids = itertools.count(1)
 
     def find(self, tags: Mapping[str, str]) -> TrackedRun | None:
-        found = (run for run in self.runs.values() if tags.items() <= run.tags.items())
+        found = (run for run in self.runs.values() if tags.items() <= run.tags.items() and not run.deleted)
         return min(found, key=lambda run: self.started_ms[run.id], default=None)
+
+    def get(self, tracked_id: str) -> TrackedRun | None:
+        return self.runs.get(tracked_id)
 
     def create(
         self, experiment: str, name: str, *, tags: Mapping[str, str], started_ms: int, note: str = ""
@@ -134,18 +177,22 @@ class MemoryTracking:
             self.points[run.id][point] = None
             update_latest(run, point)
 
+    def log_datasets(self, run: TrackedRun, datasets: Sequence[Dataset]) -> None:
+        run.datasets += [dataset for dataset in datasets if dataset not in run.datasets]
+
+    def put_model(self, run: TrackedRun, model: Model, points: Sequence[Point]) -> None:
+        if not run.models:
+            key = f"model-{next(self._ids)}"
+            self.models[key] = (model, list(points))
+            run.models.append(key)
+
     def set_status(self, run: TrackedRun, status: TrackedStatus, ended_ms: int | None = None) -> None:
         run.status = status
         if ended_ms is not None:
             self.ended_ms[run.id] = ended_ms
 
     def put_text(self, run: TrackedRun, path: str, text: str) -> None:
-        self.files[run.id][path] = text.encode()
-
-    def put_folder(self, run: TrackedRun, path: str, folder: Path) -> None:
-        for file in folder.rglob("*"):
-            if file.is_file():
-                self.files[run.id][f"{path}/{file.relative_to(folder).as_posix()}"] = file.read_bytes()
+        self.files[run.id][path] = text
 
     def artifacts(self, run: TrackedRun, path: str = "") -> list[str]:
         prefix = f"{path}/" if path else ""

@@ -1,31 +1,45 @@
-"""Translates store contents to the tags, parameters and points of a tracker's run. Pure functions.
+"""Translates store contents to the tags, parameters, points and inputs of a tracker's run. Pure functions.
 
-A run in the tracker has the tags `cope_sweep.run_id`, `.sweep_id`, `.ablation`, `.row`, `.axis.<key>`, `.device`, ….
-Its parameters are the resolved spec under dotted names. The timestamp of a point is the time when the run was first
-begun, plus 1 ms per step, so that sending a point twice gives the same point.
+A run in the tracker has the tags `cope_sweep.run_id`, `.sweep_id`, `.ablation`, `.row`, `.axis.<key>`, `.device`, …,
+and `cope_sweep.sweep.<sweep id>` = row for every sweep that contains it. Its parameters are the resolved spec under
+dotted names. A point has the time when its row was written. Rows of older versions have none: there it is the time when
+the run was first begun, plus 1 ms per step. So sending a point twice gives the same point.
 """
 
 from __future__ import annotations
 
 import contextlib
 import getpass
+import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from cope_sweep.store.artifacts import RunFolder
-from cope_sweep.store.tracking import Point
+from cope_sweep.spec import NUMERIC_FACTS
+from cope_sweep.store.artifacts import TIME_KEY
+from cope_sweep.store.event import Status
+from cope_sweep.store.index import RunRecord
+from cope_sweep.store.index.mirroring import Membership
+from cope_sweep.store.sweeps import SweepRecord
+from cope_sweep.store.tracking import Dataset, Point, TrackedStatus
 
 TAG = "cope_sweep."
 FACTS = f"{TAG}facts"
-
-Record = Mapping[str, Any]
-"""A JSON object from the store, most often the content of `store/sweeps/<sweep_id>.json`."""
+TRACKED_STATUS: dict[Status, TrackedStatus] = {
+    "running": "running",
+    "finished": "finished",
+    "failed": "failed",
+    "damaged": "failed",
+    "interrupted": "killed",
+    "stopped": "killed",
+}
+"""Only what is finished in the store is finished in the tracker: a filter on its status gives the runs of the table.
+The tag `cope_sweep.status` tells a run that a scheduler stopped from one that was interrupted."""
 
 
 def flat(value: Any, prefix: str = "") -> dict[str, str]:
     """A spec under dotted names: `model.position` is `cope+relative`, `model.position.0.p_max` is `64`."""
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         items = {f"{prefix}.{key}" if prefix else key: item for key, item in value.items()}
         return {name: text for key, item in items.items() for name, text in flat(item, key).items()}
     if isinstance(value, list) and all(isinstance(item, dict) for item in value):
@@ -34,80 +48,118 @@ def flat(value: Any, prefix: str = "") -> dict[str, str]:
     return {prefix: value if isinstance(value, str) else json.dumps(value)}
 
 
-def identity_tags(run: Record) -> dict[str, str]:
-    """Tags that identify a run, from its entry in a sweep's record: id, row and labels of the axes."""
-    axes = {f"{TAG}axis.{key}": label for key, label in run["labels"].items()}
-    return {f"{TAG}kind": "run", f"{TAG}run_id": run["run_id"], f"{TAG}row": run["row"], **axes}
+def identity_tags(run_id: str, place: Membership | None) -> dict[str, str]:
+    """Tags that identify a run: its id, and its row and the labels of its axes in the sweep that first trained it."""
+    tags = {f"{TAG}kind": "run", f"{TAG}run_id": run_id}
+    if place is not None:
+        tags |= {f"{TAG}row": place.row, f"{TAG}sweep_id": place.sweep_id, f"{TAG}ablation": place.ablation}
+        tags |= {f"{TAG}axis.{key}": label for key, label in place.labels.items()}
+    return tags
 
 
-def origin_tags(record: Record) -> dict[str, str]:
-    """Tags that say where a run comes from: sweep, ablation, commit, versions, machine, user."""
-    tags = {f"{TAG}sweep_id": record["sweep_id"], f"{TAG}ablation": record["ablation"]}
-    tags |= {f"{TAG}{name}": value for name, value in flat({"versions": record["versions"]}).items()}
-    tags |= {f"{TAG}{name}": value for name, value in flat({"machine": record["machine"]}).items()}
-    tags |= {"mlflow.source.name": " ".join(record["command"]), "mlflow.source.type": "JOB"}
-    if record["git_commit"]:
-        tags["mlflow.source.git.commit"] = record["git_commit"]
+def sweep_tag(sweep_id: str) -> str:
+    """The tag that a run has for each sweep that contains it; its value is the run's row there."""
+    return f"{TAG}sweep.{sweep_id}"
+
+
+def sweep_tags(places: Iterable[Membership]) -> dict[str, str]:
+    """The tags of all sweeps that contain a run."""
+    return {sweep_tag(place.sweep_id): place.row for place in places}
+
+
+def origin_tags(record: SweepRecord) -> dict[str, str]:
+    """Tags that say where a sweep and its runs come from: ablation, commit, versions, machine, user."""
+    tags = {f"{TAG}sweep_id": record.sweep_id, f"{TAG}ablation": record.ablation}
+    tags |= {f"{TAG}{name}": value for name, value in flat({"versions": record.versions}).items()}
+    tags |= {f"{TAG}{name}": value for name, value in flat({"machine": record.machine}).items()}
+    tags |= {"mlflow.source.name": " ".join(record.command), "mlflow.source.type": "JOB"}
+    if record.git_commit:
+        tags["mlflow.source.git.commit"] = record.git_commit
     # The user id of a container may have no name.
     with contextlib.suppress(KeyError, OSError):
         tags["mlflow.user"] = getpass.getuser()
     return tags
 
 
-def state_tags(status: str, state: Record, result: Record | None) -> dict[str, str]:
-    """Tags with the status of a run and, if it is finished, its facts."""
+def state_tags(record: RunRecord) -> dict[str, str]:
+    """Tags with the status of a run, why it ended, and the facts that are known of it."""
     tags = {
-        f"{TAG}status": status,
-        f"{TAG}attempt": str(state.get("attempt", 1)),
-        f"{TAG}message": state.get("message", "") if status == "failed" else "",
+        f"{TAG}status": record.status,
+        f"{TAG}attempt": str(record.attempt),
+        f"{TAG}message": record.message or "",
     }
-    if result is not None:
-        # One tag holds all facts as JSON, for programs. Text facts also get tags of their own, for people; numeric
-        # facts become metrics.
-        tags[FACTS] = json.dumps(result["facts"])
-        tags |= {f"{TAG}{name}": value for name, value in result["facts"].items() if isinstance(value, str)}
+    if record.worker_id:
+        tags[f"{TAG}worker_id"] = record.worker_id
+    if record.parent_id:
+        tags[f"{TAG}parent_id"] = record.parent_id
+    if record.facts:
+        # One tag holds all facts as JSON, for programs; each fact also has a tag of its own, for people.
+        tags[FACTS] = json.dumps(dict(record.facts))
+        tags |= {f"{TAG}{name}": _text(value) for name, value in record.facts.items()}
     return tags
 
 
-def points_after(
-    have: Mapping[str, Point], curve: Sequence[Mapping[str, float]], result: Record | None, created_ms: int
-) -> list[Point]:
-    """The points of each metric after its last step in `have`; for a finished run also final metrics and facts.
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def curve_points(have: Mapping[str, Point], curve: Sequence[Mapping[str, float]], created_ms: int) -> list[Point]:
+    """The points of each metric after its last step in `have`, each (metric, step) once.
 
     A run that resumes from a checkpoint trains some steps again. The points that were sent first stay.
 
     Args:
         have: Metric → the last point that the tracker has.
-        curve: The logged rows of the run, each with its `step`.
-        result: The result of a finished run.
+        curve: The logged rows of the run, each with its `step` and, unless it is old, its time of day.
         created_ms: When the run was first begun.
     """
-    rows = [(int(row["step"]), {key: value for key, value in row.items() if key != "step"}) for row in curve]
-    if result is not None:
-        last = {key: value for _, values in rows for key, value in values.items()}
-        step = int(result["facts"].get("steps", rows[-1][0] if rows else 0))
-        final = {key: value for key, value in result["metrics"].items() if last.get(key) != value}
-        facts = {f"facts/{k}": float(v) for k, v in result["facts"].items() if type(v) in (int, float) and k != "steps"}
-        rows.append((step, final | facts))
-    return [
-        Point(key, float(value), step, created_ms + step)
-        for step, values in rows
-        for key, value in values.items()
-        if key not in have or step > have[key].step
-    ]
+    last = {key: point.step for key, point in have.items()}
+    points = []
+    for row in curve:
+        step = int(row["step"])
+        timestamp_ms = int(row.get(TIME_KEY, created_ms + step))
+        for key, value in row.items():
+            if key not in ("step", TIME_KEY) and step > last.get(key, -1):
+                points.append(Point(key, float(value), step, timestamp_ms))
+                last[key] = step
+    return points
 
 
-def ended_ms(folder: RunFolder, status: str, state: Record) -> int:
-    """When a run ended: the time of its result or of its last state; for a killed run, of its last logged row."""
-    if status == "finished":
-        return _mtime_ms(folder, "result.json")
-    if state.get("status") == "running":
-        return max(int(state["updated_ms"]), _mtime_ms(folder, "curve.jsonl"))
-    return int(state["updated_ms"])
+def final_points(record: RunRecord, curve: Sequence[Mapping[str, float]], created_ms: int) -> list[Point]:
+    """The final metrics of a finished run, as the points of the curve where they are there, and its measured facts.
+
+    MLflow shows metrics under `system/` on a page of their own, so that a chart of one point is not among the learning
+    curves. Facts that say how the run was executed (threads, workers) are tags only.
+    """
+    logged = {point.key: point for point in curve_points({}, curve, created_ms)}
+    ended_ms = max((point.timestamp_ms for point in logged.values()), default=record.ended_ms or created_ms)
+    points = []
+    for key, value in record.metrics.items():
+        known = logged.get(key)
+        same = known is not None and known.value == value
+        points.append(known if same and known else Point(key, float(value), record.step, ended_ms))
+    for name in NUMERIC_FACTS:
+        value = record.facts.get(name)
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            points.append(Point(f"system/{name}", float(value), record.step, ended_ms))
+    return points
 
 
-def _mtime_ms(folder: RunFolder, name: str) -> int:
-    try:
-        return int((folder.path / name).stat().st_mtime * 1000)
-    except FileNotFoundError:
-        return 0
+def points_after(have: Mapping[str, Point], points: Iterable[Point]) -> list[Point]:
+    """The points of each metric after its last step in `have`."""
+    return [point for point in points if point.key not in have or point.step > have[point.key].step]
+
+
+def datasets(record: RunRecord, spec: Mapping[str, Any]) -> list[Dataset]:
+    """The data that a finished run read: the training set, and each test set that it has metrics of.
+
+    The digest is the fingerprint of the text that the task reads, or, where the task generates its sequences, that of
+    the task's spec.
+    """
+    task = spec.get("task", {})
+    source = json.dumps({"task": task}, sort_keys=True)
+    digest = str(record.facts.get("data") or hashlib.sha256(source.encode()).hexdigest()[:16])[:36]
+    tests = dict.fromkeys(key.partition("/")[0] for key in record.metrics if "/" in key)
+    kind = task.get("kind", "task")
+    splits = ("train", *(name for name in tests if name != "train"))
+    return [Dataset(f"{kind}/{split}", digest, split, source) for split in splits]

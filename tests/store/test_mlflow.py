@@ -13,22 +13,25 @@ from pathlib import Path
 
 import pytest
 
+from cope_sweep.store import Store
 from cope_sweep.store.mlflow import MlflowTracking
-from cope_sweep.store.tracker_sync import TrackerSync
-from cope_sweep.store.tracking import TrackingError
+from cope_sweep.store.preflight import tracker_key
+from cope_sweep.store.tracker_sync import TrackerSync, backlog_count
+from cope_sweep.store.tracking import Point, TrackingError
 from cope_sweep.store.translate import TAG
-from tests.results.ablations import fail, finish, plan_of
-from tests.store.sweeps import end_sweep, write_sweep
+from tests.results.ablations import plan_of
+from tests.store.sweeps import end, end_sweep, fail, finish, write_sweep
+from tests.store.trackers import client_of
 from tests.sweep.ports import free_port
 
 pytestmark = pytest.mark.slow
 
 
-def client_of(uri):
-    """MLflow's own client. It is imported here, because the import takes seconds also when no test of this file runs."""
-    from mlflow.tracking import MlflowClient
-
-    return MlflowClient(tracking_uri=uri)
+def synced(store, uri):
+    sync = TrackerSync(store, uri, MlflowTracking(uri))
+    sync.sync()
+    assert sync.errors == {}
+    return sync
 
 
 def open_store(path, queue):
@@ -56,61 +59,98 @@ def test_mlflow_client_reads_a_sweep(store, sqlite_uri):
     finish(store, plan.runs[0], {"dense/loss": 0.25})
     fail(store, plan.runs[1])
     record = end_sweep(store, record, "failed")
-    TrackerSync(store, record["sweep_id"], MlflowTracking(sqlite_uri)).sync()
+    synced(store, sqlite_uri)
     client = client_of(sqlite_uri)
     experiment = client.get_experiment_by_name("copying")
     assert "CoPE counts tokens by their content." in experiment.tags["mlflow.note.content"]
     runs = client.search_runs([experiment.experiment_id])
     assert {run.info.run_name: run.info.status for run in runs} == {
-        record["sweep_id"]: "FAILED",
+        record.sweep_id: "FAILED",
         "CoPE · seed 0": "FINISHED",
         "a_b <c> · seed 0": "FAILED",
     }
-    parent = next(run for run in runs if run.info.run_name == record["sweep_id"])
+    parent = next(run for run in runs if run.info.run_name == record.sweep_id)
     children = client.search_runs([experiment.experiment_id], f"tags.`mlflow.parentRunId` = '{parent.info.run_id}'")
     assert len(children) == 2
     folder = store.run(plan.runs[0].run_id)
     done = next(run for run in children if run.info.status == "FINISHED")
     assert done.info.start_time == folder.spec["created_ms"]
     assert done.info.end_time == int((folder.path / "result.json").stat().st_mtime * 1000)
-    assert parent.info.end_time == record["ended_ms"]
+    assert parent.info.end_time == record.ended_ms
     assert done.data.metrics["dense/loss"] == 0.25
     failed = next(run for run in children if run.info.status == "FAILED")
     path = client.download_artifacts(failed.info.run_id, "error.txt")
     assert "Diverged" in Path(path).read_text()
 
 
-def test_concurrent_sweeps_share_their_common_runs(store, sqlite_uri):
-    """Two ablations with the same runs; four writers at once."""
-    plans = [plan_of("one"), plan_of("two")]
-    records = [write_sweep(store, plan) for plan in plans]
-    for run in plans[0].runs:
-        finish(store, run, {"dense/loss": 0.25})
-    syncs = [TrackerSync(store, record["sweep_id"], MlflowTracking(sqlite_uri)) for record in records * 2]
-    threads = [threading.Thread(target=sync.sync) for sync in syncs]
+def test_an_expert_finds_data_models_durations_and_times(store, sqlite_uri):
+    plan = plan_of()
+    record = write_sweep(store, plan)
+    for run in plan.rows[0].runs:
+        finish(store, run, {"in_dist/loss": 0.25})
+    end_sweep(store, record)
+    synced(store, sqlite_uri)
+    client = client_of(sqlite_uri)
+    experiment = client.get_experiment_by_name("copying")
+    ids = [experiment.experiment_id]
+    # The search box of the page, and the models' tab.
+    for condition in (
+        "dataset.name = 'selective_copy/in_dist'",
+        "dataset.context = 'train'",
+        f"tags.`{TAG}sweep.{record.sweep_id}` = 'CoPE'",
+        f"tags.`{TAG}device` = 'cpu' AND metrics.`system/parameters` > 1000",
+    ):
+        assert len(client.search_runs(ids, condition)) == 2, condition
+    runs = {run.info.run_id: run for run in client.search_runs(ids, f"tags.`{TAG}kind` = 'run'")}
+    models = client.search_logged_models(ids, "metrics.`in_dist/loss` < 0.5 AND params.`model.dim` = '8'")
+    assert {model.source_run_id for model in models} == set(runs)
+    for model in models:
+        run = runs[model.source_run_id]
+        assert [output.model_id for output in run.outputs.model_outputs] == [model.model_id]
+        assert {metric.key: metric.dataset_name for metric in model.metrics} == {
+            "in_dist/loss": "selective_copy/in_dist", "train/loss": "selective_copy/train", "system/parameters": None,
+        }  # fmt: skip
+        assert run.info.start_time <= run.info.end_time
+        for key in ("train/loss", "in_dist/loss", "system/parameters"):
+            for point in client.get_metric_history(run.info.run_id, key):
+                assert run.info.start_time <= point.timestamp <= run.info.end_time
+
+
+def test_several_writers_at_once_duplicate_no_points(sqlite_uri):
+    """Two stores that send to one tracker have no common lock."""
+    run = MlflowTracking(sqlite_uri).create("x", "y", tags={}, started_ms=1)
+    points = [Point("loss", float(step), step, step) for step in range(500)]
+    writers = [MlflowTracking(sqlite_uri) for _ in range(4)]
+    threads = [
+        threading.Thread(target=writer.log, args=(writer.get(run.id),), kwargs={"points": points}) for writer in writers
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert [sync.errors for sync in syncs] == [{}] * 4
-    client = client_of(sqlite_uri)
-    runs = client.search_runs([experiment.experiment_id for experiment in client.search_experiments()])
-    assert sorted(run.data.tags[f"{TAG}run_id"] for run in runs if f"{TAG}run_id" in run.data.tags) == sorted(
-        run.run_id for run in plans[0].runs
-    )
-    assert len(runs) == 6 + 2
-    for run in runs:
-        if f"{TAG}run_id" in run.data.tags:
-            assert len(client.get_metric_history(run.info.run_id, "train/loss")) == 2
+    assert len(client_of(sqlite_uri).get_metric_history(run.id, "loss")) == 500
 
 
 def test_a_checkpoint_is_a_hard_link_to_the_store(store, sqlite_uri):
     plan = plan_of()
+    write_sweep(store, plan)
+    finish(store, plan.runs[0], {})
+    synced(store, sqlite_uri)
+    (kept,) = store.root.glob("mlartifacts/copying/models/*/artifacts/model.safetensors")
+    assert kept.samefile(store.run(plan.runs[0].run_id).checkpoint / "model.safetensors")
+
+
+def test_a_store_that_was_moved_goes_on_with_its_own_database(store, sqlite_uri):
+    plan = plan_of()
     record = write_sweep(store, plan)
     finish(store, plan.runs[0], {})
-    TrackerSync(store, record["sweep_id"], MlflowTracking(sqlite_uri)).sync()
-    kept = next(store.root.glob("mlartifacts/copying/*/artifacts/checkpoint/model.safetensors"))
-    assert kept.samefile(store.run(plan.runs[0].run_id).checkpoint / "model.safetensors")
+    end_sweep(store, record)
+    synced(store, sqlite_uri)
+    store.index.close()
+    moved = Store(store.root.rename(store.root.with_name("moved")))
+    uri = f"sqlite:///{moved.root}/mlflow.db"
+    assert backlog_count(moved, uri) == 0
+    assert backlog_count(moved, "http://another") == 2
 
 
 def test_an_experiment_in_the_trash_is_an_error_with_a_command(sqlite_uri):
@@ -137,19 +177,21 @@ def test_an_unreachable_server_is_an_error(monkeypatch):
 def test_a_server_serves_a_sqlite_store_and_its_artifacts_from_any_directory(store, served_database, server_uri):
     """Like `mlflow ui --backend-store-uri sqlite:///…`, started in another directory; the requests are its page's."""
     plan = plan_of("shown", seeds=[2**30])
-    record = write_sweep(store, plan)
+    write_sweep(store, plan)
     finish(store, plan.runs[0], {"dense/loss": 0.25})
-    tracking = MlflowTracking(f"sqlite:///{served_database}")
-    TrackerSync(store, record["sweep_id"], tracking).sync()
-    run = tracking.find({f"{TAG}run_id": plan.runs[0].run_id})
+    uri = f"sqlite:///{served_database}"
+    synced(store, uri)
+    run = MlflowTracking(uri).find({f"{TAG}run_id": plan.runs[0].run_id})
 
     def get(path):
         with urllib.request.urlopen(f"{server_uri}/{path}", timeout=30) as response:
             return response.read()
 
-    listed = json.loads(get(f"ajax-api/2.0/mlflow/artifacts/list?run_id={run.id}&path=checkpoint"))
-    assert [file["path"] for file in listed["files"]] == ["checkpoint/config.json", "checkpoint/model.safetensors"]
-    assert get(f"get-artifact?path=checkpoint/model.safetensors&run_uuid={run.id}") == b"weights"
+    (model,) = run.models
+    listed = json.loads(get(f"ajax-api/2.0/mlflow/logged-models/{model}/artifacts/directories"))
+    assert {"config.json", "model.safetensors"} <= {file["path"] for file in listed["files"]}
+    kept = get(f"ajax-api/2.0/mlflow/logged-models/{model}/artifacts/files?artifact_file_path=model.safetensors")
+    assert kept == b"weights"
     shown = json.loads(get(f"ajax-api/2.0/mlflow/runs/get?run_id={run.id}"))["run"]
     assert shown["info"]["run_name"] == f"CoPE · seed {2**30}"
     assert {metric["key"]: metric["value"] for metric in shown["data"]["metrics"]}["dense/loss"] == 0.25
@@ -169,7 +211,7 @@ def stop():
     calls += 1
     if calls == int(sys.argv[2]):
         os.kill(os.getpid(), signal.SIGKILL)
-    return False
+    return None
 
 # A checkpoint is written after every step. The process is killed after a step was logged and before its checkpoint.
 print(train_run(run, Store(sys.argv[1]), Runtime(checkpoint_every_s=0.0), should_stop=stop))
@@ -190,23 +232,26 @@ def test_after_a_kill_and_a_resumption_no_point_is_missing_or_duplicated(store, 
             "every": 7, "sequences": 8, "final_sequences": 8}},
         grid={}, seeds=[0],
     )  # fmt: skip
-    record = write_sweep(store, plan)
+    write_sweep(store, plan)
+    sync = synced(store, sqlite_uri)
     tracking = MlflowTracking(sqlite_uri)
-    sync = TrackerSync(store, record["sweep_id"], tracking)
     # Step 42 was evaluated and logged, but is not in the checkpoint.
     assert train(42).returncode == -signal.SIGKILL
     folder = store.run(plan.runs[0].run_id)
     assert folder.curve()[-1]["step"] == 42
+    end(store, plan.runs[0])
     sync.sync()
     run = tracking.find({f"{TAG}run_id": folder.run_id})
-    assert run.status == "interrupted"
+    assert run.status == "killed"
     assert run.latest["dense/loss"].step == 42
     done = train(-1)
     assert done.stdout.strip() == "finished", done.stderr
     assert folder.result["facts"]["resumed_from_step"] == 41
+    end(store, plan.runs[0])
     sync.sync()
-    # A second writer, without the state of the first.
-    TrackerSync(store, record["sweep_id"], MlflowTracking(sqlite_uri)).sync()
+    # A second writer, without the notes of the first.
+    store.index.mirrored(tracker_key(store, sqlite_uri)).forget()
+    synced(store, sqlite_uri)
     run = tracking.find({f"{TAG}run_id": folder.run_id})
     assert run.status == "finished"
     client = client_of(sqlite_uri)

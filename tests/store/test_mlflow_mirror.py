@@ -1,7 +1,7 @@
-"""The process that copies a sweep to MLflow."""
+"""The process that copies a store to MLflow, and MLflow servers that are away, slow, or answer with errors."""
 
-import json
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -11,21 +11,27 @@ from pathlib import Path
 
 import pytest
 
+from cope_sweep.store.mirror_session import MirrorLock, MirrorSession
 from cope_sweep.store.mlflow import MlflowTracking
 from cope_sweep.store.mlflow_mirror import MlflowMirror
+from cope_sweep.store.preflight import tracker_key
+from cope_sweep.store.tracker_sync import backlog_count
+from cope_sweep.store.tracking import MemoryTracking
 from cope_sweep.store.translate import TAG
-from tests.results.ablations import finish, plan_of
-from tests.store.sweeps import end_sweep, write_sweep
+from tests.results.ablations import plan_of
+from tests.store.stub_server import Stub
+from tests.store.sweeps import begin, end, end_sweep, finish, write_sweep
+from tests.store.trackers import client_of, history
 from tests.sweep.ports import free_port
 
-pytestmark = pytest.mark.slow
 TIMEOUT_S = 240
 """Importing mlflow takes 4 s on an idle machine and minutes on a busy one."""
 
 
 @pytest.fixture
 def plan():
-    return plan_of()
+    """Different runs for every test, because all tests share the server."""
+    return plan_of(f"copying-{secrets.token_hex(4)}", seeds=[secrets.randbelow(2**30), secrets.randbelow(2**30)])
 
 
 def until(condition, timeout_s=TIMEOUT_S):
@@ -36,32 +42,64 @@ def until(condition, timeout_s=TIMEOUT_S):
 
 
 def sweep_of(tracking, record):
-    return tracking.find({f"{TAG}kind": "sweep", f"{TAG}sweep_id": record["sweep_id"]})
+    return tracking.find({f"{TAG}kind": "sweep", f"{TAG}sweep_id": record.sweep_id})
 
 
+def run_of(tracking, run):
+    return tracking.find({f"{TAG}run_id": run.run_id})
+
+
+@pytest.mark.slow
 def test_a_sweep_is_copied_while_it_runs_and_at_its_end(store, plan, sqlite_uri):
     record = write_sweep(store, plan)
     finish(store, plan.runs[0], {"dense/loss": 0.5})
-    mirror = MlflowMirror.start(store, record["sweep_id"], sqlite_uri)
+    folder = begin(store, plan.runs[1], {"step": 1, "train/loss": 2.0})
+    mirror = MlflowMirror.start(store, record.sweep_id, sqlite_uri)
     tracking = MlflowTracking(sqlite_uri)
     try:
-        until(lambda: tracking.find({f"{TAG}run_id": plan.runs[0].run_id}))
+        until(lambda: run_of(tracking, plan.runs[0]) and run_of(tracking, plan.runs[1]))
         # The mirror ignores Ctrl-C.
         mirror.process.send_signal(signal.SIGINT)
-        for run in plan.runs[1:]:
+        folder.log({"step": 2, "train/loss": 1.0})
+        logged_s = time.monotonic()
+        until(lambda: run_of(tracking, plan.runs[1]).latest["train/loss"].step == 2)
+        assert time.monotonic() - logged_s < 20  # 2 s on an idle machine
+        for run in plan.runs[2:]:
             finish(store, run, {"dense/loss": 0.5})
+        folder.finish({"train/loss": 1.0}, {"steps": 2})
+        end(store, plan.runs[1])
         end_sweep(store, record)
     finally:
         report = mirror.finish(timeout_s=TIMEOUT_S)
-    assert (report.runs_written, report.errors) == (6, [])
+    assert (report.runs_written, report.errors, report.left) == (6, [], 0)
     assert mirror.process.returncode == 0
     parent = sweep_of(tracking, record)
     assert parent.status == "finished"
     assert parent.tags[f"{TAG}runs.finished"] == "6"
-    log = (store.root / "logs" / f"mlflow-{record['sweep_id']}.log").read_text()
-    assert "6 runs written, 0 errors" in log
+    assert backlog_count(store, sqlite_uri) == 0
+    log = (store.root / "logs" / f"mlflow-{record.sweep_id}.log").read_text()
+    assert "6 runs written, 0 left" in log
     assert "alembic" not in log
     assert "Warning" not in log
+
+
+@pytest.mark.slow
+def test_what_a_killed_mirror_did_not_send_is_sent_by_the_next_one(store, plan, sqlite_uri):
+    record = write_sweep(store, plan)
+    mirror = MlflowMirror.start(store, record.sweep_id, sqlite_uri)
+    mirror.process.kill()
+    for run in plan.runs:
+        finish(store, run, {"dense/loss": 0.5})
+    end_sweep(store, record)
+    (error,) = mirror.finish(TIMEOUT_S).errors
+    assert "died (exit code -9)" in error
+    assert f"cope-sweep sync --store {store.root} --mlflow {sqlite_uri}" in error
+    assert backlog_count(store, sqlite_uri) == 7
+    # There is nothing left to train, and no sweep.
+    report = MlflowMirror.start(store, None, sqlite_uri).finish(TIMEOUT_S)
+    assert (report.runs_written, report.errors) == (6, [])
+    assert backlog_count(store, sqlite_uri) == 0
+    assert sweep_of(MlflowTracking(sqlite_uri), record).status == "finished"
 
 
 SWEEP = """
@@ -75,61 +113,155 @@ time.sleep(600)
 """
 
 
+@pytest.mark.slow
 def test_the_state_of_a_killed_sweep_is_copied(store, plan, sqlite_uri, tmp_path):
-    record = write_sweep(store, plan)
-    finish(store, plan.runs[0], {"dense/loss": 0.5})
     script = tmp_path / "sweep.py"
     script.write_text(textwrap.dedent(SWEEP))
-    command = [sys.executable, str(script), str(store.root), record["sweep_id"], sqlite_uri]
+    record = write_sweep(store, plan)
+    finish(store, plan.runs[0], {"dense/loss": 0.5})
+    command = [sys.executable, str(script), str(store.root), record.sweep_id, sqlite_uri]
     environment = os.environ | {"PYTHONPATH": str(Path.cwd())}
     sweep = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
     int(sweep.stdout.readline())
-    finish(store, plan.runs[1], {"dense/loss": 0.5})
+    begin(store, plan.runs[1], {"step": 1, "train/loss": 2.0}, lease_s=2.0)
     sweep.kill()
     sweep.wait()
     sweep.stdout.close()
-    log = store.root / "logs" / f"mlflow-{record['sweep_id']}.log"
+    end_sweep(store, record, "interrupted")
+    log = store.root / "logs" / f"mlflow-{record.sweep_id}.log"
     until(lambda: "runs written" in log.read_text())
     tracking = MlflowTracking(sqlite_uri)
-    assert sweep_of(tracking, record).status == "interrupted"
-    for run in plan.runs[:2]:
-        assert tracking.find({f"{TAG}run_id": run.run_id}).status == "finished"
+    assert sweep_of(tracking, record).status == "killed"
+    assert run_of(tracking, plan.runs[0]).status == "finished"
+    assert run_of(tracking, plan.runs[1]).status == "killed"
+    assert store.index.statuses()[plan.runs[1].run_id] == "interrupted"
 
 
-def test_an_unreachable_server_is_reported_with_a_command_that_works_later(store, plan, sqlite_uri):
+@pytest.mark.slow
+def test_an_unreachable_server_is_reported_with_a_command_that_works_later(store, plan):
     record = write_sweep(store, plan)
     finish(store, plan.runs[0], {"dense/loss": 0.5})
     address = f"127.0.0.1:{free_port()}"
-    mirror = MlflowMirror.start(store, record["sweep_id"], f"http://me:secret@{address}")
+    mirror = MlflowMirror.start(store, record.sweep_id, f"http://me:secret@{address}")
     end_sweep(store, record)
-    report = mirror.finish(TIMEOUT_S)
-    assert report.runs_written == 0
+    report = mirror.finish(20.0)
     (error,) = report.errors
+    assert (report.runs_written, report.left) == (0, 2)
     assert f"MLflow at http://me:***@{address} could not be opened" in error
     assert "secret" not in error
-    # The command works once there is a tracker.
-    command = error.split("`")[1].split()
-    assert command[:4] == ["python", "-m", "cope_sweep.store.mlflow_mirror", "--once"]
-    command = [sys.executable, *command[1:-1], sqlite_uri]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert json.loads(done.stdout) == {"runs_written": 1, "errors": []}
-    assert sweep_of(MlflowTracking(sqlite_uri), record).status == "finished"
+    assert f"cope-sweep sync --store {store.root}" in error
 
 
+@pytest.mark.slow
 def test_a_mirror_that_takes_too_long_is_ended_and_reported(store, plan, sqlite_uri):
     record = write_sweep(store, plan)
-    mirror = MlflowMirror.start(store, record["sweep_id"], sqlite_uri)
+    mirror = MlflowMirror.start(store, record.sweep_id, sqlite_uri)
     mirror.process.send_signal(signal.SIGSTOP)
     (error,) = mirror.finish(timeout_s=0.0).errors
     assert "MLflow took longer than 0 s" in error
-    assert "cope_sweep.store.mlflow_mirror --once" in error
+    assert "cope-sweep sync" in error
     assert mirror.process.returncode == -signal.SIGKILL
 
 
-def test_a_mirror_process_that_dies_is_reported(store, plan, sqlite_uri):
+@pytest.mark.slow
+def test_a_server_that_hangs_does_not_hold_the_end_of_the_sweep(store, plan, server_uri):
     record = write_sweep(store, plan)
-    mirror = MlflowMirror.start(store, record["sweep_id"], sqlite_uri)
-    mirror.process.kill()
-    (error,) = mirror.finish(TIMEOUT_S).errors
-    assert "died (exit code -9)" in error
-    assert "cope_sweep.store.mlflow_mirror --once" in error
+    finish(store, plan.runs[0], {"dense/loss": 0.5})
+    with Stub(server_uri) as stub:
+        stub.delay_s = 600
+        mirror = MlflowMirror.start(store, record.sweep_id, stub.url)
+        until(lambda: stub.requests)
+        started_s = time.monotonic()
+        report = mirror.finish(timeout_s=3.0)
+        assert time.monotonic() - started_s < 3 + 5 + 2
+        assert report.errors
+        assert backlog_count(store, stub.url) == 1
+
+
+def sent(store, uri):
+    """Try for a while, as the mirror of a sweep does."""
+    with MirrorSession(store, uri) as session:
+        assert session.sync_until(time.monotonic() + TIMEOUT_S), session.reasons()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["errors", "lost", "away"])
+def test_a_server_with_faults_has_everything_once_when_it_is_back(store, plan, server_uri, fault):
+    """While a sweep trains; `lost`: requests are carried out, and the client is told that they failed."""
+    record = write_sweep(store, plan)
+    with Stub(server_uri) as stub, MirrorSession(store, stub.url, first_sweep=record.sweep_id) as session:
+        session.sync()
+        stub.status = 500 if fault == "errors" else None
+        stub.lose_every = 13 if fault == "lost" else 0
+        if fault == "away":
+            stub.__exit__()
+        folder = begin(store, plan.runs[0], {"step": 1, "train/loss": 3.0})
+        complete = session.sync()
+        folder.log({"step": 2, "train/loss": 2.0})
+        for run in plan.runs[1:]:
+            finish(store, run, {"dense/loss": 0.5})
+            complete = session.sync()
+        folder.finish({"train/loss": 2.0}, {"steps": 2})
+        end(store, plan.runs[0])
+        end_sweep(store, record)
+        if fault != "lost":
+            assert not complete
+            assert session.reasons()
+            assert backlog_count(store, stub.url) == 7
+        if fault == "away":
+            port = int(stub.url.rpartition(":")[2])
+            stub = Stub(server_uri, port).__enter__()
+        stub.status = None
+        assert session.sync_until(time.monotonic() + TIMEOUT_S), session.reasons()
+        assert backlog_count(store, stub.url) == 0
+    tracking = MlflowTracking(server_uri)
+    client = client_of(server_uri)
+    found = client.search_runs([run_of(tracking, plan.runs[0]).experiment])
+    assert len(found) == 7
+    assert sweep_of(tracking, record).status == "finished"
+    assert [p.step for p in history(tracking, run_of(tracking, plan.runs[0]), "train/loss")] == [1, 2]
+    for run in plan.runs[1:]:
+        tracked = run_of(tracking, run)
+        assert (tracked.status, len(tracked.models)) == ("finished", 1)
+        assert [p.step for p in history(tracking, tracked, "train/loss")] == [1, 6]
+    models = client.search_logged_models([found[0].info.experiment_id])
+    assert len(models) == 5
+
+
+def test_one_mirror_per_store_and_tracker_works_at_a_time(store, plan):
+    write_sweep(store, plan)
+    finish(store, plan.runs[0], {"dense/loss": 0.5})
+    tracking = MemoryTracking()
+    first, second, other = (
+        MirrorSession(store, uri, connect=lambda _: tracking) for uri in ("http://a", "http://a", "http://b")
+    )
+    with first, second, other:
+        assert first.sync()
+        finish(store, plan.runs[1], {"dense/loss": 0.5})
+        assert not second.sync()  # it waits
+        assert second.reasons() == ["another process sends to this tracker"]
+        assert len(tracking.runs) == 2
+        assert other.sync()  # to another tracker, which here is the same
+        assert first.sync()
+        assert second.sync()  # there is nothing left, whoever sent it
+        first.__exit__(None, None, None)
+        finish(store, plan.runs[2], {"dense/loss": 0.5})
+        assert second.sync()
+    assert len(tracking.runs) == 4
+
+
+def test_the_lock_is_renewed_and_given_back(store):
+    name = "mirror:x"
+    lock, another = MirrorLock(store.index, name, ttl_s=0.5), MirrorLock(store.index, name, ttl_s=0.5)
+    assert lock.acquire()
+    time.sleep(1.0)
+    assert not another.acquire()
+    lock.release()
+    assert another.acquire()
+    another.release()
+
+
+def test_the_name_of_a_tracker_has_no_password_and_no_place(store):
+    assert tracker_key(store, "http://me:secret@host:5000/") == "http://host:5000"
+    assert tracker_key(store, f"sqlite:///{store.root}/mlflow.db") == "sqlite:///mlflow.db"
+    assert tracker_key(store, "sqlite:////elsewhere/mlflow.db") == "sqlite:////elsewhere/mlflow.db"

@@ -5,8 +5,8 @@ import secrets
 
 import pytest
 
-from cope_sweep.store.tracking import Point, TrackingError
-from tests.store.trackers import history
+from cope_sweep.store.tracking import Dataset, MemoryTracking, Model, Point, TrackingError
+from tests.store.trackers import client_of, history
 
 
 @pytest.fixture
@@ -86,7 +86,7 @@ def test_a_parameter_cannot_change(tracking, run):
         tracking.log(run, params={"seed": "1"})
 
 
-@pytest.mark.parametrize("status", ["finished", "failed", "interrupted"])
+@pytest.mark.parametrize("status", ["finished", "failed", "killed"])
 def test_an_ended_run_can_run_again(tracking, run, name, status):
     tracking.set_status(run, status, 5000)
     assert run.status == looked_up(tracking, name).status == status
@@ -94,17 +94,53 @@ def test_an_ended_run_can_run_again(tracking, run, name, status):
     assert run.status == looked_up(tracking, name).status == "running"
 
 
-def test_artifacts(tracking, run, tmp_path):
+def test_artifacts(tracking, run):
+    for _ in range(2):
+        tracking.put_text(run, "error.txt", "±\n")
+        tracking.put_text(run, "tables/a.md", "| a |")
+    assert tracking.artifacts(run) == ["error.txt", "tables"]
+    assert tracking.artifacts(run, "tables") == ["tables/a.md"]
+
+
+def test_a_run_is_read_by_its_id(tracking, run, name):
+    assert tracking.get(run.id).tags["key"] == name
+    assert tracking.get("0" * 32) is None
+
+
+TRAIN = Dataset("copy/train", "0123456789abcdef", "train", '{"task": {}}')
+TEST = Dataset("copy/in_dist", "0123456789abcdef", "in_dist", '{"task": {}}')
+
+
+def test_datasets(tracking, run, name):
+    tracking.log_datasets(run, [TRAIN])
+    for _ in range(2):
+        tracking.log_datasets(run, [TRAIN, TEST])
+    for seen in (run, looked_up(tracking, name)):
+        assert sorted(seen.datasets, key=lambda data: data.name) == [TEST, TRAIN]
+
+
+def test_a_model_with_its_metrics(tracking, run, name, tmp_path):
     folder = tmp_path / "checkpoint"
     (folder / "deep").mkdir(parents=True)
     (folder / "model.safetensors").write_bytes(bytes(range(256)))
     (folder / "deep" / "config.json").write_text("{}")
+    tracking.log_datasets(run, [TRAIN, TEST])
+    points = [Point("in_dist/loss", 0.5, 6, 1006), Point("train/loss", 0.25, 6, 1006), Point("facts/x", 2.0, 6, 1006)]
+    tracking.log(run, points=points[:1])
+    model = Model("CoPE, 1.5 seed 0", folder, 6, {"model.dim": "8"}, {"row": "CoPE"})
     for _ in range(2):
-        tracking.put_folder(run, "checkpoint", folder)
-        tracking.put_text(run, "error.txt", "±\n")
-    assert tracking.artifacts(run) == ["checkpoint", "error.txt"]
-    assert tracking.artifacts(run, "checkpoint") == ["checkpoint/deep", "checkpoint/model.safetensors"]
-    assert tracking.artifacts(run, "checkpoint/deep") == ["checkpoint/deep/config.json"]
+        tracking.put_model(run, model, points)
+    assert len(run.models) == 1
+    assert looked_up(tracking, name).models == run.models
+    assert history(tracking, run, "in_dist/loss") == points[:1]
+    if isinstance(tracking, MemoryTracking):
+        return
+    logged = client_of(tracking.uri).get_logged_model(run.models[0])
+    assert (logged.status, logged.source_run_id, logged.name) == ("READY", run.id, "CoPE, 1-5 seed 0")
+    assert (logged.params, logged.tags["row"], logged.model_type) == ({"model.dim": "8"}, "CoPE", "cope_sweep")
+    assert {(each.key, each.value, each.step, each.dataset_name) for each in logged.metrics} == {
+        ("in_dist/loss", 0.5, 6, "copy/in_dist"), ("train/loss", 0.25, 6, "copy/train"), ("facts/x", 2.0, 6, None),
+    }  # fmt: skip
 
 
 def test_a_missing_run_is_an_error(tracking, run):

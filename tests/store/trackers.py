@@ -3,13 +3,18 @@
 from cope_sweep.store.tracking import MemoryTracking, Point
 
 
+def client_of(uri):
+    """MLflow's own client. It is imported here, because the import takes seconds also when no test needs it."""
+    from mlflow.tracking import MlflowClient
+
+    return MlflowClient(tracking_uri=uri)
+
+
 def history(tracking, run, key):
     """Every point of a metric, in order of steps."""
     if isinstance(tracking, MemoryTracking):
         points = [point for point in tracking.points[run.id] if point.key == key]
     else:
-        from mlflow.tracking import MlflowClient
-
-        metrics = MlflowClient(tracking_uri=tracking.uri).get_metric_history(run.id, key.replace("@", " at "))
+        metrics = client_of(tracking.uri).get_metric_history(run.id, key.replace("@", " at "))
         points = [Point(key, metric.value, metric.step, metric.timestamp) for metric in metrics]
     return sorted(points, key=lambda point: point.step)

@@ -11,12 +11,13 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Row, Select, and_, case, delete, func, insert, literal, or_, select, update
+from sqlalchemy import Connection, Row, Select, and_, case, delete, func, insert, literal, select, update
 from sqlalchemy.sql import ColumnElement
 
 from cope_sweep.store.event import Status
 from cope_sweep.store.index.database import Database
 from cope_sweep.store.index.filters import conditions, ordered
+from cope_sweep.store.index.mirroring import Mirrored
 from cope_sweep.store.index.model import Lease, Progress, Refusal, RunPage, RunQuery, RunRecord, SweepSummary, Value
 from cope_sweep.store.index.owners import is_gone, owner_name
 from cope_sweep.store.index.rows import RowWriter, RunRow, among, chunks, delete_values, next_revision, upsert
@@ -25,7 +26,6 @@ from cope_sweep.store.index.tables import (
     counters,
     keys,
     locks,
-    mirrored,
     part_values,
     parts,
     run_values,
@@ -153,8 +153,8 @@ class Index:
             members: Its runs in order: `{"run_id", "row", "seed", "labels", "reused"}`. They do not change afterwards.
             owner: The process that executes it, see `owners`.
         """
-        values = {**summary.__dict__, "owner": owner}
         with self.database.writing() as connection:
+            values = {**summary.__dict__, "owner": owner, "revision": next_revision(connection)}
             known = connection.execute(
                 select(sweeps.c.runs).where(sweeps.c.sweep_id == summary.sweep_id)
             ).scalar_one_or_none()
@@ -291,33 +291,9 @@ class Index:
         with self.database.writing() as connection:
             connection.execute(delete(locks).where(locks.c.name == name, locks.c.owner == owner))
 
-    def backlog(self, tracker: str) -> list[tuple[str, int]]:
-        """Run id and revision of the runs that have changed since `tracker` received them, oldest change first."""
-        joined = runs.outerjoin(mirrored, and_(mirrored.c.tracker == tracker, mirrored.c.item == runs.c.run_id))
-        behind = or_(mirrored.c.revision.is_(None), mirrored.c.revision < runs.c.revision)
-        query = select(runs.c.run_id, runs.c.revision).select_from(joined).where(behind).order_by(runs.c.revision)
-        with self.database.reading() as connection:
-            return [(row.run_id, int(row.revision)) for row in connection.execute(query)]
-
-    def mark_mirrored(self, tracker: str, item: str, revision: int, tracked_id: str | None) -> None:
-        """Note that `tracker` has received a run (or sweep) as it was at `revision`."""
-        values = {"revision": revision, "tracked_id": tracked_id}
-        with self.database.writing() as connection:
-            statement = upsert(connection, mirrored).values(tracker=tracker, item=item, **values)
-            connection.execute(
-                statement.on_conflict_do_update(index_elements=[mirrored.c.tracker, mirrored.c.item], set_=values)
-            )
-
-    def tracked_ids(self, tracker: str, items: Iterable[str]) -> dict[str, str]:
-        """Run or sweep id → its id in `tracker`, of those that it has received."""
-        found: dict[str, str] = {}
-        with self.database.reading() as connection:
-            for chunk in chunks(items):
-                query = select(mirrored.c.item, mirrored.c.tracked_id).where(
-                    mirrored.c.tracker == tracker, mirrored.c.item.in_(chunk), mirrored.c.tracked_id.is_not(None)
-                )
-                found |= {row[0]: row[1] for row in connection.execute(query)}
-        return found
+    def mirrored(self, tracker: str) -> Mirrored:
+        """What a tracker has received of this store."""
+        return Mirrored(self.database, tracker)
 
     # -- internals -----------------------------------------------------------------------------------------------
 

@@ -140,14 +140,13 @@ class RowWriter:
             ids = _ids(connection, parts.c.digest, parts.c.id, new)
             flat = {row["digest"]: dict(flatten({row["section"]: row["content"]})) for row in rows}
             key_ids = self._key_ids(connection, {name for values in flat.values() for name in values})
-            connection.execute(
-                upsert(connection, part_values).on_conflict_do_nothing(),
-                [
-                    {"part": ids[digest], "key": key_ids[name], **columns(value)}
-                    for digest, values in flat.items()
-                    for name, value in values.items()
-                ],
-            )
+            entries = [
+                {"part": ids[digest], "key": key_ids[name], **columns(value)}
+                for digest, values in flat.items()
+                for name, value in values.items()
+            ]
+            if entries:  # the spec of a damaged run has none
+                connection.execute(upsert(connection, part_values).on_conflict_do_nothing(), entries)
         self._parts.update(ids)
         return ids
 

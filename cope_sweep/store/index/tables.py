@@ -7,7 +7,7 @@
     keys          the names that part_values and run_values use
     sweeps        one row per sweep; the whole record is in `<store>/sweeps/<sweep_id>.json`
     sweep_runs    the runs of a sweep, in order, with row and labels
-    mirrored      what an MLflow store has received: the revision of each run
+    mirrored      what an MLflow store has received: the revision of each run and sweep
     locks         named locks that expire
     counters      the revision of the last change
 
@@ -123,6 +123,7 @@ sweeps = Table(
     Column("ended_ms", BigInteger),
     Column("runs", Integer, nullable=False),
     Column("reused", Integer, nullable=False),
+    Column("revision", BigInteger, nullable=False),
     Column("owner", Text),
     Index("sweeps_by_ablation", "ablation", "started_ms"),
 )

@@ -192,26 +192,6 @@ def test_sweeps(index):
     assert matching(index, sweep_id="2026-a") == [0]
 
 
-def test_the_backlog_of_a_tracker(index):
-    index.write([row(RUNS[0]), row(RUNS[1])])
-    first, second = index.backlog("mlflow")
-    index.mark_mirrored("mlflow", *first, "tracked-1")
-    assert index.backlog("mlflow") == [second]
-    assert index.backlog("another") == [first, second]
-    index.write([row(RUNS[0], "failed")])
-    assert [run_id for run_id, _ in index.backlog("mlflow")] == [RUNS[1].run_id, RUNS[0].run_id]
-    assert index.tracked_ids("mlflow", [RUNS[0].run_id, RUNS[1].run_id]) == {RUNS[0].run_id: "tracked-1"}
-
-
-@pytest.mark.parametrize(
-    ("url", "message"),
-    [
-        ("mysql://u:secret@host/x", r"mysql://u:\*\*\*@host/x' is no index; accepted: sqlite:///PATH"),
-        ("nonsense", "is no index"),
-        ("sqlite:////proc/none/index.db", "does not answer: unable to open database file"),
-        ("postgresql://127.0.0.1:1/none", "does not answer"),
-    ],
-)
 def test_a_database_that_cannot_be_opened(url, message):
     with pytest.raises(StoreError, match=message):
         Index(url)

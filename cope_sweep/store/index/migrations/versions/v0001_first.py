@@ -57,6 +57,7 @@ def upgrade() -> None:
         sa.Column("ended_ms", sa.BigInteger(), nullable=True),
         sa.Column("runs", sa.Integer(), nullable=False),
         sa.Column("reused", sa.Integer(), nullable=False),
+        sa.Column("revision", sa.BigInteger(), nullable=False),
         sa.Column("owner", sa.Text(), nullable=True),
         sa.PrimaryKeyConstraint("sweep_id"),
     )

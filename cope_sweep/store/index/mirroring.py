@@ -1,0 +1,205 @@
+"""What a tracker has received of a store, and what it lacks.
+
+A row of `mirrored` holds the revision at which a tracker received a run or a sweep. What is still trained or executed
+is sent, too, but noted with revision 0: it is complete in the tracker only after its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, Select, and_, delete, func, or_, select
+
+from cope_sweep.store.event import Status
+from cope_sweep.store.index.database import Database
+from cope_sweep.store.index.owners import is_gone
+from cope_sweep.store.index.rows import chunks, upsert
+from cope_sweep.store.index.tables import counters, mirrored, runs, sweep_runs, sweeps
+
+
+@dataclass(frozen=True)
+class Membership:
+    """A run's place in a sweep."""
+
+    sweep_id: str
+    ablation: str
+    started_ms: int
+    row: str
+    seed: int
+    labels: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Backlog:
+    """What a tracker lacks: id → revision, oldest change first."""
+
+    runs: dict[str, int]
+    sweeps: dict[str, int]
+    revision: int
+    """The revision of the store when it was read."""
+
+
+class Mirrored:
+    """What one tracker has received. Every method raises StoreError and IndexUnavailable, as those of the index."""
+
+    def __init__(self, database: Database, tracker: str) -> None:
+        """`tracker` names the tracker in this store's index."""
+        self._database, self.tracker = database, tracker
+
+    def backlog(self, after: int = 0) -> Backlog:
+        """The runs and sweeps that have ended and that the tracker does not have as they are.
+
+        Args:
+            after: Only those that have changed after this revision.
+        """
+        with self._database.reading() as connection:
+            current = connection.execute(select(counters.c.value).where(counters.c.name == "revision")).scalar_one()
+            run_query = self._runs_behind(connection, runs.c.run_id, runs.c.revision).where(runs.c.revision > after)
+            sweep_query = self._sweeps_behind(connection, sweeps.c.sweep_id, sweeps.c.revision).where(
+                sweeps.c.revision > after
+            )
+            return Backlog(
+                {row[0]: int(row[1]) for row in connection.execute(run_query.order_by(runs.c.revision))},
+                {row[0]: int(row[1]) for row in connection.execute(sweep_query.order_by(sweeps.c.revision))},
+                int(current),
+            )
+
+    def count(self) -> int:
+        """The number of runs and sweeps in the backlog."""
+        with self._database.reading() as connection:
+            queries = (
+                self._runs_behind(connection, func.count(runs.c.id)),
+                self._sweeps_behind(connection, func.count(sweeps.c.sweep_id)),
+            )
+            return sum(int(connection.execute(query).scalar_one()) for query in queries)
+
+    def running(self) -> list[str]:
+        """The ids of the runs that are trained at the moment."""
+        with self._database.reading() as connection:
+            query = select(runs.c.run_id).where(self._is_training(connection))
+            return list(connection.execute(query.order_by(runs.c.revision)).scalars())
+
+    def running_sweeps(self) -> list[str]:
+        """The ids of the sweeps that are executed at the moment, oldest first."""
+        with self._database.reading() as connection:
+            query = select(sweeps.c.sweep_id).where(_is_executing(connection))
+            return list(connection.execute(query.order_by(sweeps.c.started_ms)).scalars())
+
+    def memberships(self, run_id: str) -> list[Membership]:
+        """The places of a run in all sweeps that contain it, oldest sweep first."""
+        query = (
+            select(
+                sweeps.c.sweep_id, sweeps.c.ablation, sweeps.c.started_ms,
+                sweep_runs.c.row, sweep_runs.c.seed, sweep_runs.c.labels,
+            )
+            .join(sweeps, sweeps.c.sweep_id == sweep_runs.c.sweep_id)
+            .where(sweep_runs.c.run_id == run_id)
+            .order_by(sweeps.c.started_ms, sweeps.c.sweep_id)
+        )  # fmt: skip
+        with self._database.reading() as connection:
+            return [Membership(*row) for row in connection.execute(query)]
+
+    def run_counts(self, sweep_id: str) -> dict[Status, int]:
+        """Status → number of the runs of a sweep; runs that were never begun are pending."""
+        joined = sweep_runs.outerjoin(runs, runs.c.run_id == sweep_runs.c.run_id)
+        with self._database.reading() as connection:
+            training = self._is_training(connection)
+            query = (
+                select(runs.c.status, training, func.count())
+                .select_from(joined)
+                .where(sweep_runs.c.sweep_id == sweep_id)
+                .group_by(runs.c.status, training)
+            )
+            counts: dict[Status, int] = {}
+            for status, is_training, number in connection.execute(query):
+                known: Status = "interrupted" if status == "running" and not is_training else status or "pending"
+                counts[known] = counts.get(known, 0) + int(number)
+            return counts
+
+    def members(self, sweep_id: str) -> set[str]:
+        """The ids of the runs of a sweep."""
+        query = select(sweep_runs.c.run_id).where(sweep_runs.c.sweep_id == sweep_id)
+        with self._database.reading() as connection:
+            return set(connection.execute(query).scalars())
+
+    def last_ms(self, sweep_id: str) -> int | None:
+        """When a run of a sweep has last changed, in milliseconds since 1970."""
+        last = func.max(func.coalesce(runs.c.ended_ms, runs.c.updated_ms))
+        query = select(last).join(sweep_runs, sweep_runs.c.run_id == runs.c.run_id)
+        with self._database.reading() as connection:
+            return connection.execute(query.where(sweep_runs.c.sweep_id == sweep_id)).scalar()
+
+    def finished_ms(self, sweep_id: str) -> list[int]:
+        """When the runs were finished that a sweep trained itself, in order; milliseconds since 1970."""
+        query = (
+            select(runs.c.ended_ms)
+            .join(sweep_runs, sweep_runs.c.run_id == runs.c.run_id)
+            .where(sweep_runs.c.sweep_id == sweep_id, ~sweep_runs.c.reused, runs.c.status == "finished")
+            .order_by(runs.c.ended_ms)
+        )
+        with self._database.reading() as connection:
+            return [ended_ms for ended_ms in connection.execute(query).scalars() if ended_ms is not None]
+
+    def tracked_ids(self, items: Iterable[str]) -> dict[str, str]:
+        """Run or sweep id → its id in the tracker, of those that it has."""
+        found: dict[str, str] = {}
+        with self._database.reading() as connection:
+            for chunk in chunks(items):
+                query = select(mirrored.c.item, mirrored.c.tracked_id).where(
+                    mirrored.c.tracker == self.tracker, mirrored.c.item.in_(chunk), mirrored.c.tracked_id.is_not(None)
+                )
+                found |= {row[0]: row[1] for row in connection.execute(query)}
+        return found
+
+    def newest_tracked_id(self) -> str | None:
+        """The tracker's id of what it received last, or None."""
+        query = select(mirrored.c.tracked_id).where(
+            mirrored.c.tracker == self.tracker, mirrored.c.tracked_id.is_not(None)
+        )
+        with self._database.reading() as connection:
+            return connection.execute(query.order_by(mirrored.c.revision.desc()).limit(1)).scalar()
+
+    def mark(self, item: str, revision: int, tracked_id: str | None) -> None:
+        """Note that the tracker has received a run or sweep as it was at `revision`, as its `tracked_id`."""
+        values = {"revision": revision, "tracked_id": tracked_id}
+        with self._database.writing() as connection:
+            statement = upsert(connection, mirrored).values(tracker=self.tracker, item=item, **values)
+            connection.execute(
+                statement.on_conflict_do_update(index_elements=[mirrored.c.tracker, mirrored.c.item], set_=values)
+            )
+
+    def forget(self) -> None:
+        """Note that the tracker has nothing: its database was deleted or replaced."""
+        with self._database.writing() as connection:
+            connection.execute(delete(mirrored).where(mirrored.c.tracker == self.tracker))
+
+    def _runs_behind(self, connection: Connection, *columns: ColumnElement[Any]) -> Select[Any]:
+        joined = runs.outerjoin(mirrored, and_(mirrored.c.tracker == self.tracker, mirrored.c.item == runs.c.run_id))
+        behind = or_(mirrored.c.revision.is_(None), mirrored.c.revision < runs.c.revision)
+        return select(*columns).select_from(joined).where(behind, ~self._is_training(connection))
+
+    def _sweeps_behind(self, connection: Connection, *columns: ColumnElement[Any]) -> Select[Any]:
+        same = and_(mirrored.c.tracker == self.tracker, mirrored.c.item == sweeps.c.sweep_id)
+        behind = or_(mirrored.c.revision.is_(None), mirrored.c.revision < sweeps.c.revision)
+        return select(*columns).select_from(sweeps.outerjoin(mirrored, same)).where(behind, ~_is_executing(connection))
+
+    def _is_training(self, connection: Connection) -> ColumnElement[bool]:
+        """Whether a run is running and has a lease that holds."""
+        query = select(runs.c.owner).distinct().where(runs.c.status == "running", runs.c.owner.is_not(None))
+        gone = _gone(connection.execute(query).scalars())
+        alive = and_(runs.c.status == "running", runs.c.expires_s > self._database.now_s(), runs.c.owner.not_in(gone))
+        return func.coalesce(alive, False)
+
+
+def _is_executing(connection: Connection) -> ColumnElement[bool]:
+    """Whether a sweep is running and its process may be alive."""
+    query = select(sweeps.c.owner).where(sweeps.c.status == "running", sweeps.c.owner.is_not(None))
+    gone = _gone(connection.execute(query).scalars())
+    may_be_alive = or_(sweeps.c.owner.is_(None), sweeps.c.owner.not_in(gone))
+    return and_(sweeps.c.status == "running", may_be_alive)
+
+
+def _gone(owners: Iterable[str | None]) -> Sequence[str]:
+    return [owner for owner in owners if owner is not None and is_gone(owner)]
