@@ -13,6 +13,9 @@ from cope_sweep.spec.distribution import Distribution
 from cope_sweep.spec.search import Optuna, RandomSearch
 from cope_sweep.spec.source import Json, KeyPath
 
+MAX_POINTS = 1_000_000
+"""Largest number of points of a grid with its draws. It stops files that would use up the memory."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Value:
@@ -71,8 +74,13 @@ class Dimension:
 
 
 def points_of(loaded: LoadedAblation) -> list[Assignments]:
-    """All points, in order, before exclusion. A search by suggestions has none before it starts."""
-    return [*_grid_points(loaded), *_included_points(loaded)]
+    """All points, in order, before exclusion. Raises SpecError where they are more than MAX_POINTS."""
+    points = list(itertools.islice(_grid_points(loaded), MAX_POINTS + 1))
+    if len(points) > MAX_POINTS:
+        raise loaded.source.error(
+            ("grid",), f"the combinations of the values are more than {MAX_POINTS:,} points; leave out axes or values"
+        )
+    return [*points, *_included_points(loaded)]
 
 
 def dimensions_of(loaded: LoadedAblation) -> tuple[Dimension, ...]:
@@ -86,27 +94,19 @@ def dimensions_of(loaded: LoadedAblation) -> tuple[Dimension, ...]:
 def points_of_draws(loaded: LoadedAblation, draws: Iterable[Mapping[str, str]]) -> list[Assignments]:
     """The points with these labels, of a search by suggestions. Raises SpecError where a label does not exist."""
     dimensions = dimensions_of(loaded)
-    points: list[Assignments] = []
-    for draw in draws:
-        try:
-            point = {key: value for part in dimensions for key, value in part.assignments(draw).items()}
-        except ValueError as error:
-            raise loaded.source.error(("search",), f"a draw does not fit the search: {error}") from error
-        points += _conditional_points(loaded, point)
-    return points
+    try:
+        chosen = [[dimension.assignments(draw) for dimension in dimensions] for draw in draws]
+    except ValueError as error:
+        raise loaded.source.error(("search",), f"a draw does not fit the search: {error}") from error
+    return list(_with_conditions(loaded, map(_merged, chosen)))
 
 
 def extreme_points(loaded: LoadedAblation) -> list[Assignments]:
     """Points in which each option and each bound of a search by suggestions occurs at least once."""
     samples = [dimension.samples for dimension in dimensions_of(loaded)]
-    combinations = [
-        [choices[min(index, len(choices) - 1)] for choices in samples] for index in range(_longest(samples))
-    ]
-    return [
-        point
-        for combination in combinations
-        for point in _conditional_points(loaded, {key: value for part in combination for key, value in part.items()})
-    ]
+    longest = max(map(len, samples), default=0)
+    chosen = [[options[min(index, len(options) - 1)] for options in samples] for index in range(longest)]
+    return list(_with_conditions(loaded, map(_merged, chosen)))
 
 
 def matches(point: Assignments, condition: Point) -> bool:
@@ -121,20 +121,19 @@ def matches(point: Assignments, condition: Point) -> bool:
     return True
 
 
-def _longest(samples: list[tuple[Assignments, ...]]) -> int:
-    return max(map(len, samples), default=0)
-
-
 def _joined_label(option: Assignments) -> str:
     return " · ".join(value.label for value in option.values())
+
+
+def _merged(parts: Iterable[Assignments]) -> Assignments:
+    return {key: value for part in parts for key, value in part.items()}
 
 
 def _grid_points(loaded: LoadedAblation) -> Iterator[Assignments]:
     groups = _axis_groups(loaded)
     if isinstance(loaded.content.search, RandomSearch):
         groups.append(_draws(loaded.content.search))
-    for combination in itertools.product(*groups):
-        yield from _conditional_points(loaded, {key: value for part in combination for key, value in part.items()})
+    return _with_conditions(loaded, map(_merged, itertools.product(*groups)))
 
 
 def _axis_groups(loaded: LoadedAblation) -> list[list[Assignments]]:
@@ -159,26 +158,29 @@ def _draws(search: RandomSearch) -> list[Assignments]:
     return [dict(zip(search.space, values, strict=True)) for values in zip(*columns, strict=True)]
 
 
-def _conditional_points(loaded: LoadedAblation, point: Assignments) -> list[Assignments]:
-    """A point with the fixed values and further axes that `when` adds to it."""
-    points = [point]
+def _with_conditions(loaded: LoadedAblation, points: Iterator[Assignments]) -> Iterator[Assignments]:
+    """The points with the fixed values and further axes that each entry of `when` adds to them, one after another."""
     for index, condition in enumerate(loaded.content.when):
-        expanded = []
-        for base in points:
-            if not matches(base, condition.match):
-                expanded.append(base)
-                continue
-            fixed = {
-                key: Value(default_label(value), value, ("when", index, "set", key))
-                for key, value in condition.set.items()
-            }
-            axes = [
-                [(key, value) for value in _axis_values(axis, ("when", index, "grid", key))]
-                for key, axis in condition.grid.items()
-            ]
-            expanded += [base | fixed | dict(combination) for combination in itertools.product(*axes)]
-        points = expanded
+        fixed = {
+            key: Value(default_label(value), value, ("when", index, "set", key)) for key, value in condition.set.items()
+        }
+        axes = [
+            [(key, value) for value in _axis_values(axis, ("when", index, "grid", key))]
+            for key, axis in condition.grid.items()
+        ]
+        points = _with_condition(points, condition.match, fixed, axes)
     return points
+
+
+def _with_condition(
+    points: Iterator[Assignments], match: Point, fixed: Assignments, axes: list[list[tuple[str, Value]]]
+) -> Iterator[Assignments]:
+    for point in points:
+        if matches(point, match):
+            for combination in itertools.product(*axes):
+                yield point | fixed | dict(combination)
+        else:
+            yield point
 
 
 def _included_points(loaded: LoadedAblation) -> Iterator[Assignments]:

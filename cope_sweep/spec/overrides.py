@@ -127,7 +127,7 @@ def _remove_distribution(data: dict[str, Json], key: str) -> None:
     if not isinstance(search, dict) or not isinstance(search.get("space"), dict):
         return
     removed = search["space"].pop(key, None)
-    if removed is not None and not search["space"] and search["kind"] == RandomSearch.model_fields["kind"].default:
+    if removed is not None and not search["space"] and search.get("kind") == RandomSearch.model_fields["kind"].default:
         data["search"] = GridSearch().kind
 
 

@@ -15,6 +15,7 @@ from cope_sweep.spec.metric_names import MetricName
 
 Goal = Literal["min", "max"]
 Positive = Annotated[int, Field(ge=1)]
+Samples = Annotated[int, Field(ge=1, le=100_000)]
 SearchSeed = Annotated[int, Field(ge=0, lt=2**31)]
 
 
@@ -82,7 +83,7 @@ class RandomSearch(SearchSpec):
     """Every point of the grid, each with the same random draws from the space, so that points can be compared."""
 
     kind: Literal["random"] = "random"
-    samples: Positive = Field(description="Draws for each point of the grid. Equal draws are one row.")
+    samples: Samples = Field(description="Draws for each point of the grid. Equal draws are one row.")
     seed: SearchSeed = Field(default=0, description="Seed of the draws. More samples keep the earlier draws.")
     space: Annotated[dict[str, Distribution], Field(min_length=1)] = Field(
         description="Dotted key of a run → its distribution, for example `train.lr: {log_uniform: [1e-4, 1e-2]}`."
@@ -96,7 +97,7 @@ class Optuna(SearchSpec):
     """
 
     kind: Literal["optuna"] = "optuna"
-    samples: Positive = Field(description="Number of runs to suggest.")
+    samples: Samples = Field(description="Number of runs to suggest.")
     seed: SearchSeed = Field(default=0, description="Seed of the sampler.")
     metric: MetricName | None = Field(default=None, description="The metric to optimise; null: the main metric.")
     goal: Goal | None = Field(

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cope_sweep.plan import expand
+from cope_sweep.plan import expand, points
 from cope_sweep.spec import RunSpec, SpecError, load_ablation
 from cope_sweep.spec.ablation import validate
 from cope_sweep.spec.source import parse_source
@@ -261,6 +261,24 @@ def test_runs_of_a_plan_are_those_that_are_validated_alone(position, lr, steps, 
         assert alone.identity == run.identity
         canonical = json.dumps(run.identity, sort_keys=True, separators=(",", ":"))
         assert hashlib.sha256(canonical.encode()).hexdigest()[:16] == run.run_id
+
+
+def test_values_of_a_condition_are_shared_too():
+    text = "grid: {train.lr: [1e-3, 2e-3, 3e-3]}\nwhen: [{if: {train.lr: [1e-3, 2e-3]}, set: {model.layers: 2}, grid: {model.position: [[cope], []]}}]"
+    runs = plan(text).runs
+    assert len(runs) == 5
+    assert len({id(run.model) for run in runs}) == 3
+    assert len({id(run.train) for run in runs}) == 3
+
+
+@pytest.mark.parametrize("where", ["grid: {AXES}", "when: [{if: {}, grid: {AXES}}]"])
+def test_more_points_than_can_be_meant_are_refused(where, monkeypatch):
+    monkeypatch.setattr(points, "MAX_POINTS", 1000)
+    values = list(range(1, 101))
+    keys = ("train.steps", "train.batch", "model.layers", "model.dim", "model.heads")
+    axes = ", ".join(f"{key}: {values}" for key in keys)
+    with pytest.raises(SpecError, match="grid: the combinations of the values are more than 1,000 points"):
+        plan(where.replace("AXES", axes))
 
 
 def test_rows_share_what_they_have_in_common():
