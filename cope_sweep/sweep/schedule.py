@@ -227,6 +227,8 @@ class _RaySweep:
             [run.run_id for run in self.runs],
             wanted=lambda: max(1, groups.placed if groups else 0) + QUEUED_TRIALS,
             announce=self.broker.expect_trial.remote,
+            stop=self.broker.stop.remote,
+            rule=str(rule),
             ended=self.ended,
         )
 
@@ -235,9 +237,9 @@ class _RaySweep:
                 run_trials(
                     search,
                     broker=self.broker_name,
+                    metric=rule and rule.metric,
                     scratch=self.scratch,
                     scheduler=None if rule is None else scheduler_of(rule),
-                    scheduler_name=str(rule),
                 )
             except Exception as error:
                 if not self.ended.is_set():

@@ -1,13 +1,13 @@
 """What Ray Tune schedules: one small trial per run, which starts its run and reports its evaluations.
 
 Trials use no CPUs, which are left to the workers. Tune gets as many as there are worker groups, while groups come and
-go. A run does not depend on its trial's process: where a trial is only cleaned up, the run goes on. If a scheduler
-ends a trial, the driver tells the broker. Tune's own state is never restored: the next sweep creates a new Tuner.
+go. A run does not depend on its trial's process: where a trial is only cleaned up, the run goes on. The driver sees
+which trials a scheduler has ended, and tells the broker. Tune's own state is never restored: the next sweep creates a
+new Tuner.
 """
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
@@ -15,7 +15,6 @@ from typing import Any
 
 import ray
 from ray import tune
-from ray.tune.experiment import Trial
 from ray.tune.schedulers import TrialScheduler
 from ray.tune.search import Searcher
 from ray.tune.stopper import NoopStopper
@@ -24,8 +23,6 @@ from cope_sweep.sweep.messages import Report
 
 TRIAL_BYTES = 200_000_000
 """Memory of a trial's process. Asking for it spreads the trials over the nodes."""
-ELSEWHERE = "elsewhere"
-"""The key of a result that says that another sweep trains the run."""
 
 
 class RunTrial(tune.Trainable):
@@ -33,9 +30,10 @@ class RunTrial(tune.Trainable):
 
     broker: Any = None
     run_id: str
+    metric: str | None
 
     def setup(self, config: dict[str, Any]) -> None:
-        self.run_id = config["run_id"]
+        self.run_id, self.metric = config["run_id"], config["metric"]
         if self.broker is None:
             self.broker = ray.get_actor(config["broker"])
 
@@ -50,13 +48,10 @@ class RunTrial(tune.Trainable):
             # The broker died and the sweep has ended, which the driver reports.
             return {"step": 0, "done": True}
         event = report.event
-        return {
-            "step": event.step,
-            "status": event.status,
-            "done": report.ended,
-            ELSEWHERE: report.elsewhere,
-            **event.metrics,
-        }
+        # Tune keeps statistics of every value for every trial, so it gets only what it needs.
+        known = {self.metric: event.metrics[self.metric]} if self.metric in event.metrics else {}
+        status = "elsewhere" if report.elsewhere else event.status
+        return {"step": event.step, "status": status, "done": report.ended, **known}
 
 
 class _OfThisProcess:
@@ -83,6 +78,8 @@ class RunSearch(_OfThisProcess, Searcher):
         *,
         wanted: Callable[[], int],
         announce: Callable[[str], None],
+        stop: Callable[[str, str], None],
+        rule: str,
         ended: threading.Event,
     ) -> None:
         """Create the searcher.
@@ -91,12 +88,15 @@ class RunSearch(_OfThisProcess, Searcher):
             run_ids: The runs, in order.
             wanted: How many trials are wanted now.
             announce: Called with each run that is given to Tune.
+            stop: Called with each run that the scheduler has ended, and the reason.
+            rule: What the scheduler is called in reasons.
             ended: Set when the sweep has ended.
         """
         super().__init__(metric="step", mode="max")  # of no meaning here; Tune wants them
         self.todo = deque(run_ids)
-        self.wanted, self.announce, self.ended = wanted, announce, ended
-        self.alive: set[str] = set()
+        self.wanted, self.announce, self.stop, self.rule, self.ended = wanted, announce, stop, rule, ended
+        self.alive: dict[str, str] = {}
+        """Id of each trial that has not ended → its run."""
 
     def add(self, run_ids: Iterable[str]) -> None:
         """Give these runs another trial."""
@@ -108,34 +108,22 @@ class RunSearch(_OfThisProcess, Searcher):
             return self.FINISHED
         if not self.todo or len(self.alive) >= self.wanted():
             return None
-        self.alive.add(trial_id)
-        run_id = self.todo.popleft()
+        run_id = self.alive[trial_id] = self.todo.popleft()
         self.announce(run_id)
         return {"run_id": run_id}
 
     def on_trial_complete(self, trial_id: str, result: Mapping[str, Any] | None = None, error: bool = False) -> None:
-        self.alive.discard(trial_id)
+        run_id = self.alive.pop(trial_id, None)
+        result = result or {}
+        # The last result of a trial that ended by itself has its run's last status.
+        if run_id is not None and result.get("status") == "running" and not self.ended.is_set():
+            self.stop(run_id, f"stopped by {self.rule} at step {result.get('step')}")
 
     def save(self, checkpoint_path: str) -> None:
         """Tune's state is never restored."""
 
     def restore(self, checkpoint_path: str) -> None:
         """Tune's state is never restored."""
-
-
-class StopReporter(_OfThisProcess, tune.Callback):
-    """Tells the broker which runs the scheduler has ended."""
-
-    substitute = tune.Callback
-
-    def __init__(self, stop: Callable[[str, str], None], ended: threading.Event, reason: str) -> None:
-        """`stop` is called with a run id and `reason`, unless the sweep has ended."""
-        self.stop, self.ended, self.reason = stop, ended, reason
-
-    def on_trial_complete(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
-        result = trial.last_result
-        if result.get("status") == "running" and not result.get(ELSEWHERE) and not self.ended.is_set():
-            self.stop(str(trial.config["run_id"]), f"{self.reason} at step {result.get('step')}")
 
 
 class StopWithSweep(_OfThisProcess, tune.Stopper):
@@ -157,28 +145,22 @@ def run_trials(
     search: RunSearch,
     *,
     broker: str,
+    metric: str | None,
     scratch: str,
     scheduler: TrialScheduler | None = None,
-    scheduler_name: str = "the scheduler",
 ) -> None:
     """Have Tune run the trials of `search`. Returns when the sweep has ended.
 
     Args:
         search: The runs.
         broker: The name of the broker actor.
+        metric: The metric that the scheduler needs.
         scratch: A folder for Tune's files.
         scheduler: May end trials early.
-        scheduler_name: What ended a run, for its record.
     """
-    actor = ray.get_actor(broker)
-
-    def stop(run_id: str, reason: str) -> None:
-        with contextlib.suppress(ray.exceptions.RayError):
-            ray.get(actor.stop.remote(run_id, reason))
-
     tune.Tuner(
         tune.with_resources(RunTrial, tune.PlacementGroupFactory([{"memory": TRIAL_BYTES}])),
-        param_space={"broker": broker},
+        param_space={"broker": broker, "metric": metric},
         tune_config=tune.TuneConfig(
             num_samples=-1,  # until the search ends
             search_alg=search,
@@ -191,7 +173,6 @@ def run_trials(
             name="trials",
             storage_path=scratch,
             stop=StopWithSweep(search.ended),
-            callbacks=[StopReporter(stop, search.ended, f"stopped by {scheduler_name}")],
             # A trial's process may die with its node; the run is not affected.
             failure_config=tune.FailureConfig(max_failures=-1),
             checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
