@@ -39,18 +39,20 @@ class StoppingRule:
         return f"{name} ({self.metric}, grace {self.grace} steps)"
 
 
-def stopping_rule(schedule: ScheduleSpec, metrics: Sequence[Metric], runs: Sequence[RunSpec]) -> StoppingRule | None:
+def stopping_rule(
+    schedule: ScheduleSpec | None, metrics: Sequence[Metric], runs: Sequence[RunSpec]
+) -> StoppingRule | None:
     """The rule of a schedule; None where every run is trained to its end.
 
     Args:
-        schedule: The schedule. What it leaves open is filled in.
+        schedule: The schedule; None for none. What it leaves open is filled in.
         metrics: The columns of the table. The first is the default metric.
         runs: The runs that are to be compared.
 
     Raises:
         ValueError: There is no scheduler for this kind.
     """
-    if schedule.kind == "none" or not runs:
+    if schedule is None or schedule.kind == "none" or not runs:
         return None
     if schedule.kind not in ("asha", "median"):
         raise ValueError(f"schedule {schedule.kind!r}: there is no such scheduler; accepted: none, asha, median")
