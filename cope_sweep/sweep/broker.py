@@ -14,9 +14,8 @@ writes the store runs in threads.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 from cope_sweep.spec import RunSpec
@@ -88,9 +87,7 @@ class Broker:
         """Runs that another sweep trains (an ordered set)."""
         self.returned: list[str] = []
         self.hanging: list[int] = []
-        self.failed = 0
-        self.ending = 0
-        """Number of runs whose last entries are being written."""
+        self.failed: set[str] = set()
         self.closed = False
         self.problem: str | None = None
         self.events = EventBuffer()
@@ -98,13 +95,14 @@ class Broker:
         """Runs whose trial has no process yet → when it was announced."""
         self.all_trials_started = asyncio.Event()
         self.all_trials_started.set()
-        self.tasks: set[asyncio.Task[Any]] = set()
+        self.tasks: set[asyncio.Task[None]] = set()
+        """One for each run whose last entries are being written."""
         self.housekeeping: asyncio.Task[None] | None = None
 
     @property
     def draining(self) -> bool:
         """Whether no more runs are started, because too many have failed."""
-        return self.max_failed_runs is not None and self.failed >= self.max_failed_runs
+        return self.max_failed_runs is not None and len(self.failed) >= self.max_failed_runs
 
     # -- worker groups ---------------------------------------------------------------------------------------------
 
@@ -140,6 +138,8 @@ class Broker:
         elif result.outcome == "interrupted" and not self.closed:
             self._spawn(self._start_again(run))  # its worker was preempted
         else:
+            if result.outcome == "failed":
+                self.failed.add(run.spec.run_id)  # at once, so that the group starts no other run
             self._spawn(self._end_run(run, result.event))
 
     async def report(self, number: int, event: Event) -> None:
@@ -213,24 +213,23 @@ class Broker:
         hanging, self.hanging = tuple(self.hanging), []
         return Poll(
             events=events,
-            leased=len(self.assignments) + self.ending,
+            leased=len(self.assignments) + len(self.tasks),
             to_train=self._to_train(),
             returned=returned,
             hanging=hanging,
             draining=self.draining,
-            ended=not self.remaining or (self.draining and not self.assignments and not self.ending),
+            ended=not self.remaining or (self.draining and not self.assignments and not self.tasks),
             problem=self.problem,
         )
 
     async def group_failed(self, group: int, reason: str, failure: Failure) -> bool:
         """The workers of a group failed, and the group is gone; whether it had a run."""
-        state = self.groups.pop(group, None)
-        if state is None or state.assignment is None:
-            return False
-        if run := self._release(state.assignment.number):
+        state = self.groups.get(group)
+        run = None if state is None or state.assignment is None else self._release(state.assignment.number)
+        self.groups.pop(group, None)
+        if run is not None:
             self._spawn(self._after_failure(run, reason, failure))
-            return True
-        return False
+        return run is not None
 
     async def close(self) -> None:
         """Assign no more runs, and interrupt the runs in training."""
@@ -267,7 +266,7 @@ class Broker:
             run.add_evaluations(await self._in_thread(evaluations_of, run.spec, self.store) or [])
         state = self._group(group)
         if self.closed or run.stop_reason is not None:
-            await self._end_run(run, None)
+            await self._spawn(self._end_run(run, None))
             return None
         self.assignment_count += 1
         number = run.assignment = self.assignment_count
@@ -303,9 +302,8 @@ class Broker:
         if run.deaths > self.max_failures or run.errors > 1:
             text = " ".join(reason.split())
             message = f"its worker died {run.deaths} times: {text}" if failure == "died" else text
-            with self._writing():
-                await self._in_thread(record_failure, run.spec, self.store, message, reason, failure == "error")
-                await self._end_run(run, None)
+            await self._in_thread(record_failure, run.spec, self.store, message, reason, failure == "error")
+            await self._end_run(run, None)
         else:
             await self._start_again(run)
 
@@ -314,18 +312,16 @@ class Broker:
         if self.closed or self.draining or run.stop_reason is not None:
             await self._end_run(run, None)
             return
-        with self._writing():
-            await self._in_thread(self.leases.end, run.spec.run_id)
+        await self._in_thread(self.leases.end, run.spec.run_id)
         self.queue.put(run)
 
     async def _end_run(self, run: BrokerRun, event: Event | None) -> None:
         """Write a run's row, give its lease back and report its end."""
-        with self._writing():
-            if run.stop_reason is not None:
-                await self._in_thread(record_stop, run.spec, self.store, run.stop_reason)
-                event = None
-            await self._in_thread(self.leases.end, run.spec.run_id)
-            event = event or await self._in_thread(final_event, run.spec, self.store)
+        if run.stop_reason is not None:
+            await self._in_thread(record_stop, run.spec, self.store, run.stop_reason)
+            event = None
+        await self._in_thread(self.leases.end, run.spec.run_id)
+        event = event or await self._in_thread(final_event, run.spec, self.store)
         self._mark_ended(run, event or run.latest)
 
     def _mark_ended(self, run: BrokerRun, event: Event | None) -> None:
@@ -334,10 +330,11 @@ class Broker:
         run.state, run.latest = "ended", event or run.latest
         self.elsewhere.pop(run.spec.run_id, None)
         self.remaining -= 1
-        self.failed += run.latest.status == "failed"
-        if run.latest.status == "failed" and self.draining:
-            for run_id in self.queue:
-                self.runs[run_id].tell_trial()
+        if run.latest.status == "failed":
+            self.failed.add(run.spec.run_id)
+            if self.draining:
+                for run_id in self.queue:
+                    self.runs[run_id].tell_trial()
         self.events.add(run.latest)
         run.tell_trial()
         self.queue.wake(1)
@@ -356,7 +353,7 @@ class Broker:
         return None if run_id is None else self.runs[run_id]
 
     def _to_train(self) -> int:
-        return len(self.assignments) + self.ending if self.draining else self.remaining - len(self.elsewhere)
+        return len(self.assignments) + len(self.tasks) if self.draining else self.remaining - len(self.elsewhere)
 
     def _group(self, group: int) -> BrokerGroup:
         return self.groups.setdefault(group, BrokerGroup())
@@ -415,15 +412,6 @@ class Broker:
 
     # -- tasks -----------------------------------------------------------------------------------------------------
 
-    @contextlib.contextmanager
-    def _writing(self) -> Iterator[None]:
-        """Count a run as in training while its last entries are written."""
-        self.ending += 1
-        try:
-            yield
-        finally:
-            self.ending -= 1
-
     async def _in_thread(self, call: Callable[..., T], *arguments: Any) -> T | None:
         """The result of a call that uses the store; None if it failed, which ends the sweep."""
         try:
@@ -434,8 +422,9 @@ class Broker:
             await self.close()
             return None
 
-    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         # The event loop keeps only weak references to its tasks.
         task = asyncio.get_running_loop().create_task(coroutine)
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
+        return task
