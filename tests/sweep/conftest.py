@@ -4,6 +4,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -60,11 +61,11 @@ def store(tmp_path: Path) -> Store:
 @pytest.fixture(params=["local", pytest.param("ray", marks=pytest.mark.slow)])
 def executor(request: pytest.FixtureRequest) -> Executor:
     if request.param == "local":
-        return run_local
+        return partial(run_local, sweep_id="this-sweep")
     request.getfixturevalue("cluster")
     from cope_sweep.sweep.schedule import run_on_ray
 
-    return run_on_ray
+    return partial(run_on_ray, sweep_id="this-sweep")
 
 
 @pytest.fixture
