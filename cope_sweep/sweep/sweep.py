@@ -13,16 +13,18 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from cope_sweep.plan import Plan
 from cope_sweep.spec import Resources, RunSpec
 from cope_sweep.store import Event, Status, Store, SweepRecord, SweepRun
 from cope_sweep.store.index.owners import new_owner
-from cope_sweep.store.mlflow_mirror import MlflowMirror
 from cope_sweep.store.provenance import git_commit, versions
 from cope_sweep.sweep.executor import Executor
 from cope_sweep.sweep.schedulers import stopping_rule
+
+if TYPE_CHECKING:
+    from cope_sweep.store.mlflow_mirror import MlflowMirror
 
 MIRROR_TIMEOUT_S = 120.0
 """For the last sync with MLflow after the sweep."""
@@ -146,7 +148,7 @@ def sweep(
     started_s = time.monotonic()
     record = _initial_record(plan, reused, executor_name, file_text)
     store.write_sweep(record, new_owner(record.sweep_id))
-    mirror = MlflowMirror.start(store, record.sweep_id, tracking_uri) if tracking_uri else None
+    mirror = _start_mirror(store, record.sweep_id, tracking_uri)
     notes: list[str] = []
 
     def note(text: str) -> None:
@@ -175,6 +177,14 @@ def sweep(
         store.write_sweep(_final_record(record, plan, store, outcome))
         errors = tuple(mirror.finish(MIRROR_TIMEOUT_S).errors) if mirror else ()
     return replace(outcome, tracking_errors=errors)
+
+
+def _start_mirror(store: Store, sweep_id: str, tracking_uri: str | None) -> MlflowMirror | None:
+    if tracking_uri is None:
+        return None
+    from cope_sweep.store.mlflow_mirror import MlflowMirror
+
+    return MlflowMirror.start(store, sweep_id, tracking_uri)
 
 
 @contextlib.contextmanager
