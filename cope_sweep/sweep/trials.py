@@ -32,6 +32,10 @@ class RunTrial(tune.Trainable):
     run_id: str
     metric: str | None
 
+    @classmethod
+    def default_resource_request(cls, config: dict[str, Any]) -> tune.PlacementGroupFactory:
+        return tune.PlacementGroupFactory([{"memory": TRIAL_BYTES}])
+
     def setup(self, config: dict[str, Any]) -> None:
         self.run_id, self.metric = config["run_id"], config["metric"]
         if self.broker is None:
@@ -159,7 +163,7 @@ def run_trials(
         scheduler: May end trials early.
     """
     tune.Tuner(
-        tune.with_resources(RunTrial, tune.PlacementGroupFactory([{"memory": TRIAL_BYTES}])),
+        RunTrial,
         param_space={"broker": broker, "metric": metric},
         tune_config=tune.TuneConfig(
             num_samples=-1,  # until the search ends
