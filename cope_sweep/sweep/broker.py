@@ -196,7 +196,7 @@ class Broker:
     async def stop(self, run_id: str, reason: str) -> None:
         """End a run early, as the scheduler has decided. It becomes `stopped`."""
         run = self.runs[run_id]
-        if run.state in ("elsewhere", "ended") or run.stop_reason is not None:
+        if self.closed or run.state in ("elsewhere", "ended") or run.stop_reason is not None:
             return
         run.stop_reason = reason
         if run.assignment is not None:

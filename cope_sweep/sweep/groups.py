@@ -194,7 +194,7 @@ class Groups:
         failure: Failure = "error" if all(isinstance(error, WorkerError) for error in errors.values()) else "died"
         if any(getattr(error, "preempted", False) for error in errors.values()) or places - self.nodes.keys():
             failure = "preempted"
-        reason = "\n".join(f"rank {rank}: {error}" for rank, error in sorted(errors.items()))
+        reason = "\n".join(f"rank {rank}: {_cause(error)}" for rank, error in sorted(errors.items()))
         if self.on_failed(group.number, reason, failure):
             for node_id in places:
                 self.idle_failures.pop(node_id, None)
@@ -229,3 +229,8 @@ class Groups:
         if "" in self.quarantined or not any(self.needs.workers_on(node.resources) for node in usable):
             reasons = "; ".join(dict.fromkeys(self.quarantined.values()))
             raise ClusterError(f"no node is left that can train: {reasons}")
+
+
+def _cause(error: Exception) -> object:
+    """What was raised in a worker, without the traceback that Ray adds."""
+    return error.cause if isinstance(error, ray.exceptions.RayTaskError) else error

@@ -54,7 +54,7 @@ class RunTrial(tune.Trainable):
         event = report.event
         # Tune keeps statistics of every value for every trial, so it gets only what it needs.
         known = {self.metric: event.metrics[self.metric]} if self.metric in event.metrics else {}
-        status = "elsewhere" if report.elsewhere else event.status
+        status = event.status if not report.ended else "elsewhere" if report.elsewhere else f"ended: {event.status}"
         return {"step": event.step, "status": status, "done": report.ended, **known}
 
 
@@ -119,7 +119,7 @@ class RunSearch(_OfThisProcess, Searcher):
     def on_trial_complete(self, trial_id: str, result: Mapping[str, Any] | None = None, error: bool = False) -> None:
         run_id = self.alive.pop(trial_id, None)
         result = result or {}
-        # The last result of a trial that ended by itself has its run's last status.
+        # The last result of a trial that ended by itself does not say `running`.
         if run_id is not None and result.get("status") == "running" and not self.ended.is_set():
             self.stop(run_id, f"stopped by {self.rule} at step {result.get('step')}")
 

@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -38,8 +39,8 @@ def ray_environment() -> Iterator[dict[str, str]]:
 
 
 @pytest.fixture(scope="session")
-def cluster(ray_environment: dict[str, str]) -> Iterator[str]:
-    """The address of a cluster of two nodes with one CPU each. This process is connected to it."""
+def cluster_nodes(ray_environment: dict[str, str]) -> Iterator[Any]:
+    """A cluster of two nodes with one CPU each. This process is connected to it."""
     import ray
     from ray.cluster_utils import Cluster
 
@@ -48,9 +49,15 @@ def cluster(ray_environment: dict[str, str]) -> Iterator[str]:
     nodes = Cluster(initialize_head=True, head_node_args=head | {"dashboard_agent_listen_port": free_port()})
     nodes.add_node(num_cpus=1, dashboard_agent_listen_port=free_port())
     ray.init(address=nodes.address, log_to_driver=False)
-    yield nodes.address
+    yield nodes
     ray.shutdown()
     nodes.shutdown()
+
+
+@pytest.fixture
+def cluster(cluster_nodes: Any) -> str:
+    """The address of the cluster."""
+    return str(cluster_nodes.address)
 
 
 @pytest.fixture

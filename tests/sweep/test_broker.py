@@ -386,6 +386,7 @@ def test_close_interrupts_all_runs_and_assigns_no_more(scenes: Any, store: Store
         assert (await scene.trial(first)).ended
         scene.start(third)
         assert (await scene.trial(third)).ended
+        await scene.broker.stop(first.run_id, "stopped by ASHA")  # too late
         assert await scene.end(assignment, "interrupted") is None
         Recorded(store, second, dying.attempt)
         await scene.broker.group_failed(1, "killed", "died")  # it is left to be resumed

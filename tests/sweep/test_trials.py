@@ -57,8 +57,8 @@ def test_there_are_as_many_trials_as_wanted() -> None:
     ("result", "stopped"),
     [
         ({"status": "running", "step": 3, "done": True}, True),
-        ({"status": "finished", "step": 3}, False),
-        ({"status": "failed", "step": 3}, False),
+        ({"status": "ended: finished", "step": 3}, False),
+        ({"status": "ended: running", "step": 3}, False),  # the sweep was stopped, and its run writes a checkpoint
         ({"status": "elsewhere", "step": 3}, False),
         (None, False),
     ],
