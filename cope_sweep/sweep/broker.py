@@ -2,11 +2,11 @@
 
 One asyncio object. A sweep runs it as a Ray actor, but it does not use Ray itself. Its callers are
 
-    a trial            progress, progress, …: the first call starts its run; each returns a new evaluation or the end
+    a trial            progress, progress, …: each returns a new evaluation or the end
     a worker group     lease → report, report, … → lease (which ends the last one) → … → None at the end
-    the driver         poll, poll, … → (expect_trial, stop, group_failed, close)
+    the driver         start (when Tune has created a trial), poll, poll, … → (stop, group_failed, close)
 
-A run is in the queue from the first call of its trial until a group takes it. Its life does not depend on its trial's
+A run is in the queue from the start of its trial until a group takes it. Its life does not depend on its trial's
 process: only `stop` and `close` end it early. Every operation takes constant or logarithmic time. Whatever reads or
 writes the store runs in threads.
 """
@@ -165,33 +165,31 @@ class Broker:
 
     # -- trials ----------------------------------------------------------------------------------------------------
 
+    async def start(self, run_id: str) -> None:
+        """Put a run into the queue: Tune has created its trial, whose process may have to be started."""
+        self.starting_trials[run_id] = time.monotonic()
+        self.all_trials_started.clear()
+        run = self.runs[run_id]
+        if run.state == "pending" and not self.closed and not self.draining:
+            self.queue.put(run)
+
     async def progress(self, run_id: str) -> Report:
-        """The run's next evaluation, or its end. The first call puts the run into the queue.
+        """The run's next evaluation, or its end.
 
         No end is reported while the process of another trial is starting: Tune would give the freed process to that
         trial, kill the one that is starting, and start another for the next; with short runs this would never end.
         """
         run = self.runs[run_id]
         self._trial_started(run_id)
-        if run.state == "pending":
-            if self.closed or self.draining:
-                return Report(run.latest, ended=True)
-            self.queue.put(run)
         while True:
-            if run.state == "queued" and self.draining:
-                return Report(run.latest, ended=True)
             if run.evaluations:
                 return Report(run.evaluations.popleft(), ended=False)
-            if run.state in ("ended", "elsewhere") or self.closed:
+            not_started = run.state == "pending" or (run.state == "queued" and self.draining)
+            if not_started or run.state in ("ended", "elsewhere") or self.closed:
                 await is_set_within(self.all_trials_started, TRIAL_START_TIMEOUT_S)
                 return Report(run.latest, ended=True, elsewhere=run.state == "elsewhere")
             run.news = asyncio.Event()
             await run.news.wait()
-
-    async def expect_trial(self, run_id: str) -> None:
-        """Tune has created the trial of a run; its process may have to be started."""
-        self.starting_trials[run_id] = time.monotonic()
-        self.all_trials_started.clear()
 
     async def stop(self, run_id: str, reason: str) -> None:
         """End a run early, as the scheduler has decided. It becomes `stopped`."""

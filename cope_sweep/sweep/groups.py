@@ -26,6 +26,9 @@ MAX_IDLE_FAILURES = 2
 """A node is left out when workers fail there this often in a row without having had a run."""
 REFRESH_INTERVAL_S = 1.0
 """Time between two looks at the nodes and their resources."""
+UNAVAILABLE_TIMEOUT_S = 30.0
+"""How long a worker that does not answer is observed before it is taken for dead. Ray needs 5 to 20 s to notice that a
+node is gone; until then, the worker of a node that was taken away looks like one that crashed."""
 OTHER_RANKS_TIMEOUT_S = 1.0
 """How long a group that failed is observed for errors of its other ranks, before it is ended."""
 NODE_LABEL = "ray.io/node-id"
@@ -46,6 +49,8 @@ class _Group:
     """By rank; empty until all workers have started."""
     failed_s: float | None = None
     """When its first worker failed."""
+    probe: Any = None
+    """A call to a worker that did not answer."""
 
     def nodes(self, ranks: Iterable[int]) -> set[str]:
         """The ids of the nodes of some ranks; empty if they are not known."""
@@ -182,11 +187,32 @@ class Groups:
                     self._quarantine(node_id, problem)
         elif errors:
             group.failed_s = group.failed_s or time.monotonic()
-            if not running or time.monotonic() - group.failed_s > OTHER_RANKS_TIMEOUT_S:
+            waits_s = time.monotonic() - group.failed_s
+            if self._may_be_alive(group, errors) and waits_s < UNAVAILABLE_TIMEOUT_S:
+                return
+            if not running or waits_s > OTHER_RANKS_TIMEOUT_S:
                 self._remove(group)
                 self._handle_failure(group, errors)
         elif not running:
             self._remove(group)
+
+    def _may_be_alive(self, group: _Group, errors: dict[int, Exception]) -> bool:
+        """Whether only the connection to a worker is known to be broken, and its node has not been reported dead."""
+        unavailable = [rank for rank in errors if isinstance(errors[rank], ray.exceptions.ActorUnavailableError)]
+        if not unavailable or group.nodes(unavailable) - self.nodes.keys():
+            return False
+        if group.probe is None:
+            group.probe = group.workers[unavailable[0]].place.remote()
+        if not ray.wait([group.probe], timeout=0)[0]:
+            return True
+        try:
+            ray.get(group.probe)
+        except ray.exceptions.ActorUnavailableError:
+            group.probe = None
+            return True
+        except ray.exceptions.RayError:
+            pass
+        return False
 
     def _handle_failure(self, group: _Group, errors: dict[int, Exception]) -> None:
         self.nodes = nodes()

@@ -226,7 +226,7 @@ class _RaySweep:
         self.search = search = RunSearch(
             [run.run_id for run in self.runs],
             wanted=lambda: max(1, groups.placed if groups else 0) + QUEUED_TRIALS,
-            announce=self.broker.expect_trial.remote,
+            start=self.broker.start.remote,
             stop=self.broker.stop.remote,
             rule=str(rule),
             ended=self.ended,

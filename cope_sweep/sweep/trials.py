@@ -1,4 +1,4 @@
-"""What Ray Tune schedules: one small trial per run, which starts its run and reports its evaluations.
+"""What Ray Tune schedules: one small trial per run, which reports the evaluations of its run.
 
 Trials use no CPUs, which are left to the workers. Tune gets as many as there are worker groups, while groups come and
 go. A run does not depend on its trial's process: where a trial is only cleaned up, the run goes on. The driver sees
@@ -81,7 +81,7 @@ class RunSearch(_OfThisProcess, Searcher):
         run_ids: Iterable[str],
         *,
         wanted: Callable[[], int],
-        announce: Callable[[str], None],
+        start: Callable[[str], None],
         stop: Callable[[str, str], None],
         rule: str,
         ended: threading.Event,
@@ -91,14 +91,14 @@ class RunSearch(_OfThisProcess, Searcher):
         Args:
             run_ids: The runs, in order.
             wanted: How many trials are wanted now.
-            announce: Called with each run that is given to Tune.
+            start: Called with each run that is given to Tune.
             stop: Called with each run that the scheduler has ended, and the reason.
             rule: What the scheduler is called in reasons.
             ended: Set when the sweep has ended.
         """
         super().__init__(metric="step", mode="max")  # of no meaning here; Tune wants them
         self.todo = deque(run_ids)
-        self.wanted, self.announce, self.stop, self.rule, self.ended = wanted, announce, stop, rule, ended
+        self.wanted, self.start, self.stop, self.rule, self.ended = wanted, start, stop, rule, ended
         self.alive: dict[str, str] = {}
         """Id of each trial that has not ended → its run."""
 
@@ -113,7 +113,7 @@ class RunSearch(_OfThisProcess, Searcher):
         if not self.todo or len(self.alive) >= self.wanted():
             return None
         run_id = self.alive[trial_id] = self.todo.popleft()
-        self.announce(run_id)
+        self.start(run_id)
         return {"run_id": run_id}
 
     def on_trial_complete(self, trial_id: str, result: Mapping[str, Any] | None = None, error: bool = False) -> None:

@@ -33,16 +33,22 @@ class Scene:
         self.broker = Broker(store, "this-sweep", runs, **settings)
         self.trials: dict[str, asyncio.Task[Report]] = {}
 
-    def start(self, *runs: RunSpec) -> None:
+    async def start(self, *runs: RunSpec) -> None:
         """Start the trials of some runs, or of all."""
         for run in runs or self.runs:
-            self.trials[run.run_id] = asyncio.create_task(self.broker.progress(run.run_id))
+            await self.broker.start(run.run_id)
+            self.ask(run)
+        await asyncio.sleep(0)
+
+    def ask(self, run: RunSpec) -> None:
+        """Have the trial of a run ask for its progress."""
+        self.trials[run.run_id] = asyncio.create_task(self.broker.progress(run.run_id))
 
     async def trial(self, run: RunSpec) -> Report:
         """What the trial of a run receives next. It then asks again, unless the run has ended."""
         report = await self.trials[run.run_id]
         if not report.ended:
-            self.start(run)
+            self.ask(run)
         return report
 
     async def lease(self, group: int = 0, wait_s: float = TIMEOUT_S) -> Assignment:
@@ -106,14 +112,14 @@ def test_runs_are_trained_in_the_order_of_the_plan_when_their_trials_have_starte
     async def scenario(scene: Scene) -> None:
         first, second, third = scene.runs
         assert await scene.broker.lease(0, None, 0.01) == "wait"
-        scene.start(third, second)
+        await scene.start(third, second)
         await asyncio.sleep(0.01)
         assert (await scene.lease(0)).run == second
         assert (await scene.lease(1)).run == third
         waiting = asyncio.create_task(scene.lease(2))
         await asyncio.sleep(0.01)
         assert not waiting.done()
-        scene.start(first)
+        await scene.start(first)
         assert (await waiting).run == first
         poll = await scene.poll()
         assert (poll.leased, poll.to_train, poll.ended) == (3, 3, False)
@@ -124,7 +130,7 @@ def test_runs_are_trained_in_the_order_of_the_plan_when_their_trials_have_starte
 def test_the_index_says_running_and_then_how_the_run_ended(scenes: Any, store: Store) -> None:
     async def scenario(scene: Scene) -> None:
         (only,) = scene.runs
-        scene.start()
+        await scene.start()
         assignment = await scene.lease()
         assert (assignment.number, assignment.attempt) == (1, 1)
         assert store.status(only.run_id) == "running"
@@ -141,7 +147,7 @@ def test_the_index_says_running_and_then_how_the_run_ended(scenes: Any, store: S
 
 def test_groups_that_have_no_run_left_end(scenes: Any) -> None:
     async def scenario(scene: Scene) -> None:
-        scene.start()
+        await scene.start()
         first, second = await scene.lease(0), await scene.lease(1)
         # One run is left, and the other group may need to be replaced: this one ends.
         assert await scene.end(first, group=0) is None
@@ -154,7 +160,7 @@ def test_groups_that_have_no_run_left_end(scenes: Any) -> None:
 def test_trials_report_every_evaluation_and_the_end(scenes: Any) -> None:
     async def scenario(scene: Scene) -> None:
         (only,) = scene.runs
-        scene.start()
+        await scene.start()
         assignment = await scene.lease()
         await scene.broker.report(assignment.number, progress(only, 1))
         await scene.broker.report(assignment.number, progress(only, 2, evaluated=True, loss=3.0))
@@ -181,7 +187,7 @@ def test_a_resumed_run_first_reports_the_evaluations_that_it_made_before(scenes:
     recorded.end("interrupted")
 
     async def scenario(scene: Scene) -> None:
-        scene.start()
+        await scene.start()
         assignment = await scene.lease()
         assert assignment.attempt == 2
         report = await scene.trial(only)
@@ -196,7 +202,7 @@ def test_a_resumed_run_first_reports_the_evaluations_that_it_made_before(scenes:
 def test_a_run_that_the_scheduler_ends_is_stopped_with_its_reason(scenes: Any, store: Store) -> None:
     async def scenario(scene: Scene) -> None:
         first, second = scene.runs
-        scene.start()
+        await scene.start()
         assignment = await scene.lease()
         watching = asyncio.create_task(scene.broker.watch(0))
         await scene.broker.stop(first.run_id, "stopped by ASHA at step 3")
@@ -216,12 +222,12 @@ def test_a_run_that_the_scheduler_ends_is_stopped_with_its_reason(scenes: Any, s
 def test_a_trial_that_is_cleaned_up_leaves_its_run_alone(scenes: Any, store: Store) -> None:
     async def scenario(scene: Scene) -> None:
         (only,) = scene.runs
-        scene.start()
+        await scene.start()
         assignment = await scene.lease()
         scene.trials[only.run_id].cancel()
         await asyncio.sleep(0.05)
         assert scene.broker.groups[0].order is None
-        scene.start()  # Tune starts the trial again, on another node
+        scene.ask(only)  # Tune starts the trial again, on another node
         await scene.end(assignment)
         assert (await scene.trial(only)).event.status == "finished"
 
@@ -231,7 +237,7 @@ def test_a_trial_that_is_cleaned_up_leaves_its_run_alone(scenes: Any, store: Sto
 def test_a_run_whose_worker_died_is_trained_again_as_a_new_attempt_and_fails_at_last(scenes: Any, store: Store) -> None:
     async def scenario(scene: Scene) -> None:
         first, second = scene.runs
-        scene.start()
+        await scene.start()
         for attempt in (1, 2):
             assignment = await scene.lease(attempt)
             assert (assignment.run, assignment.attempt) == (first, attempt)
@@ -251,7 +257,7 @@ def test_a_run_whose_worker_died_is_trained_again_as_a_new_attempt_and_fails_at_
 def test_a_preemption_is_not_counted(scenes: Any, store: Store) -> None:
     async def scenario(scene: Scene) -> None:
         (only,) = scene.runs
-        scene.start()
+        await scene.start()
         for attempt in range(1, 5):
             assignment = await scene.lease(attempt)
             assert assignment.attempt == attempt
@@ -272,7 +278,7 @@ def test_a_death_does_not_replace_a_result(scenes: Any, store: Store) -> None:
     """The worker wrote the result and died before it ended its assignment."""
 
     async def scenario(scene: Scene) -> None:
-        scene.start()
+        await scene.start()
         assignment = await scene.lease()
         Recorded(store, assignment.run, assignment.attempt).end("finished")
         await scene.broker.group_failed(0, "killed", "died")
@@ -285,7 +291,7 @@ def test_a_death_does_not_replace_a_result(scenes: Any, store: Store) -> None:
 def test_an_error_on_a_rank_fails_the_run_when_it_is_repeated(scenes: Any, store: Store) -> None:
     async def scenario(scene: Scene) -> None:
         (only,) = scene.runs
-        scene.start()
+        await scene.start()
         for attempt in (1, 2):
             await scene.lease(attempt)
             Recorded(store, only, attempt).folder.fail("RuntimeError: too long", "Traceback …")
@@ -300,7 +306,7 @@ def test_an_error_on_a_rank_fails_the_run_when_it_is_repeated(scenes: Any, store
 def test_messages_about_an_ended_assignment_are_ignored(scenes: Any) -> None:
     async def scenario(scene: Scene) -> None:
         (only,) = scene.runs
-        scene.start()
+        await scene.start()
         old = await scene.lease(0)
         Recorded(scene.store, only, old.attempt)
         assert await scene.broker.group_failed(0, "killed", "died")
@@ -327,7 +333,7 @@ def test_a_group_that_fails_without_a_run_says_so(scenes: Any) -> None:
 def test_a_run_without_steps_is_taken_for_hanging_and_trained_again(scenes: Any, store: Store) -> None:
     async def scenario(scene: Scene) -> None:
         (only,) = scene.runs
-        scene.start()
+        await scene.start()
         await scene.poll()
         assignment = await scene.lease(7)
         Recorded(store, only, assignment.attempt)
@@ -355,9 +361,9 @@ def test_a_run_without_steps_is_taken_for_hanging_and_trained_again(scenes: Any,
 def test_no_more_runs_are_started_after_too_many_have_failed(scenes: Any, store: Store) -> None:
     async def scenario(scene: Scene) -> None:
         first, second, third = scene.runs
-        scene.start(first, second)
+        await scene.start(first, second)
         bad, good = await scene.lease(0), await scene.lease(1)
-        scene.start(third)
+        await scene.start(third)
         assert await scene.end(bad, "failed") is None
         while not (await scene.poll()).draining:
             await asyncio.sleep(0.01)
@@ -374,7 +380,7 @@ def test_no_more_runs_are_started_after_too_many_have_failed(scenes: Any, store:
 def test_close_interrupts_all_runs_and_assigns_no_more(scenes: Any, store: Store) -> None:
     async def scenario(scene: Scene) -> None:
         first, second, third = scene.runs
-        scene.start(first, second)
+        await scene.start(first, second)
         assignment, dying = await scene.lease(0), await scene.lease(1)
         idle = asyncio.create_task(scene.broker.lease(2, None, TIMEOUT_S))
         watching = asyncio.create_task(scene.broker.watch(0))
@@ -384,7 +390,7 @@ def test_close_interrupts_all_runs_and_assigns_no_more(scenes: Any, store: Store
         assert (order.number, order.request) == (assignment.number, "interrupted")
         assert await idle is None
         assert (await scene.trial(first)).ended
-        scene.start(third)
+        await scene.start(third)
         assert (await scene.trial(third)).ended
         await scene.broker.stop(first.run_id, "stopped by ASHA")  # too late
         assert await scene.end(assignment, "interrupted") is None
@@ -402,7 +408,7 @@ def test_leases_end_with_the_broker(scenes: Any, store: Store) -> None:
     (only,) = seeds(1)
 
     async def scenario(scene: Scene) -> None:
-        scene.start()
+        await scene.start()
         assignment = await scene.lease()
         Recorded(store, only, assignment.attempt)
 
@@ -415,7 +421,7 @@ def test_leases_end_with_the_broker(scenes: Any, store: Store) -> None:
 def test_progress_is_written_with_the_lease(scenes: Any, store: Store) -> None:
     async def scenario(scene: Scene) -> None:
         (only,) = scene.runs
-        scene.start()
+        await scene.start()
         assignment = await scene.lease()
         await scene.broker.report(assignment.number, progress(only, 4))
         while store.index.records([only.run_id])[only.run_id].step != 4:
@@ -428,7 +434,7 @@ def test_progress_is_written_with_the_lease(scenes: Any, store: Store) -> None:
 def test_progress_replaces_older_progress(scenes: Any) -> None:
     async def scenario(scene: Scene) -> None:
         (only,) = scene.runs
-        scene.start()
+        await scene.start()
         assignment = await scene.lease()
         for step in range(3):
             await scene.broker.report(assignment.number, progress(only, step))
@@ -449,7 +455,7 @@ def test_progress_replaces_older_progress(scenes: Any) -> None:
 def test_the_driver_waits_for_an_event(scenes: Any) -> None:
     async def scenario(scene: Scene) -> None:
         (only,) = scene.runs
-        scene.start()
+        await scene.start()
         assignment = await scene.lease()
         waiting = asyncio.create_task(scene.broker.poll(0, TIMEOUT_S))
         await asyncio.sleep(0.01)
@@ -466,7 +472,7 @@ def test_a_run_of_another_sweep_is_left_to_it_and_its_end_is_reported(scenes: An
     async def scenario(scene: Scene) -> None:
         with other_sweep(store) as other:
             other.acquire(taken)
-            scene.start()
+            await scene.start()
             assignment = await scene.lease()
             assert assignment.run == free
             report = await scene.trial(taken)
@@ -492,7 +498,7 @@ def test_a_run_that_another_sweep_gives_up_is_trained_here(scenes: Any, store: S
     async def scenario(scene: Scene) -> None:
         with other_sweep(store) as other:
             other.acquire(taken)
-            scene.start()
+            await scene.start()
             group = asyncio.create_task(scene.broker.lease(0, None, TIMEOUT_S))
             assert (await scene.trial(taken)).elsewhere
             assert await group is None  # there is nothing to train at this moment
@@ -501,7 +507,7 @@ def test_a_run_that_another_sweep_gives_up_is_trained_here(scenes: Any, store: S
             while not (returned := (await scene.poll()).returned):
                 await asyncio.sleep(0.01)
         assert returned == (taken.run_id,)
-        scene.start()
+        await scene.start()
         assert (await scene.lease(1)).attempt == 2
 
     scenes(scenario, [taken])
@@ -515,7 +521,7 @@ def test_a_run_that_is_finished_meanwhile_is_not_trained(scenes: Any, store: Sto
             other.acquire(only)
             Recorded(store, only).end("finished")
             other.end(only.run_id)
-        scene.start()
+        await scene.start()
         assert await scene.broker.lease(0, None, 0.1) is None
         assert await scene.statuses() == ["finished"]
         assert (await scene.trial(only)).event.status == "finished"
@@ -527,7 +533,7 @@ def test_a_lost_lease_interrupts_the_run_which_then_belongs_to_the_other_sweep(s
     (only,) = seeds(1)
 
     async def scenario(scene: Scene) -> None:
-        scene.start()
+        await scene.start()
         await scene.poll()
         assignment = await scene.lease()
         # The broker was suspended for so long that its lease expired.
@@ -546,13 +552,13 @@ def test_a_lost_lease_interrupts_the_run_which_then_belongs_to_the_other_sweep(s
 def test_no_end_is_reported_while_the_process_of_another_trial_starts(scenes: Any) -> None:
     async def scenario(scene: Scene) -> None:
         first, second = scene.runs
-        await scene.broker.expect_trial(first.run_id)
-        await scene.broker.expect_trial(second.run_id)
-        scene.start(first)
+        await scene.broker.start(first.run_id)
+        await scene.broker.start(second.run_id)
+        scene.ask(first)
         await scene.end(await scene.lease())
         await asyncio.sleep(0.05)
         assert not scene.trials[first.run_id].done()
-        scene.start(second)
+        scene.ask(second)
         assert (await scene.trial(first)).ended
 
     scenes(scenario, seeds(2))
@@ -566,7 +572,7 @@ def test_a_store_that_cannot_be_written_ends_the_sweep(
 
     async def scenario(scene: Scene) -> None:
         monkeypatch.setattr(scene.broker.leases, "acquire", fail)
-        scene.start()
+        await scene.start()
         assert await scene.broker.lease(0, None, TIMEOUT_S) is None
         assert (await scene.poll()).problem == "OSError: No space left on device"
 

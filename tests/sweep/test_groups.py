@@ -31,7 +31,7 @@ class Stage:
             str(store.root), store.index_url, f"sweep-{secrets.token_hex(4)}", runs, max_failures=5
         )
         for run in runs:
-            self.broker.progress.remote(run.run_id)
+            self.broker.start.remote(run.run_id)
         token = store.root / "token"
         token.touch()
         values = {

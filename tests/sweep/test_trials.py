@@ -28,7 +28,7 @@ from tests.sweep.runs import Recorded, seeds, wait_until
 def search_of(run_ids: list[str], wanted: int = 2, **changes: Any) -> RunSearch:
     values: dict[str, Any] = {
         "wanted": lambda: wanted,
-        "announce": lambda run_id: None,
+        "start": lambda run_id: None,
         "stop": lambda run_id, reason: None,
         "rule": "ASHA",
         "ended": threading.Event(),
@@ -37,14 +37,14 @@ def search_of(run_ids: list[str], wanted: int = 2, **changes: Any) -> RunSearch:
 
 
 def test_there_are_as_many_trials_as_wanted() -> None:
-    announced: list[str] = []
+    started: list[str] = []
     wanted = [2]
-    search = search_of(["a", "b", "c"], wanted=0, announce=announced.append)
+    search = search_of(["a", "b", "c"], wanted=0, start=started.append)
     search.wanted = lambda: wanted[0]
     assert [search.suggest(trial) for trial in "123"] == [{"run_id": "a"}, {"run_id": "b"}, None]
     wanted[0] = 3  # another group
     assert search.suggest("3") == {"run_id": "c"}
-    assert announced == ["a", "b", "c"]
+    assert started == ["a", "b", "c"]
     search.on_trial_complete("1", {"status": "finished"})
     assert search.suggest("4") is None
     search.add(["a"])  # the sweep that trained it gave it up
@@ -107,7 +107,7 @@ class Sweep:
         self.search = search_of(
             [run.run_id for run in runs],
             wanted=1,
-            announce=self.broker.expect_trial.remote,
+            start=self.broker.start.remote,
             stop=self.broker.stop.remote,
             ended=self.ended,
         )
