@@ -51,3 +51,8 @@ class Resources(Frozen):
     max_failures: Annotated[int, Field(ge=0)] = Field(
         default=3, description="How often a run is restarted from its last checkpoint after its worker died."
     )
+    step_timeout_s: Annotated[float, Field(gt=0)] | None = Field(
+        default=None,
+        description="A run that makes no step for so many seconds is stopped and restarted like one whose worker died. "
+        "Preparing data and evaluations count as time without steps. null: no limit.",
+    )

@@ -1,386 +1,428 @@
-"""The broker of a sweep: it leases runs to worker groups, and connects them with Tune's trials and the driver.
+"""The broker of a sweep: it takes the leases of runs, and connects Tune's trials, worker groups and the driver.
 
 One asyncio object. A sweep runs it as a Ray actor, but it does not use Ray itself. Its callers are
 
-    a trial            open → progress, progress, … → (interrupt)
-    a worker group     register → lease → report, report, … → lease (which ends the last one) → … → None at the end
-    a group's controller, when workers fail       group_failed
-    the driver         poll_events, poll_events, … → (close)
+    a trial            progress, progress, …: each returns a new evaluation or the end
+    a worker group     lease → report, report, … → lease (which ends the last one) → … → None at the end
+    the driver         start (when Tune has created a trial), poll, poll, … → (stop, group_failed, close)
 
-Runs are leased in the order of the plan, at most a few runs ahead of the trials that have opened them. Before the first
-trial has started, runs may be leased without one: the first runs are those for which Tune starts its first trials.
+A run is in the queue from the start of its trial until a group takes it. Its life does not depend on its trial's
+process: only `stop` and `close` end it early. Every operation takes constant or logarithmic time. Whatever reads or
+writes the store runs in threads.
 """
 
 from __future__ import annotations
 
 import asyncio
-import heapq
-from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 from cope_sweep.spec import RunSpec
-from cope_sweep.store import Event, Store
-from cope_sweep.sweep.executor import FOREIGN_POLL_INTERVAL_S, ForeignRun, final_event
+from cope_sweep.store import Event, LeaseHolder, Refusal, Status, Store
+from cope_sweep.sweep.broker_state import BrokerGroup, BrokerRun, EventBuffer, RunQueue, is_set_within
+from cope_sweep.sweep.executor import (
+    FOREIGN_POLL_INTERVAL_S,
+    evaluations_of,
+    final_event,
+    record_failure,
+    record_stop,
+)
+from cope_sweep.sweep.messages import Assignment, AssignmentResult, Failure, Poll, Report, StopOrder
 
 if TYPE_CHECKING:
-    from cope_sweep.train import Outcome
+    from cope_sweep.train import StopRequest
 
-TRIALS_START_TIMEOUT_S = 30.0
-"""The processes of the first trials take 2 to 10 s to start."""
-MAX_IDLE_FAILURES = 2
-"""The sweep fails when the workers of a group fail this often in a row without having held a lease."""
-MAX_MESSAGE_CHARACTERS = 500
+HOUSEKEEPING_INTERVAL_S = 0.5
+"""Time between two checks for lost leases and runs without progress."""
+TRIAL_START_TIMEOUT_S = 30.0
+"""The process of a trial takes 2 to 10 s to start."""
 
-State = Literal["pending", "leased", "foreign", "ended"]
-
-
-@dataclass(frozen=True)
-class Lease:
-    """A run that a worker group has to train."""
-
-    number: int
-    """Counts the leases of the sweep from 1."""
-    run: RunSpec
-
-
-@dataclass(frozen=True)
-class LeaseResult:
-    """How a lease ended."""
-
-    number: int
-    outcome: Outcome
-    event: Event | None
-    """The run's last event; None if `train_run` sent none."""
-
-
-@dataclass(frozen=True)
-class EventBatch:
-    """What the driver gets from one poll."""
-
-    events: tuple[tuple[int, Event], ...]
-    """Events with their numbers."""
-    leased: int
-    """Number of runs in training."""
-    ended: bool
-    """Whether every run has ended."""
-    fatal: str | None
-    """Why the sweep cannot continue."""
-
-
-@dataclass
-class _Run:
-    spec: RunSpec
-    turn: tuple[int, int]
-    """The order of leasing: how often the run was deferred, then its index in the plan."""
-    latest: Event
-    state: State = "pending"
-    deaths: int = 0
-    """How often its worker died."""
-    errors: int = 0
-    """How often one of its ranks ended with an error."""
-    stopped: bool = False
-    """Its trial was stopped: it is not trained any further in this sweep."""
-    ended: asyncio.Event = field(default_factory=asyncio.Event)
-
-
-@dataclass
-class _Group:
-    lease: Lease | None = None
-    idle_failures: int = 0
+T = TypeVar("T")
 
 
 class Broker:
     """The state of a running sweep. Everything that must outlive the sweep is in the store."""
 
-    def __init__(self, root: str, runs: Sequence[RunSpec], *, max_failures: int, trials: int, ahead: int) -> None:
+    def __init__(
+        self,
+        store: Store,
+        sweep_id: str,
+        runs: Sequence[RunSpec],
+        *,
+        max_failures: int,
+        max_failed_runs: int | None = None,
+        step_timeout_s: float | None = None,
+        replay: bool = False,
+        leases: LeaseHolder | None = None,
+    ) -> None:
         """Create the broker of a sweep.
 
         Args:
-            root: The store.
-            runs: The runs to train, in order.
+            store: The store.
+            sweep_id: The owner of the leases.
+            runs: The runs to train.
             max_failures: How often the worker of a run may die before the run fails.
-            trials: How many trials run at the same time.
-            ahead: How many runs may be leased before their trials have started.
+            max_failed_runs: After this number of failed runs, no more are started; None: no limit.
+            step_timeout_s: Seconds after which a run that makes no step is taken for hanging; None: never.
+            replay: Whether trials first report the evaluations that a resumed run made earlier.
+            leases: The holder of the leases; None: a new one.
         """
-        self.store = Store(root)
-        self.max_failures = max_failures
-        self.trials = trials
-        self.ahead = ahead
+        self.store = store
+        self.leases = leases or LeaseHolder(store, sweep_id)
+        self.max_failures, self.max_failed_runs = max_failures, max_failed_runs
+        self.step_timeout_s, self.replay = step_timeout_s, replay
         self.runs = {
-            run.run_id: _Run(run, (0, index), Event(run.run_id, "pending", steps=run.train.steps))
+            run.run_id: BrokerRun(run, index, Event(run.run_id, "pending", steps=run.train.steps))
             for index, run in enumerate(runs)
         }
         self.remaining = len(self.runs)
         """Number of runs that have not ended."""
-        self.queue = [(run.turn, run_id) for run_id, run in self.runs.items()]
-        self.lease_limit = len(self.runs)
-        """Only runs whose index in the plan is below this may be leased."""
-        self.trial_processes: set[str] = set()
-        self.all_trials_started = asyncio.Event()
-        self.groups: dict[int, _Group] = {}
-        self.lease_count = 0
+        self.queue = RunQueue()
+        self.groups: dict[int, BrokerGroup] = {}
+        self.assignments: dict[int, int] = {}
+        """The number of each running assignment → its group."""
+        self.assignment_count = 0
+        self.elsewhere: dict[str, None] = {}
+        """Runs that another sweep trains (an ordered set)."""
+        self.returned: list[str] = []
+        self.hanging: list[int] = []
+        self.failed: set[str] = set()
         self.closed = False
-        self.fatal: str | None = None
-        self.events: list[tuple[int, Event]] = []
-        """Events that the driver has not received yet."""
-        self.event_count = 0
-        self.events_available = asyncio.Event()
-        self.changed = asyncio.Event()
-        """Set, and replaced by a new event, whenever something happens that a group may be waiting for."""
+        self.problem: str | None = None
+        self.events = EventBuffer()
+        self.starting_trials: dict[str, float] = {}
+        """Runs whose trial has no process yet → when it was announced."""
+        self.all_trials_started = asyncio.Event()
+        self.all_trials_started.set()
         self.tasks: set[asyncio.Task[None]] = set()
+        """One for each run whose last entries are being written."""
+        self.housekeeping: asyncio.Task[None] | None = None
+
+    @property
+    def draining(self) -> bool:
+        """Whether no more runs are started, because too many have failed."""
+        return self.max_failed_runs is not None and len(self.failed) >= self.max_failed_runs
 
     # -- worker groups ---------------------------------------------------------------------------------------------
 
-    async def register(self, group: int, problem: str | None) -> None:
-        """Register a group whose rank 0 has started. `problem` says why the group cannot train at all."""
-        self._end_lost_lease(group, "its workers were restarted", died=True)
-        if problem:
-            self._fail_sweep(problem)
-        self._notify()
+    async def lease(
+        self, group: int, result: AssignmentResult | None, wait_s: float, leaves: bool = False
+    ) -> Assignment | Literal["wait"] | None:
+        """End the group's assignment with `result` and return its next one.
 
-    async def lease(self, group: int, result: LeaseResult | None, wait_s: float) -> Lease | Literal["wait"] | None:
-        """End the group's lease with `result` and return its next one.
-
-        Returns "wait" if no run became available within `wait_s`, and None if there will be no more.
+        Returns "wait" if no run became available within `wait_s`, and None if the group is not needed any more, or
+        if it `leaves`: its node is taken away.
         """
         if result is not None:
-            self.end_lease(group, result)
-        until = asyncio.get_running_loop().time() + wait_s
-        while not self.closed and self.remaining:
-            if (run := self._next()) is not None:
-                self.lease_count += 1
-                run.state = "leased"
-                lease = self._group(group).lease = Lease(self.lease_count, run.spec)
-                return lease
-            if not await self._wait_for_change(until):
+            self.end_assignment(result)
+        self._group(group)
+        until = time.monotonic() + wait_s
+        while not leaves and not self.closed and len(self.groups) <= self._to_train():
+            run = self._next()
+            if run is not None:
+                if assignment := await self._take(run, group):
+                    return assignment
+            elif not await self.queue.wait(until):
                 return "wait"
+        self.groups.pop(group, None)
         return None
 
-    def end_lease(self, group: int, result: LeaseResult) -> None:
-        """End a lease. Has no effect if the lease was ended before, because the group had failed."""
-        run = self._leased_run(result.number)
+    def end_assignment(self, result: AssignmentResult) -> None:
+        """End an assignment. Has no effect if it was ended before, because its group had failed."""
+        run = self._release(result.number)
         if run is None:
             return
-        state = self._group(group)
-        state.lease, state.idle_failures = None, 0
-        if result.outcome == "busy":
-            run.state = "foreign"
-            self._spawn(self._follow_foreign(run))
+        if result.outcome == "fenced" or (result.outcome == "interrupted" and run.lost):
+            self._move_elsewhere(run)
+        elif result.outcome == "interrupted" and not self.closed:
+            self._spawn(self._start_again(run))  # its worker was preempted
         else:
-            self._end_run(run, result.event or final_event(run.spec, self.store.run(run.spec.run_id)))
-        self._notify()
+            if result.outcome == "failed":
+                self.failed.add(run.spec.run_id)  # at once, so that the group starts no other run
+            self._spawn(self._end_run(run, result.event))
 
     async def report(self, number: int, event: Event) -> None:
-        """Pass on the progress of the run of lease `number`. Has no effect after the lease has ended."""
-        if (run := self._leased_run(number)) is not None:
-            run.latest = event
-            self._add_event(event)
+        """Pass on the progress of a run. Has no effect after the assignment has ended."""
+        group = self.groups.get(self.assignments.get(number, -1))
+        if group is None or group.assignment is None:
+            return
+        run = self.runs[event.run_id]
+        run.latest = event
+        self.leases.progress(event.run_id, event.step, event.worker_id)
+        if event.step != group.step:
+            group.step, group.progress_s = event.step, time.monotonic()
+        if event.evaluated:
+            run.add_evaluations([event])
+        self.events.add(event)
 
-    async def watch(self, group: int, after: int) -> int:
-        """Wait until a lease of `group` with a number above `after` is to be interrupted; return its number."""
-        while True:
-            lease = self._group(group).lease
-            if lease is not None and lease.number > after and (self.closed or self.runs[lease.run.run_id].stopped):
-                return lease.number
-            await self._wait_for_change(None)
-
-    # -- controllers -----------------------------------------------------------------------------------------------
-
-    async def group_failed(self, group: int, reason: str, died: bool) -> None:
-        """Workers of a group died or raised an error. Ray Train restarts them."""
+    async def watch(self, group: int) -> StopOrder:
+        """Wait until the group is to end its run early."""
         state = self._group(group)
-        if not self._end_lost_lease(group, reason, died):
-            state.idle_failures += 1
-            if state.idle_failures >= MAX_IDLE_FAILURES:
-                self._fail_sweep(f"the workers of group {group} fail before they train anything: {reason}")
-        self._notify()
+        await state.ordered.wait()
+        state.ordered.clear()
+        return cast(StopOrder, state.order)
 
     # -- trials ----------------------------------------------------------------------------------------------------
 
-    async def open(self, run_id: str, process: str) -> None:
-        """Start the trial of a run, in the process `process`: this run and those before it may be leased."""
-        if not self.trial_processes:
-            self.lease_limit = 0
-            asyncio.get_running_loop().call_later(TRIALS_START_TIMEOUT_S, self.all_trials_started.set)
-        self.trial_processes.add(process)
-        if len(self.trial_processes) >= self.trials:
-            self.all_trials_started.set()
-        self.lease_limit = max(self.lease_limit, self.runs[run_id].turn[1] + 1 + self.ahead)
-        self._notify()
+    async def start(self, run_id: str) -> None:
+        """Put a run into the queue: Tune has created its trial, whose process may have to be started."""
+        self.starting_trials[run_id] = time.monotonic()
+        self.all_trials_started.clear()
+        run = self.runs[run_id]
+        if run.state == "pending" and not self.closed and not self.draining:
+            self.queue.put(run)
 
-    async def progress(self, run_id: str, wait_s: float) -> tuple[Event, bool]:
-        """The run's latest event, and whether the run has ended; waits up to `wait_s` for its end.
+    async def progress(self, run_id: str) -> Report:
+        """The run's next evaluation, or its end.
 
-        No run is reported as ended before all of the first trials have started. Otherwise, Tune would give the freed
-        process to the next trial, kill the process that is starting for that trial, and start another one; with
-        short runs this would never end.
+        No end is reported while the process of another trial is starting: Tune would give the freed process to that
+        trial, kill the one that is starting, and start another for the next; with short runs this would never end.
         """
         run = self.runs[run_id]
-        ended = await _wait(run.ended, wait_s) and await _wait(self.all_trials_started, wait_s)
-        return run.latest, ended
+        self._trial_started(run_id)
+        while True:
+            if run.evaluations:
+                return Report(run.evaluations.popleft(), ended=False)
+            not_started = run.state == "pending" or (run.state == "queued" and self.draining)
+            if not_started or run.state in ("ended", "elsewhere") or self.closed:
+                await is_set_within(self.all_trials_started, TRIAL_START_TIMEOUT_S)
+                return Report(run.latest, ended=True, elsewhere=run.state == "elsewhere")
+            run.news = asyncio.Event()
+            await run.news.wait()
 
-    async def interrupt(self, run_id: str) -> None:
-        """The trial of a run was stopped. If the run has not ended, it is interrupted and not trained any further."""
+    async def stop(self, run_id: str, reason: str) -> None:
+        """End a run early, as the scheduler has decided. It becomes `stopped`."""
         run = self.runs[run_id]
-        run.stopped = True
-        if run.state in ("pending", "foreign"):
-            self._mark_ended(run)
-            self.events_available.set()
-        self._notify()
+        if self.closed or run.state in ("elsewhere", "ended") or run.stop_reason is not None:
+            return
+        run.stop_reason = reason
+        if run.assignment is not None:
+            self._order(run.assignment, "stopped", reason)
 
     # -- the driver ------------------------------------------------------------------------------------------------
 
-    async def poll_events(self, after: int, wait_s: float) -> EventBatch:
+    async def poll(self, after: int, wait_s: float) -> Poll:
         """The events with numbers above `after`; waits up to `wait_s` for one. Earlier events are dropped."""
-        self.events = [item for item in self.events if item[0] > after]
-        if not self.events:
-            self.events_available.clear()
-            await _wait(self.events_available, wait_s)
-        return EventBatch(
-            events=tuple(self.events),
-            leased=sum(group.lease is not None for group in self.groups.values()),
-            ended=self.remaining == 0,
-            fatal=self.fatal,
+        if self.housekeeping is None:
+            self.housekeeping = asyncio.get_running_loop().create_task(self._keep_house())
+        events = await self.events.after(after, wait_s)
+        returned, self.returned = tuple(self.returned), []
+        hanging, self.hanging = tuple(self.hanging), []
+        return Poll(
+            events=events,
+            leased=len(self.assignments) + len(self.tasks),
+            to_train=self._to_train(),
+            returned=returned,
+            hanging=hanging,
+            draining=self.draining,
+            ended=not self.remaining or (self.draining and not self.assignments and not self.tasks),
+            problem=self.problem,
         )
 
+    async def group_failed(self, group: int, reason: str, failure: Failure) -> bool:
+        """The workers of a group failed, and the group is gone; whether it had a run."""
+        state = self.groups.get(group)
+        run = None if state is None or state.assignment is None else self._release(state.assignment.number)
+        self.groups.pop(group, None)
+        if run is not None:
+            self._spawn(self._after_failure(run, reason, failure))
+        return run is not None
+
     async def close(self) -> None:
-        """Grant no more leases, and interrupt the runs in training."""
+        """Assign no more runs, and interrupt the runs in training."""
         self.closed = True
-        self._notify()
+        for number in self.assignments:
+            self._order(number, "interrupted")
+        self.queue.wake()
+        for run in self.runs.values():
+            run.tell_trial()
 
-    # -- internals -------------------------------------------------------------------------------------------------
+    async def release(self) -> None:
+        """Wait for what is being written, and give the leases back. The last call."""
+        while self.tasks:
+            await asyncio.gather(*self.tasks, return_exceptions=True)
+        if self.housekeeping is not None:
+            self.housekeeping.cancel()
+        await asyncio.to_thread(self.leases.close)
 
-    def _group(self, group: int) -> _Group:
-        return self.groups.setdefault(group, _Group())
+    # -- leases ----------------------------------------------------------------------------------------------------
 
-    def _leased_run(self, number: int) -> _Run | None:
-        """The run of a lease; None if the lease has ended."""
-        for group in self.groups.values():
-            if group.lease is not None and group.lease.number == number:
-                return self.runs[group.lease.run.run_id]
-        return None
-
-    def _next(self) -> _Run | None:
-        """Remove the next run that may be leased from the queue."""
-        while self.queue:
-            (_, index), run_id = self.queue[0]
-            if self.runs[run_id].state == "pending":
-                if index >= self.lease_limit:
-                    return None
-                heapq.heappop(self.queue)
-                return self.runs[run_id]
-            heapq.heappop(self.queue)
-        return None
-
-    def _requeue(self, run: _Run, *, defer: bool) -> None:
-        """Put a run back into the queue: at its old place, or with `defer` after the others."""
-        if defer:
-            run.turn = (run.turn[0] + 1, run.turn[1])
-        run.state = "pending"
-        heapq.heappush(self.queue, (run.turn, run.spec.run_id))
-
-    def _end_lost_lease(self, group: int, reason: str, died: bool) -> bool:
-        """End the lease of a group whose workers failed, if it had one; whether it had one.
-
-        The run is leased again, or it has failed: if its worker died too often, or if one of its ranks raised an error
-        for the second time. The first error does not count, because an error on one rank and the death of another
-        rank look alike.
-        """
-        state = self._group(group)
-        if state.lease is None:
-            return False
-        run = self.runs[state.lease.run.run_id]
-        state.lease = None
-        run.deaths += died
-        run.errors += not died
-        if run.deaths > self.max_failures or run.errors > 1:
-            self._fail_run(run, reason, died)
-        elif self.closed or run.stopped:
-            self._end_run(run, replace(run.latest, status="interrupted"))
-        else:
-            self._requeue(run, defer=False)
-        return True
-
-    def _fail_run(self, run: _Run, reason: str, died: bool) -> None:
-        """Record the failure of a run in place of its worker, which died."""
-        folder = self.store.run(run.spec.run_id)
-        text = " ".join(reason.split())
-        message = (f"its worker died {run.deaths} times: {text}" if died else text)[:MAX_MESSAGE_CHARACTERS]
-        with folder.lock() as locked:
-            if locked and folder.result is None:
-                if folder.spec is None:
-                    folder.begin(run.spec, run.latest.worker_id)
-                if died or folder.state["status"] != "failed":
-                    folder.fail(message, reason)
-        self._end_run(run, replace(final_event(run.spec, folder), status="failed"))
-
-    async def _follow_foreign(self, run: _Run) -> None:
-        """Poll a run that another process trains, until it has ended or can be leased here."""
-        foreign = ForeignRun(self.store.run(run.spec.run_id))
-        while run.state == "foreign" and not self.closed:
-            # In a thread, so that a slow shared disk does not delay other calls.
-            state = await asyncio.to_thread(foreign.poll)
-            if run.state != "foreign":
-                return
-            if state == "ended":
-                self._end_run(run, await asyncio.to_thread(final_event, run.spec, foreign.folder))
-            elif state == "free":
-                self._requeue(run, defer=foreign.seen_running)
+    async def _take(self, run: BrokerRun, group: int) -> Assignment | None:
+        """Take the lease of a run from the queue; None if another sweep has it or has finished it."""
+        run.state = "leased"
+        lease = await self._in_thread(self.leases.acquire, run.spec)
+        if lease is None:
+            return None
+        if isinstance(lease, Refusal):
+            if lease.reason == "leased":
+                self._move_elsewhere(run)
             else:
-                await asyncio.sleep(FOREIGN_POLL_INTERVAL_S)
-            self._notify()
+                self._mark_ended(run, await self._in_thread(final_event, run.spec, self.store))
+            return None
+        if self.replay and not run.evaluated_step:
+            run.add_evaluations(await self._in_thread(evaluations_of, run.spec, self.store) or [])
+        state = self._group(group)
+        if self.closed or run.stop_reason is not None:
+            await self._spawn(self._end_run(run, None))
+            return None
+        self.assignment_count += 1
+        number = run.assignment = self.assignment_count
+        state.assignment = Assignment(number, run.spec, lease.attempt)
+        state.step, state.progress_s, state.order = -1, time.monotonic(), None
+        state.ordered.clear()
+        self.assignments[number] = group
+        return state.assignment
 
-    def _end_run(self, run: _Run, event: Event) -> None:
-        run.latest = event
-        self._mark_ended(run)
-        self._add_event(event)
+    def _release(self, number: int) -> BrokerRun | None:
+        """Remove an assignment and return its run; None if it has ended before."""
+        state = self.groups.get(self.assignments.pop(number, -1))
+        if state is None or state.assignment is None:
+            return None
+        run = self.runs[state.assignment.run.run_id]
+        run.assignment = state.assignment = None
+        return run
 
-    def _mark_ended(self, run: _Run) -> None:
-        run.state = "ended"
-        run.ended.set()
+    def _order(self, number: int, request: StopRequest, reason: str | None = None) -> None:
+        """Tell the group of an assignment to end its run early."""
+        group = self.groups[self.assignments[number]]
+        group.order = StopOrder(number, request, reason)
+        group.ordered.set()
+
+    async def _after_failure(self, run: BrokerRun, reason: str, failure: Failure) -> None:
+        """Start a run again whose group failed, or record that it failed.
+
+        The run has failed if its worker died too often, or if one of its ranks raised an error for the second time.
+        The first error does not count, because an error on one rank and the death of another rank look alike.
+        """
+        run.deaths += failure == "died"
+        run.errors += failure == "error"
+        if run.deaths > self.max_failures or run.errors > 1:
+            text = " ".join(reason.split())
+            message = f"its worker died {run.deaths} times: {text}" if failure == "died" else text
+            await self._in_thread(record_failure, run.spec, self.store, message, reason, failure == "error")
+            await self._end_run(run, None)
+        else:
+            await self._start_again(run)
+
+    async def _start_again(self, run: BrokerRun) -> None:
+        """Put a run back into the queue, to be trained from its last checkpoint as a new attempt."""
+        if self.closed or self.draining or run.stop_reason is not None:
+            await self._end_run(run, None)
+            return
+        await self._in_thread(self.leases.end, run.spec.run_id)
+        self.queue.put(run)
+
+    async def _end_run(self, run: BrokerRun, event: Event | None) -> None:
+        """Write a run's row, give its lease back and report its end."""
+        if run.stop_reason is not None:
+            await self._in_thread(record_stop, run.spec, self.store, run.stop_reason)
+            event = None
+        await self._in_thread(self.leases.end, run.spec.run_id)
+        event = event or await self._in_thread(final_event, run.spec, self.store)
+        self._mark_ended(run, event or run.latest)
+
+    def _mark_ended(self, run: BrokerRun, event: Event | None) -> None:
+        if run.state == "ended":
+            return
+        run.state, run.latest = "ended", event or run.latest
+        self.elsewhere.pop(run.spec.run_id, None)
         self.remaining -= 1
+        if run.latest.status == "failed":
+            self.failed.add(run.spec.run_id)
+            if self.draining:
+                for run_id in self.queue:
+                    self.runs[run_id].tell_trial()
+        self.events.add(run.latest)
+        run.tell_trial()
+        self.queue.wake(1)
 
-    def _add_event(self, event: Event) -> None:
-        """Queue an event for the driver. A progress event replaces an earlier one of the same run in the queue."""
-        self.event_count += 1
-        if event.status == "running":
-            self.events = [
-                item for item in self.events if item[1].run_id != event.run_id or item[1].status != "running"
-            ]
-        self.events.append((self.event_count, event))
-        self.events_available.set()
+    def _move_elsewhere(self, run: BrokerRun) -> None:
+        run.state, run.lost = "elsewhere", False
+        self.elsewhere[run.spec.run_id] = None
+        run.tell_trial()
+        self.queue.wake(1)
 
-    def _fail_sweep(self, reason: str) -> None:
-        self.fatal = self.fatal or reason
-        self.closed = True
-        self.events_available.set()
+    # -- the queue -------------------------------------------------------------------------------------------------
 
-    def _notify(self) -> None:
-        """Wake up everything that waits in `_wait_for_change`."""
-        self.changed.set()
-        self.changed = asyncio.Event()
+    def _next(self) -> BrokerRun | None:
+        """Remove the first run from the queue."""
+        run_id = None if self.draining else self.queue.get()
+        return None if run_id is None else self.runs[run_id]
 
-    async def _wait_for_change(self, until: float | None) -> bool:
-        """Wait for the next `_notify`; False if the event loop's time `until` came first."""
-        left_s = None if until is None else until - asyncio.get_running_loop().time()
-        return await _wait(self.changed, left_s)
+    def _to_train(self) -> int:
+        return len(self.assignments) + len(self.tasks) if self.draining else self.remaining - len(self.elsewhere)
 
-    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
+    def _group(self, group: int) -> BrokerGroup:
+        return self.groups.setdefault(group, BrokerGroup())
+
+    # -- housekeeping ----------------------------------------------------------------------------------------------
+
+    async def _keep_house(self) -> None:
+        """Look for lost leases, hanging runs, runs that other sweeps gave up, and trials that do not start."""
+        foreign_s = time.monotonic()
+        while True:
+            await asyncio.sleep(HOUSEKEEPING_INTERVAL_S)
+            now_s = time.monotonic()
+            for run_id in self.leases.lost():
+                run = self.runs[run_id]
+                if run.assignment is not None and not run.lost:
+                    run.lost = True
+                    self._order(run.assignment, "interrupted")
+            if self.step_timeout_s is not None:
+                self._find_hanging(now_s, self.step_timeout_s)
+            for run_id, since_s in list(self.starting_trials.items()):
+                if now_s - since_s > TRIAL_START_TIMEOUT_S:
+                    self._trial_started(run_id)
+            if self.elsewhere and now_s - foreign_s > FOREIGN_POLL_INTERVAL_S:
+                await self._follow_elsewhere()
+                foreign_s = time.monotonic()
+
+    def _find_hanging(self, now_s: float, timeout_s: float) -> None:
+        """End the assignments of runs that make no steps. Their groups have to be killed."""
+        for number, group in list(self.assignments.items()):
+            if now_s - self.groups[group].progress_s > timeout_s and (run := self._release(number)):
+                reason = f"it made no step for {timeout_s:g} s (resources.step_timeout_s)"
+                self._spawn(self._after_failure(run, reason, "died"))
+                self.groups.pop(group)
+                self.hanging.append(group)
+                self.events.available.set()
+
+    async def _follow_elsewhere(self) -> None:
+        """End the runs that other sweeps have ended; have those trained here that they gave up."""
+        statuses: Mapping[str, Status] = await self._in_thread(self.store.index.statuses, list(self.elsewhere)) or {}
+        for run_id, status in statuses.items():
+            run = self.runs[run_id]
+            if run.state != "elsewhere" or status == "running":
+                continue
+            if status in ("finished", "failed", "stopped"):
+                self._mark_ended(run, await self._in_thread(final_event, run.spec, self.store))
+            else:
+                del self.elsewhere[run_id]
+                run.state = "pending"
+                self.returned.append(run_id)
+                self.events.available.set()
+
+    def _trial_started(self, run_id: str) -> None:
+        self.starting_trials.pop(run_id, None)
+        if not self.starting_trials:
+            self.all_trials_started.set()
+
+    # -- tasks -----------------------------------------------------------------------------------------------------
+
+    async def _in_thread(self, call: Callable[..., T], *arguments: Any) -> T | None:
+        """The result of a call that uses the store; None if it failed, which ends the sweep."""
+        try:
+            return await asyncio.to_thread(call, *arguments)
+        except Exception as error:
+            self.problem = self.problem or f"{type(error).__name__}: {error}"
+            self.events.available.set()
+            await self.close()
+            return None
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         # The event loop keeps only weak references to its tasks.
         task = asyncio.get_running_loop().create_task(coroutine)
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
-
-
-async def _wait(event: asyncio.Event, wait_s: float | None) -> bool:
-    """Whether `event` is set, or is set within `wait_s`."""
-    if event.is_set():
-        return True
-    if wait_s is not None and wait_s <= 0:
-        return False
-    try:
-        await asyncio.wait_for(event.wait(), wait_s)
-    except TimeoutError:
-        return False
-    return True
+        return task

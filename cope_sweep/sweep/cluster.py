@@ -13,7 +13,8 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO, TypeVar, cast
@@ -29,16 +30,15 @@ PORT_TIMEOUT_S = 3.0
 
 # What Ray and its processes read from the environment. Variables that the user has set are kept.
 SETTINGS = {
-    # How often a group's controller polls its workers: the time to notice a death, and to end a sweep.
-    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",
-    # One process per group that watches for preempted nodes. Runs resume from our own checkpoints anyway.
-    "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
-    "RAY_TRAIN_METRICS_ENABLED": "0",
     # Relative paths mean the same as in the shell that started the sweep.
     "RAY_CHDIR_TO_TRIAL_DIR": "0",
     # Tune's own CSV, JSON and TensorBoard files, and its snapshots. Nothing reads them.
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
     "TUNE_GLOBAL_CHECKPOINT_S": "86400",
+    # The processes of several trials may start at the same time.
+    "TUNE_MAX_PENDING_TRIALS_PG": "64",
+    # A run that fails has no value of the scheduler's metric.
+    "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",
     # Tune's newer output prints even at verbosity 0.
     "RAY_AIR_NEW_OUTPUT": "0",
     "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",
@@ -61,12 +61,36 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Capacity:
-    """How much of a sweep a cluster can train at the same time."""
+class Node:
+    """A node of the cluster that is alive."""
 
-    groups: int
+    address: str
+    resources: dict[str, float]
+    """All that it has, in use or not."""
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a worker group takes."""
+
+    workers: int
+    cpus: int
+    """CPUs of each worker."""
     gpus: float
     """GPUs of each worker."""
+
+    @property
+    def bundle(self) -> dict[str, float]:
+        """What one worker takes, as Ray names it."""
+        return {"CPU": float(self.cpus)} | ({"GPU": self.gpus} if self.gpus else {})
+
+    def workers_on(self, resources: Mapping[str, float]) -> int:
+        """How many workers such resources hold. Several may share a GPU; no worker has parts of several."""
+        fits = resources.get("CPU", 0) / self.cpus
+        if self.gpus:
+            gpus = resources.get("GPU", 0)
+            fits = min(fits, gpus / self.gpus if self.gpus >= 1 else int(gpus) * int(1 / self.gpus + 1e-9))
+        return int(fits + 1e-9)
 
 
 @contextlib.contextmanager
@@ -114,35 +138,41 @@ def usable_cpus() -> int:
     return usable
 
 
-def capacity(resources: Resources) -> Capacity:
-    """How many groups the cluster holds; or `resources.groups`, if it is a number, whatever the cluster holds now.
+def nodes() -> dict[str, Node]:
+    """The nodes that are alive, by id."""
+    found = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+    return {node["NodeID"]: Node(node["NodeManagerAddress"], node["Resources"]) for node in found}
+
+
+def needs_of(resources: Resources) -> Needs:
+    """What a group takes on this cluster.
 
     Raises:
-        ClusterError: `resources.groups` is "auto" and the cluster has no room for one group.
+        ClusterError: `resources.groups` is "auto" and the nodes, all of them free, have no room for one group.
     """
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+    there = nodes().values()
     gpus = resources.gpus
     if gpus == "auto":
-        gpus = 1.0 if resources.device != "cpu" and any(node.get("GPU", 0) >= 1 for node in nodes) else 0.0
-    if resources.groups != "auto":
-        return Capacity(resources.groups, gpus)
-    workers = sum(_workers_on(node, resources.cpus, gpus) for node in nodes)
-    if workers < resources.workers:
+        gpus = 1.0 if resources.device != "cpu" and any(node.resources.get("GPU", 0) >= 1 for node in there) else 0.0
+    needs = Needs(resources.workers, resources.cpus, gpus)
+    if resources.groups == "auto" and sum(needs.workers_on(node.resources) for node in there) < needs.workers:
         wanted = f"{resources.cpus} CPUs" + (f" and {gpus:g} GPUs" if gpus else "")
-        total = sum(node.get("CPU", 0) for node in nodes), sum(node.get("GPU", 0) for node in nodes)
+        total = [sum(node.resources.get(name, 0) for node in there) for name in ("CPU", "GPU")]
         raise ClusterError(
-            f"the cluster ({len(nodes)} nodes, {total[0]:g} CPUs, {total[1]:g} GPUs) has no room for a group of "
+            f"the cluster ({len(there)} nodes, {total[0]:g} CPUs, {total[1]:g} GPUs) has no room for a group of "
             f"{resources.workers} workers with {wanted} each: lower resources.cpus, .gpus or .workers, or set "
             "resources.groups to wait for nodes that an autoscaler adds"
         )
-    return Capacity(workers // resources.workers, gpus)
+    return needs
 
 
-def _workers_on(node: dict[str, float], cpus: int, gpus: float) -> int:
-    fits = node.get("CPU", 0) / cpus
-    if gpus:
-        fits = min(fits, node.get("GPU", 0) / gpus)
-    return int(fits + 1e-9)
+def room(needs: Needs, there: Mapping[str, Node], left_out: Collection[str]) -> int:
+    """How many more groups fit into what is free now, outside of the nodes that are left out."""
+    free = Counter(ray.available_resources())
+    for node_id in left_out:
+        if node_id in there:
+            free.subtract({name: there[node_id].resources.get(name, 0) for name in ("CPU", "GPU")})
+    return needs.workers_on(free) // needs.workers
 
 
 @contextlib.contextmanager
@@ -235,7 +265,6 @@ def _start(cpus: int, runtime_env: dict[str, Any]) -> None:
             ray.init(
                 address="local",
                 num_cpus=cpus,
-                # Ray Train removes its placement groups through the dashboard.
                 include_dashboard=True,
                 log_to_driver=False,
                 configure_logging=False,

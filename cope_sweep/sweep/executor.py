@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from cope_sweep.errors import UserError
 from cope_sweep.spec import Resources, RunSpec
 from cope_sweep.store import Event, RunFolder, Store
+from cope_sweep.store.artifacts import DamagedError
+from cope_sweep.store.reading import read_run
+
+if TYPE_CHECKING:
+    from cope_sweep.sweep.schedulers import StoppingRule
 
 INTERRUPT_TIMEOUT_S = 15.0
 """Time that running runs have to write their checkpoints after they were asked to stop."""
-FOREIGN_POLL_INTERVAL_S = 0.5
-"""Time between two polls of a run that another process trains."""
+FOREIGN_POLL_INTERVAL_S = 1.0
+"""Time between two looks at the runs that other sweeps train."""
+MAX_MESSAGE_CHARACTERS = 500
 
 
 class ClusterError(UserError):
@@ -24,16 +30,19 @@ class ClusterError(UserError):
 
 
 class Executor(Protocol):
-    """Trains every run that is not finished, in the given order, with `cope_sweep.train.train_run`.
+    """Trains every run that is not finished, with `cope_sweep.train.train_run`.
 
-    `on_event` is called from the calling thread. The call returns when every run is finished or failed, or after `stop`
-    was set: then running runs write a checkpoint at their next step, and pending runs stay untouched. A failing run
-    does not stop the others. A run that another process is training is deferred until the others are done; then the
-    executor waits until it is finished, failed, or no longer locked. KeyboardInterrupt has the effect of `stop` and is
-    raised again at the end. `plugins` are modules that have to be imported before a run can be trained.
+    Each run is leased in the index under `sweep_id`. One that another sweep trains is left to that sweep; the executor
+    waits until it has ended there, and trains the run itself if the other sweep gave it up.
+
+    `on_event` and `on_note` are called from the calling thread. The call returns when every run has ended, or after
+    `stop` was set: then running runs write a checkpoint at their next step, and pending runs stay untouched. A failing
+    run does not stop the others; after `max_failed_runs` of them no more are started, and those in training end.
+    KeyboardInterrupt has the effect of `stop` and is raised again at the end. `plugins` are modules that have to be
+    imported before a run can be trained. `schedule` may end runs early, where the executor trains several at a time.
 
     Raises:
-        ClusterError: There is no cluster to train on, or it broke.
+        ClusterError: There is no cluster to train on, or nothing is left of it that can train.
         ValueError: `resources` ask for a device that is not available.
     """
 
@@ -43,16 +52,21 @@ class Executor(Protocol):
         store: Store,
         resources: Resources,
         *,
+        sweep_id: str,
         on_event: Callable[[Event], None],
         stop: threading.Event,
         plugins: Sequence[str] = (),
+        schedule: StoppingRule | None = None,
+        max_failed_runs: int | None = None,
+        on_note: Callable[[str], None] = lambda text: None,
     ) -> None: ...
 
 
 def unfinished(runs: Sequence[RunSpec], store: Store) -> list[RunSpec]:
     """The runs that are not finished, in order and without duplicates."""
     distinct = {run.run_id: run for run in runs}
-    return [run for run_id, run in distinct.items() if store.run(run_id).status != "finished"]
+    statuses = store.index.statuses(distinct)
+    return [run for run_id, run in distinct.items() if statuses.get(run_id) != "finished"]
 
 
 def worker_id() -> str:
@@ -60,36 +74,68 @@ def worker_id() -> str:
     return f"{platform.node()}:{os.getpid()}"
 
 
-@dataclass
-class ForeignRun:
-    """A run that another process is training, observed through its folder."""
-
-    folder: RunFolder
-    seen_running: bool = False
-
-    def poll(self) -> Literal["running", "ended", "free"]:
-        """The state of the run: still running there, ended there, or free to be trained here."""
-        status = self.folder.status
-        if status == "running":
-            self.seen_running = True
-            return "running"
-        # A failure is the other process's only if that process was seen training. Otherwise it is an old failure, and
-        # the run is to be tried again.
-        if status == "finished" or (status == "failed" and self.seen_running):
-            return "ended"
-        return "free"
-
-
-def final_event(run: RunSpec, folder: RunFolder) -> Event:
+def final_event(run: RunSpec, store: Store) -> Event:
     """The last event of a run that has ended, made from its folder."""
-    state, result = folder.state, folder.result
-    rows = folder.curve()
+    row = read_run(store.run(run.run_id))
+    if row is None:
+        return Event(run.run_id, "pending", steps=run.train.steps)
     return Event(
         run_id=run.run_id,
-        status=folder.status,
-        step=int(rows[-1]["step"]) if rows else 0,
+        status=row.status,
+        step=row.step,
         steps=run.train.steps,
-        metrics=result["metrics"] if result else {},
-        worker_id=state.get("worker_id", ""),
-        message=None if result else state.get("message"),
+        metrics=dict(row.metrics),
+        worker_id=row.worker_id or "",
+        message=row.message,
     )
+
+
+def evaluations_of(run: RunSpec, store: Store) -> list[Event]:
+    """The evaluations that an unfinished run made before, from its curve, as the events that it sent."""
+    found: dict[int, Event] = {}
+    metrics: dict[str, float] = {}
+    with contextlib.suppress(DamagedError):
+        for row in store.run(run.run_id).curve():
+            step = int(row["step"])
+            metrics |= {name: value for name, value in row.items() if name != "step"}
+            if any(name != "step" and not name.startswith("train/") for name in row):
+                found[step] = Event(
+                    run.run_id, "running", step, run.train.steps, dict(metrics), evaluated=True
+                )  # fmt: skip
+    return list(found.values())
+
+
+def record_failure(run: RunSpec, store: Store, message: str, details: str, keep_recorded: bool) -> None:
+    """Record the failure of a run in place of its worker. A result stays.
+
+    Args:
+        run: The run.
+        store: The store.
+        message: The reason, in one line.
+        details: The whole reason.
+        keep_recorded: Whether a failure that the worker itself recorded stays.
+    """
+    folder, state = _unfinished_folder(run, store)
+    if folder is not None and not (keep_recorded and state.get("status") == "failed"):
+        folder.fail(message[:MAX_MESSAGE_CHARACTERS], details)
+
+
+def record_stop(run: RunSpec, store: Store, reason: str) -> None:
+    """Record why the scheduler ended a run. A result or a failure stays."""
+    folder, state = _unfinished_folder(run, store)
+    if folder is not None and state.get("status") != "failed":
+        folder.set_state("stopped", message=reason)
+
+
+def _unfinished_folder(run: RunSpec, store: Store) -> tuple[RunFolder | None, dict[str, Any]]:
+    """The folder of a run, to write its state, and that state; None if the run is finished."""
+    folder = store.run(run.run_id)
+    with contextlib.suppress(DamagedError):
+        if folder.result is not None:
+            return None, {}
+    try:
+        if folder.spec is not None and folder.state:
+            return folder, folder.state
+    except DamagedError:
+        pass
+    return folder.begin(run, ""), {}

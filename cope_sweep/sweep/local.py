@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING
 
 from cope_sweep.registry import load_plugins
 from cope_sweep.spec import Resources, RunSpec
-from cope_sweep.store import Event, Store
+from cope_sweep.store import Event, LeaseHolder, Refusal, Store
 from cope_sweep.sweep.executor import (
     FOREIGN_POLL_INTERVAL_S,
     INTERRUPT_TIMEOUT_S,
-    ForeignRun,
     final_event,
     unfinished,
     worker_id,
 )
 
 if TYPE_CHECKING:
-    from cope_sweep.train import Runtime
+    from cope_sweep.sweep.schedulers import StoppingRule
+    from cope_sweep.train import Runtime, StopRequest
 
 
 def run_local(
@@ -28,11 +28,17 @@ def run_local(
     store: Store,
     resources: Resources,
     *,
+    sweep_id: str,
     on_event: Callable[[Event], None],
     stop: threading.Event,
     plugins: Sequence[str] = (),
+    schedule: StoppingRule | None = None,
+    max_failed_runs: int | None = None,
+    on_note: Callable[[str], None] = lambda text: None,
 ) -> None:
     """An `Executor` with one worker, in a thread of this process. `resources.groups` and `.workers` count as 1.
+
+    No run is ended early by `schedule`, which compares runs that are trained side by side.
 
     Raises:
         PluginError: A plugin cannot be imported.
@@ -40,7 +46,12 @@ def run_local(
         Exception: Whatever `on_event` raises.
     """
     load_plugins(plugins)
-    worker = _Worker(unfinished(runs, store), store, resources, stop)
+    todo = unfinished(runs, store)
+    if not todo:
+        return
+    if schedule is not None:
+        on_note(f"{schedule} ends no run here: --local trains one run after another, each to its end")
+    worker = _Worker(todo, store, resources, sweep_id, max_failed_runs, stop)
     worker.start()
     try:
         while (event := worker.events.get()) is not None:
@@ -61,12 +72,30 @@ def run_local(
 class _Worker(threading.Thread):
     """Trains in a thread, so that a signal handler in the main thread never interrupts a training step."""
 
-    def __init__(self, runs: list[RunSpec], store: Store, resources: Resources, stop: threading.Event) -> None:
+    def __init__(
+        self,
+        runs: list[RunSpec],
+        store: Store,
+        resources: Resources,
+        sweep_id: str,
+        max_failed_runs: int | None,
+        stop: threading.Event,
+    ) -> None:
         super().__init__(name="training", daemon=True)
-        self.runs, self.store, self.resources, self.stop_requested = runs, store, resources, stop
+        self.runs, self.store, self.resources, self.sweep_id = runs, store, resources, sweep_id
+        self.max_failed_runs, self.stop_requested = max_failed_runs, stop
+        self.failed = 0
+        self.elsewhere: dict[str, RunSpec] = {}
+        """Runs that other sweeps train."""
         self.events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
         """Events of the runs; None after the last one."""
         self.error: Exception | None = None
+
+    @property
+    def ends(self) -> bool:
+        """Whether no more runs are to be started."""
+        too_many_failed = self.max_failed_runs is not None and self.failed >= self.max_failed_runs
+        return self.stop_requested.is_set() or too_many_failed
 
     def run(self) -> None:
         try:
@@ -77,30 +106,61 @@ class _Worker(threading.Thread):
             self.events.put(None)
 
     def _train_all(self) -> None:
-        if not self.runs:
-            return
         from cope_sweep.train import Runtime
 
         runtime = Runtime.of(self.resources, worker_id=worker_id())
-        busy = [run for run in self.runs if self._train(run, runtime) == "busy"]
-        for run in busy:
-            self._wait_or_train(run, runtime)
+        leases = LeaseHolder(self.store, self.sweep_id)
+        try:
+            for run in self.runs:
+                if self.ends:
+                    return
+                self._train(run, runtime, leases)
+            while self.elsewhere and not self.ends:
+                self.stop_requested.wait(FOREIGN_POLL_INTERVAL_S)
+                self._follow_elsewhere(runtime, leases)
+        finally:
+            leases.close()
 
-    def _train(self, run: RunSpec, runtime: Runtime) -> str:
+    def _train(self, run: RunSpec, runtime: Runtime, leases: LeaseHolder) -> None:
+        """Train a run, if no other sweep does."""
         from cope_sweep.train import train_run
 
-        if self.stop_requested.is_set():
-            return "interrupted"
-        return train_run(run, self.store, runtime, on_event=self.events.put, should_stop=self.stop_requested.is_set)
+        lease = leases.acquire(run)
+        if isinstance(lease, Refusal):
+            if lease.reason == "leased":
+                self.elsewhere[run.run_id] = run
+            else:
+                self.events.put(final_event(run, self.store))
+            return
+        last: Event | None = None
 
-    def _wait_or_train(self, run: RunSpec, runtime: Runtime) -> None:
-        """Wait until another process has ended `run`; train the run here if that process gave it up."""
-        foreign = ForeignRun(self.store.run(run.run_id))
-        while not self.stop_requested.is_set():
-            match foreign.poll():
-                case "ended":
-                    self.events.put(final_event(run, foreign.folder))
-                    return
-                case "free" if self._train(run, runtime) != "busy":
-                    return
-            self.stop_requested.wait(FOREIGN_POLL_INTERVAL_S)
+        def on_event(event: Event) -> None:
+            nonlocal last
+            last = event
+            if event.status == "running":  # the last event is sent after the lease has ended
+                leases.progress(run.run_id, event.step, event.worker_id)
+                self.events.put(event)
+
+        def should_stop() -> StopRequest | None:
+            return "interrupted" if self.stop_requested.is_set() or run.run_id in leases.lost() else None
+
+        outcome = train_run(run, self.store, runtime, attempt=lease.attempt, on_event=on_event, should_stop=should_stop)
+        if outcome == "fenced" or run.run_id in leases.lost():
+            self.elsewhere[run.run_id] = run
+            return
+        leases.end(run.run_id)
+        self.failed += outcome == "failed"
+        self.events.put(last if last is not None and last.status != "running" else final_event(run, self.store))
+
+    def _follow_elsewhere(self, runtime: Runtime, leases: LeaseHolder) -> None:
+        """Report the runs that other sweeps have ended; train those that they gave up."""
+        statuses = self.store.index.statuses(self.elsewhere)
+        for run_id, run in list(self.elsewhere.items()):
+            status = statuses.get(run_id, "pending")
+            if status == "running" or self.ends:
+                continue
+            del self.elsewhere[run_id]
+            if status in ("finished", "failed", "stopped"):
+                self.events.put(final_event(run, self.store))
+            else:
+                self._train(run, runtime, leases)

@@ -1,10 +1,11 @@
 """The Ray executor: Tune schedules trials, Train's long-lived worker groups train their runs.
 
-    Tune ─ trials (no CPUs) ─▶ broker ◀─ leases ─ worker groups (Train), which live until the sweep ends
+    Tune ─ trials (no CPUs) ─▶ broker ◀─ leases ─ worker groups (Train), which come and go with the nodes
                                  │
-    this process ◀─── events ────┘      store, in the store that all nodes share ◀─ every worker writes its runs
+    this process ◀─── events ────┘      store, which all nodes share ◀─ every worker writes its runs
 
-The broker assigns runs to groups. What a process that died had not finished is continued from the store.
+The broker takes the leases and assigns runs to groups. What a process that died had not finished is continued from the
+store.
 """
 
 from __future__ import annotations
@@ -25,24 +26,29 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from cope_sweep.spec import Resources, RunSpec
 from cope_sweep.store import Event, Store
-from cope_sweep.sweep.broker import Broker, EventBatch
-from cope_sweep.sweep.cluster import Capacity, capacity, connected
+from cope_sweep.sweep.broker import Broker
+from cope_sweep.sweep.cluster import connected, needs_of
 from cope_sweep.sweep.executor import INTERRUPT_TIMEOUT_S, ClusterError, unfinished
+from cope_sweep.sweep.messages import Failure, Poll
 from cope_sweep.sweep.plugins import plugin_runtime_env
+from cope_sweep.sweep.schedulers import StoppingRule, scheduler_of
 
 if TYPE_CHECKING:
-    from ray.tune.schedulers import TrialScheduler
+    from cope_sweep.sweep.groups import Groups
+    from cope_sweep.sweep.trials import RunSearch
 
-LEASE_AHEAD_RUNS = 8
-"""Runs that may be leased before their trials start. Tune takes 30 ms per trial, and a second now and then."""
 EVENT_WAIT_S = 0.2
 """How long the driver waits for events before it checks `stop` again."""
+POLL_INTERVAL_S = 0.1
+"""Shortest time between two polls of the broker."""
 BROKER_TIMEOUT_S = 30.0
 """The broker is taken for lost after this time. It normally answers within milliseconds."""
-SHUTDOWN_TIMEOUT_S = 60.0
-"""For groups and trials to end after the sweep. They take 1 to 2 s, or as long as their start."""
-FIRST_STEP_TIMEOUT_S = 20.0
-"""The other groups and Tune start after the first group's first step, or after this time: starting uses all cores."""
+RELEASE_TIMEOUT_S = 60.0
+"""For the broker to write the rows of the runs that were interrupted."""
+TUNE_TIMEOUT_S = 60.0
+"""For Tune to end its trials after the sweep. It takes 1 s, or as long as the start of a process."""
+QUEUED_TRIALS = 1
+"""Trials beyond the number of groups: while Tune handles the end of one run, the group finds the next in the queue."""
 RESUME_HINT = "finished runs are kept; run the same command again to continue"
 
 
@@ -51,12 +57,15 @@ def run_on_ray(
     store: Store,
     resources: Resources,
     *,
+    sweep_id: str,
     on_event: Callable[[Event], None],
     stop: threading.Event,
     plugins: Sequence[str] = (),
+    schedule: StoppingRule | None = None,
+    max_failed_runs: int | None = None,
+    on_note: Callable[[str], None] = lambda text: None,
     address: str | None = None,
     cpus: int | None = None,
-    scheduler: TrialScheduler | None = None,
 ) -> None:
     """An `Executor` on a Ray cluster. The store has to be in a folder that all nodes share.
 
@@ -64,15 +73,18 @@ def run_on_ray(
         runs: The runs to train, in order.
         store: The store.
         resources: Groups, workers and devices.
+        sweep_id: The owner of the leases.
         on_event: Called with every event.
         stop: Set to interrupt the sweep.
         plugins: Modules that every worker imports. Their files are copied to the nodes.
+        schedule: Which runs are ended early.
+        max_failed_runs: After this number of failed runs, no more are started.
+        on_note: Called with what the user should know: nodes that are left out.
         address: "auto", "host:port", or None for RAY_ADDRESS; without that, a new cluster on this machine.
         cpus: CPUs of a new cluster; None: those that this process may use.
-        scheduler: May stop trials early. Their runs stay interrupted.
 
     Raises:
-        ClusterError: The cluster cannot be reached, has no room for a group, cannot see the store, or broke during
+        ClusterError: The cluster cannot be reached, has no room for a group, no node that can train, or broke during
             the sweep. Finished runs are kept.
         PluginError: A plugin cannot be imported.
         Exception: Whatever `on_event` raises.
@@ -82,11 +94,13 @@ def run_on_ray(
         return
     prefetch = threading.Thread(target=_import_ray_libraries, name="imports", daemon=True)
     prefetch.start()
-    logs = store.root / "logs" / f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(2)}"
+    logs = store.root / "logs" / sweep_id
     cluster = connected(address, logs / "ray.log", cpus, runtime_env=plugin_runtime_env(plugins))
     with _scratch(store) as (scratch, token), cluster:
         prefetch.join()
-        sweep = _RaySweep(todo, store, resources, capacity(resources), tuple(plugins), scratch, token, logs, scheduler)
+        sweep = _RaySweep(
+            todo, store, resources, sweep_id, tuple(plugins), schedule, max_failed_runs, on_note, scratch, token, logs
+        )
         sweep.execute(on_event, stop)
     for path in logs.glob("*.log"):
         if not path.stat().st_size:
@@ -95,13 +109,14 @@ def run_on_ray(
 
 def _import_ray_libraries() -> None:
     """The slow imports, in a thread while Ray starts."""
-    import ray.train.torch
-    import ray.tune  # noqa: F401
+    import ray.tune
+    import ray.tune.schedulers
+    import ray.tune.search  # noqa: F401
 
 
 @contextlib.contextmanager
 def _scratch(store: Store) -> Iterator[tuple[str, str]]:
-    """Yields a local folder for files of Train and Tune, and a file in the store by which nodes recognise the store."""
+    """Yields a local folder for Tune's files, and a file in the store by which nodes recognise the store."""
     tokens = store.root / "ray"
     tokens.mkdir(parents=True, exist_ok=True)
     token = tokens / f"seen-{secrets.token_hex(8)}"
@@ -116,6 +131,13 @@ def _scratch(store: Store) -> Iterator[tuple[str, str]]:
             tokens.rmdir()
 
 
+class BrokerActor(Broker):
+    """The broker as a Ray actor, which opens the store itself."""
+
+    def __init__(self, root: str, index_url: str, *arguments: Any, **settings: Any) -> None:
+        super().__init__(Store(root, index=index_url), *arguments, **settings)
+
+
 @dataclass
 class _RaySweep:
     """One sweep on a connected cluster."""
@@ -123,29 +145,26 @@ class _RaySweep:
     runs: list[RunSpec]
     store: Store
     resources: Resources
-    capacity: Capacity
+    sweep_id: str
     plugins: tuple[str, ...]
+    schedule: StoppingRule | None
+    max_failed_runs: int | None
+    on_note: Callable[[str], None]
     scratch: str
     token: str
     logs: Path
-    scheduler: TrialScheduler | None
     broker: Any = None
     broker_name: str = field(default_factory=lambda: f"cope-sweep-broker-{secrets.token_hex(8)}")
-    threads: list[threading.Thread] = field(default_factory=list)
-    ended: threading.Event = field(default_factory=threading.Event)
-    """Set when the sweep has ended. Later errors of its threads are ignored."""
-    group_errors: list[Exception] = field(default_factory=list)
-    """Errors that ended groups before the sweep had ended."""
+    groups: Groups | None = None
+    search: RunSearch | None = None
+    tune: threading.Thread | None = None
     tune_error: Exception | None = None
-
-    @property
-    def groups(self) -> int:
-        return min(self.capacity.groups, len(self.runs))
+    ended: threading.Event = field(default_factory=threading.Event)
+    """Set when the sweep has ended."""
 
     def execute(self, on_event: Callable[[Event], None], stop: threading.Event) -> None:
         try:
-            self._start_broker()
-            self._start_group(0)
+            self._start()
             self._handle_events(on_event, stop)
         except ray.exceptions.RayActorError as error:
             raise ClusterError(f"the sweep's broker on the cluster died ({error}); {RESUME_HINT}") from error
@@ -162,101 +181,100 @@ class _RaySweep:
 
     # -- starting --------------------------------------------------------------------------------------------------
 
-    def _start_broker(self) -> None:
-        # On this node, because the broker reads the store and must not outlive this process.
-        this_node = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-        actor = ray.remote(Broker).options(
-            name=self.broker_name, num_cpus=0, max_concurrency=10_000, scheduling_strategy=this_node
-        )
-        self.broker = actor.remote(
-            str(self.store.root),
-            self.runs,
-            max_failures=self.resources.max_failures,
-            trials=self.groups,
-            ahead=LEASE_AHEAD_RUNS,
-        )
+    def _start(self) -> None:
+        from cope_sweep.sweep.groups import Groups
+        from cope_sweep.sweep.workers import GroupPlan
 
-    def _start_group(self, group: int) -> None:
-        from cope_sweep.sweep.workers import GroupPlan, train_group
-
+        resources = self.resources
+        needs = needs_of(resources)
+        self._start_broker()
         plan = GroupPlan(
-            group=group,
             broker=self.broker,
             root=str(self.store.root),
             token=self.token,
             logs=str(self.logs),
-            resources=self.resources,
-            gpus=self.capacity.gpus,
-            scratch=self.scratch,
+            resources=resources,
+            gpus=needs.gpus,
             plugins=self.plugins,
+        )
+        limit = None if resources.groups == "auto" else resources.groups
+        self.groups = Groups(plan, needs, limit, on_failed=self._group_failed, on_note=self.on_note)
+        self.groups.update(len(self.runs))
+        self._start_tune()
+
+    def _start_broker(self) -> None:
+        # On this node, because the broker reads the store and must not outlive this process.
+        this_node = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        actor = ray.remote(BrokerActor).options(
+            name=self.broker_name, num_cpus=0, max_concurrency=100_000, scheduling_strategy=this_node
+        )
+        self.broker = actor.remote(
+            str(self.store.root),
+            self.store.index_url,
+            self.sweep_id,
+            self.runs,
+            max_failures=self.resources.max_failures,
+            max_failed_runs=self.max_failed_runs,
+            step_timeout_s=self.resources.step_timeout_s,
+            replay=self.schedule is not None,
+        )
+
+    def _start_tune(self) -> None:
+        from cope_sweep.sweep.trials import RunSearch, run_trials
+
+        groups, rule = self.groups, self.schedule
+        self.search = search = RunSearch(
+            [run.run_id for run in self.runs],
+            wanted=lambda: max(1, groups.placed if groups else 0) + QUEUED_TRIALS,
+            start=self.broker.start.remote,
+            stop=self.broker.stop.remote,
+            rule=str(rule),
+            ended=self.ended,
         )
 
         def run() -> None:
             try:
-                train_group(plan)
-            except Exception as error:
-                if not self.ended.is_set():
-                    self.group_errors.append(error)
-
-        self._start_thread(f"group-{group}", run)
-
-    def _start_others(self) -> None:
-        """Start the other groups, and Tune."""
-        from cope_sweep.sweep.trials import run_trials
-
-        for group in range(1, self.groups):
-            self._start_group(group)
-
-        def run() -> None:
-            try:
                 run_trials(
-                    self.runs,
+                    search,
                     broker=self.broker_name,
-                    trials=self.groups,
+                    metric=rule and rule.metric,
                     scratch=self.scratch,
-                    sweep_ended=self.ended,
-                    scheduler=self.scheduler,
+                    scheduler=None if rule is None else scheduler_of(rule),
                 )
             except Exception as error:
                 if not self.ended.is_set():
                     self.tune_error = error
 
-        self._start_thread("tune", run)
+        self.tune = threading.Thread(target=run, name="tune", daemon=True)
+        self.tune.start()
 
-    def _start_thread(self, name: str, target: Callable[[], None]) -> None:
-        thread = threading.Thread(target=target, name=name, daemon=True)
-        self.threads.append(thread)
-        thread.start()
+    def _group_failed(self, group: int, reason: str, failure: Failure) -> bool:
+        return bool(self._get(self.broker.group_failed.remote(group, reason, failure)))
 
     # -- running ---------------------------------------------------------------------------------------------------
 
     def _handle_events(self, on_event: Callable[[Event], None], stop: threading.Event) -> None:
         """Pass events to `on_event` until the sweep has ended, or was stopped and its runs are interrupted."""
         last_number = 0
-        started_s = time.monotonic()
-        only_first_group = len(self.threads) == 1
-        interrupt_deadline_s: float | None = None
-        while True:
-            if stop.is_set() and interrupt_deadline_s is None:
-                interrupt_deadline_s = time.monotonic() + INTERRUPT_TIMEOUT_S
+        deadline_s: float | None = None
+        while self.groups is not None and self.search is not None:
+            polled_s = time.monotonic()
+            if stop.is_set() and deadline_s is None:
+                deadline_s = polled_s + INTERRUPT_TIMEOUT_S
                 self.broker.close.remote()
-            batch: EventBatch = self._get(self.broker.poll_events.remote(last_number, EVENT_WAIT_S))
-            for number, event in batch.events:
+            poll: Poll = self._get(self.broker.poll.remote(last_number, EVENT_WAIT_S))
+            for number, event in poll.events:
                 last_number = number
                 on_event(event)
-            if batch.fatal:
-                raise ClusterError(batch.fatal)
-            if batch.ended:
+            if poll.problem:
+                raise ClusterError(f"{poll.problem}; {RESUME_HINT}")
+            if poll.ended or (deadline_s is not None and (not poll.leased or time.monotonic() > deadline_s)):
                 return
-            if interrupt_deadline_s is not None:
-                if not batch.leased or time.monotonic() > interrupt_deadline_s:
-                    return
-                continue
-            trains = any(event.step for _, event in batch.events)
-            if only_first_group and (trains or time.monotonic() - started_s > FIRST_STEP_TIMEOUT_S):
-                self._start_others()
-                only_first_group = False
-            self._check_threads()
+            if self.tune_error is not None:
+                raise ClusterError(f"Ray Tune gave up: {self.tune_error}; its log: {self.logs}") from self.tune_error
+            self.search.add(poll.returned)
+            self.groups.update(0 if deadline_s is not None else poll.to_train, poll.hanging)
+            time.sleep(max(0.0, polled_s + POLL_INTERVAL_S - time.monotonic()))
 
     def _get(self, ref: Any) -> Any:
         try:
@@ -264,29 +282,21 @@ class _RaySweep:
         except ray.exceptions.GetTimeoutError as error:
             raise ClusterError(f"the cluster has not answered for {BROKER_TIMEOUT_S:.0f} s; {RESUME_HINT}") from error
 
-    def _check_threads(self) -> None:
-        """Raise ClusterError if Tune failed or no group is left."""
-        error = self.tune_error
-        if error is None and len(self.group_errors) == len([t for t in self.threads if t.name != "tune"]):
-            error = self.group_errors[0]
-        if error is not None:
-            raise ClusterError(f"Ray gave up: {error}; its log: {self.logs}") from error
-
     # -- ending ----------------------------------------------------------------------------------------------------
 
     def _end(self) -> None:
-        """Let groups and Tune end by themselves.
-
-        Then they leave nothing behind on a cluster that keeps running. Also, a thread that is inside of Ray while Ray
-        shuts down would end this process.
-        """
+        """End groups, trials and broker, so that nothing is left on a cluster that keeps running."""
         self.ended.set()
         if self.broker is None:
             return
         with contextlib.suppress(ray.exceptions.RayError):
             self.broker.close.remote()
-        until = time.monotonic() + SHUTDOWN_TIMEOUT_S
-        for thread in self.threads:
-            thread.join(max(0.0, until - time.monotonic()))
+        if self.groups is not None:
+            self.groups.close()
+        with contextlib.suppress(ray.exceptions.RayError):
+            ray.get(self.broker.release.remote(), timeout=RELEASE_TIMEOUT_S)
+        if self.tune is not None:
+            # A thread that is inside of Ray while Ray shuts down would end this process.
+            self.tune.join(TUNE_TIMEOUT_S)
         with contextlib.suppress(ray.exceptions.RayError):
             ray.kill(self.broker)

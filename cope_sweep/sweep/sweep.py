@@ -13,17 +13,35 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from cope_sweep.plan import Plan
 from cope_sweep.spec import Resources, RunSpec
-from cope_sweep.store import Event, Store
-from cope_sweep.store.mlflow_mirror import MlflowMirror
+from cope_sweep.store import Event, Status, Store, SweepRecord, SweepRun
+from cope_sweep.store.index.owners import new_owner
 from cope_sweep.store.provenance import git_commit, versions
 from cope_sweep.sweep.executor import Executor
+from cope_sweep.sweep.schedulers import stopping_rule
+
+if TYPE_CHECKING:
+    from cope_sweep.store.mlflow_mirror import MlflowMirror
 
 MIRROR_TIMEOUT_S = 120.0
 """For the last sync with MLflow after the sweep."""
+STOP_POLL_INTERVAL_S = 2.0
+"""Time between two looks for a request to stop from another machine."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What a sweep may use. What it has not done then is left for the next one."""
+
+    time_s: float | None = None
+    """Seconds after which the runs in training are checkpointed and the sweep ends."""
+    max_runs: int | None = None
+    """The number of runs that it may train."""
+    max_failures: int | None = None
+    """After this number of failed runs, no more are started."""
 
 
 @dataclass(frozen=True)
@@ -35,17 +53,22 @@ class SweepOutcome:
     trained: int
     """Number of runs that this sweep finished."""
     reused: int
-    """Number of runs that were finished before it started."""
+    """Number of runs that were finished before it started, or by another sweep meanwhile."""
     failed: int
     interrupted: int
-    """Number of runs that are neither finished nor failed, whether they were begun or not."""
+    """Number of runs that were begun and have not ended."""
     seconds: float
+    stopped: int = 0
+    """Number of runs that the scheduler ended early."""
+    not_started: int = 0
+    notes: tuple[str, ...] = ()
+    """What the user should know: nodes that were left out, a budget that was used up."""
     tracking_errors: tuple[str, ...] = ()
 
     @property
     def exit_code(self) -> int:
-        """0: every run is finished. 130: stopped before the end, even if some runs failed. 1: some runs failed."""
-        return 130 if self.interrupted else 1 if self.failed else 0
+        """0: every run has ended as planned. 130: something is left, even if some runs failed. 1: some runs failed."""
+        return 130 if self.interrupted or self.not_started else 1 if self.failed else 0
 
 
 @contextlib.contextmanager
@@ -71,6 +94,11 @@ def stopping_on_signals(stop: threading.Event) -> Iterator[None]:
             signal.signal(signum, handler)
 
 
+def stop_file(store: Store, sweep_id: str) -> Path:
+    """The file whose existence asks a sweep to stop, from any machine that reaches the store."""
+    return store.root / "sweeps" / f"{sweep_id}.stop"
+
+
 def sweep(
     plan: Plan,
     store: Store,
@@ -81,10 +109,12 @@ def sweep(
     executor_name: Literal["ray", "local"],
     tracking_uri: str | None,
     retry_failed: bool = True,
+    budget: Budget | None = None,
     on_event: Callable[[Event], None] = lambda event: None,
+    on_note: Callable[[str], None] = lambda text: None,
     stop: threading.Event | None = None,
 ) -> SweepOutcome:
-    """Train the runs of a plan that are not finished, and record the sweep in the store and in MLflow.
+    """Train the runs of a plan that have not ended, and record the sweep in the store and in MLflow.
 
     Args:
         plan: The plan.
@@ -95,77 +125,153 @@ def sweep(
         executor_name: For the record.
         tracking_uri: The MLflow store; None for no copy in MLflow.
         retry_failed: Whether runs that failed in earlier sweeps are trained again.
+        budget: What the sweep may use.
         on_event: Called with every event.
+        on_note: Called with what the user should know at once.
         stop: Set to interrupt the sweep, as Ctrl-C does.
 
     Raises:
         ClusterError: And whatever else the executor raises, after the sweep was recorded as failed or interrupted.
     """
-    stop = stop or threading.Event()
-    status = {run.run_id: store.run(run.run_id).status for run in plan.runs}
-    skipped = {"finished"} if retry_failed else {"finished", "failed"}
-    todo = [run for run in plan.runs if status[run.run_id] not in skipped]
-    reused = [run_id for run_id, known in status.items() if known == "finished"]
+    stop, budget = stop or threading.Event(), budget or Budget()
+    store.settle()
+    content = plan.ablation.content
+    rule = stopping_rule(getattr(content, "schedule", None), content.metrics, plan.runs)
+    statuses = store.index.statuses(run.run_id for run in plan.runs)
+    skipped: set[Status] = {"finished"} | ({"stopped"} if rule else set()) | (set() if retry_failed else {"failed"})
+    todo = [run for run in plan.runs if statuses.get(run.run_id) not in skipped]
+    reused = [run.run_id for run in plan.runs if statuses.get(run.run_id) == "finished"]
     if not todo:
-        failed = sum(known == "failed" for known in status.values())
-        return SweepOutcome(None, 0, len(reused), failed, 0, 0.0)
+        known = list(statuses.values())
+        return SweepOutcome(None, 0, len(reused), known.count("failed"), 0, 0.0, known.count("stopped"))
 
-    plugins = plan.ablation.content.plugins
     started_s = time.monotonic()
     record = _initial_record(plan, reused, executor_name, file_text)
-    store.write_sweep(record["sweep_id"], record)
-    mirror = MlflowMirror.start(store, record["sweep_id"], tracking_uri) if tracking_uri else None
+    store.write_sweep(record, new_owner(record.sweep_id))
+    mirror = _start_mirror(store, record.sweep_id, tracking_uri)
+    notes: list[str] = []
+
+    def note(text: str) -> None:
+        notes.append(text)
+        on_note(text)
+
     try:
-        with stopping_on_signals(stop):
-            executor(todo, store, resources, on_event=on_event, stop=stop, plugins=plugins)
+        with (
+            stopping_on_signals(stop),
+            _stopping_on_request(stop_file(store, record.sweep_id), stop, budget.time_s, notes),
+        ):
+            executor(
+                todo[: budget.max_runs],
+                store,
+                resources,
+                sweep_id=record.sweep_id,
+                on_event=on_event,
+                stop=stop,
+                plugins=content.plugins,
+                schedule=rule,
+                max_failed_runs=budget.max_failures,
+                on_note=note,
+            )
     finally:
-        outcome = _outcome(record["sweep_id"], todo, store, len(reused), started_s)
-        store.write_sweep(record["sweep_id"], record | _final_entries(plan, store, outcome))
+        outcome = _outcome(record.sweep_id, todo, store, len(reused), started_s, notes)
+        store.write_sweep(_final_record(record, plan, store, outcome))
         errors = tuple(mirror.finish(MIRROR_TIMEOUT_S).errors) if mirror else ()
     return replace(outcome, tracking_errors=errors)
 
 
-def _outcome(sweep_id: str, todo: list[RunSpec], store: Store, reused: int, started_s: float) -> SweepOutcome:
-    statuses = [store.run(run.run_id).status for run in todo]
-    finished, failed = statuses.count("finished"), statuses.count("failed")
-    seconds = time.monotonic() - started_s
-    return SweepOutcome(sweep_id, finished, reused, failed, len(statuses) - finished - failed, seconds)
+def _start_mirror(store: Store, sweep_id: str, tracking_uri: str | None) -> MlflowMirror | None:
+    if tracking_uri is None:
+        return None
+    from cope_sweep.store.mlflow_mirror import MlflowMirror
+
+    return MlflowMirror.start(store, sweep_id, tracking_uri)
 
 
-def _final_entries(plan: Plan, store: Store, outcome: SweepOutcome) -> dict[str, Any]:
-    """The entries of a record that are added at the end: status, time and table."""
+@contextlib.contextmanager
+def _stopping_on_request(
+    path: Path, stop: threading.Event, time_budget_s: float | None, notes: list[str]
+) -> Iterator[None]:
+    """Set `stop` when the file `path` exists or the time is used up, and say so in `notes`. Deletes the file."""
+    left = threading.Event()
+    until = None if time_budget_s is None else time.monotonic() + time_budget_s
+
+    def watch() -> None:
+        while not stop.is_set():
+            wait_s = STOP_POLL_INTERVAL_S if until is None else min(STOP_POLL_INTERVAL_S, until - time.monotonic())
+            if left.wait(max(0.0, wait_s)):
+                return
+            if until is not None and time.monotonic() >= until:
+                notes.append(f"stopped: the time budget of {time_budget_s:g} s is used up")
+                stop.set()
+            elif path.exists():
+                notes.append("stopped: a stop was requested")
+                stop.set()
+
+    thread = threading.Thread(target=watch, name="stop-requests", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        left.set()
+        thread.join()
+        path.unlink(missing_ok=True)
+
+
+def _outcome(
+    sweep_id: str, todo: list[RunSpec], store: Store, reused: int, started_s: float, notes: list[str]
+) -> SweepOutcome:
+    records = store.index.records(run.run_id for run in todo)
+    finished = [record for record in records.values() if record.status == "finished"]
+    trained = sum(record.sweep_id == sweep_id for record in finished)
+    by_status = [record.status for record in records.values()]
+    failed, stopped = by_status.count("failed"), by_status.count("stopped")
+    not_started = len(todo) - len(records) + by_status.count("pending")
+    return SweepOutcome(
+        sweep_id=sweep_id,
+        trained=trained,
+        reused=reused + len(finished) - trained,
+        failed=failed,
+        interrupted=len(todo) - len(finished) - failed - stopped - not_started,
+        seconds=time.monotonic() - started_s,
+        stopped=stopped,
+        not_started=not_started,
+        notes=tuple(notes),
+    )
+
+
+def _final_record(record: SweepRecord, plan: Plan, store: Store, outcome: SweepOutcome) -> SweepRecord:
+    """The record with what is known at the end: status, time, table and notes."""
     from cope_sweep.results import table
 
     final = table(plan, store)
-    status = "interrupted" if outcome.interrupted else "failed" if outcome.failed else "finished"
+    status: Status = "interrupted" if outcome.exit_code == 130 else "failed" if outcome.failed else "finished"
     rendered = {"markdown": final.to_markdown(), "csv": final.to_csv(), "json": final.to_json()}
-    return {"status": status, "ended_ms": int(time.time() * 1000), "table": rendered}
+    changes = {"status": status, "ended_ms": int(time.time() * 1000), "table": rendered, "notes": list(outcome.notes)}
+    return record.model_copy(update=changes)
 
 
-def _initial_record(plan: Plan, reused: list[str], executor_name: str, file_text: str) -> dict[str, Any]:
+def _initial_record(plan: Plan, reused: list[str], executor_name: str, file_text: str) -> SweepRecord:
     """The record of a sweep at its start."""
     content = plan.ablation.content
     now = time.time()
-    return {
-        "sweep_id": time.strftime("%Y%m%d-%H%M%S-", time.gmtime(now)) + secrets.token_hex(2),
-        "ablation": plan.name,
-        "title": content.title,
-        "hypothesis": content.hypothesis,
-        "file_text": file_text,
-        "executor": executor_name,
-        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
-        "status": "running",
-        "started_ms": int(now * 1000),
-        "ended_ms": None,
-        "git_commit": git_commit(),
-        "versions": versions(),
-        "machine": {"host": platform.node(), "system": platform.platform(), "cpus": os.cpu_count()},
-        "metrics": [metric.model_dump(mode="json") for metric in content.metrics],
-        "runs": [
-            {"run_id": run.run_id, "row": row.name, "labels": row.labels, "seed": run.seed}
+    return SweepRecord(
+        sweep_id=time.strftime("%Y%m%d-%H%M%S-", time.gmtime(now)) + secrets.token_hex(2),
+        ablation=plan.name,
+        title=content.title,
+        hypothesis=content.hypothesis,
+        file_text=file_text,
+        executor=executor_name,
+        command=[Path(sys.argv[0]).name, *sys.argv[1:]],
+        status="running",
+        started_ms=int(now * 1000),
+        git_commit=git_commit(),
+        versions=versions(),
+        machine={"host": platform.node(), "system": platform.platform(), "cpus": os.cpu_count()},
+        metrics=[metric.model_dump(mode="json") for metric in content.metrics],
+        runs=[
+            SweepRun(run_id=run.run_id, row=row.name, labels=row.labels, seed=run.seed)
             for row in plan.rows
             for run in row.runs
         ],
-        "reused": reused,
-        "table": None,
-    }
+        reused=reused,
+    )

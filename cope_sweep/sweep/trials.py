@@ -1,63 +1,139 @@
-"""What Ray Tune schedules: one small trial per run, which opens the run at the broker and reports its metrics.
+"""What Ray Tune schedules: one small trial per run, which reports the evaluations of its run.
 
-Trials use no CPUs, which are left to the workers. If a scheduler stops a trial early, its run is interrupted. Tune's
-own state is never restored: the next sweep creates a new Tuner for the runs that the store does not have.
+Trials use no CPUs, which are left to the workers. Tune gets as many as there are worker groups, while groups come and
+go. A run does not depend on its trial's process: where a trial is only cleaned up, the run goes on. The driver sees
+which trials a scheduler has ended, and tells the broker. Tune's own state is never restored: the next sweep creates a
+new Tuner.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import ray
 from ray import tune
 from ray.tune.schedulers import TrialScheduler
+from ray.tune.search import Searcher
 from ray.tune.stopper import NoopStopper
 
-from cope_sweep.spec import RunSpec
-from cope_sweep.sweep.executor import worker_id
+from cope_sweep.sweep.messages import Report
 
-REPORT_INTERVAL_S = 1.0
-"""Minimum time between two results of a trial."""
-MAX_RESULTS_PER_S = 50
-"""What Tune's event loop can handle, over all trials."""
+TRIAL_BYTES = 200_000_000
+"""Memory of a trial's process. Asking for it spreads the trials over the nodes."""
 
 
 class RunTrial(tune.Trainable):
     """The trial of one run."""
 
-    broker: Any
+    broker: Any = None
+    run_id: str
+    metric: str | None
+
+    @classmethod
+    def default_resource_request(cls, config: dict[str, Any]) -> tune.PlacementGroupFactory:
+        return tune.PlacementGroupFactory([{"memory": TRIAL_BYTES}])
 
     def setup(self, config: dict[str, Any]) -> None:
-        self._open(config)
+        self.run_id, self.metric = config["run_id"], config["metric"]
+        if self.broker is None:
+            self.broker = ray.get_actor(config["broker"])
 
     def reset_config(self, config: dict[str, Any]) -> bool:
-        self._interrupt_unended()
-        self._open(config)
+        self.setup(config)
         return True
 
     def step(self) -> dict[str, Any]:
-        event, ended = ray.get(self.broker.progress.remote(self.run_id, self.interval_s))
-        self.ended = ended
-        return {"step": event.step, "status": event.status, "done": ended, **event.metrics}
-
-    def cleanup(self) -> None:
-        self._interrupt_unended()
-
-    def _open(self, config: dict[str, Any]) -> None:
-        self.run_id, self.interval_s, self.ended = config["run_id"], config["interval_s"], False
-        self.broker = ray.get_actor(config["broker"])
-        ray.get(self.broker.open.remote(self.run_id, worker_id()))
-
-    def _interrupt_unended(self) -> None:
-        """Interrupt the run if it has not ended: the trial ends here."""
-        if not self.ended:
-            self.broker.interrupt.remote(self.run_id)
+        try:
+            report: Report = ray.get(self.broker.progress.remote(self.run_id))
+        except ray.exceptions.RayActorError:
+            # The broker died and the sweep has ended, which the driver reports.
+            return {"step": 0, "done": True}
+        event = report.event
+        # Tune keeps statistics of every value for every trial, so it gets only what it needs.
+        known = {self.metric: event.metrics[self.metric]} if self.metric in event.metrics else {}
+        status = event.status if not report.ended else "elsewhere" if report.elsewhere else f"ended: {event.status}"
+        return {"step": event.step, "status": status, "done": report.ended, **known}
 
 
-class StopWithSweep(tune.Stopper):
+class _OfThisProcess:
+    """An object that Tune copies and pickles into a file. Copies are the object itself, and no file is ever read."""
+
+    substitute: Callable[[], Any]
+    """Makes what is pickled in its place."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self).substitute, ()
+
+
+class RunSearch(_OfThisProcess, Searcher):
+    """Gives Tune the next run whenever fewer trials than wanted are alive."""
+
+    substitute = Searcher
+
+    def __init__(
+        self,
+        run_ids: Iterable[str],
+        *,
+        wanted: Callable[[], int],
+        start: Callable[[str], None],
+        stop: Callable[[str, str], None],
+        rule: str,
+        ended: threading.Event,
+    ) -> None:
+        """Create the searcher.
+
+        Args:
+            run_ids: The runs, in order.
+            wanted: How many trials are wanted now.
+            start: Called with each run that is given to Tune.
+            stop: Called with each run that the scheduler has ended, and the reason.
+            rule: What the scheduler is called in reasons.
+            ended: Set when the sweep has ended.
+        """
+        super().__init__(metric="step", mode="max")  # of no meaning here; Tune wants them
+        self.todo = deque(run_ids)
+        self.wanted, self.start, self.stop, self.rule, self.ended = wanted, start, stop, rule, ended
+        self.alive: dict[str, str] = {}
+        """Id of each trial that has not ended → its run."""
+
+    def add(self, run_ids: Iterable[str]) -> None:
+        """Give these runs another trial."""
+        self.todo.extend(run_ids)
+
+    def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
+        """The configuration of the next trial; None: none now."""
+        if self.ended.is_set():
+            return self.FINISHED
+        if not self.todo or len(self.alive) >= self.wanted():
+            return None
+        run_id = self.alive[trial_id] = self.todo.popleft()
+        self.start(run_id)
+        return {"run_id": run_id}
+
+    def on_trial_complete(self, trial_id: str, result: Mapping[str, Any] | None = None, error: bool = False) -> None:
+        run_id = self.alive.pop(trial_id, None)
+        result = result or {}
+        # The last result of a trial that ended by itself does not say `running`.
+        if run_id is not None and result.get("status") == "running" and not self.ended.is_set():
+            self.stop(run_id, f"stopped by {self.rule} at step {result.get('step')}")
+
+    def save(self, checkpoint_path: str) -> None:
+        """Tune's state is never restored."""
+
+    def restore(self, checkpoint_path: str) -> None:
+        """Tune's state is never restored."""
+
+
+class StopWithSweep(_OfThisProcess, tune.Stopper):
     """Stops all trials after the sweep has ended for any reason."""
+
+    substitute = NoopStopper
 
     def __init__(self, sweep_ended: threading.Event) -> None:
         self.sweep_ended = sweep_ended
@@ -68,43 +144,30 @@ class StopWithSweep(tune.Stopper):
     def stop_all(self) -> bool:
         return self.sweep_ended.is_set()
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> StopWithSweep:
-        return self
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        # Tune pickles its stopper into a file. An event cannot be pickled, and the copy is never used.
-        return NoopStopper, ()
-
 
 def run_trials(
-    runs: Sequence[RunSpec],
+    search: RunSearch,
     *,
     broker: str,
-    trials: int,
+    metric: str | None,
     scratch: str,
-    sweep_ended: threading.Event,
     scheduler: TrialScheduler | None = None,
 ) -> None:
-    """Have Tune run one trial per run, in order. Returns when all have ended.
+    """Have Tune run the trials of `search`. Returns when the sweep has ended.
 
     Args:
-        runs: The runs of the sweep.
+        search: The runs.
         broker: The name of the broker actor.
-        trials: How many trials run at the same time.
+        metric: The metric that the scheduler needs.
         scratch: A folder for Tune's files.
-        sweep_ended: Set when all trials are to stop.
-        scheduler: May stop trials early.
+        scheduler: May end trials early.
     """
     tune.Tuner(
-        tune.with_resources(RunTrial, tune.PlacementGroupFactory([{"memory": 1}])),
-        param_space={
-            "run_id": tune.grid_search([run.run_id for run in runs]),
-            "broker": broker,
-            "interval_s": max(REPORT_INTERVAL_S, trials / MAX_RESULTS_PER_S),
-        },
+        RunTrial,
+        param_space={"broker": broker, "metric": metric},
         tune_config=tune.TuneConfig(
-            num_samples=1,
-            max_concurrent_trials=trials,
+            num_samples=-1,  # until the search ends
+            search_alg=search,
             reuse_actors=True,
             scheduler=scheduler,
             trial_name_creator=lambda trial: str(trial.config["run_id"]),
@@ -113,7 +176,9 @@ def run_trials(
         run_config=tune.RunConfig(
             name="trials",
             storage_path=scratch,
-            stop=StopWithSweep(sweep_ended),
+            stop=StopWithSweep(search.ended),
+            # A trial's process may die with its node; the run is not affected.
+            failure_config=tune.FailureConfig(max_failures=-1),
             checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
             verbose=0,
         ),

@@ -1,7 +1,9 @@
-"""A worker group: one long-lived Ray Train run whose workers train the sweep's runs one after another.
+"""A worker group: long-lived processes that train the sweep's runs one after another.
 
-Starting processes and importing torch takes 10 to 26 s for each group; leasing the next run takes one message. Rank 0
-leases runs from the broker and broadcasts them to the other ranks. Several ranks train a run with data parallelism.
+Starting a process and importing torch takes 10 to 26 s; leasing the next run takes one message. Each worker calls Ray
+Train's `TorchTrainer.fit` in its own process (`num_workers=0`), so that no further processes stand beside it: Train's
+controller and its helpers would take 1.3 GB for each group. Train connects the workers of a group by the variables of
+torchrun. Rank 0 leases runs from the broker and broadcasts them to the other ranks, which train them data-parallel.
 """
 
 from __future__ import annotations
@@ -10,47 +12,45 @@ import contextlib
 import faulthandler
 import os
 import platform
+import signal
+import socket
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import ray
-import ray.train
-from ray.train import FailureConfig, LoggingConfig, RunConfig, ScalingConfig, UserCallback
 
 from cope_sweep.registry import PluginError, load_plugins
 from cope_sweep.spec import Resources
 from cope_sweep.store import Event, Store
-from cope_sweep.sweep.broker import Lease, LeaseResult
 from cope_sweep.sweep.executor import worker_id
+from cope_sweep.sweep.messages import Assignment, AssignmentResult, StopOrder
 
 if TYPE_CHECKING:
-    from cope_sweep.train import Runtime
+    from cope_sweep.train import Runtime, StopRequest
 
 LEASE_WAIT_S = 10.0
-"""Rank 0 asks for a lease again after this time, so that the other ranks' broadcast never times out."""
+"""Rank 0 asks for a run again after this time, so that the other ranks' broadcast never times out."""
 STORE_VISIBLE_TIMEOUT_S = 5.0
 """How long a shared disk may take to show a file to another node."""
-CALLBACK_TIMEOUT_S = 10.0
-"""For the broker to accept the report of a failure."""
 
 
 class WorkerError(Exception):
-    """An error that code in a worker raised. Any other error of a worker means that its process died or hangs."""
+    """An error that code in a worker raised. Any other error of a worker means that its process died."""
 
 
 class BrokenDevice(Exception):
-    """The process cannot train any more, so Ray Train has to restart the group's workers."""
+    """The process cannot train any more, so the group's workers have to be started again."""
 
 
 @dataclass(frozen=True)
 class GroupPlan:
     """What the workers of a group need to know."""
 
-    group: int
     broker: Any
     """The handle of the broker actor."""
     root: str
@@ -62,153 +62,175 @@ class GroupPlan:
     resources: Resources
     gpus: float
     """GPUs of each worker."""
-    scratch: str
-    """A folder of the driver for Ray Train's files."""
     plugins: tuple[str, ...] = ()
     """Modules to import before a run is received."""
 
 
-def train_group(plan: GroupPlan) -> None:
-    """Run one worker group until the broker has no more runs. Ray Train replaces workers that die.
+@dataclass(frozen=True)
+class Place:
+    """Where a worker runs."""
 
-    Raises:
-        ray.train.TrainingFailedError: The group cannot be started.
-    """
+    node_id: str
+    host: str
+    """The node's address, which the other workers of the group can reach."""
+    port: int
+    """A free port there."""
+
+
+@dataclass(frozen=True)
+class WorkerEnd:
+    """Why a worker ended."""
+
+    problem: str | None = None
+    """Why its node cannot train; None: it is not needed any more, or its node asked it to leave."""
+
+
+class Worker:
+    """One rank of a group, as a Ray actor."""
+
+    def place(self) -> Place:
+        """Where this worker runs."""
+        with socket.socket() as probe:
+            probe.bind(("", 0))
+            port = int(probe.getsockname()[1])
+        return Place(ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address(), port)
+
+    def train(self, group: int, rank: int, plan: GroupPlan, first: Place) -> WorkerEnd:
+        """Train runs until there are no more. `first` is the place of rank 0.
+
+        Raises:
+            WorkerError: An error on this rank, after which the ranks of the group are no longer in step.
+        """
+        if problem := _store_problem(plan):
+            return WorkerEnd(problem)
+        _redirect_output(Path(plan.logs) / f"group-{group}-rank-{rank}.log")
+        if problem := _plugin_problem(plan):
+            return WorkerEnd(problem)
+        try:
+            runtime = _runtime(plan, rank)
+        except Exception as error:
+            return WorkerEnd(f"node {platform.node()}: {error}")
+        try:
+            with _preemptions() as preempted:
+                _fit(_TrainingFunction(group, plan, runtime, preempted), plan, rank, first)
+        except ray.exceptions.RayActorError:
+            pass  # The broker died and the sweep has ended, which the driver reports. The runs have their checkpoints.
+        except Exception as error:
+            raise WorkerError(f"{type(error).__name__}: {error}") from error
+        return WorkerEnd()
+
+
+def _fit(function: _TrainingFunction, plan: GroupPlan, rank: int, first: Place) -> None:
+    """Call `function` through Ray Train, in this process, as a rank of its group."""
+    from ray.train import ScalingConfig
     from ray.train.torch import TorchTrainer
 
-    resources = plan.resources
-    TorchTrainer(
-        _train_leases,
-        train_loop_config={"plan": plan},
-        scaling_config=ScalingConfig(
-            num_workers=resources.workers,
-            use_gpu=plan.gpus > 0,
-            resources_per_worker={"CPU": resources.cpus} | ({"GPU": plan.gpus} if plan.gpus else {}),
-        ),
-        run_config=RunConfig(  # type: ignore[call-arg]  # the declared type is that of Ray's older class
-            name=f"group-{plan.group}",
-            storage_path=plan.scratch,
-            # The broker limits the failures of each run. The group may be restarted any number of times.
-            failure_config=FailureConfig(max_failures=-1),
-            callbacks=[_FailureReporter(plan)],  # type: ignore[list-item]
-            logging_config=LoggingConfig(log_level="ERROR"),
-        ),
-    ).fit()
+    if plan.resources.workers > 1:
+        # A process sees only its own GPUs, so that each is the first on its node.
+        ranks = {"RANK": rank, "WORLD_SIZE": plan.resources.workers, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}
+        os.environ.update({name: str(value) for name, value in ranks.items()})
+        os.environ.update({"MASTER_ADDR": first.host, "MASTER_PORT": str(first.port)})
+    TorchTrainer(function, scaling_config=ScalingConfig(num_workers=0, use_gpu=plan.gpus > 0)).fit()
 
 
-class _FailureReporter(UserCallback):
-    """Reports failures of workers to the broker. Runs in the group's controller, which notices them first."""
+class _TrainingFunction:
+    """What every worker of a group executes: leases and trains runs until there are no more."""
 
-    def __init__(self, plan: GroupPlan) -> None:
-        self.plan = plan
-
-    def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:
-        reason = "\n".join(f"rank {rank}: {error}" for rank, error in worker_exceptions.items())
-        died = not all(isinstance(error, WorkerError) for error in worker_exceptions.values())
-        with contextlib.suppress(ray.exceptions.RayError):
-            ray.get(self.plan.broker.group_failed.remote(self.plan.group, reason, died), timeout=CALLBACK_TIMEOUT_S)
-
-
-def _train_leases(config: dict[str, Any]) -> None:
-    """The training function of every worker: leases and trains runs until there are no more."""
-    plan: GroupPlan = config["plan"]
-    context = ray.train.get_context()
-    rank, workers = context.get_world_rank(), context.get_world_size()
-    problem = _store_problem(plan)
-    if problem is None:
-        _redirect_output(Path(plan.logs) / f"group-{plan.group}-rank-{rank}.log")
-        problem = _plugin_problem(plan)
-    try:
-        _Worker(plan, rank, workers).train_all(problem)
-    except ray.exceptions.RayActorError:
-        # The broker died and the sweep has ended, which the driver reports. The runs have their checkpoints.
-        return
-    except Exception as error:
-        raise WorkerError(f"{type(error).__name__}: {error}") from error
-
-
-class _Worker:
-    """One rank of a group."""
-
-    def __init__(self, plan: GroupPlan, rank: int, workers: int) -> None:
-        self.plan, self.rank, self.workers = plan, rank, workers
+    def __init__(self, group: int, plan: GroupPlan, runtime: Runtime, preempted: threading.Event) -> None:
+        self.group, self.plan, self.runtime, self.preempted = group, plan, runtime, preempted
         self.broker = plan.broker
         self.store = Store(plan.root)
-        self.interrupted = 0
-        """The number of the last lease that was to be interrupted."""
+        self.order: StopOrder | None = None
+        """The last order of the broker."""
         self.broker_lost = False
         self.last_event: Event | None = None
 
-    def train_all(self, problem: str | None) -> None:
-        """Register the group; train until there are no more leases. `problem` says why this node cannot train."""
-        runtime, device_problem = self._runtime()
-        problem = problem or device_problem
-        if self.rank == 0:
-            ray.get(self.broker.register.remote(self.plan.group, problem))
-        if problem or runtime is None:
-            return
-        if self.rank == 0:
+    def __call__(self) -> None:
+        if self.runtime.rank == 0:
             threading.Thread(target=self._watch, name="watch", daemon=True).start()
-        result: LeaseResult | None = None
-        while (lease := self._lease(result)) is not None:
-            result = self._train(lease, runtime)
+        result: AssignmentResult | None = None
+        while (assignment := self._next(result)) is not None:
+            result = self._train(assignment)
 
-    def _runtime(self) -> tuple[Runtime | None, str | None]:
-        """The runtime of this worker, or the reason why there is none."""
-        from cope_sweep.train import Runtime
-
-        try:
-            runtime = Runtime.of(self.plan.resources, worker_id=worker_id(), rank=self.rank, world_size=self.workers)
-        except ValueError as error:
-            return None, f"node {platform.node()}: {error}"
-        return runtime, None
-
-    def _lease(self, result: LeaseResult | None) -> Lease | None:
-        """End the last lease with `result` and get the next one, which is the same on every rank."""
+    def _next(self, result: AssignmentResult | None) -> Assignment | None:
+        """End the last assignment with `result` and get the next one, which is the same on every rank."""
         while True:
-            lease: Lease | Literal["wait"] | None = None
-            if self.rank == 0:
-                lease = ray.get(self.broker.lease.remote(self.plan.group, result, LEASE_WAIT_S))
+            answer: Assignment | Literal["wait"] | None = None
+            if self.runtime.rank == 0:
+                leaves = self.preempted.is_set()
+                answer = ray.get(self.broker.lease.remote(self.group, result, LEASE_WAIT_S, leaves))
                 result = None
-            if self.workers > 1:
+            if self.runtime.world_size > 1:
                 import torch.distributed
 
-                shared = [lease]
+                shared = [answer]
                 torch.distributed.broadcast_object_list(shared, src=0)
-                lease = shared[0]
-            if lease != "wait":
-                return lease
+                answer = shared[0]
+            if answer != "wait":
+                return answer
 
-    def _train(self, lease: Lease, runtime: Runtime) -> LeaseResult:
+    def _train(self, assignment: Assignment) -> AssignmentResult:
         from cope_sweep.train import train_run
 
         def on_event(event: Event) -> None:
-            # Only progress is sent here. The last event is part of the lease's result, because an error in
-            # `train_run` may be the effect of another rank's death.
+            # Only progress is sent here. The last event is part of the result, because an error in `train_run` may be
+            # the effect of another rank's death.
             self.last_event = event
-            if event.status == "running" and self.rank == 0:
-                self.broker.report.remote(lease.number, event)
+            if event.status == "running" and self.runtime.rank == 0:
+                self.broker.report.remote(assignment.number, event)
+
+        def should_stop() -> StopRequest | None:
+            if self.order is not None and self.order.number == assignment.number:
+                return self.order.request
+            return "interrupted" if self.broker_lost or self.preempted.is_set() else None
 
         self.last_event = None
         outcome = train_run(
-            lease.run,
+            assignment.run,
             self.store,
-            runtime,
+            self.runtime,
+            attempt=assignment.attempt,
             on_event=on_event,
-            should_stop=lambda: self.broker_lost or self.interrupted >= lease.number,
+            should_stop=should_stop,
         )
-        if outcome == "failed" and runtime.device == "cuda":
+        if outcome == "failed" and self.runtime.device == "cuda":
             _check_cuda()
-        return LeaseResult(lease.number, outcome, self.last_event)
+        return AssignmentResult(assignment.number, outcome, self.last_event)
 
     def _watch(self) -> None:
-        """Wait for leases to interrupt, while the main thread trains."""
+        """Wait for the broker's orders, while the main thread trains."""
         while True:
             try:
-                self.interrupted = ray.get(self.broker.watch.remote(self.plan.group, self.interrupted))
+                self.order = ray.get(self.broker.watch.remote(self.group))
             except ray.exceptions.RayError:
                 self.broker_lost = True
                 return
+
+
+@contextlib.contextmanager
+def _preemptions() -> Iterator[threading.Event]:
+    """An event that SIGTERM sets: the node is taken away, or the process has to leave it."""
+    asked = threading.Event()
+    before = signal.signal(signal.SIGTERM, lambda signum, frame: asked.set())
+    try:
+        yield asked
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _runtime(plan: GroupPlan, rank: int) -> Runtime:
+    """The runtime of this worker. Raises an exception if its device does not work."""
+    import torch
+
+    from cope_sweep.train import Runtime
+
+    resources = plan.resources
+    runtime = Runtime.of(resources, worker_id=worker_id(), rank=rank, world_size=resources.workers)
+    if plan.gpus and runtime.device != "cuda" and resources.device != "cpu":
+        raise RuntimeError("Ray gave this worker a GPU, but torch sees no CUDA device; look at nvidia-smi there")
+    if runtime.device == "cuda":
+        torch.ones(8, device="cuda").sum().item()
+    return runtime
 
 
 def _check_cuda() -> None:

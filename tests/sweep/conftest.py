@@ -4,7 +4,9 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -37,8 +39,8 @@ def ray_environment() -> Iterator[dict[str, str]]:
 
 
 @pytest.fixture(scope="session")
-def cluster(ray_environment: dict[str, str]) -> Iterator[str]:
-    """The address of a cluster of two nodes with one CPU each. This process is connected to it."""
+def cluster_nodes(ray_environment: dict[str, str]) -> Iterator[Any]:
+    """A cluster of two nodes with one CPU each. This process is connected to it."""
     import ray
     from ray.cluster_utils import Cluster
 
@@ -47,9 +49,15 @@ def cluster(ray_environment: dict[str, str]) -> Iterator[str]:
     nodes = Cluster(initialize_head=True, head_node_args=head | {"dashboard_agent_listen_port": free_port()})
     nodes.add_node(num_cpus=1, dashboard_agent_listen_port=free_port())
     ray.init(address=nodes.address, log_to_driver=False)
-    yield nodes.address
+    yield nodes
     ray.shutdown()
     nodes.shutdown()
+
+
+@pytest.fixture
+def cluster(cluster_nodes: Any) -> str:
+    """The address of the cluster."""
+    return str(cluster_nodes.address)
 
 
 @pytest.fixture
@@ -60,11 +68,11 @@ def store(tmp_path: Path) -> Store:
 @pytest.fixture(params=["local", pytest.param("ray", marks=pytest.mark.slow)])
 def executor(request: pytest.FixtureRequest) -> Executor:
     if request.param == "local":
-        return run_local
+        return partial(run_local, sweep_id="this-sweep")
     request.getfixturevalue("cluster")
     from cope_sweep.sweep.schedule import run_on_ray
 
-    return run_on_ray
+    return partial(run_on_ray, sweep_id="this-sweep")
 
 
 @pytest.fixture

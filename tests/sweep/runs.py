@@ -1,11 +1,13 @@
 """Runs, resources and event handlers for tests of sweeps."""
 
+import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 
 from cope_sweep.spec import Resources, RunSpec
-from cope_sweep.store import Event
+from cope_sweep.store import Event, LeaseHolder, Store
+from cope_sweep.train import Outcome
 from tests.tiny import tiny_run
 
 LONG = {"train.steps": 100_000, "evaluate.every": 100_000}
@@ -54,3 +56,33 @@ class Listener:
     def __call__(self, event: Event) -> None:
         self.events(event)
         self.act(event)
+
+
+class Recorded:
+    """What a worker has written of a run: an attempt that was begun, with more to come."""
+
+    def __init__(self, store: Store, run: RunSpec, attempt: int | None = None) -> None:
+        self.folder = store.run(run.run_id).begin(run, "host:1", attempt)
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self.folder.log({"step": step, **metrics})
+
+    def end(self, outcome: Outcome, metrics: Mapping[str, float] | None = None) -> None:
+        """End the attempt. A failure, too, is in the folder."""
+        match outcome:
+            case "finished":
+                self.folder.finish(metrics or {"in_dist/loss": 0.5}, {"steps": 6, "worker_id": "host:1"})
+            case "failed":
+                self.folder.fail("Diverged: the loss is nan", "Traceback …")
+            case "interrupted" | "stopped":
+                self.folder.set_state(outcome)
+
+
+@contextlib.contextmanager
+def other_sweep(store: Store) -> Iterator[LeaseHolder]:
+    """The leases of another sweep on the same store, held by a process that lives."""
+    leases = LeaseHolder(store, "other-sweep", ttl_s=30.0)
+    try:
+        yield leases
+    finally:
+        leases.close()

@@ -1,4 +1,4 @@
-"""Connection to a cluster, and how many groups it holds. Without a cluster; test_schedule has one."""
+"""Connection to a cluster, and what it has room for. Without a cluster; test_schedule has one."""
 
 import logging
 import os
@@ -12,33 +12,84 @@ import ray
 
 from cope_sweep.spec import Resources
 from cope_sweep.sweep import cluster
-from cope_sweep.sweep.cluster import RAY_MESSAGES_THREAD, Capacity, capacity, connected, usable_cpus, within
+from cope_sweep.sweep.cluster import (
+    RAY_MESSAGES_THREAD,
+    Needs,
+    Node,
+    connected,
+    needs_of,
+    room,
+    usable_cpus,
+    within,
+)
 from cope_sweep.sweep.executor import ClusterError
 from tests.sweep.ports import free_port
 
 
 def nodes(*resources: dict[str, float]) -> list[dict[str, object]]:
-    return [{"Alive": True, "Resources": r} for r in resources] + [{"Alive": False, "Resources": {"CPU": 64}}]
+    alive = [
+        {"NodeID": f"id-{number}", "NodeManagerAddress": f"10.0.0.{number}", "Alive": True, "Resources": each}
+        for number, each in enumerate(resources)
+    ]
+    return [*alive, {"NodeID": "dead", "NodeManagerAddress": "10.0.1.1", "Alive": False, "Resources": {"CPU": 64}}]
 
 
 @pytest.mark.parametrize(
-    ("held", "resources", "expected"),
+    ("held", "resources", "gpus"),
     [
-        ([{"CPU": 2}], Resources(), Capacity(2, 0)),
-        ([{"CPU": 2}, {"CPU": 3}], Resources(cpus=2), Capacity(2, 0)),
-        ([{"CPU": 2}, {"CPU": 2}], Resources(workers=2), Capacity(2, 0)),
-        ([{"CPU": 8, "GPU": 2}], Resources(), Capacity(2, 1)),
-        ([{"CPU": 8, "GPU": 2}], Resources(device="cpu"), Capacity(8, 0)),
-        ([{"CPU": 8, "GPU": 2}], Resources(gpus=0.5), Capacity(4, 0.5)),
-        ([{"memory": 1}, {"CPU": 1}], Resources(), Capacity(1, 0)),
-        ([{"CPU": 1}], Resources(groups=3), Capacity(3, 0)),
+        ([{"CPU": 2}], Resources(), 0),
+        ([{"CPU": 8, "GPU": 2}], Resources(), 1),
+        ([{"CPU": 8, "GPU": 2}], Resources(device="cpu"), 0),
+        ([{"CPU": 8, "GPU": 2}], Resources(gpus=0.5), 0.5),
+        ([{"memory": 1}, {"CPU": 1}], Resources(), 0),
+        ([], Resources(groups=3), 0),
     ],
 )
-def test_groups_are_as_many_as_fit(
-    monkeypatch: pytest.MonkeyPatch, held: list[dict[str, float]], resources: Resources, expected: Capacity
+def test_a_group_takes_a_gpu_if_the_cluster_has_any(
+    monkeypatch: pytest.MonkeyPatch, held: list[dict[str, float]], resources: Resources, gpus: float
 ) -> None:
     monkeypatch.setattr(ray, "nodes", lambda: nodes(*held))
-    assert capacity(resources) == expected
+    assert needs_of(resources) == Needs(resources.workers, resources.cpus, gpus)
+
+
+@pytest.mark.parametrize(
+    ("needs", "held", "workers"),
+    [
+        (Needs(1, 1, 0), {"CPU": 2}, 2),
+        (Needs(1, 2, 0), {"CPU": 3}, 1),
+        (Needs(1, 1, 0), {}, 0),
+        (Needs(1, 1, 1), {"CPU": 8, "GPU": 2}, 2),
+        (Needs(1, 1, 2), {"CPU": 8, "GPU": 3}, 1),
+        (Needs(1, 1, 0.5), {"CPU": 8, "GPU": 2}, 4),
+        (Needs(1, 1, 0.4), {"CPU": 8, "GPU": 2}, 4),
+        (Needs(1, 1, 0.1), {"CPU": 32, "GPU": 1}, 10),
+    ],
+)
+def test_workers_share_a_gpu_and_none_has_parts_of_two(needs: Needs, held: dict[str, float], workers: int) -> None:
+    assert needs.workers_on(held) == workers
+
+
+@pytest.mark.parametrize(
+    ("needs", "free", "left_out", "groups"),
+    [
+        (Needs(1, 1, 0), {"CPU": 3.0, "memory": 1.0}, [], 3),
+        (Needs(2, 1, 0), {"CPU": 3.0}, [], 1),
+        (Needs(1, 1, 0), {"CPU": 3.0}, ["id-1"], 1),
+        (Needs(1, 1, 0), {"CPU": 3.0}, ["id-1", "of a node that is gone", ""], 1),
+        (Needs(1, 1, 0), {}, [], 0),
+    ],
+)
+def test_room_is_what_is_free_outside_of_the_nodes_that_are_left_out(
+    monkeypatch: pytest.MonkeyPatch, needs: Needs, free: dict[str, float], left_out: list[str], groups: int
+) -> None:
+    monkeypatch.setattr(ray, "nodes", lambda: nodes({"CPU": 4}, {"CPU": 2}))
+    monkeypatch.setattr(ray, "available_resources", lambda: free)
+    assert room(needs, cluster.nodes(), left_out) == groups
+
+
+def test_nodes_that_are_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray, "nodes", lambda: nodes({"CPU": 4}))
+    assert cluster.nodes() == {"id-0": Node("10.0.0.0", {"CPU": 4})}
 
 
 def test_no_room_names_what_is_wanted_and_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,13 +97,13 @@ def test_no_room_names_what_is_wanted_and_what_is_there(monkeypatch: pytest.Monk
     with pytest.raises(
         ClusterError, match=r"1 nodes, 2 CPUs, 0 GPUs.*1 workers with 4 CPUs each: lower resources.cpus"
     ):
-        capacity(Resources(cpus=4))
+        needs_of(Resources(cpus=4))
 
 
 def test_gpus_are_named_where_they_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray, "nodes", lambda: nodes({"CPU": 2, "GPU": 1}))
     with pytest.raises(ClusterError, match="with 1 CPUs and 2 GPUs each"):
-        capacity(Resources(gpus=2))
+        needs_of(Resources(gpus=2))
 
 
 def test_usable_cpus_are_those_of_the_affinity() -> None:

@@ -1,20 +1,30 @@
 """What both executors do, and the functions that they share."""
 
 import threading
+from functools import partial
 
 import pytest
 
 from cope_sweep.spec import RunSpec
 from cope_sweep.store import Event, Store
-from cope_sweep.sweep.executor import Executor, ForeignRun, final_event, unfinished
+from cope_sweep.sweep.executor import (
+    Executor,
+    evaluations_of,
+    final_event,
+    record_failure,
+    record_stop,
+    unfinished,
+)
 from cope_sweep.sweep.local import run_local
-from tests.sweep.runs import LONG, ONE_GROUP, EventLog, Listener, seeds
+from tests.sweep.runs import LONG, ONE_GROUP, EventLog, Listener, Recorded, other_sweep, seeds
 from tests.tiny import tiny_run
+
+train_here = partial(run_local, sweep_id="another-sweep")
 
 
 def test_every_run_is_trained_in_order_and_only_once(executor: Executor, store: Store, events: EventLog) -> None:
     runs = seeds(4)
-    run_local([runs[2]], store, ONE_GROUP, on_event=events, stop=events.stop)
+    train_here([runs[2]], store, ONE_GROUP, on_event=events, stop=events.stop)
     first = store.run(runs[2].run_id).path.joinpath("result.json").read_bytes()
     executor([*runs, runs[0]], store, ONE_GROUP, on_event=events, stop=events.stop)
 
@@ -23,7 +33,7 @@ def test_every_run_is_trained_in_order_and_only_once(executor: Executor, store: 
     assert store.run(runs[2].run_id).path.joinpath("result.json").read_bytes() == first
     for run in runs:
         folder = store.run(run.run_id)
-        assert folder.status == "finished"
+        assert store.status(run.run_id) == "finished"
         assert folder.curve()[-1]["step"] == run.train.steps
         assert events.of(run)[0].status == "running"
         assert events.of(run)[-1].metrics == folder.result["metrics"]
@@ -43,7 +53,7 @@ def test_a_failing_run_fails_alone(executor: Executor, store: Store, events: Eve
     assert "Diverged" in state["message"]
     assert "Traceback" in state["traceback"]
     # The next call tries a failed run again, with any executor.
-    run_local([bad], store, ONE_GROUP, on_event=events, stop=events.stop)
+    train_here([bad], store, ONE_GROUP, on_event=events, stop=events.stop)
     assert store.run(bad.run_id).state["attempt"] == 2
 
 
@@ -56,9 +66,9 @@ def test_stop_interrupts_and_the_next_call_resumes(executor: Executor, store: St
 
     executor([running, pending], store, ONE_GROUP, on_event=Listener(events, stop_late), stop=events.stop)
     assert events.ends() == [(running.run_id, "interrupted")]
-    assert store.run(running.run_id).status == "interrupted"
+    assert store.status(running.run_id) == "interrupted"
     assert store.run(running.run_id).resume.exists()
-    assert store.run(pending.run_id).status == "pending"
+    assert store.status(pending.run_id) == "pending"
     assert not store.run(pending.run_id).path.exists()
     reached = events[-1].step
 
@@ -68,33 +78,43 @@ def test_stop_interrupts_and_the_next_call_resumes(executor: Executor, store: St
         if event.step:
             again.stop.set()
 
-    run_local([running], store, ONE_GROUP, on_event=Listener(again, stop_at_once), stop=again.stop)
+    train_here([running], store, ONE_GROUP, on_event=Listener(again, stop_at_once), stop=again.stop)
     assert next(event.step for event in again if event.step) >= reached
 
 
-def test_a_run_that_another_process_trains_is_waited_for(executor: Executor, store: Store, events: EventLog) -> None:
+def test_runs_of_another_sweep_are_left_to_it_until_it_gives_them_up(
+    executor: Executor, store: Store, events: EventLog
+) -> None:
     taken, given_up, free = seeds(3)
-    locks = [store.run(run.run_id).lock() for run in (taken, given_up)]
-    for run, lock in zip((taken, given_up), locks, strict=True):
-        assert lock.__enter__()
-        store.run(run.run_id).begin(run, "another process")
+    with other_sweep(store) as other:
+        for run in (taken, given_up):
+            other.acquire(run)
+        recorded = Recorded(store, taken)
 
-    def release(event: Event) -> None:
-        if event.run_id == free.run_id and event.status == "finished":
-            # Later, so that the executor finds both runs locked.
-            threading.Timer(1.5, end_both).start()
+        def release(event: Event) -> None:
+            if event.run_id == free.run_id and event.status == "finished":
+                # Later, so that the executor finds both runs taken.
+                threading.Timer(1.5, end_both).start()
 
-    def end_both() -> None:
-        store.run(taken.run_id).finish({"in_dist/loss": 0.5}, {})
-        for lock in locks:
-            lock.__exit__(None, None, None)
+        def end_both() -> None:
+            recorded.end("finished")
+            other.end(taken.run_id)
+            other.end(given_up.run_id)
 
-    executor([taken, given_up, free], store, ONE_GROUP, on_event=Listener(events, release), stop=events.stop)
+        executor([taken, given_up, free], store, ONE_GROUP, on_event=Listener(events, release), stop=events.stop)
     assert events.ends()[0] == (free.run_id, "finished")
     assert sorted(events.ends()[1:]) == sorted([(taken.run_id, "finished"), (given_up.run_id, "finished")])
     assert events.of(taken)[-1].metrics == {"in_dist/loss": 0.5}
-    assert events.of(taken)[-1].worker_id == "another process"
+    assert events.of(taken)[-1].worker_id == "host:1"
     assert store.run(given_up.run_id).curve()[-1]["step"] == given_up.train.steps
+
+
+def test_after_too_many_failed_runs_no_more_are_started(executor: Executor, store: Store, events: EventLog) -> None:
+    bad, after = tiny_run(**{"train.lr": 1e20, "train.steps": 200}), tiny_run(seed=1)
+    executor([bad, after], store, ONE_GROUP, on_event=events, stop=events.stop, max_failed_runs=1)
+    assert events.ends() == [(bad.run_id, "failed")]
+    assert store.status(after.run_id) == "pending"
+    assert not store.run(after.run_id).path.exists()
 
 
 def test_no_runs(executor: Executor, store: Store, events: EventLog) -> None:
@@ -112,69 +132,88 @@ def test_an_error_of_the_event_handler_stops_the_sweep(executor: Executor, store
     with pytest.raises(KeyboardInterrupt):
         executor(runs, store, ONE_GROUP, on_event=Listener(events, break_down), stop=events.stop)
     assert events.stop.is_set()
-    assert store.run(runs[0].run_id).status == "interrupted"
+    assert store.status(runs[0].run_id) == "interrupted"
     assert store.run(runs[0].run_id).resume.exists()
-    assert store.run(runs[1].run_id).status == "pending"
+    assert store.status(runs[1].run_id) == "pending"
 
 
 def test_unfinished_runs_are_listed_once_and_in_order(store: Store) -> None:
     done, failed, new = seeds(3)
-    for run in (done, failed):
-        folder = store.run(run.run_id)
-        with folder.lock():
-            folder.begin(run, "here")
-            folder.finish({}, {}) if run is done else folder.fail("no", "Traceback")
+    Recorded(store, done).end("finished")
+    Recorded(store, failed).end("failed")
     assert unfinished([new, done, failed, new], store) == [new, failed]
-
-
-@pytest.mark.parametrize(
-    ("end", "expected"), [("finish", "ended"), ("fail", "ended"), ("release", "free"), ("interrupt", "free")]
-)
-def test_a_foreign_run_is_running_until_its_process_ends_it(store: Store, end: str, expected: str) -> None:
-    (run,) = seeds(1)
-    folder = store.run(run.run_id)
-    foreign = ForeignRun(folder)
-    with folder.lock():
-        folder.begin(run, "another process")
-        assert foreign.poll() == "running"
-        match end:
-            case "finish":
-                folder.finish({}, {})
-            case "fail":
-                folder.fail("no", "Traceback")
-            case "interrupt":
-                folder.set_state("interrupted")
-    assert foreign.poll() == expected
-
-
-def test_an_old_failure_is_free_to_be_trained(store: Store) -> None:
-    (run,) = seeds(1)
-    folder = store.run(run.run_id)
-    with folder.lock():
-        folder.begin(run, "another process")
-        folder.fail("no", "Traceback")
-    assert ForeignRun(folder).poll() == "free"
 
 
 def test_the_final_event_of_a_failed_run_has_its_message(store: Store) -> None:
     (run,) = seeds(1)
-    folder = store.run(run.run_id)
-    with folder.lock():
-        folder.begin(run, "host:1")
-        folder.log({"step": 3, "train/loss": 2.0})
-        folder.fail("ValueError: no", "Traceback")
-    assert final_event(run, folder) == Event(
-        run.run_id, "failed", 3, run.train.steps, worker_id="host:1", message="ValueError: no"
+    assert final_event(run, store) == Event(run.run_id, "pending", 0, run.train.steps)
+    recorded = Recorded(store, run)
+    recorded.log(3, {"train/loss": 2.0})
+    recorded.end("failed")
+    assert final_event(run, store) == Event(
+        run.run_id, "failed", 3, run.train.steps, worker_id="host:1", message="Diverged: the loss is nan"
     )
 
 
 def test_the_final_event_of_a_finished_run_has_its_metrics(store: Store) -> None:
     (run,) = seeds(1)
-    folder = store.run(run.run_id)
-    with folder.lock():
-        folder.begin(run, "host:1")
-        folder.log({"step": 6, "train/loss": 2.0})
-        folder.finish({"train/loss": 2.0}, {})
-    assert final_event(run, folder) == Event(
+    recorded = Recorded(store, run)
+    recorded.log(6, {"train/loss": 2.0})
+    recorded.end("finished", {"train/loss": 2.0})
+    assert final_event(run, store) == Event(
         run.run_id, "finished", 6, run.train.steps, {"train/loss": 2.0}, worker_id="host:1"
     )
+
+
+def test_the_evaluations_of_a_curve_are_those_that_the_run_reported(store: Store, events: EventLog) -> None:
+    run = tiny_run(**{"train.steps": 8, "evaluate.every": 2})
+    train_here([run], store, ONE_GROUP, on_event=events, stop=events.stop)
+    found = evaluations_of(run, store)
+    assert [event.step for event in found] == [2, 4, 6, 8]
+    assert found[-1].metrics == events[-1].metrics
+    assert all(event.evaluated and "in_dist/loss" in event.metrics for event in found)
+
+
+def test_a_damaged_curve_has_no_evaluations(store: Store) -> None:
+    (run,) = seeds(1)
+    recorded = Recorded(store, run)
+    recorded.log(3, {"in_dist/loss": 2.0})
+    (recorded.folder.path / "curve.jsonl").write_bytes(b"\xff\n\xff\n")
+    assert evaluations_of(run, store) == []
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_a_failure_is_recorded_in_place_of_the_worker(store: Store, begun: bool) -> None:
+    (run,) = seeds(1)
+    if begun:
+        Recorded(store, run)
+    record_failure(run, store, "its worker died " + "x" * 1000, "all of it", keep_recorded=False)
+    state = store.run(run.run_id).state
+    assert (state["status"], len(state["message"]), state["traceback"]) == ("failed", 500, "all of it")
+
+
+def test_a_failure_that_the_worker_recorded_is_kept(store: Store) -> None:
+    (run,) = seeds(1)
+    Recorded(store, run).end("failed")
+    record_failure(run, store, "rank 0: RuntimeError", "all of it", keep_recorded=True)
+    assert store.run(run.run_id).state["message"] == "Diverged: the loss is nan"
+    record_stop(run, store, "stopped by ASHA")
+    assert store.run(run.run_id).state["status"] == "failed"
+
+
+def test_nothing_replaces_a_result(store: Store) -> None:
+    (run,) = seeds(1)
+    Recorded(store, run).end("finished")
+    record_failure(run, store, "killed", "killed", keep_recorded=False)
+    record_stop(run, store, "stopped by ASHA")
+    assert final_event(run, store).status == "finished"
+    assert store.run(run.run_id).state["status"] == "running"
+
+
+@pytest.mark.parametrize("damaged", ["spec.json", "state.json"])
+def test_a_stop_is_recorded_in_a_damaged_folder(store: Store, damaged: str) -> None:
+    (run,) = seeds(1)
+    (Recorded(store, run).folder.path / damaged).write_text("{")
+    record_stop(run, store, "stopped by ASHA")
+    assert final_event(run, store).status == "stopped"
+    assert final_event(run, store).message == "stopped by ASHA"

@@ -1,4 +1,4 @@
-"""What only the Ray executor does: groups, data-parallel workers, deaths of workers, stopped trials, own clusters."""
+"""What only the Ray executor does: groups that follow the cluster, several workers, deaths, schedules, own clusters."""
 
 import contextlib
 import os
@@ -6,18 +6,26 @@ import signal
 import subprocess
 import sys
 import threading
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
+import ray
 
+from cope_sweep.spec import RunSpec
 from cope_sweep.store import Event, Store
+from cope_sweep.sweep import local, schedule
 from cope_sweep.sweep.executor import ClusterError
-from cope_sweep.sweep.local import run_local
+from cope_sweep.sweep.schedulers import StoppingRule
+from tests.sweep.ports import free_port
 from tests.sweep.runs import LONG, ONE_GROUP, TIMEOUT_S, EventLog, Listener, seeds
 from tests.tiny import tiny_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("cluster")]
+run_on_ray = partial(schedule.run_on_ray, sweep_id="this-sweep")
+run_local = partial(local.run_local, sweep_id="another-sweep")
 
 
 def pid_of(event: Event) -> int:
@@ -26,8 +34,6 @@ def pid_of(event: Event) -> int:
 
 def test_a_death_disturbs_no_other_group(store: Store, events: EventLog) -> None:
     """Two groups on two nodes. One worker is killed twice: its run resumes, then fails. The other run continues."""
-    from cope_sweep.sweep.schedule import run_on_ray
-
     victim, other, after = [tiny_run(seed=seed, **LONG) for seed in range(2)] + [tiny_run(seed=2)]
     killed: list[tuple[int, int]] = []
 
@@ -49,17 +55,15 @@ def test_a_death_disturbs_no_other_group(store: Store, events: EventLog) -> None
     first_resumed = next(event.step for event in events.of(victim) if event.step and pid_of(event) == second_worker)
     assert first_resumed > 1  # from its checkpoint, not from the start
     assert first_worker != second_worker
-    assert store.run(victim.run_id).status == "failed"
+    assert store.status(victim.run_id) == "failed"
     assert "its worker died 2 times" in str(events.of(victim)[-1].message)
-    assert store.run(other.run_id).status == "interrupted"
+    assert store.status(other.run_id) == "interrupted"
     assert len({pid_of(event) for event in events.of(other)}) == 1
     assert store.run(other.run_id).state["attempt"] == 1
-    assert store.run(after.run_id).status == "finished"
+    assert store.status(after.run_id) == "finished"
 
 
 def test_two_workers_train_a_run_as_one_worker_does(store: Store, tmp_path: Path, events: EventLog) -> None:
-    from cope_sweep.sweep.schedule import run_on_ray
-
     bad = tiny_run(**{"train.lr": 1e20, "train.steps": 200})
     runs = [tiny_run(seed=1), bad, tiny_run(seed=2)]
     run_on_ray(runs, store, ONE_GROUP.model_copy(update={"workers": 2}), on_event=events, stop=events.stop)
@@ -77,30 +81,125 @@ def test_two_workers_train_a_run_as_one_worker_does(store: Store, tmp_path: Path
         assert result["metrics"] == pytest.approx(expected["metrics"], rel=1e-4)
 
 
-def test_a_stopped_trial_interrupts_its_run(store: Store, events: EventLog) -> None:
-    from ray.tune.execution.tune_controller import TuneController
-    from ray.tune.experiment import Trial
-    from ray.tune.schedulers import FIFOScheduler
+def test_a_schedule_stops_the_run_that_is_worse(store: Store, events: EventLog) -> None:
+    """ASHA compares the runs at each evaluation; the good ones are trained to their end."""
+    steps: dict[str, object] = {"train.steps": 300, "evaluate.every": 10}
+    good = [tiny_run(seed=seed, **steps) for seed in range(3)]
+    bad = tiny_run(seed=3, **steps, **{"train.lr": 1e-7})
+    rule = StoppingRule("asha", "in_dist/loss", "min", grace=20, steps=300, reduction=2)
+    run_on_ray([*good, bad], store, ONE_GROUP, on_event=events, stop=events.stop, schedule=rule)
+    assert ("stopped" in {status for _, status in events.ends()}) is True
+    assert events.of(bad)[-1].status == "stopped"
+    state = store.run(bad.run_id).state
+    assert state["status"] == "stopped"
+    assert str(state["message"]).startswith("stopped by ASHA (in_dist/loss, grace 20 steps) at step ")
+    assert 20 <= store.run(bad.run_id).curve()[-1]["step"] < 300
+    assert store.run(bad.run_id).resume.exists()
+    assert "finished" in {status for _, status in events.ends()}
 
-    from cope_sweep.sweep.schedule import run_on_ray
 
-    stopped, after = tiny_run(seed=0, **LONG), tiny_run(seed=1)
+def test_groups_follow_the_cluster(store: Store, events: EventLog, cluster_nodes: Any) -> None:
+    """A node is added: it trains. It is removed: its run is continued elsewhere, and that counts as no failure.
 
-    class StopsFirst(FIFOScheduler):
-        def on_trial_result(self, tune_controller: TuneController, trial: Trial, result: dict[str, object]) -> str:
-            return self.STOP if trial.config["run_id"] == stopped.run_id else self.CONTINUE
+    Without a retry budget, the run whose worker is then killed fails, which makes room for the other.
+    """
+    runs = seeds(3, **LONG)
+    resources = ONE_GROUP.model_copy(update={"groups": "auto", "max_failures": 0})
+    done: dict[str, Any] = {}
 
-    run_on_ray([stopped, after], store, ONE_GROUP, on_event=events, stop=events.stop, scheduler=StopsFirst())
-    assert events.ends() == [(stopped.run_id, "interrupted"), (after.run_id, "finished")]
-    assert store.run(stopped.run_id).resume.exists()
-    assert not events.stop.is_set()
+    def trains(run: RunSpec) -> bool:
+        return any(event.step for event in events.of(run))
+
+    def act(event: Event) -> None:
+        if "added" not in done and trains(runs[0]) and trains(runs[1]):
+            done["added"] = cluster_nodes.add_node(num_cpus=1, dashboard_agent_listen_port=free_port())
+        elif "removed" not in done and trains(runs[2]) and store.run(runs[2].run_id).resume.exists():
+            done["removed"] = pid_of(events.of(runs[2])[-1])
+            cluster_nodes.remove_node(done["added"], allow_graceful=False)
+        elif "killed" not in done and "removed" in done and store.status(runs[2].run_id) == "interrupted":
+            done["killed"] = pid_of(events.of(runs[0])[-1])
+            os.kill(done["killed"], signal.SIGKILL)
+        elif "killed" in done and event.run_id == runs[2].run_id and event.step and pid_of(event) != done["removed"]:
+            events.stop.set()
+
+    run_on_ray(runs, store, resources, on_event=Listener(events, act), stop=events.stop)
+    assert events.ends()[0] == (runs[0].run_id, "failed")
+    assert sorted(events.ends()[1:]) == sorted((run.run_id, "interrupted") for run in runs[1:])
+    resumed = next(event.step for event in events.of(runs[2]) if event.step and pid_of(event) != done["removed"])
+    assert resumed > 1
+    assert store.run(runs[2].run_id).state["attempt"] == 2
+    assert store.run(runs[1].run_id).state["attempt"] == 1
+
+
+def test_a_node_that_cannot_train_is_left_out_and_the_others_go_on(
+    store: Store, events: EventLog, cluster_nodes: Any
+) -> None:
+    broken = cluster_nodes.add_node(
+        num_cpus=1, dashboard_agent_listen_port=free_port(), env_vars={"COPE_SWEEP_TEST_BROKEN_NODE": "1"}
+    )
+    runs = seeds(3, **LONG)
+    notes: list[str] = []
+
+    def act(event: Event) -> None:
+        if notes and {each.run_id for each in events if each.step} >= {runs[0].run_id, runs[1].run_id}:
+            events.stop.set()
+
+    try:
+        run_on_ray(
+            runs,
+            store,
+            ONE_GROUP.model_copy(update={"groups": "auto"}),
+            on_event=Listener(events, act),
+            on_note=notes.append,
+            stop=events.stop,
+            plugins=["tests.sweep.broken_on_one_node"],
+        )
+    finally:
+        cluster_nodes.remove_node(broken, allow_graceful=False)
+    (note,) = notes
+    assert "is left out" in note
+    assert "the plugin tests.sweep.broken_on_one_node cannot be imported" in note
+    assert {status for _, status in events.ends()} == {"interrupted"}
+    assert len({pid_of(event) for event in events if event.worker_id}) == 2
+
+
+def test_a_worker_that_is_told_to_leave_writes_a_checkpoint_and_its_run_goes_on(store: Store, events: EventLog) -> None:
+    (run,) = seeds(1, **LONG)
+    resources = ONE_GROUP.model_copy(update={"max_failures": 0, "checkpoint_every_s": 3600.0})
+    told: list[Event] = []
+
+    def act(event: Event) -> None:
+        if event.step >= 20 and not told:
+            os.kill(pid_of(event), signal.SIGTERM)
+            told.append(event)
+        if told and event.step and pid_of(event) != pid_of(told[0]):
+            events.stop.set()
+
+    run_on_ray([run], store, resources, on_event=Listener(events, act), stop=events.stop)
+    resumed = next(event.step for event in events if event.step and pid_of(event) != pid_of(told[0]))
+    assert resumed > told[0].step
+    assert events.ends() == [(run.run_id, "interrupted")]
+
+
+def test_a_worker_that_hangs_is_killed_and_its_run_goes_on(store: Store, events: EventLog) -> None:
+    (run,) = seeds(1, **LONG)
+    resources = ONE_GROUP.model_copy(update={"step_timeout_s": 5.0})
+    suspended: list[Event] = []
+
+    def act(event: Event) -> None:
+        if event.step and not suspended and store.run(run.run_id).resume.exists():
+            os.kill(pid_of(event), signal.SIGSTOP)
+            suspended.append(event)
+        if suspended and event.step and pid_of(event) != pid_of(suspended[0]):
+            events.stop.set()
+
+    run_on_ray([run], store, resources, on_event=Listener(events, act), stop=events.stop)
+    assert not psutil.pid_exists(pid_of(suspended[0]))
+    assert store.run(run.run_id).state["attempt"] == 2
+    assert events.ends() == [(run.run_id, "interrupted")]
 
 
 def test_the_death_of_the_broker_ends_the_sweep_and_keeps_finished_runs(store: Store, events: EventLog) -> None:
-    import ray
-
-    from cope_sweep.sweep.schedule import run_on_ray
-
     runs = [tiny_run(seed=0), tiny_run(seed=1, **LONG)]
 
     def kill(event: Event) -> None:
@@ -110,14 +209,12 @@ def test_the_death_of_the_broker_ends_the_sweep_and_keeps_finished_runs(store: S
 
     with pytest.raises(ClusterError, match="broker on the cluster died"):
         run_on_ray(runs, store, ONE_GROUP, on_event=Listener(events, kill), stop=events.stop)
-    assert store.run(runs[0].run_id).status == "finished"
-    assert store.run(runs[1].run_id).status == "interrupted"
+    assert store.status(runs[0].run_id) == "finished"
+    assert store.status(runs[1].run_id) == "interrupted"
     assert store.run(runs[1].run_id).resume.exists()
 
 
 def test_no_room_for_a_group(store: Store, events: EventLog) -> None:
-    from cope_sweep.sweep.schedule import run_on_ray
-
     resources = ONE_GROUP.model_copy(update={"groups": "auto", "cpus": 64})
     with pytest.raises(ClusterError, match="has no room for a group of 1 workers with 64 CPUs each"):
         run_on_ray(seeds(1), store, resources, on_event=events, stop=events.stop)
@@ -143,7 +240,7 @@ from tests.tiny import tiny_run
 def on_event(event):
     print(event.status, event.step, flush=True)
 
-run_on_ray([tiny_run(**LONG)], Store(sys.argv[1]), Resources(checkpoint_every_s=0.2), on_event=on_event,
+run_on_ray([tiny_run(**LONG)], Store(sys.argv[1]), Resources(checkpoint_every_s=0.2), sweep_id="killed", on_event=on_event,
            stop=threading.Event(), cpus=1)
 """
 

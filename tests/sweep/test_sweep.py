@@ -1,8 +1,9 @@
-"""A sweep: which runs it trains, its outcome, its record, and how signals stop it."""
+"""A sweep: which runs it trains, its outcome, its record, its budgets, and what stops it."""
 
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,12 +11,22 @@ import pytest
 
 from cope_sweep.plan import Plan
 from cope_sweep.spec import Resources, RunSpec
-from cope_sweep.store import Event, RunFolder, Store
+from cope_sweep.store import Event, LeaseHolder, Store, SweepRecord
+from cope_sweep.sweep import sweep as sweep_module
 from cope_sweep.sweep.executor import ClusterError
-from cope_sweep.sweep.sweep import SweepOutcome, stopping_on_signals, sweep
-from tests.results.ablations import fail, finish, plan_of
+from cope_sweep.sweep.schedulers import StoppingRule
+from cope_sweep.sweep.sweep import Budget, SweepOutcome, stop_file, stopping_on_signals, sweep
+from tests.results.ablations import plan_of
+from tests.sweep.runs import TIMEOUT_S, Recorded, other_sweep
 
 METRICS = {"in_dist/token_error": 12.5, "dense/loss": 0.5}
+
+
+def enter(leases: LeaseHolder, run: RunSpec, status: str) -> None:
+    """Have a sweep end a run with a status, as an executor does."""
+    leases.acquire(run)
+    Recorded(leases.store, run).end(status, METRICS)  # type: ignore[arg-type]
+    leases.end(run.run_id)
 
 
 class Scripted:
@@ -24,7 +35,8 @@ class Scripted:
     def __init__(self, store: Store, statuses: Sequence[str], error: Exception | None = None) -> None:
         self.store, self.statuses, self.error = store, statuses, error
         self.runs: list[RunSpec] = []
-        self.plugins: Sequence[str] = ()
+        self.settings: dict[str, Any] = {}
+        self.note = ""
 
     def __call__(
         self,
@@ -32,55 +44,95 @@ class Scripted:
         store: Store,
         resources: Resources,
         *,
+        sweep_id: str,
         on_event: Callable[[Event], None],
         stop: threading.Event,
         plugins: Sequence[str] = (),
+        schedule: StoppingRule | None = None,
+        max_failed_runs: int | None = None,
+        on_note: Callable[[str], None] = lambda text: None,
     ) -> None:
-        self.runs, self.plugins = list(runs), plugins
+        self.runs = list(runs)
+        self.settings = {"plugins": plugins, "schedule": schedule, "max_failed_runs": max_failed_runs}
+        if self.note:
+            on_note(self.note)
+        leases = LeaseHolder(store, sweep_id)
         for run, status in zip(runs, self.statuses, strict=True):
-            match status:
-                case "finished":
-                    finish(store, run, METRICS)
-                case "failed":
-                    fail(store, run)
-                case "interrupted":
-                    folder: RunFolder = store.run(run.run_id)
-                    with folder.lock():
-                        folder.begin(run, "here")
-                        folder.set_state("interrupted")
+            if status == "pending":
+                continue
+            enter(leases, run, status)
             on_event(Event(run.run_id, status))  # type: ignore[arg-type]
+        leases.close()
         if self.error:
             raise self.error
+
+
+class Waiting(Scripted):
+    """An executor that trains nothing until it is stopped."""
+
+    def __call__(self, *arguments: Any, stop: threading.Event, **settings: Any) -> None:
+        assert stop.wait(TIMEOUT_S)
 
 
 def start(plan: Plan, store: Store, executor: Scripted, **options: Any) -> SweepOutcome:
     return sweep(plan, store, executor, resources=Resources(), executor_name="local", tracking_uri=None, **options)
 
 
+def record_of(store: Store, outcome: SweepOutcome) -> SweepRecord:
+    record = store.sweep(str(outcome.sweep_id))
+    assert record is not None
+    return record
+
+
 @pytest.mark.parametrize(
-    ("failed", "interrupted", "code"),
-    [(0, 0, 0), (2, 0, 1), (0, 3, 130), (2, 3, 130)],
+    ("counts", "code"),
+    [
+        ({}, 0),
+        ({"failed": 2}, 1),
+        ({"interrupted": 3}, 130),
+        ({"failed": 2, "interrupted": 3}, 130),
+        ({"not_started": 1}, 130),
+        ({"stopped": 3}, 0),
+    ],
 )
-def test_exit_codes(failed: int, interrupted: int, code: int) -> None:
-    assert SweepOutcome("id", 1, 0, failed, interrupted, 1.0).exit_code == code
+def test_exit_codes(counts: dict[str, int], code: int) -> None:
+    values: dict[str, Any] = {"failed": 0, "interrupted": 0} | counts
+    assert SweepOutcome("id", trained=1, reused=0, seconds=1.0, **values).exit_code == code
 
 
 def test_a_sweep_trains_unfinished_runs_and_records_the_table(store: Store) -> None:
     plan = plan_of()
-    finish(store, plan.runs[0], METRICS)
-    fail(store, plan.runs[1])
+    with other_sweep(store) as other:
+        enter(other, plan.runs[0], "finished")
+        enter(other, plan.runs[1], "failed")
     executor = Scripted(store, ["finished"] * 5)
     events: list[Event] = []
     outcome = start(plan, store, executor, file_text="title: x", on_event=events.append)
     assert executor.runs == list(plan.runs[1:])
     assert len(events) == 5
     assert (outcome.trained, outcome.reused, outcome.failed, outcome.interrupted) == (5, 1, 0, 0)
-    (record,) = store.sweeps()
-    assert record["sweep_id"] == outcome.sweep_id
-    assert (record["status"], record["file_text"], record["reused"]) == ("finished", "title: x", [plan.runs[0].run_id])
-    assert record["ended_ms"] >= record["started_ms"]
-    assert "In-dist." in record["table"]["markdown"]
-    assert [run["run_id"] for run in record["runs"]] == [run.run_id for row in plan.rows for run in row.runs]
+    record = record_of(store, outcome)
+    assert (record.status, record.file_text, record.reused) == ("finished", "title: x", [plan.runs[0].run_id])
+    assert record.ended_ms is not None
+    assert record.ended_ms >= record.started_ms
+    assert record.table is not None
+    assert "In-dist." in record.table["markdown"]
+    assert [run.run_id for run in record.runs] == [run.run_id for row in plan.rows for run in row.runs]
+    (summary,) = store.index.sweeps()
+    assert (summary.sweep_id, summary.status) == (outcome.sweep_id, "finished")
+
+
+def test_runs_that_another_sweep_finished_meanwhile_count_as_reused(store: Store) -> None:
+    plan = plan_of()
+
+    class Overtaken(Scripted):
+        def __call__(self, runs: Sequence[RunSpec], *arguments: Any, **settings: Any) -> None:
+            with other_sweep(store) as other:
+                enter(other, runs[0], "finished")
+            super().__call__(runs[1:], *arguments, **settings)
+
+    outcome = start(plan, store, Overtaken(store, ["finished"] * 5))
+    assert (outcome.trained, outcome.reused, outcome.exit_code) == (5, 1, 0)
 
 
 @pytest.mark.parametrize(
@@ -89,25 +141,68 @@ def test_a_sweep_trains_unfinished_runs_and_records_the_table(store: Store) -> N
         (["finished"] * 5 + ["failed"], "failed", 1),
         (["finished"] * 4 + ["failed", "interrupted"], "interrupted", 130),
         (["finished"] * 5 + ["pending"], "interrupted", 130),
+        (["finished"] * 5 + ["stopped"], "finished", 0),
     ],
 )
 def test_the_record_says_how_a_sweep_ended(store: Store, statuses: list[str], status: str, code: int) -> None:
     plan = plan_of()
     outcome = start(plan, store, Scripted(store, statuses))
     assert outcome.exit_code == code
-    assert outcome.trained == statuses.count("finished")
-    assert store.sweeps()[0]["status"] == status
+    counts = (outcome.trained, outcome.failed, outcome.interrupted, outcome.not_started, outcome.stopped)
+    assert counts == tuple(map(statuses.count, ("finished", "failed", "interrupted", "pending", "stopped")))
+    assert record_of(store, outcome).status == status
 
 
 def test_failed_runs_are_kept_on_request(store: Store) -> None:
     plan = plan_of()
-    for run in plan.runs[1:]:
-        finish(store, run, METRICS)
-    fail(store, plan.runs[0])
+    with other_sweep(store) as other:
+        for run in plan.runs[1:]:
+            enter(other, run, "finished")
+        enter(other, plan.runs[0], "failed")
     outcome = start(plan, store, Scripted(store, []), retry_failed=False)
     assert (outcome.sweep_id, outcome.reused, outcome.failed, outcome.exit_code) == (None, 5, 1, 1)
-    assert store.sweeps() == []
+    assert store.index.sweeps() == []
     assert start(plan, store, Scripted(store, ["finished"])).exit_code == 0
+
+
+@pytest.mark.parametrize("scheduled", [True, False])
+def test_stopped_runs_are_trained_again_only_without_the_schedule(
+    store: Store, scheduled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = plan_of()
+    rule = StoppingRule("asha", "dense/loss", "max", 3, 6) if scheduled else None
+    monkeypatch.setattr(sweep_module, "stopping_rule", lambda *arguments: rule)
+    with other_sweep(store) as other:
+        enter(other, plan.runs[0], "stopped")
+    executor = Scripted(store, ["finished"] * (5 if scheduled else 6))
+    start(plan, store, executor)
+    assert (plan.runs[0] in executor.runs) is not scheduled
+    assert executor.settings["schedule"] == rule
+
+
+def test_a_damaged_run_is_trained_again(store: Store) -> None:
+    plan = plan_of()
+    with other_sweep(store) as other:
+        for run in plan.runs:
+            enter(other, run, "finished")
+        other.acquire(plan.runs[0])
+        (store.run(plan.runs[0].run_id).path / "result.json").write_text("{")
+        store.index.delete([plan.runs[0].run_id])
+        other.acquire(plan.runs[0])
+        other.end(plan.runs[0].run_id)
+    executor = Scripted(store, ["finished"])
+    assert start(plan, store, executor).reused == 5
+    assert executor.runs == [plan.runs[0]]
+
+
+def test_a_run_whose_sweep_was_killed_after_its_worker_finished_is_not_trained_again(store: Store) -> None:
+    plan = plan_of()
+    killed = LeaseHolder(store, "killed", ttl_s=0.0)
+    for run in plan.runs:
+        killed.acquire(run)
+        Recorded(store, run).end("finished", METRICS)
+    assert start(plan, store, Scripted(store, [])).reused == 6
+    killed.close()
 
 
 def test_an_error_of_the_executor_is_raised_after_the_sweep_was_recorded(store: Store) -> None:
@@ -115,8 +210,51 @@ def test_an_error_of_the_executor_is_raised_after_the_sweep_was_recorded(store: 
     executor = Scripted(store, ["finished"] * 5 + ["pending"], ClusterError("the cluster broke"))
     with pytest.raises(ClusterError, match="the cluster broke"):
         start(plan, store, executor)
-    assert store.sweeps()[0]["status"] == "interrupted"
-    assert store.sweeps()[0]["table"] is not None
+    (summary,) = store.index.sweeps()
+    record = store.sweep(summary.sweep_id)
+    assert record is not None
+    assert (summary.status, record.status) == ("interrupted", "interrupted")
+    assert record.table is not None
+
+
+def test_notes_are_passed_on_and_recorded(store: Store) -> None:
+    executor = Scripted(store, ["finished"] * 6)
+    executor.note = "node 10.0.0.1 is left out: no GPU"
+    notes: list[str] = []
+    outcome = start(plan_of(), store, executor, on_note=notes.append)
+    assert notes == list(outcome.notes) == record_of(store, outcome).notes == [executor.note]
+
+
+def test_no_more_runs_than_the_budget_are_started(store: Store) -> None:
+    executor = Scripted(store, ["finished"] * 2)
+    outcome = start(plan_of(), store, executor, budget=Budget(max_runs=2, max_failures=3))
+    assert (outcome.trained, outcome.not_started, outcome.exit_code) == (2, 4, 130)
+    assert executor.settings["max_failed_runs"] == 3
+    executor.statuses = ["finished"] * 4
+    assert start(plan_of(), store, executor).exit_code == 0
+
+
+def test_a_time_budget_stops_the_sweep(store: Store) -> None:
+    outcome = start(plan_of(), store, Waiting(store, []), budget=Budget(time_s=0.2))
+    assert 0.2 <= outcome.seconds < TIMEOUT_S
+    assert (outcome.not_started, outcome.exit_code) == (6, 130)
+    assert outcome.notes == ("stopped: the time budget of 0.2 s is used up",)
+
+
+def test_a_stop_can_be_requested_from_another_machine(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sweep_module, "STOP_POLL_INTERVAL_S", 0.05)
+
+    def request() -> None:
+        while not (found := store.index.sweeps()):
+            time.sleep(0.05)
+        stop_file(store, found[0].sweep_id).touch()
+
+    thread = threading.Thread(target=request)
+    thread.start()
+    outcome = start(plan_of(), store, Waiting(store, []))
+    thread.join()
+    assert outcome.notes == ("stopped: a stop was requested",)
+    assert not stop_file(store, str(outcome.sweep_id)).exists()
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])

@@ -1,0 +1,95 @@
+"""Tune's schedulers as a schedule builds them, driven by results as trials report them. Without a cluster."""
+
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from ray.tune.schedulers import TrialScheduler
+
+from cope_sweep.spec import Metric
+from cope_sweep.sweep.schedulers import StoppingRule, scheduler_of, stopping_rule
+from tests.sweep.runs import seeds
+
+METRICS = [Metric(name="in_dist/loss"), Metric(name="dense/token_error", goal="max")]
+ASHA = StoppingRule("asha", "in_dist/loss", "min", grace=10, steps=1000, reduction=2)
+MEDIAN = StoppingRule("median", "in_dist/loss", "min", grace=10, steps=1000)
+
+
+def schedule(**values: Any) -> Any:
+    return SimpleNamespace(**{"metric": None, "goal": None, "grace": None} | values)
+
+
+class FakeTrial:
+    def __init__(self, trial_id: str) -> None:
+        self.trial_id, self.status = trial_id, "RUNNING"
+
+
+class Trials:
+    """Trials of a scheduler."""
+
+    def __init__(self, scheduler: TrialScheduler, count: int) -> None:
+        self.scheduler = scheduler
+        self.trials = [FakeTrial(str(number)) for number in range(count)]
+        self.controller = SimpleNamespace(get_live_trials=lambda: [SimpleNamespace(status="PENDING")])
+        for trial in self.trials:
+            scheduler.on_trial_add(self.controller, trial)  # type: ignore[arg-type]
+
+    def report(self, trial: int, step: int, **metrics: float) -> str:
+        result = {"step": step, "status": "running", **metrics}
+        return self.scheduler.on_trial_result(self.controller, self.trials[trial], result)  # type: ignore[arg-type]
+
+    def complete(self, trial: int, result: Mapping[str, Any]) -> None:
+        self.scheduler.on_trial_complete(self.controller, self.trials[trial], dict(result))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("none", [None, schedule(kind="none")])
+def test_without_a_schedule_there_is_no_rule(none: Any) -> None:
+    assert stopping_rule(none, METRICS, seeds(1)) is None
+
+
+def test_what_a_schedule_leaves_open_comes_from_the_ablation() -> None:
+    runs = seeds(1, **{"train.steps": 1000, "evaluate.every": 20}) + seeds(1, **{"train.steps": 10})
+    rule = stopping_rule(schedule(kind="asha", reduction=3), METRICS, runs)
+    assert rule == StoppingRule("asha", "in_dist/loss", "min", grace=100, steps=1000, reduction=3.0)
+    rule = stopping_rule(schedule(kind="median", metric="dense/token_error"), METRICS, runs)
+    assert rule == StoppingRule("median", "dense/token_error", "max", grace=100, steps=1000)
+    rule = stopping_rule(schedule(kind="median", metric="x/loss", goal="max", grace=7), METRICS, runs)
+    assert rule == StoppingRule("median", "x/loss", "max", grace=7, steps=1000)
+    assert str(rule) == "the median rule (x/loss, grace 7 steps)"
+
+
+def test_an_unknown_kind_is_an_error() -> None:
+    with pytest.raises(ValueError, match="'hyperband': there is no such scheduler; accepted: none, asha, median"):
+        stopping_rule(schedule(kind="hyperband"), METRICS, seeds(1))
+
+
+@pytest.mark.parametrize("rule", [ASHA, MEDIAN])
+def test_a_run_that_is_worse_than_the_others_is_stopped_after_the_grace(rule: StoppingRule) -> None:
+    trials = Trials(scheduler_of(rule), 5)
+    for trial in range(4):
+        for step in (5, 10, 20):
+            assert trials.report(trial, step, **{"in_dist/loss": 1.0}) == "CONTINUE"
+    assert trials.report(4, 5, **{"in_dist/loss": 9.0}) == "CONTINUE"
+    assert trials.report(4, 10, **{"in_dist/loss": 9.0}) == "STOP"
+
+
+@pytest.mark.parametrize("rule", [ASHA, MEDIAN])
+def test_the_best_run_is_trained_to_its_last_step(rule: StoppingRule) -> None:
+    trials = Trials(scheduler_of(rule), 5)
+    for step in (10, 20, 40, 500, 1000):
+        for trial in range(1, 5):
+            trials.report(trial, step, **{"in_dist/loss": 2.0})
+        assert trials.report(0, step, **{"in_dist/loss": 1.0}) == "CONTINUE"
+
+
+@pytest.mark.parametrize("rule", [ASHA, MEDIAN])
+def test_results_without_the_metric_change_nothing(rule: StoppingRule) -> None:
+    """A run that failed before its first evaluation, and one of a task that has another metric."""
+    trials = Trials(scheduler_of(rule), 6)
+    trials.report(0, 10, other=1.0)
+    trials.complete(0, {"step": 15, "status": "failed", "done": True})
+    for trial in range(1, 5):
+        assert trials.report(trial, 10, **{"in_dist/loss": 1.0}) == "CONTINUE"
+        trials.complete(trial, {"step": 15, "status": "failed", "done": True})
+    assert trials.report(5, 10, **{"in_dist/loss": 9.0}) == "STOP"
