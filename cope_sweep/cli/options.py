@@ -103,6 +103,19 @@ def find_checkpoint(run_or_folder: str, root: str) -> Path:
     return folder.fetch_checkpoint()
 
 
+def seconds_in(text: str, option: str) -> float:
+    """The seconds in `90`, `90s`, `15m`, `2h` or `1d`. Raises UserError."""
+    units = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+    number, unit = (text[:-1], text[-1]) if text[-1:] in units else (text, "s")
+    try:
+        seconds = float(number) * units[unit]
+    except ValueError:
+        seconds = -1.0
+    if not 0 < seconds < float("inf"):
+        raise UserError(f"{option} {text}: a time is a number with s, m, h or d, as in 90s, 15m, 2h or 1d")
+    return seconds
+
+
 def token_ids(text: str) -> list[int]:
     """The token ids in `3 14 7` or `3,14,7`. Raises UserError."""
     try:

@@ -18,14 +18,17 @@ from cope_sweep.cli.options import (
     STORE,
     AblationArg,
     AblationsDir,
+    IndexOpt,
     Json,
     ScaleOpt,
     Sets,
     StoreOpt,
     find_ablation,
     load_plan,
+    open_store,
+    seconds_in,
 )
-from cope_sweep.cli.output import escaped, make_console, print_json
+from cope_sweep.cli.output import escaped, estimated_time, make_console, print_json
 from cope_sweep.errors import UserError
 
 if TYPE_CHECKING:
@@ -33,8 +36,8 @@ if TYPE_CHECKING:
 
     from cope_sweep.plan import Plan
     from cope_sweep.spec import RunSpec
-    from cope_sweep.store import Store
-    from cope_sweep.sweep.sweep import SweepOutcome
+    from cope_sweep.store import Status, Store
+    from cope_sweep.sweep.sweep import Budget, SweepOutcome
 
 RAY_JOB_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 """Ray sets this environment variable for the driver of a job."""
@@ -53,6 +56,22 @@ RayAddressOpt = Annotated[
 GroupsOpt = Annotated[
     int | None,
     typer.Option(min=1, help="Worker groups that train side by side. Default: as many as fit.", show_default=False),
+]
+TimeBudgetOpt = Annotated[
+    str | None,
+    typer.Option(
+        "--time-budget",
+        metavar="TIME",
+        help="Stop after this time (`90m`, `2h`, `1d`): runs in training write checkpoints.",
+        show_default=False,
+    ),
+]
+MaxRunsOpt = Annotated[
+    int | None, typer.Option("--max-runs", min=1, help="Train at most so many runs.", show_default=False)
+]
+MaxFailuresOpt = Annotated[
+    int | None,
+    typer.Option("--max-failures", min=1, help="After so many failed runs, start no more.", show_default=False),
 ]
 KeepFailedOpt = Annotated[bool, typer.Option("--keep-failed", help="Do not try failed runs again.")]
 MlflowOpt = Annotated[
@@ -77,32 +96,105 @@ def run(
     groups: GroupsOpt = None,
     keep_failed: KeepFailedOpt = False,
     mlflow: MlflowOpt = None,
+    time_budget: TimeBudgetOpt = None,
+    max_runs: MaxRunsOpt = None,
+    max_failures: MaxFailuresOpt = None,
     no_mlflow: Annotated[bool, typer.Option("--no-mlflow", help="Record in the store only.")] = False,
     ablations: AblationsDir = ABLATIONS,
     root: StoreOpt = STORE,
+    index: IndexOpt = None,
     as_json: Json = False,
 ) -> None:
     """Train the runs that are not finished, record them in the store and in MLflow, and print the table.
 
     Ctrl-C stops at any time: runs in training are checkpointed first. The same command continues from there.
 
-    Exit codes: 0 all runs finished, 1 some runs failed, 2 bad input, 130 interrupted.
+    Exit codes: 0 all runs finished (or were stopped early, as the file's `schedule` says), 1 some runs failed, 2 bad
+    input, 130 interrupted, or a budget was used up.
 
     Example: `cope-sweep run quickstart`
 
+    Example: `cope-sweep run quickstart --time-budget 2h --max-failures 3`
+
     Example: `cope-sweep run quickstart --local --set seeds=[0,1,2,3,4]`
     """
+    from cope_sweep.sweep.sweep import Budget
+
+    budget = Budget(seconds_in(time_budget, "--time-budget") if time_budget else None, max_runs, max_failures)
+    _run(
+        ablation, scale, sets, ablations, root, index, as_json,
+        local=local, address=address, groups=groups, budget=budget, mlflow=mlflow, no_mlflow=no_mlflow,
+        leave_out={"failed"} if keep_failed else set(),
+    )  # fmt: skip
+
+
+def retry(
+    ablation: AblationArg,
+    failed: Annotated[bool, typer.Option("--failed", help="Train failed runs again, from their last state.")] = False,
+    stopped: Annotated[
+        bool, typer.Option("--stopped", help="Train runs to their end that a schedule stopped early.")
+    ] = False,
+    scale: ScaleOpt = None,
+    sets: Sets = [],
+    local: LocalOpt = False,
+    address: RayAddressOpt = None,
+    groups: GroupsOpt = None,
+    mlflow: MlflowOpt = None,
+    no_mlflow: Annotated[bool, typer.Option("--no-mlflow", help="Record in the store only.")] = False,
+    ablations: AblationsDir = ABLATIONS,
+    root: StoreOpt = STORE,
+    index: IndexOpt = None,
+    as_json: Json = False,
+) -> None:
+    """Train only the runs of an ablation that failed, or were stopped early; `run` trains all that are not finished.
+
+    Example: `cope-sweep retry quickstart --failed`
+    """
+    from cope_sweep.sweep.sweep import Budget
+
+    if not failed and not stopped:
+        raise UserError("say which runs to train again: --failed, --stopped, or both")
+    wanted = ({"failed"} if failed else set()) | ({"stopped"} if stopped else set())
+    _run(
+        ablation, scale, sets, ablations, root, index, as_json,
+        local=local, address=address, groups=groups, budget=Budget(), mlflow=mlflow, no_mlflow=no_mlflow,
+        leave_out={"pending", "interrupted", "failed", "stopped", "damaged"} - wanted, to_the_end=stopped,
+    )  # fmt: skip
+
+
+def _run(
+    ablation: str,
+    scale: str | None,
+    sets: list[str],
+    ablations: Path,
+    root: str,
+    index: str | None,
+    as_json: bool,
+    *,
+    local: bool,
+    address: str | None,
+    groups: int | None,
+    budget: Budget,
+    mlflow: str | None,
+    no_mlflow: bool,
+    leave_out: set[Status],
+    to_the_end: bool = False,
+) -> None:
+    """Train runs of an ablation, show the table and exit.
+
+    `leave_out` are statuses of runs that are not trained; with `to_the_end` the file's schedule stops none.
+    """
+    from cope_sweep.queries import recorded_plan
     from cope_sweep.results import table
-    from cope_sweep.store import Store
     from cope_sweep.store.preflight import check, resolve_uri
 
-    if RAY_JOB_VARIABLE in os.environ and not Path(root).is_absolute():
+    if RAY_JOB_VARIABLE in os.environ and "://" not in root and not Path(root).is_absolute():
         raise UserError(
             f"in a Ray job the folder {Path.cwd()} is temporary, and the store {root} would be deleted with it; "
             "name a lasting folder that all nodes share: --store /shared/store"
         )
-    plan = load_plan(ablation, ablations, scale, sets)
-    store = Store(root, create=True)
+    plan = load_plan(ablation, ablations, scale, [*sets, *(["schedule.kind=none"] if to_the_end else [])])
+    store = open_store(root, index, create=True)
     uri = None if no_mlflow else resolve_uri(store, mlflow)
     if uri:
         check(uri)
@@ -113,12 +205,13 @@ def run(
         local=local,
         address=address,
         groups=groups,
-        retry_failed=not keep_failed,
+        leave_out=leave_out,
+        budget=budget,
         tracking_uri=uri,
     )
     for problem in outcome.tracking_errors:
         make_console(stderr=True).print(f"[yellow]MLflow:[/yellow] {escaped(problem)}")
-    results = table(plan, store)
+    results = table(recorded_plan(plan, store), store)
     if as_json:
         print_json({"sweep": {**outcome.__dict__, "exit_code": outcome.exit_code}, "table": results.to_json()})
     else:
@@ -126,7 +219,7 @@ def run(
         console.print(results.to_rich())
         same_plan = _plan_arguments(ablation, scale, sets, root)
         _print_outcome(console, outcome, same_plan)
-        _print_next_steps(console, plan, store, uri, same_plan)
+        _print_next_steps(console, recorded_plan(plan, store), store, uri, same_plan)
     raise typer.Exit(outcome.exit_code)
 
 
@@ -138,7 +231,8 @@ def _execute(
     local: bool,
     address: str | None,
     groups: int | None,
-    retry_failed: bool,
+    leave_out: set[Status],
+    budget: Budget,
     tracking_uri: str | None,
 ) -> SweepOutcome:
     """Execute the plan with a display of its progress on standard error."""
@@ -156,9 +250,12 @@ def _execute(
         executor = partial(run_on_ray, address=address)
     if local or address is None:
         # Texts are tokenised here, where the user sees the progress bar and errors. On a cluster the workers do it.
-        for task in {each.task for each in plan.runs if store.run(each.run_id).status != "finished"}:
+        finished = {run_id for run_id, status in store.index.statuses().items() if status == "finished"}
+        for task in {each.task for each in plan.runs if each.run_id not in finished}:
             task.prepare()
-    with progress_display(plan, store, make_console(stderr=True)) as display:
+    console = make_console(stderr=True)
+    _print_cost(console, plan, store)
+    with progress_display(plan, store, console) as display:
         return sweep(
             plan,
             store,
@@ -167,9 +264,23 @@ def _execute(
             file_text=file_text,
             executor_name="local" if local else "ray",
             tracking_uri=tracking_uri,
-            retry_failed=retry_failed,
+            leave_out=leave_out,
+            budget=budget,
             on_event=display,
+            on_note=lambda text: console.print(f"[yellow]note:[/yellow] {escaped(text)}", soft_wrap=True),
         )
+
+
+def _print_cost(console: Console, plan: Plan, store: Store) -> None:
+    """Say what a sweep will take before it starts, if that is long or the store knows it from measurements."""
+    from cope_sweep.queries import plan_cost
+
+    costs = plan_cost(plan, store)
+    if costs.to_do:
+        may_use_gpu = plan.ablation.content.resources.device != "cpu"
+        time = estimated_time(costs.estimated_s, may_use_gpu=may_use_gpu)
+        text = f"{_runs(costs.to_do)} to train: about {time} ({costs.basis})"
+        console.print(escaped(text), soft_wrap=True, style="dim")
 
 
 def submit(
@@ -253,11 +364,10 @@ def _print_outcome(console: Console, outcome: SweepOutcome, same_plan: str) -> N
             "the same `run` command tries them again.",
             soft_wrap=True,
         )
-    if outcome.interrupted:
-        console.print(
-            f"[yellow]Interrupted[/yellow] with {_runs(outcome.interrupted)} to do; "
-            "the same command continues from there."
-        )
+    if outcome.stopped:
+        console.print(f"{_runs(outcome.stopped)} stopped early by the schedule; `cope-sweep retry` trains them on.")
+    if left := outcome.interrupted + outcome.not_started:
+        console.print(f"[yellow]Interrupted[/yellow] with {_runs(left)} to do; the same command continues from there.")
 
 
 def _runs(number: int) -> str:
@@ -273,7 +383,8 @@ def _print_next_steps(console: Console, plan: Plan, store: Store, uri: str | Non
         steps.append((f"{prefix}mlflow ui --backend-store-uri {uri}", "curves, parameters and files of every run"))
     serve = shlex.join([f"{prefix}cope-sweep", "serve", *at_store])
     steps.append((serve, "the REST service, and a page at http://127.0.0.1:8000"))
-    finished = next((each for each in plan.runs if store.run(each.run_id).status == "finished"), None)
+    statuses = store.index.statuses(each.run_id for each in plan.runs)
+    finished = next((each for each in plan.runs if statuses.get(each.run_id) == "finished"), None)
     if finished:
         words = [f"{prefix}cope-sweep", "perplexity", finished.run_id, *_example_input(finished, store), *at_store]
         steps.append((shlex.join(words), "the perplexity of token ids or a text under a checkpoint"))

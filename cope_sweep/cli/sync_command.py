@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cope_sweep.cli.options import STORE, Json, StoreOpt
+from cope_sweep.cli.options import STORE, IndexOpt, Json, StoreOpt, open_store
 from cope_sweep.cli.output import escaped, make_console, print_json
 from cope_sweep.cli.run_commands import MlflowOpt
 from cope_sweep.errors import UserError
@@ -24,6 +24,7 @@ def sync(
         float, typer.Option("--timeout", min=0, help="Seconds to wait for an MLflow server that does not answer.")
     ] = 60.0,
     root: StoreOpt = STORE,
+    index: IndexOpt = None,
     as_json: Json = False,
 ) -> None:
     """Send to MLflow the runs and sweeps of the store that it does not have, or not as they are now.
@@ -37,15 +38,14 @@ def sync(
 
     Example: `cope-sweep sync --mlflow http://mlflow.example:5000`
     """
-    from cope_sweep.store import Store
     from cope_sweep.store.mlflow_mirror import MirrorReport
     from cope_sweep.store.preflight import check, redacted, resolve_uri
     from cope_sweep.store.tracker_sync import backlog_count
     from cope_sweep.store.tracking import TrackingError
 
-    if not (root / "runs").is_dir():
-        raise UserError(f"no store in {root.absolute()}; choose the folder with --store")
-    store = Store(root)
+    store = open_store(root, index)
+    if not store.root.is_dir():
+        raise UserError(f"no store in {store.location}; choose the folder with --store")
     uri = resolve_uri(store, mlflow)
     store.settle()
     before = backlog_count(store, uri)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cope_sweep.store.artifacts import DamagedError, RunFolder
+from cope_sweep.store.artifacts import RunFolder
+from cope_sweep.store.errors import DamagedError
 from cope_sweep.store.event import Status
 from cope_sweep.store.index import RunRecord
 from cope_sweep.store.index.mirroring import Membership, Mirrored
@@ -140,7 +141,7 @@ class RunMirror:
             experiment, note = NO_SWEEP, ""
             if place is not None:
                 parent, origin = self._sweeps.parent(place.sweep_id)
-                tags = origin.tags | tags | ({"mlflow.parentRunId": parent.id} if parent else {})
+                tags = {**origin.tags, **tags} | ({"mlflow.parentRunId": parent.id} if parent else {})
                 experiment, note = place.ablation, origin.note
             tracked = self._tracking.create(
                 experiment,

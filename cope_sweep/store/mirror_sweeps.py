@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import get_args
 
-from cope_sweep.store.artifacts import DamagedError
+from cope_sweep.store.errors import DamagedError
 from cope_sweep.store.event import Status
 from cope_sweep.store.index.mirroring import Mirrored
 from cope_sweep.store.notes import MAX_LINKS, experiment_note, sweep_note

@@ -102,18 +102,18 @@ def check(
         for folder in batch:
             for problem in folder.damage(checksums=checksums):
                 yield Difference(folder.run_id, problem, TRAIN_AGAIN)
-            row, record = read_run(folder), known.get(folder.run_id)
-            if row is None or (record is not None and record.status == "running"):
+            row, indexed = read_run(folder), known.get(folder.run_id)
+            if row is None or (indexed is not None and indexed.status == "running"):
                 continue
-            if record is None:
+            if indexed is None:
                 yield Difference(folder.run_id, f"{row.status} by its files, and not in the index")
             elif (row.status, dict(row.metrics), dict(row.facts)) != (
-                record.status,
-                dict(record.metrics),
-                dict(record.facts),
+                indexed.status,
+                dict(indexed.metrics),
+                dict(indexed.facts),
             ):
-                what = f"{row.status} by its files, {record.status} in the index"
-                if row.status == record.status:
+                what = f"{row.status} by its files, {indexed.status} in the index"
+                if row.status == indexed.status:
                     what = "the index has other metrics or facts than its files"
                 yield Difference(folder.run_id, what)
         on_progress(min(start + BATCH_RUNS, len(folders)), len(folders))

@@ -139,9 +139,9 @@ def final_points(record: RunRecord, curve: Sequence[Mapping[str, float]], create
         same = known is not None and known.value == value
         points.append(known if same and known else Point(key, float(value), record.step, ended_ms))
     for name in NUMERIC_FACTS:
-        value = record.facts.get(name)
-        if isinstance(value, (int, float)) and not isinstance(value, bool):
-            points.append(Point(f"system/{name}", float(value), record.step, ended_ms))
+        fact = record.facts.get(name)
+        if isinstance(fact, (int, float)) and not isinstance(fact, bool):
+            points.append(Point(f"system/{name}", float(fact), record.step, ended_ms))
     return points
 
 

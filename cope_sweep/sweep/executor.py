@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from cope_sweep.errors import UserError
 from cope_sweep.spec import Resources, RunSpec
 from cope_sweep.store import Event, RunFolder, Store
-from cope_sweep.store.artifacts import DamagedError
+from cope_sweep.store.errors import DamagedError
 from cope_sweep.store.reading import read_run
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import contextlib
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from sqlalchemy import Connection, Row, Select, and_, case, delete, func, insert, literal, select, update
 from sqlalchemy.sql import ColumnElement
@@ -113,7 +113,7 @@ class Index:
         with self.database.reading() as connection:
             status = self.status_column(connection)
             rows = connection.execute(select(status, func.count()).group_by(status))
-            return {row[0]: int(row[1]) for row in rows}
+            return {cast(Status, row[0]): int(row[1]) for row in rows}
 
     def sweeps(self, ablation: str | None = None) -> list[SweepSummary]:
         """All sweeps, or those of an ablation, oldest first. One whose process died reads as interrupted."""

@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from sqlalchemy import bindparam, func, select, text
+from sqlalchemy import BindParameter, bindparam, func, select, text
 
 from cope_sweep.store.event import Status
 from cope_sweep.store.index.index import Index, summary_of, value_of
@@ -41,7 +41,7 @@ def sweep_counts(index: Index, sweep_ids: Iterable[str]) -> dict[str, dict[Statu
         FROM sweep_runs AS member LEFT JOIN runs AS run {_small_index(index)} ON run.run_id = member.run_id
         WHERE member.sweep_id IN :sweep_ids GROUP BY 1, 2
     """  # noqa: S608 - constants
-    wanted = bindparam("sweep_ids", list(sweep_ids), expanding=True)
+    wanted: BindParameter[list[str]] = bindparam("sweep_ids", list(sweep_ids), expanding=True)
     with index.database.reading() as connection:
         for sweep_id, name, number in connection.execute(text(query).bindparams(wanted)):
             found.setdefault(sweep_id, Counter())[name] = int(number)
