@@ -5,7 +5,7 @@ UV := $(BIN)/uv
 # Two processes; the tests of a file stay in one, which shares its servers and clusters.
 SIDE_BY_SIDE := -n 2 --dist loadfile
 
-.PHONY: quickstart test test-fast lint format bench clean help
+.PHONY: quickstart test test-fast lint format bench chaos clean help
 
 help:   ## List the targets
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:.*## / — /'
@@ -31,6 +31,9 @@ format: .venv/test.stamp   ## Fix style
 
 bench: .venv/run.stamp   ## Measure scheduling on this machine: Ray's start, the time between runs
 	$(BIN)/cope-sweep bench sweep
+
+chaos: .venv/test.stamp   ## Kill random processes of sweeps, and compare what is left with undisturbed ones (SEEDS=5 KILLS=6)
+	$(BIN)/python -m tests.chaos --seeds $(or $(SEEDS),5) --kills $(or $(KILLS),6)
 
 clean:   ## Remove .venv (the store of runs stays)
 	rm -rf .venv

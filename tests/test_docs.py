@@ -28,6 +28,7 @@ ROOMS = (
     "cope_sweep/kernels",
     "cope_sweep/positions",
     "cope_sweep/probe",
+    "cope_sweep/store",
     "cope_sweep/tasks",
     "services",
     "tests/benchmarks",

@@ -192,6 +192,15 @@ def test_sweeps(index):
     assert matching(index, sweep_id="2026-a") == [0]
 
 
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("mysql://u:secret@host/x", r"mysql://u:\*\*\*@host/x' is no index; accepted: sqlite:///PATH"),
+        ("nonsense", "is no index"),
+        ("sqlite:////proc/none/index.db", "does not answer: unable to open database file"),
+        ("postgresql://127.0.0.1:1/none", "does not answer"),
+    ],
+)
 def test_a_database_that_cannot_be_opened(url, message):
     with pytest.raises(StoreError, match=message):
         Index(url)
