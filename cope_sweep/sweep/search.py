@@ -1,7 +1,8 @@
-"""A search by suggestions: Optuna suggests rows of an ablation through Tune's `OptunaSearch`.
+"""A search by suggestions: Optuna suggests rows of an ablation, through Tune's `OptunaSearch`.
 
-Tune's trials receive a run id, as those of a grid do; the rows that the ids belong to are passed to a callback. Tune's
-state is never restored. What earlier sweeps have suggested comes from their records, and the results from the store.
+It names runs by their ids and knows no trials: a trial may die and be replaced, the run stays the same. State is not
+restored from files of Tune or Optuna. What earlier sweeps have suggested comes from their records, and the results come
+from the store.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ from optuna.distributions import (
     FloatDistribution,
     IntDistribution,
 )
-from ray.tune.search import Searcher
 from ray.tune.search.optuna import OptunaSearch
 
 from cope_sweep.plan import Plan, Row, row_of_draw
@@ -29,6 +29,9 @@ from cope_sweep.store import Status
 
 MAX_ASKS = 100
 """How often the sampler is asked for a row that is new. After that, a small space counts as exhausted."""
+
+STEP = "training_iteration"
+"""The key of a result under which Tune's searchers expect how far a trial is."""
 
 logger = logging.getLogger(__name__)
 
@@ -43,12 +46,8 @@ class Result(Protocol):
         """A metric: the final one of a finished run, the last one of a run that was stopped early."""
 
 
-class RunSearch(OptunaSearch):
-    """Suggests run ids to Tune. Give it to `TuneConfig(search_alg=…, num_samples=search.trials)`.
-
-    Tune's results need the key `status` (`finished`, `stopped`, …) in the last one of a trial. A result without the
-    metric is ignored.
-    """
+class RowSearch:
+    """The search of one sweep: which run is next, and what became of those that were suggested."""
 
     def __init__(
         self,
@@ -65,103 +64,95 @@ class RunSearch(OptunaSearch):
         Args:
             plan: A plan whose `search` is not None.
             results: Run id → what is known of the runs of its rows; no entry: nothing.
-            on_suggest: Called with each row, in Tune's process, before its trial starts. It must record the row's
-                labels with the sweep, so that the next sweep can continue.
+            on_suggest: Called with each row before its id is returned. It must record the row's labels with the sweep,
+                so that the next sweep can continue.
             retry_failed: Whether failed rows are suggested again.
         """
         if plan.search is None:
             raise ValueError(f"the ablation {plan.name} has no search by suggestions")
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self.plan, self.on_suggest = plan, on_suggest
+        self.metric = str(plan.search.metric)
         self.dimensions = dimensions_of(plan.ablation)
         self.results: dict[str, tuple[Status, float | None]] = {}
         """Run id → status and value of the metric, of every row that was suggested."""
+        self._asked = 0
         self._asks: dict[str, str] = {}
-        """Tune's trial id → the id of the question to Optuna that it comes from."""
-        self._runs: dict[str, str] = {}
-        """Tune's trial id → run id."""
-        metric = str(plan.search.metric)
+        """Run id → the id of the question to Optuna that it is the answer to; of the runs that have not ended."""
         evaluated, again = [], []
         for row in plan.rows:
             result = results.get(row.runs[0].run_id)
             status = result.status if result else "pending"
-            value = result.value(metric) if result else None
+            value = result.value(self.metric) if result else None
             if status in ("finished", "stopped") or (status == "failed" and not retry_failed):
                 evaluated.append((row, status, value))
             else:
                 again.append(row)
-        self.trials = len(again) + plan.open_samples
-        """How many trials are left."""
-        super().__init__(
+        self.left = len(again) + plan.open_samples
+        """How many runs are still to be suggested."""
+        self.optuna = OptunaSearch(
             {dimension.name: _distribution(dimension) for dimension in self.dimensions},
-            metric=metric,
+            metric=self.metric,
             mode=plan.search.goal,
             points_to_evaluate=[self._parameters(row) for row in again],
-            # Without this, the random draws at the start of a search would be repeated.
+            # Without the number of rows, the random draws at the start of a search would be repeated.
             seed=random.Random(f"{plan.search.seed}/{len(plan.rows)}").getrandbits(31),
         )
         for row, status, value in evaluated:
             self._add_evaluated(row, status, value)
 
-    def suggest(self, trial_id: str) -> dict[str, Any] | str | None:  # type: ignore[override]
-        """The configuration of a trial, `{"run_id": …}`; None to be asked again later; FINISHED if nothing is new."""
-        for number in range(MAX_ASKS):
-            ask = f"{trial_id}/{number}"
-            parameters = super().suggest(ask)
-            if parameters is None:
-                return None
+    def next_run(self) -> str | None:
+        """The id of the next run. None: nothing new now; for good where `left` is 0."""
+        for _ in range(MAX_ASKS if self.left else 0):
+            self._asked += 1
+            ask = str(self._asked)
             try:
-                row = row_of_draw(self.plan.ablation, self._labels(parameters))
+                row = row_of_draw(self.plan.ablation, self._labels(self.optuna.suggest(ask) or {}))
             except SpecError as error:
                 logger.warning("a suggestion is no valid run: %s", error)
-                super().on_trial_complete(ask, error=True)
+                self._tell(ask, "failed", None)
                 continue
             run_id = row.runs[0].run_id
             if run_id in self.results:
-                self._complete(ask, *self.results[run_id])
+                self._tell(ask, *self.results[run_id])
                 continue
-            self._asks[trial_id], self._runs[trial_id] = ask, run_id
-            self.results[run_id] = "pending", None
+            self.left -= 1
+            self._asks[run_id] = ask
+            self.results[run_id] = "running", None
             self.on_suggest(row)
-            return {"run_id": run_id}
-        running = any(status == "pending" for status, _ in self.results.values())
-        return None if running else Searcher.FINISHED
+            return run_id
+        if not self._asks:
+            # Every suggestion is known, and no result can change that.
+            self.left = 0
+        return None
 
-    def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
-        """Report the result of an evaluation."""
-        value = result.get(self.metric)
-        if value is not None and math.isfinite(value):
-            super().on_trial_result(self._asks[trial_id], result)
+    def report(self, run_id: str, step: int, value: float) -> None:
+        """Tell the metric's value at an evaluation of a suggested run. A value that is not finite is ignored."""
+        if math.isfinite(value):
+            self.optuna.on_trial_result(self._asks[run_id], {self.metric: value, STEP: step})
 
-    def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
-        """Report the end of a trial: as its result, as pruned if the scheduler stopped it, or as failed."""
-        result = result or {}
-        value, reported = result.get(self.metric), result.get("status")
-        if value is not None and not math.isfinite(value):
-            value = None
-        status: Status = "finished" if reported == "finished" else "stopped"
-        if error or reported in ("failed", "interrupted"):
-            status = "failed"
-        self.results[self._runs[trial_id]] = status, value
-        self._complete(self._asks[trial_id], status, value)
+    def end(self, run_id: str, status: Status, value: float | None) -> None:
+        """Tell how a run ended.
 
-    def save(self, checkpoint_path: str) -> None:
-        """Does nothing."""
+        Args:
+            run_id: A run that was suggested and has not ended.
+            status: "finished": `value` is its result. "stopped": the schedule ended it, and what was reported counts.
+                Any other: nothing is known of it.
+            value: The metric's last value; None: there is none.
+        """
+        self.results[run_id] = status, value
+        self._tell(self._asks.pop(run_id), status, value)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        # Tune pickles its searcher into a file. The callback cannot be pickled, and the copy is never used.
-        return Searcher, ()
-
-    def _complete(self, ask: str, status: Status, value: float | None) -> None:
-        if status == "finished" and value is not None:
-            super().on_trial_complete(ask, {self.metric: value})
+    def _tell(self, ask: str, status: Status, value: float | None) -> None:
+        if status == "finished" and value is not None and math.isfinite(value):
+            self.optuna.on_trial_complete(ask, {self.metric: value})
         else:
-            super().on_trial_complete(ask, error=status != "stopped")
+            self.optuna.on_trial_complete(ask, error=status != "stopped")
 
     def _add_evaluated(self, row: Row, status: Status, value: float | None) -> None:
         self.results[row.runs[0].run_id] = status, value
         stopped, known = status == "stopped", value is not None
-        self.add_evaluated_point(
+        self.optuna.add_evaluated_point(
             self._parameters(row),
             value,  # type: ignore[arg-type]
             error=not stopped and not (status == "finished" and known),

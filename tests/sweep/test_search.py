@@ -1,8 +1,6 @@
 """Optuna's suggestions, on a function instead of trainings, and once through Tune."""
 
-import copy
 import math
-import pickle
 from dataclasses import dataclass, field
 
 import pytest
@@ -11,7 +9,7 @@ from ray.tune.search import Searcher
 from cope_sweep.plan import Row, expand, plan_of_recorded
 from cope_sweep.spec import RunSpec
 from cope_sweep.store import Status
-from cope_sweep.sweep.search import RunSearch
+from cope_sweep.sweep.search import RowSearch
 from tests.spec.ablations import load
 
 METRIC = "in_dist/token_error"
@@ -61,24 +59,22 @@ class Sweep:
     results: dict[str, Known] = field(default_factory=dict)
     retry_failed: bool = True
 
-    def search(self) -> RunSearch:
+    def search(self) -> RowSearch:
         recorded = [(row.runs[0].run_id, row.labels) for row in self.rows]
         plan = plan_of_recorded(load(self.text), recorded)
-        return RunSearch(plan, self.results, self.rows.append, retry_failed=self.retry_failed)
+        return RowSearch(plan, self.results, self.rows.append, retry_failed=self.retry_failed)
 
-    def train(self, search: RunSearch, number: int) -> None:
+    def train(self, search: RowSearch, run_id: str) -> None:
         run = self.rows[-1].runs[0]
-        self.results[run.run_id] = Known("finished", error_of(run))
-        search.on_trial_complete(
-            f"trial{number}", {METRIC: error_of(run), "status": "finished", "training_iteration": 6}
-        )
+        assert run.run_id == run_id
+        search.report(run_id, 10, 9.0)
+        self.results[run_id] = Known("finished", error_of(run))
+        search.end(run_id, "finished", error_of(run))
 
-    def run(self, trials: int | None = None) -> None:
+    def run(self, runs: int | None = None) -> None:
         search = self.search()
-        for number in range(search.trials if trials is None else trials):
-            assert search.suggest(f"trial{number}") == {"run_id": self.rows[-1].runs[0].run_id}
-            search.on_trial_result(f"trial{number}", {METRIC: 9.0, "training_iteration": 1})
-            self.train(search, number)
+        for _ in range(search.left if runs is None else runs):
+            self.train(search, search.next_run())
 
     @property
     def ids(self) -> list[str]:
@@ -92,7 +88,7 @@ def test_the_search_finds_the_minimum_and_repeats_nothing():
     errors = [error_of(row.runs[0]) for row in sweep.rows]
     assert min(errors) < 1.6
     assert sum(errors[-20:]) < 0.7 * sum(errors[:10]) * 2
-    assert sweep.search().trials == 0
+    assert sweep.search().left == 0
 
 
 def test_every_suggestion_is_a_run_with_short_numbers():
@@ -117,7 +113,7 @@ def test_the_same_command_continues_the_search():
     sweep = Sweep()
     for trials in (7, 5, 20):
         sweep.run(trials)
-    assert sweep.search().trials == 60 - 32
+    assert sweep.search().left == 60 - 32
     sweep.run()
     assert len(set(sweep.ids)) == len(sweep.ids) == 60
     assert min(error_of(row.runs[0]) for row in sweep.rows) < 1.6
@@ -135,8 +131,8 @@ def test_rows_that_are_not_finished_are_suggested_first():
         )
     before = sweep.ids
     search = sweep.search()
-    assert search.trials == 54 + 4
-    again = [search.suggest(f"trial{number}")["run_id"] for number in range(6)]
+    assert search.left == 54 + 4
+    again = [search.next_run() for _ in range(6)]
     assert again[:4] == [before[1], before[2], before[4], before[5]]
     assert not set(again[4:]) & set(before)
 
@@ -146,97 +142,110 @@ def test_failed_rows_are_left_alone_on_request():
     sweep.run(3)
     sweep.results[sweep.ids[0]] = Known("failed")
     search = sweep.search()
-    assert search.trials == 57
-    assert search.suggest("trial0")["run_id"] not in sweep.ids[:3]
+    assert search.left == 57
+    assert search.next_run() not in sweep.ids[:3]
 
 
 def test_a_changed_ablation_starts_a_new_search():
     sweep = Sweep()
     sweep.run(4)
     sweep.text = TEXT.replace("dim: 8", "dim: 16")
-    assert sweep.search().trials == 60
+    assert sweep.search().left == 60
     sweep.text = TEXT.replace("CoPE: [cope], ", "")
-    assert sweep.search().trials == 60 - sum("CoPE" not in row.name for row in sweep.rows)
+    assert sweep.search().left == 60 - sum("CoPE" not in row.name for row in sweep.rows)
 
 
-def states(search: RunSearch) -> list[str]:
-    return [trial.state.name for trial in search._ot_study.trials]
+def states(search: RowSearch) -> list[str]:
+    return [trial.state.name for trial in search.optuna._ot_study.trials]
 
 
 def test_stopped_runs_are_pruned_and_failed_ones_have_no_value():
     sweep = Sweep()
     search = sweep.search()
-    for number in range(4):
-        search.suggest(f"trial{number}")
-        search.on_trial_result(f"trial{number}", {METRIC: 3.0, "training_iteration": 1, "status": "running"})
-    search.on_trial_complete("trial0", {METRIC: 3.0, "status": "running"})
-    search.on_trial_complete("trial1", {METRIC: 3.0, "status": "failed"})
-    search.on_trial_complete("trial2", None, error=True)
-    search.on_trial_complete("trial3", {METRIC: 3.0, "status": "finished"})
+    ended: list[Status] = ["stopped", "failed", "interrupted", "finished"]
+    for run_id in [search.next_run() for _ in ended]:
+        search.report(run_id, 10, 3.0)
+    for run_id, status in zip(sweep.ids, ended, strict=True):
+        search.end(run_id, status, 3.0)
+        sweep.results[run_id] = Known("failed" if status == "interrupted" else status, 3.0)
     assert states(search) == ["PRUNED", "FAIL", "FAIL", "COMPLETE"]
-    for run_id, status in zip(sweep.ids, ("stopped", "failed", "failed", "finished"), strict=True):
-        sweep.results[run_id] = Known(status, 3.0 if status in ("stopped", "finished") else None)
     sweep.retry_failed = False
-    assert states(sweep.search()) == ["PRUNED", "FAIL", "FAIL", "COMPLETE"]
+    again = sweep.search()
+    assert states(again) == states(search)
+    reported = [each.optuna._ot_study.trials[0].intermediate_values for each in (search, again)]
+    assert [list(values.values()) for values in reported] == [[3.0], [3.0]]
 
 
-def test_results_without_the_metric_or_without_a_finite_value_are_ignored():
-    sweep = Sweep()
-    search = sweep.search()
-    search.suggest("trial0")
-    search.on_trial_result("trial0", {"train/loss": 1.0, "training_iteration": 1})
-    search.on_trial_result("trial0", {METRIC: math.nan, "training_iteration": 2})
-    search.on_trial_complete("trial0", {METRIC: math.inf, "status": "finished"})
+def test_values_that_are_not_finite_are_no_results():
+    search = Sweep().search()
+    run_id = search.next_run()
+    search.report(run_id, 10, math.nan)
+    search.end(run_id, "finished", math.inf)
     assert states(search) == ["FAIL"]
+
+
+def test_no_more_runs_are_suggested_than_asked_for():
+    sweep = Sweep(TEXT.replace("samples: 60", "samples: 3"))
+    search = sweep.search()
+    assert len({search.next_run() for _ in range(3)}) == 3
+    assert (search.left, search.next_run()) == (0, None)
 
 
 def test_a_small_space_is_exhausted():
     sweep = Sweep(SMALL)
     search = sweep.search()
-    for number in range(3):
-        assert search.suggest(f"trial{number}") == {"run_id": sweep.ids[-1]}
-        if number < 2:
-            sweep.train(search, number)
+    for _ in range(2):
+        sweep.train(search, search.next_run())
+    last = search.next_run()
     assert sorted(row.name for row in sweep.rows) == ["CoPE", "RoPE", "none"]
-    assert search.suggest("trial3") is None  # one is still running
-    sweep.train(search, 2)
-    assert search.suggest("trial4") == Searcher.FINISHED
-
-
-def test_tune_may_pickle_it():
-    search = Sweep().search()
-    assert isinstance(pickle.loads(pickle.dumps(search)), Searcher)
-    assert isinstance(copy.deepcopy(search), Searcher)
+    assert search.next_run() is None
+    assert search.left == 7  # a run has not ended, and its result may lead to another suggestion
+    sweep.train(search, last)
+    assert search.next_run() is None
+    assert search.left == 0
 
 
 def test_a_plan_without_suggestions_is_refused():
     grid = expand(load(TEXT[: TEXT.index("search:")]))
     with pytest.raises(ValueError, match="the ablation test has no search by suggestions"):
-        RunSearch(grid, {}, lambda row: None)
+        RowSearch(grid, {}, lambda row: None)
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("cluster")
-def test_tune_asks_for_runs_and_returns_their_results(tmp_path, monkeypatch):
+def test_tune_trains_what_is_suggested(tmp_path):
     from ray import tune
 
-    # Evaluations before the last one may lack the metric.
-    monkeypatch.setenv("TUNE_DISABLE_STRICT_METRIC_CHECKING", "1")
+    class Suggested(Searcher):
+        """As the sweep's searcher: a trial for each run."""
 
-    sweep = Sweep(TEXT.replace("samples: 60", "samples: 9"))
-    search = sweep.search()
+        def suggest(self, trial_id):
+            runs[trial_id] = run_id = search.next_run()
+            return {"run_id": run_id} if run_id else self.FINISHED
+
+        def on_trial_result(self, trial_id, result):
+            search.report(runs[trial_id], result["step"], result[METRIC])
+
+        def on_trial_complete(self, trial_id, result=None, error=False):
+            search.end(runs[trial_id], "finished", result[METRIC])
+
+        def __reduce__(self):
+            return Searcher, ()
 
     def trial(config):
-        tune.report({"status": "running", "train/loss": 1.0})
-        tune.report({"status": "finished", METRIC: float(int(config["run_id"], 16))})
+        for step in (10, 20):
+            tune.report({"step": step, METRIC: float(int(config["run_id"], 16)) / step})
 
+    sweep, runs = Sweep(TEXT.replace("samples: 60", "samples: 9")), {}
+    search = sweep.search()
     tune.Tuner(
         tune.with_resources(trial, {"cpu": 0.5}),
         param_space={"broker": "name"},
         tune_config=tune.TuneConfig(
-            search_alg=search, num_samples=search.trials, max_concurrent_trials=2, metric=None, mode=None
+            search_alg=Suggested(metric=METRIC, mode="min"), num_samples=search.left, max_concurrent_trials=2
         ),
         run_config=tune.RunConfig(storage_path=str(tmp_path), verbose=0),
     ).fit()
     assert len(set(sweep.ids)) == 9
-    assert search.results == {run_id: ("finished", float(int(run_id, 16))) for run_id in sweep.ids}
+    assert search.results == {run_id: ("finished", float(int(run_id, 16)) / 20) for run_id in sweep.ids}
+    assert states(search) == ["COMPLETE"] * 9
