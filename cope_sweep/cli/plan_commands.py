@@ -1,6 +1,12 @@
-"""The commands `list`, `plan` and `schema`. They train nothing and need no torch."""
+"""The commands `list`, `plan` and `schema`. They need no torch, except for `plan --probe`."""
 
 from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from cope_sweep.cli.options import (
     ABLATIONS,
@@ -15,8 +21,19 @@ from cope_sweep.cli.options import (
     load_plan,
     open_store,
 )
-from cope_sweep.cli.output import duration, escaped, grid, make_console, print_json, quantity, size
+from cope_sweep.cli.output import escaped, estimated_time, grid, has_gpu, make_console, print_json, quantity, size
 from cope_sweep.errors import UserError
+
+if TYPE_CHECKING:
+    from cope_sweep.plan import Plan
+    from cope_sweep.plan.estimate import Shape, StepCost
+
+Probe = Annotated[
+    bool,
+    typer.Option(
+        "--probe", help="Train a few steps of each distinct shape here, and estimate time and memory from them."
+    ),
+]
 
 
 def list_ablations(
@@ -58,22 +75,32 @@ def plan(
     ablations: AblationsDir = ABLATIONS,
     root: StoreOpt = STORE,
     index: IndexOpt = None,
+    probe: Probe = False,
     as_json: Json = False,
 ) -> None:
-    """Show the runs of an ablation: status, parameters, and an estimate of time and memory. Nothing is trained.
+    """Show the runs of an ablation: status, parameters, and an estimate of time and memory. Nothing is recorded.
 
-    Example: `cope-sweep plan quickstart --set train.steps=1000`
+    Example: `cope-sweep plan quickstart --set train.steps=1000 --probe`
     """
-    from cope_sweep.queries import plan_cost
+    import psutil
 
-    costs = plan_cost(load_plan(ablation, ablations, scale, sets), open_store(root, index))
+    from cope_sweep.queries import plan_cost, recorded_plan
+
+    planned, store = load_plan(ablation, ablations, scale, sets), open_store(root, index)
+    probed = _probe(recorded_plan(planned, store)) if probe else None
+    resources = planned.ablation.content.resources
+    may_use_gpu = resources.device != "cpu" and resources.gpus != 0
+    limit_bytes = math.inf if may_use_gpu and has_gpu() else psutil.virtual_memory().total
+    costs = plan_cost(planned, store, probed, limit_bytes)
     if as_json:
         print_json(costs.model_dump())
         return
     table = grid("run", "row", "seed", "status", "parameters", "time", "memory")
     for run in costs.runs:
         cells = (run.run_id, escaped(run.row), str(run.seed), run.status, quantity(run.parameters))
-        table.add_row(*cells, duration(run.estimated_s), size(run.estimated_memory_bytes))
+        memory = size(run.estimated_memory_bytes)
+        time = estimated_time(run.estimated_s, may_use_gpu=may_use_gpu)
+        table.add_row(*cells, time, memory if run.fits else f"[red]{memory}: too large[/red]")
     console = make_console()
     console.print(table)
     groups = costs.worker_groups
@@ -81,8 +108,22 @@ def plan(
     text = f"{costs.finished} finished{stopped}, {costs.to_do} to do"
     if costs.to_do:
         text += f" ({costs.to_suggest} still to be suggested)" if costs.to_suggest else ""
-        text += f": about {duration(costs.estimated_s)} on {groups} worker group{'s' * (groups > 1)} ({costs.basis})"
+        time = estimated_time(costs.estimated_s, may_use_gpu=may_use_gpu)
+        about = f"about {time} on {groups} worker group{'s' * (groups > 1)}" if time[0].isdigit() else time
+        text += f": {about} ({costs.basis})"
+    too_large = sum(not run.fits for run in costs.runs)
+    text += f"; {too_large} do not fit in the memory of this machine" if too_large else ""
     console.print(text)
+
+
+def _probe(plan: Plan) -> Mapping[Shape, StepCost]:
+    """Probe the plan's shapes, and say on standard error which."""
+    from cope_sweep.sweep.probe import probe_plan
+
+    console = make_console(stderr=True)
+    return probe_plan(
+        plan, on_probe=lambda row, number, total: console.print(f"probing {number} of {total}: {escaped(row)}")
+    )
 
 
 def schema() -> None:

@@ -42,7 +42,7 @@ class StepCost(Protocol):
 
     @property
     def step_s(self) -> float:
-        """Seconds per step."""
+        """Seconds per step; infinite where there was not enough memory."""
 
     @property
     def peak_memory_bytes(self) -> int:
@@ -61,6 +61,8 @@ class Estimate:
     """Peak of one worker process; of runs that are not known yet, the most."""
     basis: str
     """What `seconds` was estimated from."""
+    fits: bool = True
+    """False where a probe ran out of memory."""
 
 
 def parameter_count(run: RunSpec) -> int:
@@ -189,7 +191,8 @@ class _Basis:
         shape = shape_of(run) if self.measured or self.probed else None
         probe = self.probed.get(shape) if shape else None
         rate = self.measured.get(shape) if shape else None
-        if probe is not None:
+        fits = probe is None or math.isfinite(probe.step_s)
+        if probe is not None and fits:
             seconds, basis = flops * probe.step_s / _step_flops(run, resources, parameters), "probed on this machine"
             memory = probe.peak_memory_bytes
         elif rate is not None:
@@ -200,7 +203,7 @@ class _Basis:
             workers = min(resources.workers, run.train.batch)
             seconds = run.train.steps * DEFAULT_STEP_S + flops / (workers * resources.cpus * DEFAULT_FLOPS_PER_S)
             basis = RULE_OF_THUMB
-        return Estimate(parameters, seconds, memory, basis)
+        return Estimate(parameters, seconds, memory, basis, fits)
 
     @cached_property
     def median_rate(self) -> float:

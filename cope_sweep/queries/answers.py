@@ -210,6 +210,7 @@ class RunCost(BaseModel):
     estimated_s: float
     estimated_memory_bytes: int
     basis: str
+    fits: bool = Field(description="Whether the machine that was asked has enough memory, as far as is known.")
 
 
 class PlanCost(BaseModel):

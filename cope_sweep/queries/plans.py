@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import os
 import statistics
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from cope_sweep.plan import Plan, estimates, plan_of_recorded, suggested_estimates, total_seconds
-from cope_sweep.plan.estimate import Shape, run_flops, shape_of
+from cope_sweep.plan.estimate import Shape, StepCost, run_flops, shape_of
 from cope_sweep.queries.answers import Counts, PlanCost, PlanStatus, RunCost, RunState
 from cope_sweep.spec import Resources, RunSpec
 from cope_sweep.store import RunRecord, Status, Store
@@ -57,12 +58,19 @@ def plan_status(plan: Plan, store: Store) -> PlanStatus:
     return PlanStatus(ablation=plan.name, counts=counted(run.status for run in runs), runs=runs)
 
 
-def plan_cost(plan: Plan, store: Store) -> PlanCost:
-    """The plan's runs with status and estimates, and the estimated wall time of those that are to do."""
+def plan_cost(
+    plan: Plan, store: Store, probed: Mapping[Shape, StepCost] | None = None, memory_limit_bytes: float = math.inf
+) -> PlanCost:
+    """The plan's runs with status and estimates, and the estimated wall time of those that are to do.
+
+    `probed` maps shapes to what a few of their steps cost on this machine. A run whose workers together need more than
+    `memory_limit_bytes` does not fit.
+    """
     settle(store)
     plan = recorded_plan(plan, store)
     statuses = store.index.statuses(run.run_id for run in plan.runs)
-    estimated = estimates(plan, measured_rates(plan, store))
+    estimated = estimates(plan, measured_rates(plan, store), probed)
+    workers = plan.ablation.content.resources.workers
     groups = worker_groups(plan)
     runs = []
     for run in plan.runs:
@@ -77,6 +85,7 @@ def plan_cost(plan: Plan, store: Store) -> PlanCost:
                 estimated_s=_rounded(estimate.seconds),
                 estimated_memory_bytes=estimate.memory_bytes,
                 basis=estimate.basis,
+                fits=estimate.fits and estimate.memory_bytes * workers <= memory_limit_bytes,
             )
         )
     suggested = suggested_estimates(plan, estimated)

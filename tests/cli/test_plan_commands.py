@@ -1,4 +1,5 @@
 import json
+import re
 import subprocess
 import sys
 
@@ -35,6 +36,31 @@ def test_plan(stored):
     assert "1 finished, 1 stopped early, 2 to do: about " in out
     assert "1.2 k" in out
     assert "MiB" in out
+
+
+@pytest.mark.slow
+def test_a_probe_measures_each_shape(shell):
+    costs = shell.json("plan", "tiny", "--probe")
+    assert {run["basis"] for run in costs["runs"]} == {"probed on this machine"}
+    assert 0 < costs["estimated_s"] < 600
+    out, err = shell("plan", "tiny", "--probe")
+    assert "probed on this machine" in " ".join(out.split())
+    assert [line.split(":")[0] for line in err.splitlines()] == ["probing 1 of 2", "probing 2 of 2"]
+
+
+def test_runs_that_are_too_large_are_marked(shell):
+    out, _ = shell("plan", "tiny", "--set", "model.dim=200000", "--set", "resources.device=cpu")
+    out = " ".join(out.split())
+    assert "too large" in out
+    assert "; 4 do not fit in the memory of this machine" in out
+    assert "too large" not in shell("plan", "tiny")[0]
+
+
+def test_years_on_a_cpu_are_not_shown_for_runs_that_may_use_a_gpu(shell, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    large = ("plan", "tiny", "--set", "train.steps=1000000000000")
+    assert "4 to do: needs a GPU (rule of thumb" in " ".join(shell(*large)[0].split())
+    assert re.search(r"4 to do: about [\d,]+ y on ", " ".join(shell(*large, "--set", "resources.gpus=0")[0].split()))
 
 
 def test_a_plan_that_is_finished_has_no_estimate(stored):

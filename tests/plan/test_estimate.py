@@ -1,4 +1,5 @@
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -161,6 +162,13 @@ def test_probed_shapes_take_the_time_and_memory_of_their_probe():
     assert "rule of thumb" in probed[plan.runs[2].run_id].basis
     both = estimates(plan, {shape_of(plan.runs[0]): 1.0}, {shape_of(plan.runs[0]): Cost(0.25, 123)})
     assert both[plan.runs[0].run_id] == probed[plan.runs[0].run_id]
+
+
+def test_a_shape_that_ran_out_of_memory_does_not_fit():
+    plan = expand(validate(parse_source(BASE, "t"), "t"))
+    found = estimates(plan, {}, {shape_of(plan.runs[0]): Cost(math.inf, 123)})[plan.runs[0].run_id]
+    assert not found.fits
+    assert found == replace(estimates(plan)[plan.runs[0].run_id], fits=False)
 
 
 def test_what_a_search_will_suggest_costs_the_mean_of_its_extremes():
