@@ -1,7 +1,7 @@
 """Benchmark of the read side: a synthetic store of many finished runs is indexed, asked, compared and checked.
 
 Commands are measured in processes of their own, against the same command on an empty store: the difference is what the
-store's size costs. Questions in the process are the least of three times.
+store's size costs. Wall-clock and CPU time are the least of three; on a machine that runs other work, trust the latter.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import psutil
 
@@ -53,6 +54,19 @@ REBUILT_PER_S = 2_000
 T = TypeVar("T")
 
 
+class Seconds(NamedTuple):
+    """How long something took."""
+
+    wall: float
+    cpu: float
+
+    def rounded(self) -> dict[str, float]:
+        return {"wall_s": round(self.wall, 4), "cpu_s": round(self.cpu, 4)}
+
+    def __str__(self) -> str:
+        return f"{self.wall:.2f} s ({self.cpu:.2f})" if self.cpu > 1 else f"{self.wall:.3f} s ({self.cpu:.3f})"
+
+
 def measure(runs: int = RUNS, folder: Path | None = None) -> dict[str, Any]:
     """Write a store of `runs` runs (a multiple of 100, at least 10,000) and measure it: about five minutes for 100,000.
 
@@ -67,9 +81,9 @@ def measure(runs: int = RUNS, folder: Path | None = None) -> dict[str, Any]:
         measured = {
             "runs": runs,
             "rebuild": _rebuild(root),
-            "questions_s": _questions(root),
+            "questions": _questions(root),
             "plans": [_plan(root, number) for number in (MEDIUM, runs)],
-            "commands_s": _commands(root),
+            "commands": _commands(root),
             "check": _check(root),
         }
     finally:
@@ -95,24 +109,22 @@ def _write(root: Path, runs: int) -> None:
         write_store(root / "store", write_ablation(root / "plans" / "all.yaml", runs))
 
 
-def _rebuild(root: Path) -> dict[str, float]:
+def _rebuild(root: Path) -> dict[str, Any]:
     (root / "store" / "index.db").unlink(missing_ok=True)
     store = Store(root / "store")
     index = Index(store.index_url)
-    cpu_s = time.process_time()
     seconds, report = _timed(lambda: rebuild(store.files, index), 1)
-    cpu_s = time.process_time() - cpu_s
     index.close()
     return {
-        "seconds": round(seconds, 2),
-        "runs_per_s": round(report.runs / seconds),
-        "runs_per_cpu_s": round(report.runs / cpu_s),
+        **seconds.rounded(),
+        "runs_per_s": round(report.runs / seconds.wall),
+        "runs_per_cpu_s": round(report.runs / seconds.cpu),
         "index_bytes": (root / "store" / "index.db").stat().st_size,
     }
 
 
-def _questions(root: Path) -> dict[str, float]:
-    """What the queries take in this process, in seconds. The plan of the small ablation was expanded before."""
+def _questions(root: Path) -> dict[str, dict[str, float]]:
+    """What the queries take in this process. The plan of the small ablation was expanded before."""
     store = Store(root / "store")
     queries = Queries(store, AblationFiles(root / "ablations"))
     plan = queries.files.load("small").plan
@@ -128,31 +140,31 @@ def _questions(root: Path) -> dict[str, float]:
     }
     for name in ("json", "csv", "markdown", "latex", "html"):
         asked[f"table of 1,000 runs, {name}"] = lambda name=name: getattr(result_table(plan, store), f"to_{name}")()  # type: ignore[misc]
-    return {name: round(_timed(ask)[0], 4) for name, ask in asked.items()}
+    return {name: _timed(ask)[0].rounded() for name, ask in asked.items()}
 
 
-def _plan(root: Path, runs: int) -> dict[str, float]:
-    """Expand and hash a plan, compare it with the store, and estimate what is left: seconds each."""
+def _plan(root: Path, runs: int) -> dict[str, Any]:
+    """Expand and hash a plan, compare it with the store, and estimate what is left."""
     path = root / "plans" / f"plan{runs}.yaml"
     write_ablation(path, runs)
     index = Store(root / "store").index
-    expanded_s, plan = _timed(lambda: expand(load_ablation(path)), 1)
-    hashed_s, ids = _timed(lambda: [run.run_id for run in plan.runs], 1)
-    compared_s, statuses = _timed(lambda: index.statuses(ids), 1)
-    estimated_s, _ = _timed(lambda: plan_cost(plan, Store(root / "store")), 1)
+    expanded, plan = _timed(lambda: expand(load_ablation(path)), 1)
+    hashed, ids = _timed(lambda: [run.run_id for run in plan.runs], 1)
+    compared, statuses = _timed(lambda: index.statuses(ids), 1)
+    estimated, _ = _timed(lambda: plan_cost(plan, Store(root / "store")), 1)
     return {
         "runs": len(ids),
         "finished": sum(status == "finished" for status in statuses.values()),
-        "expanded_s": round(expanded_s, 2),
-        "hashed_s": round(hashed_s, 2),
-        "compared_s": round(compared_s, 3),
-        "estimated_s": round(estimated_s, 2),
+        "expanded": expanded.rounded(),
+        "hashed": hashed.rounded(),
+        "compared": compared.rounded(),
+        "estimated": estimated.rounded(),
         "peak_memory_bytes": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
     }
 
 
-def _commands(root: Path) -> dict[str, dict[str, float]]:
-    """Whole commands on the store and on an empty one, in seconds: the least of three, in turns."""
+def _commands(root: Path) -> dict[str, dict[str, dict[str, float]]]:
+    """Whole commands on the store and on an empty one."""
     commands = {
         "list": ["list"],
         "status": ["status"],
@@ -163,55 +175,67 @@ def _commands(root: Path) -> dict[str, dict[str, float]]:
     }
     Store(root / "empty", create=True).index.close()
     return {
-        name: {
-            store: round(min(_command(root, words, store) for _ in range(REPETITIONS)), 3)
-            for store in ("store", "empty")
-        }
+        name: {store: _least(partial(_command, root, words, store)).rounded() for store in ("store", "empty")}
         for name, words in commands.items()
     }
 
 
-def _command(root: Path, words: list[str], store: str) -> float:
+def _least(measure_once: Callable[[], Seconds]) -> Seconds:
+    """The least wall-clock time and the least CPU time of several measurements."""
+    taken = [measure_once() for _ in range(REPETITIONS)]
+    return Seconds(min(each.wall for each in taken), min(each.cpu for each in taken))
+
+
+def _command(root: Path, words: list[str], store: str) -> Seconds:
     if store == "empty" and words[0] == "runs":
         words = words[:1]  # no run of an empty store has these keys
     command = [sys.executable, "-m", "cope_sweep.cli", *words, "--store", str(root / store)]
     environment = os.environ | {"COPE_SWEEP_ABLATIONS": str(root / "ablations")}
-    start_s = time.perf_counter()
+    start_s, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run(command, check=True, capture_output=True, env=environment)
-    return time.perf_counter() - start_s
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return Seconds(time.perf_counter() - start_s, cpu_s)
 
 
-def _check(root: Path) -> dict[str, float]:
+def _check(root: Path) -> dict[str, Any]:
     store = Store(root / "store")
-    plain_s, found = _timed(lambda: list(check(store.files, store.index)), 1)
-    return {"seconds": round(plain_s, 2), "differences": len(found)}
+    seconds, found = _timed(lambda: list(check(store.files, store.index)), 1)
+    return {**seconds.rounded(), "differences": len(found)}
 
 
-def _timed(call: Callable[[], T], repetitions: int = REPETITIONS) -> tuple[float, T]:
-    """The least time of a call in seconds, and its last result."""
-    least_s = float("inf")
-    for _ in range(repetitions):
-        start_s = time.perf_counter()
+def _timed(call: Callable[[], T], repetitions: int | None = None) -> tuple[Seconds, T]:
+    """The least times of a call in this process, and its last result."""
+    taken = []
+    for _ in range(repetitions or REPETITIONS):
+        start_s, start_cpu_s = time.perf_counter(), time.process_time()
         result = call()
-        least_s = min(least_s, time.perf_counter() - start_s)
-    return least_s, result
+        taken.append(Seconds(time.perf_counter() - start_s, time.process_time() - start_cpu_s))
+    return Seconds(min(each.wall for each in taken), min(each.cpu for each in taken)), result
 
 
 def table(measured: dict[str, Any]) -> Table:
-    """The measurement as a table: each question in the process, as a command, and its goal."""
-    shown = grid("", "in the process", "as a command", "on an empty store", "goal")
+    """The measurement as a table: wall-clock time and, in brackets, CPU time of each question, and its goal."""
+    shown = grid("wall-clock (CPU) time", "in the process", "as a command", "on an empty store", "goal")
     rebuilt = measured["rebuild"]
-    shown.add_row("rebuild the index", f"{rebuilt['runs_per_s']:,} runs/s", "", "", f"≥ {REBUILT_PER_S:,} runs/s")
-    for name, seconds in measured["questions_s"].items():
-        command = measured["commands_s"].get(name, {})
+    rate = f"{rebuilt['runs_per_s']:,} ({rebuilt['runs_per_cpu_s']:,}) runs/s"
+    shown.add_row(f"rebuild the index of {measured['runs']:,} runs", rate, "", "", f"≥ {REBUILT_PER_S:,} runs/s")
+    for name, seconds in measured["questions"].items():
+        command = measured["commands"].get(name, {})
         goal = f"≤ {GOALS[name]} s" if name in GOALS else ""
-        times = (f"{command[store]:.2f} s" if command else "" for store in ("store", "empty"))
-        shown.add_row(name, f"{seconds:.3f} s", *times, goal)
+        shown.add_row(name, _text(seconds), *(_text(command.get(store)) for store in ("store", "empty")), goal)
     for plan in measured["plans"]:
-        seconds = plan["expanded_s"] + plan["hashed_s"] + plan["compared_s"]
         goal = f"≤ {PLAN_GOALS_S[plan['runs']]:g} s" if plan["runs"] in PLAN_GOALS_S else ""
-        shown.add_row(f"plan of {plan['runs']:,} runs: expand, hash, compare", f"{seconds:.2f} s", "", "", goal)
-        shown.add_row("– of it, compare", f"{plan['compared_s']:.3f} s", "", "", "")
-        shown.add_row("– with estimates of time and memory", f"{seconds + plan['estimated_s']:.2f} s", "", "", "")
-    shown.add_row("check of all runs", f"{measured['check']['seconds']:.1f} s", "", "", "")
+        compared = _text(plan["expanded"], plan["hashed"], plan["compared"])
+        shown.add_row(f"plan of {plan['runs']:,} runs: expand, hash, compare", compared, "", "", goal)
+        shown.add_row("– of it, compare", _text(plan["compared"]), "", "", "")
+        shown.add_row("– estimates of time and memory", _text(plan["estimated"]), "", "", "")
+    shown.add_row("check of all runs", _text(measured["check"]), "", "", "")
     return shown
+
+
+def _text(*taken: dict[str, float] | None) -> str:
+    """The sum of measurements; empty where there is none."""
+    known = [each for each in taken if each]
+    total = Seconds(sum(each["wall_s"] for each in known), sum(each["cpu_s"] for each in known))
+    return str(total) if known else ""
