@@ -140,11 +140,12 @@ class SweepMirror:
         return tracked
 
     def _progress(self, record: SweepRecord) -> list[Point]:
-        """The number of finished runs over time. A sweep's chart shows it."""
-        times = self._mirrored.finished_ms(record.sweep_id)
-        return [
-            Point("runs/finished", float(number), number, ended_ms) for number, ended_ms in enumerate(times, start=1)
-        ]
+        """The number of finished runs over time; a step is a second since the start of the sweep."""
+        points = {}
+        for number, ended_ms in enumerate(self._mirrored.finished_ms(record.sweep_id), start=1):
+            second = max(0, ended_ms - record.started_ms) // 1000
+            points[second] = Point("runs/finished", float(number), second, ended_ms)
+        return list(points.values())
 
     def _put_artifacts(self, record: SweepRecord, reused: Mapping[str, str], tracked: TrackedRun) -> None:
         texts = {"ablation.yaml": record.file_text}

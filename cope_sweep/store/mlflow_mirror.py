@@ -27,7 +27,6 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 from cope_sweep.store.errors import StoreError
 from cope_sweep.store.mirror_session import MirrorSession
@@ -83,7 +82,7 @@ class MlflowMirror:
             log_file = log_path.open("a")
         except OSError as error:
             raise StoreError(f"{log_path}: cannot be written ({error.strerror})") from error
-        command = [sys.executable, "-m", MODULE, "--store", str(store.root)]
+        command = [sys.executable, "-m", MODULE, "--store", store.location]
         with log_file:
             process = subprocess.Popen(
                 [*command, *(["--sweep", sweep_id] if sweep_id else [])],
@@ -120,7 +119,7 @@ class MlflowMirror:
 
 def sync_hint(store: Store, uri: str) -> str:
     """What to do where something was not sent, for the end of an error message."""
-    command = shlex.join(["cope-sweep", "sync", "--store", str(store.root), "--mlflow", redacted(uri)])
+    command = shlex.join(["cope-sweep", "sync", "--store", store.location, "--mlflow", redacted(uri)])
     return f"the store has all results; send them to MLflow later with `{command}`"
 
 
@@ -195,7 +194,7 @@ def _sync_while(session: MirrorSession, sweep: _SweepProcess) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Copy a store to MLflow while the parent process runs. Returns the exit code: 0 if everything was sent, else 1."""
     parser = argparse.ArgumentParser(prog=f"python -m {MODULE}", description="Copy a store to MLflow.")
-    parser.add_argument("--store", type=Path, required=True, help="folder of the store")
+    parser.add_argument("--store", required=True, help="folder or URL of the store")
     parser.add_argument("--sweep", help="id of the sweep whose runs are sent first")
     options = parser.parse_args(arguments)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -208,7 +207,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
         store = Store(options.store)
         uri = resolve_uri(store)
-        log.info("copying %s to %s", store.root, redacted(uri))
+        log.info("copying %s to %s", store.location, redacted(uri))
         report = mirror(store, uri, options.sweep)
         log.info("%d runs written, %d left", report.runs_written, report.left)
         for reason in report.errors:

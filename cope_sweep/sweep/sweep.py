@@ -143,7 +143,10 @@ def sweep(
     reused = [run.run_id for run in plan.runs if statuses.get(run.run_id) == "finished"]
     if not todo:
         known = list(statuses.values())
-        return SweepOutcome(None, 0, len(reused), known.count("failed"), 0, 0.0, known.count("stopped"))
+        errors = _send_backlog(store, tracking_uri)
+        return SweepOutcome(
+            None, 0, len(reused), known.count("failed"), 0, 0.0, known.count("stopped"), tracking_errors=errors
+        )
 
     started_s = time.monotonic()
     record = _initial_record(plan, reused, executor_name, file_text)
@@ -177,6 +180,18 @@ def sweep(
         store.write_sweep(_final_record(record, plan, store, outcome))
         errors = tuple(mirror.finish(MIRROR_TIMEOUT_S).errors) if mirror else ()
     return replace(outcome, tracking_errors=errors)
+
+
+def _send_backlog(store: Store, tracking_uri: str | None) -> tuple[str, ...]:
+    """Send to MLflow what earlier sweeps could not send; why something is left."""
+    if tracking_uri is None:
+        return ()
+    from cope_sweep.store.mlflow_mirror import MlflowMirror
+    from cope_sweep.store.tracker_sync import backlog_count
+
+    if not backlog_count(store, tracking_uri):
+        return ()
+    return tuple(MlflowMirror.start(store, None, tracking_uri).finish(MIRROR_TIMEOUT_S).errors)
 
 
 def _start_mirror(store: Store, sweep_id: str, tracking_uri: str | None) -> MlflowMirror | None:

@@ -155,7 +155,10 @@ def test_the_end_of_a_sweep(store, plan, tracking):
     assert tracking.artifacts(parent) == ["ablation.yaml", "table.csv", "table.json", "table.md"]
     assert "| 1 |" in parent.tags["mlflow.note.content"]
     assert parent.tags[f"{TAG}runs.pending"] == "0"
-    assert [(p.step, p.value) for p in history(tracking, parent, "runs/finished")] == [(n, n) for n in range(1, 7)]
+    progress = history(tracking, parent, "runs/finished")
+    assert progress[-1].value == 6
+    assert record.started_ms <= progress[-1].timestamp_ms <= record.ended_ms
+    assert len({point.step for point in progress}) == len(progress)
     assert {data.context for data in parent.datasets} == {"train", "in_dist", "dense"}
 
 
