@@ -43,6 +43,8 @@ POLL_INTERVAL_S = 0.1
 """Shortest time between two polls of the broker."""
 BROKER_TIMEOUT_S = 30.0
 """The broker is taken for lost after this time. It normally answers within milliseconds."""
+BROKER_START_TIMEOUT_S = 180.0
+"""For the broker's process to start. It takes 2 s, and much longer on a machine whose cores are all in use."""
 RELEASE_TIMEOUT_S = 60.0
 """For the broker to write the rows of the runs that were interrupted."""
 TUNE_TIMEOUT_S = 60.0
@@ -159,6 +161,8 @@ class _RaySweep:
     search: RunSearch | None = None
     tune: threading.Thread | None = None
     tune_error: Exception | None = None
+    answered: bool = False
+    """Whether the broker has answered yet."""
     ended: threading.Event = field(default_factory=threading.Event)
     """Set when the sweep has ended."""
 
@@ -237,7 +241,7 @@ class _RaySweep:
                 run_trials(
                     search,
                     broker=self.broker_name,
-                    metric=rule and rule.metric,
+                    metric=None if rule is None else rule.metric,
                     scratch=self.scratch,
                     scheduler=None if rule is None else scheduler_of(rule),
                 )
@@ -277,10 +281,13 @@ class _RaySweep:
             time.sleep(max(0.0, polled_s + POLL_INTERVAL_S - time.monotonic()))
 
     def _get(self, ref: Any) -> Any:
+        timeout_s = BROKER_TIMEOUT_S if self.answered else BROKER_START_TIMEOUT_S
         try:
-            return ray.get(ref, timeout=BROKER_TIMEOUT_S)
+            answer = ray.get(ref, timeout=timeout_s)
         except ray.exceptions.GetTimeoutError as error:
-            raise ClusterError(f"the cluster has not answered for {BROKER_TIMEOUT_S:.0f} s; {RESUME_HINT}") from error
+            raise ClusterError(f"the cluster has not answered for {timeout_s:.0f} s; {RESUME_HINT}") from error
+        self.answered = True
+        return answer
 
     # -- ending ----------------------------------------------------------------------------------------------------
 

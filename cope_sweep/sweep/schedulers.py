@@ -57,7 +57,7 @@ def stopping_rule(
     if schedule.kind not in ("asha", "median"):
         raise ValueError(f"schedule {schedule.kind!r}: there is no such scheduler; accepted: none, asha, median")
     name = schedule.metric or metrics[0].name
-    goal = schedule.goal or next((metric.goal for metric in metrics if metric.name == name), "min")
+    goal: Literal["min", "max"] = schedule.goal or next((each.goal for each in metrics if each.name == name), "min")
     steps = max(run.train.steps for run in runs)
     grace = schedule.grace or max(steps // 10, min(run.evaluate.every for run in runs))
     return StoppingRule(
@@ -98,5 +98,5 @@ def _median_rule(rule: StoppingRule) -> TrialScheduler:
         mode=rule.goal,
         grace_period=rule.grace,
         # A trial is never paused for others to catch up.
-        min_time_slice=math.inf,
+        min_time_slice=math.inf,  # type: ignore[arg-type]
     )

@@ -138,7 +138,11 @@ def sweep(
     content = plan.ablation.content
     rule = stopping_rule(getattr(content, "schedule", None), content.metrics, plan.runs)
     statuses = store.index.statuses(run.run_id for run in plan.runs)
-    skipped: set[Status] = {"finished"} | ({"stopped"} if rule else set()) | (set() if retry_failed else {"failed"})
+    skipped: set[Status] = {"finished"}
+    if rule is not None:
+        skipped.add("stopped")
+    if not retry_failed:
+        skipped.add("failed")
     todo = [run for run in plan.runs if statuses.get(run.run_id) not in skipped]
     reused = [run.run_id for run in plan.runs if statuses.get(run.run_id) == "finished"]
     if not todo:

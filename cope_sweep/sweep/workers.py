@@ -93,7 +93,8 @@ class Worker:
         with socket.socket() as probe:
             probe.bind(("", 0))
             port = int(probe.getsockname()[1])
-        return Place(ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address(), port)
+        host: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+        return Place(ray.get_runtime_context().get_node_id(), host, port)
 
     def train(self, group: int, rank: int, plan: GroupPlan, first: Place) -> WorkerEnd:
         """Train runs until there are no more. `first` is the place of rank 0.
