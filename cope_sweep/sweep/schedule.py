@@ -25,7 +25,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from cope_sweep.spec import Resources, RunSpec
-from cope_sweep.store import Event, Store
+from cope_sweep.store import Event, Store, StoreError
 from cope_sweep.sweep.broker import Broker
 from cope_sweep.sweep.cluster import connected, needs_of
 from cope_sweep.sweep.executor import INTERRUPT_TIMEOUT_S, ClusterError, unfinished
@@ -119,25 +119,24 @@ def _import_ray_libraries() -> None:
 @contextlib.contextmanager
 def _scratch(store: Store) -> Iterator[tuple[str, str]]:
     """Yields a local folder for Tune's files, and a file in the store by which nodes recognise the store."""
-    tokens = store.root / "ray"
-    tokens.mkdir(parents=True, exist_ok=True)
-    token = tokens / f"seen-{secrets.token_hex(8)}"
-    token.write_text("A sweep is running. Its workers check for this file to know that they see the store.\n")
+    token = f"ray/seen-{secrets.token_hex(8)}"
+    store.files.write(token, b"A sweep is running. Its workers check for this file to know that they see the store.\n")
     scratch = tempfile.mkdtemp(prefix="cope-sweep-")
     try:
-        yield scratch, str(token)
+        yield scratch, token
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-        token.unlink(missing_ok=True)
+        with contextlib.suppress(StoreError, OSError):
+            store.files.delete(token)
         with contextlib.suppress(OSError):
-            tokens.rmdir()
+            (store.root / "ray").rmdir()
 
 
 class BrokerActor(Broker):
     """The broker as a Ray actor, which opens the store itself."""
 
-    def __init__(self, root: str, index_url: str, *arguments: Any, **settings: Any) -> None:
-        super().__init__(Store(root, index=index_url), *arguments, **settings)
+    def __init__(self, location: str, index_url: str, *arguments: Any, **settings: Any) -> None:
+        super().__init__(Store(location, index=index_url), *arguments, **settings)
 
 
 @dataclass
@@ -194,9 +193,9 @@ class _RaySweep:
         self._start_broker()
         plan = GroupPlan(
             broker=self.broker,
-            root=str(self.store.root),
+            location=self.store.location,
             token=self.token,
-            logs=str(self.logs),
+            sweep_id=self.sweep_id,
             resources=resources,
             gpus=needs.gpus,
             plugins=self.plugins,
@@ -213,7 +212,7 @@ class _RaySweep:
             name=self.broker_name, num_cpus=0, max_concurrency=100_000, scheduling_strategy=this_node
         )
         self.broker = actor.remote(
-            str(self.store.root),
+            self.store.location,
             self.store.index_url,
             self.sweep_id,
             self.runs,
