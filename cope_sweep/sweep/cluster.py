@@ -168,7 +168,7 @@ def needs_of(resources: Resources) -> Needs:
 
 def room(needs: Needs, there: Mapping[str, Node], left_out: Collection[str]) -> int:
     """How many more groups fit into what is free now, outside of the nodes that are left out."""
-    free = Counter(ray.available_resources())
+    free: Counter[str] = Counter(ray.available_resources())  # type: ignore[no-untyped-call]
     for node_id in left_out:
         if node_id in there:
             free.subtract({name: there[node_id].resources.get(name, 0) for name in ("CPU", "GPU")})

@@ -138,7 +138,7 @@ class Groups:
             [needs.bundle] * needs.workers, strategy="PACK", bundle_label_selector=[others] * needs.workers
         )
         actor = ray.remote(Worker)
-        workers = [
+        workers: list[Any] = [
             actor.options(
                 num_cpus=needs.cpus,
                 num_gpus=needs.gpus,

@@ -25,7 +25,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from cope_sweep.spec import Resources, RunSpec
-from cope_sweep.store import Event, Store
+from cope_sweep.store import Event, Store, StoreError
 from cope_sweep.sweep.broker import Broker
 from cope_sweep.sweep.cluster import connected, needs_of
 from cope_sweep.sweep.executor import INTERRUPT_TIMEOUT_S, ClusterError, unfinished
@@ -43,6 +43,8 @@ POLL_INTERVAL_S = 0.1
 """Shortest time between two polls of the broker."""
 BROKER_TIMEOUT_S = 30.0
 """The broker is taken for lost after this time. It normally answers within milliseconds."""
+BROKER_START_TIMEOUT_S = 180.0
+"""For the broker's process to start. It takes 2 s, and much longer on a machine whose cores are all in use."""
 RELEASE_TIMEOUT_S = 60.0
 """For the broker to write the rows of the runs that were interrupted."""
 TUNE_TIMEOUT_S = 60.0
@@ -117,25 +119,24 @@ def _import_ray_libraries() -> None:
 @contextlib.contextmanager
 def _scratch(store: Store) -> Iterator[tuple[str, str]]:
     """Yields a local folder for Tune's files, and a file in the store by which nodes recognise the store."""
-    tokens = store.root / "ray"
-    tokens.mkdir(parents=True, exist_ok=True)
-    token = tokens / f"seen-{secrets.token_hex(8)}"
-    token.write_text("A sweep is running. Its workers check for this file to know that they see the store.\n")
+    token = f"ray/seen-{secrets.token_hex(8)}"
+    store.files.write(token, b"A sweep is running. Its workers check for this file to know that they see the store.\n")
     scratch = tempfile.mkdtemp(prefix="cope-sweep-")
     try:
-        yield scratch, str(token)
+        yield scratch, token
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-        token.unlink(missing_ok=True)
+        with contextlib.suppress(StoreError, OSError):
+            store.files.delete(token)
         with contextlib.suppress(OSError):
-            tokens.rmdir()
+            (store.root / "ray").rmdir()
 
 
 class BrokerActor(Broker):
     """The broker as a Ray actor, which opens the store itself."""
 
-    def __init__(self, root: str, index_url: str, *arguments: Any, **settings: Any) -> None:
-        super().__init__(Store(root, index=index_url), *arguments, **settings)
+    def __init__(self, location: str, index_url: str, *arguments: Any, **settings: Any) -> None:
+        super().__init__(Store(location, index=index_url), *arguments, **settings)
 
 
 @dataclass
@@ -159,6 +160,8 @@ class _RaySweep:
     search: RunSearch | None = None
     tune: threading.Thread | None = None
     tune_error: Exception | None = None
+    answered: bool = False
+    """Whether the broker has answered yet."""
     ended: threading.Event = field(default_factory=threading.Event)
     """Set when the sweep has ended."""
 
@@ -190,9 +193,9 @@ class _RaySweep:
         self._start_broker()
         plan = GroupPlan(
             broker=self.broker,
-            root=str(self.store.root),
+            location=self.store.location,
             token=self.token,
-            logs=str(self.logs),
+            sweep_id=self.sweep_id,
             resources=resources,
             gpus=needs.gpus,
             plugins=self.plugins,
@@ -209,7 +212,7 @@ class _RaySweep:
             name=self.broker_name, num_cpus=0, max_concurrency=100_000, scheduling_strategy=this_node
         )
         self.broker = actor.remote(
-            str(self.store.root),
+            self.store.location,
             self.store.index_url,
             self.sweep_id,
             self.runs,
@@ -237,7 +240,7 @@ class _RaySweep:
                 run_trials(
                     search,
                     broker=self.broker_name,
-                    metric=rule and rule.metric,
+                    metric=None if rule is None else rule.metric,
                     scratch=self.scratch,
                     scheduler=None if rule is None else scheduler_of(rule),
                 )
@@ -277,10 +280,13 @@ class _RaySweep:
             time.sleep(max(0.0, polled_s + POLL_INTERVAL_S - time.monotonic()))
 
     def _get(self, ref: Any) -> Any:
+        timeout_s = BROKER_TIMEOUT_S if self.answered else BROKER_START_TIMEOUT_S
         try:
-            return ray.get(ref, timeout=BROKER_TIMEOUT_S)
+            answer = ray.get(ref, timeout=timeout_s)
         except ray.exceptions.GetTimeoutError as error:
-            raise ClusterError(f"the cluster has not answered for {BROKER_TIMEOUT_S:.0f} s; {RESUME_HINT}") from error
+            raise ClusterError(f"the cluster has not answered for {timeout_s:.0f} s; {RESUME_HINT}") from error
+        self.answered = True
+        return answer
 
     # -- ending ----------------------------------------------------------------------------------------------------
 

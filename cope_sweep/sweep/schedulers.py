@@ -8,14 +8,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
-from cope_sweep.spec import Metric, RunSpec
+from cope_sweep.spec import RunSpec
 
 if TYPE_CHECKING:
     from ray.tune.schedulers import TrialScheduler
 
-    from cope_sweep.spec.search import ScheduleSpec
+    from cope_sweep.spec.search import EarlyStopping
 
 TIME = "step"
 """The key of a result by which schedulers measure how far a run is."""
@@ -39,30 +39,28 @@ class StoppingRule:
         return f"{name} ({self.metric}, grace {self.grace} steps)"
 
 
-def stopping_rule(
-    schedule: ScheduleSpec | None, metrics: Sequence[Metric], runs: Sequence[RunSpec]
-) -> StoppingRule | None:
-    """The rule of a schedule; None where every run is trained to its end.
+def stopping_rule(schedule: EarlyStopping | None, runs: Sequence[RunSpec]) -> StoppingRule | None:
+    """The rule of a plan's schedule; None where every run is trained to its end.
 
     Args:
-        schedule: The schedule; None for none. What it leaves open is filled in.
-        metrics: The columns of the table. The first is the default metric.
+        schedule: The schedule, with metric, goal and grace filled in.
         runs: The runs that are to be compared.
 
     Raises:
         ValueError: There is no scheduler for this kind.
     """
-    if schedule is None or schedule.kind == "none" or not runs:
+    if schedule is None or not runs:
         return None
     if schedule.kind not in ("asha", "median"):
-        raise ValueError(f"schedule {schedule.kind!r}: there is no such scheduler; accepted: none, asha, median")
-    name = schedule.metric or metrics[0].name
-    goal = schedule.goal or next((metric.goal for metric in metrics if metric.name == name), "min")
-    steps = max(run.train.steps for run in runs)
-    grace = schedule.grace or max(steps // 10, min(run.evaluate.every for run in runs))
+        raise ValueError(f"schedule {schedule.kind!r}: there is no such scheduler; accepted: asha, median, none")
     return StoppingRule(
-        schedule.kind, name, goal, min(grace, steps), steps, float(getattr(schedule, "reduction", 4.0))
-    )  # fmt: skip
+        kind=cast(Literal["asha", "median"], schedule.kind),
+        metric=str(schedule.metric),
+        goal=schedule.goal or "min",
+        grace=schedule.grace or 1,
+        steps=max(run.train.steps for run in runs),
+        reduction=float(getattr(schedule, "reduction", 4.0)),
+    )
 
 
 def scheduler_of(rule: StoppingRule) -> TrialScheduler:
@@ -98,5 +96,5 @@ def _median_rule(rule: StoppingRule) -> TrialScheduler:
         mode=rule.goal,
         grace_period=rule.grace,
         # A trial is never paused for others to catch up.
-        min_time_slice=math.inf,
+        min_time_slice=math.inf,  # type: ignore[arg-type]
     )

@@ -10,14 +10,14 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from cope_sweep.plan import Plan
 from cope_sweep.spec import Resources, RunSpec
-from cope_sweep.store import Event, Status, Store, SweepRecord, SweepRun
+from cope_sweep.store import Event, Status, Store, StoreError, SweepRecord, SweepRun
 from cope_sweep.store.index.owners import new_owner
 from cope_sweep.store.provenance import git_commit, versions
 from cope_sweep.sweep.executor import Executor
@@ -94,11 +94,6 @@ def stopping_on_signals(stop: threading.Event) -> Iterator[None]:
             signal.signal(signum, handler)
 
 
-def stop_file(store: Store, sweep_id: str) -> Path:
-    """The file whose existence asks a sweep to stop, from any machine that reaches the store."""
-    return store.root / "sweeps" / f"{sweep_id}.stop"
-
-
 def sweep(
     plan: Plan,
     store: Store,
@@ -108,7 +103,7 @@ def sweep(
     file_text: str = "",
     executor_name: Literal["ray", "local"],
     tracking_uri: str | None,
-    retry_failed: bool = True,
+    leave_out: Collection[Status] = (),
     budget: Budget | None = None,
     on_event: Callable[[Event], None] = lambda event: None,
     on_note: Callable[[str], None] = lambda text: None,
@@ -124,7 +119,7 @@ def sweep(
         file_text: The text of the ablation file, for the record.
         executor_name: For the record.
         tracking_uri: The MLflow store; None for no copy in MLflow.
-        retry_failed: Whether runs that failed in earlier sweeps are trained again.
+        leave_out: Statuses of further runs that are not trained: `failed` keeps the failed runs of earlier sweeps.
         budget: What the sweep may use.
         on_event: Called with every event.
         on_note: Called with what the user should know at once.
@@ -136,10 +131,12 @@ def sweep(
     stop, budget = stop or threading.Event(), budget or Budget()
     store.settle()
     content = plan.ablation.content
-    rule = stopping_rule(getattr(content, "schedule", None), content.metrics, plan.runs)
+    rule = stopping_rule(plan.schedule, plan.runs)
     statuses = store.index.statuses(run.run_id for run in plan.runs)
-    skipped: set[Status] = {"finished"} | ({"stopped"} if rule else set()) | (set() if retry_failed else {"failed"})
-    todo = [run for run in plan.runs if statuses.get(run.run_id) not in skipped]
+    skipped: set[Status] = {"finished", *leave_out}
+    if rule is not None:
+        skipped.add("stopped")
+    todo = [run for run in plan.runs if statuses.get(run.run_id, "pending") not in skipped]
     reused = [run.run_id for run in plan.runs if statuses.get(run.run_id) == "finished"]
     if not todo:
         known = list(statuses.values())
@@ -161,7 +158,7 @@ def sweep(
     try:
         with (
             stopping_on_signals(stop),
-            _stopping_on_request(stop_file(store, record.sweep_id), stop, budget.time_s, notes),
+            _stopping_on_request(store, record.sweep_id, stop, budget.time_s, notes),
         ):
             executor(
                 todo[: budget.max_runs],
@@ -204,9 +201,9 @@ def _start_mirror(store: Store, sweep_id: str, tracking_uri: str | None) -> Mlfl
 
 @contextlib.contextmanager
 def _stopping_on_request(
-    path: Path, stop: threading.Event, time_budget_s: float | None, notes: list[str]
+    store: Store, sweep_id: str, stop: threading.Event, time_budget_s: float | None, notes: list[str]
 ) -> Iterator[None]:
-    """Set `stop` when the file `path` exists or the time is used up, and say so in `notes`. Deletes the file."""
+    """Set `stop` when somebody asks for it or the time is used up, and say so in `notes`."""
     left = threading.Event()
     until = None if time_budget_s is None else time.monotonic() + time_budget_s
 
@@ -218,7 +215,7 @@ def _stopping_on_request(
             if until is not None and time.monotonic() >= until:
                 notes.append(f"stopped: the time budget of {time_budget_s:g} s is used up")
                 stop.set()
-            elif path.exists():
+            elif _is_requested(store, sweep_id):
                 notes.append("stopped: a stop was requested")
                 stop.set()
 
@@ -229,7 +226,16 @@ def _stopping_on_request(
     finally:
         left.set()
         thread.join()
-        path.unlink(missing_ok=True)
+        with contextlib.suppress(StoreError, OSError):
+            store.forget_stop(sweep_id)
+
+
+def _is_requested(store: Store, sweep_id: str) -> bool:
+    """Whether a sweep was asked to stop. A store that does not answer now is asked again later."""
+    try:
+        return store.stop_requested(sweep_id)
+    except StoreError:
+        return False
 
 
 def _outcome(

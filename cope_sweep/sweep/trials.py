@@ -53,7 +53,7 @@ class RunTrial(tune.Trainable):
             return {"step": 0, "done": True}
         event = report.event
         # Tune keeps statistics of every value for every trial, so it gets only what it needs.
-        known = {self.metric: event.metrics[self.metric]} if self.metric in event.metrics else {}
+        known = {name: value for name, value in event.metrics.items() if name == self.metric}
         status = event.status if not report.ended else "elsewhere" if report.elsewhere else f"ended: {event.status}"
         return {"step": event.step, "status": status, "done": report.ended, **known}
 
@@ -106,7 +106,7 @@ class RunSearch(_OfThisProcess, Searcher):
         """Give these runs another trial."""
         self.todo.extend(run_ids)
 
-    def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
+    def suggest(self, trial_id: str) -> Any:
         """The configuration of the next trial; None: none now."""
         if self.ended.is_set():
             return self.FINISHED

@@ -26,7 +26,7 @@ import ray
 
 from cope_sweep.registry import PluginError, load_plugins
 from cope_sweep.spec import Resources
-from cope_sweep.store import Event, Store
+from cope_sweep.store import Event, Store, StoreError
 from cope_sweep.sweep.executor import worker_id
 from cope_sweep.sweep.messages import Assignment, AssignmentResult, StopOrder
 
@@ -53,12 +53,11 @@ class GroupPlan:
 
     broker: Any
     """The handle of the broker actor."""
-    root: str
-    """The store."""
+    location: str
+    """The store: its folder, or its URL."""
     token: str
-    """A file that the driver wrote to the store. A worker that sees it uses the same store."""
-    logs: str
-    """The folder, in the store, for the workers' output."""
+    """The name of a file that the driver wrote to the store. A worker that sees it uses the same store."""
+    sweep_id: str
     resources: Resources
     gpus: float
     """GPUs of each worker."""
@@ -93,7 +92,8 @@ class Worker:
         with socket.socket() as probe:
             probe.bind(("", 0))
             port = int(probe.getsockname()[1])
-        return Place(ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address(), port)
+        host: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+        return Place(ray.get_runtime_context().get_node_id(), host, port)
 
     def train(self, group: int, rank: int, plan: GroupPlan, first: Place) -> WorkerEnd:
         """Train runs until there are no more. `first` is the place of rank 0.
@@ -103,7 +103,7 @@ class Worker:
         """
         if problem := _store_problem(plan):
             return WorkerEnd(problem)
-        _redirect_output(Path(plan.logs) / f"group-{group}-rank-{rank}.log")
+        _redirect_output(Store(plan.location).root / "logs" / plan.sweep_id / f"group-{group}-rank-{rank}.log")
         if problem := _plugin_problem(plan):
             return WorkerEnd(problem)
         try:
@@ -139,7 +139,7 @@ class _TrainingFunction:
     def __init__(self, group: int, plan: GroupPlan, runtime: Runtime, preempted: threading.Event) -> None:
         self.group, self.plan, self.runtime, self.preempted = group, plan, runtime, preempted
         self.broker = plan.broker
-        self.store = Store(plan.root)
+        self.store = Store(plan.location)
         self.order: StopOrder | None = None
         """The last order of the broker."""
         self.broker_lost = False
@@ -246,14 +246,19 @@ def _check_cuda() -> None:
 def _store_problem(plan: GroupPlan) -> str | None:
     """Why this node cannot use the store; None if it can."""
     until = time.monotonic() + STORE_VISIBLE_TIMEOUT_S
-    while not Path(plan.token).exists():
+    while True:
+        reason = ""
+        try:
+            if Store(plan.location).files.read(plan.token) is not None:
+                return None
+        except StoreError as error:
+            reason = f" ({error})"
         if time.monotonic() > until:
             return (
-                f"node {platform.node()} cannot see the store {plan.root}: "
-                "use a folder that all nodes share, with --store or COPE_SWEEP_STORE"
+                f"node {platform.node()} cannot see the store {plan.location}{reason}: "
+                "use a folder that all nodes share or an object store, with --store or COPE_SWEEP_STORE"
             )
         time.sleep(0.2)
-    return None
 
 
 def _plugin_problem(plan: GroupPlan) -> str | None:

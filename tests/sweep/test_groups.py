@@ -28,17 +28,16 @@ class Stage:
         actor = ray.remote(BrokerActor).options(num_cpus=0, max_concurrency=100)
         self.store = store
         self.broker = actor.remote(
-            str(store.root), store.index_url, f"sweep-{secrets.token_hex(4)}", runs, max_failures=5
+            store.location, store.index_url, f"sweep-{secrets.token_hex(4)}", runs, max_failures=5
         )
         for run in runs:
             self.broker.start.remote(run.run_id)
-        token = store.root / "token"
-        token.touch()
+        store.files.write("token", b"here")
         values = {
             "broker": self.broker,
-            "root": str(store.root),
-            "token": str(token),
-            "logs": str(store.root / "logs"),
+            "location": store.location,
+            "token": "token",
+            "sweep_id": "this-sweep",
             "resources": Resources(groups=1, device="cpu", checkpoint_every_s=0.2),
             "gpus": 0.0,
         }
@@ -87,7 +86,7 @@ def stages(store: Store) -> Iterator[Any]:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"token": "/no/such/token"}, r"node .* cannot see the store .*: use a folder that all nodes share"),
+        ({"token": "no-such-token"}, r"node .* cannot see the store .*: use a folder that all nodes share"),
         ({"plugins": ("no_such_plugin",)}, r"node .*: the plugin no_such_plugin cannot be imported"),
         ({"resources": Resources(device="cuda")}, r"node .*: .*(?i:cuda)"),
     ],
@@ -117,7 +116,7 @@ def test_there_are_no_more_groups_than_wanted(stages: Any) -> None:
 def test_an_error_in_a_worker_is_no_death(stages: Any, store: Store, tmp_path: Any) -> None:
     """The store of the worker is a file, so that training raises before it can record a failure."""
     (tmp_path / "file").touch()
-    stage = stages(seeds(1), root=str(tmp_path / "file"))
+    stage = stages(seeds(1), location=str(tmp_path / "file"), token=".")
     ((_, event),) = stage.update_until(lambda poll: poll.ended).events
     assert event.status == "failed"
     assert str(event.message).startswith("rank 0:")

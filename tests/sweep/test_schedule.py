@@ -183,7 +183,7 @@ def test_a_worker_that_is_told_to_leave_writes_a_checkpoint_and_its_run_goes_on(
 
 def test_a_worker_that_hangs_is_killed_and_its_run_goes_on(store: Store, events: EventLog) -> None:
     (run,) = seeds(1, **LONG)
-    resources = ONE_GROUP.model_copy(update={"step_timeout_s": 5.0})
+    resources = ONE_GROUP.model_copy(update={"step_timeout_s": 20.0})
     suspended: list[Event] = []
 
     def act(event: Event) -> None:

@@ -7,17 +7,13 @@ from typing import Any
 import pytest
 from ray.tune.schedulers import TrialScheduler
 
-from cope_sweep.spec import Metric
+from cope_sweep.spec.search import EarlyStopping
 from cope_sweep.sweep.schedulers import StoppingRule, scheduler_of, stopping_rule
+from tests.results.ablations import plan_of
 from tests.sweep.runs import seeds
 
-METRICS = [Metric(name="in_dist/loss"), Metric(name="dense/token_error", goal="max")]
 ASHA = StoppingRule("asha", "in_dist/loss", "min", grace=10, steps=1000, reduction=2)
 MEDIAN = StoppingRule("median", "in_dist/loss", "min", grace=10, steps=1000)
-
-
-def schedule(**values: Any) -> Any:
-    return SimpleNamespace(**{"metric": None, "goal": None, "grace": None} | values)
 
 
 class FakeTrial:
@@ -43,25 +39,27 @@ class Trials:
         self.scheduler.on_trial_complete(self.controller, self.trials[trial], dict(result))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("none", [None, schedule(kind="none")])
-def test_without_a_schedule_there_is_no_rule(none: Any) -> None:
-    assert stopping_rule(none, METRICS, seeds(1)) is None
+def test_without_a_schedule_there_is_no_rule() -> None:
+    assert stopping_rule(None, seeds(1)) is None
 
 
-def test_what_a_schedule_leaves_open_comes_from_the_ablation() -> None:
-    runs = seeds(1, **{"train.steps": 1000, "evaluate.every": 20}) + seeds(1, **{"train.steps": 10})
-    rule = stopping_rule(schedule(kind="asha", reduction=3), METRICS, runs)
-    assert rule == StoppingRule("asha", "in_dist/loss", "min", grace=100, steps=1000, reduction=3.0)
-    rule = stopping_rule(schedule(kind="median", metric="dense/token_error"), METRICS, runs)
-    assert rule == StoppingRule("median", "dense/token_error", "max", grace=100, steps=1000)
-    rule = stopping_rule(schedule(kind="median", metric="x/loss", goal="max", grace=7), METRICS, runs)
-    assert rule == StoppingRule("median", "x/loss", "max", grace=7, steps=1000)
-    assert str(rule) == "the median rule (x/loss, grace 7 steps)"
+def test_the_rule_of_a_plan_has_what_the_schedule_leaves_open() -> None:
+    plan = plan_of(schedule={"kind": "asha", "reduction": 3}, seeds=[0])
+    assert stopping_rule(plan.schedule, plan.runs) == StoppingRule(
+        "asha", "in_dist/token_error", "min", grace=3, steps=6, reduction=3.0
+    )
+    plan = plan_of(schedule={"kind": "median", "metric": "dense/loss", "grace": 4}, seeds=[0])
+    rule = stopping_rule(plan.schedule, plan.runs)
+    assert rule == StoppingRule("median", "dense/loss", "max", grace=4, steps=6)
+    assert str(rule) == "the median rule (dense/loss, grace 4 steps)"
 
 
 def test_an_unknown_kind_is_an_error() -> None:
-    with pytest.raises(ValueError, match="'hyperband': there is no such scheduler; accepted: none, asha, median"):
-        stopping_rule(schedule(kind="hyperband"), METRICS, seeds(1))
+    class Hyperband(EarlyStopping):
+        kind: str = "hyperband"
+
+    with pytest.raises(ValueError, match="'hyperband': there is no such scheduler; accepted: asha, median, none"):
+        stopping_rule(Hyperband(), seeds(1))
 
 
 @pytest.mark.parametrize("rule", [ASHA, MEDIAN])

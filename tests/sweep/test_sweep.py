@@ -15,7 +15,7 @@ from cope_sweep.store import Event, LeaseHolder, Store, SweepRecord
 from cope_sweep.sweep import sweep as sweep_module
 from cope_sweep.sweep.executor import ClusterError
 from cope_sweep.sweep.schedulers import StoppingRule
-from cope_sweep.sweep.sweep import Budget, SweepOutcome, stop_file, stopping_on_signals, sweep
+from cope_sweep.sweep.sweep import Budget, SweepOutcome, stopping_on_signals, sweep
 from tests.results.ablations import plan_of
 from tests.sweep.runs import TIMEOUT_S, Recorded, other_sweep
 
@@ -159,7 +159,7 @@ def test_failed_runs_are_kept_on_request(store: Store) -> None:
         for run in plan.runs[1:]:
             enter(other, run, "finished")
         enter(other, plan.runs[0], "failed")
-    outcome = start(plan, store, Scripted(store, []), retry_failed=False)
+    outcome = start(plan, store, Scripted(store, []), leave_out={"failed"})
     assert (outcome.sweep_id, outcome.reused, outcome.failed, outcome.exit_code) == (None, 5, 1, 1)
     assert store.index.sweeps() == []
     assert start(plan, store, Scripted(store, ["finished"])).exit_code == 0
@@ -247,14 +247,14 @@ def test_a_stop_can_be_requested_from_another_machine(store: Store, monkeypatch:
     def request() -> None:
         while not (found := store.index.sweeps()):
             time.sleep(0.05)
-        stop_file(store, found[0].sweep_id).touch()
+        store.request_stop(found[0].sweep_id)
 
     thread = threading.Thread(target=request)
     thread.start()
     outcome = start(plan_of(), store, Waiting(store, []))
     thread.join()
     assert outcome.notes == ("stopped: a stop was requested",)
-    assert not stop_file(store, str(outcome.sweep_id)).exists()
+    assert list(store.files.names("sweeps")) == [f"{outcome.sweep_id}.json"]
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])

@@ -101,7 +101,7 @@ class Sweep:
         self.store = store
         self.name = f"broker-{secrets.token_hex(4)}"
         actor = ray.remote(BrokerActor).options(name=self.name, num_cpus=0, max_concurrency=100)
-        self.broker = actor.remote(str(store.root), store.index_url, "this-sweep", runs, max_failures=1)
+        self.broker = actor.remote(store.location, store.index_url, "this-sweep", runs, max_failures=1)
         self.ended = threading.Event()
         self.errors: list[Exception] = []
         self.search = search_of(
