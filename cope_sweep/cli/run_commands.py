@@ -154,11 +154,12 @@ def retry(
 
     if not failed and not stopped:
         raise UserError("say which runs to train again: --failed, --stopped, or both")
-    wanted = ({"failed"} if failed else set()) | ({"stopped"} if stopped else set())
+    wanted = (["failed"] if failed else []) + (["stopped"] if stopped else [])
+    leave_out: set[Status] = {"pending", "interrupted", "failed", "stopped", "damaged"}
     _run(
         ablation, scale, sets, ablations, root, index, as_json,
         local=local, address=address, groups=groups, budget=Budget(), mlflow=mlflow, no_mlflow=no_mlflow,
-        leave_out={"pending", "interrupted", "failed", "stopped", "damaged"} - wanted, to_the_end=stopped,
+        leave_out={status for status in leave_out if status not in wanted}, to_the_end=stopped,
     )  # fmt: skip
 
 

@@ -324,11 +324,11 @@ class Index:
 
     def _selected(
         self, connection: Connection, query: Select[Any], run_ids: Iterable[str] | None
-    ) -> Iterator[Row[Any]]:
+    ) -> Iterator[tuple[Any, ...]]:
         """The rows of `query`, of all runs or of those with these ids."""
         if run_ids is not None:
             query = query.where(among(connection, runs.c.run_id, run_ids))
-        yield from connection.execute(query)
+        yield from map(tuple, connection.execute(query))
 
 
 def _part_values(connection: Connection, ids: Iterable[int | None]) -> dict[int, dict[str, Value]]:
