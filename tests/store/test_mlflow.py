@@ -95,8 +95,8 @@ def test_an_expert_finds_data_models_durations_and_times(store, sqlite_uri):
     ids = [experiment.experiment_id]
     # The search box of the page, and the models' tab.
     for condition in (
-        "dataset.name = 'selective_copy/in_dist'",
-        "dataset.context = 'train'",
+        f"tags.`{TAG}kind` = 'run' AND dataset.name = 'selective_copy/in_dist'",
+        f"tags.`{TAG}kind` = 'run' AND dataset.context = 'train'",
         f"tags.`{TAG}sweep.{record.sweep_id}` = 'CoPE'",
         f"tags.`{TAG}device` = 'cpu' AND metrics.`system/parameters` > 1000",
     ):
