@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -27,6 +28,8 @@ from cope_sweep.cli.output import escaped, grid, make_console, print_json
 from cope_sweep.errors import UserError
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from cope_sweep.queries import Queries
     from cope_sweep.queries.answers import Counts, RunState, SweepMember
     from cope_sweep.results import Table
@@ -96,6 +99,20 @@ def _show_sweeps(queries: Queries, as_json: bool) -> None:
     if page.total > len(page.sweeps):
         console.print(f"the newest {len(page.sweeps)} of {page.total} sweeps:")
     console.print(table)
+    _print_backlog(console, queries.store)
+
+
+def _print_backlog(console: Console, store: Store) -> None:
+    """Say how much MLflow lacks, if the store is copied to one."""
+    from cope_sweep.store.preflight import redacted, resolve_uri
+    from cope_sweep.store.tracker_sync import backlog_count
+
+    if "MLFLOW_TRACKING_URI" not in os.environ and not (store.root / "mlflow.db").exists():
+        return
+    uri = resolve_uri(store)
+    if left := backlog_count(store, uri):
+        text = f"MLflow at {redacted(uri)} lacks {left} runs and sweeps; `cope-sweep sync` sends them."
+        console.print(escaped(text), style="yellow", soft_wrap=True)
 
 
 def _show_sweep(queries: Queries, sweep_id: str, as_json: bool) -> None:

@@ -44,9 +44,10 @@ class Checkpoints:
     def files(self, folder: RunFolder) -> list[StoredFile]:
         """The regular, visible files by name, without links and folders. Raises NotFoundError if there are none."""
         try:
-            with os.scandir(folder.checkpoint) as entries:
+            checkpoint = folder.fetch_checkpoint()
+            with os.scandir(checkpoint) as entries:
                 regular = [e for e in entries if e.is_file(follow_symlinks=False) and not e.name.startswith(".")]
-                files = [StoredFile(folder.checkpoint / e.name, e.stat(follow_symlinks=False)) for e in regular]
+                files = [StoredFile(checkpoint / e.name, e.stat(follow_symlinks=False)) for e in regular]
         except (FileNotFoundError, NotADirectoryError):
             files = []
         if not files:

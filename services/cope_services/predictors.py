@@ -95,7 +95,7 @@ class Predictors:
 
     def _predictor(self, folder: RunFolder) -> Predictor:
         state = tuple((file.path.name, file.state) for file in self._checkpoints.files(folder))
-        return self._load_cached(folder.checkpoint, state)
+        return self._load_cached(folder.fetch_checkpoint(), state)
 
     def _load(self, checkpoint: Path, state: Hashable) -> Predictor:
         """Load a model; `state` is part of the cache key, so changed files are loaded again."""
