@@ -27,20 +27,20 @@ import psutil
 ABLATION = """
 title: Short runs for fault tests
 seeds: [0, 1, 2]
-metrics: [in_dist/token_error]
+metrics: [{name: in_dist/token_error, label: Error}]
 base:
   task: {kind: selective_copy, tokens: 4, blanks: 4, dense_blanks: 2, sparse_blanks: 8, vocabulary: 6}
   model: {layers: 1, dim: 16, heads: 2}
-  train: {steps: 400, batch: 8}
-  evaluate: {every: 50, sequences: 8, final_sequences: 16}
+  train: {steps: 2500, batch: 8}
+  evaluate: {every: 250, sequences: 8, final_sequences: 16}
 grid:
   model.position:
     CoPE: [{kind: cope, p_max: 4}]
     RoPE: [rope]
 resources: {groups: 2, checkpoint_every_s: 0.5, max_failures: 50}
 """
-MAX_DELAY_S = 15.0
-"""Longest time before a process is killed."""
+MIN_DELAY_S, MAX_DELAY_S = 4.0, 20.0
+"""The time before a process is killed. Ray needs about 10 s to start."""
 END_TIMEOUT_S = 300.0
 
 
@@ -60,7 +60,7 @@ class Trial:
         process = self._start()
         for _ in range(self.kills):
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(chance.uniform(1.0, MAX_DELAY_S))
+                process.wait(chance.uniform(MIN_DELAY_S, MAX_DELAY_S))
             if process.poll() is None:
                 self._kill_one(process, chance)
             if process.poll() is not None:
@@ -144,13 +144,13 @@ def results(folder: Path) -> dict[str, object]:
 
 
 def mlflow_points(root: Path) -> dict[str, list[tuple[str, int, float]]]:
-    """Run id → its points in MLflow: metric, step and value, with repetitions, without facts about time and memory."""
+    """Run id → its points in MLflow: metric, step and value, with repetitions, without those of time and memory."""
     import sqlite3
 
     with contextlib.closing(sqlite3.connect(root / "mlflow.db")) as database:
         rows = database.execute(
             "SELECT t.value, m.key, m.step, m.value FROM metrics m JOIN tags t ON t.run_uuid = m.run_uuid "
-            "WHERE t.key = 'cope_sweep.run_id' AND m.key NOT LIKE 'facts/%' ORDER BY 1, 2, 3"
+            "WHERE t.key = 'cope_sweep.run_id' AND m.key NOT LIKE 'system/%' ORDER BY 1, 2, 3"
         ).fetchall()
     points: dict[str, list[tuple[str, int, float]]] = {}
     for run_id, key, step, value in rows:
