@@ -92,14 +92,14 @@ class _Measured:
             first_s = None
             while first_s is None and process.poll() is None and time.time() - start_s < FIRST_STEP_TIMEOUT_S:
                 time.sleep(POLL_INTERVAL_S)
-                first_s = next((time.time() for folder in self.store.runs() if folder.curve()), None)
+                first_s = next((time.time() for folder in self.store.files.run_folders() if folder.curve()), None)
             output, _ = process.communicate()
         if process.returncode or first_s is None:
             raise subprocess.CalledProcessError(process.returncode, command, output)
         self.whole_s = time.time() - start_s
         self.first_step_s = first_s - start_s
         # Read now, because the store is in a temporary folder.
-        folders = sorted(self.store.runs(), key=_start_s)
+        folders = sorted(self.store.files.run_folders(), key=_start_s)
         self.spans_s = [(_start_s(folder), _end_s(folder)) for folder in folders]
         self.after_first_step_s = self.spans_s[-1][1] - first_s
 
