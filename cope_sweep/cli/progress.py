@@ -90,7 +90,11 @@ class Board:
     def update(self, event: Event) -> None:
         """Replace a run's latest event. An event without metrics, such as a failure, keeps the metrics before it."""
         self.any_event = True
-        before = self.latest[event.run_id]
+        before = self.latest.get(event.run_id)
+        if before is None:  # a search has suggested the run
+            before = Event(event.run_id, "pending", 0, event.steps)
+            self.names[event.run_id] = event.run_id
+            self._add(before)
         self._remove(before)
         metrics: Mapping[str, float] = event.metrics or before.metrics
         self.latest[event.run_id] = replace(event, metrics=metrics)

@@ -200,7 +200,7 @@ def _run(
     if uri:
         check(uri)
     outcome = _execute(
-        plan,
+        recorded_plan(plan, store),
         store,
         file_text=find_ablation(ablation, ablations).read_text(encoding="utf-8"),
         local=local,

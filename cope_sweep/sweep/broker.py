@@ -54,6 +54,7 @@ class Broker:
         max_failed_runs: int | None = None,
         step_timeout_s: float | None = None,
         replay: bool = False,
+        more_runs: int = 0,
         leases: LeaseHolder | None = None,
     ) -> None:
         """Create the broker of a sweep.
@@ -65,6 +66,7 @@ class Broker:
             max_failures: How often the worker of a run may die before the run fails.
             max_failed_runs: After this number of failed runs, no more are started; None: no limit.
             step_timeout_s: Seconds after which a run that makes no step is taken for hanging; None: never.
+            more_runs: How many further runs may be added, which a search has still to suggest.
             replay: Whether trials first report the evaluations that a resumed run made earlier.
             leases: The holder of the leases; None: a new one.
         """
@@ -78,6 +80,7 @@ class Broker:
         }
         self.remaining = len(self.runs)
         """Number of runs that have not ended."""
+        self.more_runs = more_runs
         self.queue = RunQueue()
         self.groups: dict[int, BrokerGroup] = {}
         self.assignments: dict[int, int] = {}
@@ -165,6 +168,19 @@ class Broker:
 
     # -- trials ----------------------------------------------------------------------------------------------------
 
+    async def add(self, run: RunSpec) -> None:
+        """Add a run that a search has suggested."""
+        if run.run_id not in self.runs:
+            event = Event(run.run_id, "pending", steps=run.train.steps)
+            self.runs[run.run_id] = BrokerRun(run, len(self.runs), event)
+            self.remaining += 1
+            self.more_runs = max(0, self.more_runs - 1)
+
+    async def add_no_more(self) -> None:
+        """The search has nothing new to suggest."""
+        self.more_runs = 0
+        self.queue.wake()
+
     async def start(self, run_id: str) -> None:
         """Put a run into the queue: Tune has created its trial, whose process may have to be started."""
         self.starting_trials[run_id] = time.monotonic()
@@ -216,7 +232,7 @@ class Broker:
             returned=returned,
             hanging=hanging,
             draining=self.draining,
-            ended=not self.remaining or (self.draining and not self.assignments and not self.tasks),
+            ended=not (self.remaining or self.more_runs) or (self.draining and not self.assignments and not self.tasks),
             problem=self.problem,
         )
 
@@ -351,7 +367,9 @@ class Broker:
         return None if run_id is None else self.runs[run_id]
 
     def _to_train(self) -> int:
-        return len(self.assignments) + len(self.tasks) if self.draining else self.remaining - len(self.elsewhere)
+        if self.draining:
+            return len(self.assignments) + len(self.tasks)
+        return self.remaining + self.more_runs - len(self.elsewhere)
 
     def _group(self, group: int) -> BrokerGroup:
         return self.groups.setdefault(group, BrokerGroup())

@@ -7,12 +7,14 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from cope_sweep.errors import UserError
 from cope_sweep.registry import load_plugins
 from cope_sweep.spec import Resources, RunSpec
 from cope_sweep.store import Event, LeaseHolder, Refusal, Store
 from cope_sweep.sweep.executor import (
     FOREIGN_POLL_INTERVAL_S,
     INTERRUPT_TIMEOUT_S,
+    Suggestions,
     final_event,
     unfinished,
     worker_id,
@@ -34,6 +36,7 @@ def run_local(
     plugins: Sequence[str] = (),
     schedule: StoppingRule | None = None,
     max_failed_runs: int | None = None,
+    suggestions: Suggestions | None = None,
     on_note: Callable[[str], None] = lambda text: None,
 ) -> None:
     """An `Executor` with one worker, in a thread of this process. `resources.groups` and `.workers` count as 1.
@@ -41,10 +44,13 @@ def run_local(
     No run is ended early by `schedule`, which compares runs that are trained side by side.
 
     Raises:
+        UserError: The runs are suggested by a search, which is Tune's.
         PluginError: A plugin cannot be imported.
         ValueError: `resources` ask for CUDA and there is none.
         Exception: Whatever `on_event` raises.
     """
+    if suggestions is not None:
+        raise UserError("Ray Tune suggests the runs of this search: run it without --local")
     load_plugins(plugins)
     todo = unfinished(runs, store)
     if not todo:

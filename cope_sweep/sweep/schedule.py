@@ -28,13 +28,15 @@ from cope_sweep.spec import Resources, RunSpec
 from cope_sweep.store import Event, Store, StoreError
 from cope_sweep.sweep.broker import Broker
 from cope_sweep.sweep.cluster import connected, needs_of
-from cope_sweep.sweep.executor import INTERRUPT_TIMEOUT_S, ClusterError, unfinished
+from cope_sweep.sweep.executor import INTERRUPT_TIMEOUT_S, ClusterError, Suggestions, unfinished
 from cope_sweep.sweep.messages import Failure, Poll
 from cope_sweep.sweep.plugins import plugin_runtime_env
 from cope_sweep.sweep.schedulers import StoppingRule, scheduler_of
 
 if TYPE_CHECKING:
+    from cope_sweep.plan import Row
     from cope_sweep.sweep.groups import Groups
+    from cope_sweep.sweep.search import RunSearch as OptunaRuns
     from cope_sweep.sweep.trials import RunSearch
 
 EVENT_WAIT_S = 0.2
@@ -65,6 +67,7 @@ def run_on_ray(
     plugins: Sequence[str] = (),
     schedule: StoppingRule | None = None,
     max_failed_runs: int | None = None,
+    suggestions: Suggestions | None = None,
     on_note: Callable[[str], None] = lambda text: None,
     address: str | None = None,
     cpus: int | None = None,
@@ -81,6 +84,7 @@ def run_on_ray(
         plugins: Modules that every worker imports. Their files are copied to the nodes.
         schedule: Which runs are ended early.
         max_failed_runs: After this number of failed runs, no more are started.
+        suggestions: Suggests the runs, instead of `runs`.
         on_note: Called with what the user should know: nodes that are left out.
         address: "auto", "host:port", or None for RAY_ADDRESS; without that, a new cluster on this machine.
         cpus: CPUs of a new cluster; None: those that this process may use.
@@ -91,8 +95,8 @@ def run_on_ray(
         PluginError: A plugin cannot be imported.
         Exception: Whatever `on_event` raises.
     """
-    todo = unfinished(runs, store)
-    if not todo:
+    todo = unfinished(runs, store) if suggestions is None else []
+    if not todo and suggestions is None:
         return
     prefetch = threading.Thread(target=_import_ray_libraries, name="imports", daemon=True)
     prefetch.start()
@@ -101,8 +105,9 @@ def run_on_ray(
     with _scratch(store) as (scratch, token), cluster:
         prefetch.join()
         sweep = _RaySweep(
-            todo, store, resources, sweep_id, tuple(plugins), schedule, max_failed_runs, on_note, scratch, token, logs
-        )
+            todo, store, resources, sweep_id, tuple(plugins), schedule, max_failed_runs, suggestions,
+            on_note, scratch, token, logs,
+        )  # fmt: skip
         sweep.execute(on_event, stop)
     for path in logs.glob("*.log"):
         if not path.stat().st_size:
@@ -150,6 +155,7 @@ class _RaySweep:
     plugins: tuple[str, ...]
     schedule: StoppingRule | None
     max_failed_runs: int | None
+    suggestions: Suggestions | None
     on_note: Callable[[str], None]
     scratch: str
     token: str
@@ -158,6 +164,8 @@ class _RaySweep:
     broker_name: str = field(default_factory=lambda: f"cope-sweep-broker-{secrets.token_hex(8)}")
     groups: Groups | None = None
     search: RunSearch | None = None
+    source: OptunaRuns | None = None
+    """The search by suggestions."""
     tune: threading.Thread | None = None
     tune_error: Exception | None = None
     answered: bool = False
@@ -190,6 +198,11 @@ class _RaySweep:
 
         resources = self.resources
         needs = needs_of(resources)
+        if self.suggestions is not None:
+            from cope_sweep.sweep.search import RunSearch as OptunaRuns
+
+            wanted = self.suggestions
+            self.source = OptunaRuns(wanted.plan, wanted.results, self._add_row, retry_failed=wanted.retry_failed)
         self._start_broker()
         plan = GroupPlan(
             broker=self.broker,
@@ -202,7 +215,7 @@ class _RaySweep:
         )
         limit = None if resources.groups == "auto" else resources.groups
         self.groups = Groups(plan, needs, limit, on_failed=self._group_failed, on_note=self.on_note)
-        self.groups.update(len(self.runs))
+        self.groups.update(len(self.runs) + self.more_runs)
         self._start_tune()
 
     def _start_broker(self) -> None:
@@ -220,7 +233,22 @@ class _RaySweep:
             max_failed_runs=self.max_failed_runs,
             step_timeout_s=self.resources.step_timeout_s,
             replay=self.schedule is not None,
+            more_runs=self.more_runs,
         )
+
+    @property
+    def more_runs(self) -> int:
+        """How many runs the search has still to suggest."""
+        if self.source is None or self.suggestions is None:
+            return 0
+        limit = self.suggestions.limit
+        return self.source.trials if limit is None else min(limit, self.source.trials)
+
+    def _add_row(self, row: Row) -> None:
+        """Have a row trained that the search suggests. Called in Tune's thread."""
+        if self.suggestions is not None:
+            self.suggestions.on_suggest(row)
+        self.broker.add.remote(row.runs[0])
 
     def _start_tune(self) -> None:
         from cope_sweep.sweep.trials import RunSearch, run_trials
@@ -233,14 +261,18 @@ class _RaySweep:
             stop=self.broker.stop.remote,
             rule=str(rule),
             ended=self.ended,
+            source=self.source,
+            more=self.more_runs,
+            on_exhausted=self.broker.add_no_more.remote,
         )
+        metrics = [each.metric for each in (rule, self.source) if each is not None]
 
         def run() -> None:
             try:
                 run_trials(
                     search,
                     broker=self.broker_name,
-                    metric=None if rule is None else rule.metric,
+                    metrics=metrics,
                     scratch=self.scratch,
                     scheduler=None if rule is None else scheduler_of(rule),
                 )

@@ -10,17 +10,17 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from cope_sweep.plan import Plan
+from cope_sweep.plan import Plan, Row
 from cope_sweep.spec import Resources, RunSpec
 from cope_sweep.store import Event, Status, Store, StoreError, SweepRecord, SweepRun
 from cope_sweep.store.index.owners import new_owner
 from cope_sweep.store.provenance import git_commit, versions
-from cope_sweep.sweep.executor import Executor
+from cope_sweep.sweep.executor import Executor, Suggestions
 from cope_sweep.sweep.schedulers import stopping_rule
 
 if TYPE_CHECKING:
@@ -137,8 +137,9 @@ def sweep(
     if rule is not None:
         skipped.add("stopped")
     todo = [run for run in plan.runs if statuses.get(run.run_id, "pending") not in skipped]
+    rows = list(plan.rows)
     reused = [run.run_id for run in plan.runs if statuses.get(run.run_id) == "finished"]
-    if not todo:
+    if not todo and not plan.open_samples:
         known = list(statuses.values())
         errors = _send_backlog(store, tracking_uri)
         return SweepOutcome(
@@ -150,6 +151,20 @@ def sweep(
     store.write_sweep(record, new_owner(record.sweep_id))
     mirror = _start_mirror(store, record.sweep_id, tracking_uri)
     notes: list[str] = []
+
+    def add_row(row: Row) -> None:
+        """Record a row that the search suggests, so that the next sweep continues from it."""
+        nonlocal record
+        if all(each.name != row.name for each in rows):
+            rows.append(row)
+            todo.append(row.runs[0])
+            record = record.model_copy(update={"runs": _members(rows)})
+            store.write_sweep(record, new_owner(record.sweep_id))
+
+    suggestions = None
+    if plan.search is not None:
+        results = store.index.records(run.run_id for run in plan.runs)
+        suggestions = Suggestions(plan, results, add_row, "failed" not in leave_out, budget.max_runs)
 
     def note(text: str) -> None:
         notes.append(text)
@@ -170,11 +185,16 @@ def sweep(
                 plugins=content.plugins,
                 schedule=rule,
                 max_failed_runs=budget.max_failures,
+                suggestions=suggestions,
                 on_note=note,
             )
     finally:
         outcome = _outcome(record.sweep_id, todo, store, len(reused), started_s, notes)
-        store.write_sweep(_final_record(record, plan, store, outcome))
+        limited = stop.is_set() or budget.max_runs is not None or budget.max_failures is not None
+        if plan.search is not None and limited:
+            left = max(0, plan.search.samples - len(rows))
+            outcome = replace(outcome, not_started=outcome.not_started + left)
+        store.write_sweep(_final_record(record, replace(plan, rows=tuple(rows)), store, outcome))
         errors = tuple(mirror.finish(MIRROR_TIMEOUT_S).errors) if mirror else ()
     return replace(outcome, tracking_errors=errors)
 
@@ -271,6 +291,13 @@ def _final_record(record: SweepRecord, plan: Plan, store: Store, outcome: SweepO
     return record.model_copy(update=changes)
 
 
+def _members(rows: Sequence[Row]) -> list[SweepRun]:
+    """The runs of a sweep, as its record lists them."""
+    return [
+        SweepRun(run_id=run.run_id, row=row.name, labels=row.labels, seed=run.seed) for row in rows for run in row.runs
+    ]
+
+
 def _initial_record(plan: Plan, reused: list[str], executor_name: str, file_text: str) -> SweepRecord:
     """The record of a sweep at its start."""
     content = plan.ablation.content
@@ -289,10 +316,6 @@ def _initial_record(plan: Plan, reused: list[str], executor_name: str, file_text
         versions=versions(),
         machine={"host": platform.node(), "system": platform.platform(), "cpus": os.cpu_count()},
         metrics=[metric.model_dump(mode="json") for metric in content.metrics],
-        runs=[
-            SweepRun(run_id=run.run_id, row=row.name, labels=row.labels, seed=run.seed)
-            for row in plan.rows
-            for run in row.runs
-        ],
+        runs=_members(plan.rows),
         reused=reused,
     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import ray
@@ -30,14 +30,14 @@ class RunTrial(tune.Trainable):
 
     broker: Any = None
     run_id: str
-    metric: str | None
+    metrics: Sequence[str]
 
     @classmethod
     def default_resource_request(cls, config: dict[str, Any]) -> tune.PlacementGroupFactory:
         return tune.PlacementGroupFactory([{"memory": TRIAL_BYTES}])
 
     def setup(self, config: dict[str, Any]) -> None:
-        self.run_id, self.metric = config["run_id"], config["metric"]
+        self.run_id, self.metrics = config["run_id"], config["metrics"]
         if self.broker is None:
             self.broker = ray.get_actor(config["broker"])
 
@@ -53,7 +53,7 @@ class RunTrial(tune.Trainable):
             return {"step": 0, "done": True}
         event = report.event
         # Tune keeps statistics of every value for every trial, so it gets only what it needs.
-        known = {name: value for name, value in event.metrics.items() if name == self.metric}
+        known = {name: value for name, value in event.metrics.items() if name in self.metrics}
         status = event.status if not report.ended else "elsewhere" if report.elsewhere else f"ended: {event.status}"
         return {"step": event.step, "status": status, "done": report.ended, **known}
 
@@ -85,6 +85,9 @@ class RunSearch(_OfThisProcess, Searcher):
         stop: Callable[[str, str], None],
         rule: str,
         ended: threading.Event,
+        source: Searcher | None = None,
+        more: int = 0,
+        on_exhausted: Callable[[], object] = lambda: None,
     ) -> None:
         """Create the searcher.
 
@@ -95,10 +98,16 @@ class RunSearch(_OfThisProcess, Searcher):
             stop: Called with each run that the scheduler has ended, and the reason.
             rule: What the scheduler is called in reasons.
             ended: Set when the sweep has ended.
+            source: Suggests further runs by the results of others.
+            more: How many runs `source` is asked for.
+            on_exhausted: Called when `source` has nothing more to suggest.
         """
         super().__init__(metric="step", mode="max")  # of no meaning here; Tune wants them
         self.todo = deque(run_ids)
         self.wanted, self.start, self.stop, self.rule, self.ended = wanted, start, stop, rule, ended
+        self.source, self.more, self.on_exhausted = source, more, on_exhausted
+        self.suggested: set[str] = set()
+        """Ids of the trials that `source` has suggested and that have not ended."""
         self.alive: dict[str, str] = {}
         """Id of each trial that has not ended → its run."""
 
@@ -110,15 +119,40 @@ class RunSearch(_OfThisProcess, Searcher):
         """The configuration of the next trial; None: none now."""
         if self.ended.is_set():
             return self.FINISHED
-        if not self.todo or len(self.alive) >= self.wanted():
+        if len(self.alive) >= self.wanted():
             return None
-        run_id = self.alive[trial_id] = self.todo.popleft()
+        run_id = self.todo.popleft() if self.todo else self._ask_source(trial_id)
+        if run_id is None:
+            return None
+        self.alive[trial_id] = run_id
         self.start(run_id)
         return {"run_id": run_id}
+
+    def _ask_source(self, trial_id: str) -> str | None:
+        answer: Any = self.source.suggest(trial_id) if self.source is not None and self.more else None
+        if answer == self.FINISHED:
+            self.more = 0
+            self.on_exhausted()
+        if answer is None or answer == self.FINISHED:
+            return None
+        self.more -= 1
+        self.suggested.add(trial_id)
+        return str(answer["run_id"])
+
+    def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
+        """Pass a result to the search that suggested the run."""
+        if self.source is not None and trial_id in self.suggested:
+            self.source.on_trial_result(trial_id, result)
 
     def on_trial_complete(self, trial_id: str, result: Mapping[str, Any] | None = None, error: bool = False) -> None:
         run_id = self.alive.pop(trial_id, None)
         result = result or {}
+        if self.source is not None and trial_id in self.suggested:
+            self.suggested.discard(trial_id)
+            status = str(result.get("status", "failed")).removeprefix("ended: ")
+            # A trial that ends while its run trains was ended by the scheduler.
+            known = {"status": {"running": "stopped", "elsewhere": "failed"}.get(status, status)}
+            self.source.on_trial_complete(trial_id, {**result, **known}, error)
         # The last result of a trial that ended by itself does not say `running`.
         if run_id is not None and result.get("status") == "running" and not self.ended.is_set():
             self.stop(run_id, f"stopped by {self.rule} at step {result.get('step')}")
@@ -149,7 +183,7 @@ def run_trials(
     search: RunSearch,
     *,
     broker: str,
-    metric: str | None,
+    metrics: Sequence[str],
     scratch: str,
     scheduler: TrialScheduler | None = None,
 ) -> None:
@@ -158,13 +192,13 @@ def run_trials(
     Args:
         search: The runs.
         broker: The name of the broker actor.
-        metric: The metric that the scheduler needs.
+        metrics: The metrics that the scheduler and the search need.
         scratch: A folder for Tune's files.
         scheduler: May end trials early.
     """
     tune.Tuner(
         RunTrial,
-        param_space={"broker": broker, "metric": metric},
+        param_space={"broker": broker, "metrics": list(metrics)},
         tune_config=tune.TuneConfig(
             num_samples=-1,  # until the search ends
             search_alg=search,

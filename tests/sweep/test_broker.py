@@ -579,6 +579,25 @@ def test_a_store_that_cannot_be_written_ends_the_sweep(
     scenes(scenario, seeds(1))
 
 
+def test_runs_are_added_while_a_search_suggests_them(scenes: Any) -> None:
+    async def scenario(scene: Scene) -> None:
+        first, second = seeds(2)
+        assert (await scene.poll()).to_train == 3
+        await scene.broker.add(first)
+        await scene.start(first)
+        result = await scene.end(await scene.lease())
+        assert result == "wait"  # for the runs that are still to be suggested
+        await scene.broker.add(second)
+        await scene.start(second)
+        assignment = await scene.lease()
+        assert assignment.run == second
+        await scene.broker.add_no_more()
+        assert await scene.end(assignment) is None
+        assert len((await scene.poll_until_ended()).events) == 2
+
+    scenes(scenario, [], more_runs=3)
+
+
 def test_ten_thousand_runs_take_no_time_that_grows_with_their_number(store: Store) -> None:
     """Runs through queue, assignment, report and end, with leases that cost nothing."""
 

@@ -14,11 +14,13 @@ import psutil
 import pytest
 import ray
 
+from cope_sweep.plan import Row
 from cope_sweep.spec import RunSpec
 from cope_sweep.store import Event, Store
 from cope_sweep.sweep import local, schedule
-from cope_sweep.sweep.executor import ClusterError
+from cope_sweep.sweep.executor import ClusterError, Suggestions
 from cope_sweep.sweep.schedulers import StoppingRule
+from tests.results.ablations import plan_of
 from tests.sweep.ports import free_port
 from tests.sweep.runs import LONG, ONE_GROUP, TIMEOUT_S, EventLog, Listener, seeds
 from tests.tiny import tiny_run
@@ -96,6 +98,23 @@ def test_a_schedule_stops_the_run_that_is_worse(store: Store, events: EventLog) 
     assert 20 <= store.run(bad.run_id).curve()[-1]["step"] < 300
     assert store.run(bad.run_id).resume.exists()
     assert "finished" in {status for _, status in events.ends()}
+
+
+def test_a_search_suggests_the_runs(store: Store, events: EventLog) -> None:
+    plan = plan_of(
+        search={"kind": "optuna", "samples": 3, "space": {"train.lr": {"log_uniform": [1e-4, 1e-2]}}}, seeds=[0]
+    )
+    rows: list[Row] = []
+    run_on_ray(
+        [],
+        store,
+        ONE_GROUP,
+        on_event=events,
+        stop=events.stop,
+        suggestions=Suggestions(plan, {}, rows.append),
+    )
+    assert len({row.name for row in rows}) == 3
+    assert events.ends() == [(row.runs[0].run_id, "finished") for row in rows]
 
 
 def test_groups_follow_the_cluster(store: Store, events: EventLog, cluster_nodes: Any) -> None:

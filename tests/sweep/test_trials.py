@@ -94,6 +94,42 @@ def test_copies_are_the_object_itself_and_pickles_have_no_effect() -> None:
     assert isinstance(pickle.loads(pickle.dumps(search)), Searcher)
 
 
+class Source(Searcher):
+    """A search that suggests runs c, d, … and keeps what it is told."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(metric="loss", mode="min")
+        self.todo = ["c", "d", "e"][:count]
+        self.told: list[tuple[str, Any]] = []
+
+    def suggest(self, trial_id: str) -> Any:
+        return {"run_id": self.todo.pop(0)} if self.todo else self.FINISHED
+
+    def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
+        self.told.append((trial_id, result["loss"]))
+
+    def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
+        self.told.append((trial_id, (result or {})["status"]))
+
+
+def test_a_source_suggests_runs_and_learns_their_results() -> None:
+    source = Source(3)
+    search = search_of(["a"], wanted=9, source=source, more=2)
+    assert [search.suggest(trial) for trial in "1234"] == [{"run_id": run} for run in "acd"] + [None]
+    for trial in "12":
+        search.on_trial_result(trial, {"loss": 1.0, "status": "running"})
+    for trial, status in (("1", "ended: finished"), ("2", "ended: finished"), ("3", "running")):
+        search.on_trial_complete(trial, {"status": status, "step": 3})
+    assert source.told == [("2", 1.0), ("2", "finished"), ("3", "stopped")]
+
+
+def test_a_source_that_has_nothing_new_says_so_once() -> None:
+    exhausted: list[bool] = []
+    search = search_of([], source=Source(1), more=5, on_exhausted=lambda: exhausted.append(True))
+    assert [search.suggest(trial) for trial in "123"] == [{"run_id": "c"}, None, None]
+    assert exhausted == [True]
+
+
 class Sweep:
     """A broker actor, and a thread in which Tune runs the trials."""
 
@@ -116,7 +152,7 @@ class Sweep:
 
     def _run(self, scratch: str, scheduler: Any) -> None:
         try:
-            run_trials(self.search, broker=self.name, metric="in_dist/loss", scratch=scratch, scheduler=scheduler)
+            run_trials(self.search, broker=self.name, metrics=["in_dist/loss"], scratch=scratch, scheduler=scheduler)
         except Exception as error:
             self.errors.append(error)
 
