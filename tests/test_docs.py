@@ -29,6 +29,7 @@ ROOMS = (
     "cope_sweep/positions",
     "cope_sweep/probe",
     "cope_sweep/store",
+    "cope_sweep/sweep",
     "cope_sweep/tasks",
     "services",
     "tests/benchmarks",
