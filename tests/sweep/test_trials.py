@@ -181,6 +181,7 @@ class Sweep:
         self.tune.join(240)
         assert not self.tune.is_alive()
         self.call("release")
+        ray.kill(self.broker)
         assert self.errors == []
 
 
@@ -203,15 +204,18 @@ def test_every_run_gets_a_trial_in_the_same_process(sweeps: Any, store: Store) -
     runs = seeds(3)
     sweep = sweeps(runs)
     trained: list[str] = []
+    processes: set[int] = set()
     result = None
     while (assignment := sweep.call("lease", 0, result, 240.0)) is not None:
         trained.append(assignment.run.run_id)
         Recorded(store, assignment.run, assignment.attempt).end("finished")
         event = Event(assignment.run.run_id, "finished", 6, 6, {"x": 1.0})
         result = AssignmentResult(assignment.number, "finished", event)
-        assert len(trial_processes()) == 1
+        wait_until(lambda: bool(trial_processes()))
+        processes.update(trial_processes())
     assert trained == [run.run_id for run in runs]
     assert sweep.call("poll", 0, 0.0).ended
+    assert len(processes) == 1
 
 
 @pytest.mark.slow
@@ -221,6 +225,7 @@ def test_a_run_goes_on_when_the_process_of_its_trial_is_killed(sweeps: Any, stor
     (only,) = seeds(1)
     sweep = sweeps([only])
     assignment = sweep.call("lease", 0, None, 240.0)
+    wait_until(lambda: bool(trial_processes()))
     (first,) = trial_processes()
     os.kill(first, signal.SIGKILL)
     wait_until(lambda: trial_processes() not in ([first], []))
