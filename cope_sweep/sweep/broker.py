@@ -38,6 +38,8 @@ HOUSEKEEPING_INTERVAL_S = 0.5
 TRIAL_START_TIMEOUT_S = 30.0
 """The process of a trial takes 2 to 10 s to start."""
 
+START_POLL_INTERVAL_S = 0.05
+
 T = TypeVar("T")
 
 
@@ -98,6 +100,8 @@ class Broker:
         """Runs whose trial has no process yet → when it was announced."""
         self.all_trials_started = asyncio.Event()
         self.all_trials_started.set()
+        self.early_trials: set[str] = set()
+        """Runs whose trial has asked before `start` was called."""
         self.tasks: set[asyncio.Task[None]] = set()
         """One for each run whose last entries are being written."""
         self.housekeeping: asyncio.Task[None] | None = None
@@ -168,24 +172,29 @@ class Broker:
 
     # -- trials ----------------------------------------------------------------------------------------------------
 
-    async def add(self, run: RunSpec) -> None:
-        """Add a run that a search has suggested."""
-        if run.run_id not in self.runs:
-            event = Event(run.run_id, "pending", steps=run.train.steps)
-            self.runs[run.run_id] = BrokerRun(run, len(self.runs), event)
-            self.remaining += 1
-            self.more_runs = max(0, self.more_runs - 1)
-
     async def add_no_more(self) -> None:
         """The search has nothing new to suggest."""
         self.more_runs = 0
         self.queue.wake()
 
-    async def start(self, run_id: str) -> None:
-        """Put a run into the queue: Tune has created its trial, whose process may have to be started."""
-        self.starting_trials[run_id] = time.monotonic()
-        self.all_trials_started.clear()
+    async def start(self, run_id: str, added: RunSpec | None = None) -> None:
+        """Put a run into the queue: Tune has created its trial, whose process may have to be started.
+
+        Args:
+            run_id: The run.
+            added: The run, if a search has suggested it after the start of the sweep.
+        """
+        if added is not None and run_id not in self.runs:
+            event = Event(run_id, "pending", steps=added.train.steps)
+            self.runs[run_id] = BrokerRun(added, len(self.runs), event)
+            self.remaining += 1
+            self.more_runs = max(0, self.more_runs - 1)
         run = self.runs[run_id]
+        if run_id in self.early_trials:
+            self.early_trials.discard(run_id)
+        else:
+            self.starting_trials[run_id] = time.monotonic()
+            self.all_trials_started.clear()
         if run.state == "pending" and not self.closed and not self.draining:
             self.queue.put(run)
 
@@ -195,17 +204,25 @@ class Broker:
         No end is reported while the process of another trial is starting: Tune would give the freed process to that
         trial, kill the one that is starting, and start another for the next; with short runs this would never end.
         """
-        run = self.runs[run_id]
+        await self._wait_for_start(run_id)
+        if (run := self.runs.get(run_id)) is None:  # the sweep ended before
+            return Report(Event(run_id, "pending"), ended=True)
         self._trial_started(run_id)
         while True:
             if run.evaluations:
                 return Report(run.evaluations.popleft(), ended=False)
-            not_started = run.state == "pending" or (run.state == "queued" and self.draining)
+            not_started = run.state in ("pending", "queued") and self.draining
             if not_started or run.state in ("ended", "elsewhere") or self.closed:
                 await is_set_within(self.all_trials_started, TRIAL_START_TIMEOUT_S)
                 return Report(run.latest, ended=True, elsewhere=run.state == "elsewhere")
             run.news = asyncio.Event()
             await run.news.wait()
+
+    async def _wait_for_start(self, run_id: str) -> None:
+        """Wait for the `start` of a run: the trial's call may overtake that of the driver."""
+        while (run_id not in self.runs or self.runs[run_id].state == "pending") and not (self.closed or self.draining):
+            self.early_trials.add(run_id)
+            await asyncio.sleep(START_POLL_INTERVAL_S)
 
     async def stop(self, run_id: str, reason: str) -> None:
         """End a run early, as the scheduler has decided. It becomes `stopped`."""

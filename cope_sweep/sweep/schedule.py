@@ -36,7 +36,7 @@ from cope_sweep.sweep.schedulers import StoppingRule, scheduler_of
 if TYPE_CHECKING:
     from cope_sweep.plan import Row
     from cope_sweep.sweep.groups import Groups
-    from cope_sweep.sweep.search import RunSearch as OptunaRuns
+    from cope_sweep.sweep.search import RowSearch
     from cope_sweep.sweep.trials import RunSearch
 
 EVENT_WAIT_S = 0.2
@@ -164,10 +164,12 @@ class _RaySweep:
     broker_name: str = field(default_factory=lambda: f"cope-sweep-broker-{secrets.token_hex(8)}")
     groups: Groups | None = None
     search: RunSearch | None = None
-    source: OptunaRuns | None = None
+    source: RowSearch | None = None
     """The search by suggestions."""
     tune: threading.Thread | None = None
     tune_error: Exception | None = None
+    added: dict[str, RunSpec] = field(default_factory=dict)
+    """Runs that the search has suggested and the broker does not know."""
     answered: bool = False
     """Whether the broker has answered yet."""
     ended: threading.Event = field(default_factory=threading.Event)
@@ -199,10 +201,10 @@ class _RaySweep:
         resources = self.resources
         needs = needs_of(resources)
         if self.suggestions is not None:
-            from cope_sweep.sweep.search import RunSearch as OptunaRuns
+            from cope_sweep.sweep.search import RowSearch
 
             wanted = self.suggestions
-            self.source = OptunaRuns(wanted.plan, wanted.results, self._add_row, retry_failed=wanted.retry_failed)
+            self.source = RowSearch(wanted.plan, wanted.results, self._add_row, retry_failed=wanted.retry_failed)
         self._start_broker()
         plan = GroupPlan(
             broker=self.broker,
@@ -242,13 +244,17 @@ class _RaySweep:
         if self.source is None or self.suggestions is None:
             return 0
         limit = self.suggestions.limit
-        return self.source.trials if limit is None else min(limit, self.source.trials)
+        return self.source.left if limit is None else min(limit, self.source.left)
 
     def _add_row(self, row: Row) -> None:
         """Have a row trained that the search suggests. Called in Tune's thread."""
         if self.suggestions is not None:
             self.suggestions.on_suggest(row)
-        self.broker.add.remote(row.runs[0])
+        self.added[row.runs[0].run_id] = row.runs[0]
+
+    def _start_run(self, run_id: str) -> None:
+        """Have the broker start a run. Called in Tune's thread."""
+        self.broker.start.remote(run_id, self.added.pop(run_id, None))
 
     def _start_tune(self) -> None:
         from cope_sweep.sweep.trials import RunSearch, run_trials
@@ -257,7 +263,7 @@ class _RaySweep:
         self.search = search = RunSearch(
             [run.run_id for run in self.runs],
             wanted=lambda: max(1, groups.placed if groups else 0) + QUEUED_TRIALS,
-            start=self.broker.start.remote,
+            start=self._start_run,
             stop=self.broker.stop.remote,
             rule=str(rule),
             ended=self.ended,
@@ -300,6 +306,8 @@ class _RaySweep:
             poll: Poll = self._get(self.broker.poll.remote(last_number, EVENT_WAIT_S))
             for number, event in poll.events:
                 last_number = number
+                if event.status != "running":
+                    self.search.ends.append(event)
                 on_event(event)
             if poll.problem:
                 raise ClusterError(f"{poll.problem}; {RESUME_HINT}")

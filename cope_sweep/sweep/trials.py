@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol, cast
 
 import ray
 from ray import tune
@@ -19,6 +19,7 @@ from ray.tune.schedulers import TrialScheduler
 from ray.tune.search import Searcher
 from ray.tune.stopper import NoopStopper
 
+from cope_sweep.store import Event, Status
 from cope_sweep.sweep.messages import Report
 
 TRIAL_BYTES = 200_000_000
@@ -71,6 +72,17 @@ class _OfThisProcess:
         return type(self).substitute, ()
 
 
+class Source(Protocol):
+    """A search that suggests runs by the results of others: `cope_sweep.sweep.search.RowSearch`."""
+
+    metric: str
+    left: int
+
+    def next_run(self) -> str | None: ...
+    def report(self, run_id: str, step: int, value: float) -> None: ...
+    def end(self, run_id: str, status: Status, value: float | None) -> None: ...
+
+
 class RunSearch(_OfThisProcess, Searcher):
     """Gives Tune the next run whenever fewer trials than wanted are alive."""
 
@@ -85,7 +97,7 @@ class RunSearch(_OfThisProcess, Searcher):
         stop: Callable[[str, str], None],
         rule: str,
         ended: threading.Event,
-        source: Searcher | None = None,
+        source: Source | None = None,
         more: int = 0,
         on_exhausted: Callable[[], object] = lambda: None,
     ) -> None:
@@ -107,7 +119,9 @@ class RunSearch(_OfThisProcess, Searcher):
         self.wanted, self.start, self.stop, self.rule, self.ended = wanted, start, stop, rule, ended
         self.source, self.more, self.on_exhausted = source, more, on_exhausted
         self.suggested: set[str] = set()
-        """Ids of the trials that `source` has suggested and that have not ended."""
+        """The runs that `source` has suggested and that have not ended."""
+        self.ends: deque[Event] = deque()
+        """Ends of runs that were trained by other sweeps, from the driver's thread."""
         self.alive: dict[str, str] = {}
         """Id of each trial that has not ended → its run."""
 
@@ -119,43 +133,53 @@ class RunSearch(_OfThisProcess, Searcher):
         """The configuration of the next trial; None: none now."""
         if self.ended.is_set():
             return self.FINISHED
+        while self.ends:
+            event = self.ends.popleft()
+            self._tell_end(event.run_id, event.status, event.metrics)
         if len(self.alive) >= self.wanted():
             return None
-        run_id = self.todo.popleft() if self.todo else self._ask_source(trial_id)
+        run_id = self.todo.popleft() if self.todo else self._ask_source()
         if run_id is None:
             return None
         self.alive[trial_id] = run_id
         self.start(run_id)
         return {"run_id": run_id}
 
-    def _ask_source(self, trial_id: str) -> str | None:
-        answer: Any = self.source.suggest(trial_id) if self.source is not None and self.more else None
-        if answer == self.FINISHED:
+    def _ask_source(self) -> str | None:
+        if self.source is None or not self.more:
+            return None
+        run_id = self.source.next_run()
+        if run_id is not None:
+            self.more -= 1
+            self.suggested.add(run_id)
+        elif not self.source.left:
             self.more = 0
             self.on_exhausted()
-        if answer is None or answer == self.FINISHED:
-            return None
-        self.more -= 1
-        self.suggested.add(trial_id)
-        return str(answer["run_id"])
+        return run_id
 
-    def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
-        """Pass a result to the search that suggested the run."""
-        if self.source is not None and trial_id in self.suggested:
-            self.source.on_trial_result(trial_id, result)
+    def on_trial_result(self, trial_id: str, result: Mapping[str, Any]) -> None:
+        """Pass an evaluation to the search that suggested the run."""
+        run_id = self.alive.get(trial_id)
+        if self.source is not None and run_id in self.suggested and self.source.metric in result:
+            self.source.report(str(run_id), result["step"], result[self.source.metric])
 
     def on_trial_complete(self, trial_id: str, result: Mapping[str, Any] | None = None, error: bool = False) -> None:
         run_id = self.alive.pop(trial_id, None)
         result = result or {}
-        if self.source is not None and trial_id in self.suggested:
-            self.suggested.discard(trial_id)
-            status = str(result.get("status", "failed")).removeprefix("ended: ")
-            # A trial that ends while its run trains was ended by the scheduler.
-            known = {"status": {"running": "stopped", "elsewhere": "failed"}.get(status, status)}
-            self.source.on_trial_complete(trial_id, {**result, **known}, error)
+        status = str(result.get("status", ""))
+        if run_id is None or status == "elsewhere":
+            return
         # The last result of a trial that ended by itself does not say `running`.
-        if run_id is not None and result.get("status") == "running" and not self.ended.is_set():
+        if status == "running" and not self.ended.is_set():
             self.stop(run_id, f"stopped by {self.rule} at step {result.get('step')}")
+            status = "stopped"
+        self._tell_end(run_id, cast(Status, status.removeprefix("ended: ")), result)
+
+    def _tell_end(self, run_id: str, status: Status, metrics: Mapping[str, float]) -> None:
+        """Tell the search that suggested the run how it ended."""
+        if self.source is not None and run_id in self.suggested:
+            self.suggested.discard(run_id)
+            self.source.end(run_id, status, metrics.get(self.source.metric))
 
     def save(self, checkpoint_path: str) -> None:
         """Tune's state is never restored."""

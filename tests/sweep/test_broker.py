@@ -583,12 +583,14 @@ def test_runs_are_added_while_a_search_suggests_them(scenes: Any) -> None:
     async def scenario(scene: Scene) -> None:
         first, second = seeds(2)
         assert (await scene.poll()).to_train == 3
-        await scene.broker.add(first)
-        await scene.start(first)
+        await scene.broker.start(first.run_id, first)
+        scene.ask(first)
         result = await scene.end(await scene.lease())
         assert result == "wait"  # for the runs that are still to be suggested
-        await scene.broker.add(second)
-        await scene.start(second)
+        scene.ask(second)  # the trial's call overtakes that of the driver
+        await asyncio.sleep(0.02)
+        await scene.broker.start(second.run_id, second)
+        assert not scene.broker.starting_trials
         assignment = await scene.lease()
         assert assignment.run == second
         await scene.broker.add_no_more()

@@ -114,13 +114,16 @@ def test_there_are_no_more_groups_than_wanted(stages: Any) -> None:
 
 
 def test_an_error_in_a_worker_is_no_death(stages: Any, store: Store, tmp_path: Any) -> None:
-    """The store of the worker is a file, so that training raises before it can record a failure."""
-    (tmp_path / "file").touch()
-    stage = stages(seeds(1), location=str(tmp_path / "file"), token=".")
+    """No run folder can be made in the worker's store, so that training raises before it can record a failure."""
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "runs").touch()
+    (other / "token").touch()
+    stage = stages(seeds(1), location=str(other))
     ((_, event),) = stage.update_until(lambda poll: poll.ended).events
     assert event.status == "failed"
     assert str(event.message).startswith("rank 0:")
-    assert "NotADirectoryError" in str(event.message)
+    assert "NotADirectoryError" in str(event.message) or "FileExistsError" in str(event.message)
     assert stage.failures == ["error", "error"]
     assert stage.notes == []
 

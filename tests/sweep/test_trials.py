@@ -94,22 +94,27 @@ def test_copies_are_the_object_itself_and_pickles_have_no_effect() -> None:
     assert isinstance(pickle.loads(pickle.dumps(search)), Searcher)
 
 
-class Source(Searcher):
+class Source:
     """A search that suggests runs c, d, … and keeps what it is told."""
 
+    metric = "loss"
+
     def __init__(self, count: int) -> None:
-        super().__init__(metric="loss", mode="min")
         self.todo = ["c", "d", "e"][:count]
-        self.told: list[tuple[str, Any]] = []
+        self.told: list[tuple[Any, ...]] = []
 
-    def suggest(self, trial_id: str) -> Any:
-        return {"run_id": self.todo.pop(0)} if self.todo else self.FINISHED
+    @property
+    def left(self) -> int:
+        return len(self.todo)
 
-    def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
-        self.told.append((trial_id, result["loss"]))
+    def next_run(self) -> str | None:
+        return self.todo.pop(0) if self.todo else None
 
-    def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
-        self.told.append((trial_id, (result or {})["status"]))
+    def report(self, run_id: str, step: int, value: float) -> None:
+        self.told.append((run_id, step, value))
+
+    def end(self, run_id: str, status: str, value: float | None) -> None:
+        self.told.append((run_id, status, value))
 
 
 def test_a_source_suggests_runs_and_learns_their_results() -> None:
@@ -117,10 +122,21 @@ def test_a_source_suggests_runs_and_learns_their_results() -> None:
     search = search_of(["a"], wanted=9, source=source, more=2)
     assert [search.suggest(trial) for trial in "1234"] == [{"run_id": run} for run in "acd"] + [None]
     for trial in "12":
-        search.on_trial_result(trial, {"loss": 1.0, "status": "running"})
+        search.on_trial_result(trial, {"loss": 1.0, "status": "running", "step": 3})
     for trial, status in (("1", "ended: finished"), ("2", "ended: finished"), ("3", "running")):
-        search.on_trial_complete(trial, {"status": status, "step": 3})
-    assert source.told == [("2", 1.0), ("2", "finished"), ("3", "stopped")]
+        search.on_trial_complete(trial, {"status": status, "step": 6, "loss": 0.5})
+    assert source.told == [("c", 3, 1.0), ("c", "finished", 0.5), ("d", "stopped", 0.5)]
+
+
+def test_a_suggested_run_that_another_sweep_trains_counts_when_it_has_ended() -> None:
+    source = Source(1)
+    search = search_of([], source=source, more=1)
+    assert search.suggest("1") == {"run_id": "c"}
+    search.on_trial_complete("1", {"status": "elsewhere", "step": 0})
+    assert source.told == []
+    search.ends.append(Event("c", "finished", 6, 6, {"loss": 0.5}))
+    search.suggest("2")
+    assert source.told == [("c", "finished", 0.5)]
 
 
 def test_a_source_that_has_nothing_new_says_so_once() -> None:
@@ -165,6 +181,7 @@ class Sweep:
         self.tune.join(240)
         assert not self.tune.is_alive()
         self.call("release")
+        ray.kill(self.broker)
         assert self.errors == []
 
 
@@ -187,15 +204,18 @@ def test_every_run_gets_a_trial_in_the_same_process(sweeps: Any, store: Store) -
     runs = seeds(3)
     sweep = sweeps(runs)
     trained: list[str] = []
+    processes: set[int] = set()
     result = None
     while (assignment := sweep.call("lease", 0, result, 240.0)) is not None:
         trained.append(assignment.run.run_id)
         Recorded(store, assignment.run, assignment.attempt).end("finished")
         event = Event(assignment.run.run_id, "finished", 6, 6, {"x": 1.0})
         result = AssignmentResult(assignment.number, "finished", event)
-        assert len(trial_processes()) == 1
+        wait_until(lambda: bool(trial_processes()))
+        processes.update(trial_processes())
     assert trained == [run.run_id for run in runs]
     assert sweep.call("poll", 0, 0.0).ended
+    assert len(processes) == 1
 
 
 @pytest.mark.slow
@@ -205,6 +225,7 @@ def test_a_run_goes_on_when_the_process_of_its_trial_is_killed(sweeps: Any, stor
     (only,) = seeds(1)
     sweep = sweeps([only])
     assignment = sweep.call("lease", 0, None, 240.0)
+    wait_until(lambda: bool(trial_processes()))
     (first,) = trial_processes()
     os.kill(first, signal.SIGKILL)
     wait_until(lambda: trial_processes() not in ([first], []))
