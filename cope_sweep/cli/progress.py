@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cope_sweep.cli.output import duration
-from cope_sweep.plan import Plan
+from cope_sweep.plan import Plan, Row
 from cope_sweep.spec import Metric
 from cope_sweep.store import Event, Store
 
@@ -47,6 +47,8 @@ class Display(Protocol):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
     def __call__(self, event: Event) -> None: ...
+    def add(self, row: Row) -> None:
+        """Show a row that the plan's search has suggested."""
 
 
 @dataclass
@@ -59,6 +61,8 @@ class Board:
     """Run id → its latest event."""
     started_s: float
     """`time.monotonic()` at the start of the sweep."""
+    to_suggest: int = 0
+    """How many rows the plan's search has still to suggest."""
     any_event: bool = False
     """Whether this sweep has reported an event yet."""
     by_status: dict[str, dict[str, None]] = field(init=False, default_factory=dict)
@@ -85,7 +89,15 @@ class Board:
                 latest[run.run_id] = Event(run.run_id, "stopped", record.step, steps, message=record.message)
             else:
                 latest[run.run_id] = Event(run.run_id, "pending", 0, steps)
-        return Board(names, latest, time.monotonic())
+        return Board(names, latest, time.monotonic(), plan.open_samples)
+
+    def add(self, row: Row) -> None:
+        """Add a row that the plan's search has suggested."""
+        for run in row.runs:
+            self.names[run.run_id] = f"{row.name} · seed {run.seed}"
+            self.latest[run.run_id] = Event(run.run_id, "pending", 0, run.train.steps)
+            self._add(self.latest[run.run_id])
+        self.to_suggest = max(0, self.to_suggest - 1)
 
     def update(self, event: Event) -> None:
         """Replace a run's latest event. An event without metrics, such as a failure, keeps the metrics before it."""
@@ -115,10 +127,13 @@ class Board:
         return len(self.by_status.get(status, ()))
 
     def remaining_s(self) -> float | None:
-        """Seconds until every run is finished, from the speed of the runs in training; None if none has a speed."""
+        """Seconds until every run is finished, from the speed of the runs in training.
+
+        None if none has a speed, or while rows are still to be suggested.
+        """
         running = self.by_status.get("running", {})
         steps_per_s = sum(self.latest[run_id].steps_per_s or 0.0 for run_id in running)
-        return self.steps_left / steps_per_s if steps_per_s else None
+        return self.steps_left / steps_per_s if steps_per_s and not self.to_suggest else None
 
     def first(self, limit: int) -> list[Event]:
         """At most `limit` runs in the order of the plan: those in training or failed before the others."""
@@ -126,12 +141,14 @@ class Board:
             return list(self.latest.values())
         ordered = itertools.chain.from_iterable(self.by_status.get(status, ()) for status in DISPLAY_ORDER)
         chosen = set(itertools.islice(ordered, limit))
-        return [self.latest[run_id] for run_id in self.names if run_id in chosen]
+        return [self.latest[run_id] for run_id in list(self.names) if run_id in chosen]
 
     def summary(self) -> str:
         """One line: the number of runs by status, the time since the start, the time left."""
         parts = [f"{self.count(status)} {status}" for status in SUMMARY_ORDER if self.count(status)]
-        if not self.any_event and self.count("finished") < len(self.latest):
+        if self.to_suggest:
+            parts.append(f"{self.to_suggest} to suggest")
+        if not self.any_event and self.count("finished") < len(self.latest) + self.to_suggest:
             parts.append("starting workers")
         parts.append(f"{duration(time.monotonic() - self.started_s)} elapsed")
         if (remaining_s := self.remaining_s()) is not None:
@@ -154,6 +171,9 @@ class LiveTable:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.live.stop()
+
+    def add(self, row: Row) -> None:
+        self.board.add(row)
 
     def __call__(self, event: Event) -> None:
         self.board.update(event)
@@ -208,6 +228,9 @@ class PlainLines:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._print(f"{self.title}: {self.board.summary()}")
+
+    def add(self, row: Row) -> None:
+        self.board.add(row)
 
     def __call__(self, event: Event) -> None:
         before = self.board.latest[event.run_id].status

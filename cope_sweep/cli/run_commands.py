@@ -238,8 +238,10 @@ def _execute(
 ) -> SweepOutcome:
     """Execute the plan with a display of its progress on standard error."""
     from cope_sweep.cli.progress import progress_display
+    from cope_sweep.queries import recorded_plan
     from cope_sweep.sweep.sweep import sweep
 
+    plan = recorded_plan(plan, store)
     resources = plan.ablation.content.resources
     if groups is not None:
         resources = resources.model_copy(update={"groups": groups})
@@ -252,7 +254,8 @@ def _execute(
     if local or address is None:
         # Texts are tokenised here, where the user sees the progress bar and errors. On a cluster the workers do it.
         finished = {run_id for run_id, status in store.index.statuses().items() if status == "finished"}
-        for task in {each.task for each in plan.runs if each.run_id not in finished}:
+        runs = [*plan.runs, *(run for row in plan.examples for run in row.runs if plan.open_samples)]
+        for task in {each.task for each in runs if each.run_id not in finished}:
             task.prepare()
     console = make_console(stderr=True)
     _print_cost(console, plan, store)
@@ -268,6 +271,7 @@ def _execute(
             leave_out=leave_out,
             budget=budget,
             on_event=display,
+            on_row=display.add,
             on_note=lambda text: console.print(f"[yellow]note:[/yellow] {escaped(text)}", soft_wrap=True),
         )
 

@@ -11,6 +11,7 @@
     trials        a Tune trial: reports the evaluations of its run
     schedulers    Tune's schedulers for the schedule of an ablation
     search        Tune's search for the suggestions of Optuna
+    suggestions   the rows that a search suggests during a sweep, and its record
     probe         measures runs before a sweep
     cluster       connects to a Ray cluster or starts one; what nodes have room for
     plugins       ships the plugin modules of an ablation to the processes of a cluster

@@ -6,19 +6,18 @@ import contextlib
 import os
 import platform
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from cope_sweep.errors import UserError
 from cope_sweep.spec import Resources, RunSpec
-from cope_sweep.store import Event, RunFolder, RunRecord, Store
+from cope_sweep.store import Event, RunFolder, Store
 from cope_sweep.store.errors import DamagedError
 from cope_sweep.store.reading import read_run
 
 if TYPE_CHECKING:
-    from cope_sweep.plan import Plan, Row
     from cope_sweep.sweep.schedulers import StoppingRule
+    from cope_sweep.sweep.suggestions import Suggestions
 
 INTERRUPT_TIMEOUT_S = 15.0
 """Time that running runs have to write their checkpoints after they were asked to stop."""
@@ -31,21 +30,6 @@ class ClusterError(UserError):
     """The cluster cannot be used. The message names the address or the node, the reason, and what to do."""
 
 
-@dataclass(frozen=True)
-class Suggestions:
-    """A search that suggests runs by the results of others."""
-
-    plan: Plan
-    """The plan, with the rows that were suggested before."""
-    results: Mapping[str, RunRecord]
-    """What is known of their runs, by id."""
-    on_suggest: Callable[[Row], None]
-    """Called with each row that is suggested, before it is trained, in another thread."""
-    retry_failed: bool = True
-    limit: int | None = None
-    """How many runs are trained at most; None: as many as the search asks for."""
-
-
 class Executor(Protocol):
     """Trains every run that is not finished, with `cope_sweep.train.train_run`.
 
@@ -56,8 +40,8 @@ class Executor(Protocol):
     `stop` was set: then running runs write a checkpoint at their next step, and pending runs stay untouched. A failing
     run does not stop the others; after `max_failed_runs` of them no more are started, and those in training end.
     KeyboardInterrupt has the effect of `stop` and is raised again at the end. `plugins` are modules that have to be
-    imported before a run can be trained. With `suggestions`, runs are trained as the search suggests them, instead of
-    `runs`. `schedule` may end runs early, where the executor trains several at a time.
+    imported before a run can be trained. `schedule` may end runs early, where the executor trains several at a time.
+    `suggestions` gives further runs, one after another, and gets the events of their ends.
 
     Raises:
         ClusterError: There is no cluster to train on, or nothing is left of it that can train.
@@ -76,8 +60,8 @@ class Executor(Protocol):
         plugins: Sequence[str] = (),
         schedule: StoppingRule | None = None,
         max_failed_runs: int | None = None,
-        suggestions: Suggestions | None = None,
         on_note: Callable[[str], None] = lambda text: None,
+        suggestions: Suggestions | None = None,
     ) -> None: ...
 
 

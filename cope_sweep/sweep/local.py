@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import queue
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from cope_sweep.errors import UserError
 from cope_sweep.registry import load_plugins
 from cope_sweep.spec import Resources, RunSpec
 from cope_sweep.store import Event, LeaseHolder, Refusal, Store
 from cope_sweep.sweep.executor import (
     FOREIGN_POLL_INTERVAL_S,
     INTERRUPT_TIMEOUT_S,
-    Suggestions,
     final_event,
     unfinished,
     worker_id,
@@ -22,6 +21,7 @@ from cope_sweep.sweep.executor import (
 
 if TYPE_CHECKING:
     from cope_sweep.sweep.schedulers import StoppingRule
+    from cope_sweep.sweep.suggestions import Suggestions
     from cope_sweep.train import Runtime, StopRequest
 
 
@@ -36,31 +36,30 @@ def run_local(
     plugins: Sequence[str] = (),
     schedule: StoppingRule | None = None,
     max_failed_runs: int | None = None,
-    suggestions: Suggestions | None = None,
     on_note: Callable[[str], None] = lambda text: None,
+    suggestions: Suggestions | None = None,
 ) -> None:
     """An `Executor` with one worker, in a thread of this process. `resources.groups` and `.workers` count as 1.
 
     No run is ended early by `schedule`, which compares runs that are trained side by side.
 
     Raises:
-        UserError: The runs are suggested by a search, which is Tune's.
         PluginError: A plugin cannot be imported.
         ValueError: `resources` ask for CUDA and there is none.
         Exception: Whatever `on_event` raises.
     """
-    if suggestions is not None:
-        raise UserError("Ray Tune suggests the runs of this search: run it without --local")
     load_plugins(plugins)
     todo = unfinished(runs, store)
-    if not todo:
+    if not todo and suggestions is None:
         return
     if schedule is not None:
         on_note(f"{schedule} ends no run here: --local trains one run after another, each to its end")
-    worker = _Worker(todo, store, resources, sweep_id, max_failed_runs, stop)
+    worker = _Worker(todo, suggestions, store, resources, sweep_id, max_failed_runs, stop)
     worker.start()
     try:
         while (event := worker.events.get()) is not None:
+            if suggestions is not None:
+                suggestions.publish()
             on_event(event)
     except BaseException:
         # Ctrl-C, or an error in `on_event`. The current run can still write its checkpoint, unless it was given that
@@ -71,6 +70,8 @@ def run_local(
             worker.join(INTERRUPT_TIMEOUT_S)
         raise
     worker.join()
+    if suggestions is not None:
+        suggestions.publish()
     if worker.error is not None:
         raise worker.error
 
@@ -81,6 +82,7 @@ class _Worker(threading.Thread):
     def __init__(
         self,
         runs: list[RunSpec],
+        suggestions: Suggestions | None,
         store: Store,
         resources: Resources,
         sweep_id: str,
@@ -88,7 +90,8 @@ class _Worker(threading.Thread):
         stop: threading.Event,
     ) -> None:
         super().__init__(name="training", daemon=True)
-        self.runs, self.store, self.resources, self.sweep_id = runs, store, resources, sweep_id
+        self.runs, self.suggestions = deque(runs), suggestions
+        self.store, self.resources, self.sweep_id = store, resources, sweep_id
         self.max_failed_runs, self.stop_requested = max_failed_runs, stop
         self.failed = 0
         self.elsewhere: dict[str, RunSpec] = {}
@@ -117,15 +120,29 @@ class _Worker(threading.Thread):
         runtime = Runtime.of(self.resources, worker_id=worker_id())
         leases = LeaseHolder(self.store, self.sweep_id)
         try:
-            for run in self.runs:
-                if self.ends:
+            while not self.ends:
+                if (run := self._next()) is not None:
+                    self._train(run, runtime, leases)
+                elif self.elsewhere:
+                    self.stop_requested.wait(FOREIGN_POLL_INTERVAL_S)
+                    self._follow_elsewhere(runtime, leases)
+                else:
                     return
-                self._train(run, runtime, leases)
-            while self.elsewhere and not self.ends:
-                self.stop_requested.wait(FOREIGN_POLL_INTERVAL_S)
-                self._follow_elsewhere(runtime, leases)
         finally:
             leases.close()
+
+    def _next(self) -> RunSpec | None:
+        if self.runs:
+            return self.runs.popleft()
+        if self.suggestions is None or (run_id := self.suggestions.next_run()) is None:
+            return None
+        return self.suggestions.run(run_id)
+
+    def _end(self, event: Event) -> None:
+        """Pass on the last event of a run."""
+        if self.suggestions is not None:
+            self.suggestions.end(event.run_id, event.status, event.metrics.get(self.suggestions.metric))
+        self.events.put(event)
 
     def _train(self, run: RunSpec, runtime: Runtime, leases: LeaseHolder) -> None:
         """Train a run, if no other sweep does."""
@@ -136,7 +153,7 @@ class _Worker(threading.Thread):
             if lease.reason == "leased":
                 self.elsewhere[run.run_id] = run
             else:
-                self.events.put(final_event(run, self.store))
+                self._end(final_event(run, self.store))
             return
         last: Event | None = None
 
@@ -156,7 +173,7 @@ class _Worker(threading.Thread):
             return
         leases.end(run.run_id)
         self.failed += outcome == "failed"
-        self.events.put(last if last is not None and last.status != "running" else final_event(run, self.store))
+        self._end(last if last is not None and last.status != "running" else final_event(run, self.store))
 
     def _follow_elsewhere(self, runtime: Runtime, leases: LeaseHolder) -> None:
         """Report the runs that other sweeps have ended; train those that they gave up."""
@@ -167,6 +184,6 @@ class _Worker(threading.Thread):
                 continue
             del self.elsewhere[run_id]
             if status in ("finished", "failed", "stopped"):
-                self.events.put(final_event(run, self.store))
+                self._end(final_event(run, self.store))
             else:
                 self._train(run, runtime, leases)

@@ -28,15 +28,14 @@ from cope_sweep.spec import Resources, RunSpec
 from cope_sweep.store import Event, Store, StoreError
 from cope_sweep.sweep.broker import Broker
 from cope_sweep.sweep.cluster import connected, needs_of
-from cope_sweep.sweep.executor import INTERRUPT_TIMEOUT_S, ClusterError, Suggestions, unfinished
+from cope_sweep.sweep.executor import INTERRUPT_TIMEOUT_S, ClusterError, unfinished
 from cope_sweep.sweep.messages import Failure, Poll
 from cope_sweep.sweep.plugins import plugin_runtime_env
 from cope_sweep.sweep.schedulers import StoppingRule, scheduler_of
 
 if TYPE_CHECKING:
-    from cope_sweep.plan import Row
     from cope_sweep.sweep.groups import Groups
-    from cope_sweep.sweep.search import RowSearch
+    from cope_sweep.sweep.suggestions import Suggestions
     from cope_sweep.sweep.trials import RunSearch
 
 EVENT_WAIT_S = 0.2
@@ -84,7 +83,7 @@ def run_on_ray(
         plugins: Modules that every worker imports. Their files are copied to the nodes.
         schedule: Which runs are ended early.
         max_failed_runs: After this number of failed runs, no more are started.
-        suggestions: Suggests the runs, instead of `runs`.
+        suggestions: Suggests further runs.
         on_note: Called with what the user should know: nodes that are left out.
         address: "auto", "host:port", or None for RAY_ADDRESS; without that, a new cluster on this machine.
         cpus: CPUs of a new cluster; None: those that this process may use.
@@ -95,8 +94,8 @@ def run_on_ray(
         PluginError: A plugin cannot be imported.
         Exception: Whatever `on_event` raises.
     """
-    todo = unfinished(runs, store) if suggestions is None else []
-    if not todo and suggestions is None:
+    todo = unfinished(runs, store)
+    if not todo and not (suggestions and suggestions.has_run()):
         return
     prefetch = threading.Thread(target=_import_ray_libraries, name="imports", daemon=True)
     prefetch.start()
@@ -164,12 +163,8 @@ class _RaySweep:
     broker_name: str = field(default_factory=lambda: f"cope-sweep-broker-{secrets.token_hex(8)}")
     groups: Groups | None = None
     search: RunSearch | None = None
-    source: RowSearch | None = None
-    """The search by suggestions."""
     tune: threading.Thread | None = None
     tune_error: Exception | None = None
-    added: dict[str, RunSpec] = field(default_factory=dict)
-    """Runs that the search has suggested and the broker does not know."""
     answered: bool = False
     """Whether the broker has answered yet."""
     ended: threading.Event = field(default_factory=threading.Event)
@@ -200,11 +195,6 @@ class _RaySweep:
 
         resources = self.resources
         needs = needs_of(resources)
-        if self.suggestions is not None:
-            from cope_sweep.sweep.search import RowSearch
-
-            wanted = self.suggestions
-            self.source = RowSearch(wanted.plan, wanted.results, self._add_row, retry_failed=wanted.retry_failed)
         self._start_broker()
         plan = GroupPlan(
             broker=self.broker,
@@ -240,21 +230,12 @@ class _RaySweep:
 
     @property
     def more_runs(self) -> int:
-        """How many runs the search has still to suggest."""
-        if self.source is None or self.suggestions is None:
-            return 0
-        limit = self.suggestions.limit
-        return self.source.left if limit is None else min(limit, self.source.left)
-
-    def _add_row(self, row: Row) -> None:
-        """Have a row trained that the search suggests. Called in Tune's thread."""
-        if self.suggestions is not None:
-            self.suggestions.on_suggest(row)
-        self.added[row.runs[0].run_id] = row.runs[0]
+        """How many runs the search has still to suggest in this sweep."""
+        return self.suggestions.left if self.suggestions else 0
 
     def _start_run(self, run_id: str) -> None:
         """Have the broker start a run. Called in Tune's thread."""
-        self.broker.start.remote(run_id, self.added.pop(run_id, None))
+        self.broker.start.remote(run_id, self.suggestions.run(run_id) if self.suggestions else None)
 
     def _start_tune(self) -> None:
         from cope_sweep.sweep.trials import RunSearch, run_trials
@@ -267,11 +248,11 @@ class _RaySweep:
             stop=self.broker.stop.remote,
             rule=str(rule),
             ended=self.ended,
-            source=self.source,
+            source=self.suggestions,
             more=self.more_runs,
             on_exhausted=self.broker.add_no_more.remote,
         )
-        metrics = [each.metric for each in (rule, self.source) if each is not None]
+        metrics = [each.metric for each in (rule, self.suggestions) if each is not None]
 
         def run() -> None:
             try:
@@ -304,6 +285,10 @@ class _RaySweep:
                 deadline_s = polled_s + INTERRUPT_TIMEOUT_S
                 self.broker.close.remote()
             poll: Poll = self._get(self.broker.poll.remote(last_number, EVENT_WAIT_S))
+            if self.suggestions is not None:
+                if deadline_s is not None or poll.draining:
+                    self.suggestions.stop()
+                self.suggestions.publish()
             for number, event in poll.events:
                 last_number = number
                 if event.status != "running":

@@ -77,6 +77,8 @@ class RowSearch:
         self.results: dict[str, tuple[Status, float | None]] = {}
         """Run id → status and value of the metric, of every row that was suggested."""
         self._asked = 0
+        self._stuck = False
+        """Whether nothing new is suggested before another run has ended."""
         self._asks: dict[str, str] = {}
         """Run id → the id of the question to Optuna that it is the answer to; of the runs that have not ended."""
         evaluated, again = [], []
@@ -103,7 +105,7 @@ class RowSearch:
 
     def next_run(self) -> str | None:
         """The id of the next run. None: nothing new now; for good where `left` is 0."""
-        for _ in range(MAX_ASKS if self.left else 0):
+        for _ in range(MAX_ASKS if self.left and not self._stuck else 0):
             self._asked += 1
             ask = str(self._asked)
             try:
@@ -121,6 +123,7 @@ class RowSearch:
             self.results[run_id] = "running", None
             self.on_suggest(row)
             return run_id
+        self._stuck = True
         if not self._asks:
             # Every suggestion is known, and no result can change that.
             self.left = 0
@@ -140,6 +143,7 @@ class RowSearch:
                 Any other: nothing is known of it.
             value: The metric's last value; None: there is none.
         """
+        self._stuck = False
         self.results[run_id] = status, value
         self._tell(self._asks.pop(run_id), status, value)
 

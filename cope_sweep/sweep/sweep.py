@@ -10,17 +10,18 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from cope_sweep.plan import Plan, Row
+from cope_sweep.queries import recorded_plan
 from cope_sweep.spec import Resources, RunSpec
 from cope_sweep.store import Event, Status, Store, StoreError, SweepRecord, SweepRun
 from cope_sweep.store.index.owners import new_owner
 from cope_sweep.store.provenance import git_commit, versions
-from cope_sweep.sweep.executor import Executor, Suggestions
+from cope_sweep.sweep.executor import Executor
 from cope_sweep.sweep.schedulers import stopping_rule
 
 if TYPE_CHECKING:
@@ -107,9 +108,12 @@ def sweep(
     budget: Budget | None = None,
     on_event: Callable[[Event], None] = lambda event: None,
     on_note: Callable[[str], None] = lambda text: None,
+    on_row: Callable[[Row], None] = lambda row: None,
     stop: threading.Event | None = None,
 ) -> SweepOutcome:
     """Train the runs of a plan that have not ended, and record the sweep in the store and in MLflow.
+
+    Where the plan has a search, that continues: it suggests the rows again that have not ended, then new ones.
 
     Args:
         plan: The plan.
@@ -123,6 +127,7 @@ def sweep(
         budget: What the sweep may use.
         on_event: Called with every event.
         on_note: Called with what the user should know at once.
+        on_row: Called with each row that the plan's search suggests, before the events of its run.
         stop: Set to interrupt the sweep, as Ctrl-C does.
 
     Raises:
@@ -131,15 +136,35 @@ def sweep(
     stop, budget = stop or threading.Event(), budget or Budget()
     store.settle()
     content = plan.ablation.content
-    rule = stopping_rule(plan.schedule, plan.runs)
+    plan = recorded_plan(plan, store)
+    rule = stopping_rule(plan.schedule, [*plan.runs, *(run for row in plan.examples for run in row.runs)])
     statuses = store.index.statuses(run.run_id for run in plan.runs)
     skipped: set[Status] = {"finished", *leave_out}
     if rule is not None:
         skipped.add("stopped")
     todo = [run for run in plan.runs if statuses.get(run.run_id, "pending") not in skipped]
-    rows = list(plan.rows)
     reused = [run.run_id for run in plan.runs if statuses.get(run.run_id) == "finished"]
-    if not todo and not plan.open_samples:
+    record = _initial_record(plan, reused, executor_name, file_text)
+    owner = new_owner(record.sweep_id)
+    notes: list[str] = []
+
+    def note(text: str) -> None:
+        notes.append(text)
+        on_note(text)
+
+    # `retry` leaves out pending runs: it trains no rows that are new.
+    suggestions = None
+    if plan.search is not None and "pending" not in skipped and (todo or plan.open_samples):
+        from cope_sweep.sweep.suggestions import Suggestions
+
+        suggestions = Suggestions(
+            plan, store, record, owner,
+            early_ends=rule is not None, retry_failed="failed" not in skipped, max_runs=budget.max_runs,
+            on_row=on_row, on_event=on_event, on_note=note,
+        )  # fmt: skip
+        suggestions.has_run()
+        todo, record = suggestions.runs, suggestions.record
+    if not todo:
         known = list(statuses.values())
         errors = _send_backlog(store, tracking_uri)
         return SweepOutcome(
@@ -147,36 +172,15 @@ def sweep(
         )
 
     started_s = time.monotonic()
-    record = _initial_record(plan, reused, executor_name, file_text)
-    store.write_sweep(record, new_owner(record.sweep_id))
+    store.write_sweep(record, owner)
     mirror = _start_mirror(store, record.sweep_id, tracking_uri)
-    notes: list[str] = []
-
-    def add_row(row: Row) -> None:
-        """Record a row that the search suggests, so that the next sweep continues from it."""
-        nonlocal record
-        if all(each.name != row.name for each in rows):
-            rows.append(row)
-            todo.append(row.runs[0])
-            record = record.model_copy(update={"runs": _members(rows)})
-            store.write_sweep(record, new_owner(record.sweep_id))
-
-    suggestions = None
-    if plan.search is not None:
-        results = store.index.records(run.run_id for run in plan.runs)
-        suggestions = Suggestions(plan, results, add_row, "failed" not in leave_out, budget.max_runs)
-
-    def note(text: str) -> None:
-        notes.append(text)
-        on_note(text)
-
     try:
         with (
             stopping_on_signals(stop),
             _stopping_on_request(store, record.sweep_id, stop, budget.time_s, notes),
         ):
             executor(
-                todo[: budget.max_runs],
+                [] if suggestions else todo[: budget.max_runs],
                 store,
                 resources,
                 sweep_id=record.sweep_id,
@@ -185,16 +189,15 @@ def sweep(
                 plugins=content.plugins,
                 schedule=rule,
                 max_failed_runs=budget.max_failures,
-                suggestions=suggestions,
                 on_note=note,
+                suggestions=suggestions,
             )
     finally:
-        outcome = _outcome(record.sweep_id, todo, store, len(reused), started_s, notes)
-        limited = stop.is_set() or budget.max_runs is not None or budget.max_failures is not None
-        if plan.search is not None and limited:
-            left = max(0, plan.search.samples - len(rows))
-            outcome = replace(outcome, not_started=outcome.not_started + left)
-        store.write_sweep(_final_record(record, replace(plan, rows=tuple(rows)), store, outcome))
+        missing = 0
+        if suggestions is not None:
+            record, plan, missing = suggestions.close(), suggestions.plan, suggestions.missing
+        outcome = _outcome(record.sweep_id, todo, missing, store, len(reused), started_s, notes)
+        store.write_sweep(_final_record(record, plan, store, outcome))
         errors = tuple(mirror.finish(MIRROR_TIMEOUT_S).errors) if mirror else ()
     return replace(outcome, tracking_errors=errors)
 
@@ -259,20 +262,26 @@ def _is_requested(store: Store, sweep_id: str) -> bool:
 
 
 def _outcome(
-    sweep_id: str, todo: list[RunSpec], store: Store, reused: int, started_s: float, notes: list[str]
+    sweep_id: str,
+    todo: list[RunSpec],
+    missing: int,
+    store: Store,
+    reused: int,
+    started_s: float,
+    notes: list[str],
 ) -> SweepOutcome:
     records = store.index.records(run.run_id for run in todo)
     finished = [record for record in records.values() if record.status == "finished"]
     trained = sum(record.sweep_id == sweep_id for record in finished)
     by_status = [record.status for record in records.values()]
     failed, stopped = by_status.count("failed"), by_status.count("stopped")
-    not_started = len(todo) - len(records) + by_status.count("pending")
+    not_started = missing + len(todo) - len(records) + by_status.count("pending")
     return SweepOutcome(
         sweep_id=sweep_id,
         trained=trained,
         reused=reused + len(finished) - trained,
         failed=failed,
-        interrupted=len(todo) - len(finished) - failed - stopped - not_started,
+        interrupted=missing + len(todo) - len(finished) - failed - stopped - not_started,
         seconds=time.monotonic() - started_s,
         stopped=stopped,
         not_started=not_started,
@@ -289,13 +298,6 @@ def _final_record(record: SweepRecord, plan: Plan, store: Store, outcome: SweepO
     rendered = {"markdown": final.to_markdown(), "csv": final.to_csv(), "json": final.to_json()}
     changes = {"status": status, "ended_ms": int(time.time() * 1000), "table": rendered, "notes": list(outcome.notes)}
     return record.model_copy(update=changes)
-
-
-def _members(rows: Sequence[Row]) -> list[SweepRun]:
-    """The runs of a sweep, as its record lists them."""
-    return [
-        SweepRun(run_id=run.run_id, row=row.name, labels=row.labels, seed=run.seed) for row in rows for run in row.runs
-    ]
 
 
 def _initial_record(plan: Plan, reused: list[str], executor_name: str, file_text: str) -> SweepRecord:
@@ -316,6 +318,10 @@ def _initial_record(plan: Plan, reused: list[str], executor_name: str, file_text
         versions=versions(),
         machine={"host": platform.node(), "system": platform.platform(), "cpus": os.cpu_count()},
         metrics=[metric.model_dump(mode="json") for metric in content.metrics],
-        runs=_members(plan.rows),
+        runs=[
+            SweepRun(run_id=run.run_id, row=row.name, labels=row.labels, seed=run.seed)
+            for row in plan.rows
+            for run in row.runs
+        ],
         reused=reused,
     )

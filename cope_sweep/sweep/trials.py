@@ -73,11 +73,12 @@ class _OfThisProcess:
 
 
 class Source(Protocol):
-    """A search that suggests runs by the results of others: `cope_sweep.sweep.search.RowSearch`."""
+    """A search that suggests runs by the results of others: `cope_sweep.sweep.suggestions.Suggestions`."""
 
-    metric: str
-    left: int
-
+    @property
+    def metric(self) -> str: ...
+    @property
+    def left(self) -> int: ...
     def next_run(self) -> str | None: ...
     def report(self, run_id: str, step: int, value: float) -> None: ...
     def end(self, run_id: str, status: Status, value: float | None) -> None: ...

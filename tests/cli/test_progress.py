@@ -8,7 +8,7 @@ from rich.console import Console
 
 from cope_sweep.cli import progress
 from cope_sweep.cli.progress import Board, LiveTable, PlainLines, progress_display
-from cope_sweep.plan import expand
+from cope_sweep.plan import expand, row_of_draw
 from cope_sweep.spec import load_ablation
 from cope_sweep.store import Event, Store
 from tests.cli.conftest import TINY
@@ -50,6 +50,20 @@ def test_the_board_of_a_plan(board):
     assert (board.count("pending"), board.steps_left) == (4, 24)
     assert board.summary().startswith("4 pending · starting workers · ")
     assert board.remaining_s() is None
+
+
+def test_rows_that_a_search_suggests_are_added(tmp_path, store):
+    search = "search: {kind: optuna, samples: 2, space: {train.lr: {log_uniform: [1e-4, 1e-2]}}}\n"
+    (tmp_path / "tiny.yaml").write_text(TINY.replace("seeds: [0, 1]", "seeds: [0]") + search)
+    plan = expand(load_ablation(tmp_path / "tiny.yaml"))
+    display = progress_display(plan, store, console(terminal=True))
+    assert display.board.summary().startswith("2 to suggest · starting workers · ")
+    row = row_of_draw(plan.ablation, {"model.position": "none", "train.lr": "0.001"})
+    display.add(row)
+    display(Event(row.runs[0].run_id, "running", 3, 6, steps_per_s=1.0))
+    assert display.board.summary().startswith("1 running · 1 to suggest · 0 s elapsed")
+    assert display.board.remaining_s() is None  # what follows is not known
+    assert "none · 0.001 · seed 0" in rendered(display)
 
 
 def test_the_board_knows_runs_that_are_finished(plan, store):

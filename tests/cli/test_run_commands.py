@@ -12,6 +12,8 @@ pytestmark = pytest.mark.slow  # trains
 
 FAILS = "{train.lr: 1e30, train.clip: null}"
 
+OPTUNA = "search: {kind: optuna, samples: 3, space: {train.lr: {log_uniform: [1e-4, 1e-2]}}}\n"
+
 
 def test_run_trains_everything_and_prints_the_table(trained):
     sweep, table = trained.first["sweep"], trained.first["table"]
@@ -215,3 +217,20 @@ def test_the_store_of_an_environment_variable(shell):
     out, _ = shell("run", "tiny", "--local", "--no-mlflow", "--set", "seeds=[0]")
     assert f"--store {shell.folder}/elsewhere" in out
     assert len(os.listdir(shell.folder / "elsewhere" / "runs")) == 2
+
+
+def test_a_search_is_continued_and_every_command_shows_its_rows(shell):
+    shell.write("tiny", TINY.replace("seeds: [0, 1]", "seeds: [0]") + OPTUNA)
+    words = ("run", "tiny", "--local", "--no-mlflow")
+    out, err = shell(*words, "--max-runs", "1", code=130)
+    assert "tiny: A tiny copy: 3 to suggest · starting workers" in err
+    assert "1 finished · 2 to suggest" in err
+    assert "with 2 runs to do" in out
+    first = shell.json("report", "tiny", "--format", "json")["rows"]
+    sweep = shell.json(*words)["sweep"]
+    assert (sweep["trained"], sweep["reused"], sweep["not_started"]) == (2, 1, 0)
+    rows = shell.json("report", "tiny", "--format", "json")["rows"]
+    assert len({row["row"] for row in rows}) == 3
+    assert rows[0] == first[0]
+    assert shell.json("status", "tiny")["counts"] == shell.json("plan", "tiny")["counts"] == {"finished": 3}
+    assert "all 3 runs are finished" in shell(*words)[0]

@@ -15,15 +15,17 @@ import pytest
 import ray
 
 from cope_sweep.plan import Row
-from cope_sweep.spec import RunSpec
+from cope_sweep.queries import recorded_plan
+from cope_sweep.spec import Resources, RunSpec
 from cope_sweep.store import Event, Store
 from cope_sweep.sweep import local, schedule
-from cope_sweep.sweep.executor import ClusterError, Suggestions
+from cope_sweep.sweep.executor import ClusterError
 from cope_sweep.sweep.schedulers import StoppingRule
+from cope_sweep.sweep.sweep import Budget, SweepOutcome, sweep
 from tests.results.ablations import plan_of
 from tests.sweep.ports import free_port
 from tests.sweep.runs import LONG, ONE_GROUP, TIMEOUT_S, EventLog, Listener, seeds
-from tests.tiny import tiny_run
+from tests.tiny import TINY, tiny_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("cluster")]
 run_on_ray = partial(schedule.run_on_ray, sweep_id="this-sweep")
@@ -100,21 +102,32 @@ def test_a_schedule_stops_the_run_that_is_worse(store: Store, events: EventLog) 
     assert "finished" in {status for _, status in events.ends()}
 
 
-def test_a_search_suggests_the_runs(store: Store, events: EventLog) -> None:
+def test_a_search_suggests_runs_and_a_schedule_stops_some(store: Store, events: EventLog) -> None:
+    """An interrupted search is continued: no row is drawn again, and what was stopped is not trained again."""
     plan = plan_of(
-        search={"kind": "optuna", "samples": 3, "space": {"train.lr": {"log_uniform": [1e-4, 1e-2]}}}, seeds=[0]
+        base=TINY | {"train": {"steps": 60, "batch": 4}, "evaluate": TINY["evaluate"] | {"every": 10}},
+        search={"kind": "optuna", "samples": 8, "space": {"train.lr": {"log_uniform": [1e-7, 1e-1]}}},
+        schedule={"kind": "asha", "grace": 10, "reduction": 2},
+        seeds=[0],
     )
     rows: list[Row] = []
-    run_on_ray(
-        [],
-        store,
-        ONE_GROUP,
-        on_event=events,
-        stop=events.stop,
-        suggestions=Suggestions(plan, {}, rows.append),
-    )
-    assert len({row.name for row in rows}) == 3
-    assert events.ends() == [(row.runs[0].run_id, "finished") for row in rows]
+    resources = Resources(groups=2, device="cpu")
+
+    def run(budget: Budget) -> SweepOutcome:
+        return sweep(
+            plan, store, schedule.run_on_ray, resources=resources, executor_name="ray", tracking_uri=None,
+            budget=budget, on_event=events, on_row=rows.append,
+        )  # fmt: skip
+
+    first = run(Budget(max_runs=3))
+    assert (len(rows), first.not_started, first.exit_code) == (3, 5, 130)
+    second = run(Budget())
+    assert (len({row.name for row in rows}), second.not_started, second.exit_code) == (8, 0, 0)
+    ends = events.ends()
+    assert sorted(run_id for run_id, _ in ends) == sorted(row.runs[0].run_id for row in rows)
+    assert {status for _, status in ends} == {"finished", "stopped"}
+    assert [row.labels for row in recorded_plan(plan, store).rows] == [row.labels for row in rows]
+    assert run(Budget()).sweep_id is None
 
 
 def test_groups_follow_the_cluster(store: Store, events: EventLog, cluster_nodes: Any) -> None:
@@ -254,7 +267,7 @@ from cope_sweep.store import Store
 from cope_sweep.spec import Resources
 from cope_sweep.sweep.schedule import run_on_ray
 from tests.sweep.runs import LONG
-from tests.tiny import tiny_run
+from tests.tiny import TINY, tiny_run
 
 def on_event(event):
     print(event.status, event.step, flush=True)

@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 
-from cope_sweep.plan import Plan, row_of_draw
-from cope_sweep.queries import recorded_plan
+from cope_sweep.plan import Plan
 from cope_sweep.spec import Resources, RunSpec
 from cope_sweep.store import Event, LeaseHolder, Store, SweepRecord
 from cope_sweep.sweep import sweep as sweep_module
-from cope_sweep.sweep.executor import ClusterError, Suggestions
+from cope_sweep.sweep.executor import ClusterError
 from cope_sweep.sweep.schedulers import StoppingRule
 from cope_sweep.sweep.sweep import Budget, SweepOutcome, stopping_on_signals, sweep
 from tests.results.ablations import plan_of
@@ -51,8 +50,8 @@ class Scripted:
         plugins: Sequence[str] = (),
         schedule: StoppingRule | None = None,
         max_failed_runs: int | None = None,
-        suggestions: Suggestions | None = None,
         on_note: Callable[[str], None] = lambda text: None,
+        suggestions: object = None,
     ) -> None:
         self.runs = list(runs)
         self.settings = {"plugins": plugins, "schedule": schedule, "max_failed_runs": max_failed_runs}
@@ -257,44 +256,6 @@ def test_a_stop_can_be_requested_from_another_machine(store: Store, monkeypatch:
     thread.join()
     assert outcome.notes == ("stopped: a stop was requested",)
     assert list(store.files.names("sweeps")) == [f"{outcome.sweep_id}.json"]
-
-
-SEARCH = {
-    "search": {"kind": "optuna", "samples": 3, "space": {"train.lr": {"log_uniform": [1e-4, 1e-2]}}},
-    "seeds": [0],
-}
-
-
-class Suggesting(Scripted):
-    """An executor that has rows suggested and finishes them."""
-
-    def __call__(self, *arguments: Any, sweep_id: str, suggestions: Suggestions | None = None, **settings: Any) -> None:
-        assert suggestions is not None
-        self.suggestions = suggestions
-        leases = LeaseHolder(self.store, sweep_id)
-        for learning_rate in self.statuses:
-            draw = {"model.position": "None", "train.lr": learning_rate}
-            row = row_of_draw(suggestions.plan.ablation, draw)
-            suggestions.on_suggest(row)
-            enter(leases, row.runs[0], "finished")
-        leases.close()
-
-
-def test_rows_that_a_search_suggests_are_recorded_and_counted(store: Store) -> None:
-    executor = Suggesting(store, ["0.001", "0.002"])
-    outcome = start(plan_of(**SEARCH), store, executor, budget=Budget(max_runs=2))
-    assert (outcome.trained, outcome.not_started, outcome.exit_code) == (2, 1, 130)
-    assert executor.suggestions.limit == 2
-    record = record_of(store, outcome)
-    assert [run.labels["train.lr"] for run in record.runs] == ["0.001", "0.002"]
-    assert record.table is not None
-    assert "0.002" in record.table["markdown"]
-    plan = recorded_plan(plan_of(**SEARCH), store)
-    executor = Suggesting(store, ["0.003"])
-    outcome = start(plan, store, executor)
-    assert (outcome.trained, outcome.reused, outcome.exit_code) == (1, 2, 0)
-    assert set(executor.suggestions.results) == {run.run_id for run in record.runs}
-    assert start(recorded_plan(plan, store), store, executor).sweep_id is None
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])

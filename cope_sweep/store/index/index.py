@@ -150,7 +150,7 @@ class Index:
 
         Args:
             summary: The sweep.
-            members: Its runs in order: `{"run_id", "row", "seed", "labels", "reused"}`. They do not change afterwards.
+            members: Its runs in order: `{"run_id", "row", "seed", "labels", "reused"}`. Later calls may append to them.
             owner: The process that executes it, see `owners`.
         """
         with self.database.writing() as connection:

@@ -1,0 +1,242 @@
+"""The rows that a search suggests during a sweep: which run is next, and the record to which they are added."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from cope_sweep.plan import Plan, Row
+from cope_sweep.spec import RunSpec
+from cope_sweep.store import Event, Status, Store, SweepRecord, SweepRun
+from cope_sweep.store.errors import DamagedError
+from cope_sweep.sweep.executor import final_event
+from cope_sweep.sweep.search import RowSearch
+
+WRITE_SHARE = 0.1
+"""Largest share of the time that goes into writing the record, which holds all rows."""
+
+
+@dataclass(frozen=True)
+class _Known:
+    """What the store knows of a run."""
+
+    status: Status
+    metric: float | None
+
+    def value(self, name: str) -> float | None:
+        """The value of the search's metric."""
+        return self.metric
+
+
+class Suggestions:
+    """The search of one sweep. An executor asks for runs and reports events, from one thread or from several.
+
+    Each row is written to the sweep's record before its run is returned, unless runs follow one another so fast that
+    this would take more than `WRITE_SHARE` of the time; then it is written by a later call. A row that a killed sweep
+    did not write is not in the table. Its run is in the store, and its result counts if the row is suggested again.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        store: Store,
+        record: SweepRecord,
+        owner: str,
+        *,
+        early_ends: bool = False,
+        retry_failed: bool = True,
+        max_runs: int | None = None,
+        on_row: Callable[[Row], None] = lambda row: None,
+        on_event: Callable[[Event], None] = lambda event: None,
+        on_note: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        """Continue the search of a plan.
+
+        Args:
+            plan: A plan whose `search` is not None, with the rows of earlier sweeps.
+            store: The store.
+            record: The record of this sweep.
+            owner: The process that executes the sweep.
+            early_ends: Whether a suggested run is left alone that an earlier schedule has stopped.
+            retry_failed: Whether failed rows are suggested again.
+            max_runs: How many runs may be trained; None: no limit.
+            on_row: Called with each row, from the thread that calls `publish`.
+            on_event: Called, from that thread, with the last event of each suggested run that has ended before.
+            on_note: Called, from that thread, with what the user should know.
+        """
+        self.store, self.record, self.owner = store, record, owner
+        self.on_row, self.on_event, self.on_note = on_row, on_event, on_note
+        self.early_ends = early_ends
+        self.runs: list[RunSpec] = []
+        """What was suggested, including the runs that have ended before."""
+        self._plan, self._rows = plan, list(plan.rows)
+        self._budget = len(plan.rows) + plan.open_samples if max_runs is None else max_runs
+        """How many runs may still be trained."""
+        self._recorded = {run.run_id for run in record.runs}
+        self._open: dict[str, RunSpec] = {}
+        """The runs that were returned and have not ended."""
+        self._reported: set[str] = set()
+        """Those of them that have reported a value."""
+        self._buffered: str | None = None
+        self._unpublished: list[Row] = []
+        self._ended: list[Event] = []
+        self._notes: list[str] = []
+        self._written, self._next_write_s, self._closed = True, 0.0, False
+        self._stopped = False
+        self._lock = threading.RLock()
+        records = store.index.records(row.runs[0].run_id for row in plan.rows)
+        known = {run_id: self._known(run_id, row.status, row.value(self.metric)) for run_id, row in records.items()}
+        self._search = RowSearch(plan, known, self._add, retry_failed=retry_failed)
+
+    @property
+    def metric(self) -> str:
+        """The metric that is optimised."""
+        return str(self._plan.search.metric) if self._plan.search else ""
+
+    @property
+    def plan(self) -> Plan:
+        """The plan with all rows."""
+        return replace(self._plan, rows=tuple(self._rows))
+
+    @property
+    def missing(self) -> int:
+        """How many rows the search has still to suggest, in this sweep or a later one."""
+        with self._lock:
+            return self._search.left
+
+    @property
+    def left(self) -> int:
+        """How many runs are still to be trained in this sweep, besides those that `next_run` has returned."""
+        with self._lock:
+            return min(self._search.left, self._budget) + (self._buffered is not None)
+
+    def has_run(self) -> bool:
+        """Whether there is a next run now. It is kept for `next_run`."""
+        with self._lock:
+            self._buffered = self._buffered or self._next()
+            return self._buffered is not None
+
+    def next_run(self) -> str | None:
+        """The id of the next run to train. None: none now; for good if `left` is 0."""
+        with self._lock:
+            if self._stopped:
+                return None
+            run_id, self._buffered = self._buffered or self._next(), None
+            self._write_if_due()
+            return run_id
+
+    def run(self, run_id: str) -> RunSpec | None:
+        """A run that `next_run` has returned; None if that has ended, or was not suggested."""
+        with self._lock:
+            return self._open.get(run_id)
+
+    def report(self, run_id: str, step: int, value: float) -> None:
+        """Tell the search the metric's value at an evaluation of a run that has not ended."""
+        with self._lock:
+            if run_id in self._open:
+                self._reported.add(run_id)
+                self._search.report(run_id, step, value)
+
+    def end(self, run_id: str, status: Status, value: float | None) -> None:
+        """Tell the search the result of a run. Has no effect for one that has ended before, or goes on later.
+
+        Args:
+            run_id: The run.
+            status: How it ended.
+            value: The value of the metric; None: there is none.
+        """
+        with self._lock:
+            if run_id in self._open and status in ("finished", "failed", "stopped"):
+                del self._open[run_id]
+                self._end(run_id, self._known(run_id, status, value))
+
+    def stop(self) -> None:
+        """Return no more runs in this sweep."""
+        self._stopped = True
+
+    def publish(self) -> None:
+        """Pass on what is new, and write the record if that is due. From the thread of the display."""
+        with self._lock:
+            rows, self._unpublished = self._unpublished, []
+            ended, self._ended = self._ended, []
+            notes, self._notes = self._notes, []
+            self._write_if_due()
+        for row in rows:
+            self.on_row(row)
+        for event in ended:
+            self.on_event(event)
+        for note in notes:
+            self.on_note(note)
+
+    def close(self) -> SweepRecord:
+        """Write the record no more, and return it with all rows."""
+        with self._lock:
+            self._closed = True
+            return self.record
+
+    def _next(self) -> str | None:
+        while self._budget and self._search.left:
+            run_id = self._search.next_run()
+            if run_id is None:
+                if not self._search.left:
+                    self._notes.append("the search ended early: every row that it can suggest was trained")
+                return None
+            run = self.runs[-1]
+            record = self.store.index.records([run_id]).get(run_id)
+            if record is not None and record.status in self._kept:
+                self._end(run_id, self._known(run_id, record.status, record.value(self.metric)))
+                self._ended.append(final_event(run, self.store))
+                continue
+            self._budget -= 1
+            self._open[run_id] = run
+            return run_id
+        return None
+
+    @property
+    def _kept(self) -> tuple[Status, ...]:
+        return ("finished", "stopped") if self.early_ends else ("finished",)
+
+    def _end(self, run_id: str, known: _Known) -> None:
+        if known.status == "stopped" and known.metric is not None and run_id not in self._reported:
+            # Of a run that was stopped, only what was reported counts, and of that only the last value.
+            self._search.report(run_id, self._last(run_id)[0], known.metric)
+        self._search.end(run_id, known.status, known.metric)
+
+    def _known(self, run_id: str, status: Status, value: float | None) -> _Known:
+        """What counts of a run: its final value, or the last one before it was stopped."""
+        return _Known(status, self._last(run_id)[1] if status == "stopped" else value)
+
+    def _last(self, run_id: str) -> tuple[int, float | None]:
+        """Step and value of the metric's last evaluation."""
+        with contextlib.suppress(DamagedError):
+            for row in reversed(self.store.run(run_id).curve()):
+                if self.metric in row:
+                    return int(row["step"]), row[self.metric]
+        return 0, None
+
+    def _add(self, row: Row) -> None:
+        """Note a row that the search suggests."""
+        (run,) = row.runs
+        self.runs.append(run)
+        if run.run_id in self._recorded:
+            return
+        self._recorded.add(run.run_id)
+        self._rows.append(row)
+        self._unpublished.append(row)
+        new = SweepRun(run_id=run.run_id, row=row.name, labels=row.labels, seed=run.seed)
+        reused = [run.run_id] if self.store.status(run.run_id) == "finished" else []
+        self.record = self.record.model_copy(
+            update={"runs": [*self.record.runs, new], "reused": [*self.record.reused, *reused]}
+        )
+        self._written = False
+
+    def _write_if_due(self) -> None:
+        started_s = time.monotonic()
+        if self._written or self._closed or started_s < self._next_write_s:
+            return
+        self.store.write_sweep(self.record, self.owner)
+        ended_s = time.monotonic()
+        self._written, self._next_write_s = True, ended_s + (ended_s - started_s) / WRITE_SHARE

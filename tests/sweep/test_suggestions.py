@@ -1,0 +1,192 @@
+"""The suggestions of a sweep, trained in this process."""
+
+import threading
+from typing import Any
+
+import pytest
+
+from cope_sweep.plan import Plan, Row
+from cope_sweep.queries import recorded_plan
+from cope_sweep.results import table
+from cope_sweep.spec import Resources, RunSpec
+from cope_sweep.store import Event, Store
+from cope_sweep.sweep.local import run_local
+from cope_sweep.sweep.suggestions import Suggestions
+from cope_sweep.sweep.sweep import Budget, SweepOutcome, sweep
+from tests.results.ablations import finish, plan_of, stop
+from tests.store.sweeps import write_sweep
+from tests.tiny import TINY
+
+METRIC = "in_dist/token_error"
+LEARNING_RATES = {"kind": "optuna", "samples": 4, "space": {"train.lr": {"log_uniform": [1e-4, 1e-2]}}}
+
+
+def search_of(**changes: Any) -> Plan:
+    return plan_of(**{"search": LEARNING_RATES, "seeds": [0]} | changes)
+
+
+def start(plan: Plan, store: Store, **options: Any) -> SweepOutcome:
+    return sweep(
+        plan, store, run_local, resources=Resources(device="cpu"), executor_name="local", tracking_uri=None, **options
+    )
+
+
+def ids(rows: list[Row]) -> list[str]:
+    return [row.runs[0].run_id for row in rows]
+
+
+def test_a_sweep_trains_what_is_suggested_and_the_next_one_continues(store: Store) -> None:
+    plan = search_of()
+    rows: list[Row] = []
+    seen: list[str] = []
+
+    def on_event(event: Event) -> None:
+        assert event.run_id in ids(rows)  # a display knows the row before its first event
+        seen.append(event.run_id)
+
+    outcome = start(plan, store, budget=Budget(max_runs=1), on_event=on_event, on_row=rows.append)
+    assert (outcome.trained, outcome.not_started, outcome.exit_code) == (1, 3, 130)
+    outcome = start(plan, store, on_event=on_event, on_row=rows.append)
+    assert (outcome.trained, outcome.reused, outcome.not_started, outcome.exit_code) == (3, 1, 0, 0)
+    assert len(set(ids(rows))) == 4
+    assert set(seen) == set(ids(rows))
+    record = store.sweep(str(outcome.sweep_id))
+    assert record is not None
+    assert [run.run_id for run in record.runs] == ids(rows)
+    assert record.reused == ids(rows)[:1]
+    assert record.table is not None
+    assert all(row.labels["train.lr"] in record.table["markdown"] for row in rows)
+    assert table(recorded_plan(plan, store), store).to_csv() == record.table["csv"]
+    assert start(plan, store).sweep_id is None
+
+
+def test_an_interrupted_run_is_suggested_again_first(store: Store) -> None:
+    plan = search_of(base=TINY | {"train": {"steps": 100_000, "batch": 4}})
+    rows: list[Row] = []
+    interrupt = threading.Event()
+
+    def on_event(event: Event) -> None:
+        if event.step:
+            interrupt.set()
+
+    for _ in range(2):
+        interrupt.clear()
+        outcome = start(plan, store, on_event=on_event, on_row=rows.append, stop=interrupt)
+        assert (outcome.interrupted, outcome.not_started, outcome.exit_code) == (1, 3, 130)
+    (run_id,) = ids(rows)
+    assert store.index.records([run_id])[run_id].attempt == 2
+
+
+def test_failed_runs_count_as_failures_and_are_suggested_again(store: Store) -> None:
+    plan = search_of(base=TINY | {"train": {"steps": 6, "batch": 4, "lr": 1e30}}, search={
+        "kind": "optuna", "samples": 2})  # fmt: skip
+    outcome = start(plan, store, budget=Budget(max_failures=1))
+    assert (outcome.failed, outcome.not_started, outcome.exit_code) == (1, 1, 130)
+    outcome = start(plan, store)
+    assert (outcome.failed, outcome.not_started, outcome.exit_code) == (2, 0, 1)
+    assert start(plan, store, leave_out={"failed"}).sweep_id is None
+    assert start(plan, store, leave_out={"pending", "interrupted", "stopped", "damaged"}).failed == 2
+
+
+def test_a_small_space_ends_early_and_that_is_said(store: Store) -> None:
+    notes: list[str] = []
+    plan = search_of(search={"kind": "optuna", "samples": 9})
+    outcome = start(plan, store, on_note=notes.append)
+    assert (outcome.trained, outcome.not_started, outcome.exit_code) == (3, 0, 0)
+    assert notes == ["the search ended early: every row that it can suggest was trained"]
+    assert start(plan, store).sweep_id is None
+
+
+class Recorder:
+    """Suggestions of a plan whose runs nobody trains."""
+
+    def __init__(self, store: Store, plan: Plan, **options: Any) -> None:
+        self.rows: list[Row] = []
+        self.events: list[Event] = []
+        record = write_sweep(store, recorded_plan(plan, store))
+        self.suggestions = Suggestions(
+            recorded_plan(plan, store), store, record, "owner",
+            on_row=self.rows.append, on_event=self.events.append, **options,
+        )  # fmt: skip
+
+    def next_run(self) -> RunSpec:
+        run_id = self.suggestions.next_run()
+        assert run_id is not None
+        run = self.suggestions.run(run_id)
+        assert run is not None
+        return run
+
+    @property
+    def trials(self) -> list[Any]:
+        """What Optuna knows."""
+        study: Any = self.suggestions._search.optuna._ot_study
+        return list(study.trials)
+
+
+def test_a_run_that_is_known_counts_at_once(store: Store) -> None:
+    """A run of another ablation is the same run: it is in the table and is not trained again."""
+    run = Recorder(store, search_of()).next_run()
+    finish(store, run, {METRIC: 1.0})
+    second = Recorder(store, search_of(name="other"))
+    other = second.next_run()
+    assert second.suggestions.runs == [run, other]
+    assert second.suggestions.left == 2
+    assert second.suggestions.record.reused == [run.run_id]
+    second.suggestions.publish()
+    assert ids(second.rows) == [run.run_id, other.run_id]
+    assert [(event.run_id, event.status) for event in second.events] == [(run.run_id, "finished")]
+
+
+def test_the_last_value_of_a_stopped_run_counts(store: Store) -> None:
+    first = Recorder(store, search_of(), early_ends=True)
+    run = first.next_run()
+    stop(store, run)  # at step 3, with an error of 0.5
+    first.suggestions.end(run.run_id, "stopped", None)
+    first.suggestions.publish()
+    again = Recorder(store, search_of(), early_ends=True)
+    for each in (first, again):
+        (trial,) = each.trials
+        assert (trial.state.name, [*trial.intermediate_values.values()]) == ("PRUNED", [0.5])
+    assert store.index.records([run.run_id])[run.run_id].value(METRIC) is None
+
+
+def test_results_reach_the_search(store: Store) -> None:
+    recorder = Recorder(store, search_of())
+    finished, failed, stopped = [recorder.next_run().run_id for _ in range(3)]
+    suggestions = recorder.suggestions
+    suggestions.end(failed, "failed", None)
+    suggestions.end(finished, "interrupted", 9.0)  # it is trained further
+    suggestions.end(finished, "finished", 2.0)
+    suggestions.end(finished, "finished", 9.0)
+    for step, value in ((1, 9.0), (3, 7.0)):
+        suggestions.report(stopped, step, value)
+    suggestions.end(stopped, "stopped", None)
+    suggestions.report(stopped, 6, 1.0)
+    first, second, third = recorder.trials
+    assert [(trial.state.name, trial.value) for trial in (first, second)] == [("COMPLETE", 2.0), ("FAIL", None)]
+    assert (third.state.name, [*third.intermediate_values.values()]) == ("PRUNED", [9.0, 7.0])
+
+
+def test_no_run_is_suggested_after_the_sweep_was_stopped(store: Store) -> None:
+    recorder = Recorder(store, search_of())
+    recorder.next_run()
+    recorder.suggestions.stop()
+    assert recorder.suggestions.next_run() is None
+    assert (recorder.suggestions.left, recorder.suggestions.missing) == (3, 3)
+
+
+def test_rows_are_recorded_before_their_runs_unless_writing_is_slow(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder = Recorder(store, search_of())
+    recorder.next_run()
+    assert len(recorded_plan(search_of(), store).rows) == 1
+    monkeypatch.setattr(recorder.suggestions, "_next_write_s", float("inf"))
+    recorder.next_run()
+    assert len(recorded_plan(search_of(), store).rows) == 1
+    monkeypatch.setattr(recorder.suggestions, "_next_write_s", 0.0)
+    recorder.suggestions.publish()
+    assert len(recorded_plan(search_of(), store).rows) == 2
+    assert len(recorder.suggestions.close().runs) == 2
+    recorder.next_run()
+    assert len(recorded_plan(search_of(), store).rows) == 2  # the sweep writes the rest with its end
