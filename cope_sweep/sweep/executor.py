@@ -41,7 +41,7 @@ class Executor(Protocol):
     run does not stop the others; after `max_failed_runs` of them no more are started, and those in training end.
     KeyboardInterrupt has the effect of `stop` and is raised again at the end. `plugins` are modules that have to be
     imported before a run can be trained. `schedule` may end runs early, where the executor trains several at a time.
-    `suggestions` gives further runs, one after another, and gets the events of their ends.
+    `suggestions` gives further runs, one after another, and learns their results.
 
     Raises:
         ClusterError: There is no cluster to train on, or nothing is left of it that can train.
