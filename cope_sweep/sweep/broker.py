@@ -425,9 +425,13 @@ class Broker:
 
     async def _follow_elsewhere(self) -> None:
         """End the runs that other sweeps have ended; have those trained here that they gave up."""
-        statuses: Mapping[str, Status] = await self._in_thread(self.store.index.statuses, list(self.elsewhere)) or {}
-        for run_id, status in statuses.items():
-            run = self.runs[run_id]
+        watched = list(self.elsewhere)
+        statuses: Mapping[str, Status] | None = await self._in_thread(self.store.index.statuses, watched)
+        if statuses is None:
+            return
+        for run_id in watched:
+            # A run that was given up before it was begun is not in the index.
+            run, status = self.runs[run_id], statuses.get(run_id, "pending")
             if run.state != "elsewhere" or status == "running":
                 continue
             if status in ("finished", "failed", "stopped"):

@@ -492,7 +492,8 @@ def test_a_run_of_another_sweep_is_left_to_it_and_its_end_is_reported(scenes: An
     scenes(scenario, [taken, free])
 
 
-def test_a_run_that_another_sweep_gives_up_is_trained_here(scenes: Any, store: Store) -> None:
+@pytest.mark.parametrize("begun", [True, False])
+def test_a_run_that_another_sweep_gives_up_is_trained_here(scenes: Any, store: Store, begun: bool) -> None:
     (taken,) = seeds(1)
 
     async def scenario(scene: Scene) -> None:
@@ -502,13 +503,14 @@ def test_a_run_that_another_sweep_gives_up_is_trained_here(scenes: Any, store: S
             group = asyncio.create_task(scene.broker.lease(0, None, TIMEOUT_S))
             assert (await scene.trial(taken)).elsewhere
             assert await group is None  # there is nothing to train at this moment
-            Recorded(store, taken).end("interrupted")
+            if begun:
+                Recorded(store, taken).end("interrupted")
             other.end(taken.run_id)
             while not (returned := (await scene.poll()).returned):
                 await asyncio.sleep(0.01)
         assert returned == (taken.run_id,)
         await scene.start()
-        assert (await scene.lease(1)).attempt == 2
+        assert (await scene.lease(1)).attempt == 1 + begun
 
     scenes(scenario, [taken])
 
