@@ -6,7 +6,7 @@ import sys
 import pytest
 from cope_benchmarks import sweep as benchmark
 from cope_benchmarks.save import markdown
-from cope_benchmarks.sweep import PEERS, _ablation
+from cope_benchmarks.sweep import PEERS, _ablation, _throughput
 from cope_benchmarks.sweep_broker import REPORTS, simulate
 from cope_benchmarks.sweep_commands import Measured, execute
 from cope_benchmarks.sweep_memory import difference
@@ -38,6 +38,14 @@ def test_growth_is_measured_after_a_fifth_of_the_runs():
     samples = [(0, {"driver": 50}), (2, {"driver": 100}), (6, {"driver": 140}), (10, {"driver": 180})]
     assert Measured(0.0, 11.0, spans_s, samples).memory_growth() == {"driver": 10.0}
     assert Measured(0.0, 11.0, spans_s, samples[:1]).memory_growth() == {}
+
+
+def test_the_throughput_of_few_runs_counts_the_start_of_every_run():
+    # Two runs at a time. Each takes 1 s, and its processes start within 9 s.
+    few = Measured(0.0, 40.0, [(9.0, 10.0), (9.0, 10.0), (19.0, 20.0), (19.0, 20.0)])
+    all_s = 10 * 10.0 - 9.0
+    assert _throughput(few, 20)["runs_per_s"] == pytest.approx(20 / all_s, abs=1e-4)
+    assert _throughput(few, 4)["runs_per_s"] == pytest.approx(4 / 11.0, abs=1e-4)
 
 
 def test_a_command_that_fails_is_reported_with_its_output(tmp_path):

@@ -18,6 +18,7 @@ import psutil
 
 from cope_benchmarks.sweep_commands import Measured, execute, output_of
 from cope_benchmarks.sweep_memory import difference, footprint
+from cope_benchmarks.sweep_peers import CPUS
 from cope_sweep.cli.output import grid
 from cope_sweep.store.provenance import versions
 
@@ -148,20 +149,27 @@ def _ways(folder: Path, runs: int, trainer_runs: int) -> dict[str, Any]:
         "task, process reused": [*PEERS, "reused_task", str(short)],
         "trainer": [*PEERS, "trainer", str(few)],
     }
-    found = {name: _throughput(execute(command, folder / f"way-{name}")) for name, command in commands.items()}
+    found = {name: _throughput(execute(command, folder / f"way-{name}"), runs) for name, command in commands.items()}
     own = found["engine"]["runs_per_s"]
     for way in found.values():
         way["engine_is_faster_by"] = round(own / way["runs_per_s"], 2)
     return {"steps": SHORT_STEPS, "ways": found}
 
 
-def _throughput(done: Measured) -> dict[str, Any]:
-    """Runs per second from the begin of the first run to the end of the last, and what comes before."""
-    number, first_s = len(done.spans_s), done.spans_s[0][0]
+def _throughput(done: Measured, wanted: int) -> dict[str, Any]:
+    """Runs per second from the begin of the first run to the end of the last, and what comes before.
+
+    Where fewer than `wanted` runs were trained, the time of the others is added: each takes as long as those after the
+    first on each CPU, so that the start of the processes of every run counts.
+    """
+    number, first_s, ends_s = len(done.spans_s), done.spans_s[0][0], done.ends_s
+    total_s = ends_s[-1] - first_s
+    parallel = min(CPUS, number - 1)
+    each_s = (ends_s[-1] - ends_s[parallel - 1]) / (number - parallel) if parallel else total_s
     return {
         "runs": number,
         "first_run_began_s": round(first_s - done.start_s, 2),
-        "runs_per_s": round(number / (done.ends_s[-1] - first_s), 4),
+        "runs_per_s": round(wanted / (total_s + (wanted - number) * each_s), 4),
         "whole_command_s": round(done.whole_s, 2),
     }
 
