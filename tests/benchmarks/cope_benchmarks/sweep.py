@@ -19,6 +19,7 @@ import psutil
 from cope_benchmarks.sweep_commands import Measured, execute, output_of
 from cope_benchmarks.sweep_memory import difference, footprint
 from cope_benchmarks.sweep_peers import CPUS
+from cope_benchmarks.sweep_processes import BROKER
 from cope_sweep.cli.output import grid
 from cope_sweep.store.provenance import versions
 
@@ -108,16 +109,15 @@ def measure(
 def _trivial(folder: Path, runs: int) -> dict[str, Any]:
     """Runs of one step through the whole command: throughput after start-up, and growth of driver and broker."""
     ablation = _ablation(folder / "trivial.yaml", runs, 1)
-    done = execute([*RUN, str(ablation), "--no-mlflow"], folder / "trivial", memory_of=("driver", "broker"))
+    done = execute([*RUN, str(ablation), "--no-mlflow"], folder / "trivial", samples_usage=True)
     return {
         "runs": runs,
         "first_run_ended_s": round(done.spans_s[0][1] - done.start_s, 2),
         "runs_per_s": round((runs - 1) / (done.ends_s[-1] - done.ends_s[0]), 2),
         "whole_command_s": round(done.whole_s, 2),
-        "bytes_per_run": {
-            kind: None if growth is None else round(growth) for kind, growth in done.memory_growth().items()
-        },
-        "bytes_at_end": done.memory_at_end(),
+        "bytes_per_run": {kind: round(done.growth("rss").get(kind, 0)) for kind in ("driver", BROKER)},
+        "cpu_ms_per_run": {kind: round(1000 * cpu_s, 1) for kind, cpu_s in done.growth("cpu_s").items()},
+        "load": round(psutil.getloadavg()[0], 2),
     }
 
 
@@ -202,8 +202,9 @@ def table(measured: dict[str, Any]) -> Table:
     trivial, gap, goals = measured["trivial_runs"], measured["gap"], measured["goals"]
     add(f"{trivial['runs']:,} runs of 1 step", f"{trivial['runs_per_s']:.1f} runs/s", f"≥ {goals['runs_per_s']:g}")
     for kind, growth in trivial["bytes_per_run"].items():
-        text = "" if growth is None else f"{growth / 1e3:.1f} KB/run"
-        add(f"– growth of the {kind}", text, f"≤ {goals['bytes_per_run'] / 1e3:g}")
+        add(f"– growth of the {kind}", f"{growth / 1e3:.1f} KB/run", f"≤ {goals['bytes_per_run'] / 1e3:g}")
+    parts = ", ".join(f"{kind} {cpu_ms:.0f}" for kind, cpu_ms in trivial["cpu_ms_per_run"].items() if cpu_ms >= 1)
+    add("– CPU time of a run, ms", parts)
     add("from the command to the end of the first run", f"{trivial['first_run_ended_s']:.1f} s")
     add(f"between two runs of {gap['run_s']:.1f} s, median (most)", f"{gap['median_ms']:.0f} ms ({gap['most_ms']:.0f})")
     add(f"– of the time, runs of {gap['run_s']:.1f} s", f"{gap['share']:.2%}")

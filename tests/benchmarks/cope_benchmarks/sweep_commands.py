@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from cope_benchmarks.sweep_processes import memory_by_kind
+from cope_benchmarks.sweep_processes import BROKER, Usage, usage_by_kind
 from cope_sweep.store import RunFolder, Store
 
 SAMPLE_INTERVAL_S = 0.5
@@ -30,8 +30,8 @@ class Measured:
     whole_s: float
     spans_s: list[tuple[float, float]]
     """Begin and end of each run, by time of day, in the order of their begins."""
-    samples: list[tuple[int, dict[str, int]]] = field(default_factory=list)
-    """Number of runs that had begun, and the resident memory of each kind of process."""
+    samples: list[tuple[int, Usage]] = field(default_factory=list)
+    """Number of runs that had begun, and what the processes of the sweep used."""
 
     @property
     def ends_s(self) -> list[float]:
@@ -42,56 +42,50 @@ class Measured:
         """The time from the end of each run to the begin of the next, on the only worker."""
         return [after[0] - before[1] for before, after in itertools.pairwise(self.spans_s)]
 
-    def memory_growth(self) -> dict[str, float | None]:
-        """Bytes by which each kind of process grew per run, from a fifth of the runs to the end.
+    def growth(self, name: str) -> dict[str, float]:
+        """What each kind of process used per run, of `rss` or `cpu_s`, from a fifth of the runs to the end.
 
-        None where there are too few samples.
+        Empty where there are too few samples.
         """
+        found: dict[str, float] = {}
         samples = [sample for sample in self.samples if sample[0] >= WARM * len(self.spans_s)]
-        kinds = samples[0][1] if samples else {}
-        growth: dict[str, float | None] = {}
-        for kind in kinds:
-            known = [(number, memory[kind]) for number, memory in samples if kind in memory]
+        for kind in samples[0][1] if samples else ():
+            of_kind = [(number, usage[kind]) for number, usage in samples if kind in usage]
+            most = max(used["processes"] for _, used in of_kind)  # a process that has ended would count as a loss
+            known = [(number, used[name]) for number, used in of_kind if used["processes"] == most]
             (first, before), (last, after) = known[0], known[-1]
-            growth[kind] = (after - before) / (last - first) if last > first else None
-        return growth
-
-    def memory_at_end(self) -> dict[str, int]:
-        """The last sample of each kind of process, in bytes."""
-        found: dict[str, int] = {}
-        for _, memory in self.samples:
-            found |= memory
+            if last > first:
+                found[kind] = (after - before) / (last - first)
         return found
 
 
-def execute(command: Sequence[str], store: Path, *, memory_of: Sequence[str] = ()) -> Measured:
+def execute(command: Sequence[str], store: Path, *, samples_usage: bool = False) -> Measured:
     """Execute a command that trains runs into a new store, and measure it.
 
     Args:
         command: The command. `--store STORE` is added.
         store: The folder of the store.
-        memory_of: Kinds of processes whose memory is sampled while the command trains.
+        samples_usage: Whether to sample memory and CPU time while the command trains.
 
     Raises:
         subprocess.CalledProcessError: The command failed. It holds the command's output.
     """
     opened = Store(store, create=True)
-    samples: list[tuple[int, dict[str, int]]] = []
+    samples: list[tuple[int, Usage]] = []
     start_s = time.time()
     with tempfile.TemporaryFile("w+") as output, started(command, store, output) as process:
         while process.poll() is None:
-            if not memory_of:
+            if not samples_usage:
                 process.wait(TIMEOUT_S)
                 continue
-            begun = len(os.listdir(store / "runs"))
-            memory = memory_by_kind(process.pid, memory_of)
-            samples.append((begun, {kind: part["rss"] for kind, part in memory.items()}))
+            samples.append((len(os.listdir(store / "runs")), usage_by_kind(process.pid)))
             time.sleep(SAMPLE_INTERVAL_S)
         whole_s = time.time() - start_s
         check_returned(process, command, output)
     # Read now, because the store is in a temporary folder.
     spans_s = sorted(_span_s(folder) for folder in opened.files.run_folders())
-    return Measured(start_s, whole_s, spans_s, [sample for sample in samples if len(sample[1]) == len(memory_of)])
+    # When the sweep ends, its processes end before the driver.
+    return Measured(start_s, whole_s, spans_s, [sample for sample in samples if BROKER in sample[1]])
 
 
 def started(command: Sequence[str], store: Path, output: IO[str]) -> subprocess.Popen[str]:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from cope_benchmarks.sweep_commands import check_returned, started
-from cope_benchmarks.sweep_processes import WORKER, memory_by_kind
+from cope_benchmarks.sweep_processes import WORKER, usage_by_kind
 from cope_sweep.plan import expand
 from cope_sweep.spec import load_ablation
 from cope_sweep.store import Store
@@ -51,7 +51,7 @@ def footprint(command: Sequence[str], store: Path, groups: int) -> dict[str, Any
                     raise TimeoutError(f"{groups} groups have not started within {START_TIMEOUT_S:g} s")
                 time.sleep(POLL_INTERVAL_S)
             time.sleep(SETTLE_S)
-            kinds = memory_by_kind(process.pid, pss=True)
+            kinds = usage_by_kind(process.pid, pss=True)
         finally:
             process.send_signal(signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -63,7 +63,7 @@ def footprint(command: Sequence[str], store: Path, groups: int) -> dict[str, Any
     return {"groups": groups, "kinds": kinds, "of_one_process": means}
 
 
-def difference(measured: Sequence[dict[str, Any]]) -> dict[str, float]:
+def difference(measured: Sequence[dict[str, Any]]) -> dict[str, int]:
     """RSS and PSS in bytes that each further worker needs besides itself, from the fewest to the most groups.
 
     This is everything but the workers: trials, driver, broker, and Ray's own processes.

@@ -1,40 +1,37 @@
-"""The processes of a sweep on this machine: their kinds and their memory."""
+"""The processes of a sweep on this machine: their kinds, their memory and their CPU time."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection
 
 import psutil
 
-WORKER = "worker"
-TITLES = {"ray::BrokerActor": "broker", "ray::Worker": WORKER, "ray::RunTrial": "trial", "ray::IDLE": "idle"}
+WORKER, BROKER = "worker", "broker"
+TITLES = {"ray::BrokerActor": BROKER, "ray::Worker": WORKER, "ray::RunTrial": "trial", "ray::IDLE": "idle"}
 """How the titles of processes begin → their kind. Ray keeps idle processes ready."""
 
 
-def memory_by_kind(
-    driver: int, kinds: Collection[str] | None = None, *, pss: bool = False
-) -> dict[str, dict[str, int]]:
-    """Number of processes and resident memory in bytes of a driver and its descendants, by kind.
+Usage = dict[str, dict[str, float]]
+"""Kind of process → `processes` (their number), and sums of `rss` and `pss` in bytes and `cpu_s`."""
+
+
+def usage_by_kind(driver: int, *, pss: bool = False) -> Usage:
+    """What a driver and its descendants use, by kind.
 
     Args:
         driver: The process that was started; all that it starts belongs to it.
-        kinds: The kinds to measure; None: all.
         pss: Whether to measure PSS, too, in which shared memory counts in equal parts for the processes that share it.
             It takes some milliseconds for each process.
     """
-    found: dict[str, dict[str, int]] = {}
+    found: Usage = {}
     for process in _processes_of(driver):
-        kind = _kind_of(process, driver)
-        if kinds is not None and kind not in kinds:
-            continue
         with contextlib.suppress(psutil.Error):
             memory = process.memory_full_info() if pss else process.memory_info()
-            sums = found.setdefault(kind, {"processes": 0, "rss": 0} | ({"pss": 0} if pss else {}))
-            sums["processes"] += 1
-            sums["rss"] += int(memory.rss)
-            if pss:
-                sums["pss"] += int(memory.pss)
+            cpu = process.cpu_times()
+            values = {"processes": 1, "rss": memory.rss, "cpu_s": cpu.user + cpu.system}
+            sums = found.setdefault(_kind_of(process, driver), {})
+            for name, value in (values | ({"pss": memory.pss} if pss else {})).items():
+                sums[name] = sums.get(name, 0) + value
     return found
 
 
