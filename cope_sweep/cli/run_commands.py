@@ -350,7 +350,7 @@ def _overrides(scale: str | None, sets: list[str]) -> list[str]:
 
 def _plan_arguments(ablation: str, scale: str | None, sets: list[str], store: str) -> str:
     """The arguments that name the same plan and store in another command."""
-    return shlex.join([ablation, *_overrides(scale, sets), *(["--store", store] if store != STORE else [])])
+    return shlex.join([ablation, *_overrides(scale, sets), *(["--store", store] if Path(store) != Path(STORE) else [])])
 
 
 def _executable_folder() -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -105,12 +104,31 @@ def _show(name: str, measured: dict[str, Any], table: Table, as_json: bool, fold
 
 
 @app.command()
-def sweep(as_json: Json = False) -> None:
-    """Measure the time to the first step, between runs, and of 100 short runs against a plain loop."""
-    from cope_benchmarks.sweep import measure
+def sweep(
+    as_json: Json = False,
+    keep: Keep = None,
+    runs: Annotated[int, typer.Option("--runs", min=10, help="Runs of one step by the whole engine.")] = 1_000,
+    short_runs: Annotated[
+        int, typer.Option("--short-runs", min=2, help="Runs of 50 steps by the engine and by one Ray task each.")
+    ] = 20,
+    peer_runs: Annotated[
+        int, typer.Option("--peer-runs", min=1, help="Of these, by one TorchTrainer each: 10 to 30 s a run.")
+    ] = 4,
+    broker_runs: Annotated[
+        int, typer.Option("--broker-runs", min=1, help="Runs of the simulated broker; a tenth with an SQLite index.")
+    ] = 100_000,
+) -> None:
+    """Measure the sweep: many trivial runs, the time between runs, other ways to use Ray, memory, the broker alone.
 
-    measured = measure()
-    print_json(measured) if as_json else make_console().print_json(json.dumps(measured))
+    Takes about eight minutes on two quiet cores.
+
+    Example: `cope-sweep bench sweep --keep results`
+    """
+    from cope_benchmarks.sweep import measure, table
+
+    _check_writable(keep)
+    measured = measure(runs, short_runs, peer_runs, broker_runs=broker_runs)
+    _show("sweep", measured, table(measured), as_json, keep)
 
 
 @app.command()

@@ -1,8 +1,11 @@
 """Other ways to train many runs with Ray, each a command of its own, for the benchmark of the sweep.
 
-python -m cope_benchmarks.sweep_peers trainer ablation.yaml store     a TorchTrainer in each Tune trial, as Ray documents it
-python -m cope_benchmarks.sweep_peers task ablation.yaml store        a Ray task per run, in a process of its own
-python -m cope_benchmarks.sweep_peers loop ablation.yaml store        no Ray: one run after another
+python -m cope_benchmarks.sweep_peers WAY ablation.yaml --store store
+
+    trainer        a TorchTrainer in each Tune trial, as Ray documents it
+    task           a Ray task per run, in a process of its own
+    reused_task    a Ray task per run, in processes that are used again
+    loop           no Ray: one run after another
 """
 
 from __future__ import annotations
@@ -42,10 +45,19 @@ def loop(runs: tuple[RunSpec, ...], root: str) -> None:
 
 def task(runs: tuple[RunSpec, ...], root: str) -> None:
     """A Ray task per run. Each gets a new process, as tasks with GPUs do by default (`max_calls=1`)."""
+    _tasks(runs, root, max_calls=1)
+
+
+def reused_task(runs: tuple[RunSpec, ...], root: str) -> None:
+    """A Ray task per run, in processes that are used again, as tasks without GPUs do by default."""
+    _tasks(runs, root, max_calls=0)
+
+
+def _tasks(runs: tuple[RunSpec, ...], root: str, max_calls: int) -> None:
     import ray
 
     ray.init(num_cpus=CPUS, log_to_driver=False, include_dashboard=False)
-    remote = ray.remote(num_cpus=1, max_calls=1)(train)
+    remote = ray.remote(num_cpus=1, max_calls=max_calls)(train)
     ray.get([remote.remote(run, root) for run in runs])
 
 
@@ -80,5 +92,5 @@ def trainer(runs: tuple[RunSpec, ...], root: str) -> None:
 
 
 if __name__ == "__main__":
-    WAYS = {"loop": loop, "task": task, "trainer": trainer}
-    WAYS[sys.argv[1]](runs_of(Path(sys.argv[2])), sys.argv[3])
+    WAYS = {"loop": loop, "task": task, "reused_task": reused_task, "trainer": trainer}
+    WAYS[sys.argv[1]](runs_of(Path(sys.argv[2])), sys.argv[4])
