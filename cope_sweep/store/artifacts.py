@@ -363,6 +363,10 @@ class RunFolder:
                 problems.append(f"{self.path / name}: has changed since the run was finished (SHA-256)")
         return problems
 
+    def has_final_state(self) -> bool:
+        """Whether the state of the last step was kept. Raises StoreError."""
+        return self._bytes(self.final_state.name, 0) is not None
+
     def fetch_final_state(self) -> Path | None:
         """The resume file of the last step on this machine; None if it was not kept. Raises StoreError."""
         if self.objects and not self.final_state.exists():

@@ -29,6 +29,7 @@ from cope_sweep.sweep.executor import (
     record_stop,
 )
 from cope_sweep.sweep.messages import Assignment, AssignmentResult, Failure, Poll, Report, StopOrder
+from cope_sweep.sweep.parents import Parents
 
 if TYPE_CHECKING:
     from cope_sweep.train import StopRequest
@@ -74,6 +75,7 @@ class Broker:
         """
         self.store = store
         self.leases = leases or LeaseHolder(store, sweep_id)
+        self.parents = Parents(store)
         self.max_failures, self.max_failed_runs = max_failures, max_failed_runs
         self.step_timeout_s, self.replay = step_timeout_s, replay
         self.runs = {
@@ -295,13 +297,14 @@ class Broker:
             return None
         if self.replay and not run.evaluated_step:
             run.add_evaluations(await self._in_thread(evaluations_of, run.spec, self.store) or [])
+        parent_id = await self._in_thread(self.parents.of, run.spec)
         state = self._group(group)
         if self.closed or run.stop_reason is not None:
             await self._spawn(self._end_run(run, None))
             return None
         self.assignment_count += 1
         number = run.assignment = self.assignment_count
-        state.assignment = Assignment(number, run.spec, lease.attempt)
+        state.assignment = Assignment(number, run.spec, lease.attempt, parent_id)
         state.step, state.progress_s, state.order = -1, time.monotonic(), None
         state.ordered.clear()
         self.assignments[number] = group

@@ -18,6 +18,7 @@ from cope_sweep.sweep.executor import (
     unfinished,
     worker_id,
 )
+from cope_sweep.sweep.parents import Parents
 
 if TYPE_CHECKING:
     from cope_sweep.sweep.schedulers import StoppingRule
@@ -167,7 +168,15 @@ class _Worker(threading.Thread):
         def should_stop() -> StopRequest | None:
             return "interrupted" if self.stop_requested.is_set() or run.run_id in leases.lost() else None
 
-        outcome = train_run(run, self.store, runtime, attempt=lease.attempt, on_event=on_event, should_stop=should_stop)
+        outcome = train_run(
+            run,
+            self.store,
+            runtime,
+            attempt=lease.attempt,
+            parent_id=Parents(self.store).of(run),
+            on_event=on_event,
+            should_stop=should_stop,
+        )
         if outcome == "fenced" or run.run_id in leases.lost():
             self.elsewhere[run.run_id] = run
             return

@@ -24,6 +24,8 @@ class Assignment:
     run: RunSpec
     attempt: int
     """The attempt of the run's lease. A worker of an older attempt cannot overwrite its files."""
+    parent_id: str | None = None
+    """A finished run that this one continues, unless it was begun before."""
 
 
 @dataclass(frozen=True)

@@ -190,6 +190,7 @@ class _TrainingFunction:
             self.store,
             self.runtime,
             attempt=assignment.attempt,
+            parent_id=assignment.parent_id,
             on_event=on_event,
             should_stop=should_stop,
         )

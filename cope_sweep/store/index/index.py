@@ -115,6 +115,12 @@ class Index:
             rows = connection.execute(select(status, func.count()).group_by(status))
             return {cast(Status, row[0]): int(row[1]) for row in rows}
 
+    def finished_steps(self) -> list[int]:
+        """The numbers of training steps of finished runs, each once."""
+        query = select(runs.c.steps).where(runs.c.status == "finished").distinct()
+        with self.database.reading() as connection:
+            return list(connection.execute(query).scalars())
+
     def sweeps(self, ablation: str | None = None) -> list[SweepSummary]:
         """All sweeps, or those of an ablation, oldest first. One whose process died reads as interrupted."""
         query = select(sweeps).order_by(sweeps.c.started_ms, sweeps.c.sweep_id)

@@ -1,0 +1,39 @@
+"""Longer runs are trained from the state of finished, shorter ones."""
+
+import threading
+
+import pytest
+
+from cope_sweep.spec import Resources
+from cope_sweep.store import Store
+from cope_sweep.sweep.local import run_local
+from cope_sweep.sweep.parents import Parents
+from tests.tiny import tiny_run
+
+
+@pytest.fixture
+def store(tmp_path):
+    return Store(tmp_path / "store", create=True)
+
+
+def train(store, *runs):
+    run_local(runs, store, Resources(), sweep_id="sweep", on_event=lambda event: None, stop=threading.Event())
+
+
+def test_the_longest_finished_run_that_kept_its_state(store):
+    short, longer, longest = (tiny_run(**{"train.steps": steps}) for steps in (4, 6, 12))
+    assert Parents(store).of(longest) is None
+    train(store, short, longer)
+    assert Parents(store).of(longest) == longer.run_id
+    assert Parents(store).of(tiny_run(seed=5, **{"train.steps": 12})) is None
+    store.run(longer.run_id).final_state.unlink()
+    assert Parents(store).of(longest) == short.run_id
+
+
+def test_a_sweep_continues_shorter_runs(store):
+    short, long = (tiny_run(**{"train.steps": steps}) for steps in (6, 12))
+    train(store, short)
+    train(store, long)
+    record = store.index.records([long.run_id])[long.run_id]
+    assert (record.status, record.parent_id) == ("finished", short.run_id)
+    assert record.facts["resumed_from_step"] == 6
