@@ -84,7 +84,7 @@ def measure(
     load = psutil.getloadavg()[0]
     with tempfile.TemporaryDirectory(prefix="cope-sweep-bench-") as name:
         folder = Path(name)
-        measured = {
+        measured: dict[str, Any] = {
             "trivial_runs": _trivial(folder, runs),
             "gap": _gap(folder, long_steps),
             "ways": _ways(folder, short_runs, peer_runs),

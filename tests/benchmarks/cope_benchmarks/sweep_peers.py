@@ -80,7 +80,7 @@ def trainer(runs: tuple[RunSpec, ...], root: str) -> None:
                 worker,
                 train_loop_config={"run": runs[config["number"]]},
                 scaling_config=ScalingConfig(num_workers=1, resources_per_worker={"CPU": 0.5}),
-                run_config=RunConfig(name=f"run-{config['number']}", storage_path=scratch),  # type: ignore[call-arg]
+                run_config=RunConfig(name=f"run-{config['number']}", storage_path=scratch),
             ).fit()
 
         tune.Tuner(

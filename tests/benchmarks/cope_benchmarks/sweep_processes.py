@@ -26,11 +26,12 @@ def usage_by_kind(driver: int, *, pss: bool = False) -> Usage:
     found: Usage = {}
     for process in _processes_of(driver):
         with contextlib.suppress(psutil.Error):
-            memory = process.memory_full_info() if pss else process.memory_info()
             cpu = process.cpu_times()
-            values = {"processes": 1, "rss": memory.rss, "cpu_s": cpu.user + cpu.system}
+            values = {"processes": 1, "rss": process.memory_info().rss, "cpu_s": cpu.user + cpu.system}
+            if pss:
+                values["pss"] = process.memory_full_info().pss
             sums = found.setdefault(_kind_of(process, driver), {})
-            for name, value in (values | ({"pss": memory.pss} if pss else {})).items():
+            for name, value in values.items():
                 sums[name] = sums.get(name, 0) + value
     return found
 
