@@ -8,7 +8,7 @@ import marshal
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any, cast
 
 from cachetools import LRUCache
@@ -63,7 +63,11 @@ class RunRow:
 
 def upsert(connection: Connection, table: Any) -> Any:
     """An INSERT of the database's own dialect, which has `on_conflict_do_update` and `on_conflict_do_nothing`."""
-    return sqlite.insert(table) if connection.dialect.name == "sqlite" else postgresql.insert(table)
+    return _insert(connection.dialect.name, table)
+
+
+def _insert(dialect: str, table: Any) -> Any:
+    return sqlite.insert(table) if dialect == "sqlite" else postgresql.insert(table)
 
 
 def next_revision(connection: Connection, count: int = 1) -> int:
@@ -95,12 +99,7 @@ class RowWriter:
             values = [
                 {**_columns(row), **part_ids[row.run_id], "revision": first + index} for index, row in enumerate(rows)
             ]
-            statement = upsert(connection, runs)
-            replaced = {name: statement.excluded[name] for name in values[0] if name != "run_id"}
-            connection.execute(
-                statement.on_conflict_do_update(index_elements=[runs.c.run_id], set_=replaced),
-                values,
-            )
+            connection.execute(_write_run(connection.dialect.name, tuple(values[0])), values)
             self._write_values(connection, rows, known)
 
     def forget(self) -> None:
@@ -178,6 +177,14 @@ class RowWriter:
         )
 
 
+@cache
+def _write_run(dialect: str, names: tuple[str, ...]) -> Any:
+    """The statement that inserts or replaces a run's row. Built once: building takes longer than executing."""
+    statement = _insert(dialect, runs)
+    replaced = {name: statement.excluded[name] for name in names if name != "run_id"}
+    return statement.on_conflict_do_update(index_elements=[runs.c.run_id], set_=replaced)
+
+
 def delete_values(connection: Connection, numbers: Iterable[int]) -> None:
     """Delete the metrics and facts of runs, given their numbers. Their key is the first column of the primary key."""
     if own := [{"b_run": number} for number in numbers]:
@@ -215,7 +222,20 @@ def chunks(items: Iterable[Any], size: int = MAX_VARIABLES) -> Iterable[list[Any
 
 def _ids(connection: Connection, name: Any, number: Any, wanted: Iterable[str]) -> dict[str, int]:
     """Name → id, of those that exist."""
-    return {row[0]: row[1] for row in connection.execute(select(name, number).where(among(connection, name, wanted)))}
+    values = list(wanted)
+    is_sqlite = connection.dialect.name == "sqlite"
+    parameter = json.dumps(values) if is_sqlite else values
+    return {row[0]: row[1] for row in connection.execute(_select_ids(is_sqlite, name, number), {"wanted": parameter})}
+
+
+@cache
+def _select_ids(is_sqlite: bool, name: Any, number: Any) -> Any:
+    """The statement of `_ids`, built once."""
+    if is_sqlite:
+        return select(name, number).where(
+            name.in_(select(func.json_each(bindparam("wanted")).table_valued("value").c.value))
+        )
+    return select(name, number).where(name == any_(bindparam("wanted", type_=ARRAY(String))))
 
 
 def _columns(row: RunRow) -> dict[str, Any]:
