@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 RAY_JOB_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 """Ray sets this environment variable for the driver of a job."""
+INDEX_VARIABLE = "COPE_SWEEP_INDEX"
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 EXAMPLE_TEXT = "Of position, and of context."
 
@@ -309,6 +310,10 @@ def submit(
         str | None,
         typer.Option("--mlflow", metavar="URI", help="MLflow's address as the cluster sees it.", show_default=False),
     ] = None,
+    index: IndexOpt = None,
+    time_budget: TimeBudgetOpt = None,
+    max_runs: MaxRunsOpt = None,
+    max_failures: MaxFailuresOpt = None,
     as_json: Json = False,
 ) -> None:
     """Run the ablation as a Ray job on a cluster, as `ray job submit` does.
@@ -319,7 +324,9 @@ def submit(
     """
     from cope_sweep.sweep.submit import submit as submit_job
 
-    load_plan(ablation, working_dir / ABLATIONS, scale, sets)  # a faulty file fails here instead of on the cluster
+    plan = load_plan(ablation, working_dir / ABLATIONS, scale, sets)  # a faulty file fails here, not on the cluster
+    if time_budget:
+        seconds_in(time_budget, "--time-budget")
     if store is None:
         if urlsplit(address if "://" in address else f"//{address}").hostname not in LOOPBACK:
             raise UserError(
@@ -327,14 +334,17 @@ def submit(
             )
         store = str(Path(STORE).absolute())
     arguments = ["run", ablation, "--store", store, *_overrides(scale, sets)]
-    arguments += ["--mlflow", mlflow] if mlflow else []
+    budget = {"--time-budget": time_budget, "--max-runs": max_runs, "--max-failures": max_failures, "--mlflow": mlflow}
+    arguments += [word for name, value in budget.items() if value is not None for word in (name, str(value))]
     console = make_console(stderr=True)
+    _print_cost(console, plan, open_store(store, index))
     outcome = submit_job(
         arguments,
         address=address,
         working_dir=working_dir,
         follow=follow,
         on_line=lambda line: console.print(line, markup=False, highlight=False, soft_wrap=True),
+        environment={INDEX_VARIABLE: index} if index else {},  # it may hold a password
     )
     if as_json:
         print_json(outcome.__dict__)

@@ -128,12 +128,13 @@ class EventBuffer:
         """Set when there is an event, or anything else that the driver waits for."""
 
     def add(self, event: Event) -> None:
-        """Add an event. It replaces the progress that the run reported before."""
+        """Add an event. Progress replaces the progress that the run reported before; an end replaces nothing."""
         self._count += 1
-        if (number := self._progress.pop(event.run_id, None)) is not None:
-            self._events.pop(number, None)
+        earlier = self._progress.pop(event.run_id, None)
         if event.status == "running":
             self._progress[event.run_id] = self._count
+            if earlier is not None:
+                self._events.pop(earlier, None)
         self._events[self._count] = event
         self.available.set()
 

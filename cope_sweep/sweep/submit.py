@@ -10,7 +10,7 @@ import shlex
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -62,6 +62,7 @@ def submit(
     on_line: Callable[[str], None] = lambda line: None,
     token: str | None = None,
     excludes: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
 ) -> JobOutcome:
     """Run `cope-sweep ARGUMENTS` as a job on a cluster.
 
@@ -77,6 +78,7 @@ def submit(
         token: The cluster's token; None for Ray's own settings: RAY_AUTH_TOKEN, the file of RAY_AUTH_TOKEN_PATH, or
             ~/.ray/auth_token.
         excludes: Patterns, as in .gitignore, of further files that are not sent.
+        environment: Further environment variables of the job. Unlike arguments, no list of processes shows them.
 
     Raises:
         ClusterError: Nothing answers at `address`, it is no Ray dashboard, the token is missing or wrong, the working
@@ -85,7 +87,7 @@ def submit(
     if not (working_dir / "cope_sweep").is_dir():
         raise ClusterError(f"{working_dir.absolute()} is not a checkout of this project: there is no cope_sweep/ in it")
     client = _client(address, token)
-    job_id = _submit(client, arguments, working_dir.absolute(), [*EXCLUDES, *excludes])
+    job_id = _submit(client, arguments, working_dir.absolute(), [*EXCLUDES, *excludes], environment or {})
     if not follow:
         return JobOutcome(job_id, "SUBMITTED", 0)
     try:
@@ -155,12 +157,22 @@ def _ray_token() -> str | None:
         return None
 
 
-def _submit(client: JobSubmissionClient, arguments: Sequence[str], working_dir: Path, excludes: list[str]) -> str:
+def _submit(
+    client: JobSubmissionClient,
+    arguments: Sequence[str],
+    working_dir: Path,
+    excludes: list[str],
+    environment: Mapping[str, str],
+) -> str:
     """The id of the submitted job. Raises ClusterError."""
     runtime_env: dict[str, Any] = {
         "working_dir": str(working_dir),
         "excludes": excludes,
-        "env_vars": {"PYTHONUNBUFFERED": "1", "RAY_JOB_STOP_WAIT_TIME_S": str(STOP_TIMEOUT_S)},
+        "env_vars": {
+            "PYTHONUNBUFFERED": "1",
+            "RAY_JOB_STOP_WAIT_TIME_S": str(STOP_TIMEOUT_S),
+            **environment,
+        },
     }
     until = time.monotonic() + AGENT_TIMEOUT_S
     while True:

@@ -127,12 +127,21 @@ def test_progress_lines_without_a_terminal(shell):
         (["--local", "--scale", "huge"], "unknown scale 'huge'"),
         (["--local", "--mlflow", "ftp://x"], "ftp"),
         (["--local", "--store", "ablations/tiny.yaml/store"], "cannot be written"),
-        (["--no-mlflow", "--address", "127.0.0.1:1"], "127.0.0.1:1"),  # nothing listens there
     ],
 )
 def test_bad_input_starts_no_training(shell, words, message):
     _, err = shell("run", "tiny", *words, code=2)
     assert message in " ".join(err.split())
+    assert {run["status"] for run in shell.json("status", "tiny")["runs"]} == {"pending"}
+
+
+@pytest.mark.slow
+def test_a_cluster_that_does_not_answer_is_an_error_before_training(shell):
+    # In a process of its own: one that is connected to Ray already stays connected.
+    process = shell.start("run", "tiny", "--no-mlflow", "--address", "127.0.0.1:1")  # nothing listens there
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 2
+    assert "127.0.0.1:1" in " ".join(err.split())
     assert {run["status"] for run in shell.json("status", "tiny")["runs"]} == {"pending"}
 
 
@@ -173,9 +182,9 @@ def jobs(monkeypatch):
     """The jobs that `submit` starts, in the place of a cluster (tests/sweep starts a real one)."""
     started = []
 
-    def submit(arguments, *, address, working_dir, follow, on_line):
+    def submit(arguments, *, address, working_dir, follow, on_line, environment):
         on_line("[a log line]")
-        started.append((arguments, address, working_dir, follow))
+        started.append((arguments, address, environment, follow))
         return JobOutcome("job-1", "FAILED", 3, "driver [lost]")
 
     monkeypatch.setattr("cope_sweep.sweep.submit.submit", submit)
@@ -184,12 +193,16 @@ def jobs(monkeypatch):
 
 def test_submit_sends_the_command_and_exits_with_its_code(shell, jobs):
     sets = ("--set", "seeds=[0]", "--set", "train.steps=2")
-    out, err = shell("submit", "tiny", *sets, "--mlflow", "http://head:5000", code=3)
-    (arguments, address, _, follow) = jobs[0]
+    index = f"sqlite:///{shell.folder}/elsewhere.db"
+    more = ("--time-budget", "2h", "--max-runs", "3", "--mlflow", "http://head:5000")
+    out, err = shell("submit", "tiny", *sets, *more, "--index", index, code=3)
+    (arguments, address, environment, follow) = jobs[0]
     store = str(shell.folder / "store")
-    assert arguments == ["run", "tiny", "--store", store, *sets, "--mlflow", "http://head:5000"]
+    assert arguments == ["run", "tiny", "--store", store, *sets, *more]
+    assert environment == {"COPE_SWEEP_INDEX": index}  # not among the arguments: it may hold a password
     assert (address, follow) == ("http://127.0.0.1:8265", True)
-    assert err == "[a log line]\n"
+    assert err.splitlines()[-1] == "[a log line]"
+    assert "2 runs to train: about" in err
     assert out == "job job-1: FAILED (driver [lost])\n"
 
 

@@ -125,6 +125,6 @@ def test_the_built_in_kinds():
 
 def test_the_example_of_a_search_space_is_valid(request):
     text = (request.config.rootpath / "ablations" / "README.md").read_text()
-    (example,) = re.findall(r"^```yaml\n(search:.*?)^```", text, re.DOTALL | re.MULTILINE)
+    example, *_ = re.findall(r"^```yaml\n(search:.*?)^```", text, re.DOTALL | re.MULTILINE)
     plan = expand(load(TEXT[: TEXT.index("grid:")] + TEXT[TEXT.index("seeds:") :] + example))
     assert len(plan.rows) == plan.ablation.content.search.samples

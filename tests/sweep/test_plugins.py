@@ -33,7 +33,7 @@ from tests.tiny import tiny_run
 plugins = ["renamed_position.encoding", "renamed_single_file"]
 load_plugins(plugins)
 runs = [tiny_run(**{"model.position": [{"kind": kind}]}) for kind in ("renamed", "single_file")]
-run_on_ray(runs, Store(sys.argv[1]), Resources(groups=1, device="cpu"), on_event=lambda event: None,
+run_on_ray(runs, Store(sys.argv[1]), Resources(groups=1, device="cpu"), sweep_id="sweep", on_event=lambda event: None,
            stop=threading.Event(), plugins=plugins, address=sys.argv[2])
 """
 
@@ -86,5 +86,5 @@ def test_workers_train_with_plugins_from_another_folder(
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    folders = Store(tmp_path / "store").runs()
+    folders = Store(tmp_path / "store").files.run_folders()
     assert [run.status for run in folders] == ["finished", "finished"]

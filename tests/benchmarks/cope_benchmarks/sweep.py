@@ -10,6 +10,7 @@ import platform
 import statistics
 import sys
 import tempfile
+from collections.abc import Collection
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -57,6 +58,10 @@ RUN = [sys.executable, "-m", "cope_sweep.cli", "run"]
 PEERS = [sys.executable, "-m", "cope_benchmarks.sweep_peers"]
 
 
+WAYS = ("engine", "loop", "task, new process", "task, process reused", "trainer")
+"""The ways to train the same short runs, which are compared."""
+
+
 def measure(
     runs: int = RUNS,
     short_runs: int = SHORT_RUNS,
@@ -66,6 +71,7 @@ def measure(
     footprint_groups: tuple[int, ...] = FOOTPRINT_GROUPS,
     broker_groups: int = BROKER_GROUPS,
     broker_runs: int = BROKER_RUNS,
+    ways: Collection[str] = WAYS,
 ) -> dict[str, Any]:
     """Measure the sweep on this machine.
 
@@ -87,7 +93,7 @@ def measure(
         measured: dict[str, Any] = {
             "trivial_runs": _trivial(folder, runs),
             "gap": _gap(folder, long_steps),
-            "ways": _ways(folder, short_runs, peer_runs),
+            "ways": _ways(folder, short_runs, peer_runs, ways),
             "footprint": [_footprint(folder, groups) for groups in footprint_groups],
             "broker": [
                 output_of(_broker(folder, leases, broker_groups, number))
@@ -138,7 +144,7 @@ def _gap(folder: Path, steps: int) -> dict[str, Any]:
     }
 
 
-def _ways(folder: Path, runs: int, trainer_runs: int) -> dict[str, Any]:
+def _ways(folder: Path, runs: int, trainer_runs: int, wanted: Collection[str]) -> dict[str, Any]:
     """The same short runs by the engine, in a plain loop, and by other ways to use Ray."""
     short = _ablation(folder / "short.yaml", runs, SHORT_STEPS)
     few = _ablation(folder / "few.yaml", trainer_runs, SHORT_STEPS)
@@ -149,7 +155,11 @@ def _ways(folder: Path, runs: int, trainer_runs: int) -> dict[str, Any]:
         "task, process reused": [*PEERS, "reused_task", str(short)],
         "trainer": [*PEERS, "trainer", str(few)],
     }
-    found = {name: _throughput(execute(command, folder / f"way-{name}"), runs) for name, command in commands.items()}
+    found = {
+        name: _throughput(execute(command, folder / f"way-{name}"), runs)
+        for name, command in commands.items()
+        if name in wanted
+    }
     own = found["engine"]["runs_per_s"]
     for way in found.values():
         way["engine_is_faster_by"] = round(own / way["runs_per_s"], 2)

@@ -99,7 +99,9 @@ def check_returned(process: subprocess.Popen[str], command: Sequence[str], outpu
     """Raise CalledProcessError, with its output, if a command failed."""
     if process.returncode:
         output.seek(0)
-        raise subprocess.CalledProcessError(process.returncode, list(command), output.read())
+        error = subprocess.CalledProcessError(process.returncode, list(command), output.read())
+        error.add_note(str(error.output)[-3000:])
+        raise error
 
 
 def output_of(command: Sequence[str]) -> dict[str, Any]:
