@@ -324,12 +324,12 @@ class RunFolder:
         With `keep_state`, the resume file, which is that of the last step, becomes `final_state` instead.
         """
         self.check_fence()
-        if keep_state:
-            self.resume.replace(self.final_state)
-            self._publish(self.final_state.name)
         document = {"metrics": dict(metrics), "facts": dict(facts), "files": self._checksums(), "ended_ms": _now_ms()}
         self._publish("curve.jsonl", LOG_FILE)
         self._write("result.json", document)
+        if keep_state:  # not before: a run that is killed here would have neither result nor state
+            self.resume.replace(self.final_state)
+            self._publish(self.final_state.name)
         self.resume.unlink(missing_ok=True)
         if self.objects:
             self.objects.delete(self._object(self.resume.name))

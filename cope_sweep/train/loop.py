@@ -74,8 +74,9 @@ class TrainingLoop:
     def run(self, should_stop: Callable[[], StopRequest | None]) -> Literal["finished", "interrupted", "stopped"]:
         """Train until the last step or a request of rank 0's `should_stop`, then write result or resume file."""
         trainer = self.trainer
-        if self.continues:
-            # The parent's state is that before its last step was logged: what is logged there depends on the run.
+        if self.continues or (trainer.done and trainer.losses):
+            # The state after the last step is saved before that step is logged: what is logged depends on the run that
+            # continues from it.
             self._log_step()
         while not trainer.done:
             trainer.train_step()
@@ -93,7 +94,7 @@ class TrainingLoop:
                     self.folder.set_state(request)
                 self.reporter.report(request)
                 return request
-            if self.writes and self._save_is_due():
+            if self.writes and not trainer.done and self._save_is_due():
                 self._save()
         self._finish()
         return "finished"

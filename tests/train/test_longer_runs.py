@@ -3,7 +3,7 @@
 import pytest
 
 from cope_sweep.plan.extend import parent_ids
-from cope_sweep.store import Store
+from cope_sweep.store import RunFolder, Store
 from cope_sweep.train import Runtime, train_run
 from tests.tiny import tiny_run
 from tests.train.stores import stop_after, weights
@@ -61,3 +61,24 @@ def test_no_state_is_kept_where_it_is_of_no_use(store):
     train_run(tiny_run(), store, Runtime(keep_final_state=False))
     assert not store.run(falling.run_id).final_state.exists()
     assert not store.run(tiny_run().run_id).final_state.exists()
+
+
+@pytest.mark.parametrize("schedule", ["constant", "linear"])
+@pytest.mark.parametrize("dies_in", ["writing_checkpoint", "finish"])
+def test_a_run_that_is_killed_after_its_last_step_loses_nothing(store, tmp_path, monkeypatch, schedule, dies_in):
+    run = tiny_run(**{"train.steps": 12, "train.schedule": schedule})
+
+    def die(*arguments, **options):
+        raise SystemExit  # as a signal does: nothing is recorded
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunFolder, dies_in, die)
+        with pytest.raises(SystemExit):
+            train_run(run, store, Runtime(checkpoint_every_s=0))
+    assert train_run(run, store, Runtime()) == "finished"
+    plain = Store(tmp_path / "plain", create=True)
+    train_run(run, plain, Runtime())
+    folder, expected = store.run(run.run_id), plain.run(run.run_id)
+    assert folder.result["facts"]["resumed_from_step"] >= 11
+    assert folder.curve() == expected.curve()
+    assert folder.result["metrics"] == expected.result["metrics"]
