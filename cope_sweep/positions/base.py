@@ -32,6 +32,10 @@ class Dims:
     layers: int
     context: int
     """Tokens in the longest sequence."""
+    absolute_std: float = 0.02
+    """With which standard deviation the model's family initialises learned absolute positions."""
+    linear_bound: float | None = None
+    """The family initialises linear layers uniformly on ± this, with biases; None: weights N(0, 0.02²), biases 0."""
 
     @property
     def head_dim(self) -> int:
@@ -47,6 +51,8 @@ class Parameter:
     """Standard deviation of the normal initialisation; 0 means zeros."""
     per_layer: bool = False
     """True: one for each layer that the encoding serves. False: one that all layers share."""
+    bound: float | None = None
+    """The initialisation is uniform on ± this; None: it is normal, with `std`."""
 
 
 @dataclass(frozen=True)

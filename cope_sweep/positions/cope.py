@@ -48,9 +48,10 @@ class ContextualEncoding(AttentionEncoding):
         """W_g and its bias, for each layer, if gates have separate keys; otherwise nothing."""
         if self.gate != "separate":
             return {}
+        bound = dims.linear_bound
         return {
-            "gate_weight": Parameter((dims.dim, dims.dim), std=0.02, per_layer=True),
-            "gate_bias": Parameter((dims.dim,), per_layer=True),
+            "gate_weight": Parameter((dims.dim, dims.dim), std=0.02, per_layer=True, bound=bound),
+            "gate_bias": Parameter((dims.dim,), per_layer=True, bound=bound),
         }
 
     def gate_keys(self, parameters: Mapping[str, Tensor], h_BTD: Tensor) -> Tensor | None:

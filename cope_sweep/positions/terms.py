@@ -76,6 +76,7 @@ class RelativeLookUp:
 
     q_BHQK: Tensor
     e_RK: Tensor
+    """Or (H, R, K), with a table for each head."""
     scale: float
     far: Literal["none", "last"]
 

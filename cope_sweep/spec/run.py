@@ -169,7 +169,14 @@ class RunSpec(Frozen):
     def dims(self) -> Dims:
         """The sizes that position encodings depend on."""
         model = self.model
-        return Dims(model.dim, model.heads, model.layers, model.context or self.task.context)
+        return Dims(
+            model.dim,
+            model.heads,
+            model.layers,
+            model.context or self.task.context,
+            model.family.absolute_std(model.dim),
+            model.family.linear_bound(model.dim),
+        )
 
     @property
     def sizes(self) -> ModelSizes:

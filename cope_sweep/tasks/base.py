@@ -137,6 +137,10 @@ class Task(Kind):
         """A digest of the data that the task reads: of its text and tokenizer. None if all sequences are generated."""
         return None
 
+    def tokenizer_name(self) -> str | None:
+        """Kind and digest of the task's tokenizer: `gpt2 3f2a91c0d4e5`; None if it has none. Raises UserError."""
+        return None
+
     @property
     def tokenizer_json(self) -> Path | None:
         """The tokenizer's file, which is copied into checkpoints; None if the task has no tokenizer.

@@ -220,6 +220,7 @@ class TrainingLoop:
             parent_id = self.parent.run_id if self.parent and self.continues else None
             optional = {
                 "data": self.data,
+                "tokenizer": self.spec.task.tokenizer_name(),
                 "contexts_left_out": left_out,
                 "restarted": self.restarted,
                 "parent_id": parent_id,
