@@ -235,6 +235,7 @@ def test_an_encoding_without_fused_kernels_needs_memory_for_all_scores():
 def test_variants_cost_evaluations():
     relative = {"model.position": ["relative"]}
     plain, both = (
-        tiny_run(**relative | {"evaluate.variants": variants}) for variants in ({}, {"capped": {"relative.far": "last"}})
+        tiny_run(**relative | {"evaluate.variants": variants})
+        for variants in ({}, {"capped": {"relative.far": "last"}})
     )
     assert run_flops(both, Resources()) > run_flops(plain, Resources())
