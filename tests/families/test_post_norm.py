@@ -33,6 +33,30 @@ def test_a_block_is_its_equation():
     torch.testing.assert_close(block(x, []), expected)
 
 
+def test_a_model_is_torch_s_post_norm_layers():
+    """Against torch.nn.TransformerEncoderLayer with a causal mask, which has the same post-norm block."""
+    model = Transformer(tiny_run(**POST_NORM | {"model.layers": 2})).double().eval()
+    tokens = torch.randint(0, 6, (3, 6), generator=torch.Generator().manual_seed(0))
+    x = F.embedding(tokens, model.embedding.weight)
+    mask = torch.nn.Transformer.generate_square_subsequent_mask(6, dtype=torch.float64)
+    for block in model.blocks:
+        layer = torch.nn.TransformerEncoderLayer(8, 2, 32, batch_first=True, dtype=torch.float64).eval()
+        names = {
+            "self_attn.in_proj": "attention.qkv", "self_attn.out_proj": "attention.out", "linear1": "feed_forward.up",
+            "linear2": "feed_forward.down", "norm1": "attention_norm", "norm2": "ffn_norm",
+        }  # fmt: skip
+        state = block.state_dict()
+        layer.load_state_dict(
+            {
+                f"{theirs}{'_' if theirs.endswith('in_proj') else '.'}{part}": state[f"{ours}.{part}"]
+                for theirs, ours in names.items()
+                for part in ("weight", "bias")
+            }
+        )
+        x = layer(x, src_mask=mask, is_causal=True)
+    torch.testing.assert_close(model(tokens), x @ model.embedding.weight.T)
+
+
 def test_dropout_is_after_attention_after_the_relu_and_after_the_branch():
     run = tiny_run(**POST_NORM)
     block = Transformer(run).blocks[0]
