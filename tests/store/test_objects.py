@@ -8,6 +8,7 @@ import pytest
 from cope_sweep.store import LeaseHolder, Store, StoreError
 from cope_sweep.store.errors import FencedError
 from cope_sweep.store.objects import ObjectFolder
+from cope_sweep.store.reading import RunContents
 from cope_sweep.store.rebuild import check, rebuild
 from cope_sweep.train import Runtime, train_run
 from tests.store.test_store import sweep_record
@@ -84,7 +85,7 @@ def test_a_run_moves_from_one_machine_to_another(on_machine, tmp_path):
     for name, tensor in weights(plain.run(RUN.run_id)).items():
         assert (tensor == weights(third)[name]).all(), name
     assert "attempt 2" in third.log_text()
-    assert third.damage(checksums=True) == []
+    assert RunContents(third).damage(checksums=True) == []
 
 
 def test_an_older_attempt_is_fenced(on_machine):

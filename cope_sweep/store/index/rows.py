@@ -140,7 +140,11 @@ class RowWriter:
             flat = {row["digest"]: dict(flatten({row["section"]: row["content"]})) for row in rows}
             key_ids = self._key_ids(connection, {name for values in flat.values() for name in values})
             entries = [
-                {"part": ids[digest], "key": key_ids[name], **columns(value)}
+                {
+                    "part": ids[digest],
+                    "key": key_ids[name],
+                    **dict(zip(("number", "text"), columns(value), strict=True)),
+                }
                 for digest, values in flat.items()
                 for name, value in values.items()
             ]
@@ -173,7 +177,7 @@ class RowWriter:
         place = "?, ?, ?, ?" if connection.dialect.paramstyle == "qmark" else "%s, %s, %s, %s"
         connection.exec_driver_sql(
             f"INSERT INTO run_values (run, key, number, text) VALUES ({place})",  # noqa: S608 - a constant
-            [(run, key_ids[name], *columns(value).values()) for run, name, value in values],
+            [(run, key_ids[name], *columns(value)) for run, name, value in values],
         )
 
 
