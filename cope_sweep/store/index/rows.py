@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from cachetools import LRUCache
 from sqlalchemy import ARRAY, Connection, String, any_, bindparam, delete, func, literal, select, update
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.dialects import sqlite
 from sqlalchemy.sql import ColumnElement
 
 from cope_sweep.store.event import Status
@@ -67,7 +67,11 @@ def upsert(connection: Connection, table: Any) -> Any:
 
 
 def _insert(dialect: str, table: Any) -> Any:
-    return sqlite.insert(table) if dialect == "sqlite" else postgresql.insert(table)
+    if dialect == "sqlite":
+        return sqlite.insert(table)
+    from sqlalchemy.dialects import postgresql  # of which commands on a SQLite index need nothing
+
+    return postgresql.insert(table)
 
 
 def next_revision(connection: Connection, count: int = 1) -> int:
