@@ -8,8 +8,8 @@ import os
 
 def main() -> None:
     """Run the `cope-sweep` command and exit with its code."""
-    # numpy's OpenBLAS starts a thread for each core when it is imported, which is half of the time that the import takes.
-    # No command multiplies matrices with numpy.
+    # numpy's OpenBLAS starts a thread for each core, which is half of the time that importing numpy takes. No command
+    # multiplies matrices with numpy.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from cope_sweep.cli.application import app
 
