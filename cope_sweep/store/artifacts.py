@@ -335,10 +335,13 @@ class RunFolder:
         write_bytes(self.path / "curve.jsonl", read_bytes(source.path / "curve.jsonl", mark["bytes"]) or b"")
 
     def fetch_checkpoint(self) -> Path:
-        """The folder of the trained model on this machine. Copied from an object store once. Raises StoreError."""
-        if self.objects and not self.checkpoint.is_dir():
+        """The folder of the trained model on this machine. Copied from an object store once. Raises StoreError.
+
+        There is no such folder if the run has no checkpoint.
+        """
+        if self.objects and not self.checkpoint.is_dir() and (names := self.objects.names(self._object("checkpoint"))):
             with self._replacing_checkpoint() as temporary:
-                for name in self.objects.names(self._object("checkpoint")):
+                for name in names:
                     self.objects.download(self._object(f"checkpoint/{name}"), temporary / name)
         return self.checkpoint
 

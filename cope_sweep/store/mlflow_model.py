@@ -1,7 +1,7 @@
 """The description of a trained model for MLflow: the file `MLmodel`, which MLflow's page and functions read.
 
-It has two flavours. With `python_function`, `mlflow.pyfunc.load_model("models:/<model id>")` loads the checkpoint on any
-machine where cope_sweep is installed: the model scores token ids, see `Predictor.log_probabilities`. `cope_sweep` names
+It has two flavours. With `python_function`, `mlflow.pyfunc.load_model("models:/<model id>")` loads the checkpoint on
+any machine where cope_sweep is installed: it scores token ids, see `Predictor.log_probabilities`. `cope_sweep` names
 the files of the checkpoint. Nothing is pickled: the weights are safetensors.
 
     model = mlflow.pyfunc.load_model("models:/m-…")
