@@ -185,7 +185,7 @@ def test_the_main_example_has_the_rows_that_it_says(tmp_path):
 def test_the_example_of_all_keys_uses_them(tmp_path):
     (tmp_path / "example.yaml").write_text(code_blocks(read("ablations/README.md"), "yaml")[0])
     loaded = load_ablation(tmp_path / "example.yaml")
-    assert type(loaded.content).model_fields.keys() - loaded.content.model_fields_set <= {"plugins"}
+    assert type(loaded.content).model_fields.keys() - loaded.content.model_fields_set <= {"plugins", "inherit"}
     rows = expand(loaded).rows
     # 4 encodings × tied or not × 2 zipped pairs, twice for RoPE; without CoPE (16 positions, not tied); and 1 included.
     assert len(rows) == (3 + 2) * 2 * 2 - 2 + 1

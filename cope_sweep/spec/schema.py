@@ -22,4 +22,8 @@ def ablation_schema() -> dict[str, Any]:
     run["description"] = "The keys of a run that do not vary."
     schema["properties"]["base"] = run
     schema["$defs"] = definitions
+    # A file that inherits has the other required keys from there.
+    needed = [key for key in schema["required"] if key != "title"]
+    schema["required"] = ["title"]
+    schema["anyOf"] = [{"required": ["inherit"]}, {"required": needed}]
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "A cope-sweep ablation"}

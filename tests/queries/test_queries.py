@@ -5,6 +5,7 @@ import threading
 import pytest
 
 from cope_sweep.queries import AblationFiles, NotFinishedError, NotFoundError, Queries, parse_filter
+from cope_sweep.spec import SpecError
 from cope_sweep.store import QueryError, RunQuery, Store, SweepRecord, SweepRun
 from tests.plan.test_expand import BASE
 from tests.results.ablations import begin, end, fail, finish, stop
@@ -163,6 +164,24 @@ def test_the_version_changes_with_the_store_and_with_the_file(used, plan, folder
     assert changed != before
     (folder / "good.yaml").write_text((folder / "good.yaml").read_text() + "\n# more\n")
     assert version() != changed
+
+
+def test_a_file_is_read_again_when_one_that_it_inherits_from_changes(folder):
+    files = AblationFiles(folder)
+    (folder / "heir.yaml").write_text("title: Heir\ninherit: good\n")
+    before = files.load("heir")
+    assert files.load("heir") is before
+    text = (folder / "good.yaml").read_text()
+    (folder / "good.yaml").write_text(text.replace("[1, 2, 3]", "[1, 2, 3, 4]"))
+    assert len(files.load("heir").plan.rows) == 4
+    (folder / "good.yaml").write_text("title: [\n")
+    with pytest.raises(SpecError, match="inherited by"):
+        files.load("heir")
+    (folder / "good.yaml").write_text(text)
+    assert len(files.load("heir").plan.rows) == 3
+    (folder / "good.yaml").unlink()
+    with pytest.raises(SpecError, match="no file"):
+        files.load("heir")
 
 
 def test_a_store_that_appears_later_is_found(queries, plan, tmp_path):
