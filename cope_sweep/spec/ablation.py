@@ -86,11 +86,16 @@ class Scale(Frozen):
     description: str = ""
     set: Point = Field(default={}, description="Dotted keys of a run, and values that replace those of the base.")
     grid: dict[str, Axis] = Field(default={}, description="Axes that replace those of the same key.")
+    exclude: list[Point] | None = Field(default=None, description="Exclusions that replace the ablation's own.")
     seeds: Annotated[list[Seed] | None, Field(min_length=1)] = Field(
         default=None, description="Seeds that replace the ablation's own."
     )
     metrics: Annotated[list[Metric] | None, Field(min_length=1)] = Field(
         default=None, description="Columns that replace the ablation's own."
+    )
+    published: list[Published] | None = Field(
+        default=None,
+        description="Published numbers that replace the ablation's own; [] where a scale cannot be compared with them.",
     )
     search: AnySearch | None = Field(default=None, description="A search that replaces the ablation's own.")
     schedule: AnyScheduler | None = Field(default=None, description="A schedule that replaces the ablation's own.")

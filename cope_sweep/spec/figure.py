@@ -65,7 +65,7 @@ class Maps(_Figure):
     first: Positive | None = Field(default=None, description="Only the first tokens of the sequence; null: all.")
     mark: str | None = Field(
         default=None,
-        description="Marked tokens, drawn as signs: `newline`, `section` or `sentence` of a text, or a mark of the task.",
+        description="Marked tokens, drawn as signs: `newline`, `section` or `sentence` of a text, or one of the task.",
     )
     heads: Annotated[list[Head], Field(min_length=1)] | Positive = Field(
         default=1,

@@ -17,7 +17,7 @@ from cope_sweep.spec.source import Json, KeyPath, SpecError, parse_value, set_ke
 RUN_KEYS = tuple(name for name in RunSpec.model_fields if name != "seed")
 ABLATION_KEYS = ("seeds", "metrics", "search", "schedule", "resources")
 """Top-level keys of an ablation that `--set` replaces, in addition to the keys of a run."""
-SCALED_KEYS = ("seeds", "metrics", "search", "schedule")
+SCALED_KEYS = ("exclude", "seeds", "metrics", "published", "search", "schedule")
 """Top-level keys of an ablation that a scale replaces."""
 REGISTRIES: dict[str, Registry[Any]] = {"search": SEARCHES, "schedule": SCHEDULERS}
 
