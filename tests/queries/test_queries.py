@@ -66,6 +66,19 @@ def test_ablations_are_counted_and_an_invalid_file_has_its_error(used):
     assert good.counts == {"finished": 1, "failed": 1, "stopped": 1, "damaged": 1, "pending": 2}
 
 
+def test_the_runs_of_each_scale_are_counted(used, folder):
+    text = (folder / "good.yaml").read_text()
+    (folder / "good.yaml").write_text(text + "scales: {first: {seeds: [0]}, deep: {grid: {model.layers: [9]}}}\n")
+    _, good = used.ablations()
+    assert {scale: (each.runs, each.finished) for scale, each in good.at_scales.items()} == {
+        "first": (3, 1),
+        "deep": (2, 0),
+    }
+    (folder / "good.yaml").write_text(text + "scales: {broken: {set: {model.dims: 3}}}\n")
+    _, faulty = used.ablations()
+    assert "unknown key 'dims'" in faulty.error
+
+
 def test_a_page_of_runs_has_their_values_and_places(used, plan):
     page = used.runs(RunQuery(filters=(parse_filter("model.layers>=2"),), sort="seed", descending=True))
     assert [run.run_id for run in page.runs] == [ids(plan)[3], ids(plan)[2]]
