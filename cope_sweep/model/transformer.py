@@ -8,6 +8,8 @@ Shapes: B batch, T tokens, D dim, V vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import cast
 
 import torch
@@ -17,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from cope_sweep.model.attention import LayerCache, Position, Positions, self_attention
 from cope_sweep.model.parameters import ParametersByName, PositionParameters, add_parameters, initialise
+from cope_sweep.positions import Encoding
 from cope_sweep.spec import RunSpec
 
 Cache = list[LayerCache]
@@ -117,6 +120,22 @@ class Transformer(nn.Module):
         x_BTD = self.family.final_norm(self.output_parameters, x_BTD)
         return F.linear(x_BTD, cast(Tensor, self.head.weight))
 
+    @contextmanager
+    def encodings(self, encodings: Sequence[Encoding]) -> Iterator[None]:
+        """Compute with these encodings within a `with` block: those of the run's spec, with other fields.
+
+        They have the same order and the same parameters.
+        """
+        parameters = self._position_parameters()
+        before = [each.encoding for each in parameters]
+        try:
+            for each, encoding in zip(parameters, encodings, strict=True):
+                each.encoding = encoding
+            yield
+        finally:
+            for each, encoding in zip(parameters, before, strict=True):
+                each.encoding = encoding
+
     def _positions(self, layer: int) -> Positions:
         """The encodings that serve a layer, each with the parameters that the layer uses."""
         return [
@@ -139,13 +158,14 @@ class Transformer(nn.Module):
             each.initialise(run.dims, generator)
 
 
-def check_reach(run: RunSpec, tokens: int) -> None:
+def check_reach(run: RunSpec, tokens: int, encodings: Sequence[Encoding] | None = None) -> None:
     """Raise ValueError where an encoding of the run's model has no position for so many tokens in a row.
 
-    Only encodings of the input can be too short; they are computed on the meta device, without memory.
+    `encodings`: None means those of the run. Only encodings of the input can be too short; they are computed on the
+    meta device, without memory.
     """
     x_BTD = torch.empty(1, tokens, run.model.dim, device="meta")
-    for encoding in run.model.position:
+    for encoding in run.model.position if encodings is None else encodings:
         declared = encoding.parameters(run.dims).items()
         encoding.embed({name: torch.empty(each.shape, device="meta") for name, each in declared}, x_BTD, 0)
 

@@ -119,11 +119,12 @@ def _run_flops(run: RunSpec, resources: Resources, parameters: int) -> float:
     evaluate, task = run.evaluate, run.task
     at_every = (run.train.steps - 1) // evaluate.every * evaluate.sequences + evaluate.final_sequences
     total = run.train.steps * _step_flops(run, resources, parameters)
+    at_every += len(evaluate.variants) * evaluate.final_sequences
     for split in task.TESTS:
         total += at_every * _sequence_flops(run, task.length(split), parameters)
         for context in evaluate.contexts:
             windows = evaluate.final_sequences * task.length(split) / (evaluate.stride or context)
-            total += windows * _sequence_flops(run, context, parameters)
+            total += (1 + len(evaluate.variants)) * windows * _sequence_flops(run, context, parameters)
     return total
 
 

@@ -6,7 +6,7 @@ import math
 import platform
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import torch
@@ -14,6 +14,7 @@ import torch
 from cope_sweep.model import check_reach
 from cope_sweep.model.checkpoint import CheckpointError, save_model
 from cope_sweep.optim import Constant
+from cope_sweep.positions import Encoding
 from cope_sweep.spec import RunSpec
 from cope_sweep.store import RunFolder
 from cope_sweep.store.errors import DamagedError
@@ -210,8 +211,7 @@ class TrainingLoop:
         """Evaluate, and write checkpoint and result."""
         speed = self.clock.tokens_per_s()
         with self.clock.paused():
-            self._log_evaluation(self.trainer.evaluate(self.spec.evaluate.final_sequences))
-            left_out = self._evaluate_windows()
+            left_out = self._evaluate_finally()
         if self.writes:
             with self.folder.writing_checkpoint() as path:
                 save_model(path, self.trainer.model, self.spec)
@@ -220,6 +220,7 @@ class TrainingLoop:
             parent_id = self.parent.run_id if self.parent and self.continues else None
             optional = {
                 "data": self.data,
+                "tokenizer": self.spec.task.tokenizer_name(),
                 "contexts_left_out": left_out,
                 "restarted": self.restarted,
                 "parent_id": parent_id,
@@ -236,24 +237,40 @@ class TrainingLoop:
             self.folder.finish(self.reporter.metrics, facts, keep_state=self._keeps_state())
         self.reporter.report("finished", evaluated=True)
 
-    def _evaluate_windows(self) -> str:
+    def _evaluate_finally(self) -> str:
+        """Log the metrics after the last step, with each variant; returns what was not measured, and why."""
+        sequences = self.spec.evaluate.final_sequences
+        self._log_evaluation(self.trainer.evaluate(sequences))
+        left_out = [self._evaluate_windows(self.spec.model.position, "")]
+        for variant in self.spec.evaluate.variants:
+            encodings, prefix = self.spec.variant(variant), f"{variant}/"
+            with self.trainer.model.encodings(encodings):
+                self._log_evaluation(_prefixed(prefix, self.trainer.evaluate(sequences)))
+                left_out.append(self._evaluate_windows(encodings, prefix))
+        return "; ".join(dict.fromkeys(reason for reason in left_out if reason))
+
+    def _evaluate_windows(self, encodings: Sequence[Encoding], prefix: str) -> str:
         """Log the metrics on windows of each context; returns which contexts were not measured, and why."""
         evaluate = self.spec.evaluate
         out_of_reach: dict[int, str] = {}
         not_finite = []
         for context in evaluate.contexts:
             try:
-                check_reach(self.spec, context)
+                check_reach(self.spec, context, encodings)
             except ValueError as error:
                 out_of_reach[context] = str(error)
                 continue
-            measured = self.trainer.evaluate_windows(context, evaluate.final_sequences)
+            measured = _prefixed(prefix, self.trainer.evaluate_windows(context, evaluate.final_sequences))
             # The model may break down beyond its training length. The run does not fail for that.
             finite = {name: value for name, value in measured.items() if math.isfinite(value)}
             not_finite += [f"{name} is {value}" for name, value in measured.items() if name not in finite]
             self.reporter.log(finite)
         reasons = list(out_of_reach.values())[:1]  # the same for all contexts
         return "; ".join([f"{', '.join(map(str, out_of_reach))}: {reason}" for reason in reasons] + not_finite)
+
+
+def _prefixed(prefix: str, metrics: dict[str, float]) -> dict[str, float]:
+    return {prefix + name: value for name, value in metrics.items()}
 
 
 def _machine_facts(trainer: Trainer) -> dict[str, Any]:

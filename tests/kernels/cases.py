@@ -128,7 +128,10 @@ def encodings(draw: Any, tokens: int) -> tuple[Encoding, ...]:
             gate_after_rotation=after, scale_positions=draw(st.booleans()),
         ),
         "cope_alibi": CoPEALiBi(slopes=draw(st.sampled_from(["standard", "learned"])), gate=gate, gate_after_rotation=after),
-        "relative": Relative(positions=rows, far=draw(st.sampled_from(["none", "last"]))),
+        "relative": Relative(
+            positions=rows, far=draw(st.sampled_from(["none", "last"])), per_head=draw(st.booleans()),
+            scale_positions=draw(st.booleans()),
+        ),
         "alibi": ALiBi(),
         "t5": T5(buckets=4, max_distance=draw(st.integers(3, 40))),
     }  # fmt: skip

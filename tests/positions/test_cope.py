@@ -21,6 +21,8 @@ class TestCoPE(EncodingContract):
         CoPE(p_max=5, gate="values", per_head=True),
         [CoPE(p_max=5, gate="separate"), "rope"],
         [CoPE(p_max=5, gate_after_rotation=True), "rope"],
+        [CoPE(p_max=5, rotated_query=True), "rope"],
+        [CoPE(p_max=5, rotated_query=True, per_head=True), "rope", "relative"],
     ]
     extrapolates = True
 

@@ -6,7 +6,12 @@ from tests.positions.test_cope import attention_of
 
 
 class TestCoPEMLP(EncodingContract):
-    specs = [CoPEMLP(hidden=5), CoPEMLP(hidden=3, layers=(0,), p_max=4, gate="values")]
+    specs = [
+        CoPEMLP(hidden=5),
+        CoPEMLP(hidden=3, layers=(0,), p_max=4, gate="values"),
+        CoPEMLP(hidden=5, activation="gelu", scale_positions=True),
+        [CoPEMLP(hidden=5, rotated_query=True), "rope"],
+    ]
     extrapolates = True
 
 

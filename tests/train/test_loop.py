@@ -20,6 +20,8 @@ def test_facts_name_the_data_and_the_checkpoint_has_the_tokenizer(store, text):
     assert train_run(run, store, Runtime()) == "finished"
     folder = store.run(run.run_id)
     assert folder.result["facts"]["data"] == run.task.fingerprint()
+    assert folder.result["facts"]["tokenizer"] == run.task.tokenizer_name()
+    assert folder.result["facts"]["precision"] == "fp32"
     assert (folder.checkpoint / "tokenizer.json").read_bytes() == run.task.tokenizer_json.read_bytes()
     assert set(folder.result["metrics"]) >= {f"test/{name}" for name in run.task.METRICS}
 

@@ -109,7 +109,11 @@ PINNED = {"model.layers": 3, "model.dim": 16, "model.ffn_dim": 24, "train.steps"
             [1.814708, 1.856303, 1.756300, 1.833511, 1.797849],
         ),
         (
-            {"model.family": "post_norm", "model.position": ["absolute", "rope"], "train.schedule": "cosine"}
+            {
+                "model.family": "post_norm",
+                "model.position": [{"kind": "absolute", "std": 0.02}, "rope"],
+                "train.schedule": "cosine",
+            }
             | {"train.warmup": 2, "seed": 2},
             [2.655374, 2.451982, 2.784050, 2.271033, 2.272934],
         ),
