@@ -43,7 +43,10 @@ class Values(_Figure):
 
 
 class Contexts(_Figure):
-    """A metric of a text against the length of the evaluation context (`evaluate.contexts`): a line for each row."""
+    """A metric of a text against the length of the evaluation context (`evaluate.contexts`): a line for each row.
+
+    Variants of the evaluation (`evaluate.variants`) have lines of their own.
+    """
 
     kind: Literal["contexts"] = "contexts"
     metric: MetricName = Field(description="Without context: `validation/perplexity`.")
