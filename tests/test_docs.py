@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -170,6 +171,8 @@ def test_commands_in_examples_have_these_options(name):
 
 @pytest.mark.parametrize("name", READMES)
 def test_ablations_in_examples_can_be_planned(name, tmp_path):
+    for path in (ROOT / "ablations").glob("*.yaml"):  # an example inherits from one of them
+        shutil.copy(path, tmp_path)
     for index, text in enumerate(code_blocks(read(name), "yaml")):
         if re.search(r"^title:", text, re.MULTILINE) and not re.search(r"^plugins:", text, re.MULTILINE):
             path = tmp_path / f"example{index}.yaml"

@@ -132,7 +132,9 @@ def test_counting_ood():
 
 
 def test_wikitext_and_its_changes():
-    assert published("wikitext") == expected(paper.TABLE_5_WIKITEXT, PERPLEXITIES)
+    # The row of relative positions has a second label, a variant of its evaluation.
+    found = {labels[:1]: cells for labels, cells in published("wikitext").items()}
+    assert found == expected(paper.TABLE_5_WIKITEXT, PERPLEXITIES)
     assert published("wikitext_changes") == expected(paper.TABLE_8, PERPLEXITIES)
 
 
