@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -67,12 +68,18 @@ class AblationFiles:
             if known is None or known[0][0][0] != str(path) or known[0] != _stamps(each[0] for each in known[0]):
                 # What a faulty file depends on is not known: any file of the folder.
                 everything = _stamps([path, *(other for other in self.files().values() if other != path)])
-                parsed = _parse(path, scale)
+                parsed = _parse(path, scale, self._own_size(name) if scale is not None else None)
                 known = (parsed.stamp if isinstance(parsed, LoadedPlan) else everything, parsed)
                 self._plans[name, scale] = known
         if isinstance(known[1], SpecError):
             raise known[1].with_traceback(None)  # the error is kept, and each raise adds frames
         return known[1]
+
+    def _own_size(self, name: str) -> LoadedPlan | None:
+        """The plan without scale, whose parsed file the scales share; None where it is faulty."""
+        with contextlib.suppress(SpecError):
+            return self.load(name)
+        return None
 
     def places(self, run_ids: Iterable[str]) -> dict[str, list[Place]]:
         """Run id → where it is in the plans of all valid ablations at all scales."""
@@ -108,11 +115,14 @@ def _stamps(paths: Iterable[Path | str]) -> tuple[FileStamp, ...]:
     return tuple(stamps)
 
 
-def _parse(path: Path, scale: str | None) -> LoadedPlan | SpecError:
-    """The plan of a file. Its stamp is taken before it is read, so that a later change is noticed."""
+def _parse(path: Path, scale: str | None, own_size: LoadedPlan | None) -> LoadedPlan | SpecError:
+    """The plan of a file, which is read unless `own_size` holds it.
+
+    Its stamp is taken before it is read, so that a later change is noticed.
+    """
     before = _stamps([path])
     try:
-        ablation = load_ablation(path)
+        ablation = load_ablation(path) if own_size is None else own_size.plan.ablation
         if scale is not None and scale not in ablation.content.scales:
             known = ", ".join(ablation.content.scales) or "none"
             raise QueryError(f"{path.stem} has no scale {scale!r}; its scales are: {known}")
@@ -121,5 +131,5 @@ def _parse(path: Path, scale: str | None) -> LoadedPlan | SpecError:
         return error.with_traceback(None)
     except RecursionError:
         return SpecError(f"{path}: nested too deeply")
-    stamp = before + _stamps(ablation.source.parents)
+    stamp = before + _stamps(ablation.source.parents) if own_size is None else own_size.stamp
     return LoadedPlan(plan, {run.run_id: run for run in plan.runs}, stamp, scale)
