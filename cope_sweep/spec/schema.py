@@ -26,4 +26,11 @@ def ablation_schema() -> dict[str, Any]:
     needed = [key for key in schema["required"] if key != "title"]
     schema["required"] = ["title"]
     schema["anyOf"] = [{"required": ["inherit"]}, {"required": needed}]
+    # There, null removes an inherited axis or scale.
+    for part in (
+        schema["properties"]["grid"],
+        schema["properties"]["scales"],
+        definitions["Scale"]["properties"]["grid"],
+    ):
+        part["additionalProperties"] = {"anyOf": [part["additionalProperties"], {"type": "null"}]}
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "A cope-sweep ablation"}
