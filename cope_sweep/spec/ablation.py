@@ -74,9 +74,6 @@ class Published(Frozen):
     )
     values: dict[MetricName, float] = Field(description="Metric name → published value.")
     std: dict[MetricName, float] = Field(default={}, description="Metric name → published standard deviation.")
-    n: Annotated[int, Field(ge=1)] | None = Field(
-        default=None, description="The number of seeds that the numbers are the mean of; null: not said."
-    )
     source: str = Field(default="", description="Where the numbers are from, for example `Table 1`.")
 
 

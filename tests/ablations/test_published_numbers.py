@@ -166,13 +166,3 @@ def test_published_parameters_are_those_of_the_model(name):
         if wanted is not None:
             counted = parameter_count(row.runs[0])
             assert round(counted / 1e6, 1) * 1e6 == pytest.approx(wanted) or counted == SEP_KEYS, row.name
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_seeds_behind_published_numbers(name):
-    """A standard deviation needs several seeds; the paper says 3 for Flip-Flop and counting, and nothing elsewhere."""
-    for row in plan(name).rows:
-        if row.published:
-            assert row.published.n != 1 or not row.published.std
-            if row.runs[0].task.kind in ("flip_flop", "counting"):
-                assert row.published.n == (3 if row.published.std else 1)
