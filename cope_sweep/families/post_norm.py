@@ -48,7 +48,7 @@ class PostNorm(Family):
     kind: Literal["post_norm"] = "post_norm"
 
     def absolute_std(self, dim: int) -> float:
-        return dim**-0.5
+        return float(dim**-0.5)
 
     def linear_bound(self, inputs: int) -> float:
         return float(inputs**-0.5)

@@ -74,8 +74,8 @@ def make_problem(inputs: Inputs, positions: Positions, dropout: float, seed: Ten
     """The problem for these inputs and encodings, or why the fused kernels cannot express it, for a log message.
 
     They cannot express hard attention, an encoding without a `term`, two terms of a kind, contextual encodings whose
-    gates differ, and tables of rotated beside tables (or gates) of unrotated queries. Raises ValueError if an encoding's
-    gate keys are missing from the inputs.
+    gates differ, and a table of rotated queries beside one (or gates) of unrotated ones. Raises ValueError if gate keys
+    of an encoding are missing from the inputs.
     """
     if inputs.hard:
         return "attention is hard"

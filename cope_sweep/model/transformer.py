@@ -158,14 +158,13 @@ class Transformer(nn.Module):
             each.initialise(run.dims, generator)
 
 
-def check_reach(run: RunSpec, tokens: int, encodings: Sequence[Encoding] | None = None) -> None:
+def check_reach(run: RunSpec, tokens: int) -> None:
     """Raise ValueError where an encoding of the run's model has no position for so many tokens in a row.
 
-    `encodings`: None means those of the run. Only encodings of the input can be too short; they are computed on the
-    meta device, without memory.
+    Only encodings of the input can be too short; they are computed on the meta device, without memory.
     """
     x_BTD = torch.empty(1, tokens, run.model.dim, device="meta")
-    for encoding in run.model.position if encodings is None else encodings:
+    for encoding in run.model.position:
         declared = encoding.parameters(run.dims).items()
         encoding.embed({name: torch.empty(each.shape, device="meta") for name, each in declared}, x_BTD, 0)
 

@@ -138,8 +138,9 @@ def memory_bytes(run: RunSpec, resources: Resources) -> int:
     sequences = min(resources.micro_batch or run.train.batch, math.ceil(run.train.batch / resources.workers))
     tokens = sequences * task.length("train")
     block = SAVED_PER_TOKEN_AND_UNIT * model.dim * tokens
-    if resources.attention == "reference" or model.hard_attention:
-        scored = any(encoding.scores for encoding in model.position)
+    scored = any(encoding.scores for encoding in model.position)
+    unfused = any(encoding.scores and not encoding.has_term for encoding in model.position)
+    if resources.attention == "reference" or model.hard_attention or unfused:
         block += (14 if scored else 3) * model.heads * tokens * task.length("train")
     activations = model.layers * block
     if resources.checkpoint_activations:

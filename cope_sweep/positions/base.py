@@ -92,6 +92,11 @@ class Encoding(Kind):
         return type(self).rotate is not Encoding.rotate
 
     @property
+    def has_term(self) -> bool:
+        """Whether `term` describes the score, so that fused kernels can compute it without a T × T array."""
+        return type(self).term is not Encoding.term
+
+    @property
     def uses_rotated_query(self) -> bool:
         """Whether `score` and `term` receive queries and keys after the rotation (RoPE), not before it."""
         return False

@@ -39,6 +39,10 @@ class CoPEMLP(ContextualEncoding):
     share_layers: bool = Field(default=False, description="One MLP for all layers, or one for each layer.")
     scale_positions: bool = Field(default=False, description="Also divide q·e(p) by √K.")
 
+    @property
+    def has_term(self) -> bool:
+        return self.activation == "relu"
+
     def parameters(self, dims: Dims) -> Mapping[str, Parameter]:
         per_layer = not self.share_layers
         return {
@@ -77,7 +81,7 @@ class CoPEMLP(ContextualEncoding):
         """
         import torch
 
-        if self.activation == "gelu":
+        if not self.has_term:
             return None
 
         w1_N, b1_N = parameters["w1"], parameters["b1"]

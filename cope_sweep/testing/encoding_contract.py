@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import pytest
@@ -29,8 +30,9 @@ ROUNDING = 1e-12
 two layers that amplify errors by less than 100."""
 
 
-HALF_PRECISION = 2e-3
-"""Mean error of outputs in bfloat16, which are means of normal numbers: rounding changes each by at most 2⁻⁹ of it."""
+HALF_PRECISION = 4e-4
+"""Largest mean error of outputs in bfloat16. Rounding the outputs gives 2e-4; positions that are summed in bfloat16
+give 6e-4 for a table of 4 positions and 9e-3 for one of 512."""
 
 
 class EncodingContract:
@@ -236,11 +238,12 @@ def _half_precision_inputs(encoding: Encoding, dims: Dims) -> tuple[Inputs, Inpu
         return torch.randn(*shape, generator=rng)
 
     q, k, v, gate_k = normal(4, 1, dims.heads, dims.context, dims.head_dim).bfloat16()
-    wide = [x.double() for x in (q, k, v, gate_k)]
+    exact = Inputs(q.double(), k.double(), v.double(), torch.empty(0), torch.empty(0), [gate_k.double()])
+    exact = replace(exact, rotated_q_BHTK=exact.q_BHTK, rotated_k_BHSK=exact.k_BHSK)
     parameters = {
         name: normal(*declared.shape) * (declared.std or 0.3) for name, declared in encoding.parameters(dims).items()
     }
-    return Inputs(q, k, v, q, k, [gate_k]), Inputs(*wide[:3], *wide[:2], [wide[3]]), parameters
+    return Inputs(q, k, v, q, k, [gate_k]), exact, parameters
 
 
 def _attention(inputs: Inputs) -> Attention:

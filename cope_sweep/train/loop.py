@@ -6,7 +6,7 @@ import math
 import platform
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -14,7 +14,6 @@ import torch
 from cope_sweep.model import check_reach
 from cope_sweep.model.checkpoint import CheckpointError, save_model
 from cope_sweep.optim import Constant
-from cope_sweep.positions import Encoding
 from cope_sweep.spec import RunSpec
 from cope_sweep.store import RunFolder
 from cope_sweep.store.errors import DamagedError
@@ -241,22 +240,24 @@ class TrainingLoop:
         """Log the metrics after the last step, with each variant; returns what was not measured, and why."""
         sequences = self.spec.evaluate.final_sequences
         self._log_evaluation(self.trainer.evaluate(sequences))
-        left_out = [self._evaluate_windows(self.spec.model.position, "")]
+        left_out = [self._evaluate_windows()]
         for variant in self.spec.evaluate.variants:
-            encodings, prefix = self.spec.variant(variant), f"{variant}/"
-            with self.trainer.model.encodings(encodings):
-                self._log_evaluation(_prefixed(prefix, self.trainer.evaluate(sequences)))
-                left_out.append(self._evaluate_windows(encodings, prefix))
+            with self.trainer.model.encodings(self.spec.variant(variant)):
+                self._log_evaluation(_prefixed(f"{variant}/", self.trainer.evaluate(sequences)))
+                left_out.append(self._evaluate_windows(f"{variant}/"))
         return "; ".join(dict.fromkeys(reason for reason in left_out if reason))
 
-    def _evaluate_windows(self, encodings: Sequence[Encoding], prefix: str) -> str:
-        """Log the metrics on windows of each context; returns which contexts were not measured, and why."""
+    def _evaluate_windows(self, prefix: str = "") -> str:
+        """Log the metrics on windows of each context; returns which contexts were not measured, and why.
+
+        `prefix` begins the names of the metrics.
+        """
         evaluate = self.spec.evaluate
         out_of_reach: dict[int, str] = {}
         not_finite = []
         for context in evaluate.contexts:
             try:
-                check_reach(self.spec, context, encodings)
+                check_reach(self.spec, context)
             except ValueError as error:
                 out_of_reach[context] = str(error)
                 continue

@@ -146,6 +146,13 @@ def encodings(draw: Any, tokens: int) -> tuple[Encoding, ...]:
             else st.just(["cope_alibi", "t5"]),
         )
     )
+    if after and "relative" not in names and draw(st.booleans()):
+        # Beside a relative table, which has the query before the rotation, there is no fused kernel.
+        rotated = {"gate_after_rotation": False, "rotated_query": True}
+        return tuple(
+            choices[name].model_copy(update=rotated) if name in ("cope", "mlp", "cope_alibi") else choices[name]
+            for name in names
+        )
     return tuple(choices[name] for name in names)
 
 
