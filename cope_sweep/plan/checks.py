@@ -8,7 +8,7 @@ from cope_sweep.plan.points import Assignments, dimensions_of, matches
 from cope_sweep.spec import NUMERIC_FACTS, LoadedAblation, RunSpec
 from cope_sweep.spec.ablation import Point
 from cope_sweep.spec.explain import suggest
-from cope_sweep.spec.figure import Contexts, Curves, Maps, Values
+from cope_sweep.spec.figure import Contexts, Convergence, Curves, Maps, Values
 from cope_sweep.spec.search import EarlyStopping, Goal, Optuna, RandomSearch
 from cope_sweep.spec.source import KeyPath
 
@@ -109,7 +109,7 @@ def check_figures(loaded: LoadedAblation, points: Sequence[Assignments], runs: S
     for index, figure in enumerate(loaded.content.figures):
         path: KeyPath = ("figures", index)
         names: dict[KeyPath, str] = {}
-        if isinstance(figure, (Curves, Values)):
+        if isinstance(figure, (Curves, Convergence, Values)):
             names = {(*path, "metrics", number): name for number, name in enumerate(figure.metrics)}
         elif isinstance(figure, Contexts):
             names = {(*path, "metric"): figure.metric}

@@ -25,12 +25,21 @@ class _Figure(Frozen):
     )
 
 
-class Curves(_Figure):
+class _Curves(_Figure):
+    metrics: Metrics = Field(description="One panel for each metric.")
+    log: bool = Field(default=False, description="Whether the axis of the metrics is logarithmic.")
+
+
+class Curves(_Curves):
     """Metrics against the training step: a line for each row, with a band over its seeds."""
 
     kind: Literal["curves"] = "curves"
-    metrics: Metrics = Field(description="One panel for each metric.")
-    log: bool = Field(default=False, description="Whether the axis of the metrics is logarithmic.")
+
+
+class Convergence(_Curves):
+    """Curves of test metrics, with the step at which each row is best."""
+
+    kind: Literal["convergence"] = "convergence"
 
 
 class Values(_Figure):
@@ -77,4 +86,4 @@ class Maps(_Figure):
     )
 
 
-AnyFigure = Annotated[Curves | Values | Contexts | Maps, Field(discriminator="kind")]
+AnyFigure = Annotated[Curves | Convergence | Values | Contexts | Maps, Field(discriminator="kind")]
