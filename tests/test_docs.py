@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -170,6 +171,8 @@ def test_commands_in_examples_have_these_options(name):
 
 @pytest.mark.parametrize("name", READMES)
 def test_ablations_in_examples_can_be_planned(name, tmp_path):
+    for path in (ROOT / "ablations").glob("*.yaml"):  # an example inherits from one of them
+        shutil.copy(path, tmp_path)
     for index, text in enumerate(code_blocks(read(name), "yaml")):
         if re.search(r"^title:", text, re.MULTILINE) and not re.search(r"^plugins:", text, re.MULTILINE):
             path = tmp_path / f"example{index}.yaml"
@@ -185,7 +188,7 @@ def test_the_main_example_has_the_rows_that_it_says(tmp_path):
 def test_the_example_of_all_keys_uses_them(tmp_path):
     (tmp_path / "example.yaml").write_text(code_blocks(read("ablations/README.md"), "yaml")[0])
     loaded = load_ablation(tmp_path / "example.yaml")
-    assert type(loaded.content).model_fields.keys() - loaded.content.model_fields_set <= {"plugins"}
+    assert type(loaded.content).model_fields.keys() - loaded.content.model_fields_set <= {"plugins", "inherit"}
     rows = expand(loaded).rows
     # 4 encodings × tied or not × 2 zipped pairs, twice for RoPE; without CoPE (16 positions, not tied); and 1 included.
     assert len(rows) == (3 + 2) * 2 * 2 - 2 + 1

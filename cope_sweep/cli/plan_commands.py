@@ -39,7 +39,7 @@ Probe = Annotated[
 def list_ablations(
     ablations: AblationsDir = ABLATIONS, root: StoreOpt = STORE, index: IndexOpt = None, as_json: Json = False
 ) -> None:
-    """List the ablations, the table or figure that each reproduces, and how many of its runs are finished.
+    """List the ablations, the table or figure that each reproduces, and how many of their runs are finished.
 
     Example: `cope-sweep list`
     """
@@ -54,7 +54,7 @@ def list_ablations(
     if as_json:
         print_json([entry.model_dump(exclude_none=True) for entry in entries])
         return
-    table = grid("ablation", "title", "reproduces", "rows × seeds", "finished", "others")
+    table = grid("ablation", "title", "reproduces", "rows × seeds", "finished", "others", "finished at scales")
     for entry in entries:
         if entry.error is not None:
             table.add_row(escaped(entry.name), f"[red]{escaped(entry.error)}[/red]")
@@ -64,7 +64,8 @@ def list_ablations(
             )
             texts = (entry.name, entry.title, entry.reproduces)
             counts = (f"{entry.rows} × {entry.seeds}", f"{entry.finished} of {entry.runs}", others)
-            table.add_row(*map(escaped, texts), *counts)
+            scales = ", ".join(f"{name} {each.finished} of {each.runs}" for name, each in entry.at_scales.items())
+            table.add_row(*map(escaped, texts), *counts, escaped(scales))
     make_console().print(table)
 
 

@@ -11,6 +11,7 @@ from functools import cached_property
 from cope_sweep.plan.builder import RunBuilder
 from cope_sweep.plan.checks import (
     check_conditions,
+    check_figures,
     check_metrics,
     check_search,
     check_seeds,
@@ -105,6 +106,7 @@ def expand(loaded: LoadedAblation) -> Plan:
     rows = _rows(loaded, points)
     kinds = _kinds_of_runs(rows)
     check_metrics(loaded, kinds)
+    check_figures(loaded, points, kinds)
     return Plan(loaded, rows, resolved_schedule(loaded, kinds))
 
 

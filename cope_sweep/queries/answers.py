@@ -11,6 +11,13 @@ from cope_sweep.store import Status
 Counts = dict[Status, int]
 
 
+class ScaleSummary(BaseModel):
+    """The number of an ablation's runs at a scale."""
+
+    runs: int
+    finished: int
+
+
 class AblationSummary(BaseModel):
     """An ablation, with the number of its runs by status."""
 
@@ -19,6 +26,9 @@ class AblationSummary(BaseModel):
     hypothesis: str = ""
     reproduces: str = ""
     scales: list[str] = []
+    at_scales: dict[str, ScaleSummary] = Field(
+        default={}, description="Scale → its runs; the numbers below are of the ablation's own size."
+    )
     rows: int = 0
     seeds: int = 0
     runs: int = 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from cope_sweep.registry import Registry
@@ -11,12 +12,12 @@ from cope_sweep.spec.ablation import LoadedAblation, validate
 from cope_sweep.spec.labels import default_label
 from cope_sweep.spec.run import RunSpec
 from cope_sweep.spec.search import SCHEDULERS, SEARCHES, GridSearch, RandomSearch
-from cope_sweep.spec.source import Json, KeyPath, Source, SpecError, parse_value, set_key, set_path
+from cope_sweep.spec.source import Json, KeyPath, SpecError, parse_value, set_key, set_path
 
 RUN_KEYS = tuple(name for name in RunSpec.model_fields if name != "seed")
 ABLATION_KEYS = ("seeds", "metrics", "search", "schedule", "resources")
 """Top-level keys of an ablation that `--set` replaces, in addition to the keys of a run."""
-SCALED_KEYS = ("seeds", "metrics", "search", "schedule")
+SCALED_KEYS = ("exclude", "seeds", "metrics", "published", "search", "schedule")
 """Top-level keys of an ablation that a scale replaces."""
 REGISTRIES: dict[str, Registry[Any]] = {"search": SEARCHES, "schedule": SCHEDULERS}
 
@@ -41,7 +42,7 @@ def with_overrides(
         _apply_scale(data, lines, scale)
     for assignment in assignments:
         _apply_assignment(data, lines, assignment)
-    return validate(Source(loaded.source.name, data, lines), loaded.name)
+    return validate(replace(loaded.source, data=data, lines=lines), loaded.name)
 
 
 def _apply_scale(data: dict[str, Json], lines: Lines, scale: str) -> None:
@@ -117,8 +118,21 @@ def _fix(data: dict[str, Json], lines: Lines, key: str, value: Json) -> None:
             groups.append(group)
     if "zip" in data:
         data["zip"] = groups
+    _fix_figures(data, lines, key)
     _remove_distribution(data, key)
     set_key(data["base"], key, value)
+
+
+def _fix_figures(data: dict[str, Json], lines: Lines, key: str) -> None:
+    """Remove the key from the rows that figures draw, and the figures whose axis it is."""
+    kept: list[Json] = []
+    for index, figure in enumerate(data.get("figures", [])):
+        if key not in (figure.get("x"), figure.get("panels")):
+            figure.get("rows", {}).pop(key, None)
+            _move_lines(lines, ("figures", index), ("figures", len(kept)))
+            kept.append(figure)
+    if "figures" in data:
+        data["figures"] = kept
 
 
 def _remove_distribution(data: dict[str, Json], key: str) -> None:
