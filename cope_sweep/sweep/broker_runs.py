@@ -64,7 +64,8 @@ class RunTable:
 
     def take_waiting(self, shape: int) -> list[BrokerRun]:
         """Remove all runs of a shape that wait for a trial or a group, and return them as if they were leased."""
-        self._queues.pop(shape, None)
+        while self._queues[shape].get() is not None:
+            pass
         waiting = [run for run in self.by_id.values() if run.shape == shape and run.state in ("pending", "queued")]
         for run in waiting:
             run.state = "leased"

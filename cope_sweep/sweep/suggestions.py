@@ -75,6 +75,8 @@ class Suggestions:
         self._plan, self._rows = plan, list(plan.rows)
         self._budget = len(plan.rows) + plan.open_samples if max_runs is None else max_runs
         """How many runs may still be trained."""
+        self.own_resources = dict(plan.own_resources)
+        """Run id → resources, of the runs that have their own. It grows with every such row."""
         self._recorded = {run.run_id for run in record.runs}
         self._open: dict[str, RunSpec] = {}
         """The runs that were returned and have not ended."""
@@ -224,6 +226,8 @@ class Suggestions:
         if run.run_id in self._recorded:
             return
         self._recorded.add(run.run_id)
+        if row.resources is not None:
+            self.own_resources[run.run_id] = row.resources
         self._rows.append(row)
         self._unpublished.append(row)
         new = SweepRun(run_id=run.run_id, row=row.name, labels=row.labels, seed=run.seed)
