@@ -160,6 +160,8 @@ class Simulation:
     limit: int | None = None
     kills: frozenset[int] = frozenset()
     """Rounds in which the first group with a run dies."""
+    suggested_at: dict[int, int] = field(default_factory=dict)
+    """Shape → round in which a search suggests its runs; no entry: they are known from the start."""
     trained: Counter[str] = field(default_factory=Counter)
     longest_wait: dict[int, int] = field(default_factory=dict)
     """Shape → most rounds in a row with runs to train and no group."""
@@ -176,18 +178,25 @@ class Simulation:
         runs = seeds(len(self.shape_of))
         shapes = {run.run_id: shape for run, shape in zip(runs, self.shape_of, strict=True)}
         leases = LeasesInMemory(self.store, "simulated")
-        self.broker = Broker(self.store, "simulated", runs, shapes=shapes, max_failures=0, leases=leases)
+        later = [run for run in runs if shapes[run.run_id] in self.suggested_at]
+        known = [run for run in runs if run not in later]
+        self.broker = Broker(
+            self.store, "simulated", known, shapes=shapes, max_failures=0, leases=leases, more_runs=len(later)
+        )
         self.runs = {run.run_id: index for index, run in enumerate(runs)}
         placement = Placement(self.shapes, self.limit)
         for shape, needs in enumerate(self.shapes):
             if reason := needs.misfit(list(self.nodes.values())):
                 await self.broker.refuse(shape, reason)
-        for run in runs:
+        for run in known:
             await self.broker.start(run.run_id)
         waits: Counter[int] = Counter()
         try:
             for now in range(rounds):
                 self._place()
+                for run in later:
+                    if self.suggested_at[shapes[run.run_id]] == now:
+                        await self.broker.start(run.run_id, run, shapes[run.run_id])
                 if now in self.kills:
                     await self._kill()
                 for group in list(self.groups.values()):
@@ -302,3 +311,17 @@ def test_every_run_is_trained_once_and_no_shape_starves(
             assert message == simulation.shapes[simulation.shape_of[index]].misfit(list(simulation.nodes.values()))
     if not kills:
         assert max(simulation.longest_wait.values(), default=0) <= bound
+
+
+@pytest.mark.parametrize("waits", [SMALL, LARGE])
+def test_one_run_waits_no_longer_than_its_turn_behind_many_of_another_shape(store: Store, waits: Needs) -> None:
+    """The groups of the other shape fill the cluster before the run is suggested."""
+    others = LARGE if waits is SMALL else SMALL
+    simulation = Simulation(
+        store, {"a": {"CPU": 2}, "b": {"CPU": 2}}, [others, waits], [0] * 60 + [1], [3] * 61, suggested_at={1: 7}
+    )
+    rounds = simulation.execute(400)
+    assert set(simulation.trained.values()) == {1}
+    assert len(simulation.trained) == 61
+    assert 4 <= simulation.longest_wait[1] <= TURN_S / Simulation.ROUND_S + 3 + 3
+    assert rounds > 40
