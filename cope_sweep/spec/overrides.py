@@ -29,9 +29,8 @@ def with_overrides(
     """The ablation at a named scale, with `key=value` assignments applied after it.
 
     A key of a run replaces the value in the base, and removes the axis of that key. `seeds`, `metrics`,
-    `search.<key>`, `schedule.<key>` and `resources.<key>` replace the ablation's own; the last also those of single rows.
-
-    Raises SpecError.
+    `search.<key>`, `schedule.<key>` and `resources.<key>` replace the ablation's own; the last also those of single
+    rows. Raises SpecError.
     """
     if scale is None and not assignments:
         return loaded

@@ -139,7 +139,7 @@ def sweep(
     work = _Work.of(recorded_plan(plan, store), store, {"finished", *leave_out}, executor_name, file_text)
     notes = _Notes(on_note)
     work.suggest(store, budget.max_runs, on_row, on_event, notes)
-    if not work.todo:
+    if not (work.todo or (work.suggestions and work.suggestions.is_recorded)):
         return _nothing_to_train(work, store, tracking_uri)
 
     started_s = time.monotonic()
