@@ -150,10 +150,9 @@ class _Kinds:
     def of(self, resources: Resources) -> _Kind:
         kind = self._known.get(id(resources))
         if kind is None:
-            groups = self._common.groups
-            if groups == "auto":
-                groups = max(1, self._cpus // (resources.cpus * resources.workers))
-            kind = self._known[id(resources)] = _Kind(resources.workers, resources.shape, groups)
+            fitting = max(1, self._cpus // (resources.cpus * resources.workers))
+            parallel = fitting if self._common.groups == "auto" else self._common.groups
+            kind = self._known[id(resources)] = _Kind(resources.workers, resources.shape, parallel)
         return kind
 
 

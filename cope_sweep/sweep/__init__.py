@@ -2,7 +2,7 @@
 
     executor        the interface of both executors, and what they share
     local           executor in this process, without Ray: for debugging, tests, and machines with one device
-    schedule        executor on Ray: Tune schedules trials, Train's long-lived worker groups train, a broker connects them
+    schedule        executor on Ray: Tune schedules trials, worker groups train, a broker connects them
     broker          takes the leases and assigns runs to worker groups: plain asyncio, independent of Ray
     broker_runs     the runs that the broker knows, and their queues
     broker_groups   the groups that it knows, and what they train

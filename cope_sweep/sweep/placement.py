@@ -158,7 +158,7 @@ class _Round:
     ) -> None:
         self.placement, self.shapes, self.now_s = placement, placement.shapes, now_s
         self.nodes, self.groups, self.runs = nodes, groups, runs
-        self.free = Counter(free)
+        self.free = dict(free)
         """What the cluster has left, without what groups take that have not started yet."""
         self.left = self._without(groups)
         """Node → what the groups of this sweep leave of it."""
@@ -247,18 +247,16 @@ class _Round:
         for left in self.left.values() if whole is None else [whole]:
             here = min(missing, needs.workers_on(left))
             missing -= here
-            for name, amount in needs.bundle.items():
-                left[name] -= here * amount
-        for name, amount in needs.bundle.items():
-            self.free[name] -= needs.workers * amount
+            _subtract(left, needs, here)
+        _subtract(self.free, needs, needs.workers)
 
-    def _without(self, groups: Iterable[Placed]) -> dict[str, Counter[str]]:
+    def _without(self, groups: Iterable[Placed]) -> dict[str, dict[str, float]]:
         """Node → what these groups leave of it."""
-        left = {node: Counter(resources) for node, resources in self.nodes.items()}
+        left = {node: dict(resources) for node, resources in self.nodes.items()}
         for group in groups:
             for node in group.nodes:
                 if node in left:
-                    left[node].subtract(self.shapes[group.shape].bundle)
+                    _subtract(left[node], self.shapes[group.shape], 1)
         return left
 
     def _make_room(self, shape: int, candidates: Sequence[Placed]) -> None:
@@ -297,8 +295,10 @@ class _Round:
         Groups that wait for a place come first, then those without a run, then one node after another.
         """
         room = {node: self.shapes[shape].workers_on(left) for node, left in self.left.items()}
+        # Without a limit, a group is started only where there is room: it starts slowly, and waits for no place.
+        may_leave = [group for group in candidates if group.nodes or self.placement.limit is not None]
         return sorted(
-            (group for group in candidates if group.number not in self.placement.leaving),
+            (group for group in may_leave if group.number not in self.placement.leaving),
             key=lambda group: (
                 bool(group.nodes),
                 not group.idle,
@@ -307,3 +307,9 @@ class _Round:
                 -group.number,
             ),
         )
+
+
+def _subtract(resources: dict[str, float], needs: Needs, workers: int) -> None:
+    """Subtract what so many workers of a group take."""
+    for name, amount in needs.bundle.items():
+        resources[name] = resources.get(name, 0) - workers * amount

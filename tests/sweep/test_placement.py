@@ -90,6 +90,14 @@ def test_groups_leave_for_a_shape_that_waits_too_long_and_no_more_than_it_takes(
     assert decide(placement, TURN_S + 99, 7, [*left, Placed(7, 1, ("n", "n"))], small=9, large=1) == ([0], [])
 
 
+def test_a_group_that_starts_slowly_is_not_replaced() -> None:
+    placement = Placement([SMALL, LARGE])
+    assert decide(placement, 0, 4, [], small=9, large=1) == ([1], [])
+    for now_s in (TURN_S, TURN_S + BLOCKED_S, 9 * TURN_S):
+        assert decide(placement, now_s, 4, [Placed(0, 1)], small=9, large=1) == ([], [])
+    assert decide(placement, 9 * TURN_S, 5, [Placed(0, 1, ("n", "n"))], small=9, large=1) == ([0], [])
+
+
 def test_groups_with_nothing_to_do_leave_at_once() -> None:
     placement = Placement([SMALL, LARGE])
     groups = [Placed(number, 0, ("n",), idle=number != 1) for number in range(4)]
