@@ -119,7 +119,7 @@ class Broker:
         return None
 
     def _is_needed(self, group: int, shape: int) -> bool:
-        if self.groups.is_leaving(group):
+        if self.groups.is_leaving(group, has_run=self.table.has_queued(shape)):
             return False
         if self.table.draining:
             return self.groups.counts[shape] <= self.groups.busy[shape] + len(self.records.tasks)

@@ -21,6 +21,8 @@ class BrokerGroup:
     """One worker group."""
 
     shape: int
+    is_new: bool = True
+    """Whether it has had no run."""
     assignment: Assignment | None = None
     order: StopOrder | None = None
     ordered: asyncio.Event = field(default_factory=asyncio.Event)
@@ -81,6 +83,7 @@ class GroupTable:
         group.assignment = Assignment(self._assigned, run.spec, attempt, parent_id)
         group.step, group.progress_s, group.order = -1, time.monotonic(), None
         group.ordered.clear()
+        group.is_new = False
         self._training[self._assigned] = number
         self.busy[group.shape] += 1
         return group.assignment
@@ -119,9 +122,9 @@ class GroupTable:
         """Have groups end when their run has ended."""
         self._leaving.update(numbers)
 
-    def is_leaving(self, number: int) -> bool:
-        """Whether a group was asked to leave."""
-        return number in self._leaving
+    def is_leaving(self, number: int, *, has_run: bool) -> bool:
+        """Whether a group has to end now. One that has trained nothing yet first takes a run, if there is one."""
+        return number in self._leaving and not (has_run and self._groups[number].is_new)
 
     def idle(self) -> frozenset[int]:
         """The groups without a run."""

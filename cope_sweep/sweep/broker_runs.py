@@ -53,6 +53,10 @@ class RunTable:
         run_id = None if self.draining else self._queues[shape].get()
         return None if run_id is None else self.by_id[run_id]
 
+    def has_queued(self, shape: int) -> bool:
+        """Whether a run of a shape waits for a group."""
+        return next(iter(self._queues[shape]), None) is not None
+
     async def wait(self, shape: int, until: float) -> bool:
         """Wait for a run of a shape, or for another reason to look again; False if there was none before `until`."""
         return await self._queues[shape].wait(until)

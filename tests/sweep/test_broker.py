@@ -641,3 +641,21 @@ def test_ten_thousand_runs_take_no_time_that_grows_with_their_number(store: Stor
         assert many < 3 * few
 
     run(scenario())
+
+
+def test_a_group_that_is_asked_to_leave_trains_one_run_at_least(scenes: Any) -> None:
+    """Else shapes whose groups start slowly would take turns without training anything."""
+
+    async def scenario(scene: Scene) -> None:
+        await scene.start()
+        await scene.broker.ask_to_leave([0, 1])
+        assignment = await scene.lease(0)
+        assert await scene.end(assignment, group=0) is None
+        last = await scene.lease(1)
+        idle = asyncio.create_task(scene.broker.lease(2, None, TIMEOUT_S))
+        await asyncio.sleep(0.01)
+        await scene.broker.ask_to_leave([2])
+        assert await idle is None  # there is no run that it could take
+        assert await scene.end(last, group=1) is None
+
+    scenes(scenario, seeds(2))
