@@ -58,6 +58,8 @@ class Stage:
         self.failures: list[Failure] = []
         plan = GroupPlan(**values | changes)  # type: ignore[arg-type]
         shapes = Shapes(plan.resources, own)
+        for run in runs:
+            shapes.of(run.run_id)
         self.groups = Groups(
             plan,
             shapes,
