@@ -223,3 +223,22 @@ def test_each_run_starts_as_soon_as_there_is_room():
     # A run that takes the whole machine waits for both runs before it, and the ones after it wait for it.
     assert total_seconds([*taking(4, 2, parallel=2), *taking(3, parallel=1), *taking(1, 1, parallel=2)]) == 8
     assert total_seconds([]) == 0
+
+
+def test_an_encoding_without_fused_kernels_needs_memory_for_all_scores():
+    sizes = {"task.blanks": 500, "train.batch": 16}
+    relu, gelu = (
+        tiny_run(**sizes | {"model.position": [{"kind": "cope_mlp", "activation": activation}]})
+        for activation in ("relu", "gelu")
+    )
+    assert memory_bytes(gelu, Resources()) == memory_bytes(relu, Resources(attention="reference"))
+    assert memory_bytes(gelu, Resources()) > memory_bytes(relu, Resources())
+
+
+def test_variants_cost_evaluations():
+    relative = {"model.position": ["relative"]}
+    plain, both = (
+        tiny_run(**relative | {"evaluate.variants": variants})
+        for variants in ({}, {"capped": {"relative.far": "last"}})
+    )
+    assert run_flops(both, Resources()) > run_flops(plain, Resources())
