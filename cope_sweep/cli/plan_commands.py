@@ -96,12 +96,15 @@ def plan(
     if as_json:
         print_json(costs.model_dump())
         return
-    table = grid("run", "row", "seed", "status", "parameters", "time", "memory")
+    shapes_differ = len({run.resources for run in costs.runs}) > 1
+    table = grid("run", "row", "seed", "status", "parameters", "time", "memory", *["resources"] * shapes_differ)
     for run in costs.runs:
         cells = (run.run_id, escaped(run.row), str(run.seed), run.status, quantity(run.parameters))
         memory = size(run.estimated_memory_bytes)
         time = estimated_time(run.estimated_s, may_use_gpu=may_use_gpu)
-        table.add_row(*cells, time, memory if run.fits else f"[red]{memory}: too large[/red]")
+        table.add_row(
+            *cells, time, memory if run.fits else f"[red]{memory}: too large[/red]", *[run.resources] * shapes_differ
+        )
     console = make_console()
     console.print(table)
     groups = costs.worker_groups
@@ -110,7 +113,8 @@ def plan(
     if costs.to_do:
         text += f" ({costs.to_suggest} still to be suggested)" if costs.to_suggest else ""
         time = estimated_time(costs.estimated_s, may_use_gpu=may_use_gpu)
-        about = f"about {time} on {groups} worker group{'s' * (groups > 1)}" if time[0].isdigit() else time
+        up_to = "up to " * shapes_differ
+        about = f"about {time} on {up_to}{groups} worker group{'s' * (groups > 1)}" if time[0].isdigit() else time
         text += f": {about} ({costs.basis})"
     too_large = sum(not run.fits for run in costs.runs)
     text += f"; {too_large} do not fit in the memory of this machine" if too_large else ""

@@ -157,10 +157,14 @@ def _show_plan(store: Store, ablation: str, ablations: Path, scale: str | None, 
 
 
 def _print_runs(runs: Iterable[RunState | SweepMember]) -> None:
-    table = grid("run", "row", "seed", "status", "step", "worker", "message")
-    for run in runs:
+    runs = list(runs)
+    shapes = [getattr(run, "resources", "") for run in runs]
+    shown = len(set(shapes)) > 1
+    table = grid("run", "row", "seed", "status", "step", *["resources"] * shown, "worker", "message")
+    for run, shape in zip(runs, shapes, strict=True):
         step = f"{run.step}/{run.steps}"
-        cells = (run.run_id, run.row, run.seed, run.status, step, run.worker_id or "", run.message or "")
+        cells = (run.run_id, run.row, run.seed, run.status, step, *[shape] * shown)
+        cells += (run.worker_id or "", run.message or "")
         table.add_row(*map(escaped, cells), style="red" if run.status in BROKEN else "")
     make_console().print(table)
 

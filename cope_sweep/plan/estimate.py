@@ -163,7 +163,7 @@ def estimates(
     finished runs to seconds per floating-point operation. Runs of other shapes use the median of these rates. Without
     measurements, times follow a rule of thumb.
     """
-    resources, basis = plan.ablation.content.resources, _Basis(measured or {}, probed or {})
+    basis = _Basis(measured or {}, probed or {})
     known: dict[tuple[Any, ...], Estimate] = {}
     result = {}
     for row in (*plan.rows, *plan.examples):
@@ -171,7 +171,8 @@ def estimates(
         # The seed and the learning rate do not change the cost. Rows share the parts of their runs.
         train = run.train
         optimizer = train.optimizer.model_dump_json()
-        key = id(run.task), id(run.model), id(run.evaluate), train.steps, train.batch, optimizer
+        resources = plan.resources_of(row)
+        key = id(run.task), id(run.model), id(run.evaluate), train.steps, train.batch, optimizer, id(resources)
         estimate = known.get(key)
         if estimate is None:
             estimate = known[key] = basis.estimate(run, resources)
@@ -226,12 +227,22 @@ def suggested_estimates(plan: Plan, estimated: Mapping[str, Estimate]) -> list[E
     return [mean] * plan.open_samples
 
 
-def total_seconds(runs: Iterable[Estimate], groups: int) -> float:
-    """Wall time of `runs` in seconds, if each in order goes to the first of `groups` worker groups that is free."""
-    free_at = [0.0] * max(1, groups)
-    for run in runs:
-        heapq.heapreplace(free_at, free_at[0] + run.seconds)
-    return max(free_at)
+def total_seconds(runs: Iterable[tuple[Estimate, int]]) -> float:
+    """Wall time of `runs` in seconds, if each in order starts as soon as there is room for it.
+
+    `runs` are pairs of an estimate and how many runs of that kind are trained in parallel.
+    """
+    ends: list[tuple[float, float]] = []
+    """When runs in training end, and the part of the machine that they take."""
+    now_s, latest_s, used = 0.0, 0.0, 0.0
+    for estimate, parallel in runs:
+        share = 1 / max(1, parallel)
+        while ends and used + share > 1 + 1e-9:
+            now_s, freed = heapq.heappop(ends)
+            used -= freed
+        heapq.heappush(ends, (now_s + estimate.seconds, share))
+        latest_s, used = max(latest_s, now_s + estimate.seconds), used + share
+    return latest_s
 
 
 def shape_of(run: RunSpec) -> Shape:

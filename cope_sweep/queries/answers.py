@@ -199,6 +199,7 @@ class RunState(BaseModel):
     steps: int
     worker_id: str | None
     message: str | None
+    resources: str = Field(description="What a worker group takes that trains it.")
 
 
 class PlanStatus(BaseModel):
@@ -221,6 +222,7 @@ class RunCost(BaseModel):
     estimated_memory_bytes: int
     basis: str
     fits: bool = Field(description="Whether the machine that was asked has enough memory, as far as is known.")
+    resources: str = Field(description="What a worker group takes that trains it.")
 
 
 class PlanCost(BaseModel):

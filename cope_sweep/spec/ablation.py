@@ -45,7 +45,11 @@ class Condition(Frozen):
         alias="if", description="Dotted keys, and the labels or values that a point must have; of a list, any."
     )
     grid: dict[str, Axis] = Field(default={}, description="Axes to add to these points.")
-    set: Point = Field(default={}, description="Values to set in these points; they replace an axis value.")
+    set: Point = Field(
+        default={},
+        description="Values to set in these points; they replace an axis value. Keys `resources.…` (workers, cpus, "
+        "gpus, …) give the runs resources of their own, which are no part of what a run is.",
+    )
 
 
 class Metric(Frozen):

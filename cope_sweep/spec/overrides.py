@@ -30,7 +30,8 @@ def with_overrides(
     """The ablation at a named scale, with `key=value` assignments applied after it.
 
     A key of a run replaces the value in the base, and removes the axis of that key. `seeds`, `metrics`,
-    `search.<key>`, `schedule.<key>` and `resources.<key>` replace the ablation's own. Raises SpecError.
+    `search.<key>`, `schedule.<key>` and `resources.<key>` replace the ablation's own; the last also those of single
+    rows. Raises SpecError.
     """
     if scale is None and not assignments:
         return loaded
@@ -75,6 +76,8 @@ def _apply_assignment(data: dict[str, Json], lines: Lines, assignment: str) -> N
     elif head in ABLATION_KEYS:
         if path[:2] == ("search", "space") and len(path) > 2:
             path = ("search", "space", ".".join(path[2:]))
+        if head == "resources":
+            _remove_own_resource(data, key)
         set_path(data, path, value)
     else:
         raise SpecError(f"{option}: no key {key!r}; it starts with one of {', '.join((*RUN_KEYS, *ABLATION_KEYS))}")
@@ -133,6 +136,14 @@ def _fix_figures(data: dict[str, Json], lines: Lines, key: str) -> None:
             kept.append(figure)
     if "figures" in data:
         data["figures"] = kept
+
+
+def _remove_own_resource(data: dict[str, Json], key: str) -> None:
+    """Remove a key of `resources` that some rows have for their own: the assignment is for all rows."""
+    for condition in data.get("when", []):
+        condition.get("set", {}).pop(key, None)
+    for row in data.get("include", []):
+        row.pop(key, None)
 
 
 def _remove_distribution(data: dict[str, Json], key: str) -> None:

@@ -1,4 +1,4 @@
-"""Connects to a running Ray cluster or starts one on this machine, and computes how many worker groups it holds.
+"""Connects to a running Ray cluster or starts one on this machine, and says what its nodes have.
 
 What Ray logs and prints goes to a file, because the terminal shows the sweep's live table.
 """
@@ -23,6 +23,7 @@ import ray
 
 from cope_sweep.spec import Resources
 from cope_sweep.sweep.executor import ClusterError
+from cope_sweep.sweep.placement import Needs
 
 CONNECT_TIMEOUT_S = 30.0
 PORT_TIMEOUT_S = 3.0
@@ -67,30 +68,6 @@ class Node:
     address: str
     resources: dict[str, float]
     """All that it has, in use or not."""
-
-
-@dataclass(frozen=True)
-class Needs:
-    """What a worker group takes."""
-
-    workers: int
-    cpus: int
-    """CPUs of each worker."""
-    gpus: float
-    """GPUs of each worker."""
-
-    @property
-    def bundle(self) -> dict[str, float]:
-        """What one worker takes, as Ray names it."""
-        return {"CPU": float(self.cpus)} | ({"GPU": self.gpus} if self.gpus else {})
-
-    def workers_on(self, resources: Mapping[str, float]) -> int:
-        """How many workers such resources hold. Several may share a GPU; no worker has parts of several."""
-        fits = resources.get("CPU", 0) / self.cpus
-        if self.gpus:
-            gpus = resources.get("GPU", 0)
-            fits = min(fits, gpus / self.gpus if self.gpus >= 1 else int(gpus) * int(1 / self.gpus + 1e-9))
-        return int(fits + 1e-9)
 
 
 @contextlib.contextmanager
@@ -144,35 +121,33 @@ def nodes() -> dict[str, Node]:
     return {node["NodeID"]: Node(node["NodeManagerAddress"], node["Resources"]) for node in found}
 
 
-def needs_of(resources: Resources) -> Needs:
-    """What a group takes on this cluster.
-
-    Raises:
-        ClusterError: `resources.groups` is "auto" and the nodes, all of them free, have no room for one group.
-    """
-    there = nodes().values()
+def needs_of(resources: Resources, there: Mapping[str, Node]) -> Needs:
+    """What a group takes on a cluster with these nodes."""
     gpus = resources.gpus
     if gpus == "auto":
-        gpus = 1.0 if resources.device != "cpu" and any(node.resources.get("GPU", 0) >= 1 for node in there) else 0.0
-    needs = Needs(resources.workers, resources.cpus, gpus)
-    if resources.groups == "auto" and sum(needs.workers_on(node.resources) for node in there) < needs.workers:
-        wanted = f"{resources.cpus} CPUs" + (f" and {gpus:g} GPUs" if gpus else "")
-        total = [sum(node.resources.get(name, 0) for node in there) for name in ("CPU", "GPU")]
-        raise ClusterError(
-            f"the cluster ({len(there)} nodes, {total[0]:g} CPUs, {total[1]:g} GPUs) has no room for a group of "
-            f"{resources.workers} workers with {wanted} each: lower resources.cpus, .gpus or .workers, or set "
-            "resources.groups to wait for nodes that an autoscaler adds"
-        )
-    return needs
+        has_gpu = any(node.resources.get("GPU", 0) >= 1 for node in there.values())
+        gpus = 1.0 if resources.device != "cpu" and has_gpu else 0.0
+    return Needs(resources.workers, resources.cpus, gpus)
 
 
-def room(needs: Needs, there: Mapping[str, Node], left_out: Collection[str]) -> int:
-    """How many more groups fit into what is free now, outside of the nodes that are left out."""
+def no_room(needs: Needs, there: Mapping[str, Node]) -> ClusterError:
+    """The error that the nodes, all of them free, have no room for a group."""
+    wanted = f"{needs.cpus} CPUs" + (f" and {needs.gpus:g} GPUs" if needs.gpus else "")
+    total = [sum(node.resources.get(name, 0) for node in there.values()) for name in ("CPU", "GPU")]
+    return ClusterError(
+        f"the cluster ({len(there)} nodes, {total[0]:g} CPUs, {total[1]:g} GPUs) has no room for a group of "
+        f"{needs.workers} workers with {wanted} each: lower resources.cpus, .gpus or .workers, or set "
+        "resources.groups to wait for nodes that an autoscaler adds"
+    )
+
+
+def free_resources(there: Mapping[str, Node], left_out: Collection[str]) -> dict[str, float]:
+    """The CPUs and GPUs that are free now, outside of the nodes that are left out."""
     free: Counter[str] = Counter(ray.available_resources())  # type: ignore[no-untyped-call]
     for node_id in left_out:
         if node_id in there:
             free.subtract({name: there[node_id].resources.get(name, 0) for name in ("CPU", "GPU")})
-    return needs.workers_on(free) // needs.workers
+    return {name: free[name] for name in ("CPU", "GPU")}
 
 
 @contextlib.contextmanager

@@ -15,16 +15,16 @@ def probe_plan(
 ) -> dict[Shape, StepProbe]:
     """Shape → measured cost, for every distinct shape of the plan's rows and examples. Give it to `estimates`.
 
-    Runs train in this process, with the resources of the ablation. `on_probe` is called before each probe with the
+    Runs train in this process, with the resources of their rows. `on_probe` is called before each probe with the
     name of the first row of that shape, the number of the probe and how many there are.
 
     Raises UserError where the data of a task cannot be used.
     """
-    resources = plan.ablation.content.resources
-    runtime = Runtime.of(resources, worker_id="probe")
     rows = {shape_of(row.runs[0]): row for row in reversed((*plan.rows, *plan.examples))}
     probes = {}
     for number, (shape, row) in enumerate(reversed(rows.items()), start=1):
         on_probe(row.name, number, len(rows))
+        resources = plan.resources_of(row)
+        runtime = Runtime.of(resources, worker_id="probe")
         probes[shape] = probe_step(row.runs[0], runtime, workers=resources.workers, steps=steps)
     return probes
