@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 from cope_sweep.spec import RunSpec
 from cope_sweep.store import Event, LeaseHolder, Refusal, Status, Store
+from cope_sweep.store.index import IndexUnavailable
 from cope_sweep.sweep.broker_state import BrokerGroup, BrokerRun, EventBuffer, RunQueue, is_set_within
 from cope_sweep.sweep.executor import (
     FOREIGN_POLL_INTERVAL_S,
@@ -453,14 +454,21 @@ class Broker:
     # -- tasks -----------------------------------------------------------------------------------------------------
 
     async def _in_thread(self, call: Callable[..., T], *arguments: Any) -> T | None:
-        """The result of a call that uses the store; None if it failed, which ends the sweep."""
-        try:
-            return await asyncio.to_thread(call, *arguments)
-        except Exception as error:
-            self.problem = self.problem or f"{type(error).__name__}: {error}"
-            self.events.available.set()
-            await self.close()
-            return None
+        """The result of a call that uses the store; None if it failed, which ends the sweep.
+
+        While the index does not answer, the call is repeated.
+        """
+        while True:
+            try:
+                return await asyncio.to_thread(call, *arguments)
+            except Exception as error:
+                if isinstance(error, IndexUnavailable) and not self.closed:
+                    await asyncio.sleep(HOUSEKEEPING_INTERVAL_S)
+                    continue
+                self.problem = self.problem or f"{type(error).__name__}: {error}"
+                self.events.available.set()
+                await self.close()
+                return None
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         # The event loop keeps only weak references to its tasks.

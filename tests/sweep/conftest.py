@@ -13,6 +13,7 @@ import pytest
 from cope_sweep.store import Store
 from cope_sweep.sweep.executor import Executor
 from cope_sweep.sweep.local import run_local
+from tests.store.databases import postgres  # noqa: F401 - a fixture
 from tests.sweep.ports import free_port
 from tests.sweep.runs import EventLog
 
