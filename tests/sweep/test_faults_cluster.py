@@ -24,7 +24,7 @@ from tests.sweep.fault_sweeps import LONG, RUN, SHORT, attempts, is_training, lo
 from tests.sweep.ports import free_port
 from tests.sweep.runs import EventLog, Listener, other_sweep, wait_until
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def train(file: Path, store: Store, **options: Any) -> SweepOutcome:

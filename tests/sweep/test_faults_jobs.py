@@ -29,7 +29,7 @@ from tests.sweep.fault_sweeps import (
 )
 from tests.sweep.runs import ONE_GROUP, wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("cluster")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.usefixtures("cluster")]
 ROOT = Path(__file__).parents[2]
 
 
