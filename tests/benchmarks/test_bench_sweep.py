@@ -93,6 +93,6 @@ def test_the_benchmark_measures_a_small_sweep(tmp_path, monkeypatch):
     workers = [each["kinds"]["worker"]["processes"] for each in measured["footprint"]]
     assert workers == [1, 2]
     assert all("worker" not in each["head"] and each["head"]["broker"] == 1 for each in measured["footprint"])
-    assert all(times["first_step_s"] > times["process_started_s"] > 0 for times in measured["recovery"].values())
+    assert all(times["first_step_s"] > times["process_started_s"] for times in measured["recovery"].values())
     assert [each["ended"] for each in measured["broker"]] == [50, 5]
     assert "≥ 20" in markdown(benchmark.table(measured))

@@ -3,6 +3,7 @@
 import contextlib
 import sys
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import psutil
 from cope_sweep.plan import Plan, expand
 from cope_sweep.spec import load_ablation
 from cope_sweep.store import Store
+from tests.sweep import runs
 
 ABLATION = """\
 title: Tiny
@@ -28,6 +30,8 @@ resources: {groups: GROUPS, device: cpu, checkpoint_every_s: 0.2}
 SHORT, LONG = 20, 1500
 """Steps of runs. The long ones take seconds on an idle machine, so that a fault can happen meanwhile."""
 RUN = [sys.executable, "-m", "cope_sweep.cli", "run"]
+wait_until = partial(runs.wait_until, timeout_s=600.0)
+"""Each fault happens after a cluster, a command and its workers have started."""
 SWEEP_PROCESSES = ("ray::BrokerActor", "ray::Worker", "ray::RunTrial", "ray::JobSupervisor")
 
 

@@ -20,11 +20,11 @@ from cope_sweep.results import table
 from cope_sweep.store import Event, Store, SweepRecord
 from cope_sweep.sweep.schedule import run_on_ray
 from cope_sweep.sweep.sweep import SweepOutcome, sweep
-from tests.sweep.fault_sweeps import LONG, RUN, SHORT, attempts, is_training, logged, write_ablation
+from tests.sweep.fault_sweeps import LONG, RUN, SHORT, attempts, is_training, logged, wait_until, write_ablation
 from tests.sweep.ports import free_port
-from tests.sweep.runs import EventLog, Listener, other_sweep, wait_until
+from tests.sweep.runs import EventLog, Listener, other_sweep
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 
 def train(file: Path, store: Store, **options: Any) -> SweepOutcome:
@@ -85,13 +85,30 @@ def test_two_drivers_on_different_nodes_train_each_run_once(cluster: str, cluste
     (elsewhere,) = {node["NodeID"] for node in ray.nodes() if node["Alive"]} - {here}  # type: ignore[no-untyped-call]
 
     @ray.remote(num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(elsewhere, soft=False))
-    def second_driver() -> tuple[str, SweepOutcome]:
-        (tmp_path / "ready").touch()
-        wait_until((tmp_path / "go").exists)
-        return ray.get_runtime_context().get_node_id(), train(file, Store(store.location))
+    def second_driver(file: Path, location: str) -> tuple[str, SweepOutcome]:
+        # It names nothing of this module, which workers cannot import.
+        import time
 
-    second = second_driver.remote()
-    wait_until((tmp_path / "ready").exists)
+        import ray
+
+        from cope_sweep.plan import expand
+        from cope_sweep.spec import load_ablation
+        from cope_sweep.store import Store
+        from cope_sweep.sweep.schedule import run_on_ray
+        from cope_sweep.sweep.sweep import sweep
+
+        (file.parent / "ready").touch()
+        while not (file.parent / "go").exists():
+            time.sleep(0.1)
+        plan = expand(load_ablation(file))
+        outcome = sweep(
+            plan, Store(location), run_on_ray,
+            resources=plan.ablation.content.resources, executor_name="ray", tracking_uri=None,
+        )  # fmt: skip
+        return ray.get_runtime_context().get_node_id(), outcome
+
+    second = second_driver.remote(file, store.location)
+    wait_until(lambda: (tmp_path / "ready").exists() or len(ray.wait([second], timeout=0)[0]) > 0)
     (tmp_path / "go").touch()
     outcome = train(file, store)
     node_id, other = ray.get(second)

@@ -25,11 +25,12 @@ from tests.sweep.fault_sweeps import (
     is_training,
     logged,
     processes,
+    wait_until,
     write_ablation,
 )
-from tests.sweep.runs import ONE_GROUP, wait_until
+from tests.sweep.runs import ONE_GROUP
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.usefixtures("cluster")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200), pytest.mark.usefixtures("cluster")]
 ROOT = Path(__file__).parents[2]
 
 

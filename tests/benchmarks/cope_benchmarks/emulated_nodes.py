@@ -39,7 +39,7 @@ def emulated_nodes(count: int) -> Iterator[EmulatedNodes]:
 
     # Sockets are in this folder, and the path of a socket may have 107 bytes at most.
     with tempfile.TemporaryDirectory(prefix="cb", dir="/tmp", ignore_cleanup_errors=True) as folder:
-        os.environ["RAY_TMPDIR"] = folder
+        os.environ |= {"RAY_TMPDIR": folder, "RAY_worker_niceness": "0"}  # Ray gives its workers a niceness of 15
         ports = {"dashboard_port": _free_port(), "dashboard_agent_listen_port": _free_port()}
         nodes = EmulatedNodes(Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **ports}))
         try:

@@ -276,7 +276,9 @@ def _recovery_rows(add: Callable[..., None], measured: dict[str, Any]) -> None:
     titles = {"worker_killed": "a worker is killed", "node_added": "a node has registered"}
     for name, title in titles.items():
         times = measured["recovery"][name]
-        add(f"{title}: until the first step", f"{times['first_step_s']:.1f} s, load {times['load']:g}", goal)
+        text = f"{times['first_step_s']:.1f} s, of them {times['process_started_s']:.1f} s until its process starts, which "
+        text += f"then uses {times['process_cpu_s']:.1f} s of CPU time; load {times['load']:g}"
+        add(f"{title}: until the first step", text, goal)
 
 
 def _broker_rows(add: Callable[..., None], measured: dict[str, Any]) -> None:

@@ -5,7 +5,6 @@ python -m cope_benchmarks.sweep_recovery ablation.yaml --store store     prints 
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
@@ -17,71 +16,76 @@ from typing import Any
 
 import psutil
 
-from cope_benchmarks.emulated_nodes import EmulatedNodes, emulated_nodes
+from cope_benchmarks.emulated_nodes import emulated_nodes
 from cope_sweep.plan import expand
 from cope_sweep.spec import load_ablation
 from cope_sweep.store import Event, Store
 
+TIMEOUT_S = 900.0
+POLL_INTERVAL_S = 0.02
 
-class _Faults:
-    """An event handler: kills the worker of the first run, then adds a node, and notes when training goes on."""
 
-    def __init__(self, nodes: EmulatedNodes, runs: list[str]) -> None:
-        self.nodes, self.runs = nodes, runs
-        self.stop = threading.Event()
+class _Events:
+    """Remembers which process trains each run."""
+
+    def __init__(self) -> None:
         self.pids: dict[str, int] = {}
-        """Run → the process that trains it."""
-        self.killed_s = self.added_s = self.alive_s = 0.0
-        self.victim = 0
-        self.found: dict[str, dict[str, float]] = {}
 
     def __call__(self, event: Event) -> None:
-        if event.status != "running" or not event.step:
-            return
-        pid = int(event.worker_id.rpartition(":")[2])
-        self.pids[event.run_id] = pid
-        first, second, third = self.runs
-        if not self.victim and first in self.pids and second in self.pids:
-            self.victim, self.killed_s = self.pids[first], time.time()
-            os.kill(self.victim, signal.SIGKILL)
-        elif self.victim and not self.added_s and event.run_id == first and pid != self.victim:
-            self.found["worker_killed"] = self._times(self.killed_s, pid)
-            self.added_s = time.time()
-            threading.Thread(target=self._add_node, daemon=True).start()
-        elif self.alive_s and event.run_id == third:
-            self.found["node_added"] = {"node_alive_s": round(self.alive_s - self.added_s, 2)}
-            self.found["node_added"] |= self._times(self.alive_s, pid)
-            self.stop.set()
+        if event.status == "running" and event.step:
+            self.pids[event.run_id] = int(event.worker_id.rpartition(":")[2])
 
-    def _add_node(self) -> None:
-        self.nodes.add()
-        self.alive_s = time.time()
-
-    def _times(self, since_s: float, pid: int) -> dict[str, float]:
-        """Seconds from `since_s` to the first step, and of them to the start of the process that made it."""
-        times = {"first_step_s": round(time.time() - since_s, 2)}
-        with contextlib.suppress(psutil.Error):
-            times["process_started_s"] = round(psutil.Process(pid).create_time() - since_s, 2)
-        return times | {"load": round(psutil.getloadavg()[0], 2)}
+    def wait_for(self, run_id: str, other_than: int = 0) -> int:
+        """The process that trains a run, as soon as it has made a step, and is not the one of this number."""
+        until = time.monotonic() + TIMEOUT_S
+        while self.pids.get(run_id, other_than) == other_than:
+            if time.monotonic() > until:
+                raise TimeoutError(f"{run_id} is not trained")
+            time.sleep(POLL_INTERVAL_S)
+        return self.pids[run_id]
 
 
 def recovery(ablation: Path, root: Path) -> dict[str, dict[str, float]]:
-    """The times on a cluster of two nodes, to which a third one is added."""
+    """The times on a cluster of two nodes, to which a third one is added.
+
+    Raises TimeoutError.
+    """
     from cope_sweep.sweep.schedule import run_on_ray
 
     plan = expand(load_ablation(ablation))
+    first, second, third = (run.run_id for run in plan.runs[:3])
+    events, stop = _Events(), threading.Event()
     with emulated_nodes(2) as nodes:
-        faults = _Faults(nodes, [run.run_id for run in plan.runs[:3]])
-        run_on_ray(
-            plan.runs[:3],
-            Store(root, create=True),
-            plan.ablation.content.resources,
-            sweep_id="recovery",
-            on_event=faults,
-            stop=faults.stop,
-            address=nodes.address,
-        )
-    return faults.found
+        arguments = (plan.runs[:3], Store(root, create=True), plan.ablation.content.resources)
+        settings = {"sweep_id": "recovery", "on_event": events, "stop": stop, "address": nodes.address}
+        # Here nodes are started, which Ray allows only in the main thread.
+        sweep = threading.Thread(target=run_on_ray, args=arguments, kwargs=settings)
+        sweep.start()
+        try:
+            victim = events.wait_for(first)
+            events.wait_for(second)
+            os.kill(victim, signal.SIGKILL)
+            killed_s = time.time()
+            found = {"worker_killed": _times(killed_s, events.wait_for(first, other_than=victim))}
+            nodes.add()
+            added_s = time.time()
+            found["node_added"] = _times(added_s, events.wait_for(third))
+        finally:
+            stop.set()
+            sweep.join()
+    return found
+
+
+def _times(since_s: float, pid: int) -> dict[str, float]:
+    """Seconds from `since_s` to now, the first step, and to the start of the process that made it; its CPU time."""
+    process = psutil.Process(pid)
+    cpu = process.cpu_times()
+    return {
+        "first_step_s": round(time.time() - since_s, 2),
+        "process_started_s": round(process.create_time() - since_s, 2),
+        "process_cpu_s": round(cpu.user + cpu.system, 2),
+        "load": round(psutil.getloadavg()[0], 2),
+    }
 
 
 def _main() -> None:
