@@ -7,12 +7,16 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 from cope_sweep.store import Event, Lease, LeaseHolder, Refusal, Store
+from cope_sweep.store.index import IndexUnavailable
 from cope_sweep.sweep.broker_runs import RunTable
 from cope_sweep.sweep.broker_state import BrokerRun
 from cope_sweep.sweep.executor import final_event, record_failure, record_stop
 from cope_sweep.sweep.messages import Failure
 
 T = TypeVar("T")
+
+INDEX_RETRY_S = 0.5
+"""Before a call is repeated for which the index did not answer."""
 
 
 class RunRecords:
@@ -99,13 +103,20 @@ class RunRecords:
         self.table.mark_ended(run, event or run.latest)
 
     async def in_thread(self, call: Callable[..., T], *arguments: Any) -> T | None:
-        """The result of a call that uses the store; None if it failed, which ends the sweep."""
-        try:
-            return await asyncio.to_thread(call, *arguments)
-        except Exception as error:
-            self.problem = self.problem or f"{type(error).__name__}: {error}"
-            await self.on_problem()
-            return None
+        """The result of a call that uses the store; None if it failed, which ends the sweep.
+
+        While the index does not answer, the call is repeated.
+        """
+        while True:
+            try:
+                return await asyncio.to_thread(call, *arguments)
+            except Exception as error:
+                if isinstance(error, IndexUnavailable) and not self.closed:
+                    await asyncio.sleep(INDEX_RETRY_S)
+                    continue
+                self.problem = self.problem or f"{type(error).__name__}: {error}"
+                await self.on_problem()
+                return None
 
     def spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Start one of these operations; `tasks` holds it until it has ended."""

@@ -5,6 +5,7 @@ What Ray logs and prints goes to a file, because the terminal shows the sweep's 
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import logging
 import os
@@ -13,6 +14,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -28,6 +30,8 @@ from cope_sweep.sweep.placement import Needs
 CONNECT_TIMEOUT_S = 30.0
 PORT_TIMEOUT_S = 3.0
 """For a port to accept a connection."""
+HEAD_TIMEOUT_S = 10.0
+"""The cluster's head is taken for lost after it has accepted no connections for this time."""
 
 # What Ray and its processes read from the environment. Variables that the user has set are kept.
 SETTINGS = {
@@ -59,6 +63,10 @@ TOKEN = secrets.token_hex(32)
 """The token of clusters that this process starts. One for the process, because Ray caches the first that it reads."""
 
 T = TypeVar("T")
+
+
+class HeadLost(ClusterError):
+    """The cluster's head does not answer: no process of the cluster can be started or ended any more."""
 
 
 @dataclass(frozen=True)
@@ -96,13 +104,27 @@ def connected(
         if not ray.is_initialized():
             if address == "local":
                 stack.enter_context(_private_token())
-            stack.callback(ray.shutdown)
+            stack.push(_disconnect)
             if address == "local":
                 _start(cpus or usable_cpus(), dict(runtime_env or {}))
             else:
                 _connect(address, dict(runtime_env or {}))
             divert_logs()
         yield
+
+
+def _disconnect(kind: type[BaseException] | None, error: BaseException | None, traceback: object) -> None:
+    """Disconnect from the cluster. Without its head that would block until Ray ends this process, after a minute."""
+    if isinstance(error, HeadLost):
+        atexit.register(_exit_at_once)  # before the functions that Ray has registered
+    else:
+        ray.shutdown()
+
+
+def _exit_at_once() -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(1)
 
 
 def usable_cpus() -> int:
@@ -119,6 +141,20 @@ def nodes() -> dict[str, Node]:
     """The nodes that are alive, by id."""
     found = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
     return {node["NodeID"]: Node(node["NodeManagerAddress"], node["Resources"]) for node in found}
+
+
+def check_head() -> None:
+    """Raise HeadLost if the cluster's head has accepted no connections for `HEAD_TIMEOUT_S`."""
+    address = ray.get_runtime_context().gcs_address
+    host, _, port = address.rpartition(":")
+    until = time.monotonic() + HEAD_TIMEOUT_S
+    while (error := connection_error(host.strip("[]"), int(port))) is not None:
+        if time.monotonic() > until:
+            raise HeadLost(
+                f"the head of the Ray cluster ({address}) does not answer any more ({error}); finished runs are kept; "
+                "run the same command again on a new cluster"
+            )
+        time.sleep(0.5)
 
 
 def needs_of(resources: Resources, there: Mapping[str, Node]) -> Needs:

@@ -18,7 +18,7 @@ import ray
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from cope_sweep.sweep.cluster import Node, free_resources, needs_of, no_room, nodes
+from cope_sweep.sweep.cluster import HeadLost, Node, check_head, free_resources, needs_of, no_room, nodes
 from cope_sweep.sweep.executor import ClusterError
 from cope_sweep.sweep.messages import Failure
 from cope_sweep.sweep.placement import Needs, Placed, Placement
@@ -101,6 +101,8 @@ class Groups:
         """Node id, or "" where it is not known → failures in a row of workers that had no run."""
         self.nodes: dict[str, Node] = {}
         self.refreshed_s = 0.0
+        self.head_lost = False
+        """Whether nothing can be started or ended any more; calls would block."""
         self.placed: Mapping[int, int] = {}
         """Shape of the groups that exist → how many of them have started. Replaced as a whole: threads read it."""
 
@@ -115,8 +117,10 @@ class Groups:
             hanging: Groups that have to be ended because their run makes no steps.
 
         Raises:
-            ClusterError: No node is left that can train, or none has room for a group.
+            ClusterError: No node is left that can train, none has room for a group, or the cluster's head is gone.
         """
+        if self.head_lost:
+            return
         for number in hanging:
             if group := self.groups.get(number):
                 self._remove(group)
@@ -124,7 +128,7 @@ class Groups:
         for group in self._with_ends():
             self._handle_ends(group)
         if time.monotonic() - self.refreshed_s >= REFRESH_INTERVAL_S:
-            self.nodes = nodes()
+            self._refresh_nodes()
             self.refreshed_s = time.monotonic()
             self._note_shapes(wanted)
             wanted = {shape: number for shape, number in wanted.items() if number and shape not in self.refused}
@@ -136,9 +140,19 @@ class Groups:
         self.placed = placed
 
     def close(self) -> None:
-        """End all groups at once."""
+        """End all groups at once. Without the cluster's head they end by themselves."""
+        if self.head_lost:
+            return
         for group in list(self.groups.values()):
             self._remove(group)
+
+    def _refresh_nodes(self) -> None:
+        try:
+            check_head()
+        except HeadLost:
+            self.head_lost = True
+            raise
+        self.nodes = nodes()
 
     # -- starting --------------------------------------------------------------------------------------------------
 
@@ -269,7 +283,7 @@ class Groups:
         return False
 
     def _handle_failure(self, group: _Group, errors: dict[int, Exception]) -> None:
-        self.nodes = nodes()
+        self._refresh_nodes()
         places = group.nodes(errors)
         failure: Failure = "error" if all(isinstance(error, WorkerError) for error in errors.values()) else "died"
         if any(getattr(error, "preempted", False) for error in errors.values()) or places - self.nodes.keys():

@@ -352,6 +352,8 @@ class _RaySweep:
             self.groups.close()
         with contextlib.suppress(ray.exceptions.RayError):
             ray.get(self.broker.release.remote(), timeout=RELEASE_TIMEOUT_S)
+        if self.groups is not None and self.groups.head_lost:
+            return  # what follows would block
         if self.tune is not None:
             # A thread that is inside of Ray while Ray shuts down would end this process.
             self.tune.join(TUNE_TIMEOUT_S)

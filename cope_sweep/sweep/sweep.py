@@ -13,12 +13,13 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Literal, Self, TypeVar
 
 from cope_sweep.plan import Plan, Row
 from cope_sweep.queries import recorded_plan
 from cope_sweep.spec import Resources, RunSpec
 from cope_sweep.store import Event, Status, Store, StoreError, SweepRecord, SweepRun
+from cope_sweep.store.index import IndexUnavailable
 from cope_sweep.store.index.owners import new_owner
 from cope_sweep.store.provenance import git_commit, versions
 from cope_sweep.sweep.executor import Executor
@@ -28,8 +29,12 @@ if TYPE_CHECKING:
     from cope_sweep.store.mlflow_mirror import MlflowMirror
     from cope_sweep.sweep.suggestions import Suggestions
 
+T = TypeVar("T")
+
 MIRROR_TIMEOUT_S = 120.0
 """For the last sync with MLflow after the sweep."""
+INDEX_TIMEOUT_S = 120.0
+"""For the index to answer at the end of the sweep."""
 STOP_POLL_INTERVAL_S = 2.0
 """Time between two looks for a request to stop from another machine."""
 
@@ -165,10 +170,22 @@ def sweep(
                 own_resources=work.own_resources,
             )
     finally:
-        outcome = work.outcome(store, time.monotonic() - started_s, notes.texts)
-        store.write_sweep(_final_record(work.record, work.plan, store, outcome))
+        outcome = _waiting_for_index(lambda: work.outcome(store, time.monotonic() - started_s, notes.texts))
+        _waiting_for_index(lambda: store.write_sweep(_final_record(work.record, work.plan, store, outcome)))
         errors = tuple(mirror.finish(MIRROR_TIMEOUT_S).errors) if mirror else ()
     return replace(outcome, tracking_errors=errors)
+
+
+def _waiting_for_index(call: Callable[[], T]) -> T:
+    """The result of `call`, which is repeated while the index does not answer, for `INDEX_TIMEOUT_S` at most."""
+    until = time.monotonic() + INDEX_TIMEOUT_S
+    while True:
+        try:
+            return call()
+        except IndexUnavailable:
+            if time.monotonic() > until:
+                raise
+            time.sleep(1.0)
 
 
 class _Notes:
