@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from cope_sweep.registry import Registry
@@ -14,6 +15,8 @@ from cope_sweep.spec.search import SCHEDULERS, SEARCHES, GridSearch, RandomSearc
 from cope_sweep.spec.source import Json, KeyPath, Source, SpecError, parse_value, set_key, set_path
 
 RUN_KEYS = tuple(name for name in RunSpec.model_fields if name != "seed")
+TRAINED_KEYS = ("task", "model", "train")
+"""Keys of a run that decide what is trained; `evaluate` only decides how it is measured."""
 ABLATION_KEYS = ("seeds", "metrics", "search", "schedule", "resources")
 """Top-level keys of an ablation that `--set` replaces, in addition to the keys of a run."""
 SCALED_KEYS = ("seeds", "metrics", "search", "schedule")
@@ -34,14 +37,17 @@ def with_overrides(
     if scale is None and not assignments:
         return loaded
     data, lines = copy.deepcopy(loaded.source.data), dict(loaded.source.lines)
+    replaced = [*loaded.replaced, *(assignment.partition("=")[0] for assignment in assignments)]
     if scale is not None:
         if scale not in loaded.content.scales:
             known = ", ".join(loaded.content.scales) or "none: this ablation has one size"
             raise SpecError(f"{loaded.source.name}: unknown scale {scale!r}; it has {known}")
         _apply_scale(data, lines, scale)
+        replaced += [*loaded.content.scales[scale].set, *loaded.content.scales[scale].grid]
     for assignment in assignments:
         _apply_assignment(data, lines, assignment)
-    return validate(Source(loaded.source.name, data, lines), loaded.name)
+    trained = tuple(key for key in dict.fromkeys(replaced) if key.partition(".")[0] in TRAINED_KEYS)
+    return replace(validate(Source(loaded.source.name, data, lines), loaded.name), replaced=trained)
 
 
 def _apply_scale(data: dict[str, Json], lines: Lines, scale: str) -> None:
