@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -32,10 +32,8 @@ if TYPE_CHECKING:
 
     from cope_sweep.queries import Queries
     from cope_sweep.queries.answers import Counts, RunState, SweepMember
-    from cope_sweep.results import Table
     from cope_sweep.store import Store
 
-Format = Literal["terminal", "markdown", "latex", "csv", "parquet", "html", "json"]
 SWEEP_ID = r"\d{8}-\d{6}-[0-9a-f]+"
 MAX_SWEEPS = 100
 """Sweeps that `status` lists."""
@@ -173,8 +171,24 @@ def _counts_text(counts: Counts) -> str:
 def report(
     ablation: AblationArg,
     output_format: Annotated[
-        Format, typer.Option("--format", help="Format of the table. With --output, `terminal` means markdown.")
+        str,
+        typer.Option(
+            "--format",
+            metavar="FORMAT",
+            help="terminal, markdown, latex, csv, parquet, html, json, or one of an installed package. With --output, "
+            "`terminal` means markdown.",
+        ),
     ] = "terminal",
+    compare: Annotated[
+        str | None,
+        typer.Option(
+            "--compare",
+            metavar="paper|ROW",
+            help="Compare the rows with one of them by its name, or with the published numbers. The rule is printed "
+            "below the table.",
+            show_default=False,
+        ),
+    ] = None,
     every_run: Annotated[
         bool, typer.Option("--runs", help="One line for each run instead of each row (csv, parquet).")
     ] = False,
@@ -190,48 +204,38 @@ def report(
 ) -> None:
     """Print the table of an ablation: mean ± standard deviation over seeds, beside the published numbers.
 
+    Intervals, medians, stuck seeds and the runs behind every number are in `--format json`, csv and html.
+
     Example: `cope-sweep report quickstart --format latex -o table.tex`
+
+    Example: `cope-sweep report flip_flop --compare paper`
+
+    Example: `cope-sweep report quickstart --compare CoPE --json`
 
     Example: `cope-sweep report quickstart --runs --format parquet -o runs.parquet`
     """
     from cope_sweep.queries import recorded_plan, settle
-    from cope_sweep.results import table
+    from cope_sweep.results import find_format, formats, table
 
-    chosen: Format = "json" if as_json else output_format
-    if every_run and chosen not in ("csv", "parquet"):
-        raise UserError(f"--runs needs --format csv or parquet, not {chosen}; json always holds every run")
-    if chosen == "parquet" and output is None:
-        raise UserError("parquet is binary; name a file for it with --output FILE")
+    name = "json" if as_json else output_format
+    chosen = find_format("markdown" if name == "terminal" and output is not None else name)
+    if every_run and chosen.render_runs is None:
+        able = " or ".join(each.name for each in formats().values() if each.render_runs)
+        raise UserError(f"--runs needs --format {able}, not {name}; json always holds every run")
+    if chosen.binary and output is None:
+        raise UserError(f"{name} is binary; name a file for it with --output FILE")
     plan, store = load_plan(ablation, ablations, scale, sets), open_store(root, index)
     settle(store)
-    results = table(recorded_plan(plan, store), store)
-    if output is not None:
-        try:
-            _write(results, chosen, output, every_run)
-        except OSError as error:
-            raise UserError(f"{output}: {error.strerror or error}; name another file with --output") from error
-    elif chosen == "terminal":
+    results = table(recorded_plan(plan, store), store, against=compare)
+    if output is None and name == "terminal":
         make_console().print(results.to_rich())
-    else:
-        sys.stdout.write(_render(results, chosen, every_run))
-
-
-def _write(results: Table, output_format: Format, path: Path, every_run: bool) -> None:
-    """Write the table to a file. Raises OSError."""
-    if output_format == "parquet":
-        results.to_parquet(path, runs=every_run)
-    else:
-        path.write_text(_render(results, output_format, every_run), encoding="utf-8")
-
-
-def _render(results: Table, output_format: Format, every_run: bool) -> str:
-    """The table as text; `terminal` as Markdown."""
-    renderers: dict[str, Callable[[], str]] = {
-        "terminal": results.to_markdown,
-        "markdown": results.to_markdown,
-        "latex": results.to_latex,
-        "html": results.to_html,
-        "csv": lambda: results.to_csv(runs=every_run),
-        "json": lambda: json.dumps(results.to_json(), indent=2) + "\n",
-    }
-    return renderers[output_format]()
+        return
+    render = chosen.render_runs if every_run else None
+    content = render(results) if render else chosen.render(results, None)
+    if output is None:
+        sys.stdout.write(content.decode())
+        return
+    try:
+        output.write_bytes(content)
+    except OSError as error:
+        raise UserError(f"{output}: {error.strerror or error}; name another file with --output") from error

@@ -24,11 +24,11 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from cope_sweep.errors import UserError
 from cope_sweep.results.significance import LEVEL, Difference, holm, two_rows
 from cope_sweep.results.stats import Summary, t_quantile
 from cope_sweep.results.table_model import Column, Comparison, MetricCell, PublishedValue, TableModel, TableRow
 from cope_sweep.spec.explain import suggest
+from cope_sweep.store import QueryError
 
 PAPER = "paper"
 MARGIN_STDS, MARGIN_SHARE = 2.0, 0.01
@@ -56,12 +56,12 @@ SHOWN_KEYS = 3
 def compared(model: TableModel, against: str) -> TableModel:
     """The table with the comparisons of its cells: with a row, by its name, or with the paper.
 
-    Raises UserError where there is no such row, or nothing published.
+    Raises QueryError where there is no such row, or nothing published.
     """
     if against != PAPER:
         return _with_row(model, _row(model, against))
     if not any(cell.published for row in model.rows for cell in row.metrics.values()):
-        raise UserError(f"{model.ablation} has no published numbers; compare with one of its rows: --compare ROW")
+        raise QueryError(f"{model.ablation} has no published numbers; compare with one of its rows: --compare ROW")
     return _order(model) if model.replaced else _with_paper(model)
 
 
@@ -70,7 +70,7 @@ def _row(model: TableModel, name: str) -> TableRow:
     if found is None:
         names = [row.row for row in model.rows]
         hint = suggest(name, names) or f"; its rows are: {', '.join(names)}"
-        raise UserError(f"{model.ablation} has no row {name!r}{hint}; `{PAPER}` compares with the published numbers")
+        raise QueryError(f"{model.ablation} has no row {name!r}{hint}; `{PAPER}` compares with the published numbers")
     return found
 
 

@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cope_sweep.plan import Plan
@@ -112,9 +111,10 @@ class Table:
         """`frame` as CSV, or one line per run."""
         return (self.runs if runs else self.frame).to_csv(index=False, lineterminator="\n")
 
-    def to_parquet(self, path: Path, *, runs: bool = False) -> None:
-        """Write `frame`, or one line per run, to a Parquet file. Raises OSError if it cannot be written."""
-        (self.runs if runs else self.frame).to_parquet(path, engine="pyarrow", index=False)
+    def to_parquet(self, *, runs: bool = False) -> bytes:
+        """`frame`, or one line per run, as a Parquet file."""
+        content: bytes = (self.runs if runs else self.frame).to_parquet(None, engine="pyarrow", index=False)
+        return content
 
     def to_markdown(self) -> str:
         """A GitHub-flavoured Markdown table and a note."""

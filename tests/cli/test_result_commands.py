@@ -135,6 +135,9 @@ def test_report_exports_every_run(stored):
         (["status", "--index", "mysql://x"], "is no index; accepted: sqlite:///PATH and postgresql://"),
         (["report", "tiny", "--format", "parquet"], "name a file"),
         (["report", "tiny", "--runs", "--format", "latex"], "--runs needs --format csv or parquet"),
+        (["report", "tiny", "--format", "exe"], "no format 'exe'; the formats are: json, csv, markdown"),
+        (["report", "tiny", "--compare", "CoPe"], "no row 'CoPe'; did you mean 'CoPE'?"),
+        (["report", "tiny", "--compare", "paper"], "tiny has no published numbers"),
         (["report", "tiny", "--runs"], "--runs needs --format csv or parquet, not terminal"),
         (
             ["report", "tiny", "--format", "csv", "--output", "nowhere/x.csv"],
@@ -142,7 +145,7 @@ def test_report_exports_every_run(stored):
         ),
         (
             ["report", "tiny", "--format", "parquet", "--output", "nowhere/x.parquet"],
-            "nowhere/x.parquet: Cannot save file into a non-existent directory",
+            "nowhere/x.parquet: No such file or directory",
         ),
     ],
 )

@@ -2,7 +2,6 @@ import math
 
 import pytest
 
-from cope_sweep.errors import UserError
 from cope_sweep.plan import expand
 from cope_sweep.results import table
 from cope_sweep.results.compare import compared, places, with_published
@@ -10,6 +9,7 @@ from cope_sweep.results.layout import layout
 from cope_sweep.results.stats import PERCENT, summarise
 from cope_sweep.results.table_model import PublishedValue
 from cope_sweep.spec import with_overrides
+from cope_sweep.store import QueryError
 from tests.results.ablations import finish, plan_of
 from tests.results.test_table_model import model_of
 
@@ -90,9 +90,9 @@ def test_rows_are_compared_with_one_of_them():
 
 
 def test_an_unknown_row_names_the_rows():
-    with pytest.raises(UserError, match="no row 'CoPe'; did you mean 'CoPE'.*`paper` compares"):
+    with pytest.raises(QueryError, match="no row 'CoPe'; did you mean 'CoPE'.*`paper` compares"):
         compared(model_of(plan_of()), "CoPe")
-    with pytest.raises(UserError, match="has no published numbers"):
+    with pytest.raises(QueryError, match="has no published numbers"):
         compared(model_of(plan_of()), "paper")
 
 
@@ -156,9 +156,8 @@ def test_comparisons_are_in_json_and_frames(store):
     found = got["rows"][2]["metrics"]["in_dist/token_error"]["comparison"]
     assert (found["against"], found["n"], found["paired"], found["test"]) == ("CoPE", [3, 3], True, "paired t")
     frame = drawn.frame
-    assert (
-        frame["in_dist/token_error.difference"].tolist()[1:] == [found["difference"] / 2, found["difference"]] or True
-    )
+    # Squares of the seeds 0, 1, 2 have the mean 5/3: 10 + 2 · 5/3 − 5/3, and 20 + 3 · 5/3 − 5/3.
+    assert frame["in_dist/token_error.difference"].tolist()[1:] == pytest.approx([10 + 5 / 3, 20 + 10 / 3])
     assert math.isnan(frame["in_dist/token_error.p"][0])
     assert frame["in_dist/token_error.verdict"].isna().tolist() == [True, False, False]
     assert frame["dense/loss.p"].tolist()[1:] == [1.0, 1.0]
