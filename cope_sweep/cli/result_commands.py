@@ -1,8 +1,9 @@
-"""The commands `status` and `report`: the state of sweeps and runs, and the table of an ablation."""
+"""The commands `status`, `report` and `diff`: the state of sweeps and runs, tables, and what differs between two."""
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 from collections.abc import Iterable
@@ -32,9 +33,9 @@ if TYPE_CHECKING:
 
     from cope_sweep.queries import Queries
     from cope_sweep.queries.answers import Counts, RunState, SweepMember
+    from cope_sweep.results.difference import StoreDifference
     from cope_sweep.store import Store
 
-SWEEP_ID = r"\d{8}-\d{6}-[0-9a-f]+"
 MAX_SWEEPS = 100
 """Sweeps that `status` lists."""
 BROKEN = ("failed", "damaged")
@@ -62,17 +63,16 @@ def status(
 
     Example: `cope-sweep status 95199d1142de555d`
     """
-    import re
-
     from cope_sweep.queries import Queries
     from cope_sweep.store.artifacts import RUN_ID
+    from cope_sweep.store.sweeps import SWEEP_ID
 
     store = open_store(root, index)
     if target is None:
         _show_sweeps(Queries(store), as_json)
     elif RUN_ID.fullmatch(target):
         _show_run(Queries(store), target, as_json)
-    elif re.fullmatch(SWEEP_ID, target):
+    elif SWEEP_ID.fullmatch(target):
         _show_sweep(Queries(store), target, as_json)
     else:
         _show_plan(store, target, ablations, scale, sets, as_json)
@@ -239,3 +239,54 @@ def report(
         output.write_bytes(content)
     except OSError as error:
         raise UserError(f"{output}: {error.strerror or error}; name another file with --output") from error
+
+
+def diff(
+    left: Annotated[str, typer.Argument(metavar="RUN|SWEEP", help="The id of a run or sweep.", show_default=False)],
+    right: Annotated[str, typer.Argument(metavar="RUN|SWEEP", help="The id of another one.", show_default=False)],
+    root: StoreOpt = STORE,
+    index: IndexOpt = None,
+    as_json: Json = False,
+) -> None:
+    """Show what differs between two runs or two sweeps: values of their specs, facts, and metrics with a test.
+
+    The metrics of two sweeps are compared row by row, over the finished runs: a paired t test where seeds are shared,
+    else Welch's; p is corrected for all metrics shown (Holm). Differences are right minus left.
+
+    Example: `cope-sweep diff 95199d1142de555d 0c51a9e3f6d2b874`
+
+    Example: `cope-sweep diff 20260730-120000-abcd 20260731-090000-1234 --json`
+    """
+    from cope_sweep.queries import settle
+    from cope_sweep.results.difference import store_difference
+
+    store = open_store(root, index)
+    settle(store)
+    found = store_difference(store, left, right)
+    if as_json:
+        print_json(found.to_json())
+    else:
+        _print_difference(found)
+
+
+def _print_difference(found: StoreDifference) -> None:
+    console = make_console()
+    for name, total, finished in zip((found.left, found.right), found.runs, found.finished, strict=True):
+        console.print(escaped(f"{name}: {finished} of {total} runs finished"))
+    for title, changes in (("spec", found.spec), ("fact", found.facts)):
+        table = grid(title, "left", "right")
+        for change in changes:
+            table.add_row(*(escaped("–" if text is None else text) for text in (change.key, change.left, change.right)))
+        console.print(table if changes else f"the same {title}s")
+    table = grid("row", "metric", "left", "right", "difference", "interval (95 %)", "p (Holm)", "test")
+    for each in found.metrics:
+        test = each.difference
+        interval = "" if math.isnan(test.ci_low) else f"{test.ci_low:+.4g} … {test.ci_high:+.4g}"
+        p = "" if math.isnan(each.p_adjusted) else f"{each.p_adjusted:.3g}"
+        numbers = (f"{each.left:.6g}", f"{each.right:.6g}", f"{test.difference:+.4g}", interval, p)
+        name = f"{test.test}, n = {test.n[0]} and {test.n[1]}" if test.test else f"n = {test.n[0]} and {test.n[1]}"
+        table.add_row(*map(escaped, (each.row, each.metric, *numbers, name)))
+    console.print(table if found.metrics else "no metric that both have")
+    for side, rows in (("left", found.only_left), ("right", found.only_right)):
+        if rows:
+            console.print(escaped(f"rows of the {side} sweep only: {', '.join(rows)}"))

@@ -17,6 +17,7 @@ import pytest
 from cope_sweep import results
 from cope_sweep.plan import Plan
 from cope_sweep.results import table
+from cope_sweep.results.difference import store_difference
 from cope_sweep.store import Lease, Store
 from cope_sweep.store.index import IndexUnavailable
 from cope_sweep.store.reading import read_run
@@ -174,3 +175,13 @@ def test_a_rebuilt_index_has_another_etag(own_sample: SampleStore) -> None:
     (own_sample.store_folder / "index.db").unlink()
     with serving(own_sample.settings()) as client:
         assert client.get(f"{API}/ablations/tiny/table").headers["etag"] != etag
+
+
+def test_two_runs_are_compared(client: httpx.Client, sample: SampleStore) -> None:
+    first, second = sample.ids[:2]
+    found = get(client, "/diff", params={"left": first, "right": second})
+    assert (found["left"], found["right"]) == (first, second)
+    assert [each["key"] for each in found["spec"]] == [
+        each.key for each in store_difference(sample.store, first, second).spec
+    ]
+    assert "no run 'x'" in get(client, "/diff", 422, params={"left": first, "right": "x"})["error"]["message"]
