@@ -9,7 +9,6 @@ the mean for percentages, of its logarithm for metrics that are never negative, 
 from __future__ import annotations
 
 import math
-import statistics
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -90,7 +89,7 @@ def summarise(values: Iterable[float], bounds: Bounds = UNBOUNDED, level: float 
         return Summary(0)
     # Rounding can put the mean outside the range of the data by one unit in the last place.
     mean = min(max(math.fsum(data) / n, data[0]), data[-1])
-    median = statistics.median(data)
+    median = _median(data)
     if n == 1:
         return Summary(1, mean, median=median, low=data[0], high=data[0])
     std = math.sqrt(math.fsum((value - mean) ** 2 for value in data) / (n - 1))
@@ -157,12 +156,21 @@ def stuck(values: Sequence[float], goal: Literal["min", "max"], bounds: Bounds =
     """
     if len(values) < STUCK_FROM:
         return [False] * len(values)
-    median = statistics.median(values)
-    deviation = MAD_TO_STD * statistics.median(abs(value - median) for value in values)
+    median = _median(sorted(values))
+    worse = [value - median if goal == "min" else median - value for value in values]
     both = bounds.kind == "both"
     matters = STUCK_RANGE_SHARE * (bounds.high - bounds.low) if both else STUCK_MEDIAN_SHARE * abs(median)
+    if max(worse) <= matters:
+        return [False] * len(values)
+    deviation = MAD_TO_STD * _median(sorted(map(abs, worse)))
     limit = max(STUCK_DEVIATIONS * deviation, matters)
-    return [(value - median if goal == "min" else median - value) > limit for value in values]
+    return [value > limit for value in worse]
+
+
+def _median(ordered: Sequence[float]) -> float:
+    """The median of sorted values, as `statistics.median`, which sorts again."""
+    half = len(ordered) // 2
+    return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
 
 
 STUCK_RULE = (
