@@ -92,14 +92,12 @@ def _order(model: TableModel) -> TableModel:
 
     def compare(row: TableRow, column: Column) -> Comparison | None:
         cell, other = row.metrics[column.name], best[column.name]
-        published = other and other.metrics[column.name].published
-        if other is None or published is None or cell.published is None or row is other:
+        if other is None or cell.published is None or row is other or not cell.values:
             return None
-        if cell.published.value == published.value or not cell.values:
+        with_cell = other.metrics[column.name]
+        if with_cell.published is None or cell.published.value == with_cell.published.value:
             return None
-        return (
-            Comparison(other.row, two_rows(cell.values, other.metrics[column.name].values), "") if cell.values else None
-        )
+        return Comparison(other.row, two_rows(cell.values, with_cell.values), "")
 
     def verdict(column: Column, each: Comparison) -> str:
         return _direction(column, each, ("opposite order", "same order"))

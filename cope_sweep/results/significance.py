@@ -72,10 +72,10 @@ def _paired(a: Sequence[float], b: Sequence[float]) -> Difference:
     error, dof = std / math.sqrt(n), n - 1
     found = stats.ttest_rel(a, b)
     half = t_quantile((1 + LEVEL) / 2, dof) * error
-    effect = [scale_of_g(dof) * t / math.sqrt(n) for t in (mean / error, *noncentrality(mean / error, dof))]
+    g, low, high = _effect(mean / error, dof, 1 / math.sqrt(n))
     return Difference(
-        mean, mean - half, mean + half, float(found.pvalue), exact, *effect, detectable_t(dof) * error, (n, n), True,
-        "paired t",
+        mean, mean - half, mean + half, float(found.pvalue), exact, g, low, high, detectable_t(dof) * error, (n, n),
+        True, "paired t",
     )  # fmt: skip
 
 
@@ -97,12 +97,18 @@ def _independent(a: Sequence[float], b: Sequence[float]) -> Difference:
     pooled_dof = n[0] + n[1] - 2
     pooled = math.sqrt(((n[0] - 1) * _std(a) ** 2 + (n[1] - 1) * _std(b) ** 2) / pooled_dof)
     unit = math.sqrt(1 / n[0] + 1 / n[1])
-    t = difference / (pooled * unit)
-    effect = [scale_of_g(pooled_dof) * each * unit for each in (t, *noncentrality(t, pooled_dof))]
+    g, low, high = _effect(difference / (pooled * unit), pooled_dof, unit)
     return Difference(
-        difference, float(interval.low), float(interval.high), float(found.pvalue), exact, *effect,
+        difference, float(interval.low), float(interval.high), float(found.pvalue), exact, g, low, high,
         detectable_t(float(found.df)) * error, n, False, "Welch t",
     )  # fmt: skip
+
+
+def _effect(t: float, dof: float, unit: float) -> tuple[float, float, float]:
+    """Hedges' g and its interval, from a t statistic whose standard error is `unit` standard deviations."""
+    scale = scale_of_g(dof) * unit
+    low, high = noncentrality(t, dof)
+    return scale * t, scale * low, scale * high
 
 
 def _exact(a: Sequence[float], b: Sequence[float], *, paired: bool) -> float:
