@@ -83,9 +83,13 @@ def _check_conditions_of_suggestions(loaded: LoadedAblation, varied: set[str], n
 
 
 def check_metrics(loaded: LoadedAblation, runs: Sequence[RunSpec]) -> None:
-    """Raises SpecError for a metric of the table that one of `runs` does not report."""
+    """Raises SpecError for a metric of the table that one of `runs` does not report.
+
+    A metric of a variant (`evaluate.variants`) needs only one run that reports it; cells of other runs stay empty.
+    """
+    of_variants = dict.fromkeys(name for run in runs for name in run.variant_metrics)
     for run in runs:
-        known = [*run.metrics, *(f"facts.{name}" for name in NUMERIC_FACTS)]
+        known = [*run.metrics, *of_variants, *(f"facts.{name}" for name in NUMERIC_FACTS)]
         for index, metric in enumerate(loaded.content.metrics):
             if metric.name not in known:
                 raise loaded.source.error(
@@ -125,7 +129,7 @@ def resolved_schedule(loaded: LoadedAblation, runs: Sequence[RunSpec]) -> EarlyS
                 f"{run.evaluate.every} is not less than train.steps = {run.train.steps}; evaluate more often, or write "
                 "`schedule: none`",
             )
-        within = [name for name in run.metrics if "@" not in name]
+        within = run.metrics_in_training
         if metric not in within:
             raise loaded.source.error(
                 ("schedule", "metric") if schedule.metric else ("schedule",),

@@ -119,11 +119,12 @@ def _run_flops(run: RunSpec, resources: Resources, parameters: int) -> float:
     evaluate, task = run.evaluate, run.task
     at_every = (run.train.steps - 1) // evaluate.every * evaluate.sequences + evaluate.final_sequences
     total = run.train.steps * _step_flops(run, resources, parameters)
+    at_every += len(evaluate.variants) * evaluate.final_sequences
     for split in task.TESTS:
         total += at_every * _sequence_flops(run, task.length(split), parameters)
         for context in evaluate.contexts:
             windows = evaluate.final_sequences * task.length(split) / (evaluate.stride or context)
-            total += windows * _sequence_flops(run, context, parameters)
+            total += (1 + len(evaluate.variants)) * windows * _sequence_flops(run, context, parameters)
     return total
 
 
@@ -137,8 +138,9 @@ def memory_bytes(run: RunSpec, resources: Resources) -> int:
     sequences = min(resources.micro_batch or run.train.batch, math.ceil(run.train.batch / resources.workers))
     tokens = sequences * task.length("train")
     block = SAVED_PER_TOKEN_AND_UNIT * model.dim * tokens
-    if resources.attention == "reference" or model.hard_attention:
-        scored = any(encoding.scores for encoding in model.position)
+    scored = any(encoding.scores for encoding in model.position)
+    unfused = any(encoding.scores and not encoding.has_term for encoding in model.position)
+    if resources.attention == "reference" or model.hard_attention or unfused:
         block += (14 if scored else 3) * model.heads * tokens * task.length("train")
     activations = model.layers * block
     if resources.checkpoint_activations:

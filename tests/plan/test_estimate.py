@@ -220,3 +220,22 @@ def test_each_run_goes_to_the_first_free_group():
     assert total_seconds(taking(1, 5, 1, 1, 4), 2) == 7
     assert total_seconds(taking(3, 1), 5) == 3
     assert total_seconds([], 3) == 0
+
+
+def test_an_encoding_without_fused_kernels_needs_memory_for_all_scores():
+    sizes = {"task.blanks": 500, "train.batch": 16}
+    relu, gelu = (
+        tiny_run(**sizes | {"model.position": [{"kind": "cope_mlp", "activation": activation}]})
+        for activation in ("relu", "gelu")
+    )
+    assert memory_bytes(gelu, Resources()) == memory_bytes(relu, Resources(attention="reference"))
+    assert memory_bytes(gelu, Resources()) > memory_bytes(relu, Resources())
+
+
+def test_variants_cost_evaluations():
+    relative = {"model.position": ["relative"]}
+    plain, both = (
+        tiny_run(**relative | {"evaluate.variants": variants})
+        for variants in ({}, {"capped": {"relative.far": "last"}})
+    )
+    assert run_flops(both, Resources()) > run_flops(plain, Resources())
