@@ -78,6 +78,9 @@ class Published(Frozen):
     )
     values: dict[MetricName, float] = Field(description="Metric name → published value.")
     std: dict[MetricName, float] = Field(default={}, description="Metric name → published standard deviation.")
+    seeds: Annotated[int, Field(ge=1)] = Field(
+        default=3, description="Number of runs behind the values that have a standard deviation."
+    )
     source: str = Field(default="", description="Where the numbers are from, for example `Table 1`.")
 
 
@@ -180,6 +183,8 @@ class LoadedAblation:
     name: str
     content: Ablation
     source: Source
+    replaced: tuple[str, ...] = ()
+    """Keys that a scale or `--set` has replaced and that decide what is trained: not what the paper trained."""
 
 
 def validate(source: Source, name: str, *, folder: Path | None = None, allow_plugins: bool = True) -> LoadedAblation:

@@ -8,13 +8,15 @@ from dataclasses import replace
 from typing import Any
 
 from cope_sweep.registry import Registry
-from cope_sweep.spec.ablation import LoadedAblation, validate
+from cope_sweep.spec.ablation import Ablation, Axis, LoadedAblation, Scale, validate
 from cope_sweep.spec.labels import default_label
 from cope_sweep.spec.run import RunSpec
 from cope_sweep.spec.search import SCHEDULERS, SEARCHES, GridSearch, RandomSearch
 from cope_sweep.spec.source import Json, KeyPath, SpecError, parse_value, set_key, set_path
 
 RUN_KEYS = tuple(name for name in RunSpec.model_fields if name != "seed")
+TRAINED_KEYS = ("task", "model", "train")
+"""Keys of a run that decide what is trained; `evaluate` only decides how it is measured."""
 ABLATION_KEYS = ("seeds", "metrics", "search", "schedule", "resources")
 """Top-level keys of an ablation that `--set` replaces, in addition to the keys of a run."""
 SCALED_KEYS = ("exclude", "seeds", "metrics", "published", "search", "schedule")
@@ -36,14 +38,32 @@ def with_overrides(
     if scale is None and not assignments:
         return loaded
     data, lines = copy.deepcopy(loaded.source.data), dict(loaded.source.lines)
+    replaced = [*loaded.replaced, *(assignment.partition("=")[0] for assignment in assignments)]
     if scale is not None:
         if scale not in loaded.content.scales:
             known = ", ".join(loaded.content.scales) or "none: this ablation has one size"
             raise SpecError(f"{loaded.source.name}: unknown scale {scale!r}; it has {known}")
         _apply_scale(data, lines, scale)
+        replaced += _replaced_keys(loaded.content, loaded.content.scales[scale])
     for assignment in assignments:
         _apply_assignment(data, lines, assignment)
-    return validate(replace(loaded.source, data=data, lines=lines), loaded.name)
+    trained = tuple(key for key in dict.fromkeys(replaced) if key.partition(".")[0] in TRAINED_KEYS)
+    return replace(validate(replace(loaded.source, data=data, lines=lines), loaded.name), replaced=trained)
+
+
+def _replaced_keys(content: Ablation, scale: Scale) -> list[str]:
+    """The keys whose values at a scale are not values of the ablation: keys of axes that it only selects are not."""
+    chosen = {key: [value] for key, value in scale.set.items()}
+    chosen |= {key: _values(axis) for key, axis in scale.grid.items()}
+    return [
+        key
+        for key, values in chosen.items()
+        if any(value not in _values(content.grid.get(key, [])) for value in values)
+    ]
+
+
+def _values(axis: Axis) -> list[Json]:
+    return list(axis.values()) if isinstance(axis, dict) else axis
 
 
 def _apply_scale(data: dict[str, Json], lines: Lines, scale: str) -> None:
