@@ -1,7 +1,7 @@
 """Distributed sweeps and ablations for position encodings in transformers.
 
 The packages, from the highest layer to the lowest. A module imports only from lower layers (`make lint` checks this):
-`cli` → `sweep` → `queries` → `results`, `train`, `probe` → `inference` → `model` → `record`, `plan` → `spec` →
+`cli` → `sweep`, `figures` → `queries` → `results`, `train`, `probe` → `inference` → `model` → `record`, `plan` → `spec` →
 `kernels`, `tasks` → `positions`, `text`.
 """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -192,7 +193,8 @@ def figure(
         )
         if made.empty:
             raise UserError(
-                f"{plan.name} has no run to draw in the store {store.location}; train it with: cope-sweep run {name}"
+                f"nothing to draw: no run, or too few, of {plan.name} are finished in the store {store.location}; "
+                f"train them with: cope-sweep run {name}"
             )
     _write(made, target, chosen_format, as_json)
 
@@ -286,7 +288,7 @@ def _map_figure(
 def _write(made: Figure, target: Path | None, file_format: Format, as_json: bool) -> None:
     content = made.render(file_format)
     if target is None:
-        typer.echo(content, nl=False)
+        sys.stdout.write(content.decode())
         return
     try:
         target.write_bytes(content)

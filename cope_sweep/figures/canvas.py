@@ -35,7 +35,8 @@ DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (4, 1.5, 1, 1.5)), (0, (1.5, 
 GREY = "#8a8f96"
 
 STYLE: dict[RcKeyType, Any] = {
-    "font.family": ["DejaVu Sans"],
+    "font.family": ["sans-serif"],
+    "font.sans-serif": ["DejaVu Sans"],  # what matplotlib brings; viewers of an SVG may take another sans-serif
     "font.size": 8,
     "axes.titlesize": 9,
     "axes.labelsize": 8,

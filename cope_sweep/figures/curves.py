@@ -56,7 +56,7 @@ def _figure(kind: str, plan: Plan, store: Store, options: Options, default: tupl
     points = read_points(plan, store, options.rows)
     logged = list(dict.fromkeys(points["metric"]))
     metrics = options.metrics or _evaluated_often(points, default)
-    for metric in metrics:
+    for metric in options.metrics:
         if logged and metric not in logged:
             raise FigureError(f"no run of {plan.name} has logged {metric!r}{suggest(metric, logged)}")
     titles = [metric_title(plan, metric) for metric in dict.fromkeys(metrics)]
@@ -65,7 +65,9 @@ def _figure(kind: str, plan: Plan, store: Store, options: Options, default: tupl
     rows = [row.name for row in selected_rows(plan, options.rows)]
     data = curve_frame(points, rows, titles, band)
     title = options.title or plan.ablation.content.title
-    draw = partial(_draw, data, titles, "time" if x == "time" else "step", band, title, options, kind == "convergence")
+    draw = partial(
+        _draw, data, rows, titles, "time" if x == "time" else "step", band, title, options, kind == "convergence"
+    )
     return Figure(kind, title, data, draw)
 
 
@@ -74,9 +76,10 @@ def _table_metrics(plan: Plan) -> tuple[str, ...]:
 
 
 def _evaluated_often(points: pd.DataFrame, names: tuple[str, ...]) -> tuple[str, ...]:
-    """Those names that were logged at two steps or more; all of them where none was."""
+    """Those names that were logged at two steps or more; where none was, those that were logged; else all."""
     steps = points.groupby("metric")["step"].nunique()
-    return tuple(name for name in names if steps.get(name, 0) > 1) or names
+    often = tuple(name for name in names if steps.get(name, 0) > 1)
+    return often or tuple(name for name in names if name in steps.index) or names
 
 
 def read_points(plan: Plan, store: Store, rows: Sequence[str] = ()) -> pd.DataFrame:
@@ -163,13 +166,20 @@ def _mean_lines(row: str, title: MetricTitle, finished: pd.DataFrame, band: Band
 
 
 def _draw(
-    data: pd.DataFrame, titles: Sequence[MetricTitle], x: X, band: Band, title: str, options: Options, rings: bool
+    data: pd.DataFrame,
+    rows: Sequence[str],
+    titles: Sequence[MetricTitle],
+    x: X,
+    band: Band,
+    title: str,
+    options: Options,
+    rings: bool,
 ) -> Drawing:
     from cope_sweep.figures import canvas
     from cope_sweep.figures.scales import metric_axis, parameter_axis
 
+    styles = {row: canvas.series_style(index) for index, row in enumerate(rows)}  # the same ones while a sweep goes on
     rows = list(dict.fromkeys(data["row"]))
-    styles = {row: canvas.series_style(index) for index, row in enumerate(rows)}
     drawing, axes = canvas.panels(max(1, len(titles)), title=title)
     handles: dict[str, Any] = {}
     column, factor, x_label = _x_axis(data, x)

@@ -144,8 +144,8 @@ def _draw(data: pd.DataFrame, titles: Sequence[MetricTitle], title: str) -> Draw
         places = [factors.index(name) for name in shown["factor"]]
         colours = [canvas.GREY if name in (INTERACTIONS, SEEDS) else canvas.PALETTE[0] for name in shown["factor"]]
         panel.barh(places, 100 * shown["share"], height=0.62, color=colours)
-        for place, share in zip(places, shown["share"], strict=True):
-            panel.text(100 * share + 1.5, place, f"{100 * share:.0f} %", va="center", fontsize=7)
+        for place, share, chance in zip(places, shown["share"], shown["chance"].fillna(0), strict=True):
+            panel.text(100 * max(share, chance) + 1.5, place, f"{100 * share:.0f} %", va="center", fontsize=7)
         known = shown["chance"].notna().to_numpy()
         chance_line = panel.vlines(
             100 * shown["chance"][known], np.array(places)[known] - 0.31, np.array(places)[known] + 0.31,

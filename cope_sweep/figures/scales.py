@@ -52,6 +52,7 @@ def metric_axis(
             set_limits(min(found.min(), 0) - 0.03 * top, 1.05 * top)
     else:
         low, high = positive.min(), positive.max()
+        high = max(high, 100.0) if percent and high > 30 else high
         first = math.floor(math.log10(low) + 1e-9)
         last = max(math.ceil(math.log10(high) - 1e-9), first + 1)
         first = max(first, last - MAX_DECADES)
@@ -99,6 +100,13 @@ def parameter_axis(axes: Axes, positions: Sequence[float], labels: Sequence[str]
         axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(number))
+
+
+def share_limits(panels: Sequence[Axes]) -> None:
+    """Give panels with the same scale of y the same limits, so that heights compare."""
+    limits = [panel.get_ylim() for panel in panels]
+    for panel in panels:
+        panel.set_ylim(min(low for low, _ in limits), max(high for _, high in limits))
 
 
 def _within_decades(first: int, last: int) -> list[float]:

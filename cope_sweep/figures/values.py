@@ -186,7 +186,8 @@ def _figure(
     data = value_frame(runs, points, band)
     title = options.title or plan.ablation.content.title
     titles = {point.metric.name: point.metric for point in points}
-    return Figure(kind, title, data, partial(_draw, data, titles, band, title, options, x_title, numeric))
+    series = list(dict.fromkeys(point.series for point in points))
+    return Figure(kind, title, data, partial(_draw, data, series, titles, band, title, options, x_title, numeric))
 
 
 def value_frame(runs: pd.DataFrame, points: Sequence[Any], band: Band) -> pd.DataFrame:
@@ -219,40 +220,49 @@ def value_frame(runs: pd.DataFrame, points: Sequence[Any], band: Band) -> pd.Dat
 
 
 def _draw(
-    data: pd.DataFrame, titles: dict[str, MetricTitle], band: Band, title: str, options: Options, x_title: str,
+    data: pd.DataFrame,
+    series: Sequence[str],
+    titles: dict[str, MetricTitle],
+    band: Band,
+    title: str,
+    options: Options,
+    x_title: str,
     numeric: bool,
-) -> Drawing:  # fmt: skip
+) -> Drawing:
     from cope_sweep.figures import canvas
-    from cope_sweep.figures.scales import metric_axis, parameter_axis
+    from cope_sweep.figures.scales import metric_axis, parameter_axis, share_limits
 
-    names, series = list(dict.fromkeys(data["panel"])), list(dict.fromkeys(data["series"]))
+    names = list(dict.fromkeys(data["panel"]))
     drawing, axes = canvas.panels(max(1, len(names)), title=title)
     if data.empty:
         canvas.say_empty(axes[0])
         return drawing
     handles: dict[str, Any] = {}
+    of_panel = dict(zip(data["panel"], data["metric"], strict=True))
     for panel, name in zip(axes, names, strict=True):
         shown = data[data["panel"] == name]
-        metric = titles[shown["metric"].iloc[0]]
+        metric = titles[of_panel[name]]
         panel.set_title(canvas.shortened(name), loc="left")
-        for index, each in enumerate(series):
+        for index, each in enumerate(series):  # styles stay the same while a sweep goes on
             lines = shown[shown["series"] == each]
             if len(lines):
-                handle = _draw_series(panel, lines, canvas.series_style(index))
-                handles.setdefault(each, handle)
-        drawn = [*shown["mean"], *shown["low"], *shown["high"], *shown["published"]]
+                handles[each] = _draw_series(panel, lines, canvas.series_style(index))
+        same = data[data["metric"] == metric.name]  # panels of one metric share its scale
+        drawn = [*same["mean"], *same["low"], *same["high"], *same["published"]]
         metric_axis(panel, drawn, metric.quantity, log=options.log, percent=metric.unit == "%")
         places = shown.drop_duplicates("x").sort_values("x")
         parameter_axis(panel, places["x"].tolist(), None if numeric else places["x_label"].tolist(), log=options.log_x)
         panel.set_xlabel(canvas.shortened(x_title))
-    labels = [", ".join(filter(None, (each, _count_text(data[data["series"] == each])))) for each in series]
+    for metric_name in titles:
+        share_limits([panel for panel, name in zip(axes, names, strict=True) if of_panel[name] == metric_name])
+    drawn_series = [each for each in series if each in handles]
+    artists = [handles[each] for each in drawn_series]
+    labels = [", ".join(filter(None, (each, _count_text(data[data["series"] == each])))) for each in drawn_series]
     note = f"mean; bars: {band_text(band)}" if (data["n"] > 1).any() else "single seeds"
     if data["published"].notna().any():
-        handles["published"] = axes[0].plot(
-            [], [], color="black", marker="o", markerfacecolor="none", linestyle="none"
-        )[0]
+        artists.append(axes[0].plot([], [], "ko", markersize=8, markerfacecolor="none")[0])
         labels.append("published (hollow)")
-    canvas.legend(drawing, list(handles.values()), labels, title=note)
+    canvas.legend(drawing, artists, labels, title=note)
     return drawing
 
 
