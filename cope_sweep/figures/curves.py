@@ -110,8 +110,7 @@ def _row_points(row: Row, statuses: Any, store: Store) -> list[tuple[object, ...
             continue
         for point in points:
             time_ms = point.pop(TIME_KEY, None)
-            known = time_ms is not None and begun_ms is not None
-            time_s = max(0.0, time_ms - begun_ms) / 1000 if known else None
+            time_s = None if time_ms is None or begun_ms is None else max(0.0, time_ms - begun_ms) / 1000
             step = int(point.pop("step"))
             lines += [
                 (row.name, run.seed, status, step, time_s, metric, float(value)) for metric, value in point.items()

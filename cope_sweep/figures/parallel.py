@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
@@ -62,17 +63,17 @@ def parallel_frame(runs: pd.DataFrame, rows: Sequence[Row], keys: Sequence[str],
     import pandas as pd
 
     finite = runs[np.isfinite(runs[metric].astype("float64"))]
-    found = finite.groupby("row")[metric].agg(["mean", "size"])
-    shown = [row for row in rows if row.name in found.index]
+    found: dict[str, list[float]] = {str(row): list(group) for row, group in finite.groupby("row")[metric]}
+    shown = [row for row in rows if row.name in found]
     columns: dict[str, object] = {
         "row": pd.Series([row.name for row in shown], dtype="str"),
-        "n": pd.Series([int(found.loc[row.name, "size"]) for row in shown], dtype="int64"),
+        "n": pd.Series([len(found[row.name]) for row in shown], dtype="int64"),
     }
     for key in keys:
         places = coordinate(rows, key)
         columns[key] = pd.Series([row.labels.get(key, "–") for row in shown], dtype="str")
         columns[f"{key}.place"] = pd.Series([places[row.name] for row in shown], dtype="float64")
-    columns[metric] = pd.Series([float(found.loc[row.name, "mean"]) for row in shown], dtype="float64")
+    columns[metric] = pd.Series([statistics.fmean(found[row.name]) for row in shown], dtype="float64")
     return pd.DataFrame(columns)
 
 

@@ -148,7 +148,7 @@ def _places(plan: Plan, rows: Sequence[Row], runs: pd.DataFrame, key: str) -> tu
     """Row → its place on the x axis, and the label there, empty if places are numbers; only rows with a value."""
     if key in runs.columns and key not in plan.axes:
         found = runs.dropna(subset=[key]).groupby("row")[key].mean()
-        places = {row: float(value) for row, value in found.items()}
+        places = {str(row): float(value) for row, value in found.items()}
         return places, dict.fromkeys(places, "")
     given = {row.name: setting(row, key) for row in rows}
     given = {name: value for name, value in given.items() if value is not None}
