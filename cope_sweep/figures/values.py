@@ -40,6 +40,7 @@ COLUMNS = {
     "panel": "str", "metric": "str", "series": "str", "x": "float64", "x_label": "str", "n": "int64", "seeds": "int64",
     "mean": "float64", "std": "float64", "low": "float64", "high": "float64", "published": "float64",
 }  # fmt: skip
+TRAINING_CONTEXT = "task.tokens"
 CONTEXT = re.compile(r"(?P<metric>.+)@(?P<tokens>\d+)")
 
 
@@ -111,7 +112,7 @@ def contexts(plan: Plan, store: Store, options: Options = DEFAULTS) -> Figure:
 
 def _default_panels(plan: Plan) -> str | None:
     """The training length, if it varies."""
-    return "task.tokens" if "task.tokens" in plan.axes else None
+    return TRAINING_CONTEXT if TRAINING_CONTEXT in plan.axes else None
 
 
 def _x_key(plan: Plan, name: str | None) -> str:
@@ -140,7 +141,8 @@ def _panel_key(plan: Plan, name: str | None) -> str | None:
 
 
 def _panel_title(row: Row, key: str | None, metric: MetricTitle | None) -> str:
-    parts = [f"{key.split('.')[-1]} = {row.labels.get(key, '–')}"] if key else []
+    name = "training context" if key == TRAINING_CONTEXT else (key or "").split(".")[-1]
+    parts = [f"{name} = {row.labels.get(key, '–')}"] if key else []
     return " · ".join([*([metric.label] if metric else []), *parts])
 
 

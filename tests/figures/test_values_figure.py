@@ -103,7 +103,7 @@ def test_contexts_have_a_panel_for_each_training_length(store):
     for run in plan.runs:
         finish(store, run, {"validation/perplexity@8": 5.0, "validation/perplexity@16": 6.0})
     figure = FIGURES["contexts"].make(plan, store, Options())
-    assert figure.frame["panel"].unique().tolist() == ["tokens = 8", "tokens = 4"]
+    assert figure.frame["panel"].unique().tolist() == ["training context = 8", "training context = 4"]
     assert figure.frame["series"].unique().tolist() == ["CoPE", "none"]
 
 
