@@ -245,6 +245,11 @@ class Predictor:
         return max(1, SCRATCH_BYTES // (batch * (logits + attention)))
 
 
+def _load_pyfunc(path: str) -> Predictor:
+    """The checkpoint in a folder. MLflow calls this in `mlflow.pyfunc.load_model`."""
+    return Predictor.load(path)
+
+
 def _exp(x: float) -> float:
     try:
         return math.exp(x)
