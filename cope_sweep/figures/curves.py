@@ -23,7 +23,7 @@ from cope_sweep.figures.runs import (
 from cope_sweep.plan import Plan, Row
 from cope_sweep.spec.explain import suggest
 from cope_sweep.store import Store
-from cope_sweep.store.artifacts import TIME_KEY
+from cope_sweep.store.curve import TIME_KEY
 from cope_sweep.store.errors import DamagedError
 
 if TYPE_CHECKING:
