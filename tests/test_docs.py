@@ -15,6 +15,7 @@ from typer.main import get_command
 
 from cope_sweep.cli.application import app as cli
 from cope_sweep.families import FAMILIES
+from cope_sweep.figures import FIGURES
 from cope_sweep.optim import OPTIMIZERS, SCHEDULES
 from cope_sweep.plan import expand
 from cope_sweep.positions import ENCODINGS
@@ -22,6 +23,8 @@ from cope_sweep.spec import load_ablation
 from cope_sweep.spec.search import SCHEDULERS, SEARCHES
 from cope_sweep.store import Store
 from cope_sweep.tasks import TASKS
+from tests.figures.files import svg_texts
+from tests.results.ablations import finish
 
 ROOT = Path(__file__).parent.parent
 ROOMS = (
@@ -210,19 +213,20 @@ def test_the_encoding_of_the_main_readme_trains(tmp_path):
     assert '"trained": 1' in done.stdout
 
 
+@pytest.mark.parametrize("kind", FIGURES)
+def test_every_kind_of_figure(kind):
+    assert f"| `{kind}` |" in read("ablations/README.md")
+
+
 @pytest.mark.slow
 def test_the_code_that_draws_learning_curves(tmp_path, monkeypatch):
     plan = expand(load_ablation(ROOT / "ablations" / "quickstart.yaml"))
+    store = Store(tmp_path / "store", create=True)
     for run in plan.runs:
-        folder = tmp_path / "store" / "runs" / run.run_id
-        folder.mkdir(parents=True)
-        lines = [
-            f'{{"step": {step}, "in_dist/token_error": 50, "dense/token_error": 60, "sparse/token_error": {run.seed}}}\n'
-            for step in (50, 100)
-        ]
-        (folder / "curve.jsonl").write_text("".join(lines))
+        finish(store, run, {metric.name: 50.0 for metric in plan.ablation.content.metrics})
     (tmp_path / "ablations").symlink_to(ROOT / "ablations")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("MPLBACKEND", "Agg")
-    exec(code_blocks(read("ablations/README.md"), "python")[0], {})
-    assert "<svg" in (tmp_path / "quickstart.svg").read_text()
+    names = {}
+    exec(code_blocks(read("ablations/README.md"), "python")[0], names)
+    assert names["errors"]["value"].tolist() == [50.0] * 9
+    assert "CoPE, n = 2" in svg_texts((tmp_path / "quickstart.svg").read_bytes())
