@@ -63,7 +63,7 @@ def probe_plan(
     """
     rows = {shape_of(row.runs[0]): row for row in reversed((*plan.rows, *plan.examples))}
     probes: dict[Shape, StepCost] = {}
-    with contextlib.closing(_Prober(plan.ablation.content.plugins, steps, limit_bytes)) as prober:
+    with contextlib.closing(_Prober(tuple(plan.ablation.content.plugins), steps, limit_bytes)) as prober:
         for number, (shape, row) in enumerate(reversed(rows.items()), start=1):
             on_probe(row.name, number, len(rows))
             probes[shape] = prober.probe(row.runs[0], plan.resources_of(row))
