@@ -18,6 +18,7 @@ from cope_sweep.cli import (
     perplexity_command,
     plan_commands,
     probe_command,
+    report_command,
     result_commands,
     run_commands,
     runs_command,
@@ -109,7 +110,7 @@ app.command()(run_commands.retry)
 app.command()(manage_commands.stop)
 app.command()(result_commands.status)
 app.command()(runs_command.runs)
-app.command()(result_commands.report)
+app.command()(report_command.report)
 app.command()(result_commands.diff)
 app.command()(figure_command.figure)
 app.command()(manage_commands.logs)

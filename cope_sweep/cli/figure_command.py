@@ -28,6 +28,8 @@ from cope_sweep.figures.kinds import Band, FigureKind, Show
 
 if TYPE_CHECKING:
     from cope_sweep.figures import Figure
+    from cope_sweep.plan import Plan
+    from cope_sweep.store import Store
 
 # Functions import pandas, torch and matplotlib, because `cope-sweep --help` imports this module.
 
@@ -45,7 +47,26 @@ def figure(
             show_default=False,
         ),
     ],
-    kind: Annotated[str, typer.Option("--kind", "-k", metavar="KIND", help=f"{KINDS}.")] = "curves",
+    kind: Annotated[
+        str | None,
+        typer.Option(
+            "--kind",
+            "-k",
+            metavar="KIND",
+            help=f"{KINDS}. Default: all figures that the ablation declares; where it declares none, or options select "
+            "what is drawn, curves.",
+            show_default=False,
+        ),
+    ] = None,
+    declared: Annotated[
+        str | None,
+        typer.Option(
+            "--declared",
+            metavar="NAME",
+            help="One of the figures that the ablation declares, as `curves` or `maps-2`.",
+            show_default=False,
+        ),
+    ] = None,
     metrics: Annotated[
         list[str], typer.Option("--metric", "-m", help="A metric; repeatable. Default: those of the table.")
     ] = [],
@@ -86,7 +107,7 @@ def figure(
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="Default: NAME-KIND.FORMAT, and for csv, standard output."),
+        typer.Option("--output", "-o", help="Default: NAME-KIND.FORMAT, and for one figure as csv, standard output."),
     ] = None,
     show: Annotated[
         Show, typer.Option("--show", help="What the maps show.", rich_help_panel=MAPS_PANEL)
@@ -164,9 +185,13 @@ def figure(
     - `parallel`: parallel coordinates
     - `maps`: gates, positions or attention of a model's heads over the tokens
 
+    Without `--kind`, the figures are drawn that the ablation's file declares under `figures`.
+
     `--format csv` gives the data of the same figure. Only finished runs enter means; the curves of others are dotted.
 
     Example: `cope-sweep figure quickstart -o curves.svg`
+
+    Example: `cope-sweep figure attention_maps --scale small --declared maps-2`
 
     Example: `cope-sweep figure quickstart --kind summary --format pdf`
 
@@ -174,7 +199,27 @@ def figure(
 
     Example: `cope-sweep figure quickstart --kind maps --row CoPE --show gates --mark data -o gates.png`
     """
-    chosen = _kind(kind)
+    selects = [
+        metrics,
+        x,
+        panels,
+        rows,
+        log is not None,
+        log_x is not None,
+        title,
+        heads,
+        mark,
+        split,
+        text,
+        file,
+        first,
+    ]
+    if declared is not None or (kind is None and not any(selects) and _is_ablation(name)):
+        plan, store = load_plan(name, ablations, scale, sets), open_store(root, index)
+        if declared is not None or plan.ablation.content.figures:
+            _draw_declared(plan, store, declared, scale, file_format, output, as_json)
+            return
+    chosen = _kind(kind or "curves")
     target = _target(name, chosen, file_format, output)
     chosen_format = file_format or (_suffix_format(target) if target else "csv")
     if chosen.needs == "checkpoint":
@@ -192,11 +237,54 @@ def figure(
             Options(tuple(metrics), tuple(rows), x, panels, band, log, log_x, title),
         )
         if made.empty:
-            raise UserError(
-                f"nothing to draw: no run, or too few, of {plan.name} are finished in the store {store.location}; "
-                f"train them with: cope-sweep run {name}"
-            )
+            raise UserError(_nothing(plan, store))
     _write(made, target, chosen_format, as_json)
+
+
+def _is_ablation(name: str) -> bool:
+    from cope_sweep.store.artifacts import RUN_ID
+
+    return not (RUN_ID.fullmatch(name) or Path(name).is_dir())
+
+
+def _draw_declared(
+    plan: Plan,
+    store: Store,
+    name: str | None,
+    scale: str | None,
+    file_format: Format | None,
+    output: Path | None,
+    as_json: bool,
+) -> None:
+    """Draw all declared figures of a plan, or the one with a name. Raises UserError."""
+    from cope_sweep.figures.declared import declared_figures, draw_declared
+    from cope_sweep.queries import recorded_plan, settle
+    from cope_sweep.spec.explain import suggest
+
+    known = {each.name: each for each in declared_figures(plan)}
+    if name is not None and name not in known:
+        raise UserError(f"--declared {name}: {plan.name} declares no such figure{suggest(name, known) or ', and none'}")
+    chosen = list(known.values()) if name is None else [known[name]]
+    if output is not None and len(chosen) > 1:
+        raise UserError(
+            f"--output is one file, and {plan.name} declares {', '.join(known)}; choose one with --declared"
+        )
+    settle(store)
+    plan = recorded_plan(plan, store)
+    for each in chosen:
+        made = draw_declared(plan, store, each, scale=scale)
+        if made.empty:
+            raise UserError(_nothing(plan, store))
+        target = output or Path(f"{plan.name}-{each.name}.{file_format or 'png'}")
+        to_stdout = output is None and file_format == "csv" and len(chosen) == 1
+        _write(made, None if to_stdout else target, file_format or _suffix_format(target), as_json)
+
+
+def _nothing(plan: Plan, store: Store) -> str:
+    return (
+        f"nothing to draw: no run, or too few, of {plan.name} are finished in the store {store.location}; train them "
+        f"with: cope-sweep run {plan.name}"
+    )
 
 
 def _kind(name: str) -> FigureKind:
@@ -272,14 +360,15 @@ def _map_figure(
     position: int,
     first: int | None,
 ) -> Figure:
-    from cope_sweep.cli.probe_command import split_sequences, text_ids
+    from cope_sweep.cli.probe_command import text_ids
     from cope_sweep.inference import Predictor
+    from cope_sweep.probe import split_sequences
 
     if (text, file, split).count(None) < 2:
         raise UserError("more than one source of tokens; give one of --text, --file and --split")
     predictor = Predictor.load(folder)
     if text is None and file is None:
-        ids = split_sequences(predictor.run, split, position, 1)[0]
+        ids = split_sequences(predictor.run.task, split, position)[0]
     else:
         ids = text_ids(text, file, predictor)
     return kind.make(predictor, ids[:first], options)

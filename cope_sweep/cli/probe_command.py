@@ -90,12 +90,12 @@ def probe(
     folder = find_checkpoint(run_or_folder, root)  # before the import of torch, which takes seconds
 
     from cope_sweep.inference import Predictor, validate_token_ids
-    from cope_sweep.probe import head_statistics, token_marks
+    from cope_sweep.probe import head_statistics, split_sequences, token_marks
 
     predictor = Predictor.load(folder)
     run = predictor.run
     if tokens is None and text is None and file is None:
-        given = split_sequences(run, split, index, count)
+        given = split_sequences(run.task, split, index, count)
     elif split is None and (tokens, text, file).count(None) == 2:
         given = [token_ids(tokens) if tokens is not None else text_ids(text, file, predictor)]
     else:
@@ -128,20 +128,6 @@ def text_ids(text: str | None, file: Path | None, predictor: Predictor) -> list[
     """The token ids of a text, after the end-of-text token, as in training."""
     tokenizer = predictor.tokenizer
     return [tokenizer.end_of_text, *(int(token) for token in tokenizer.encode([read_text(text, file)])[0])]
-
-
-def split_sequences(run: RunSpec, split: str | None, index: int, count: int) -> list[list[int]]:
-    """Sequences of a split, without padding."""
-    from cope_sweep.tasks import IGNORED
-
-    try:
-        batch = run.task.sequences(split or run.task.TESTS[0], 0, index, count)  # 0: the seed of every run's test sets
-    except ValueError as error:
-        raise UserError(f"--split: {error}") from error
-    if not len(batch):
-        raise UserError(f"--index {index}: the split has fewer sequences; choose a smaller index")
-    ends_N = [(row_T != IGNORED).nonzero()[0][-1] + 1 for row_T in batch.targets_NT]
-    return [row_T[:end].tolist() for row_T, end in zip(batch.inputs_NT, ends_N, strict=True)]
 
 
 def _select_marks(options: list[str], known: dict[str, np.ndarray], tokens_T: np.ndarray) -> dict[str, np.ndarray]:

@@ -1,14 +1,11 @@
-"""The commands `status`, `report` and `diff`: the state of sweeps and runs, tables, and what differs between two."""
+"""The commands `status` and `diff`: the state of sweeps and runs, and what differs between two."""
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import json
 import math
 import os
-import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,7 +14,6 @@ import typer
 from cope_sweep.cli.options import (
     ABLATIONS,
     STORE,
-    AblationArg,
     AblationsDir,
     IndexOpt,
     Json,
@@ -172,92 +168,6 @@ def _print_runs(runs: Iterable[RunState | SweepMember]) -> None:
 def _counts_text(counts: Counts) -> str:
     """`3 finished, 1 failed`."""
     return ", ".join(f"{number} {name}" for name, number in sorted(counts.items(), key=lambda each: -each[1]))
-
-
-def report(
-    ablation: AblationArg,
-    output_format: Annotated[
-        str,
-        typer.Option(
-            "--format",
-            metavar="FORMAT",
-            help="terminal, markdown, latex, csv, parquet, html, json, or one of an installed package. With --output, "
-            "`terminal` means markdown.",
-        ),
-    ] = "terminal",
-    compare: Annotated[
-        str | None,
-        typer.Option(
-            "--compare",
-            metavar="paper|ROW",
-            help="Compare the rows with one of them by its name, or with the published numbers. The rule is printed "
-            "below the table.",
-            show_default=False,
-        ),
-    ] = None,
-    every_run: Annotated[
-        bool, typer.Option("--runs", help="One line for each run instead of each row (csv, parquet).")
-    ] = False,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Write to this file.", show_default=False)
-    ] = None,
-    scale: ScaleOpt = None,
-    sets: Sets = [],
-    ablations: AblationsDir = ABLATIONS,
-    root: StoreOpt = STORE,
-    index: IndexOpt = None,
-    as_json: Annotated[bool, typer.Option("--json", help="The same as `--format json`.")] = False,
-) -> None:
-    """Print the table of an ablation: mean ± standard deviation over seeds, beside the published numbers.
-
-    Intervals, medians, stuck seeds and the runs behind every number are in `--format json`, csv and html.
-
-    Example: `cope-sweep report quickstart --format latex -o table.tex`
-
-    Example: `cope-sweep report flip_flop --compare paper`
-
-    Example: `cope-sweep report quickstart --compare CoPE --json`
-
-    Example: `cope-sweep report quickstart --runs --format parquet -o runs.parquet`
-    """
-    from cope_sweep.queries import recorded_plan, settle
-    from cope_sweep.results import find_format, formats, table
-
-    name = "json" if as_json else output_format
-    chosen = find_format("markdown" if name == "terminal" and output is not None else name)
-    if every_run and chosen.render_runs is None:
-        able = " or ".join(each.name for each in formats().values() if each.render_runs)
-        raise UserError(f"--runs needs --format {able}, not {name}; json always holds every run")
-    if chosen.binary and output is None:
-        raise UserError(f"{name} is binary; name a file for it with --output FILE")
-    with _without_collection():
-        plan, store = load_plan(ablation, ablations, scale, sets), open_store(root, index)
-        settle(store)
-        results = table(recorded_plan(plan, store), store, against=compare)
-        if output is None and name == "terminal":
-            make_console().print(results.to_rich())
-            return
-        render = chosen.render_runs if every_run else None
-        content = render(results) if render else chosen.render(results, None)
-    if output is None:
-        sys.stdout.write(content.decode())
-        return
-    try:
-        output.write_bytes(content)
-    except OSError as error:
-        raise UserError(f"{output}: {error.strerror or error}; name another file with --output") from error
-
-
-@contextlib.contextmanager
-def _without_collection() -> Iterator[None]:
-    """Pause the garbage collector: a table keeps all its objects, and looking through 100,000 runs takes seconds."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def diff(

@@ -11,15 +11,12 @@ from cope_sweep.figures.base import FigureError
 from cope_sweep.figures.kinds import Band
 from cope_sweep.plan import Plan, Row
 from cope_sweep.results import frame, summarise
+from cope_sweep.results.stats import bounds_of
 from cope_sweep.spec.explain import suggest
 from cope_sweep.store import Store
 
 if TYPE_CHECKING:
     import pandas as pd
-
-PERCENT = (0.0, 100.0)
-NON_NEGATIVE = ("loss", "perplexity", "bits_per")
-"""Quantities that are never negative begin with one of these."""
 
 
 @dataclass(frozen=True)
@@ -35,14 +32,6 @@ class MetricTitle:
     def title(self) -> str:
         """The label with its unit."""
         return f"{self.label} ({self.unit})" if self.unit else self.label
-
-    @property
-    def bounds(self) -> tuple[float, float]:
-        """The range of its values, as far as its name and unit tell."""
-        if self.unit == "%":
-            return PERCENT
-        quantity = self.name.rpartition("/")[2]
-        return (0.0, math.inf) if quantity.startswith(NON_NEGATIVE) else (-math.inf, math.inf)
 
     @property
     def quantity(self) -> str:
@@ -97,17 +86,14 @@ def metric_columns(runs: pd.DataFrame, plan: Plan) -> list[str]:
 def seed_statistics(values: Iterable[float], metric: MetricTitle, band: Band) -> dict[str, float]:
     """n, mean, std, low and high of the finite values; NaN where n is too small.
 
-    `low` and `high` are the least and the greatest value (`band` = range), or else the 95 % interval of the mean, cut
-    off at the ends of the metric's range.
+    `low` and `high` are the least and the greatest value (`band` = range), or else the 95 % interval of the mean, which
+    stays inside the metric's range (`results.stats`).
     """
     data = [float(value) for value in values if math.isfinite(value)]
-    found = summarise(data)
+    found = summarise(data, bounds_of(metric.name, metric.unit))
     low, high = found.ci_low, found.ci_high
     if band == "range":
         low, high = (min(data), max(data)) if len(data) > 1 else (math.nan, math.nan)
-    else:
-        least, greatest = metric.bounds
-        low, high = (min(max(each, least), greatest) if math.isfinite(each) else each for each in (low, high))
     return {"n": found.n, "mean": found.mean, "std": found.std, "low": low, "high": high}
 
 

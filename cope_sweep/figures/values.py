@@ -82,6 +82,11 @@ def values(plan: Plan, store: Store, options: Options = DEFAULTS) -> Figure:
     return _figure("values", plan, runs, points, options, x_title=plan.axes.get(key, key), numeric=numeric)
 
 
+def _evaluations(row: Row, name: str) -> list[tuple[str, str]]:
+    """What begins the names of its metrics, and the name of its line: of the row itself, and of each variant."""
+    return [("", name), *((f"{variant}/", f"{name}, {variant}") for variant in row.runs[0].evaluate.variants)]
+
+
 def contexts(plan: Plan, store: Store, options: Options = DEFAULTS) -> Figure:
     """A metric `<test set>/<metric>@<tokens>` against the tokens (default: the first such metric of the table)."""
     rows = selected_rows(plan, options.rows)
@@ -103,9 +108,11 @@ def contexts(plan: Plan, store: Store, options: Options = DEFAULTS) -> Figure:
         title = MetricTitle(base, base, title.unit, title.goal)
         shown = title if len(set(wanted)) > 1 or not panel_key else None
         points += [
-            _Point(row, _panel_title(row, panel_key, shown), title, column, names[row.name], float(tokens), "")
+            _Point(row, _panel_title(row, panel_key, shown), title, prefix + column, name, float(tokens), "")
             for row in rows
+            for prefix, name in _evaluations(row, names[row.name])
             for column, tokens in sorted(columns, key=lambda each: each[1])
+            if prefix + column in found
         ]
     return _figure("contexts", plan, runs, points, options, x_title="evaluation context (tokens)", numeric=True)
 

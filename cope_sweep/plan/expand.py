@@ -37,6 +37,8 @@ class Row:
     published: Published | None = None
     resources: Resources | None = None
     """The resources of its runs; None: those of the ablation."""
+    figures: frozenset[int] = frozenset()
+    """The figures of the ablation that draw it, by their index in the file."""
 
 
 @dataclass(frozen=True)
@@ -178,7 +180,9 @@ def _rows(loaded: LoadedAblation, points: Sequence[Assignments]) -> tuple[Row, .
         if runs[0].run_id not in rows:
             labels = {key: value.label for key, value in point.items()}
             name = _row_name(labels, ambiguous)
-            rows[runs[0].run_id] = Row(name, labels, runs, _published(loaded, point), resources)
+            rows[runs[0].run_id] = Row(
+                name, labels, runs, _published(loaded, point), resources, _figures(loaded, point)
+            )
         elif rows[runs[0].run_id].resources != resources:
             problem = f"the row {rows[runs[0].run_id].name!r} has two kinds of resources; let conditions agree on one"
             problems[f"{loaded.source.name}: {problem}"] = None
@@ -214,3 +218,8 @@ def _row_name(labels: dict[str, str], ambiguous: set[tuple[str, ...]]) -> str:
 def _published(loaded: LoadedAblation, point: Assignments) -> Published | None:
     """The first matching entry of `published`."""
     return next((entry for entry in loaded.content.published if matches(point, entry.match)), None)
+
+
+def _figures(loaded: LoadedAblation, point: Assignments) -> frozenset[int]:
+    """The indices of the figures that draw the point."""
+    return frozenset(i for i, figure in enumerate(loaded.content.figures) if matches(point, figure.rows))

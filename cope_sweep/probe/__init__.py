@@ -22,6 +22,7 @@ from cope_sweep.probe.matrices import (
     probe_layers,
     select_heads,
 )
+from cope_sweep.probe.sequences import split_sequences
 
 __all__ = [
     "ContextualMatrices",
@@ -38,6 +39,7 @@ __all__ = [
     "probe",
     "probe_layers",
     "select_heads",
+    "split_sequences",
     "text_marks",
     "token_labels",
     "token_marks",

@@ -1,6 +1,6 @@
 """Comparisons in a table: every row with one of them, and the cells with the published numbers.
 
-With a row, p is corrected by Holm's method for all comparisons of the table. A row is `better` or `worse` where the
+With a row, or with the rows that have one value of an axis, p is corrected by Holm's method for all comparisons of the table. A row is `better` or `worse` where the
 corrected p is below 5 %, else `cannot tell`.
 
 With the paper, at its scale, a cell
@@ -21,7 +21,7 @@ the one that is best in the paper.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 from cope_sweep.results.significance import LEVEL, Difference, holm, two_rows
@@ -54,12 +54,18 @@ SHOWN_KEYS = 3
 
 
 def compared(model: TableModel, against: str) -> TableModel:
-    """The table with the comparisons of its cells: with a row, by its name, or with the paper.
+    """The table with the comparisons of its cells: with a row, by its name; with the paper; or, for `AXIS=LABEL`, each
+    row with the one that has this label of the axis and the same labels of the other axes that both rows have.
 
     Raises QueryError where there is no such row, or nothing published.
     """
+    if against != PAPER and any(row.row == against for row in model.rows):
+        other = _row(model, against)
+        return _with_rows(model, {row.row: other for row in model.rows if row.row != other.row}, other.row)
+    if "=" in against:
+        return _with_label(model, against)
     if against != PAPER:
-        return _with_row(model, _row(model, against))
+        _row(model, against)
     if not any(cell.published for row in model.rows for cell in row.metrics.values()):
         raise QueryError(f"{model.ablation} has no published numbers; compare with one of its rows: --compare ROW")
     return _order(model) if model.replaced else _with_paper(model)
@@ -74,15 +80,41 @@ def _row(model: TableModel, name: str) -> TableRow:
     return found
 
 
-def _with_row(model: TableModel, other: TableRow) -> TableModel:
+def _with_label(model: TableModel, against: str) -> TableModel:
+    """Each row with the row that has another label of one axis."""
+    name, _, label = against.partition("=")
+    key = next((key for key, short in model.axes.items() if name in (key, short)), None)
+    if key is None:
+        raise QueryError(f"{model.ablation} has no axis {name!r}" + suggest(name, list(model.axes)))
+    known = list(dict.fromkeys(row.labels[key] for row in model.rows if key in row.labels))
+    if label not in known:
+        raise QueryError(f"the axis {key} of {model.ablation} has no label {label!r}" + suggest(label, known))
+    references = [row for row in model.rows if row.labels.get(key) == label]
+    pairs = {}
+    for row in model.rows:
+        fitting = [each for each in references if _same_labels(row, each, key)]
+        if row.labels.get(key) != label and len(fitting) == 1:
+            pairs[row.row] = fitting[0]
+    same = " and the same values of the other axes" if len(references) > 1 else ""
+    return _with_rows(model, pairs, label, f"the row with {model.axes[key]} = {label}{same}")
+
+
+def _same_labels(row: TableRow, other: TableRow, except_key: str) -> bool:
+    shared = (row.labels.keys() & other.labels.keys()) - {except_key}
+    return all(row.labels[key] == other.labels[key] for key in shared)
+
+
+def _with_rows(model: TableModel, others: Mapping[str, TableRow], label: str, text: str = "") -> TableModel:
+    """Each row with another one, by the row's name; `label` and `text` name the others."""
+
     def compare(row: TableRow, column: Column) -> Comparison | None:
-        if row.row == other.row:
+        cell = row.metrics[column.name]
+        if row.row not in others or not cell.values:
             return None
-        cell, with_cell = row.metrics[column.name], other.metrics[column.name]
-        return Comparison(other.row, two_rows(cell.values, with_cell.values), "") if cell.values else None
+        return Comparison(label, two_rows(cell.values, others[row.row].metrics[column.name].values), "")
 
     return _corrected(
-        model, compare, lambda column, each: _direction(column, each, ("better", "worse")), ROW_RULE, other.row
+        model, compare, lambda column, each: _direction(column, each, ("better", "worse")), ROW_RULE, text or label
     )
 
 

@@ -88,7 +88,7 @@ def _latex_text(text: str) -> str:
     return re.sub(r"(?<![\w.])-(?=[\d.])", "$-$", escaped)
 
 
-def html(model: TableModel, *, runs_url: str | None = None) -> str:
+def html(model: TableModel, *, runs_url: str | None = None, anchors: str = "") -> str:
     """A `<table class="ablation">` element whose numbers link to their runs.
 
     Cells of numeric columns have the class `number`, the best means `best`; details are in `title` attributes.
@@ -97,6 +97,7 @@ def html(model: TableModel, *, runs_url: str | None = None) -> str:
         model: The table.
         runs_url: The URL of a list of runs, which takes the ids in the parameter `run`. None: a second table, of the
             runs, follows, and the numbers link to its rows.
+        anchors: What begins the ids of these rows: different for each table of a document.
     """
     # pandas' Styler does not escape `title` attributes, and cannot set `scope` or the class of a heading.
     drawn = layout(model)
@@ -111,21 +112,21 @@ def html(model: TableModel, *, runs_url: str | None = None) -> str:
             tag, scope = ("th", ' scope="row"') if index == 0 else ("td", "")
             classes = _html_class(number=header.numeric, best=cell.best)
             hint = f' title="{_html_text(cell.hint)}"' if cell.hint else ""
-            cells.append(f"<{tag}{scope}{classes}{hint}>{_linked(cell, runs_url)}</{tag}>")
+            cells.append(f"<{tag}{scope}{classes}{hint}>{_linked(cell, runs_url, anchors)}</{tag}>")
         rows.append(f"<tr>{''.join(cells)}</tr>\n")
     return (
         f'<table class="ablation">\n<caption>{_html_notes(drawn)}</caption>\n'
         f"<thead><tr>{headers}</tr></thead>\n<tbody>\n{''.join(rows)}</tbody>\n</table>\n"
-        + (_html_runs(model) if runs_url is None else "")
+        + (_html_runs(model, anchors) if runs_url is None else "")
     )
 
 
-def _linked(cell: TextCell, runs_url: str | None) -> str:
+def _linked(cell: TextCell, runs_url: str | None, anchors: str) -> str:
     text = _html_text(cell.text)
     if not cell.runs:
         return text
     if runs_url is None:
-        return f'<a href="#run-{cell.runs[0]}">{text}</a>'
+        return f'<a href="#{anchors}run-{cell.runs[0]}">{text}</a>'
     query = "&".join(f"run={quote(run_id)}" for run_id in cell.runs[:MAX_LINKED])
     return f'<a href="{_html_text(f"{runs_url}?{query}")}">{text}</a>'
 
@@ -135,7 +136,7 @@ def _html_notes(drawn: Layout) -> str:
     return warnings + _html_text(" ".join((drawn.note, *drawn.rules)))
 
 
-def _html_runs(model: TableModel) -> str:
+def _html_runs(model: TableModel, anchors: str) -> str:
     """A `<table class="runs">` with every run: row, seed, status, id, and the values of the table's metrics."""
     columns = [column.name for column in model.columns]
     headers = "".join(f'<th scope="col">{_html_text(text)}</th>' for text in ("row", "seed", "status", "run", *columns))
@@ -151,7 +152,7 @@ def _html_runs(model: TableModel) -> str:
                 *("" if v is None else f"{v:.6g}" for v in values),
             ]
             cells = "".join(f"<td>{_html_text(text)}</td>" for text in texts)
-            rows.append(f'<tr id="run-{run.run_id}">{cells}</tr>\n')
+            rows.append(f'<tr id="{anchors}run-{run.run_id}">{cells}</tr>\n')
     return f'<table class="runs">\n<thead><tr>{headers}</tr></thead>\n<tbody>\n{"".join(rows)}</tbody>\n</table>\n'
 
 

@@ -124,9 +124,13 @@ class Table:
         """A LaTeX `table` environment; it needs the package booktabs."""
         return render.latex(self.model)
 
-    def to_html(self, *, runs_url: str | None = None) -> str:
-        """An HTML `<table>` element, and one of the runs; all text is escaped. `runs_url`: see `render.html`."""
-        return render.html(self.model, runs_url=runs_url)
+    def to_html(self, *, runs_url: str | None = None, anchors: str = "") -> str:
+        """An HTML `<table>` element, and one of the runs; all text is escaped. For the arguments see `render.html`."""
+        return render.html(self.model, runs_url=runs_url, anchors=anchors)
+
+    def _repr_html_(self) -> str:
+        """How notebooks show the table."""
+        return self.to_html()
 
     def to_rich(self) -> RichTable:
         """A table for terminals."""

@@ -21,7 +21,7 @@ from cope_sweep.spec import Resources, RunSpec
 from cope_sweep.store import Event, Status, Store, StoreError, SweepRecord, SweepRun
 from cope_sweep.store.index import IndexUnavailable
 from cope_sweep.store.index.owners import new_owner
-from cope_sweep.store.provenance import git_commit, versions
+from cope_sweep.store.provenance import git_commit, processor, versions
 from cope_sweep.sweep.executor import Executor
 from cope_sweep.sweep.schedulers import StoppingRule, stopping_rule
 
@@ -377,7 +377,12 @@ def _initial_record(plan: Plan, reused: list[str], executor_name: str, file_text
         started_ms=int(now * 1000),
         git_commit=git_commit(),
         versions=versions(),
-        machine={"host": platform.node(), "system": platform.platform(), "cpus": os.cpu_count()},
+        machine={
+            "host": platform.node(),
+            "system": platform.platform(),
+            "cpu": processor(),
+            "cpus": os.cpu_count(),
+        },
         metrics=[metric.model_dump(mode="json") for metric in content.metrics],
         runs=[
             SweepRun(run_id=run.run_id, row=row.name, labels=row.labels, seed=run.seed)

@@ -1,0 +1,203 @@
+"""The command `report`: the table of an ablation, its evidence as files, and one document of all ablations."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cope_sweep.cli.options import (
+    ABLATIONS,
+    STORE,
+    AblationsDir,
+    IndexOpt,
+    ScaleOpt,
+    Sets,
+    StoreOpt,
+    load_plan,
+    open_store,
+)
+from cope_sweep.cli.output import make_console, print_json
+from cope_sweep.errors import UserError
+
+# Functions import pandas and matplotlib, because `cope-sweep --help` imports this module.
+
+DOCUMENT = "report.html"
+
+
+def report(
+    ablation: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[ABLATION]",
+            help="Name of an ablation (see `cope-sweep list`) or path of its file; none with --all.",
+            show_default=False,
+        ),
+    ] = None,
+    output_format: Annotated[
+        str,
+        typer.Option(
+            "--format",
+            metavar="FORMAT",
+            help="terminal, markdown, latex, csv, parquet, html, json, or one of an installed package. With --output, "
+            "`terminal` means markdown.",
+        ),
+    ] = "terminal",
+    compare: Annotated[
+        str | None,
+        typer.Option(
+            "--compare",
+            metavar="paper|ROW|AXIS=LABEL",
+            help="Compare the rows with one of them by its name, or with the published numbers; or, as in "
+            "`model.position=CoPE`, each row with the one that has this label and the same other labels. The rule is "
+            "printed below the table.",
+            show_default=False,
+        ),
+    ] = None,
+    every_run: Annotated[
+        bool, typer.Option("--runs", help="One line for each run instead of each row (csv, parquet).")
+    ] = False,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write to this file.", show_default=False)
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            metavar="DIR",
+            help="Write the evidence to this folder: the runs (Parquet), the table with comparisons and provenance "
+            "(Markdown), and the figures (SVG). With --all: one HTML document.",
+            show_default=False,
+        ),
+    ] = None,
+    all_ablations: Annotated[
+        bool, typer.Option("--all", help="All ablations, at all scales or at that of --scale; needs --out.")
+    ] = False,
+    scale: ScaleOpt = None,
+    sets: Sets = [],
+    ablations: AblationsDir = ABLATIONS,
+    root: StoreOpt = STORE,
+    index: IndexOpt = None,
+    as_json: Annotated[bool, typer.Option("--json", help="The same as `--format json`.")] = False,
+) -> None:
+    """Print the table of an ablation: mean ± standard deviation over seeds, beside the published numbers.
+
+    Intervals, medians, stuck seeds and the runs behind every number are in `--format json`, csv and html.
+
+    Example: `cope-sweep report quickstart --format latex -o table.tex`
+
+    Example: `cope-sweep report flip_flop --compare paper`
+
+    Example: `cope-sweep report quickstart --compare CoPE --json`
+
+    Example: `cope-sweep report quickstart --runs --format parquet -o runs.parquet`
+
+    Example: `cope-sweep report flip_flop --scale small --out ablations/results`
+
+    Example: `cope-sweep report --all --out results`
+    """
+    if all_ablations or out is not None:
+        if output is not None or every_run or output_format != "terminal" or (all_ablations and (compare or sets)):
+            raise UserError(
+                "--out writes files of fixed formats; leave out --format, --runs and --output, and with --all also "
+                "--compare and --set"
+            )
+        if out is None:
+            raise UserError("--all writes a document; name a folder for it with --out DIR")
+        if all_ablations != (ablation is None):
+            raise UserError("name one ablation, or write --all for all of them")
+        with _writing(out):
+            paths = (
+                _write_evidence(ablation, out, compare, scale, sets, ablations, root, index)
+                if ablation is not None
+                else [_write_document(out, scale, ablations, root, index)]
+            )
+        if as_json:
+            print_json({"files": [str(path) for path in paths]})
+        else:
+            sys.stdout.writelines(f"{path}\n" for path in paths)
+        return
+    if ablation is None:
+        raise UserError("name an ablation, or write --all --out DIR for all of them")
+    from cope_sweep.queries import recorded_plan, settle
+    from cope_sweep.results import find_format, formats, table
+
+    name = "json" if as_json else output_format
+    chosen = find_format("markdown" if name == "terminal" and output is not None else name)
+    if every_run and chosen.render_runs is None:
+        able = " or ".join(each.name for each in formats().values() if each.render_runs)
+        raise UserError(f"--runs needs --format {able}, not {name}; json always holds every run")
+    if chosen.binary and output is None:
+        raise UserError(f"{name} is binary; name a file for it with --output FILE")
+    with _without_collection():
+        plan, store = load_plan(ablation, ablations, scale, sets), open_store(root, index)
+        settle(store)
+        results = table(recorded_plan(plan, store), store, against=compare)
+        if output is None and name == "terminal":
+            make_console().print(results.to_rich())
+            return
+        render = chosen.render_runs if every_run else None
+        content = render(results) if render else chosen.render(results, None)
+    if output is None:
+        sys.stdout.write(content.decode())
+        return
+    try:
+        output.write_bytes(content)
+    except OSError as error:
+        raise UserError(f"{output}: {error.strerror or error}; name another file with --output") from error
+
+
+@contextlib.contextmanager
+def _without_collection() -> Iterator[None]:
+    """Pause the garbage collector: a table keeps all its objects, and looking through 100,000 runs takes seconds."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+@contextlib.contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            f"{error.filename or folder}: {error.strerror or error}; name another folder with --out"
+        ) from error
+
+
+def _write_evidence(
+    ablation: str,
+    out: Path,
+    compare: str | None,
+    scale: str | None,
+    sets: list[str],
+    ablations: Path,
+    root: str,
+    index: str | None,
+) -> list[Path]:
+    from cope_sweep.queries import recorded_plan, settle
+    from cope_sweep.report import evidence, write_evidence
+
+    plan, store = load_plan(ablation, ablations, scale, sets), open_store(root, index)
+    settle(store)
+    return list(write_evidence(evidence(recorded_plan(plan, store), store, scale, against=compare), out))
+
+
+def _write_document(out: Path, scale: str | None, ablations: Path, root: str, index: str | None) -> Path:
+    from cope_sweep.queries import AblationFiles
+    from cope_sweep.report.document import document
+    from cope_sweep.store.files import write_bytes
+
+    content = document(AblationFiles(ablations), open_store(root, index), scale).to_html().encode()
+    out.mkdir(parents=True, exist_ok=True)
+    write_bytes(out / DOCUMENT, content)
+    return out / DOCUMENT

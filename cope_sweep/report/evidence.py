@@ -1,0 +1,199 @@
+"""The evidence of one ablation at one scale: its runs, its table with comparisons, its figures and its provenance."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from cope_sweep.errors import UserError
+from cope_sweep.figures import Figure
+from cope_sweep.figures.declared import Declared, declared_figures, draw_declared, summary_figure
+from cope_sweep.plan import Plan
+from cope_sweep.report.provenance import Provenance, provenance
+from cope_sweep.report.runs import run_frame, to_parquet
+from cope_sweep.results import Table, table
+from cope_sweep.results.compare import PAPER
+from cope_sweep.results.table_model import STATUSES
+from cope_sweep.spec.figure import Maps
+from cope_sweep.store import Store
+from cope_sweep.store.files import write_bytes
+
+POSITION, METHOD = "model.position", "cope"
+
+
+class ReportError(UserError):
+    """There is nothing to report. The message says how to train it."""
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A figure of a report: what was drawn, or why it could not be."""
+
+    name: str
+    title: str
+    source: str
+    """The figure of the paper that it makes again; may be empty."""
+    figure: Figure | None
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What the finished runs of an ablation show."""
+
+    plan: Plan
+    scale: str | None
+    """None: the ablation's own size."""
+    table: Table
+    figures: tuple[Drawn, ...]
+    provenance: Provenance
+
+    @property
+    def stem(self) -> str:
+        """The beginning of the names of its files: `<ablation>.<scale>`, or the ablation's name alone."""
+        return f"{self.plan.name}.{self.scale}" if self.scale else self.plan.name
+
+    @property
+    def command(self) -> str:
+        """The command that trains the runs."""
+        return f"cope-sweep run {self.plan.name}" + (f" --scale {self.scale}" if self.scale else "")
+
+    @property
+    def size(self) -> str:
+        """What the scale is, from the file."""
+        if self.scale is None:
+            return ""
+        return " ".join(self.plan.ablation.content.scales[self.scale].description.split())
+
+    @cached_property
+    def missing(self) -> tuple[str, ...]:
+        """What is not in the table and figures, and why; empty if nothing is missing."""
+        counts: Counter[str] = Counter()
+        for row in self.table.model.rows:
+            counts.update(row.counts)
+        runs = [f"{counts[each]} {each}" for each in STATUSES if counts[each] and each != "finished"]
+        lines = [f"{sum(counts.values()) - counts['finished']} of {sum(counts.values())} runs: {', '.join(runs)}"]
+        lines = lines if runs else []
+        if self.plan.open_samples:
+            lines.append(f"{self.plan.open_samples} rows that the search has still to suggest")
+        return (*lines, *(f"{each.name}: {each.problem}" for each in self.figures if each.figure is None))
+
+    @cached_property
+    def verdicts(self) -> tuple[tuple[str, int], ...]:
+        """Verdict → number of its comparisons, the most frequent first."""
+        cells = (cell for row in self.table.model.rows for cell in row.metrics.values())
+        counts = Counter(cell.comparison.verdict for cell in cells if cell.comparison)
+        return tuple(sorted(counts.items(), key=lambda each: (-each[1], each[0])))
+
+    def files(self) -> dict[str, bytes]:
+        """File name → content: the runs, the report, and the figures. The same store gives the same bytes."""
+        found = {f"{self.stem}.parquet": to_parquet(run_frame(self.plan, self.table.records))}
+        pictures = {each.name: f"{self.stem}.{each.name}.svg" for each in self.figures if each.figure is not None}
+        found |= {pictures[each.name]: each.figure.render("svg") for each in self.figures if each.figure is not None}
+        return found | {f"{self.stem}.md": self.to_markdown(pictures).encode()}
+
+    def to_markdown(self, pictures: dict[str, str]) -> str:
+        """The report; `pictures` are the files of the figures by their names."""
+        content = self.plan.ablation.content
+        parts = [f"# {content.title}"]
+        parts += [f"Hypothesis: {' '.join(content.hypothesis.split())}"] if content.hypothesis else []
+        parts += [f"Reproduces: {content.reproduces}."] if content.reproduces else []
+        parts += [f"Scale `{self.scale}`: {self.size}"] if self.scale else []
+        parts += ["## Results", self.table.to_markdown().strip()]
+        parts += [f"Verdicts: {', '.join(f'{n} {verdict}' for verdict, n in self.verdicts)}."] if self.verdicts else []
+        for each in self.figures:
+            if each.name in pictures:
+                parts.append(f"![{each.title}{f', as {each.source}' if each.source else ''}]({pictures[each.name]})")
+        parts += ["## Missing", "\n".join(f"- {line}" for line in self.missing)] if self.missing else []
+        rows = [*self.provenance.lines, ("This report", f"`cope-sweep report {self.plan.name}{self._options}`")]
+        parts += ["## Provenance", "\n".join(["| | |", "| --- | --- |", *(f"| {k} | {_cell(v)} |" for k, v in rows)])]
+        return "\n\n".join(parts) + "\n"
+
+    @property
+    def _options(self) -> str:
+        against = self.table.against
+        scale = f" --scale {self.scale}" if self.scale else ""
+        return scale + (f" --compare {_quoted(against)}" if against else "") + " --out ablations/results"
+
+
+def evidence(plan: Plan, store: Store, scale: str | None = None, *, against: str | None = None) -> Evidence:
+    """The evidence of a plan at a scale, from the runs that are finished.
+
+    Args:
+        plan: The plan.
+        store: The store.
+        scale: The scale that the plan was made with.
+        against: What the rows are compared with, as in `results.Table`; None: `reference(plan)`.
+
+    Raises ReportError where no run is finished, StoreError.
+    """
+    results = table(plan, store, against=against or reference(plan))
+    if not any(record.status == "finished" for record in results.records.values()):
+        option = f" --scale {scale}" if scale else ""
+        raise ReportError(
+            f"no run of {plan.name}{option} is finished in the store {store.location}; train them with: "
+            f"cope-sweep run {plan.name}{option}"
+        )
+    figures = tuple(_drawn(plan, store, each, scale) for each in declared_figures(plan))
+    if not figures:
+        figures = (Drawn("summary", plan.ablation.content.title, "", summary_figure(plan, store)),)
+    return Evidence(plan, scale, results, figures, provenance(results.records.values(), store))
+
+
+def reference(plan: Plan) -> str | None:
+    """What the rows of a report are compared with by default, as `results.Table` takes it.
+
+    The paper, where it has numbers for a row. Else the first row with CoPE, or the first row; of a table with several
+    axes, each row is compared with the one that has this encoding and the same values of the other axes.
+    """
+    if any(row.published for row in plan.rows):
+        return PAPER
+    if len(plan.rows) < 2:
+        return None
+    chosen = next((row for row in plan.rows if _uses_cope(row.runs[0].model.position)), plan.rows[0])
+    if POSITION not in chosen.labels or len({row.labels.get(POSITION) for row in plan.rows}) == 1:
+        return chosen.name
+    return f"{POSITION}={chosen.labels[POSITION]}"
+
+
+def _uses_cope(encodings: object) -> bool:
+    return isinstance(encodings, (list, tuple)) and any(each.kind == METHOD for each in encodings)
+
+
+def write_evidence(found: Evidence, folder: Path) -> tuple[Path, ...]:
+    """Write the files of `found` to a folder, which is made if it is missing; each is replaced as a whole.
+
+    Raises OSError.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for name, content in found.files().items():
+        write_bytes(folder / name, content)
+        paths.append(folder / name)
+    return tuple(paths)
+
+
+def _drawn(plan: Plan, store: Store, declared: Declared, scale: str | None) -> Drawn:
+    title = declared.figure.title or plan.ablation.content.title
+    source = declared.figure.source
+    try:
+        made = draw_declared(plan, store, declared, scale=scale)
+    except UserError as error:  # no checkpoint, or no such mark in the tokens
+        return Drawn(declared.name, title, source, None, _without_place(str(error), store))
+    if made.empty and not isinstance(declared.figure, Maps):
+        return Drawn(declared.name, title, source, None, "too few finished runs")
+    return Drawn(declared.name, title, source, made)
+
+
+def _without_place(text: str, store: Store) -> str:
+    return text.replace(f" in the store {store.location}", "")
+
+
+def _quoted(text: str) -> str:
+    return f"'{text}'" if set(text) & set(" ()'\"$&|;<>*?") else text
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", r"\|")
