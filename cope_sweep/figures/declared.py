@@ -58,7 +58,7 @@ def draw_declared(plan: Plan, store: Store, declared: Declared, *, scale: str | 
 
 
 def ablation_options(declared: Declared) -> Options:
-    """What the functions of `FIGURES` take. A file's `log: false` leaves the choice to the data, as a missing key does."""
+    """What the functions of `FIGURES` take. `log: false` of a file leaves the choice to the data, as no key does."""
     figure = declared.figure
     common: dict[str, Any] = {"rows": declared.rows, "title": figure.title}
     match figure:

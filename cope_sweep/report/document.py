@@ -105,8 +105,8 @@ def document(files: AblationFiles, store: Store, scale: str | None = None) -> Do
     if not any(chapter.reports for chapter in chapters):
         option = f" at the scale {scale}" if scale else ""
         raise ReportError(
-            f"no run of an ablation in {files.folder}{option} is finished in the store {store.location}; train one with: "
-            "cope-sweep run quickstart"
+            f"no run of an ablation in {files.folder}{option} is finished in the store {store.location}; train one "
+            "with: cope-sweep run quickstart"
         )
     return Document(tuple(chapters), provenance(records.values(), store))
 

@@ -1,7 +1,7 @@
 """Comparisons in a table: every row with one of them, and the cells with the published numbers.
 
-With a row, or with the rows that have one value of an axis, p is corrected by Holm's method for all comparisons of the table. A row is `better` or `worse` where the
-corrected p is below 5 %, else `cannot tell`.
+With a row, or with the rows that have one label of an axis, p is corrected by Holm's method for all comparisons of the
+table. A row is `better` or `worse` where the corrected p is below 5 %, else `cannot tell`.
 
 With the paper, at its scale, a cell
 
