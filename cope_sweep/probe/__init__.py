@@ -3,6 +3,7 @@
 `cope_sweep.figures` draws them.
 """
 
+from cope_sweep.callable_package import make_callable
 from cope_sweep.probe.heads import (
     HeadStatistics,
     MarkStatistics,
@@ -44,3 +45,5 @@ __all__ = [
     "token_labels",
     "token_marks",
 ]
+
+make_callable(__name__)

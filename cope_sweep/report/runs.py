@@ -88,5 +88,5 @@ def _column(values: list[Any]) -> pd.Series[Any]:
     types = {type(value) for value in values if value is not None}
     dtype = "boolean" if types == {bool} else "Int64" if types == {int} else "Float64"
     if types <= {int, float} or types == {bool}:
-        return pd.Series(values, dtype=dtype)  # type: ignore[call-overload,no-any-return]
+        return pd.Series(values, dtype=dtype)
     return pd.Series([None if value is None else str(value) for value in values], dtype="str")

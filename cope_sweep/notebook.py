@@ -1,0 +1,192 @@
+"""The functions that `import cope_sweep` offers, for notebooks and scripts.
+
+    ablation = cope_sweep.load_ablation("quickstart")
+    cope_sweep.run(ablation)                          # trains the runs that are not finished, in this process
+    cope_sweep.table(ablation, against="CoPE")        # draws itself as the last expression of a notebook's cell
+    cope_sweep.frame(ablation)                        # pandas: one line per run
+    cope_sweep.curves(ablation)                       # pandas: one line per logged value
+    cope_sweep.figure(ablation, "summary")
+    cope_sweep.predictor(ablation, row="CoPE").perplexity(…)
+    cope_sweep.probe(ablation, row="CoPE")
+
+All take an ablation, its name, or the path of its file, and `store`, a folder or URL, by default ./store as on the
+command line. Errors that a user can correct are `cope_sweep.errors.UserError`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cope_sweep.errors import UserError
+from cope_sweep.plan import Plan, expand
+from cope_sweep.spec import LoadedAblation, RunSpec, with_overrides
+from cope_sweep.spec import load_ablation as _load_file
+from cope_sweep.spec.explain import suggest
+from cope_sweep.store import Store
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from cope_sweep.figures import Figure
+    from cope_sweep.inference import Predictor, TokenIds
+    from cope_sweep.probe import Probe
+    from cope_sweep.results import Table
+    from cope_sweep.sweep.sweep import SweepOutcome
+
+FOLDER, STORE = Path("ablations"), "store"
+
+AnyAblation = LoadedAblation | Plan | str | Path
+AnyStore = Store | str | Path
+
+
+def load_ablation(name: str | Path, *, scale: str | None = None, set: Sequence[str] = ()) -> LoadedAblation:  # noqa: A002
+    """An ablation file, at a scale, with the values of `set` as in `set=["train.steps=100"]`.
+
+    `name` is the path of a file, or the name of one in ./ablations. Raises UserError.
+    """
+    path = Path(name)
+    if path.suffix not in (".yaml", ".yml"):
+        path = FOLDER / f"{name}.yaml"
+        if not path.exists():
+            known = sorted(each.stem for each in FOLDER.glob("*.yaml"))
+            hint = suggest(str(name), known) or "; give the path of its file"
+            raise UserError(f"no ablation {str(name)!r} in {FOLDER.absolute()}{hint}")
+    return with_overrides(_load_file(path), scale=scale, assignments=list(set))
+
+
+def plan(ablation: AnyAblation) -> Plan:
+    """The runs of an ablation, in rows. Raises UserError."""
+    if isinstance(ablation, Plan):
+        return ablation
+    return expand(ablation if isinstance(ablation, LoadedAblation) else load_ablation(ablation))
+
+
+def run(ablation: AnyAblation, store: AnyStore = STORE) -> SweepOutcome:
+    """Train the runs that are not finished, one after another in this process, and record them in the store.
+
+    Ctrl-C, or a kernel's interrupt, stops it; the next call continues. For several workers, machines and MLflow use
+    `cope-sweep run`. Raises UserError.
+    """
+    from cope_sweep.sweep.local import run_local
+    from cope_sweep.sweep.sweep import sweep
+
+    opened = _opened(store, create=True)
+    planned = _recorded(ablation, opened)
+    content = planned.ablation.content
+    for task in {each.task for each in planned.runs}:
+        task.prepare()
+    return sweep(
+        planned, opened, run_local, resources=content.resources, executor_name="local", tracking_uri=None,
+        stop=threading.Event(),
+    )  # fmt: skip
+
+
+def table(ablation: AnyAblation, store: AnyStore = STORE, *, against: str | None = None) -> Table:
+    """The table of an ablation from its finished runs; notebooks show it as HTML.
+
+    `against`: `paper`, the name of a row, or `model.position=CoPE`; see `cope_sweep.results.compare`. Raises UserError.
+    """
+    from cope_sweep.results import table as make_table
+
+    opened = _opened(store)
+    return make_table(_recorded(ablation, opened), opened, against=against)
+
+
+def frame(ablation: AnyAblation, store: AnyStore = STORE) -> pd.DataFrame:
+    """One line per run, with its labels, metrics and facts: `cope_sweep.results.frame`. Raises UserError."""
+    from cope_sweep.results import frame as make_frame
+
+    opened = _opened(store)
+    return make_frame(_recorded(ablation, opened), opened)
+
+
+def curves(ablation: AnyAblation, store: AnyStore = STORE) -> pd.DataFrame:
+    """The learning curves: run_id, row, seed, step, metric, value. Raises UserError."""
+    from cope_sweep.results import curves as make_curves
+
+    opened = _opened(store)
+    return make_curves(_recorded(ablation, opened), opened)
+
+
+def figure(ablation: AnyAblation, kind: str = "curves", store: AnyStore = STORE, **options: Any) -> Figure:
+    """A figure; notebooks show it, and `.write(Path("curves.svg"))` saves it.
+
+    `kind` is one of `cope_sweep.figures.FIGURES`, or the name of a figure that the ablation declares, as `maps-2`.
+    `options` are the fields of `cope_sweep.figures.Options`. Raises UserError.
+    """
+    from cope_sweep.figures import FIGURES, Options
+    from cope_sweep.figures.declared import declared_figures, draw_declared
+
+    opened = _opened(store)
+    planned = _recorded(ablation, opened)
+    declared = {each.name: each for each in declared_figures(planned)}
+    if kind in declared and not options:
+        return draw_declared(planned, opened, declared[kind])
+    able = [name for name, each in FIGURES.items() if each.needs == "ablation"]
+    if kind not in able:
+        raise UserError(f"{planned.name} has no figure {kind!r}{suggest(kind, [*able, *declared])}")
+    return FIGURES[kind].make(planned, opened, Options(**options))
+
+
+def predictor(
+    ablation: AnyAblation, store: AnyStore = STORE, *, row: str | None = None, seed: int | None = None
+) -> Predictor:
+    """The trained model of a run: of a row, by default the first, and of a seed, by default the first that is finished.
+
+    Raises UserError where that run is not finished.
+    """
+    from cope_sweep.inference import Predictor
+
+    opened = _opened(store)
+    run_id = _finished_run(_recorded(ablation, opened), opened, row, seed).run_id
+    return Predictor.load(opened.run(run_id).fetch_checkpoint())
+
+
+def probe(
+    ablation: AnyAblation,
+    store: AnyStore = STORE,
+    *,
+    row: str | None = None,
+    seed: int | None = None,
+    tokens: TokenIds | None = None,
+) -> Probe:
+    """Gates, positions and attention of a trained model's heads; `row` and `seed` as in `predictor`.
+
+    `tokens` are token ids; by default the first sequence of the task's first test set. Raises UserError.
+    """
+    from cope_sweep.probe import probe as make_probe
+    from cope_sweep.probe import split_sequences
+
+    model = predictor(ablation, store, row=row, seed=seed)
+    return make_probe(model, split_sequences(model.run.task, None, 0)[0] if tokens is None else tokens)
+
+
+def _opened(store: AnyStore, *, create: bool = False) -> Store:
+    return store if isinstance(store, Store) else Store(store, create=create)
+
+
+def _recorded(ablation: AnyAblation, store: Store) -> Plan:
+    from cope_sweep.queries import recorded_plan, settle
+
+    settle(store)
+    return recorded_plan(plan(ablation), store)
+
+
+def _finished_run(planned: Plan, store: Store, row: str | None, seed: int | None) -> RunSpec:
+    names = [each.name for each in planned.rows]
+    if row is not None and row not in names:
+        raise UserError(f"{planned.name} has no row {row!r}{suggest(row, names)}")
+    chosen = [each for each in planned.rows if row in (None, each.name)][:1]
+    runs = [run for each in chosen for run in each.runs if seed in (None, run.seed)]
+    statuses = store.index.statuses(run.run_id for run in runs)
+    for each in runs:
+        if statuses.get(each.run_id) == "finished":
+            return each
+    text = f" with seed {seed}" if seed is not None else ""
+    raise UserError(
+        f"no run{text} of {', '.join(each.name for each in chosen) or planned.name} is finished in the store "
+        f"{store.location}; train it with: cope-sweep run {planned.name}"
+    )
