@@ -57,6 +57,11 @@ class Chapter:
         """The scales with finished runs."""
         return [each.evidence for each in self.sizes if each.evidence is not None]
 
+    @property
+    def idle(self) -> list[Size]:
+        """The scales without finished runs."""
+        return [each for each in self.sizes if each.evidence is None]
+
 
 @dataclass(frozen=True)
 class Document:

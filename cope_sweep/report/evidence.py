@@ -15,6 +15,7 @@ from cope_sweep.report.provenance import Provenance, provenance
 from cope_sweep.report.runs import run_frame, to_parquet
 from cope_sweep.results import Table, table
 from cope_sweep.results.compare import PAPER
+from cope_sweep.results.render import markdown_text
 from cope_sweep.results.table_model import STATUSES
 from cope_sweep.spec.figure import Maps
 from cope_sweep.store import Store
@@ -97,15 +98,16 @@ class Evidence:
     def to_markdown(self, pictures: dict[str, str]) -> str:
         """The report; `pictures` are the files of the figures by their names."""
         content = self.plan.ablation.content
-        parts = [f"# {content.title}"]
-        parts += [f"Hypothesis: {' '.join(content.hypothesis.split())}"] if content.hypothesis else []
-        parts += [f"Reproduces: {content.reproduces}."] if content.reproduces else []
-        parts += [f"Scale `{self.scale}`: {self.size}"] if self.scale else []
+        parts = [f"# {markdown_text(content.title)}"]
+        parts += [f"Hypothesis: {markdown_text(content.hypothesis)}"] if content.hypothesis else []
+        parts += [f"Reproduces: {markdown_text(content.reproduces)}."] if content.reproduces else []
+        parts += [f"Scale `{self.scale}`: {markdown_text(self.size)}"] if self.scale else []
         parts += ["## Results", self.table.to_markdown().strip()]
         parts += [f"Verdicts: {', '.join(f'{n} {verdict}' for verdict, n in self.verdicts)}."] if self.verdicts else []
         for each in self.figures:
             if each.name in pictures:
-                parts.append(f"![{each.title}{f', as {each.source}' if each.source else ''}]({pictures[each.name]})")
+                title = markdown_text(each.title) + (f", as {markdown_text(each.source)}" if each.source else "")
+                parts.append(f"![{title}]({pictures[each.name]})")
         parts += ["## Missing", "\n".join(f"- {line}" for line in self.missing)] if self.missing else []
         rows = [*self.provenance.lines, ("This report", f"`cope-sweep report {self.plan.name}{self._options}`")]
         parts += ["## Provenance", "\n".join(["| | |", "| --- | --- |", *(f"| {k} | {_cell(v)} |" for k, v in rows)])]

@@ -21,9 +21,9 @@ MAX_LINKED = 50
 def markdown(model: TableModel) -> str:
     """A GitHub-flavoured Markdown table and a note. Columns are aligned in the source as well."""
     drawn = layout(model)
-    grid = [[_markdown_text(header.text) for header in drawn.headers]]
+    grid = [[markdown_text(header.text) for header in drawn.headers]]
     for row in drawn.rows:
-        texts = [_markdown_text(cell.text) for cell in row]
+        texts = [markdown_text(cell.text) for cell in row]
         grid.append([f"**{text}**" if cell.best else text for cell, text in zip(row, texts, strict=True)])
     numeric = [header.numeric for header in drawn.headers]
     widths = [max(3, *map(len, column)) for column in zip(*grid, strict=True)]
@@ -37,12 +37,13 @@ def markdown(model: TableModel) -> str:
         lines.append(f"| {' | '.join(padded)} |")
     notes = [
         f"**{text}**" if index < len(drawn.warnings) else text
-        for index, text in enumerate(map(_markdown_text, drawn.notes))
+        for index, text in enumerate(map(markdown_text, drawn.notes))
     ]
     return "\n".join(lines) + "\n\n" + "\n\n".join(notes) + "\n"
 
 
-def _markdown_text(text: str) -> str:
+def markdown_text(text: str) -> str:
+    """`text` on one line, without Markdown's meaning of its characters."""
     return re.sub(r"([\\`*_\[\]<>|])", r"\\\1", " ".join(text.split()))
 
 
