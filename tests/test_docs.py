@@ -29,6 +29,7 @@ from tests.results.ablations import finish
 ROOT = Path(__file__).parent.parent
 ROOMS = (
     "ablations",
+    "cope_sweep",
     "cope_sweep/kernels",
     "cope_sweep/positions",
     "cope_sweep/probe",
@@ -38,7 +39,7 @@ ROOMS = (
     "services",
     "tests/benchmarks",
 )
-READMES = ("README.md", *(f"{room}/README.md" for room in ROOMS))
+READMES = ("README.md", "ablations/results/README.md", *(f"{room}/README.md" for room in ROOMS))
 COMMANDS = sorted(command for command in get_command(cli).commands)
 BENCHES = sorted(f"bench {command}" for command in get_command(bench).commands)
 

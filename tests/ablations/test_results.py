@@ -1,0 +1,113 @@
+"""The reports in ablations/results: their numbers are those of their runs, and their runs are those of today's files."""
+
+import re
+import shutil
+from xml.etree import ElementTree
+
+import pandas as pd
+import pytest
+
+from cope_sweep.errors import UserError
+from cope_sweep.report.committed import overview, read_committed
+from cope_sweep.results.stats import summarise
+from tests.ablations.update_readme import ABLATIONS, RESULTS, ROOT, all_results, with_results
+
+STEMS = sorted(path.stem for path in RESULTS.glob("*.parquet"))
+VALUE = re.compile(r"(?P<mean>-?\d+\.\d+)(?: ± (?P<std>\d+\.\d+))?(?: \(n=(?P<n>\d+)\))?")
+VERDICT = re.compile(r"(agrees|differs|cannot tell|same order|opposite order|better|worse)")
+
+
+def table_lines(text):
+    """The cells of the first table of a Markdown text: headings, then rows."""
+    block = re.search(r"^## Results\n\n((?:\|.*\n)+)", text, re.MULTILINE)[1]
+    split = [re.split(r"(?<!\\)\|", line)[1:-1] for line in block.splitlines()]
+    cells = [[re.sub(r"\\(.)", r"\1", cell.strip().strip("*")) for cell in line] for line in split]
+    return cells[0], cells[2:]
+
+
+def check_numbers(report, text):
+    """Compare every mean, deviation and count of a report with the statistics of the runs in its frame."""
+    frame = pd.read_parquet(report.path)
+    headings, rows = table_lines(text)
+    assert len(rows) == len(report.plan.rows)
+    checked = 0
+    for metric in report.plan.ablation.content.metrics:
+        column = headings.index(metric.title)
+        for row, cells in zip(report.plan.rows, rows, strict=True):
+            own = frame[frame["run_id"].isin([run.run_id for run in row.runs]) & (frame["status"] == "finished")]
+            found = summarise(own[metric.name].dropna() if metric.name in own else [])
+            if found.n == 0:
+                assert cells[column] == "–"
+                continue
+            shown = VALUE.fullmatch(cells[column])
+            assert shown, cells[column]
+            half_unit = 0.5000001 * 10.0 ** -len(shown["mean"].partition(".")[2])
+            assert float(shown["mean"]) == pytest.approx(found.mean, abs=half_unit), (report.path.stem, row.name)
+            assert int(shown["n"] or len(row.runs)) == found.n
+            if found.n > 1:
+                assert float(shown["std"]) == pytest.approx(found.std, abs=half_unit), (report.path.stem, row.name)
+            checked += 1
+    assert checked > 0
+
+
+def check_verdicts(report, text):
+    """Compare the verdicts of a report with those that follow from its runs."""
+    _, rows = table_lines(text)
+    for row, cells in zip(report.table.model.rows, rows, strict=True):
+        due = [cell.comparison.verdict for cell in row.metrics.values() if cell.comparison]
+        assert [match[1] for cell in cells if (match := VERDICT.search(cell.partition(": ")[2]))] == due, row.row
+
+
+@pytest.fixture(scope="module")
+def reports():
+    return {each.path.stem: each for each in read_committed(RESULTS, ABLATIONS)}
+
+
+@pytest.mark.parametrize("stem", STEMS)
+def test_the_numbers_of_a_report_are_those_of_its_runs(stem, reports):
+    report, text = reports[stem], (RESULTS / f"{stem}.md").read_text(encoding="utf-8")
+    assert not report.stale, report.stale
+    check_numbers(report, text)
+    check_verdicts(report, text)
+    for name in re.findall(r"\]\(([^)]+\.svg)\)", text):
+        assert ElementTree.parse(RESULTS / name).getroot().tag.endswith("svg")
+
+
+def test_every_file_belongs_to_a_report():
+    for path in RESULTS.iterdir():
+        known = path.name in ("README.md", "quickstart.svg") or path.name.startswith(
+            tuple(f"{stem}." for stem in STEMS)
+        )
+        assert known, f"{path.name} belongs to no report; delete it"
+
+
+def test_the_readmes_have_these_results():
+    hint = "run: python -m tests.ablations.update_readme"
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert text == with_results(text), hint
+    assert (RESULTS / "README.md").read_text(encoding="utf-8") == all_results(), hint
+
+
+def test_a_wrong_number_and_a_stale_report_are_found(tmp_path):
+    (results := tmp_path / "results").mkdir()
+    (ablations := tmp_path / "ablations").mkdir()
+    shutil.copy(RESULTS / "quickstart.parquet", results)
+    text = (ABLATIONS / "quickstart.yaml").read_text(encoding="utf-8")
+    (ablations / "quickstart.yaml").write_text(text)
+    (report,) = read_committed(results, ablations)
+    good = (RESULTS / "quickstart.md").read_text(encoding="utf-8")
+    check_numbers(report, good)
+    shown = re.search(r" (\d+)(\.\d+ ± )", good)
+    with pytest.raises(AssertionError):
+        check_numbers(report, good.replace(shown[0], f" {int(shown[1]) + 1}{shown[2]}", 1))
+    with pytest.raises(AssertionError):
+        check_verdicts(report, good.replace(": worse", ": better", 1).replace(": cannot tell", ": better", 1))
+
+    (ablations / "quickstart.yaml").write_text(text.replace("steps: 450", "steps: 451"))
+    (report,) = read_committed(results, ablations)
+    assert report.stale.startswith("quickstart.parquet is stale: 6 of its runs are not in the plan of quickstart today")
+    with pytest.raises(UserError, match="is stale"):
+        overview([report], "results")
+    (ablations / "quickstart.yaml").unlink()
+    with pytest.raises(UserError, match="there is no ablation 'quickstart'"):
+        list(read_committed(results, ablations))

@@ -1,0 +1,98 @@
+"""The functions that `import cope_sweep` offers."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+import cope_sweep
+import cope_sweep.plan
+import cope_sweep.probe
+from cope_sweep.errors import UserError
+from cope_sweep.plan import Plan
+from tests.cli.conftest import TINY
+from tests.test_docs import code_blocks, read
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder in which the README's example has run: its ablation is as tiny as the one of the command line's tests."""
+    folder = tmp_path_factory.mktemp("notebook")
+    (folder / "ablations").mkdir()
+    tiny = TINY.replace("{CoPE: [cope], none: []}", "{CoPE: [cope], RoPE: [rope], Absolute: [absolute]}")
+    (folder / "ablations" / "quickstart.yaml").write_text(tiny)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def names(folder):
+    """The names that the example defines."""
+    (example,) = code_blocks(read("cope_sweep/README.md"), "python")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        found = {}
+        exec(example.replace("steps=100", "steps=6"), found)
+    return found
+
+
+def test_the_example_of_the_readme(names):
+    assert [row.name for row in cope_sweep.plan(names["ablation"]).rows] == ["CoPE", "RoPE", "Absolute"]
+    assert names["runs"]["status"].tolist() == ["finished"] * 3
+    assert set(names["errors"]["metric"]) >= {"train/loss", "in_dist/token_error"}
+    assert names["model"].run.run_id == names["runs"]["run_id"][0]
+    assert len(names["log_probabilities"][0]) == 5
+    assert names["gates"].layer == 0
+
+
+def test_tables_and_figures_draw_themselves(names, folder):
+    table = cope_sweep.table(names["ablation"], folder / "store", against="CoPE")
+    assert table._repr_html_().startswith('<table class="ablation">')
+    assert "In-dist., minus CoPE" in table._repr_html_()
+    figure = cope_sweep.figure(names["ablation"], "summary", folder / "store")
+    assert figure._repr_mimebundle_()["image/png"]
+    assert isinstance(cope_sweep.frame(names["ablation"], folder / "store"), pd.DataFrame)
+
+
+def test_a_second_run_trains_nothing(names, folder):
+    assert cope_sweep.run(names["ablation"], folder / "store").trained == 0
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda a, store: cope_sweep.load_ablation("quickstrat"), "no ablation 'quickstrat' in"),
+        (lambda a, store: cope_sweep.figure(a, "curve", store), "has no figure 'curve'; did you mean 'curves'?"),
+        (lambda a, store: cope_sweep.predictor(a, store, row="Cope"), "has no row 'Cope'; did you mean 'CoPE'?"),
+        (lambda a, store: cope_sweep.probe(a, store, seed=9), "no run with seed 9 of CoPE is finished in the store"),
+    ],
+)
+def test_errors(names, folder, call, message):
+    with pytest.raises(UserError) as raised:
+        call(names["ablation"], folder / "store")
+    assert message in str(raised.value)
+
+
+def test_packages_are_functions_too(folder):
+    assert cope_sweep.plan.Plan is Plan
+    planned = cope_sweep.plan(folder / "ablations" / "quickstart.yaml")
+    assert cope_sweep.plan(planned) is planned
+    assert set(cope_sweep.__all__) <= set(dir(cope_sweep))
+    with pytest.raises(AttributeError, match="'cope_sweep' has no attribute 'tables'"):
+        cope_sweep.tables  # noqa: B018
+
+
+@pytest.mark.slow
+def test_the_import_is_light():
+    code = "import sys, cope_sweep; print(*sorted(m for m in sys.modules if m.split('.')[0] in "
+    code += "('torch', 'pandas', 'numpy', 'pydantic', 'ray')))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path(__file__).parent.parent
+    )
+    assert done.stdout.strip() == ""
+    calls = "import cope_sweep; print(callable(cope_sweep.plan), callable(cope_sweep.table))"
+    done = subprocess.run(
+        [sys.executable, "-c", calls], capture_output=True, text=True, check=True, cwd=Path(__file__).parent.parent
+    )
+    assert done.stdout.split() == ["True", "True"]
