@@ -199,22 +199,10 @@ def figure(
 
     Example: `cope-sweep figure quickstart --kind maps --row CoPE --show gates --mark data -o gates.png`
     """
-    selects = [
-        metrics,
-        x,
-        panels,
-        rows,
-        log is not None,
-        log_x is not None,
-        title,
-        heads,
-        mark,
-        split,
-        text,
-        file,
-        first,
-    ]
-    if declared is not None or (kind is None and not any(selects) and _is_ablation(name)):
+    selected = any(
+        [metrics, x, panels, rows, log is not None, log_x is not None, title, heads, mark, split, text, file]
+    )
+    if declared is not None or (kind is None and not (selected or first or seed is not None) and _is_ablation(name)):
         plan, store = load_plan(name, ablations, scale, sets), open_store(root, index)
         if declared is not None or plan.ablation.content.figures:
             _draw_declared(plan, store, declared, scale, file_format, output, as_json)
@@ -238,7 +226,9 @@ def figure(
         )
         if made.empty:
             raise UserError(_nothing(plan, store))
-    _write(made, target, chosen_format, as_json)
+    written = _write(made, target, chosen_format, as_json)
+    if as_json and written:
+        print_json(written[0])
 
 
 def _is_ablation(name: str) -> bool:
@@ -271,13 +261,16 @@ def _draw_declared(
         )
     settle(store)
     plan = recorded_plan(plan, store)
+    written = []
     for each in chosen:
         made = draw_declared(plan, store, each, scale=scale)
         if made.empty:
             raise UserError(_nothing(plan, store))
         target = output or Path(f"{plan.name}-{each.name}.{file_format or 'png'}")
         to_stdout = output is None and file_format == "csv" and len(chosen) == 1
-        _write(made, None if to_stdout else target, file_format or _suffix_format(target), as_json)
+        written += _write(made, None if to_stdout else target, file_format or _suffix_format(target), as_json)
+    if as_json and written:
+        print_json(written)
 
 
 def _nothing(plan: Plan, store: Store) -> str:
@@ -374,16 +367,16 @@ def _map_figure(
     return kind.make(predictor, ids[:first], options)
 
 
-def _write(made: Figure, target: Path | None, file_format: Format, as_json: bool) -> None:
+def _write(made: Figure, target: Path | None, file_format: Format, quiet: bool) -> list[dict[str, str | int]]:
+    """Write a figure; returns what the JSON answer says of each file."""
     content = made.render(file_format)
     if target is None:
         sys.stdout.write(content.decode())
-        return
+        return []
     try:
         target.write_bytes(content)
     except OSError as error:
         raise UserError(f"{target}: {error.strerror or error}; name another file with --output") from error
-    if as_json:
-        print_json({"file": str(target), "kind": made.kind, "format": file_format, "bytes": len(content)})
-    else:
+    if not quiet:
         make_console().print(f"{escaped(target)}: {escaped(made.title)}", soft_wrap=True, highlight=False)
+    return [{"file": str(target), "kind": made.kind, "format": file_format, "bytes": len(content)}]

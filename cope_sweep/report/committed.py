@@ -37,8 +37,8 @@ class Committed:
         option = f" --scale {self.scale}" if self.scale else ""
         return (
             f"{self.path.name} is stale: {len(gone)} of its runs are not in the plan of {self.plan.name}{option} "
-            f"today, and {len(new)} of the plan are missing; train them with `cope-sweep run {self.plan.name}{option}`, then "
-            f"`cope-sweep report {self.plan.name}{option} --out {self.path.parent.name}`"
+            f"today, and {len(new)} of the plan are missing; train them with `cope-sweep run {self.plan.name}{option}`, "
+            f"then `cope-sweep report {self.plan.name}{option} --out {self.path.parent.name}`"
         )
 
     @property
