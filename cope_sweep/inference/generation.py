@@ -9,8 +9,9 @@ where a sequence still has tokens of its prompt, those are read instead of sampl
 and each draws from its own random generator: the same seed gives the same tokens, whatever shares the batch, unless
 rounding errors change which of two tokens with nearly equal probabilities is chosen.
 
-The model reads at most as many tokens as its training sequences have (`Predictor.context`). There generation ends, with
-the reason `length`.
+The model reads at most one token more than its training sequences have (`Predictor.longest_read`), or as many where an
+encoding has no further position. There generation ends, with the reason `length`. So a prompt of a whole training
+window, which has one token more than the model reads in training, is followed by one token.
 
 Shapes: B sequences, T tokens, V vocabulary.
 """
@@ -40,7 +41,7 @@ class Sampling:
 
     max_tokens: int = 16
     temperature: float = 1.0
-    """Divisor of the logits; 0 chooses the most probable token, and of several such tokens the one with the lowest id."""
+    """Divisor of the logits; 0 chooses the most probable token, of equal ones the one with the lowest id."""
     top_p: float = 1.0
     """Only the most probable tokens, as few as have this probability together."""
     top_k: int = 0
@@ -92,19 +93,19 @@ class Generation:
     """None: another one each time."""
     tokens: list[Token] = field(default_factory=list)
     finish_reason: FinishReason | None = None
-    error: NotFiniteError | None = None
+    error: Exception | None = None
     cancelled: bool = False
 
     def __post_init__(self) -> None:
-        self.ids: list[int] = self.prompt_T.tolist()
-        if not self.ids:
-            raise TokensError("the prompt has no token; give at least one")
-        self.limit = min(len(self.ids) + self.sampling.max_tokens, self.predictor.context + 1)
-        """Number of tokens, the prompt included, at which generation ends."""
-        if self.sampling.max_tokens and self.limit <= len(self.ids):
+        longest_prompt, longest_read = self.predictor.context + 1, self.predictor.longest_read
+        if not 1 <= len(self.prompt_T) <= longest_prompt:
             raise TokensError(
-                f"the prompt has {len(self.ids)} tokens, and the model generates after at most {self.predictor.context}"
+                f"the prompt has {len(self.prompt_T)} tokens; for generation give 1 … {longest_prompt}: the context of "
+                f"the training is {self.predictor.context} tokens"
             )
+        self.ids: list[int] = self.prompt_T[-longest_read:].tolist()
+        self.limit = min(len(self.ids) + self.sampling.max_tokens, longest_read + 1)
+        """Number of `ids` at which generation ends."""
         self._rng = np.random.default_rng(self.seed)
         self._text = _StoppingText(self.sampling.stop)
         if not self.sampling.max_tokens:
@@ -133,12 +134,11 @@ class Generation:
             Token(token, float(logits_V[token] - normalizer), [(k, float(logits_V[k] - normalizer)) for k in best])
         )
         self.ids.append(token)
-        if token == vocabulary.end_of_text or self._text.append(vocabulary.piece(token)):
-            self.finish_reason = "stop"
-        elif len(self.ids) >= self.limit:
-            self.finish_reason = "length"
-        if self.finish_reason is not None:
+        stops = token == vocabulary.end_of_text or self._text.append(vocabulary.piece(token))
+        if stops or len(self.ids) >= self.limit:
             self._text.end()
+            # Last: another thread that sees the reason finds the whole text.
+            self.finish_reason = "stop" if stops else "length"
 
 
 class _StoppingText:

@@ -1,6 +1,6 @@
 """Perplexity, from log-probabilities.
 
-    perplexity = exp(−Σ log p / n),  bits per token = −Σ log p / (n·ln 2)
+perplexity = exp(−Σ log p / n),  bits per token = −Σ log p / (n·ln 2)
 """
 
 from __future__ import annotations
@@ -44,6 +44,11 @@ class TextPerplexity(Perplexity):
     word_perplexity: float
     """exp(nll_sum / words); infinite where a float overflows or the text has no word."""
     bits_per_byte: float
+
+    @property
+    def byte_perplexity(self) -> float:
+        """exp(nll_sum / size_bytes); infinite where a float overflows."""
+        return _exp(self.nll_sum / self.size_bytes)
 
     @staticmethod
     def per_unit(total: Perplexity, words: int, size_bytes: int) -> TextPerplexity:

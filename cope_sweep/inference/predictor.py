@@ -49,8 +49,17 @@ class Predictor:
 
     @property
     def context(self) -> int:
-        """Tokens in the longest sequence of the training task: the most that the model reads when it generates."""
+        """Tokens in the longest sequence of the training task; a whole window has one more, which is only predicted."""
         return self.run.task.context
+
+    @cached_property
+    def longest_read(self) -> int:
+        """Tokens that the model reads at most when it generates: one more than the context, if each encoding can."""
+        try:
+            check_reach(self.run, self.context + 1)
+        except ValueError:
+            return self.context
+        return self.context + 1
 
     @property
     def size_bytes(self) -> int:

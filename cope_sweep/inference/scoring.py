@@ -44,7 +44,7 @@ class Scores:
     top_log_probabilities_NK: np.ndarray
     """Their log-probabilities: computed as those of the scored tokens, so equal tokens have the same float."""
     next_logits_V: np.ndarray | None = None
-    """The logits of the token after the window, if they were asked for."""
+    """The logits of the token after the window, float64; None without `read_last`."""
 
     def check(self, run: RunSpec) -> Scores:
         """Itself. Raises NotFiniteError where a number is NaN or infinite."""
@@ -57,16 +57,11 @@ class Scores:
         return self
 
 
-def score(
-    model: Transformer, run: RunSpec, windows: Sequence[Window], *, top: int = 0, read_last: bool = False
-) -> list[Scores]:
-    """The scores of each window; no number is checked (`Scores.check`).
-
-    `top` is the number of most probable tokens, K; with `read_last` the model reads the last token of each window, too.
-    """
+def score(model: Transformer, run: RunSpec, windows: Sequence[Window], *, top: int = 0) -> list[Scores]:
+    """The scores of each window, with the `top` most probable tokens. No number is checked (`Scores.check`)."""
     results: list[Scores | None] = [None] * len(windows)
     for batch in batches([len(window.tokens_T) for window in windows]):
-        scored = _score_batch(model, run, [windows[index] for index in batch], top, read_last)
+        scored = _score_batch(model, run, [windows[index] for index in batch], top)
         for index, scores in zip(batch, scored, strict=True):
             results[index] = scores
     return [scores for scores in results if scores is not None]
@@ -85,32 +80,28 @@ def batches(lengths: Sequence[int]) -> Iterator[list[int]]:
 
 
 @torch.inference_mode()
-def _score_batch(
-    model: Transformer, run: RunSpec, windows: Sequence[Window], top: int, read_last: bool
-) -> Iterator[Scores]:
-    reads = max(len(window.tokens_T) for window in windows) - (not read_last)
+def _score_batch(model: Transformer, run: RunSpec, windows: Sequence[Window], top: int) -> list[Scores]:
+    reads = max(window.reads for window in windows)
     tokens_BT = np.zeros((len(windows), reads + 1), dtype=np.int64)
     for row, window in enumerate(windows):
         tokens_BT[row, : len(window.tokens_T)] = window.tokens_T
-    place_BT = np.arange(reads)
+    place_T = np.arange(reads)
     # Reading token t predicts token t + 1.
-    predicts_BT = np.stack(
-        [(place_BT >= window.first - 1) & (place_BT < len(window.tokens_T) - 1) for window in windows]
-    )
+    predicts_BT = np.stack([(place_T >= window.first - 1) & (place_T < len(window.tokens_T) - 1) for window in windows])
     device = model.embedding.weight.device
     hidden_BTD = read(model, run, torch.from_numpy(tokens_BT[:, :reads]).to(device))
     hidden_ND = hidden_BTD[torch.from_numpy(predicts_BT).to(device)]
     targets_N = torch.from_numpy(tokens_BT[:, 1:][predicts_BT]).to(device)
     scored_N, ids_NK, tops_NK = _log_probabilities(model, hidden_ND, targets_N, min(top, model.vocabulary_size))
-    last_B = torch.tensor([len(window.tokens_T) - 1 for window in windows], device=device)
-    next_BV = None
-    if read_last:
-        next_BV = model.logits(hidden_BTD[torch.arange(len(windows), device=device), last_B]).double().cpu().numpy()
     cuts = np.cumsum(predicts_BT.sum(1))[:-1]
-    return (
-        Scores(*parts, None if next_BV is None else next_BV[row])
-        for row, parts in enumerate(zip(*(np.split(each, cuts) for each in (scored_N, ids_NK, tops_NK)), strict=True))
-    )
+    parts = [np.split(each, cuts) for each in (scored_N, ids_NK, tops_NK)]
+    results = []
+    for row, window in enumerate(windows):
+        next_V = None
+        if window.read_last:
+            next_V = model.logits(hidden_BTD[row, len(window.tokens_T) - 1]).double().cpu().numpy()
+        results.append(Scores(*(part[row] for part in parts), next_V))
+    return results
 
 
 def read(model: Transformer, run: RunSpec, tokens_BT: Tensor, cache: Cache | None = None) -> Tensor:

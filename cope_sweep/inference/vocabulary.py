@@ -1,7 +1,7 @@
 """The text of token ids: that of a tokenizer, or the labels of a task's vocabulary.
 
-    text    "the cat"     one token may be part of a character
-    labels  " w 0 i 1 r"  Flip-Flop's tokens; each is written with a blank before it, and read where blanks separate it
+text    "the cat"     one token may be part of a character
+labels  " w 0 i 1 r"  Flip-Flop's tokens; each is written with a blank before it, and read where blanks separate it
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ class LabelVocabulary:
         if unknown is not None:
             known = " ".join(self._labels[:12]) + (" …" if len(self._labels) > 12 else "")
             raise TokensError(
-                f"the task {self._kind} has no text tokenizer, and {unknown[:40]!r} is no label of its vocabulary; give "
-                f"token ids, or labels with blanks between them: {known}"
+                f"the task {self._kind} has no text tokenizer, and {unknown[:40]!r} is no label of its vocabulary; "
+                f"give token ids, or labels with blanks between them: {known}"
             )
         return np.array([self._ids[label] for label in labels], dtype=np.int64)
 

@@ -27,11 +27,13 @@ class Window:
     """int64 token ids."""
     first: int = 1
     """Tokens `first` … T − 1 are scored."""
+    read_last: bool = False
+    """Whether the model reads the last token, too, which predicts the token after the window."""
 
     @property
     def reads(self) -> int:
-        """Number of tokens that the model reads: the last one predicts no scored token."""
-        return len(self.tokens_T) - 1
+        """Number of tokens that the model reads."""
+        return len(self.tokens_T) - (not self.read_last)
 
 
 def windows(tokens_L: np.ndarray, context: int, stride: int) -> Iterator[Window]:
