@@ -28,7 +28,7 @@ import numpy as np
 import torch
 
 from cope_sweep.inference.predictor import Predictor
-from cope_sweep.inference.scoring import NotFiniteError, read
+from cope_sweep.inference.scoring import not_finite, read
 from cope_sweep.inference.tokens import TokensError
 from cope_sweep.model import Cache
 
@@ -123,9 +123,7 @@ class Generation:
     def choose(self, logits_V: np.ndarray) -> None:
         """Append a token that the float64 logits give, and note whether it is the last."""
         if not np.isfinite(logits_V).all():
-            self.error = NotFiniteError(
-                f"run {self.predictor.run.run_id}: the model's outputs are not numbers (NaN or infinite)"
-            )
+            self.error = not_finite(self.predictor.run)
             return
         token, vocabulary = sample(logits_V, self.sampling, self._rng), self.predictor.vocabulary
         normalizer = logits_V.max() + np.log(np.exp(logits_V - logits_V.max()).sum())

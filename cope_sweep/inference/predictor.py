@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from cope_sweep.inference.measures import Perplexity, TextPerplexity
-from cope_sweep.inference.scoring import Scores, score
+from cope_sweep.inference.scoring import NotFiniteError, Scores, score
 from cope_sweep.inference.tokens import TokenIds, TokensError, validate_sequence
 from cope_sweep.inference.vocabulary import LabelVocabulary, TextVocabulary, Vocabulary
 from cope_sweep.inference.windows import Window, windows
@@ -36,11 +36,19 @@ class Predictor:
     def load(cls, folder: Path | str, device: str = "auto") -> Predictor:
         """Load a checkpoint folder. Device `auto` is CUDA if available, else the CPU.
 
-        Raises CheckpointError for a checkpoint that is damaged or does not fit this version of the code.
+        Raises CheckpointError for a checkpoint that is damaged or does not fit this version of the code, and its
+        subclass NotFiniteError for weights that are not numbers.
         """
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
-        return cls(*load_model(Path(folder), device), tokenizer_json=Path(folder) / TOKENIZER_FILE)
+        model, run = load_model(Path(folder), device)
+        for name, parameter in model.named_parameters():
+            if not parameter.isfinite().all():
+                raise NotFiniteError(
+                    f"run {run.run_id}: the weights {name} contain NaN or infinite values; the training diverged, or "
+                    "the file is damaged"
+                )
+        return cls(model, run, tokenizer_json=Path(folder) / TOKENIZER_FILE)
 
     @property
     def vocabulary_size(self) -> int:

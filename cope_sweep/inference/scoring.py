@@ -50,11 +50,16 @@ class Scores:
         """Itself. Raises NotFiniteError where a number is NaN or infinite."""
         arrays = [self.log_probabilities_N, *([] if self.next_logits_V is None else [self.next_logits_V])]
         if not all(np.isfinite(each).all() for each in arrays):
-            raise NotFiniteError(
-                f"run {run.run_id}: the model's outputs are not numbers (NaN or infinite); its training diverged, or "
-                "the weights are damaged"
-            )
+            raise not_finite(run)
         return self
+
+
+def not_finite(run: RunSpec) -> NotFiniteError:
+    """The error of a model whose outputs are not numbers."""
+    return NotFiniteError(
+        f"run {run.run_id}: the model's outputs are not numbers (NaN or infinite); its training diverged, or the "
+        "weights are damaged"
+    )
 
 
 def score(model: Transformer, run: RunSpec, windows: Sequence[Window], *, top: int = 0) -> list[Scores]:
@@ -107,13 +112,19 @@ def _score_batch(model: Transformer, run: RunSpec, windows: Sequence[Window], to
 def read(model: Transformer, run: RunSpec, tokens_BT: Tensor, cache: Cache | None = None) -> Tensor:
     """The model's hidden states of all tokens, (B, T, D). Attention needs about SCRATCH_BYTES at a time.
 
-    With a `cache`, which is empty at first, the keys and values of all tokens are in it afterwards.
+    With a `cache`, which is empty at first, the keys and values of all tokens are in it afterwards. Raises
+    NotFiniteError where attention cannot be computed because positions are NaN.
     """
     window = _window(run, *tokens_BT.shape)
-    if window >= tokens_BT.shape[1]:
-        return model.hidden(tokens_BT, cache)
-    cache = [{} for _ in model.blocks] if cache is None else cache
-    return torch.cat([model.hidden(part_BW, cache) for part_BW in tokens_BT.split(window, dim=1)], dim=1)
+    if window < tokens_BT.shape[1] and cache is None:
+        cache = [{} for _ in model.blocks]
+    try:
+        return torch.cat([model.hidden(part_BW, cache) for part_BW in tokens_BT.split(window, dim=1)], dim=1)
+    except RuntimeError as error:
+        # A position that is NaN becomes an index, and gather checks its range.
+        if "out of bounds" in str(error):
+            raise not_finite(run) from error
+        raise
 
 
 def _log_probabilities(

@@ -164,5 +164,7 @@ def error_response(
 
 def _validation_message(error: Mapping[str, Any]) -> str:
     """One of pydantic's errors, without the value, which may be large and need not be valid JSON."""
-    location = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error["loc"]).lstrip(".")
+    # Alternatives of a field have the names of pydantic's validators, as in `list[str]`: they say nothing to a client.
+    parts = [part for part in error["loc"] if isinstance(part, int) or "[" not in part]
+    location = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts).lstrip(".")
     return f"{location}: {error['msg'][0].lower()}{error['msg'][1:]}"

@@ -6,13 +6,13 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from cope_services.schemas import Responses, TokenId
+from cope_services.schemas import Responses, TokenId, Unicode, UnicodeText
 
 MAX_PROMPTS = 1024
 
-ModelName = Annotated[str, Field(max_length=200)]
+ModelName = Annotated[UnicodeText, Field(max_length=200)]
 Ids = Annotated[list[TokenId], Field(min_length=1)]
-StopText = Annotated[str, Field(min_length=1, max_length=200)]
+StopText = Annotated[str, Field(min_length=1, max_length=200), Unicode]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
@@ -50,9 +50,9 @@ class CompletionRequest(Strict):
 
     model: ModelName | None = Field(default=None, description="A run id. May be missing where the path has it.")
     prompt: (
-        str
+        UnicodeText
         | Ids
-        | Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS)]
+        | Annotated[list[UnicodeText], Field(min_length=1, max_length=MAX_PROMPTS)]
         | Annotated[list[Ids], Field(min_length=1, max_length=MAX_PROMPTS)]
     ) = Field(
         description="A text, token ids, or a list of either. For a model without a tokenizer, a text consists of "
@@ -76,7 +76,7 @@ class CompletionRequest(Strict):
         default=None, description="Texts before which the completion ends. `logprobs` has their tokens, too."
     )
     seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 64, strict=True)] | None = None
-    user: Annotated[str, Field(max_length=1000)] | None = Field(default=None, description="Ignored.")
+    user: Annotated[UnicodeText, Field(max_length=1000)] | None = Field(default=None, description="Ignored.")
     suffix: Literal[None] = None
     logit_bias: Annotated[dict[str, float], Field(max_length=0)] | None = None
     presence_penalty: Annotated[float, Field(ge=0, le=0)] = 0
@@ -162,7 +162,7 @@ class TokenizerInfo(BaseModel):
 
 class TokenizeRequest(Strict):
     model: ModelName | None = None
-    prompt: str
+    prompt: UnicodeText
     add_special_tokens: bool = Field(default=True, description="Changes nothing: no special tokens are added.")
 
 

@@ -6,11 +6,11 @@ from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from cope_services.schemas import TokenId
+from cope_services.schemas import TokenId, Unicode, UnicodeText
 
 RunId = Annotated[str, Field(pattern="^[0-9a-f]{16}$")]
 Count = Annotated[int, Field(ge=1, le=1 << 31, strict=True)]
-Text = Annotated[str, Field(min_length=1)]
+Text = Annotated[str, Field(min_length=1), Unicode]
 
 
 class BestOfRow(BaseModel):
@@ -18,9 +18,9 @@ class BestOfRow(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    ablation: Annotated[str, Field(max_length=200)]
-    row: Annotated[str, Field(max_length=500, description="The name of the row, as in the table.")]
-    scale: Annotated[str, Field(max_length=100)] | None = None
+    ablation: Annotated[UnicodeText, Field(max_length=200)]
+    row: Annotated[UnicodeText, Field(max_length=500, description="The name of the row, as in the table.")]
+    scale: Annotated[UnicodeText, Field(max_length=100)] | None = None
 
 
 class SequencesRequest(BaseModel):

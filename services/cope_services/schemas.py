@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 Responses = dict[int | str, dict[str, Any]]
 
@@ -44,6 +44,15 @@ class Checkpoint(BaseModel):
     files: list[CheckpointFile]
 
 
+def _check_unicode(text: str) -> str:
+    if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
+        raise ValueError("no Unicode text: it has half of a surrogate pair")
+    return text
+
+
+Unicode = AfterValidator(_check_unicode)
+UnicodeText = Annotated[str, Unicode]
+"""JSON can have halves of surrogate pairs, which no encoding can write."""
 TokenId = Annotated[int, Field(strict=True)]
 
 
