@@ -40,6 +40,10 @@ PROMPT_DIFFERENCE = 32
 SLICE_S = 0.05
 """Time for which generations are computed before other work has its turn."""
 MAX_RETRY_S = 60
+PREPARATIONS = 4
+"""Threads that load models and read texts."""
+MAX_REQUESTS = 512
+"""Requests that are answered at a time, or wait."""
 
 
 @dataclass(eq=False)
@@ -106,6 +110,8 @@ class Batcher:
     """Memory for the keys and values of generations."""
     queued_tokens: int = 0
     """Tokens of the accepted requests."""
+    requests: int = 0
+    """Requests that are being answered, those included whose tokens are not known yet."""
     _queue: deque[_Work] = field(default_factory=deque)
     _workers: set[asyncio.Task[None]] = field(default_factory=set)
     _cache_bytes: int = 0
@@ -113,9 +119,21 @@ class Batcher:
     """Moving average of the speed; before the first batch, a guess that only `Retry-After` depends on."""
 
     def __post_init__(self) -> None:
-        self.limiter = CapacityLimiter(self.max_inferences)
+        self._inferences = CapacityLimiter(self.max_inferences)
+        self._preparations = CapacityLimiter(PREPARATIONS)
 
     # -- requests
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """Count a request from its begin, before its tokens are known. Raises BusyError if there are too many."""
+        if self.requests >= MAX_REQUESTS:
+            raise self._busy(f"{self.requests} requests are being answered")
+        self.requests += 1
+        try:
+            yield
+        finally:
+            self.requests -= 1
 
     @contextmanager
     def admitted(self, tokens: int) -> Iterator[None]:
@@ -124,11 +142,8 @@ class Batcher:
         A request that is larger than the queue is accepted while nothing else is.
         """
         if self.queued_tokens and self.queued_tokens + tokens > self.max_queue_tokens:
-            wait_s = math.ceil(min(MAX_RETRY_S, max(1.0, self.queued_tokens / self._tokens_per_s)))
-            raise BusyError(
-                f"{self.queued_tokens} tokens are waiting, and the queue has room for {self.max_queue_tokens}; "
-                f"try again in {wait_s} s",
-                retry_after_s=wait_s,
+            raise self._busy(
+                f"{self.queued_tokens} tokens are waiting, and the queue has room for {self.max_queue_tokens}"
             )
         self.queued_tokens += tokens
         try:
@@ -136,9 +151,17 @@ class Batcher:
         finally:
             self.queued_tokens -= tokens
 
-    async def in_thread(self, compute: Callable[[], T]) -> T:
-        """What `compute` returns, computed in the same threads as batches."""
-        return await to_thread.run_sync(compute, limiter=self.limiter)
+    def _busy(self, reason: str) -> BusyError:
+        wait_s = math.ceil(min(MAX_RETRY_S, max(1.0, self.queued_tokens / self._tokens_per_s)))
+        return BusyError(f"{reason}; try again in {wait_s} s", retry_after_s=wait_s)
+
+    async def prepare(self, compute: Callable[[], T]) -> T:
+        """What `compute` returns: loading models and reading texts, in threads of their own."""
+        return await to_thread.run_sync(compute, limiter=self._preparations)
+
+    async def infer(self, compute: Callable[[], T]) -> T:
+        """What `compute` returns, in the threads of batches."""
+        return await to_thread.run_sync(compute, limiter=self._inferences)
 
     async def score(self, predictor: Predictor, windows: Sequence[Window], top: int = 0) -> list[Scores]:
         """The scores of windows, each in a batch with others; no number is checked."""
@@ -202,7 +225,7 @@ class Batcher:
         while (batch := self._take()) is not None:
             started_s = time.monotonic()
             try:
-                result = await self.in_thread(batch.compute)
+                result = await self.infer(batch.compute)
             except Exception as error:  # whatever a model raises belongs to those who asked for it
                 batch.fail(error)
             else:

@@ -125,7 +125,7 @@ async def parts(predictors: Predictors, predictor: Predictor, request: Completio
     """
     batcher, settings = predictors.batcher, predictors.settings
     with service_errors():
-        choices = await batcher.in_thread(lambda: _choices(predictor, request, settings))
+        choices = await batcher.prepare(lambda: _choices(predictor, request, settings))
     generations = [choice.generation for choice in choices if choice.generation is not None]
     header = Completion(id=f"cmpl-{uuid.uuid4().hex}", created=int(time.time()), model=predictor.run.run_id, choices=[])
     with batcher.admitted(_cost(request, choices)), service_errors():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Annotated, Literal, TypeVar
 
@@ -29,9 +29,10 @@ class Components:
     checkpoints: Checkpoints
     predictors: Predictors
 
-    async def infer(self, request: Request, work: Awaitable[T]) -> T:
-        """What `work` returns, unless the client leaves or the time limit of inferences is over."""
-        return await while_connected(request, work, self.predictors.settings.max_seconds)
+    async def infer(self, request: Request, work: Callable[[], Awaitable[T]]) -> T:
+        """What `work` returns, unless there are too many requests, the client leaves, or the time limit is over."""
+        with self.predictors.batcher.entered():
+            return await while_connected(request, work(), self.predictors.settings.max_seconds)
 
     @classmethod
     def create(cls, settings: Settings) -> Components:

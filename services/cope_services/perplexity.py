@@ -45,7 +45,7 @@ async def compare(queries: Queries, predictors: Predictors, request: PerplexityR
     NotFiniteOutputError, DamagedCheckpointError.
     """
     folders = [
-        await predictors.batcher.in_thread(lambda model=model: find_model(queries, model)) for model in request.models
+        await predictors.batcher.prepare(lambda model=model: find_model(queries, model)) for model in request.models
     ]
     return PerplexityComparison(results=[await measure(predictors, folder, request) for folder in folders])
 
@@ -81,7 +81,7 @@ async def measure(predictors: Predictors, folder: RunFolder, request: SequencesR
     """The perplexity of one model. Raises as `compare`."""
     predictor = await predictors.load(folder)
     context = request.context or (predictor.context if request.stride or request.text is not None else None)
-    sequences = await predictors.batcher.in_thread(lambda: _sequences(predictor, request, context, predictors.settings))
+    sequences = await predictors.batcher.prepare(lambda: _sequences(predictor, request, context, predictors.settings))
     reads = sum(window.reads for sequence in sequences for window in sequence.windows)
     with service_errors():
         for index, sequence in enumerate(sequences):

@@ -45,7 +45,7 @@ class Predictors:
 
         Raises TooLargeError, DamagedCheckpointError, NotFoundError.
         """
-        return await self.batcher.in_thread(lambda: self._predictor(folder))
+        return await self.batcher.prepare(lambda: self._predictor(folder))
 
     async def probe(self, folder: RunFolder, request: ProbeRequest) -> ProbeResponse:
         """Probe the model of a finished run, when a thread is free.
@@ -55,7 +55,7 @@ class Predictors:
         if len(request.tokens) > self.settings.max_tokens:
             raise TooLargeError(f"{len(request.tokens)} tokens; one request may have {self.settings.max_tokens}")
         with self.batcher.admitted(len(request.tokens)):
-            return await self.batcher.in_thread(lambda: self._probe(folder, request))
+            return await self.batcher.infer(lambda: self._probe(folder, request))
 
     def _probe(self, folder: RunFolder, request: ProbeRequest) -> ProbeResponse:
         from cope_services.probing import probe_response

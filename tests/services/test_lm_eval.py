@@ -61,25 +61,28 @@ metric_list: [{{metric: acc}}]
 CONTEXT = 16
 
 
-def run_lm_eval(folder: Path, url: str, task: str, max_length: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The results of a task, and its samples in order."""
+def run_lm_eval(folder: Path, url: str, max_length: int) -> tuple[dict[str, Any], dict[str, list[dict[str, Any]]]]:
+    """The results by task, and the samples of each task in order."""
     arguments = f"base_url={url}/v1/completions,num_concurrent=3,max_length={max_length}"
     command = [str(COMMAND), "--model", "local-completions", "--model_args", arguments,
-               "--tasks", task, "--include_path", str(folder), "--batch_size", "2", "--log_samples",
+               "--tasks", "rolling,choice", "--include_path", str(folder), "--batch_size", "2", "--log_samples",
                "--output_path", str(folder / "output")]  # fmt: skip
     environment = os.environ | {"HF_DATASETS_CACHE": str(folder / "cache"), "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, cwd=folder)
     assert done.returncode == 0, done.stderr[-3000:]
     [results] = (folder / "output").rglob("results_*.json")
-    [samples] = (folder / "output").rglob("samples_*.jsonl")
-    lines = [json.loads(line) for line in samples.read_text().splitlines()]
-    return json.loads(results.read_text())["results"][task], sorted(lines, key=lambda line: line["doc_id"])
+    samples = {}
+    for task in ("rolling", "choice"):
+        [file] = (folder / "output").rglob(f"samples_{task}_*.jsonl")
+        lines = [json.loads(line) for line in file.read_text().splitlines()]
+        samples[task] = sorted(lines, key=lambda line: line["doc_id"])
+    return json.loads(results.read_text())["results"], samples
 
 
-def write_task(folder: Path, template: str, documents: list[dict[str, Any]]) -> None:
-    file = folder / "documents.jsonl"
+def write_task(folder: Path, name: str, template: str, documents: list[dict[str, Any]]) -> None:
+    file = folder / f"{name}.jsonl"
     file.write_text("".join(json.dumps(document) + "\n" for document in documents))
-    (folder / "task.yaml").write_text(template.format(file=file))
+    (folder / f"{name}.yaml").write_text(template.format(file=file))
 
 
 def nll(predictor: Predictor, text: str) -> float:
@@ -94,17 +97,23 @@ def nll(predictor: Predictor, text: str) -> float:
     return -float(sum(scored) + end[-(len(tokens_T) - 1 - last) :].sum())
 
 
-@pytest.mark.parametrize("row", ["cope", "absolute"])
-def test_rolling_log_likelihoods(prose_client: httpx.Client, prose: ProseStore, tmp_path: Path, row: str) -> None:
-    run_id = getattr(prose, row)[0]
+def test_the_numbers_are_our_own(prose_client: httpx.Client, prose: ProseStore, tmp_path: Path) -> None:
+    # Absolute positions: nothing beyond the context can be read, not even for the token that lm-eval does not want.
+    run_id = prose.absolute[0]
     predictor = prose.predictor(run_id)
-    write_task(tmp_path, ROLLING, [{"text": text} for text in TEXTS])
-    # One token of a prompt is not scored, and lm-eval counts one more for the generated token: windows of CONTEXT.
-    results, samples = run_lm_eval(tmp_path, f"{prose_client.base_url}/openai/{run_id}", "rolling", CONTEXT + 2)
+    write_task(tmp_path, "rolling", ROLLING, [{"text": text} for text in TEXTS])
+    write_task(tmp_path, "choice", CHOICE, CHOICES)
+    # lm-eval subtracts one token for its generated one, and one of a prompt is not scored: windows of CONTEXT.
+    results, samples = run_lm_eval(tmp_path, f"{prose_client.base_url}/openai/{run_id}", CONTEXT + 2)
+    check_rolling(predictor, results["rolling"], samples["rolling"])
+    check_choices(predictor, results["choice"], samples["choice"])
+
+
+def check_rolling(predictor: Predictor, results: dict[str, Any], samples: list[dict[str, Any]]) -> None:
     expected = [nll(predictor, text) for text in TEXTS]
     assert len(predictor.text_tokens(TEXTS[1])) > 2 * CONTEXT  # several windows
     for sample, document_nll in zip(samples, expected, strict=True):
-        assert sample["filtered_resps"] == pytest.approx([-document_nll], rel=1e-5)
+        assert float(sample["filtered_resps"][0]) == pytest.approx(-document_nll, rel=1e-5)
     size_bytes = sum(len(text.encode()) for text in TEXTS)
     assert results["bits_per_byte,none"] == pytest.approx(sum(expected) / size_bytes / math.log(2), rel=1e-5)
     # Texts of one window: lm-eval's windows are those of our own evaluation.
@@ -114,12 +123,8 @@ def test_rolling_log_likelihoods(prose_client: httpx.Client, prose: ProseStore, 
         assert nll(predictor, text) == pytest.approx(predictor.text_perplexity(text).nll_sum)
 
 
-def test_multiple_choice(prose_client: httpx.Client, prose: ProseStore, tmp_path: Path) -> None:
-    run_id = prose.cope[0]
-    predictor = prose.predictor(run_id)
-    write_task(tmp_path, CHOICE, CHOICES)
-    results, samples = run_lm_eval(tmp_path, f"{prose_client.base_url}/openai/{run_id}", "choice", CONTEXT + 1)
-    correct = 0
+def check_choices(predictor: Predictor, results: dict[str, Any], samples: list[dict[str, Any]]) -> None:
+    correct, greedy = 0, []
     for sample, document in zip(samples, CHOICES, strict=True):
         scores = []
         for (log_p, is_greedy), choice in zip(sample["filtered_resps"], document["choices"], strict=True):
@@ -129,7 +134,8 @@ def test_multiple_choice(prose_client: httpx.Client, prose: ProseStore, tmp_path
             scores.append(predictor.log_probabilities([both])[0][len(context) :].sum())
             with torch.no_grad():
                 best_T = predictor.model(torch.from_numpy(both[None]))[0].argmax(-1)
-            assert log_p == pytest.approx(scores[-1], rel=1e-5)
-            assert is_greedy == (best_T[len(context) - 1 : -1].tolist() == both[len(context) :].tolist())
+            assert float(log_p) == pytest.approx(scores[-1], rel=1e-5)
+            greedy.append(best_T[len(context) - 1 : -1].tolist() == both[len(context) :].tolist())
+            assert str(is_greedy) == str(greedy[-1])
         correct += max(range(3), key=scores.__getitem__) == document["gold"]
     assert results["acc,none"] == correct / len(CHOICES)

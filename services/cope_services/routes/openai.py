@@ -17,6 +17,7 @@ from cope_services.completions import complete, parts
 from cope_services.dependencies import Components, ComponentsDep, RequireJson
 from cope_services.errors import InvalidError, ServiceError, error_object
 from cope_services.openai_schemas import (
+    OPENAI_ERRORS,
     Completion,
     CompletionRequest,
     Detokenized,
@@ -26,9 +27,9 @@ from cope_services.openai_schemas import (
     TokenizeRequest,
     TokenizerInfo,
     Tokens,
-    openai_errors,
 )
 from cope_services.predictors import service_errors
+from cope_services.schemas import Responses
 from cope_sweep.queries.answers import RunSummary
 from cope_sweep.store import RunQuery
 
@@ -38,8 +39,7 @@ if TYPE_CHECKING:
 MAX_MODELS = 1000
 END_OF_STREAM = b"data: [DONE]\n\n"
 
-ERRORS = openai_errors(400, 404, 409, 413, 415, 429, 504)
-COMPLETION_RESPONSES = {200: {"model": Completion, "content": {"text/event-stream": {}}}, **ERRORS}
+COMPLETION_RESPONSES: Responses = {200: {"model": Completion, "content": {"text/event-stream": {}}}, **OPENAI_ERRORS}
 
 ModelParameter = Annotated[str | None, Query(max_length=200, description="A run id.")]
 
@@ -50,7 +50,7 @@ run_router = APIRouter(prefix="/openai/{run_id}", tags=["OpenAI protocol, one ru
 # -- the model is in the request
 
 
-@router.get("/v1/models", response_model_exclude_none=True, responses=ERRORS)
+@router.get("/v1/models", response_model_exclude_none=True, responses=OPENAI_ERRORS)
 def list_models(
     components: ComponentsDep,
     limit: Annotated[int, Query(ge=1, le=MAX_MODELS)] = MAX_MODELS,
@@ -63,7 +63,7 @@ def list_models(
     return ModelList(data=[_model(run) for run in page.runs])
 
 
-@router.get("/v1/models/{model}", response_model_exclude_none=True, responses=ERRORS)
+@router.get("/v1/models/{model}", response_model_exclude_none=True, responses=OPENAI_ERRORS)
 def get_model(model: str, components: ComponentsDep) -> Model:
     """One finished run."""
     components.queries.finished(model)
@@ -76,19 +76,19 @@ async def create_completion(body: CompletionRequest, components: ComponentsDep, 
     return await _complete(body.model, body, components, request)
 
 
-@router.get("/tokenizer_info", responses=ERRORS)
+@router.get("/tokenizer_info", responses=OPENAI_ERRORS)
 async def get_tokenizer_info(components: ComponentsDep, model: ModelParameter = None) -> TokenizerInfo:
     """The special tokens of a model."""
     return await _tokenizer_info(model, components)
 
 
-@router.post("/tokenize", dependencies=[RequireJson], responses=ERRORS)
+@router.post("/tokenize", dependencies=[RequireJson], responses=OPENAI_ERRORS)
 async def tokenize(body: TokenizeRequest, components: ComponentsDep, model: ModelParameter = None) -> Tokens:
     """The ids of a text. A text that is nothing but the end-of-text token is that token."""
     return await _tokenize(body.model or model, body, components)
 
 
-@router.post("/detokenize", dependencies=[RequireJson], responses=ERRORS)
+@router.post("/detokenize", dependencies=[RequireJson], responses=OPENAI_ERRORS)
 async def detokenize(body: DetokenizeRequest, components: ComponentsDep, model: ModelParameter = None) -> Detokenized:
     """The text of token ids."""
     return await _detokenize(body.model or model, body, components)
@@ -105,19 +105,19 @@ async def create_run_completion(
     return await _complete(_one(run_id, body.model), body, components, request)
 
 
-@run_router.get("/tokenizer_info", responses=ERRORS)
+@run_router.get("/tokenizer_info", responses=OPENAI_ERRORS)
 async def get_run_tokenizer_info(run_id: str, components: ComponentsDep) -> TokenizerInfo:
     """As `/tokenizer_info`."""
     return await _tokenizer_info(run_id, components)
 
 
-@run_router.post("/tokenize", dependencies=[RequireJson], responses=ERRORS)
+@run_router.post("/tokenize", dependencies=[RequireJson], responses=OPENAI_ERRORS)
 async def tokenize_for_run(run_id: str, body: TokenizeRequest, components: ComponentsDep) -> Tokens:
     """As `/tokenize`."""
     return await _tokenize(_one(run_id, body.model), body, components)
 
 
-@run_router.post("/detokenize", dependencies=[RequireJson], responses=ERRORS)
+@run_router.post("/detokenize", dependencies=[RequireJson], responses=OPENAI_ERRORS)
 async def detokenize_for_run(run_id: str, body: DetokenizeRequest, components: ComponentsDep) -> Detokenized:
     """As `/detokenize`."""
     return await _detokenize(_one(run_id, body.model), body, components)
@@ -143,17 +143,17 @@ async def _predictor(model: str | None, components: Components) -> "Predictor":
     if model is None:
         raise InvalidError("no model is named: send `model`, or use /openai/RUN_ID/; /v1/models lists the models")
     predictors, queries = components.predictors, components.queries
-    return await predictors.load(await predictors.batcher.in_thread(lambda: queries.finished(model)))
+    return await predictors.load(await predictors.batcher.prepare(lambda: queries.finished(model)))
 
 
 async def _complete(model: str | None, body: CompletionRequest, components: Components, request: Request) -> Response:
-    predictor = await _predictor(model, components)
+    predictor = await components.infer(request, lambda: _predictor(model, components))
     if not body.stream:
-        completion = await components.infer(request, complete(components.predictors, predictor, body))
+        completion = await components.infer(request, lambda: complete(components.predictors, predictor, body))
         return Response(completion.model_dump_json(), media_type="application/json")
     stream = parts(components.predictors, predictor, body)
     # Errors before the first part have a status.
-    first = await components.infer(request, anext(stream))
+    first = await components.infer(request, lambda: anext(stream))
     return StreamingResponse(_events(first, stream, body), media_type="text/event-stream")
 
 
@@ -199,7 +199,7 @@ async def _tokenize(model: str | None, body: TokenizeRequest, components: Compon
         if end is not None and body.prompt == vocabulary.label(end):
             tokens = [end]
         else:
-            tokens = (await components.predictors.batcher.in_thread(lambda: vocabulary.encode(body.prompt))).tolist()
+            tokens = (await components.predictors.batcher.prepare(lambda: vocabulary.encode(body.prompt))).tolist()
     return Tokens(tokens=tokens, count=len(tokens), max_model_len=predictor.context + 1)
 
 

@@ -15,4 +15,4 @@ async def compare_perplexity(
     body: PerplexityRequest, components: ComponentsDep, request: Request
 ) -> PerplexityComparison:
     """Perplexity of token ids or texts under several models: runs, or the best runs of rows."""
-    return await components.infer(request, compare(components.queries, components.predictors, body))
+    return await components.infer(request, lambda: compare(components.queries, components.predictors, body))

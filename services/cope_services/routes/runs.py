@@ -79,7 +79,7 @@ async def measure_perplexity(
     run: FinishedRun, body: SequencesRequest, components: ComponentsDep, request: Request
 ) -> ModelPerplexity:
     """Perplexity of token ids or texts under the model of a finished run: in total and per sequence."""
-    return await components.infer(request, measure(components.predictors, run, body))
+    return await components.infer(request, lambda: measure(components.predictors, run, body))
 
 
 @router.post(
@@ -92,4 +92,4 @@ async def probe_heads(
     run: FinishedRun, body: ProbeRequest, components: ComponentsDep, request: Request
 ) -> ProbeResponse:
     """Gates, positions and attention of each head of a finished run's model for one sequence."""
-    return await components.infer(request, components.predictors.probe(run, body))
+    return await components.infer(request, lambda: components.predictors.probe(run, body))
