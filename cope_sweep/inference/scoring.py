@@ -99,13 +99,13 @@ def _score_batch(model: Transformer, run: RunSpec, windows: Sequence[Window], to
     targets_N = torch.from_numpy(tokens_BT[:, 1:][predicts_BT]).to(device)
     scored_N, ids_NK, tops_NK = _log_probabilities(model, hidden_ND, targets_N, min(top, model.vocabulary_size))
     cuts = np.cumsum(predicts_BT.sum(1))[:-1]
-    parts = [np.split(each, cuts) for each in (scored_N, ids_NK, tops_NK)]
+    scored, ids, tops = (np.split(each, cuts) for each in (scored_N, ids_NK, tops_NK))  # type: ignore[no-untyped-call]
     results = []
     for row, window in enumerate(windows):
         next_V = None
         if window.read_last:
             next_V = model.logits(hidden_BTD[row, len(window.tokens_T) - 1]).double().cpu().numpy()
-        results.append(Scores(*(part[row] for part in parts), next_V))
+        results.append(Scores(scored[row], ids[row], tops[row], next_V))
     return results
 
 

@@ -14,7 +14,7 @@ import asyncio
 import math
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
@@ -174,7 +174,7 @@ class Batcher:
             for entry in entries:
                 entry.future.cancel()
 
-    async def generate(self, generations: Sequence[Generation], limit_s: float) -> AsyncIterator[None]:
+    async def generate(self, generations: Sequence[Generation], limit_s: float) -> AsyncGenerator[None, None]:
         """Generate to the ends; yields whenever generations may have grown. They are cancelled if it is closed.
 
         Raises TooLargeError and TimeLimitError.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
@@ -118,7 +118,9 @@ def _extend(known: Choice, part: Choice) -> None:
             getattr(known.logprobs, name).extend(values)
 
 
-async def parts(predictors: Predictors, predictor: Predictor, request: CompletionRequest) -> AsyncIterator[Completion]:
+async def parts(
+    predictors: Predictors, predictor: Predictor, request: CompletionRequest
+) -> AsyncGenerator[Completion, None]:
     """The completions in parts, as they grow. The last part has the usage and no choices.
 
     Raises TooLargeError, InvalidTokensError, BusyError, TimeLimitError, NotFiniteOutputError, DamagedCheckpointError.

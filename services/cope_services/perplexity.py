@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from cope_services.errors import TooLargeError
@@ -44,9 +46,7 @@ async def compare(queries: Queries, predictors: Predictors, request: PerplexityR
     Raises NotFoundError, NotFinishedError, TooLargeError, BusyError, InvalidTokensError, InvalidError,
     NotFiniteOutputError, DamagedCheckpointError.
     """
-    folders = [
-        await predictors.batcher.prepare(lambda model=model: find_model(queries, model)) for model in request.models
-    ]
+    folders = [await predictors.batcher.prepare(partial(find_model, queries, model)) for model in request.models]
     return PerplexityComparison(results=[await measure(predictors, folder, request) for folder in folders])
 
 
@@ -103,7 +103,8 @@ def _sequences(
     found: list[_Sequence] = []
     reads = 0
     with service_errors():
-        for index, each in enumerate(request.texts if request.tokens is None else request.tokens):
+        inputs: Sequence[str | list[int]] = request.texts if request.tokens is None else request.tokens
+        for index, each in enumerate(inputs):
             units = None
             if isinstance(each, str) and predictor.reads_text:
                 tokens_L = predictor.text_tokens(each)

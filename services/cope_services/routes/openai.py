@@ -6,7 +6,7 @@
 `router` has the first, `run_router` the second.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Annotated
 
@@ -158,11 +158,11 @@ async def _complete(model: str | None, body: CompletionRequest, components: Comp
 
 
 async def _events(
-    first: Completion, stream: AsyncIterator[Completion], body: CompletionRequest
+    first: Completion, stream: AsyncGenerator[Completion, None], body: CompletionRequest
 ) -> AsyncIterator[bytes]:
     """Server-sent events. An error ends the stream, as an event."""
     with_usage = body.stream_options is not None and body.stream_options.include_usage
-    async with aclosing(stream):  # type: ignore[type-var] # an async generator
+    async with aclosing(stream):
         part: Completion | None = first
         while part is not None:
             if part.choices or with_usage:
