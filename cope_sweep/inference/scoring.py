@@ -99,7 +99,7 @@ def _score_batch(model: Transformer, run: RunSpec, windows: Sequence[Window], to
     targets_N = torch.from_numpy(tokens_BT[:, 1:][predicts_BT]).to(device)
     scored_N, ids_NK, tops_NK = _log_probabilities(model, hidden_ND, targets_N, min(top, model.vocabulary_size))
     cuts = np.cumsum(predicts_BT.sum(1))[:-1]
-    scored, ids, tops = (np.split(each, cuts) for each in (scored_N, ids_NK, tops_NK))  # type: ignore[no-untyped-call]
+    scored, ids, tops = (np.split(each, cuts) for each in (scored_N, ids_NK, tops_NK))
     results = []
     for row, window in enumerate(windows):
         next_V = None
@@ -119,7 +119,7 @@ def read(model: Transformer, run: RunSpec, tokens_BT: Tensor, cache: Cache | Non
     if window < tokens_BT.shape[1] and cache is None:
         cache = [{} for _ in model.blocks]
     try:
-        return torch.cat([model.hidden(part_BW, cache) for part_BW in tokens_BT.split(window, dim=1)], dim=1)
+        return torch.cat([model.hidden(part_BW, cache) for part_BW in torch.split(tokens_BT, window, 1)], dim=1)
     except RuntimeError as error:
         # A position that is NaN becomes an index, and gather checks its range.
         if "out of bounds" in str(error):

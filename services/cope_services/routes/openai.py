@@ -146,6 +146,12 @@ async def _predictor(model: str | None, components: Components) -> "Predictor":
     return await predictors.load(await predictors.batcher.prepare(lambda: queries.finished(model)))
 
 
+async def _waiting(model: str | None, components: Components) -> "Predictor":
+    """As `_predictor`, if not too many requests wait."""
+    with components.predictors.batcher.entered():
+        return await _predictor(model, components)
+
+
 async def _complete(model: str | None, body: CompletionRequest, components: Components, request: Request) -> Response:
     predictor = await components.infer(request, lambda: _predictor(model, components))
     if not body.stream:
@@ -176,7 +182,7 @@ async def _events(
 
 
 async def _tokenizer_info(model: str | None, components: Components) -> TokenizerInfo:
-    predictor = await _predictor(model, components)
+    predictor = await _waiting(model, components)
     with service_errors():
         end = predictor.vocabulary.end_of_text
         label = None if end is None else predictor.vocabulary.label(end)
@@ -192,7 +198,7 @@ async def _tokenizer_info(model: str | None, components: Components) -> Tokenize
 
 
 async def _tokenize(model: str | None, body: TokenizeRequest, components: Components) -> Tokens:
-    predictor = await _predictor(model, components)
+    predictor = await _waiting(model, components)
     with service_errors():
         vocabulary = predictor.vocabulary
         end = vocabulary.end_of_text
@@ -206,7 +212,7 @@ async def _tokenize(model: str | None, body: TokenizeRequest, components: Compon
 async def _detokenize(model: str | None, body: DetokenizeRequest, components: Components) -> Detokenized:
     from cope_sweep.inference import decode, validate_token_ids
 
-    predictor = await _predictor(model, components)
+    predictor = await _waiting(model, components)
     with service_errors():
         tokens_T = validate_token_ids(body.tokens, predictor.vocabulary_size)
         return Detokenized(prompt=decode(predictor.vocabulary, tokens_T))

@@ -112,7 +112,7 @@ def _train(folder: Path) -> str:
     ablations = folder / "ablations"
     ablations.mkdir()
     (ablations / "served.yaml").write_text(ABLATION, encoding="utf-8")
-    command = [sys.executable, "-m", "cope_sweep.cli", "run", "served", "--local"]
+    command = [sys.executable, "-m", "cope_sweep.cli", "run", "served", "--local", "--no-mlflow"]
     options = ["--store", str(folder / "store"), "--ablations", str(ablations)]
     subprocess.run([*command, *options], check=True, capture_output=True)
     return expand(load_ablation(ablations / "served.yaml")).runs[0].run_id
