@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
-import shutil
-import sys
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -28,14 +25,12 @@ from cope_sweep.cli.options import (
     open_store,
     seconds_in,
 )
-from cope_sweep.cli.output import escaped, estimated_time, make_console, print_json
+from cope_sweep.cli.output import escaped, make_console, print_json
+from cope_sweep.cli.sweep_output import overrides, plan_arguments, print_cost, print_next_steps, print_outcome
 from cope_sweep.errors import UserError
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from cope_sweep.plan import Plan
-    from cope_sweep.spec import RunSpec
     from cope_sweep.store import Status, Store
     from cope_sweep.sweep.sweep import Budget, SweepOutcome
 
@@ -43,7 +38,6 @@ RAY_JOB_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 """Ray sets this environment variable for the driver of a job."""
 INDEX_VARIABLE = "COPE_SWEEP_INDEX"
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-EXAMPLE_TEXT = "Of position, and of context."
 
 LocalOpt = Annotated[bool, typer.Option("--local", help="Train in this process, without Ray.")]
 RayAddressOpt = Annotated[
@@ -219,9 +213,9 @@ def _run(
     else:
         console = make_console()
         console.print(results.to_rich())
-        same_plan = _plan_arguments(ablation, scale, sets, root)
-        _print_outcome(console, outcome, same_plan)
-        _print_next_steps(console, recorded_plan(plan, store), store, uri, same_plan)
+        same_plan = plan_arguments(ablation, scale, sets, root)
+        print_outcome(console, outcome, same_plan)
+        print_next_steps(console, recorded_plan(plan, store), store, uri, same_plan)
     raise typer.Exit(outcome.exit_code)
 
 
@@ -259,7 +253,7 @@ def _execute(
         for task in {each.task for each in runs if each.run_id not in finished}:
             task.prepare()
     console = make_console(stderr=True)
-    _print_cost(console, plan, store)
+    print_cost(console, plan, store)
     with progress_display(plan, store, console) as display:
         return sweep(
             plan,
@@ -275,18 +269,6 @@ def _execute(
             on_row=display.add,
             on_note=lambda text: console.print(f"[yellow]note:[/yellow] {escaped(text)}", soft_wrap=True),
         )
-
-
-def _print_cost(console: Console, plan: Plan, store: Store) -> None:
-    """Say what a sweep will take before it starts, if that is long or the store knows it from measurements."""
-    from cope_sweep.queries import plan_cost
-
-    costs = plan_cost(plan, store)
-    if costs.to_do:
-        may_use_gpu = plan.ablation.content.resources.device != "cpu"
-        time = estimated_time(costs.estimated_s, may_use_gpu=may_use_gpu)
-        text = f"{_runs(costs.to_do)} to train: about {time} ({costs.basis})"
-        console.print(escaped(text), soft_wrap=True, style="dim")
 
 
 def submit(
@@ -333,11 +315,11 @@ def submit(
                 f"{address} is another machine; name the store's path on the cluster, as in --store /shared/store"
             )
         store = str(Path(STORE).absolute())
-    arguments = ["run", ablation, "--store", store, *_overrides(scale, sets)]
+    arguments = ["run", ablation, "--store", store, *overrides(scale, sets)]
     budget = {"--time-budget": time_budget, "--max-runs": max_runs, "--max-failures": max_failures, "--mlflow": mlflow}
     arguments += [word for name, value in budget.items() if value is not None for word in (name, str(value))]
     console = make_console(stderr=True)
-    _print_cost(console, plan, open_store(store, index))
+    print_cost(console, plan, open_store(store, index))
     outcome = submit_job(
         arguments,
         address=address,
@@ -352,67 +334,3 @@ def submit(
         message = f" ({outcome.message})" if outcome.message else ""
         make_console().print(escaped(f"job {outcome.job_id}: {outcome.status}{message}"), soft_wrap=True)
     raise typer.Exit(outcome.exit_code)
-
-
-def _overrides(scale: str | None, sets: list[str]) -> list[str]:
-    return [*(["--scale", scale] if scale else []), *(part for value in sets for part in ("--set", value))]
-
-
-def _plan_arguments(ablation: str, scale: str | None, sets: list[str], store: str) -> str:
-    """The arguments that name the same plan and store in another command."""
-    return shlex.join([ablation, *_overrides(scale, sets), *(["--store", store] if Path(store) != Path(STORE) else [])])
-
-
-def _executable_folder() -> str:
-    """The prefix of commands that are shown to the user: empty where `cope-sweep` is on the path."""
-    return "" if shutil.which("cope-sweep") else f"{Path(sys.argv[0]).parent}/"
-
-
-def _print_outcome(console: Console, outcome: SweepOutcome, same_plan: str) -> None:
-    """How the sweep ended, and what to do about runs that are not finished."""
-    if outcome.sweep_id is None and not outcome.failed:
-        console.print(f"Nothing to train: all {outcome.reused} runs are finished.")
-    if outcome.failed:
-        command = f"{_executable_folder()}cope-sweep status {same_plan}"
-        console.print(
-            f"[red]{_runs(outcome.failed)} failed[/red]. {escaped(command)} shows the errors; "
-            "the same `run` command tries them again.",
-            soft_wrap=True,
-        )
-    if outcome.stopped:
-        console.print(f"{_runs(outcome.stopped)} stopped early by the schedule; `cope-sweep retry` trains them on.")
-    if left := outcome.interrupted + outcome.not_started:
-        console.print(f"[yellow]Interrupted[/yellow] with {_runs(left)} to do; the same command continues from there.")
-
-
-def _runs(number: int) -> str:
-    return f"{number} run{'s' * (number != 1)}"
-
-
-def _print_next_steps(console: Console, plan: Plan, store: Store, uri: str | None, same_plan: str) -> None:
-    """Commands that are useful after a sweep."""
-    prefix = _executable_folder()
-    at_store = [] if store.root == Path(STORE).absolute() else ["--store", str(store.root)]
-    steps = [(f"{prefix}cope-sweep report {same_plan} --format latex", "the table in LaTeX")]
-    if uri and uri.startswith("sqlite:"):
-        steps.append((f"{prefix}mlflow ui --backend-store-uri {uri}", "curves, parameters and files of every run"))
-    serve = shlex.join([f"{prefix}cope-sweep", "serve", *at_store])
-    steps.append((serve, "the REST service, and a page at http://127.0.0.1:8000"))
-    statuses = store.index.statuses(each.run_id for each in plan.runs)
-    finished = next((each for each in plan.runs if statuses.get(each.run_id) == "finished"), None)
-    if finished:
-        words = [f"{prefix}cope-sweep", "perplexity", finished.run_id, *_example_input(finished, store), *at_store]
-        steps.append((shlex.join(words), "the perplexity of token ids or a text under a checkpoint"))
-    console.print("Next:", style="bold")
-    for command, description in steps:
-        # One line each, whatever the width of the terminal, so that it can be copied.
-        line = f"  [bold cyan]{escaped(command)}[/bold cyan]   [dim]{description}[/dim]"
-        console.print(line, soft_wrap=True, highlight=False)
-
-
-def _example_input(run: RunSpec, store: Store) -> list[str]:
-    """Arguments of `perplexity` that fit the run's task: a text, or the first tokens of a test sequence."""
-    if (store.run(run.run_id).checkpoint / "tokenizer.json").exists():
-        return ["--text", EXAMPLE_TEXT]
-    tokens = run.task.sequences(run.task.TESTS[0], 0, 0, 1).inputs_NT[0, :8]
-    return ["--tokens", " ".join(map(str, tokens))]

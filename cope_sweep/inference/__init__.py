@@ -20,6 +20,12 @@ from cope_sweep.inference.tokens import TokenIds, TokensError, validate_sequence
 from cope_sweep.inference.vocabulary import LabelVocabulary, TextVocabulary, Vocabulary, decode
 from cope_sweep.inference.windows import Window, tokens_read, windows
 
+
+def _load_pyfunc(path: str) -> Predictor:
+    """The checkpoint in a folder. MLflow calls this in `mlflow.pyfunc.load_model`."""
+    return Predictor.load(path)
+
+
 __all__ = [
     "Decoder", "FinishReason", "Generation", "LabelVocabulary", "NotFiniteError", "Perplexity", "Predictor", "Sampling",
     "Scores", "TextPerplexity", "TextVocabulary", "TokenIds", "TokensError", "Vocabulary", "Window", "cache_bytes",

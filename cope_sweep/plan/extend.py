@@ -29,11 +29,6 @@ def parent_ids(run: RunSpec, steps: Iterable[int]) -> dict[str, int]:
     return {_with_steps(run, number).run_id: number for number in shorter}
 
 
-def parent_of(run: RunSpec, candidate: RunSpec) -> bool:
-    """Whether `run` can continue `candidate`: it is the same run with more steps, at a constant learning rate."""
-    return candidate.run_id in parent_ids(run, [candidate.train.steps])
-
-
 def _with_steps(run: RunSpec, steps: int) -> RunSpec:
     # Not `model_copy` of the run: that would copy its run id, too.
     parts = {name: getattr(run, name) for name in RunSpec.model_fields}

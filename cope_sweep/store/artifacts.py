@@ -28,9 +28,10 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypedDict, cast, get_args
+from typing import Any, cast, get_args
 
-from cope_sweep.spec import RunSpec, current_metric_name
+from cope_sweep.spec import RunSpec
+from cope_sweep.store.curve import TIME_KEY, CurveMark, current_names, is_number, parse_curve
 from cope_sweep.store.errors import DamagedError, FencedError
 from cope_sweep.store.event import Status
 from cope_sweep.store.files import parse_json, read_bytes, replacing, sha256, write_bytes, write_json
@@ -42,15 +43,6 @@ PUBLISH_CURVE_EVERY_S = 5.0
 CHECK_FENCE_EVERY_S = 1.0
 """Shortest time between two looks for a newer attempt in an object store."""
 LOG_FILE = "log.txt"
-TIME_KEY = "time_ms"
-"""The key of a curve's row that holds the time of day, in milliseconds since 1970. Old rows have none."""
-
-
-class CurveMark(TypedDict):
-    """The first bytes of a curve."""
-
-    bytes: int
-    sha256: str
 
 
 @dataclass(frozen=True)
@@ -105,9 +97,9 @@ class RunFolder:
         if result is None:
             return None
         metrics, facts = result.get("metrics"), result.get("facts")
-        if not isinstance(facts, dict) or not isinstance(metrics, dict) or not all(map(_is_number, metrics.values())):
+        if not isinstance(facts, dict) or not isinstance(metrics, dict) or not all(map(is_number, metrics.values())):
             raise DamagedError(f"{self.path / 'result.json'}: not the result of a run")
-        return result | {"metrics": _current_names(metrics)}
+        return result | {"metrics": current_names(metrics)}
 
     @property
     def checkpoint(self) -> Path:
@@ -144,21 +136,7 @@ class RunFolder:
 
         Raises DamagedError if the file cannot be read.
         """
-        text = self._bytes("curve.jsonl") or b""
-        rows: list[dict[str, float]] = []
-        seen: set[tuple[float, ...] | tuple[float, str]] = set()
-        for line in text.splitlines():
-            row = _row(line)
-            if row is None:
-                continue
-            time_ms = row.pop(TIME_KEY, None)
-            step = row["step"]
-            fresh = {key: value for key, value in row.items() if key == "step" or (step, key) not in seen}
-            if len(fresh) == 1 and len(row) > 1:
-                continue
-            seen |= {(step, key) for key in fresh}
-            rows.append(fresh | ({TIME_KEY: time_ms} if times and time_ms is not None else {}))
-        return rows
+        return parse_curve(self.content("curve.jsonl") or b"", times=times)
 
     # -- writing -------------------------------------------------------------------------------------------------
 
@@ -207,7 +185,7 @@ class RunFolder:
             shutil.rmtree(target)
         with contextlib.suppress(FileNotFoundError):
             (self.path / name).replace(target)
-        if self.objects and (content := self._bytes(name)) is not None:
+        if self.objects and (content := self.content(name)) is not None:
             self.objects.write(self._object(f"{name}.damaged"), content)
             self.objects.delete(self._object(name))
 
@@ -283,7 +261,7 @@ class RunFolder:
 
     def log_text(self) -> str:
         """The run's log; empty for runs of versions that wrote none. Raises DamagedError."""
-        return (self._bytes(LOG_FILE) or b"").decode(errors="replace")
+        return (self.content(LOG_FILE) or b"").decode(errors="replace")
 
     def fail(self, message: str, traceback: str) -> None:
         """Set the status to failed, with the reason in one line and the traceback. Raises FencedError."""
@@ -339,33 +317,9 @@ class RunFolder:
         files = [self.path / "curve.jsonl", *self.checkpoint.glob("*")]
         return {str(file.relative_to(self.path)): sha256(file) for file in sorted(files) if file.is_file()}
 
-    def damage(self, *, checksums: bool = False) -> list[str]:
-        """What is wrong with the files, one line each; with `checksums`, the content of curve and checkpoint, too."""
-        problems = []
-        found: dict[str, Any] = {}
-        for name in ("spec", "state", "result", "curve"):
-            try:
-                found[name] = self.curve() if name == "curve" else getattr(self, name)
-            except DamagedError as error:
-                problems.append(str(error))
-        result = found.get("result")
-        if result is not None and found.get("spec", "damaged") is None:
-            problems.append(f"{self.path / 'spec.json'}: missing")
-        for name, digest in (result or {}).get("files", {}).items() if checksums else ():
-            try:
-                content = self._bytes(name)
-            except DamagedError as error:
-                problems.append(str(error))
-                continue
-            if content is None:
-                problems.append(f"{self.path / name}: No such file or directory")
-            elif hashlib.sha256(content).hexdigest() != digest:
-                problems.append(f"{self.path / name}: has changed since the run was finished (SHA-256)")
-        return problems
-
     def has_final_state(self) -> bool:
         """Whether the state of the last step was kept. Raises StoreError."""
-        return self._bytes(self.final_state.name, 0) is not None
+        return self.content(self.final_state.name, 0) is not None
 
     def fetch_final_state(self) -> Path | None:
         """The resume file of the last step on this machine; None if it was not kept. Raises StoreError."""
@@ -381,10 +335,13 @@ class RunFolder:
         write_bytes(self.path / "curve.jsonl", read_bytes(source.path / "curve.jsonl", mark["bytes"]) or b"")
 
     def fetch_checkpoint(self) -> Path:
-        """The folder of the trained model on this machine. Copied from an object store once. Raises StoreError."""
-        if self.objects and not self.checkpoint.is_dir():
+        """The folder of the trained model on this machine. Copied from an object store once. Raises StoreError.
+
+        There is no such folder if the run has no checkpoint.
+        """
+        if self.objects and not self.checkpoint.is_dir() and (names := self.objects.names(self._object("checkpoint"))):
             with self._replacing_checkpoint() as temporary:
-                for name in self.objects.names(self._object("checkpoint")):
+                for name in names:
                     self.objects.download(self._object(f"checkpoint/{name}"), temporary / name)
         return self.checkpoint
 
@@ -393,7 +350,7 @@ class RunFolder:
     def _object(self, name: str) -> str:
         return f"runs/{self.run_id}/{name}"
 
-    def _bytes(self, name: str, size: int = -1) -> bytes | None:
+    def content(self, name: str, size: int = -1) -> bytes | None:
         """The content of a file, or its first `size` bytes; None if there is none. Raises DamagedError."""
         if self.objects:
             return self.objects.read(self._object(name), size)
@@ -401,8 +358,8 @@ class RunFolder:
 
     def _document(self, name: str) -> dict[str, Any] | None:
         """The JSON object in a file; None if there is none. Raises DamagedError."""
-        content = self._bytes(name)
-        return None if content is None else parse_json(content, str(self.path / name))
+        content = self.content(name)
+        return None if content is None else parse_json(content, self.path / name)
 
     def _write(self, name: str, document: Mapping[str, Any]) -> None:
         """Write a JSON object."""
@@ -422,25 +379,6 @@ class RunFolder:
             (self.path / name).unlink(missing_ok=True)
             if not cast(ObjectFolder, self.objects).download(self._object(name), self.path / name):
                 (self.path / name).unlink(missing_ok=True)
-
-
-def _row(line: bytes) -> dict[str, float] | None:
-    """A line of a curve; None if it is not a row."""
-    try:
-        row = json.loads(line)
-    except ValueError:
-        return None
-    if not isinstance(row, dict) or not all(map(_is_number, row.values())) or "step" not in row:
-        return None
-    return _current_names(row)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _current_names(metrics: Mapping[str, float]) -> dict[str, float]:
-    return {current_metric_name(name): value for name, value in metrics.items()}
 
 
 def _now_ms() -> int:

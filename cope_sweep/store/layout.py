@@ -68,7 +68,8 @@ class StoreFiles:
                 names = sorted(entry.name for entry in os.scandir(self.root / "runs"))
             except FileNotFoundError:
                 names = []
-        return [self.run(name) for name in names if RUN_ID.fullmatch(name)]
+        runs = self.root / "runs"
+        return [RunFolder(runs / name, objects=self.objects) for name in names if RUN_ID.fullmatch(name)]
 
     def read(self, name: str) -> bytes | None:
         """The content of another file; None if there is none. Raises StoreError."""

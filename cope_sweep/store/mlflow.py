@@ -1,4 +1,4 @@
-"""MLflow as an experiment tracker. Only this module and `mlflow_connection` import mlflow, and they do so on first use.
+"""MLflow as an experiment tracker. Only the modules `mlflow*` of this package import mlflow, on first use.
 
 Importing mlflow takes seconds. A SQLite store is the file `<store>/mlflow.db`; its artifacts are beside it in
 `mlartifacts/<experiment>/`. MLflow stores their absolute paths, so that `mlflow ui` finds them from any directory. An
@@ -11,13 +11,16 @@ import contextlib
 import fcntl
 import os
 import shutil
+import tempfile
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
+from cope_sweep.store.files import write_bytes
 from cope_sweep.store.mlflow_connection import import_mlflow, tracking_errors
+from cope_sweep.store.mlflow_model import describe
 from cope_sweep.store.preflight import redacted, sqlite_path
 from cope_sweep.store.tracking import Dataset, Model, Point, TrackedRun, TrackedStatus, TrackingError, update_latest
 
@@ -176,10 +179,7 @@ class MlflowTracking:
         datasets = {each.context: each for each in run.datasets}
         with self._errors("written"):
             logged = self._find_or_create_model(run, model)
-            if folder := _local(logged.artifact_location):
-                shutil.copytree(model.folder, folder, copy_function=_link_or_copy, dirs_exist_ok=True)
-            else:
-                self._client.log_model_artifacts(logged.model_id, str(model.folder))
+            self._put_files(logged, model.folder)
             metrics = []
             for point in points:
                 data = datasets.get(point.key.partition("/")[0])
@@ -194,6 +194,20 @@ class MlflowTracking:
             # The link is made last: a run that has a model has a complete one.
             self._client.log_outputs(run.id, [LoggedModelOutput(logged.model_id, model.step)])
         run.models.append(logged.model_id)
+
+    def _put_files(self, logged: LoggedModel, checkpoint: Path) -> None:
+        """Upload a checkpoint and its description."""
+        description = describe(logged, checkpoint)
+        if folder := _local(logged.artifact_location):
+            shutil.copytree(checkpoint, folder, copy_function=_link_or_copy, dirs_exist_ok=True)
+            for name, text in description.items():
+                write_bytes(folder / name, text.encode())
+            return
+        self._client.log_model_artifacts(logged.model_id, str(checkpoint))
+        with tempfile.TemporaryDirectory() as temporary:
+            for name, text in description.items():
+                (Path(temporary) / name).write_text(text)
+            self._client.log_model_artifacts(logged.model_id, temporary)
 
     def _find_or_create_model(self, run: TrackedRun, model: Model) -> LoggedModel:
         """The model of a run. It exists if an earlier process ended between its creation and its link to the run."""

@@ -7,6 +7,7 @@ connection, so that a wrong address fails fast; then MLflow's own client sends a
 from __future__ import annotations
 
 import os
+import platform
 import socket
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
@@ -32,8 +33,11 @@ def tracker_key(store: Store, uri: str) -> str:
     """The name of the tracker at `uri` in the store's index.
 
     It has no password, and for a SQLite file in the store a path relative to it, so that it stays when the store moves.
+    Where the store is in an object store, a SQLite file is one of this machine.
     """
     path = sqlite_path(uri)
+    if path is not None and store.files.objects:
+        return f"sqlite://{platform.node()}{path}"
     if path is not None:
         inside = path.is_relative_to(store.root)
         return f"sqlite:///{path.relative_to(store.root) if inside else path}"

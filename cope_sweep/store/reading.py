@@ -1,79 +1,136 @@
-"""Reads a run's folder into the row that the index keeps of it."""
+"""Reads a run's folder: the row that the index keeps of it, and what is damaged."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 from collections.abc import Mapping
 from typing import Any
 
 from cope_sweep.store.artifacts import RunFolder
+from cope_sweep.store.curve import parse_curve
 from cope_sweep.store.errors import DamagedError
 from cope_sweep.store.event import Status
 from cope_sweep.store.index import RunRow
 
+CURVE = "curve.jsonl"
+
 
 def read_run(folder: RunFolder, sweep_id: str | None = None) -> RunRow | None:
-    """The row of a run that nobody trains, from its files; None if it was never begun.
-
-    A run whose last attempt died is interrupted. One whose files cannot be read is damaged, and its message says why.
-    """
-    try:
-        return _read(folder, sweep_id)
-    except DamagedError as error:
-        spec: Mapping[str, Any] = {}
-        attempt = 0
-        with contextlib.suppress(DamagedError):
-            spec = (folder.spec or {}).get("spec", {})
-        with contextlib.suppress(DamagedError):
-            attempt = folder.state.get("attempt", 0)
-        return RunRow(folder.run_id, "damaged", spec, attempt=attempt, message=str(error), sweep_id=sweep_id)
+    """The row of a run that nobody trains, from its files; None if it was never begun."""
+    return RunContents(folder).row(sweep_id)
 
 
-def _read(folder: RunFolder, sweep_id: str | None) -> RunRow | None:
-    result, document = folder.result, folder.spec
-    if document is None:
+class RunContents:
+    """What is in the files of a run. Each is read once, when it is first asked for."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self.folder = folder
+        self._found: dict[str, Any] = {}
+        """Name → what was read, or the DamagedError."""
+
+    def row(self, sweep_id: str | None = None) -> RunRow | None:
+        """The row of a run that nobody trains; None if it was never begun.
+
+        A run whose last attempt died is interrupted. One whose files cannot be read is damaged, and its message says
+        why.
+        """
+        try:
+            return self._row(sweep_id)
+        except DamagedError as error:
+            spec: Mapping[str, Any] = {}
+            attempt = 0
+            with contextlib.suppress(DamagedError):
+                spec = (self._read("spec") or {}).get("spec", {})
+            with contextlib.suppress(DamagedError):
+                attempt = self._read("state").get("attempt", 0)
+            return RunRow(self.folder.run_id, "damaged", spec, attempt=attempt, message=str(error), sweep_id=sweep_id)
+
+    def damage(self, *, checksums: bool = False) -> list[str]:
+        """What is wrong with the files, one line each; with `checksums`, the content of curve and checkpoint, too."""
+        problems = []
+        found: dict[str, Any] = {}
+        for name in ("spec", "state", "result", "curve"):
+            try:
+                found[name] = self._read(name)
+            except DamagedError as error:
+                problems.append(str(error))
+        result = found.get("result")
+        if result is not None and found.get("spec", "damaged") is None:
+            problems.append(f"{self.folder.path / 'spec.json'}: missing")
+        for name, digest in (result or {}).get("files", {}).items() if checksums else ():
+            try:
+                content = self._read(CURVE) if name == CURVE else self.folder.content(name)
+            except DamagedError as error:
+                problems.append(str(error))
+                continue
+            if content is None:
+                problems.append(f"{self.folder.path / name}: No such file or directory")
+            elif hashlib.sha256(content).hexdigest() != digest:
+                problems.append(f"{self.folder.path / name}: has changed since the run was finished (SHA-256)")
+        return problems
+
+    def _read(self, name: str) -> Any:
+        """`spec`, `state`, `result`, the rows of the `curve`, or the bytes of its file. Raises DamagedError."""
+        if name not in self._found:
+            try:
+                if name == CURVE:
+                    self._found[name] = self.folder.content(name)
+                elif name == "curve":
+                    self._found[name] = parse_curve(self._read(CURVE) or b"")
+                else:
+                    self._found[name] = getattr(self.folder, name)
+            except DamagedError as error:
+                self._found[name] = error
+        found = self._found[name]
+        if isinstance(found, DamagedError):
+            raise found
+        return found
+
+    def _row(self, sweep_id: str | None) -> RunRow | None:
+        folder, result, document = self.folder, self._read("result"), self._read("spec")
+        if document is None:
+            if result is not None:
+                raise DamagedError(f"{folder.path / 'spec.json'}: missing")
+            return None
+        spec: Mapping[str, Any] = document["spec"]
+        created_ms = document.get("created_ms")
         if result is not None:
-            raise DamagedError(f"{folder.path / 'spec.json'}: missing")
-        return None
-    spec: Mapping[str, Any] = document["spec"]
-    created_ms = document.get("created_ms")
-    if result is not None:
-        state: dict[str, Any] = {}
-        with contextlib.suppress(DamagedError):  # what it says has no influence any more
-            state = folder.state
-        facts = result["facts"]
-        steps = facts.get("steps")
+            state: dict[str, Any] = {}
+            with contextlib.suppress(DamagedError):  # what it says has no influence any more
+                state = self._read("state")
+            facts = result["facts"]
+            steps = facts.get("steps")
+            return RunRow(
+                folder.run_id,
+                "finished",
+                spec,
+                attempt=state.get("attempt", 1),
+                step=steps if isinstance(steps, int) else spec.get("train", {}).get("steps", 0),
+                worker_id=facts.get("worker_id") or state.get("worker_id"),
+                sweep_id=sweep_id,
+                parent_id=facts.get("parent_id"),
+                created_ms=created_ms,
+                updated_ms=state.get("updated_ms"),
+                ended_ms=result.get("ended_ms") or _mtime_ms(folder, "result.json"),  # older results have no time
+                metrics=result["metrics"],
+                facts=facts,
+            )
+        state, curve = self._read("state"), self._read("curve")
+        status: Status = state.get("status", "interrupted")
         return RunRow(
             folder.run_id,
-            "finished",
+            "interrupted" if status in ("running", "finished", "pending", "damaged") else status,
             spec,
-            attempt=state.get("attempt", 1),
-            step=steps if isinstance(steps, int) else spec.get("train", {}).get("steps", 0),
-            worker_id=facts.get("worker_id") or state.get("worker_id"),
+            attempt=state.get("attempt", 0),
+            step=int(curve[-1]["step"]) if curve else 0,
+            worker_id=state.get("worker_id"),
+            message=state.get("message"),
             sweep_id=sweep_id,
-            parent_id=facts.get("parent_id"),
             created_ms=created_ms,
             updated_ms=state.get("updated_ms"),
-            ended_ms=result.get("ended_ms") or _mtime_ms(folder, "result.json"),  # older results have no time
-            metrics=result["metrics"],
-            facts=facts,
+            ended_ms=_ended_ms(folder, state),
         )
-    state = folder.state
-    curve = folder.curve()
-    status: Status = state.get("status", "interrupted")
-    return RunRow(
-        folder.run_id,
-        "interrupted" if status in ("running", "finished", "pending", "damaged") else status,
-        spec,
-        attempt=state.get("attempt", 0),
-        step=int(curve[-1]["step"]) if curve else 0,
-        worker_id=state.get("worker_id"),
-        message=state.get("message"),
-        sweep_id=sweep_id,
-        created_ms=created_ms,
-        updated_ms=state.get("updated_ms"),
-        ended_ms=_ended_ms(folder, state),
-    )
 
 
 def _ended_ms(folder: RunFolder, state: Mapping[str, Any]) -> int | None:
@@ -81,7 +138,7 @@ def _ended_ms(folder: RunFolder, state: Mapping[str, Any]) -> int | None:
     updated_ms = state.get("updated_ms")
     if state.get("status") != "running":
         return updated_ms
-    return max(int(updated_ms or 0), _mtime_ms(folder, "curve.jsonl") or 0) or None
+    return max(int(updated_ms or 0), _mtime_ms(folder, CURVE) or 0) or None
 
 
 def _mtime_ms(folder: RunFolder, name: str) -> int | None:

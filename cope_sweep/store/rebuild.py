@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
+from cope_sweep.store.artifacts import RunFolder
 from cope_sweep.store.errors import DamagedError
 from cope_sweep.store.index import Index, RunRow
 from cope_sweep.store.layout import StoreFiles
-from cope_sweep.store.reading import read_run
+from cope_sweep.store.reading import RunContents, read_run
 from cope_sweep.store.sweeps import SweepRecord, parse_sweep, sweep_members
 
 BATCH_RUNS = 2000
 """Runs that are written in one transaction."""
+REQUESTS_AT_ONCE = 16
+"""Runs that are read from an object store at the same time."""
 
 OnProgress = Callable[[int, int], None]
 """Called with the number of runs read so far, and of all runs."""
@@ -65,23 +69,30 @@ def rebuild(files: StoreFiles, index: Index, on_progress: OnProgress = lambda do
         last_sweep |= dict.fromkeys(trained, record.sweep_id)
     folders = files.run_folders()
     training = {run_id for run_id, status in index.statuses().items() if status == "running"}
-    batch: list[RunRow] = []
-    seen = set()
-    for number, folder in enumerate(folders, start=1):
-        seen.add(folder.run_id)
-        row = None if folder.run_id in training else read_run(folder, last_sweep.get(folder.run_id))
-        if row is not None:
-            batch.append(row)
-            if row.status == "damaged":
-                damaged[row.run_id] = row.message or ""
-        if len(batch) == BATCH_RUNS or number == len(folders):
-            index.write(batch)
-            batch = []
-            on_progress(number, len(folders))
+    for start in range(0, len(folders), BATCH_RUNS):
+        batch = folders[start : start + BATCH_RUNS]
+        rows = _rows([folder for folder in batch if folder.run_id not in training], last_sweep)
+        damaged |= {row.run_id: row.message or "" for row in rows if row.status == "damaged"}
+        index.write(rows)
+        on_progress(start + len(batch), len(folders))
+    seen = {folder.run_id for folder in folders}
     gone = [run_id for run_id in index.statuses() if run_id not in seen and run_id not in training]
     index.delete(gone)
     index.mark_built()
     return RebuildReport(len(folders), sweeps, damaged, len(gone))
+
+
+def _rows(folders: Sequence[RunFolder], last_sweep: Mapping[str, str]) -> list[RunRow]:
+    """The rows of the runs that were begun."""
+
+    def read(folder: RunFolder) -> RunRow | None:
+        return read_run(folder, last_sweep.get(folder.run_id))
+
+    if any(folder.objects for folder in folders):
+        # Three requests for each run. Threads gain nothing on a local disk, where parsing takes the time.
+        with ThreadPoolExecutor(REQUESTS_AT_ONCE) as pool:
+            return [row for row in pool.map(read, folders) if row is not None]
+    return [row for row in map(read, folders) if row is not None]
 
 
 def check(
@@ -100,9 +111,10 @@ def check(
         batch = folders[start : start + BATCH_RUNS]
         known = index.records(folder.run_id for folder in batch)
         for folder in batch:
-            for problem in folder.damage(checksums=checksums):
+            contents = RunContents(folder)
+            for problem in contents.damage(checksums=checksums):
                 yield Difference(folder.run_id, problem, TRAIN_AGAIN)
-            row, indexed = read_run(folder), known.get(folder.run_id)
+            row, indexed = contents.row(), known.get(folder.run_id)
             if row is None or (indexed is not None and indexed.status == "running"):
                 continue
             if indexed is None:

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from cope_sweep.spec import NUMERIC_FACTS
-from cope_sweep.store.artifacts import TIME_KEY
+from cope_sweep.store.curve import TIME_KEY
 from cope_sweep.store.event import Status
 from cope_sweep.store.index import RunRecord
 from cope_sweep.store.index.mirroring import Membership

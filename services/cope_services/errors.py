@@ -93,6 +93,7 @@ USER_ERRORS: Mapping[type[UserError], tuple[int, str]] = {
 """Status and type of the errors of `cope_sweep`. `predictors` maps the errors of modules that import torch."""
 
 OPENAI_PATH = re.compile(r"(/openai/[^/]+)?/(v1/|tokenizer_info$|tokenize$|detokenize$)")
+INTERNAL_ERROR = "internal server error; the server's log has the traceback"
 INVALID_JSON = "the body is not valid JSON"
 
 
@@ -132,8 +133,7 @@ def install_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(Exception)
     async def internal_error(request: Request, error: Exception) -> Response:
-        message = "internal server error; the server's log has the traceback"
-        return respond(request, 500, "internal_error", message)
+        return respond(request, 500, "internal_error", INTERNAL_ERROR)
 
 
 def respond(

@@ -106,7 +106,7 @@ def serving(settings: Settings) -> Iterator[httpx.Client]:
     try:
         while not server.started:
             time.sleep(0.005)
-        with httpx.Client(base_url=f"http://127.0.0.1:{listener.getsockname()[1]}", timeout=60) as client:
+        with httpx.Client(base_url=f"http://127.0.0.1:{listener.getsockname()[1]}", timeout=120) as client:
             yield client
     finally:
         server.should_exit = True

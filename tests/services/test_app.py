@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-import httpx
+from typing import get_args
 
+import httpx
+import pytest
+
+from cope_sweep.store.event import Status
 from tests.services.sample_store import API, SampleStore, serving
 
 
@@ -40,6 +44,14 @@ def test_the_page_loads_only_its_own_files(client: httpx.Client) -> None:
         assert "https://" not in asset.text
     assert client.get("/static/../app.py").status_code == 404
     assert client.get("/static/%2e%2e/app.py").status_code == 404
+
+
+@pytest.mark.parametrize("status", get_args(Status))
+def test_the_page_has_a_sign_and_a_colour_for_every_status(client: httpx.Client, status: str) -> None:
+    assert f' {status}: "' in client.get("/static/page.js").text.partition("SIGNS = {")[2].partition("}")[0]
+    style = client.get("/static/style.css").text
+    assert f"--{status}: light-dark(" in style
+    assert f".{status} {{ background: var(--{status}); fill: var(--{status}); }}" in style
 
 
 def test_the_api_documentation_has_every_endpoint_and_its_errors(client: httpx.Client) -> None:

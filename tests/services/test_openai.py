@@ -140,6 +140,29 @@ def test_stop_texts_and_the_context_end_a_completion(prose_client: httpx.Client,
     assert (len(long["logprobs"]["tokens"]), long["finish_reason"]) == (18, "length")
 
 
+def test_a_prompt_of_one_token(prose_client: httpx.Client, prose: ProseStore) -> None:
+    for row in (prose.cope, prose.absolute):
+        fields = {"echo": True, "logprobs": 1, "temperature": 0}
+        [alone] = complete(prose_client, row[0], [5], max_tokens=0, **fields)["choices"]
+        assert (alone["logprobs"]["token_logprobs"], alone["finish_reason"]) == ([None], "length")
+        [more] = complete(prose_client, row[0], [5], max_tokens=1, **fields)["choices"]
+        [known] = complete(prose_client, row[0], [5], max_tokens=3, logprobs=1, temperature=0)["choices"]
+        assert len(more["logprobs"]["tokens"]) == 2
+        assert more["logprobs"]["tokens"][1] == known["logprobs"]["tokens"][0]
+
+
+def test_a_long_prompt_is_scored_as_far_as_encodings_reach(prose_client: httpx.Client, prose: ProseStore) -> None:
+    prompt = list(range(40))
+    fields = {"echo": True, "logprobs": 0, "max_tokens": 0}
+    [choice] = complete(prose_client, prose.cope[0], prompt, **fields)["choices"]
+    [scores] = prose.predictor(prose.cope[0]).log_probabilities([prompt])
+    np.testing.assert_allclose(choice["logprobs"]["token_logprobs"][1:], scores[1:], atol=1e-5)
+    assert (
+        "prompt 0 of 40 tokens is too long"
+        in complete(prose_client, prose.absolute[0], prompt, 400, **fields)["message"]
+    )
+
+
 def test_tokenizer_routes(prose_client: httpx.Client, prose: ProseStore) -> None:
     run_id = prose.cope[0]
     info = prose_client.get(f"/openai/{run_id}/tokenizer_info").json()

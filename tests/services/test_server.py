@@ -47,7 +47,7 @@ def process(sample: SampleStore) -> Iterator[tuple[subprocess.Popen[str], str]]:
 
 
 def test_from_start_to_stop(sample: SampleStore) -> None:
-    with process(sample) as (server, url), httpx.Client(base_url=url, timeout=60) as client:
+    with process(sample) as (server, url), httpx.Client(base_url=url, timeout=120) as client:
         assert client.get("/health/ready").json() == {"status": "ready"}
         assert [a["name"] for a in client.get("/api/v1/ablations").json()] == ["broken", "tiny"]
         assert client.get("/api/v1/ablations/tiny/table?format=markdown").text.startswith("| position")
@@ -68,7 +68,7 @@ def test_from_start_to_stop(sample: SampleStore) -> None:
         assert len(answer["sequences"][0]["log_probabilities"]) == 4
 
         server.send_signal(signal.SIGINT)
-        _, err = server.communicate(timeout=20)
+        _, err = server.communicate(timeout=120)
         assert (server.returncode, err) == (0, "")
 
 
@@ -78,7 +78,7 @@ def test_a_port_in_use_is_reported_with_a_free_one(sample: SampleStore) -> None:
         busy.listen()
         port = busy.getsockname()[1]
         server = start(sample, port)
-        _, err = server.communicate(timeout=30)
+        _, err = server.communicate(timeout=120)
     assert server.returncode == 1
     assert f"port {port} on 127.0.0.1 is in use" in err
     assert "--port " in err
@@ -96,7 +96,7 @@ def test_a_port_in_use_is_reported_with_a_free_one(sample: SampleStore) -> None:
 )
 def test_invalid_settings_are_reported(sample: SampleStore, name: str, value: str, message: str) -> None:
     server = start(sample, **{name: value})
-    _, err = server.communicate(timeout=30)
+    _, err = server.communicate(timeout=120)
     assert server.returncode in (1, 2)
     assert message in err
     assert "Traceback" not in err
@@ -104,9 +104,9 @@ def test_invalid_settings_are_reported(sample: SampleStore, name: str, value: st
 
 def test_sigterm_stops_the_server(sample: SampleStore) -> None:
     with process(sample) as (server, url):
-        assert httpx.get(f"{url}/health/live", timeout=60).status_code == 200
+        assert httpx.get(f"{url}/health/live", timeout=120).status_code == 200
         server.send_signal(signal.SIGTERM)
-        _, err = server.communicate(timeout=20)
+        _, err = server.communicate(timeout=120)
         assert (server.returncode, err) == (-signal.SIGTERM, "")
 
 

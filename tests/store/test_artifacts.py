@@ -11,6 +11,7 @@ import pytest
 from cope_sweep.store import Store, StoreError
 from cope_sweep.store.errors import DamagedError, FencedError
 from cope_sweep.store.files import read_json, replacing, write_json
+from cope_sweep.store.reading import RunContents
 from tests.tiny import tiny_run
 
 RUN = tiny_run()
@@ -214,10 +215,10 @@ def test_checksums_show_what_has_changed(folder):
     with own.writing_checkpoint() as path:
         (path / "model.safetensors").write_bytes(b"weights")
     own.finish({}, {})
-    assert folder.damage(checksums=True) == []
+    assert RunContents(folder).damage(checksums=True) == []
     (folder.checkpoint / "model.safetensors").write_bytes(b"WEIGHTS")
     (folder.path / "curve.jsonl").unlink()
-    assert folder.damage() == []
-    changed, missing = sorted(folder.damage(checksums=True))
+    assert RunContents(folder).damage() == []
+    changed, missing = sorted(RunContents(folder).damage(checksums=True))
     assert "model.safetensors: has changed" in changed
     assert "curve.jsonl: No such file" in missing

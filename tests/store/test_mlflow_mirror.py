@@ -22,23 +22,14 @@ from tests.results.ablations import plan_of
 from tests.store.stub_server import Stub
 from tests.store.sweeps import begin, end, end_sweep, finish, write_sweep
 from tests.store.trackers import client_of, history
+from tests.store.waiting import TIMEOUT_S, until, until_prolonged
 from tests.sweep.ports import free_port
-
-TIMEOUT_S = 240
-"""Importing mlflow takes 4 s on an idle machine and minutes on a busy one."""
 
 
 @pytest.fixture
 def plan():
     """Different runs for every test, because all tests share the server."""
     return plan_of(f"copying-{secrets.token_hex(4)}", seeds=[secrets.randbelow(2**30), secrets.randbelow(2**30)])
-
-
-def until(condition, timeout_s=TIMEOUT_S):
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
 
 
 def sweep_of(tracking, record):
@@ -61,9 +52,7 @@ def test_a_sweep_is_copied_while_it_runs_and_at_its_end(store, plan, sqlite_uri)
         # The mirror ignores Ctrl-C.
         mirror.process.send_signal(signal.SIGINT)
         folder.log({"step": 2, "train/loss": 1.0})
-        logged_s = time.monotonic()
         until(lambda: run_of(tracking, plan.runs[1]).latest["train/loss"].step == 2)
-        assert time.monotonic() - logged_s < 20  # 2 s on an idle machine
         for run in plan.runs[2:]:
             finish(store, run, {"dense/loss": 0.5})
         folder.finish({"train/loss": 1.0}, {"steps": 2})
@@ -123,7 +112,7 @@ def test_the_state_of_a_killed_sweep_is_copied(store, plan, sqlite_uri, tmp_path
     environment = os.environ | {"PYTHONPATH": str(Path.cwd())}
     sweep = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
     int(sweep.stdout.readline())
-    begin(store, plan.runs[1], {"step": 1, "train/loss": 2.0}, lease_s=2.0)
+    begin(store, plan.runs[1], {"step": 1, "train/loss": 2.0}, lease_s=0.0)
     sweep.kill()
     sweep.wait()
     sweep.stdout.close()
@@ -143,6 +132,8 @@ def test_an_unreachable_server_is_reported_with_a_command_that_works_later(store
     finish(store, plan.runs[0], {"dense/loss": 0.5})
     address = f"127.0.0.1:{free_port()}"
     mirror = MlflowMirror.start(store, record.sweep_id, f"http://me:secret@{address}")
+    log = store.root / "logs" / f"mlflow-{record.sweep_id}.log"
+    until(lambda: "could not be opened" in log.read_text())
     end_sweep(store, record)
     report = mirror.finish(20.0)
     (error,) = report.errors
@@ -173,7 +164,7 @@ def test_a_server_that_hangs_does_not_hold_the_end_of_the_sweep(store, plan, ser
         until(lambda: stub.requests)
         started_s = time.monotonic()
         report = mirror.finish(timeout_s=3.0)
-        assert time.monotonic() - started_s < 3 + 5 + 2
+        assert time.monotonic() - started_s < 60  # 8 s on an idle machine; the server answers after 600
         assert report.errors
         assert backlog_count(store, stub.url) == 1
 
@@ -252,9 +243,9 @@ def test_one_mirror_per_store_and_tracker_works_at_a_time(store, plan):
 
 def test_the_lock_is_renewed_and_given_back(store):
     name = "mirror:x"
-    lock, another = MirrorLock(store.index, name, ttl_s=0.5), MirrorLock(store.index, name, ttl_s=0.5)
+    lock, another = MirrorLock(store.index, name, ttl_s=3), MirrorLock(store.index, name, ttl_s=3)
     assert lock.acquire()
-    time.sleep(1.0)
+    until_prolonged(store.index, name, 3)
     assert not another.acquire()
     lock.release()
     assert another.acquire()

@@ -1,21 +1,34 @@
 """Stores in an object store, on a real S3-compatible server on loopback."""
 
+import shutil
 import urllib.request
 import uuid
+from pathlib import Path
 
 import pytest
 
 from cope_sweep.store import LeaseHolder, Store, StoreError
 from cope_sweep.store.errors import FencedError
+from cope_sweep.store.index import Progress
+from cope_sweep.store.index.owners import new_owner
+from cope_sweep.store.mlflow import MlflowTracking
 from cope_sweep.store.objects import ObjectFolder
+from cope_sweep.store.preflight import tracker_key
+from cope_sweep.store.reading import RunContents
 from cope_sweep.store.rebuild import check, rebuild
+from cope_sweep.store.tracker_sync import TrackerSync, backlog_count
+from cope_sweep.store.tracking import MemoryTracking
+from cope_sweep.store.translate import TAG
 from cope_sweep.train import Runtime, train_run
+from tests.store.sweeps import LEASE_S, begin, end
 from tests.store.test_store import sweep_record
+from tests.store.trackers import history
 from tests.tiny import tiny_run
 from tests.train.stores import stop_after, weights
 
 pytestmark = pytest.mark.slow
 RUN = tiny_run(**{"train.steps": 12})
+URI = "http://tracker"
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +97,7 @@ def test_a_run_moves_from_one_machine_to_another(on_machine, tmp_path):
     for name, tensor in weights(plain.run(RUN.run_id)).items():
         assert (tensor == weights(third)[name]).all(), name
     assert "attempt 2" in third.log_text()
-    assert third.damage(checksums=True) == []
+    assert RunContents(third).damage(checksums=True) == []
 
 
 def test_an_older_attempt_is_fenced(on_machine):
@@ -133,3 +146,68 @@ def test_errors_name_the_store_and_the_way_out(url, server, monkeypatch):
         Store("s3://none-of-these/x", create=True)
     with pytest.raises(StoreError, match=r"a store is a folder, or the URL of an object store: s3://"):
         Store("ftp://host/x")
+
+
+def sent(store, tracking, uri=URI):
+    """Send a store as a process of its own; the tracker's run."""
+    sync = TrackerSync(store, uri, tracking)
+    sync.sync()
+    assert sync.errors == {}
+    return tracking.find({f"{TAG}run_id": RUN.run_id})
+
+
+def test_a_machine_that_trained_nothing_sends_runs_and_checkpoints_to_mlflow(on_machine, fresh_database, monkeypatch):
+    import mlflow
+
+    first = on_machine("first")
+    train_run(RUN, first, Runtime())
+    end(first, RUN)
+    second = on_machine("second")
+    shutil.copyfile(fresh_database, second.root / "mlflow.db")
+    uri = f"sqlite:///{second.root}/mlflow.db"
+    tracking = MlflowTracking(uri)
+    run = sent(second, tracking, uri)
+    assert run.status == "finished"
+    assert len(history(tracking, run, "train/loss")) == len(
+        [row for row in first.run(RUN.run_id).curve() if "train/loss" in row]
+    )
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    (kept,) = run.models
+    files = Path(mlflow.artifacts.download_artifacts(f"models:/{kept}"))
+    for path in first.run(RUN.run_id).checkpoint.iterdir():
+        assert (files / path.name).read_bytes() == path.read_bytes()
+    assert mlflow.models.get_model_info(f"models:/{kept}").run_id == run.id
+    # A SQLite database is one of a machine: another one has its own, which has received nothing.
+    assert backlog_count(second, uri) == 0
+    first = on_machine("first")
+    other = f"sqlite:///{first.root}/mlflow.db"
+    shutil.copyfile(fresh_database, first.root / "mlflow.db")
+    assert backlog_count(first, other) == 1
+    assert sent(first, MemoryTracking(), other).status == "finished"
+    assert second.index.mirrored(tracker_key(second, uri)).tracked_ids([RUN.run_id]) == {RUN.run_id: run.id}
+
+
+def test_what_another_machine_logs_is_sent_while_it_trains(on_machine):
+    first = on_machine("first")
+    begin(first, RUN, {"step": 1, "train/loss": 3.0}).set_state("interrupted")
+    second, tracking = on_machine("second"), MemoryTracking()
+    folder = begin(second, RUN)
+    sync = TrackerSync(first, URI, tracking)
+    sync.sync()
+    folder.log({"step": 2, "train/loss": 2.0})
+    folder._publish("curve.jsonl")
+    second.index.renew(new_owner("tests"), LEASE_S, {RUN.run_id: Progress(2, "second")})
+    sync.sync()
+    assert sync.errors == {}
+    assert [p.step for p in history(tracking, tracking.find({f"{TAG}run_id": RUN.run_id}), "train/loss")] == [1, 2]
+
+
+def test_a_run_whose_checkpoint_was_deleted_is_sent_without_one(on_machine):
+    first = on_machine("first")
+    train_run(RUN, first, Runtime())
+    end(first, RUN)
+    first.files.objects.delete_folder(f"runs/{RUN.run_id}/checkpoint")
+    second = on_machine("second")
+    run = sent(second, MemoryTracking())
+    assert (run.status, run.models) == ("finished", [])
+    assert not second.run(RUN.run_id).fetch_checkpoint().exists()

@@ -56,8 +56,9 @@ def _condition(connection: Connection, each: Filter, status: ColumnElement[str])
     key = _key(connection, each.key)
     section = each.key.partition(".")[0]
     table, owner = (part_values, part_values.c.part) if section in SECTIONS else (run_values, run_values.c.run)
-    (name, value), *_ = [(name, value) for name, value in columns(each.value).items() if value is not None]
-    matching = select(owner).where(table.c.key == key, compare(table.c[name], value))
+    number, text = columns(each.value)
+    column = table.c.text if number is None else table.c.number
+    matching = select(owner).where(table.c.key == key, compare(column, text if number is None else number))
     target = runs.c[f"{section}_part"] if section in SECTIONS else runs.c.id
     return target.in_(matching)
 

@@ -27,10 +27,10 @@ def flatten(value: Any, prefix: str = "") -> Iterator[tuple[str, Value]]:
         yield prefix, value
 
 
-def columns(value: Value) -> dict[str, float | str | None]:
+def columns(value: Value) -> tuple[float | None, str | None]:
     """A value as the columns `number` and `text`."""
     if isinstance(value, bool):
-        return {"number": None, "text": "true" if value else "false"}
+        return None, "true" if value else "false"
     if isinstance(value, (int, float)):
-        return {"number": float(value), "text": None}
-    return {"number": None, "text": str(value)}
+        return float(value), None
+    return None, str(value)

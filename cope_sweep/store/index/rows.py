@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from cachetools import LRUCache
 from sqlalchemy import ARRAY, Connection, String, any_, bindparam, delete, func, literal, select, update
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.dialects import sqlite
 from sqlalchemy.sql import ColumnElement
 
 from cope_sweep.store.event import Status
@@ -67,7 +67,11 @@ def upsert(connection: Connection, table: Any) -> Any:
 
 
 def _insert(dialect: str, table: Any) -> Any:
-    return sqlite.insert(table) if dialect == "sqlite" else postgresql.insert(table)
+    if dialect == "sqlite":
+        return sqlite.insert(table)
+    from sqlalchemy.dialects import postgresql  # of which commands on a SQLite index need nothing
+
+    return postgresql.insert(table)
 
 
 def next_revision(connection: Connection, count: int = 1) -> int:
@@ -140,7 +144,11 @@ class RowWriter:
             flat = {row["digest"]: dict(flatten({row["section"]: row["content"]})) for row in rows}
             key_ids = self._key_ids(connection, {name for values in flat.values() for name in values})
             entries = [
-                {"part": ids[digest], "key": key_ids[name], **columns(value)}
+                {
+                    "part": ids[digest],
+                    "key": key_ids[name],
+                    **dict(zip(("number", "text"), columns(value), strict=True)),
+                }
                 for digest, values in flat.items()
                 for name, value in values.items()
             ]
@@ -173,7 +181,7 @@ class RowWriter:
         place = "?, ?, ?, ?" if connection.dialect.paramstyle == "qmark" else "%s, %s, %s, %s"
         connection.exec_driver_sql(
             f"INSERT INTO run_values (run, key, number, text) VALUES ({place})",  # noqa: S608 - a constant
-            [(run, key_ids[name], *columns(value).values()) for run, name, value in values],
+            [(run, key_ids[name], *columns(value)) for run, name, value in values],
         )
 
 

@@ -5,7 +5,9 @@
 
 const API = "/api/v1/ablations";
 const REFRESH_MS = 5000;
-const STATUSES = ["finished", "running", "failed", "interrupted", "pending"];
+// A status has a sign, because not everybody can tell colours apart.
+const SIGNS = { finished: "✓", running: "›", failed: "×", damaged: "!", interrupted: "‖", stopped: "–", pending: "" };
+const STATUSES = Object.keys(SIGNS);
 const byId = (id) => document.getElementById(id);
 const view = { name: null, scale: "", metric: "", hidden: new Set(), drawn: {}, request: 0 };
 
@@ -72,7 +74,7 @@ function describe(ablation) {
   byId("scale").replaceChildren(...["", ...ablation.scales].map((s) => new Option(s || "default", s, false, s === view.scale)));
   byId("runs").replaceChildren(...ablation.plan.map(({ row, runs }) => element("div", { class: "row" }, element("span", {}, row),
     ...runs.map((run) => element("a", {
-      class: `dot ${run.status}`, href: `/api/v1/runs/${run.run_id}`,
+      class: `dot ${run.status}`, "data-sign": SIGNS[run.status], href: `/api/v1/runs/${run.run_id}`,
       title: `${run.run_id}, seed ${run.seed}: ${run.status}`, "aria-label": `${row}, seed ${run.seed}: ${run.status}`,
     })))));
 }
@@ -125,7 +127,7 @@ function openAblation() {
 
 byId("scale").addEventListener("change", (event) => { view.scale = event.target.value; refresh(); });
 byId("metric").addEventListener("change", (event) => { view.metric = event.target.value; refresh(); });
-byId("statuses").append(...STATUSES.map((status) => element("span", {}, element("i", { class: `dot ${status}` }), status)));
+byId("statuses").append(...STATUSES.map((status) => element("span", {}, element("i", { class: `dot ${status}`, "data-sign": SIGNS[status] }), status)));
 byId("log").addEventListener("change", refresh);
 addEventListener("hashchange", openAblation);
 setInterval(() => document.hidden || refresh(), REFRESH_MS);

@@ -15,7 +15,7 @@ from fastapi.responses import StreamingResponse
 
 from cope_services.completions import complete, parts
 from cope_services.dependencies import Components, ComponentsDep, RequireJson
-from cope_services.errors import InvalidError, ServiceError, error_object
+from cope_services.errors import INTERNAL_ERROR, InvalidError, ServiceError, error_object
 from cope_services.openai_schemas import (
     OPENAI_ERRORS,
     Completion,
@@ -178,6 +178,9 @@ async def _events(
             except ServiceError as error:
                 yield b"data: " + error_object(error.status, error.type, str(error)) + b"\n\n"
                 return
+            except Exception:
+                yield b"data: " + error_object(500, "internal_error", INTERNAL_ERROR) + b"\n\n"
+                raise  # for the server's log
         yield END_OF_STREAM
 
 

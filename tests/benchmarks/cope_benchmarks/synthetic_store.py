@@ -81,7 +81,8 @@ def _write_run(folder: str, run: RunSpec, number: int, source: random.Random) ->
     }
     spec = {"run_id": run.run_id, "spec": run.model_dump(mode="json"), "created_ms": created_ms}
     state = {"status": "running", "updated_ms": created_ms, "worker_id": "node-1:4711", "attempt": 1}
-    result = {"metrics": {"train/loss": 1.5, "train/lr": 1e-3, **values}, "facts": _facts(run), "files": files}
+    metrics = {"train/loss": 1.5, "train/lr": 1e-3, **values}
+    result = {"metrics": metrics, "facts": _facts(run), "files": files, "ended_ms": created_ms + RUN_MS}
     os.makedirs(f"{folder}/checkpoint")
     for name, content in (("spec", spec), ("state", state), ("result", result)):
         _write(f"{folder}/{name}.json", json.dumps(content, indent=1).encode())
