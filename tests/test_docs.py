@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from typer.main import get_command
 
 from cope_sweep.cli.application import app as cli
 from cope_sweep.families import FAMILIES
+from cope_sweep.figures import FIGURES
 from cope_sweep.optim import OPTIMIZERS, SCHEDULES
 from cope_sweep.plan import expand
 from cope_sweep.positions import ENCODINGS
@@ -21,6 +23,8 @@ from cope_sweep.spec import load_ablation
 from cope_sweep.spec.search import SCHEDULERS, SEARCHES
 from cope_sweep.store import Store
 from cope_sweep.tasks import TASKS
+from tests.figures.files import svg_texts
+from tests.results.ablations import finish
 
 ROOT = Path(__file__).parent.parent
 ROOMS = (
@@ -170,6 +174,8 @@ def test_commands_in_examples_have_these_options(name):
 
 @pytest.mark.parametrize("name", READMES)
 def test_ablations_in_examples_can_be_planned(name, tmp_path):
+    for path in (ROOT / "ablations").glob("*.yaml"):  # an example inherits from one of them
+        shutil.copy(path, tmp_path)
     for index, text in enumerate(code_blocks(read(name), "yaml")):
         if re.search(r"^title:", text, re.MULTILINE) and not re.search(r"^plugins:", text, re.MULTILINE):
             path = tmp_path / f"example{index}.yaml"
@@ -185,7 +191,7 @@ def test_the_main_example_has_the_rows_that_it_says(tmp_path):
 def test_the_example_of_all_keys_uses_them(tmp_path):
     (tmp_path / "example.yaml").write_text(code_blocks(read("ablations/README.md"), "yaml")[0])
     loaded = load_ablation(tmp_path / "example.yaml")
-    assert type(loaded.content).model_fields.keys() - loaded.content.model_fields_set <= {"plugins"}
+    assert type(loaded.content).model_fields.keys() - loaded.content.model_fields_set <= {"plugins", "inherit"}
     rows = expand(loaded).rows
     # 4 encodings × tied or not × 2 zipped pairs, twice for RoPE; without CoPE (16 positions, not tied); and 1 included.
     assert len(rows) == (3 + 2) * 2 * 2 - 2 + 1
@@ -207,19 +213,20 @@ def test_the_encoding_of_the_main_readme_trains(tmp_path):
     assert '"trained": 1' in done.stdout
 
 
+@pytest.mark.parametrize("kind", FIGURES)
+def test_every_kind_of_figure(kind):
+    assert f"| `{kind}` |" in read("ablations/README.md")
+
+
 @pytest.mark.slow
 def test_the_code_that_draws_learning_curves(tmp_path, monkeypatch):
     plan = expand(load_ablation(ROOT / "ablations" / "quickstart.yaml"))
+    store = Store(tmp_path / "store", create=True)
     for run in plan.runs:
-        folder = tmp_path / "store" / "runs" / run.run_id
-        folder.mkdir(parents=True)
-        lines = [
-            f'{{"step": {step}, "in_dist/token_error": 50, "dense/token_error": 60, "sparse/token_error": {run.seed}}}\n'
-            for step in (50, 100)
-        ]
-        (folder / "curve.jsonl").write_text("".join(lines))
+        finish(store, run, {metric.name: 50.0 for metric in plan.ablation.content.metrics})
     (tmp_path / "ablations").symlink_to(ROOT / "ablations")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("MPLBACKEND", "Agg")
-    exec(code_blocks(read("ablations/README.md"), "python")[0], {})
-    assert "<svg" in (tmp_path / "quickstart.svg").read_text()
+    names = {}
+    exec(code_blocks(read("ablations/README.md"), "python")[0], names)
+    assert names["errors"]["value"].tolist() == [50.0] * 9
+    assert "CoPE, n = 2" in svg_texts((tmp_path / "quickstart.svg").read_bytes())

@@ -13,6 +13,7 @@ import typer
 from typer.core import TyperGroup
 
 from cope_sweep.cli import (
+    figure_command,
     manage_commands,
     perplexity_command,
     plan_commands,
@@ -109,6 +110,8 @@ app.command()(manage_commands.stop)
 app.command()(result_commands.status)
 app.command()(runs_command.runs)
 app.command()(result_commands.report)
+app.command()(result_commands.diff)
+app.command()(figure_command.figure)
 app.command()(manage_commands.logs)
 app.command()(sync_command.sync)
 app.command()(perplexity_command.perplexity)

@@ -39,7 +39,7 @@ Probe = Annotated[
 def list_ablations(
     ablations: AblationsDir = ABLATIONS, root: StoreOpt = STORE, index: IndexOpt = None, as_json: Json = False
 ) -> None:
-    """List the ablations, the table or figure that each reproduces, and how many of its runs are finished.
+    """List the ablations, the table or figure that each reproduces, and how many of their runs are finished.
 
     Example: `cope-sweep list`
     """
@@ -54,7 +54,7 @@ def list_ablations(
     if as_json:
         print_json([entry.model_dump(exclude_none=True) for entry in entries])
         return
-    table = grid("ablation", "title", "reproduces", "rows × seeds", "finished", "others")
+    table = grid("ablation", "title", "reproduces", "rows × seeds", "finished", "others", "finished at scales")
     for entry in entries:
         if entry.error is not None:
             table.add_row(escaped(entry.name), f"[red]{escaped(entry.error)}[/red]")
@@ -64,7 +64,8 @@ def list_ablations(
             )
             texts = (entry.name, entry.title, entry.reproduces)
             counts = (f"{entry.rows} × {entry.seeds}", f"{entry.finished} of {entry.runs}", others)
-            table.add_row(*map(escaped, texts), *counts)
+            scales = ", ".join(f"{name} {each.finished} of {each.runs}" for name, each in entry.at_scales.items())
+            table.add_row(*map(escaped, texts), *counts, escaped(scales))
     make_console().print(table)
 
 
@@ -95,12 +96,15 @@ def plan(
     if as_json:
         print_json(costs.model_dump())
         return
-    table = grid("run", "row", "seed", "status", "parameters", "time", "memory")
+    shapes_differ = len({run.resources for run in costs.runs}) > 1
+    table = grid("run", "row", "seed", "status", "parameters", "time", "memory", *["resources"] * shapes_differ)
     for run in costs.runs:
         cells = (run.run_id, escaped(run.row), str(run.seed), run.status, quantity(run.parameters))
         memory = size(run.estimated_memory_bytes)
         time = estimated_time(run.estimated_s, may_use_gpu=may_use_gpu)
-        table.add_row(*cells, time, memory if run.fits else f"[red]{memory}: too large[/red]")
+        table.add_row(
+            *cells, time, memory if run.fits else f"[red]{memory}: too large[/red]", *[run.resources] * shapes_differ
+        )
     console = make_console()
     console.print(table)
     groups = costs.worker_groups
@@ -109,7 +113,8 @@ def plan(
     if costs.to_do:
         text += f" ({costs.to_suggest} still to be suggested)" if costs.to_suggest else ""
         time = estimated_time(costs.estimated_s, may_use_gpu=may_use_gpu)
-        about = f"about {time} on {groups} worker group{'s' * (groups > 1)}" if time[0].isdigit() else time
+        up_to = "up to " * shapes_differ
+        about = f"about {time} on {up_to}{groups} worker group{'s' * (groups > 1)}" if time[0].isdigit() else time
         text += f": {about} ({costs.basis})"
     too_large = sum(not run.fits for run in costs.runs)
     text += f"; {too_large} do not fit in the memory of this machine" if too_large else ""

@@ -95,9 +95,9 @@ def probe(
     predictor = Predictor.load(folder)
     run = predictor.run
     if tokens is None and text is None and file is None:
-        given = _split_sequences(run, split, index, count)
+        given = split_sequences(run, split, index, count)
     elif split is None and (tokens, text, file).count(None) == 2:
-        given = [token_ids(tokens) if tokens is not None else _text_ids(text, file, predictor)]
+        given = [token_ids(tokens) if tokens is not None else text_ids(text, file, predictor)]
     else:
         raise UserError("more than one source of tokens; give one of --tokens, --text, --file and --split")
     sequences = [validate_token_ids(ids[:first], predictor.vocabulary_size) for ids in given]
@@ -124,13 +124,13 @@ def probe(
         )
 
 
-def _text_ids(text: str | None, file: Path | None, predictor: Predictor) -> list[int]:
+def text_ids(text: str | None, file: Path | None, predictor: Predictor) -> list[int]:
     """The token ids of a text, after the end-of-text token, as in training."""
     tokenizer = predictor.tokenizer
     return [tokenizer.end_of_text, *(int(token) for token in tokenizer.encode([read_text(text, file)])[0])]
 
 
-def _split_sequences(run: RunSpec, split: str | None, index: int, count: int) -> list[list[int]]:
+def split_sequences(run: RunSpec, split: str | None, index: int, count: int) -> list[list[int]]:
     """Sequences of a split, without padding."""
     from cope_sweep.tasks import IGNORED
 
@@ -203,14 +203,15 @@ def _write_files(
     matrices = compute_matrices(predictor, tokens_T, layers or None, heads or None)
     labels = token_labels(run.task, tokens_T, predictor.tokenizer if predictor.reads_text else None)
     if html:
-        from cope_sweep.probe.page import page
+        from cope_sweep.figures.page import page
 
         title = f"Run {run.run_id}: {run.task.kind}, {_encoding_names(run)}"
         html.write_text(page(matrices, labels, marks, statistics, title=title), encoding="utf-8")
     if svg:
-        from cope_sweep.probe import figure
+        from cope_sweep.figures import heads as drawn_heads
 
-        drawing = figure.svg(figure.head_figures(matrices, marks, statistics), labels, figure.first_mark(marks))
+        rows = drawn_heads.head_figures(matrices, marks, statistics)
+        drawing = drawn_heads.svg(rows, labels, drawn_heads.first_mark(marks))
         svg.write_text(drawing, encoding="utf-8")
     if out:
         arrays = matrices.arrays() | {f"marks/{name}": marked_T for name, marked_T in marks.items()}

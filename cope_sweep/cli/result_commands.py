@@ -1,13 +1,16 @@
-"""The commands `status` and `report`: the state of sweeps and runs, and the table of an ablation."""
+"""The commands `status`, `report` and `diff`: the state of sweeps and runs, tables, and what differs between two."""
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import json
+import math
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -32,11 +35,9 @@ if TYPE_CHECKING:
 
     from cope_sweep.queries import Queries
     from cope_sweep.queries.answers import Counts, RunState, SweepMember
-    from cope_sweep.results import Table
+    from cope_sweep.results.difference import StoreDifference
     from cope_sweep.store import Store
 
-Format = Literal["terminal", "markdown", "latex", "csv", "parquet", "html", "json"]
-SWEEP_ID = r"\d{8}-\d{6}-[0-9a-f]+"
 MAX_SWEEPS = 100
 """Sweeps that `status` lists."""
 BROKEN = ("failed", "damaged")
@@ -64,17 +65,16 @@ def status(
 
     Example: `cope-sweep status 95199d1142de555d`
     """
-    import re
-
     from cope_sweep.queries import Queries
     from cope_sweep.store.artifacts import RUN_ID
+    from cope_sweep.store.sweeps import SWEEP_ID
 
     store = open_store(root, index)
     if target is None:
         _show_sweeps(Queries(store), as_json)
     elif RUN_ID.fullmatch(target):
         _show_run(Queries(store), target, as_json)
-    elif re.fullmatch(SWEEP_ID, target):
+    elif SWEEP_ID.fullmatch(target):
         _show_sweep(Queries(store), target, as_json)
     else:
         _show_plan(store, target, ablations, scale, sets, as_json)
@@ -157,10 +157,14 @@ def _show_plan(store: Store, ablation: str, ablations: Path, scale: str | None, 
 
 
 def _print_runs(runs: Iterable[RunState | SweepMember]) -> None:
-    table = grid("run", "row", "seed", "status", "step", "worker", "message")
-    for run in runs:
+    runs = list(runs)
+    shapes = [getattr(run, "resources", "") for run in runs]
+    shown = len(set(shapes)) > 1
+    table = grid("run", "row", "seed", "status", "step", *["resources"] * shown, "worker", "message")
+    for run, shape in zip(runs, shapes, strict=True):
         step = f"{run.step}/{run.steps}"
-        cells = (run.run_id, run.row, run.seed, run.status, step, run.worker_id or "", run.message or "")
+        cells = (run.run_id, run.row, run.seed, run.status, step, *[shape] * shown)
+        cells += (run.worker_id or "", run.message or "")
         table.add_row(*map(escaped, cells), style="red" if run.status in BROKEN else "")
     make_console().print(table)
 
@@ -173,8 +177,24 @@ def _counts_text(counts: Counts) -> str:
 def report(
     ablation: AblationArg,
     output_format: Annotated[
-        Format, typer.Option("--format", help="Format of the table. With --output, `terminal` means markdown.")
+        str,
+        typer.Option(
+            "--format",
+            metavar="FORMAT",
+            help="terminal, markdown, latex, csv, parquet, html, json, or one of an installed package. With --output, "
+            "`terminal` means markdown.",
+        ),
     ] = "terminal",
+    compare: Annotated[
+        str | None,
+        typer.Option(
+            "--compare",
+            metavar="paper|ROW",
+            help="Compare the rows with one of them by its name, or with the published numbers. The rule is printed "
+            "below the table.",
+            show_default=False,
+        ),
+    ] = None,
     every_run: Annotated[
         bool, typer.Option("--runs", help="One line for each run instead of each row (csv, parquet).")
     ] = False,
@@ -190,48 +210,102 @@ def report(
 ) -> None:
     """Print the table of an ablation: mean ± standard deviation over seeds, beside the published numbers.
 
+    Intervals, medians, stuck seeds and the runs behind every number are in `--format json`, csv and html.
+
     Example: `cope-sweep report quickstart --format latex -o table.tex`
+
+    Example: `cope-sweep report flip_flop --compare paper`
+
+    Example: `cope-sweep report quickstart --compare CoPE --json`
 
     Example: `cope-sweep report quickstart --runs --format parquet -o runs.parquet`
     """
     from cope_sweep.queries import recorded_plan, settle
-    from cope_sweep.results import table
+    from cope_sweep.results import find_format, formats, table
 
-    chosen: Format = "json" if as_json else output_format
-    if every_run and chosen not in ("csv", "parquet"):
-        raise UserError(f"--runs needs --format csv or parquet, not {chosen}; json always holds every run")
-    if chosen == "parquet" and output is None:
-        raise UserError("parquet is binary; name a file for it with --output FILE")
-    plan, store = load_plan(ablation, ablations, scale, sets), open_store(root, index)
+    name = "json" if as_json else output_format
+    chosen = find_format("markdown" if name == "terminal" and output is not None else name)
+    if every_run and chosen.render_runs is None:
+        able = " or ".join(each.name for each in formats().values() if each.render_runs)
+        raise UserError(f"--runs needs --format {able}, not {name}; json always holds every run")
+    if chosen.binary and output is None:
+        raise UserError(f"{name} is binary; name a file for it with --output FILE")
+    with _without_collection():
+        plan, store = load_plan(ablation, ablations, scale, sets), open_store(root, index)
+        settle(store)
+        results = table(recorded_plan(plan, store), store, against=compare)
+        if output is None and name == "terminal":
+            make_console().print(results.to_rich())
+            return
+        render = chosen.render_runs if every_run else None
+        content = render(results) if render else chosen.render(results, None)
+    if output is None:
+        sys.stdout.write(content.decode())
+        return
+    try:
+        output.write_bytes(content)
+    except OSError as error:
+        raise UserError(f"{output}: {error.strerror or error}; name another file with --output") from error
+
+
+@contextlib.contextmanager
+def _without_collection() -> Iterator[None]:
+    """Pause the garbage collector: a table keeps all its objects, and looking through 100,000 runs takes seconds."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def diff(
+    left: Annotated[str, typer.Argument(metavar="RUN|SWEEP", help="The id of a run or sweep.", show_default=False)],
+    right: Annotated[str, typer.Argument(metavar="RUN|SWEEP", help="The id of another one.", show_default=False)],
+    root: StoreOpt = STORE,
+    index: IndexOpt = None,
+    as_json: Json = False,
+) -> None:
+    """Show what differs between two runs or two sweeps: values of their specs, facts, and metrics with a test.
+
+    The metrics of two sweeps are compared row by row, over the finished runs: a paired t test where seeds are shared,
+    else Welch's; p is corrected for all metrics shown (Holm). Differences are right minus left.
+
+    Example: `cope-sweep diff 95199d1142de555d 0c51a9e3f6d2b874`
+
+    Example: `cope-sweep diff 20260730-120000-abcd 20260731-090000-1234 --json`
+    """
+    from cope_sweep.queries import settle
+    from cope_sweep.results.difference import store_difference
+
+    store = open_store(root, index)
     settle(store)
-    results = table(recorded_plan(plan, store), store)
-    if output is not None:
-        try:
-            _write(results, chosen, output, every_run)
-        except OSError as error:
-            raise UserError(f"{output}: {error.strerror or error}; name another file with --output") from error
-    elif chosen == "terminal":
-        make_console().print(results.to_rich())
+    found = store_difference(store, left, right)
+    if as_json:
+        print_json(found.to_json())
     else:
-        sys.stdout.write(_render(results, chosen, every_run))
+        _print_difference(found)
 
 
-def _write(results: Table, output_format: Format, path: Path, every_run: bool) -> None:
-    """Write the table to a file. Raises OSError."""
-    if output_format == "parquet":
-        results.to_parquet(path, runs=every_run)
-    else:
-        path.write_text(_render(results, output_format, every_run), encoding="utf-8")
-
-
-def _render(results: Table, output_format: Format, every_run: bool) -> str:
-    """The table as text; `terminal` as Markdown."""
-    renderers: dict[str, Callable[[], str]] = {
-        "terminal": results.to_markdown,
-        "markdown": results.to_markdown,
-        "latex": results.to_latex,
-        "html": results.to_html,
-        "csv": lambda: results.to_csv(runs=every_run),
-        "json": lambda: json.dumps(results.to_json(), indent=2) + "\n",
-    }
-    return renderers[output_format]()
+def _print_difference(found: StoreDifference) -> None:
+    console = make_console()
+    for name, total, finished in zip((found.left, found.right), found.runs, found.finished, strict=True):
+        console.print(escaped(f"{name}: {finished} of {total} runs finished"))
+    for title, changes in (("spec", found.spec), ("fact", found.facts)):
+        table = grid(title, "left", "right")
+        for change in changes:
+            table.add_row(*(escaped("–" if text is None else text) for text in (change.key, change.left, change.right)))
+        console.print(table if changes else f"the same {title}s")
+    table = grid("row", "metric", "left", "right", "difference", "interval (95 %)", "p (Holm)", "test")
+    for each in found.metrics:
+        test = each.difference
+        interval = "" if math.isnan(test.ci_low) else f"{test.ci_low:+.4g} … {test.ci_high:+.4g}"
+        p = "" if math.isnan(each.p_adjusted) else f"{each.p_adjusted:.3g}"
+        numbers = (f"{each.left:.6g}", f"{each.right:.6g}", f"{test.difference:+.4g}", interval, p)
+        name = f"{test.test}, n = {test.n[0]} and {test.n[1]}" if test.test else f"n = {test.n[0]} and {test.n[1]}"
+        table.add_row(*map(escaped, (each.row, each.metric, *numbers, name)))
+    console.print(table if found.metrics else "no metric that both have")
+    for side, rows in (("left", found.only_left), ("right", found.only_right)):
+        if rows:
+            console.print(escaped(f"rows of the {side} sweep only: {', '.join(rows)}"))

@@ -98,6 +98,17 @@ class Family(Kind):
         """F where `model.ffn_dim` is not set."""
         return 4 * dim
 
+    def absolute_std(self, dim: int) -> float:
+        """Standard deviation of the initial learned absolute positions where the encoding gives none (`std: null`)."""
+        return 0.02
+
+    def linear_bound(self, inputs: int) -> float | None:
+        """The linear layers of encodings (separate gate keys) are initialised uniformly on ± this, biases included.
+
+        None: weights N(0, 0.02²), biases 0.
+        """
+        return None
+
     @abstractmethod
     def input_parameters(self, sizes: ModelSizes) -> Declarations:
         """The parameters before the first block: the token embedding."""
@@ -116,8 +127,8 @@ class Family(Kind):
     ) -> Tensor:
         """The output of one block, (B, T, D).
 
-        `attention` maps (B, T, D) to (B, T, D): projections, heads and position encodings. `dropout` is the dropout of
-        a residual branch.
+        `attention` maps (B, T, D) to (B, T, D): projections, heads and position encodings. `dropout` is the model's
+        dropout, for the residual branches and wherever else the family has it.
         """
 
     def final_norm(self, parameters: Parameters, x_BTD: Tensor) -> Tensor:

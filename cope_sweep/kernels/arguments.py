@@ -33,7 +33,7 @@ class Arguments(NamedTuple):
     m: Tensor | None
     """Slope: (H,)."""
     relative: Tensor | None
-    """RelativeLookUp: (R, K)."""
+    """RelativeLookUp: (R, K) or (H, R, K)."""
     distance_bias: Tensor | None
     """DistanceBias: (H, R)."""
     knots: Tensor | None

@@ -361,7 +361,7 @@ class _Gradients:
             return
         distance_RC = block.distances(x.device)
         if self.relative is not None:
-            size = len(self.relative)
+            size = self.relative.shape[-2]
             added = ds_NRC if given.far_last else ds_NRC.masked_fill(distance_RC >= size, 0)
             index = distance_RC.clamp(0, size - 1).expand_as(ds_NRC)
             dz_NRP = ds_NRC.new_zeros(*ds_NRC.shape[:2], size).scatter_add_(-1, index, added)

@@ -96,9 +96,9 @@ def attend(
         return _attend_fastest(inputs, positions, dropout)
     if implementation != "reference":
         problem = _make_problem(inputs, positions, dropout)
-        if problem is not None:
+        if not isinstance(problem, str):
             return fused(problem, implementation)
-        _log_once(f"attention: {implementation} cannot compute this combination of encodings; using the reference")
+        _log_once(f"attention: {implementation} is not used, {problem}; using the reference")
     return reference(inputs, positions, dropout)
 
 
@@ -123,7 +123,8 @@ def _attend_fastest(inputs: Inputs, positions: Positions, dropout: float) -> Ten
     if T < MIN_FUSED_QUERIES:
         return reference(inputs, positions, dropout)
     problem = _make_problem(inputs, positions, dropout)
-    if problem is None:
+    if isinstance(problem, str):
+        _log_once(f"attention: no fused kernel is used, {problem}; the reference needs memory for all T × T scores")
         return reference(inputs, positions, dropout)
     kernel = _kernel_for(problem, "auto")
     if kernel is not None:
@@ -157,7 +158,7 @@ def _without_scores(inputs: Inputs, dropout: float) -> Tensor:
     )
 
 
-def _make_problem(inputs: Inputs, positions: Positions, dropout: float) -> AttentionProblem | None:
+def _make_problem(inputs: Inputs, positions: Positions, dropout: float) -> AttentionProblem | str:
     return make_problem(inputs, positions, dropout, draw_seed() if dropout else None)
 
 

@@ -70,14 +70,15 @@ _FIELDS: dict[type, str] = {
 }
 
 
-def make_problem(inputs: Inputs, positions: Positions, dropout: float, seed: Tensor | None) -> AttentionProblem | None:
-    """The problem for these inputs and encodings, or None where the fused kernels cannot express it.
+def make_problem(inputs: Inputs, positions: Positions, dropout: float, seed: Tensor | None) -> AttentionProblem | str:
+    """The problem for these inputs and encodings, or why the fused kernels cannot express it, for a log message.
 
-    None is returned for hard attention, an encoding without a `term`, two terms of a kind, and contextual encodings
-    whose gates differ. Raises ValueError if an encoding's gate keys are missing from the inputs.
+    They cannot express hard attention, an encoding without a `term`, two terms of a kind, contextual encodings whose
+    gates differ, and a table of rotated queries beside one (or gates) of unrotated ones. Raises ValueError if gate keys
+    of an encoding are missing from the inputs.
     """
     if inputs.hard:
-        return None
+        return "attention is hard"
     problem = AttentionProblem(
         inputs.rotated_q_BHTK,
         inputs.rotated_k_BHSK,
@@ -91,15 +92,24 @@ def make_problem(inputs: Inputs, positions: Positions, dropout: float, seed: Ten
     for index, position in enumerate(positions):
         if not position.encoding.scores:
             continue
-        term = position.encoding.term(position.parameters, inputs.q_BHTK)
-        if term is None or getattr(problem, _FIELDS[type(term)]) is not None:
-            return None
+        encoding = position.encoding
+        query_BHTK = inputs.rotated_q_BHTK if encoding.uses_rotated_query else inputs.q_BHTK
+        term = encoding.term(position.parameters, query_BHTK)
+        if term is None:
+            return f"the score of {encoding.kind} with these options has no form for fused kernels"
+        if getattr(problem, _FIELDS[type(term)]) is not None:
+            return f"{encoding.kind} is not the only encoding with a {type(term).__name__} term"
         problem = _add_term(problem, term)
         if isinstance(term, ContextualTerm):
             sources.append(_gate_tensors(inputs, term, index))
     if any(not _same_gates(source, sources[0]) for source in sources):
-        return None
-    return replace(problem, gates=sources[0] if sources else None)
+        return "the gates of contextual encodings differ"
+    problem = replace(problem, gates=sources[0] if sources else None)
+    queries = [term.q_BHQK for term in (problem.look_up, problem.relative) if term is not None]
+    queries += [problem.gates[0]] if problem.gates else []
+    if any(query is not queries[0] for query in queries):
+        return "one table has rotated queries, and another table or the gates have queries before the rotation"
+    return problem
 
 
 def _add_term(problem: AttentionProblem, term: Term) -> AttentionProblem:

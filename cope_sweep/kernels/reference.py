@@ -5,12 +5,15 @@ Shapes: B batch, H heads, T queries, S all tokens (queries are the last T of the
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any, cast
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from cope_sweep.kernels.dropout import draw_seed, dropout_mask
-from cope_sweep.kernels.inputs import Inputs, Positions
+from cope_sweep.kernels.inputs import Inputs, Position, Positions
 from cope_sweep.positions import Attention
 
 
@@ -18,8 +21,35 @@ def reference(inputs: Inputs, positions: Positions, dropout: float = 0.0, seed: 
     """Causal attention, softmax(q·k/√K + Σ scores)·v, (B, H, T, K). Query t is token S − T + t.
 
     `dropout` is the probability of dropping a weight. `seed`, an int64 scalar, determines the mask; None: it is drawn
-    from torch's global generator.
+    from torch's global generator. Half-precision inputs are computed in float32, as the fused kernels do; the result
+    has the type of the values.
     """
+    with torch.autocast(inputs.q_BHTK.device.type, enabled=False):
+        out_BHTK = _reference(*_at_least_float32(inputs, positions), dropout, seed)
+    return out_BHTK.to(inputs.v_BHSK.dtype)
+
+
+def _at_least_float32(inputs: Inputs, positions: Positions) -> tuple[Inputs, Positions]:
+    """The same tensors, with half-precision ones in float32. Tensors that were one object remain one."""
+    converted: dict[int, Tensor] = {}
+
+    def convert(x: Tensor | None) -> Tensor | None:
+        if x is None or x.dtype not in (torch.bfloat16, torch.float16):
+            return x
+        if id(x) not in converted:
+            converted[id(x)] = x.float()
+        return converted[id(x)]
+
+    names = ("q_BHTK", "k_BHSK", "v_BHSK", "rotated_q_BHTK", "rotated_k_BHSK")
+    tensors: dict[str, Any] = {name: convert(getattr(inputs, name)) for name in names}
+    tensors["gate_k_BHSK"] = [convert(gate_k) for gate_k in inputs.gate_k_BHSK]
+    return replace(inputs, **tensors), [
+        Position(position.encoding, {name: cast(Tensor, convert(x)) for name, x in position.parameters.items()})
+        for position in positions
+    ]
+
+
+def _reference(inputs: Inputs, positions: Positions, dropout: float, seed: Tensor | None) -> Tensor:
     (B, H, T, _), S, device = inputs.q_BHTK.shape, inputs.k_BHSK.shape[2], inputs.q_BHTK.device
     weights_BHTS = attention_weights(inputs, positions, visible(T, S, device))
     if dropout:
@@ -55,7 +85,9 @@ def attention_weights(inputs: Inputs, positions: Positions, visible_TS: Tensor) 
 
 def seen(inputs: Inputs, positions: Positions, logits_BHTS: Tensor, visible_TS: Tensor) -> list[Attention]:
     """The argument of each encoding's `score`. `logits_BHTS` are q·k/√K, before any score is added."""
+    plain = Attention(inputs.q_BHTK, inputs.k_BHSK, inputs.v_BHSK, logits_BHTS, visible_TS, rotated=inputs.rotated)
+    rotated = replace(plain, q_BHQK=inputs.rotated_q_BHTK, k_BHSK=inputs.rotated_k_BHSK, rotated=False)
     return [
-        Attention(inputs.q_BHTK, inputs.k_BHSK, inputs.v_BHSK, logits_BHTS, visible_TS, gate_k_BHSK, inputs.rotated)
-        for gate_k_BHSK in inputs.gate_k_BHSK or [None] * len(positions)
+        replace(rotated if position.encoding.uses_rotated_query else plain, gate_k_BHSK=gate_k_BHSK)
+        for position, gate_k_BHSK in zip(positions, inputs.gate_k_BHSK or [None] * len(positions), strict=True)
     ]

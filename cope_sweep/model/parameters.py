@@ -8,7 +8,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from cope_sweep.families import Constant, Initialisation, Normal, ParameterDeclaration
+from cope_sweep.families import Constant, Initialisation, Normal, ParameterDeclaration, Uniform
 from cope_sweep.positions import Dims, Encoding
 
 
@@ -86,9 +86,11 @@ class PositionParameters(nn.Module):
 
     @torch.no_grad()
     def initialise(self, dims: Dims, generator: torch.Generator) -> None:
-        """Draw from a normal distribution with the declared standard deviation; zeros where that is 0."""
+        """Draw from the declared distributions. Parameters with neither a bound nor a standard deviation stay zero."""
         declared = self.encoding.parameters(dims)
         for name, parameter in self.named_parameters():
-            std = declared[name.split(".")[-1]].std
-            if std:
-                parameter.normal_(0, std, generator=generator)
+            declaration = declared[name.split(".")[-1]]
+            if declaration.bound is not None:
+                initialise_parameter(parameter, Uniform(declaration.bound), generator)
+            elif declaration.std:
+                initialise_parameter(parameter, Normal(declaration.std), generator)

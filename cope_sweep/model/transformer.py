@@ -8,6 +8,8 @@ Shapes: B batch, T tokens, D dim, V vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import cast
 
 import torch
@@ -17,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from cope_sweep.model.attention import LayerCache, Position, Positions, self_attention
 from cope_sweep.model.parameters import ParametersByName, PositionParameters, add_parameters, initialise
+from cope_sweep.positions import Encoding
 from cope_sweep.spec import RunSpec
 
 Cache = list[LayerCache]
@@ -123,6 +126,22 @@ class Transformer(nn.Module):
             else:
                 x_BTD = block(*arguments)
         return self.family.final_norm(self.output_parameters, x_BTD)
+
+    @contextmanager
+    def encodings(self, encodings: Sequence[Encoding]) -> Iterator[None]:
+        """Compute with these encodings within a `with` block: those of the run's spec, with other fields.
+
+        They have the same order and the same parameters.
+        """
+        parameters = self._position_parameters()
+        before = [each.encoding for each in parameters]
+        try:
+            for each, encoding in zip(parameters, encodings, strict=True):
+                each.encoding = encoding
+            yield
+        finally:
+            for each, encoding in zip(parameters, before, strict=True):
+                each.encoding = encoding
 
     def _positions(self, layer: int) -> Positions:
         """The encodings that serve a layer, each with the parameters that the layer uses."""

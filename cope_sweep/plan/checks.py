@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from cope_sweep.plan.points import Assignments, dimensions_of
+from cope_sweep.plan.points import Assignments, dimensions_of, matches
 from cope_sweep.spec import NUMERIC_FACTS, LoadedAblation, RunSpec
 from cope_sweep.spec.ablation import Point
 from cope_sweep.spec.explain import suggest
+from cope_sweep.spec.figure import Contexts, Convergence, Curves, Maps, Values
 from cope_sweep.spec.search import EarlyStopping, Goal, Optuna, RandomSearch
 from cope_sweep.spec.source import KeyPath
 
@@ -19,6 +20,7 @@ def check_conditions(loaded: LoadedAblation, points: Iterable[Assignments]) -> N
     conditions: list[tuple[KeyPath, Point]] = [(("exclude", i), c) for i, c in enumerate(content.exclude)]
     conditions += [(("when", i, "if"), c.match) for i, c in enumerate(content.when)]
     conditions += [(("published", i, "match"), p.match) for i, p in enumerate(content.published)]
+    conditions += [(("figures", i, "rows"), f.rows) for i, f in enumerate(content.figures)]
     for path, condition in conditions:
         for key in condition:
             if keys and key not in keys:
@@ -83,15 +85,52 @@ def _check_conditions_of_suggestions(loaded: LoadedAblation, varied: set[str], n
 
 
 def check_metrics(loaded: LoadedAblation, runs: Sequence[RunSpec]) -> None:
-    """Raises SpecError for a metric of the table that one of `runs` does not report."""
+    """Raises SpecError for a metric of the table that one of `runs` does not report.
+
+    A metric of a variant (`evaluate.variants`) needs only one run that reports it; cells of other runs stay empty.
+    """
+    of_variants = dict.fromkeys(name for run in runs for name in run.variant_metrics)
     for run in runs:
-        known = [*run.metrics, *(f"facts.{name}" for name in NUMERIC_FACTS)]
+        known = [*run.metrics, *of_variants, *(f"facts.{name}" for name in NUMERIC_FACTS)]
         for index, metric in enumerate(loaded.content.metrics):
             if metric.name not in known:
                 raise loaded.source.error(
                     ("metrics", index, "name"),
                     f"the task {run.task.kind} has no metric {metric.name!r}" + suggest(metric.name, known),
                 )
+
+
+def check_figures(loaded: LoadedAblation, points: Sequence[Assignments], runs: Sequence[RunSpec]) -> None:
+    """Raises SpecError for a figure of an axis, a metric or a seed that the ablation does not have.
+
+    `points` are the rows, and `runs` all kinds of runs.
+    """
+    axes = sorted({key for point in points for key in point})
+    for index, figure in enumerate(loaded.content.figures):
+        path: KeyPath = ("figures", index)
+        names: dict[KeyPath, str] = {}
+        if isinstance(figure, (Curves, Convergence, Values)):
+            names = {(*path, "metrics", number): name for number, name in enumerate(figure.metrics)}
+        elif isinstance(figure, Contexts):
+            names = {(*path, "metric"): figure.metric}
+        for run in runs:
+            known = [name for name in run.metrics if isinstance(figure, Values) or "@" not in name]
+            for place, name in names.items():
+                if name not in known:
+                    message = f"the task {run.task.kind} has no metric {name!r}" + suggest(name, known)
+                    raise loaded.source.error(place, message)
+            if isinstance(figure, Contexts) and not run.evaluate.contexts:
+                raise loaded.source.error(path, "a figure of contexts needs evaluate.contexts, and a row has none")
+        for name, key in (("x", getattr(figure, "x", None)), ("panels", getattr(figure, "panels", None))):
+            if key is not None and key not in axes:
+                raise loaded.source.error((*path, name), f"no axis is called {key!r}" + suggest(key, axes))
+        drawn = sum(matches(point, figure.rows) for point in points)
+        if not drawn or (isinstance(figure, Maps) and drawn > 1):
+            wanted = "one row" if isinstance(figure, Maps) else "at least one row"
+            raise loaded.source.error((*path, "rows"), f"{drawn} rows match, and this figure needs {wanted}")
+        seed = figure.seed if isinstance(figure, Maps) else None
+        if seed is not None and seed not in loaded.content.seeds:
+            raise loaded.source.error((*path, "seed"), f"{seed} is none of the seeds {loaded.content.seeds}")
 
 
 def resolved_search(loaded: LoadedAblation, runs: Sequence[RunSpec]) -> Optuna | None:
@@ -125,7 +164,7 @@ def resolved_schedule(loaded: LoadedAblation, runs: Sequence[RunSpec]) -> EarlyS
                 f"{run.evaluate.every} is not less than train.steps = {run.train.steps}; evaluate more often, or write "
                 "`schedule: none`",
             )
-        within = [name for name in run.metrics if "@" not in name]
+        within = run.metrics_in_training
         if metric not in within:
             raise loaded.source.error(
                 ("schedule", "metric") if schedule.metric else ("schedule",),

@@ -119,11 +119,12 @@ def _run_flops(run: RunSpec, resources: Resources, parameters: int) -> float:
     evaluate, task = run.evaluate, run.task
     at_every = (run.train.steps - 1) // evaluate.every * evaluate.sequences + evaluate.final_sequences
     total = run.train.steps * _step_flops(run, resources, parameters)
+    at_every += len(evaluate.variants) * evaluate.final_sequences
     for split in task.TESTS:
         total += at_every * _sequence_flops(run, task.length(split), parameters)
         for context in evaluate.contexts:
             windows = evaluate.final_sequences * task.length(split) / (evaluate.stride or context)
-            total += windows * _sequence_flops(run, context, parameters)
+            total += (1 + len(evaluate.variants)) * windows * _sequence_flops(run, context, parameters)
     return total
 
 
@@ -137,8 +138,9 @@ def memory_bytes(run: RunSpec, resources: Resources) -> int:
     sequences = min(resources.micro_batch or run.train.batch, math.ceil(run.train.batch / resources.workers))
     tokens = sequences * task.length("train")
     block = SAVED_PER_TOKEN_AND_UNIT * model.dim * tokens
-    if resources.attention == "reference" or model.hard_attention:
-        scored = any(encoding.scores for encoding in model.position)
+    scored = any(encoding.scores for encoding in model.position)
+    unfused = any(encoding.scores and not encoding.has_term for encoding in model.position)
+    if resources.attention == "reference" or model.hard_attention or unfused:
         block += (14 if scored else 3) * model.heads * tokens * task.length("train")
     activations = model.layers * block
     if resources.checkpoint_activations:
@@ -161,7 +163,7 @@ def estimates(
     finished runs to seconds per floating-point operation. Runs of other shapes use the median of these rates. Without
     measurements, times follow a rule of thumb.
     """
-    resources, basis = plan.ablation.content.resources, _Basis(measured or {}, probed or {})
+    basis = _Basis(measured or {}, probed or {})
     known: dict[tuple[Any, ...], Estimate] = {}
     result = {}
     for row in (*plan.rows, *plan.examples):
@@ -169,7 +171,8 @@ def estimates(
         # The seed and the learning rate do not change the cost. Rows share the parts of their runs.
         train = run.train
         optimizer = train.optimizer.model_dump_json()
-        key = id(run.task), id(run.model), id(run.evaluate), train.steps, train.batch, optimizer
+        resources = plan.resources_of(row)
+        key = id(run.task), id(run.model), id(run.evaluate), train.steps, train.batch, optimizer, id(resources)
         estimate = known.get(key)
         if estimate is None:
             estimate = known[key] = basis.estimate(run, resources)
@@ -224,12 +227,22 @@ def suggested_estimates(plan: Plan, estimated: Mapping[str, Estimate]) -> list[E
     return [mean] * plan.open_samples
 
 
-def total_seconds(runs: Iterable[Estimate], groups: int) -> float:
-    """Wall time of `runs` in seconds, if each in order goes to the first of `groups` worker groups that is free."""
-    free_at = [0.0] * max(1, groups)
-    for run in runs:
-        heapq.heapreplace(free_at, free_at[0] + run.seconds)
-    return max(free_at)
+def total_seconds(runs: Iterable[tuple[Estimate, int]]) -> float:
+    """Wall time of `runs` in seconds, if each in order starts as soon as there is room for it.
+
+    `runs` are pairs of an estimate and how many runs of that kind are trained in parallel.
+    """
+    ends: list[tuple[float, float]] = []
+    """When runs in training end, and the part of the machine that they take."""
+    now_s, latest_s, used = 0.0, 0.0, 0.0
+    for estimate, parallel in runs:
+        share = 1 / max(1, parallel)
+        while ends and used + share > 1 + 1e-9:
+            now_s, freed = heapq.heappop(ends)
+            used -= freed
+        heapq.heappush(ends, (now_s + estimate.seconds, share))
+        latest_s, used = max(latest_s, now_s + estimate.seconds), used + share
+    return latest_s
 
 
 def shape_of(run: RunSpec) -> Shape:

@@ -11,6 +11,7 @@ from functools import cached_property
 from cope_sweep.plan.builder import RunBuilder
 from cope_sweep.plan.checks import (
     check_conditions,
+    check_figures,
     check_metrics,
     check_search,
     check_seeds,
@@ -18,7 +19,8 @@ from cope_sweep.plan.checks import (
     resolved_search,
 )
 from cope_sweep.plan.points import Assignments, extreme_points, matches, points_of, points_of_draws
-from cope_sweep.spec import LoadedAblation, Published, RunSpec, SpecError
+from cope_sweep.plan.resources import RowResources
+from cope_sweep.spec import LoadedAblation, Published, Resources, RunSpec, SpecError
 from cope_sweep.spec.search import EarlyStopping, Optuna
 
 
@@ -33,6 +35,8 @@ class Row:
     runs: tuple[RunSpec, ...]
     """One run per seed, in the order of the ablation's seeds."""
     published: Published | None = None
+    resources: Resources | None = None
+    """The resources of its runs; None: those of the ablation."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +79,15 @@ class Plan:
         return tuple({run.run_id: run for column in columns for run in column if run is not None}.values())
 
     @cached_property
+    def own_resources(self) -> dict[str, Resources]:
+        """Run id → resources, of the runs whose resources are not those of the ablation."""
+        return {run.run_id: row.resources for row in self.rows if row.resources is not None for run in row.runs}
+
+    def resources_of(self, row: Row) -> Resources:
+        """The resources of a row's runs."""
+        return row.resources or self.ablation.content.resources
+
+    @cached_property
     def _rows_by_run(self) -> dict[str, Row]:
         return {run.run_id: row for row in reversed(self.rows) for run in row.runs}
 
@@ -105,6 +118,7 @@ def expand(loaded: LoadedAblation) -> Plan:
     rows = _rows(loaded, points)
     kinds = _kinds_of_runs(rows)
     check_metrics(loaded, kinds)
+    check_figures(loaded, points, kinds)
     return Plan(loaded, rows, resolved_schedule(loaded, kinds))
 
 
@@ -145,10 +159,17 @@ def plan_of_recorded(loaded: LoadedAblation, recorded: Iterable[tuple[str, Mappi
 
 def _rows(loaded: LoadedAblation, points: Sequence[Assignments]) -> tuple[Row, ...]:
     """The rows of points, without duplicates. Raises SpecError with one line per problem."""
-    ambiguous, builder = _ambiguous_labels(points), RunBuilder(loaded)
+    builder, row_resources = RunBuilder(loaded), RowResources(loaded)
     rows: dict[str, Row] = {}
     problems: dict[str, None] = {}
+    separated = []
     for point in points:
+        try:
+            separated.append(row_resources.split(point))
+        except SpecError as error:
+            problems |= dict.fromkeys(str(error).splitlines())
+    ambiguous = _ambiguous_labels(point for point, _ in separated)
+    for point, resources in separated:
         try:
             runs = builder.runs(point)
         except SpecError as error:
@@ -156,7 +177,11 @@ def _rows(loaded: LoadedAblation, points: Sequence[Assignments]) -> tuple[Row, .
             continue
         if runs[0].run_id not in rows:
             labels = {key: value.label for key, value in point.items()}
-            rows[runs[0].run_id] = Row(_row_name(labels, ambiguous), labels, runs, _published(loaded, point))
+            name = _row_name(labels, ambiguous)
+            rows[runs[0].run_id] = Row(name, labels, runs, _published(loaded, point), resources)
+        elif rows[runs[0].run_id].resources != resources:
+            problem = f"the row {rows[runs[0].run_id].name!r} has two kinds of resources; let conditions agree on one"
+            problems[f"{loaded.source.name}: {problem}"] = None
     if problems:
         raise SpecError("\n".join(problems))
     return tuple(rows.values())

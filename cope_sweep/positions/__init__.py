@@ -46,6 +46,11 @@ def check_together(encodings: Sequence[Encoding], dims: Dims) -> None:
         )
     for encoding in encodings:
         encoding.check(dims)
+        if encoding.uses_rotated_query and not any(other.rotates for other in encodings):
+            raise ValueError(
+                f"{encoding.kind}.rotated_query has no effect, because no encoding of model.position rotates queries; "
+                "remove it, or add rope"
+            )
 
 
 def _common_layers(encodings: Sequence[Encoding], dims: Dims) -> list[int]:

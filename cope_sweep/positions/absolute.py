@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
@@ -17,14 +17,15 @@ class Absolute(Encoding):
     """A learned vector for each position of the context, added to the token embedding."""
 
     kind: Literal["absolute"] = "absolute"
-    std: float = Field(
-        default=0.02,
-        ge=0,
-        description="Standard deviation of the embeddings' normal initialisation (default: GPT-2's).",
+    std: Annotated[float, Field(ge=0)] | None = Field(
+        default=None,
+        description="Standard deviation of the embeddings' normal initialisation; null: the family's "
+        "(gpt2, llama: 0.02; post_norm: 1/√dim).",
     )
 
     def parameters(self, dims: Dims) -> Mapping[str, Parameter]:
-        return {"e": Parameter((dims.context, dims.dim), self.std)}
+        std = dims.absolute_std if self.std is None else self.std
+        return {"e": Parameter((dims.context, dims.dim), std)}
 
     def embed(self, parameters: Mapping[str, Tensor], x_BTD: Tensor, start: int) -> Tensor:
         """Raises ValueError if a token is at a position beyond the table."""

@@ -32,6 +32,10 @@ class Dims:
     layers: int
     context: int
     """Tokens in the longest sequence."""
+    absolute_std: float = 0.02
+    """With which standard deviation the model's family initialises learned absolute positions."""
+    linear_bound: float | None = None
+    """The family initialises linear layers uniformly on ± this, with biases; None: weights N(0, 0.02²), biases 0."""
 
     @property
     def head_dim(self) -> int:
@@ -47,6 +51,8 @@ class Parameter:
     """Standard deviation of the normal initialisation; 0 means zeros."""
     per_layer: bool = False
     """True: one for each layer that the encoding serves. False: one that all layers share."""
+    bound: float | None = None
+    """The initialisation is uniform on ± this; None: it is normal, with `std`."""
 
 
 @dataclass(frozen=True)
@@ -57,9 +63,9 @@ class Attention:
     """
 
     q_BHQK: Tensor
-    """Queries, before any rotation."""
+    """Queries, before any rotation unless the encoding uses rotated ones (`uses_rotated_query`)."""
     k_BHSK: Tensor
-    """Keys, before any rotation."""
+    """Keys, as the queries."""
     v_BHSK: Tensor
     """Values."""
     logits_BHQS: Tensor
@@ -69,7 +75,7 @@ class Attention:
     gate_k_BHSK: Tensor | None = None
     """The result of this encoding's `gate_keys`, split into heads; None if it has none."""
     rotated: bool = False
-    """Whether an encoding rotated queries and keys. If so, `logits_BHQS` is not q·k/√K of the tensors above."""
+    """Whether queries and keys were rotated after these. If so, `logits_BHQS` is not q·k/√K of the tensors above."""
 
 
 class Encoding(Kind):
@@ -84,6 +90,16 @@ class Encoding(Kind):
     def rotates(self) -> bool:
         """Whether this encoding rotates queries and keys."""
         return type(self).rotate is not Encoding.rotate
+
+    @property
+    def has_term(self) -> bool:
+        """Whether `term` describes the score, so that fused kernels can compute it without a T × T array."""
+        return type(self).term is not Encoding.term
+
+    @property
+    def uses_rotated_query(self) -> bool:
+        """Whether `score` and `term` receive queries and keys after the rotation (RoPE), not before it."""
+        return False
 
     def serves(self, layer: int) -> bool:
         """Whether attention layer `layer` (counted from 0) uses this encoding."""
@@ -127,7 +143,7 @@ class Encoding(Kind):
     def term(self, parameters: Mapping[str, Tensor], q_BHQK: Tensor) -> Term | None:
         """The same bias as `score`, in the form that the fused kernels understand (see `terms`).
 
-        `q_BHQK` are the queries before any rotation. None means that no term expresses the bias: attention with this
+        `q_BHQK` are the queries that `score` receives. None means that no term expresses the bias: attention with this
         encoding then calls `score`.
         """
         return None

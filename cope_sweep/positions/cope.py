@@ -8,6 +8,13 @@
 
 Positions are clamped to the last embedding (the paper's "limited positions"). If all gates are 1, p_ij = i − j + 1:
 token-based relative positions. Gates can be computed from values or from separate keys ("val-gates", "sep-keys").
+
+The paper does not say which queries CoPE uses in a model with RoPE. By default gates and q·e use queries and keys
+before the rotation. `gate_after_rotation` computes gates from the rotated ones. `rotated_query` is the paper's listing
+in place of the attention of such a model (Llama's): gates are σ of its attention logits; q·e uses the rotated query.
+
+Gates are computed and positions are summed in float32, whatever the model's precision: a bfloat16 has 8 bits, so a sum
+of 512 gates would be off by more than 1.
 """
 
 from __future__ import annotations
@@ -25,6 +32,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Gate = Literal["keys", "values", "separate"]
+FLOAT32_BYTES = 4
 
 
 class ContextualEncoding(AttentionEncoding):
@@ -36,9 +44,24 @@ class ContextualEncoding(AttentionEncoding):
     gate_after_rotation: bool = Field(
         default=False, description="If queries and keys are rotated (RoPE): whether gates use the rotated ones."
     )
+    rotated_query: bool = Field(
+        default=False,
+        description="In a model with RoPE: both gates and q·e use the rotated queries (and gates the rotated keys), as "
+        "the paper's listing does in place of the model's attention.",
+    )
+
+    @property
+    def uses_rotated_query(self) -> bool:
+        return self.rotated_query
 
     def check(self, dims: Dims) -> None:
         super().check(dims)
+        if self.rotated_query and self.gate_after_rotation:
+            raise ValueError(f"{self.kind}.rotated_query includes gate_after_rotation; remove gate_after_rotation")
+        if self.rotated_query and self.gate != "keys":
+            raise ValueError(
+                f"{self.kind}.rotated_query needs gate: keys, and gate is {self.gate}, which RoPE does not rotate"
+            )
         if self.gate_after_rotation and self.gate != "keys":
             raise ValueError(
                 f"{self.kind}.gate_after_rotation needs gate: keys, and gate is {self.gate}, which RoPE does not rotate"
@@ -48,9 +71,10 @@ class ContextualEncoding(AttentionEncoding):
         """W_g and its bias, for each layer, if gates have separate keys; otherwise nothing."""
         if self.gate != "separate":
             return {}
+        bound = dims.linear_bound
         return {
-            "gate_weight": Parameter((dims.dim, dims.dim), std=0.02, per_layer=True),
-            "gate_bias": Parameter((dims.dim,), per_layer=True),
+            "gate_weight": Parameter((dims.dim, dims.dim), std=0.02, per_layer=True, bound=bound),
+            "gate_bias": Parameter((dims.dim,), per_layer=True, bound=bound),
         }
 
     def gate_keys(self, parameters: Mapping[str, Tensor], h_BTD: Tensor) -> Tensor | None:
@@ -59,11 +83,11 @@ class ContextualEncoding(AttentionEncoding):
         return h_BTD @ parameters["gate_weight"].T + parameters["gate_bias"]
 
     def gates(self, attention: Attention) -> Tensor:
-        """g_ij, shape (B, H, Q, S); 0 for keys after the query."""
-        return self._gate_logits(attention).sigmoid() * attention.visible_QS
+        """g_ij, shape (B, H, Q, S), float32 or float64; 0 for keys after the query."""
+        return _at_least_float32(self._gate_logits(attention)).sigmoid() * attention.visible_QS
 
     def positions(self, attention: Attention) -> Tensor:
-        """p_ij, shape (B, H, Q, S), not clamped; 0 for keys after the query."""
+        """p_ij, shape (B, H, Q, S), not clamped, float32 or float64; 0 for keys after the query."""
         return self.gates(attention).flip(-1).cumsum(-1).flip(-1)
 
     def limit(self, parameters: Mapping[str, Tensor]) -> int | None:
@@ -73,7 +97,7 @@ class ContextualEncoding(AttentionEncoding):
     @property
     def gate_source(self) -> GateSource:
         """The input of this encoding's gates, as `terms` names it."""
-        return "logits" if self.gate_after_rotation else self.gate
+        return "logits" if self.gate_after_rotation or self.rotated_query else self.gate
 
     def _gate_logits(self, attention: Attention) -> Tensor:
         if self.gate == "keys" and (self.gate_after_rotation or not attention.rotated):
@@ -82,7 +106,12 @@ class ContextualEncoding(AttentionEncoding):
         if self.gate != "keys":
             keys_BHSK = attention.v_BHSK if self.gate == "values" else attention.gate_k_BHSK
         assert keys_BHSK is not None  # noqa: S101 - the model calls gate_keys first
-        return attention.q_BHQK @ keys_BHSK.transpose(-1, -2) / math.sqrt(keys_BHSK.shape[-1])
+        q_BHQK, keys_BHSK = _at_least_float32(attention.q_BHQK), _at_least_float32(keys_BHSK)
+        return q_BHQK @ keys_BHSK.transpose(-1, -2) / math.sqrt(keys_BHSK.shape[-1])
+
+
+def _at_least_float32(x: Tensor) -> Tensor:
+    return x.float() if x.element_size() < FLOAT32_BYTES else x
 
 
 class CoPE(ContextualEncoding):

@@ -1,9 +1,13 @@
 """CoPE-MLP: the embedding of a contextual position by a small MLP (Golovneva et al. 2024, appendix C).
 
-    e(p) = W₂·relu(w₁·p + b₁) + b₂,    a_ij = softmax_j(q_i·k_j/√K + q_i·e(p_ij))
+    e(p) = W₂·φ(w₁·p + b₁) + b₂,    a_ij = softmax_j(q_i·k_j/√K + q_i·e(p_ij))
 
 with N hidden units, instead of an interpolated table; p_ij as in CoPE, not clamped unless `p_max` is set. The paper
-says "an N-dimensional MLP layer" and no more; one hidden layer with ReLU is our interpretation.
+says "an N-dimensional MLP layer" and no more; one hidden layer with φ = ReLU is our interpretation, φ = GELU (the exact
+one, x·Φ(x)) another.
+
+With ReLU the bias is a piecewise linear function of p, which fused kernels look up in tables of N + 1 segments. With
+GELU it is not: such attention is computed by the reference, N multiply-adds for each of the T × T scores.
 """
 
 from __future__ import annotations
@@ -29,8 +33,15 @@ class CoPEMLP(ContextualEncoding):
     p_max: Annotated[int, Field(ge=1)] | None = Field(
         default=None, description="Positions are clamped to p_max − 1; null: not clamped."
     )
+    activation: Literal["relu", "gelu"] = Field(
+        default="relu", description="Of the hidden units. gelu: without fused kernels, so slower."
+    )
     share_layers: bool = Field(default=False, description="One MLP for all layers, or one for each layer.")
     scale_positions: bool = Field(default=False, description="Also divide q·e(p) by √K.")
+
+    @property
+    def has_term(self) -> bool:
+        return self.activation == "relu"
 
     def parameters(self, dims: Dims) -> Mapping[str, Parameter]:
         per_layer = not self.share_layers
@@ -51,19 +62,27 @@ class CoPEMLP(ContextualEncoding):
         if (limit := self.limit(parameters)) is not None:
             p_BHQS = p_BHQS.clamp(max=limit)
         q_BHQK = attention.q_BHQK
-        hidden_BHQSN = (p_BHQS[..., None] * parameters["w1"] + parameters["b1"]).relu()
         # q·(W₂h + b₂) = (q·W₂)·h + q·b₂, so the vectors e(p) are never computed.
-        score_BHQS = (hidden_BHQSN @ (q_BHQK @ parameters["w2"])[..., None])[..., 0] + q_BHQK @ parameters["b2"][
-            :, None
-        ]
+        c_BHQN, w1_N, b1_N = q_BHQK @ parameters["w2"], parameters["w1"], parameters["b1"]
+        if self.activation == "gelu":
+            from cope_sweep.positions.gelu_units import weighted_units
+
+            units_BHQS = weighted_units(p_BHQS, c_BHQN, w1_N, b1_N)
+        else:
+            units_BHQS = ((p_BHQS[..., None] * w1_N + b1_N).relu() @ c_BHQN[..., None])[..., 0]
+        score_BHQS = units_BHQS + q_BHQK @ parameters["b2"][:, None]
         return score_BHQS / q_BHQK.shape[-1] ** 0.5 if self.scale_positions else score_BHQS
 
-    def term(self, parameters: Mapping[str, Tensor], q_BHQK: Tensor) -> PiecewiseLinear:
+    def term(self, parameters: Mapping[str, Tensor], q_BHQK: Tensor) -> PiecewiseLinear | None:
         """The same bias as a piecewise linear function of p: q·e(p) = slope[n]·p + intercept[n] in segment n.
 
-        The knots −b₁/w₁ are the same for all queries, so a query needs only two tables of N + 1 entries.
+        The knots −b₁/w₁ are the same for all queries, so a query needs only two tables of N + 1 entries. None with
+        GELU.
         """
         import torch
+
+        if not self.has_term:
+            return None
 
         w1_N, b1_N = parameters["w1"], parameters["b1"]
         knots_N = (-b1_N / w1_N).detach()

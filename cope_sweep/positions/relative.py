@@ -4,6 +4,10 @@
 
 A distance beyond the table adds nothing (`far: none`), or uses the last embedding (`far: last`), which is the paper's
 "relative-capped".
+
+The released code (facebookresearch/RAM, projects/cope, `RelPosEmb`) divides q·e by √K, starts e at N(0, 1/K), and has
+one table for all layers: `scale_positions: true`, `std: 1/sqrt(d)`, `share_layers: true`. The defaults are equation 2
+as printed: not divided, zeros, a table for each layer.
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Relative(AttentionEncoding):
-    """A learned vector for each distance i − j, shared by the heads."""
+    """A learned vector for each distance i − j, shared by the heads or for each of them."""
 
     kind: Literal["relative"] = "relative"
     positions: Annotated[int, Field(ge=1)] | Literal["full"] = Field(
@@ -31,20 +35,28 @@ class Relative(AttentionEncoding):
         default="none", description="The embedding of larger distances: none, or the last one."
     )
     share_layers: bool = Field(default=False, description="One table for all layers, or one for each layer.")
+    per_head: bool = Field(default=False, description="One table for each head, or one for all heads of a layer.")
     scale_positions: bool = Field(default=False, description="Also divide q·e by √K, as the released code does.")
-    std: float = Field(default=0.0, ge=0, description="Standard deviation of the embeddings' normal initialisation.")
+    std: Annotated[float, Field(ge=0)] | Literal["1/sqrt(d)"] = Field(
+        default=0.0,
+        description="Standard deviation of the embeddings' normal initialisation; 1/sqrt(d): with d the head "
+        "dimension, as the released code does.",
+    )
 
     def parameters(self, dims: Dims) -> Mapping[str, Parameter]:
         rows = dims.context if self.positions == "full" else self.positions
-        return {"e": Parameter((rows, dims.head_dim), self.std, per_layer=not self.share_layers)}
+        heads = (dims.heads,) if self.per_head else ()
+        std = dims.head_dim**-0.5 if self.std == "1/sqrt(d)" else self.std
+        return {"e": Parameter((*heads, rows, dims.head_dim), std, per_layer=not self.share_layers)}
 
     def score(self, parameters: Mapping[str, Tensor], attention: Attention) -> Tensor:
-        e_PK = parameters["e"]
+        e_PK = parameters["e"]  # e_HPK with a table for each head
         distance_QS = distances(attention)
-        z_BHQP = attention.q_BHQK @ e_PK.T * self._scale(e_PK)
-        index_QS = distance_QS.clamp(0, len(e_PK) - 1)
+        z_BHQP = attention.q_BHQK @ e_PK.transpose(-1, -2) * self._scale(e_PK)
+        rows = e_PK.shape[-2]
+        index_QS = distance_QS.clamp(0, rows - 1)
         bias_BHQS = z_BHQP.gather(-1, index_QS.expand(*z_BHQP.shape[:2], *index_QS.shape))
-        return bias_BHQS if self.far == "last" else bias_BHQS * (distance_QS < len(e_PK))
+        return bias_BHQS if self.far == "last" else bias_BHQS * (distance_QS < rows)
 
     def term(self, parameters: Mapping[str, Tensor], q_BHQK: Tensor) -> RelativeLookUp:
         return RelativeLookUp(q_BHQK, parameters["e"], self._scale(parameters["e"]), self.far)

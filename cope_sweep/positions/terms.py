@@ -34,6 +34,7 @@ class LookUp:
     """z_i[p_ij] with z = scale·q·e, interpolated linearly; p_ij is clamped to P − 1."""
 
     q_BHQK: Tensor
+    """Before any rotation, or after it (`Encoding.uses_rotated_query`)."""
     e_PK: Tensor
     """Or (H, P, K), with a table for each head."""
     scale: float
@@ -76,6 +77,7 @@ class RelativeLookUp:
 
     q_BHQK: Tensor
     e_RK: Tensor
+    """Or (H, R, K), with a table for each head."""
     scale: float
     far: Literal["none", "last"]
 

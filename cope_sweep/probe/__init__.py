@@ -1,7 +1,6 @@
 """Probes of a checkpoint: gates, positions and attention of its heads, and statistics of them on marked tokens.
 
-`cope_sweep.probe.figure` and `cope_sweep.probe.page` draw a probe; they are imported on demand, because they import
-matplotlib.
+`cope_sweep.figures` draws them.
 """
 
 from cope_sweep.probe.heads import (

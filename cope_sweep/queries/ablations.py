@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -15,16 +16,17 @@ from cope_sweep.store import QueryError
 SUFFIXES = (".yaml", ".yml")
 
 FileStamp = tuple[str, int, int]
-"""Path, modification time and size."""
+"""Path, modification time and size; both −1 for a file that is missing."""
 
 
 @dataclass(frozen=True)
 class LoadedPlan:
-    """The plan of an ablation at a scale, its runs by id in the plan's order, and the state of its file."""
+    """The plan of an ablation at a scale, its runs by id in the plan's order, and the state of its files."""
 
     plan: Plan
     runs: dict[str, RunSpec]
-    stamp: FileStamp
+    stamp: tuple[FileStamp, ...]
+    """Of its file, and of those that it inherits from."""
     scale: str | None
 
 
@@ -42,7 +44,7 @@ class AblationFiles:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._plans: dict[tuple[str, str | None], tuple[FileStamp, LoadedPlan | SpecError]] = {}
+        self._plans: dict[tuple[str, str | None], tuple[tuple[FileStamp, ...], LoadedPlan | SpecError]] = {}
         self._lock = threading.RLock()
 
     def files(self) -> dict[str, Path]:
@@ -61,19 +63,23 @@ class AblationFiles:
     def load(self, name: str, scale: str | None = None) -> LoadedPlan:
         """The plan of an ablation at a scale. Raises NotFoundError, QueryError (the scale), SpecError (the file)."""
         path = self.file(name)
-        try:
-            stat = path.stat()
-        except OSError as error:
-            raise NotFoundError(f"no ablation {name!r}") from error
-        stamp = (str(path), stat.st_mtime_ns, stat.st_size)
         with self._lock:
             known = self._plans.get((name, scale))
-            if known is None or known[0] != stamp:
-                known = (stamp, _parse(path, scale, stamp))
+            if known is None or known[0][0][0] != str(path) or known[0] != _stamps(each[0] for each in known[0]):
+                # What a faulty file depends on is not known: any file of the folder.
+                everything = _stamps([path, *(other for other in self.files().values() if other != path)])
+                parsed = _parse(path, scale, self._own_size(name) if scale is not None else None)
+                known = (parsed.stamp if isinstance(parsed, LoadedPlan) else everything, parsed)
                 self._plans[name, scale] = known
         if isinstance(known[1], SpecError):
             raise known[1].with_traceback(None)  # the error is kept, and each raise adds frames
         return known[1]
+
+    def _own_size(self, name: str) -> LoadedPlan | None:
+        """The plan without scale, whose parsed file the scales share; None where it is faulty."""
+        with contextlib.suppress(SpecError):
+            return self.load(name)
+        return None
 
     def places(self, run_ids: Iterable[str]) -> dict[str, list[Place]]:
         """Run id → where it is in the plans of all valid ablations at all scales."""
@@ -97,9 +103,26 @@ class AblationFiles:
                 continue
 
 
-def _parse(path: Path, scale: str | None, stamp: FileStamp) -> LoadedPlan | SpecError:
+def _stamps(paths: Iterable[Path | str]) -> tuple[FileStamp, ...]:
+    """The state of files, in order."""
+    stamps = []
+    for path in map(Path, paths):
+        try:
+            stat = path.stat()
+            stamps.append((str(path), stat.st_mtime_ns, stat.st_size))
+        except OSError:
+            stamps.append((str(path), -1, -1))
+    return tuple(stamps)
+
+
+def _parse(path: Path, scale: str | None, own_size: LoadedPlan | None) -> LoadedPlan | SpecError:
+    """The plan of a file, which is read unless `own_size` holds it.
+
+    Its stamp is taken before it is read, so that a later change is noticed.
+    """
+    before = _stamps([path])
     try:
-        ablation = load_ablation(path)
+        ablation = load_ablation(path) if own_size is None else own_size.plan.ablation
         if scale is not None and scale not in ablation.content.scales:
             known = ", ".join(ablation.content.scales) or "none"
             raise QueryError(f"{path.stem} has no scale {scale!r}; its scales are: {known}")
@@ -108,4 +131,5 @@ def _parse(path: Path, scale: str | None, stamp: FileStamp) -> LoadedPlan | Spec
         return error.with_traceback(None)
     except RecursionError:
         return SpecError(f"{path}: nested too deeply")
+    stamp = before + _stamps(ablation.source.parents) if own_size is None else own_size.stamp
     return LoadedPlan(plan, {run.run_id: run for run in plan.runs}, stamp, scale)

@@ -11,6 +11,13 @@ from cope_sweep.store import Status
 Counts = dict[Status, int]
 
 
+class ScaleSummary(BaseModel):
+    """The number of an ablation's runs at a scale."""
+
+    runs: int
+    finished: int
+
+
 class AblationSummary(BaseModel):
     """An ablation, with the number of its runs by status."""
 
@@ -19,6 +26,9 @@ class AblationSummary(BaseModel):
     hypothesis: str = ""
     reproduces: str = ""
     scales: list[str] = []
+    at_scales: dict[str, ScaleSummary] = Field(
+        default={}, description="Scale → its runs; the numbers below are of the ablation's own size."
+    )
     rows: int = 0
     seeds: int = 0
     runs: int = 0
@@ -189,6 +199,7 @@ class RunState(BaseModel):
     steps: int
     worker_id: str | None
     message: str | None
+    resources: str = Field(description="What a worker group takes that trains it.")
 
 
 class PlanStatus(BaseModel):
@@ -211,6 +222,7 @@ class RunCost(BaseModel):
     estimated_memory_bytes: int
     basis: str
     fits: bool = Field(description="Whether the machine that was asked has enough memory, as far as is known.")
+    resources: str = Field(description="What a worker group takes that trains it.")
 
 
 class PlanCost(BaseModel):

@@ -7,6 +7,7 @@ import os
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from cope_sweep.plan import Plan, estimates, plan_of_recorded, suggested_estimates, total_seconds
 from cope_sweep.plan.estimate import Shape, StepCost, run_flops, shape_of
@@ -40,6 +41,7 @@ def plan_status(plan: Plan, store: Store) -> PlanStatus:
     settle(store)
     plan = recorded_plan(plan, store)
     records = store.index.records((run.run_id for run in plan.runs), values=False)
+    kinds = _Kinds(plan)
     runs = []
     for run in plan.runs:
         record = records.get(run.run_id) or RunRecord(run.run_id)
@@ -53,6 +55,7 @@ def plan_status(plan: Plan, store: Store) -> PlanStatus:
                 steps=run.train.steps,
                 worker_id=record.worker_id,
                 message=record.message,
+                resources=kinds.of_run(run.run_id).shape,
             )
         )
     return PlanStatus(ablation=plan.name, counts=counted(run.status for run in runs), runs=runs)
@@ -70,11 +73,10 @@ def plan_cost(
     plan = recorded_plan(plan, store)
     statuses = store.index.statuses(run.run_id for run in plan.runs)
     estimated = estimates(plan, measured_rates(plan, store), probed)
-    workers = plan.ablation.content.resources.workers
-    groups = worker_groups(plan)
+    kinds = _Kinds(plan)
     runs = []
     for run in plan.runs:
-        estimate = estimated[run.run_id]
+        estimate, kind = estimated[run.run_id], kinds.of_run(run.run_id)
         runs.append(
             RunCost(
                 run_id=run.run_id,
@@ -85,21 +87,23 @@ def plan_cost(
                 estimated_s=_rounded(estimate.seconds),
                 estimated_memory_bytes=estimate.memory_bytes,
                 basis=estimate.basis,
-                fits=estimate.fits and estimate.memory_bytes * workers <= memory_limit_bytes,
+                fits=estimate.fits and estimate.memory_bytes * kind.workers <= memory_limit_bytes,
+                resources=kind.shape,
             )
         )
     suggested = suggested_estimates(plan, estimated)
-    to_do = [*(estimated[run.run_id] for run in runs if run.status not in ENDED), *suggested]
+    to_do = [(estimated[run.run_id], kinds.of_run(run.run_id).parallel) for run in runs if run.status not in ENDED]
+    to_do += [(estimate, kinds.common.parallel) for estimate in suggested]
     counts = counted(run.status for run in runs)
     return PlanCost(
         ablation=plan.name,
-        worker_groups=groups,
+        worker_groups=worker_groups(plan),
         counts=counts,
         finished=counts.get("finished", 0),
         to_do=len(to_do),
         to_suggest=len(suggested),
-        basis=to_do[0].basis if to_do else None,
-        estimated_s=_rounded(total_seconds(to_do, groups)),
+        basis=to_do[0][0].basis if to_do else None,
+        estimated_s=_rounded(total_seconds(to_do)),
         runs=runs,
     )
 
@@ -115,11 +119,41 @@ def _rounded(seconds: float) -> float:
 
 
 def worker_groups(plan: Plan) -> int:
-    """How many worker groups of the plan's size train in parallel on this machine's CPU cores."""
-    resources = plan.ablation.content.resources
-    if resources.groups != "auto":
-        return resources.groups
-    return max(1, len(os.sched_getaffinity(0)) // (resources.cpus * resources.workers))
+    """How many worker groups of the plan's size train in parallel on this machine's CPU cores; of several, the most."""
+    kinds = _Kinds(plan)
+    return max(kinds.of(plan.resources_of(row)).parallel for row in (*plan.rows, *plan.examples))
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """What runs with equal resources have in common."""
+
+    workers: int
+    shape: str
+    """What a worker group takes."""
+    parallel: int
+    """How many groups train in parallel on this machine's CPU cores."""
+
+
+class _Kinds:
+    """The kinds of runs of a plan. Rows with equal resources share them."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._common, self._own = plan.ablation.content.resources, plan.own_resources
+        self._cpus = len(os.sched_getaffinity(0))
+        self._known: dict[int, _Kind] = {}
+        self.common = self.of(self._common)
+
+    def of_run(self, run_id: str) -> _Kind:
+        return self.of(self._own.get(run_id, self._common))
+
+    def of(self, resources: Resources) -> _Kind:
+        kind = self._known.get(id(resources))
+        if kind is None:
+            fitting = max(1, self._cpus // (resources.cpus * resources.workers))
+            parallel = fitting if self._common.groups == "auto" else self._common.groups
+            kind = self._known[id(resources)] = _Kind(resources.workers, resources.shape, parallel)
+        return kind
 
 
 def measured_rates(plan: Plan, store: Store) -> dict[Shape, float]:

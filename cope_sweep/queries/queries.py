@@ -18,6 +18,7 @@ from cope_sweep.queries.answers import (
     RunDetail,
     RunPage,
     RunSummary,
+    ScaleSummary,
     SweepDetail,
     SweepEntry,
     SweepMember,
@@ -81,30 +82,26 @@ class Queries:
     def ablations(self) -> list[AblationSummary]:
         """All ablations by name. An invalid file gives an entry with its error."""
         settle(self.store)
-        loaded: dict[str, LoadedPlan | SpecError] = {}
+        entries = []
         for name in self.files.files():
             try:
-                loaded[name] = self.load(name)
+                entries.append(AblationSummary(**self._ablation_fields(self.load(name))))
             except SpecError as error:
-                loaded[name] = error
-        return [
-            AblationSummary(**self._ablation_fields(each))
-            if isinstance(each, LoadedPlan)
-            else AblationSummary(name=name, error=str(each))
-            for name, each in loaded.items()
-        ]
+                entries.append(AblationSummary(name=name, error=str(error)))
+        return entries
 
     def ablation(self, name: str, scale: str | None = None) -> AblationDetail:
         """One ablation with its plan at a scale, and its file."""
         text = self.files.file(name).read_text(errors="replace")
+        settle(self.store)
         try:
             loaded = self.load(name, scale)
+            fields = self._ablation_fields(loaded)
         except SpecError as error:
             return AblationDetail(name=name, error=str(error), text=text)
-        settle(self.store)
         statuses = self.store.index.statuses(loaded.runs)
         return AblationDetail(
-            **self._ablation_fields(loaded),
+            **fields,
             axes=loaded.plan.axes,
             metrics=[
                 MetricInfo(name=m.name, title=m.title, goal=m.goal, unit=m.unit, decimals=m.decimals)
@@ -133,12 +130,18 @@ class Queries:
             "hypothesis": content.hypothesis.strip(),
             "reproduces": content.reproduces,
             "scales": list(content.scales),
+            "at_scales": {scale: self._scale_summary(loaded.plan.name, scale) for scale in content.scales},
             "rows": len(loaded.plan.rows),
             "seeds": len(content.seeds),
             "runs": len(loaded.runs),
             "finished": counts.get("finished", 0),
             "counts": counts,
         }
+
+    def _scale_summary(self, name: str, scale: str) -> ScaleSummary:
+        """Raises SpecError."""
+        runs = list(self.load(name, scale).runs)
+        return ScaleSummary(runs=len(runs), finished=summaries.plan_counts(self.store.index, runs).get("finished", 0))
 
     def curves(self, loaded: LoadedPlan, metric: str | None) -> Curves:
         """A metric (None: the first of the table) of every run of a plan."""

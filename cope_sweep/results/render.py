@@ -1,121 +1,21 @@
-"""Tables as Markdown, LaTeX, HTML, and for terminals: one layout of text cells, rendered in four formats.
-
-A cell shows `mean ± std` over the finished seeds, followed by `(n=1)` if seeds are missing, or `–` if all are missing.
-"""
+"""The layout of a table as Markdown, LaTeX, HTML, and for terminals."""
 
 from __future__ import annotations
 
 import html as html_module
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
-from cope_sweep.results.table_model import Column, MetricCell, PublishedValue, TableModel, TableRow
+from cope_sweep.results.layout import Layout, TextCell, layout
+from cope_sweep.results.table_model import TableModel
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
+    from rich.text import Text
 
-MISSING = "–"
-
-
-@dataclass(frozen=True)
-class ColumnHeader:
-    """The heading of a column."""
-
-    text: str
-    numeric: bool = True
-    """Numeric columns are right-aligned."""
-
-
-@dataclass(frozen=True)
-class TextCell:
-    """The text of a cell."""
-
-    text: str
-    best: bool = False
-    hint: str = ""
-    """Details, for formats that can show them on demand."""
-
-
-@dataclass(frozen=True)
-class Layout:
-    """The texts of a table: headings, rows of cells, and a note below."""
-
-    headers: tuple[ColumnHeader, ...]
-    rows: tuple[tuple[TextCell, ...], ...]
-    note: str
-
-
-def layout(model: TableModel) -> Layout:
-    """The texts of a table.
-
-    Columns: axes; parameters if known; each metric, and its published values if any row has one; and the progress of
-    the runs if some are missing.
-    """
-    published = {c.name for c in model.columns if any(row.metrics[c.name].published for row in model.rows)}
-    incomplete = any(not row.complete for row in model.rows)
-    sized = any(row.parameters is not None for row in model.rows)
-    headers = [ColumnHeader(name, numeric=False) for name in model.axes.values() or ["row"]]
-    headers += [ColumnHeader("parameters")] if sized else []
-    for column in model.columns:
-        headers.append(ColumnHeader(column.title))
-        if column.name in published:
-            headers.append(ColumnHeader(f"{column.label}, published"))
-    headers += [ColumnHeader("runs", numeric=False)] if incomplete else []
-    rows = []
-    for row in model.rows:
-        cells = [TextCell(row.labels.get(key, "")) for key in model.axes] or [TextCell(row.row)]
-        if sized:
-            cells.append(TextCell(MISSING if row.parameters is None else f"{row.parameters:,}"))
-        for column in model.columns:
-            metric = row.metrics[column.name]
-            cells.append(_metric_cell(metric, column, row))
-            if column.name in published:
-                cells.append(_published_cell(metric.published, column))
-        if incomplete:
-            cells.append(TextCell(row.progress))
-        rows.append(tuple(cells))
-    return Layout(tuple(headers), tuple(rows), _note(model))
-
-
-def _metric_cell(metric: MetricCell, column: Column, row: TableRow) -> TextCell:
-    summary = metric.summary
-    if summary.n == 0:
-        return TextCell(MISSING, hint=row.progress)
-    text = f"{summary.mean:.{column.decimals}f}"
-    hint = f"n = {summary.n}"
-    if summary.n > 1:
-        text += f" ± {summary.std:.{column.decimals}f}"
-        hint += f"; 95 % interval {summary.ci_low:.{column.decimals}f} … {summary.ci_high:.{column.decimals}f}"
-    if summary.n != row.seeds:
-        text += f" (n={summary.n})"
-    return TextCell(text, metric.best, hint)
-
-
-def _published_cell(published: PublishedValue | None, column: Column) -> TextCell:
-    if published is None:
-        return TextCell(MISSING)
-    text = f"{published.value:.{column.decimals}f}"
-    if published.std is not None:
-        text += f" ± {published.std:.{column.decimals}f}"
-    return TextCell(text, hint=published.source)
-
-
-def _note(model: TableModel) -> str:
-    seeds = sorted({row.seeds for row in model.rows})
-    counts = " or ".join(map(str, seeds))
-    parts = ["One seed" if seeds == [1] else f"Mean ± standard deviation over {counts} seeds"]
-    cells = [(row, cell) for row in model.rows for cell in row.metrics.values()]
-    if any(0 < cell.summary.n < row.seeds for row, cell in cells):
-        parts.append("(n=…): only n seeds are finished")
-    if model.stopped:
-        parts.append(f"{model.stopped} run{'s were' if model.stopped > 1 else ' was'} stopped early and not averaged")
-    if any(cell.best for _, cell in cells):
-        parts.append("bold: best")
-    sources = dict.fromkeys(cell.published.source for _, cell in cells if cell.published and cell.published.source)
-    if sources:
-        parts.append(f"published: {', '.join(sources)}")
-    return "; ".join(parts) + "."
+MAX_LINKED = 50
+"""Runs that the link of one number names."""
 
 
 def markdown(model: TableModel) -> str:
@@ -135,7 +35,11 @@ def markdown(model: TableModel) -> str:
             for text, width, right in zip(texts, widths, numeric, strict=True)
         ]
         lines.append(f"| {' | '.join(padded)} |")
-    return "\n".join(lines) + f"\n\n{_markdown_text(drawn.note)}\n"
+    notes = [
+        f"**{text}**" if index < len(drawn.warnings) else text
+        for index, text in enumerate(map(_markdown_text, drawn.notes))
+    ]
+    return "\n".join(lines) + "\n\n" + "\n\n".join(notes) + "\n"
 
 
 def _markdown_text(text: str) -> str:
@@ -148,7 +52,7 @@ def latex(model: TableModel) -> str:
     lines = [
         r"\begin{table}",
         r"  \centering",
-        rf"  \caption{{{_latex_text(model.title)}. {_latex_text(drawn.note)}}}",
+        rf"  \caption{{{_latex_text(model.title)}. {_latex_text(' '.join(drawn.notes))}}}",
         rf"  \label{{tab:{re.sub(r'[^A-Za-z0-9:-]+', '-', model.ablation)}}}",
         rf"  \begin{{tabular}}{{{''.join('r' if header.numeric else 'l' for header in drawn.headers)}}}",
         r"    \toprule",
@@ -169,6 +73,10 @@ _LATEX_ESCAPES = {
     ">": r"\textgreater{}",
     "±": r"$\pm$",
     "×": r"$\times$",
+    "≥": r"$\geq$",
+    "≤": r"$\leq$",
+    "−": r"$-$",
+    "√": r"$\surd$",
     "·": r"$\cdot$",
     "–": "--",
     "…": r"\ldots{}",
@@ -176,13 +84,19 @@ _LATEX_ESCAPES = {
 
 
 def _latex_text(text: str) -> str:
-    return "".join(_LATEX_ESCAPES.get(character, character) for character in " ".join(text.split()))
+    escaped = "".join(_LATEX_ESCAPES.get(character, character) for character in " ".join(text.split()))
+    return re.sub(r"(?<![\w.])-(?=[\d.])", "$-$", escaped)
 
 
-def html(model: TableModel) -> str:
-    """A `<table class="ablation">` element.
+def html(model: TableModel, *, runs_url: str | None = None) -> str:
+    """A `<table class="ablation">` element whose numbers link to their runs.
 
     Cells of numeric columns have the class `number`, the best means `best`; details are in `title` attributes.
+
+    Args:
+        model: The table.
+        runs_url: The URL of a list of runs, which takes the ids in the parameter `run`. None: a second table, of the
+            runs, follows, and the numbers link to its rows.
     """
     # pandas' Styler does not escape `title` attributes, and cannot set `scope` or the class of a heading.
     drawn = layout(model)
@@ -197,12 +111,48 @@ def html(model: TableModel) -> str:
             tag, scope = ("th", ' scope="row"') if index == 0 else ("td", "")
             classes = _html_class(number=header.numeric, best=cell.best)
             hint = f' title="{_html_text(cell.hint)}"' if cell.hint else ""
-            cells.append(f"<{tag}{scope}{classes}{hint}>{_html_text(cell.text)}</{tag}>")
+            cells.append(f"<{tag}{scope}{classes}{hint}>{_linked(cell, runs_url)}</{tag}>")
         rows.append(f"<tr>{''.join(cells)}</tr>\n")
     return (
-        f'<table class="ablation">\n<caption>{_html_text(drawn.note)}</caption>\n'
+        f'<table class="ablation">\n<caption>{_html_notes(drawn)}</caption>\n'
         f"<thead><tr>{headers}</tr></thead>\n<tbody>\n{''.join(rows)}</tbody>\n</table>\n"
+        + (_html_runs(model) if runs_url is None else "")
     )
+
+
+def _linked(cell: TextCell, runs_url: str | None) -> str:
+    text = _html_text(cell.text)
+    if not cell.runs:
+        return text
+    if runs_url is None:
+        return f'<a href="#run-{cell.runs[0]}">{text}</a>'
+    query = "&".join(f"run={quote(run_id)}" for run_id in cell.runs[:MAX_LINKED])
+    return f'<a href="{_html_text(f"{runs_url}?{query}")}">{text}</a>'
+
+
+def _html_notes(drawn: Layout) -> str:
+    warnings = "".join(f"<strong>Warning: {_html_text(text)}</strong> " for text in drawn.warnings)
+    return warnings + _html_text(" ".join((drawn.note, *drawn.rules)))
+
+
+def _html_runs(model: TableModel) -> str:
+    """A `<table class="runs">` with every run: row, seed, status, id, and the values of the table's metrics."""
+    columns = [column.name for column in model.columns]
+    headers = "".join(f'<th scope="col">{_html_text(text)}</th>' for text in ("row", "seed", "status", "run", *columns))
+    rows = []
+    for row in model.rows:
+        for run, record in row.runs:
+            values = [row.metrics[name].values.get(run.seed) for name in columns]
+            texts = [
+                row.row,
+                str(run.seed),
+                record.status,
+                run.run_id,
+                *("" if v is None else f"{v:.6g}" for v in values),
+            ]
+            cells = "".join(f"<td>{_html_text(text)}</td>" for text in texts)
+            rows.append(f'<tr id="run-{run.run_id}">{cells}</tr>\n')
+    return f'<table class="runs">\n<thead><tr>{headers}</tr></thead>\n<tbody>\n{"".join(rows)}</tbody>\n</table>\n'
 
 
 def _html_text(text: str) -> str:
@@ -221,7 +171,7 @@ def rich(model: TableModel) -> RichTable:
     from rich.text import Text
 
     drawn = layout(model)
-    shown = RichTable(title=Text(model.title), caption=Text(drawn.note), box=SIMPLE_HEAD, title_justify="left")
+    shown = RichTable(title=Text(model.title), caption=_rich_notes(drawn), box=SIMPLE_HEAD, title_justify="left")
     shown.caption_justify = "left"
     for index, header in enumerate(drawn.headers):
         # In a narrow terminal headings may wrap, but numbers must not.
@@ -233,3 +183,10 @@ def rich(model: TableModel) -> RichTable:
             texts[-1].stylize("red")
         shown.add_row(*texts)
     return shown
+
+
+def _rich_notes(drawn: Layout) -> Text:
+    from rich.text import Text
+
+    lines = [Text(f"Warning: {text}", style="bold red") for text in drawn.warnings]
+    return Text("\n").join([*lines, *map(Text, (drawn.note, *drawn.rules))])

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cope_sweep.plan import Plan
 from cope_sweep.results import render
+from cope_sweep.results.compare import compared
 from cope_sweep.results.frame import frame_of_records, read_runs
-from cope_sweep.results.table_model import STATUSES, MetricCell, TableModel, TableRow, table_model
+from cope_sweep.results.table_model import STATUSES, Comparison, MetricCell, TableModel, TableRow, table_model
 from cope_sweep.store import RunRecord, Store
 
 if TYPE_CHECKING:
@@ -28,10 +28,14 @@ class Table:
     records: Mapping[str, RunRecord]
     """Run id → record, for every run of the plan."""
 
+    against: str | None = None
+    """What the rows are compared with: the name of a row, or `paper`."""
+
     @cached_property
     def model(self) -> TableModel:
-        """The content of the table."""
-        return table_model(self.plan, self.records)
+        """The content of the table. Raises UserError if it cannot be compared with `against`."""
+        model = table_model(self.plan, self.records)
+        return model if self.against is None else compared(model, self.against)
 
     @cached_property
     def runs(self) -> pd.DataFrame:
@@ -46,9 +50,12 @@ class Table:
         seeds                                                   the number of its runs, finished or not
         finished, stopped, failed, damaged, running, interrupted, pending    the number of runs with this status
         parameters                                              of the model; missing before a run is finished
-        <metric>.mean, .std, .n, .ci_low, .ci_high              over the n finished seeds; 95 % Student interval
+        <metric>.mean, .std, .n, .ci_low, .ci_high              over the n finished seeds; `results.stats`
+        <metric>.median, .low, .high, .stuck                    least and greatest value, number of stuck seeds
         <metric>.published, .published_std                      the paper's numbers, if it has them
         <metric>.best                                           whether it is the best mean of the complete rows
+        <metric>.difference, .difference_low, .difference_high, .p, .p_exact, .p_adjusted, .effect, .verdict
+                                                                of a comparison, if there is one: `results.compare`
         """
         import pandas as pd
 
@@ -65,12 +72,15 @@ class Table:
             for part in ("mean", "std"):
                 columns[f"{column.name}.{part}"] = _floats([getattr(cell.summary, part) for cell in cells])
             columns[f"{column.name}.n"] = pd.Series([cell.summary.n for cell in cells], dtype="int64")
-            for part in ("ci_low", "ci_high"):
+            for part in ("ci_low", "ci_high", "median", "low", "high"):
                 columns[f"{column.name}.{part}"] = _floats([getattr(cell.summary, part) for cell in cells])
+            columns[f"{column.name}.stuck"] = pd.Series([len(cell.stuck) for cell in cells], dtype="int64")
             published = [cell.published for cell in cells]
             columns[f"{column.name}.published"] = _floats([each.value if each else None for each in published])
             columns[f"{column.name}.published_std"] = _floats([each.std if each else None for each in published])
             columns[f"{column.name}.best"] = pd.Series([cell.best for cell in cells], dtype="bool")
+            if self.against is not None:
+                columns |= _comparison_columns(column.name, [cell.comparison for cell in cells])
         return pd.DataFrame(columns)
 
     @property
@@ -91,6 +101,9 @@ class Table:
             ],
             "complete": self.complete,
             "stopped": self.model.stopped,
+            "scaled": list(self.model.replaced),
+            "compared": None if self.against is None else {"against": self.against, "rules": list(self.model.rules)},
+            "warnings": list(self.model.warnings),
             "rows": [_row_json(row) for row in self.model.rows],
         }  # fmt: skip
 
@@ -98,9 +111,10 @@ class Table:
         """`frame` as CSV, or one line per run."""
         return (self.runs if runs else self.frame).to_csv(index=False, lineterminator="\n")
 
-    def to_parquet(self, path: Path, *, runs: bool = False) -> None:
-        """Write `frame`, or one line per run, to a Parquet file. Raises OSError if it cannot be written."""
-        (self.runs if runs else self.frame).to_parquet(path, engine="pyarrow", index=False)
+    def to_parquet(self, *, runs: bool = False) -> bytes:
+        """`frame`, or one line per run, as a Parquet file."""
+        content: bytes = (self.runs if runs else self.frame).to_parquet(None, engine="pyarrow", index=False)
+        return content
 
     def to_markdown(self) -> str:
         """A GitHub-flavoured Markdown table and a note."""
@@ -110,18 +124,18 @@ class Table:
         """A LaTeX `table` environment; it needs the package booktabs."""
         return render.latex(self.model)
 
-    def to_html(self) -> str:
-        """An HTML `<table>` element; all text is escaped."""
-        return render.html(self.model)
+    def to_html(self, *, runs_url: str | None = None) -> str:
+        """An HTML `<table>` element, and one of the runs; all text is escaped. `runs_url`: see `render.html`."""
+        return render.html(self.model, runs_url=runs_url)
 
     def to_rich(self) -> RichTable:
         """A table for terminals."""
         return render.rich(self.model)
 
 
-def table(plan: Plan, store: Store) -> Table:
-    """The table of `plan` from the runs in the store, finished or not. Raises StoreError."""
-    return Table(plan, read_runs(plan, store))
+def table(plan: Plan, store: Store, *, against: str | None = None) -> Table:
+    """The table of `plan` from the runs in the store, finished or not; `against`: see `Table`. Raises StoreError."""
+    return Table(plan, read_runs(plan, store), against)
 
 
 def _row_json(row: TableRow) -> dict[str, Any]:
@@ -131,7 +145,7 @@ def _row_json(row: TableRow) -> dict[str, Any]:
         "seeds": row.seeds,
         "counts": dict(row.counts),
         "parameters": row.parameters,
-        "metrics": {name: _cell_json(cell) for name, cell in row.metrics.items()},
+        "metrics": {name: _cell_json(cell, row) for name, cell in row.metrics.items()},
         "runs": [
             {"run_id": run.run_id, "seed": run.seed, "status": record.status, "message": record.message}
             for run, record in row.runs
@@ -139,7 +153,7 @@ def _row_json(row: TableRow) -> dict[str, Any]:
     }
 
 
-def _cell_json(cell: MetricCell) -> dict[str, Any]:
+def _cell_json(cell: MetricCell, row: TableRow) -> dict[str, Any]:
     summary, published = cell.summary, cell.published
     low, high = _number(summary.ci_low), _number(summary.ci_high)
     return {
@@ -147,11 +161,48 @@ def _cell_json(cell: MetricCell) -> dict[str, Any]:
         "std": _number(summary.std),
         "n": summary.n,
         "ci": None if low is None or high is None else [low, high],
-        "published": {"value": published.value, "std": published.std, "source": published.source}
-        if published
-        else None,
+        "ci_method": summary.method or None,
+        "median": _number(summary.median),
+        "range": None if summary.n == 0 else [summary.low, summary.high],
+        "values": [
+            {"run_id": run.run_id, "seed": run.seed, "value": cell.values[run.seed], "stuck": run.seed in cell.stuck}
+            for run, _ in row.runs
+            if run.seed in cell.values
+        ],
+        "published": {
+            "value": published.value, "std": published.std, "seeds": published.seeds, "source": published.source,
+        } if published else None,
         "best": cell.best,
+        "comparison": _comparison_json(cell.comparison) if cell.comparison else None,
+    }  # fmt: skip
+
+
+def _comparison_json(comparison: Comparison) -> dict[str, Any]:
+    found = {
+        name: _number(value) if isinstance(value, float) else value
+        for name, value in asdict(comparison.difference).items()
     }
+    return found | {
+        "n": list(comparison.difference.n),
+        "against": comparison.against,
+        "verdict": comparison.verdict,
+        "p_adjusted": comparison.p_adjusted,
+        "margin": comparison.margin,
+    }
+
+
+def _comparison_columns(metric: str, comparisons: list[Comparison | None]) -> dict[str, pd.Series[Any]]:
+    import pandas as pd
+
+    names = {"difference": "difference", "difference_low": "ci_low", "difference_high": "ci_high", "p": "p",
+             "p_exact": "p_exact", "effect": "effect"}  # fmt: skip
+    columns: dict[str, pd.Series[Any]] = {
+        f"{metric}.{name}": _floats([getattr(each.difference, field) if each else None for each in comparisons])
+        for name, field in names.items()
+    }
+    columns[f"{metric}.p_adjusted"] = _floats([each.p_adjusted if each else None for each in comparisons])
+    columns[f"{metric}.verdict"] = pd.Series([each.verdict if each else None for each in comparisons], dtype="str")
+    return columns
 
 
 def _number(value: float) -> float | None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
 from cope_sweep.plan import Plan, Row
-from cope_sweep.results.stats import Summary, summarise
+from cope_sweep.results.provenance import differences
+from cope_sweep.results.significance import Difference
+from cope_sweep.results.stats import Bounds, Summary, bounds_of, stuck, summarise
 from cope_sweep.spec import RunSpec
 from cope_sweep.store import RunRecord, Status
 
@@ -28,6 +30,11 @@ class Column:
     unit: str
     decimals: int
 
+    @property
+    def bounds(self) -> Bounds:
+        """The range of its values."""
+        return bounds_of(self.name, self.unit)
+
 
 @dataclass(frozen=True)
 class PublishedValue:
@@ -36,6 +43,24 @@ class PublishedValue:
     value: float
     std: float | None
     source: str
+    seeds: int = 3
+    """Number of runs behind the standard deviation."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A cell beside the same metric of another row, or beside its published value."""
+
+    against: str
+    """The name of the other row, or `paper`."""
+    difference: Difference
+    """This row minus the other."""
+    verdict: str
+    """See the rules in `results.compare`."""
+    p_adjusted: float | None = None
+    """p with Holm's correction for all comparisons of the table; None: not corrected."""
+    margin: float | None = None
+    """Differences up to this one agree with the paper."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +71,11 @@ class MetricCell:
     published: PublishedValue | None = None
     best: bool = False
     """Whether this is the best mean among the rows whose seeds are all finished."""
+    values: Mapping[int, float] = field(default_factory=dict)
+    """Seed → value, of the finished runs that have one."""
+    stuck: tuple[int, ...] = ()
+    """Seeds that are far worse than the others: `stats.stuck`."""
+    comparison: Comparison | None = None
 
 
 @dataclass(frozen=True)
@@ -99,6 +129,12 @@ class TableModel:
     """Axis key → short name."""
     columns: tuple[Column, ...]
     rows: tuple[TableRow, ...]
+    replaced: tuple[str, ...] = ()
+    """Keys by which these runs differ from the published ones: of a scale, or of `--set`."""
+    warnings: tuple[str, ...] = ()
+    """What makes the rows not comparable."""
+    rules: tuple[str, ...] = ()
+    """How the comparisons were made."""
 
     @cached_property
     def stopped(self) -> int:
@@ -114,17 +150,26 @@ def table_model(plan: Plan, records: Mapping[str, RunRecord]) -> TableModel:
         for metric in content.metrics
     )
     rows = [_table_row(row, records, columns) for row in plan.rows]
-    return TableModel(plan.name, content.title, plan.axes, columns, tuple(_mark_best(rows, columns)))
+    return TableModel(
+        plan.name, content.title, plan.axes, columns, tuple(_mark_best(rows, columns)), plan.ablation.replaced,
+        differences((row.row, run, record) for row in rows for run, record in row.runs),
+    )  # fmt: skip
 
 
 def _table_row(row: Row, records: Mapping[str, RunRecord], columns: Iterable[Column]) -> TableRow:
     runs = tuple((run, records[run.run_id]) for run in row.runs)
-    finished = [record for _, record in runs if record.status == "finished"]
+    finished = [(run.seed, record) for run, record in runs if record.status == "finished"]
     cells = {}
     for column in columns:
-        values = (record.value(column.name) for record in finished)
-        summary = summarise(value for value in values if value is not None)
-        cells[column.name] = MetricCell(summary, _published_value(row, column.name))
+        found = {seed: record.value(column.name) for seed, record in finished}
+        values = {seed: float(value) for seed, value in found.items() if value is not None and value == value}  # no NaN
+        far = stuck(list(values.values()), column.goal, column.bounds)
+        cells[column.name] = MetricCell(
+            summarise(values.values(), column.bounds),
+            _published_value(row, column.name),
+            values=values,
+            stuck=tuple(seed for seed, is_far in zip(values, far, strict=True) if is_far),
+        )
     return TableRow(row.name, row.labels, runs, cells)
 
 
@@ -132,7 +177,7 @@ def _published_value(row: Row, metric: str) -> PublishedValue | None:
     published = row.published
     if published is None or metric not in published.values:
         return None
-    return PublishedValue(published.values[metric], published.std.get(metric), published.source)
+    return PublishedValue(published.values[metric], published.std.get(metric), published.source, published.seeds)
 
 
 def _mark_best(rows: list[TableRow], columns: Iterable[Column]) -> list[TableRow]:

@@ -12,6 +12,8 @@ from pydantic import AfterValidator, Field, ValidationError, field_validator, mo
 from cope_sweep.frozen import Frozen
 from cope_sweep.registry import PluginError, load_plugins
 from cope_sweep.spec.explain import explain
+from cope_sweep.spec.figure import AnyFigure
+from cope_sweep.spec.inherit import with_inherited
 from cope_sweep.spec.metric_names import MetricName
 from cope_sweep.spec.resources import Resources
 from cope_sweep.spec.search import AnyScheduler, AnySearch, Goal, GridSearch, NoSchedule
@@ -43,7 +45,11 @@ class Condition(Frozen):
         alias="if", description="Dotted keys, and the labels or values that a point must have; of a list, any."
     )
     grid: dict[str, Axis] = Field(default={}, description="Axes to add to these points.")
-    set: Point = Field(default={}, description="Values to set in these points; they replace an axis value.")
+    set: Point = Field(
+        default={},
+        description="Values to set in these points; they replace an axis value. Keys `resources.…` (workers, cpus, "
+        "gpus, …) give the runs resources of their own, which are no part of what a run is.",
+    )
 
 
 class Metric(Frozen):
@@ -72,6 +78,9 @@ class Published(Frozen):
     )
     values: dict[MetricName, float] = Field(description="Metric name → published value.")
     std: dict[MetricName, float] = Field(default={}, description="Metric name → published standard deviation.")
+    seeds: Annotated[int, Field(ge=1)] = Field(
+        default=3, description="Number of runs behind the values that have a standard deviation."
+    )
     source: str = Field(default="", description="Where the numbers are from, for example `Table 1`.")
 
 
@@ -81,11 +90,16 @@ class Scale(Frozen):
     description: str = ""
     set: Point = Field(default={}, description="Dotted keys of a run, and values that replace those of the base.")
     grid: dict[str, Axis] = Field(default={}, description="Axes that replace those of the same key.")
+    exclude: list[Point] | None = Field(default=None, description="Exclusions that replace the ablation's own.")
     seeds: Annotated[list[Seed] | None, Field(min_length=1)] = Field(
         default=None, description="Seeds that replace the ablation's own."
     )
     metrics: Annotated[list[Metric] | None, Field(min_length=1)] = Field(
         default=None, description="Columns that replace the ablation's own."
+    )
+    published: list[Published] | None = Field(
+        default=None,
+        description="Published numbers that replace the ablation's own; [] where a scale cannot be compared with them.",
     )
     search: AnySearch | None = Field(default=None, description="A search that replaces the ablation's own.")
     schedule: AnyScheduler | None = Field(default=None, description="A schedule that replaces the ablation's own.")
@@ -95,6 +109,13 @@ class Ablation(Frozen):
     """The content of an ablation file."""
 
     title: str
+    inherit: str | None = Field(
+        default=None,
+        description="The name of another file of the same folder, without suffix. Its keys are used where this file "
+        "does not have them, except title, hypothesis, reproduces and figures. A key given here replaces the inherited "
+        "one; mappings merge by key. An axis of the grid and a mapping of another `kind` are replaced as a whole; null "
+        "removes an inherited axis or scale. Runs that both files have are the same runs, and are trained once.",
+    )
     hypothesis: str = ""
     reproduces: str = Field(default="", description="The table or figure of the paper that this ablation reproduces.")
     plugins: list[Annotated[str, AfterValidator(_module_name)]] = Field(
@@ -126,6 +147,7 @@ class Ablation(Frozen):
         "that are worse than the median.",
     )
     published: list[Published] = []
+    figures: list[AnyFigure] = Field(default=[], description="What to draw from the runs, in addition to the table.")
     scales: dict[str, Scale] = {}
     resources: Resources = Resources()
 
@@ -161,15 +183,25 @@ class LoadedAblation:
     name: str
     content: Ablation
     source: Source
+    replaced: tuple[str, ...] = ()
+    """Keys that a scale or `--set` has replaced and that decide what is trained: not what the paper trained."""
 
 
-def validate(source: Source, name: str, *, allow_plugins: bool = True) -> LoadedAblation:
+def validate(source: Source, name: str, *, folder: Path | None = None, allow_plugins: bool = True) -> LoadedAblation:
     """The ablation in a parsed file. Imports its plugins.
 
     Base and axes are validated later, when the ablation is expanded: only whole runs can be.
 
-    Raises SpecError with one line per problem; also where the file names plugins and `allow_plugins` is false.
+    Args:
+        source: The parsed file.
+        name: The ablation's name.
+        folder: The only folder of files that it may inherit from; None: it may not inherit.
+        allow_plugins: Whether it, or a file that it inherits from, may name plugins.
+
+    Raises SpecError with one line per problem.
     """
+    if source.data.get("inherit") is not None and not source.parents:
+        source = with_inherited(source, folder)
     try:
         content = Ablation.model_validate(source.data)
     except ValidationError as error:
@@ -194,4 +226,4 @@ def load_ablation(path: Path, *, allow_plugins: bool = True) -> LoadedAblation:
 
     Raises SpecError; also where the file names plugins and `allow_plugins` is false.
     """
-    return validate(read_source(path), path.stem, allow_plugins=allow_plugins)
+    return validate(read_source(path), path.stem, folder=path.parent, allow_plugins=allow_plugins)

@@ -12,5 +12,5 @@ def default_label(value: Json) -> str:
     if isinstance(value, dict):
         kind = str(value.get("kind", ""))
         options = ", ".join(f"{key}={default_label(item)}" for key, item in value.items() if key != "kind")
-        return f"{kind}({options})" if options else kind
+        return f"{kind}({options})" if kind and options else kind or options
     return value if isinstance(value, str) else json.dumps(value)

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from cope_sweep.registry import Registry
-from cope_sweep.spec.ablation import LoadedAblation, validate
+from cope_sweep.spec.ablation import Ablation, Axis, LoadedAblation, Scale, validate
 from cope_sweep.spec.labels import default_label
 from cope_sweep.spec.run import RunSpec
 from cope_sweep.spec.search import SCHEDULERS, SEARCHES, GridSearch, RandomSearch
-from cope_sweep.spec.source import Json, KeyPath, Source, SpecError, parse_value, set_key, set_path
+from cope_sweep.spec.source import Json, KeyPath, SpecError, parse_value, set_key, set_path
 
 RUN_KEYS = tuple(name for name in RunSpec.model_fields if name != "seed")
+TRAINED_KEYS = ("task", "model", "train")
+"""Keys of a run that decide what is trained; `evaluate` only decides how it is measured."""
 ABLATION_KEYS = ("seeds", "metrics", "search", "schedule", "resources")
 """Top-level keys of an ablation that `--set` replaces, in addition to the keys of a run."""
-SCALED_KEYS = ("seeds", "metrics", "search", "schedule")
+SCALED_KEYS = ("exclude", "seeds", "metrics", "published", "search", "schedule")
 """Top-level keys of an ablation that a scale replaces."""
 REGISTRIES: dict[str, Registry[Any]] = {"search": SEARCHES, "schedule": SCHEDULERS}
 
@@ -29,19 +32,38 @@ def with_overrides(
     """The ablation at a named scale, with `key=value` assignments applied after it.
 
     A key of a run replaces the value in the base, and removes the axis of that key. `seeds`, `metrics`,
-    `search.<key>`, `schedule.<key>` and `resources.<key>` replace the ablation's own. Raises SpecError.
+    `search.<key>`, `schedule.<key>` and `resources.<key>` replace the ablation's own; the last also those of single
+    rows. Raises SpecError.
     """
     if scale is None and not assignments:
         return loaded
     data, lines = copy.deepcopy(loaded.source.data), dict(loaded.source.lines)
+    replaced = [*loaded.replaced, *(assignment.partition("=")[0] for assignment in assignments)]
     if scale is not None:
         if scale not in loaded.content.scales:
             known = ", ".join(loaded.content.scales) or "none: this ablation has one size"
             raise SpecError(f"{loaded.source.name}: unknown scale {scale!r}; it has {known}")
         _apply_scale(data, lines, scale)
+        replaced += _replaced_keys(loaded.content, loaded.content.scales[scale])
     for assignment in assignments:
         _apply_assignment(data, lines, assignment)
-    return validate(Source(loaded.source.name, data, lines), loaded.name)
+    trained = tuple(key for key in dict.fromkeys(replaced) if key.partition(".")[0] in TRAINED_KEYS)
+    return replace(validate(replace(loaded.source, data=data, lines=lines), loaded.name), replaced=trained)
+
+
+def _replaced_keys(content: Ablation, scale: Scale) -> list[str]:
+    """The keys whose values at a scale are not values of the ablation: keys of axes that it only selects are not."""
+    chosen = {key: [value] for key, value in scale.set.items()}
+    chosen |= {key: _values(axis) for key, axis in scale.grid.items()}
+    return [
+        key
+        for key, values in chosen.items()
+        if any(value not in _values(content.grid.get(key, [])) for value in values)
+    ]
+
+
+def _values(axis: Axis) -> list[Json]:
+    return list(axis.values()) if isinstance(axis, dict) else axis
 
 
 def _apply_scale(data: dict[str, Json], lines: Lines, scale: str) -> None:
@@ -74,6 +96,8 @@ def _apply_assignment(data: dict[str, Json], lines: Lines, assignment: str) -> N
     elif head in ABLATION_KEYS:
         if path[:2] == ("search", "space") and len(path) > 2:
             path = ("search", "space", ".".join(path[2:]))
+        if head == "resources":
+            _remove_own_resource(data, key)
         set_path(data, path, value)
     else:
         raise SpecError(f"{option}: no key {key!r}; it starts with one of {', '.join((*RUN_KEYS, *ABLATION_KEYS))}")
@@ -117,8 +141,29 @@ def _fix(data: dict[str, Json], lines: Lines, key: str, value: Json) -> None:
             groups.append(group)
     if "zip" in data:
         data["zip"] = groups
+    _fix_figures(data, lines, key)
     _remove_distribution(data, key)
     set_key(data["base"], key, value)
+
+
+def _fix_figures(data: dict[str, Json], lines: Lines, key: str) -> None:
+    """Remove the key from the rows that figures draw, and the figures whose axis it is."""
+    kept: list[Json] = []
+    for index, figure in enumerate(data.get("figures", [])):
+        if key not in (figure.get("x"), figure.get("panels")):
+            figure.get("rows", {}).pop(key, None)
+            _move_lines(lines, ("figures", index), ("figures", len(kept)))
+            kept.append(figure)
+    if "figures" in data:
+        data["figures"] = kept
+
+
+def _remove_own_resource(data: dict[str, Json], key: str) -> None:
+    """Remove a key of `resources` that some rows have for their own: the assignment is for all rows."""
+    for condition in data.get("when", []):
+        condition.get("set", {}).pop(key, None)
+    for row in data.get("include", []):
+        row.pop(key, None)
 
 
 def _remove_distribution(data: dict[str, Json], key: str) -> None:

@@ -6,6 +6,9 @@ from pydantic import Field
 
 from cope_sweep.frozen import Frozen
 
+SWEEP_KEYS = frozenset({"groups", "max_failures", "step_timeout_s"})
+"""The resources that are one for the whole sweep. The others may differ between the rows of an ablation."""
+
 
 class Resources(Frozen):
     """What a sweep may use, and how it computes. These settings do not change which runs it trains."""
@@ -56,3 +59,15 @@ class Resources(Frozen):
         description="A run that makes no step for so many seconds is stopped and restarted like one whose worker died. "
         "Preparing data and evaluations count as time without steps. null: no limit.",
     )
+
+    @property
+    def shape(self) -> str:
+        """What a worker group takes, in words: `2 workers × 4 CPUs and 1 GPU`."""
+        devices = _counted(self.cpus, "CPU")
+        if self.gpus not in ("auto", 0):
+            devices += f" and {_counted(float(self.gpus), 'GPU')}"
+        return devices if self.workers == 1 else f"{self.workers} workers × {devices}"
+
+
+def _counted(number: float, unit: str) -> str:
+    return f"{number:g} {unit}{'s' * (number != 1)}"

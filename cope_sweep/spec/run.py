@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, Field, Strict, model_validator
+from pydantic import BaseModel, BeforeValidator, Field, JsonValue, Strict, model_validator
 
 from cope_sweep.families import GPT2, AnyFamily, ModelSizes
 from cope_sweep.frozen import Frozen
 from cope_sweep.optim import AdamW, AnyOptimizer, AnySchedule, Constant, OptimizerSettings
-from cope_sweep.positions import AnyEncoding, Dims, check_together
+from cope_sweep.positions import ENCODINGS, AnyEncoding, Dims, Encoding, check_together
 from cope_sweep.registry import Kind
 from cope_sweep.tasks import AnyTask
 
@@ -102,6 +102,27 @@ class TrainSpec(Frozen):
         return self.schedule.rate(lr, step, steps=self.steps, warmup=self.warmup)
 
 
+def _nested(variants: Any) -> Any:
+    """`{capped: {relative.far: last}}` as `{capped: {relative: {far: last}}}`; other values unchanged."""
+    if not isinstance(variants, Mapping):
+        return variants
+    nested: dict[str, Any] = {}
+    for name, changes in variants.items():
+        if not isinstance(changes, Mapping):
+            return variants
+        nested[name] = {}
+        for key, value in changes.items():
+            kind, dot, field = str(key).partition(".")
+            if not dot and not isinstance(value, Mapping):
+                return variants
+            nested[name].setdefault(kind, {}).update({field: value} if dot else value)
+    return nested
+
+
+VariantName = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_-]*$")]
+Variants = Annotated[dict[VariantName, dict[str, dict[str, JsonValue]]], BeforeValidator(_nested)]
+
+
 class EvaluateSpec(Frozen):
     """When the test sets are evaluated, and on how many of their sequences."""
 
@@ -121,6 +142,15 @@ class EvaluateSpec(Frozen):
         description="Tokens from the start of one window to the start of the next; null: the window length, so that "
         "windows are disjoint. A smaller stride gives every scored token more context and costs more time.",
     )
+    variants: Variants = Field(
+        default={},
+        description="Other readings of the trained model, by name: fields of its encodings that hold in an evaluation "
+        "only. `{capped: {relative.far: last}}` measures `capped/test/perplexity` beside `test/perplexity`, after the "
+        "last step, at all contexts. Fields that change parameters are not allowed.",
+    )
+
+    def __hash__(self) -> int:
+        return hash(self.model_dump_json())  # `variants` is a dictionary
 
     @model_validator(mode="after")
     def _check_windows(self) -> Self:
@@ -163,13 +193,52 @@ class RunSpec(Frozen):
         if self.train.warmup > self.train.steps:
             raise ValueError(f"train.warmup = {self.train.warmup} is more than train.steps = {self.train.steps}")
         check_together(self.model.position, self.dims)
+        for name in self.evaluate.variants:
+            self._check_variant(name)
         return self
+
+    def _check_variant(self, name: str) -> None:
+        if name in self.task.TESTS or name == "train":
+            raise ValueError(f"evaluate.variants.{name} has the name of a split of {self.task.kind}; choose another")
+        changed = self.variant(name)
+        check_together(changed, self.dims)
+        for before, after in zip(self.model.position, changed, strict=True):
+            if before.parameters(self.dims) != after.parameters(self.dims):
+                raise ValueError(
+                    f"evaluate.variants.{name} changes the parameters of {before.kind}, which are trained once; "
+                    "change only fields that keep them, or train another run"
+                )
+
+    def variant(self, name: str) -> tuple[Encoding, ...]:
+        """The encodings of the model as `evaluate.variants` changes them. Raises ValueError."""
+        changes = self.evaluate.variants[name]
+        kinds = [encoding.kind for encoding in self.model.position]
+        for kind, fields in changes.items():
+            where = f"evaluate.variants.{name}.{kind}"
+            if kind not in kinds:
+                raise ValueError(
+                    f"{where}: model.position has {', '.join(kinds) or 'no encoding'}, and no {kind}; give the variant "
+                    "only to runs with it (`when` in an ablation file)"
+                )
+            if unknown := sorted(fields.keys() - (ENCODINGS[kind].model_fields.keys() - {"kind"})):
+                raise ValueError(f"{where} has no field {unknown[0]!r}")
+        return tuple(
+            ENCODINGS.validate(encoding.model_dump() | changes[encoding.kind]) if encoding.kind in changes else encoding
+            for encoding in self.model.position
+        )
 
     @property
     def dims(self) -> Dims:
         """The sizes that position encodings depend on."""
         model = self.model
-        return Dims(model.dim, model.heads, model.layers, model.context or self.task.context)
+        return Dims(
+            model.dim,
+            model.heads,
+            model.layers,
+            model.context or self.task.context,
+            model.family.absolute_std(model.dim),
+            model.family.linear_bound(model.dim),
+        )
 
     @property
     def sizes(self) -> ModelSizes:
@@ -180,9 +249,22 @@ class RunSpec(Frozen):
     @property
     def metrics(self) -> tuple[str, ...]:
         """The names of a finished run's metrics: `test/perplexity`, `test/perplexity@2048`, `train/loss`."""
+        return (*self._final_metrics(""), *self.variant_metrics, "train/loss")
+
+    @property
+    def variant_metrics(self) -> tuple[str, ...]:
+        """The metrics of `evaluate.variants`, which begin with the variant's name: `capped/test/perplexity@2048`."""
+        return tuple(name for variant in self.evaluate.variants for name in self._final_metrics(f"{variant}/"))
+
+    def _final_metrics(self, prefix: str) -> Iterator[str]:
         suffixes = ("", *(f"@{context}" for context in self.evaluate.contexts))
-        task = self.task
-        tests = (f"{split}/{name}{at}" for split in task.TESTS for at in suffixes for name in task.METRICS)
+        for split in self.task.TESTS:
+            yield from (f"{prefix}{split}/{name}{at}" for at in suffixes for name in self.task.METRICS)
+
+    @property
+    def metrics_in_training(self) -> tuple[str, ...]:
+        """The names of the metrics that every evaluation measures, not only the one after the last step."""
+        tests = (f"{split}/{name}" for split in self.task.TESTS for name in self.task.METRICS)
         return (*tests, "train/loss")
 
     @cached_property
@@ -280,6 +362,8 @@ def _non_defaults(value: Any) -> Any:
         return data
     if isinstance(value, (tuple, list)):
         return [_non_defaults(item) for item in value]
+    if isinstance(value, dict):
+        return {name: _non_defaults(item) for name, item in value.items()}
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     raise TypeError(f"a run's identity consists of literals; {value!r} is a {type(value).__name__}")

@@ -22,4 +22,15 @@ def ablation_schema() -> dict[str, Any]:
     run["description"] = "The keys of a run that do not vary."
     schema["properties"]["base"] = run
     schema["$defs"] = definitions
+    # A file that inherits has the other required keys from there.
+    needed = [key for key in schema["required"] if key != "title"]
+    schema["required"] = ["title"]
+    schema["anyOf"] = [{"required": ["inherit"]}, {"required": needed}]
+    # There, null removes an inherited axis or scale.
+    for part in (
+        schema["properties"]["grid"],
+        schema["properties"]["scales"],
+        definitions["Scale"]["properties"]["grid"],
+    ):
+        part["additionalProperties"] = {"anyOf": [part["additionalProperties"], {"type": "null"}]}
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "A cope-sweep ablation"}

@@ -45,7 +45,9 @@ class Source:
     data: dict[str, Json]
     """Read-only by convention: specs that were validated from it share its values."""
     lines: dict[KeyPath, int | str] = field(default_factory=dict)
-    """Key path → line number, or the command-line option that set the value."""
+    """Key path → line number; or, as text, the command-line option or the place in another file that set the value."""
+    parents: tuple[Path, ...] = ()
+    """The files that it inherits from, nearest first."""
 
     def location(self, path: KeyPath) -> str:
         """Where the deepest known part of `path` was written: `file:line`, or a command-line option."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from pydantic import Field, ValidationError
@@ -11,6 +12,9 @@ from cope_sweep.store.errors import DamagedError
 from cope_sweep.store.event import Status
 from cope_sweep.store.files import parse_json
 from cope_sweep.store.index import SweepSummary
+
+SWEEP_ID = re.compile(r"\d{8}-\d{6}-[0-9a-f]+")
+"""The ids of sweeps: time of the start, and random digits."""
 
 
 class SweepRun(Frozen):

@@ -6,42 +6,35 @@ One asyncio object. A sweep runs it as a Ray actor, but it does not use Ray itse
     a worker group     lease → report, report, … → lease (which ends the last one) → … → None at the end
     the driver         start (when Tune has created a trial), poll, poll, … → (stop, group_failed, close)
 
-A run is in the queue from the start of its trial until a group takes it. Its life does not depend on its trial's
-process: only `stop` and `close` end it early. Every operation takes constant or logarithmic time. Whatever reads or
-writes the store runs in threads.
+A run is in the queue of its shape from the start of its trial until a group of that shape takes it. Its life does not
+depend on its trial's process: only `stop` and `close` end it early. Every operation takes constant or logarithmic time.
+Whatever reads or writes the store runs in threads.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
+from collections.abc import Mapping, Sequence
+from typing import Literal, cast
 
 from cope_sweep.spec import RunSpec
-from cope_sweep.store import Event, LeaseHolder, Refusal, Status, Store
-from cope_sweep.sweep.broker_state import BrokerGroup, BrokerRun, EventBuffer, RunQueue, is_set_within
+from cope_sweep.store import Event, LeaseHolder, Status, Store
+from cope_sweep.sweep.broker_groups import GroupTable
+from cope_sweep.sweep.broker_records import RunRecords
+from cope_sweep.sweep.broker_runs import RunTable
+from cope_sweep.sweep.broker_state import BrokerRun, EventBuffer, TrialStarts
 from cope_sweep.sweep.executor import (
     FOREIGN_POLL_INTERVAL_S,
     evaluations_of,
     final_event,
-    record_failure,
-    record_stop,
 )
 from cope_sweep.sweep.messages import Assignment, AssignmentResult, Failure, Poll, Report, StopOrder
 from cope_sweep.sweep.parents import Parents
 
-if TYPE_CHECKING:
-    from cope_sweep.train import StopRequest
-
 HOUSEKEEPING_INTERVAL_S = 0.5
 """Time between two checks for lost leases and runs without progress."""
-TRIAL_START_TIMEOUT_S = 30.0
-"""The process of a trial takes 2 to 10 s to start."""
-
 START_POLL_INTERVAL_S = 0.05
-
-T = TypeVar("T")
 
 
 class Broker:
@@ -53,6 +46,7 @@ class Broker:
         sweep_id: str,
         runs: Sequence[RunSpec],
         *,
+        shapes: Mapping[str, int] | None = None,
         max_failures: int,
         max_failed_runs: int | None = None,
         step_timeout_s: float | None = None,
@@ -66,6 +60,7 @@ class Broker:
             store: The store.
             sweep_id: The owner of the leases.
             runs: The runs to train.
+            shapes: Run id → number of the shape of the groups that can train it; no entry: 0.
             max_failures: How often the worker of a run may die before the run fails.
             max_failed_runs: After this number of failed runs, no more are started; None: no limit.
             step_timeout_s: Seconds after which a run that makes no step is taken for hanging; None: never.
@@ -76,66 +71,59 @@ class Broker:
         self.store = store
         self.leases = leases or LeaseHolder(store, sweep_id)
         self.parents = Parents(store)
-        self.max_failures, self.max_failed_runs = max_failures, max_failed_runs
         self.step_timeout_s, self.replay = step_timeout_s, replay
-        self.runs = {
-            run.run_id: BrokerRun(run, index, Event(run.run_id, "pending", steps=run.train.steps))
-            for index, run in enumerate(runs)
-        }
-        self.remaining = len(self.runs)
-        """Number of runs that have not ended."""
+        self.events = EventBuffer()
+        self.table = RunTable(self.events, max_failed_runs)
+        self.runs = self.table.by_id
+        for run in runs:
+            self.table.add(run, (shapes or {}).get(run.run_id, 0))
         self.more_runs = more_runs
-        self.queue = RunQueue()
-        self.groups: dict[int, BrokerGroup] = {}
-        self.assignments: dict[int, int] = {}
-        """The number of each running assignment → its group."""
-        self.assignment_count = 0
-        self.elsewhere: dict[str, None] = {}
-        """Runs that another sweep trains (an ordered set)."""
+        self.refused: dict[int, str] = {}
+        """Shape of which no group can be started → why."""
+        self.groups = GroupTable()
+        self.trials = TrialStarts()
         self.returned: list[str] = []
         self.hanging: list[int] = []
-        self.failed: set[str] = set()
-        self.closed = False
-        self.problem: str | None = None
-        self.events = EventBuffer()
-        self.starting_trials: dict[str, float] = {}
-        """Runs whose trial has no process yet → when it was announced."""
-        self.all_trials_started = asyncio.Event()
-        self.all_trials_started.set()
-        self.early_trials: set[str] = set()
-        """Runs whose trial has asked before `start` was called."""
-        self.tasks: set[asyncio.Task[None]] = set()
-        """One for each run whose last entries are being written."""
+        self.records = RunRecords(
+            store, self.leases, self.table, max_failures=max_failures, on_problem=self._end_with_problem
+        )
         self.housekeeping: asyncio.Task[None] | None = None
 
     @property
-    def draining(self) -> bool:
-        """Whether no more runs are started, because too many have failed."""
-        return self.max_failed_runs is not None and len(self.failed) >= self.max_failed_runs
+    def remaining(self) -> int:
+        """Number of runs that have not ended."""
+        return self.table.remaining
 
     # -- worker groups ---------------------------------------------------------------------------------------------
 
     async def lease(
-        self, group: int, result: AssignmentResult | None, wait_s: float, leaves: bool = False
+        self, group: int, result: AssignmentResult | None, wait_s: float, leaves: bool = False, shape: int = 0
     ) -> Assignment | Literal["wait"] | None:
-        """End the group's assignment with `result` and return its next one.
+        """End the group's assignment with `result` and return its next one, a run of the group's shape.
 
         Returns "wait" if no run became available within `wait_s`, and None if the group is not needed any more, or
         if it `leaves`: its node is taken away.
         """
         if result is not None:
             self.end_assignment(result)
-        self._group(group)
+        self.groups.of(group, shape)
         until = time.monotonic() + wait_s
-        while not leaves and not self.closed and len(self.groups) <= self._to_train():
-            run = self._next()
+        while not leaves and not self.records.closed and self._is_needed(group, shape):
+            run = self.table.next(shape)
             if run is not None:
                 if assignment := await self._take(run, group):
                     return assignment
-            elif not await self.queue.wait(until):
+            elif not await self.table.wait(shape, until):
                 return "wait"
-        self.groups.pop(group, None)
+        self.groups.remove(group)
         return None
+
+    def _is_needed(self, group: int, shape: int) -> bool:
+        if self.groups.is_leaving(group, has_run=self.table.has_queued(shape)):
+            return False
+        if self.table.draining:
+            return self.groups.counts[shape] <= self.groups.busy[shape] + len(self.records.tasks)
+        return self.groups.counts[shape] <= self.table.to_do[shape] + self.more_runs
 
     def end_assignment(self, result: AssignmentResult) -> None:
         """End an assignment. Has no effect if it was ended before, because its group had failed."""
@@ -143,18 +131,18 @@ class Broker:
         if run is None:
             return
         if result.outcome == "fenced" or (result.outcome == "interrupted" and run.lost):
-            self._move_elsewhere(run)
-        elif result.outcome == "interrupted" and not self.closed:
-            self._spawn(self._start_again(run))  # its worker was preempted
+            self.table.move_elsewhere(run)
+        elif result.outcome == "interrupted" and not self.records.closed:
+            self.records.spawn(self.records.start_again(run))  # its worker was preempted
         else:
             if result.outcome == "failed":
-                self.failed.add(run.spec.run_id)  # at once, so that the group starts no other run
-            self._spawn(self._end_run(run, result.event))
+                self.table.failed.add(run.spec.run_id)  # at once, so that the group starts no other run
+            self.records.spawn(self.records.end(run, result.event))
 
     async def report(self, number: int, event: Event) -> None:
         """Pass on the progress of a run. Has no effect after the assignment has ended."""
-        group = self.groups.get(self.assignments.get(number, -1))
-        if group is None or group.assignment is None:
+        group = self.groups.with_assignment(number)
+        if group is None:
             return
         run = self.runs[event.run_id]
         run.latest = event
@@ -165,9 +153,9 @@ class Broker:
             run.add_evaluations([event])
         self.events.add(event)
 
-    async def watch(self, group: int) -> StopOrder:
+    async def watch(self, group: int, shape: int = 0) -> StopOrder:
         """Wait until the group is to end its run early."""
-        state = self._group(group)
+        state = self.groups.of(group, shape)
         await state.ordered.wait()
         state.ordered.clear()
         return cast(StopOrder, state.order)
@@ -177,28 +165,26 @@ class Broker:
     async def add_no_more(self) -> None:
         """The search has nothing new to suggest."""
         self.more_runs = 0
-        self.queue.wake()
+        self.table.wake_all()
 
-    async def start(self, run_id: str, added: RunSpec | None = None) -> None:
+    async def start(self, run_id: str, added: RunSpec | None = None, shape: int = 0) -> None:
         """Put a run into the queue: Tune has created its trial, whose process may have to be started.
 
         Args:
             run_id: The run.
             added: The run, if a search has suggested it after the start of the sweep.
+            shape: The shape of a run that is added.
         """
         if added is not None and run_id not in self.runs:
-            event = Event(run_id, "pending", steps=added.train.steps)
-            self.runs[run_id] = BrokerRun(added, len(self.runs), event)
-            self.remaining += 1
+            self.table.add(added, shape)
             self.more_runs = max(0, self.more_runs - 1)
         run = self.runs[run_id]
-        if run_id in self.early_trials:
-            self.early_trials.discard(run_id)
-        else:
-            self.starting_trials[run_id] = time.monotonic()
-            self.all_trials_started.clear()
-        if run.state == "pending" and not self.closed and not self.draining:
-            self.queue.put(run)
+        self.trials.announce(run_id)
+        if run.state == "pending" and not self.records.closed and not self.table.draining:
+            if run.shape in self.refused:
+                self.records.spawn(self.records.refuse(run, self.refused[run.shape]))
+            else:
+                self.table.queue(run)
 
     async def progress(self, run_id: str) -> Report:
         """The run's next evaluation, or its end.
@@ -209,31 +195,33 @@ class Broker:
         await self._wait_for_start(run_id)
         if (run := self.runs.get(run_id)) is None:  # the sweep ended before
             return Report(Event(run_id, "pending"), ended=True)
-        self._trial_started(run_id)
+        self.trials.started(run_id)
         while True:
             if run.evaluations:
                 return Report(run.evaluations.popleft(), ended=False)
-            not_started = run.state in ("pending", "queued") and self.draining
-            if not_started or run.state in ("ended", "elsewhere") or self.closed:
-                await is_set_within(self.all_trials_started, TRIAL_START_TIMEOUT_S)
+            not_started = run.state in ("pending", "queued") and self.table.draining
+            if not_started or run.state in ("ended", "elsewhere") or self.records.closed:
+                await self.trials.wait()
                 return Report(run.latest, ended=True, elsewhere=run.state == "elsewhere")
             run.news = asyncio.Event()
             await run.news.wait()
 
     async def _wait_for_start(self, run_id: str) -> None:
         """Wait for the `start` of a run: the trial's call may overtake that of the driver."""
-        while (run_id not in self.runs or self.runs[run_id].state == "pending") and not (self.closed or self.draining):
-            self.early_trials.add(run_id)
+        while (run_id not in self.runs or self.runs[run_id].state == "pending") and not (
+            self.records.closed or self.table.draining
+        ):
+            self.trials.asked_early(run_id)
             await asyncio.sleep(START_POLL_INTERVAL_S)
 
     async def stop(self, run_id: str, reason: str) -> None:
         """End a run early, as the scheduler has decided. It becomes `stopped`."""
         run = self.runs[run_id]
-        if self.closed or run.state in ("elsewhere", "ended") or run.stop_reason is not None:
+        if self.records.closed or run.state in ("elsewhere", "ended") or run.stop_reason is not None:
             return
         run.stop_reason = reason
         if run.assignment is not None:
-            self._order(run.assignment, "stopped", reason)
+            self.groups.order(run.assignment, "stopped", reason)
 
     # -- the driver ------------------------------------------------------------------------------------------------
 
@@ -246,37 +234,62 @@ class Broker:
         hanging, self.hanging = tuple(self.hanging), []
         return Poll(
             events=events,
-            leased=len(self.assignments) + len(self.tasks),
+            leased=self.groups.training + len(self.records.tasks),
             to_train=self._to_train(),
+            idle=self.groups.idle() if len(self.table.to_do) > 1 else frozenset(),
             returned=returned,
             hanging=hanging,
-            draining=self.draining,
-            ended=not (self.remaining or self.more_runs) or (self.draining and not self.assignments and not self.tasks),
-            problem=self.problem,
+            draining=self.table.draining,
+            ended=self._has_ended(),
+            problem=self.records.problem,
         )
+
+    def _has_ended(self) -> bool:
+        if self.table.draining:
+            return not (self.groups.training or self.records.tasks)
+        return not (self.table.remaining or self.more_runs)
 
     async def group_failed(self, group: int, reason: str, failure: Failure) -> bool:
         """The workers of a group failed, and the group is gone; whether it had a run."""
-        state = self.groups.get(group)
-        run = None if state is None or state.assignment is None else self._release(state.assignment.number)
-        self.groups.pop(group, None)
+        assignment = self.groups.assignment_of(group)
+        run = None if assignment is None else self._release(assignment)
+        self.groups.remove(group)
         if run is not None:
-            self._spawn(self._after_failure(run, reason, failure))
+            self.records.spawn(self.records.after_failure(run, reason, failure))
         return run is not None
+
+    async def ask_to_leave(self, groups: Sequence[int]) -> None:
+        """Have groups end when their runs have ended: another shape needs their room."""
+        self.groups.ask_to_leave(groups)
+        self.table.wake_all()
+
+    async def refuse(self, shape: int, reason: str) -> None:
+        """Let the runs of a shape fail that wait for a group, now and later: none can be started."""
+        self.refused[shape] = reason
+        waiting = self.table.take_waiting(shape)
+
+        async def refuse_all() -> None:
+            for run in waiting:
+                await self.records.refuse(run, reason)
+
+        self.records.spawn(refuse_all())
 
     async def close(self) -> None:
         """Assign no more runs, and interrupt the runs in training."""
-        self.closed = True
-        for number in self.assignments:
-            self._order(number, "interrupted")
-        self.queue.wake()
+        self.records.closed = True
+        self.groups.order_all("interrupted")
+        self.table.wake_all()
         for run in self.runs.values():
             run.tell_trial()
 
+    async def _end_with_problem(self) -> None:
+        self.events.available.set()
+        await self.close()
+
     async def release(self) -> None:
         """Wait for what is being written, and give the leases back. The last call."""
-        while self.tasks:
-            await asyncio.gather(*self.tasks, return_exceptions=True)
+        while self.records.tasks:
+            await asyncio.gather(*self.records.tasks, return_exceptions=True)
         if self.housekeeping is not None:
             self.housekeeping.cancel()
         await asyncio.to_thread(self.leases.close)
@@ -285,114 +298,31 @@ class Broker:
 
     async def _take(self, run: BrokerRun, group: int) -> Assignment | None:
         """Take the lease of a run from the queue; None if another sweep has it or has finished it."""
-        run.state = "leased"
-        lease = await self._in_thread(self.leases.acquire, run.spec)
+        lease = await self.records.acquire(run)
         if lease is None:
             return None
-        if isinstance(lease, Refusal):
-            if lease.reason == "leased":
-                self._move_elsewhere(run)
-            else:
-                self._mark_ended(run, await self._in_thread(final_event, run.spec, self.store))
-            return None
         if self.replay and not run.evaluated_step:
-            run.add_evaluations(await self._in_thread(evaluations_of, run.spec, self.store) or [])
-        parent_id = await self._in_thread(self.parents.of, run.spec)
-        state = self._group(group)
-        if self.closed or run.stop_reason is not None:
-            await self._spawn(self._end_run(run, None))
+            run.add_evaluations(await self.records.in_thread(evaluations_of, run.spec, self.store) or [])
+        parent_id = await self.records.in_thread(self.parents.of, run.spec)
+        if self.records.closed or run.stop_reason is not None:
+            await self.records.spawn(self.records.end(run, None))
             return None
-        self.assignment_count += 1
-        number = run.assignment = self.assignment_count
-        state.assignment = Assignment(number, run.spec, lease.attempt, parent_id)
-        state.step, state.progress_s, state.order = -1, time.monotonic(), None
-        state.ordered.clear()
-        self.assignments[number] = group
-        return state.assignment
+        return self.groups.assign(group, run, lease.attempt, parent_id)
 
     def _release(self, number: int) -> BrokerRun | None:
         """Remove an assignment and return its run; None if it has ended before."""
-        state = self.groups.get(self.assignments.pop(number, -1))
-        if state is None or state.assignment is None:
+        run_id = self.groups.release(number)
+        if run_id is None:
             return None
-        run = self.runs[state.assignment.run.run_id]
-        run.assignment = state.assignment = None
+        run = self.runs[run_id]
+        run.assignment = None
         return run
 
-    def _order(self, number: int, request: StopRequest, reason: str | None = None) -> None:
-        """Tell the group of an assignment to end its run early."""
-        group = self.groups[self.assignments[number]]
-        group.order = StopOrder(number, request, reason)
-        group.ordered.set()
-
-    async def _after_failure(self, run: BrokerRun, reason: str, failure: Failure) -> None:
-        """Start a run again whose group failed, or record that it failed.
-
-        The run has failed if its worker died too often, or if one of its ranks raised an error for the second time.
-        The first error does not count, because an error on one rank and the death of another rank look alike.
-        """
-        run.deaths += failure == "died"
-        run.errors += failure == "error"
-        if run.deaths > self.max_failures or run.errors > 1:
-            text = " ".join(reason.split())
-            message = f"its worker died {run.deaths} times: {text}" if failure == "died" else text
-            await self._in_thread(record_failure, run.spec, self.store, message, reason, failure == "error")
-            await self._end_run(run, None)
-        else:
-            await self._start_again(run)
-
-    async def _start_again(self, run: BrokerRun) -> None:
-        """Put a run back into the queue, to be trained from its last checkpoint as a new attempt."""
-        if self.closed or self.draining or run.stop_reason is not None:
-            await self._end_run(run, None)
-            return
-        await self._in_thread(self.leases.end, run.spec.run_id)
-        self.queue.put(run)
-
-    async def _end_run(self, run: BrokerRun, event: Event | None) -> None:
-        """Write a run's row, give its lease back and report its end."""
-        if run.stop_reason is not None:
-            await self._in_thread(record_stop, run.spec, self.store, run.stop_reason)
-            event = None
-        await self._in_thread(self.leases.end, run.spec.run_id)
-        event = event or await self._in_thread(final_event, run.spec, self.store)
-        self._mark_ended(run, event or run.latest)
-
-    def _mark_ended(self, run: BrokerRun, event: Event | None) -> None:
-        if run.state == "ended":
-            return
-        run.state, run.latest = "ended", event or run.latest
-        self.elsewhere.pop(run.spec.run_id, None)
-        self.remaining -= 1
-        if run.latest.status == "failed":
-            self.failed.add(run.spec.run_id)
-            if self.draining:
-                for run_id in self.queue:
-                    self.runs[run_id].tell_trial()
-        self.events.add(run.latest)
-        run.tell_trial()
-        self.queue.wake(1)
-
-    def _move_elsewhere(self, run: BrokerRun) -> None:
-        run.state, run.lost = "elsewhere", False
-        self.elsewhere[run.spec.run_id] = None
-        run.tell_trial()
-        self.queue.wake(1)
-
-    # -- the queue -------------------------------------------------------------------------------------------------
-
-    def _next(self) -> BrokerRun | None:
-        """Remove the first run from the queue."""
-        run_id = None if self.draining else self.queue.get()
-        return None if run_id is None else self.runs[run_id]
-
-    def _to_train(self) -> int:
-        if self.draining:
-            return len(self.assignments) + len(self.tasks)
-        return self.remaining + self.more_runs - len(self.elsewhere)
-
-    def _group(self, group: int) -> BrokerGroup:
-        return self.groups.setdefault(group, BrokerGroup())
+    def _to_train(self) -> dict[int, int]:
+        """Shape → number of runs in training or waiting for it. Those still to be suggested count as of shape 0."""
+        if self.table.draining:
+            return dict(self.groups.busy)
+        return {**self.table.to_do, 0: self.table.to_do[0] + self.more_runs}
 
     # -- housekeeping ----------------------------------------------------------------------------------------------
 
@@ -406,30 +336,28 @@ class Broker:
                 run = self.runs[run_id]
                 if run.assignment is not None and not run.lost:
                     run.lost = True
-                    self._order(run.assignment, "interrupted")
+                    self.groups.order(run.assignment, "interrupted")
             if self.step_timeout_s is not None:
                 self._find_hanging(now_s, self.step_timeout_s)
-            for run_id, since_s in list(self.starting_trials.items()):
-                if now_s - since_s > TRIAL_START_TIMEOUT_S:
-                    self._trial_started(run_id)
-            if self.elsewhere and now_s - foreign_s > FOREIGN_POLL_INTERVAL_S:
+            self.trials.give_up(now_s)
+            if self.table.elsewhere and now_s - foreign_s > FOREIGN_POLL_INTERVAL_S:
                 await self._follow_elsewhere()
                 foreign_s = time.monotonic()
 
     def _find_hanging(self, now_s: float, timeout_s: float) -> None:
         """End the assignments of runs that make no steps. Their groups have to be killed."""
-        for number, group in list(self.assignments.items()):
-            if now_s - self.groups[group].progress_s > timeout_s and (run := self._release(number)):
+        for group, assignment in self.groups.hanging(now_s - timeout_s):
+            if run := self._release(assignment):
                 reason = f"it made no step for {timeout_s:g} s (resources.step_timeout_s)"
-                self._spawn(self._after_failure(run, reason, "died"))
-                self.groups.pop(group)
+                self.records.spawn(self.records.after_failure(run, reason, "died"))
+                self.groups.remove(group)
                 self.hanging.append(group)
                 self.events.available.set()
 
     async def _follow_elsewhere(self) -> None:
         """End the runs that other sweeps have ended; have those trained here that they gave up."""
-        watched = list(self.elsewhere)
-        statuses: Mapping[str, Status] | None = await self._in_thread(self.store.index.statuses, watched)
+        watched = list(self.table.elsewhere)
+        statuses: Mapping[str, Status] | None = await self.records.in_thread(self.store.index.statuses, watched)
         if statuses is None:
             return
         for run_id in watched:
@@ -438,33 +366,8 @@ class Broker:
             if run.state != "elsewhere" or status == "running":
                 continue
             if status in ("finished", "failed", "stopped"):
-                self._mark_ended(run, await self._in_thread(final_event, run.spec, self.store))
+                self.table.mark_ended(run, await self.records.in_thread(final_event, run.spec, self.store))
             else:
-                del self.elsewhere[run_id]
-                run.state = "pending"
+                self.table.bring_back(run)
                 self.returned.append(run_id)
                 self.events.available.set()
-
-    def _trial_started(self, run_id: str) -> None:
-        self.starting_trials.pop(run_id, None)
-        if not self.starting_trials:
-            self.all_trials_started.set()
-
-    # -- tasks -----------------------------------------------------------------------------------------------------
-
-    async def _in_thread(self, call: Callable[..., T], *arguments: Any) -> T | None:
-        """The result of a call that uses the store; None if it failed, which ends the sweep."""
-        try:
-            return await asyncio.to_thread(call, *arguments)
-        except Exception as error:
-            self.problem = self.problem or f"{type(error).__name__}: {error}"
-            self.events.available.set()
-            await self.close()
-            return None
-
-    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        # The event loop keeps only weak references to its tasks.
-        task = asyncio.get_running_loop().create_task(coroutine)
-        self.tasks.add(task)
-        task.add_done_callback(self.tasks.discard)
-        return task

@@ -1,4 +1,4 @@
-"""What the broker keeps: runs, groups, the queue of runs that wait for a group, and events that wait for the driver."""
+"""What the broker keeps: runs, the queue of those that wait for a group, trials that start, events for the driver."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from typing import Literal
 
 from cope_sweep.spec import RunSpec
 from cope_sweep.store import Event
-from cope_sweep.sweep.messages import Assignment, StopOrder
+
+TRIAL_START_TIMEOUT_S = 30.0
+"""The process of a trial takes 2 to 10 s to start."""
 
 State = Literal["pending", "queued", "leased", "elsewhere", "ended"]
 """`elsewhere`: another sweep trains the run."""
@@ -27,6 +29,8 @@ class BrokerRun:
     spec: RunSpec
     index: int
     latest: Event
+    shape: int = 0
+    """The shape of the groups that can train it."""
     state: State = "pending"
     deaths: int = 0
     """How often its worker died or hung."""
@@ -59,22 +63,8 @@ class BrokerRun:
             self.news.set()
 
 
-@dataclass
-class BrokerGroup:
-    """One worker group."""
-
-    assignment: Assignment | None = None
-    order: StopOrder | None = None
-    ordered: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when there is an order that the group has not received."""
-    step: int = -1
-    """The last step that its run reported."""
-    progress_s: float = 0.0
-    """When that was, by `time.monotonic`."""
-
-
 class RunQueue:
-    """The runs that wait for a group, in the order of the plan, and the groups that wait for a run."""
+    """The runs of one shape that wait for a group, in the order of the plan, and the groups that wait for a run."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[int, str]] = []
@@ -114,6 +104,50 @@ class RunQueue:
             if not future.done():
                 future.set_result(None)
                 count = None if count is None else count - 1
+
+
+class TrialStarts:
+    """The trials that Tune has created and whose process does not ask for progress yet."""
+
+    def __init__(self) -> None:
+        self._since_s: dict[str, float] = {}
+        """Run → when its trial was announced."""
+        self._early: set[str] = set()
+        """Runs whose trial has asked before it was announced."""
+        self._none_left = asyncio.Event()
+        self._none_left.set()
+
+    @property
+    def none_left(self) -> bool:
+        """Whether all of them have started."""
+        return self._none_left.is_set()
+
+    def announce(self, run_id: str) -> None:
+        """Tune has created the trial of a run."""
+        if run_id in self._early:
+            self._early.discard(run_id)
+        else:
+            self._since_s[run_id] = time.monotonic()
+            self._none_left.clear()
+
+    def asked_early(self, run_id: str) -> None:
+        """The trial's call has overtaken that of the driver."""
+        self._early.add(run_id)
+
+    def started(self, run_id: str) -> None:
+        """The trial's process runs, or is not waited for any more."""
+        self._since_s.pop(run_id, None)
+        if not self._since_s:
+            self._none_left.set()
+
+    def give_up(self, now_s: float) -> None:
+        """Do not wait any more for trials that take longer than `TRIAL_START_TIMEOUT_S`."""
+        for run_id in [run_id for run_id, since_s in self._since_s.items() if now_s - since_s > TRIAL_START_TIMEOUT_S]:
+            self.started(run_id)
+
+    async def wait(self) -> None:
+        """Wait until all of them have started."""
+        await is_set_within(self._none_left, TRIAL_START_TIMEOUT_S)
 
 
 class EventBuffer:

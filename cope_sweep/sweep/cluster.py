@@ -1,10 +1,11 @@
-"""Connects to a running Ray cluster or starts one on this machine, and computes how many worker groups it holds.
+"""Connects to a running Ray cluster or starts one on this machine, and says what its nodes have.
 
 What Ray logs and prints goes to a file, because the terminal shows the sweep's live table.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import logging
 import os
@@ -13,6 +14,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -23,10 +25,13 @@ import ray
 
 from cope_sweep.spec import Resources
 from cope_sweep.sweep.executor import ClusterError
+from cope_sweep.sweep.placement import Needs
 
 CONNECT_TIMEOUT_S = 30.0
 PORT_TIMEOUT_S = 3.0
 """For a port to accept a connection."""
+HEAD_TIMEOUT_S = 10.0
+"""The cluster's head is taken for lost after it has accepted no connections for this time."""
 
 # What Ray and its processes read from the environment. Variables that the user has set are kept.
 SETTINGS = {
@@ -60,6 +65,10 @@ TOKEN = secrets.token_hex(32)
 T = TypeVar("T")
 
 
+class HeadLost(ClusterError):
+    """The cluster's head does not answer: no process of the cluster can be started or ended any more."""
+
+
 @dataclass(frozen=True)
 class Node:
     """A node of the cluster that is alive."""
@@ -67,30 +76,6 @@ class Node:
     address: str
     resources: dict[str, float]
     """All that it has, in use or not."""
-
-
-@dataclass(frozen=True)
-class Needs:
-    """What a worker group takes."""
-
-    workers: int
-    cpus: int
-    """CPUs of each worker."""
-    gpus: float
-    """GPUs of each worker."""
-
-    @property
-    def bundle(self) -> dict[str, float]:
-        """What one worker takes, as Ray names it."""
-        return {"CPU": float(self.cpus)} | ({"GPU": self.gpus} if self.gpus else {})
-
-    def workers_on(self, resources: Mapping[str, float]) -> int:
-        """How many workers such resources hold. Several may share a GPU; no worker has parts of several."""
-        fits = resources.get("CPU", 0) / self.cpus
-        if self.gpus:
-            gpus = resources.get("GPU", 0)
-            fits = min(fits, gpus / self.gpus if self.gpus >= 1 else int(gpus) * int(1 / self.gpus + 1e-9))
-        return int(fits + 1e-9)
 
 
 @contextlib.contextmanager
@@ -119,13 +104,27 @@ def connected(
         if not ray.is_initialized():
             if address == "local":
                 stack.enter_context(_private_token())
-            stack.callback(ray.shutdown)
+            stack.push(_disconnect)
             if address == "local":
                 _start(cpus or usable_cpus(), dict(runtime_env or {}))
             else:
                 _connect(address, dict(runtime_env or {}))
             divert_logs()
         yield
+
+
+def _disconnect(kind: type[BaseException] | None, error: BaseException | None, traceback: object) -> None:
+    """Disconnect from the cluster. Without its head that would block until Ray ends this process, after a minute."""
+    if isinstance(error, HeadLost):
+        atexit.register(_exit_at_once)  # before the functions that Ray has registered
+    else:
+        ray.shutdown()
+
+
+def _exit_at_once() -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(1)
 
 
 def usable_cpus() -> int:
@@ -144,35 +143,47 @@ def nodes() -> dict[str, Node]:
     return {node["NodeID"]: Node(node["NodeManagerAddress"], node["Resources"]) for node in found}
 
 
-def needs_of(resources: Resources) -> Needs:
-    """What a group takes on this cluster.
+def check_head() -> None:
+    """Raise HeadLost if the cluster's head has accepted no connections for `HEAD_TIMEOUT_S`."""
+    address = ray.get_runtime_context().gcs_address
+    host, _, port = address.rpartition(":")
+    until = time.monotonic() + HEAD_TIMEOUT_S
+    while (error := connection_error(host.strip("[]"), int(port))) is not None:
+        if time.monotonic() > until:
+            raise HeadLost(
+                f"the head of the Ray cluster ({address}) does not answer any more ({error}); finished runs are kept; "
+                "run the same command again on a new cluster"
+            )
+        time.sleep(0.5)
 
-    Raises:
-        ClusterError: `resources.groups` is "auto" and the nodes, all of them free, have no room for one group.
-    """
-    there = nodes().values()
+
+def needs_of(resources: Resources, there: Mapping[str, Node]) -> Needs:
+    """What a group takes on a cluster with these nodes."""
     gpus = resources.gpus
     if gpus == "auto":
-        gpus = 1.0 if resources.device != "cpu" and any(node.resources.get("GPU", 0) >= 1 for node in there) else 0.0
-    needs = Needs(resources.workers, resources.cpus, gpus)
-    if resources.groups == "auto" and sum(needs.workers_on(node.resources) for node in there) < needs.workers:
-        wanted = f"{resources.cpus} CPUs" + (f" and {gpus:g} GPUs" if gpus else "")
-        total = [sum(node.resources.get(name, 0) for node in there) for name in ("CPU", "GPU")]
-        raise ClusterError(
-            f"the cluster ({len(there)} nodes, {total[0]:g} CPUs, {total[1]:g} GPUs) has no room for a group of "
-            f"{resources.workers} workers with {wanted} each: lower resources.cpus, .gpus or .workers, or set "
-            "resources.groups to wait for nodes that an autoscaler adds"
-        )
-    return needs
+        has_gpu = any(node.resources.get("GPU", 0) >= 1 for node in there.values())
+        gpus = 1.0 if resources.device != "cpu" and has_gpu else 0.0
+    return Needs(resources.workers, resources.cpus, gpus)
 
 
-def room(needs: Needs, there: Mapping[str, Node], left_out: Collection[str]) -> int:
-    """How many more groups fit into what is free now, outside of the nodes that are left out."""
+def no_room(needs: Needs, there: Mapping[str, Node]) -> ClusterError:
+    """The error that the nodes, all of them free, have no room for a group."""
+    wanted = f"{needs.cpus} CPUs" + (f" and {needs.gpus:g} GPUs" if needs.gpus else "")
+    total = [sum(node.resources.get(name, 0) for node in there.values()) for name in ("CPU", "GPU")]
+    return ClusterError(
+        f"the cluster ({len(there)} nodes, {total[0]:g} CPUs, {total[1]:g} GPUs) has no room for a group of "
+        f"{needs.workers} workers with {wanted} each: lower resources.cpus, .gpus or .workers, or set "
+        "resources.groups to wait for nodes that an autoscaler adds"
+    )
+
+
+def free_resources(there: Mapping[str, Node], left_out: Collection[str]) -> dict[str, float]:
+    """The CPUs and GPUs that are free now, outside of the nodes that are left out."""
     free: Counter[str] = Counter(ray.available_resources())  # type: ignore[no-untyped-call]
     for node_id in left_out:
         if node_id in there:
             free.subtract({name: there[node_id].resources.get(name, 0) for name in ("CPU", "GPU")})
-    return needs.workers_on(free) // needs.workers
+    return {name: free[name] for name in ("CPU", "GPU")}
 
 
 @contextlib.contextmanager

@@ -6,7 +6,7 @@ import contextlib
 import os
 import platform
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from cope_sweep.errors import UserError
@@ -41,7 +41,8 @@ class Executor(Protocol):
     run does not stop the others; after `max_failed_runs` of them no more are started, and those in training end.
     KeyboardInterrupt has the effect of `stop` and is raised again at the end. `plugins` are modules that have to be
     imported before a run can be trained. `schedule` may end runs early, where the executor trains several at a time.
-    `suggestions` gives further runs, one after another, and learns their results.
+    `suggestions` gives further runs, one after another, and learns their results. `own_resources` are those of runs
+    that do not use `resources`, by run id; there are more of them as runs are suggested.
 
     Raises:
         ClusterError: There is no cluster to train on, or nothing is left of it that can train.
@@ -62,6 +63,7 @@ class Executor(Protocol):
         max_failed_runs: int | None = None,
         on_note: Callable[[str], None] = lambda text: None,
         suggestions: Suggestions | None = None,
+        own_resources: Mapping[str, Resources] | None = None,
     ) -> None: ...
 
 

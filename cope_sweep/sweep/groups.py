@@ -1,7 +1,8 @@
 """Starts worker groups where the cluster has room, and replaces those that fail.
 
-Ray's scheduler finds the place of each group: it counts free resources, knows the single GPUs, and leaves out nodes
-that are drained. A node that cannot train is left out from then on (quarantined); the sweep goes on with the others.
+`placement` decides how many groups of each shape there are. Ray's scheduler finds the place of each group: it counts
+free resources, knows the single GPUs, and leaves out nodes that are drained. A node that cannot train is left out from
+then on (quarantined); the sweep goes on with the others.
 """
 
 from __future__ import annotations
@@ -9,17 +10,19 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import ray
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from cope_sweep.sweep.cluster import Needs, Node, nodes, room
+from cope_sweep.sweep.cluster import HeadLost, Node, check_head, free_resources, needs_of, no_room, nodes
 from cope_sweep.sweep.executor import ClusterError
 from cope_sweep.sweep.messages import Failure
+from cope_sweep.sweep.placement import Needs, Placed, Placement
+from cope_sweep.sweep.shapes import Shapes
 from cope_sweep.sweep.workers import GroupPlan, Place, Worker, WorkerEnd, WorkerError
 
 MAX_IDLE_FAILURES = 2
@@ -37,6 +40,7 @@ NODE_LABEL = "ray.io/node-id"
 @dataclass
 class _Group:
     number: int
+    shape: int
     reservation: Any
     """Its placement group."""
     workers: list[Any]
@@ -63,23 +67,32 @@ class Groups:
     def __init__(
         self,
         plan: GroupPlan,
-        needs: Needs,
+        shapes: Shapes,
         limit: int | None,
         *,
         on_failed: Callable[[int, str, Failure], bool],
+        on_leave: Callable[[Sequence[int]], object],
+        on_refused: Callable[[int, str], object],
         on_note: Callable[[str], None],
     ) -> None:
         """No group is started before `update` is called.
 
         Args:
-            plan: What the workers need to know.
-            needs: What a group takes.
+            plan: What the workers need to know. Shape, resources and GPUs are set for each group.
+            shapes: What groups take. There may be more later.
             limit: How many groups to start, whether there is room or not; None: as many as there is room for.
             on_failed: Called with a group, the reason and the kind of its failure; returns whether it had a run.
+            on_leave: Called with groups that have to end when their runs have ended.
+            on_refused: Called with a shape of which no group can be started, and the reason.
             on_note: Called with what the user should know.
         """
-        self.plan, self.needs, self.limit = plan, needs, limit
-        self.on_failed, self.on_note = on_failed, on_note
+        self.plan, self.shapes, self.limit = plan, shapes, limit
+        self.on_failed, self.on_leave, self.on_refused, self.on_note = on_failed, on_leave, on_refused, on_note
+        self.needs: list[Needs] = []
+        """What a group takes, by shape."""
+        self.refused: set[int] = set()
+        """The shapes of which no group can be started."""
+        self.placement = Placement(self.needs, limit)
         self.groups: dict[int, _Group] = {}
         self.count = 0
         self.quarantined: dict[str, str] = {}
@@ -88,22 +101,26 @@ class Groups:
         """Node id, or "" where it is not known → failures in a row of workers that had no run."""
         self.nodes: dict[str, Node] = {}
         self.refreshed_s = 0.0
+        self.head_lost = False
+        """Whether nothing can be started or ended any more; calls would block."""
+        self.placed: Mapping[int, int] = {}
+        """Shape of the groups that exist → how many of them have started. Replaced as a whole: threads read it."""
 
-    @property
-    def placed(self) -> int:
-        """The number of groups whose processes have started."""
-        return sum(bool(group.places) for group in self.groups.values())
-
-    def update(self, wanted: int, hanging: Iterable[int] = ()) -> None:
-        """Notice what has ended or failed, and start groups, until there are `wanted`.
+    def update(
+        self, wanted: Mapping[int, int], idle: Collection[int] = frozenset(), hanging: Iterable[int] = ()
+    ) -> None:
+        """Notice what has ended or failed, and start groups and have groups leave as `placement` decides.
 
         Args:
-            wanted: More groups than this are of no use.
+            wanted: Shape → number of groups; more are of no use.
+            idle: The groups that have no run.
             hanging: Groups that have to be ended because their run makes no steps.
 
         Raises:
-            ClusterError: No node is left that can train.
+            ClusterError: No node is left that can train, none has room for a group, or the cluster's head is gone.
         """
+        if self.head_lost:
+            return
         for number in hanging:
             if group := self.groups.get(number):
                 self._remove(group)
@@ -111,28 +128,79 @@ class Groups:
         for group in self._with_ends():
             self._handle_ends(group)
         if time.monotonic() - self.refreshed_s >= REFRESH_INTERVAL_S:
-            self.nodes = nodes()
+            self._refresh_nodes()
             self.refreshed_s = time.monotonic()
-            self._start(wanted)
-            self._check_anything_left()
+            self._note_shapes(wanted)
+            wanted = {shape: number for shape, number in wanted.items() if number and shape not in self.refused}
+            self._follow(wanted, idle)
+            self._check_anything_left(wanted)
+        placed = dict.fromkeys((group.shape for group in self.groups.values()), 0)
+        for group in self.groups.values():
+            placed[group.shape] += bool(group.places)
+        self.placed = placed
 
     def close(self) -> None:
-        """End all groups at once."""
+        """End all groups at once. Without the cluster's head they end by themselves."""
+        if self.head_lost:
+            return
         for group in list(self.groups.values()):
             self._remove(group)
 
+    def _refresh_nodes(self) -> None:
+        try:
+            check_head()
+        except HeadLost:
+            self.head_lost = True
+            raise
+        self.nodes = nodes()
+
     # -- starting --------------------------------------------------------------------------------------------------
 
-    def _start(self, wanted: int) -> None:
-        """Start the groups that are missing and for which there is room."""
-        missing = min(wanted, wanted if self.limit is None else self.limit) - len(self.groups)
-        if missing > 0 and self.limit is None:
-            missing = min(missing, room(self.needs, self.nodes, self.quarantined) - (len(self.groups) - self.placed))
-        for _ in range(missing):
-            self._start_group()
+    def _note_shapes(self, wanted: Mapping[int, int]) -> None:
+        """Find out what groups of new shapes take, and refuse those for which there can be no room."""
+        new = range(len(self.needs), len(self.shapes))
+        self.needs += [needs_of(resources, self.nodes) for resources in self.shapes.resources[len(self.needs) :]]
+        if self.limit is not None:
+            return
+        there = [node.resources for node in self.nodes.values()]
+        misfits = {shape: self.needs[shape].misfit(there) for shape in new if wanted.get(shape)}
+        reasons = {shape: reason for shape, reason in misfits.items() if reason is not None}
+        if reasons and not self.count and reasons.keys() == {shape for shape, number in wanted.items() if number}:
+            raise no_room(self.needs[min(reasons)], self.nodes)
+        for shape, reason in reasons.items():
+            self._refuse(shape, f"{reason}; lower its resources, or use a larger cluster")
 
-    def _start_group(self) -> None:
-        needs = self.needs
+    def _refuse(self, shape: int, reason: str) -> None:
+        self.refused.add(shape)
+        self.on_refused(shape, reason)
+        self.on_note(f"runs that take {self.shapes.resources[shape].shape} fail: {reason}")
+
+    def _follow(self, wanted: Mapping[int, int], idle: Collection[int]) -> None:
+        """Do what `placement` decides."""
+        groups = [
+            Placed(group.number, group.shape, tuple(place.node_id for place in group.places), group.number in idle)
+            for group in self.groups.values()
+        ]
+        staying = Counter(group.shape for group in groups if group.number not in self.placement.leaving)
+        is_short = any(number > staying[shape] for shape, number in wanted.items())
+        free = free_resources(self.nodes, self.quarantined) if is_short and self.limit is None else {}
+        decision = self.placement.decide(time.monotonic(), self._usable(), free, groups, wanted)
+        for shape in decision.start:
+            self._start_group(shape)
+        waiting = [number for number in decision.leave if not self.groups[number].places]
+        for number in waiting:
+            self._remove(self.groups[number])
+            self.on_failed(number, "its place is given to a group of another shape", "preempted")
+        if leaving := [number for number in decision.leave if number not in waiting]:
+            self.on_leave(leaving)
+
+    def _usable(self) -> dict[str, Mapping[str, float]]:
+        """Node id → all that the node has, of the nodes that can train."""
+        return {node_id: node.resources for node_id, node in self.nodes.items() if node_id not in self.quarantined}
+
+    def _start_group(self, shape: int) -> None:
+        needs = self.needs[shape]
+        plan = replace(self.plan, shape=shape, resources=self.shapes.resources[shape], gpus=needs.gpus)
         others = {NODE_LABEL: f"!in({','.join(self.quarantined)})"} if self.quarantined else {}
         reservation = placement_group(
             [needs.bundle] * needs.workers, strategy="PACK", bundle_label_selector=[others] * needs.workers
@@ -147,8 +215,8 @@ class Groups:
             for rank in range(needs.workers)
         ]
         placing = [worker.place.remote() for worker in workers]
-        ends = [worker.train.remote(self.count, rank, self.plan, placing[0]) for rank, worker in enumerate(workers)]
-        self.groups[self.count] = _Group(self.count, reservation, workers, placing, ends)
+        ends = [worker.train.remote(self.count, rank, plan, placing[0]) for rank, worker in enumerate(workers)]
+        self.groups[self.count] = _Group(self.count, shape, reservation, workers, placing, ends)
         self.count += 1
 
     def _notice_places(self) -> None:
@@ -215,7 +283,7 @@ class Groups:
         return False
 
     def _handle_failure(self, group: _Group, errors: dict[int, Exception]) -> None:
-        self.nodes = nodes()
+        self._refresh_nodes()
         places = group.nodes(errors)
         failure: Failure = "error" if all(isinstance(error, WorkerError) for error in errors.values()) else "died"
         if any(getattr(error, "preempted", False) for error in errors.values()) or places - self.nodes.keys():
@@ -247,14 +315,22 @@ class Groups:
             ray.kill(worker)
         remove_placement_group(group.reservation)
 
-    def _check_anything_left(self) -> None:
-        """Raise ClusterError if there is no group, and no node that one could start on."""
-        usable = [node for node_id, node in self.nodes.items() if node_id not in self.quarantined]
-        if not self.quarantined or self.placed:
+    def _check_anything_left(self, wanted: Mapping[int, int]) -> None:
+        """Raise ClusterError if there is no node left to start a group on; refuse single shapes without one."""
+        if not self.quarantined:
             return
-        if "" in self.quarantined or not any(self.needs.workers_on(node.resources) for node in usable):
-            reasons = "; ".join(dict.fromkeys(self.quarantined.values()))
-            raise ClusterError(f"no node is left that can train: {reasons}")
+        has_groups = {group.shape for group in self.groups.values() if group.places}
+        usable = self._usable().values()
+        lost = [
+            shape
+            for shape in wanted
+            if shape not in has_groups and ("" in self.quarantined or not self.needs[shape].fits(usable))
+        ]
+        reason = f"no node is left that can train: {'; '.join(dict.fromkeys(self.quarantined.values()))}"
+        if lost and len(lost) == len(wanted) and not has_groups:
+            raise ClusterError(reason)
+        for shape in lost:
+            self._refuse(shape, reason)
 
 
 def _cause(error: Exception) -> object:

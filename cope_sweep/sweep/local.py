@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from cope_sweep.registry import load_plugins
@@ -23,7 +23,7 @@ from cope_sweep.sweep.parents import Parents
 if TYPE_CHECKING:
     from cope_sweep.sweep.schedulers import StoppingRule
     from cope_sweep.sweep.suggestions import Suggestions
-    from cope_sweep.train import Runtime, StopRequest
+    from cope_sweep.train import StopRequest
 
 
 def run_local(
@@ -39,8 +39,11 @@ def run_local(
     max_failed_runs: int | None = None,
     on_note: Callable[[str], None] = lambda text: None,
     suggestions: Suggestions | None = None,
+    own_resources: Mapping[str, Resources] | None = None,
 ) -> None:
     """An `Executor` with one worker, in a thread of this process. `resources.groups` and `.workers` count as 1.
+
+    What `own_resources` say about CPUs, precision, memory and the like is used; the number of workers is not.
 
     No run is ended early by `schedule`, which compares runs that are trained side by side.
 
@@ -53,9 +56,12 @@ def run_local(
     todo = unfinished(runs, store)
     if not todo and suggestions is None:
         return
+    own = {} if own_resources is None else own_resources
     if schedule is not None:
         on_note(f"{schedule} ends no run here: --local trains one run after another, each to its end")
-    worker = _Worker(todo, suggestions, store, resources, sweep_id, max_failed_runs, stop)
+    if any(run.run_id in own and own[run.run_id].workers > 1 for run in todo):
+        on_note("--local trains with one worker; runs that ask for several have one here, and the same result")
+    worker = _Worker(todo, suggestions, store, resources, own, sweep_id, max_failed_runs, stop)
     worker.start()
     try:
         while (event := worker.events.get()) is not None:
@@ -86,13 +92,14 @@ class _Worker(threading.Thread):
         suggestions: Suggestions | None,
         store: Store,
         resources: Resources,
+        own: Mapping[str, Resources],
         sweep_id: str,
         max_failed_runs: int | None,
         stop: threading.Event,
     ) -> None:
         super().__init__(name="training", daemon=True)
         self.runs, self.suggestions = deque(runs), suggestions
-        self.store, self.resources, self.sweep_id = store, resources, sweep_id
+        self.store, self.resources, self.own, self.sweep_id = store, resources, own, sweep_id
         self.max_failed_runs, self.stop_requested = max_failed_runs, stop
         self.failed = 0
         self.elsewhere: dict[str, RunSpec] = {}
@@ -116,17 +123,14 @@ class _Worker(threading.Thread):
             self.events.put(None)
 
     def _train_all(self) -> None:
-        from cope_sweep.train import Runtime
-
-        runtime = Runtime.of(self.resources, worker_id=worker_id())
         leases = LeaseHolder(self.store, self.sweep_id)
         try:
             while not self.ends:
                 if (run := self._next()) is not None:
-                    self._train(run, runtime, leases)
+                    self._train(run, leases)
                 elif self.elsewhere:
                     self.stop_requested.wait(FOREIGN_POLL_INTERVAL_S)
-                    self._follow_elsewhere(runtime, leases)
+                    self._follow_elsewhere(leases)
                 else:
                     return
         finally:
@@ -145,10 +149,11 @@ class _Worker(threading.Thread):
             self.suggestions.end(event.run_id, event.status, event.metrics.get(self.suggestions.metric))
         self.events.put(event)
 
-    def _train(self, run: RunSpec, runtime: Runtime, leases: LeaseHolder) -> None:
+    def _train(self, run: RunSpec, leases: LeaseHolder) -> None:
         """Train a run, if no other sweep does."""
-        from cope_sweep.train import train_run
+        from cope_sweep.train import Runtime, train_run
 
+        runtime = Runtime.of(self.own.get(run.run_id, self.resources), worker_id=worker_id())
         lease = leases.acquire(run)
         if isinstance(lease, Refusal):
             if lease.reason == "leased":
@@ -184,7 +189,7 @@ class _Worker(threading.Thread):
         self.failed += outcome == "failed"
         self._end(last if last is not None and last.status != "running" else final_event(run, self.store))
 
-    def _follow_elsewhere(self, runtime: Runtime, leases: LeaseHolder) -> None:
+    def _follow_elsewhere(self, leases: LeaseHolder) -> None:
         """Report the runs that other sweeps have ended; train those that they gave up."""
         statuses = self.store.index.statuses(self.elsewhere)
         for run_id, run in list(self.elsewhere.items()):
@@ -195,4 +200,4 @@ class _Worker(threading.Thread):
             if status in ("finished", "failed", "stopped"):
                 self._end(final_event(run, self.store))
             else:
-                self._train(run, runtime, leases)
+                self._train(run, leases)

@@ -65,8 +65,10 @@ class Poll:
     """Events with their numbers."""
     leased: int
     """Number of runs in training."""
-    to_train: int
-    """Number of runs that are in training or wait for it: more groups than this are of no use."""
+    to_train: dict[int, int]
+    """Shape → number of runs that are in training or wait for it: more groups than this are of no use."""
+    idle: frozenset[int]
+    """The groups without a run, where there are several shapes."""
     returned: tuple[str, ...]
     """Runs that need another trial, because the sweep that trained them gave them up."""
     hanging: tuple[int, ...]

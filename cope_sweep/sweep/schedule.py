@@ -16,7 +16,8 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,11 +28,12 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from cope_sweep.spec import Resources, RunSpec
 from cope_sweep.store import Event, Store, StoreError
 from cope_sweep.sweep.broker import Broker
-from cope_sweep.sweep.cluster import connected, needs_of
+from cope_sweep.sweep.cluster import connected
 from cope_sweep.sweep.executor import INTERRUPT_TIMEOUT_S, ClusterError, unfinished
 from cope_sweep.sweep.messages import Failure, Poll
 from cope_sweep.sweep.plugins import plugin_runtime_env
 from cope_sweep.sweep.schedulers import StoppingRule, scheduler_of
+from cope_sweep.sweep.shapes import Shapes
 
 if TYPE_CHECKING:
     from cope_sweep.sweep.groups import Groups
@@ -51,7 +53,8 @@ RELEASE_TIMEOUT_S = 60.0
 TUNE_TIMEOUT_S = 60.0
 """For Tune to end its trials after the sweep. It takes 1 s, or as long as the start of a process."""
 QUEUED_TRIALS = 1
-"""Trials beyond the number of groups: while Tune handles the end of one run, the group finds the next in the queue."""
+"""Trials of a shape beyond the number of its groups: while Tune handles the end of one run, the group finds the next in
+the queue."""
 RESUME_HINT = "finished runs are kept; run the same command again to continue"
 
 
@@ -68,6 +71,7 @@ def run_on_ray(
     max_failed_runs: int | None = None,
     suggestions: Suggestions | None = None,
     on_note: Callable[[str], None] = lambda text: None,
+    own_resources: Mapping[str, Resources] | None = None,
     address: str | None = None,
     cpus: int | None = None,
 ) -> None:
@@ -76,7 +80,7 @@ def run_on_ray(
     Args:
         runs: The runs to train, in order.
         store: The store.
-        resources: Groups, workers and devices.
+        resources: Groups, workers and devices of the runs that have no `own_resources`.
         sweep_id: The owner of the leases.
         on_event: Called with every event.
         stop: Set to interrupt the sweep.
@@ -85,6 +89,7 @@ def run_on_ray(
         max_failed_runs: After this number of failed runs, no more are started.
         suggestions: Suggests further runs.
         on_note: Called with what the user should know: nodes that are left out.
+        own_resources: Run id → resources, of the runs that have their own.
         address: "auto", "host:port", or None for RAY_ADDRESS; without that, a new cluster on this machine.
         cpus: CPUs of a new cluster; None: those that this process may use.
 
@@ -104,8 +109,8 @@ def run_on_ray(
     with _scratch(store) as (scratch, token), cluster:
         prefetch.join()
         sweep = _RaySweep(
-            todo, store, resources, sweep_id, tuple(plugins), schedule, max_failed_runs, suggestions,
-            on_note, scratch, token, logs,
+            todo, store, Shapes(resources, own_resources), sweep_id, tuple(plugins), schedule, max_failed_runs,
+            suggestions, on_note, scratch, token, logs,
         )  # fmt: skip
         sweep.execute(on_event, stop)
     for path in logs.glob("*.log"):
@@ -149,7 +154,7 @@ class _RaySweep:
 
     runs: list[RunSpec]
     store: Store
-    resources: Resources
+    shapes: Shapes
     sweep_id: str
     plugins: tuple[str, ...]
     schedule: StoppingRule | None
@@ -194,7 +199,6 @@ class _RaySweep:
         from cope_sweep.sweep.workers import GroupPlan
 
         resources = self.resources
-        needs = needs_of(resources)
         self._start_broker()
         plan = GroupPlan(
             broker=self.broker,
@@ -202,13 +206,27 @@ class _RaySweep:
             token=self.token,
             sweep_id=self.sweep_id,
             resources=resources,
-            gpus=needs.gpus,
+            gpus=0.0,
             plugins=self.plugins,
         )
-        limit = None if resources.groups == "auto" else resources.groups
-        self.groups = Groups(plan, needs, limit, on_failed=self._group_failed, on_note=self.on_note)
-        self.groups.update(len(self.runs) + self.more_runs)
+        self.groups = Groups(
+            plan,
+            self.shapes,
+            None if resources.groups == "auto" else resources.groups,
+            on_failed=self._group_failed,
+            on_leave=self.broker.ask_to_leave.remote,
+            on_refused=self.broker.refuse.remote,
+            on_note=self.on_note,
+        )
+        to_train = Counter(self.shapes.of(run.run_id) for run in self.runs)
+        to_train[0] += self.more_runs
+        self.groups.update(to_train)
         self._start_tune()
+
+    @property
+    def resources(self) -> Resources:
+        """The resources of most runs, and of the whole sweep."""
+        return self.shapes.resources[0]
 
     def _start_broker(self) -> None:
         # On this node, because the broker reads the store and must not outlive this process.
@@ -221,6 +239,7 @@ class _RaySweep:
             self.store.index_url,
             self.sweep_id,
             self.runs,
+            shapes={run.run_id: shape for run in self.runs if (shape := self.shapes.of(run.run_id))},
             max_failures=self.resources.max_failures,
             max_failed_runs=self.max_failed_runs,
             step_timeout_s=self.resources.step_timeout_s,
@@ -235,15 +254,22 @@ class _RaySweep:
 
     def _start_run(self, run_id: str) -> None:
         """Have the broker start a run. Called in Tune's thread."""
-        self.broker.start.remote(run_id, self.suggestions.run(run_id) if self.suggestions else None)
+        added = self.suggestions.run(run_id) if self.suggestions else None
+        self.broker.start.remote(run_id, added, self.shapes.of(run_id))
+
+    def _wanted_trials(self) -> dict[int, int]:
+        """Shape → how many trials are wanted. Called in Tune's thread."""
+        placed = self.groups.placed if self.groups else {}
+        return {shape: max(1, number) + QUEUED_TRIALS for shape, number in (placed or {0: 0}).items()}
 
     def _start_tune(self) -> None:
         from cope_sweep.sweep.trials import RunSearch, run_trials
 
-        groups, rule = self.groups, self.schedule
+        rule = self.schedule
         self.search = search = RunSearch(
             [run.run_id for run in self.runs],
-            wanted=lambda: max(1, groups.placed if groups else 0) + QUEUED_TRIALS,
+            wanted=self._wanted_trials,
+            shape_of=self.shapes.of,
             start=self._start_run,
             stop=self.broker.stop.remote,
             rule=str(rule),
@@ -301,7 +327,7 @@ class _RaySweep:
             if self.tune_error is not None:
                 raise ClusterError(f"Ray Tune gave up: {self.tune_error}; its log: {self.logs}") from self.tune_error
             self.search.add(poll.returned)
-            self.groups.update(0 if deadline_s is not None else poll.to_train, poll.hanging)
+            self.groups.update({} if deadline_s is not None else poll.to_train, poll.idle, poll.hanging)
             time.sleep(max(0.0, polled_s + POLL_INTERVAL_S - time.monotonic()))
 
     def _get(self, ref: Any) -> Any:
@@ -326,6 +352,8 @@ class _RaySweep:
             self.groups.close()
         with contextlib.suppress(ray.exceptions.RayError):
             ray.get(self.broker.release.remote(), timeout=RELEASE_TIMEOUT_S)
+        if self.groups is not None and self.groups.head_lost:
+            return  # what follows would block
         if self.tune is not None:
             # A thread that is inside of Ray while Ray shuts down would end this process.
             self.tune.join(TUNE_TIMEOUT_S)

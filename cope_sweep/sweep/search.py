@@ -10,7 +10,8 @@ from __future__ import annotations
 import logging
 import math
 import random
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import optuna
@@ -55,6 +56,7 @@ class RowSearch:
         results: Mapping[str, Result],
         on_suggest: Callable[[Row], None],
         *,
+        claim: Callable[[Row], Sequence[Row]] = lambda row: (),
         retry_failed: bool = True,
     ) -> None:
         """Continue the search of `plan`, whose rows were suggested earlier.
@@ -66,12 +68,14 @@ class RowSearch:
             results: Run id → what is known of the runs of its rows; no entry: nothing.
             on_suggest: Called with each row before its id is returned. It must record the row's labels with the sweep,
                 so that the next sweep can continue.
+            claim: Called with each row that is new. Returns nothing, and the row is this search's; or the rows that
+                other searches have suggested meanwhile, and the row is not.
             retry_failed: Whether failed rows are suggested again.
         """
         if plan.search is None:
             raise ValueError(f"the ablation {plan.name} has no search by suggestions")
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        self.plan, self.on_suggest = plan, on_suggest
+        self.plan, self.on_suggest, self.claim = plan, on_suggest, claim
         self.metric = str(plan.search.metric)
         self.dimensions = dimensions_of(plan.ablation)
         self.results: dict[str, tuple[Status, float | None]] = {}
@@ -90,8 +94,14 @@ class RowSearch:
                 evaluated.append((row, status, value))
             else:
                 again.append(row)
-        self.left = len(again) + plan.open_samples
-        """How many runs are still to be suggested."""
+        self.open = plan.open_samples
+        """How many rows may still be new."""
+        self._again = {row.runs[0].run_id for row in again}
+        """The rows of the plan that are still to be suggested again."""
+        self._foreign: deque[Row] = deque()
+        """Rows of other searches that are still to be suggested."""
+        self._running_foreign: dict[str, Row] = {}
+        """Run id → row, of those of them that have not ended."""
         self.optuna = OptunaSearch(
             {dimension.name: _distribution(dimension) for dimension in self.dimensions},
             metric=self.metric,
@@ -103,9 +113,20 @@ class RowSearch:
         for row, status, value in evaluated:
             self._add_evaluated(row, status, value)
 
+    @property
+    def left(self) -> int:
+        """How many runs are still to be suggested."""
+        return len(self._again) + len(self._foreign) + self.open
+
     def next_run(self) -> str | None:
-        """The id of the next run. None: nothing new now; for good where `left` is 0."""
+        """The id of the next run. None: nothing new now; for good where `left` is 0.
+
+        Rows of other searches are suggested, too: whoever asks waits for their results, and trains them if they are
+        given up.
+        """
         for _ in range(MAX_ASKS if self.left and not self._stuck else 0):
+            if self._foreign:
+                return self._suggest_foreign()
             self._asked += 1
             ask = str(self._asked)
             try:
@@ -115,23 +136,55 @@ class RowSearch:
                 self._tell(ask, "failed", None)
                 continue
             run_id = row.runs[0].run_id
-            if run_id in self.results:
-                self._tell(ask, *self.results[run_id])
+            if run_id in self.results or not (run_id in self._again or self._claims(row)):
+                self._tell(ask, *self.results.get(run_id, ("failed", None)))
                 continue
-            self.left -= 1
+            self._again.discard(run_id)
             self._asks[run_id] = ask
             self.results[run_id] = "running", None
             self.on_suggest(row)
             return run_id
+        if self._foreign:
+            return self._suggest_foreign()
         self._stuck = True
-        if not self._asks:
+        if not self._asks and not self._running_foreign:
             # Every suggestion is known, and no result can change that.
-            self.left = 0
+            self.open = 0
+            self._again.clear()
         return None
 
+    def _claims(self, row: Row) -> bool:
+        """Whether a new row becomes one of this search. Else other searches have suggested it, or all that are left."""
+        run_id = row.runs[0].run_id
+        while self.open > 0 and run_id not in self.results:
+            others = self.claim(row)
+            if not others:
+                self.open -= 1
+                return True
+            for other in others:
+                self._add_foreign(other)
+        return False
+
+    def _add_foreign(self, row: Row) -> None:
+        run_id = row.runs[0].run_id
+        if run_id not in self.results and run_id not in self._again:
+            self.open = max(0, self.open - 1)
+            self.results[run_id] = "running", None
+            self._foreign.append(row)
+
+    def _suggest_foreign(self) -> str:
+        row = self._foreign.popleft()
+        run_id = row.runs[0].run_id
+        self._running_foreign[run_id] = row
+        self.on_suggest(row)
+        return run_id
+
     def report(self, run_id: str, step: int, value: float) -> None:
-        """Tell the metric's value at an evaluation of a suggested run. A value that is not finite is ignored."""
-        if math.isfinite(value):
+        """Tell the metric's value at an evaluation of a suggested run. A value that is not finite is ignored.
+
+        Of a row of another search, only the end counts.
+        """
+        if math.isfinite(value) and run_id in self._asks:
             self.optuna.on_trial_result(self._asks[run_id], {self.metric: value, STEP: step})
 
     def end(self, run_id: str, status: Status, value: float | None) -> None:
@@ -145,6 +198,9 @@ class RowSearch:
         """
         self._stuck = False
         self.results[run_id] = status, value
+        if (row := self._running_foreign.pop(run_id, None)) is not None:
+            self._add_evaluated(row, status, value)
+            return
         self._tell(self._asks.pop(run_id), status, value)
 
     def _tell(self, ask: str, status: Status, value: float | None) -> None:

@@ -5,18 +5,26 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
-from cope_sweep.plan import Plan, Row
-from cope_sweep.spec import RunSpec
-from cope_sweep.store import Event, Status, Store, SweepRecord, SweepRun
+from cope_sweep.plan import Plan, Row, row_of_draw
+from cope_sweep.spec import RunSpec, SpecError
+from cope_sweep.store import Event, RunRecord, Status, Store, SweepRecord, SweepRun
 from cope_sweep.store.errors import DamagedError
+from cope_sweep.store.index import IndexUnavailable
+from cope_sweep.store.index.claims import ClaimedRow, append_row, claim_row
 from cope_sweep.sweep.executor import final_event
 from cope_sweep.sweep.search import RowSearch
 
 WRITE_SHARE = 0.1
 """Largest share of the time that goes into writing the record, which holds all rows."""
+RETRY_INTERVAL_S = 0.5
+"""Between two tries to reach a database that does not answer."""
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -34,9 +42,10 @@ class _Known:
 class Suggestions:
     """The search of one sweep. An executor asks for runs and reports events, from one thread or from several.
 
-    Each row is written to the sweep's record before its run is returned, unless runs follow one another so fast that
-    this would take more than `WRITE_SHARE` of the time; then it is written by a later call. A row that a killed sweep
-    did not write is not in the table. Its run is in the store, and its result counts if the row is suggested again.
+    Each new row is claimed in the index before its run is returned, so that sweeps of the same ablation at the same
+    time suggest no more rows together than one of them would alone. A row that another sweep claims is suggested here,
+    too: its run is left to that sweep unless it gives it up. The file of the record is written at the same time, unless
+    that would take more than `WRITE_SHARE` of the time; then a later call writes it.
     """
 
     def __init__(
@@ -75,6 +84,8 @@ class Suggestions:
         self._plan, self._rows = plan, list(plan.rows)
         self._budget = len(plan.rows) + plan.open_samples if max_runs is None else max_runs
         """How many runs may still be trained."""
+        self.own_resources = dict(plan.own_resources)
+        """Run id → resources, of the runs that have their own. It grows with every such row."""
         self._recorded = {run.run_id for run in record.runs}
         self._open: dict[str, RunSpec] = {}
         """The runs that were returned and have not ended."""
@@ -89,7 +100,13 @@ class Suggestions:
         self._lock = threading.RLock()
         records = store.index.records(row.runs[0].run_id for row in plan.rows)
         known = {run_id: self._known(run_id, row.status, row.value(self.metric)) for run_id, row in records.items()}
-        self._search = RowSearch(plan, known, self._add, retry_failed=retry_failed)
+        self._seen: Counter[str] = Counter()
+        """Id of each other sweep of the ablation → how many of its rows were seen."""
+        self._claimed: set[str] = set()
+        """The runs whose rows this sweep has claimed."""
+        self.is_recorded = False
+        """Whether the index has this sweep."""
+        self._search = RowSearch(plan, known, self._add, claim=self._claim, retry_failed=retry_failed)
 
     @property
     def metric(self) -> str:
@@ -185,7 +202,7 @@ class Suggestions:
                     self._notes.append("the search ended early: every row that it can suggest was trained")
                 return None
             run = self.runs[-1]
-            record = self.store.index.records([run_id]).get(run_id)
+            record = self._record_of(run_id)
             if record is not None and record.status in self._kept:
                 self._end(run_id, self._known(run_id, record.status, record.value(self.metric)))
                 self._ended.append(final_event(run, self.store))
@@ -194,6 +211,9 @@ class Suggestions:
             self._open[run_id] = run
             return run_id
         return None
+
+    def _record_of(self, run_id: str) -> RunRecord | None:
+        return self._waiting(lambda: self.store.index.records([run_id])).get(run_id)
 
     @property
     def _kept(self) -> tuple[Status, ...]:
@@ -224,14 +244,59 @@ class Suggestions:
         if run.run_id in self._recorded:
             return
         self._recorded.add(run.run_id)
+        if row.resources is not None:
+            self.own_resources[run.run_id] = row.resources
         self._rows.append(row)
         self._unpublished.append(row)
-        new = SweepRun(run_id=run.run_id, row=row.name, labels=row.labels, seed=run.seed)
-        reused = [run.run_id] if self.store.status(run.run_id) == "finished" else []
+        new, reused = self._member(row)
+        if self.is_recorded and run.run_id not in self._claimed:
+            self._waiting(lambda: append_row(self.store.index, self.record.sweep_id, _entry(new, reused)))
         self.record = self.record.model_copy(
-            update={"runs": [*self.record.runs, new], "reused": [*self.record.reused, *reused]}
+            update={"runs": [*self.record.runs, new], "reused": [*self.record.reused, *[run.run_id] * reused]}
         )
         self._written = False
+
+    def _claim(self, row: Row) -> list[Row]:
+        """Claim a new row; or, and then it is not claimed, the rows that other sweeps have claimed meanwhile."""
+        if not self.is_recorded:
+            self.store.write_sweep(self.record, self.owner)
+            self.is_recorded = True
+        entry = _entry(*self._member(row))
+        while True:
+            unseen = self._waiting(lambda: claim_row(self.store.index, self.record.sweep_id, entry, self._seen))
+            if not unseen:
+                self._claimed.add(row.runs[0].run_id)
+                return []
+            for each in unseen:
+                self._seen[each.sweep_id] = max(self._seen[each.sweep_id], each.ordinal + 1)
+            if rows := [found for each in unseen if (found := self._row_of(each)) is not None]:
+                return rows
+
+    def _row_of(self, claimed: ClaimedRow) -> Row | None:
+        """A row of another sweep; None if it is known here, or is none of this ablation as it is today."""
+        if claimed.run_id in self._recorded:
+            return None
+        with contextlib.suppress(SpecError):
+            row = row_of_draw(self._plan.ablation, claimed.labels)
+            if row.runs[0].run_id == claimed.run_id:
+                return row
+        return None
+
+    def _member(self, row: Row) -> tuple[SweepRun, bool]:
+        """The row as it is recorded, and whether its run was finished before."""
+        (run,) = row.runs
+        reused = self._waiting(lambda: self.store.status(run.run_id)) == "finished"
+        return SweepRun(run_id=run.run_id, row=row.name, labels=row.labels, seed=run.seed), reused
+
+    def _waiting(self, call: Callable[[], T]) -> T:
+        """The result of `call`, which is tried until the database answers, or the sweep is stopped."""
+        while True:
+            try:
+                return call()
+            except IndexUnavailable:
+                if self._stopped or self._closed:
+                    raise
+                time.sleep(RETRY_INTERVAL_S)
 
     def _write_if_due(self) -> None:
         started_s = time.monotonic()
@@ -240,3 +305,8 @@ class Suggestions:
         self.store.write_sweep(self.record, self.owner)
         ended_s = time.monotonic()
         self._written, self._next_write_s = True, ended_s + (ended_s - started_s) / WRITE_SHARE
+
+
+def _entry(member: SweepRun, reused: bool) -> dict[str, Any]:
+    """A row as the index keeps it."""
+    return {**member.model_dump(), "reused": reused}

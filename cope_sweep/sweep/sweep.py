@@ -13,22 +13,28 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Self, TypeVar
 
 from cope_sweep.plan import Plan, Row
 from cope_sweep.queries import recorded_plan
 from cope_sweep.spec import Resources, RunSpec
 from cope_sweep.store import Event, Status, Store, StoreError, SweepRecord, SweepRun
+from cope_sweep.store.index import IndexUnavailable
 from cope_sweep.store.index.owners import new_owner
 from cope_sweep.store.provenance import git_commit, versions
 from cope_sweep.sweep.executor import Executor
-from cope_sweep.sweep.schedulers import stopping_rule
+from cope_sweep.sweep.schedulers import StoppingRule, stopping_rule
 
 if TYPE_CHECKING:
     from cope_sweep.store.mlflow_mirror import MlflowMirror
+    from cope_sweep.sweep.suggestions import Suggestions
+
+T = TypeVar("T")
 
 MIRROR_TIMEOUT_S = 120.0
 """For the last sync with MLflow after the sweep."""
+INDEX_TIMEOUT_S = 120.0
+"""For the index to answer at the end of the sweep."""
 STOP_POLL_INTERVAL_S = 2.0
 """Time between two looks for a request to stop from another machine."""
 
@@ -135,71 +141,154 @@ def sweep(
     """
     stop, budget = stop or threading.Event(), budget or Budget()
     store.settle()
-    content = plan.ablation.content
-    plan = recorded_plan(plan, store)
-    rule = stopping_rule(plan.schedule, [*plan.runs, *(run for row in plan.examples for run in row.runs)])
-    statuses = store.index.statuses(run.run_id for run in plan.runs)
-    skipped: set[Status] = {"finished", *leave_out}
-    if rule is not None:
-        skipped.add("stopped")
-    todo = [run for run in plan.runs if statuses.get(run.run_id, "pending") not in skipped]
-    reused = [run.run_id for run in plan.runs if statuses.get(run.run_id) == "finished"]
-    record = _initial_record(plan, reused, executor_name, file_text)
-    owner = new_owner(record.sweep_id)
-    notes: list[str] = []
-
-    def note(text: str) -> None:
-        notes.append(text)
-        on_note(text)
-
-    # `retry` leaves out pending runs: it trains no rows that are new.
-    suggestions = None
-    if plan.search is not None and "pending" not in skipped and (todo or plan.open_samples):
-        from cope_sweep.sweep.suggestions import Suggestions
-
-        suggestions = Suggestions(
-            plan, store, record, owner,
-            early_ends=rule is not None, retry_failed="failed" not in skipped, max_runs=budget.max_runs,
-            on_row=on_row, on_event=on_event, on_note=note,
-        )  # fmt: skip
-        suggestions.has_run()
-        todo, record = suggestions.runs, suggestions.record
-    if not todo:
-        known = list(statuses.values())
-        errors = _send_backlog(store, tracking_uri)
-        return SweepOutcome(
-            None, 0, len(reused), known.count("failed"), 0, 0.0, known.count("stopped"), tracking_errors=errors
-        )
+    work = _Work.of(recorded_plan(plan, store), store, {"finished", *leave_out}, executor_name, file_text)
+    notes = _Notes(on_note)
+    work.suggest(store, budget.max_runs, on_row, on_event, notes)
+    if not (work.todo or (work.suggestions and work.suggestions.is_recorded)):
+        return _nothing_to_train(work, store, tracking_uri)
 
     started_s = time.monotonic()
-    store.write_sweep(record, owner)
-    mirror = _start_mirror(store, record.sweep_id, tracking_uri)
+    store.write_sweep(work.record, work.owner)
+    mirror = _start_mirror(store, work.record.sweep_id, tracking_uri)
     try:
         with (
             stopping_on_signals(stop),
-            _stopping_on_request(store, record.sweep_id, stop, budget.time_s, notes),
+            _stopping_on_request(store, work.record.sweep_id, stop, budget.time_s, notes.texts),
         ):
             executor(
-                [] if suggestions else todo[: budget.max_runs],
+                [] if work.suggestions else work.todo[: budget.max_runs],
                 store,
                 resources,
-                sweep_id=record.sweep_id,
+                sweep_id=work.record.sweep_id,
                 on_event=on_event,
                 stop=stop,
-                plugins=content.plugins,
-                schedule=rule,
+                plugins=plan.ablation.content.plugins,
+                schedule=work.rule,
                 max_failed_runs=budget.max_failures,
-                on_note=note,
-                suggestions=suggestions,
+                on_note=notes,
+                suggestions=work.suggestions,
+                own_resources=work.own_resources,
             )
     finally:
-        missing = 0
-        if suggestions is not None:
-            record, plan, missing = suggestions.close(), suggestions.plan, suggestions.missing
-        outcome = _outcome(record.sweep_id, todo, missing, store, len(reused), started_s, notes)
-        store.write_sweep(_final_record(record, plan, store, outcome))
+        outcome = _waiting_for_index(lambda: work.outcome(store, time.monotonic() - started_s, notes.texts))
+        _waiting_for_index(lambda: store.write_sweep(_final_record(work.record, work.plan, store, outcome)))
         errors = tuple(mirror.finish(MIRROR_TIMEOUT_S).errors) if mirror else ()
     return replace(outcome, tracking_errors=errors)
+
+
+def _waiting_for_index(call: Callable[[], T]) -> T:
+    """The result of `call`, which is repeated while the index does not answer, for `INDEX_TIMEOUT_S` at most."""
+    until = time.monotonic() + INDEX_TIMEOUT_S
+    while True:
+        try:
+            return call()
+        except IndexUnavailable:
+            if time.monotonic() > until:
+                raise
+            time.sleep(1.0)
+
+
+class _Notes:
+    """What the user should know: shown at once, and kept for the record."""
+
+    def __init__(self, show: Callable[[str], None]) -> None:
+        self.show = show
+        self.texts: list[str] = []
+
+    def __call__(self, text: str) -> None:
+        self.texts.append(text)
+        self.show(text)
+
+
+@dataclass
+class _Work:
+    """What a sweep has to do."""
+
+    plan: Plan
+    rule: StoppingRule | None
+    skipped: set[Status]
+    """The statuses of runs that are not trained."""
+    statuses: dict[str, Status]
+    """Run id → status before the sweep, of the plan's runs that are in the store."""
+    todo: list[RunSpec]
+    """The runs to train; where a search suggests them, those that it has suggested."""
+    reused: list[str]
+    """The runs of the plan that were finished before."""
+    record: SweepRecord
+    owner: str
+    own_resources: dict[str, Resources]
+    """Run id → resources, of the runs that have their own."""
+    suggestions: Suggestions | None = None
+
+    @classmethod
+    def of(cls, plan: Plan, store: Store, skipped: set[Status], executor_name: str, file_text: str) -> Self:
+        """What is to do of a plan with its recorded rows."""
+        rule = stopping_rule(plan.schedule, [*plan.runs, *(run for row in plan.examples for run in row.runs)])
+        if rule is not None:
+            skipped = {*skipped, "stopped"}
+        statuses = store.index.statuses(run.run_id for run in plan.runs)
+        todo = [run for run in plan.runs if statuses.get(run.run_id, "pending") not in skipped]
+        reused = [run.run_id for run in plan.runs if statuses.get(run.run_id) == "finished"]
+        record = _initial_record(plan, reused, executor_name, file_text)
+        owner = new_owner(record.sweep_id)
+        return cls(plan, rule, skipped, statuses, todo, reused, record, owner, dict(plan.own_resources))
+
+    def suggest(
+        self,
+        store: Store,
+        max_runs: int | None,
+        on_row: Callable[[Row], None],
+        on_event: Callable[[Event], None],
+        on_note: Callable[[str], None],
+    ) -> None:
+        """Start the plan's search, if it has one and that has something to suggest.
+
+        `retry` leaves out pending runs: it trains no rows that are new.
+        """
+        if self.plan.search is None or "pending" in self.skipped or not (self.todo or self.plan.open_samples):
+            return
+        from cope_sweep.sweep.suggestions import Suggestions
+
+        self.suggestions = Suggestions(
+            self.plan, store, self.record, self.owner,
+            early_ends=self.rule is not None, retry_failed="failed" not in self.skipped, max_runs=max_runs,
+            on_row=on_row, on_event=on_event, on_note=on_note,
+        )  # fmt: skip
+        self.suggestions.has_run()
+        self.todo, self.record = self.suggestions.runs, self.suggestions.record
+        self.own_resources = self.suggestions.own_resources
+
+    def outcome(self, store: Store, seconds: float, notes: list[str]) -> SweepOutcome:
+        """How the sweep has ended. The search suggests no more."""
+        missing = 0
+        if self.suggestions is not None:
+            self.record, self.plan = self.suggestions.close(), self.suggestions.plan
+            missing = self.suggestions.missing
+        records = store.index.records(run.run_id for run in self.todo)
+        finished = [record for record in records.values() if record.status == "finished"]
+        trained = sum(record.sweep_id == self.record.sweep_id for record in finished)
+        by_status = [record.status for record in records.values()]
+        failed, stopped = by_status.count("failed"), by_status.count("stopped")
+        not_started = missing + len(self.todo) - len(records) + by_status.count("pending")
+        return SweepOutcome(
+            sweep_id=self.record.sweep_id,
+            trained=trained,
+            reused=len(self.reused) + len(finished) - trained,
+            failed=failed,
+            interrupted=missing + len(self.todo) - len(finished) - failed - stopped - not_started,
+            seconds=seconds,
+            stopped=stopped,
+            not_started=not_started,
+            notes=tuple(notes),
+        )
+
+
+def _nothing_to_train(work: _Work, store: Store, tracking_uri: str | None) -> SweepOutcome:
+    known = list(work.statuses.values())
+    errors = _send_backlog(store, tracking_uri)
+    return SweepOutcome(
+        None, 0, len(work.reused), known.count("failed"), 0, 0.0, known.count("stopped"), tracking_errors=errors
+    )
 
 
 def _send_backlog(store: Store, tracking_uri: str | None) -> tuple[str, ...]:
@@ -259,34 +348,6 @@ def _is_requested(store: Store, sweep_id: str) -> bool:
         return store.stop_requested(sweep_id)
     except StoreError:
         return False
-
-
-def _outcome(
-    sweep_id: str,
-    todo: list[RunSpec],
-    missing: int,
-    store: Store,
-    reused: int,
-    started_s: float,
-    notes: list[str],
-) -> SweepOutcome:
-    records = store.index.records(run.run_id for run in todo)
-    finished = [record for record in records.values() if record.status == "finished"]
-    trained = sum(record.sweep_id == sweep_id for record in finished)
-    by_status = [record.status for record in records.values()]
-    failed, stopped = by_status.count("failed"), by_status.count("stopped")
-    not_started = missing + len(todo) - len(records) + by_status.count("pending")
-    return SweepOutcome(
-        sweep_id=sweep_id,
-        trained=trained,
-        reused=reused + len(finished) - trained,
-        failed=failed,
-        interrupted=missing + len(todo) - len(finished) - failed - stopped - not_started,
-        seconds=time.monotonic() - started_s,
-        stopped=stopped,
-        not_started=not_started,
-        notes=tuple(notes),
-    )
 
 
 def _final_record(record: SweepRecord, plan: Plan, store: Store, outcome: SweepOutcome) -> SweepRecord:

@@ -1,15 +1,15 @@
 """What Ray Tune schedules: one small trial per run, which reports the evaluations of its run.
 
-Trials use no CPUs, which are left to the workers. Tune gets as many as there are worker groups, while groups come and
-go. A run does not depend on its trial's process: where a trial is only cleaned up, the run goes on. The driver sees
-which trials a scheduler has ended, and tells the broker. Tune's own state is never restored: the next sweep creates a
-new Tuner.
+Trials use no CPUs, which are left to the workers. Tune gets as many as there are worker groups of each shape, while
+groups come and go. A run does not depend on its trial's process: where a trial is only cleaned up, the run goes on. The
+driver sees which trials a scheduler has ended, and tells the broker. Tune's own state is never restored: the next sweep
+creates a new Tuner.
 """
 
 from __future__ import annotations
 
 import threading
-from collections import deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol, cast
 
@@ -85,7 +85,7 @@ class Source(Protocol):
 
 
 class RunSearch(_OfThisProcess, Searcher):
-    """Gives Tune the next run whenever fewer trials than wanted are alive."""
+    """Gives Tune the next run whenever fewer trials than wanted are alive of its shape."""
 
     substitute = Searcher
 
@@ -93,7 +93,8 @@ class RunSearch(_OfThisProcess, Searcher):
         self,
         run_ids: Iterable[str],
         *,
-        wanted: Callable[[], int],
+        wanted: Callable[[], Mapping[int, int]],
+        shape_of: Callable[[str], int] = lambda run_id: 0,
         start: Callable[[str], None],
         stop: Callable[[str, str], None],
         rule: str,
@@ -106,7 +107,8 @@ class RunSearch(_OfThisProcess, Searcher):
 
         Args:
             run_ids: The runs, in order.
-            wanted: How many trials are wanted now.
+            wanted: Shape → how many trials of runs of this shape are wanted now.
+            shape_of: The shape of a run.
             start: Called with each run that is given to Tune.
             stop: Called with each run that the scheduler has ended, and the reason.
             rule: What the scheduler is called in reasons.
@@ -116,7 +118,10 @@ class RunSearch(_OfThisProcess, Searcher):
             on_exhausted: Called when `source` has nothing more to suggest.
         """
         super().__init__(metric="step", mode="max")  # of no meaning here; Tune wants them
-        self.todo = deque(run_ids)
+        self.shape_of = shape_of
+        self.todo: defaultdict[int, deque[str]] = defaultdict(deque)
+        """Shape → runs without a trial, in order."""
+        self.add(run_ids)
         self.wanted, self.start, self.stop, self.rule, self.ended = wanted, start, stop, rule, ended
         self.source, self.more, self.on_exhausted = source, more, on_exhausted
         self.suggested: set[str] = set()
@@ -125,10 +130,13 @@ class RunSearch(_OfThisProcess, Searcher):
         """Ends of runs that were trained by other sweeps, from the driver's thread."""
         self.alive: dict[str, str] = {}
         """Id of each trial that has not ended → its run."""
+        self.alive_of: Counter[int] = Counter()
+        """Shape → number of trials that have not ended."""
 
     def add(self, run_ids: Iterable[str]) -> None:
         """Give these runs another trial."""
-        self.todo.extend(run_ids)
+        for run_id in run_ids:
+            self.todo[self.shape_of(run_id)].append(run_id)
 
     def suggest(self, trial_id: str) -> Any:
         """The configuration of the next trial; None: none now."""
@@ -137,12 +145,17 @@ class RunSearch(_OfThisProcess, Searcher):
         while self.ends:
             event = self.ends.popleft()
             self._tell_end(event.run_id, event.status, event.metrics)
-        if len(self.alive) >= self.wanted():
+        wanted = self.wanted()
+        free = (shape for shape, number in wanted.items() if self.todo[shape] and self.alive_of[shape] < number)
+        shape = next(free, None)
+        if shape is not None:
+            run_id = self.todo[shape].popleft()
+        elif len(self.alive) >= sum(wanted.values()) or (suggested := self._ask_source()) is None:
             return None
-        run_id = self.todo.popleft() if self.todo else self._ask_source()
-        if run_id is None:
-            return None
+        else:
+            run_id = suggested
         self.alive[trial_id] = run_id
+        self.alive_of[self.shape_of(run_id)] += 1
         self.start(run_id)
         return {"run_id": run_id}
 
@@ -166,6 +179,8 @@ class RunSearch(_OfThisProcess, Searcher):
 
     def on_trial_complete(self, trial_id: str, result: Mapping[str, Any] | None = None, error: bool = False) -> None:
         run_id = self.alive.pop(trial_id, None)
+        if run_id is not None:
+            self.alive_of[self.shape_of(run_id)] -= 1
         result = result or {}
         status = str(result.get("status", ""))
         if run_id is None or status == "elsewhere":

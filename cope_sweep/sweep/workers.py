@@ -61,6 +61,8 @@ class GroupPlan:
     resources: Resources
     gpus: float
     """GPUs of each worker."""
+    shape: int = 0
+    """The number of these resources in the sweep."""
     plugins: tuple[str, ...] = ()
     """Modules to import before a run is received."""
 
@@ -158,7 +160,7 @@ class _TrainingFunction:
             answer: Assignment | Literal["wait"] | None = None
             if self.runtime.rank == 0:
                 leaves = self.preempted.is_set()
-                answer = ray.get(self.broker.lease.remote(self.group, result, LEASE_WAIT_S, leaves))
+                answer = ray.get(self.broker.lease.remote(self.group, result, LEASE_WAIT_S, leaves, self.plan.shape))
                 result = None
             if self.runtime.world_size > 1:
                 import torch.distributed
@@ -202,7 +204,7 @@ class _TrainingFunction:
         """Wait for the broker's orders, while the main thread trains."""
         while True:
             try:
-                self.order = ray.get(self.broker.watch.remote(self.group))
+                self.order = ray.get(self.broker.watch.remote(self.group, self.plan.shape))
             except ray.exceptions.RayError:
                 self.broker_lost = True
                 return

@@ -3,7 +3,7 @@
 from typing import Annotated
 
 from cope_sweep.registry import Registry
-from cope_sweep.tasks.base import IGNORED, Batch, Task
+from cope_sweep.tasks.base import IGNORED, Batch, GeneratedTask, Task
 from cope_sweep.tasks.code import Code
 from cope_sweep.tasks.counting import Counting
 from cope_sweep.tasks.flip_flop import FlipFlop
@@ -29,6 +29,7 @@ __all__ = [
     "Code",
     "Counting",
     "FlipFlop",
+    "GeneratedTask",
     "LastSentence",
     "SelectiveCopy",
     "Task",

@@ -13,9 +13,10 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import Annotated, ClassVar, Protocol
 
 import numpy as np
+from pydantic import Field
 
 from cope_sweep.registry import Kind
 
@@ -137,6 +138,10 @@ class Task(Kind):
         """A digest of the data that the task reads: of its text and tokenizer. None if all sequences are generated."""
         return None
 
+    def tokenizer_name(self) -> str | None:
+        """Kind and digest of the task's tokenizer: `gpt2 3f2a91c0d4e5`; None if it has none. Raises UserError."""
+        return None
+
     @property
     def tokenizer_json(self) -> Path | None:
         """The tokenizer's file, which is copied into checkpoints; None if the task has no tokenizer.
@@ -162,3 +167,23 @@ class Task(Kind):
             UserError: The text is shorter than one window.
         """
         raise ValueError(f"the task {self.kind} reads no text, so it has no windows")
+
+
+class GeneratedTask(Task):
+    """A task whose sequences are generated. The run's seed or `data_seed` decides the training sequences.
+
+    Test sets depend on neither: they are the same sequences for all runs of a task.
+    """
+
+    data_seed: Annotated[int, Field(ge=0, lt=2**31)] | None = Field(
+        default=None,
+        description="Seed of the training sequences, so that runs with different seeds train on the same ones; null: "
+        "the run's seed.",
+    )
+
+    def sequences(self, split: str, seed: int, start: int, count: int) -> Batch:
+        return super().sequences(split, self.seed_of_data(split, seed), start, count)
+
+    def seed_of_data(self, split: str, seed: int) -> int:
+        """The seed with which the sequences of a split are generated in a run with this seed."""
+        return seed if split != "train" or self.data_seed is None else self.data_seed

@@ -15,6 +15,9 @@ included, only the tail is kept; the operation that set the variable may then be
 As in the paper, the training set is finite: the first `train_sequences` of an endless stream, so that a smaller
 training set is a subset of a larger one. Each epoch visits it in a different order.
 
+A run's seed changes the training set, its order, the initial weights and the dropout masks. With `data_seed` the
+training set is the same for all seeds, as in the release, whose generator is run once for all of them.
+
 Shapes: N sequences, S operations, V variables, L tokens of a sequence with its answer.
 """
 
@@ -28,7 +31,7 @@ from typing import Annotated, ClassVar, Literal, Self
 import numpy as np
 from pydantic import Field, model_validator
 
-from cope_sweep.tasks.base import IGNORED, Batch, Task
+from cope_sweep.tasks.base import IGNORED, Batch, GeneratedTask, Task
 
 NONE, PASS, SET, INCREMENT = range(4)
 """Types of operation; NONE fills the steps after the last operation of a sequence."""
@@ -64,7 +67,7 @@ class _Rows:
         )
 
 
-class Counting(Task):
+class Counting(GeneratedTask):
     """Count the increments of a variable since it was last set, among other variables and passes."""
 
     TESTS: ClassVar[tuple[str, ...]] = ("in_dist", "longer", "shorter")
@@ -129,13 +132,14 @@ class Counting(Task):
 
     def sequences(self, split: str, seed: int, start: int, count: int) -> Batch:
         self.check_split(split)
+        data_seed = self.seed_of_data(split, seed)
         if split != "train" or self.train_sequences is None:
             first, last = start // CHUNK, (start + count - 1) // CHUNK
-            rows = _Rows.concatenate([_chunk(self, split, seed, chunk) for chunk in range(first, last + 1)])
+            rows = _Rows.concatenate([_chunk(self, split, data_seed, chunk) for chunk in range(first, last + 1)])
             return self._batch(rows.take(slice(start - first * CHUNK, start - first * CHUNK + count)))
         epochs, places = np.divmod(np.arange(start, start + count), self.train_sequences)
         visited = [_order(self.train_sequences, seed, int(e))[places[epochs == e]] for e in np.unique(epochs)]
-        return self._batch(_training_set(self, seed).take(np.concatenate(visited)))
+        return self._batch(_training_set(self, data_seed).take(np.concatenate(visited)))
 
     def generate(self, split: str, rng: np.random.Generator, count: int) -> Batch:
         return self._batch(self._draw(split, rng, count))

@@ -13,7 +13,7 @@ from typing import Annotated, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from cope_sweep.tasks.base import IGNORED, Batch, Task
+from cope_sweep.tasks.base import IGNORED, Batch, GeneratedTask
 
 WRITE, IGNORE, READ = 2, 3, 4
 """Token ids of the instructions; 0 and 1 are the bits."""
@@ -21,7 +21,7 @@ WRITE, IGNORE, READ = 2, 3, 4
 Probability = Annotated[float, Field(ge=0, le=1)]
 
 
-class FlipFlop(Task):
+class FlipFlop(GeneratedTask):
     """Recall the bit last written, past any number of ignored ones."""
 
     TESTS: ClassVar[tuple[str, ...]] = ("in_dist", "sparse", "dense")

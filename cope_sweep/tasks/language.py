@@ -58,7 +58,7 @@ class LanguageModelling(Task):
     tokenizer: Literal["auto", "gpt2", "bpe"] = Field(
         default="auto",
         description="gpt2: GPT-2's, from its files. bpe: trained on the training split, with `vocabulary` ids. "
-        "auto: GPT-2's if the vocabulary is large enough and its files are found, else bpe.",
+        "auto: gpt2 if `vocabulary` is at least 50257, else bpe.",
     )
 
     @field_validator("corpus")
@@ -119,6 +119,9 @@ class LanguageModelling(Task):
     def fingerprint(self) -> str:
         return self.open_corpus().fingerprint
 
+    def tokenizer_name(self) -> str:
+        return f"{'gpt2' if self._uses_gpt2 else 'bpe'} {self.open_corpus().tokenizer.digest[:12]}"
+
     @property
     def tokenizer_json(self) -> Path:
         return self.open_corpus().tokenizer_json
@@ -141,13 +144,20 @@ class LanguageModelling(Task):
         found = data_dir() / self.corpus
         return found if found.is_dir() else None
 
+    @property
+    def _uses_gpt2(self) -> bool:
+        return self.tokenizer == "gpt2" or (self.tokenizer == "auto" and self.vocabulary >= GPT2_IDS)
+
     def _gpt2(self) -> list[Path] | None:
-        """GPT-2's tokenizer files; None if the spec or the lack of them requires a trained tokenizer."""
-        if self.tokenizer == "bpe" or self.vocabulary < GPT2_IDS:
+        """GPT-2's tokenizer files; None if the tokenizer is to be trained.
+
+        The spec alone decides, not the files that a machine has: two tokenizers never have one run id.
+        """
+        if not self._uses_gpt2:
             return None
         folders = [folder for folder in (self.data_folder(), data_dir() / "gpt2") if folder is not None]
         found = find_gpt2(folders)
-        if found is None and self.tokenizer == "gpt2":
+        if found is None:
             raise TextError(
                 f"GPT-2's tokenizer (tokenizer.json, or vocab.json and merges.txt) is neither in "
                 f"{', '.join(map(str, folders))} nor in the Hugging Face cache; put it there, "

@@ -39,7 +39,7 @@ from typing import Annotated, ClassVar, Literal, Self
 import numpy as np
 from pydantic import Field, model_validator
 
-from cope_sweep.tasks.base import IGNORED, Batch, Task
+from cope_sweep.tasks.base import IGNORED, Batch, GeneratedTask, Task
 from cope_sweep.text import TextError, data_dir
 from cope_sweep.text.reading import Files, read_document
 
@@ -52,7 +52,7 @@ TEST_SHARE = 10
 Positive = Annotated[int, Field(ge=1)]
 
 
-class LastSentence(Task):
+class LastSentence(GeneratedTask):
     """Count a word in the last sentence of a context, and ignore the other sentences."""
 
     TESTS: ClassVar[tuple[str, ...]] = ("in_dist", "absent", "longer")

@@ -20,10 +20,10 @@ from typing import Annotated, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from cope_sweep.tasks.base import IGNORED, Batch, Task
+from cope_sweep.tasks.base import IGNORED, Batch, GeneratedTask
 
 
-class SelectiveCopy(Task):
+class SelectiveCopy(GeneratedTask):
     """Copy the data tokens of a sequence in order, without its blanks."""
 
     TESTS: ClassVar[tuple[str, ...]] = ("in_dist", "dense", "sparse")

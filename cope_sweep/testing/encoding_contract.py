@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import pytest
 import torch
 from torch import Tensor
 
-from cope_sweep.kernels import using
+from cope_sweep.kernels import Inputs, Position, attend, reference, using
 from cope_sweep.model import Transformer
+from cope_sweep.positions import Attention, Dims, Encoding
+from cope_sweep.positions.cope import ContextualEncoding
 from cope_sweep.spec import RunSpec
 
 TOKENS = 9
@@ -25,6 +28,11 @@ VOCABULARY = 6
 ROUNDING = 1e-12
 """Tolerance of equal float64 computations in another order: about 50 terms of size 1, each rounded by 1.1e-16, through
 two layers that amplify errors by less than 100."""
+
+
+HALF_PRECISION = 4e-4
+"""Largest mean error of outputs in bfloat16. Rounding the outputs gives 2e-4; positions that are summed in bfloat16
+give 6e-4 for a table of 4 positions and 9e-3 for one of 512."""
 
 
 class EncodingContract:
@@ -166,6 +174,26 @@ class EncodingContract:
         for one, other in zip(actual, expected, strict=True):
             assert (one - other).abs().mean() <= tolerance * max(1.0, other.abs().max().item())
 
+    def test_positions_are_summed_in_float32(self, spec: Any) -> None:
+        """Contextual positions of 512 tokens, on every path: sums of that many gates in bfloat16 are off by up to 1."""
+        run = self.run(spec, blanks=508)
+        contextual = [each for each in run.model.position if isinstance(each, ContextualEncoding)]
+        if not contextual:
+            pytest.skip("no contextual encoding")
+        for encoding in contextual:
+            inputs, exact, parameters = _half_precision_inputs(encoding, run.dims)
+            half, full = _attention(inputs), _attention(exact)
+            positions_BHQS = encoding.positions(half)
+            assert positions_BHQS.dtype == torch.float32
+            assert (positions_BHQS - encoding.positions(full)).abs().max() < 1e-3
+            wide = [Position(encoding, {name: x.double() for name, x in parameters.items()})]
+            expected = reference(exact, wide)
+            for implementation in ("reference", "blocked", "native", "auto"):
+                with torch.autocast("cpu", torch.bfloat16):
+                    actual = attend(inputs, [Position(encoding, parameters)], implementation=implementation)
+                assert actual.dtype == torch.bfloat16
+                assert (actual.double() - expected).abs().mean() < HALF_PRECISION, implementation
+
     def test_state_dict_round_trip(self, spec: Any) -> None:
         model, other = self.model(spec), Transformer(self.run(spec, seed=7)).double().eval()
         other.load_state_dict(model.state_dict())
@@ -200,6 +228,30 @@ class EncodingContract:
         again = RunSpec.model_validate_json(json.dumps(run.model_dump(mode="json")))
         assert again == run
         assert again.run_id == run.run_id
+
+
+def _half_precision_inputs(encoding: Encoding, dims: Dims) -> tuple[Inputs, Inputs, dict[str, Tensor]]:
+    """Random inputs in bfloat16, the same numbers in float64, and parameters in float32, as autocast uses them."""
+    rng = torch.Generator().manual_seed(3)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=rng)
+
+    q, k, v, gate_k = normal(4, 1, dims.heads, dims.context, dims.head_dim).bfloat16()
+    exact = Inputs(q.double(), k.double(), v.double(), torch.empty(0), torch.empty(0), [gate_k.double()])
+    exact = replace(exact, rotated_q_BHTK=exact.q_BHTK, rotated_k_BHSK=exact.k_BHSK)
+    parameters = {
+        name: normal(*declared.shape) * (declared.std or 0.3) for name, declared in encoding.parameters(dims).items()
+    }
+    return Inputs(q, k, v, q, k, [gate_k]), exact, parameters
+
+
+def _attention(inputs: Inputs) -> Attention:
+    """What an encoding's `score` receives, with logits in float32 or float64."""
+    q, k = (x.to(torch.promote_types(x.dtype, torch.float32)) for x in (inputs.q_BHTK, inputs.k_BHSK))
+    visible = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool).tril()
+    logits = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5
+    return Attention(inputs.q_BHTK, inputs.k_BHSK, inputs.v_BHSK, logits, visible, inputs.gate_k_BHSK[0])
 
 
 def _embedding_leaf(model: Transformer, tokens_BT: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ import pytest
 
 from cope_sweep.registry import Kind
 from cope_sweep.spec import RunSpec
-from cope_sweep.tasks import IGNORED, Batch, Task
+from cope_sweep.tasks import IGNORED, Batch, GeneratedTask, Task
 from cope_sweep.train import Runtime, Trainer
 
 COUNT = 80
@@ -67,6 +67,21 @@ class TaskContract:
         assert not _equal(train, task.sequences("train", 1, 0, COUNT)), "two seeds have the same training sequences"
         for split in task.TESTS:
             assert not _equal(train, task.sequences(split, 0, 0, COUNT)), f"{split} has the sequences of train"
+
+    def test_a_data_seed_fixes_the_training_sequences(self, task: Task) -> None:
+        """As sets: a finite training set is visited in an order that still depends on the run's seed."""
+        if not isinstance(task, GeneratedTask):
+            pytest.skip("no generated task with a data_seed")
+
+        def train(fixed: Task, seed: int) -> list[bytes]:
+            batch = fixed.sequences("train", seed, 0, getattr(fixed, "train_sequences", None) or COUNT)
+            rows_NT = np.concatenate((batch.inputs_NT, batch.targets_NT), axis=1)
+            return sorted(row_T.tobytes() for row_T in rows_NT)
+
+        fixed = task.model_copy(update={"data_seed": 5})
+        assert train(fixed, 0) == train(fixed, 1) == train(task, 5) != train(task, 0)
+        for split in task.TESTS:
+            assert _equal(fixed.sequences(split, 0, 0, 20), task.sequences(split, 0, 0, 20))
 
     def test_a_text_has_the_same_test_sets_for_every_seed(self, task: Task) -> None:
         if not task.has_windows:

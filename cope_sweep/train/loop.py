@@ -210,8 +210,7 @@ class TrainingLoop:
         """Evaluate, and write checkpoint and result."""
         speed = self.clock.tokens_per_s()
         with self.clock.paused():
-            self._log_evaluation(self.trainer.evaluate(self.spec.evaluate.final_sequences))
-            left_out = self._evaluate_windows()
+            left_out = self._evaluate_finally()
         if self.writes:
             with self.folder.writing_checkpoint() as path:
                 save_model(path, self.trainer.model, self.spec)
@@ -220,6 +219,7 @@ class TrainingLoop:
             parent_id = self.parent.run_id if self.parent and self.continues else None
             optional = {
                 "data": self.data,
+                "tokenizer": self.spec.task.tokenizer_name(),
                 "contexts_left_out": left_out,
                 "restarted": self.restarted,
                 "parent_id": parent_id,
@@ -236,8 +236,22 @@ class TrainingLoop:
             self.folder.finish(self.reporter.metrics, facts, keep_state=self._keeps_state())
         self.reporter.report("finished", evaluated=True)
 
-    def _evaluate_windows(self) -> str:
-        """Log the metrics on windows of each context; returns which contexts were not measured, and why."""
+    def _evaluate_finally(self) -> str:
+        """Log the metrics after the last step, with each variant; returns what was not measured, and why."""
+        sequences = self.spec.evaluate.final_sequences
+        self._log_evaluation(self.trainer.evaluate(sequences))
+        left_out = [self._evaluate_windows()]
+        for variant in self.spec.evaluate.variants:
+            with self.trainer.model.encodings(self.spec.variant(variant)):
+                self._log_evaluation(_prefixed(f"{variant}/", self.trainer.evaluate(sequences)))
+                left_out.append(self._evaluate_windows(f"{variant}/"))
+        return "; ".join(dict.fromkeys(reason for reason in left_out if reason))
+
+    def _evaluate_windows(self, prefix: str = "") -> str:
+        """Log the metrics on windows of each context; returns which contexts were not measured, and why.
+
+        `prefix` begins the names of the metrics.
+        """
         evaluate = self.spec.evaluate
         out_of_reach: dict[int, str] = {}
         not_finite = []
@@ -247,13 +261,17 @@ class TrainingLoop:
             except ValueError as error:
                 out_of_reach[context] = str(error)
                 continue
-            measured = self.trainer.evaluate_windows(context, evaluate.final_sequences)
+            measured = _prefixed(prefix, self.trainer.evaluate_windows(context, evaluate.final_sequences))
             # The model may break down beyond its training length. The run does not fail for that.
             finite = {name: value for name, value in measured.items() if math.isfinite(value)}
             not_finite += [f"{name} is {value}" for name, value in measured.items() if name not in finite]
             self.reporter.log(finite)
         reasons = list(out_of_reach.values())[:1]  # the same for all contexts
         return "; ".join([f"{', '.join(map(str, out_of_reach))}: {reason}" for reason in reasons] + not_finite)
+
+
+def _prefixed(prefix: str, metrics: dict[str, float]) -> dict[str, float]:
+    return {prefix + name: value for name, value in metrics.items()}
 
 
 def _machine_facts(trainer: Trainer) -> dict[str, Any]:

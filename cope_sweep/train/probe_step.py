@@ -20,6 +20,9 @@ from cope_sweep.train.trainer import Trainer
 WARM_UP_STEPS = 1
 """Steps that are not timed: the first one may build kernels and allocates the optimiser's state."""
 
+CPU_OUT_OF_MEMORY = "DefaultCPUAllocator: can't allocate memory"
+"""In the message of a plain RuntimeError: torch 2.15 has no error of its own for it on a CPU."""
+
 
 @dataclass(frozen=True)
 class StepProbe:
@@ -62,6 +65,10 @@ def probe_step(spec: RunSpec, runtime: Runtime, *, workers: int = 1, steps: int 
     try:
         step_s = _median_step_s(Trainer(short, runtime))
     except (torch.OutOfMemoryError, MemoryError):
+        step_s = math.inf
+    except RuntimeError as error:
+        if CPU_OUT_OF_MEMORY not in str(error):
+            raise
         step_s = math.inf
     peak = peak_bytes(runtime.device)
     _free_memory()

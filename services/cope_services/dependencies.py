@@ -68,6 +68,10 @@ Filters = Annotated[
         "`facts.device=cuda`. A run that lacks the key does not match.",
     ),
 ]
+RunIds = Annotated[
+    list[str] | None,
+    Query(alias="run", max_length=1000, description="Only these runs, by their ids, in this order. May be repeated."),
+]
 SweepFilter = Annotated[str | None, Query(description="Only the runs of this sweep.", max_length=100)]
 Sort = Annotated[str, Query(description="A key as in `filter`, or run_id, status, seed, step, created_ms.")]
 Order = Annotated[Literal["asc", "desc"], Query(description="Runs without the key come last.")]
@@ -78,6 +82,7 @@ Offset = Annotated[int, Query(ge=0, le=2**31, description="Number of runs or swe
 def _run_query(
     status: StatusFilter = None,
     filters: Filters = [],  # noqa: B006 - FastAPI copies it
+    run: RunIds = None,
     sweep: SweepFilter = None,
     sort: Sort = "run_id",
     order: Order = "asc",
@@ -87,6 +92,7 @@ def _run_query(
     """The query in the parameters of a request. Raises QueryError."""
     return RunQuery(
         (status,) if status else (),
+        run_ids=None if run is None else tuple(run),
         sweep_id=sweep,
         filters=tuple(map(parse_filter, filters)),
         sort=sort,

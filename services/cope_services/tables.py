@@ -1,4 +1,4 @@
-"""Result tables in five formats and learning curves, rendered once for each version of ablation file and store.
+"""Result tables and learning curves, rendered once for each version of ablation file and store.
 
 An unchanged table costs one `stat` call and two small SQL queries.
 """
@@ -6,33 +6,26 @@ An unchanged table costs one `stat` call and two small SQL queries.
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from threading import Condition
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from cachetools import LRUCache, cached
 
 from cope_services.errors import NotAcceptableError
 from cope_sweep import __version__
 from cope_sweep.queries import Queries
+from cope_sweep.results.formats import Format, find_format, formats
 
 if TYPE_CHECKING:
     from cope_sweep.results import Table
 
 T = TypeVar("T")
 
-TableFormat = Literal["json", "csv", "markdown", "latex", "html"]
-
-MEDIA_TYPES: dict[TableFormat, str] = {
-    "json": "application/json",
-    "csv": "text/csv",
-    "markdown": "text/markdown",
-    "latex": "application/x-tex",
-    "html": "text/html",
-}
+RUNS_URL = "/api/v1/runs"
+"""Where the numbers of HTML tables lead to."""
 MAX_TABLES = 64
 """Tables in the cache."""
 MAX_BODIES = 256
@@ -61,19 +54,23 @@ class Tables:
             LRUCache(MAX_BODIES), key=_cache_key, condition=Condition()
         )(_compute)
 
-    def table(self, name: str, scale: str | None, output_format: TableFormat, *, runs: bool = False) -> RenderedBody:
-        """The table of an ablation. With `runs`, CSV has a line for each run. Raises UserError."""
+    def table(
+        self, name: str, scale: str | None, output_format: Format, *, runs: bool = False, against: str | None = None
+    ) -> RenderedBody:
+        """The table of an ablation. With `runs`, formats that can have a line for each run. Raises UserError."""
         from cope_sweep.results import table
 
         loaded = self.queries.load(name, scale)
-        state = _digest(self.queries.version(loaded))
-        etag = _digest((state, output_format, runs))
+        state = _digest((self.queries.version(loaded), against))
+        etag = _digest((state, output_format.name, runs))
 
         def render() -> bytes:
-            whole = self._tables(state, lambda: table(loaded.plan, self.queries.store))
-            return _render(whole, output_format, runs=runs)
+            whole = self._tables(state, lambda: table(loaded.plan, self.queries.store, against=against))
+            if runs and output_format.render_runs is not None:
+                return output_format.render_runs(whole)
+            return output_format.render(whole, RUNS_URL)
 
-        return RenderedBody(etag, MEDIA_TYPES[output_format], self._bodies(etag, render))
+        return RenderedBody(etag, output_format.media_type, self._bodies(etag, render))
 
     def curves(self, name: str, scale: str | None, metric: str | None) -> RenderedBody:
         """Learning curves as JSON: as new as the index, which hears of a running run every few seconds.
@@ -89,22 +86,25 @@ class Tables:
         return RenderedBody(etag, "application/json", self._bodies(etag, render))
 
 
-def negotiate(output_format: TableFormat | None, accept: str | None) -> TableFormat:
-    """The format that the query names, or else the Accept header. Raises NotAcceptableError for an unknown one."""
+def negotiate(output_format: str | None, accept: str | None) -> Format:
+    """The format that the query names, or else the Accept header.
+
+    Raises NotAcceptableError for an unknown media type, QueryError for an unknown name.
+    """
     if output_format is not None:
-        return output_format
-    accepted: list[tuple[float, int, TableFormat]] = []
+        return find_format(output_format)
+    accepted: list[tuple[float, int, str]] = []
     for index, part in enumerate((accept or "*/*").split(",")):
         media, *parameters = (piece.strip().lower() for piece in part.split(";"))
         quality = next((float(q[1]) for p in parameters if (q := re.fullmatch(r"q=(0(?:\.\d+)?|1(?:\.0+)?)", p))), 1.0)
         pattern = re.escape(media).replace(r"\*", ".*")
-        found = next((name for name, known in MEDIA_TYPES.items() if re.fullmatch(pattern, known)), None)
+        found = next((name for name, each in formats().items() if re.fullmatch(pattern, each.media_type)), None)
         if found and quality > 0:
             accepted.append((-quality, index, found))
     if not accepted:
-        known = ", ".join(f"{media} ({name})" for name, media in MEDIA_TYPES.items())
+        known = ", ".join(f"{each.media_type} ({name})" for name, each in formats().items())
         raise NotAcceptableError(f"a table is available as {known}; choose one with Accept or ?format=NAME")
-    return min(accepted)[2]
+    return find_format(min(accepted)[2])
 
 
 def _compute(key: Hashable, compute: Callable[[], T]) -> T:
@@ -114,17 +114,6 @@ def _compute(key: Hashable, compute: Callable[[], T]) -> T:
 
 def _cache_key(key: Hashable, compute: Callable[[], object]) -> Hashable:
     return key
-
-
-def _render(whole: Table, output_format: TableFormat, *, runs: bool) -> bytes:
-    renderers: dict[TableFormat, Callable[[], str]] = {
-        "json": lambda: json.dumps(whole.to_json(), allow_nan=False, ensure_ascii=False),
-        "csv": lambda: whole.to_csv(runs=runs),
-        "markdown": whole.to_markdown,
-        "latex": whole.to_latex,
-        "html": whole.to_html,
-    }
-    return renderers[output_format]().encode()
 
 
 def _digest(state: object) -> str:

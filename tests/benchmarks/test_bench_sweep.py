@@ -68,7 +68,13 @@ def test_the_memory_of_a_process_and_its_children_is_measured():
 
 def test_memory_beside_a_worker_leaves_the_workers_out():
     def measured(groups):
-        kinds = {"worker": 900 * groups, "trial": 200 * (groups + 1), "driver": 300}
+        kinds = {
+            "worker": 900 * groups,
+            "trial": 200 * (groups + 1),
+            "driver": 300,
+            "Ray": 500 * groups,
+            "idle": groups,
+        }
         return {"groups": groups, "kinds": {kind: {"rss": size, "pss": size // 2} for kind, size in kinds.items()}}
 
     assert difference([measured(2), measured(4)]) == {"rss": 200, "pss": 100}
@@ -79,11 +85,14 @@ def test_the_benchmark_measures_a_small_sweep(tmp_path, monkeypatch):
     monkeypatch.setattr(benchmark, "LONG_RUNS", 2)
     # The other ways take minutes.
     sizes = {"long_steps": 20, "footprint_groups": (1, 2), "broker_groups": 5, "broker_runs": 50}
+    monkeypatch.delenv("RAY_TMPDIR", raising=False)
     measured = benchmark.measure(10, 4, 1, **sizes, ways=("engine", "loop"))
     assert measured["trivial_runs"]["runs_per_s"] > 0
     ways = measured["ways"]["ways"]
     assert {name: way["runs"] for name, way in ways.items()} == {"engine": 4, "loop": 4}
     workers = [each["kinds"]["worker"]["processes"] for each in measured["footprint"]]
     assert workers == [1, 2]
+    assert all("worker" not in each["head"] and each["head"]["broker"] == 1 for each in measured["footprint"])
+    assert all(times["first_step_s"] > times["process_started_s"] for times in measured["recovery"].values())
     assert [each["ended"] for each in measured["broker"]] == [50, 5]
     assert "≥ 20" in markdown(benchmark.table(measured))

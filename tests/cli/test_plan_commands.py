@@ -18,6 +18,14 @@ def test_list(stored):
         assert all(word in out for word in text.split(", "))
 
 
+def test_list_shows_the_runs_at_each_scale(shell):
+    shell.write("heir", "title: Heir\ninherit: tiny\nscales: {brief: {seeds: [7]}}\n")
+    (entry,) = [entry for entry in shell.json("list") if entry["name"] == "heir"]
+    assert entry["at_scales"] == {"brief": {"runs": 2, "finished": 0}}
+    out, _ = shell("list")
+    assert "brief 0 of 2" in " ".join(out.split())
+
+
 def test_list_shows_the_error_of_a_faulty_file(shell):
     shell.write("broken", "title: [\n")
     out, _ = shell("list")

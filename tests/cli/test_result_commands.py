@@ -135,6 +135,9 @@ def test_report_exports_every_run(stored):
         (["status", "--index", "mysql://x"], "is no index; accepted: sqlite:///PATH and postgresql://"),
         (["report", "tiny", "--format", "parquet"], "name a file"),
         (["report", "tiny", "--runs", "--format", "latex"], "--runs needs --format csv or parquet"),
+        (["report", "tiny", "--format", "exe"], "no format 'exe'; the formats are: json, csv, markdown"),
+        (["report", "tiny", "--compare", "CoPe"], "no row 'CoPe'; did you mean 'CoPE'?"),
+        (["report", "tiny", "--compare", "paper"], "tiny has no published numbers"),
         (["report", "tiny", "--runs"], "--runs needs --format csv or parquet, not terminal"),
         (
             ["report", "tiny", "--format", "csv", "--output", "nowhere/x.csv"],
@@ -142,7 +145,7 @@ def test_report_exports_every_run(stored):
         ),
         (
             ["report", "tiny", "--format", "parquet", "--output", "nowhere/x.parquet"],
-            "nowhere/x.parquet: Cannot save file into a non-existent directory",
+            "nowhere/x.parquet: No such file or directory",
         ),
     ],
 )
@@ -150,3 +153,29 @@ def test_bad_input(shell, words, message):
     _, err = shell(*words, code=2)
     assert err.startswith("error: ")
     assert message in " ".join(err.split())
+
+
+def test_diff_of_two_runs(stored):
+    left, right = stored.runs[0], stored.runs[2]
+    finish(stored.store, right, {"in_dist/token_error": 20.0}, {"parameters": 7})
+    out, _ = stored("diff", left.run_id, right.run_id)
+    assert "1 of 1 runs finished" in out
+    assert "model.position" in out
+    assert "in_dist/token_error" in out
+    assert "+7.5" in out
+    found = stored.json("diff", left.run_id, right.run_id)
+    assert (found["metrics"][0]["left"], found["metrics"][0]["right"]) == (12.5, 20.0)
+    assert stored.json("diff", stored.sweep_id, stored.sweep_id)["spec"] == []
+    _, err = stored("diff", left.run_id, stored.sweep_id, code=2)
+    assert "a run and a sweep cannot be compared" in " ".join(err.split())
+
+
+def test_report_compares_rows(stored):
+    for run in stored.runs:
+        finish(stored.store, run, {"in_dist/token_error": 1.0 + run.seed})
+    out, _ = stored("report", "tiny", "--compare", "CoPE")
+    assert "In-dist., minus CoPE" in out
+    assert "corrected for 1 comparisons (Holm)" in " ".join(out.split())
+    assert stored.json("report", "tiny", "--compare", "none")["rows"][0]["metrics"]["in_dist/token_error"][
+        "comparison"
+    ]["n"] == [2, 2]

@@ -128,7 +128,10 @@ def encodings(draw: Any, tokens: int) -> tuple[Encoding, ...]:
             gate_after_rotation=after, scale_positions=draw(st.booleans()),
         ),
         "cope_alibi": CoPEALiBi(slopes=draw(st.sampled_from(["standard", "learned"])), gate=gate, gate_after_rotation=after),
-        "relative": Relative(positions=rows, far=draw(st.sampled_from(["none", "last"]))),
+        "relative": Relative(
+            positions=rows, far=draw(st.sampled_from(["none", "last"])), per_head=draw(st.booleans()),
+            scale_positions=draw(st.booleans()),
+        ),
         "alibi": ALiBi(),
         "t5": T5(buckets=4, max_distance=draw(st.integers(3, 40))),
     }  # fmt: skip
@@ -143,6 +146,13 @@ def encodings(draw: Any, tokens: int) -> tuple[Encoding, ...]:
             else st.just(["cope_alibi", "t5"]),
         )
     )
+    if after and "relative" not in names and draw(st.booleans()):
+        # Beside a relative table, which has the query before the rotation, there is no fused kernel.
+        rotated = {"gate_after_rotation": False, "rotated_query": True}
+        return tuple(
+            choices[name].model_copy(update=rotated) if name in ("cope", "mlp", "cope_alibi") else choices[name]
+            for name in names
+        )
     return tuple(choices[name] for name in names)
 
 

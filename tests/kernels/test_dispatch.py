@@ -7,10 +7,10 @@ import threading
 import pytest
 import torch
 
-from cope_sweep.kernels import Inputs, Position, attend, reference, set_implementation, using
-from cope_sweep.positions import ALiBi, CoPE, CoPEALiBi
+from cope_sweep.kernels import Inputs, Position, attend, make_problem, reference, set_implementation, using
+from cope_sweep.positions import ALiBi, CoPE, CoPEALiBi, CoPEMLP, Relative
 from tests.kernels.accuracy import assert_equals_reference
-from tests.kernels.cases import Case
+from tests.kernels.cases import Case, make_inputs, random_tensors
 
 
 def attention(dtype=torch.float64, tokens=20, encoding=None):
@@ -110,6 +110,26 @@ def test_contextual_encodings_with_different_gates_equal_the_reference(implement
         (CoPE(p_max=4, gate="separate"), CoPEALiBi(gate="separate")),
     ):
         assert_equals_reference(Case(encodings, queries=30), attend_with, torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("encodings", "reason"),
+    [
+        ((CoPE(p_max=4, rotated_query=True), Relative(positions=5)), "one table has rotated queries"),
+        ((CoPE(p_max=4, rotated_query=True), CoPEALiBi()), "gates of contextual encodings differ"),
+        ((CoPEMLP(hidden=3, activation="gelu"),), "the score of cope_mlp with these options has no form"),
+        ((CoPE(p_max=4), CoPE(p_max=5)), "cope is not the only encoding with a LookUp term"),
+    ],
+)
+@pytest.mark.parametrize("implementation", ["auto", "blocked", "native"])
+def test_what_fused_kernels_cannot_express_equals_the_reference(implementation, encodings, reason):
+    case = Case(encodings, queries=30, rotated=True)
+    problem = make_problem(*make_inputs(case, random_tensors(case, torch.float64)), 0.0, None)
+    assert isinstance(problem, str)
+    assert reason in problem
+    assert_equals_reference(
+        case, lambda inputs, positions, dropout, seed: attend(inputs, positions, dropout, implementation), torch.float64
+    )
 
 
 def test_hard_attention_goes_to_the_reference():

@@ -23,7 +23,7 @@ ALL_TERMS = [
     Case((), queries=70, head_dim=32),
     Case((CoPE(p_max=9),), queries=90, head_dim=33),
     Case((CoPE(p_max="full", per_head=True),), queries=130, cached=20, head_dim=16),
-    Case((CoPE(p_max=20, gate="separate"), Relative(positions=70)), queries=140, lengths=(140, 31)),
+    Case((CoPE(p_max=20, gate="separate"), Relative(positions=70, per_head=True)), queries=140, lengths=(140, 31)),
     Case((CoPE(p_max=20, gate="values"), T5(), ALiBi()), queries=100, rotated=True, dropout=0.2),
     Case((CoPE(p_max=1),), queries=65),
     Case((CoPEMLP(hidden=50),), queries=140, head_dim=7),

@@ -14,6 +14,8 @@ pytestmark = pytest.mark.slow
 triton = pytest.importorskip("triton")
 
 
+# 55 s of an idle core; a busy machine took more than the usual 300 s.
+@pytest.mark.timeout(1500)
 def test_interpreted_kernels_equal_the_reference():
     file = Path(__file__).with_name("test_triton_interpreted.py")
     done = subprocess.run(
@@ -22,7 +24,7 @@ def test_interpreted_kernels_equal_the_reference():
         cwd=file.parents[2],
         capture_output=True,
         text=True,
-        timeout=290,
+        timeout=1440,
     )
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
 

@@ -211,12 +211,34 @@ def test_the_rule_of_thumb_counts_cores_of_workers_that_have_a_sequence():
     assert seconds(cpus=1) > seconds(cpus=2) == seconds(workers=2) == seconds(workers=8)
 
 
-def test_each_run_goes_to_the_first_free_group():
-    def taking(*seconds):
-        return [Estimate(0, s, 0, "") for s in seconds]
+def test_each_run_starts_as_soon_as_there_is_room():
+    def taking(*seconds, parallel):
+        return [(Estimate(0, s, 0, ""), parallel) for s in seconds]
 
-    assert total_seconds(taking(4, 2, 2), 2) == 4
-    assert total_seconds(taking(4, 2, 2), 1) == 8
-    assert total_seconds(taking(1, 5, 1, 1, 4), 2) == 7
-    assert total_seconds(taking(3, 1), 5) == 3
-    assert total_seconds([], 3) == 0
+    assert total_seconds(taking(4, 2, 2, parallel=2)) == 4
+    assert total_seconds(taking(4, 2, 2, parallel=1)) == 8
+    assert total_seconds(taking(1, 5, 1, 1, 4, parallel=2)) == 7
+    assert total_seconds(taking(3, 1, parallel=5)) == 3
+    assert total_seconds(taking(*[1] * 3000, parallel=3)) == 1000
+    # A run that takes the whole machine waits for both runs before it, and the ones after it wait for it.
+    assert total_seconds([*taking(4, 2, parallel=2), *taking(3, parallel=1), *taking(1, 1, parallel=2)]) == 8
+    assert total_seconds([]) == 0
+
+
+def test_an_encoding_without_fused_kernels_needs_memory_for_all_scores():
+    sizes = {"task.blanks": 500, "train.batch": 16}
+    relu, gelu = (
+        tiny_run(**sizes | {"model.position": [{"kind": "cope_mlp", "activation": activation}]})
+        for activation in ("relu", "gelu")
+    )
+    assert memory_bytes(gelu, Resources()) == memory_bytes(relu, Resources(attention="reference"))
+    assert memory_bytes(gelu, Resources()) > memory_bytes(relu, Resources())
+
+
+def test_variants_cost_evaluations():
+    relative = {"model.position": ["relative"]}
+    plain, both = (
+        tiny_run(**relative | {"evaluate.variants": variants})
+        for variants in ({}, {"capped": {"relative.far": "last"}})
+    )
+    assert run_flops(both, Resources()) > run_flops(plain, Resources())

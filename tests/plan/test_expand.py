@@ -301,3 +301,23 @@ def test_a_plan_of_100_000_runs():
     assert time.process_time() - started_s < 20
     assert len(rows) == 100_000
     assert len(set(rows.values())) == 20_000
+
+
+VARIANTS = """
+base: {task: {kind: code, tokens: 64}, evaluate: {contexts: [64, 128]}}
+grid: {model.position: {Relative: [relative], CoPE: [cope]}}
+when: [{if: {model.position: Relative}, set: {evaluate.variants: {capped: {relative.far: last}}}}]
+"""
+
+
+def test_a_variant_of_some_rows_can_be_a_column():
+    """Cells of the rows without it stay empty; a name that no row has is refused."""
+    text = f'title: T\n{VARIANTS}metrics: [{{name: "%s"}}]'
+    relative, cope = expand(validate(parse_source(text % "capped/test/perplexity@128", "t"), "t")).rows
+    assert relative.runs[0].variant_metrics
+    assert not cope.runs[0].variant_metrics
+    with pytest.raises(SpecError, match=r"no metric 'caped/test/perplexity'.* did you mean"):
+        expand(validate(parse_source(text % "caped/test/perplexity", "t"), "t"))
+    schedule = "\nschedule: {kind: asha, metric: capped/test/perplexity}"
+    with pytest.raises(SpecError, match="is not measured before the last step|has no metric"):
+        expand(validate(parse_source(text % "capped/test/perplexity" + schedule, "t"), "t"))

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from cope_sweep.model.attention import Inputs, Position, reference
-from cope_sweep.positions import Attention, CoPE, Dims
+from cope_sweep.model.attention import Inputs, Position, attend, reference
+from cope_sweep.positions import Attention, CoPE, Dims, RoPE
 from cope_sweep.testing import EncodingContract
 
 
@@ -21,6 +21,8 @@ class TestCoPE(EncodingContract):
         CoPE(p_max=5, gate="values", per_head=True),
         [CoPE(p_max=5, gate="separate"), "rope"],
         [CoPE(p_max=5, gate_after_rotation=True), "rope"],
+        [CoPE(p_max=5, rotated_query=True), "rope"],
+        [CoPE(p_max=5, rotated_query=True, per_head=True), "rope", "relative"],
     ]
     extrapolates = True
 
@@ -102,6 +104,49 @@ def test_gates_use_queries_and_keys_before_rotation_by_default():
     after = CoPE(gate_after_rotation=True).positions(rotated)
     gates = torch.sigmoid(rotated.logits_BHQS).tril()
     torch.testing.assert_close(after, gates.flip(-1).cumsum(-1).flip(-1))
+
+
+def test_the_listing_in_a_rotated_model_by_hand():
+    """Two tokens with q = k = (1, 0), K = 2: RoPE rotates token 1 by one radian, to (cos 1, sin 1).
+
+    The rotated query of token 1 has the logits cos 1/√2 and 1/√2 with tokens 0 and 1. With e[p] = (0, 2p) its z[p] is
+    2p·sin 1; that of the query before the rotation would be 0.
+    """
+    q = torch.tensor([[[[1.0, 0.0], [1.0, 0.0]]]], dtype=torch.float64)
+    v = torch.tensor([[[[1.0, 0.0], [0.0, 1.0]]]], dtype=torch.float64)
+    rotated = RoPE().rotate({}, q, 0)
+    inputs = Inputs(q, q, v, rotated, rotated, [None])
+    e = torch.tensor([[0.0, 0.0], [0.0, 2.0], [0.0, 4.0]], dtype=torch.float64)
+    out = reference(inputs, [Position(CoPE(p_max=3, rotated_query=True), {"e": e})])
+    near, far = 1 / math.sqrt(2), math.cos(1) / math.sqrt(2)
+    gates = [1 / (1 + math.exp(-far)), 1 / (1 + math.exp(-near))]
+    logits = [far + 2 * math.sin(1) * (gates[0] + gates[1]), near + 2 * math.sin(1) * gates[1]]
+    weight = 1 / (1 + math.exp(logits[1] - logits[0]))
+    torch.testing.assert_close(out[0, 0], torch.tensor([[1, 0], [weight, 1 - weight]], dtype=torch.float64))
+    without = reference(inputs, [Position(CoPE(p_max=3, gate_after_rotation=True), {"e": e})])
+    weight = 1 / (1 + math.exp(near - far))
+    torch.testing.assert_close(without[0, 0, 1], torch.tensor([weight, 1 - weight], dtype=torch.float64))
+
+
+@pytest.mark.parametrize("implementation", ["reference", "blocked", "native"])
+def test_a_rotated_query_is_the_listing_given_rotated_queries_and_keys(implementation):
+    """Output and gradients, with a query of float64 for which finite differences are not needed."""
+    rng = torch.Generator().manual_seed(0)
+    q, k, v, rq, rk = torch.randn(5, 1, 2, 30, 6, generator=rng, dtype=torch.float64)
+    e = torch.randn(9, 6, generator=rng, dtype=torch.float64)
+    grads = []
+    for rotated in (True, False):
+        leaves = [x.clone().requires_grad_() for x in (rq, rk, v, e)]
+        inputs = Inputs(q, k, leaves[2], leaves[0], leaves[1], [None]) if rotated else None
+        if inputs is None:
+            mask = torch.ones(30, 30, dtype=torch.float64).tril()
+            out = Listing(9, 6, leaves[3])(*(x.flatten(0, 1) for x in leaves[:3]), mask).view(1, 2, 30, 6)
+        else:
+            out = attend(inputs, [Position(CoPE(p_max=9, rotated_query=True), {"e": leaves[3]})], 0.0, implementation)
+        out.square().sum().backward()
+        grads.append([out.detach(), *(x.grad for x in leaves)])
+    for actual, expected in zip(*grads, strict=True):
+        torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-9)
 
 
 def test_tables_per_head():

@@ -52,6 +52,15 @@ class TestHardAttention(EncodingContract):
             [{"kind": "cope", "gate": "values", "gate_after_rotation": True}],
             r"cope\.gate_after_rotation needs gate: keys, and gate is values",
         ),
+        (
+            [{"kind": "cope", "gate": "separate", "rotated_query": True}, "rope"],
+            r"cope\.rotated_query needs gate: keys, and gate is separate",
+        ),
+        (
+            [{"kind": "cope", "gate_after_rotation": True, "rotated_query": True}, "rope"],
+            r"cope\.rotated_query includes gate_after_rotation; remove",
+        ),
+        ([{"kind": "cope_mlp", "rotated_query": True}], r"cope_mlp\.rotated_query has no effect.*add rope"),
     ],
 )
 def test_impossible_combinations_are_errors_with_the_reason(position, message):

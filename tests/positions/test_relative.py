@@ -1,5 +1,6 @@
 import pytest
 import torch
+from pydantic import ValidationError
 
 from cope_sweep.model import Transformer
 from cope_sweep.positions import Attention, CoPE, Dims, Relative
@@ -12,6 +13,7 @@ class TestRelative(EncodingContract):
         Relative(),
         Relative(positions=3, far="last", share_layers=True),
         [CoPE(p_max=4), Relative(positions=5)],
+        Relative(positions=4, far="last", per_head=True, scale_positions=True, std="1/sqrt(d)"),
     ]
     extrapolates = True
 
@@ -31,8 +33,39 @@ def test_is_q_times_e_of_the_distance(far, queries):
             torch.testing.assert_close(bias[:, :, row, j], expected)
 
 
+def test_each_head_has_its_own_table():
+    """By hand: q·e[h, i − j]/√4 with q = (1, 0, 0, 0), so that the bias is half the first component of e."""
+    e = torch.zeros(2, 2, 4)
+    e[:, :, 0] = torch.tensor([[2.0, 4.0], [6.0, 8.0]])
+    q = torch.zeros(1, 2, 3, 4)
+    q[..., 0] = 1
+    visible = torch.ones(3, 3, dtype=torch.bool).tril()
+    spec = Relative(positions=2, far="last", per_head=True, scale_positions=True)
+    bias = spec.score({"e": e}, Attention(q, q, q, torch.zeros(1, 2, 3, 3), visible)) * visible
+    assert bias[0, 0].tolist() == [[1, 0, 0], [2, 1, 0], [2, 2, 1]]
+    assert bias[0, 1].tolist() == [[3, 0, 0], [4, 3, 0], [4, 4, 3]]
+
+
+def test_the_released_initialisation():
+    """N(0, 1/K) with K the head dimension, in one table for all layers."""
+    relative = {"kind": "relative", "scale_positions": True, "share_layers": True, "std": "1/sqrt(d)"}
+    run = tiny_run(**{"model.dim": 128, "model.heads": 2, "model.layers": 2, "model.context": 500})
+    run = run.model_validate(run.model_dump(mode="json") | {"model": run.model.model_dump() | {"position": [relative]}})
+    (encoding,) = Transformer(run).position
+    assert not encoding.layers
+    assert encoding.shared["e"].shape == (500, 64)
+    assert encoding.shared["e"].std().item() == pytest.approx(64**-0.5, rel=0.02)
+
+
+@pytest.mark.parametrize("std", ["1/sqrt(D)", -1.0, "0.5"])
+def test_another_initialisation_is_refused(std):
+    with pytest.raises(ValidationError):
+        Relative(std=std)
+
+
 def test_table_sizes():
     dims = Dims(dim=12, heads=3, layers=2, context=100)
+    assert Relative(per_head=True).parameters(dims)["e"].shape == (3, 100, 4)
     assert Relative().parameters(dims)["e"].shape == (100, 4)
     assert Relative(positions=7).parameters(dims)["e"].shape == (7, 4)
     assert Relative().parameters(dims)["e"].per_layer

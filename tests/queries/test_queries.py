@@ -5,6 +5,7 @@ import threading
 import pytest
 
 from cope_sweep.queries import AblationFiles, NotFinishedError, NotFoundError, Queries, parse_filter
+from cope_sweep.spec import SpecError
 from cope_sweep.store import QueryError, RunQuery, Store, SweepRecord, SweepRun
 from tests.plan.test_expand import BASE
 from tests.results.ablations import begin, end, fail, finish, stop
@@ -63,6 +64,19 @@ def test_ablations_are_counted_and_an_invalid_file_has_its_error(used):
     assert "not valid YAML" in bad.error
     assert (good.name, good.rows, good.seeds, good.runs, good.finished) == ("good", 3, 2, 6, 1)
     assert good.counts == {"finished": 1, "failed": 1, "stopped": 1, "damaged": 1, "pending": 2}
+
+
+def test_the_runs_of_each_scale_are_counted(used, folder):
+    text = (folder / "good.yaml").read_text()
+    (folder / "good.yaml").write_text(text + "scales: {first: {seeds: [0]}, deep: {grid: {model.layers: [9]}}}\n")
+    _, good = used.ablations()
+    assert {scale: (each.runs, each.finished) for scale, each in good.at_scales.items()} == {
+        "first": (3, 1),
+        "deep": (2, 0),
+    }
+    (folder / "good.yaml").write_text(text + "scales: {broken: {set: {model.dims: 3}}}\n")
+    _, faulty = used.ablations()
+    assert "unknown key 'dims'" in faulty.error
 
 
 def test_a_page_of_runs_has_their_values_and_places(used, plan):
@@ -163,6 +177,24 @@ def test_the_version_changes_with_the_store_and_with_the_file(used, plan, folder
     assert changed != before
     (folder / "good.yaml").write_text((folder / "good.yaml").read_text() + "\n# more\n")
     assert version() != changed
+
+
+def test_a_file_is_read_again_when_one_that_it_inherits_from_changes(folder):
+    files = AblationFiles(folder)
+    (folder / "heir.yaml").write_text("title: Heir\ninherit: good\n")
+    before = files.load("heir")
+    assert files.load("heir") is before
+    text = (folder / "good.yaml").read_text()
+    (folder / "good.yaml").write_text(text.replace("[1, 2, 3]", "[1, 2, 3, 4]"))
+    assert len(files.load("heir").plan.rows) == 4
+    (folder / "good.yaml").write_text("title: [\n")
+    with pytest.raises(SpecError, match="inherited by"):
+        files.load("heir")
+    (folder / "good.yaml").write_text(text)
+    assert len(files.load("heir").plan.rows) == 3
+    (folder / "good.yaml").unlink()
+    with pytest.raises(SpecError, match="no file"):
+        files.load("heir")
 
 
 def test_a_store_that_appears_later_is_found(queries, plan, tmp_path):

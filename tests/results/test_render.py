@@ -82,12 +82,28 @@ def test_latex(partial, complete):
 
 def test_html(partial, complete):
     cells = Cells(partial.to_html())
-    assert cells.rows == [HEADS, *PARTIAL]
+    assert cells.rows[:4] == [HEADS, *PARTIAL]
     assert "<c>" not in partial.to_html()
-    assert cells.attributes[1, 2]["title"] == "n = 2; 95 % interval -13.41 … 37.41"
+    assert (
+        cells.attributes[1, 2]["title"]
+        == "n = 2; 95 % interval 1.21 … 60.21 (logit t); median 12.00, range 10.00 … 14.00"
+    )
     best = [place for place, attributes in Cells(complete.to_html()).attributes.items()
             if "best" in (attributes.get("class") or "")]  # fmt: skip
     assert best == [(1, 2), (3, 4)]
+
+
+def test_numbers_in_html_link_to_their_runs(partial):
+    first, second = (run.run_id for run in partial.plan.rows[0].runs)
+    text = partial.to_html()
+    assert f'<a href="#run-{first}">12.00 ± 2.83</a>' in text
+    assert Cells(text).rows[4] == ["row", "seed", "status", "run", "in_dist/token_error", "dense/loss"]
+    assert Cells(text).rows[6] == ["CoPE", "1", "finished", second, "14", "0.75"]
+    targets = set(re.findall(r'href="#([^"]+)"', text))
+    assert targets <= set(re.findall(r'id="([^"]+)"', text))
+    served = partial.to_html(runs_url="/api/v1/runs")
+    assert f'<a href="/api/v1/runs?run={first}&amp;run={second}">12.00 ± 2.83</a>' in served
+    assert Cells(served).rows == [HEADS, *PARTIAL]
 
 
 def test_rich(partial):
@@ -167,7 +183,7 @@ def test_special_characters_are_escaped_in_html(hostile):
     assert cells.rows[1][0] == HOSTILE
     assert cells.rows[0][2:4] == [f"{HOSTILE} (%)", f"{HOSTILE}, published"]
     assert cells.attributes[1, 3]["title"] == HOSTILE
-    assert set(re.findall(r"<(\w+)", text)) == {"table", "caption", "thead", "tbody", "tr", "th", "td"}
+    assert set(re.findall(r"<(\w+)", text)) == {"table", "caption", "thead", "tbody", "tr", "th", "td", "a"}
 
 
 def test_special_characters_are_escaped_in_markdown(hostile):

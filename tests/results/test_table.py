@@ -21,7 +21,9 @@ def test_the_frame_by_hand(partial):
     assert cope["in_dist/token_error.mean"] == 12.0
     assert cope["in_dist/token_error.std"] == pytest.approx(math.sqrt(8))
     assert cope["in_dist/token_error.n"] == 2
-    assert cope["in_dist/token_error.ci_low"] == pytest.approx(12 - 12.7062047 * 2)
+    assert cope["in_dist/token_error.ci_low"] == pytest.approx(1.2142, abs=1e-4)  # test_stats.py computes it by hand
+    assert (cope["in_dist/token_error.median"], cope["in_dist/token_error.high"]) == (12.0, 14.0)
+    assert cope["in_dist/token_error.stuck"] == 0
     assert cope["in_dist/token_error.published"] == 4.7
     assert cope["in_dist/token_error.published_std"] == 0.5
     assert frame["in_dist/token_error.n"].tolist() == [2, 1, 0]
@@ -30,7 +32,8 @@ def test_the_frame_by_hand(partial):
 
 
 def test_column_names_are_stable(partial):
-    metric = [".mean", ".std", ".n", ".ci_low", ".ci_high", ".published", ".published_std", ".best"]
+    metric = [".mean", ".std", ".n", ".ci_low", ".ci_high", ".median", ".low", ".high", ".stuck", ".published",
+              ".published_std", ".best"]  # fmt: skip
     assert partial.frame.columns.tolist() == [
         "row", "model.position", "seeds", "finished", "stopped", "failed", "damaged", "running", "interrupted",
         "pending", "parameters",
@@ -62,11 +65,19 @@ def test_json_is_plain(partial):
     cope, other, none = data["rows"]
     assert cope["labels"] == {"model.position": "CoPE"}
     error = cope["metrics"]["in_dist/token_error"]
-    assert error["published"] == {"value": 4.7, "std": 0.5, "source": "Table 1"}
+    assert error["published"] == {"value": 4.7, "std": 0.5, "seeds": 3, "source": "Table 1"}
     assert (error["mean"], error["n"], error["best"]) == (12.0, 2, False)
-    assert error["ci"] == [pytest.approx(-13.4124), pytest.approx(37.4124)]
+    assert error["ci"] == [pytest.approx(1.2142, abs=1e-4), pytest.approx(60.2058, abs=1e-4)]
+    assert (error["ci_method"], error["median"], error["range"]) == ("logit t", 12.0, [10.0, 14.0])
+    ids = [run["run_id"] for run in cope["runs"]]
+    assert error["values"] == [
+        {"run_id": ids[0], "seed": 0, "value": 10.0, "stuck": False},
+        {"run_id": ids[1], "seed": 1, "value": 14.0, "stuck": False},
+    ]
     assert other["metrics"]["in_dist/token_error"] == {
-        "mean": 1.0, "std": None, "n": 1, "ci": None, "published": None, "best": False,
+        "mean": 1.0, "std": None, "n": 1, "ci": None, "ci_method": None, "median": 1.0, "range": [1.0, 1.0],
+        "values": [{"run_id": other["runs"][0]["run_id"], "seed": 0, "value": 1.0, "stuck": False}],
+        "published": None, "best": False, "comparison": None,
     }  # fmt: skip
     assert none["counts"] == {
         "finished": 0, "stopped": 0, "failed": 1, "damaged": 0, "running": 0, "interrupted": 0, "pending": 1,
@@ -84,9 +95,9 @@ def test_csv_and_parquet_hold_rows_or_runs(partial, tmp_path):
     runs = pd.read_csv(io.StringIO(partial.to_csv(runs=True)))
     assert len(rows) == 3
     assert len(runs) == 6
-    partial.to_parquet(tmp_path / "rows.parquet")
+    (tmp_path / "rows.parquet").write_bytes(partial.to_parquet())
     pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "rows.parquet"), partial.frame)
-    partial.to_parquet(tmp_path / "runs.parquet", runs=True)
+    (tmp_path / "runs.parquet").write_bytes(partial.to_parquet(runs=True))
     pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "runs.parquet"), partial.runs)
 
 

@@ -57,7 +57,7 @@ def test_the_page_has_a_sign_and_a_colour_for_every_status(client: httpx.Client,
 def test_the_api_documentation_has_every_endpoint_and_its_errors(client: httpx.Client) -> None:
     document = client.get("/openapi.json").json()
     paths = document["paths"]
-    assert len(paths) == 27
+    assert len(paths) == 28
     for path, operations in paths.items():
         for operation in operations.values():
             if path.startswith(API):

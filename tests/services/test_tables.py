@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import csv
+import html
 import io
+import re
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
+import pandas as pd
 import pytest
 
 from cope_sweep import results
 from cope_sweep.plan import Plan
 from cope_sweep.results import table
+from cope_sweep.results.difference import store_difference
 from cope_sweep.store import Lease, Store
 from cope_sweep.store.index import IndexUnavailable
 from cope_sweep.store.reading import read_run
@@ -33,7 +37,6 @@ def get(client: httpx.Client, path: str, status: int = 200, **kwargs: Any) -> An
         ("csv", "text/csv", "to_csv"),
         ("markdown", "text/markdown", "to_markdown"),
         ("latex", "application/x-tex", "to_latex"),
-        ("html", "text/html", "to_html"),
     ],
 )
 def test_a_format_is_chosen_by_name_or_by_accept_header(
@@ -54,9 +57,35 @@ def test_the_default_format_is_json(client: httpx.Client, sample: SampleStore) -
     assert expected["rows"][0]["counts"]["failed"] == 1
 
 
-def test_a_browser_gets_html(client: httpx.Client) -> None:
+def test_a_browser_gets_html_whose_numbers_lead_to_their_runs(client: httpx.Client, sample: SampleStore) -> None:
     accept = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"
-    assert client.get(f"{API}/ablations/tiny/table", headers={"accept": accept}).text.startswith("<table")
+    text = client.get(f"{API}/ablations/tiny/table", headers={"accept": accept}).text
+    assert text == table(sample.plan, sample.store).to_html(runs_url=f"{API}/runs")
+    links = [html.unescape(link) for link in re.findall(r'href="([^"]+)"', text)]
+    numbers = [
+        cell["values"] for row in get(client, "/ablations/tiny/table")["rows"] for cell in row["metrics"].values()
+    ]
+    expected = [[each["run_id"] for each in values] for values in numbers if values]
+    assert [[run["run_id"] for run in client.get(link).json()["runs"]] for link in links] == expected
+
+
+def test_parquet_holds_the_frame(client: httpx.Client, sample: SampleStore) -> None:
+    response = client.get(f"{API}/ablations/tiny/table?format=parquet")
+    assert response.headers["content-type"] == "application/vnd.apache.parquet"
+    pd.testing.assert_frame_equal(pd.read_parquet(io.BytesIO(response.content)), table(sample.plan, sample.store).frame)
+    runs = client.get(f"{API}/ablations/tiny/table?format=parquet&runs=true").content
+    assert set(pd.read_parquet(io.BytesIO(runs))["run_id"]) == set(sample.ids)
+
+
+def test_rows_are_compared(client: httpx.Client, sample: SampleStore) -> None:
+    row = sample.plan.rows[0].name
+    assert (
+        get(client, "/ablations/tiny/table", params={"compare": row})
+        == table(sample.plan, sample.store, against=row).to_json()
+    )
+    assert get(client, "/ablations/tiny/table")["compared"] is None
+    error = get(client, "/ablations/tiny/table?compare=nothing", 422)["error"]
+    assert "no row 'nothing'" in error["message"]
 
 
 def test_csv_of_every_run(client: httpx.Client, sample: SampleStore) -> None:
@@ -103,10 +132,10 @@ def computed_tables(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the tables that are computed, in order. Each takes 50 ms longer than usual."""
     names: list[str] = []
 
-    def counted(plan: Plan, store: Store) -> results.Table:
+    def counted(plan: Plan, store: Store, *, against: str | None = None) -> results.Table:
         names.append(plan.name)
         time.sleep(0.05)
-        return table(plan, store)
+        return table(plan, store, against=against)
 
     monkeypatch.setattr(results, "table", counted)
     return names
@@ -128,7 +157,7 @@ def test_simultaneous_requests_share_one_computation(sample: SampleStore, comput
 
 def test_a_failed_computation_is_not_cached(sample: SampleStore, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as broken, serving(sample.settings()) as client:
-        broken.setattr(results, "table", lambda plan, store: fail("no answer"))
+        broken.setattr(results, "table", lambda plan, store, against: fail("no answer"))
         for _ in range(2):
             assert get(client, "/ablations/tiny/table", 503)["error"]["type"] == "not_ready"
         broken.undo()
@@ -146,3 +175,13 @@ def test_a_rebuilt_index_has_another_etag(own_sample: SampleStore) -> None:
     (own_sample.store_folder / "index.db").unlink()
     with serving(own_sample.settings()) as client:
         assert client.get(f"{API}/ablations/tiny/table").headers["etag"] != etag
+
+
+def test_two_runs_are_compared(client: httpx.Client, sample: SampleStore) -> None:
+    first, second = sample.ids[:2]
+    found = get(client, "/diff", params={"left": first, "right": second})
+    assert (found["left"], found["right"]) == (first, second)
+    assert [each["key"] for each in found["spec"]] == [
+        each.key for each in store_difference(sample.store, first, second).spec
+    ]
+    assert "no run 'x'" in get(client, "/diff", 422, params={"left": first, "right": "x"})["error"]["message"]

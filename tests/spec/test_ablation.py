@@ -58,6 +58,7 @@ def test_the_name_is_the_file_name(tmp_path):
     [
         (["cope", "relative"], "cope+relative"),
         ([{"kind": "cope", "p_max": 16}], "cope(p_max=16)"),
+        ({"capped": {"relative.far": "last"}}, "capped=relative.far=last"),
         ([], "none"),
         (128, "128"),
         (1e-3, "0.001"),

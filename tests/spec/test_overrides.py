@@ -54,6 +54,27 @@ def test_scales():
     assert "this ablation has one size" in error_of(TEXT[: TEXT.index("scales")], scale="huge")
 
 
+def test_a_scale_replaces_exclusions_and_published_numbers():
+    text = TEXT + (
+        "  same: {seeds: [0]}\n"
+        "  other: {exclude: [], published: []}\n"
+        "  third:\n"
+        "    exclude: [{model.position: CoPE}]\n"
+        "    published: [{match: {model.position: none}, values: {in_dist/token_error: 7.0}}]\n"
+        "exclude: [{model.position: none}]\n"
+        "published: [{match: {model.position: CoPE}, values: {in_dist/token_error: 3.0}}]\n"
+    )
+
+    def rows(scale):
+        found = expand(with_overrides(load(text), scale=scale)).rows
+        return [(row.name, row.published and row.published.values["in_dist/token_error"]) for row in found]
+
+    assert rows(None) == rows("same") == [("CoPE · 0.001", 3.0), ("CoPE · 0.002", 3.0)]
+    everything = ["CoPE · 0.001", "CoPE · 0.002", "none · 0.001", "none · 0.002"]
+    assert rows("other") == [(name, None) for name in everything]
+    assert rows("third") == [("none · 0.001", 7.0), ("none · 0.002", 7.0)]
+
+
 def test_assignments_win_over_the_scale():
     plan = expand(with_overrides(load(), scale="wide", assignments=["model.dim=16", "seeds=[7]"]))
     assert {(run.model.dim, run.seed, run.train.lr) for run in plan.runs} == {(16, 7, 5e-3)}

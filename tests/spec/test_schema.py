@@ -1,7 +1,15 @@
 import json
+from pathlib import Path
+
+import jsonschema
+import pytest
 
 from cope_sweep.spec import Ablation
 from cope_sweep.spec.schema import ablation_schema
+from cope_sweep.spec.source import parse_source, read_source
+
+ABLATIONS = Path(__file__).parents[2] / "ablations"
+VALIDATOR = jsonschema.Draft202012Validator(ablation_schema())
 
 
 def test_the_published_schema_is_the_current_one(request):
@@ -14,6 +22,18 @@ def test_every_key_is_in_the_schema():
     assert set(schema["properties"]) == set(Ablation.model_json_schema()["properties"])
     assert {"task", "model", "train", "evaluate"} <= set(schema["properties"]["base"]["properties"])
     assert "seed" not in schema["properties"]["base"]["properties"]
+
+
+@pytest.mark.parametrize("path", sorted(ABLATIONS.glob("*.yaml")), ids=lambda path: path.stem)
+def test_the_files_follow_the_schema(path):
+    """As editors check them: also those that inherit, which are incomplete alone."""
+    VALIDATOR.validate(read_source(path).data)
+
+
+@pytest.mark.parametrize("text", ["title: T", "title: T\nbase: {}", "title: T\ninherit: a\ngrid: {model.dim: 3}"])
+def test_incomplete_files_do_not(text):
+    with pytest.raises(jsonschema.ValidationError):
+        VALIDATOR.validate(parse_source(text, "t").data)
 
 
 def test_plugins_are_a_list_of_names():

@@ -13,6 +13,7 @@ import pytest
 from cope_sweep.store import Store
 from cope_sweep.sweep.executor import Executor
 from cope_sweep.sweep.local import run_local
+from tests.store.databases import postgres  # noqa: F401 - a fixture
 from tests.sweep.ports import free_port
 from tests.sweep.runs import EventLog
 
@@ -26,6 +27,7 @@ def ray_environment() -> Iterator[dict[str, str]]:
         patch.setenv("HOME", f"{folder}/home")
         patch.setenv("RAY_TMPDIR", f"{folder}/r")
         patch.setenv("RAY_AUTH_MODE", "disabled")
+        patch.setenv("RAY_worker_niceness", "0")  # else a busy machine gives the workers no time
         for name in ("RAY_ADDRESS", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
             patch.delenv(name, raising=False)
         if os.environ.get("PYTHONDONTWRITEBYTECODE"):

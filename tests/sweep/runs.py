@@ -21,9 +21,9 @@ def seeds(count: int, **overrides: object) -> list[RunSpec]:
     return [tiny_run(seed=seed, **overrides) for seed in range(count)]
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
-    """Wait for a condition; fail after `TIMEOUT_S`."""
-    until = time.monotonic() + TIMEOUT_S
+def wait_until(condition: Callable[[], bool], timeout_s: float = TIMEOUT_S) -> None:
+    """Wait for a condition; fail after `timeout_s`."""
+    until = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < until
         time.sleep(0.1)

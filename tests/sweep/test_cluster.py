@@ -14,15 +14,16 @@ from cope_sweep.spec import Resources
 from cope_sweep.sweep import cluster
 from cope_sweep.sweep.cluster import (
     RAY_MESSAGES_THREAD,
-    Needs,
     Node,
     connected,
+    free_resources,
     needs_of,
-    room,
+    no_room,
     usable_cpus,
     within,
 )
 from cope_sweep.sweep.executor import ClusterError
+from cope_sweep.sweep.placement import Needs
 from tests.sweep.ports import free_port
 
 
@@ -49,42 +50,23 @@ def test_a_group_takes_a_gpu_if_the_cluster_has_any(
     monkeypatch: pytest.MonkeyPatch, held: list[dict[str, float]], resources: Resources, gpus: float
 ) -> None:
     monkeypatch.setattr(ray, "nodes", lambda: nodes(*held))
-    assert needs_of(resources) == Needs(resources.workers, resources.cpus, gpus)
+    assert needs_of(resources, cluster.nodes()) == Needs(resources.workers, resources.cpus, gpus)
 
 
 @pytest.mark.parametrize(
-    ("needs", "held", "workers"),
+    ("left_out", "free"),
     [
-        (Needs(1, 1, 0), {"CPU": 2}, 2),
-        (Needs(1, 2, 0), {"CPU": 3}, 1),
-        (Needs(1, 1, 0), {}, 0),
-        (Needs(1, 1, 1), {"CPU": 8, "GPU": 2}, 2),
-        (Needs(1, 1, 2), {"CPU": 8, "GPU": 3}, 1),
-        (Needs(1, 1, 0.5), {"CPU": 8, "GPU": 2}, 4),
-        (Needs(1, 1, 0.4), {"CPU": 8, "GPU": 2}, 4),
-        (Needs(1, 1, 0.1), {"CPU": 32, "GPU": 1}, 10),
+        ([], {"CPU": 3.0, "GPU": 0.5}),
+        (["id-1"], {"CPU": 1.0, "GPU": -0.5}),
+        (["id-1", "of a node that is gone", ""], {"CPU": 1.0, "GPU": -0.5}),
     ],
 )
-def test_workers_share_a_gpu_and_none_has_parts_of_two(needs: Needs, held: dict[str, float], workers: int) -> None:
-    assert needs.workers_on(held) == workers
-
-
-@pytest.mark.parametrize(
-    ("needs", "free", "left_out", "groups"),
-    [
-        (Needs(1, 1, 0), {"CPU": 3.0, "memory": 1.0}, [], 3),
-        (Needs(2, 1, 0), {"CPU": 3.0}, [], 1),
-        (Needs(1, 1, 0), {"CPU": 3.0}, ["id-1"], 1),
-        (Needs(1, 1, 0), {"CPU": 3.0}, ["id-1", "of a node that is gone", ""], 1),
-        (Needs(1, 1, 0), {}, [], 0),
-    ],
-)
-def test_room_is_what_is_free_outside_of_the_nodes_that_are_left_out(
-    monkeypatch: pytest.MonkeyPatch, needs: Needs, free: dict[str, float], left_out: list[str], groups: int
+def test_what_is_free_outside_of_the_nodes_that_are_left_out(
+    monkeypatch: pytest.MonkeyPatch, left_out: list[str], free: dict[str, float]
 ) -> None:
-    monkeypatch.setattr(ray, "nodes", lambda: nodes({"CPU": 4}, {"CPU": 2}))
-    monkeypatch.setattr(ray, "available_resources", lambda: free)
-    assert room(needs, cluster.nodes(), left_out) == groups
+    monkeypatch.setattr(ray, "nodes", lambda: nodes({"CPU": 4}, {"CPU": 2, "GPU": 1}))
+    monkeypatch.setattr(ray, "available_resources", lambda: {"CPU": 3.0, "memory": 1.0, "GPU": 0.5})
+    assert free_resources(cluster.nodes(), left_out) == free
 
 
 def test_nodes_that_are_alive(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,16 +76,11 @@ def test_nodes_that_are_alive(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_no_room_names_what_is_wanted_and_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray, "nodes", lambda: nodes({"CPU": 2}))
-    with pytest.raises(
-        ClusterError, match=r"1 nodes, 2 CPUs, 0 GPUs.*1 workers with 4 CPUs each: lower resources.cpus"
-    ):
-        needs_of(Resources(cpus=4))
-
-
-def test_gpus_are_named_where_they_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray, "nodes", lambda: nodes({"CPU": 2, "GPU": 1}))
-    with pytest.raises(ClusterError, match="with 1 CPUs and 2 GPUs each"):
-        needs_of(Resources(gpus=2))
+    text = str(no_room(Needs(1, 4, 0), cluster.nodes()))
+    assert (
+        "(1 nodes, 2 CPUs, 0 GPUs) has no room for a group of 1 workers with 4 CPUs each: lower resources.cpus" in text
+    )
+    assert "with 1 CPUs and 2 GPUs each" in str(no_room(Needs(1, 1, 2), cluster.nodes()))
 
 
 def test_usable_cpus_are_those_of_the_affinity() -> None:

@@ -1,9 +1,19 @@
+import os
+import signal
+
 import pytest
 
+from cope_sweep.errors import UserError
 from cope_sweep.plan import estimates, expand
 from cope_sweep.plan.estimate import shape_of
-from cope_sweep.sweep.probe import probe_plan
+from cope_sweep.sweep import probe as probe_module
+from cope_sweep.sweep.executor import ClusterError
+from cope_sweep.sweep.probe import TooLarge, probe_plan
+from tests.results.ablations import plan_of
 from tests.spec.ablations import TEXT, load
+
+LARGE_FFN = 2**23
+"""Its two matrices take 0.5 GB, their gradients as much, and the optimiser's state twice that."""
 
 
 @pytest.mark.slow
@@ -16,3 +26,65 @@ def test_each_distinct_shape_is_probed_once():
     assert list(probes) == [shape_of(plan.rows[0].runs[0]), shape_of(plan.rows[2].runs[0])]
     found = estimates(plan, {}, probes)
     assert {estimate.basis for estimate in found.values()} == {"probed on this machine"}
+
+
+@pytest.mark.slow
+def test_a_shape_that_needs_more_memory_than_there_is_does_not_fit_and_the_others_are_probed():
+    plan = plan_of(grid={"model.ffn_dim": {"large": LARGE_FFN, "huge": 2**40, "small": 16}}, seeds=[0])
+    large, huge, small = plan.runs
+    probes = probe_plan(plan, steps=1, limit_bytes=1.2e9)
+    assert isinstance(probes[shape_of(large)], TooLarge)
+    assert probes[shape_of(large)].peak_memory_bytes > 1.2e9
+    found = estimates(plan, {}, probes)
+    assert [found[run.run_id].fits for run in (large, huge, small)] == [False, False, True]
+
+
+def dies(signum):
+    def serve(connection, *settings):
+        connection.recv()
+        os.kill(os.getpid(), signum)
+
+    return serve
+
+
+def raises(connection, *settings):
+    connection.recv()
+    connection.send(UserError("no such text"))
+
+
+def dies_of_memory(connection, *settings):
+    dies(signal.SIGKILL)(connection)
+
+
+def crashes(connection, *settings):
+    dies(signal.SIGSEGV)(connection)
+
+
+def test_a_process_that_linux_ends_for_its_memory_is_no_error(monkeypatch):
+    monkeypatch.setattr(probe_module, "_serve", dies_of_memory)
+    plan = plan_of()
+    assert [cost.step_s for cost in probe_plan(plan).values()] == [float("inf")] * 3
+
+
+def test_a_process_that_crashes_is_an_error(monkeypatch):
+    monkeypatch.setattr(probe_module, "_serve", crashes)
+    with pytest.raises(ClusterError, match="ended with exit code -11"):
+        probe_plan(plan_of())
+
+
+def test_what_is_wrong_with_the_data_is_raised_here(monkeypatch):
+    monkeypatch.setattr(probe_module, "_serve", raises)
+    with pytest.raises(UserError, match="no such text"):
+        probe_plan(plan_of())
+
+
+def test_the_memory_that_is_left_in_a_container(monkeypatch, tmp_path):
+    free = probe_module.psutil.virtual_memory().available
+    monkeypatch.setattr(probe_module, "CGROUP", tmp_path)
+    assert probe_module._left_bytes() == pytest.approx(free, rel=0.5)
+    (tmp_path / "memory.max").write_text("1000000\n")
+    (tmp_path / "memory.current").write_text("700000\n")
+    (tmp_path / "memory.stat").write_text("anon 500000\ninactive_file 150000\nactive_file 50000\n")
+    assert probe_module._left_bytes() == 1_000_000 - 700_000 + 200_000
+    (tmp_path / "memory.max").write_text("max\n")
+    assert probe_module._left_bytes() > 1_000_000

@@ -85,6 +85,20 @@ def test_two_workers_train_a_run_as_one_worker_does(store: Store, tmp_path: Path
         assert result["metrics"] == pytest.approx(expected["metrics"], rel=1e-4)
 
 
+def test_runs_of_one_and_of_two_workers_in_one_sweep(store: Store, events: EventLog) -> None:
+    """On two CPUs they cannot train side by side: the larger ones are not left until the end."""
+    runs = seeds(4)
+    large = [runs[1], runs[2]]
+    own = {run.run_id: Resources(device="cpu", workers=2) for run in large}
+    resources = ONE_GROUP.model_copy(update={"groups": "auto"})
+    run_on_ray(runs, store, resources, on_event=events, stop=events.stop, own_resources=own)
+    assert [status for _, status in events.ends()] == ["finished"] * 4
+    assert {run_id for run_id, _ in events.ends()[:2]} == set(own)
+    results = {run.run_id: store.run(run.run_id).result for run in runs}
+    workers = {run_id: result["facts"]["workers"] for run_id, result in results.items() if result}
+    assert workers == {run.run_id: 1 + (run in large) for run in runs}
+
+
 def test_a_schedule_stops_the_run_that_is_worse(store: Store, events: EventLog) -> None:
     """ASHA compares the runs at each evaluation; the good ones are trained to their end."""
     steps: dict[str, object] = {"train.steps": 300, "evaluate.every": 10}

@@ -4,6 +4,8 @@ import threading
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from cope_sweep.plan import Plan, Row
 from cope_sweep.queries import recorded_plan
@@ -175,18 +177,80 @@ def test_no_run_is_suggested_after_the_sweep_was_stopped(store: Store) -> None:
     assert (recorder.suggestions.left, recorder.suggestions.missing) == (3, 3)
 
 
-def test_rows_are_recorded_before_their_runs_unless_writing_is_slow(
+def test_rows_are_recorded_before_their_runs_and_the_file_when_writing_is_not_slow(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recorder = Recorder(store, search_of())
+
+    def written() -> int:
+        record = store.sweep(recorder.suggestions.record.sweep_id)
+        return 0 if record is None else len(record.runs)
+
     recorder.next_run()
-    assert len(recorded_plan(search_of(), store).rows) == 1
+    assert (len(recorded_plan(search_of(), store).rows), written()) == (1, 1)
     monkeypatch.setattr(recorder.suggestions, "_next_write_s", float("inf"))
     recorder.next_run()
-    assert len(recorded_plan(search_of(), store).rows) == 1
+    assert (len(recorded_plan(search_of(), store).rows), written()) == (2, 1)
     monkeypatch.setattr(recorder.suggestions, "_next_write_s", 0.0)
     recorder.suggestions.publish()
-    assert len(recorded_plan(search_of(), store).rows) == 2
+    assert written() == 2
     assert len(recorder.suggestions.close().runs) == 2
     recorder.next_run()
-    assert len(recorded_plan(search_of(), store).rows) == 2  # the sweep writes the rest with its end
+    assert (len(recorded_plan(search_of(), store).rows), written()) == (3, 2)  # the sweep writes the rest with its end
+
+
+@settings(max_examples=20, deadline=None)
+@given(order=st.lists(st.tuples(st.integers(0, 2), st.booleans()), max_size=30), samples=st.integers(1, 6))
+def test_sweeps_at_the_same_time_suggest_as_many_rows_as_one(
+    tmp_path_factory: pytest.TempPathFactory, order: list[tuple[int, bool]], samples: int
+) -> None:
+    """Whichever asks next, whatever ends when: together they train exactly `samples` runs, and all know them all."""
+    store = Store(tmp_path_factory.mktemp("store"), create=True)
+    plan = search_of(search=LEARNING_RATES | {"samples": samples})
+    recorders = [Recorder(store, plan) for _ in range(3)]
+    known: list[list[str]] = [[], [], []]
+
+    def ask(number: int) -> bool:
+        run_id = recorders[number].suggestions.next_run()
+        if run_id is not None:
+            known[number].append(run_id)
+        return run_id is not None
+
+    def end(number: int) -> None:
+        for run_id in known[number]:
+            run = recorders[number].suggestions.run(run_id)
+            if run is not None:
+                finish(store, run, {METRIC: 1.0}) if store.status(run_id) != "finished" else None
+                recorders[number].suggestions.end(run_id, "finished", 1.0)
+
+    for number, ends in order:
+        end(number) if ends else ask(number)
+    for _ in range(2):
+        for number in range(3):
+            while ask(number):
+                pass
+            end(number)
+    assert [recorder.suggestions.left for recorder in recorders] == [0, 0, 0]
+    assert len(recorded_plan(plan, store).rows) == samples
+    for recorder in recorders:
+        assert {run.run_id for run in recorder.suggestions.runs} == {run_id for each in known for run_id in each}
+        assert len(recorder.suggestions.close().runs) == samples
+
+
+def test_two_drivers_at_the_same_time_train_as_many_runs_as_one(store: Store) -> None:
+    plan = search_of(search=LEARNING_RATES | {"samples": 6})
+    outcomes: dict[int, SweepOutcome] = {}
+
+    def drive(number: int) -> None:
+        outcomes[number] = start(plan, Store(store.root))
+
+    drivers = [threading.Thread(target=drive, args=(number,)) for number in range(2)]
+    for driver in drivers:
+        driver.start()
+    for driver in drivers:
+        driver.join()
+    assert sum(outcome.trained for outcome in outcomes.values()) == 6
+    assert {outcome.exit_code for outcome in outcomes.values()} == {0}
+    assert store.index.counts() == {"finished": 6}
+    assert len(recorded_plan(plan, store).rows) == 6
+    assert start(plan, store).sweep_id is None

@@ -37,6 +37,7 @@ class Scripted:
         self.runs: list[RunSpec] = []
         self.settings: dict[str, Any] = {}
         self.note = ""
+        self.own_resources: object = None
 
     def __call__(
         self,
@@ -52,9 +53,11 @@ class Scripted:
         max_failed_runs: int | None = None,
         on_note: Callable[[str], None] = lambda text: None,
         suggestions: object = None,
+        own_resources: object = None,
     ) -> None:
         self.runs = list(runs)
         self.settings = {"plugins": plugins, "schedule": schedule, "max_failed_runs": max_failed_runs}
+        self.own_resources = own_resources
         if self.note:
             on_note(self.note)
         leases = LeaseHolder(store, sweep_id)

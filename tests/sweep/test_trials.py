@@ -27,7 +27,7 @@ from tests.sweep.runs import Recorded, seeds, wait_until
 
 def search_of(run_ids: list[str], wanted: int = 2, **changes: Any) -> RunSearch:
     values: dict[str, Any] = {
-        "wanted": lambda: wanted,
+        "wanted": lambda: {0: wanted},
         "start": lambda run_id: None,
         "stop": lambda run_id, reason: None,
         "rule": "ASHA",
@@ -40,7 +40,7 @@ def test_there_are_as_many_trials_as_wanted() -> None:
     started: list[str] = []
     wanted = [2]
     search = search_of(["a", "b", "c"], wanted=0, start=started.append)
-    search.wanted = lambda: wanted[0]
+    search.wanted = lambda: {0: wanted[0]}
     assert [search.suggest(trial) for trial in "123"] == [{"run_id": "a"}, {"run_id": "b"}, None]
     wanted[0] = 3  # another group
     assert search.suggest("3") == {"run_id": "c"}
@@ -137,6 +137,20 @@ def test_a_suggested_run_that_another_sweep_trains_counts_when_it_has_ended() ->
     search.ends.append(Event("c", "finished", 6, 6, {"loss": 0.5}))
     search.suggest("2")
     assert source.told == [("c", "finished", 0.5)]
+
+
+def test_each_shape_has_the_trials_of_its_groups() -> None:
+    wanted = {0: 1, 1: 2}
+    search = search_of(["a", "b", "C", "D", "E"], shape_of=lambda run_id: int(run_id.isupper()))
+    search.wanted = lambda: wanted
+    assert [search.suggest(trial) for trial in "1234"] == [{"run_id": run} for run in "aCD"] + [None]
+    search.on_trial_complete("2", {"status": "ended: finished"})
+    assert search.suggest("5") == {"run_id": "E"}
+    del wanted[1]  # the groups of this shape have left
+    search.on_trial_complete("3", {"status": "ended: finished"})
+    assert search.suggest("6") is None
+    search.on_trial_complete("1", {"status": "ended: finished"})
+    assert search.suggest("6") == {"run_id": "b"}
 
 
 def test_a_source_that_has_nothing_new_says_so_once() -> None:

@@ -249,6 +249,14 @@ def test_any_range_is_a_slice_of_the_whole_across_epochs(size, start, count):
     assert rows(task.sequences("train", 3, start, count)) == whole[start:]
 
 
+def test_with_a_data_seed_the_run_s_seed_changes_the_order_alone():
+    """As in the release: one training set for all seeds, shuffled by the seed."""
+    task = Counting(operations=20, max_tokens=60, train_sequences=1500, data_seed=9)
+    one, other = (rows(task.sequences("train", seed, 0, 1500)) for seed in (3, 4))
+    assert one != other
+    assert sorted(one) == sorted(other)
+
+
 def test_a_smaller_training_set_is_a_subset_of_a_larger_one():
     small, large = (Counting(operations=20, max_tokens=60, train_sequences=n) for n in (50, 2000))
     assert set(rows(small.sequences("train", 0, 0, 50))) <= set(rows(large.sequences("train", 0, 0, 2000)))

@@ -7,6 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from cope_sweep.spec import RunSpec
 from cope_sweep.tasks import WikiText
 from cope_sweep.text import END_OF_TEXT, TextError
 from cope_sweep.text.tokenizer import byte_letters
@@ -113,11 +114,11 @@ def test_an_own_corpus_needs_a_folder():
 
 @pytest.mark.slow
 def test_the_files_of_gpt2_s_tokenizer_are_used_if_they_are_beside_the_text(folder, tmp_path):
-    """With `tokenizer: gpt2` and without the files, no other tokenizer is trained instead."""
+    """Without the files, no other tokenizer is trained instead: that run would have the id of this one."""
     copy = shutil.copytree(folder, tmp_path / "copy")
-    with pytest.raises(TextError, match="GPT-2's tokenizer .* is neither in .*train a tokenizer: task.tokenizer=bpe"):
-        small(copy, vocabulary=50257, tokenizer="gpt2").prepare()
-    assert small(copy, vocabulary=50257).open_corpus().tokenizer.ids < 50257
+    for fields in ({"tokenizer": "gpt2"}, {}):
+        with pytest.raises(TextError, match="GPT-2's tokenizer .* neither in .*train a tokenizer: task.tokenizer=bpe"):
+            small(copy, vocabulary=50257, **fields).prepare()
     vocabulary = {letter: index for index, letter in enumerate(byte_letters())}
     vocabulary |= {f"filler{index}": index for index in range(256, 50256)} | {END_OF_TEXT: 50256}
     (copy / "vocab.json").write_text(json.dumps(vocabulary))
@@ -127,5 +128,9 @@ def test_the_files_of_gpt2_s_tokenizer_are_used_if_they_are_beside_the_text(fold
         corpus = small(copy, **{"vocabulary": 50257, "tokens": 15} | fields).open_corpus()
         assert (corpus.tokenizer.ids, corpus.tokenizer.end_of_text) == (50257, 50256)
         assert corpus.splits["train"].tokens_L.dtype == "uint16"
+    assert small(copy, vocabulary=50257).tokenizer_name() == f"gpt2 {corpus.tokenizer.digest[:12]}"
     assert small(copy, vocabulary=300).open_corpus().tokenizer.ids <= 300
-    assert small(copy, vocabulary=50257, tokenizer="bpe").open_corpus().tokenizer.ids < 50257
+    trained = small(copy, vocabulary=50257, tokenizer="bpe")
+    assert trained.open_corpus().tokenizer.ids < 50257
+    assert trained.tokenizer_name() == f"bpe {trained.open_corpus().tokenizer.digest[:12]}"
+    assert RunSpec(task=trained).run_id != RunSpec(task=small(copy, vocabulary=50257)).run_id

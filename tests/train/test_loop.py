@@ -20,6 +20,8 @@ def test_facts_name_the_data_and_the_checkpoint_has_the_tokenizer(store, text):
     assert train_run(run, store, Runtime()) == "finished"
     folder = store.run(run.run_id)
     assert folder.result["facts"]["data"] == run.task.fingerprint()
+    assert folder.result["facts"]["tokenizer"] == run.task.tokenizer_name()
+    assert folder.result["facts"]["precision"] == "fp32"
     assert (folder.checkpoint / "tokenizer.json").read_bytes() == run.task.tokenizer_json.read_bytes()
     assert set(folder.result["metrics"]) >= {f"test/{name}" for name in run.task.METRICS}
 
@@ -40,6 +42,32 @@ def test_longer_contexts_are_measured_or_the_facts_say_why_not(store, text, posi
         assert "contexts_left_out" not in facts
     else:
         assert facts["contexts_left_out"].startswith("32, 64: absolute position encoding has 16 embeddings")
+
+
+def test_a_variant_is_the_same_training_evaluated_with_other_fields(store, text):
+    """Weights and metrics of the run itself are those without the variant; the variant's are those of a capped run."""
+    relative, contexts = {"model.position": ["relative"]}, {"evaluate.contexts": [16, 48]}
+    capped_alone = {"model.position": [{"kind": "relative", "far": "last"}]}
+    both, plain, capped = (
+        text_run(text, **contexts | position)
+        for position in (
+            relative | {"evaluate.variants": {"capped": {"relative.far": "last"}}},
+            relative,
+            capped_alone,
+        )
+    )
+    results = []
+    for run in (both, plain, capped):
+        assert train_run(run, store, Runtime()) == "finished"
+        results.append(store.run(run.run_id).result["metrics"])
+    assert set(results[0]) >= set(both.metrics)
+    variants = {name.removeprefix("capped/"): x for name, x in results[0].items() if name.startswith("capped/")}
+    assert {name: results[0][name] for name in results[1]} == results[1]
+    assert variants == {name: results[2][name] for name in variants}
+    assert results[0]["test/perplexity@48"] != results[0]["capped/test/perplexity@48"]
+    trained, alone = (weights(store.run(run.run_id)) for run in (both, plain))
+    assert trained.keys() == alone.keys()
+    assert all(torch.equal(trained[name], alone[name]) for name in alone)
 
 
 def test_facts_have_the_time_of_all_attempts(store):

@@ -65,6 +65,10 @@ def test_what_does_not_fit_is_told(error, monkeypatch):
     assert probe.step_s == math.inf
 
 
+def test_a_tensor_that_no_memory_of_this_machine_holds_does_not_fit():
+    assert not probe_step(tiny_run(**{"model.ffn_dim": 2**40}), RUNTIME).fits
+
+
 def test_data_that_cannot_be_read_are_an_error(tmp_path):
     text = {"kind": "code", "tokens": 8, "corpus": "mine", "folder": str(tmp_path / "nowhere")}
     with pytest.raises(UserError, match="nowhere"):

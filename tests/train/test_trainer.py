@@ -1,6 +1,9 @@
+import weakref
+
 import pytest
 import torch
 
+from cope_sweep.tasks import SelectiveCopy
 from cope_sweep.train import Runtime, Trainer
 from tests.tiny import tiny_run
 
@@ -109,7 +112,11 @@ PINNED = {"model.layers": 3, "model.dim": 16, "model.ffn_dim": 24, "train.steps"
             [1.814708, 1.856303, 1.756300, 1.833511, 1.797849],
         ),
         (
-            {"model.family": "post_norm", "model.position": ["absolute", "rope"], "train.schedule": "cosine"}
+            {
+                "model.family": "post_norm",
+                "model.position": [{"kind": "absolute", "std": 0.02}, "rope"],
+                "train.schedule": "cosine",
+            }
             | {"train.warmup": 2, "seed": 2},
             [2.655374, 2.451982, 2.784050, 2.271033, 2.272934],
         ),
@@ -135,6 +142,25 @@ def test_evaluation_counts_wrong_answers_and_wrong_sequences():
     assert metrics["in_dist/token_error"] == pytest.approx(100 * wrong.sum() / batch.answers_NT.sum())
     assert metrics["in_dist/sequence_error"] == pytest.approx(100 * wrong.any(1).mean())
     assert set(metrics) == {f"{split}/{name}" for split in task.TESTS for name in task.METRICS}
+
+
+def test_a_large_test_set_is_generated_in_parts(monkeypatch):
+    """No more than a batch of sequences exists at a time, so the size of a test set needs no memory."""
+    trainer, alive, most = Trainer(tiny_run(**{"train.batch": 50}), Runtime()), [], 0
+    generate = SelectiveCopy.sequences
+
+    def counted(task, split, seed, start, count):
+        nonlocal most
+        batch = generate(task, split, seed, start, count)
+        alive.append((weakref.ref(batch), len(batch)))
+        most = max(most, sum(size for each, size in alive if each() is not None))
+        return batch
+
+    monkeypatch.setattr(SelectiveCopy, "sequences", counted)
+    measured = trainer.evaluate(3000)
+    assert 0 < most <= 150
+    # The smallest difference is one of 6000 answers.
+    assert measured["in_dist/token_error"] * 6000 / 100 == pytest.approx(round(measured["in_dist/token_error"] * 60))
 
 
 def test_test_sets_do_not_depend_on_batches():

@@ -50,6 +50,7 @@ class NativeProblem(ctypes.Structure):
         ("m", c_void_p),
         ("relative", c_void_p),
         ("R", c_int64),
+        ("relative_head", c_int64),
         ("far_last", c_int64),
         ("distance_bias", c_void_p),
         ("biases", c_int64),
@@ -110,14 +111,15 @@ def native_problem(given: Arguments) -> NativeProblem:
         gate_k=View.of(given.gate_k),
         e=pointer(given.e),
         P=0 if given.e is None else given.e.shape[-2],
-        e_head=given.e.stride(0) if given.e is not None and given.e.dim() == 3 else 0,
+        e_head=_head_stride(given.e),
         knots=pointer(given.knots),
         N=_last_size(given.knots),
         segment_slope=pointer(given.segment_slope),
         segment_intercept=pointer(given.segment_intercept),
         m=pointer(given.m),
         relative=pointer(given.relative),
-        R=0 if given.relative is None else len(given.relative),
+        R=0 if given.relative is None else given.relative.shape[-2],
+        relative_head=_head_stride(given.relative),
         far_last=given.far_last,
         distance_bias=pointer(given.distance_bias),
         biases=_last_size(given.distance_bias),
@@ -139,6 +141,11 @@ def native_problem(given: Arguments) -> NativeProblem:
 
 def pointer(x: Tensor | None) -> int | None:
     return None if x is None else x.data_ptr()
+
+
+def _head_stride(table: Tensor | None) -> int:
+    """Floats between the tables of two heads; 0 where all heads share one."""
+    return table.stride(0) if table is not None and table.dim() == 3 else 0
 
 
 def _last_size(x: Tensor | None) -> int:

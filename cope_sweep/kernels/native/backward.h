@@ -417,7 +417,7 @@ static void pack_head(const NativeProblem& x, BackwardScratch& m, int64_t b, int
     }
     // Packed queries are q·scale.
     if (x.e) m.positions.pack(x, x.e + h * x.e_head, x.e_scale / x.scale, true);
-    if (x.relative) m.distances.pack(x, x.relative, x.relative_scale / x.scale, true);
+    if (x.relative) m.distances.pack(x, x.relative + h * x.relative_head, x.relative_scale / x.scale, true);
 }
 
 // Write a head's gradient of keys or values: the partial sums of its groups, added in order.
@@ -492,7 +492,7 @@ static void backward(const NativeProblem& x, const View& out, const float* lse, 
     }
     // Products were with q·scale.
     if (x.e) write_table(x, to.e, x.P, POSITIONS_AHEAD, x.e_head, x.e_scale / x.scale, table_parts, table_part);
-    if (x.relative) write_table(x, to.relative, x.R, DISTANCES_AHEAD, false, x.relative_scale / x.scale, distances_parts, distances_part);
+    if (x.relative) write_table(x, to.relative, x.R, DISTANCES_AHEAD, x.relative_head, x.relative_scale / x.scale, distances_parts, distances_part);
     if (x.m) {
         zero(to.m, x.H);
         for (int64_t item = 0; item < items; ++item) to.m[item / x.groups % x.H] += dm[item];

@@ -139,7 +139,7 @@ static void pack_head(const NativeProblem& x, ForwardScratch& m, int64_t b, int6
     if (x.separate()) pack_columns(x, x.gate_k, b, h, tokens, m.gate_columns);
     // Packed queries are q·scale.
     if (x.e) m.positions.pack(x, x.e + h * x.e_head, x.e_scale / x.scale, false);
-    if (x.relative) m.distances.pack(x, x.relative, x.relative_scale / x.scale, false);
+    if (x.relative) m.distances.pack(x, x.relative + h * x.relative_head, x.relative_scale / x.scale, false);
 }
 
 template <Kind kind> static void forward(const NativeProblem& x, const View& result, float* lse) {

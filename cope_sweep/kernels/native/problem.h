@@ -29,8 +29,8 @@ struct NativeProblem {
     int64_t N;
     float *segment_slope, *segment_intercept;  // (B, H, T, N + 1)
     float* m;                           // (H,), or null
-    float* relative;                    // table of distances, (R, D), or null
-    int64_t R, far_last;
+    float* relative;                    // table of distances, (R, D) or (H, R, D), or null
+    int64_t R, relative_head, far_last;  // relative_head: floats between the tables of two heads; 0: one table
     float* distance_bias;               // (H, biases), or null
     int64_t biases;
     float* distance_slope;              // (H,), or null

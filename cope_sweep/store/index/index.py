@@ -81,14 +81,14 @@ class Index:
             status = self.status_column(connection)
             names = [column.name for column in (*columns, status)]
             rows = self._selected(connection, select(*columns, status), run_ids)
-            return {row[0]: _record(names, row) for row in rows}
+            return {row[0]: record_of(names, row) for row in rows}
 
     def specs(self, run_ids: Iterable[str]) -> dict[str, dict[str, Value]]:
         """Run id → the values of its spec by dotted key (`model.layers`), of the runs that are in the index."""
         with self.database.reading() as connection:
             part_columns = [runs.c[f"{section}_part"] for section in SECTIONS]
             rows = list(self._selected(connection, select(runs.c.run_id, runs.c.seed, *part_columns), run_ids))
-            values = _part_values(connection, {part for row in rows for part in row[2:]})
+            values = part_values_of(connection, {part for row in rows for part in row[2:]})
         return {
             row[0]: {key: value for part in row[2:] for key, value in values.get(part, {}).items()} | {"seed": row[1]}
             for row in rows
@@ -105,7 +105,7 @@ class Index:
             wanted = list(connection.execute(ids).scalars())
             columns = (*_RECORD_COLUMNS, status)
             rows = connection.execute(select(runs.c.id, *columns).where(runs.c.id.in_(wanted)))
-            found = {row[0]: _record([column.name for column in columns], row[1:]) for row in rows}
+            found = {row[0]: record_of([column.name for column in columns], row[1:]) for row in rows}
         return RunPage(int(total), [found[key] for key in wanted])
 
     def counts(self) -> dict[Status, int]:
@@ -337,7 +337,7 @@ class Index:
         yield from map(tuple, connection.execute(query))
 
 
-def _part_values(connection: Connection, ids: Iterable[int | None]) -> dict[int, dict[str, Value]]:
+def part_values_of(connection: Connection, ids: Iterable[int | None]) -> dict[int, dict[str, Value]]:
     """Part id → its values by dotted key."""
     found: dict[int, dict[str, Value]] = {}
     query = select(part_values.c.part, keys.c.name, part_values.c.number, part_values.c.text).join(
@@ -356,7 +356,13 @@ def value_of(number: float | None, content: str | None) -> Value:
     return {"true": True, "false": False}.get(str(content), str(content))
 
 
-def _record(names: Sequence[str], row: Sequence[Any]) -> RunRecord:
+def record_columns() -> list[Any]:
+    """The columns of a record, without its status."""
+    return list(_RECORD_COLUMNS)
+
+
+def record_of(names: Sequence[str], row: Sequence[Any]) -> RunRecord:
+    """The record in a row of these columns."""
     return RunRecord(**dict(zip(names, row, strict=True)))
 
 

@@ -116,6 +116,13 @@ def places(index: Index, run_ids: Iterable[str]) -> dict[str, list[tuple[str, st
     return found
 
 
+def sweep_rows(index: Index, sweep_id: str) -> dict[str, str]:
+    """Run id → row, of the runs of a sweep, in its order."""
+    query = select(sweep_runs.c.run_id, sweep_runs.c.row).where(sweep_runs.c.sweep_id == sweep_id)
+    with index.database.reading() as connection:
+        return {row[0]: row[1] for row in connection.execute(query.order_by(sweep_runs.c.ordinal))}
+
+
 def recorded_rows(index: Index, ablation: str) -> list[tuple[str, dict[str, str]]]:
     """Run id and labels of the runs in the sweeps of an ablation, each once, oldest first."""
     query = (

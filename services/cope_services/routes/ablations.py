@@ -7,12 +7,15 @@ from fastapi import APIRouter, Query, Response
 from cope_services.dependencies import Accept, ComponentsDep, IfNoneMatch, RunQueryDep, Scale
 from cope_services.responses import conditional_response
 from cope_services.schemas import Responses, error_responses
-from cope_services.tables import MEDIA_TYPES, TableFormat, negotiate
+from cope_services.tables import negotiate
 from cope_sweep.queries.answers import AblationDetail, AblationSummary, Curves, RunPage
+from cope_sweep.results.formats import formats
 
 router = APIRouter(prefix="/ablations", tags=["ablations"], responses=error_responses(409))
 
-FORMATS: Responses = {200: {"content": {media: {} for media in MEDIA_TYPES.values()}}, 304: {}, **error_responses(406)}
+FORMATS: Responses = {
+    200: {"content": {each.media_type: {} for each in formats().values()}}, 304: {}, **error_responses(406),
+}  # fmt: skip
 
 
 @router.get("")
@@ -31,15 +34,22 @@ def get_ablation(name: str, components: ComponentsDep, scale: Scale = None) -> A
 def get_table(
     name: str,
     components: ComponentsDep,
-    format: Annotated[TableFormat | None, Query(description="Default: by the Accept header, else JSON.")] = None,  # noqa: A002
+    format: Annotated[  # noqa: A002
+        str | None,
+        Query(description="Default: by the Accept header, else JSON.", json_schema_extra={"enum": list(formats())}),
+    ] = None,
     scale: Scale = None,
-    runs: Annotated[bool, Query(description="CSV only: one line per run instead of one per row.")] = False,
+    runs: Annotated[bool, Query(description="CSV and Parquet: one line per run instead of one per row.")] = False,
+    compare: Annotated[
+        str | None,
+        Query(description="Compare the rows with this one, or with the published numbers: `paper`.", max_length=500),
+    ] = None,
     accept: Accept = None,
     if_none_match: IfNoneMatch = None,
 ) -> Response:
     """The result table: mean ± standard deviation over seeds, and the published numbers."""
     return conditional_response(
-        components.tables.table(name, scale, negotiate(format, accept), runs=runs), if_none_match
+        components.tables.table(name, scale, negotiate(format, accept), runs=runs, against=compare), if_none_match
     )
 
 

@@ -113,7 +113,7 @@ def _rebuild(root: Path) -> dict[str, Any]:
     (root / "store" / "index.db").unlink(missing_ok=True)
     store = Store(root / "store")
     index = Index(store.index_url)
-    seconds, report = _timed(lambda: rebuild(store.files, index), 1)
+    seconds, report = timed(lambda: rebuild(store.files, index), 1)
     index.close()
     return {
         **seconds.rounded(),
@@ -140,7 +140,7 @@ def _questions(root: Path) -> dict[str, dict[str, float]]:
     }
     for name in ("json", "csv", "markdown", "latex", "html"):
         asked[f"table of 1,000 runs, {name}"] = lambda name=name: getattr(result_table(plan, store), f"to_{name}")()  # type: ignore[misc]
-    return {name: _timed(ask)[0].rounded() for name, ask in asked.items()}
+    return {name: timed(ask)[0].rounded() for name, ask in asked.items()}
 
 
 def _plan(root: Path, runs: int) -> dict[str, Any]:
@@ -148,10 +148,10 @@ def _plan(root: Path, runs: int) -> dict[str, Any]:
     path = root / "plans" / f"plan{runs}.yaml"
     write_ablation(path, runs)
     index = Store(root / "store").index
-    expanded, plan = _timed(lambda: expand(load_ablation(path)), 1)
-    hashed, ids = _timed(lambda: [run.run_id for run in plan.runs], 1)
-    compared, statuses = _timed(lambda: index.statuses(ids), 1)
-    estimated, _ = _timed(lambda: plan_cost(plan, Store(root / "store")), 1)
+    expanded, plan = timed(lambda: expand(load_ablation(path)), 1)
+    hashed, ids = timed(lambda: [run.run_id for run in plan.runs], 1)
+    compared, statuses = timed(lambda: index.statuses(ids), 1)
+    estimated, _ = timed(lambda: plan_cost(plan, Store(root / "store")), 1)
     return {
         "runs": len(ids),
         "finished": sum(status == "finished" for status in statuses.values()),
@@ -175,18 +175,19 @@ def _commands(root: Path) -> dict[str, dict[str, dict[str, float]]]:
     }
     Store(root / "empty", create=True).index.close()
     return {
-        name: {store: _least(partial(_command, root, words, store)).rounded() for store in ("store", "empty")}
+        name: {store: least(partial(command_seconds, root, words, store)).rounded() for store in ("store", "empty")}
         for name, words in commands.items()
     }
 
 
-def _least(measure_once: Callable[[], Seconds]) -> Seconds:
+def least(measure_once: Callable[[], Seconds], repetitions: int | None = None) -> Seconds:
     """The least wall-clock time and the least CPU time of several measurements."""
-    taken = [measure_once() for _ in range(REPETITIONS)]
+    taken = [measure_once() for _ in range(repetitions or REPETITIONS)]
     return Seconds(min(each.wall for each in taken), min(each.cpu for each in taken))
 
 
-def _command(root: Path, words: list[str], store: str) -> Seconds:
+def command_seconds(root: Path, words: list[str], store: str) -> Seconds:
+    """A command on the store of this name in `root`, with the ablations there, in a process of its own."""
     if store == "empty" and words[0] == "runs":
         words = words[:1]  # no run of an empty store has these keys
     command = [sys.executable, "-m", "cope_sweep.cli", *words, "--store", str(root / store)]
@@ -200,11 +201,11 @@ def _command(root: Path, words: list[str], store: str) -> Seconds:
 
 def _check(root: Path) -> dict[str, Any]:
     store = Store(root / "store")
-    seconds, found = _timed(lambda: list(check(store.files, store.index)), 1)
+    seconds, found = timed(lambda: list(check(store.files, store.index)), 1)
     return {**seconds.rounded(), "differences": len(found)}
 
 
-def _timed(call: Callable[[], T], repetitions: int | None = None) -> tuple[Seconds, T]:
+def timed(call: Callable[[], T], repetitions: int | None = None) -> tuple[Seconds, T]:
     """The least times of a call in this process, and its last result."""
     taken = []
     for _ in range(repetitions or REPETITIONS):

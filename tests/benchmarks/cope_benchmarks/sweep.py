@@ -1,4 +1,4 @@
-"""Benchmark of the sweep: many trivial runs, the time between two runs, other ways to use Ray, memory, the broker alone.
+"""Benchmark of the sweep: many trivial runs, the time between two runs, other ways to use Ray, memory, faults, the broker.
 
 Real commands are measured, each in processes of its own, from the stores that they write.
 """
@@ -10,7 +10,7 @@ import platform
 import statistics
 import sys
 import tempfile
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,19 +45,20 @@ LONG_RUNS, LONG_STEPS = 6, 600
 """Runs of a few seconds, one after another on one worker."""
 ENDLESS_STEPS = 10_000_000
 LONG_RUN_S = 30.0
-FOOTPRINT_GROUPS = (2, 4)
+FOOTPRINT_GROUPS = (2, 4, 8, 16)
 BROKER_GROUPS, BROKER_RUNS = 1_000, 100_000
 SQLITE_SHARE = 10
 """With an SQLite index the broker gets a tenth of the runs, because each takes milliseconds."""
 GOALS = {
     "runs_per_s": 20.0, "bytes_per_run": 50e3, "share_of_30_s": 0.01, "of_trainer": 20.0, "of_task": 3.0,
-    "beside_a_worker_bytes": 300e6,
+    "beside_a_worker_bytes": 300e6, "first_step_s": 10.0,
 }  # fmt: skip
 
 RUN = [sys.executable, "-m", "cope_sweep.cli", "run"]
 PEERS = [sys.executable, "-m", "cope_benchmarks.sweep_peers"]
 
 
+PARTS = ("trivial_runs", "gap", "ways", "footprint", "recovery", "broker")
 WAYS = ("engine", "loop", "task, new process", "task, process reused", "trainer")
 """The ways to train the same short runs, which are compared."""
 
@@ -72,6 +73,7 @@ def measure(
     broker_groups: int = BROKER_GROUPS,
     broker_runs: int = BROKER_RUNS,
     ways: Collection[str] = WAYS,
+    parts: Collection[str] = PARTS,
 ) -> dict[str, Any]:
     """Measure the sweep on this machine.
 
@@ -83,6 +85,8 @@ def measure(
         footprint_groups: Numbers of worker groups whose memory is measured.
         broker_groups: Groups of the simulated broker.
         broker_runs: Its runs, with leases in memory; with leases in an SQLite index, a tenth of them.
+        ways: The ways to train the same runs.
+        parts: What to measure.
 
     Raises:
         subprocess.CalledProcessError: A command failed. It holds the command's output.
@@ -90,17 +94,20 @@ def measure(
     load = psutil.getloadavg()[0]
     with tempfile.TemporaryDirectory(prefix="cope-sweep-bench-") as name:
         folder = Path(name)
-        measured: dict[str, Any] = {
-            "trivial_runs": _trivial(folder, runs),
-            "gap": _gap(folder, long_steps),
-            "ways": _ways(folder, short_runs, peer_runs, ways),
-            "footprint": [_footprint(folder, groups) for groups in footprint_groups],
-            "broker": [
+        measures: dict[str, Callable[[], Any]] = {
+            "trivial_runs": lambda: _trivial(folder, runs),
+            "gap": lambda: _gap(folder, long_steps),
+            "ways": lambda: _ways(folder, short_runs, peer_runs, ways),
+            "footprint": lambda: [_footprint(folder, groups) for groups in footprint_groups],
+            "recovery": lambda: _recovery(folder),
+            "broker": lambda: [
                 output_of(_broker(folder, leases, broker_groups, number))
                 for leases, number in (("memory", broker_runs), ("sqlite", max(1, broker_runs // SQLITE_SHARE)))
             ],
         }
-    measured["beside_a_worker"] = difference(measured["footprint"])
+        measured = {part: measures[part]() for part in PARTS if part in parts}
+    if "footprint" in measured:
+        measured["beside_a_worker"] = difference(measured["footprint"])
     return measured | {
         "goals": GOALS,
         "machine": {
@@ -191,6 +198,13 @@ def _footprint(folder: Path, groups: int) -> dict[str, Any]:
     return footprint(command, folder / f"groups-{groups}", groups)
 
 
+def _recovery(folder: Path) -> dict[str, Any]:
+    """How long training takes to go on after a worker was killed, and after a node was added."""
+    ablation = _ablation(folder / "recovery.yaml", 3, ENDLESS_STEPS)
+    command = [sys.executable, "-m", "cope_benchmarks.sweep_recovery", str(ablation)]
+    return output_of([*command, "--store", str(folder / "recovery")])
+
+
 def _broker(folder: Path, leases: str, groups: int, runs: int) -> list[str]:
     arguments = (leases, groups, runs, "--store", folder / f"broker-{leases}")
     return [sys.executable, "-m", "cope_benchmarks.sweep_broker", *map(str, arguments)]
@@ -206,37 +220,74 @@ def _ablation(path: Path, runs: int, steps: int, groups: int | str = "auto") -> 
 
 
 def table(measured: dict[str, Any]) -> Table:
-    """The measurement as a table, with the goals."""
+    """The measurement as a table, with the goals. It has the parts that were measured."""
     shown = grid("", "measured", "goal")
     add = partial(_add, shown)
-    trivial, gap, goals = measured["trivial_runs"], measured["gap"], measured["goals"]
+    rows = {
+        "trivial_runs": _trivial_rows, "gap": _gap_rows, "ways": _way_rows, "footprint": _footprint_rows,
+        "recovery": _recovery_rows, "broker": _broker_rows,
+    }  # fmt: skip
+    for part in PARTS:
+        if part in measured:
+            rows[part](add, measured)
+    return shown
+
+
+def _trivial_rows(add: Callable[..., None], measured: dict[str, Any]) -> None:
+    trivial, goals = measured["trivial_runs"], measured["goals"]
     add(f"{trivial['runs']:,} runs of 1 step", f"{trivial['runs_per_s']:.1f} runs/s", f"≥ {goals['runs_per_s']:g}")
     for kind, growth in trivial["bytes_per_run"].items():
         add(f"– growth of the {kind}", f"{growth / 1e3:.1f} KB/run", f"≤ {goals['bytes_per_run'] / 1e3:g}")
     parts = ", ".join(f"{kind} {cpu_ms:.0f}" for kind, cpu_ms in trivial["cpu_ms_per_run"].items() if cpu_ms >= 1)
     add("– CPU time of a run, ms", parts)
     add("from the command to the end of the first run", f"{trivial['first_run_ended_s']:.1f} s")
+
+
+def _gap_rows(add: Callable[..., None], measured: dict[str, Any]) -> None:
+    gap, goals = measured["gap"], measured["goals"]
     add(f"between two runs of {gap['run_s']:.1f} s, median (most)", f"{gap['median_ms']:.0f} ms ({gap['most_ms']:.0f})")
     add(f"– of the time, runs of {gap['run_s']:.1f} s", f"{gap['share']:.2%}")
     add("– of the time, runs of 30 s", f"{gap['share_of_30_s']:.2%}", f"≤ {goals['share_of_30_s']:.0%}")
+
+
+def _way_rows(add: Callable[..., None], measured: dict[str, Any]) -> None:
+    goals = measured["goals"]
     wanted = {"trainer": f"≥ {goals['of_trainer']:g} ×", "task, new process": f"≥ {goals['of_task']:g} ×"}
     for name, way in measured["ways"]["ways"].items():
         text = f"{way['runs_per_s']:.3g} runs/s, {way['whole_command_s']:.0f} s in all"
         ratio = "" if name == "engine" else f"; the engine: {way['engine_is_faster_by']:.3g} ×"
         add(f"{way['runs']} runs of {measured['ways']['steps']} steps: {name}", text + ratio, wanted.get(name, ""))
+
+
+def _footprint_rows(add: Callable[..., None], measured: dict[str, Any]) -> None:
     for each in measured["footprint"]:
-        parts = ", ".join(f"{kind} {part['rss'] / 1e6:.0f}" for kind, part in each["of_one_process"].items())
-        add(f"{each['groups']} groups: RSS of one process, MB", parts)
+        parts = ", ".join(
+            f"{kind} {part['rss'] / 1e6:.0f} ({part['pss'] / 1e6:.0f})" for kind, part in each["of_one_process"].items()
+        )
+        add(f"{each['groups']} nodes with a worker: RSS (PSS) of one process, MB", parts)
     beside = measured["beside_a_worker"]
     text = f"{beside['rss'] / 1e6:.0f} MB RSS, {beside['pss'] / 1e6:.0f} MB PSS"
-    add("each further worker needs, besides itself", text, f"≤ {goals['beside_a_worker_bytes'] / 1e6:g}")
+    goal = f"≤ {measured['goals']['beside_a_worker_bytes'] / 1e6:g}"
+    add("each further worker needs, besides itself", text, goal)
+
+
+def _recovery_rows(add: Callable[..., None], measured: dict[str, Any]) -> None:
+    goal = f"≤ {measured['goals']['first_step_s']:g} s"
+    titles = {"worker_killed": "a worker is killed", "node_added": "a node has registered"}
+    for name, title in titles.items():
+        times = measured["recovery"][name]
+        text = f"{times['first_step_s']:.1f} s, of them {times['process_started_s']:.1f} s until its process starts, which "
+        text += f"then uses {times['process_cpu_s']:.1f} s of CPU time; load {times['load']:g}"
+        add(f"{title}: until the first step", text, goal)
+
+
+def _broker_rows(add: Callable[..., None], measured: dict[str, Any]) -> None:
     for each in measured["broker"]:
         text = f"{each['runs_per_s']:,.0f} runs/s, {each['cpu_ms_per_operation']:.3f} ms CPU an operation"
         add(
             f"the broker alone, {each['groups']:,} groups, {each['runs']:,} runs, leases: {each['leases']}",
             f"{text}, {each['peak_rss_bytes'] / 1e6:.0f} MB",
         )
-    return shown
 
 
 def _add(shown: Table, name: str, value: str, goal: str = "") -> None:

@@ -6,8 +6,8 @@ import contextlib
 
 import psutil
 
-WORKER, BROKER = "worker", "broker"
-TITLES = {"ray::BrokerActor": BROKER, "ray::Worker": WORKER, "ray::RunTrial": "trial", "ray::IDLE": "idle"}
+WORKER, BROKER, RAY, IDLE = "worker", "broker", "Ray", "idle"
+TITLES = {"ray::BrokerActor": BROKER, "ray::Worker": WORKER, "ray::RunTrial": "trial", "ray::IDLE": IDLE}
 """How the titles of processes begin → their kind. Ray keeps idle processes ready."""
 
 
@@ -51,4 +51,4 @@ def _kind_of(process: psutil.Process, driver: int) -> str:
     title = ""
     with contextlib.suppress(psutil.Error, IndexError):
         title = process.cmdline()[0]
-    return next((kind for start, kind in TITLES.items() if title.startswith(start)), "Ray")
+    return next((kind for start, kind in TITLES.items() if title.startswith(start)), RAY)

@@ -1,29 +1,26 @@
 """Heatmaps of a probe: gates, positions, position-only attention and attention of each head, drawn with matplotlib.
 
 The heatmaps follow the paper's figures of attention maps and gates: a row per query, a column per key, and a black plus
-on the diagonal for each marked token. `head_figures` computes the data; `svg` draws them.
+on the diagonal for each marked token. `head_figures` computes the data; `svg` draws all heatmaps of each head in a row.
 
 Shapes: T tokens; index [i, j] is query i and key j ≤ i.
 """
 
 from __future__ import annotations
 
-import io
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
 import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from matplotlib.figure import Figure as Drawing
 from matplotlib.patheffects import withStroke
-from matplotlib.ticker import MaxNLocator
-from matplotlib.typing import RcKeyType
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from cope_sweep.probe.heads import HeadStatistics, TokenMarks, mean_gates
-from cope_sweep.probe.matrices import LayerProbe, Probe, ProbeError
+from cope_sweep.figures.canvas import number, printable, render
+from cope_sweep.probe import HeadStatistics, LayerProbe, Probe, ProbeError, TokenMarks, mean_gates
 
 MAX_CELLS = 8 << 20
 """Limit for the cells of all heatmaps of one drawing."""
@@ -35,14 +32,6 @@ BEYOND_LIMIT_COLOUR = "#9aa3ad"
 
 SIDE, GAP, LEFT, TOP, BOTTOM = 3.0, 0.75, 0.5, 0.7, 0.45
 """Layout in inches: a heatmap; the space right of it for its colour bar; the margins of a row of heatmaps."""
-
-STYLE: dict[RcKeyType, Any] = {
-    "font.size": 8,
-    "axes.titlesize": 9,
-    "svg.fonttype": "none",  # text stays text
-    "svg.hashsalt": "cope_sweep",  # the same ids in each drawing of the same data
-    "text.parse_math": False,  # a `$` in a token is a dollar sign
-}
 
 
 @dataclass(frozen=True)
@@ -59,6 +48,11 @@ class Heatmap:
     """Name of a matplotlib colour map, light to dark."""
     limit: int | None = None
     """Larger values are drawn in BEYOND_LIMIT_COLOUR; None: no limit."""
+
+    @property
+    def beyond(self) -> bool:
+        """Whether a value is larger than the limit."""
+        return self.limit is not None and bool((self.values_TT > self.limit).any())
 
 
 @dataclass(frozen=True)
@@ -140,12 +134,6 @@ def first_mark(marks: TokenMarks) -> np.ndarray:
     return np.flatnonzero(next(iter(marks.values()), np.zeros(0, dtype=bool)))
 
 
-def printable(text: str) -> str:
-    """`text` with symbols in place of control characters, which XML does not allow."""
-    symbols = {"\n": "⏎", "\t": "⇥"}
-    return "".join(each if each.isprintable() else symbols.get(each, "�") for each in text)
-
-
 def svg(heads: Sequence[HeadFigure], labels: Sequence[str], marked: np.ndarray, *, id_prefix: str = "") -> str:
     """One SVG drawing, a row of heatmaps per head. The same arguments give the same text.
 
@@ -156,29 +144,43 @@ def svg(heads: Sequence[HeadFigure], labels: Sequence[str], marked: np.ndarray, 
         id_prefix: Prefix of the ids of the images; heatmap c of row r has the id `{id_prefix}{r}-{c}`, its marks have
             `{id_prefix}{r}-{c}-marks`.
     """
+    labels = [printable(label) for label in labels]
+    return render(partial(_draw_rows, heads, labels, marked, id_prefix), "svg").decode()
+
+
+def _draw_rows(heads: Sequence[HeadFigure], labels: Sequence[str], marked: np.ndarray, id_prefix: str) -> Drawing:
     row_height = TOP + SIDE + BOTTOM
     width = LEFT + max(len(head.heatmaps) for head in heads) * (SIDE + GAP)
     height = len(heads) * row_height
-    labels = [printable(label) for label in labels]
-    with mpl.rc_context(STYLE), warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # the viewer's fonts draw what matplotlib's font does not have
-        figure = Figure(figsize=(width, height))
-        for row, head in enumerate(heads):
-            top = height - row * row_height
-            for text, y, weight in ((head.title, 0.16, "bold"), (head.summary, 0.33, "normal")):
-                figure.text(LEFT / width, (top - y) / height, printable(text), weight=weight, va="center")
-            for column, heatmap in enumerate(head.heatmaps):
-                left = LEFT + column * (SIDE + GAP)
-                box = (left / width, (top - TOP - SIDE) / height, SIDE / width, SIDE / height)
-                axes = figure.add_axes(box)
-                _draw(axes, heatmap, labels, marked, gid=f"{id_prefix}{row}-{column}")
-                axes.tick_params(labelleft=column == 0)  # the heatmaps of a head share their rows
-        stream = io.StringIO()
-        figure.savefig(stream, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
-    return stream.getvalue()
+    drawing = Drawing(figsize=(width, height))
+    for row, head in enumerate(heads):
+        top = height - row * row_height
+        for text, y, weight in ((head.title, 0.16, "bold"), (head.summary, 0.33, "normal")):
+            drawing.text(LEFT / width, (top - y) / height, printable(text), weight=weight, va="center")
+        for column, heatmap in enumerate(head.heatmaps):
+            left = LEFT + column * (SIDE + GAP)
+            axes = drawing.add_axes((left / width, (top - TOP - SIDE) / height, SIDE / width, SIDE / height))
+            draw_heatmap(axes, heatmap, labels, marked, gid=f"{id_prefix}{row}-{column}")
+            beyond = f" (grey: beyond {heatmap.limit})" if heatmap.beyond else ""
+            axes.set_title(heatmap.title + beyond, loc="left", weight="bold")
+            axes.tick_params(labelleft=column == 0)  # the heatmaps of a head share their rows
+    return drawing
 
 
-def _draw(axes: Axes, heatmap: Heatmap, labels: Sequence[str], marked: np.ndarray, gid: str) -> None:
+def draw_heatmap(
+    axes: Axes,
+    heatmap: Heatmap,
+    labels: Sequence[str],
+    marked: np.ndarray,
+    gid: str,
+    *,
+    side: float = SIDE,
+    max_label: int = 4,
+) -> None:
+    """Draw a heatmap with its colour bar into a panel of `side` inches.
+
+    Tokens are the ticks where there are at most MAX_TOKEN_TICKS of at most `max_label` characters; else numbers are.
+    """
     T = len(labels)
     colours = mpl.colormaps[heatmap.colours].with_extremes(over=BEYOND_LIMIT_COLOUR, bad="white")
     image = axes.imshow(
@@ -189,24 +191,24 @@ def _draw(axes: Axes, heatmap: Heatmap, labels: Sequence[str], marked: np.ndarra
         interpolation="none",  # one pixel per cell in the file
         gid=gid,
     )
-    beyond = heatmap.limit is not None and bool((heatmap.values_TT > heatmap.limit).any())
     bar = axes.inset_axes((1.02, 0, 0.03, 1))
-    axes.figure.colorbar(image, cax=bar, extend="max" if beyond else "neither")
-    axes.set_title(heatmap.title + (f" (grey: beyond {heatmap.limit})" if beyond else ""), loc="left", weight="bold")
-    axes.spines[["top", "right"]].set_visible(False)
-    if max(map(len, labels)) <= 4 and T <= MAX_TOKEN_TICKS:
-        size = min(8.0, 0.9 * 72 * SIDE / T)
-        axes.set_xticks(range(T), labels, fontsize=size, rotation=90 if max(map(len, labels)) > 1 else 0)
+    axes.figure.colorbar(image, cax=bar, extend="max" if heatmap.beyond else "neither")
+    bar.yaxis.set_major_formatter(FuncFormatter(number))
+    longest = max(map(len, labels))
+    if longest <= max_label and T <= MAX_TOKEN_TICKS:
+        size = min(8.0, 0.9 * 72 * side / T)
+        axes.set_xticks(range(T), labels, fontsize=size, rotation=90 if longest > 1 else 0)
         axes.set_yticks(range(T), labels, fontsize=size)
     else:
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_major_locator(MaxNLocator(8, integer=True))
+            axis.set_major_formatter(FuncFormatter(number))
     axes.tick_params(length=2)
     axes.plot(
         marked,
         marked,
         "+k",
-        markersize=min(max(1.5 * 72 * SIDE / T, 5), 9),
+        markersize=min(max(1.5 * 72 * side / T, 5), 9),
         markeredgewidth=1,
         path_effects=[withStroke(linewidth=2.5, foreground="white")],
         clip_on=False,

@@ -13,9 +13,9 @@ import numpy as np
 from jinja2 import Environment
 from markupsafe import Markup
 
-from cope_sweep.probe.figure import HeadFigure, first_mark, head_figures, printable, svg
-from cope_sweep.probe.heads import HeadStatistics, TokenMarks
-from cope_sweep.probe.matrices import Probe
+from cope_sweep.figures.canvas import printable
+from cope_sweep.figures.heads import HeadFigure, first_mark, head_figures, svg
+from cope_sweep.probe import HeadStatistics, Probe, TokenMarks
 
 TEMPLATE = Path(__file__).with_name("page.html.jinja")
 

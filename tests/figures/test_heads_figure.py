@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from cope_sweep.probe import ProbeError, figure, head_statistics, probe
-from cope_sweep.probe.figure import HeadFigure, Heatmap, first_mark, head_figures, svg
+from cope_sweep.figures import heads as figure
+from cope_sweep.figures.canvas import printable
+from cope_sweep.figures.heads import HeadFigure, Heatmap, first_mark, head_figures, svg
+from cope_sweep.probe import ProbeError, head_statistics, probe
 from tests.probe.tiny_models import V, tiny_predictor
 
 T = 12
@@ -126,9 +128,9 @@ def test_any_label_is_valid_xml_text(label, recwarn):
     head = HeadFigure(f"Head {label}", "", (Heatmap("A", "a", np.ones((2, 2)), 1.0, "Blues"),), None)
     document = ElementTree.fromstring(svg([head], [label, "1"], np.array([0])))
     texts = [text.text for text in document.iter(f"{SVG}text")]
-    assert f"Head {figure.printable(label)}" in texts
+    assert f"Head {printable(label)}" in texts
     if len(label) <= 4:  # longer labels are replaced by numbers
-        assert texts.count(figure.printable(label)) == 2
+        assert texts.count(printable(label)) == 2
     assert not recwarn.list
 
 

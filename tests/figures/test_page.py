@@ -8,8 +8,8 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
+from cope_sweep.figures.page import page
 from cope_sweep.probe import probe
-from cope_sweep.probe.page import page
 from tests.probe.tiny_models import V, tiny_predictor
 
 T = 6

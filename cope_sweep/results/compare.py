@@ -1,0 +1,209 @@
+"""Comparisons in a table: every row with one of them, and the cells with the published numbers.
+
+With a row, p is corrected by Holm's method for all comparisons of the table. A row is `better` or `worse` where the
+corrected p is below 5 %, else `cannot tell`.
+
+With the paper, at its scale, a cell
+
+    agrees       if the 90 % interval of the difference lies within ± the margin (two one-sided tests at 5 %)
+    differs      if it does not, and the 95 % interval of the difference excludes 0
+    cannot tell  otherwise: more seeds are needed
+
+The interval is Welch's, from our mean and standard deviation over n runs, and from the published ones, over the number
+of seeds that the paper names; half a unit of the last published digit is uncertain as well. A published value without a
+standard deviation counts as one further run that varies as ours do. The margin is `MARGIN_STDS` published standard
+deviations, or `MARGIN_SHARE` of a value without one, but at least one unit of its last digit.
+
+Runs at another scale than the paper's have other values. There, only the order of the rows is compared: each row with
+the one that is best in the paper.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from cope_sweep.results.significance import LEVEL, Difference, holm, two_rows
+from cope_sweep.results.stats import Summary, t_quantile
+from cope_sweep.results.table_model import Column, Comparison, MetricCell, PublishedValue, TableModel, TableRow
+from cope_sweep.spec.explain import suggest
+from cope_sweep.store import QueryError
+
+PAPER = "paper"
+MARGIN_STDS, MARGIN_SHARE = 2.0, 0.01
+TELLS = 1 - LEVEL
+"""p below which rows differ."""
+
+ROW_RULE = (
+    "Difference: row minus {row}, with its 95 % interval; paired t test where seeds are shared, else Welch's; p is "
+    "corrected for {tests} comparisons (Holm); below 0.05 the row is better or worse, else this n cannot tell."
+)
+PAPER_RULE = (
+    "Compared with the paper: agrees, if the 90 % interval of the difference (Welch, from the published standard "
+    f"deviation and number of seeds) is within ± {MARGIN_STDS:g} published standard deviations "
+    f"({100 * MARGIN_SHARE:g} % of a value without one; at least one unit of its last digit); else differs, if the "
+    "95 % interval excludes 0; else this n cannot tell. Not corrected for the number of cells."
+)
+ORDER_RULE = (
+    "These runs are not of the paper's size ({keys} differ), so their values cannot agree with it. Compared is the "
+    "order: each row with the one that is best in the paper; paired t test where seeds are shared, else Welch's; p is "
+    "corrected for {tests} comparisons (Holm); below 0.05 the order is the same or opposite, else this n cannot tell."
+)
+SHOWN_KEYS = 3
+
+
+def compared(model: TableModel, against: str) -> TableModel:
+    """The table with the comparisons of its cells: with a row, by its name, or with the paper.
+
+    Raises QueryError where there is no such row, or nothing published.
+    """
+    if against != PAPER:
+        return _with_row(model, _row(model, against))
+    if not any(cell.published for row in model.rows for cell in row.metrics.values()):
+        raise QueryError(f"{model.ablation} has no published numbers; compare with one of its rows: --compare ROW")
+    return _order(model) if model.replaced else _with_paper(model)
+
+
+def _row(model: TableModel, name: str) -> TableRow:
+    found = next((row for row in model.rows if row.row == name), None)
+    if found is None:
+        names = [row.row for row in model.rows]
+        hint = suggest(name, names) or f"; its rows are: {', '.join(names)}"
+        raise QueryError(f"{model.ablation} has no row {name!r}{hint}; `{PAPER}` compares with the published numbers")
+    return found
+
+
+def _with_row(model: TableModel, other: TableRow) -> TableModel:
+    def compare(row: TableRow, column: Column) -> Comparison | None:
+        if row.row == other.row:
+            return None
+        cell, with_cell = row.metrics[column.name], other.metrics[column.name]
+        return Comparison(other.row, two_rows(cell.values, with_cell.values), "") if cell.values else None
+
+    return _corrected(
+        model, compare, lambda column, each: _direction(column, each, ("better", "worse")), ROW_RULE, other.row
+    )
+
+
+def _order(model: TableModel) -> TableModel:
+    """Each cell with a published value, compared with the row that is best in the paper."""
+    best = {column.name: _published_best(model, column) for column in model.columns}
+
+    def compare(row: TableRow, column: Column) -> Comparison | None:
+        cell, other = row.metrics[column.name], best[column.name]
+        if other is None or cell.published is None or row is other or not cell.values:
+            return None
+        with_cell = other.metrics[column.name]
+        if with_cell.published is None or cell.published.value == with_cell.published.value:
+            return None
+        return Comparison(other.row, two_rows(cell.values, with_cell.values), "")
+
+    def verdict(column: Column, each: Comparison) -> str:
+        return _direction(column, each, ("opposite order", "same order"))
+
+    keys = ", ".join(model.replaced[:SHOWN_KEYS]) + (", …" if len(model.replaced) > SHOWN_KEYS else "")
+    return _corrected(model, compare, verdict, ORDER_RULE, "", keys)
+
+
+def _published_best(model: TableModel, column: Column) -> TableRow | None:
+    rows = [(row.metrics[column.name].published, row) for row in model.rows]
+    published = [(each.value, row) for each, row in rows if each is not None]
+    sign = 1 if column.goal == "min" else -1
+    return min(published, key=lambda pair: sign * pair[0])[1] if published else None
+
+
+def _direction(column: Column, each: Comparison, words: tuple[str, str]) -> str:
+    """The first word for a row that is better, the second for a worse one."""
+    if each.p_adjusted is None or not each.p_adjusted < TELLS:
+        return "cannot tell"
+    lower = each.difference.difference < 0
+    return words[0] if lower == (column.goal == "min") else words[1]
+
+
+def _corrected(
+    model: TableModel,
+    compare: Callable[[TableRow, Column], Comparison | None],
+    verdict: Callable[[Column, Comparison], str],
+    rule: str,
+    row: str,
+    keys: str = "",
+) -> TableModel:
+    """The table with comparisons whose p is corrected, and their verdicts."""
+    places = [(row, column) for row in model.rows for column in model.columns]
+    found = [(row, column, each) for row, column in places if (each := compare(row, column)) is not None]
+    adjusted = holm([each.difference.p for _, _, each in found])
+    comparisons = {}
+    for (at, column, each), p in zip(found, adjusted, strict=True):
+        with_p = replace(each, p_adjusted=None if math.isnan(p) else p)
+        comparisons[at.row, column.name] = replace(with_p, verdict=verdict(column, with_p))
+    tests = sum(not math.isnan(p) for p in adjusted)
+    return _filled(model, comparisons, rule.format(row=row, tests=tests, keys=keys))
+
+
+def _with_paper(model: TableModel) -> TableModel:
+    comparisons = {
+        (row.row, name): with_published(cell.summary, cell.published)
+        for row in model.rows
+        for name, cell in row.metrics.items()
+        if cell.published is not None and cell.summary.n > 0
+    }
+    return _filled(model, comparisons, PAPER_RULE)
+
+
+def _filled(model: TableModel, comparisons: dict[tuple[str, str], Comparison], rule: str) -> TableModel:
+    def cells(row: TableRow) -> Iterable[tuple[str, MetricCell]]:
+        for name, cell in row.metrics.items():
+            yield name, replace(cell, comparison=comparisons.get((row.row, name)))
+
+    rows = tuple(replace(row, metrics=dict(cells(row))) for row in model.rows)
+    return replace(model, rows=rows, rules=(*model.rules, rule))
+
+
+def with_published(ours: Summary, published: PublishedValue) -> Comparison:
+    """Our mean beside a published one; see the module for the rule."""
+    unit = 10.0 ** -places(published.value)
+    margin = MARGIN_SHARE * abs(published.value) if published.std is None else MARGIN_STDS * published.std
+    margin = max(margin, unit)
+    n = (ours.n, 1 if published.std is None else published.seeds)
+    difference = ours.mean - published.value
+    error, dof = _standard_error(ours, published, unit)
+    if math.isnan(error):
+        return Comparison(PAPER, Difference(difference, n=n), "cannot tell", margin=margin)
+    t95, t90 = (t_quantile(probability, dof) * error for probability in (0.975, 0.95))
+    from scipy.special import stdtr
+
+    p = 2 * float(stdtr(dof, -abs(difference) / error))
+    test = Difference(difference, difference - t95, difference + t95, p, n=n, test="Welch t")
+    agrees = abs(difference) + t90 <= margin * (1 + 1e-9)
+    verdict = "agrees" if agrees else "differs" if abs(difference) > t95 else "cannot tell"
+    return Comparison(PAPER, test, verdict, margin=margin)
+
+
+def _standard_error(ours: Summary, published: PublishedValue, unit: float) -> tuple[float, float]:
+    """Of the difference, and its degrees of freedom (Welch–Satterthwaite); NaN where neither side has a deviation.
+
+    The error of rounding is uniform over a unit of the last digit, so that its variance is unit² / 12.
+    """
+    rounding = unit**2 / 12
+    known = published.std is not None and published.seeds > 1
+    if ours.n >= 2 and known:
+        parts = [
+            (ours.std**2 / ours.n, ours.n - 1),
+            ((published.std or 0.0) ** 2 / published.seeds, published.seeds - 1),
+        ]
+    elif ours.n >= 2:
+        parts = [(ours.std**2 * (1 + 1 / ours.n), ours.n - 1)]
+    elif known:
+        parts = [((published.std or 0.0) ** 2 * (1 + 1 / published.seeds), published.seeds - 1)]
+    else:
+        return math.nan, math.nan
+    variance = rounding + sum(part for part, _ in parts)
+    spread = sum(part**2 / dof for part, dof in parts)
+    return math.sqrt(variance), min(variance**2 / spread, 1e6) if spread else 1e6
+
+
+def places(value: float) -> int:
+    """Digits after the decimal point of a published number, as it was written: 1 for 16.9 and 100.0, 3 for 0.004."""
+    mantissa, _, exponent = repr(float(value)).partition("e")
+    return max(0, len(mantissa.partition(".")[2]) - int(exponent or 0))

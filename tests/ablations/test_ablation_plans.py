@@ -1,0 +1,121 @@
+"""Every ablation at every scale: its runs, their ids, and the runs that files share."""
+
+import json
+from functools import lru_cache
+from pathlib import Path
+
+import pytest
+
+from cope_sweep.plan import Plan, estimates, expand, parameter_count, total_seconds
+from cope_sweep.spec import load_ablation, with_overrides
+
+FOLDER = Path(__file__).parent
+ABLATIONS = FOLDER.parents[1] / "ablations"
+NAMES = sorted(path.stem for path in ABLATIONS.glob("*.yaml"))
+IDS = FOLDER / "run_ids.json"
+"""File → scale ("" for none) → row → the id of its first run. `python -m tests.ablations.pin_run_ids` writes it."""
+FIVE_SEEDS = ("flip_flop", "selective_copy", "counting", "position_logit_scale", "relative_reading")
+
+
+@lru_cache
+def plan(name: str, scale: str = "") -> Plan:
+    return expand(with_overrides(load_ablation(ABLATIONS / f"{name}.yaml"), scale=scale or None))
+
+
+def scales(name: str) -> list[str]:
+    return ["", *plan(name).ablation.content.scales]
+
+
+def ids(name: str, scale: str = "") -> set[str]:
+    return {run.run_id for run in plan(name, scale).runs}
+
+
+SIZES = [(name, scale) for name in NAMES for scale in scales(name)]
+
+
+@pytest.mark.parametrize(("name", "scale"), SIZES)
+def test_every_run_is_planned_once(name, scale):
+    rows = plan(name, scale).rows
+    assert rows
+    assert len({row.name for row in rows}) == len(rows)
+    runs = [run for row in rows for run in row.runs]
+    assert len(plan(name, scale).runs) == len(runs)
+    assert all(parameter_count(run) > 0 for run in runs)
+
+
+def test_an_id_means_one_configuration():
+    known = {}
+    for name, scale in SIZES:
+        for run in plan(name, scale).runs:
+            assert known.setdefault(run.run_id, run) == run
+    assert len(known) > 500
+
+
+@pytest.mark.parametrize(("name", "scale"), SIZES)
+def test_ids_are_pinned(name, scale):
+    """Results of earlier versions stay valid. If a file's values were changed on purpose, pin its ids again."""
+    found = {row.name: row.runs[0].run_id for row in plan(name, scale).rows}
+    assert found == json.loads(IDS.read_text(encoding="utf-8"))[name][scale]
+
+
+@pytest.mark.parametrize("name", sorted(set(NAMES) - {"quickstart"}))
+def test_every_file_has_a_small_scale_with_enough_seeds(name):
+    seeds = plan(name, "small").ablation.content.seeds
+    assert len(seeds) >= (5 if name in FIVE_SEEDS else 3)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_published_numbers_are_not_shown_beside_other_sizes(name):
+    if "small" in scales(name):
+        assert not any(row.published for row in plan(name, "small").rows)
+
+
+def test_the_small_scales_take_minutes():
+    """All of them together on two cores, by the rule of thumb, which is about three times too slow here."""
+    runs = {}
+    for name in NAMES:
+        each = plan(name, "small" if "small" in scales(name) else "")
+        runs |= estimates(each)
+    assert total_seconds((estimate, 2) for estimate in runs.values()) < 5 * 3600
+
+
+@pytest.mark.parametrize(
+    ("name", "other", "rows", "scale", "number"),
+    [
+        ("flip_flop", "flip_flop_architectures", None, "", 9),
+        ("flip_flop", "flip_flop_architectures", None, "small", 9),
+        ("flip_flop_architectures", "flip_flop_convergence", None, "", 30),
+        ("flip_flop_architectures", "flip_flop_convergence", None, "small", 24),
+        ("counting_ood", "counting", None, "", 9),
+        ("counting_ood", "counting", None, "small", 15),
+        ("counting_data", "counting", "10k", "", 6),
+        ("counting_data", "counting", "10k", "small", 6),
+        ("position_logit_scale", "counting", "CoPE, divided by √d", "", 6),
+        ("position_logit_scale", "counting", "CoPE, divided by √d", "small", 5),
+        ("relative_reading", "counting", "Released code", "", 6),
+        ("relative_reading", "counting", "Released code", "small", 5),
+        ("cope_p_max", "selective_copy", "full", "", 3),
+        ("cope_p_max", "selective_copy", "full", "small", 3),
+        ("wikitext_changes", "wikitext", "None", "", 1),
+        ("wikitext_changes", "wikitext", "None", "small", 3),
+        ("length_generalisation", "wikitext", "1024", "", 3),
+        ("length_generalisation", "wikitext", "128", "small", 9),
+        ("attention_maps", "wikitext_changes", "sep-keys", "", 1),
+        ("attention_maps", "wikitext_changes", "sep-keys", "small", 3),
+        ("gates", "attention_maps", "sep-keys", "small", 3),
+        ("embedding_sharing", "code", "Per head, shared by layers", "", 1),
+        ("embedding_sharing", "code", "Per head, shared by layers", "small", 3),
+        ("gates_and_rope", "code", None, "", 2),
+        ("gates_and_rope", "code", None, "small", 6),
+    ],
+)
+def test_runs_that_files_share(name, other, rows, scale, number):
+    """They are trained once."""
+    shared = ids(name, scale) & ids(other, scale)
+    assert len(shared) == number
+    if rows is not None:
+        assert all(rows in plan(name, scale).row_of(run_id).labels.values() for run_id in shared)
+
+
+def test_the_runs_for_two_cores_are_those_of_the_paper():
+    assert ids("flip_flop_architectures", "two_cores") < ids("flip_flop_architectures")

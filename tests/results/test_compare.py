@@ -1,0 +1,165 @@
+import math
+
+import pytest
+
+from cope_sweep.plan import expand
+from cope_sweep.results import table
+from cope_sweep.results.compare import compared, places, with_published
+from cope_sweep.results.layout import layout
+from cope_sweep.results.stats import PERCENT, summarise
+from cope_sweep.results.table_model import PublishedValue
+from cope_sweep.spec import with_overrides
+from cope_sweep.store import QueryError
+from tests.results.ablations import finish, plan_of
+from tests.results.test_table_model import model_of
+
+METRIC = [{"name": "in_dist/token_error", "label": "In-dist.", "unit": "%"}]
+PUBLISHED = [
+    {"match": {"model.position": label}, "values": {"in_dist/token_error": value}, "std": {"in_dist/token_error": std}}
+    for label, value, std in (("CoPE", 4.9, 0.4), ("a_b <c>", 20.3, 2.9), ("None", 21.7, 7.9))
+]
+
+
+def verdict(values, value, std=None, seeds=3):
+    return with_published(summarise(values, PERCENT), PublishedValue(value, std, "Table", seeds))
+
+
+def test_a_verdict_by_hand():
+    # Ours 5 ± 1 of 5, theirs 5.2 ± 1.2 of 3: variance 1/5 + 1.44/3 + 0.1²/12 = 0.680833;
+    # ν = 0.680833² / (0.2²/4 + 0.48²/2) = 3.7025; 90 % reach = t(0.95, 3.7025) · 0.825126 = 1.8101; margin 2.4.
+    got = verdict([3.7753, 4.5, 5.0, 5.5, 6.2247], 5.2, 1.2)
+    assert got.difference.difference == pytest.approx(-0.2)
+    assert got.margin == 2.4
+    assert (got.difference.ci_high - got.difference.ci_low) / 2 == pytest.approx(2.3662, rel=0.02)
+    assert got.verdict == "agrees"
+    assert verdict([3.7753, 4.5, 5.0, 5.5, 6.2247], 7.2, 1.2).verdict == "cannot tell"
+    assert verdict([3.7753, 4.5, 5.0, 5.5, 6.2247], 12.0, 1.2).verdict == "differs"
+
+
+@pytest.mark.parametrize(
+    ("values", "value", "std", "expected"),
+    [
+        ([0.0, 0.0, 0.0], 0.0, 0.0, "agrees"),  # within the rounding of 0.0
+        ([0.02, 0.0, 0.01], 0.0, 0.0, "agrees"),
+        ([0.5, 0.4, 0.6], 0.0, 0.0, "differs"),
+        ([0.003, 0.009, 0.0, 0.001, 0.002], 0.004, 0.006, "agrees"),
+        ([40.0, 0.0, 1.0], 6.8, 6.9, "cannot tell"),
+        ([5.0], 5.3, 0.8, "cannot tell"),  # one run has no spread, and theirs is too wide
+        ([5.0], 67.6, 1.5, "differs"),
+        ([23.5, 23.4, 23.45], 23.46, None, "agrees"),  # a value without std: 1 %
+        ([23.5, 23.4, 23.45], 25.0, None, "differs"),
+        ([5.0], 5.0, None, "cannot tell"),
+    ],
+)
+def test_verdicts(values, value, std, expected):
+    assert verdict(values, value, std).verdict == expected
+
+
+def test_more_published_seeds_make_a_verdict_sharper():
+    wide, narrow = (verdict([4.0, 5.0, 6.0, 5.0, 5.0], 5.0, 3.0, seeds) for seeds in (3, 30))
+    assert narrow.difference.ci_high < wide.difference.ci_high
+
+
+@pytest.mark.parametrize(("value", "digits"), [(16.9, 1), (100.0, 1), (0.004, 3), (0.03, 2), (5e-05, 5), (7.0, 1)])
+def test_places_of_published_numbers(value, digits):
+    assert places(value) == digits
+
+
+def cells(model, metric="in_dist/token_error"):
+    return [row.metrics[metric].comparison for row in model.rows]
+
+
+def test_rows_are_compared_with_one_of_them():
+    model = compared(
+        model_of(plan_of(seeds=[0, 1, 2, 3]), 1.0, 1.1, 0.9, 1.05, 5.0, 5.2, 5.1, 5.3, 1.1, 1.0, 1.2, 0.9), "CoPE"
+    )
+    own, far, near = cells(model)
+    assert own is None
+    assert (far.verdict, near.verdict) == ("worse", "cannot tell")
+    assert far.difference.paired
+    assert far.p_adjusted == pytest.approx(
+        4 * min(each.difference.p for each in (far, cells(model, "dense/loss")[1])), rel=0.5
+    )
+    assert cells(model, "dense/loss")[1].verdict == "better", "its goal is max"
+    assert "corrected for 4 comparisons" in model.rules[0]
+    texts = [[cell.text for cell in row] for row in layout(model).rows]
+    assert texts[0][2] == "–"
+    assert texts[1][2].startswith("+4.14 [")
+    assert "worse, p = 0.00" in texts[1][2] or "worse, p < 0.001" in texts[1][2]
+    assert layout(model).headers[2].text == "In-dist., minus CoPE"
+
+
+def test_an_unknown_row_names_the_rows():
+    with pytest.raises(QueryError, match="no row 'CoPe'; did you mean 'CoPE'.*`paper` compares"):
+        compared(model_of(plan_of()), "CoPe")
+    with pytest.raises(QueryError, match="has no published numbers"):
+        compared(model_of(plan_of()), "paper")
+
+
+def test_cells_are_compared_with_the_paper():
+    plan = plan_of(published=PUBLISHED, metrics=METRIC, seeds=[0, 1, 2])
+    model = compared(model_of(plan, 4.8, 4.9, 5.0, 60.0, 61.0, 62.0, 5.0, None, 40.0), "paper")
+    assert [each.verdict for each in cells(model)] == ["agrees", "differs", "cannot tell"]
+    drawn = layout(model)
+    assert drawn.headers[3].text == "In-dist., against the paper"
+    assert [row[3].text for row in drawn.rows] == ["+0.00: agrees", "+40.70: differs", "+0.80: cannot tell"]
+    assert "90 % interval" in drawn.notes[-1]
+
+
+def scaled(**changes):
+    plan = plan_of(
+        published=PUBLISHED, metrics=METRIC, seeds=[0, 1, 2, 3], scales={"small": {"set": {"train.steps": 3}}}
+    )
+    return expand(with_overrides(plan.ablation, **changes))
+
+
+def test_at_another_scale_the_order_is_compared():
+    plan = scaled(scale="small")
+    assert plan.ablation.replaced == ("train.steps",)
+    model = compared(model_of(plan, 1.0, 1.1, 0.9, 1.05, 5.0, 5.2, 5.1, 5.3, 0.1, 0.2, 0.0, 0.1), "paper")
+    best, second, third = cells(model)
+    assert best is None, "CoPE is best in the paper"
+    assert (second.against, second.verdict, third.verdict) == ("CoPE", "same order", "opposite order")
+    assert "not of the paper's size (train.steps differ)" in model.rules[0]
+    assert "values cannot agree" in model.rules[0]
+
+
+def test_only_keys_that_decide_what_is_trained_make_another_scale():
+    assert scaled(assignments=["seeds=[0,1]", "evaluate.every=2"]).ablation.replaced == ()
+    assert scaled(assignments=["train.lr=0.5"]).ablation.replaced == ("train.lr",)
+
+
+def test_published_digits_are_kept(store):
+    published = [
+        {
+            "match": {"model.position": "CoPE"},
+            "values": {"in_dist/token_error": 0.004},
+            "std": {"in_dist/token_error": 0.006},
+        }
+    ]
+    plan = plan_of(published=published, metrics=METRIC)
+    for row, value in zip(plan.rows, (0.005, 0.00004, 3.0), strict=True):
+        for run in row.runs:
+            finish(store, run, {"in_dist/token_error": value * (1 + run.seed)})
+    texts = [[cell.text for cell in row[2:4]] for row in layout(table(plan, store).model).rows]
+    assert texts == [["0.007 ± 0.004", "0.004 ± 0.006"], ["0.00006 ± 0.00003", "–"], ["4.50 ± 2.12", "–"]]
+
+
+def test_comparisons_are_in_json_and_frames(store):
+    plan = plan_of(seeds=[0, 1, 2])
+    for index, row in enumerate(plan.rows):
+        for run in row.runs:
+            finish(store, run, {"in_dist/token_error": 10.0 * index + run.seed**2 * (index + 1), "dense/loss": 1.0})
+    drawn = table(plan, store, against="CoPE")
+    got = drawn.to_json()
+    assert got["compared"]["against"] == "CoPE"
+    found = got["rows"][2]["metrics"]["in_dist/token_error"]["comparison"]
+    assert (found["against"], found["n"], found["paired"], found["test"]) == ("CoPE", [3, 3], True, "paired t")
+    frame = drawn.frame
+    # Squares of the seeds 0, 1, 2 have the mean 5/3: 10 + 2 · 5/3 − 5/3, and 20 + 3 · 5/3 − 5/3.
+    assert frame["in_dist/token_error.difference"].tolist()[1:] == pytest.approx([10 + 5 / 3, 20 + 10 / 3])
+    assert math.isnan(frame["in_dist/token_error.p"][0])
+    assert frame["in_dist/token_error.verdict"].isna().tolist() == [True, False, False]
+    assert frame["dense/loss.p"].tolist()[1:] == [1.0, 1.0]
+    for text in (drawn.to_markdown(), drawn.to_latex(), drawn.to_html()):
+        assert "cannot tell" in text

@@ -1,0 +1,210 @@
+"""Faults of what surrounds a sweep on a cluster: its database, its head, another driver, a node without the store."""
+
+import contextlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from cope_sweep.results import table
+from cope_sweep.store import Event, Store, SweepRecord
+from cope_sweep.sweep.schedule import run_on_ray
+from cope_sweep.sweep.sweep import SweepOutcome, sweep
+from tests.sweep.fault_sweeps import LONG, RUN, SHORT, attempts, is_training, logged, wait_until, write_ablation
+from tests.sweep.ports import free_port
+from tests.sweep.runs import EventLog, Listener, other_sweep
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+
+
+def train(file: Path, store: Store, **options: Any) -> SweepOutcome:
+    """Execute an ablation on the cluster that this process is connected to, with the groups that its file says."""
+    from cope_sweep.plan import expand
+    from cope_sweep.spec import load_ablation
+
+    plan = expand(load_ablation(file))
+    resources = plan.ablation.content.resources
+    return sweep(plan, store, run_on_ray, resources=resources, executor_name="ray", tracking_uri=None, **options)
+
+
+def record_of(store: Store, outcome: SweepOutcome) -> SweepRecord:
+    record = store.sweep(str(outcome.sweep_id))
+    assert record is not None
+    return record
+
+
+def test_a_sweep_waits_for_postgresql_and_goes_on(cluster: str, postgres: Any, tmp_path: Path) -> None:
+    """The server is away while a run ends, the next one is to be leased, and another sweep has a third one."""
+    plan = write_ablation(tmp_path / "database.yaml", {"Long": LONG, "Short": SHORT, "Other": SHORT + 1})
+    long, _, other = plan.runs
+    store = Store(tmp_path / "store", index=postgres.new_database(), create=True)
+    events = EventLog()
+    restarts: list[threading.Thread] = []
+
+    def restart() -> None:
+        postgres.stop()
+        while store.run(long.run_id).result is None and long.run_id not in {event.run_id for event in ended()}:
+            time.sleep(0.1)
+        time.sleep(2)
+        postgres.start()
+        leases.close()
+
+    def ended() -> list[Event]:
+        return [event for event in list(events) if event.status not in ("running", "pending")]
+
+    def act(event: Event) -> None:
+        if event.run_id == long.run_id and event.step and not restarts:
+            restarts.append(threading.Thread(target=restart))
+            restarts[0].start()
+
+    with other_sweep(store) as leases:
+        leases.acquire(other)
+        outcome = train(tmp_path / "database.yaml", store, on_event=Listener(events, act))
+    restarts[0].join()
+    assert (outcome.trained, outcome.exit_code) == (3, 0)
+    assert Counter(events.ends()) == {(run.run_id, "finished"): 1 for run in plan.runs}
+    assert attempts(store, plan) == [1, 1, 1]
+    assert record_of(store, outcome).status == "finished"
+
+
+def test_two_drivers_on_different_nodes_train_each_run_once(cluster: str, cluster_nodes: Any, tmp_path: Path) -> None:
+    file = tmp_path / "shared.yaml"
+    plan = write_ablation(file, {"Short": SHORT, "Long": LONG}, seeds=2)
+    store = Store(tmp_path / "store", create=True)
+    here = ray.get_runtime_context().get_node_id()
+    (elsewhere,) = {node["NodeID"] for node in ray.nodes() if node["Alive"]} - {here}  # type: ignore[no-untyped-call]
+
+    @ray.remote(num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(elsewhere, soft=False))
+    def second_driver(file: Path, location: str) -> tuple[str, SweepOutcome]:
+        # It names nothing of this module, which workers cannot import.
+        import time
+
+        import ray
+
+        from cope_sweep.plan import expand
+        from cope_sweep.spec import load_ablation
+        from cope_sweep.store import Store
+        from cope_sweep.sweep.schedule import run_on_ray
+        from cope_sweep.sweep.sweep import sweep
+
+        (file.parent / "ready").touch()
+        while not (file.parent / "go").exists():
+            time.sleep(0.1)
+        plan = expand(load_ablation(file))
+        outcome = sweep(
+            plan, Store(location), run_on_ray,
+            resources=plan.ablation.content.resources, executor_name="ray", tracking_uri=None,
+        )  # fmt: skip
+        return ray.get_runtime_context().get_node_id(), outcome
+
+    second = second_driver.remote(file, store.location)
+    wait_until(lambda: (tmp_path / "ready").exists() or len(ray.wait([second], timeout=0)[0]) > 0)
+    (tmp_path / "go").touch()
+    outcome = train(file, store)
+    node_id, other = ray.get(second)
+    assert node_id == elsewhere
+    assert (outcome.exit_code, other.exit_code) == (0, 0)
+    assert outcome.trained + other.trained == len(plan.runs)
+    for each in (outcome, other):
+        assert each.trained + each.reused == len(plan.runs)
+    assert attempts(store, plan) == [1] * len(plan.runs)
+    records = [record_of(store, each) for each in (outcome, other)]
+    assert records[0].started_ms < (records[1].ended_ms or 0)
+    assert records[1].started_ms < (records[0].ended_ms or 0)
+    assert records[0].table == records[1].table
+    assert [row["finished"] for row in table(plan, store).to_json()["rows"]] == [2, 2]
+
+
+@contextlib.contextmanager
+def node_without(folder: Path, address: str) -> Iterator[None]:
+    """A further node of the cluster, on which an empty disk is mounted over `folder`."""
+    enter = ["unshare", "--user", "--map-root-user", "--mount"]
+    if shutil.which("unshare") is None or subprocess.run([*enter, "true"], capture_output=True).returncode:
+        pytest.skip("this system does not allow namespaces of mounts")
+    options = f"--address={address} --num-cpus=1 --dashboard-agent-listen-port={free_port()} --block"
+    script = f"mount -t tmpfs none {folder} && exec {Path(sys.executable).with_name('ray')} start {options}"
+    before = len(ray.nodes())  # type: ignore[no-untyped-call]
+    process = subprocess.Popen([*enter, "sh", "-c", script], stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT)
+    try:
+        wait_until(lambda: process.poll() is not None or len(ray.nodes()) > before)  # type: ignore[no-untyped-call]
+        assert process.poll() is None
+        yield
+    finally:
+        process.terminate()  # `ray start --block` then ends its node
+        process.wait()
+        wait_until(lambda: sum(node["Alive"] for node in ray.nodes()) < before + 1)  # type: ignore[no-untyped-call]
+
+
+def test_a_node_where_the_store_is_not_mounted_is_left_out(cluster: str, cluster_nodes: Any, tmp_path: Path) -> None:
+    plan = write_ablation(tmp_path / "mounts.yaml", {"Long": 100 * LONG}, seeds=3, groups="auto")
+    (tmp_path / "shared").mkdir()
+    store = Store(tmp_path / "shared" / "store", create=True)
+    notes: list[str] = []
+    events = EventLog()
+
+    def act(event: Event) -> None:
+        if notes and {each.run_id for each in events if each.step} >= {plan.runs[0].run_id, plan.runs[1].run_id}:
+            events.stop.set()
+
+    with node_without(tmp_path / "shared", cluster):
+        outcome = train(
+            tmp_path / "mounts.yaml", store, on_event=Listener(events, act), on_note=notes.append, stop=events.stop
+        )
+    (note,) = notes
+    assert "is left out" in note
+    assert f"cannot see the store {store.location}" in note
+    assert (outcome.failed, outcome.notes) == (0, (note,))
+    assert len({event.worker_id for event in events if event.step}) == 2
+
+
+@pytest.fixture
+def second_cluster(ray_environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Another cluster of two nodes, which a test may break."""
+    from ray.cluster_utils import Cluster
+
+    folder = tempfile.mkdtemp(prefix="cg", dir="/tmp")
+    monkeypatch.setenv("RAY_TMPDIR", folder)
+    nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "dashboard_agent_listen_port": free_port()})
+    nodes.add_node(num_cpus=1, dashboard_agent_listen_port=free_port())
+    yield nodes
+    nodes.shutdown()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def test_the_death_of_the_head_is_noticed_and_another_cluster_goes_on(
+    second_cluster: Any, cluster: str, tmp_path: Path
+) -> None:
+    plan = write_ablation(tmp_path / "head.yaml", {"Long": LONG, "Longer": 2 * LONG}, groups=2)
+    store = Store(tmp_path / "store", create=True)
+    command = [*RUN, str(tmp_path / "head.yaml"), "--store", str(store.root), "--no-mlflow", "--address"]
+    with (tmp_path / "output").open("w") as output:
+        process = subprocess.Popen([*command, str(second_cluster.address)], stdout=output, stderr=output)
+        wait_until(lambda: process.poll() is not None or all(is_training(store, run.run_id) for run in plan.runs))
+        (head,) = second_cluster.head_node.all_processes["gcs_server"]
+        head.process.kill()
+        process.wait()
+    text = (tmp_path / "output").read_text()
+    assert process.returncode == 1, text
+    assert f"error: the head of the Ray cluster ({second_cluster.address}) does not answer any more" in text
+    assert "Traceback" not in text
+    assert "Failed to connect to GCS" not in text  # with these words Ray itself ends the process, a minute later
+    (interrupted,) = store.index.sweeps()
+    assert interrupted.status == "interrupted"
+
+    again = subprocess.run([*command, cluster], capture_output=True, text=True)
+    assert again.returncode == 0, again.stderr
+    assert [store.status(run.run_id) for run in plan.runs] == ["finished", "finished"]
+    assert all(number in (1, 2) for number in attempts(store, plan))
+    assert max(attempts(store, plan)) == 2
+    for run in plan.runs:
+        assert max(Counter(logged(store, run.run_id)).values()) == 1
