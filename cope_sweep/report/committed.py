@@ -35,9 +35,10 @@ class Committed:
         if not gone and not new:
             return ""
         option = f" --scale {self.scale}" if self.scale else ""
+        command = f"cope-sweep run {self.plan.name}{option}"
         return (
             f"{self.path.name} is stale: {len(gone)} of its runs are not in the plan of {self.plan.name}{option} "
-            f"today, and {len(new)} of the plan are missing; train them with `cope-sweep run {self.plan.name}{option}`, "
+            f"today, and {len(new)} of the plan are missing; train them with `{command}`, "
             f"then `cope-sweep report {self.plan.name}{option} --out {self.path.parent.name}`"
         )
 
