@@ -108,10 +108,10 @@ def _with_rows(model: TableModel, others: Mapping[str, TableRow], label: str, te
     """Each row with another one, by the row's name; `label` and `text` name the others."""
 
     def compare(row: TableRow, column: Column) -> Comparison | None:
-        cell = row.metrics[column.name]
-        if row.row not in others or not cell.values:
+        if row.row not in others:
             return None
-        return Comparison(label, two_rows(cell.values, others[row.row].metrics[column.name].values), "")
+        cell, other = row.metrics[column.name], others[row.row].metrics[column.name]
+        return Comparison(label, two_rows(cell.values, other.values), "") if cell.values and other.values else None
 
     return _corrected(
         model, compare, lambda column, each: _direction(column, each, ("better", "worse")), ROW_RULE, text or label
