@@ -105,7 +105,7 @@ def test_a_row_without_finished_reference_is_not_compared(store):
     finish(store, plan.rows[1].runs[0], {"in_dist/token_error": 5.0, "dense/loss": 0.5})
     found = evidence(plan, store)
     assert found.verdicts == ()
-    assert "nan" not in found.to_markdown({})
+    assert "+nan" not in found.to_markdown({})
 
 
 def test_each_row_is_compared_with_the_one_of_the_same_width(store):
