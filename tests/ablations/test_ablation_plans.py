@@ -89,7 +89,7 @@ def test_the_small_scales_take_minutes():
         ("counting_ood", "counting", None, "", 9),
         ("counting_ood", "counting", None, "small", 15),
         ("counting_data", "counting", "10k", "", 6),
-        ("counting_data", "counting", "10k", "small", 6),
+        ("counting_data", "counting", "1k", "small", 6),
         ("position_logit_scale", "counting", "CoPE, divided by √d", "", 6),
         ("position_logit_scale", "counting", "CoPE, divided by √d", "small", 5),
         ("relative_reading", "counting", "Released code", "", 6),
