@@ -104,7 +104,7 @@ class Queries:
             **fields,
             axes=loaded.plan.axes,
             metrics=[
-                MetricInfo(name=m.name, title=m.title, goal=m.goal, unit=m.unit, decimals=m.decimals)
+                MetricInfo(name=m.name, title=m.title, goal=m.goal, unit=m.unit, decimals=m.decimals, scale=m.scale)
                 for m in loaded.plan.ablation.content.metrics
             ],
             plan=[
