@@ -220,8 +220,8 @@ def report(
 
     Example: `cope-sweep report quickstart --runs --format parquet -o runs.parquet`
     """
-    from cope_sweep.queries import recorded_plan, settle
-    from cope_sweep.results import find_format, formats, table
+    from cope_sweep.queries import Queries
+    from cope_sweep.results import find_format, formats
 
     name = "json" if as_json else output_format
     chosen = find_format("markdown" if name == "terminal" and output is not None else name)
@@ -231,9 +231,8 @@ def report(
     if chosen.binary and output is None:
         raise UserError(f"{name} is binary; name a file for it with --output FILE")
     with _without_collection():
-        plan, store = load_plan(ablation, ablations, scale, sets), open_store(root, index)
-        settle(store)
-        results = table(recorded_plan(plan, store), store, against=compare)
+        plan = load_plan(ablation, ablations, scale, sets)
+        results = Queries(open_store(root, index)).table(plan, against=compare)
         if output is None and name == "terminal":
             make_console().print(results.to_rich())
             return
@@ -276,12 +275,9 @@ def diff(
 
     Example: `cope-sweep diff 20260730-120000-abcd 20260731-090000-1234 --json`
     """
-    from cope_sweep.queries import settle
-    from cope_sweep.results.difference import store_difference
+    from cope_sweep.queries import Queries
 
-    store = open_store(root, index)
-    settle(store)
-    found = store_difference(store, left, right)
+    found = Queries(open_store(root, index)).difference(left, right)
     if as_json:
         print_json(found.to_json())
     else:

@@ -10,12 +10,12 @@ With the paper, at its scale, a cell
     cannot tell  otherwise: more seeds are needed
 
 The interval is Welch's, from our mean and standard deviation over n runs, and from the published ones, over the number
-of seeds that the paper names; half a unit of the last published digit is uncertain as well. Where the paper gives a
-standard deviation and no number of seeds, 2 are assumed: fewer have no standard deviation, and more would make the
-interval narrower than is known. A published value without a standard deviation counts as one further run that varies as
-ours do. The margin is `MARGIN_STDS` published standard deviations, or `MARGIN_SHARE` of a value without one, but at least
-one unit of its last digit. A number of parameters is the same for all seeds: it agrees within one unit of the last
-published digit, else it differs.
+of seeds that the paper names; half a unit of the last published digit is uncertain as well. If the paper gives a
+standard deviation and no number of seeds, 2 are assumed, the least possible: the interval is then the widest. A value
+without a standard deviation counts as one further run that varies as ours do. The margin is `MARGIN_STDS` published
+standard deviations, or `MARGIN_SHARE` of a value without one, but at least one unit of its last digit.
+
+A number of parameters is the same for all seeds. It agrees within one unit of the last published digit, else differs.
 
 Runs at another scale than the paper's have other values. There, only the order of the rows is compared: each row with
 the one that is best in the paper.

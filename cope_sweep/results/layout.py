@@ -61,8 +61,8 @@ class Layout:
 def layout(model: TableModel) -> Layout:
     """The texts of a table.
 
-    Columns: axes; parameters if known and no metric of the table; each metric, its published values and its comparison, if any row has them; and
-    the progress of the runs if some are missing.
+    Columns: axes; parameters, if known and not a metric of the table; each metric, its published values and its
+    comparison, if any row has them; and the progress of the runs, if some are missing.
     """
     published = {c.name for c in model.columns if any(row.metrics[c.name].published for row in model.rows)}
     compared = {c.name for c in model.columns if any(row.metrics[c.name].comparison for row in model.rows)}

@@ -63,8 +63,8 @@ class Metric(Frozen):
     unit: str = Field(default="", description="Shown in the title, for example `%`.")
     scale: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
         default=1.0,
-        description="Tables print values times this factor: 1e-6 and the unit `M` for millions. Exported values, such as "
-        "those of CSV and JSON, are not scaled.",
+        description="Tables print values times this factor: 1e-6 and the unit `M` for millions. Exported values, "
+        "such as those of CSV and JSON, are not scaled.",
     )
     decimals: Annotated[int, Field(ge=0, le=6)] = Field(default=2, description="Digits after the decimal point.")
 
