@@ -100,7 +100,7 @@ def store_difference(store: Store, left: str, right: str) -> StoreDifference:
 
 
 def _members(store: Store, name: str) -> list[Member]:
-    """The run, or the runs of the sweep, with this id."""
+    """The run with this id, or the runs of the sweep with this id."""
     if SWEEP_ID.fullmatch(name):
         if store.index.sweep(name) is None:
             raise NotFoundError(summaries.no_sweep(store.index, name, store.location))

@@ -34,7 +34,7 @@ class Format:
     render: Callable[[Table, str | None], bytes]
     """The table in this format. The second argument is the URL of a list of runs, or None: see `render.html`."""
     render_runs: Callable[[Table], bytes] | None = None
-    """One line for each run; None: this format has no such form."""
+    """One line for each run; None: this format cannot show single runs."""
     binary: bool = False
     """Whether it is not text."""
 

@@ -1,4 +1,4 @@
-"""The content of a table as plain values; every output format is rendered from it."""
+"""The content of a table as plain values, from which every output format is rendered."""
 
 from __future__ import annotations
 
