@@ -2,9 +2,9 @@
 
 The interval is Student's, on a scale that keeps it inside the metric's range (`Bounds`): the t interval of the logit of
 the mean for percentages, of its logarithm for metrics that are never negative, both by the delta method, as in R's
-`survey::svyciprop(method = "logit")`; the plain t interval otherwise. With `BOOTSTRAP_FROM` seeds or more it is the BCa
-bootstrap interval (Efron, 1987), which assumes no distribution. If all values are at the same end of the range, there is
-no interval.
+`survey::svyciprop(method = "logit")`; the plain t interval otherwise. With `BOOTSTRAP_FROM` seeds or more, it is the
+BCa bootstrap interval (Efron, 1987), which assumes no distribution. If all values are at the same end of the range,
+there is no interval.
 """
 
 from __future__ import annotations

@@ -48,7 +48,8 @@ def _parent(chain: list[Source], folder: Path | None) -> Source:
     if not isinstance(name, str) or not NAME.fullmatch(name):
         raise child.error(
             path,
-            f"{name!r} is not the name of an ablation; write the name of a file of the same folder, as in inherit: wikitext",
+            f"{name!r} is not the name of an ablation; write the name of a file of the same folder, as in "
+            "inherit: wikitext",
         )
     if folder is None:
         raise child.error(path, f"{name!r} cannot be read, because this text belongs to no folder; remove the key")
