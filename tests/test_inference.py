@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from cope_sweep import inference
-from cope_sweep.inference import Perplexity, Predictor, TokensError
+from cope_sweep.inference import Perplexity, Predictor, TokensError, scoring
 from cope_sweep.model import CheckpointError, Transformer, save_model
 from cope_sweep.spec import RunSpec
 
@@ -96,7 +95,7 @@ def test_other_sequences_and_padding_do_not_matter(position: tuple[str, ...], mo
     together = model.log_probabilities(ids)
     for one, scores in zip(ids, together, strict=True):
         np.testing.assert_allclose(model.log_probabilities([one])[0], scores, atol=1e-5)
-    monkeypatch.setattr(inference, "BATCH_TOKENS", 13)
+    monkeypatch.setattr(scoring, "BATCH_TOKENS", 13)
     for scores, packed in zip(together, model.log_probabilities(ids), strict=True):
         np.testing.assert_allclose(packed, scores, atol=1e-5)
 
@@ -117,13 +116,19 @@ def test_windows_do_not_matter(position: tuple[str, ...], scratch: int, monkeypa
     model = predictor(*position)
     ids = sequences(12, 9)
     whole = model.log_probabilities(ids)
-    monkeypatch.setattr(inference, "SCRATCH_BYTES", scratch)
+    monkeypatch.setattr(scoring, "SCRATCH_BYTES", scratch)
     windows: list[int] = []
-    model.model.register_forward_pre_hook(lambda _, arguments: windows.append(arguments[0].shape[1]))
+    rows: list[int] = []
+    logits = model.model.logits
+    monkeypatch.setattr(model.model, "logits", lambda x_ND: rows.append(len(x_ND)) or logits(x_ND))
+    model.model.embedding.register_forward_pre_hook(lambda _, arguments: windows.append(arguments[0].shape[1]))
     for scores, windowed in zip(whole, model.log_probabilities(ids), strict=True):
         np.testing.assert_allclose(windowed, scores, atol=1e-5)
+    assert sum(rows) == 11 + 8
+    assert max(rows) == min(19, max(1, scratch // (24 * model.vocabulary_size)))
     assert sum(windows) == 11  # the model reads all tokens but the last, a window at a time
-    assert max(windows) < 11
+    if "cope" in position:  # attention without scores needs no array of all pairs of tokens
+        assert max(windows) < 11
 
 
 def test_the_same_call_gives_the_same_bits() -> None:

@@ -105,6 +105,14 @@ class Transformer(nn.Module):
 
         Raises ValueError where an encoding has no position for so many tokens.
         """
+        return self.logits(self.hidden(tokens_BT, cache, lengths_B))
+
+    def logits(self, x_BTD: Tensor) -> Tensor:
+        """Logits of the next token from the output of `hidden`, with V instead of D as the last dimension."""
+        return F.linear(x_BTD, cast(Tensor, self.head.weight))
+
+    def hidden(self, tokens_BT: Tensor, cache: Cache | None = None, lengths_B: Tensor | None = None) -> Tensor:
+        """The input of the output layer, (B, T, D); arguments and errors as in `forward`."""
         start = cache[0]["v"].shape[2] if cache and cache[0] else 0
         x_BTD = self.embedding(tokens_BT)
         for each in self._position_parameters():
@@ -117,8 +125,7 @@ class Transformer(nn.Module):
                 x_BTD = checkpoint(block, *arguments, use_reentrant=False)
             else:
                 x_BTD = block(*arguments)
-        x_BTD = self.family.final_norm(self.output_parameters, x_BTD)
-        return F.linear(x_BTD, cast(Tensor, self.head.weight))
+        return self.family.final_norm(self.output_parameters, x_BTD)
 
     @contextmanager
     def encodings(self, encodings: Sequence[Encoding]) -> Iterator[None]:

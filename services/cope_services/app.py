@@ -7,7 +7,7 @@ from fastapi import FastAPI
 from cope_services.body_limit import BodyLimit
 from cope_services.dependencies import Components
 from cope_services.errors import install_error_handlers
-from cope_services.routes import api, dashboard, health
+from cope_services.routes import api, dashboard, health, openai
 from cope_services.settings import Settings
 from cope_sweep import __version__
 
@@ -25,6 +25,8 @@ def create_app(settings: Settings) -> FastAPI:
     install_error_handlers(app)
     app.include_router(health.router)
     app.include_router(api)
+    app.include_router(openai.router)
+    app.include_router(openai.run_router)
     app.include_router(dashboard.router)
     app.mount("/static", dashboard.assets)
     return app

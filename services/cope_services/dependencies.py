@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 from fastapi import Depends, Header, Query, Request
 
 from cope_services.checkpoints import Checkpoints
+from cope_services.connection import while_connected
 from cope_services.errors import MediaTypeError
 from cope_services.predictors import Predictors
 from cope_services.settings import Settings
 from cope_services.tables import Tables
 from cope_sweep.queries import AblationFiles, Queries, parse_filter
 from cope_sweep.store import RunFolder, RunQuery, Status, Store
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -25,18 +29,16 @@ class Components:
     checkpoints: Checkpoints
     predictors: Predictors
 
+    async def infer(self, request: Request, work: Callable[[], Awaitable[T]]) -> T:
+        """What `work` returns, unless there are too many requests, the client leaves, or the time limit is over."""
+        with self.predictors.batcher.entered():
+            return await while_connected(request, work(), self.predictors.settings.max_seconds)
+
     @classmethod
     def create(cls, settings: Settings) -> Components:
         queries = Queries(Store(settings.store, index=settings.index or None), AblationFiles(settings.ablations))
         checkpoints = Checkpoints()
-        predictors = Predictors(
-            checkpoints,
-            device=settings.device,
-            max_models=settings.max_models,
-            max_inferences=settings.max_inferences,
-            max_tokens=settings.max_tokens,
-            max_probe_values=settings.max_probe_values,
-        )
+        predictors = Predictors(checkpoints, settings)
         return cls(queries, Tables(queries), checkpoints, predictors)
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any, ClassVar
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
@@ -23,6 +25,11 @@ class ServiceError(Exception):
 
     status: ClassVar[int] = 500
     type: ClassVar[str] = "internal_error"
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """Headers of the response."""
+        return {}
 
 
 class NotAcceptableError(ServiceError):
@@ -45,12 +52,32 @@ class InvalidTokensError(ServiceError):
     status, type = 422, "invalid_tokens"
 
 
+class NotFiniteOutputError(ServiceError):
+    status, type = 409, "not_finite"
+
+
+class BusyError(ServiceError):
+    status, type = 429, "too_many_requests"
+
+    def __init__(self, message: str, retry_after_s: int) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        return {"retry-after": str(self.retry_after_s)}
+
+
 class DamagedCheckpointError(ServiceError):
     status, type = 500, "damaged_checkpoint"
 
 
 class NotReadyError(ServiceError):
     status, type = 503, "not_ready"
+
+
+class TimeLimitError(ServiceError):
+    status, type = 504, "time_limit"
 
 
 NOT_FOUND = "not_found"
@@ -65,6 +92,8 @@ USER_ERRORS: Mapping[type[UserError], tuple[int, str]] = {
 }
 """Status and type of the errors of `cope_sweep`. `predictors` maps the errors of modules that import torch."""
 
+OPENAI_PATH = re.compile(r"(/openai/[^/]+)?/(v1/|tokenizer_info$|tokenize$|detokenize$)")
+INTERNAL_ERROR = "internal server error; the server's log has the traceback"
 INVALID_JSON = "the body is not valid JSON"
 
 
@@ -72,37 +101,57 @@ def install_error_handlers(app: FastAPI) -> None:
     """Make `app` answer every error with a ProblemDetails body."""
 
     @app.exception_handler(ServiceError)
-    async def service_error(request: Request, error: ServiceError) -> JSONResponse:
-        return error_response(error.status, error.type, str(error))
+    async def service_error(request: Request, error: ServiceError) -> Response:
+        return respond(request, error.status, error.type, str(error), error.headers)
 
     @app.exception_handler(UserError)
-    async def user_error(request: Request, error: UserError) -> JSONResponse:
+    async def user_error(request: Request, error: UserError) -> Response:
         status, kind = next(USER_ERRORS[cls] for cls in type(error).__mro__ if cls in USER_ERRORS)
-        return error_response(status, kind, str(error))
+        return respond(request, status, kind, str(error))
 
     @app.exception_handler(RequestValidationError)
-    async def validation_error(request: Request, error: RequestValidationError) -> JSONResponse:
+    async def validation_error(request: Request, error: RequestValidationError) -> Response:
         errors = error.errors()
         if any(item["type"] == "json_invalid" for item in errors):
-            return error_response(400, "invalid_json", INVALID_JSON)
-        return error_response(InvalidError.status, InvalidError.type, "; ".join(map(_validation_message, errors[:5])))
+            return respond(request, 400, "invalid_json", INVALID_JSON)
+        message = "; ".join(map(_validation_message, errors[:5]))
+        return respond(request, InvalidError.status, InvalidError.type, message)
 
     @app.exception_handler(HTTPException)
-    async def http_error(request: Request, error: HTTPException) -> JSONResponse:
+    async def http_error(request: Request, error: HTTPException) -> Response:
         status = HTTPStatus(error.status_code)
         if status == 400:  # FastAPI raises it for a body that its JSON parser rejects
-            return error_response(status, "invalid_json", INVALID_JSON)
+            return respond(request, status, "invalid_json", INVALID_JSON)
         types = {404: NOT_FOUND, 413: TooLargeError.type}
         messages = {
             404: f"there is no {request.url.path}; /docs lists all paths",
             405: f"{request.url.path} does not support {request.method}; /docs lists all methods",
         }
         text = messages.get(status, "") if error.detail == status.phrase else str(error.detail)
-        return error_response(status, types.get(status, status.name.lower()), text or status.phrase, error.headers)
+        kind = types.get(status, status.name.lower())
+        return respond(request, status, kind, text or status.phrase, error.headers)
 
     @app.exception_handler(Exception)
-    async def internal_error(request: Request, error: Exception) -> JSONResponse:
-        return error_response(500, "internal_error", "internal server error; the server's log has the traceback")
+    async def internal_error(request: Request, error: Exception) -> Response:
+        return respond(request, 500, "internal_error", INTERNAL_ERROR)
+
+
+def respond(
+    request: Request, status: int, error_type: str, message: str, headers: Mapping[str, str] | None = None
+) -> Response:
+    """A response with a ProblemDetails body, or on a route of the OpenAI protocol with OpenAI's error object."""
+    if not OPENAI_PATH.match(request.url.path):
+        return error_response(status, error_type, message, headers)
+    # OpenAI answers 400 where this service answers 422.
+    content = error_object(status, error_type, message)
+    headers = dict(headers) if headers else None
+    return Response(content, 400 if status == 422 else status, headers, media_type="application/json")
+
+
+def error_object(status: int, error_type: str, message: str) -> bytes:
+    """OpenAI's error object as JSON. Its `code` is the type of error of this service."""
+    openai_type = "server_error" if status >= 500 else "invalid_request_error"
+    return json.dumps({"error": {"message": message, "type": openai_type, "param": None, "code": error_type}}).encode()
 
 
 def error_response(
@@ -115,5 +164,7 @@ def error_response(
 
 def _validation_message(error: Mapping[str, Any]) -> str:
     """One of pydantic's errors, without the value, which may be large and need not be valid JSON."""
-    location = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error["loc"]).lstrip(".")
+    # Alternatives of a field have the names of pydantic's validators, as in `list[str]`: they say nothing to a client.
+    parts = [part for part in error["loc"] if isinstance(part, int) or "[" not in part]
+    location = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts).lstrip(".")
     return f"{location}: {error['msg'][0].lower()}{error['msg'][1:]}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 Responses = dict[int | str, dict[str, Any]]
 
@@ -24,6 +24,10 @@ def error_responses(*statuses: int) -> Responses:
     return {status: {"model": ProblemDetails} for status in statuses}
 
 
+INFERENCE_ERRORS = error_responses(409, 413, 415, 429, 504)
+"""What a route that asks a model answers, besides the errors of all routes."""
+
+
 class Health(BaseModel):
     status: str
 
@@ -40,43 +44,16 @@ class Checkpoint(BaseModel):
     files: list[CheckpointFile]
 
 
+def _check_unicode(text: str) -> str:
+    if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
+        raise ValueError("no Unicode text: it has half of a surrogate pair")
+    return text
+
+
+Unicode = AfterValidator(_check_unicode)
+UnicodeText = Annotated[str, Unicode]
+"""JSON can have halves of surrogate pairs, which no encoding can write."""
 TokenId = Annotated[int, Field(strict=True)]
-
-
-class PerplexityRequest(BaseModel):
-    """Sequences of token ids. The first token of each sequence is an input and is not scored."""
-
-    model_config = ConfigDict(
-        extra="forbid", json_schema_extra={"examples": [{"tokens": [[3, 14, 14, 7]], "log_probabilities": True}]}
-    )
-
-    tokens: Annotated[list[list[TokenId]], Field(min_length=1)]
-    log_probabilities: bool = Field(
-        default=False, description="Whether the response has the log-probability of each token."
-    )
-
-
-class PerplexityValues(BaseModel):
-    """Perplexity over tokens; every token has the same weight."""
-
-    nll_sum: float = Field(description="−Σ log p, in nats.")
-    tokens: int = Field(description="Number of scored tokens.")
-    perplexity: float | None = Field(description="exp(nll_sum / tokens); null if a float overflows.")
-    bits_per_token: float
-
-
-class SequencePerplexity(PerplexityValues):
-    """Perplexity of one sequence."""
-
-    log_probabilities: list[float | None] | None = Field(
-        default=None, description="Natural logarithms, one per token; the first is null. Only if requested."
-    )
-
-
-class PerplexityResponse(BaseModel):
-    run_id: str
-    total: PerplexityValues
-    sequences: list[SequencePerplexity]
 
 
 MatrixName = Literal["gates", "positions", "scores", "position_only_attention", "attention"]

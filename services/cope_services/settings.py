@@ -32,11 +32,17 @@ class Settings(BaseSettings):
     host: str = Field(default="127.0.0.1", description="Address to listen on; 0.0.0.0 is every IPv4 interface.")
     port: Annotated[int, Field(ge=0, le=65535)] = Field(default=8000, description="Port; 0 chooses a free one.")
     device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="Device of the models.")
-    max_tokens: Count = Field(default=8192, description="Tokens of one perplexity or probe request.")
+    max_tokens: Count = Field(default=8192, description="Tokens of one sequence, window or probe.")
+    max_request_tokens: Count = Field(
+        default=1 << 16, description="Tokens that the models read for one request, with those of overlapping windows."
+    )
+    max_queue_tokens: Count = Field(default=1 << 18, description="Tokens of all requests that are answered or wait.")
+    max_seconds: Annotated[float, Field(gt=0)] = Field(default=300, description="Time limit of one inference.")
     max_probe_values: Count = Field(default=1 << 20, description="Numbers in the matrices of one probe.")
     max_body_bytes: Count = Field(default=1 << 20, description="Size of a request body.")
-    max_models: Count = Field(default=4, description="Models in memory.")
-    max_inferences: Count = Field(default=1, description="Perplexity and probe requests computed at a time.")
+    max_model_bytes: Count = Field(default=4 << 30, description="Weights in memory.")
+    max_cache_bytes: Count = Field(default=1 << 30, description="Keys and values of generations in memory.")
+    max_inferences: Count = Field(default=1, description="Batches and probes computed at a time.")
     access_log: bool = Field(default=False, description="Log a line for each request.")
 
     @model_validator(mode="after")

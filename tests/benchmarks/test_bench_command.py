@@ -28,5 +28,5 @@ def test_bench_gpu_without_a_gpu_saves_the_reason(tmp_path):
 
 def test_the_benchmarks_are_commands():
     output = CliRunner().invoke(app, ["bench", "--help"]).output
-    for name in ("attention", "step", "gpu", "sweep", "store", "data"):
+    for name in ("attention", "step", "gpu", "sweep", "store", "serve", "data"):
         assert re.search(rf"\b{name}\b", output)

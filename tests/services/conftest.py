@@ -6,6 +6,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.services import prose_store
+from tests.services.prose_store import ProseStore
 from tests.services.sample_store import SampleStore, build, serving
 
 
@@ -25,4 +27,21 @@ def own_sample(sample: SampleStore, tmp_path: Path) -> SampleStore:
 def client(sample: SampleStore) -> Iterator[httpx.Client]:
     """A client of one server for all tests."""
     with serving(sample.settings(max_tokens=1000)) as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
+def prose(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProseStore]:
+    """A shared store with models of text, which tests only read."""
+    root = tmp_path_factory.mktemp("prose")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COPE_SWEEP_CACHE", str(root / "cache"))
+        patch.delenv("COPE_SWEEP_DATA", raising=False)
+        yield prose_store.build(root)
+
+
+@pytest.fixture(scope="session")
+def prose_client(prose: ProseStore) -> Iterator[httpx.Client]:
+    """A client of one server for the models of text."""
+    with serving(prose.settings(max_tokens=400, max_request_tokens=4000)) as client:
         yield client

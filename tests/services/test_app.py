@@ -57,11 +57,15 @@ def test_the_page_has_a_sign_and_a_colour_for_every_status(client: httpx.Client,
 def test_the_api_documentation_has_every_endpoint_and_its_errors(client: httpx.Client) -> None:
     document = client.get("/openapi.json").json()
     paths = document["paths"]
-    assert len(paths) == 16
+    assert len(paths) == 28
     for path, operations in paths.items():
         for operation in operations.values():
             if path.startswith(API):
                 assert operation["responses"]["422"]["content"]["application/json"]["schema"]["$ref"].endswith(
                     "/ProblemDetails"
                 )
+            elif path.startswith(("/v1", "/openai", "/token", "/detok")):
+                schema = operation["responses"]["4XX"]["content"]["application/json"]["schema"]
+                assert schema["$ref"].endswith("/OpenAIError")
+                assert "422" not in operation["responses"]
     assert client.get("/docs").status_code == 200

@@ -15,6 +15,8 @@ from cope_sweep.inference import Predictor
 from cope_sweep.model import load_model, save_model
 from tests.services.sample_store import API, SampleStore, serving
 
+ONE_MODEL = 7_000
+"""Bytes: more than one of the sample's models, less than two."""
 SEQUENCES = [[1, 2, 14, 3, 15], [4, 14], [0, 0, 0, 0, 0, 0, 0]]
 
 
@@ -72,7 +74,7 @@ def test_unknown_keys_are_refused(client: httpx.Client, sample: SampleStore) -> 
 
 
 def test_too_many_tokens_and_too_long_sequences(client: httpx.Client, sample: SampleStore) -> None:
-    assert "1001 tokens; one request may have 1000" in ask(client, sample.ids[0], [[1] * 1001], 413)["message"]
+    assert "1001 tokens; a sequence or window may have 1000" in ask(client, sample.ids[0], [[1] * 1001], 413)["message"]
     assert ask(client, sample.ids[0], [[1] * 1000])["total"]["tokens"] == 999  # CoPE extrapolates
     error = ask(client, sample.ids[1], [[1, 2], [1] * 40], 422)  # absolute does not
     assert error["type"] == "invalid_tokens"
@@ -100,7 +102,7 @@ def test_a_truncated_checkpoint_is_reported(own_sample: SampleStore) -> None:
 
 def test_a_changed_checkpoint_is_loaded_again(own_sample: SampleStore) -> None:
     folder = own_sample.store.run(own_sample.ids[0])
-    with serving(own_sample.settings(max_models=1)) as client:
+    with serving(own_sample.settings()) as client:
         before = ask(client, own_sample.ids[0], [[1, 2, 3]])["total"]
         model, spec = load_model(folder.checkpoint)
         model.norm.weight.mul_(2)
@@ -110,7 +112,7 @@ def test_a_changed_checkpoint_is_loaded_again(own_sample: SampleStore) -> None:
 
 
 def test_many_simultaneous_requests(sample: SampleStore) -> None:
-    with serving(sample.settings(max_inferences=2, max_models=1)) as client:
+    with serving(sample.settings(max_inferences=2, max_model_bytes=ONE_MODEL)) as client:
         expected = [ask(client, run_id, SEQUENCES) for run_id in sample.ids[:2]]
         with ThreadPoolExecutor(8) as threads:
             answers = list(threads.map(lambda i: ask(client, sample.ids[i % 2], SEQUENCES), range(32)))
@@ -139,11 +141,11 @@ def test_simultaneous_requests_share_one_model(sample: SampleStore, loaded_model
     assert loaded_models == sample.ids[:1]
 
 
-@pytest.mark.parametrize(("max_models", "expected"), [(1, [0, 1, 0]), (2, [0, 1])])
+@pytest.mark.parametrize(("models", "expected"), [(1, [0, 1, 0]), (2, [0, 1])])
 def test_the_most_recently_used_models_stay_in_memory(
-    sample: SampleStore, loaded_models: list[str], max_models: int, expected: list[int]
+    sample: SampleStore, loaded_models: list[str], models: int, expected: list[int]
 ) -> None:
-    with serving(sample.settings(max_models=max_models)) as client:
+    with serving(sample.settings(max_model_bytes=models * ONE_MODEL)) as client:
         for index in (0, 0, 1, 1, 0):
             ask(client, sample.ids[index], SEQUENCES)
     assert loaded_models == [sample.ids[index] for index in expected]

@@ -127,6 +127,6 @@ def test_damaged_weights_are_reported(own_sample: SampleStore) -> None:
     with folder.writing_checkpoint() as temporary:
         save_model(temporary, model, spec)
     with serving(own_sample.settings()) as client:
-        error = ask(client, own_sample.ids[0], status=500)
-    assert error["type"] == "damaged_checkpoint"
-    assert "not finite" in error["message"]
+        error = ask(client, own_sample.ids[0], status=409)
+    assert error["type"] == "not_finite"
+    assert "embedding.weight contain NaN" in error["message"]

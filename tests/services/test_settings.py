@@ -15,7 +15,13 @@ def test_settings_are_checked(sample: SampleStore) -> None:
         sample.settings(ablations="/nowhere")
     with pytest.raises(UserError, match="is not a folder, so it cannot be the store folder"):
         sample.settings(store=sample.ablations / "tiny.yaml")
-    for invalid in ({"port": -1}, {"max_tokens": 0}, {"device": "tpu"}, {"max_models": "many"}):
+    for invalid in (
+        {"port": -1},
+        {"max_tokens": 0},
+        {"device": "tpu"},
+        {"max_model_bytes": "many"},
+        {"max_seconds": 0},
+    ):
         with pytest.raises(ValidationError):
             sample.settings(**invalid)
 
@@ -25,7 +31,7 @@ def test_arguments_have_priority_over_the_environment(sample: SampleStore, monke
         monkeypatch.setenv(f"COPE_SWEEP_{name}", value)
     settings = load_settings(port=2)
     assert (settings.ablations, settings.store) == (sample.ablations, "none")
-    assert (settings.port, settings.max_tokens, settings.max_models) == (2, 5, 4)
+    assert (settings.port, settings.max_tokens, settings.max_inferences) == (2, 5, 1)
     assert load_settings().port == 1
 
 

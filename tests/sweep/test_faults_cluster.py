@@ -122,7 +122,7 @@ def test_two_drivers_on_different_nodes_train_each_run_once(cluster: str, cluste
     assert records[0].started_ms < (records[1].ended_ms or 0)
     assert records[1].started_ms < (records[0].ended_ms or 0)
     assert records[0].table == records[1].table
-    assert [row["finished"] for row in table(plan, store).to_json()["rows"]] == [2, 2]
+    assert [row["counts"]["finished"] for row in table(plan, store).to_json()["rows"]] == [2, 2]
 
 
 @contextlib.contextmanager

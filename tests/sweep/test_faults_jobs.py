@@ -151,7 +151,7 @@ def test_a_store_on_an_s3_server_with_its_index_on_postgresql_is_trained_into_an
     with serving(settings) as client:
         rows = client.get(f"{API}/ablations/objects/table", params={"format": "json"}).json()["rows"]
         assert rows == table(plan, expected).to_json()["rows"]
-        assert [row["finished"] for row in rows] == [2, 2]
+        assert [row["counts"]["finished"] for row in rows] == [2, 2]
         for run in plan.runs:
             answer = client.get(f"{API}/runs/{run.run_id}/checkpoint/model.safetensors")
             assert answer.status_code == 200

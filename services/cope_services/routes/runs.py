@@ -2,14 +2,15 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Query, Request, Response
 
 from cope_services.dependencies import ComponentsDep, FinishedRun, IfNoneMatch, RequireJson, RunQueryDep, Scale
+from cope_services.perplexity import measure
+from cope_services.perplexity_schemas import ModelPerplexity, SequencesRequest
 from cope_services.responses import RowsFormat, download, rows_response
 from cope_services.schemas import (
+    INFERENCE_ERRORS,
     Checkpoint,
-    PerplexityRequest,
-    PerplexityResponse,
     ProbeRequest,
     ProbeResponse,
     Responses,
@@ -72,21 +73,23 @@ def get_checkpoint_file(
     "/{run_id}/perplexity",
     dependencies=[RequireJson],
     response_model_exclude_unset=True,
-    responses=error_responses(409, 413, 415),
+    responses=INFERENCE_ERRORS,
 )
 async def measure_perplexity(
-    run: FinishedRun, body: PerplexityRequest, components: ComponentsDep
-) -> PerplexityResponse:
-    """Perplexity of token ids under the model of a finished run: in total and per sequence."""
-    return await components.predictors.perplexity(run, body)
+    run: FinishedRun, body: SequencesRequest, components: ComponentsDep, request: Request
+) -> ModelPerplexity:
+    """Perplexity of token ids or texts under the model of a finished run: in total and per sequence."""
+    return await components.infer(request, lambda: measure(components.predictors, run, body))
 
 
 @router.post(
     "/{run_id}/probe",
     dependencies=[RequireJson],
     response_model_exclude_unset=True,
-    responses=error_responses(409, 413, 415),
+    responses=INFERENCE_ERRORS,
 )
-async def probe_heads(run: FinishedRun, body: ProbeRequest, components: ComponentsDep) -> ProbeResponse:
+async def probe_heads(
+    run: FinishedRun, body: ProbeRequest, components: ComponentsDep, request: Request
+) -> ProbeResponse:
     """Gates, positions and attention of each head of a finished run's model for one sequence."""
-    return await components.predictors.probe(run, body)
+    return await components.infer(request, lambda: components.predictors.probe(run, body))

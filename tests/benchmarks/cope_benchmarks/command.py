@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="markdown",
-    help="Measure kernels, training steps, data, the sweep, the store and results on this machine, beside alternatives in the "
-    "same run.",
+    help="Measure kernels, training steps, data, the sweep, the store, results and the service on this machine, beside "
+    "alternatives in the same run.",
 )
 
 Keep = Annotated[
@@ -174,6 +174,19 @@ def store(
     _check_writable(keep)
     measured = measure(runs, folder)
     _show("store", measured, table(measured), as_json, keep)
+
+
+@app.command()
+def serve(as_json: Json = False, keep: Keep = None) -> None:
+    """Measure the service's perplexity: 32 clients, against one offline batch, and against one request after another.
+
+    Example: `cope-sweep bench serve --keep results`
+    """
+    from cope_benchmarks.serve import measure, table
+
+    _check_writable(keep)
+    measured = measure()
+    _show("serve", measured, table(measured), as_json, keep)
 
 
 @app.command()

@@ -1,0 +1,33 @@
+"""Log-probabilities, perplexity and generation with a checkpoint's model, as numpy arrays and numbers.
+
+    log p(token t | tokens < t),  perplexity = exp(−Σ log p / n),  bits per token = −Σ log p / (n·ln 2)
+
+The first token of a sequence has no context: it is an input and is not scored. A sequence of T tokens has n = T − 1
+scored tokens, and entry 0 of its log-probabilities is NaN. A text is preceded by the end-of-text token, as in training,
+so every token of the text is scored.
+
+Batching and windows change results by rounding errors only. The same call gives the same bits.
+
+predictor ─▶ scoring (batches of windows), measures (perplexity), vocabulary (text ↔ ids)
+generation ─▶ predictor
+"""
+
+from cope_sweep.inference.generation import Decoder, FinishReason, Generation, Sampling, cache_bytes, generate
+from cope_sweep.inference.measures import Perplexity, TextPerplexity
+from cope_sweep.inference.predictor import Predictor
+from cope_sweep.inference.scoring import NotFiniteError, Scores, score
+from cope_sweep.inference.tokens import TokenIds, TokensError, validate_sequence, validate_token_ids
+from cope_sweep.inference.vocabulary import LabelVocabulary, TextVocabulary, Vocabulary, decode
+from cope_sweep.inference.windows import Window, tokens_read, windows
+
+
+def _load_pyfunc(path: str) -> Predictor:
+    """The checkpoint in a folder. MLflow calls this in `mlflow.pyfunc.load_model`."""
+    return Predictor.load(path)
+
+
+__all__ = [
+    "Decoder", "FinishReason", "Generation", "LabelVocabulary", "NotFiniteError", "Perplexity", "Predictor", "Sampling",
+    "Scores", "TextPerplexity", "TextVocabulary", "TokenIds", "TokensError", "Vocabulary", "Window", "cache_bytes",
+    "decode", "generate", "score", "tokens_read", "validate_sequence", "validate_token_ids", "windows",
+]  # fmt: skip

@@ -1,0 +1,177 @@
+"""A checkpoint's model, with all that is asked of it. The package's description is in `__init__`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from cope_sweep.inference.measures import Perplexity, TextPerplexity
+from cope_sweep.inference.scoring import NotFiniteError, Scores, score
+from cope_sweep.inference.tokens import TokenIds, TokensError, validate_sequence
+from cope_sweep.inference.vocabulary import LabelVocabulary, TextVocabulary, Vocabulary
+from cope_sweep.inference.windows import Window, windows
+from cope_sweep.model import CheckpointError, Transformer, check_reach, load_model
+from cope_sweep.spec import RunSpec
+from cope_sweep.text import TOKENIZER_FILE, TextError, TextTokenizer
+
+WINDOWS_PER_CALL = 64
+"""Windows of a text that are scored in one call."""
+
+
+class Predictor:
+    """A trained model that scores token ids, and texts if it was trained on text. It is thread-safe."""
+
+    def __init__(self, model: Transformer, run: RunSpec, tokenizer_json: Path | None = None) -> None:
+        """`model` is the model of `run`, in evaluation mode; `tokenizer_json` is the file of its tokenizer."""
+        self.model = model
+        self.run = run
+        self._tokenizer_json = tokenizer_json
+
+    @classmethod
+    def load(cls, folder: Path | str, device: str = "auto") -> Predictor:
+        """Load a checkpoint folder. Device `auto` is CUDA if available, else the CPU.
+
+        Raises CheckpointError for a checkpoint that is damaged or does not fit this version of the code, and its
+        subclass NotFiniteError for weights that are not numbers.
+        """
+        if device == "auto":
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+        model, run = load_model(Path(folder), device)
+        for name, parameter in model.named_parameters():
+            if not parameter.isfinite().all():
+                raise NotFiniteError(
+                    f"run {run.run_id}: the weights {name} contain NaN or infinite values; the training diverged, or "
+                    "the file is damaged"
+                )
+        return cls(model, run, tokenizer_json=Path(folder) / TOKENIZER_FILE)
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Token ids are 0 … vocabulary_size − 1."""
+        return self.model.vocabulary_size
+
+    @property
+    def context(self) -> int:
+        """Tokens in the longest sequence of the training task; a whole window has one more, which is only predicted."""
+        return self.run.task.context
+
+    @cached_property
+    def longest_read(self) -> int:
+        """Tokens that the model reads at most when it generates: one more than the context, if each encoding can."""
+        try:
+            check_reach(self.run, self.context + 1)
+        except ValueError:
+            return self.context
+        return self.context + 1
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of the weights in memory; a tied weight counts once."""
+        return sum(parameter.nbytes for parameter in self.model.parameters())
+
+    @property
+    def reads_text(self) -> bool:
+        """Whether the checkpoint has a tokenizer."""
+        return self._tokenizer_json is not None and self._tokenizer_json.exists()
+
+    @cached_property
+    def tokenizer(self) -> TextTokenizer:
+        """The tokenizer of the training data.
+
+        Raises CheckpointError for a checkpoint without one, or with one that does not fit the model.
+        """
+        path = self._tokenizer_json
+        if path is None or not self.reads_text:
+            raise CheckpointError(
+                f"run {self.run.run_id} has no {TOKENIZER_FILE} beside its model: the task {self.run.task.kind} "
+                "does not use text; give token ids instead"
+            )
+        try:
+            tokenizer = TextTokenizer.load(path)
+        except TextError as error:
+            raise CheckpointError(str(error)) from error
+        if tokenizer.ids > self.vocabulary_size:
+            raise CheckpointError(
+                f"{path}: the tokenizer has {tokenizer.ids:,} ids, but the vocabulary of run {self.run.run_id} has "
+                f"{self.vocabulary_size:,}; it is the tokenizer of another model"
+            )
+        return tokenizer
+
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        """The text of token ids: the tokenizer's, or the labels of the task. Raises CheckpointError."""
+        return TextVocabulary(self.tokenizer) if self.reads_text else LabelVocabulary(self.run)
+
+    def text_tokens(self, text: str) -> np.ndarray:
+        """The ids of a text with the end-of-text token before them, so that every token of the text is scored.
+
+        Raises TokensError for an empty text; CheckpointError as `tokenizer`.
+        """
+        if not text:
+            raise TokensError("the text is empty; give at least one character")
+        return np.concatenate(([self.tokenizer.end_of_text], TextVocabulary(self.tokenizer).encode(text)))
+
+    def text_units(self, tokens_T: np.ndarray) -> tuple[int, int]:
+        """Words and bytes of the tokens of a text, without the first token, as `text_tokens` returns them."""
+        units = self.tokenizer.units(tokens_T[None, :-1], tokens_T[None, 1:], np.ones((1, len(tokens_T) - 1), bool))
+        return int(units["words"][0]), int(units["bytes"][0])
+
+    def text_perplexity(self, text: str, *, context: int | None = None, stride: int | None = None) -> TextPerplexity:
+        """Perplexity of a text of any length, in windows as in the task's test sets (`Task.windows`).
+
+        Args:
+            text: The text.
+            context: Tokens of a window. None: as many as in training.
+            stride: Tokens from the begin of a window to the begin of the next, 1 … `context`. None: `context`, which
+                makes the windows disjoint.
+
+        Raises TokensError for an empty text, for a stride out of range, and for a context longer than an encoding
+        supports; CheckpointError as `tokenizer`.
+        """
+        context = context or self.context
+        tokens_T = self.text_tokens(text)
+        scored = self.score_windows(windows(tokens_T, context, stride or context))
+        entries = np.concatenate([[np.nan], *(scores.log_probabilities_N for scores in scored)])
+        return TextPerplexity.per_unit(Perplexity.of([entries]), *self.text_units(tokens_T))
+
+    def perplexity(self, token_ids: Sequence[TokenIds]) -> Perplexity:
+        """Perplexity over all sequences together. Raises as `log_probabilities`."""
+        return Perplexity.of(self.log_probabilities(token_ids))
+
+    def log_probabilities(self, token_ids: Sequence[TokenIds]) -> list[np.ndarray]:
+        """For each sequence, float64 of shape (T,): entry t is log p(token t | tokens < t) in nats; entry 0 is NaN.
+
+        Raises TokensError (a ValueError) for a sequence of fewer than two tokens, for an entry that is no token id of
+        this model, and for a sequence longer than an encoding supports; NotFiniteError where the model's outputs are
+        not numbers.
+        """
+        sequences = [
+            validate_sequence(ids, self.vocabulary_size, f"sequence {index}") for index, ids in enumerate(token_ids)
+        ]
+        if not sequences:
+            raise TokensError("there is no sequence; give at least one")
+        longest = max(range(len(sequences)), key=lambda index: len(sequences[index]))
+        self.check_reach(len(sequences[longest]) - 1, f"sequence {longest} of {len(sequences[longest])} tokens")
+        scored = score(self.model, self.run, [Window(each) for each in sequences])
+        return [np.concatenate(([np.nan], scores.check(self.run).log_probabilities_N)) for scores in scored]
+
+    def score_windows(self, all_windows: Iterable[Window]) -> Iterator[Scores]:
+        """The scores of windows, computed some at a time. Raises TokensError and NotFiniteError."""
+        iterator = iter(all_windows)
+        while some := list(islice(iterator, WINDOWS_PER_CALL)):
+            longest = max(window.reads for window in some)
+            self.check_reach(longest, f"a window of {longest + 1} tokens")
+            for scores in score(self.model, self.run, some):
+                yield scores.check(self.run)
+
+    def check_reach(self, reads: int, name: str) -> None:
+        """Raise TokensError where an encoding has no position for so many tokens in a row."""
+        try:
+            check_reach(self.run, reads)
+        except ValueError as error:
+            raise TokensError(f"{name} is too long (the model reads all but the last): {error}") from error

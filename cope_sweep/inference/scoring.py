@@ -1,0 +1,155 @@
+"""Log-probabilities of the tokens of windows, in batches.
+
+Attention is causal, so padding on the right does not change the results on its left, whatever the encoding: windows of
+different lengths share a batch. The memory of a batch is bounded: logits are computed for some tokens at a time, and
+where attention needs arrays of all pairs of tokens, the model reads some tokens at a time with a cache of keys.
+
+Shapes: B windows, T tokens, W tokens that are read at a time, D model dim, N scored tokens, K most probable tokens,
+V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cope_sweep.inference.windows import Window
+from cope_sweep.model import Cache, CheckpointError, Transformer
+from cope_sweep.positions import Encoding
+from cope_sweep.spec import RunSpec
+
+BATCH_TOKENS = 8192
+"""Limit for the tokens of a batch, including padding. A longer window is a batch of its own."""
+SCRATCH_BYTES = 256 << 20
+"""Approximate memory for logits, and for attention."""
+FUSED_KEYS = 256
+"""From this number of keys on, attention that one fused term expresses has no arrays of all pairs of tokens."""
+
+
+class NotFiniteError(CheckpointError):
+    """The model's outputs are NaN or infinite: its training diverged, or the weights are damaged."""
+
+
+@dataclass(frozen=True)
+class Scores:
+    """The log-probabilities of the scored tokens of a window, in nats, float64."""
+
+    log_probabilities_N: np.ndarray
+    top_ids_NK: np.ndarray
+    """int64: the most probable tokens in the place of each scored token, best first."""
+    top_log_probabilities_NK: np.ndarray
+    """Their log-probabilities: computed as those of the scored tokens, so equal tokens have the same float."""
+    next_logits_V: np.ndarray | None = None
+    """The logits of the token after the window, float64; None without `read_last`."""
+
+    def check(self, run: RunSpec) -> Scores:
+        """Itself. Raises NotFiniteError where a number is NaN or infinite."""
+        arrays = [self.log_probabilities_N, *([] if self.next_logits_V is None else [self.next_logits_V])]
+        if not all(np.isfinite(each).all() for each in arrays):
+            raise not_finite(run)
+        return self
+
+
+def not_finite(run: RunSpec) -> NotFiniteError:
+    """The error of a model whose outputs are not numbers."""
+    return NotFiniteError(
+        f"run {run.run_id}: the model's outputs are not numbers (NaN or infinite); its training diverged, or the "
+        "weights are damaged"
+    )
+
+
+def score(model: Transformer, run: RunSpec, windows: Sequence[Window], *, top: int = 0) -> list[Scores]:
+    """The scores of each window, with the `top` most probable tokens. No number is checked (`Scores.check`)."""
+    results: list[Scores | None] = [None] * len(windows)
+    for batch in batches([len(window.tokens_T) for window in windows]):
+        scored = _score_batch(model, run, [windows[index] for index in batch], top)
+        for index, scores in zip(batch, scored, strict=True):
+            results[index] = scores
+    return [scores for scores in results if scores is not None]
+
+
+def batches(lengths: Sequence[int]) -> Iterator[list[int]]:
+    """Batches of indices, the longest windows first: similar lengths in a batch need little padding."""
+    batch: list[int] = []
+    for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
+        if batch and (len(batch) + 1) * lengths[batch[0]] > BATCH_TOKENS:
+            yield batch
+            batch = []
+        batch.append(index)
+    if batch:
+        yield batch
+
+
+@torch.inference_mode()
+def _score_batch(model: Transformer, run: RunSpec, windows: Sequence[Window], top: int) -> list[Scores]:
+    reads = max(window.reads for window in windows)
+    tokens_BT = np.zeros((len(windows), reads + 1), dtype=np.int64)
+    for row, window in enumerate(windows):
+        tokens_BT[row, : len(window.tokens_T)] = window.tokens_T
+    place_T = np.arange(reads)
+    # Reading token t predicts token t + 1.
+    predicts_BT = np.stack([(place_T >= window.first - 1) & (place_T < len(window.tokens_T) - 1) for window in windows])
+    device = model.embedding.weight.device
+    hidden_BTD = read(model, run, torch.from_numpy(tokens_BT[:, :reads]).to(device))
+    hidden_ND = hidden_BTD[torch.from_numpy(predicts_BT).to(device)]
+    targets_N = torch.from_numpy(tokens_BT[:, 1:][predicts_BT]).to(device)
+    scored_N, ids_NK, tops_NK = _log_probabilities(model, hidden_ND, targets_N, min(top, model.vocabulary_size))
+    cuts = np.cumsum(predicts_BT.sum(1))[:-1]
+    scored, ids, tops = (np.split(each, cuts) for each in (scored_N, ids_NK, tops_NK))
+    results = []
+    for row, window in enumerate(windows):
+        next_V = None
+        if window.read_last:
+            next_V = model.logits(hidden_BTD[row, len(window.tokens_T) - 1]).double().cpu().numpy()
+        results.append(Scores(scored[row], ids[row], tops[row], next_V))
+    return results
+
+
+def read(model: Transformer, run: RunSpec, tokens_BT: Tensor, cache: Cache | None = None) -> Tensor:
+    """The model's hidden states of all tokens, (B, T, D). Attention needs about SCRATCH_BYTES at a time.
+
+    With a `cache`, which is empty at first, the keys and values of all tokens are in it afterwards. Raises
+    NotFiniteError where attention cannot be computed because positions are NaN.
+    """
+    window = _window(run, *tokens_BT.shape)
+    if window < tokens_BT.shape[1] and cache is None:
+        cache = [{} for _ in model.blocks]
+    try:
+        return torch.cat([model.hidden(part_BW, cache) for part_BW in torch.split(tokens_BT, window, 1)], dim=1)
+    except RuntimeError as error:
+        # A position that is NaN becomes an index, and gather checks its range.
+        if "out of bounds" in str(error):
+            raise not_finite(run) from error
+        raise
+
+
+def _log_probabilities(
+    model: Transformer, hidden_ND: Tensor, targets_N: Tensor, top: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Log-probabilities of the targets, (N,), and ids and log-probabilities of the `top` most probable, (N, K)."""
+    rows = max(1, SCRATCH_BYTES // (24 * model.vocabulary_size))  # float32, float64, and what logsumexp needs
+    scored: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+    for start in range(0, max(1, len(targets_N)), rows):
+        logits_NV = model.logits(hidden_ND[start : start + rows]).double()
+        normalizer_N1 = logits_NV.logsumexp(-1, keepdim=True)
+        chosen_N = (logits_NV.gather(-1, targets_N[start : start + rows, None]) - normalizer_N1).squeeze(-1)
+        tops_NK, ids_NK = logits_NV.topk(top, dim=-1)
+        scored.append((chosen_N.cpu().numpy(), ids_NK.cpu().numpy(), (tops_NK - normalizer_N1).cpu().numpy()))
+    values_N, ids_NK_, tops_NK_ = (np.concatenate(each) for each in zip(*scored, strict=True))
+    return values_N, ids_NK_, tops_NK_
+
+
+def _window(run: RunSpec, batch: int, length: int) -> int:
+    """Tokens that the model reads at a time: all, or as many as keep attention within SCRATCH_BYTES."""
+    spec = run.model
+    scoring = [encoding for encoding in spec.position if encoding.scores]
+    if not scoring and not spec.hard_attention:
+        return length
+    fused = len(scoring) == 1 and type(scoring[0]).term is not Encoding.term and not spec.hard_attention
+    keys = min(length, FUSED_KEYS) if fused else length
+    row_bytes = 40 * spec.heads * keys  # about ten float32 copies of a row of the attention matrix
+    return length if batch * length * row_bytes <= SCRATCH_BYTES else max(1, SCRATCH_BYTES // (batch * row_bytes))

@@ -1,0 +1,99 @@
+"""The text of token ids: that of a tokenizer, or the labels of a task's vocabulary.
+
+text    "the cat"     one token may be part of a character
+labels  " w 0 i 1 r"  Flip-Flop's tokens; each is written with a blank before it, and read where blanks separate it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol
+
+import numpy as np
+
+from cope_sweep.inference.tokens import TokensError
+from cope_sweep.spec import RunSpec
+from cope_sweep.text import END_OF_TEXT, TextTokenizer
+from cope_sweep.text.reading import chunks
+
+
+class Vocabulary(Protocol):
+    """Conversion between text and token ids."""
+
+    @property
+    def end_of_text(self) -> int | None:
+        """The token that separates documents; None if the task has none."""
+
+    def encode(self, text: str) -> np.ndarray:
+        """The ids of a text, int64, shape (T,), without an end-of-text token. Raises TokensError."""
+
+    def piece(self, token: int) -> bytes:
+        """The bytes that a token adds to a text, not necessarily whole characters."""
+
+    def label(self, token: int) -> str:
+        """The name of a token; no other token has it."""
+
+
+class TextVocabulary:
+    """The vocabulary of a model that was trained on text."""
+
+    def __init__(self, tokenizer: TextTokenizer) -> None:
+        self.tokenizer = tokenizer
+
+    @property
+    def end_of_text(self) -> int | None:
+        return self.tokenizer.end_of_text
+
+    def encode(self, text: str) -> np.ndarray:
+        return np.concatenate([np.empty(0), *self.tokenizer.encode(list(chunks([text])))]).astype(np.int64)
+
+    def piece(self, token: int) -> bytes:
+        return self.tokenizer.pieces([token])[0]
+
+    def label(self, token: int) -> str:
+        if token == self.end_of_text:
+            return END_OF_TEXT
+        piece = self.piece(token)
+        try:
+            return piece.decode() or f"<unused {token}>"
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece)
+
+
+class LabelVocabulary:
+    """The vocabulary of a model whose task has no text: the labels of its tokens."""
+
+    end_of_text: int | None = None
+
+    def __init__(self, run: RunSpec) -> None:
+        self._kind = run.task.kind
+        labels = [run.task.token_label(token) for token in range(run.task.vocabulary_size)]
+        self._ids = {label: token for token, label in enumerate(labels) if not label.isspace()}
+        # A label that another token has, or that blanks divide, could not be read again.
+        self._labels = [
+            label if self._ids.get(label) == token and label.split() == [label] else f"<{token}>"
+            for token, label in enumerate(labels)
+        ]
+        self._ids = {label: token for token, label in enumerate(self._labels)}
+
+    def encode(self, text: str) -> np.ndarray:
+        labels = text.split()
+        unknown = next((label for label in labels if label not in self._ids), None)
+        if unknown is not None:
+            known = " ".join(self._labels[:12]) + (" …" if len(self._labels) > 12 else "")
+            raise TokensError(
+                f"the task {self._kind} has no text tokenizer, and {unknown[:40]!r} is no label of its vocabulary; "
+                f"give token ids, or labels with blanks between them: {known}"
+            )
+        return np.array([self._ids[label] for label in labels], dtype=np.int64)
+
+    def piece(self, token: int) -> bytes:
+        return f" {self._labels[token]}".encode()
+
+    def label(self, token: int) -> str:
+        return f" {self._labels[token]}"
+
+
+def decode(vocabulary: Vocabulary, tokens: Iterable[int]) -> str:
+    """The text of tokens; bytes that are no characters become U+FFFD."""
+    return b"".join(vocabulary.piece(int(token)) for token in tokens).decode(errors="replace")

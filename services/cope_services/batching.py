@@ -1,0 +1,323 @@
+"""Dynamic batching: computes what requests ask of models, in batches over requests, within bounds.
+
+Work waits in one queue. A free worker takes the oldest work and the work that fits it: windows of the same model with
+similar lengths, or generations of the same model with similar prompts. There is no delay to collect a batch: while one
+batch is computed, the next one gathers. Generations are computed for a short time, and then wait again at the end of
+the queue, so that long ones delay others little.
+
+A request is refused if the queue is full (`BusyError`). The work of a request that is cancelled leaves the queue.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeVar
+
+from anyio import CapacityLimiter, to_thread
+
+from cope_services.connection import time_limit
+from cope_services.errors import BusyError, TooLargeError
+
+if TYPE_CHECKING:
+    from cope_sweep.inference import Decoder, Generation, Predictor, Scores, Window
+
+T = TypeVar("T")
+
+MAX_PADDING = 0.25
+"""Padding of a batch as a share of its tokens."""
+FREE_PADDING = 256
+"""Padding of a batch, in tokens, that costs less than another batch."""
+MAX_GENERATIONS = 32
+"""Generations that are decoded together."""
+PROMPT_DIFFERENCE = 32
+"""Difference of the prompts' lengths of generations that are decoded together: tokens that are read one by one."""
+SLICE_S = 0.05
+"""Time for which generations are computed before other work has its turn."""
+MAX_RETRY_S = 60
+PREPARATIONS = 4
+"""Threads that load models and read texts."""
+MAX_REQUESTS = 512
+"""Requests that are answered at a time, or wait."""
+
+
+@dataclass(eq=False)
+class _Windows:
+    """One window that waits for its scores."""
+
+    predictor: Predictor
+    window: Window
+    top: int
+    future: asyncio.Future[Scores]
+
+    @property
+    def cancelled(self) -> bool:
+        return self.future.done()
+
+
+@dataclass(eq=False)
+class _Generation:
+    """One generation that waits for its first step."""
+
+    generation: Generation
+    changed: asyncio.Event
+
+    @property
+    def cancelled(self) -> bool:
+        return self.generation.cancelled
+
+
+@dataclass(eq=False)
+class _Decoding:
+    """Generations that are decoded together."""
+
+    members: list[_Generation]
+    decoder: Decoder
+    cache_bytes: int
+
+    @property
+    def cancelled(self) -> bool:
+        return False
+
+
+_Work = _Windows | _Generation | _Decoding
+
+
+@dataclass
+class _Batch:
+    """What a worker computes in a thread, and what it does afterwards in the event loop."""
+
+    compute: Callable[[], object]
+    finish: Callable[[object], None]
+    fail: Callable[[Exception], None]
+    tokens: int = 0
+
+
+@dataclass
+class Batcher:
+    """The queue and its workers. Its methods belong to the event loop; models are computed in threads."""
+
+    max_inferences: int
+    """Batches that are computed at a time."""
+    max_queue_tokens: int
+    """Tokens of all accepted requests."""
+    max_cache_bytes: int
+    """Memory for the keys and values of generations."""
+    queued_tokens: int = 0
+    """Tokens of the accepted requests."""
+    requests: int = 0
+    """Requests that are being answered, those included whose tokens are not known yet."""
+    _queue: deque[_Work] = field(default_factory=deque)
+    _workers: set[asyncio.Task[None]] = field(default_factory=set)
+    _cache_bytes: int = 0
+    _tokens_per_s: float = 10_000.0
+    """Moving average of the speed; before the first batch, a guess that only `Retry-After` depends on."""
+
+    def __post_init__(self) -> None:
+        self._inferences = CapacityLimiter(self.max_inferences)
+        self._preparations = CapacityLimiter(PREPARATIONS)
+
+    # -- requests
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """Count a request from its begin, before its tokens are known. Raises BusyError if there are too many."""
+        if self.requests >= MAX_REQUESTS:
+            raise self._busy(f"{self.requests} requests are being answered")
+        self.requests += 1
+        try:
+            yield
+        finally:
+            self.requests -= 1
+
+    @contextmanager
+    def admitted(self, tokens: int) -> Iterator[None]:
+        """Count the tokens of a request while it is answered. Raises BusyError if the queue has no room for them.
+
+        A request that is larger than the queue is accepted while nothing else is.
+        """
+        if self.queued_tokens and self.queued_tokens + tokens > self.max_queue_tokens:
+            raise self._busy(
+                f"{self.queued_tokens} tokens are waiting, and the queue has room for {self.max_queue_tokens}"
+            )
+        self.queued_tokens += tokens
+        try:
+            yield
+        finally:
+            self.queued_tokens -= tokens
+
+    def _busy(self, reason: str) -> BusyError:
+        wait_s = math.ceil(min(MAX_RETRY_S, max(1.0, self.queued_tokens / self._tokens_per_s)))
+        return BusyError(f"{reason}; try again in {wait_s} s", retry_after_s=wait_s)
+
+    async def prepare(self, compute: Callable[[], T]) -> T:
+        """What `compute` returns: loading models and reading texts, in threads of their own."""
+        return await to_thread.run_sync(compute, limiter=self._preparations)
+
+    async def infer(self, compute: Callable[[], T]) -> T:
+        """What `compute` returns, in the threads of batches."""
+        return await to_thread.run_sync(compute, limiter=self._inferences)
+
+    async def score(self, predictor: Predictor, windows: Sequence[Window], top: int = 0) -> list[Scores]:
+        """The scores of windows, each in a batch with others; no number is checked."""
+        loop = asyncio.get_running_loop()
+        entries = [_Windows(predictor, window, top, loop.create_future()) for window in windows]
+        try:
+            self._put(entries)
+            return await asyncio.gather(*(entry.future for entry in entries))
+        finally:
+            for entry in entries:
+                entry.future.cancel()
+
+    async def generate(self, generations: Sequence[Generation], limit_s: float) -> AsyncGenerator[None, None]:
+        """Generate to the ends; yields whenever generations may have grown. They are cancelled if it is closed.
+
+        Raises TooLargeError and TimeLimitError.
+        """
+        from cope_sweep.inference import cache_bytes
+
+        deadline_s = asyncio.get_running_loop().time() + limit_s
+
+        changed = asyncio.Event()
+        entries = [_Generation(each, changed) for each in generations if not each.ended]
+        for each in generations:
+            needed = cache_bytes(each.predictor, each.limit)
+            if needed > self.max_cache_bytes:
+                raise TooLargeError(
+                    f"the keys and values of {each.limit} tokens need {needed:,} bytes; the limit is "
+                    f"{self.max_cache_bytes:,}, so choose a shorter prompt or a smaller max_tokens"
+                )
+        try:
+            self._put(entries)
+            while True:
+                ended = all(each.ended for each in generations)
+                yield
+                if ended:
+                    return
+                try:
+                    async with asyncio.timeout_at(deadline_s):
+                        await changed.wait()
+                except TimeoutError:
+                    raise time_limit(limit_s) from None
+                changed.clear()
+        finally:
+            for each in generations:
+                each.cancelled = True
+
+    # -- workers
+
+    def _put(self, work: Sequence[_Work]) -> None:
+        self._queue.extend(work)
+        self._start_workers()
+
+    def _start_workers(self) -> None:
+        for _ in range(min(len(self._queue), self.max_inferences - len(self._workers))):
+            task = asyncio.get_running_loop().create_task(self._work())
+            self._workers.add(task)
+            task.add_done_callback(self._workers.discard)
+
+    async def _work(self) -> None:
+        while (batch := self._take()) is not None:
+            started_s = time.monotonic()
+            try:
+                result = await self.infer(batch.compute)
+            except Exception as error:  # whatever a model raises belongs to those who asked for it
+                batch.fail(error)
+            else:
+                batch.finish(result)
+            if batch.tokens:
+                speed = batch.tokens / max(time.monotonic() - started_s, 1e-6)
+                self._tokens_per_s += 0.2 * (speed - self._tokens_per_s)
+
+    def _take(self) -> _Batch | None:
+        """The next batch: that of the oldest work that can start; None if there is none."""
+        self._queue = deque(work for work in self._queue if not work.cancelled)
+        for work in self._queue:
+            if isinstance(work, _Windows):
+                return self._window_batch(work)
+            if isinstance(work, _Decoding):
+                self._queue.remove(work)
+                return self._slice(work)
+            started = self._start_decoding(work)
+            if started is not None:
+                return self._slice(started)
+        return None
+
+    def _window_batch(self, oldest: _Windows) -> _Batch:
+        """The oldest window, and those nearest to it in length, as far as padding is worth it."""
+        from cope_sweep.inference import score
+        from cope_sweep.inference.scoring import BATCH_TOKENS
+
+        mates = [each for each in self._queue if isinstance(each, _Windows) and each.predictor is oldest.predictor]
+        mates.sort(key=lambda each: abs(each.window.reads - oldest.window.reads))
+        chosen, longest, total = [oldest], oldest.window.reads, oldest.window.reads
+        for each in mates:
+            if each is oldest:
+                continue
+            longest_now, total_now = max(longest, each.window.reads), total + each.window.reads
+            padded = longest_now * (len(chosen) + 1)
+            if padded > BATCH_TOKENS or padded - total_now > max(FREE_PADDING, MAX_PADDING * total_now):
+                break
+            chosen.append(each)
+            longest, total = longest_now, total_now
+        taken = set(map(id, chosen))
+        self._queue = deque(work for work in self._queue if id(work) not in taken)
+        model, run, top = oldest.predictor.model, oldest.predictor.run, max(each.top for each in chosen)
+
+        def finish(scored: object) -> None:
+            for each, scores in zip(chosen, scored, strict=True):  # type: ignore[call-overload]
+                if not each.future.done():
+                    each.future.set_result(scores)
+
+        def fail(error: Exception) -> None:
+            for each in chosen:
+                if not each.future.done():
+                    each.future.set_exception(error)
+
+        return _Batch(lambda: score(model, run, [each.window for each in chosen], top=top), finish, fail, total)
+
+    def _start_decoding(self, oldest: _Generation) -> _Decoding | None:
+        """A generation and others of its model with similar prompts; None if the memory for keys is used up."""
+        from cope_sweep.inference import Decoder, cache_bytes
+
+        members: list[_Generation] = []
+        used = 0
+        for work in [oldest, *(work for work in self._queue if work is not oldest)]:
+            if not isinstance(work, _Generation) or len(members) == MAX_GENERATIONS:
+                continue
+            first, other = oldest.generation, work.generation
+            if other.predictor is not first.predictor or abs(len(other.ids) - len(first.ids)) > PROMPT_DIFFERENCE:
+                continue
+            needed = cache_bytes(other.predictor, other.limit)
+            if self._cache_bytes + used + needed <= self.max_cache_bytes:
+                members.append(work)
+                used += needed
+        if oldest not in members:
+            return None
+        taken = set(map(id, members))
+        self._queue = deque(work for work in self._queue if id(work) not in taken)
+        self._cache_bytes += used
+        return _Decoding(members, Decoder([each.generation for each in members]), used)
+
+    def _slice(self, decoding: _Decoding) -> _Batch:
+        def finish(_: object) -> None:
+            if decoding.decoder.ended:
+                self._cache_bytes -= decoding.cache_bytes
+            else:
+                self._queue.append(decoding)
+            for each in decoding.members:
+                each.changed.set()
+            self._start_workers()
+
+        def fail(error: Exception) -> None:
+            self._cache_bytes -= decoding.cache_bytes
+            for each in decoding.members:
+                each.generation.error = each.generation.error or error
+                each.changed.set()
+
+        return _Batch(lambda: decoding.decoder.advance(SLICE_S), finish, fail)

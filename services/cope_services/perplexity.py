@@ -1,0 +1,194 @@
+"""Perplexity of token ids and texts, computed in batches with other requests."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from cope_services.errors import TooLargeError
+from cope_services.perplexity_schemas import (
+    BestOfRow,
+    ModelPerplexity,
+    PerplexityComparison,
+    PerplexityRequest,
+    ScoredSequence,
+    ScoredTotal,
+    SequencesRequest,
+    TextUnits,
+)
+from cope_services.predictors import Predictors, service_errors
+from cope_services.settings import Settings
+from cope_sweep.queries import NotFinishedError, NotFoundError, Queries
+from cope_sweep.store import RunFolder
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from cope_sweep.inference import Perplexity, Predictor, Window
+
+
+@dataclass(frozen=True)
+class _Sequence:
+    """One sequence of a request for one model."""
+
+    tokens_L: np.ndarray
+    windows: list[Window]
+    units: tuple[int, int] | None
+    """Words and bytes; None for token ids."""
+
+
+async def compare(queries: Queries, predictors: Predictors, request: PerplexityRequest) -> PerplexityComparison:
+    """The perplexity of each model of the request, in its order.
+
+    Raises NotFoundError, NotFinishedError, TooLargeError, BusyError, InvalidTokensError, InvalidError,
+    NotFiniteOutputError, DamagedCheckpointError.
+    """
+    folders = [await predictors.batcher.prepare(partial(find_model, queries, model)) for model in request.models]
+    return PerplexityComparison(results=[await measure(predictors, folder, request) for folder in folders])
+
+
+def find_model(queries: Queries, model: str | BestOfRow) -> RunFolder:
+    """The folder of a finished run, given by its id or as the best of a row."""
+    return queries.finished(model if isinstance(model, str) else best_of_row(queries, model))
+
+
+def best_of_row(queries: Queries, wanted: BestOfRow) -> str:
+    """The id of the row's finished run with the best value of the ablation's first metric."""
+    plan = queries.load(wanted.ablation, wanted.scale).plan
+    row = next((row for row in plan.rows if row.name == wanted.row), None)
+    if row is None:
+        known = ", ".join(repr(row.name) for row in plan.rows[:20])
+        raise NotFoundError(f"{wanted.ablation} has no row {wanted.row[:80]!r}; its rows are {known}")
+    metric = plan.ablation.content.metrics[0]
+    records = queries.store.index.records([run.run_id for run in row.runs])
+    values = {
+        run_id: value
+        for run_id, record in records.items()
+        if record.status == "finished" and (value := record.value(metric.name)) is not None and math.isfinite(value)
+    }
+    if not values:
+        raise NotFinishedError(
+            f"{wanted.ablation}: no finished run of the row {wanted.row!r} has the metric {metric.name}"
+        )
+    choose = min if metric.goal == "min" else max
+    return choose(sorted(values), key=values.__getitem__)
+
+
+async def measure(predictors: Predictors, folder: RunFolder, request: SequencesRequest) -> ModelPerplexity:
+    """The perplexity of one model. Raises as `compare`."""
+    predictor = await predictors.load(folder)
+    context = request.context or (predictor.context if request.stride or request.text is not None else None)
+    sequences = await predictors.batcher.prepare(lambda: _sequences(predictor, request, context, predictors.settings))
+    reads = sum(window.reads for sequence in sequences for window in sequence.windows)
+    with service_errors():
+        for index, sequence in enumerate(sequences):
+            widest = max(window.reads for window in sequence.windows)
+            predictor.check_reach(widest, f"sequence {index} of {widest + 1} tokens")
+    with predictors.batcher.admitted(reads):
+        windows = [window for sequence in sequences for window in sequence.windows]
+        scored = iter(await predictors.batcher.score(predictor, windows, top=request.top))
+        with service_errors():
+            return _answer(predictor, request, sequences, scored, context)
+
+
+def _sequences(
+    predictor: Predictor, request: SequencesRequest, context: int | None, settings: Settings
+) -> list[_Sequence]:
+    """The tokens and windows of each sequence. Raises TooLargeError, InvalidTokensError, DamagedCheckpointError."""
+    from cope_sweep.inference import tokens_read, validate_sequence, windows
+
+    found: list[_Sequence] = []
+    reads = 0
+    with service_errors():
+        inputs: Sequence[str | list[int]] = request.texts if request.tokens is None else request.tokens
+        for index, each in enumerate(inputs):
+            units = None
+            if isinstance(each, str) and predictor.reads_text:
+                tokens_L = predictor.text_tokens(each)
+                units = predictor.text_units(tokens_L)
+            else:
+                ids = predictor.vocabulary.encode(each) if isinstance(each, str) else each
+                tokens_L = validate_sequence(ids, predictor.vocabulary_size, f"sequence {index}")
+            width = context or len(tokens_L) - 1
+            stride = request.stride or width
+            # Counted before any window exists: a small stride makes many.
+            reads += tokens_read(len(tokens_L), width, stride)
+            if min(width + 1, len(tokens_L)) > settings.max_tokens:
+                raise TooLargeError(
+                    f"sequence {index}: {len(tokens_L)} tokens; a sequence or window may have "
+                    f"{settings.max_tokens}, so choose a `context`"
+                )
+            if reads > settings.max_request_tokens:
+                raise TooLargeError(
+                    f"the model would read more than {settings.max_request_tokens} tokens, the limit of a request; "
+                    "choose a larger `stride`, or send several requests"
+                )
+            found.append(_Sequence(tokens_L, list(windows(tokens_L, width, stride)), units))
+    return found
+
+
+def _answer(
+    predictor: Predictor, request: SequencesRequest, sequences: list[_Sequence], scored: Any, context: int | None
+) -> ModelPerplexity:
+    import numpy as np
+
+    from cope_sweep.inference import Perplexity
+
+    entries: list[np.ndarray] = []
+    answers: list[ScoredSequence] = []
+    for sequence in sequences:
+        scores = [next(scored).check(predictor.run) for _ in sequence.windows]
+        log_p_L = np.concatenate([[np.nan], *(each.log_probabilities_N for each in scores)])
+        entries.append(log_p_L)
+        fields = _total(Perplexity.of([log_p_L]), [sequence])
+        if request.log_probabilities:
+            fields["log_probabilities"] = [None, *log_p_L[1:].tolist()]
+        if request.token_labels:
+            fields["token_ids"] = sequence.tokens_L.tolist()
+            fields["labels"] = [predictor.vocabulary.label(token) for token in fields["token_ids"]]
+        if request.top:
+            ids_LK = np.concatenate([each.top_ids_NK[:, : request.top] for each in scores])
+            tops_LK = np.concatenate([each.top_log_probabilities_NK[:, : request.top] for each in scores])
+            fields["top"] = [
+                None,
+                *(list(zip(*row, strict=True)) for row in zip(ids_LK.tolist(), tops_LK.tolist(), strict=True)),
+            ]
+        answers.append(ScoredSequence(**fields))
+    return ModelPerplexity(
+        run_id=predictor.run.run_id,
+        context=context,
+        stride=request.stride or context,
+        total=ScoredTotal(**_total(Perplexity.of(entries), sequences)),
+        sequences=answers,
+    )
+
+
+def _total(perplexity: Perplexity, sequences: list[_Sequence]) -> dict[str, Any]:
+    """The fields of a ScoredTotal. Numbers per word and byte only where every sequence is a text."""
+    from cope_sweep.inference import TextPerplexity
+
+    fields: dict[str, Any] = {
+        "nll_sum": perplexity.nll_sum,
+        "tokens": perplexity.tokens,
+        "perplexity": _finite(perplexity.perplexity),
+        "bits_per_token": perplexity.bits_per_token,
+    }
+    units = [sequence.units for sequence in sequences if sequence.units is not None]
+    if len(units) == len(sequences):
+        words, size_bytes = (sum(counts) for counts in zip(*units, strict=True))
+        text = TextPerplexity.per_unit(perplexity, words, size_bytes)
+        fields["text"] = TextUnits(
+            words=words,
+            size_bytes=size_bytes,
+            word_perplexity=_finite(text.word_perplexity),
+            byte_perplexity=_finite(text.byte_perplexity),
+            bits_per_byte=text.bits_per_byte,
+        )
+    return fields
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

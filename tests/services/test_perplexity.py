@@ -1,0 +1,173 @@
+"""Perplexity of texts and ids: against direct evaluation, by run and by row, for several models, with limits."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cope_sweep.inference import Predictor
+from tests.services.prose_store import ProseStore
+from tests.services.sample_store import API, serving
+from tests.texts import WORDS
+
+TEXT = "the cat is a species of European lobster , naïve 日本 \n the cat is a species . \n"
+
+
+def ask(client: httpx.Client, status: int = 200, **body: Any) -> Any:
+    response = client.post(f"{API}/perplexity", json=body)
+    assert response.status_code == status, response.text
+    return response.json()["results"] if status == 200 else response.json()["error"]
+
+
+def direct(predictor: Predictor, tokens: list[int], context: int, stride: int) -> list[float]:
+    """log p of each token but the first, one pass per token: it is scored in the first window that contains it."""
+    scores = []
+    for t in range(1, len(tokens)):
+        window = 0 if t <= context else -(-(t - context) // stride)
+        with torch.no_grad():
+            logits_V = predictor.model(torch.tensor([tokens[window * stride : t]]))[0, -1].double()
+        scores.append(logits_V.log_softmax(-1)[tokens[t]].item())
+    return scores
+
+
+@pytest.fixture(scope="module")
+def predictors(prose: ProseStore) -> dict[str, Predictor]:
+    return {run_id: prose.predictor(run_id) for run_id in (prose.cope[0], prose.absolute[0])}
+
+
+@given(data=st.data())
+@settings(max_examples=25, deadline=None, derandomize=True)
+def test_any_windows_of_any_batch_agree_with_direct_evaluation(
+    prose_client: httpx.Client, predictors: dict[str, Predictor], data: st.DataObject
+) -> None:
+    context = data.draw(st.integers(1, 16))
+    stride = data.draw(st.integers(1, context))
+    lengths = data.draw(st.lists(st.integers(2, 30), min_size=1, max_size=4))
+    rng = np.random.default_rng(data.draw(st.integers(0, 99)))
+    sequences = [rng.integers(0, 300, length).tolist() for length in lengths]
+    models = data.draw(st.permutations(list(predictors)))
+    results = ask(prose_client, models=models, tokens=sequences, context=context, stride=stride, log_probabilities=True)
+    assert [result["run_id"] for result in results] == models
+    for result in results:
+        expected = [direct(predictors[result["run_id"]], ids, context, stride) for ids in sequences]
+        for sequence, scores in zip(result["sequences"], expected, strict=True):
+            assert sequence["log_probabilities"][0] is None
+            np.testing.assert_allclose(sequence["log_probabilities"][1:], scores, atol=1e-5)
+        total = math.fsum(score for scores in expected for score in scores)
+        assert result["total"]["nll_sum"] == pytest.approx(-total, rel=1e-5)
+        assert result["total"]["tokens"] == sum(lengths) - len(lengths)
+
+
+@given(
+    words=st.lists(st.sampled_from([*WORDS, "\n", "\x00", "😀"]), min_size=1, max_size=40), context=st.integers(2, 16)
+)
+@settings(max_examples=15, deadline=None, derandomize=True)
+def test_texts_agree_with_the_command_line(
+    prose_client: httpx.Client, predictors: dict[str, Predictor], words: list[str], context: int
+) -> None:
+    text = " ".join(words)
+    [(run_id, predictor), _] = predictors.items()
+    expected = predictor.text_perplexity(text, context=context)
+    [result] = ask(prose_client, models=[run_id], text=text, context=context)
+    total = result["total"]
+    assert total["perplexity"] == pytest.approx(expected.perplexity, rel=1e-5)
+    assert (total["text"]["words"], total["text"]["size_bytes"]) == (expected.words, len(text.encode()))
+    assert total["text"]["bits_per_byte"] == pytest.approx(expected.bits_per_byte, rel=1e-5)
+    assert total["text"]["byte_perplexity"] == pytest.approx(2**expected.bits_per_byte, rel=1e-5)
+
+
+def test_a_text_has_labels_and_the_most_probable_tokens(prose_client: httpx.Client, prose: ProseStore) -> None:
+    [result] = ask(prose_client, models=[prose.cope[0]], text=TEXT, log_probabilities=True, token_labels=True, top=3)
+    assert (result["context"], result["stride"]) == (16, 16)
+    [sequence] = result["sequences"]
+    assert sequence["labels"][0] == "<|endoftext|>"
+    assert len(sequence["labels"]) == len(sequence["top"]) == len(sequence["log_probabilities"])
+    for score, top, token in zip(
+        sequence["log_probabilities"][1:], sequence["top"][1:], sequence["token_ids"][1:], strict=True
+    ):
+        values = [p for _, p in top]
+        assert values == sorted(values, reverse=True)
+        assert dict(top).get(token, score) == score <= values[0]
+
+
+def test_the_best_run_of_a_row(prose_client: httpx.Client, prose: ProseStore) -> None:
+    records = prose.store.index.records(prose.absolute)
+    best = min(prose.absolute, key=lambda run_id: records[run_id].metrics["test/perplexity"])
+    row = {"ablation": "prose", "row": "Absolute"}
+    results = ask(prose_client, models=[row, best, prose.cope[0]], text=[TEXT, "a"])
+    assert [result["run_id"] for result in results] == [best, best, prose.cope[0]]
+    assert results[0] == results[1] != results[2]
+    assert "its rows are 'CoPE', 'Absolute'" in ask(prose_client, 404, models=[row | {"row": "x"}], text="a")["message"]
+    assert ask(prose_client, 404, models=[row | {"ablation": "x"}], text="a")["type"] == "not_found"
+
+
+def test_labels_are_scored_as_ids(prose_client: httpx.Client, prose: ProseStore) -> None:
+    [labels] = ask(prose_client, models=[prose.flip_flop], text="w 0 i 1 r 0")
+    [ids] = ask(prose_client, models=[prose.flip_flop], tokens=[[2, 0, 3, 1, 4, 0]], context=16)
+    assert labels["total"] == ids["total"]
+    assert "text" not in labels["total"]
+    assert "is no label" in ask(prose_client, 422, models=[prose.flip_flop], text="the cat")["message"]
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "message"),
+    [
+        ({}, 422, "give either `tokens` or `text`"),
+        ({"tokens": [[1, 2]], "text": "a"}, 422, "give either `tokens` or `text`"),
+        ({"text": ""}, 422, "at least 1 character"),
+        ({"text": "\ud800"}, 422, "unicode"),
+        ({"text": "a", "stride": 17}, 422, "choose a stride of 1 … 16"),
+        ({"text": "a", "context": 0}, 422, "body.context"),
+        ({"tokens": [[1]]}, 422, "sequence 0 has 1 tokens"),
+        ({"tokens": [[1, 300]]}, 422, "token id 300 is out of range"),
+        ({"tokens": [[1] * 401]}, 413, "a sequence or window may have 400"),
+        ({"tokens": [[1] * 400] * 11}, 413, "more than 4000 tokens"),
+        ({"tokens": [[1] * 3000], "context": 16, "stride": 1}, 413, "choose a larger `stride`"),
+        ({"tokens": [[1, 2]], "models": []}, 422, "body.models"),
+        ({"tokens": [[1, 2]], "models": ["../../etc"]}, 422, "body.models"),
+        ({"tokens": [[1, 2]], "models": ["0123456789abcdef"]}, 404, "no run 0123456789abcdef"),
+        ({"tokens": [[1, 2]], "top": 21}, 422, "body.top"),
+        ({"tokens": [[1, 2]], "strid": 2}, 422, "body.strid: extra"),
+    ],
+)
+def test_errors_name_what_is_wrong(
+    prose_client: httpx.Client, prose: ProseStore, body: dict[str, Any], status: int, message: str
+) -> None:
+    content = json.dumps({"models": prose.cope[:1]} | body)
+    response = prose_client.post(f"{API}/perplexity", content=content, headers={"content-type": "application/json"})
+    assert response.status_code == status, response.text
+    assert message in response.json()["error"]["message"]
+
+
+def test_a_context_that_an_encoding_does_not_reach(prose_client: httpx.Client, prose: ProseStore) -> None:
+    assert ask(prose_client, models=prose.cope[:1], text=TEXT, context=64)
+    error = ask(prose_client, 422, models=prose.absolute[:1], text=TEXT, context=64)
+    assert error["type"] == "invalid_tokens"
+    assert "too long" in error["message"]
+
+
+def test_weights_that_are_not_numbers_are_a_conflict(prose: ProseStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    from cope_sweep.inference import predictor as module
+
+    load = module.load_model
+
+    def damaged(*arguments: Any) -> Any:
+        model, run = load(*arguments)
+        model.embedding.weight[3, 0] = math.nan
+        return model, run
+
+    monkeypatch.setattr(module, "load_model", damaged)
+    with serving(prose.settings()) as client:
+        error = ask(client, 409, models=prose.cope[:1], tokens=[[1, 2]])
+        assert error["type"] == "not_finite"
+        assert "embedding.weight contain NaN" in error["message"]
+        response = client.post("/v1/completions", json={"model": prose.cope[0], "prompt": [1]})
+        assert (response.status_code, response.json()["error"]["code"]) == (409, "not_finite")

@@ -1,0 +1,208 @@
+"""Generation: a cached step equals the full pass for every encoding; sampling, stop texts and ends."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cope_sweep.inference import (
+    Decoder,
+    Generation,
+    LabelVocabulary,
+    NotFiniteError,
+    Predictor,
+    Sampling,
+    TokensError,
+    decode,
+    generate,
+    scoring,
+)
+from cope_sweep.inference.generation import _StoppingText, sample
+from cope_sweep.model import Transformer
+from cope_sweep.positions import ENCODINGS
+from cope_sweep.spec import RunSpec
+from tests.tiny import tiny_run
+
+COMBINATIONS = [
+    *([{"kind": kind}] for kind in ENCODINGS),
+    [],
+    ["cope", "rope"],
+    ["cope", "relative"],
+    [{"kind": "cope", "gate": "separate"}, "rope", "alibi"],
+    [{"kind": "cope", "p_max": 3}, "absolute"],
+]
+CONTEXT = 24
+
+
+def predictor(*position: object, seed: int = 1, **model: object) -> Predictor:
+    """A float64 model with random weights; vocabulary 16."""
+    task = {"kind": "selective_copy", "tokens": 4, "blanks": 16, "dense_blanks": 2, "sparse_blanks": 16}
+    fields = {"layers": 2, "dim": 16, "heads": 2, "position": list(position)} | model
+    run = RunSpec.model_validate(tiny_run(task=task).model_dump() | {"task": task, "model": fields})
+    net = Transformer(run).double().eval().requires_grad_(False)
+    rng = torch.Generator().manual_seed(seed)
+    for parameter in net.parameters():
+        parameter.normal_(0, 0.5, generator=rng)
+    return Predictor(net, run)
+
+
+def prompt(length: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 16, length)
+
+
+def greedy_loop(model: Predictor, tokens: list[int], steps: int) -> tuple[list[int], list[float]]:
+    """Greedy tokens and their log-probabilities, each from a full pass."""
+    tokens, scores = list(tokens), []
+    for _ in range(steps):
+        logits_V = model.model(torch.tensor([tokens]))[0, -1]
+        tokens.append(int(logits_V.argmax()))
+        scores.append(logits_V.log_softmax(-1)[tokens[-1]].item())
+    return tokens[-steps:], scores
+
+
+@pytest.mark.parametrize("position", COMBINATIONS, ids=str)
+@pytest.mark.parametrize("scratch", [1 << 28, 1], ids=["one pass", "token by token"])
+def test_cached_steps_equal_full_passes(position: list[object], scratch: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scoring, "SCRATCH_BYTES", scratch)
+    model = predictor(*position)
+    prompts = [prompt(5, 1), prompt(9, 2), prompt(5, 3)]  # mixed lengths: one is read further while others generate
+    generations = [Generation(model, each, Sampling(max_tokens=8, temperature=0, top=3)) for each in prompts]
+    generate(generations)
+    for each, ids in zip(generations, prompts, strict=True):
+        expected, scores = greedy_loop(model, ids.tolist(), 8)
+        assert [token.id for token in each.tokens] == expected
+        np.testing.assert_allclose([token.log_probability for token in each.tokens], scores, rtol=1e-10)
+        assert each.finish_reason == "length"
+        for token in each.tokens:
+            assert token.top[0] == (token.id, token.log_probability)
+            assert [p for _, p in token.top] == sorted((p for _, p in token.top), reverse=True)
+
+
+def test_company_does_not_change_samples() -> None:
+    model = predictor("cope")
+    alone = Generation(model, prompt(6), Sampling(max_tokens=9), seed=(5, 0))
+    generate([alone])
+    again = Generation(model, prompt(6), Sampling(max_tokens=9), seed=(5, 0))
+    others = [Generation(model, prompt(n, n), Sampling(max_tokens=n), seed=n) for n in (3, 6, 12)]
+    generate([others[0], again, *others[1:]])
+    assert [token.id for token in again.tokens] == [token.id for token in alone.tokens]
+    other_seed = Generation(model, prompt(6), Sampling(max_tokens=9), seed=(5, 1))
+    generate([other_seed])
+    assert [token.id for token in other_seed.tokens] != [token.id for token in alone.tokens]
+
+
+@pytest.mark.parametrize(("position", "longest"), [("cope", CONTEXT + 1), ("absolute", CONTEXT)])
+def test_generation_ends_at_the_context(position: str, longest: int) -> None:
+    model = predictor(position)
+    assert (model.context, model.longest_read) == (CONTEXT, longest)
+    generation = Generation(model, prompt(20), Sampling(max_tokens=100))
+    generate([generation])
+    assert (len(generation.ids), generation.finish_reason) == (longest + 1, "length")
+    whole_window = Generation(model, prompt(CONTEXT + 1), Sampling(max_tokens=5, temperature=0))
+    generate([whole_window])
+    expected, _ = greedy_loop(model, prompt(CONTEXT + 1)[-longest:].tolist(), 1)
+    assert [token.id for token in whole_window.tokens] == expected
+    for length in (0, CONTEXT + 2):
+        with pytest.raises(TokensError, match=f"the prompt has {length} tokens; for generation give 1 … {CONTEXT + 1}"):
+            Generation(model, prompt(length), Sampling())
+
+
+def test_slices_of_time_change_nothing() -> None:
+    model = predictor("cope")
+    whole, sliced = (Generation(model, prompt(4), Sampling(max_tokens=12), seed=3) for _ in range(2))
+    generate([whole])
+    decoder, slices = Decoder([sliced]), 0
+    while not decoder.ended:
+        decoder.advance(0)
+        slices += 1
+    assert slices == 12
+    assert sliced.tokens == whole.tokens
+
+
+def test_a_cancelled_generation_ends_the_others_do_not() -> None:
+    model = predictor("cope")
+    first, second = (Generation(model, prompt(4), Sampling(max_tokens=6), seed=3) for _ in range(2))
+    decoder = Decoder([first, second])
+    decoder.advance(0)
+    first.cancelled = True
+    decoder.advance()
+    assert (len(first.tokens), len(second.tokens)) == (1, 6)
+
+
+def test_outputs_that_are_not_numbers_are_an_error() -> None:
+    model = predictor("cope")
+    model.model.embedding.weight[3] = math.nan
+    with pytest.raises(NotFiniteError, match="not numbers"):
+        generate([Generation(model, np.array([3, 3]), Sampling())])
+    plain = predictor()
+    plain.model.embedding.weight[3] = math.nan
+    generation = Generation(plain, np.array([3, 3]), Sampling())
+    generate([generation])
+    assert isinstance(generation.error, NotFiniteError)
+
+
+def test_sampling_by_hand() -> None:
+    rng = np.random.default_rng(0)
+    logits_V = np.log([0.5, 0.2, 0.3])
+
+    def share(**fields: float) -> list[float]:
+        counts = np.bincount([sample(logits_V, Sampling(**fields), rng) for _ in range(4000)], minlength=3)
+        return (counts / 4000).tolist()
+
+    assert share(temperature=0) == [1, 0, 0]
+    assert share() == pytest.approx([0.5, 0.2, 0.3], abs=0.04)
+    assert share(top_k=1) == [1, 0, 0]
+    assert share(top_k=2) == pytest.approx([5 / 8, 0, 3 / 8], abs=0.04)
+    assert share(top_p=0.4) == [1, 0, 0]
+    assert share(top_p=0.79) == pytest.approx([5 / 8, 0, 3 / 8], abs=0.04)
+    assert share(top_p=0.81) == pytest.approx([0.5, 0.2, 0.3], abs=0.04)
+    flat_V = np.sqrt([0.5, 0.2, 0.3])  # probabilities to the power 1/temperature
+    assert share(temperature=2) == pytest.approx((flat_V / flat_V.sum()).tolist(), abs=0.04)
+    assert share(temperature=1e-300) == [1, 0, 0]
+
+
+@given(
+    pieces=st.lists(st.binary(max_size=4), max_size=12),
+    stop=st.lists(st.text(min_size=1, max_size=3).filter(lambda text: text.isprintable()), max_size=3),
+    plant=st.tuples(st.integers(0, 12), st.booleans()),
+)
+@settings(max_examples=200, deadline=None)
+def test_text_ends_before_a_stop_text(pieces: list[bytes], stop: list[str], plant: tuple[int, bool]) -> None:
+    if stop and plant[1]:
+        pieces = [*pieces[: plant[0]], stop[0].encode(), *pieces[plant[0] :]]
+    text, seen, stopped, fed = _StoppingText(stop), "", False, b""
+    for piece in pieces:
+        fed += piece
+        stopped = text.append(piece)
+        assert text.text.startswith(seen)  # what was given out is never taken back
+        seen = text.text
+        if stopped:
+            break
+    text.end()
+    assert text.text.startswith(seen)
+    found = [place for each in stop if (place := fed.find(each.encode())) >= 0]
+    assert stopped == bool(found)
+    assert text.text == (fed[: min(found)] if found else fed).decode(errors="replace")
+
+
+def test_labels_are_read_and_written() -> None:
+    run = RunSpec.model_validate(tiny_run().model_dump() | {"task": {"kind": "flip_flop", "pairs": 4}})
+    labels = LabelVocabulary(run)
+    assert labels.encode(" w 0 i 1 r").tolist() == [2, 0, 3, 1, 4]
+    assert decode(labels, [2, 0, 3, 1, 4]) == " w 0 i 1 r"
+    assert [labels.label(token) for token in (2, 0)] == [" w", " 0"]
+    with pytest.raises(TokensError, match="flip_flop has no text tokenizer, and 'hello' is no label .* 0 1 w i r"):
+        labels.encode("w hello")
+
+
+@pytest.mark.parametrize("task", [{"kind": "counting"}, {"kind": "selective_copy", "tokens": 4, "blanks": 4}])
+def test_every_label_is_read_as_its_token(task: dict[str, object]) -> None:
+    run = RunSpec.model_validate({"task": task, "model": {"layers": 1, "dim": 8, "heads": 2}})
+    labels = LabelVocabulary(run)
+    ids = list(range(run.task.vocabulary_size))
+    assert labels.encode(decode(labels, ids)).tolist() == ids
