@@ -163,7 +163,8 @@ def _table(
 
     if columns is None:
         columns = _Columns()
-        columns.add(records, (values[part] for part in {p for each in parts for p in each if p in values}))
+        used = {part for each in parts for part in each if part is not None}
+        columns.add(records, (values[part] for part in used & values.keys()))
     where = [places.get(record.run_id, []) for record in records]
     own = {
         "ablation": [each[0][1] if each else None for each in where],
