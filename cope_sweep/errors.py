@@ -7,3 +7,7 @@ class UserError(Exception):
     The message says what is wrong, where it is, and how to correct it. A command prints it as one line and exits with
     code 2; the REST service maps it to a status and a JSON body.
     """
+
+
+class NotFoundError(UserError):
+    """There is no such ablation, run or sweep."""

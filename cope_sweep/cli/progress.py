@@ -199,7 +199,7 @@ class LiveTable:
         if event.status == "failed":
             name.append(f"\n{event.message}", style="red")
         loss = event.metrics.get("train/loss")
-        values = [(event.metrics.get(metric.name), metric.decimals) for metric in self.metrics]
+        values = [(event.metrics.get(metric.name), metric) for metric in self.metrics]
         steps_per_s = event.steps_per_s if event.status == "running" else None
         return [
             name,
@@ -207,7 +207,7 @@ class LiveTable:
             f"{event.step}/{event.steps}",
             ProgressBar(total=max(1, event.steps), completed=event.step, width=14),
             "" if loss is None else f"{loss:.3f}",
-            *("" if value is None else f"{value:.{decimals}f}" for value, decimals in values),
+            *("" if value is None else f"{value * metric.scale:.{metric.decimals}f}" for value, metric in values),
             f"{steps_per_s:.0f}" if steps_per_s else "",
             duration((event.steps - event.step) / steps_per_s) if steps_per_s else "",
         ]
@@ -245,7 +245,7 @@ class PlainLines:
         for metric in self.metrics:
             if (value := event.metrics.get(metric.name)) is not None:
                 unit = f" {metric.unit}" if metric.unit else ""
-                parts.append(f"{metric.label or metric.name} {value:.{metric.decimals}f}{unit}")
+                parts.append(f"{metric.label or metric.name} {value * metric.scale:.{metric.decimals}f}{unit}")
         if event.steps_per_s:
             parts.append(f"{event.steps_per_s:.0f} steps/s")
         if event.message:

@@ -124,8 +124,8 @@ def report(
         return
     if ablation is None:
         raise UserError("name an ablation, or write --all --out DIR for all of them")
-    from cope_sweep.queries import recorded_plan, settle
-    from cope_sweep.results import find_format, formats, table
+    from cope_sweep.queries import Queries
+    from cope_sweep.results import find_format, formats
 
     name = "json" if as_json else output_format
     chosen = find_format("markdown" if name == "terminal" and output is not None else name)
@@ -135,9 +135,8 @@ def report(
     if chosen.binary and output is None:
         raise UserError(f"{name} is binary; name a file for it with --output FILE")
     with _without_collection():
-        plan, store = load_plan(ablation, ablations, scale, sets), open_store(root, index)
-        settle(store)
-        results = table(recorded_plan(plan, store), store, against=compare)
+        plan = load_plan(ablation, ablations, scale, sets)
+        results = Queries(open_store(root, index)).table(plan, against=compare)
         if output is None and name == "terminal":
             make_console().print(results.to_rich())
             return

@@ -186,12 +186,9 @@ def diff(
 
     Example: `cope-sweep diff 20260730-120000-abcd 20260731-090000-1234 --json`
     """
-    from cope_sweep.queries import settle
-    from cope_sweep.results.difference import store_difference
+    from cope_sweep.queries import Queries
 
-    store = open_store(root, index)
-    settle(store)
-    found = store_difference(store, left, right)
+    found = Queries(open_store(root, index)).difference(left, right)
     if as_json:
         print_json(found.to_json())
     else:

@@ -1,8 +1,13 @@
-"""The command `runs`: the runs of a store, filtered and sorted."""
+"""The command `runs`: the runs of a store, filtered and sorted, as a table or as a file with all their values."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Annotated
 
 import typer
 
@@ -10,7 +15,13 @@ from cope_sweep.cli.options import STORE, IndexOpt, Json, StoreOpt, open_store
 from cope_sweep.cli.output import escaped, grid, make_console, print_json
 from cope_sweep.errors import UserError
 
-MAX_RUNS = 1000
+if TYPE_CHECKING:
+    from cope_sweep.queries import Queries
+    from cope_sweep.store import RunQuery
+
+DEFAULT_RUNS, MAX_RUNS = 100, 1000
+"""Runs that are listed."""
+EXPORTS = ("parquet", "csv", "json")
 
 
 def runs(
@@ -32,15 +43,38 @@ def runs(
         str, typer.Option("--sort", metavar="KEY", help="A key as in --filter, or run_id, seed, step, created_ms.")
     ] = "run_id",
     descending: Annotated[bool, typer.Option("--descending", help="The greatest first.")] = False,
-    limit: Annotated[int, typer.Option(min=1, max=MAX_RUNS, help="Maximum number of runs.")] = 100,
-    offset: Annotated[int, typer.Option(min=0, help="Number of runs to skip.")] = 0,
+    limit: Annotated[int, typer.Option(min=1, max=MAX_RUNS, help="Maximum number of runs in a list.")] = DEFAULT_RUNS,
+    offset: Annotated[int, typer.Option(min=0, help="Number of runs to skip in a list.")] = 0,
+    export: Annotated[
+        str | None,
+        typer.Option(
+            "--format",
+            metavar="FORMAT",
+            help="Export all matching runs with all their values: parquet, csv or json. Default: by the suffix of "
+            "--output.",
+            show_default=False,
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="The file of an export.", show_default=False)
+    ] = None,
+    curves: Annotated[
+        bool, typer.Option("--curves", help="Export the learning curves: one line for each logged value of a run.")
+    ] = False,
     root: StoreOpt = STORE,
     index: IndexOpt = None,
     as_json: Json = False,
 ) -> None:
     """List the runs of the store that were begun, by any of their values. Filtered and sorted values are shown.
 
+    An export has one line for each run: its configuration by dotted keys, seed, sweeps, metrics, and facts such as
+    versions and durations. It holds every matching run, however many there are.
+
     Example: `cope-sweep runs --filter "model.layers>=4" --sort in_dist/token_error`
+
+    Example: `cope-sweep runs --status finished --filter "model.position=cope" -o runs.parquet`
+
+    Example: `cope-sweep runs --sweep 20260730-120000-abcd --curves --format csv -o curves.csv`
     """
     from typing import get_args
 
@@ -59,7 +93,13 @@ def runs(
         limit=limit,
         offset=offset,
     )
-    page = Queries(open_store(root, index)).runs(query)
+    queries = Queries(open_store(root, index))
+    if export is not None or output is not None:
+        _export(queries, query, _export_format(export, output), output, curves)
+        return
+    if curves:
+        raise UserError("--curves exports; name a file with --output FILE, or a format with --format")
+    page = queries.runs(query)
     if as_json:
         print_json(page.model_dump())
         return
@@ -78,6 +118,45 @@ def runs(
     if page.total > len(page.runs):
         first = min(offset + 1, page.total)
         console.print(f"runs {first} to {offset + len(page.runs)} of {page.total}; --limit and --offset show others")
+
+
+def _export_format(name: str | None, output: Path | None) -> str:
+    """The format with this name, or that of the file's suffix."""
+    chosen = name or (output.suffix.removeprefix(".") if output else "")
+    if chosen not in EXPORTS:
+        given = f"--format {name}" if name else f"--output {output}: its suffix"
+        raise UserError(f"{given} is no format of runs; the formats are {', '.join(EXPORTS)}; choose one with --format")
+    if chosen == "parquet" and output is None:
+        raise UserError("parquet is binary; name a file for it with --output FILE")
+    return chosen
+
+
+def _export(queries: Queries, query: RunQuery, name: str, output: Path | None, curves: bool) -> None:
+    if output is None:
+        queries.export(query, name, sys.stdout.buffer, curves=curves)
+        return
+    try:
+        with replaced_file(output) as file:
+            lines = queries.export(query, name, file, curves=curves)
+    except OSError as error:
+        raise UserError(f"{output}: {error.strerror or error}; name another file with --output") from error
+    make_console().print(escaped(f"{lines:,} {'logged values' if curves else 'runs'} in {output}"))
+
+
+@contextlib.contextmanager
+def replaced_file(path: Path) -> Iterator[IO[bytes]]:
+    """A file to write, which takes this path at the end, so that an error leaves the path as it was."""
+    if path.exists() and not path.is_file():  # such as /dev/stdout
+        with path.open("wb") as file:
+            yield file
+        return
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with temporary.open("wb") as file:
+            yield file
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def _text(value: object) -> str:

@@ -57,6 +57,7 @@ class MetricInfo(BaseModel):
     goal: str
     unit: str
     decimals: int
+    scale: float = Field(description="Tables print values times this factor.")
 
 
 class AblationDetail(AblationSummary):

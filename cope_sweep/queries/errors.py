@@ -1,10 +1,8 @@
 """Errors of the queries."""
 
-from cope_sweep.errors import UserError
+from cope_sweep.errors import NotFoundError, UserError
 
-
-class NotFoundError(UserError):
-    """There is no such ablation, run or sweep."""
+__all__ = ["NotFinishedError", "NotFoundError"]
 
 
 class NotFinishedError(UserError):

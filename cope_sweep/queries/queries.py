@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import IO, TYPE_CHECKING, Any, TypeVar
 
+from cope_sweep.plan import Plan
 from cope_sweep.queries.ablations import AblationFiles, LoadedPlan, Place
 from cope_sweep.queries.answers import (
     AblationDetail,
@@ -33,6 +34,10 @@ from cope_sweep.store.artifacts import RUN_ID
 from cope_sweep.store.errors import DamagedError
 from cope_sweep.store.index import summaries
 from cope_sweep.store.store import MEMORY
+
+if TYPE_CHECKING:
+    from cope_sweep.results import Table
+    from cope_sweep.results.difference import StoreDifference
 
 T = TypeVar("T")
 
@@ -104,7 +109,7 @@ class Queries:
             **fields,
             axes=loaded.plan.axes,
             metrics=[
-                MetricInfo(name=m.name, title=m.title, goal=m.goal, unit=m.unit, decimals=m.decimals)
+                MetricInfo(name=m.name, title=m.title, goal=m.goal, unit=m.unit, decimals=m.decimals, scale=m.scale)
                 for m in loaded.plan.ablation.content.metrics
             ],
             plan=[
@@ -161,6 +166,8 @@ class Queries:
         including pending ones; a query with filters, a sweep or an order leaves those out, which have no values.
         """
         settle(self.store)
+        if query.sweep_id is not None:
+            self._sweep(query.sweep_id)
         if ablation is not None:
             query = replace(query, run_ids=tuple(self.load(ablation, scale).runs))
         if query.run_ids is not None and query == RunQuery(
@@ -173,6 +180,29 @@ class Queries:
         keys = {each.key for each in query.filters} | {query.sort} - {"run_id"}
         summaries_ = self._summaries(records, keys)
         return RunPage(total=total, limit=query.limit, offset=query.offset, runs=summaries_)
+
+    def export(self, query: RunQuery, output_format: str, file: IO[bytes], *, curves: bool = False) -> int:
+        """Write all runs that match a query, or their curves, to a file: `results.export.write_runs`."""
+        from cope_sweep.results.export import write_runs
+
+        settle(self.store)
+        if query.sweep_id is not None:
+            self._sweep(query.sweep_id)
+        return write_runs(self.store, query, output_format, file, curves=curves)
+
+    def table(self, plan: Plan, *, against: str | None = None) -> Table:
+        """The table of a plan, with what its search has suggested: `results.table`."""
+        from cope_sweep.results import table
+
+        settle(self.store)
+        return table(recorded_plan(plan, self.store), self.store, against=against)
+
+    def difference(self, left: str, right: str) -> StoreDifference:
+        """What differs between two runs or two sweeps: `results.difference`."""
+        from cope_sweep.results.difference import store_difference
+
+        settle(self.store)
+        return store_difference(self.store, left, right)
 
     def _in_given_order(self, query: RunQuery) -> tuple[int, list[RunRecord]]:
         """The number of matching runs, and a page of them in the order of `query.run_ids`."""
@@ -243,8 +273,8 @@ class Queries:
         record = self.store.index.records([run_id]).get(run_id)
         if record is None and not places:
             raise NotFoundError(
-                f"no run {run_id} in the store {self.store.location}, nor in an ablation; "
-                "`cope-sweep plan ABLATION` lists the ids"
+                f"{summaries.no_run(self.store.index, run_id, self.store.location)}; `cope-sweep plan ABLATION` lists "
+                "those of an ablation"
             )
         return record or RunRecord(run_id), places
 
@@ -259,14 +289,17 @@ class Queries:
         entries = [SweepEntry(**_sweep_fields(each), counts=counts.get(each.sweep_id, {})) for each in found]
         return SweepPage(total=total, limit=limit, offset=offset, sweeps=entries)
 
+    def _sweep(self, sweep_id: str) -> SweepSummary:
+        """The index's summary of a sweep. Raises NotFoundError."""
+        summary = self.store.index.sweep(sweep_id)
+        if summary is None:
+            raise NotFoundError(summaries.no_sweep(self.store.index, sweep_id, self.store.location))
+        return summary
+
     def sweep(self, sweep_id: str) -> SweepDetail:
         """A sweep with the present status of its runs. Where its record cannot be read, the index's summary."""
         settle(self.store)
-        summary = self.store.index.sweep(sweep_id)
-        if summary is None:
-            raise NotFoundError(
-                f"no sweep {sweep_id[:40]!r} in the store {self.store.location}; `cope-sweep status` lists them"
-            )
+        summary = self._sweep(sweep_id)
         counts = summaries.sweep_counts(self.store.index, [sweep_id]).get(sweep_id, {})
         fields = _sweep_fields(summary) | {"counts": counts}
         try:

@@ -10,9 +10,12 @@ With the paper, at its scale, a cell
     cannot tell  otherwise: more seeds are needed
 
 The interval is Welch's, from our mean and standard deviation over n runs, and from the published ones, over the number
-of seeds that the paper names; half a unit of the last published digit is uncertain as well. A published value without a
-standard deviation counts as one further run that varies as ours do. The margin is `MARGIN_STDS` published standard
-deviations, or `MARGIN_SHARE` of a value without one, but at least one unit of its last digit.
+of seeds that the paper names; half a unit of the last published digit is uncertain as well. If the paper gives a
+standard deviation and no number of seeds, 2 are assumed, the least possible: the interval is then the widest. A value
+without a standard deviation counts as one further run that varies as ours do. The margin is `MARGIN_STDS` published
+standard deviations, or `MARGIN_SHARE` of a value without one, but at least one unit of its last digit.
+
+A number of parameters is the same for all seeds. It agrees within one unit of the last published digit, else differs.
 
 Runs at another scale than the paper's have other values. There, only the order of the rows is compared: each row with
 the one that is best in the paper.
@@ -23,6 +26,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from decimal import Decimal
 
 from cope_sweep.results.significance import LEVEL, Difference, holm, two_rows
 from cope_sweep.results.stats import Summary, t_quantile
@@ -45,6 +49,9 @@ PAPER_RULE = (
     f"({100 * MARGIN_SHARE:g} % of a value without one; at least one unit of its last digit); else differs, if the "
     "95 % interval excludes 0; else this n cannot tell. Not corrected for the number of cells."
 )
+UNKNOWN_RULE = "The paper does not say how many seeds are behind {sources}; 2 are assumed, the least possible."
+SINGLE_RULE = "Published values without a standard deviation count as one run that varies as ours do."
+EXACT_RULE = "The number of parameters agrees within one unit of the last published digit."
 ORDER_RULE = (
     "These runs are not of the paper's size ({keys} differ), so their values cannot agree with it. Compared is the "
     "order: each row with the one that is best in the paper; paired t test where seeds are shared, else Welch's; p is "
@@ -108,7 +115,7 @@ def _with_rows(model: TableModel, others: Mapping[str, TableRow], label: str, te
     """Each row with another one, by the row's name; `label` and `text` name the others."""
 
     def compare(row: TableRow, column: Column) -> Comparison | None:
-        if row.row not in others:
+        if row.row not in others or column.exact:
             return None
         cell, other = row.metrics[column.name], others[row.row].metrics[column.name]
         return Comparison(label, two_rows(cell.values, other.values), "") if cell.values and other.values else None
@@ -124,7 +131,7 @@ def _order(model: TableModel) -> TableModel:
 
     def compare(row: TableRow, column: Column) -> Comparison | None:
         cell, other = row.metrics[column.name], best[column.name]
-        if other is None or cell.published is None or row is other or not cell.values:
+        if other is None or cell.published is None or row is other or not cell.values or column.exact:
             return None
         with_cell = other.metrics[column.name]
         if with_cell.published is None or cell.published.value == with_cell.published.value:
@@ -174,13 +181,33 @@ def _corrected(
 
 
 def _with_paper(model: TableModel) -> TableModel:
-    comparisons = {
-        (row.row, name): with_published(cell.summary, cell.published)
+    pairs = [
+        (row, column, cell.summary, cell.published)
         for row in model.rows
-        for name, cell in row.metrics.items()
-        if cell.published is not None and cell.summary.n > 0
+        for column in model.columns
+        if (cell := row.metrics[column.name]).published is not None and cell.summary.n > 0
+    ]
+    comparisons = {
+        (row.row, column.name): with_published(summary, published, scale=column.scale, exact=column.exact)
+        for row, column, summary, published in pairs
+        if published is not None
     }
-    return _filled(model, comparisons, PAPER_RULE)
+    return _filled(model, comparisons, " ".join(_paper_rules((c, p) for _, c, _, p in pairs if p is not None)))
+
+
+def _paper_rules(compared_cells: Iterable[tuple[Column, PublishedValue]]) -> Iterable[str]:
+    """The rule of verdicts, and what is assumed about the published values that were compared."""
+    cells = list(compared_cells)
+    varying = [published for column, published in cells if not column.exact]
+    yield PAPER_RULE
+    unknown = [published.source for published in varying if published.std is not None and published.seeds is None]
+    if unknown:
+        sources = " and ".join(dict.fromkeys(source for source in unknown if source)) or "the published values"
+        yield UNKNOWN_RULE.format(sources=sources)
+    if any(published.std is None for published in varying):
+        yield SINGLE_RULE
+    if len(varying) < len(cells):
+        yield EXACT_RULE
 
 
 def _filled(model: TableModel, comparisons: dict[tuple[str, str], Comparison], rule: str) -> TableModel:
@@ -192,13 +219,18 @@ def _filled(model: TableModel, comparisons: dict[tuple[str, str], Comparison], r
     return replace(model, rows=rows, rules=(*model.rules, rule))
 
 
-def with_published(ours: Summary, published: PublishedValue) -> Comparison:
-    """Our mean beside a published one; see the module for the rule."""
-    unit = 10.0 ** -places(published.value)
+def with_published(ours: Summary, published: PublishedValue, *, scale: float = 1.0, exact: bool = False) -> Comparison:
+    """Our mean beside a published one; see the module for the rule.
+
+    `scale` is the factor with which the published value was printed; `exact` values do not vary with the seed.
+    """
+    unit = 10.0 ** -places(published.value, scale) / scale
+    n, difference = (ours.n, published.runs), ours.mean - published.value
+    if exact:
+        verdict = "agrees" if abs(difference) <= unit * (1 + 1e-9) else "differs"
+        return Comparison(PAPER, Difference(difference, n=n), verdict, margin=unit)
     margin = MARGIN_SHARE * abs(published.value) if published.std is None else MARGIN_STDS * published.std
     margin = max(margin, unit)
-    n = (ours.n, 1 if published.std is None else published.seeds)
-    difference = ours.mean - published.value
     error, dof = _standard_error(ours, published, unit)
     if math.isnan(error):
         return Comparison(PAPER, Difference(difference, n=n), "cannot tell", margin=margin)
@@ -218,16 +250,13 @@ def _standard_error(ours: Summary, published: PublishedValue, unit: float) -> tu
     The error of rounding is uniform over a unit of the last digit, so that its variance is unit² / 12.
     """
     rounding = unit**2 / 12
-    known = published.std is not None and published.seeds > 1
-    if ours.n >= 2 and known:
-        parts = [
-            (ours.std**2 / ours.n, ours.n - 1),
-            ((published.std or 0.0) ** 2 / published.seeds, published.seeds - 1),
-        ]
+    theirs, runs = published.std, published.runs
+    if ours.n >= 2 and theirs is not None:
+        parts = [(ours.std**2 / ours.n, ours.n - 1), (theirs**2 / runs, runs - 1)]
     elif ours.n >= 2:
         parts = [(ours.std**2 * (1 + 1 / ours.n), ours.n - 1)]
-    elif known:
-        parts = [((published.std or 0.0) ** 2 * (1 + 1 / published.seeds), published.seeds - 1)]
+    elif theirs is not None:
+        parts = [(theirs**2 * (1 + 1 / runs), runs - 1)]
     else:
         return math.nan, math.nan
     variance = rounding + sum(part for part, _ in parts)
@@ -235,7 +264,14 @@ def _standard_error(ours: Summary, published: PublishedValue, unit: float) -> tu
     return math.sqrt(variance), min(variance**2 / spread, 1e6) if spread else 1e6
 
 
-def places(value: float) -> int:
-    """Digits after the decimal point of a published number, as it was written: 1 for 16.9 and 100.0, 3 for 0.004."""
-    mantissa, _, exponent = repr(float(value)).partition("e")
-    return max(0, len(mantissa.partition(".")[2]) - int(exponent or 0))
+def places(value: float, scale: float = 1.0) -> int:
+    """Digits after the decimal point of a published number as it was printed, `scale` times its value.
+
+    1 for 16.9 and 100.0, 3 for 0.004; with a scale of 1e-6, 1 for 124400000.
+    """
+    if scale != 1.0:
+        # Decimal numbers: in binary ones, 124400000 times 1e-6 is 124.39999999999999.
+        exponent = (Decimal(repr(value)) * Decimal(repr(scale))).normalize().as_tuple().exponent
+        return max(0, -int(exponent))
+    mantissa, _, power = repr(float(value)).partition("e")
+    return max(0, len(mantissa.partition(".")[2]) - int(power or 0))

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from cope_sweep.errors import NotFoundError
 from cope_sweep.results.significance import Difference, holm, two_rows
 from cope_sweep.store import QueryError, RunRecord, Store
 from cope_sweep.store.index import summaries
@@ -75,7 +76,10 @@ class StoreDifference:
 
 
 def store_difference(store: Store, left: str, right: str) -> StoreDifference:
-    """The difference of two runs or two sweeps, by their ids. Raises QueryError where there is none, StoreError."""
+    """The difference of two runs or two sweeps, by their ids.
+
+    Raises NotFoundError for an unknown id, QueryError for a run and a sweep, StoreError.
+    """
     sides = [_members(store, name) for name in (left, right)]
     is_sweep = [bool(SWEEP_ID.fullmatch(name)) for name in (left, right)]
     if is_sweep[0] != is_sweep[1]:
@@ -96,16 +100,16 @@ def store_difference(store: Store, left: str, right: str) -> StoreDifference:
 
 
 def _members(store: Store, name: str) -> list[Member]:
-    """The run, or the runs of the sweep, with this id."""
+    """The run with this id, or the runs of the sweep with this id."""
     if SWEEP_ID.fullmatch(name):
         if store.index.sweep(name) is None:
-            raise QueryError(f"no sweep {name} in the store {store.location}; `cope-sweep status` lists them")
+            raise NotFoundError(summaries.no_sweep(store.index, name, store.location))
         rows = summaries.sweep_rows(store.index, name)
     else:
         rows = {name: name}
     records, specs = store.index.records(rows), store.index.specs(rows)
     if not SWEEP_ID.fullmatch(name) and name not in records:
-        raise QueryError(f"no run {name[:40]!r} in the store {store.location}; `cope-sweep runs` lists them")
+        raise NotFoundError(summaries.no_run(store.index, name, store.location))
     return [Member(records.get(i) or RunRecord(i), row, specs.get(i, {})) for i, row in rows.items()]
 
 

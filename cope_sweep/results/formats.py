@@ -6,11 +6,12 @@ An installed package adds one by an entry point of the group `cope_sweep.formats
 from __future__ import annotations
 
 import importlib.metadata
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
+
+from pydantic_core import to_json
 
 from cope_sweep.store import QueryError
 
@@ -33,7 +34,7 @@ class Format:
     render: Callable[[Table, str | None], bytes]
     """The table in this format. The second argument is the URL of a list of runs, or None: see `render.html`."""
     render_runs: Callable[[Table], bytes] | None = None
-    """One line for each run; None: this format has no such form."""
+    """One line for each run; None: this format cannot show single runs."""
     binary: bool = False
     """Whether it is not text."""
 
@@ -70,7 +71,8 @@ def find_format(name: str) -> Format:
 
 
 def _json(table: Table, runs_url: str | None) -> bytes:
-    return (json.dumps(table.to_json(), indent=2, allow_nan=False, ensure_ascii=False) + "\n").encode()
+    # The json module encodes indented documents in Python: 4 s for 100,000 runs.
+    return to_json(table.to_json(), indent=2, inf_nan_mode="null") + b"\n"
 
 
 def _terminal(table: Table, runs_url: str | None) -> bytes:

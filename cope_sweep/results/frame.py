@@ -4,6 +4,7 @@
 
     run_id, status, row, seed      `row` is the name of the plan's row
     <axis key>, …                  the label of the axis value (`model.position`: "CoPE"); missing if the row has none
+    <key of the spec>, …           other values of the configuration: `task.kind`, `train.lr`, …
     <metric>, …                    final metrics (`in_dist/token_error`); missing unless the run is finished
     facts.<name>, …                parameters, train_s, tokens_per_s, device, … of finished runs
     message                        why a run failed, was stopped or is damaged, in one line
@@ -14,11 +15,15 @@ pandas is imported when a frame is made.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from cope_sweep.plan import Plan
+from cope_sweep.spec import RunSpec
 from cope_sweep.store import RunRecord, Store
+from cope_sweep.store.index.flatten import flatten
+from cope_sweep.store.index.model import Value
+from cope_sweep.store.index.tables import SECTIONS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -52,6 +57,9 @@ def frame_of_records(plan: Plan, records: Mapping[str, RunRecord]) -> pd.DataFra
         "seed": pd.Series([run.seed for _, run in runs], dtype="int64"),
     }
     columns |= {key: pd.Series([row.labels.get(key) for row, _ in runs], dtype="str") for key in plan.axes}
+    configurations = _configurations(run for _, run in runs)
+    keys = dict.fromkeys(key for each in configurations for key in each)
+    columns |= {key: _typed_series([each.get(key) for each in configurations]) for key in keys if key not in columns}
     columns |= {name: pd.Series([record.value(name) for record in finished], dtype="float64") for name in metrics}
     columns |= {
         f"facts.{name}": _typed_series([record.facts.get(name) for record in finished])
@@ -60,6 +68,21 @@ def frame_of_records(plan: Plan, records: Mapping[str, RunRecord]) -> pd.DataFra
     }
     columns["message"] = pd.Series([record.message for record in ordered], dtype="str")
     return pd.DataFrame(columns)
+
+
+def _configurations(runs: Iterable[RunSpec]) -> list[dict[str, Value]]:
+    """The values of each run's spec by dotted key, without the seed. Runs share parts, so each is converted once."""
+    known: dict[int, dict[str, Value]] = {}
+    found = []
+    for run in runs:
+        values: dict[str, Value] = {}
+        for section in SECTIONS:
+            part = getattr(run, section)
+            if id(part) not in known:
+                known[id(part)] = dict(flatten(part.model_dump(mode="json"), section))
+            values |= known[id(part)]
+        found.append(values)
+    return found
 
 
 def curves(plan: Plan, store: Store) -> pd.DataFrame:

@@ -7,7 +7,7 @@ Its digits are those of the metric, or of the published value beside it if that 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from cope_sweep.results.compare import PAPER, places
@@ -61,13 +61,13 @@ class Layout:
 def layout(model: TableModel) -> Layout:
     """The texts of a table.
 
-    Columns: axes; parameters if known; each metric, its published values and its comparison, if any row has them; and
-    the progress of the runs if some are missing.
+    Columns: axes; parameters, if known and not a metric of the table; each metric, its published values and its
+    comparison, if any row has them; and the progress of the runs, if some are missing.
     """
     published = {c.name for c in model.columns if any(row.metrics[c.name].published for row in model.rows)}
     compared = {c.name for c in model.columns if any(row.metrics[c.name].comparison for row in model.rows)}
     incomplete = any(not row.complete for row in model.rows)
-    sized = any(row.parameters is not None for row in model.rows)
+    sized = any(row.parameters is not None for row in model.rows) and not any(c.exact for c in model.columns)
     headers = [ColumnHeader(name, numeric=False) for name in model.axes.values() or ["row"]]
     headers += [ColumnHeader("parameters")] if sized else []
     for column in model.columns:
@@ -106,14 +106,14 @@ def decimals_of(column: Column, cell: MetricCell) -> int:
     digits = column.decimals
     if cell.published is not None:
         digits = max(digits, _published_decimals(cell.published, column))
-    mean = abs(cell.summary.mean)
+    mean = abs(cell.summary.mean) * column.scale
     if 0 < mean < 0.5 * 10.0**-digits:
         digits = math.ceil(-math.log10(mean))
     return min(digits, MAX_DECIMALS)
 
 
 def _published_decimals(published: PublishedValue, column: Column) -> int:
-    written = (places(value) for value in (published.value, published.std) if value is not None)
+    written = (places(value, column.scale) for value in (published.value, published.std) if value is not None)
     return min(max(column.decimals, *written), MAX_DECIMALS)
 
 
@@ -122,12 +122,13 @@ def _metric_cell(metric: MetricCell, column: Column, row: TableRow) -> TextCell:
     if summary.n == 0:
         return TextCell(MISSING, hint=row.progress)
     digits = decimals_of(column, metric)
-    text = f"{summary.mean:.{digits}f}"
+    show = _printer(column, digits)
+    text = show(summary.mean)
     hints = [f"n = {summary.n}"]
     if summary.n > 1:
-        text += f" ± {summary.std:.{digits}f}"
-        hints.append(_interval_hint(metric, digits))
-        hints.append(f"median {summary.median:.{digits}f}, range {summary.low:.{digits}f} … {summary.high:.{digits}f}")
+        text += "" if column.exact else f" ± {show(summary.std)}"
+        hints.append(_interval_hint(metric, show))
+        hints.append(f"median {show(summary.median)}, range {show(summary.low)} … {show(summary.high)}")
     if metric.stuck:
         hints.append(f"{len(metric.stuck)} of {summary.n} seeds stuck: {', '.join(map(str, metric.stuck))}")
     if summary.n != row.seeds:
@@ -136,20 +137,25 @@ def _metric_cell(metric: MetricCell, column: Column, row: TableRow) -> TextCell:
     return TextCell(text, metric.best, "; ".join(hints), runs)
 
 
-def _interval_hint(metric: MetricCell, digits: int) -> str:
+def _printer(column: Column, digits: int, sign: str = "") -> Callable[[float], str]:
+    """Prints values of a column in its unit."""
+    return lambda value: format(value * column.scale, f"{sign}.{digits}f")
+
+
+def _interval_hint(metric: MetricCell, show: Callable[[float], str]) -> str:
     summary = metric.summary
     if math.isnan(summary.ci_low):
         return "no interval: all seeds are at the end of the range"
-    return f"95 % interval {summary.ci_low:.{digits}f} … {summary.ci_high:.{digits}f} ({summary.method})"
+    return f"95 % interval {show(summary.ci_low)} … {show(summary.ci_high)} ({summary.method})"
 
 
 def _published_cell(published: PublishedValue | None, column: Column) -> TextCell:
     if published is None:
         return TextCell(MISSING)
-    digits = _published_decimals(published, column)
-    text = f"{published.value:.{digits}f}"
+    show = _printer(column, _published_decimals(published, column))
+    text = show(published.value)
     if published.std is not None:
-        text += f" ± {published.std:.{digits}f}"
+        text += f" ± {show(published.std)}"
     return TextCell(text, hint=published.source)
 
 
@@ -158,15 +164,16 @@ def _comparison_cell(cell: MetricCell, column: Column) -> TextCell:
     if comparison is None:
         return TextCell(MISSING)
     found, digits = comparison.difference, decimals_of(column, cell)
-    text = f"{found.difference:+z.{digits}f}"
-    interval = "" if math.isnan(found.ci_low) else f"[{found.ci_low:.{digits}f}, {found.ci_high:.{digits}f}]"
+    show = _printer(column, digits)
+    text = _printer(column, digits, "+z")(found.difference)
+    interval = "" if math.isnan(found.ci_low) else f"[{show(found.ci_low)}, {show(found.ci_high)}]"
     hint = [f"n = {found.n[0]} and {found.n[1]}"] + ([f"95 % interval {interval}"] if interval else [])
     if comparison.against == PAPER:
-        hint.append(f"margin {comparison.margin or 0:.{digits}f}")
+        hint.append(f"margin {show(comparison.margin or 0)}")
         return TextCell(f"{text}: {comparison.verdict}", hint="; ".join(hint))
     return TextCell(
         f"{text} {interval}".strip() + f": {_p_text(comparison)}",
-        hint="; ".join([*hint, *_details(comparison, digits)]),
+        hint="; ".join([*hint, *_details(comparison, show)]),
     )
 
 
@@ -177,14 +184,14 @@ def _p_text(comparison: Comparison) -> str:
     return f"{comparison.verdict}, {p}"
 
 
-def _details(comparison: Comparison, digits: int) -> Iterable[str]:
+def _details(comparison: Comparison, show: Callable[[float], str]) -> Iterable[str]:
     found = comparison.difference
     if found.test:
         yield f"{found.test}: p = {found.p:.3g}, exact p = {found.p_exact:.3g}"
     if not math.isnan(found.effect):
         yield f"Hedges' g {found.effect:.2f} [{found.effect_low:.2f}, {found.effect_high:.2f}]"
     if not math.isnan(found.detectable):
-        yield f"detectable with 80 % power: {found.detectable:.{digits}f}"
+        yield f"detectable with 80 % power: {show(found.detectable)}"
 
 
 def _note(model: TableModel) -> str:

@@ -1,4 +1,4 @@
-"""What must be equal for rows to be comparable and is not part of a run's spec: data, tokenizer, precision."""
+"""Facts that must be equal for rows to be comparable and are not part of a spec: data, tokenizer, precision."""
 
 from __future__ import annotations
 

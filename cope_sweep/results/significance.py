@@ -1,9 +1,10 @@
-"""Tests of a difference between two rows, or between a row and a published mean, by scipy.
+"""Tests of the difference between two rows, by scipy.
 
-`two_rows` pairs the runs by seed where the rows share seeds, because a seed fixes the generated data and its order.
-Its p is that of the paired t test, else of Welch's. The exact p needs no distribution: sign flips of the differences,
-or permutations of the runs. It cannot be less than 2 / 2ⁿ of n pairs, so it is shown beside the other. It replaces the
-other where the runs do not vary, so that there is no t.
+`two_rows` pairs the runs by seed where the rows share seeds, because a seed fixes the generated data and its order. It
+uses the paired t test for pairs, and Welch's t test otherwise. It also computes an exact p, which assumes no
+distribution: by sign flips of paired differences, or by permutations of the runs. With n pairs the exact p is at least
+2 / 2ⁿ, which few seeds cannot bring below 5 %, so both are given. If the runs of both rows do not vary, t is undefined,
+and the exact p is used.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class Difference:
     n: tuple[int, int] = (0, 0)
     paired: bool = False
     test: str = ""
-    """`paired t`, `Welch t`, or or the exact test whose p is used where a t is not defined; empty: too few runs."""
+    """`paired t`, `Welch t`, or the exact test whose p is used where t is undefined; empty: too few runs."""
 
 
 def two_rows(row: Mapping[int, float], other: Mapping[int, float]) -> Difference:
@@ -63,7 +64,7 @@ def _paired(a: Sequence[float], b: Sequence[float]) -> Difference:
     differences = [x - y for x, y in zip(a, b, strict=True)]
     mean, std = _mean(differences), _std(differences)
     if _std(a) == _std(b) == 0:
-        return _independent(a, b)  # pairs of equal values tell nothing that the runs do not
+        return _independent(a, b)  # without variation, pairs hold no more information than the runs
     exact = _exact(a, b, paired=True)
     if std == 0:
         return Difference(mean, p=exact, p_exact=exact, n=(n, n), paired=True, test="sign flips")

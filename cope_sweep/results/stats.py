@@ -2,8 +2,9 @@
 
 The interval is Student's, on a scale that keeps it inside the metric's range (`Bounds`): the t interval of the logit of
 the mean for percentages, of its logarithm for metrics that are never negative, both by the delta method, as in R's
-`survey::svyciprop(method = "logit")`; plain otherwise. From `BOOTSTRAP_FROM` seeds it is the BCa bootstrap (Efron,
-1987), which needs no distribution. Where all values lie at the same end of the range, seeds alone give no interval.
+`survey::svyciprop(method = "logit")`; the plain t interval otherwise. With `BOOTSTRAP_FROM` seeds or more, it is the
+BCa bootstrap interval (Efron, 1987), which assumes no distribution. If all values are at the same end of the range,
+there is no interval.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ RESAMPLES = 2_000
 """Resamples of a bootstrap, drawn with a fixed seed."""
 
 STUCK_FROM = 3
-"""Number of seeds from which stuck ones can be told."""
+"""Smallest number of seeds in which stuck ones are looked for."""
 STUCK_DEVIATIONS = 3.0
 """A stuck seed is worse than the median by more than this many standard deviations, estimated from the MAD, …"""
 STUCK_RANGE_SHARE = 0.1
@@ -54,7 +55,7 @@ NON_NEGATIVE_NAMES = ("loss", "perplexity", "bits_per")
 
 
 def bounds_of(name: str, unit: str) -> Bounds:
-    """The range of a metric, as far as its name and unit tell."""
+    """The range of a metric, by its unit and name."""
     if unit == "%":
         return PERCENT
     quantity = name.rpartition("/")[2]

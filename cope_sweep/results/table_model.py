@@ -1,4 +1,4 @@
-"""The content of a table as plain values; every output format is rendered from it."""
+"""The content of a table as plain values, from which every output format is rendered."""
 
 from __future__ import annotations
 
@@ -17,6 +17,9 @@ from cope_sweep.store import RunRecord, Status
 
 STATUSES: tuple[Status, ...] = ("finished", "stopped", "failed", "damaged", "running", "interrupted", "pending")
 
+LEAST_RUNS = 2
+"""The smallest number of runs that has a standard deviation."""
+
 
 @dataclass(frozen=True)
 class Column:
@@ -29,6 +32,13 @@ class Column:
     goal: Literal["min", "max"]
     unit: str
     decimals: int
+    scale: float = 1.0
+    """Factor of printed values; the unit is that of the product."""
+
+    @property
+    def exact(self) -> bool:
+        """Whether the value follows from the row's configuration, so that seeds do not change it."""
+        return self.name == "facts.parameters"
 
     @property
     def bounds(self) -> Bounds:
@@ -43,8 +53,13 @@ class PublishedValue:
     value: float
     std: float | None
     source: str
-    seeds: int = 3
-    """Number of runs behind the standard deviation."""
+    seeds: int | None = None
+    """Number of runs behind the standard deviation; None: the source does not say."""
+
+    @property
+    def runs(self) -> int:
+        """Number of runs that a comparison assumes: 1 without a standard deviation, at least 2 with one."""
+        return 1 if self.std is None else self.seeds or LEAST_RUNS
 
 
 @dataclass(frozen=True)
@@ -146,7 +161,15 @@ def table_model(plan: Plan, records: Mapping[str, RunRecord]) -> TableModel:
     """The table of `plan`; `records` maps its run ids to their records."""
     content = plan.ablation.content
     columns = tuple(
-        Column(metric.name, metric.label or metric.name, metric.title, metric.goal, metric.unit, metric.decimals)
+        Column(
+            metric.name,
+            metric.label or metric.name,
+            metric.title,
+            metric.goal,
+            metric.unit,
+            metric.decimals,
+            metric.scale,
+        )
         for metric in content.metrics
     )
     rows = [_table_row(row, records, columns) for row in plan.rows]

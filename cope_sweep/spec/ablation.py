@@ -61,6 +61,11 @@ class Metric(Frozen):
     label: str | None = Field(default=None, description="The column's title; null: the name.")
     goal: Goal = Field(default="min", description="Whether lower or higher values are better.")
     unit: str = Field(default="", description="Shown in the title, for example `%`.")
+    scale: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
+        default=1.0,
+        description="Tables print values times this factor: 1e-6 and the unit `M` for millions. Exported values, "
+        "such as those of CSV and JSON, are not scaled.",
+    )
     decimals: Annotated[int, Field(ge=0, le=6)] = Field(default=2, description="Digits after the decimal point.")
 
     @property
@@ -78,8 +83,10 @@ class Published(Frozen):
     )
     values: dict[MetricName, float] = Field(description="Metric name → published value.")
     std: dict[MetricName, float] = Field(default={}, description="Metric name → published standard deviation.")
-    seeds: Annotated[int, Field(ge=1)] = Field(
-        default=3, description="Number of runs behind the values that have a standard deviation."
+    seeds: Annotated[int | None, Field(ge=2)] = Field(
+        default=None,
+        description="Number of runs behind the values that have a standard deviation; null: the source does not say. "
+        "A comparison then assumes 2, the smallest number that has a standard deviation.",
     )
     source: str = Field(default="", description="Where the numbers are from, for example `Table 1`.")
 

@@ -60,12 +60,16 @@ def explain(error: Any, model: type[BaseModel]) -> tuple[KeyPath, str]:
 
 
 def suggest(name: str, accepted: Iterable[str]) -> str:
-    """The end of a message about an unknown name: `; did you mean 'x'? accepted: x, y`. Empty if none is accepted."""
+    """The end of a message about an unknown name: `; did you mean 'x'? accepted: x, y`. Empty if none is accepted.
+
+    The most similar name is proposed, whatever its case; of names that differ in case only, the first.
+    """
     accepted = list(accepted)
     if not accepted:
         return ""
-    close = difflib.get_close_matches(name, accepted, n=1, cutoff=0.5)
-    hint = f"; did you mean {close[0]!r}?" if close else ";"
+    by_folded = {each.casefold(): each for each in reversed(accepted)}
+    close = difflib.get_close_matches(name.casefold(), by_folded, n=1, cutoff=0.5)
+    hint = f"; did you mean {by_folded[close[0]]!r}?" if close else ";"
     return f"{hint} accepted: {', '.join(accepted)}"
 
 

@@ -1,4 +1,4 @@
-"""Figures of an ablation file: what to draw, as data. `results` draws them."""
+"""Figures that an ablation file declares. `cope_sweep.figures` draws them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Metrics = Annotated[list[MetricName], Field(min_length=1)]
 
 class _Figure(Frozen):
     title: str = Field(default="", description="Above the figure.")
-    source: str = Field(default="", description="The figure of the paper that it makes again, as `Figure 5`.")
+    source: str = Field(default="", description="The figure of the paper that it reproduces, for example `Figure 5`.")
     rows: dict[str, Json] = Field(
         default={}, description="The rows to draw: axis keys, and labels or values; of a list, any. Empty: all rows."
     )
@@ -81,8 +81,8 @@ class Maps(_Figure):
     )
     heads: Annotated[list[Head], Field(min_length=1)] | Positive = Field(
         default=1,
-        description="[layer, head] pairs, counted from 0; or a number: so many heads whose gates separate the marked "
-        "tokens best (AUC).",
+        description="[layer, head] pairs, counted from 0; or the number of heads to draw: those whose gates separate "
+        "the marked tokens best (AUC).",
     )
 
 

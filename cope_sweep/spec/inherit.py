@@ -11,24 +11,24 @@ from cope_sweep.spec.explain import suggest
 from cope_sweep.spec.source import Json, KeyPath, Source, SpecError, read_source
 
 NAME = re.compile(r"[A-Za-z0-9_-]+")
-"""A bare name leads to no other folder."""
+"""Names without separators, so that no file of another folder can be named."""
 SUFFIXES = (".yaml", ".yml")
 OWN_KEYS = ("title", "hypothesis", "reproduces", "figures", "inherit")
 """Keys that describe one file and are not inherited."""
 
 
 def with_inherited(source: Source, folder: Path | None) -> Source:
-    """The file with what it inherits filled in, and the `parents` that it was read from.
+    """The file with the inherited keys, and the `parents` that they were read from.
 
-    A key of the file replaces the inherited one. Mappings merge by key, with three exceptions: an axis is replaced as a
-    whole, so is a mapping with another `kind`, and `null` removes an inherited axis or scale.
+    A key of the file replaces the inherited one. Mappings merge by key, with three exceptions. An axis is replaced as a
+    whole. A mapping with another `kind` is replaced as a whole. `null` removes an inherited axis or scale.
 
     Args:
         source: The parsed file.
         folder: The only folder that files are read from; None: no file is read.
 
     Raises:
-        SpecError: The name is no name of a file of `folder`, or files inherit from one another in a circle.
+        SpecError: `folder` has no file of this name, or files inherit from one another in a circle.
     """
     chain = [source]
     while chain[-1].data.get("inherit") is not None:
@@ -48,7 +48,8 @@ def _parent(chain: list[Source], folder: Path | None) -> Source:
     if not isinstance(name, str) or not NAME.fullmatch(name):
         raise child.error(
             path,
-            f"{name!r} is no name of an ablation; write that of a file of the same folder, as in inherit: wikitext",
+            f"{name!r} is not the name of an ablation; write the name of a file of the same folder, as in "
+            "inherit: wikitext",
         )
     if folder is None:
         raise child.error(path, f"{name!r} cannot be read, because this text belongs to no folder; remove the key")
@@ -69,8 +70,8 @@ def _lines_in(each: Source, source: Source) -> dict[KeyPath, int | str]:
     """The lines of a file of the chain, as error messages about `source` show them."""
     if each is source:
         return dict(each.lines)
-    heir = source.location(("inherit",))
-    return {path: f"{each.name}:{line} (inherited by {heir})" for path, line in each.lines.items()}
+    child = source.location(("inherit",))
+    return {path: f"{each.name}:{line} (inherited by {child})" for path, line in each.lines.items()}
 
 
 def _merged(

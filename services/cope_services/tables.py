@@ -58,14 +58,12 @@ class Tables:
         self, name: str, scale: str | None, output_format: Format, *, runs: bool = False, against: str | None = None
     ) -> RenderedBody:
         """The table of an ablation. With `runs`, formats that can have a line for each run. Raises UserError."""
-        from cope_sweep.results import table
-
         loaded = self.queries.load(name, scale)
         state = _digest((self.queries.version(loaded), against))
         etag = _digest((state, output_format.name, runs))
 
         def render() -> bytes:
-            whole = self._tables(state, lambda: table(loaded.plan, self.queries.store, against=against))
+            whole = self._tables(state, lambda: self.queries.table(loaded.plan, against=against))
             if runs and output_format.render_runs is not None:
                 return output_format.render_runs(whole)
             return output_format.render(whole, RUNS_URL)

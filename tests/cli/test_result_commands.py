@@ -130,7 +130,7 @@ def test_report_exports_every_run(stored):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["status", "0123456789abcdef"], "no run 0123456789abcdef"),
+        (["status", "0123456789abcdef"], "no run '0123456789abcdef'"),
         (["status", "20260101-000000-abcd"], "no sweep '20260101-000000-abcd'"),
         (["status", "--index", "mysql://x"], "is no index; accepted: sqlite:///PATH and postgresql://"),
         (["report", "tiny", "--format", "parquet"], "name a file"),

@@ -124,7 +124,7 @@ def test_a_run_in_every_state(used, plan):
     assert planned.spec["model"]["layers"] == 3
     with pytest.raises(NotFoundError, match="16 hexadecimal digits"):
         used.run("../x")
-    with pytest.raises(NotFoundError, match="no run 0123456789abcdef"):
+    with pytest.raises(NotFoundError, match="no run '0123456789abcdef'"):
         used.run("0123456789abcdef")
 
 

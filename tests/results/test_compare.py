@@ -1,6 +1,7 @@
 import math
 
 import pytest
+import scipy.stats
 
 from cope_sweep.plan import expand
 from cope_sweep.results import table
@@ -15,7 +16,12 @@ from tests.results.test_table_model import model_of
 
 METRIC = [{"name": "in_dist/token_error", "label": "In-dist.", "unit": "%"}]
 PUBLISHED = [
-    {"match": {"model.position": label}, "values": {"in_dist/token_error": value}, "std": {"in_dist/token_error": std}}
+    {
+        "match": {"model.position": label},
+        "values": {"in_dist/token_error": value},
+        "std": {"in_dist/token_error": std},
+        "seeds": 3,
+    }
     for label, value, std in (("CoPE", 4.9, 0.4), ("a_b <c>", 20.3, 2.9), ("None", 21.7, 7.9))
 ]
 
@@ -55,6 +61,47 @@ def test_verdicts(values, value, std, expected):
     assert verdict(values, value, std).verdict == expected
 
 
+def test_without_a_number_of_seeds_two_are_assumed():
+    """Error² 1/5 + 1.44/2 + 0.1²/12 = 0.920833; ν = 0.920833² / (0.2²/4 + 0.72²/1) = 1.6047."""
+    ours = [3.7753, 4.5, 5.0, 5.5, 6.2247]
+    unknown, three = verdict(ours, 5.2, 1.2, seeds=None), verdict(ours, 5.2, 1.2, seeds=3)
+    assert unknown == verdict(ours, 5.2, 1.2, seeds=2)
+    assert unknown.difference.n == (5, 2)
+    variance = summarise(ours).std ** 2 / 5 + 1.44 / 2 + 0.01 / 12
+    dof = variance**2 / ((summarise(ours).std ** 2 / 5) ** 2 / 4 + 0.72**2)
+    assert unknown.difference.ci_high - unknown.difference.difference == pytest.approx(
+        scipy.stats.t.ppf(0.975, dof) * math.sqrt(variance)
+    )
+    assert (three.verdict, unknown.verdict) == ("agrees", "cannot tell")
+
+
+@pytest.mark.parametrize(("ours", "expected"), [(123_651_840, "agrees"), (123.8e6, "agrees"), (124.4e6, "differs")])
+def test_a_number_of_parameters_does_not_vary(ours, expected):
+    """One run tells; the unit of the last digit is that of 123.7 M."""
+    found = with_published(summarise([ours]), PublishedValue(123.7e6, None, "Table 5"), scale=1e-6, exact=True)
+    assert found.verdict == expected
+    assert found.margin == pytest.approx(1e5)
+
+
+def test_what_is_assumed_about_published_values_is_printed():
+    parameters = [{"name": "facts.parameters", "unit": "M", "scale": 1e-6, "decimals": 0}]
+    values = {"in_dist/token_error": 5.0, "facts.parameters": 124.4e6}
+    row = {"match": {"model.position": "CoPE"}, "values": values, "source": "Table 9"}
+
+    def rules(**published):
+        plan = plan_of(published=[row | published], metrics=[*METRIC, *parameters], seeds=[0, 1, 2])
+        model = compared(model_of(plan, 4.8, 4.9, 5.0, parameters=123_653_376), "paper")
+        return layout(model).rules[0], [cell.text for cell in layout(model).rows[0]]
+
+    text, drawn = rules()
+    assert "without a standard deviation count as one run" in text
+    assert "does not say how many seeds" not in text
+    assert drawn[-4:-1] == ["123.7", "124.4", "-0.7: differs"]
+    assert "does not say how many seeds are behind Table 9; 2 are" in rules(std={"in_dist/token_error": 1.0})[0]
+    assert "2 are assumed" not in rules(std={"in_dist/token_error": 1.0}, seeds=3)[0]
+    assert text.endswith("The number of parameters agrees within one unit of the last published digit.")
+
+
 def test_more_published_seeds_make_a_verdict_sharper():
     wide, narrow = (verdict([4.0, 5.0, 6.0, 5.0, 5.0], 5.0, 3.0, seeds) for seeds in (3, 30))
     assert narrow.difference.ci_high < wide.difference.ci_high
@@ -63,6 +110,11 @@ def test_more_published_seeds_make_a_verdict_sharper():
 @pytest.mark.parametrize(("value", "digits"), [(16.9, 1), (100.0, 1), (0.004, 3), (0.03, 2), (5e-05, 5), (7.0, 1)])
 def test_places_of_published_numbers(value, digits):
     assert places(value) == digits
+
+
+@pytest.mark.parametrize(("value", "digits"), [(124.4e6, 1), (20.8e6, 1), (123e6, 0), (1_234_567, 6)])
+def test_places_of_millions(value, digits):
+    assert places(value, 1e-6) == digits
 
 
 def cells(model, metric="in_dist/token_error"):

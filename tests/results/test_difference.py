@@ -2,6 +2,7 @@ import json
 
 import pytest
 
+from cope_sweep.errors import NotFoundError
 from cope_sweep.results.difference import store_difference
 from cope_sweep.store import QueryError
 from tests.queries.test_queries import sweep_of
@@ -62,7 +63,21 @@ def test_unknown_names_and_mixed_kinds(store):
     store.write_sweep(sweep_of(plan, [plan.runs[0]], FIRST))
     with pytest.raises(QueryError, match="a run and a sweep cannot be compared"):
         store_difference(store, plan.runs[0].run_id, FIRST)
-    with pytest.raises(QueryError, match="no run 'nothing' in the store"):
+    with pytest.raises(NotFoundError, match="no run 'nothing' in the store"):
         store_difference(store, plan.runs[0].run_id, "nothing")
-    with pytest.raises(QueryError, match=f"no sweep {SECOND} in the store"):
+    with pytest.raises(NotFoundError, match=f"no sweep '{SECOND}' in the store"):
         store_difference(store, FIRST, SECOND)
+
+
+def test_similar_ids_are_proposed(store):
+    plan = plan_of()
+    run_id = plan.runs[0].run_id
+    finish(store, plan.runs[0], {})
+    store.write_sweep(sweep_of(plan, [plan.runs[0]], FIRST))
+    with pytest.raises(NotFoundError, match=f"no run '{run_id[:8]}' in .*; did you mean {run_id}?"):
+        store_difference(store, run_id, run_id[:8])
+    with pytest.raises(NotFoundError, match=f"; did you mean {FIRST}?"):
+        store_difference(store, FIRST[:-1] + "e", FIRST)
+    with pytest.raises(NotFoundError) as unlike:
+        store_difference(store, run_id, "%%%%%%%%")
+    assert "did you mean" not in str(unlike.value), "% is no wildcard"

@@ -5,6 +5,7 @@ import pandas as pd
 import pytest
 
 from cope_sweep.results import curves, frame, table
+from cope_sweep.results.runs import run_table
 from cope_sweep.store import Lease
 from cope_sweep.store.reading import read_run
 from tests.results.ablations import COUNTING, begin, end, fail, finish, plan_of, stop
@@ -24,6 +25,22 @@ def test_an_untrained_ablation_has_one_line_per_run(plan, store):
     assert got["seed"].tolist() == [0, 1] * 3
     assert got["in_dist/token_error"].isna().all()
     assert got["dense/loss"].dtype == "float64"
+
+
+def test_the_configuration_of_every_run_is_in_its_line(plan, store):
+    """Also of runs that were not begun; equal to what the table of all runs of a store says of the others."""
+    finish(store, plan.rows[0].runs[0], {"in_dist/token_error": 1.5})
+    got = frame(plan, store).set_index("run_id")
+    stored = run_table(store).to_pylist()[0]
+    keys = [key for key in stored if key.startswith(("task.", "model.", "train.", "evaluate."))]
+    line = got.loc[stored["run_id"]]
+    assert {key: line[key] for key in keys if key != "model.position"} == {
+        key: stored[key] for key in keys if key != "model.position"
+    }
+    assert line["model.position"] == "CoPE", "an axis has its label"
+    assert got["train.steps"].tolist() == [6] * 6
+    assert got["model.position.0.p_max"].notna().sum() == 2
+    assert got.columns.is_unique
 
 
 def test_each_status_has_its_values(plan, store):

@@ -184,4 +184,14 @@ def test_two_runs_are_compared(client: httpx.Client, sample: SampleStore) -> Non
     assert [each["key"] for each in found["spec"]] == [
         each.key for each in store_difference(sample.store, first, second).spec
     ]
-    assert "no run 'x'" in get(client, "/diff", 422, params={"left": first, "right": "x"})["error"]["message"]
+
+
+@pytest.mark.parametrize("unknown", ["x", "0123456789abcdef", "20200101-000000-abcd"])
+def test_an_unknown_run_or_sweep_is_not_found(client: httpx.Client, sample: SampleStore, unknown: str) -> None:
+    for sides in ((sample.ids[0], unknown), (unknown, sample.ids[0])):
+        error = get(client, "/diff", 404, params=dict(zip(("left", "right"), sides, strict=True)))["error"]
+        assert error["type"] == "not_found"
+    near = get(client, "/diff", 404, params={"left": sample.ids[0][:-1], "right": unknown})["error"]["message"]
+    assert f"did you mean {sample.ids[0]}" in near
+    assert get(client, f"/sweeps/{unknown}", 404)["error"]["type"] == "not_found"
+    assert get(client, "/runs", 404, params={"sweep": unknown})["error"]["type"] == "not_found"

@@ -63,3 +63,9 @@ def test_suggestions():
     assert suggest("lauers", ["layers", "heads"]) == "; did you mean 'layers'? accepted: layers, heads"
     assert suggest("zzz", iter(["layers", "heads"])) == "; accepted: layers, heads"
     assert suggest("zzz", []) == ""
+
+
+def test_suggestions_ignore_case():
+    assert suggest("Cope", ["none", "CoPE"]) == "; did you mean 'CoPE'? accepted: none, CoPE"
+    assert suggest("FLIPFLOP", ["flip_flop", "code"]).startswith("; did you mean 'flip_flop'?")
+    assert suggest("ROPE", ["RoPE", "rope"]) == "; did you mean 'RoPE'? accepted: RoPE, rope"

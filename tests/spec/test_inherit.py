@@ -122,11 +122,11 @@ def test_the_line_of_a_replaced_key_is_that_of_the_child(load, tmp_path):
     ("value", "message"),
     [
         ("parents", "no file {folder}/parents.yaml; did you mean 'parent'? accepted: child, parent"),
-        ("../parent", "'../parent' is no name of an ablation"),
-        ("/etc/passwd", "'/etc/passwd' is no name of an ablation"),
-        ("parent.yaml", "'parent.yaml' is no name of an ablation"),
-        ("''", "'' is no name of an ablation"),
-        ("[parent]", "['parent'] is no name of an ablation"),
+        ("../parent", "'../parent' is not the name of an ablation"),
+        ("/etc/passwd", "'/etc/passwd' is not the name of an ablation"),
+        ("parent.yaml", "'parent.yaml' is not the name of an ablation"),
+        ("''", "'' is not the name of an ablation"),
+        ("[parent]", "['parent'] is not the name of an ablation"),
         ("child", "files inherit from one another: child → child"),
     ],
 )

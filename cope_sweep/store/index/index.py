@@ -41,6 +41,8 @@ _RECORD_COLUMNS = [
         "updated_ms", "ended_ms", "revision", "metrics", "facts",
     )
 ]  # fmt: skip
+FETCHED_ROWS = 10_000
+"""Rows that a query takes from the database at a time."""
 _VALUES = {"metrics", "facts"}
 
 
@@ -334,7 +336,8 @@ class Index:
         """The rows of `query`, of all runs or of those with these ids."""
         if run_ids is not None:
             query = query.where(among(connection, runs.c.run_id, run_ids))
-        yield from map(tuple, connection.execute(query))
+        for rows in connection.execute(query).partitions(FETCHED_ROWS):  # row by row, fetching costs more
+            yield from map(tuple, rows)
 
 
 def part_values_of(connection: Connection, ids: Iterable[int | None]) -> dict[int, dict[str, Value]]:

@@ -6,13 +6,19 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from sqlalchemy import BindParameter, bindparam, func, select, text
+from sqlalchemy import BindParameter, ColumnElement, bindparam, func, select, text
 
 from cope_sweep.store.event import Status
 from cope_sweep.store.index.index import Index, summary_of, value_of
 from cope_sweep.store.index.model import SweepSummary, Value
 from cope_sweep.store.index.rows import among
 from cope_sweep.store.index.tables import counters, keys, run_values, runs, sweep_runs, sweeps
+
+SHOWN = 40
+"""Characters of an unknown id that a message shows."""
+SHORTEST_PREFIX, DAY = 4, 8
+"""Characters of ids of runs and of sweeps that have to be equal for a proposal."""
+PROPOSED = 3
 
 
 def version(index: Index) -> tuple[int, int]:
@@ -121,6 +127,30 @@ def sweep_rows(index: Index, sweep_id: str) -> dict[str, str]:
     query = select(sweep_runs.c.run_id, sweep_runs.c.row).where(sweep_runs.c.sweep_id == sweep_id)
     with index.database.reading() as connection:
         return {row[0]: row[1] for row in connection.execute(query.order_by(sweep_runs.c.ordinal))}
+
+
+def no_run(index: Index, name: str, location: str) -> str:
+    """A message about an unknown run, which proposes ids that begin alike."""
+    return f"no run {name[:SHOWN]!r} in the store {location}{_similar(index, runs.c.run_id, name, SHORTEST_PREFIX)}" + (
+        "; `cope-sweep runs` lists them"
+    )
+
+
+def no_sweep(index: Index, name: str, location: str) -> str:
+    """A message about an unknown sweep, which proposes ids that begin alike, such as those of the same day."""
+    return f"no sweep {name[:SHOWN]!r} in the store {location}{_similar(index, sweeps.c.sweep_id, name, DAY)}" + (
+        "; `cope-sweep status` lists them"
+    )
+
+
+def _similar(index: Index, column: ColumnElement[str], name: str, shortest: int) -> str:
+    """`; did you mean …?` with the ids that share the longest beginning, of at least `shortest` characters."""
+    with index.database.reading() as connection:
+        for length in range(min(len(name), SHOWN), shortest - 1, -1):
+            query = select(column).where(column.startswith(name[:length], autoescape=True)).order_by(column)
+            if found := list(connection.execute(query.limit(PROPOSED)).scalars()):
+                return f"; did you mean {' or '.join(found)}?"
+    return ""
 
 
 def recorded_rows(index: Index, ablation: str) -> list[tuple[str, dict[str, str]]]:

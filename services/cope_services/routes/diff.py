@@ -6,9 +6,8 @@ from fastapi import APIRouter, Query
 
 from cope_services.dependencies import ComponentsDep
 from cope_services.schemas import error_responses
-from cope_sweep.queries import settle
 
-router = APIRouter(prefix="/diff", tags=["runs"], responses=error_responses(422))
+router = APIRouter(prefix="/diff", tags=["runs"], responses=error_responses(404, 422))
 
 Side = Annotated[str, Query(description="The id of a run or sweep.", max_length=100)]
 
@@ -16,7 +15,4 @@ Side = Annotated[str, Query(description="The id of a run or sweep.", max_length=
 @router.get("")
 def get_difference(left: Side, right: Side, components: ComponentsDep) -> dict[str, Any]:
     """What differs between two runs or two sweeps: spec, facts, and metrics (right minus left) with a test."""
-    from cope_sweep.results.difference import store_difference
-
-    settle(components.queries.store)
-    return store_difference(components.queries.store, left, right).to_json()
+    return components.queries.difference(left, right).to_json()
