@@ -46,7 +46,8 @@ def run_frame(plan: Plan, records: Mapping[str, RunRecord]) -> pd.DataFrame:
     own = [records[run.run_id] for run in ordered]
     places: dict[str, Any] = {"sweep_id": pd.Series([each.sweep_id for each in own], dtype="str")}
     places |= {name: pd.Series([getattr(each, name) for each in own], dtype="Int64") for name in TIMES}
-    return pd.concat([labels[head], config, labels.drop(columns=head), pd.DataFrame(places)], axis=1)
+    others = labels.drop(columns=[*head, *(key for key in keys if key in labels)])
+    return pd.concat([labels[head], config, others, pd.DataFrame(places)], axis=1)
 
 
 def to_parquet(frame: pd.DataFrame) -> bytes:
