@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 from cope_benchmarks.data import PAPER, generated_per_s, trained_per_s, wikitext_or_stand_in
 
-from cope_sweep.spec import RunSpec, load_ablation
+from cope_sweep.spec import RunSpec, load_ablation, with_overrides
 from cope_sweep.tasks import TASKS
 from cope_sweep.train import Runtime
 from tests.tiny import tiny_run
@@ -14,7 +14,9 @@ ABLATIONS = Path(__file__).parent.parent.parent / "ablations"
 
 @pytest.mark.parametrize("kind", TASKS)
 def test_the_measured_model_is_that_of_the_ablation(kind):
-    base = load_ablation(ABLATIONS / f"{kind}.yaml").content.base
+    ablation = load_ablation(ABLATIONS / f"{kind}.yaml")
+    paper = "paper" if "paper" in ablation.content.scales else None
+    base = with_overrides(ablation, scale=paper).content.base
     measured = RunSpec.model_validate({"task": TASKS[kind]()} | PAPER[kind])
     trained = RunSpec.model_validate_json(json.dumps(base))
     assert measured.model == trained.model

@@ -193,7 +193,7 @@ def test_a_task_without_text_has_labels(prose_client: httpx.Client, prose: Prose
     [
         ({"prompt": [1]}, 400, "no model is named"),
         ({"model": "no", "prompt": [1]}, 404, "no run id"),
-        ({"model": "0123456789abcdef", "prompt": [1]}, 404, "no run 0123456789abcdef"),
+        ({"model": "0123456789abcdef", "prompt": [1]}, 404, "no run '0123456789abcdef'"),
         ({"prompt": [[1, 300]]}, 400, "prompt 0, position 1: token id 300 is out of range"),
         ({"prompt": [1] * 18}, 400, "for generation give 1 … 17"),
         ({"prompt": [1] * 401, "max_tokens": 0, "echo": True, "logprobs": 0}, 413, "the limit is 400"),

@@ -133,7 +133,7 @@ def test_labels_are_scored_as_ids(prose_client: httpx.Client, prose: ProseStore)
         ({"tokens": [[1] * 3000], "context": 16, "stride": 1}, 413, "choose a larger `stride`"),
         ({"tokens": [[1, 2]], "models": []}, 422, "body.models"),
         ({"tokens": [[1, 2]], "models": ["../../etc"]}, 422, "body.models"),
-        ({"tokens": [[1, 2]], "models": ["0123456789abcdef"]}, 404, "no run 0123456789abcdef"),
+        ({"tokens": [[1, 2]], "models": ["0123456789abcdef"]}, 404, "no run '0123456789abcdef'"),
         ({"tokens": [[1, 2]], "top": 21}, 422, "body.top"),
         ({"tokens": [[1, 2]], "strid": 2}, 422, "body.strid: extra"),
     ],

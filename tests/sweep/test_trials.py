@@ -283,6 +283,6 @@ def trial_processes() -> list[int]:
     found = []
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):
-            if process.cmdline()[0].startswith("ray::RunTrial"):
+            if "".join(process.cmdline()[:1]).startswith("ray::RunTrial"):
                 found.append(process.pid)
     return found
