@@ -3,9 +3,10 @@
     python -m tests.chaos --seeds 5 --kills 6
 
 Each seed is one store. The command `cope-sweep run` is started; after a random time a random process below it, or the
-command itself, gets SIGKILL; where the command has ended it is started again. After the last kill it runs to its end.
-Then the store has to hold what an undisturbed sweep leaves: the same runs, curves to the bit, the same table, and in
-MLflow every point of every metric once.
+command itself, gets SIGKILL; where the command has ended it is started again. After the last kill it runs to its end,
+and `cope-sweep sync` sends what is missing in MLflow: the process that sends may have been the last victim, and then
+`run` ends with 0 and names that command. Then the store has to hold what an undisturbed sweep leaves: the same runs,
+curves to the bit, the same table, and in MLflow every point of every metric once.
 """
 
 from __future__ import annotations
@@ -67,17 +68,22 @@ class Trial:
                 process = self._start()
         for _ in range(3):  # a victim may have been what the command cannot do without
             if process.wait(END_TIMEOUT_S) == 0:
-                return
+                break
             process = self._start()
-        assert process.wait(END_TIMEOUT_S) == 0, (self.folder / "output.txt").read_text()[-3000:]
+        assert process.wait(END_TIMEOUT_S) == 0, self._output()
+        assert self._start("sync").wait(END_TIMEOUT_S) == 0, self._output()
 
-    def _start(self) -> subprocess.Popen[bytes]:
-        self.starts += 1
+    def _output(self) -> str:
+        return (self.folder / "output.txt").read_text()[-3000:]
+
+    def _start(self, *arguments: str) -> subprocess.Popen[bytes]:
+        """The command with these arguments; by default the sweep's."""
+        self.starts += not arguments
         with (self.folder / "output.txt").open("a") as output:
             output.write(f"\n--- start {self.starts}\n")
             output.flush()
             return subprocess.Popen(
-                [*command(self.folder), "run", "chaos"],
+                [*command(self.folder), *(arguments or ("run", "chaos"))],
                 stdout=output, stderr=output, cwd=self.folder, start_new_session=True,
                 env=os.environ | {"RAY_AUTH_MODE": "disabled"},
             )  # fmt: skip
