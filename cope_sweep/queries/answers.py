@@ -158,6 +158,29 @@ class SweepPage(BaseModel):
     sweeps: list[SweepEntry]
 
 
+class FailedMember(BaseModel):
+    """A run of a sweep that failed."""
+
+    run_id: str
+    row: str
+    message: str | None
+
+
+class SweepProgress(BaseModel):
+    """How far a sweep is."""
+
+    sweep_id: str
+    ablation: str
+    status: Status
+    runs: int
+    counts: Counts
+    groups: int | None = Field(default=None, description="Worker groups that train; null: the sweep is not running.")
+    nodes: int | None = Field(default=None, description="Machines on which they train.")
+    steps_per_s: float | None = Field(default=None, description="Training steps of all runs together; null: not known.")
+    eta_s: float | None = Field(default=None, description="Seconds until all steps are done, at this speed.")
+    failures: list[FailedMember] = Field(default=[], description="The newest failed runs; `counts` has their number.")
+
+
 class SweepMember(BaseModel):
     """A run of a sweep."""
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from cope_sweep.plan import Plan, expand
 from cope_sweep.queries import recorded_plan
+from cope_sweep.queries.progress import ACTIVE
 from cope_sweep.spec import LoadedAblation, SpecError, with_overrides
 from cope_sweep.spec.ablation import validate
 from cope_sweep.spec.inherit import with_inherited
@@ -23,9 +24,6 @@ from cope_sweep.sweep.record import ended_record, initial_record, new_sweep_id
 
 if TYPE_CHECKING:
     from cope_sweep.sweep.submit import JobOutcome
-
-ACTIVE: tuple[Status, ...] = ("pending", "running")
-"""A sweep that was submitted, and one that is executed."""
 
 
 @dataclass(frozen=True)
@@ -145,15 +143,37 @@ def submit_sweep(
         ClusterError: The cluster cannot be used. If it answered at first, the sweep is recorded as failed.
         StoreError: The store cannot be written.
     """
+    check_cluster(cluster)  # before anything is written
+    record_submission(submission, plan, store)
+    return start_submission(submission, store, cluster, follow=follow, on_line=on_line)
+
+
+def check_cluster(cluster: Cluster) -> None:
+    """Raise ClusterError where the cluster does not answer, or there is nothing to send to it."""
     from cope_sweep.sweep.submit import check  # imports ray
 
-    check(cluster.address, cluster.working_dir, cluster.token)  # before anything is written
+    check(cluster.address, cluster.working_dir, cluster.token)
+
+
+def record_submission(submission: Submission, plan: Plan, store: Store) -> None:
+    """Write a submission and the record of its sweep, which is pending, to the store. Raises StoreError."""
     plan = recorded_plan(plan, store)
     statuses = store.index.statuses(run.run_id for run in plan.runs)
     reused = [run.run_id for run in plan.runs if statuses.get(run.run_id) == "finished"]
     record = initial_record(plan, reused, "ray", submission.file_text, submission)
     write_submission(store, submission)
     store.write_sweep(record.model_copy(update={"status": "pending"}))
+
+
+def start_submission(
+    submission: Submission,
+    store: Store,
+    cluster: Cluster,
+    *,
+    follow: bool = False,
+    on_line: Callable[[str], None] = lambda line: None,
+) -> JobOutcome:
+    """Start the job of a recorded submission. Raises ClusterError, after the sweep was recorded as failed."""
     arguments = ["run", "--submission", submission.sweep_id, "--store", store.location]
     with failing(store, submission.sweep_id):
         outcome = submit_job(arguments, cluster, follow=follow, on_line=on_line, job_id=submission.sweep_id)

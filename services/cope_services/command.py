@@ -17,6 +17,14 @@ def serve(
     ablations: AblationsDir = ABLATIONS,
     root: StoreOpt = STORE,
     index: IndexOpt = None,
+    ray_address: Annotated[
+        str,
+        typer.Option(
+            envvar="COPE_SWEEP_RAY_ADDRESS",
+            metavar="URL",
+            help="Dashboard of the Ray cluster that trains submitted sweeps, as http://HOST:8265. Default: none.",
+        ),
+    ] = "",
 ) -> None:
     """Serve tables, runs, checkpoints, perplexity and probes over REST, with a web page.
 
@@ -27,4 +35,8 @@ def serve(
     from cope_services import server
     from cope_services.settings import Settings
 
-    raise typer.Exit(server.serve(Settings(host=host, port=port, ablations=ablations, store=root, index=index or "")))
+    raise typer.Exit(
+        server.serve(
+            Settings(host=host, port=port, ablations=ablations, store=root, index=index or "", ray_address=ray_address)
+        )
+    )

@@ -13,6 +13,8 @@ from cope_services.connection import while_connected
 from cope_services.errors import MediaTypeError
 from cope_services.predictors import Predictors
 from cope_services.settings import Settings
+from cope_services.sweep_events import Watchers
+from cope_services.sweep_jobs import SweepJobs
 from cope_services.tables import Tables
 from cope_sweep.queries import AblationFiles, Queries, parse_filter
 from cope_sweep.store import RunFolder, RunQuery, Status, Store
@@ -28,6 +30,8 @@ class Components:
     tables: Tables
     checkpoints: Checkpoints
     predictors: Predictors
+    sweeps: SweepJobs
+    watchers: Watchers
 
     async def infer(self, request: Request, work: Callable[[], Awaitable[T]]) -> T:
         """What `work` returns, unless there are too many requests, the client leaves, or the time limit is over."""
@@ -39,7 +43,9 @@ class Components:
         queries = Queries(Store(settings.store, index=settings.index or None), AblationFiles(settings.ablations))
         checkpoints = Checkpoints()
         predictors = Predictors(checkpoints, settings)
-        return cls(queries, Tables(queries), checkpoints, predictors)
+        jobs = SweepJobs(queries, settings)
+        watchers = Watchers(lambda: queries.store, jobs, settings.max_listeners)
+        return cls(queries, Tables(queries), checkpoints, predictors, jobs, watchers)
 
 
 def _components(request: Request) -> Components:

@@ -52,6 +52,10 @@ class InvalidTokensError(ServiceError):
     status, type = 422, "invalid_tokens"
 
 
+class ConflictError(ServiceError):
+    status, type = 409, "conflict"
+
+
 class NotFiniteOutputError(ServiceError):
     status, type = 409, "not_finite"
 
@@ -74,6 +78,10 @@ class DamagedCheckpointError(ServiceError):
 
 class NotReadyError(ServiceError):
     status, type = 503, "not_ready"
+
+
+class NoClusterError(ServiceError):
+    status, type = 503, "no_cluster"
 
 
 class TimeLimitError(ServiceError):

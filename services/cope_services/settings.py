@@ -43,6 +43,12 @@ class Settings(BaseSettings):
     max_model_bytes: Count = Field(default=4 << 30, description="Weights in memory.")
     max_cache_bytes: Count = Field(default=1 << 30, description="Keys and values of generations in memory.")
     max_inferences: Count = Field(default=1, description="Batches and probes computed at a time.")
+    ray_address: str = Field(
+        default="", description="Dashboard of the Ray cluster that trains submitted sweeps; empty: none is accepted."
+    )
+    max_sweeps: Count = Field(default=8, description="Submitted sweeps that wait or are executed at a time.")
+    max_sweep_runs: Count = Field(default=10_000, description="Runs of a submitted sweep.")
+    max_listeners: Count = Field(default=100, description="Clients that follow the progress of sweeps.")
     access_log: bool = Field(default=False, description="Log a line for each request.")
 
     @model_validator(mode="after")

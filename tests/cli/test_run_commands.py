@@ -9,7 +9,6 @@ from cope_sweep.store import Store, read_submission
 from cope_sweep.sweep.submit import JobOutcome
 from tests.cli.conftest import TINY
 
-
 pytestmark = pytest.mark.slow  # trains
 
 FAILS = "{train.lr: 1e30, train.clip: null}"

@@ -294,18 +294,6 @@ class Index:
             same = and_(locks.c.name == name, locks.c.owner == seen.owner)
             return bool(connection.execute(update(locks).where(same).values(values)).rowcount)
 
-    def claim(self, name: str, owner: str, ttl_s: float) -> str:
-        """Who has the name from now on: `owner`, or another that claimed it before and whose claim has not expired.
-
-        Of several owners at once, one succeeds. `unlock` gives the name up.
-        """
-        with self.database.writing() as connection:
-            now = self.database.now_s()
-            connection.execute(delete(locks).where(locks.c.name == name, locks.c.expires_s <= now))
-            values = {"name": name, "owner": owner, "expires_s": now + ttl_s}
-            connection.execute(upsert(connection, locks).values(values).on_conflict_do_nothing())
-            return str(connection.execute(select(locks.c.owner).where(locks.c.name == name)).scalar_one())
-
     def unlock(self, name: str, owner: str) -> None:
         """Release a lock, if `owner` has it."""
         with self.database.writing() as connection:

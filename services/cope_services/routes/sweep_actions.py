@@ -1,0 +1,81 @@
+"""Routes that submit, stop, retry and follow sweeps."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Header, Response
+from sse_starlette import EventSourceResponse
+
+from cope_services.dependencies import ComponentsDep, RequireJson
+from cope_services.schemas import Responses, error_responses
+from cope_services.sweep_events import END_ID, HEARTBEAT_S
+from cope_services.sweep_schemas import SweepRequest, SweepState
+from cope_sweep.queries.answers import SweepProgress
+
+
+def _may_submit() -> None:
+    """The place of the check of an API key's scope `submit`."""
+
+
+MaySubmit = Depends(_may_submit)
+router = APIRouter(prefix="/sweeps", tags=["sweeps"])
+ACTION_ERRORS = error_responses(409, 413, 415, 429, 503)
+LOCATION = {"headers": {"Location": {"description": "The sweep.", "schema": {"type": "string"}}}}
+EVENTS: Responses = {
+    200: {
+        "description": "Events `progress`, and `end` as the last one; the data of each is a SweepProgress. Comments "
+        "keep a quiet connection open.",
+        "content": {"text/event-stream": {"schema": SweepProgress.model_json_schema()}},
+    },
+    204: {"description": "The client has the last event."},
+    **error_responses(429),
+}
+IdempotencyKey = Annotated[
+    str | None,
+    Header(
+        min_length=1,
+        max_length=255,
+        description="The same key with the same request means the same sweep, for 7 days. With another request it is "
+        "an error.",
+    ),
+]
+LastEventId = Annotated[str | None, Header(max_length=100, description="The id of the last event that was received.")]
+
+
+@router.post("", status_code=202, dependencies=[MaySubmit, RequireJson], responses={202: LOCATION, **ACTION_ERRORS})
+def submit_sweep(
+    body: SweepRequest, response: Response, components: ComponentsDep, idempotency_key: IdempotencyKey = None
+) -> SweepState:
+    """Execute an ablation as a job of the Ray cluster: one of this service, or one in the request."""
+    return _located(components.sweeps.submit(body, idempotency_key), response)
+
+
+@router.post("/{sweep_id}/stop", status_code=202, dependencies=[MaySubmit])
+def stop_sweep(sweep_id: str, components: ComponentsDep) -> SweepState:
+    """Stop a sweep: its runs write checkpoints first. Has no effect on one that has ended."""
+    return components.sweeps.stop(sweep_id)
+
+
+@router.post(
+    "/{sweep_id}/retry",
+    status_code=202,
+    dependencies=[MaySubmit],
+    responses={202: LOCATION, **error_responses(409, 429, 503)},
+)
+def retry_sweep(sweep_id: str, response: Response, components: ComponentsDep) -> SweepState:
+    """Train again what a submitted sweep has not finished, failed runs included: another sweep with the same runs."""
+    return _located(components.sweeps.retry(sweep_id), response)
+
+
+@router.get("/{sweep_id}/events", response_class=EventSourceResponse, responses=EVENTS)
+def follow_sweep(sweep_id: str, components: ComponentsDep, last_event_id: LastEventId = None) -> Response:
+    """Follow the progress of a sweep by server-sent events, from now or after the last event that was received."""
+    components.sweeps.require(sweep_id)
+    if last_event_id == END_ID:
+        return Response(status_code=204)
+    components.watchers.require_place()
+    return EventSourceResponse(components.watchers.events(sweep_id, last_event_id), ping=HEARTBEAT_S)
+
+
+def _located(state: SweepState, response: Response) -> SweepState:
+    response.headers["location"] = state.url
+    return state
