@@ -181,6 +181,19 @@ class SweepProgress(BaseModel):
     failures: list[FailedMember] = Field(default=[], description="The newest failed runs; `counts` has their number.")
 
 
+class SweepState(BaseModel):
+    """A sweep that was submitted, stopped or retried."""
+
+    sweep_id: str
+    ablation: str
+    status: Status
+    runs: int
+    stop_requested: bool = Field(default=False, description="Whether it ends soon; its runs write checkpoints first.")
+    retry_of: str | None = Field(default=None, description="The sweep whose runs it trains again.")
+    url: str = Field(description="Where its state is.")
+    events: str = Field(description="Where its progress is sent as server-sent events.")
+
+
 class SweepMember(BaseModel):
     """A run of a sweep."""
 

@@ -57,16 +57,3 @@ class SweepRequest(BaseModel):
     def leave_out(self) -> list[Status]:
         """The statuses of runs that are not trained."""
         return [each for each in get_args(Trainable) if self.only is not None and each not in self.only]
-
-
-class SweepState(BaseModel):
-    """A sweep that was submitted, stopped or retried."""
-
-    sweep_id: str
-    ablation: str
-    status: Status
-    runs: int
-    stop_requested: bool = Field(default=False, description="Whether it ends soon; its runs write checkpoints first.")
-    retry_of: str | None = Field(default=None, description="The sweep whose runs it trains again.")
-    url: str = Field(description="Where its state is.")
-    events: str = Field(description="Where its progress is sent as server-sent events.")

@@ -8,8 +8,8 @@ from sse_starlette import EventSourceResponse
 from cope_services.dependencies import ComponentsDep, RequireJson
 from cope_services.schemas import Responses, error_responses
 from cope_services.sweep_events import END_ID, HEARTBEAT_S
-from cope_services.sweep_schemas import SweepRequest, SweepState
-from cope_sweep.queries.answers import SweepProgress
+from cope_services.sweep_schemas import SweepRequest
+from cope_sweep.queries.answers import SweepProgress, SweepState
 
 
 def _may_submit() -> None:
