@@ -54,6 +54,11 @@ def checked_row(row: RunRow, folder: Path) -> RunRow:
     return row
 
 
+def check_document(document: Any, path: Path) -> None:
+    """Raise DamagedError unless every value of a JSON document can be held by a database, and by another document."""
+    _check_value(document, path.parent, path.name, "", 0)
+
+
 def printable(text: str) -> str:
     """A text that every database and JSON document can hold."""
     return text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\0")
@@ -73,10 +78,10 @@ def _check_value(value: Any, folder: Path, file: str, key: str, depth: int) -> N
     elif isinstance(value, Mapping):
         for name, item in value.items():
             _check_value(name, folder, file, key, depth + 1)
-            _check_value(item, folder, file, f"{key}.{name}", depth + 1)
+            _check_value(item, folder, file, f"{key}.{name}".lstrip("."), depth + 1)
     elif isinstance(value, (list, tuple)):
         for index, item in enumerate(value):
-            _check_value(item, folder, file, f"{key}.{index}", depth + 1)
+            _check_value(item, folder, file, f"{key}.{index}".lstrip("."), depth + 1)
 
 
 def _is_integer(value: Any) -> bool:
