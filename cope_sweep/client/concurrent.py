@@ -188,7 +188,7 @@ class AsyncClient:
                     attempt = 0 if target.received_bytes > before else attempt
                     await self._wait(error, attempt)
                     attempt += 1
-            return target.finish()
+            return await asyncio.to_thread(target.finish)
 
     async def _receive(self, url: str, target: Download) -> None:
         try:

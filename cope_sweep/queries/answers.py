@@ -371,3 +371,19 @@ class PlanCost(BaseModel):
     basis: str | None = Field(description="What the time of the first of them was estimated from.")
     estimated_s: float
     runs: list[RunCost]
+
+
+class CheckpointFile(BaseModel):
+    """A file of a checkpoint."""
+
+    name: str
+    size_bytes: int
+    sha256: str
+    url: str = Field(description="Where it can be downloaded.")
+
+
+class Checkpoint(BaseModel):
+    """The files of a finished run's checkpoint."""
+
+    run_id: str
+    files: list[CheckpointFile]

@@ -47,7 +47,7 @@ def package_cluster(address: str, environment: Mapping[str, str]) -> Cluster:
     import cope_sweep
 
     folder = Path(cope_sweep.__file__).resolve().parents[1]
-    return Cluster(address, folder, ("/*", "!/cope_sweep"), environment)
+    return Cluster(address, folder, ("/*", "!/.", "!/cope_sweep"), environment)
 
 
 def parsed_spec(spec: str | Mapping[str, object], name: str, folder: Path | None) -> LoadedAblation:

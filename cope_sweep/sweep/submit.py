@@ -87,7 +87,7 @@ def submit(
             tree is too large, or the dashboard stops answering.
     """
     client = check(address, working_dir, token)
-    job_id = _submit(client, arguments, working_dir.absolute(), [*EXCLUDES, *excludes], environment or {}, job_id)
+    job_id = _submit(client, arguments, working_dir.absolute(), [*excludes, *EXCLUDES], environment or {}, job_id)
     if not follow:
         return JobOutcome(job_id, "SUBMITTED", 0)
     try:

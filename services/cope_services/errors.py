@@ -53,7 +53,7 @@ class InvalidTokensError(ServiceError):
 
 
 class ConflictError(ServiceError):
-    status, type = 409, "conflict"
+    status, code = 409, "conflict"
 
 
 class NotFiniteOutputError(ServiceError):
@@ -81,7 +81,7 @@ class NotReadyError(ServiceError):
 
 
 class NoClusterError(ServiceError):
-    status, type = 503, "no_cluster"
+    status, code = 503, "no_cluster"
 
 
 class TimeLimitError(ServiceError):

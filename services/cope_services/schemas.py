@@ -32,18 +32,6 @@ class Health(BaseModel):
     status: str
 
 
-class CheckpointFile(BaseModel):
-    name: str
-    size_bytes: int
-    sha256: str
-    url: str
-
-
-class Checkpoint(BaseModel):
-    run_id: str
-    files: list[CheckpointFile]
-
-
 def _check_unicode(text: str) -> str:
     if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
         raise ValueError("no Unicode text: it has half of a surrogate pair")

@@ -8,7 +8,7 @@ from cope_services.dependencies import Accept, ComponentsDep, IfNoneMatch, RunQu
 from cope_services.responses import conditional_response
 from cope_services.schemas import Responses, error_responses
 from cope_services.tables import negotiate
-from cope_sweep.queries.answers import AblationDetail, AblationSummary, Curves, RunPage
+from cope_sweep.queries.answers import AblationDetail, AblationSummary, Curves, PlanStatus, RunPage
 from cope_sweep.results.formats import formats
 
 router = APIRouter(prefix="/ablations", tags=["ablations"], responses=error_responses(409))
@@ -28,6 +28,12 @@ def list_ablations(components: ComponentsDep) -> list[AblationSummary]:
 def get_ablation(name: str, components: ComponentsDep, scale: Scale = None) -> AblationDetail:
     """One ablation: its rows, runs and file."""
     return components.queries.ablation(name, scale)
+
+
+@router.get("/{name}/status")
+def get_status(name: str, components: ComponentsDep, scale: Scale = None) -> PlanStatus:
+    """Each run of an ablation in plan order: its status, step, worker and message, and the resources that it takes."""
+    return components.queries.plan_status(name, scale)
 
 
 @router.get("/{name}/table", response_class=Response, responses=FORMATS)

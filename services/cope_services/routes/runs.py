@@ -10,13 +10,12 @@ from cope_services.perplexity_schemas import ModelPerplexity, SequencesRequest
 from cope_services.responses import RowsFormat, download, rows_response
 from cope_services.schemas import (
     INFERENCE_ERRORS,
-    Checkpoint,
     ProbeRequest,
     ProbeResponse,
     Responses,
     error_responses,
 )
-from cope_sweep.queries.answers import RunDetail, RunPage
+from cope_sweep.queries.answers import Checkpoint, RunDetail, RunPage
 
 router = APIRouter(prefix="/runs", tags=["runs"])
 
