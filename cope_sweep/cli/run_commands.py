@@ -26,6 +26,7 @@ from cope_sweep.cli.options import (
     seconds_in,
 )
 from cope_sweep.cli.output import escaped, make_console, print_json
+from cope_sweep.cli.remote import ServerOpt, refuse_local, submit_remotely
 from cope_sweep.cli.sweep_output import plan_arguments, print_cost, print_next_steps, print_outcome
 from cope_sweep.errors import UserError
 
@@ -152,6 +153,7 @@ def retry(
     ablations: AblationsDir = ABLATIONS,
     root: StoreOpt = STORE,
     index: IndexOpt = None,
+    server: ServerOpt = None,
     as_json: Json = False,
 ) -> None:
     """Train only the runs of an ablation that failed, or were stopped early; `run` trains all that are not finished.
@@ -163,6 +165,11 @@ def retry(
     if not failed and not stopped:
         raise UserError("say which runs to train again: --failed, --stopped, or both")
     wanted = (["failed"] if failed else []) + (["stopped"] if stopped else [])
+    if server is not None:
+        refuse_local(server, local=local, address=address, groups=groups, mlflow=mlflow, no_mlflow=no_mlflow)
+        sets = [*sets, *(["schedule.kind=none"] if stopped else [])]
+        submit_remotely(server, ablation, scale=scale, sets=sets, follow=True, as_json=as_json, only=wanted)
+        return
     leave_out: set[Status] = {"pending", "interrupted", "failed", "stopped", "damaged"}
     _run(
         ablation, scale, sets, ablations, root, index, as_json,

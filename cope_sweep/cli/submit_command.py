@@ -22,6 +22,7 @@ from cope_sweep.cli.options import (
     seconds_in,
 )
 from cope_sweep.cli.output import escaped, make_console, print_json
+from cope_sweep.cli.remote import ServerOpt, refuse_local, submit_remotely
 from cope_sweep.cli.run_commands import MaxFailuresOpt, MaxRunsOpt, TimeBudgetOpt
 from cope_sweep.cli.sweep_output import overrides, print_cost
 from cope_sweep.errors import UserError
@@ -57,19 +58,29 @@ def submit(
     time_budget: TimeBudgetOpt = None,
     max_runs: MaxRunsOpt = None,
     max_failures: MaxFailuresOpt = None,
+    server: ServerOpt = None,
     as_json: Json = False,
 ) -> None:
-    """Run the ablation as a Ray job on a cluster, as `ray job submit` does.
+    """Run the ablation as a Ray job on a cluster, as `ray job submit` does; with `--server`, on that of a service.
 
     With token authentication, the token is read from RAY_AUTH_TOKEN or Ray's token file, as Ray's own client does.
 
     Example: `cope-sweep submit quickstart --address http://head:8265`
+
+    Example: `cope-sweep submit quickstart --server http://service:8000`
     """
     from cope_sweep.spec import load_ablation
     from cope_sweep.sweep.submission import Cluster, new_submission, submit_job, submit_sweep
 
-    plan = load_plan(ablation, working_dir / ABLATIONS, scale, sets)  # a faulty file fails here, not on the cluster
     seconds = seconds_in(time_budget, "--time-budget") if time_budget else None
+    if server is not None:
+        refuse_local(server, store=store, mlflow=mlflow, index=index)
+        submit_remotely(
+            server, ablation, scale=scale, sets=sets, follow=follow, as_json=as_json,
+            time_budget_s=seconds, max_runs=max_runs, max_failures=max_failures,
+        )  # fmt: skip
+        return
+    plan = load_plan(ablation, working_dir / ABLATIONS, scale, sets)  # a faulty file fails here, not on the cluster
     is_here = urlsplit(address if "://" in address else f"//{address}").hostname in LOOPBACK
     if store is None:
         if not is_here:

@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 ROOT = Path(__file__).parents[2]
 TOKEN = "c" * 64
-LONG_STEPS = 6000
+LONG_STEPS = 4000
 MINE = {
     "title": "One short and one long run",
     "inherit": "tiny",
@@ -92,4 +92,4 @@ def test_submitted_followed_stopped_and_retried(service: tuple[str, Path]) -> No
         assert 0 < result["facts"]["resumed_from_step"] < LONG_STEPS
         table = client.sweep(again.sweep_id).table
         assert table is not None
-        assert [row["counts"] for row in table["json"]["rows"]] == [{"finished": 1}] * 2
+        assert [row["counts"]["finished"] for row in table["json"]["rows"]] == [1, 1]

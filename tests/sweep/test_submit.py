@@ -18,6 +18,7 @@ from cope_sweep.sweep import submit as submit_module
 from cope_sweep.sweep.executor import ClusterError
 from cope_sweep.sweep.submit import JobOutcome, entrypoint, submit
 from tests.sweep.heads import started_head
+from tests.sweep.ports import free_port
 from tests.sweep.runs import wait_until
 
 ROOT = Path(__file__).parents[2]
