@@ -2,22 +2,20 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Header, Response
+from fastapi import APIRouter, Header, Request, Response
 from sse_starlette import EventSourceResponse
 
+from cope_services.access import READ, SUBMIT
 from cope_services.dependencies import ComponentsDep, RequireJson
+from cope_services.keys import ApiKey
 from cope_services.schemas import Responses, error_responses
 from cope_services.sweep_events import END_ID, HEARTBEAT_S
 from cope_services.sweep_schemas import SweepRequest
 from cope_sweep.queries.answers import SweepProgress, SweepState
 
 
-def _may_submit() -> None:
-    """The place of the check of an API key's scope `submit`."""
-
-
-MaySubmit = Depends(_may_submit)
-router = APIRouter(prefix="/sweeps", tags=["sweeps"])
+router = APIRouter(prefix="/sweeps", tags=["sweeps"], dependencies=[SUBMIT])
+followed = APIRouter(prefix="/sweeps", tags=["sweeps"], dependencies=[READ])
 ACTION_ERRORS = error_responses(409, 413, 415, 429, 503)
 LOCATION = {"headers": {"Location": {"description": "The sweep.", "schema": {"type": "string"}}}}
 EVENTS: Responses = {
@@ -41,15 +39,22 @@ IdempotencyKey = Annotated[
 LastEventId = Annotated[str | None, Header(max_length=100, description="The id of the last event that was received.")]
 
 
-@router.post("", status_code=202, dependencies=[MaySubmit, RequireJson], responses={202: LOCATION, **ACTION_ERRORS})
+@router.post("", status_code=202, dependencies=[RequireJson], responses={202: LOCATION, **ACTION_ERRORS})
 def submit_sweep(
-    body: SweepRequest, response: Response, components: ComponentsDep, idempotency_key: IdempotencyKey = None
+    body: SweepRequest,
+    request: Request,
+    response: Response,
+    components: ComponentsDep,
+    idempotency_key: IdempotencyKey = None,
 ) -> SweepState:
     """Execute an ablation as a job of the Ray cluster: one of this service, or one in the request."""
-    return _located(components.sweeps.submit(body, idempotency_key), response)
+    key: ApiKey | None = request.scope.get("cope_key")
+    # Clients choose their keys independently of each other.
+    once = None if idempotency_key is None else f"{key.name if key else ''}/{idempotency_key}"
+    return _located(components.sweeps.submit(body, once), response)
 
 
-@router.post("/{sweep_id}/stop", status_code=202, dependencies=[MaySubmit])
+@router.post("/{sweep_id}/stop", status_code=202)
 def stop_sweep(sweep_id: str, components: ComponentsDep) -> SweepState:
     """Stop a sweep: its runs write checkpoints first. Has no effect on one that has ended."""
     return components.sweeps.stop(sweep_id)
@@ -58,7 +63,6 @@ def stop_sweep(sweep_id: str, components: ComponentsDep) -> SweepState:
 @router.post(
     "/{sweep_id}/retry",
     status_code=202,
-    dependencies=[MaySubmit],
     responses={202: LOCATION, **error_responses(409, 429, 503)},
 )
 def retry_sweep(sweep_id: str, response: Response, components: ComponentsDep) -> SweepState:
@@ -66,7 +70,7 @@ def retry_sweep(sweep_id: str, response: Response, components: ComponentsDep) ->
     return _located(components.sweeps.retry(sweep_id), response)
 
 
-@router.get("/{sweep_id}/events", response_class=EventSourceResponse, responses=EVENTS)
+@followed.get("/{sweep_id}/events", response_class=EventSourceResponse, responses=EVENTS)
 def follow_sweep(sweep_id: str, components: ComponentsDep, last_event_id: LastEventId = None) -> Response:
     """Follow the progress of a sweep by server-sent events, from now or after the last event that was received."""
     components.sweeps.require(sweep_id)
