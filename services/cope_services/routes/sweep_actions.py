@@ -14,15 +14,21 @@ from cope_services.sweep_schemas import SweepRequest
 from cope_sweep.queries.answers import SweepProgress, SweepState
 
 
+class EventStream(EventSourceResponse):
+    """Server-sent events, with their media type in the documentation."""
+
+    media_type = "text/event-stream"
+
+
 router = APIRouter(prefix="/sweeps", tags=["sweeps"], dependencies=[SUBMIT])
 followed = APIRouter(prefix="/sweeps", tags=["sweeps"], dependencies=[READ])
 ACTION_ERRORS = error_responses(409, 413, 415, 429, 503)
 LOCATION = {"headers": {"Location": {"description": "The sweep.", "schema": {"type": "string"}}}}
 EVENTS: Responses = {
     200: {
-        "description": "Events `progress`, and `end` as the last one; the data of each is a SweepProgress. Comments "
-        "keep a quiet connection open.",
-        "content": {"text/event-stream": {"schema": SweepProgress.model_json_schema()}},
+        "model": SweepProgress,
+        "description": "Events `progress`, and `end` as the last one; the data of each is this object. Comments keep a "
+        "quiet connection open.",
     },
     204: {"description": "The client has the last event."},
     **error_responses(429),
@@ -70,14 +76,14 @@ def retry_sweep(sweep_id: str, response: Response, components: ComponentsDep) ->
     return _located(components.sweeps.retry(sweep_id), response)
 
 
-@followed.get("/{sweep_id}/events", response_class=EventSourceResponse, responses=EVENTS)
+@followed.get("/{sweep_id}/events", response_class=EventStream, responses=EVENTS)
 def follow_sweep(sweep_id: str, components: ComponentsDep, last_event_id: LastEventId = None) -> Response:
     """Follow the progress of a sweep by server-sent events, from now or after the last event that was received."""
     components.sweeps.require(sweep_id)
     if last_event_id == END_ID:
         return Response(status_code=204)
     components.watchers.require_place()
-    return EventSourceResponse(components.watchers.events(sweep_id, last_event_id), ping=HEARTBEAT_S)
+    return EventStream(components.watchers.events(sweep_id, last_event_id), ping=HEARTBEAT_S)
 
 
 def _located(state: SweepState, response: Response) -> SweepState:
