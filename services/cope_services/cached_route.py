@@ -52,6 +52,11 @@ class Answer:
     gzipped: bytes | None = None
     """None until a client asks for it."""
 
+    def holds(self, version: str, now_s: float, max_age_s: float) -> bool:
+        """Whether it may be shown."""
+        age_s = now_s - self.made_s
+        return age_s < PACE * self.took_s or (self.version == version and age_s < max_age_s)
+
     @property
     def size_bytes(self) -> int:
         """What it occupies; the compressed body is at most as large as the other."""
@@ -66,15 +71,13 @@ class Answers:
         self._known: LRUCache[Key, Answer] = LRUCache(MAX_BYTES, lambda answer: answer.size_bytes)
         self._making: dict[Key, asyncio.Task[Answer | Response]] = {}
 
-    async def respond(self, request: Request, handler: Handler) -> Response:
+    async def respond(self, request: Request, handler: Handler, max_age_s: float) -> Response:
         """The response to a request: from the cache, or made by `handler`, once for all who ask for the same."""
         version = await self._freshness.version()
         scope = request.scope
         key = scope["path"], scope["query_string"], request.headers.get("accept", "")
         answer = self._known.get(key)
-        if answer is None or (
-            answer.version != version and time.monotonic() - answer.made_s >= PACE * answer.took_s
-        ):
+        if answer is None or not answer.holds(version, time.monotonic(), max_age_s):
             made = await self._made(key, version, request, handler)
             if isinstance(made, Response):
                 return made
@@ -135,15 +138,24 @@ class ReadRoute(APIRoute):
 class CachedRoute(ReadRoute):
     """A GET route whose answers are kept: see the module."""
 
+    max_age_s = float("inf")
+    """Answers are made again when they are older, whatever the version."""
+
     def get_route_handler(self) -> Handler:
         """Calls FastAPI's handler for what is not known."""
         make = super().get_route_handler()
 
         async def handler(request: Request) -> Response:
             answers: Answers = request.app.state.components.answers
-            return await answers.respond(request, make)
+            return await answers.respond(request, make, self.max_age_s)
 
         return handler
+
+
+class RunFilesRoute(CachedRoute):
+    """A kept GET route that reads files of runs, which change without the index."""
+
+    max_age_s = 1.0
 
 
 def matches_etag(if_none_match: str | None, *etags: str) -> bool:

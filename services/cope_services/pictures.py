@@ -10,7 +10,10 @@ from urllib.parse import quote, urlencode
 
 from cope_services.errors import BusyError
 from cope_services.schemas import FigureFormat, FigureInfo
-from cope_sweep.queries import NotFinishedError, Queries
+from cope_sweep.errors import UserError
+from cope_sweep.queries import NotFinishedError, NotFoundError, Queries
+from cope_sweep.spec import SpecError
+from cope_sweep.store import QueryError, StoreError
 
 MAX_WAITING = 32
 """Figures and reports that wait to be made. Answers that are known do not wait."""
@@ -66,13 +69,14 @@ class Pictures:
             self._waiting -= 1
 
     def _figure(self, name: str, scale: str | None, figure: str, file_format: FigureFormat) -> bytes:
-        from cope_sweep.figures import FigureError
         from cope_sweep.figures.available import draw_available
 
         plan = self._queries.load(name, scale).plan
         try:
             return draw_available(plan, self._queries.store, figure, file_format, scale=scale)
-        except FigureError as error:
+        except (NotFoundError, QueryError, SpecError, StoreError):
+            raise
+        except UserError as error:  # no finished run, no checkpoint, no such mark in the tokens
             raise NotFinishedError(str(error)) from error
 
     def _report(self, name: str, scale: str | None, output_format: str) -> bytes:
