@@ -8,11 +8,10 @@ not concern it, clients still get 304.
 from __future__ import annotations
 
 import asyncio
-import gzip
 import hashlib
 import time
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from cachetools import LRUCache
@@ -21,11 +20,11 @@ from fastapi.routing import APIRoute
 from starlette.routing import Match
 from starlette.types import Receive, Scope, Send
 
+from cope_services.access import check_scopes
 from cope_services.freshness import Freshness
 
 MAX_BYTES = 128 << 20
 """All answers in memory."""
-MIN_GZIP_BYTES = 1_000
 PACE = 4.0
 """An answer that took t seconds is shown for at least this many times t, so that answers of a store that changes all the
 time take at most a fifth of a core."""
@@ -37,9 +36,9 @@ Key = tuple[str, bytes, str]
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
 
-@dataclass
+@dataclass(frozen=True)
 class Answer:
-    """A response body, and its headers without ETag and encoding."""
+    """A response body, and its headers without type, length and ETag."""
 
     version: str
     made_s: float
@@ -48,9 +47,7 @@ class Answer:
     body: bytes
     media_type: str
     digest: str
-    headers: dict[str, str] = field(default_factory=dict)
-    gzipped: bytes | None = None
-    """None until a client asks for it."""
+    headers: dict[str, str]
 
     def holds(self, version: str, now_s: float, max_age_s: float) -> bool:
         """Whether it may be shown."""
@@ -59,8 +56,8 @@ class Answer:
 
     @property
     def size_bytes(self) -> int:
-        """What it occupies; the compressed body is at most as large as the other."""
-        return 2 * len(self.body) + 10_000
+        """What it occupies, with its key."""
+        return len(self.body) + 10_000
 
 
 class Answers:
@@ -82,7 +79,7 @@ class Answers:
             if isinstance(made, Response):
                 return made
             answer = made
-        return await _response(answer, request)
+        return _response(answer, request)
 
     async def _made(self, key: Key, version: str, request: Request, handler: Handler) -> Answer | Response:
         task = self._making.get(key)
@@ -146,6 +143,7 @@ class CachedRoute(ReadRoute):
         make = super().get_route_handler()
 
         async def handler(request: Request) -> Response:
+            check_scopes(request, ("read",))  # the dependencies of the route are part of `make`
             answers: Answers = request.app.state.components.answers
             return await answers.respond(request, make, self.max_age_s)
 
@@ -158,41 +156,18 @@ class RunFilesRoute(CachedRoute):
     max_age_s = 1.0
 
 
-def matches_etag(if_none_match: str | None, *etags: str) -> bool:
-    """Whether an If-None-Match header names one of these ETags."""
+def matches_etag(if_none_match: str | None, etag: str) -> bool:
+    """Whether an If-None-Match header names this ETag."""
     if not if_none_match:
         return False
     tags = [tag.strip().removeprefix("W/") for tag in if_none_match.split(",")]
-    return "*" in tags or any(etag in tags for etag in etags)
+    return "*" in tags or etag in tags
 
 
-async def _response(answer: Answer, request: Request) -> Response:
-    compressed = len(answer.body) >= MIN_GZIP_BYTES and _takes_gzip(request.headers.get("accept-encoding"))
-    plain, packed = f'"{answer.digest}"', f'"{answer.digest}-gzip"'
+def _response(answer: Answer, request: Request) -> Response:
+    etag = f'"{answer.digest}"'
     # `no-cache` lets a client store the body if it validates the ETag before each use.
-    headers = answer.headers | {
-        "etag": packed if compressed else plain,
-        "cache-control": "no-cache",
-        "vary": "Accept, Accept-Encoding",
-    }
-    if matches_etag(request.headers.get("if-none-match"), plain, packed):
+    headers = answer.headers | {"etag": etag, "cache-control": "no-cache", "vary": "Accept"}
+    if matches_etag(request.headers.get("if-none-match"), etag):
         return Response(status_code=304, headers=headers)
-    body = answer.body
-    if compressed:
-        if answer.gzipped is None:
-            answer.gzipped = await asyncio.to_thread(gzip.compress, body, 5, mtime=0)
-        body = answer.gzipped
-        headers["content-encoding"] = "gzip"
-    return Response(body, headers=headers, media_type=answer.media_type)
-
-
-def _takes_gzip(accept_encoding: str | None) -> bool:
-    """Whether a client takes gzip. Browsers and curl send a plain list; any other header is read by its grammar."""
-    if not accept_encoding:
-        return False
-    if ";" not in accept_encoding:
-        return "gzip" in accept_encoding
-    from werkzeug.datastructures import CharsetAccept
-    from werkzeug.http import parse_accept_header
-
-    return parse_accept_header(accept_encoding, CharsetAccept).quality("gzip") > 0
+    return Response(answer.body, headers=headers, media_type=answer.media_type)

@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Response
 
+from cope_services.access import READ
 from cope_services.cached_route import CachedRoute
 from cope_services.dependencies import (
     Accept,
@@ -24,7 +25,11 @@ from cope_sweep.queries.answers import AblationDetail, AblationSummary, Curves, 
 from cope_sweep.results.formats import formats
 
 router = APIRouter(
-    prefix="/ablations", tags=["ablations"], responses={304: {}, **error_responses(409)}, route_class=CachedRoute
+    prefix="/ablations",
+    tags=["ablations"],
+    dependencies=[READ],
+    responses={304: {}, **error_responses(409)},
+    route_class=CachedRoute,
 )
 
 TABLE: Responses = {200: {"content": {each.media_type: {} for each in formats().values()}}, **error_responses(406)}

@@ -4,12 +4,13 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
 
+from cope_services.access import READ
 from cope_services.cached_route import RunFilesRoute
 from cope_services.dependencies import ComponentsDep, IfNoneMatch
 from cope_services.responses import json_response
 from cope_sweep.queries.answers import CurvesOfRuns, RunsDifference
 
-router = APIRouter(tags=["runs"], responses={304: {}}, route_class=RunFilesRoute)
+router = APIRouter(tags=["runs"], dependencies=[READ], responses={304: {}}, route_class=RunFilesRoute)
 
 Side = Annotated[str, Query(description="The id of a run or sweep.", max_length=100)]
 Points = Annotated[

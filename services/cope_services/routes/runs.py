@@ -1,9 +1,10 @@
 """Routes of runs: metadata, learning curves, logs, checkpoints, perplexity and probes."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
 
+from cope_services.access import INFER, READ
 from cope_services.cached_route import CachedRoute, ReadRoute, RunFilesRoute
 from cope_services.dependencies import (
     AblationFilter,
@@ -32,9 +33,12 @@ from cope_services.schemas import (
 )
 from cope_sweep.queries.answers import RunDetail, RunLog, RunPage
 
-router = APIRouter(prefix="/runs", tags=["runs"], route_class=ReadRoute)
-kept = APIRouter(prefix="/runs", tags=["runs"], responses={304: {}}, route_class=CachedRoute)
-files = APIRouter(prefix="/runs", tags=["runs"], responses={304: {}}, route_class=RunFilesRoute)
+READING: dict[str, Any] = {"prefix": "/runs", "tags": ["runs"], "dependencies": [READ]}
+kept = APIRouter(**READING, responses={304: {}}, route_class=CachedRoute)
+files = APIRouter(**READING, responses={304: {}}, route_class=RunFilesRoute)
+checkpoints = APIRouter(**READING, route_class=ReadRoute)
+inference = APIRouter(prefix="/runs", tags=["runs"], dependencies=[INFER])
+"""The routes that ask a model."""
 
 FILE: Responses = {200: {"content": {"application/octet-stream": {}}}, 206: {}, 304: {}, **error_responses(409)}
 
@@ -94,13 +98,13 @@ def get_logs(
     return json_response(components.queries.log(run_id, tail))
 
 
-@router.get("/{run_id}/checkpoint", responses=error_responses(409))
+@checkpoints.get("/{run_id}/checkpoint", responses=error_responses(409))
 def list_checkpoint(run: FinishedRun, components: ComponentsDep) -> Checkpoint:
     """The checkpoint files of a finished run."""
     return components.checkpoints.listing(run)
 
 
-@router.get("/{run_id}/checkpoint/{file}", response_class=Response, responses=FILE)
+@checkpoints.get("/{run_id}/checkpoint/{file}", response_class=Response, responses=FILE)
 def get_checkpoint_file(
     run: FinishedRun, file: str, components: ComponentsDep, if_none_match: IfNoneMatch = None
 ) -> Response:
@@ -108,7 +112,7 @@ def get_checkpoint_file(
     return download(components.checkpoints.file(run, file), if_none_match)
 
 
-@router.post(
+@inference.post(
     "/{run_id}/perplexity",
     dependencies=[RequireJson],
     response_model_exclude_unset=True,
@@ -121,7 +125,7 @@ async def measure_perplexity(
     return await components.infer(request, lambda: measure(components.predictors, run, body))
 
 
-@router.post(
+@inference.post(
     "/{run_id}/probe",
     dependencies=[RequireJson],
     response_model_exclude_unset=True,

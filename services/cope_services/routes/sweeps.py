@@ -4,12 +4,13 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
 
+from cope_services.access import READ
 from cope_services.cached_route import CachedRoute
 from cope_services.dependencies import ComponentsDep, IfNoneMatch, Limit, Offset
 from cope_services.responses import json_response
 from cope_sweep.queries.answers import SweepDetail, SweepPage
 
-router = APIRouter(prefix="/sweeps", tags=["sweeps"], route_class=CachedRoute)
+router = APIRouter(prefix="/sweeps", tags=["sweeps"], dependencies=[READ], route_class=CachedRoute)
 
 
 @router.get("", response_model=SweepPage, responses={304: {}})
