@@ -12,7 +12,7 @@ import typer
 
 from cope_sweep.cli.options import ABLATIONS, STORE, AblationsDir, IndexOpt, Json, StoreOpt, open_store
 from cope_sweep.cli.output import escaped, grid, make_console, print_json, size
-from cope_sweep.cli.remote import ServerOpt, connect
+from cope_sweep.cli.remote import ServerOpt, connect, reader
 from cope_sweep.errors import UserError
 
 if TYPE_CHECKING:
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from cope_sweep.store import Store
 
 POLL_INTERVAL_S = 0.5
+DEFAULT_TAIL = 200
+"""Lines of a log as JSON."""
 DAY_S = 86400.0
 TAIL_CHARACTERS = 2000
 """Of what was shown of a log, to find it again."""
@@ -114,20 +116,36 @@ class RemoteSweeps:
 def logs(
     run: Annotated[str, typer.Argument(metavar="RUN", help="Id of a run.", show_default=False)],
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run ends.")] = False,
+    tail: Annotated[
+        int | None,
+        typer.Option("--tail", min=0, help="Only so many lines from the end; with --json 200.", show_default=False),
+    ] = None,
     root: StoreOpt = STORE,
     index: IndexOpt = None,
     server: ServerOpt = None,
+    as_json: Json = False,
 ) -> None:
     """Print the log of a run: its attempts, evaluations, and errors with their tracebacks.
 
     Example: `cope-sweep logs 95199d1142de555d --follow`
+
+    Example: `cope-sweep logs 95199d1142de555d --tail 20 --json`
     """
+    if as_json and follow:
+        raise UserError("--json is one document; leave out --follow")
+    if as_json:
+        document = reader(root, index, server).log(run, DEFAULT_TAIL if tail is None else tail)
+        print_json(document.model_dump())
+        return
     read = _remote_log(connect(server), run) if server is not None else _log(open_store(root, index), run)
     shown = ""
     for turn in itertools.count():
         text, running = read()
         if turn == 0 and not text and not running:
             raise UserError(f"run {run} has no log: it was trained by an older version")
+        if turn == 0 and tail is not None:
+            lines = text.splitlines(keepends=True)
+            shown = "".join(lines[: max(0, len(lines) - tail)])
         typer.echo(_new_part(text, shown), nl=False)
         shown = text
         if not follow or not running:

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -21,13 +21,16 @@ if TYPE_CHECKING:
         AblationSummary,
         PlanStatus,
         RunDetail,
+        RunLog,
         RunPage,
+        RunsDifference,
         SweepDetail,
         SweepPage,
         SweepProgress,
     )
-    from cope_sweep.results.difference import StoreDifference
     from cope_sweep.store import RunQuery
+
+T = TypeVar("T")
 
 ServerOpt = Annotated[
     str | None,
@@ -114,26 +117,14 @@ class RemoteQueries:
             offset=query.offset,
         )
 
-    def difference(self, left: str, right: str) -> StoreDifference:
-        from cope_sweep.results.difference import Changed, MetricDifference, StoreDifference
-        from cope_sweep.results.significance import Difference
+    def difference(self, left: str, right: str) -> RunsDifference:
+        return self._found(lambda: self.client.difference(left, right))
 
-        found = self._found(lambda: self.client.difference(left, right))
-        metrics = []
-        for each in found["metrics"]:
-            test = {key: _number(value) for key, value in each["difference"].items()}
-            test["n"] = tuple(test["n"])
-            numbers = {key: _number(each[key]) for key in ("left", "right", "p_adjusted")}
-            metrics.append(MetricDifference(each["row"], each["metric"], difference=Difference(**test), **numbers))
-        return StoreDifference(
-            **{key: found[key] for key in ("left", "right")},
-            **{key: tuple(found[key]) for key in ("runs", "finished", "only_left", "only_right")},
-            **{key: tuple(Changed(**each) for each in found[key]) for key in ("spec", "facts")},
-            metrics=tuple(metrics),
-        )
+    def log(self, run_id: str, tail: int) -> RunLog:
+        return self._found(lambda: self.client.logs(run_id, tail))
 
     @staticmethod
-    def _found(ask: Callable[[], Any]) -> Any:
+    def _found(ask: Callable[[], T]) -> T:
         """The answer. Raises NotFoundError for a 404, as a question to a store does."""
         from cope_sweep.client import ServiceError
 
@@ -143,11 +134,6 @@ class RemoteQueries:
             if error.status == 404:
                 raise NotFoundError(error.detail) from error
             raise
-
-
-def _number(value: Any) -> Any:
-    """NaN for null, as numbers that are not defined are sent."""
-    return math.nan if value is None else value
 
 
 def _value_text(value: float | str | bool) -> str:

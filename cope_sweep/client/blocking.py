@@ -27,6 +27,7 @@ from cope_sweep.queries.answers import (
     RunDetail,
     RunLog,
     RunPage,
+    RunsDifference,
     RunSummary,
     SweepDetail,
     SweepEntry,
@@ -153,7 +154,7 @@ class Client:
         """The end of a run's log."""
         return self._send(calls.logs(run_id, tail))
 
-    def difference(self, left: str, right: str) -> dict[str, Any]:
+    def difference(self, left: str, right: str) -> RunsDifference:
         """What differs between two runs or two sweeps."""
         return self._send(calls.difference(left, right))
 

@@ -21,6 +21,7 @@ from cope_sweep.queries.answers import (
     RunDetail,
     RunLog,
     RunPage,
+    RunsDifference,
     SweepDetail,
     SweepPage,
     SweepState,
@@ -140,8 +141,8 @@ def logs(run_id: str, tail: int) -> Call[RunLog]:
     return _get(f"/runs/{_name(run_id)}/logs", RunLog, tail=tail)
 
 
-def difference(left: str, right: str) -> Call[dict[str, Any]]:
-    return Call("GET", f"{API}/diff", lambda response: response.json(), {"left": left, "right": right})
+def difference(left: str, right: str) -> Call[RunsDifference]:
+    return _get("/diff", RunsDifference, left=left, right=right)
 
 
 def checkpoint(run_id: str) -> Call[Checkpoint]:

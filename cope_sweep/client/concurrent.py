@@ -27,6 +27,7 @@ from cope_sweep.queries.answers import (
     RunDetail,
     RunLog,
     RunPage,
+    RunsDifference,
     RunSummary,
     SweepDetail,
     SweepEntry,
@@ -155,7 +156,7 @@ class AsyncClient:
         """The end of a run's log."""
         return await self._send(calls.logs(run_id, tail))
 
-    async def difference(self, left: str, right: str) -> dict[str, Any]:
+    async def difference(self, left: str, right: str) -> RunsDifference:
         """What differs between two runs or two sweeps."""
         return await self._send(calls.difference(left, right))
 

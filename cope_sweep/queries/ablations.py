@@ -104,6 +104,19 @@ class AblationFiles:
         path = self.files().get(name)
         return path is None or self._current(name, scale, path) is not None
 
+    def missing(self) -> list[tuple[str, str | None]]:
+        """Ablations and scales whose plans are not made: the files' own sizes first, then their scales. Raises OSError."""
+        own: list[tuple[str, str | None]] = []
+        scales: list[tuple[str, str | None]] = []
+        for name, path in self.files().items():
+            found = self._current(name, None, path)
+            if found is None:
+                own.append((name, None))
+            elif isinstance(found, LoadedPlan):
+                names = found.plan.ablation.content.scales
+                scales += [(name, scale) for scale in names if self._current(name, scale, path) is None]
+        return own + scales
+
     def _current(self, name: str, scale: str | None, path: Path) -> LoadedPlan | SpecError | None:
         """What is known of an ablation at a scale, if its files have not changed since."""
         known = self._plans.get((name, scale))

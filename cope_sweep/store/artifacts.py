@@ -34,7 +34,7 @@ from cope_sweep.spec import RunSpec
 from cope_sweep.store.curve import TIME_KEY, CurveMark, current_names, is_number, parse_curve
 from cope_sweep.store.errors import DamagedError, FencedError
 from cope_sweep.store.event import Status
-from cope_sweep.store.files import check_no_link, parse_json, read_bytes, read_tail, replacing, sha256, write_bytes, write_json
+from cope_sweep.store.files import check_checkpoint, check_no_link, parse_json, read_bytes, read_tail, replacing, sha256, write_bytes, write_json
 from cope_sweep.store.objects import ObjectFolder
 
 RUN_ID = re.compile(r"[0-9a-f]{16}")
@@ -168,6 +168,7 @@ class RunFolder:
 
     def repair(self, spec: RunSpec) -> None:
         """Put files that cannot be read aside as `<name>.damaged`, and write the spec if there is none."""
+        check_no_link(self.path)
         self.path.mkdir(parents=True, exist_ok=True)
         for name, read in (("spec.json", "spec"), ("state.json", "state"), ("result.json", "result")):
             try:
@@ -345,9 +346,10 @@ class RunFolder:
     def fetch_checkpoint(self) -> Path:
         """The folder of the trained model on this machine. Copied from an object store once. Raises StoreError.
 
-        There is no such folder if the run has no checkpoint. A link is refused: it may lead out of the store.
+        There is no such folder if the run has no checkpoint. Raises DamagedError for links, which may lead out of the
+        store, and for a pipe or a device in place of a file.
         """
-        check_no_link(self.path, self.checkpoint)
+        check_checkpoint(self.checkpoint)
         if self.objects and not self.checkpoint.is_dir() and (names := self.objects.names(self._object("checkpoint"))):
             with self._replacing_checkpoint() as temporary:
                 for name in names:

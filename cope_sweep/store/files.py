@@ -68,6 +68,18 @@ def check_no_link(*folders: Path) -> None:
             raise DamagedError(f"{folder}: a link; move the folder itself into the store")
 
 
+def check_checkpoint(folder: Path) -> None:
+    """Raise DamagedError if a checkpoint, or the run folder that it is in, is a link, or has files that are not regular.
+
+    Libraries open its files by their paths: a link may lead out of the store, and a pipe blocks its reader forever.
+    """
+    check_no_link(folder.parent, folder)
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name in ("config.json", "model.safetensors") and not entry.is_file(follow_symlinks=False):
+                raise DamagedError(f"{folder / entry.name}: not a regular file; replace it by a file")
+
+
 def open_regular(path: Path) -> IO[bytes]:
     """A regular file, unbuffered, for reading.
 

@@ -14,7 +14,7 @@ from cope_services.errors import BusyError, ConflictError, InvalidError, NoClust
 from cope_services.settings import Settings
 from cope_services.sweep_schemas import SweepRequest
 from cope_sweep.plan import Plan, expand
-from cope_sweep.queries import NotFoundError, Queries
+from cope_sweep.queries import AblationFiles, NotFoundError, Queries
 from cope_sweep.queries.answers import SweepState
 from cope_sweep.queries.progress import ACTIVE
 from cope_sweep.spec import LoadedAblation, SpecError, with_overrides
@@ -49,6 +49,8 @@ class SweepJobs:
 
     def __init__(self, queries: Queries, settings: Settings) -> None:
         self.queries, self.settings = queries, settings
+        # Its plans are made while a request waits for them, in the thread of that request.
+        self.files = AblationFiles(settings.ablations, max_runs=settings.max_sweep_runs)
         self._lock = threading.Lock()
         """Held while a sweep is admitted and recorded, so that the limit holds."""
 
@@ -150,15 +152,15 @@ class SweepJobs:
         """The ablation of a request, its text, and its plan. Raises InvalidError, NotFoundError, SpecError."""
         own: Plan | None = None
         if request.ablation is not None:
-            own = self.queries.files.load(request.ablation, request.scale).plan
-            loaded = self.queries.files.load(request.ablation).plan.ablation
-            text = self.queries.files.file(request.ablation).read_text(encoding="utf-8", errors="replace")
+            own = self.files.load(request.ablation, request.scale).plan
+            loaded = self.files.load(request.ablation).plan.ablation
+            text = self.files.file(request.ablation).read_text(encoding="utf-8", errors="replace")
         try:
             if request.spec is not None:
                 name = request.name or ""
-                if name in self.queries.files.files():
+                if name in self.files.files():
                     raise InvalidError(f"name: an ablation file of this service has the name {name!r}; choose another")
-                loaded = parsed_spec(request.spec, name, self.queries.files.folder)
+                loaded = parsed_spec(request.spec, name, self.files.folder)
                 text = request.spec if isinstance(request.spec, str) else _as_text(request.spec)
             overridden = with_overrides(loaded, scale=request.scale, assignments=request.set)
             plan = expand(overridden, max_runs=self.settings.max_sweep_runs)

@@ -20,7 +20,9 @@ from cope_services.schemas import error_responses
 
 api = APIRouter(prefix="/api/v1", responses=error_responses(404, 422))
 api.include_router(ablations.router)
-api.include_router(runs.router)
+api.include_router(runs.kept)
+api.include_router(runs.files)
+api.include_router(runs.checkpoints)
 api.include_router(runs.inference)
 api.include_router(sweeps.router)
 api.include_router(sweep_actions.router)
