@@ -14,7 +14,7 @@ import httpx
 
 from cope_sweep.client import calls
 from cope_sweep.client.calls import PAGE, Call
-from cope_sweep.client.downloads import CHUNK_BYTES, Download
+from cope_sweep.client.downloads import Download
 from cope_sweep.client.errors import ConnectionFailed, DownloadError, ServiceError
 from cope_sweep.client.events import RECONNECT_S, SILENCE_S, EventParser, LineBuffer
 from cope_sweep.client.policy import RetryPolicy, connection_failed, service_error
@@ -196,7 +196,7 @@ class Client:
                     response.read()
                     raise service_error(response)
                 target.start(response.status_code)
-                for chunk in response.iter_bytes(CHUNK_BYTES):
+                for chunk in response.iter_bytes():
                     target.write(chunk)
         except httpx.TransportError as error:
             raise connection_failed(self.server, error) from error

@@ -14,7 +14,7 @@ import httpx
 
 from cope_sweep.client import calls
 from cope_sweep.client.calls import PAGE, Call
-from cope_sweep.client.downloads import CHUNK_BYTES, Download
+from cope_sweep.client.downloads import Download
 from cope_sweep.client.errors import ConnectionFailed, DownloadError, ServiceError
 from cope_sweep.client.events import RECONNECT_S, SILENCE_S, EventParser, LineBuffer
 from cope_sweep.client.policy import RetryPolicy, connection_failed, service_error
@@ -198,7 +198,7 @@ class AsyncClient:
                     await response.aread()
                     raise service_error(response)
                 target.start(response.status_code)
-                async for chunk in response.aiter_bytes(CHUNK_BYTES):
+                async for chunk in response.aiter_bytes():
                     target.write(chunk)
         except httpx.TransportError as error:
             raise connection_failed(self.server, error) from error

@@ -10,8 +10,6 @@ from typing import IO, Self
 
 from cope_sweep.client.errors import DownloadError
 
-CHUNK_BYTES = 1 << 20
-
 
 class Download:
     """The file while it is received. A later download of the same content continues where this one broke off."""

@@ -42,14 +42,17 @@ class EventParser:
     """Puts lines together to events."""
 
     last_id: str | None = None
+    """The id of the last event that was received as a whole and had one."""
+    _id: str | None = None
     _kind: str = ""
     _data: list[str] = field(default_factory=list)
 
     def feed(self, line: str) -> ServerEvent | None:
         """The event that ends with this line, which has no line break; None if none does."""
         if not line:
+            self.last_id = self.last_id if self._id is None else self._id
             event = ServerEvent(self._kind or "message", "\n".join(self._data), self.last_id) if self._data else None
-            self._kind, self._data = "", []
+            self.restart()
             return event
         name, _, value = line.partition(":")
         value = value.removeprefix(" ")
@@ -58,12 +61,12 @@ class EventParser:
         elif name == "data":
             self._data.append(value)
         elif name == "id" and "\0" not in value:
-            self.last_id = value
+            self._id = value
         return None
 
     def restart(self) -> None:
-        """Forget what was received of an event: the connection broke."""
-        self._kind, self._data = "", []
+        """Forget what was received of an event."""
+        self._id, self._kind, self._data = None, "", []
 
     @property
     def headers(self) -> dict[str, str]:
