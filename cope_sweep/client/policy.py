@@ -12,6 +12,8 @@ import httpx
 from cope_sweep.client.errors import ConnectionFailed, ServiceError
 
 REPEATED_STATUSES = (429, 503)
+NO_CLUSTER = "no_cluster"
+"""The code of a 503 that waiting does not change."""
 MAX_WAIT_S = 60.0
 """Where the service wants to be asked later than this, its error is raised at once."""
 
@@ -31,7 +33,7 @@ class RetryPolicy:
             return None
         wait_s = self.first_wait_s * 2**attempt * random.uniform(0.5, 1.0)
         if isinstance(error, ServiceError):
-            if error.status not in REPEATED_STATUSES:
+            if error.status not in REPEATED_STATUSES or error.code == NO_CLUSTER:
                 return None
             wait_s = max(wait_s, error.retry_after_s or 0.0)
         return wait_s if wait_s <= MAX_WAIT_S else None

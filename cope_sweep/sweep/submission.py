@@ -44,10 +44,7 @@ class Cluster:
 
 def package_cluster(address: str, environment: Mapping[str, str]) -> Cluster:
     """A cluster to which only the installed package cope_sweep is sent, not the folder in which this process runs."""
-    import cope_sweep
-
-    folder = Path(cope_sweep.__file__).resolve().parents[1]
-    return Cluster(address, folder, ("/*", "!/.", "!/cope_sweep"), environment)
+    return Cluster(address, Path(__file__).resolve().parents[2], ("/*", "!/.", "!/cope_sweep"), environment)
 
 
 def parsed_spec(spec: str | Mapping[str, object], name: str, folder: Path | None) -> LoadedAblation:
