@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 ROOT = Path(__file__).parents[2]
 TOKEN = "c" * 64
-LONG_STEPS = 4000
+LONG_STEPS = 3000
 MINE = {
     "title": "One short and one long run",
     "inherit": "tiny",
