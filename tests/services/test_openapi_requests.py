@@ -55,7 +55,9 @@ def test_answers_are_as_documented(client: httpx.Client, sample: SampleStore, mo
         assert statuses[200] > 0  # the generated requests do reach the runs of the store
 
 
-def _ask(operation: APIOperation, mode: GenerationMode, sample: SampleStore, statuses: Counter[int], **call: Any) -> None:
+def _ask(
+    operation: APIOperation, mode: GenerationMode, sample: SampleStore, statuses: Counter[int], **call: Any
+) -> None:
     real = {"run_id": sample.ids, "model": sample.ids, "name": ["tiny", "broken"], "file": ["model.safetensors"]}
 
     @seed(1)
