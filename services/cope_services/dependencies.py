@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Annotated, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
 from fastapi import Depends, Header, Query, Request
 
@@ -16,6 +16,9 @@ from cope_services.settings import Settings
 from cope_services.tables import Tables
 from cope_sweep.queries import AblationFiles, Queries, parse_filter
 from cope_sweep.store import RunFolder, RunQuery, Status, Store
+
+if TYPE_CHECKING:
+    from cope_sweep.inference import Predictor
 
 T = TypeVar("T")
 
@@ -34,6 +37,10 @@ class Components:
         with self.predictors.batcher.entered():
             return await while_connected(request, work(), self.predictors.settings.max_seconds)
 
+    async def predictor(self, run_id: str) -> Predictor:
+        """The model of a finished run. Raises as `Predictors.get`."""
+        return await self.predictors.get(run_id, lambda: self.queries.finished(run_id))
+
     @classmethod
     def create(cls, settings: Settings) -> Components:
         queries = Queries(Store(settings.store, index=settings.index or None), AblationFiles(settings.ablations))
@@ -42,12 +49,12 @@ class Components:
         return cls(queries, Tables(queries), checkpoints, predictors)
 
 
-def _components(request: Request) -> Components:
+async def _components(request: Request) -> Components:
     components: Components = request.app.state.components
     return components
 
 
-def _require_json(content_type: Annotated[str | None, Header()] = None) -> None:
+async def _require_json(content_type: Annotated[str | None, Header()] = None) -> None:
     """Raise MediaTypeError unless the body is declared as JSON.
 
     A browser sends other types to another origin without a CORS preflight request, so they are refused.

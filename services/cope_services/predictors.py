@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Condition
 from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
 
 from cachetools import LRUCache, cached
 
@@ -19,6 +21,8 @@ from cope_services.errors import (
     NotFiniteOutputError,
     TooLargeError,
 )
+from cope_services.inference_stats import PredictorsStats
+from cope_services.lookups import Lookups
 from cope_services.schemas import ProbeRequest, ProbeResponse
 from cope_services.settings import Settings
 from cope_sweep.store import RunFolder
@@ -27,6 +31,10 @@ if TYPE_CHECKING:
     from cope_sweep.inference import Predictor
 
 MODEL_SUFFIX = ".safetensors"
+LOOKUPS = 8
+"""Threads that look for runs and load models."""
+CHECK_S = 2.0
+"""Time to find out whether the files of a model in memory have changed."""
 
 
 class Predictors:
@@ -34,34 +42,63 @@ class Predictors:
 
     def __init__(self, checkpoints: Checkpoints, settings: Settings) -> None:
         self.settings = settings
-        self.batcher = Batcher(settings.max_inferences, settings.max_queue_tokens, settings.max_cache_bytes)
+        self.batcher = Batcher(settings.inferences(), settings.max_queue_tokens, settings.max_cache_bytes)
         self._checkpoints = checkpoints
+        self.folders: Lookups[RunFolder] = Lookups(LOOKUPS)
+        """Look-ups of the folders of runs."""
+        self._lookups: Lookups[Predictor] = Lookups(LOOKUPS)
+        self._latest: WeakValueDictionary[Hashable, Predictor] = WeakValueDictionary()
+        self._asked = self._loads = 0
         # With the condition, threads that need the same model wait until one of them has loaded it.
-        models: LRUCache[Hashable, Predictor] = LRUCache(settings.max_model_bytes, lambda model: model.size_bytes)
-        self._load_cached: Callable[[Path, Hashable], Predictor] = cached(models, condition=Condition())(self._load)
+        self._models: LRUCache[Hashable, Predictor] = LRUCache(settings.max_model_bytes, lambda model: model.size_bytes)
+        self._load_cached: Callable[[Path, Hashable], Predictor] = cached(self._models, condition=Condition())(
+            self._load
+        )
 
-    async def load(self, folder: RunFolder) -> Predictor:
-        """The model of a finished run.
+    async def get(self, key: Hashable, find: Callable[[], RunFolder]) -> Predictor:
+        """The model of the finished run that `find` finds; `key` says what is looked for.
 
-        Raises TooLargeError, DamagedCheckpointError, NotFoundError.
+        Where the files do not answer within CHECK_S, and the model is in memory, it is used as it is.
+
+        Raises TooLargeError, DamagedCheckpointError, NotFiniteOutputError, NotFoundError, and what `find` raises.
         """
-        return await self.batcher.prepare(lambda: self._predictor(folder))
+        self._asked += 1
+        known = self._latest.get(key)
+        try:
+            async with asyncio.timeout(None if known is None else CHECK_S) as limit:
+                predictor = await self._lookups.get(key, lambda: self._predictor(find()))
+        except TimeoutError:
+            if known is None or not limit.expired():
+                raise
+            return known
+        self._latest[key] = predictor
+        return predictor
 
-    async def probe(self, folder: RunFolder, request: ProbeRequest) -> ProbeResponse:
-        """Probe the model of a finished run, when a thread is free.
+    def stats(self) -> PredictorsStats:
+        """What is counted, at this moment. It may be called in any thread, and takes no lock."""
+        return PredictorsStats(
+            models=len(self._models),
+            model_bytes=int(self._models.currsize),
+            max_model_bytes=self.settings.max_model_bytes,
+            lookups=self._asked,
+            loads=self._loads,
+        )
 
-        Raises TooLargeError, BusyError, InvalidTokensError, InvalidError, DamagedCheckpointError, NotFoundError.
+    async def probe(self, predictor: Predictor, request: ProbeRequest) -> ProbeResponse:
+        """Probe a model, when a thread is free.
+
+        Raises TooLargeError, BusyError, InvalidTokensError, InvalidError, DamagedCheckpointError.
         """
         if len(request.tokens) > self.settings.max_tokens:
             raise TooLargeError(f"{len(request.tokens)} tokens; one request may have {self.settings.max_tokens}")
         with self.batcher.admitted(len(request.tokens)):
-            return await self.batcher.infer(lambda: self._probe(folder, request))
+            return await self.batcher.infer(lambda: self._probe(predictor, request))
 
-    def _probe(self, folder: RunFolder, request: ProbeRequest) -> ProbeResponse:
+    def _probe(self, predictor: Predictor, request: ProbeRequest) -> ProbeResponse:
         from cope_services.probing import probe_response
 
         with service_errors():
-            return probe_response(self._predictor(folder), request, self.settings.max_probe_values)
+            return probe_response(predictor, request, self.settings.max_probe_values)
 
     def _predictor(self, folder: RunFolder) -> Predictor:
         files = self._checkpoints.files(folder)
@@ -78,6 +115,7 @@ class Predictors:
         """Load a model; `state` is part of the cache key, so changed files are loaded again."""
         from cope_sweep.inference import Predictor
 
+        self._loads += 1
         return Predictor.load(checkpoint, self.settings.device)
 
 

@@ -42,8 +42,15 @@ class Settings(BaseSettings):
     max_body_bytes: Count = Field(default=1 << 20, description="Size of a request body.")
     max_model_bytes: Count = Field(default=4 << 30, description="Weights in memory.")
     max_cache_bytes: Count = Field(default=1 << 30, description="Keys and values of generations in memory.")
-    max_inferences: Count = Field(default=1, description="Batches and probes computed at a time.")
+    max_inferences: Count | None = Field(
+        default=None, description="Batches and probes computed at a time; default: 4, or as many as the CPU has cores."
+    )
     access_log: bool = Field(default=False, description="Log a line for each request.")
+
+    def inferences(self) -> int:
+        """Batches and probes computed at a time."""
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        return self.max_inferences or min(4, cores)
 
     @model_validator(mode="after")
     def _check_folders(self) -> Self:

@@ -2,7 +2,7 @@
 
 from fastapi import APIRouter
 
-from cope_services.routes import ablations, dashboard, diff, health, openai, perplexity, runs, sweeps
+from cope_services.routes import ablations, dashboard, diff, health, openai, perplexity, probe, runs, sweeps
 from cope_services.schemas import error_responses
 
 api = APIRouter(prefix="/api/v1", responses=error_responses(404, 422))
@@ -10,6 +10,7 @@ api.include_router(ablations.router)
 api.include_router(runs.router)
 api.include_router(sweeps.router)
 api.include_router(perplexity.router)
+api.include_router(probe.router)
 api.include_router(diff.router)
 
 __all__ = ["api", "dashboard", "health", "openai"]

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import psutil
+
 from cope_benchmarks import serve_perplexity
 from cope_benchmarks.serve_perplexity import Served
-
 from cope_sweep.inference import Predictor
 from cope_sweep.plan import expand
 from cope_sweep.spec import load_ablation
