@@ -282,7 +282,7 @@ def batchers(monkeypatch: pytest.MonkeyPatch) -> list[Batcher]:
 
 def test_a_client_that_leaves_frees_the_queue(prose: ProseStore, gate: Gate, batchers: list[Batcher]) -> None:
     run_id = prose.cope[0]
-    with serving(prose.settings(max_queue_tokens=100)) as client, ThreadPoolExecutor(1) as threads:
+    with serving(prose.settings(max_queue_tokens=100, max_inferences=1)) as client, ThreadPoolExecutor(1) as threads:
         first = threads.submit(ask, client, run_id, [[1, 2, 3]])
         wait_for(lambda: gate.batches)
         body = b'{"tokens": [[' + b",".join([b"7"] * 91) + b"]]}"
