@@ -23,7 +23,7 @@ def test_not_ready_without_the_folder_of_ablations(own_sample: SampleStore) -> N
         own_sample.ablations.rmdir()
         response = client.get("/health/ready")
         assert response.status_code == 503
-        assert response.json()["error"]["type"] == "not_ready"
+        assert response.json()["code"] == "not_ready"
 
 
 def test_a_missing_store_has_no_runs(sample: SampleStore) -> None:
@@ -58,12 +58,18 @@ def test_the_api_documentation_has_every_endpoint_and_its_errors(client: httpx.C
     document = client.get("/openapi.json").json()
     paths = document["paths"]
     assert len(paths) == 28
+    problem = document["components"]["schemas"]["ProblemDetails"]
+    assert {"title", "status", "detail", "code"} <= set(problem["required"])
     for path, operations in paths.items():
         for operation in operations.values():
             if path.startswith(API):
-                assert operation["responses"]["422"]["content"]["application/json"]["schema"]["$ref"].endswith(
-                    "/ProblemDetails"
-                )
+                assert {"404", "422", "500"} < set(operation["responses"])
+                for status, response in operation["responses"].items():
+                    if status >= "400":
+                        assert list(response["content"]) == ["application/problem+json"]
+                        schema = response["content"]["application/problem+json"]["schema"]
+                        assert schema["$ref"] == "#/components/schemas/ProblemDetails"
+                assert ("requestBody" in operation) == ("415" in operation["responses"])
             elif path.startswith(("/v1", "/openai", "/token", "/detok")):
                 schema = operation["responses"]["4XX"]["content"]["application/json"]["schema"]
                 assert schema["$ref"].endswith("/OpenAIError")

@@ -175,7 +175,7 @@ async def _events(
             try:
                 part = await anext(stream, None)
             except ServiceError as error:
-                yield b"data: " + error_object(error.status, error.type, str(error)) + b"\n\n"
+                yield b"data: " + error_object(error.status, error.code, str(error)) + b"\n\n"
                 return
             except Exception:
                 yield b"data: " + error_object(500, "internal_error", INTERNAL_ERROR) + b"\n\n"
