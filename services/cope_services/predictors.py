@@ -23,7 +23,7 @@ from cope_services.errors import (
 )
 from cope_services.inference_stats import PredictorsStats
 from cope_services.lookups import Lookups
-from cope_services.schemas import ProbeRequest, ProbeResponse
+from cope_services.probe_schemas import ProbeFormat, ProbeRequest
 from cope_services.settings import Settings
 from cope_sweep.store import RunFolder
 
@@ -84,21 +84,25 @@ class Predictors:
             loads=self._loads,
         )
 
-    async def probe(self, predictor: Predictor, request: ProbeRequest) -> ProbeResponse:
-        """Probe a model, when a thread is free.
+    async def probe(self, predictor: Predictor, request: ProbeRequest, output_format: ProbeFormat) -> bytes:
+        """Probe a model, when a thread is free: a ProbeResponse as JSON, or a picture.
 
         Raises TooLargeError, BusyError, InvalidTokensError, InvalidError, DamagedCheckpointError.
         """
-        if len(request.tokens) > self.settings.max_tokens:
-            raise TooLargeError(f"{len(request.tokens)} tokens; one request may have {self.settings.max_tokens}")
-        with self.batcher.admitted(len(request.tokens)):
-            return await self.batcher.infer(lambda: self._probe(predictor, request))
+        from cope_services.probing import probe_json, probe_picture, probe_sequence, probed_tokens
 
-    def _probe(self, predictor: Predictor, request: ProbeRequest) -> ProbeResponse:
-        from cope_services.probing import probe_response
-
+        settings = self.settings
         with service_errors():
-            return probe_response(predictor, request, self.settings.max_probe_values)
+            tokens_T = await self.batcher.prepare(lambda: probed_tokens(predictor, request))
+            if len(tokens_T) > settings.max_tokens:
+                raise TooLargeError(f"{len(tokens_T)} tokens; one request may have {settings.max_tokens}")
+            with self.batcher.admitted(len(tokens_T)):
+                probed = await self.batcher.infer(
+                    lambda: probe_sequence(predictor, request, tokens_T, settings.max_probe_values, output_format)
+                )
+                if output_format == "json":
+                    return await self.batcher.prepare(lambda: probe_json(probed, request))
+                return await self.batcher.prepare(lambda: probe_picture(probed, request, output_format))
 
     def _predictor(self, folder: RunFolder) -> Predictor:
         files = self._checkpoints.files(folder)
