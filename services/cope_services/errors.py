@@ -69,7 +69,7 @@ class BusyError(ServiceError):
 
 
 class DamagedCheckpointError(ServiceError):
-    status, code = 500, "damaged_checkpoint"
+    status, code = 409, "damaged_checkpoint"
 
 
 class NotReadyError(ServiceError):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -80,6 +80,12 @@ class CompletionRequest(Strict):
     logit_bias: Annotated[dict[str, float], Field(max_length=0)] | None = None
     presence_penalty: Annotated[float, Field(ge=0, le=0)] = 0
     frequency_penalty: Annotated[float, Field(ge=0, le=0)] = 0
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_nulls(cls, data: Any) -> Any:
+        """OpenAI's fields may be null, which means their default."""
+        return {key: value for key, value in data.items() if value is not None} if isinstance(data, dict) else data
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Condition
 from typing import TYPE_CHECKING
@@ -118,9 +118,13 @@ class Predictors:
     def _load(self, checkpoint: Path, state: Hashable) -> Predictor:
         """Load a model; `state` is part of the cache key, so changed files are loaded again."""
         from cope_sweep.inference import Predictor
+        from cope_sweep.model import CheckpointError
 
         self._loads += 1
-        return Predictor.load(checkpoint, self.settings.device)
+        predictor = Predictor.load(checkpoint, self.settings.device)
+        with suppress(CheckpointError):  # a request that needs the vocabulary says so
+            predictor.vocabulary  # noqa: B018 - read here, so that no request reads a file in the event loop
+        return predictor
 
 
 @contextmanager

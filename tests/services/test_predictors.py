@@ -93,7 +93,7 @@ def test_a_truncated_checkpoint_is_reported(own_sample: SampleStore) -> None:
     with serving(own_sample.settings()) as client:
         whole, before = path.read_bytes(), ask(client, own_sample.ids[0], [[1, 2, 3]])
         path.write_bytes(whole[:-10])
-        error = ask(client, own_sample.ids[0], [[1, 2, 3]], 500)
+        error = ask(client, own_sample.ids[0], [[1, 2, 3]], 409)
         assert error["code"] == "damaged_checkpoint"
         assert "was it cut short?" in error["detail"]
         path.write_bytes(whole)
