@@ -169,7 +169,7 @@ def stall(sample: SampleStore, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stal
 def test_a_checkpoint_that_does_not_answer_delays_no_other(sample: SampleStore, stall: Stall) -> None:
     """More requests wait for it than there are threads."""
     Predictor.load(sample.store.run(sample.ids[1]).checkpoint)  # what is imported now does not count
-    with serving(sample.settings(max_seconds=3)) as client, ThreadPoolExecutor(60) as threads:
+    with serving(sample.settings(max_seconds=5)) as client, ThreadPoolExecutor(60) as threads:
         stalled = [threads.submit(ask, client, sample.ids[0], 504) for _ in range(60)]
         wait_for(lambda: stall.waiting)
         assert ask(client, sample.ids[1])["total"]["tokens"] == 2

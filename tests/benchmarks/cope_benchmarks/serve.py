@@ -1,6 +1,6 @@
 """Benchmark of the service: a model is trained for one step, and a server of its own process serves it.
 
-What is measured is in `serve_perplexity`.
+What is measured is in `serve_perplexity` and `serve_overload`.
 """
 
 from __future__ import annotations
@@ -12,15 +12,16 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import psutil
 
-from cope_benchmarks import serve_perplexity
+from cope_benchmarks import serve_overload, serve_perplexity
 from cope_benchmarks.serve_perplexity import Served
 from cope_sweep.inference import Predictor
 from cope_sweep.plan import expand
@@ -34,14 +35,18 @@ if TYPE_CHECKING:
 START_S = 120
 
 
-def measure(**workload: int) -> dict[str, Any]:
-    """Train a model for one step, serve it, and measure: about two minutes."""
+def measure(overload_s: float = 0, **workload: int) -> dict[str, Any]:
+    """Train a model for one step, serve it, and measure: about two minutes, and `overload_s` seconds of overload."""
     load = psutil.getloadavg()[0]
     with tempfile.TemporaryDirectory(prefix="cope-sweep-bench-") as folder:
         run_id = _train(Path(folder))
         predictor = Predictor.load(Store(f"{folder}/store").run(run_id).checkpoint)
         with serving(Path(folder)) as (address, process, start_s):
             measured = serve_perplexity.measure(Served(address, run_id, predictor, process), **workload)
+        if overload_s:
+            limits = {"COPE_SWEEP_MAX_QUEUE_TOKENS": str(serve_overload.QUEUE_TOKENS)}
+            with serving(Path(folder), limits) as (address, process, _):
+                measured["overload"] = serve_overload.measure(address, run_id, process, overload_s)
     return {
         "machine": {"processor": platform.processor() or platform.machine(), "cpus": os.cpu_count(), "load": load},
         "versions": versions(),
@@ -52,7 +57,10 @@ def measure(**workload: int) -> dict[str, Any]:
 
 def table(measured: dict[str, Any]) -> Table:
     """The measurement beside the goals."""
-    return serve_perplexity.table(measured)
+    shown = serve_perplexity.table(measured)
+    if "overload" in measured:
+        serve_overload.add_rows(shown, measured["overload"])
+    return shown
 
 
 def _train(folder: Path) -> str:
@@ -67,12 +75,15 @@ def _train(folder: Path) -> str:
 
 
 @contextmanager
-def serving(folder: Path) -> Iterator[tuple[tuple[str, int], psutil.Process, float]]:
+def serving(
+    folder: Path, settings: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[tuple[tuple[str, int], psutil.Process, float]]:
     """Host and port of a server for the store of `folder`, its process, and the seconds until it was ready."""
     command = [sys.executable, "-m", "cope_sweep.cli", "serve", "--port", "0"]
     options = ["--store", str(folder / "store"), "--ablations", str(folder / "ablations")]
+    environment = {**os.environ, **settings}
     start_s = time.perf_counter()
-    with subprocess.Popen([*command, *options], stdout=subprocess.PIPE, text=True) as server:
+    with subprocess.Popen([*command, *options], stdout=subprocess.PIPE, text=True, env=environment) as server:
         try:
             assert server.stdout is not None
             url = urlsplit(server.stdout.readline().split()[0])

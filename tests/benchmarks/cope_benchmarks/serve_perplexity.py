@@ -141,7 +141,7 @@ def ask(address: tuple[str, int], requests: Sequence[bytes], clients: int) -> li
         reader, writer = await asyncio.open_connection(*address)
         for number, request in waiting:
             writer.write(request)
-            answers[number] = await _read_answer(reader)
+            answers[number] = await _read_scores(reader)
         writer.close()
         await writer.wait_closed()
 
@@ -154,14 +154,18 @@ def ask(address: tuple[str, int], requests: Sequence[bytes], clients: int) -> li
     return answers
 
 
-async def _read_answer(reader: asyncio.StreamReader) -> bytes:
-    head = await reader.readuntil(b"\r\n\r\n")
-    fields = head.lower()
-    length = int(fields.split(b"content-length:")[1].split(b"\r\n", 1)[0])
-    body = await reader.readexactly(length)
-    if not head.startswith(b"HTTP/1.1 200 "):
-        raise RuntimeError(f"the server answered {head[:40]!r}: {body[:500]!r}")
+async def _read_scores(reader: asyncio.StreamReader) -> bytes:
+    status, _, body = await read_answer(reader)
+    if status != 200:
+        raise RuntimeError(f"the server answered {status}: {body[:500]!r}")
     return body
+
+
+async def read_answer(reader: asyncio.StreamReader) -> tuple[int, bytes, bytes]:
+    """Status, head in lower case, and body of an answer with a Content-Length."""
+    head = (await reader.readuntil(b"\r\n\r\n")).lower()
+    length = int(head.split(b"content-length:")[1].split(b"\r\n", 1)[0])
+    return int(head[9:12]), head, await reader.readexactly(length)
 
 
 def _request(served: Served, tokens: Sequence[int]) -> bytes:
@@ -195,7 +199,7 @@ def _idle_ms(served: Served) -> dict[str, float]:
         for _ in range(IDLE_REQUESTS):
             start_s = time.perf_counter()
             writer.write(request)
-            await _read_answer(reader)
+            await _read_scores(reader)
             service.append(time.perf_counter() - start_s)
             model.extend(_seconds(lambda: served.predictor.log_probabilities([sequence])))
         writer.close()
