@@ -56,18 +56,14 @@ async def compare(queries: Queries, predictors: Predictors, request: PerplexityR
         await predictors.folders.get(_key(model), partial(find_model, queries, model)) for model in request.models
     ]
     answers = [
-        await measure(predictors, await predictors.get(folder.run_id, partial(_same, folder)), request)
-        for folder in folders
+        await measure(predictors, await predictors.get(run_id, partial(queries.finished, run_id)), request)
+        for run_id in [folder.run_id for folder in folders]
     ]
     return b'{"results":[' + b",".join(answers) + b"]}"
 
 
 def _key(model: str | BestOfRow) -> Hashable:
     return model if isinstance(model, str) else (model.ablation, model.scale, model.row)
-
-
-def _same(folder: RunFolder) -> RunFolder:
-    return folder
 
 
 def find_model(queries: Queries, model: str | BestOfRow) -> RunFolder:

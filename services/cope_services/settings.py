@@ -42,8 +42,8 @@ class Settings(BaseSettings):
     max_body_bytes: Count = Field(default=1 << 20, description="Size of a request body.")
     max_model_bytes: Count = Field(default=4 << 30, description="Weights in memory.")
     max_cache_bytes: Count = Field(default=1 << 30, description="Keys and values of generations in memory.")
-    max_inferences: Count | None = Field(
-        default=None, description="Batches and probes computed at a time; default: 4, or as many as the CPU has cores."
+    max_inferences: Annotated[int, Field(ge=0)] = Field(
+        default=0, description="Batches and probes computed at a time; 0: as many as there are cores, at most 4."
     )
     access_log: bool = Field(default=False, description="Log a line for each request.")
 

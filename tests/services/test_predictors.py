@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+from cope_services.checkpoints import Checkpoints
+from cope_services.predictors import Predictors
 
 from cope_sweep.inference import Predictor
 from cope_sweep.model import load_model, save_model
@@ -149,3 +152,18 @@ def test_the_most_recently_used_models_stay_in_memory(
         for index in (0, 0, 1, 1, 0):
             ask(client, sample.ids[index], SEQUENCES)
     assert loaded_models == [sample.ids[index] for index in expected]
+
+
+def test_what_is_counted(sample: SampleStore) -> None:
+    settings = sample.settings(max_model_bytes=ONE_MODEL)
+    predictors = Predictors(Checkpoints(), settings)
+
+    async def work() -> None:
+        for index in (0, 0, 1, 0):
+            folder = sample.store.run(sample.ids[index])
+            await predictors.get(folder.run_id, lambda folder=folder: folder)
+
+    asyncio.run(work())
+    stats = predictors.stats()
+    assert (stats.models, stats.lookups, stats.loads, stats.hits) == (1, 4, 3, 1)
+    assert 0 < stats.model_bytes <= stats.max_model_bytes == ONE_MODEL
