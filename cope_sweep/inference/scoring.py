@@ -77,7 +77,7 @@ def score(model: Transformer, run: RunSpec, windows: Sequence[Window], *, top: i
 
 def batch_tokens(model: Transformer) -> int:
     """Limit for the tokens of a batch on the model's device."""
-    return BATCH_TOKENS[model.embedding.weight.device.type]
+    return BATCH_TOKENS["cuda" if model.embedding.weight.is_cuda else "cpu"]
 
 
 def batches(lengths: Sequence[int], limit: int) -> Iterator[list[int]]:
