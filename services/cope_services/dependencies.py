@@ -11,7 +11,7 @@ from fastapi import Depends, Header, Query, Request
 from cope_services.checkpoints import Checkpoints
 from cope_services.connection import while_connected
 from cope_services.errors import MediaTypeError
-from cope_services.predictors import Predictors
+from cope_services.predictors import FinishedRuns, Predictors
 from cope_services.settings import Settings
 from cope_services.tables import Tables
 from cope_sweep.queries import AblationFiles, Queries, parse_filter
@@ -31,6 +31,7 @@ class Components:
     tables: Tables
     checkpoints: Checkpoints
     predictors: Predictors
+    finished: FinishedRuns
 
     async def infer(self, request: Request, work: Callable[[], Awaitable[T]]) -> T:
         """What `work` returns, unless there are too many requests, the client leaves, or the time limit is over."""
@@ -39,14 +40,14 @@ class Components:
 
     async def predictor(self, run_id: str) -> Predictor:
         """The model of a finished run. Raises as `Predictors.get`."""
-        return await self.predictors.get(run_id, lambda: self.queries.finished(run_id))
+        return await self.predictors.get(run_id, lambda: self.finished.find(run_id))
 
     @classmethod
     def create(cls, settings: Settings) -> Components:
         queries = Queries(Store(settings.store, index=settings.index or None), AblationFiles(settings.ablations))
         checkpoints = Checkpoints()
         predictors = Predictors(checkpoints, settings)
-        return cls(queries, Tables(queries), checkpoints, predictors)
+        return cls(queries, Tables(queries), checkpoints, predictors, FinishedRuns(queries))
 
 
 async def _components(request: Request) -> Components:

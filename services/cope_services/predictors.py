@@ -25,6 +25,7 @@ from cope_services.inference_stats import PredictorsStats
 from cope_services.lookups import Lookups
 from cope_services.probe_schemas import ProbeFormat, ProbeRequest
 from cope_services.settings import Settings
+from cope_sweep.queries import Queries
 from cope_sweep.store import RunFolder
 
 if TYPE_CHECKING:
@@ -33,8 +34,33 @@ if TYPE_CHECKING:
 MODEL_SUFFIX = ".safetensors"
 LOOKUPS = 8
 """Threads that look for runs and load models."""
+MAX_KNOWN = 4096
+"""Runs whose state is in memory."""
 CHECK_S = 2.0
 """Time to find out whether the files of a model in memory have changed."""
+
+
+class FinishedRuns:
+    """Finds the folders of finished runs, and asks about a run again only if the index has changed.
+
+    Whether the files of the run still exist is not asked here.
+    """
+
+    def __init__(self, queries: Queries) -> None:
+        self._queries = queries
+        self._known: dict[str, tuple[int, RunFolder]] = {}
+
+    def find(self, run_id: str) -> RunFolder:
+        """The folder of a finished run. Raises NotFoundError, NotFinishedError, StoreError."""
+        revision = self._queries.store.index.revision()  # a tenth of the time of the other question
+        known = self._known.get(run_id)
+        if known is not None and known[0] == revision:
+            return known[1]
+        folder = self._queries.finished(run_id)
+        if len(self._known) >= MAX_KNOWN:
+            self._known.clear()
+        self._known[run_id] = revision, folder
+        return folder
 
 
 class Predictors:

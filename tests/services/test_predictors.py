@@ -12,10 +12,12 @@ import httpx
 import numpy as np
 import pytest
 from cope_services.checkpoints import Checkpoints
-from cope_services.predictors import Predictors
+from cope_services.predictors import FinishedRuns, Predictors
 
 from cope_sweep.inference import Predictor
 from cope_sweep.model import load_model, save_model
+from cope_sweep.queries import AblationFiles, NotFinishedError, Queries
+from tests.results.ablations import end
 from tests.services.sample_store import API, SampleStore, serving
 
 ONE_MODEL = 7_000
@@ -167,3 +169,22 @@ def test_what_is_counted(sample: SampleStore) -> None:
     stats = predictors.stats()
     assert (stats.models, stats.lookups, stats.loads, stats.hits) == (1, 4, 3, 1)
     assert 0 < stats.model_bytes <= stats.max_model_bytes == ONE_MODEL
+
+
+def test_a_run_is_looked_up_again_when_the_index_has_changed(
+    own_sample: SampleStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    finished = Queries.finished
+    monkeypatch.setattr(Queries, "finished", lambda self, run_id: asked.append(run_id) or finished(self, run_id))
+    store = own_sample.store
+    runs = FinishedRuns(Queries(store, AblationFiles(own_sample.ablations)))
+    first, other = own_sample.ids[:2]
+    assert [runs.find(run_id).run_id for run_id in (first, first, other, first)] == [first, first, other, first]
+    assert asked == [first, other]
+    store.run(first).fail("Diverged: the training loss is nan", "Traceback …")
+    end(store, store.run(first))
+    with pytest.raises(NotFinishedError, match="is failed"):
+        runs.find(first)
+    assert runs.find(other).run_id == other
+    assert asked == [first, other, first, other]
