@@ -134,5 +134,5 @@ def test_library_errors_have_a_status(
     def failing() -> None:
         raise error
 
-    response = TestClient(app, raise_server_exceptions=False).get("/failing")
+    response = TestClient(app, base_url="http://127.0.0.1", raise_server_exceptions=False).get("/failing")
     assert check_problem(response, status, code)["detail"] == message

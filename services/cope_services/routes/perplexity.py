@@ -2,6 +2,7 @@
 
 from fastapi import APIRouter, Request, Response
 
+from cope_services.access import INFER
 from cope_services.dependencies import ComponentsDep, RequireJson
 from cope_services.perplexity import compare, measure
 from cope_services.perplexity_schemas import (
@@ -12,7 +13,7 @@ from cope_services.perplexity_schemas import (
 )
 from cope_services.schemas import INFERENCE_ERRORS
 
-router = APIRouter(tags=["perplexity"])
+router = APIRouter(tags=["perplexity"], dependencies=[INFER])
 
 
 @router.post("/perplexity", dependencies=[RequireJson], responses=INFERENCE_ERRORS, response_model=PerplexityComparison)

@@ -6,12 +6,13 @@ from fastapi import APIRouter, Header, Query, Request, Response
 from werkzeug.datastructures import MIMEAccept
 from werkzeug.http import parse_accept_header
 
+from cope_services.access import INFER
 from cope_services.dependencies import ComponentsDep, RequireJson
 from cope_services.errors import NotAcceptableError
 from cope_services.probe_schemas import MEDIA_TYPES, ProbeFormat, ProbeRequest, ProbeResponse
 from cope_services.schemas import INFERENCE_ERRORS, Responses, error_responses
 
-router = APIRouter(tags=["probes"])
+router = APIRouter(tags=["probes"], dependencies=[INFER])
 
 Accept = Annotated[str | None, Header(description="`image/svg+xml` or `image/png`: a picture. `format` has priority.")]
 FormatName = Annotated[

@@ -4,12 +4,13 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
 
+from cope_services.access import READ
 from cope_services.dependencies import ComponentsDep, FinishedRun, IfNoneMatch, RunQueryDep, Scale
 from cope_services.responses import RowsFormat, download, rows_response
 from cope_services.schemas import Checkpoint, Responses, error_responses
 from cope_sweep.queries.answers import RunDetail, RunPage
 
-router = APIRouter(prefix="/runs", tags=["runs"])
+router = APIRouter(prefix="/runs", tags=["runs"], dependencies=[READ])
 
 FILE: Responses = {200: {"content": {"application/octet-stream": {}}}, 206: {}, 304: {}, **error_responses(409)}
 
