@@ -11,6 +11,7 @@ from cope_services.routes import (
     metrics,
     openai,
     perplexity,
+    probe,
     runs,
     sweeps,
     version,
@@ -22,9 +23,9 @@ api.include_router(ablations.router)
 api.include_router(runs.kept)
 api.include_router(runs.files)
 api.include_router(runs.checkpoints)
-api.include_router(runs.inference)
 api.include_router(sweeps.router)
 api.include_router(perplexity.router)
+api.include_router(probe.router)
 api.include_router(diff.router)
 api.include_router(version.router)
 
