@@ -86,8 +86,8 @@ Filters = Annotated[
         alias="filter",
         max_length=20,
         description="Conditions that have to hold: `model.layers>=4`, `model.position=cope`, `in_dist/loss<0.5`, "
-        "`facts.device=cuda`, `tags.row=CoPE` (also `tags.sweep`, `tags.ablation`, and the label of an axis). A run that "
-        "lacks the key does not match.",
+        "`facts.device=cuda`, `tags.row=CoPE` (also `tags.sweep`, `tags.ablation`, and the label of an axis). A run "
+        "that lacks the key does not match.",
     ),
 ]
 RunIds = Annotated[

@@ -12,8 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 from starlette.concurrency import run_in_threadpool
 
-from cope_sweep.queries import AblationFiles
 from cope_sweep.errors import UserError
+from cope_sweep.queries import AblationFiles
 
 MAX_THREADS = 4
 """Plans that are made at a time."""
@@ -92,5 +92,3 @@ class Plans:
         with contextlib.suppress(OSError):
             return self._files.missing()
         return []
-
-

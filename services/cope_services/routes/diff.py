@@ -27,9 +27,7 @@ def get_difference(left: Side, right: Side, components: ComponentsDep, if_none_m
 
 @router.get("/curves", response_model=CurvesOfRuns)
 def get_curves_of_runs(
-    run: Annotated[
-        list[str], Query(min_length=1, max_length=100, description="The id of a run. May be repeated.")
-    ],
+    run: Annotated[list[str], Query(min_length=1, max_length=100, description="The id of a run. May be repeated.")],
     metric: Annotated[str, Query(description="A metric that the runs have logged: `train/loss`.", max_length=200)],
     components: ComponentsDep,
     points: Points = None,

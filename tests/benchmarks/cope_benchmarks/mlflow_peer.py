@@ -32,7 +32,7 @@ class MlflowRuns:
                     names = ", ".join(values[0])
                     places = ", ".join("?" * len(values[0]))
                     connection.exec_driver_sql(
-                        f"INSERT INTO {table} ({names}) VALUES ({places})",  # noqa: S608 - constants
+                        f"INSERT INTO {table} ({names}) VALUES ({places})",
                         [tuple(value.values()) for value in values],
                     )
 

@@ -18,7 +18,8 @@ from urllib.parse import quote
 
 import psutil
 
-from cope_benchmarks.load import Load, Target, measure as load_of
+from cope_benchmarks.load import Load, Target
+from cope_benchmarks.load import measure as load_of
 from cope_benchmarks.mlflow_peer import MlflowRuns
 from cope_benchmarks.synthetic_store import indexed_row, write_ablation, write_index
 from cope_sweep.plan import Plan, expand
@@ -156,7 +157,7 @@ def _fresh_s(address: tuple[str, int], folder: Path) -> list[float]:
     found = []
     for number in range(CHANGES):
         before = _ask(address, path)[1]["etag"]
-        store.index.write([indexed_row(plan.runs[number], number, seed=number + 1)])
+        store.index.write([indexed_row(plan.runs[number], number, seed=time.time_ns())])
         start_s = time.perf_counter()
         while _ask(address, path)[1]["etag"] == before:
             if time.perf_counter() - start_s > 60:
