@@ -105,7 +105,7 @@ class AblationFiles:
         return path is None or self._current(name, scale, path) is not None
 
     def missing(self) -> list[tuple[str, str | None]]:
-        """Ablations and scales whose plans are not made: the files' own sizes first, then their scales. Raises OSError."""
+        """Ablations and scales whose plans are not made: first those without scale. Raises OSError."""
         own: list[tuple[str, str | None]] = []
         scales: list[tuple[str, str | None]] = []
         for name, path in self.files().items():
@@ -193,9 +193,7 @@ def _stamps(paths: Iterable[Path | str]) -> tuple[FileStamp, ...]:
     return tuple(stamps)
 
 
-def _parse(
-    path: Path, scale: str | None, own_size: LoadedPlan | None, max_runs: int | None
-) -> LoadedPlan | SpecError:
+def _parse(path: Path, scale: str | None, own_size: LoadedPlan | None, max_runs: int | None) -> LoadedPlan | SpecError:
     """The plan of a file, which is read unless `own_size` holds it.
 
     Its stamp is taken before it is read, so that a later change is noticed.

@@ -135,7 +135,9 @@ class RunDetail(RunSummary):
     sweeps: list[str] = Field(default=[], description="The sweeps that contained the run, oldest first.")
     failure: Failure | None = Field(default=None, description="Of a failed run.")
     attempts: list[Attempt] = Field(default=[], description="Oldest first; those that its log still tells of.")
-    mlflow_url: str | None = Field(default=None, description="Its page in MLflow, if a server is known and has the run.")
+    mlflow_url: str | None = Field(
+        default=None, description="Its page in MLflow, if a server is known and has the run."
+    )
     curve: list[dict[str, int | float]] = Field(default=[], description="The logged rows, by step.")
 
 

@@ -28,7 +28,9 @@ def decode(cursor: str, query: RunQuery, place: str = "") -> Position:
         digest, *position = values
     except (ValueError, TypeError, RecursionError):
         raise QueryError(INVALID) from None
-    if digest != _digest(query, place) or not all(each is None or isinstance(each, get_args(Value)) for each in position):
+    if digest != _digest(query, place) or not all(
+        each is None or isinstance(each, get_args(Value)) for each in position
+    ):
         raise QueryError(INVALID)
     if not position or not isinstance(position[-1], str):
         raise QueryError(INVALID)

@@ -46,6 +46,7 @@ from cope_sweep.store.store import MEMORY
 if TYPE_CHECKING:
     from cope_sweep.results import Table
 
+
 class Queries:
     """Questions about a store, and about the ablation files of a folder where it has one. It is thread-safe.
 

@@ -83,7 +83,7 @@ def run_fields(record: RunRecord, places: Sequence[Place]) -> dict[str, Any]:
 
 
 def _values(record: RunRecord, spec: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
-    """The values of a run by the keys of filters. Values that are no number or text, as lists of facts, are left out."""
+    """The values of a run by the keys of filters. Those that are no number or text are left out."""
     found = {}
     for key in sorted(keys):
         value = getattr(record, key) if key in VALUE_COLUMNS else spec.get(key, record.value(key))

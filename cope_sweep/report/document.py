@@ -139,7 +139,7 @@ def _chapter(
     wanted: Sequence[str | None] | None,
     records: dict[str, RunRecord],
 ) -> Chapter:
-    """The chapter of an ablation at these scales (None: all); the records of its finished runs are added to `records`."""
+    """The chapter of an ablation at some scales (None: all). Adds the records of its finished runs to `records`."""
     try:
         base = files.load(name).plan
         content = base.ablation.content

@@ -64,12 +64,12 @@ def read_json(path: Path) -> dict[str, Any] | None:
 def check_no_link(*folders: Path) -> None:
     """Raise DamagedError if one of the folders is a link, which may lead out of the store."""
     for folder in folders:
-        if os.path.islink(folder):
+        if folder.is_symlink():
             raise DamagedError(f"{folder}: a link; move the folder itself into the store")
 
 
 def check_checkpoint(folder: Path) -> None:
-    """Raise DamagedError if a checkpoint, or the run folder that it is in, is a link, or has files that are not regular.
+    """Raise DamagedError if a checkpoint or its run folder is a link, or if its files are not regular.
 
     Libraries open its files by their paths: a link may lead out of the store, and a pipe blocks its reader forever.
     """

@@ -26,8 +26,8 @@ from cope_services.freshness import Freshness
 MAX_BYTES = 128 << 20
 """All answers in memory."""
 PACE = 4.0
-"""An answer that took t seconds is shown for at least this many times t, so that answers of a store that changes all the
-time take at most a fifth of a core."""
+"""An answer that took t seconds is shown for at least this many times t. So those of a store that changes all the time
+take at most a fifth of a core each."""
 
 ASKED = "cope_services.method"
 """The key of a scope for the method of a request that is answered as GET."""
@@ -97,7 +97,9 @@ class Answers:
         body = bytes(response.body)
         digest = await asyncio.to_thread(lambda: hashlib.sha256(body).hexdigest()[:32])
         now_s = time.monotonic()
-        own = {name: value for name, value in response.headers.items() if name not in ("content-length", "content-type")}
+        own = {
+            name: value for name, value in response.headers.items() if name not in ("content-length", "content-type")
+        }
         media_type = response.headers.get("content-type", "application/json")
         answer = Answer(version, now_s, now_s - began_s, body, media_type, digest, own)
         if answer.size_bytes <= MAX_BYTES // 4:

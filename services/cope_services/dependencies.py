@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Annotated, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
 from fastapi import Depends, Header, Path, Query, Request
 
@@ -15,13 +15,16 @@ from cope_services.errors import MediaTypeError
 from cope_services.freshness import Freshness
 from cope_services.pictures import Pictures
 from cope_services.plans import Plans
-from cope_services.predictors import Predictors
+from cope_services.predictors import FinishedRuns, Predictors
 from cope_services.settings import Settings
 from cope_services.sweep_events import Watchers
 from cope_services.sweep_jobs import SweepJobs
 from cope_services.tables import Tables
 from cope_sweep.queries import AblationFiles, Queries, parse_filter
 from cope_sweep.store import RunFolder, RunQuery, Status, Store
+
+if TYPE_CHECKING:
+    from cope_sweep.inference import Predictor
 
 T = TypeVar("T")
 
@@ -37,6 +40,7 @@ class Components:
     pictures: Pictures
     checkpoints: Checkpoints
     predictors: Predictors
+    finished: FinishedRuns
     sweeps: SweepJobs
     watchers: Watchers
 
@@ -45,25 +49,30 @@ class Components:
         with self.predictors.batcher.entered():
             return await while_connected(request, work(), self.predictors.settings.max_seconds)
 
+    async def predictor(self, run_id: str) -> Predictor:
+        """The model of a finished run. Raises as `Predictors.get`."""
+        return await self.predictors.get(run_id, lambda: self.finished.find(run_id))
+
     @classmethod
     def create(cls, settings: Settings) -> Components:
         files = AblationFiles(settings.ablations, max_runs=settings.max_plan_runs, waits=False)
         queries = Queries(Store(settings.store, index=settings.index or None), files)
         checkpoints = Checkpoints()
         predictors = Predictors(checkpoints, settings)
-        answers, plans, jobs = Answers(Freshness(queries)), Plans(files), SweepJobs(queries, settings)
+        answers, plans, finished = Answers(Freshness(queries)), Plans(files), FinishedRuns(queries)
+        jobs = SweepJobs(queries, settings)
         watchers = Watchers(lambda: queries.store, jobs, settings.max_listeners)
         return cls(
-            queries, answers, plans, Tables(queries), Pictures(queries), checkpoints, predictors, jobs, watchers
+            queries, answers, plans, Tables(queries), Pictures(queries), checkpoints, predictors, finished, jobs, watchers
         )  # fmt: skip
 
 
-def _components(request: Request) -> Components:
+async def _components(request: Request) -> Components:
     components: Components = request.app.state.components
     return components
 
 
-def _require_json(content_type: Annotated[str | None, Header()] = None) -> None:
+async def _require_json(content_type: Annotated[str | None, Header()] = None) -> None:
     """Raise MediaTypeError unless the body is declared as JSON.
 
     A browser sends other types to another origin without a CORS preflight request, so they are refused.
@@ -85,8 +94,8 @@ Filters = Annotated[
         alias="filter",
         max_length=20,
         description="Conditions that have to hold: `model.layers>=4`, `model.position=cope`, `in_dist/loss<0.5`, "
-        "`facts.device=cuda`, `tags.row=CoPE` (also `tags.sweep`, `tags.ablation`, and the label of an axis). A run that "
-        "lacks the key does not match.",
+        "`facts.device=cuda`, `tags.row=CoPE` (also `tags.sweep`, `tags.ablation`, and the label of an axis). A run "
+        "that lacks the key does not match.",
     ),
 ]
 RunIds = Annotated[

@@ -6,6 +6,7 @@ Requests do not look themselves: the version is at most CHECK_EVERY_S old, and o
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -39,10 +40,8 @@ class Freshness:
         if self._reading is None:
             self._reading = asyncio.create_task(self._read())
             self._reading.add_done_callback(self._done)
-        try:
+        with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(asyncio.shield(self._reading), PATIENCE_S if self._version else None)
-        except TimeoutError:
-            pass
         return self._version
 
     async def _read(self) -> None:

@@ -92,5 +92,3 @@ class Plans:
         with contextlib.suppress(OSError):
             return self._files.missing()
         return []
-
-

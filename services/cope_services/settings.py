@@ -55,7 +55,9 @@ class Settings(BaseSettings):
     body_seconds: Seconds = Field(default=30, description="Time in which a client has to send the body of a request.")
     max_model_bytes: Count = Field(default=4 << 30, description="Weights in memory.")
     max_cache_bytes: Count = Field(default=1 << 30, description="Keys and values of generations in memory.")
-    max_inferences: Count = Field(default=1, description="Batches and probes computed at a time.")
+    max_inferences: Annotated[int, Field(ge=0)] = Field(
+        default=0, description="Batches and probes computed at a time; 0: as many as there are cores, at most 4."
+    )
     ray_address: str = Field(
         default="", description="Dashboard of the Ray cluster that trains submitted sweeps; empty: none is accepted."
     )
@@ -63,6 +65,11 @@ class Settings(BaseSettings):
     max_sweep_runs: Count = Field(default=10_000, description="Runs of a submitted sweep.")
     max_listeners: Count = Field(default=100, description="Clients that follow the progress of sweeps.")
     access_log: bool = Field(default=False, description="Log a line for each request.")
+
+    def inferences(self) -> int:
+        """Batches and probes computed at a time."""
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        return self.max_inferences or min(4, cores)
 
     @property
     def allowed_hosts(self) -> tuple[str, ...]:

@@ -70,7 +70,9 @@ def test_an_unchanged_store_is_not_asked_again(
     assert (asked.count("runs"), asked.count("state")) == (2, 1)
 
 
-def test_a_change_is_shown_after_the_time_of_the_check(own_sample: SampleStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_change_is_shown_after_the_time_of_the_check(
+    own_sample: SampleStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(freshness, "CHECK_EVERY_S", 0.2)
     with serving(own_sample.settings()) as client:
         assert client.get(f"{API}/runs").json()["total"] == 3

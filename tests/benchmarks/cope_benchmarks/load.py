@@ -62,13 +62,15 @@ class _Client(asyncio.Protocol):
         if self.wanted < 0:
             head, separator, _ = bytes(self.received).partition(END)
             if not separator:
-                return
+                return None
             if head[9:12] != self.status:
                 return self._fail(RuntimeError(f"the server answered {head[:300]!r}"))
-            length = 0 if self.status == b"304" else int(head.lower().partition(b"content-length:")[2].split(b"\r\n")[0])
+            length = (
+                0 if self.status == b"304" else int(head.lower().partition(b"content-length:")[2].split(b"\r\n")[0])
+            )
             self.wanted = len(head) + len(END) + length
         if len(self.received) < self.wanted:
-            return
+            return None
         now_s = time.perf_counter()
         self.taken_s.append(now_s - self.began_s)
         self.received.clear()
@@ -78,6 +80,7 @@ class _Client(asyncio.Protocol):
         self.transport.close()
         if not self.done.done():
             self.done.set_result(None)
+        return None
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._fail(exc or ConnectionError("the server closed the connection"))

@@ -71,7 +71,7 @@ def write_index(root: Path, plan: Plan) -> Store:
     store = Store(root, create=True)
     store.index.mark_built()
     source = random.Random(0)
-    rows = [_row(run, number, source) for number, run in enumerate(plan.runs)]
+    rows = [_row(run, number, _metrics(source)) for number, run in enumerate(plan.runs)]
     for start in range(0, len(rows), SWEEP_RUNS):
         store.index.write(rows[start : start + SWEEP_RUNS])
     for record in _sweeps(plan):
@@ -79,11 +79,16 @@ def write_index(root: Path, plan: Plan) -> Store:
     return store
 
 
-def _row(run: RunSpec, number: int, source: random.Random) -> RunRow:
+def indexed_row(run: RunSpec, number: int, seed: int) -> RunRow:
+    """The row of a finished run with metrics of its own."""
+    return _row(run, number, _metrics(random.Random(seed)))
+
+
+def _row(run: RunSpec, number: int, metrics: dict[str, float]) -> RunRow:
     created_ms = CREATED_MS + number * RUN_MS
     return RunRow(
         run.run_id, "finished", run.model_dump(mode="json"), attempt=1, step=50, worker_id="node-1:4711",
-        created_ms=created_ms, updated_ms=created_ms, ended_ms=created_ms + RUN_MS, metrics=_metrics(source),
+        created_ms=created_ms, updated_ms=created_ms, ended_ms=created_ms + RUN_MS, metrics=metrics,
         facts=_facts(run),
     )  # fmt: skip
 
