@@ -62,8 +62,9 @@ class Components:
         answers, plans, finished = Answers(Freshness(queries)), Plans(files), FinishedRuns(queries)
         jobs = SweepJobs(queries, settings)
         watchers = Watchers(lambda: queries.store, jobs, settings.max_listeners)
+        tables, pictures = Tables(queries), Pictures(queries)
         return cls(
-            queries, answers, plans, Tables(queries), Pictures(queries), checkpoints, predictors, finished, jobs, watchers
+            queries, answers, plans, tables, pictures, checkpoints, predictors, finished, jobs, watchers
         )  # fmt: skip
 
 
