@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from cope_sweep.store import Store
 
 POLL_INTERVAL_S = 0.5
+DEFAULT_TAIL = 200
+"""Lines of a log as JSON."""
 DAY_S = 86400.0
 RESUMED_STATUSES = ("finished", "stopped", "failed", "interrupted")
 
@@ -69,23 +71,40 @@ def _running(store: Store, sweeps: set[str]) -> set[str]:
 def logs(
     run: Annotated[str, typer.Argument(metavar="RUN", help="Id of a run.", show_default=False)],
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run ends.")] = False,
+    tail: Annotated[
+        int | None,
+        typer.Option("--tail", min=0, help="Only so many lines from the end; with --json 200.", show_default=False),
+    ] = None,
     root: StoreOpt = STORE,
     index: IndexOpt = None,
+    as_json: Json = False,
 ) -> None:
     """Print the log of a run: its attempts, evaluations, and errors with their tracebacks.
 
     Example: `cope-sweep logs 95199d1142de555d --follow`
+
+    Example: `cope-sweep logs 95199d1142de555d --tail 20 --json`
     """
+    from cope_sweep.queries import Queries
+
     store = open_store(root, index)
     folder = store.run(run)
     if store.status(run) == "pending":
         raise UserError(f"run {run} was not begun in the store {store.root}; `cope-sweep plan ABLATION` lists the ids")
+    if as_json and follow:
+        raise UserError("--json is one document; leave out --follow")
+    if as_json:
+        print_json(Queries(store).log(run, DEFAULT_TAIL if tail is None else tail).model_dump())
+        return
     shown = 0
     for turn in itertools.count():
         running = store.status(run) == "running"
         text = folder.log_text()
         if turn == 0 and not text and not running:
             raise UserError(f"run {run} has no log: it was trained by an older version; see {folder.path}")
+        if turn == 0 and tail is not None:
+            lines = text.splitlines(keepends=True)
+            shown = len("".join(lines[: max(0, len(lines) - tail)]))
         typer.echo(text[shown:], nl=False)
         shown = len(text)
         if not follow or not running:

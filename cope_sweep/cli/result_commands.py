@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -30,8 +29,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from cope_sweep.queries import Queries
-    from cope_sweep.queries.answers import Counts, RunState, SweepMember
-    from cope_sweep.results.difference import StoreDifference
+    from cope_sweep.queries.answers import Counts, RunsDifference, RunState, SweepMember
     from cope_sweep.store import Store
 
 MAX_SWEEPS = 100
@@ -135,7 +133,8 @@ def _show_run(queries: Queries, run_id: str, as_json: bool) -> None:
     if as_json:
         print_json(document)
         return
-    traceback = document["state"].pop("traceback", None)
+    document["state"].pop("traceback", None)
+    traceback = (document["failure"] or {}).pop("traceback", None)
     console = make_console()
     console.print_json(json.dumps(document))
     if traceback:
@@ -190,12 +189,16 @@ def diff(
 
     found = Queries(open_store(root, index)).difference(left, right)
     if as_json:
-        print_json(found.to_json())
+        print_json(found.model_dump())
     else:
         _print_difference(found)
 
 
-def _print_difference(found: StoreDifference) -> None:
+def _number(value: float | None, form: str) -> str:
+    return "" if value is None else format(value, form)
+
+
+def _print_difference(found: RunsDifference) -> None:
     console = make_console()
     for name, total, finished in zip((found.left, found.right), found.runs, found.finished, strict=True):
         console.print(escaped(f"{name}: {finished} of {total} runs finished"))
@@ -207,9 +210,13 @@ def _print_difference(found: StoreDifference) -> None:
     table = grid("row", "metric", "left", "right", "difference", "interval (95 %)", "p (Holm)", "test")
     for each in found.metrics:
         test = each.difference
-        interval = "" if math.isnan(test.ci_low) else f"{test.ci_low:+.4g} … {test.ci_high:+.4g}"
-        p = "" if math.isnan(each.p_adjusted) else f"{each.p_adjusted:.3g}"
-        numbers = (f"{each.left:.6g}", f"{each.right:.6g}", f"{test.difference:+.4g}", interval, p)
+        interval = "" if test.ci_low is None else f"{test.ci_low:+.4g} … {test.ci_high:+.4g}"
+        numbers = (
+            *(_number(value, ".6g") for value in (each.left, each.right)),
+            _number(test.difference, "+.4g"),
+            interval,
+            _number(each.p_adjusted, ".3g"),
+        )
         name = f"{test.test}, n = {test.n[0]} and {test.n[1]}" if test.test else f"n = {test.n[0]} and {test.n[1]}"
         table.add_row(*map(escaped, (each.row, each.metric, *numbers, name)))
     console.print(table if found.metrics else "no metric that both have")

@@ -44,6 +44,19 @@ class Checkpoint(BaseModel):
     files: list[CheckpointFile]
 
 
+FigureFormat = Literal["png", "svg", "pdf", "csv"]
+
+
+class FigureInfo(BaseModel):
+    """A figure of an ablation."""
+
+    name: str
+    title: str
+    kind: str
+    formats: list[FigureFormat]
+    url: str = Field(description="Of the figure; add `format`.")
+
+
 def _check_unicode(text: str) -> str:
     if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
         raise ValueError("no Unicode text: it has half of a surrogate pair")

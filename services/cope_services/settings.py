@@ -46,6 +46,7 @@ class Settings(BaseSettings):
     max_queue_tokens: Count = Field(default=1 << 18, description="Tokens of all requests that are answered or wait.")
     max_seconds: Seconds = Field(default=300, description="Time limit of one inference.")
     max_probe_values: Count = Field(default=1 << 20, description="Numbers in the matrices of one probe.")
+    max_plan_runs: Count = Field(default=100_000, description="Runs of an ablation at one scale.")
     max_body_bytes: Count = Field(default=1 << 20, description="Size of a request body.")
     max_connections: Count = Field(
         default=512, description="Open connections; for another one, the one that has been idle longest is closed."
