@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
 
 from fastapi.routing import iter_route_contexts
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, PlatformCollector, ProcessCollector
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 from starlette.routing import BaseRoute, Mount
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -52,16 +53,37 @@ class _Inference(Collector):
         self.predictors = predictors
 
     def collect(self) -> Iterator[Metric]:
-        batcher = self.predictors.batcher
-        yield GaugeMetricFamily(
-            "cope_inference_requests", "Requests that ask a model and are answered or wait.", batcher.requests
-        )
-        yield GaugeMetricFamily(
-            "cope_inference_queued_tokens", "Tokens of the accepted requests.", batcher.queued_tokens
-        )
+        batcher, models = self.predictors.batcher.stats(), self.predictors.stats()
+        for name, text, value in (
+            ("requests", "Requests that ask a model and are answered or wait.", batcher.requests),
+            ("queued_tokens", "Tokens of the accepted requests.", batcher.queued_tokens),
+            ("waiting", "Windows and generations that wait.", batcher.waiting),
+            ("running", "Batches, slices of generations and probes that are computed.", batcher.running),
+            ("cache_bytes", "Keys and values of generations in memory.", batcher.cache_bytes),
+            ("models", "Models in memory.", models.models),
+            ("model_bytes", "Size of the models in memory.", models.model_bytes),
+        ):
+            yield GaugeMetricFamily(f"cope_inference_{name}", text, value)
+        for name, text, value in (
+            ("refused", "Requests for which the queue had no room.", batcher.refused),
+            ("scored_tokens", "Tokens read in batches, without padding.", batcher.scored_tokens),
+            ("padding_tokens", "Padding in batches.", batcher.padding_tokens),
+            ("generated_tokens", "Tokens generated.", batcher.generated_tokens),
+            ("model_lookups", "Times that a model was asked for.", models.lookups),
+            ("model_loads", "Models read from files.", models.loads),
+        ):
+            yield CounterMetricFamily(f"cope_inference_{name}", text, value)
+        yield _histogram("cope_inference_batch_windows", "Windows of a batch.", batcher.batch_sizes, batcher.windows)
 
     def describe(self) -> Iterable[Metric]:
         return self.collect()
+
+
+def _histogram(name: str, text: str, classes: Sequence[tuple[int, int]], total: int) -> Metric:
+    """A histogram of counts in classes with these upper bounds; the last class has all larger ones, too."""
+    sums = list(accumulate(count for _, count in classes))
+    bounds = [str(bound) for bound, _ in classes[:-1]] + ["+Inf"]
+    return HistogramMetricFamily(name, text, buckets=list(zip(bounds, sums, strict=True)), sum_value=total)
 
 
 class Measurement:

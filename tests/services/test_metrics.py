@@ -58,6 +58,20 @@ def test_requests_are_counted_by_template_method_and_status(asked: TestClient, s
     assert found[("cope_inference_requests",)] == 0
 
 
+def test_inference_is_counted(asked: TestClient, sample: SampleStore) -> None:
+    with asked:  # one event loop for all requests
+        for tokens in ([[1, 2, 3]], [[1, 2], [3, 4, 5, 6]]):
+            assert asked.post(f"{API}/runs/{sample.ids[0]}/perplexity", json={"tokens": tokens}).status_code == 200
+        found = samples(asked)
+    totals = {"scored_tokens": 6, "padding_tokens": 2, "generated_tokens": 0, "refused": 0, "model_lookups": 2, "model_loads": 1}  # fmt: skip
+    assert {name: found[(f"cope_inference_{name}_total",)] for name in totals} == totals
+    assert (found[("cope_inference_models",)], found[("cope_inference_waiting",)]) == (1, 0)
+    assert found[("cope_inference_model_bytes",)] > 0
+    histogram = "cope_inference_batch_windows"
+    assert [found[f"{histogram}_bucket", bound] for bound in ("1", "2", "+Inf")] == [1, 2, 2]
+    assert (found[(f"{histogram}_sum",)], found[(f"{histogram}_count",)]) == (3, 2)
+
+
 def test_clients_cannot_add_labels(asked: TestClient) -> None:
     for number in range(20):
         asked.get(f"/none/{number}")
