@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import accumulate
+from collections.abc import Iterable, Iterator
 
 from fastapi.routing import iter_route_contexts
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, PlatformCollector, ProcessCollector
@@ -47,43 +46,54 @@ class Metrics:
 
 
 class _Inference(Collector):
-    """What the batcher and the models report, read when the metrics are asked for."""
+    """What the batcher and the models in memory report, read when the metrics are asked for."""
 
     def __init__(self, predictors: Predictors) -> None:
         self.predictors = predictors
 
     def collect(self) -> Iterator[Metric]:
-        batcher, models = self.predictors.batcher.stats(), self.predictors.stats()
+        queue, models = self.predictors.batcher.stats(), self.predictors.stats()
         for name, text, value in (
-            ("requests", "Requests that ask a model and are answered or wait.", batcher.requests),
-            ("queued_tokens", "Tokens of the accepted requests.", batcher.queued_tokens),
-            ("waiting", "Windows and generations that wait.", batcher.waiting),
-            ("running", "Batches, slices of generations and probes that are computed.", batcher.running),
-            ("cache_bytes", "Keys and values of generations in memory.", batcher.cache_bytes),
+            ("inference_requests", "Requests that ask a model and are answered or wait.", queue.requests),
+            ("inference_queued_tokens", "Tokens of the accepted requests.", queue.queued_tokens),
+            ("inference_waiting", "Windows and generations that wait.", queue.waiting),
+            ("inference_running", "Batches that are being computed.", queue.running),
+            ("inference_cache_bytes", "Keys and values of generations in memory.", queue.cache_bytes),
             ("models", "Models in memory.", models.models),
-            ("model_bytes", "Size of the models in memory.", models.model_bytes),
+            ("models_bytes", "Weights of the models in memory.", models.model_bytes),
         ):
-            yield GaugeMetricFamily(f"cope_inference_{name}", text, value)
+            yield GaugeMetricFamily(f"cope_{name}", text, value)
         for name, text, value in (
-            ("refused", "Requests for which the queue had no room.", batcher.refused),
-            ("scored_tokens", "Tokens read in batches, without padding.", batcher.scored_tokens),
-            ("padding_tokens", "Padding in batches.", batcher.padding_tokens),
-            ("generated_tokens", "Tokens generated.", batcher.generated_tokens),
-            ("model_lookups", "Times that a model was asked for.", models.lookups),
-            ("model_loads", "Models read from files.", models.loads),
+            ("inference_refused", "Requests that were refused because the queue was full.", queue.refused),
+            ("inference_scored_tokens", "Tokens that models read in batches, without padding.", queue.scored_tokens),
+            ("inference_padding_tokens", "Padding in batches.", queue.padding_tokens),
+            ("inference_generated_tokens", "Tokens that models generated.", queue.generated_tokens),
+            ("models_hits", "Times that a model was asked for and in memory.", models.hits),
+            ("models_loads", "Models that were read from files.", models.loads),
         ):
-            yield CounterMetricFamily(f"cope_inference_{name}", text, value)
-        yield _histogram("cope_inference_batch_windows", "Windows of a batch.", batcher.batch_sizes, batcher.windows)
+            yield CounterMetricFamily(f"cope_{name}", text, value)
+        yield HistogramMetricFamily(
+            "cope_inference_batch_windows",
+            "Windows of a batch.",
+            buckets=[*cumulative(queue.batch_sizes), ("+Inf", queue.batches)],
+            sum_value=queue.windows,
+        )
 
     def describe(self) -> Iterable[Metric]:
         return self.collect()
 
 
-def _histogram(name: str, text: str, classes: Sequence[tuple[int, int]], total: int) -> Metric:
-    """A histogram of counts in classes with these upper bounds; the last class has all larger ones, too."""
-    sums = list(accumulate(count for _, count in classes))
-    bounds = [str(bound) for bound, _ in classes[:-1]] + ["+Inf"]
-    return HistogramMetricFamily(name, text, buckets=list(zip(bounds, sums, strict=True)), sum_value=total)
+def cumulative(sizes: Iterable[tuple[int, int]]) -> Iterator[tuple[str, int]]:
+    """The buckets of a histogram: each counts what is not larger than its bound.
+
+    `sizes` has the bound of each class and the number in it alone. The last class has what is larger, too, so its
+    number is that of all, without a bound.
+    """
+    *bounded, _ = sizes
+    total = 0
+    for bound, count in bounded:
+        total += count
+        yield str(bound), total
 
 
 class Measurement:

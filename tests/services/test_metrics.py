@@ -7,11 +7,11 @@ import logging
 import httpx
 import pytest
 from cope_services.app import Service, create_app
-from cope_services.metrics import ACCESS
+from cope_services.metrics import ACCESS, cumulative
 from fastapi.testclient import TestClient
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.services.sample_store import API, SampleStore
+from tests.services.sample_store import API, SampleStore, serving
 
 COUNTER, SECONDS = "cope_http_requests_total", "cope_http_request_duration_seconds"
 
@@ -58,18 +58,26 @@ def test_requests_are_counted_by_template_method_and_status(asked: TestClient, s
     assert found[("cope_inference_requests",)] == 0
 
 
-def test_inference_is_counted(asked: TestClient, sample: SampleStore) -> None:
-    with asked:  # one event loop for all requests
-        for tokens in ([[1, 2, 3]], [[1, 2], [3, 4, 5, 6]]):
-            assert asked.post(f"{API}/runs/{sample.ids[0]}/perplexity", json={"tokens": tokens}).status_code == 200
-        found = samples(asked)
-    totals = {"scored_tokens": 6, "padding_tokens": 2, "generated_tokens": 0, "refused": 0, "model_lookups": 2, "model_loads": 1}  # fmt: skip
-    assert {name: found[(f"cope_inference_{name}_total",)] for name in totals} == totals
-    assert (found[("cope_inference_models",)], found[("cope_inference_waiting",)]) == (1, 0)
-    assert found[("cope_inference_model_bytes",)] > 0
-    histogram = "cope_inference_batch_windows"
-    assert [found[f"{histogram}_bucket", bound] for bound in ("1", "2", "+Inf")] == [1, 2, 2]
-    assert (found[(f"{histogram}_sum",)], found[(f"{histogram}_count",)]) == (3, 2)
+def test_inference_is_counted(sample: SampleStore) -> None:
+    with serving(sample.settings()) as client:
+        for _ in range(2):
+            body = {"tokens": [[1, 2, 3, 4], [5, 6, 7]]}
+            assert client.post(f"{API}/runs/{sample.ids[0]}/perplexity", json=body).status_code == 200
+        found = samples(client)
+    assert found[("cope_inference_scored_tokens_total",)] == 2 * (3 + 2)
+    assert found[("cope_inference_batch_windows_sum",)] == 4
+    batches = found[("cope_inference_batch_windows_count",)]
+    assert 2 <= batches <= 4
+    assert found["cope_inference_batch_windows_bucket", "2"] == batches
+    assert found[("cope_models",)] == 1
+    assert found[("cope_models_loads_total",)] == 1
+    assert found[("cope_models_hits_total",)] == 1
+    assert found[("cope_models_bytes",)] > 1000
+    assert found[("cope_inference_queued_tokens",)] == 0
+
+
+def test_buckets_are_cumulative() -> None:
+    assert list(cumulative([(1, 5), (2, 0), (4, 3), (8, 7)])) == [("1", 5), ("2", 5), ("4", 8)]
 
 
 def test_clients_cannot_add_labels(asked: TestClient) -> None:
