@@ -129,7 +129,7 @@ class ReadRoute(APIRoute):
         return handler
 
     def _as_get(self, scope: Scope) -> Scope:
-        if scope["type"] == "http" and scope["method"] == "HEAD" and "GET" in self.methods:
+        if scope["type"] == "http" and scope["method"] == "HEAD" and "GET" in (self.methods or ()):
             return {**scope, "method": "GET", ASKED: "HEAD"}
         return scope
 
