@@ -35,16 +35,8 @@ from cope_sweep.store.curve import TIME_KEY, CurveMark, current_names, is_number
 from cope_sweep.store.errors import DamagedError, FencedError
 from cope_sweep.store.event import Status
 from cope_sweep.store.files import (
-    check_checkpoint,
-    check_no_link,
-    parse_json,
-    read_bytes,
-    read_tail,
-    replacing,
-    sha256,
-    write_bytes,
-    write_json,
-)
+    check_checkpoint, check_no_link, parse_json, read_bytes, read_tail, replacing, sha256, write_bytes, write_json,
+)  # fmt: skip
 from cope_sweep.store.objects import ObjectFolder
 
 RUN_ID = re.compile(r"[0-9a-f]{16}")
