@@ -35,8 +35,15 @@ from cope_sweep.store.curve import TIME_KEY, CurveMark, current_names, is_number
 from cope_sweep.store.errors import DamagedError, FencedError
 from cope_sweep.store.event import Status
 from cope_sweep.store.files import (
-    check_checkpoint, check_no_link, parse_json, read_bytes, read_tail, replacing, sha256, write_bytes, write_json,
-)  # fmt: skip
+    check_checkpoint,
+    check_no_link,
+    parse_json,
+    read_bytes,
+    replacing,
+    sha256,
+    write_bytes,
+    write_json,
+)
 from cope_sweep.store.objects import ObjectFolder
 
 RUN_ID = re.compile(r"[0-9a-f]{16}")
@@ -265,14 +272,6 @@ class RunFolder:
     def log_text(self) -> str:
         """The run's log; empty for runs of versions that wrote none. Raises DamagedError."""
         return (self.content(LOG_FILE) or b"").decode(errors="replace")
-
-    def log_tail(self, size: int) -> tuple[bytes, bool]:
-        """The last `size` bytes of the run's log, and whether there are more before them. Raises DamagedError."""
-        if self.objects:
-            content = self.content(LOG_FILE) or b""
-            return content[-size:], len(content) > size
-        check_no_link(self.path)
-        return read_tail(self.path / LOG_FILE, size) or (b"", False)
 
     def fail(self, message: str, traceback: str) -> None:
         """Set the status to failed, with the reason in one line and the traceback. Raises FencedError."""
