@@ -117,7 +117,7 @@ def expand(loaded: LoadedAblation, *, max_runs: int | None = None) -> Plan:
         _check_size(loaded, loaded.content.search.samples, max_runs)
     if isinstance(loaded.content.search, Optuna):
         return plan_of_draws(loaded, [])
-    points = points_of(loaded) if max_runs is None else points_of(loaded, POINTS_PER_RUN * max_runs)
+    points = points_of(loaded, None if max_runs is None else POINTS_PER_RUN * max_runs)
     check_conditions(loaded, points)
     check_seeds(loaded, points)
     points = [p for p in points if not any(matches(p, condition) for condition in loaded.content.exclude)]

@@ -73,8 +73,9 @@ class Dimension:
         )
 
 
-def points_of(loaded: LoadedAblation, limit: int = MAX_POINTS) -> list[Assignments]:
-    """All points, in order, before exclusion. Raises SpecError where they are more than `limit`."""
+def points_of(loaded: LoadedAblation, limit: int | None = None) -> list[Assignments]:
+    """All points, in order, before exclusion. Raises SpecError where they are more than `limit`, else MAX_POINTS."""
+    limit = MAX_POINTS if limit is None else min(limit, MAX_POINTS)
     points = list(itertools.islice(_grid_points(loaded), limit + 1))
     if len(points) > limit:
         raise loaded.source.error(

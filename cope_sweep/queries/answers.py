@@ -257,6 +257,42 @@ class SweepPage(BaseModel):
     sweeps: list[SweepEntry]
 
 
+class FailedMember(BaseModel):
+    """A run of a sweep that failed."""
+
+    run_id: str
+    row: str
+    message: str | None
+
+
+class SweepProgress(BaseModel):
+    """How far a sweep is."""
+
+    sweep_id: str
+    ablation: str
+    status: Status
+    runs: int
+    counts: Counts
+    groups: int | None = Field(default=None, description="Worker groups that train; null: the sweep is not running.")
+    nodes: int | None = Field(default=None, description="Machines on which they train.")
+    steps_per_s: float | None = Field(default=None, description="Training steps of all runs together; null: not known.")
+    eta_s: float | None = Field(default=None, description="Seconds until all steps are done, at this speed.")
+    failures: list[FailedMember] = Field(default=[], description="The newest failed runs; `counts` has their number.")
+
+
+class SweepState(BaseModel):
+    """A sweep that was submitted, stopped or retried."""
+
+    sweep_id: str
+    ablation: str
+    status: Status
+    runs: int
+    stop_requested: bool = Field(default=False, description="Whether it ends soon; its runs write checkpoints first.")
+    retry_of: str | None = Field(default=None, description="The sweep whose runs it trains again.")
+    url: str = Field(description="Where its state is.")
+    events: str = Field(description="Where its progress is sent as server-sent events.")
+
+
 class SweepMember(BaseModel):
     """A run of a sweep."""
 
@@ -337,3 +373,19 @@ class PlanCost(BaseModel):
     basis: str | None = Field(description="What the time of the first of them was estimated from.")
     estimated_s: float
     runs: list[RunCost]
+
+
+class CheckpointFile(BaseModel):
+    """A file of a checkpoint."""
+
+    name: str
+    size_bytes: int
+    sha256: str
+    url: str = Field(description="Where it can be downloaded.")
+
+
+class Checkpoint(BaseModel):
+    """The files of a finished run's checkpoint."""
+
+    run_id: str
+    files: list[CheckpointFile]

@@ -17,6 +17,7 @@ from cope_sweep.queries.answers import (
     MetricInfo,
     PlannedRow,
     PlannedRun,
+    PlanStatus,
     RunDetail,
     RunLog,
     RunPage,
@@ -30,7 +31,7 @@ from cope_sweep.queries.answers import (
 from cope_sweep.queries.curves import curves_of_runs, plan_curves, run_rows
 from cope_sweep.queries.errors import NotFinishedError, NotFoundError
 from cope_sweep.queries.logs import run_log
-from cope_sweep.queries.plans import recorded_plan, settle
+from cope_sweep.queries.plans import plan_status, recorded_plan, settle
 from cope_sweep.queries.records import sweep_fields
 from cope_sweep.queries.runs import PageRequest
 from cope_sweep.queries.runs import detail as run_detail
@@ -129,6 +130,10 @@ class Queries:
             ],
             text=text,
         )
+
+    def plan_status(self, name: str, scale: str | None = None) -> PlanStatus:
+        """Each run of an ablation's plan at a scale, and how far it is."""
+        return plan_status(self.files.load(name, scale).plan, self.store)
 
     def _ablation_fields(self, loaded: LoadedPlan) -> dict[str, Any]:
         """Raises SpecError, also for a faulty scale."""

@@ -17,6 +17,8 @@ from cope_services.pictures import Pictures
 from cope_services.plans import Plans
 from cope_services.predictors import FinishedRuns, Predictors
 from cope_services.settings import Settings
+from cope_services.sweep_events import Watchers
+from cope_services.sweep_jobs import SweepJobs
 from cope_services.tables import Tables
 from cope_sweep.queries import AblationFiles, Queries, parse_filter
 from cope_sweep.store import RunFolder, RunQuery, Status, Store
@@ -39,6 +41,8 @@ class Components:
     checkpoints: Checkpoints
     predictors: Predictors
     finished: FinishedRuns
+    sweeps: SweepJobs
+    watchers: Watchers
 
     async def infer(self, request: Request, work: Callable[[], Awaitable[T]]) -> T:
         """What `work` returns, unless there are too many requests, the client leaves, or the time limit is over."""
@@ -56,7 +60,12 @@ class Components:
         checkpoints = Checkpoints()
         predictors = Predictors(checkpoints, settings)
         answers, plans, finished = Answers(Freshness(queries)), Plans(files), FinishedRuns(queries)
-        return cls(queries, answers, plans, Tables(queries), Pictures(queries), checkpoints, predictors, finished)
+        jobs = SweepJobs(queries, settings)
+        watchers = Watchers(lambda: queries.store, jobs, settings.max_listeners)
+        tables, pictures = Tables(queries), Pictures(queries)
+        return cls(
+            queries, answers, plans, tables, pictures, checkpoints, predictors, finished, jobs, watchers
+        )  # fmt: skip
 
 
 async def _components(request: Request) -> Components:

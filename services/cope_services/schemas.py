@@ -32,18 +32,6 @@ class Health(BaseModel):
     status: str
 
 
-class CheckpointFile(BaseModel):
-    name: str
-    size_bytes: int
-    sha256: str
-    url: str
-
-
-class Checkpoint(BaseModel):
-    run_id: str
-    files: list[CheckpointFile]
-
-
 FigureFormat = Literal["png", "svg", "pdf", "csv"]
 
 

@@ -58,6 +58,12 @@ class Settings(BaseSettings):
     max_inferences: Annotated[int, Field(ge=0)] = Field(
         default=0, description="Batches and probes computed at a time; 0: as many as there are cores, at most 4."
     )
+    ray_address: str = Field(
+        default="", description="Dashboard of the Ray cluster that trains submitted sweeps; empty: none is accepted."
+    )
+    max_sweeps: Count = Field(default=8, description="Submitted sweeps that wait or are executed at a time.")
+    max_sweep_runs: Count = Field(default=10_000, description="Runs of a submitted sweep.")
+    max_listeners: Count = Field(default=100, description="Clients that follow the progress of sweeps.")
     access_log: bool = Field(default=False, description="Log a line for each request.")
 
     def inferences(self) -> int:

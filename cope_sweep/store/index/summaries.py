@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from sqlalchemy import BindParameter, ColumnElement, bindparam, func, select, text
 
@@ -38,6 +38,14 @@ def sweep_page(
     with index.database.reading() as connection:
         total = connection.execute(select(func.count()).select_from(sweeps).where(*where)).scalar_one()
         return int(total), [summary_of(row) for row in connection.execute(page.limit(limit).offset(offset))]
+
+
+def sweeps_with_status(index: Index, statuses: Collection[Status]) -> list[SweepSummary]:
+    """The sweeps with one of these statuses, oldest first."""
+    query = select(sweeps).where(sweeps.c.status.in_(list(statuses))).order_by(sweeps.c.started_ms, sweeps.c.sweep_id)
+    with index.database.reading() as connection:
+        found = [summary_of(row) for row in connection.execute(query)]
+    return [each for each in found if each.status in statuses]
 
 
 def sweep_counts(index: Index, sweep_ids: Iterable[str]) -> dict[str, dict[Status, int]]:

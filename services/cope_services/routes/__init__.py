@@ -13,6 +13,7 @@ from cope_services.routes import (
     perplexity,
     probe,
     runs,
+    sweep_actions,
     sweeps,
     version,
 )
@@ -24,6 +25,8 @@ API_ROUTERS = (
     runs.files,
     runs.checkpoints,
     sweeps.router,
+    sweep_actions.router,
+    sweep_actions.followed,
     perplexity.router,
     probe.router,
     diff.router,

@@ -21,7 +21,7 @@ from cope_services.pictures import MEDIA_TYPES, REPORT_MEDIA_TYPES, REPORT_POLIC
 from cope_services.responses import json_response
 from cope_services.schemas import FigureFormat, FigureInfo, Responses, error_responses
 from cope_services.tables import accepted, negotiate
-from cope_sweep.queries.answers import AblationDetail, AblationSummary, Curves, RunPage
+from cope_sweep.queries.answers import AblationDetail, AblationSummary, Curves, PlanStatus, RunPage
 from cope_sweep.results.formats import formats
 
 router = APIRouter(
@@ -49,6 +49,14 @@ def get_ablation(
 ) -> Response:
     """One ablation: its rows, runs and file."""
     return json_response(components.queries.ablation(name, scale))
+
+
+@router.get("/{name}/status", response_model=PlanStatus, dependencies=[PreparePlan])
+def get_status(
+    name: str, components: ComponentsDep, scale: Scale = None, if_none_match: IfNoneMatch = None
+) -> Response:
+    """Each run of an ablation in plan order: its status, step, worker and message, and the resources that it takes."""
+    return json_response(components.queries.plan_status(name, scale))
 
 
 @router.get("/{name}/table", response_class=Response, responses=TABLE, dependencies=[PreparePlan])

@@ -20,8 +20,8 @@ from cope_services.dependencies import (
 )
 from cope_services.responses import RowsFormat, download, json_response, rows_response
 from cope_services.routes.diff import Points
-from cope_services.schemas import Checkpoint, Responses, error_responses
-from cope_sweep.queries.answers import RunDetail, RunLog, RunPage
+from cope_services.schemas import Responses, error_responses
+from cope_sweep.queries.answers import Checkpoint, RunDetail, RunLog, RunPage
 
 READING: dict[str, Any] = {"prefix": "/runs", "tags": ["runs"], "dependencies": [READ]}
 kept = APIRouter(**READING, responses={304: {}}, route_class=CachedRoute)
