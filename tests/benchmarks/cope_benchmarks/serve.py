@@ -44,11 +44,11 @@ def measure(overload_s: float = 0, runs: int = 0, **workload: int) -> dict[str, 
     with tempfile.TemporaryDirectory(prefix="cope-sweep-bench-") as folder:
         run_id = _train(Path(folder))
         predictor = Predictor.load(Store(f"{folder}/store").run(run_id).checkpoint)
-        with serving(Path(folder)) as (address, process, start_s):
+        # The queue has room for all clients of `serve_perplexity`.
+        limits = {"COPE_SWEEP_MAX_QUEUE_TOKENS": str(serve_overload.QUEUE_TOKENS)}
+        with serving(Path(folder), limits) as (address, process, start_s):
             measured = serve_perplexity.measure(Served(address, run_id, predictor, process), **workload)
-        if overload_s:
-            limits = {"COPE_SWEEP_MAX_QUEUE_TOKENS": str(serve_overload.QUEUE_TOKENS)}
-            with serving(Path(folder), limits) as (address, process, _):
+            if overload_s:
                 measured["overload"] = serve_overload.measure(address, run_id, process, overload_s)
         if runs:
             measured["reading"] = measure_reading(Path(folder) / "reading", runs)
