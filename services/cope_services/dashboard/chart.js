@@ -203,11 +203,7 @@ export class Chart {
         const x = u.valToPos(at, "x", true);
         ctx.beginPath();
         ctx.moveTo(x, y - size);
-        for (const [dx, dy] of [
-          [size, 0],
-          [0, size],
-          [-size, 0],
-        ])
+        for (const [dx, dy] of [[size, 0], [0, size], [-size, 0]])
           ctx.lineTo(x + dx, y + dy);
         ctx.fill();
       }
@@ -218,10 +214,7 @@ export class Chart {
   #cursor(u) {
     const at = u.cursor.idx;
     if (at === null || at === undefined)
-      return this.oncursor(
-        null,
-        this.lines.map(() => null),
-      );
+      return this.oncursor(null, this.lines.map(() => null));
     const x = u.data[0][at];
     const values = this.values.map(([xs, column]) => (xs.length ? column[closest(xs, x)] : null));
     this.frame.setAttribute("aria-valuenow", at);

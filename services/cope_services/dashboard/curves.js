@@ -63,10 +63,7 @@ export function lines(groups, { by, smoothing, spread }) {
   for (const group of groups) {
     const smoothed = group.series.map(({ points }) => {
       const usable = points.filter((point) => Number.isFinite(point[at]));
-      const curve = smooth(
-        usable.map((point) => [point[at], point[2]]),
-        smoothing,
-      );
+      const curve = smooth(usable.map((point) => [point[at], point[2]]), smoothing);
       return curve.map(([x, value], i) => [usable[i][0], x, value]);
     });
     const many = group.series.length > 1;

@@ -42,13 +42,9 @@ export function changes() {
 /** A drop-down list with a label. `options` are values or [value, text]. */
 export function select(label, options, value, onchange, attributes = {}) {
   const items = options.map((each) => (Array.isArray(each) ? each : [each, each]));
-  return h(
-    "label",
-    { class: "field" },
+  return h("label", { class: "field" },
     h("span", {}, label),
-    h(
-      "select",
-      { "data-key": label, onchange: (event) => onchange(event.target.value), ...attributes },
+    h("select", { "data-key": label, onchange: (event) => onchange(event.target.value), ...attributes },
       items.map(([key, text]) => new Option(text, key, key === value, key === value)),
     ),
   );
@@ -56,9 +52,7 @@ export function select(label, options, value, onchange, attributes = {}) {
 
 /** A check box with a label. */
 export function checkbox(label, checked, onchange, key = label) {
-  return h(
-    "label",
-    { class: "check" },
+  return h("label", { class: "check" },
     h("input", { type: "checkbox", checked, "data-key": key, onchange: (event) => onchange(event.target.checked) }),
     h("span", {}, label),
   );
@@ -66,13 +60,9 @@ export function checkbox(label, checked, onchange, key = label) {
 
 /** A list of buttons of which one is pressed: [[value, text], …]. */
 export function segmented(label, options, value, onchange) {
-  return h(
-    "div",
-    { class: "segmented", role: "group", "aria-label": label },
+  return h("div", { class: "segmented", role: "group", "aria-label": label },
     options.map(([key, text, title]) =>
-      h(
-        "button",
-        {
+      h("button", {
           type: "button",
           "aria-pressed": String(key === value),
           "data-key": `${label} ${key}`,
@@ -101,11 +91,42 @@ export const scrolling = (label, table) => h("div", { class: "scroll", tabindex:
 
 /** Two columns: names and values. */
 export function definitions(pairs) {
-  return h(
-    "dl",
-    { class: "facts" },
+  return h("dl", { class: "facts" },
     pairs
       .filter(([, value]) => value !== null && value !== undefined && value !== "")
       .map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))),
   );
 }
+
+/**
+ * A table with a header row. `columns` are names or [name, class]; a row is a list of cells, of which the first is the
+ * header of the row.
+ */
+export function table(label, columns, rows, attributes = {}) {
+  const heads = columns.map((each) => (Array.isArray(each) ? each : [each, null]));
+  const head = heads.map(([text, kind]) => h(text ? "th" : "td", { scope: text ? "col" : null, class: kind }, text));
+  const line = (cells) => cells.map((cell, i) => (i ? h("td", { class: heads[i][1] }, cell) : h("th", { scope: "row" }, cell)));
+  const body = rows.map((cells) => h("tr", {}, line(cells)));
+  return scrolling(label, h("table", attributes, h("thead", {}, h("tr", {}, head)), h("tbody", {}, body)));
+}
+
+/** The pages of a view, as links; the address has the parameter `tab` except for the first one. */
+export function tabs(label, pages, shown, onchange) {
+  const page = ([key, text], i) => {
+    const onclick = (event) => {
+      event.preventDefault();
+      onchange(i ? key : null);
+    };
+    return h("a", { href: "#", "data-key": `tab ${key}`, "aria-current": key === shown && "page", onclick }, text);
+  };
+  return h("nav", { class: "tabs", "aria-label": label }, pages.map(page));
+}
+
+/** The path to a view: [[text, address], …, text]. */
+export const crumbs = (...parts) =>
+  h("nav", { class: "crumbs", "aria-label": "Path" },
+    parts.flatMap((part, i) => [
+      i ? " / " : null,
+      Array.isArray(part) ? h("a", { href: part[1] }, part[0]) : h("span", { class: "mono" }, part),
+    ]),
+  );

@@ -39,24 +39,16 @@ function report(error) {
 
 function showError(error, answered) {
   open.root.replaceChildren(
-    h(
-      "div",
-      { class: "error", role: "alert" },
-      h(
-        "h1",
-        {},
+    h("div", { class: "error", role: "alert" },
+      h("h1", {},
         error.status === 404 ? "Not found" : error.status === 401 ? "This server asks for a key" : "This view cannot be shown",
       ),
-      h(
-        "p",
-        {},
+      h("p", {},
         answered
           ? error.message
           : "The server does not respond. It may have stopped; start it with `cope-sweep serve`. This page tries again by itself.",
       ),
-      h(
-        "p",
-        {},
+      h("p", {},
         error.status === 401
           ? h("button", { type: "button", class: "primary", onclick: () => askKey() }, "Enter a key")
           : h("a", { href: link(["ablations"]) }, "All ablations"),
@@ -77,8 +69,15 @@ async function refresh() {
 
 function show() {
   const { path } = current();
+  if (path.length === 1 && !(path[0] in VIEWS)) {
+    location.replace(link(["ablations", path[0]])); // an address of an earlier version: #quickstart
+    return;
+  }
   const at = path.join("/");
-  if (open?.at === at) return open.poller.now();
+  if (open?.at === at) {
+    open.poller.now();
+    return;
+  }
   const moved = open !== null;
   open?.poller.stop();
   open?.view.close?.();
@@ -98,11 +97,8 @@ function show() {
   }
 }
 
-/** An address of an earlier version, `#quickstart`, is one of an ablation. */
 function unknown() {
-  const { path } = current();
-  if (path.length === 1) location.replace(link(["ablations", path[0]]));
-  else throw Object.assign(new Error(`There is no view ${path.join("/")}.`), { status: 404 });
+  throw Object.assign(new Error(`There is no view ${current().path.join("/")}.`), { status: 404 });
 }
 
 function askKey(why) {

@@ -40,6 +40,9 @@ export function shown(key, value) {
   return plain(value);
 }
 
+/** Fields of a run that tables of runs need. The API leaves the others out if any field or key is asked for. */
+export const SUMMARY = ["ablations", "row", "seed", "step", "steps", "created_ms", "metrics"];
+
 /** Metrics with those of training last. */
 export const resultsFirst = (metrics) => [...metrics].sort((a, b) => a.startsWith("train/") - b.startsWith("train/"));
 

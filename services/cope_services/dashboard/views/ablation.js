@@ -1,8 +1,7 @@
 // One ablation: its results, figures, runs and file.
 
 import { at, download, get } from "../api.js";
-import { changes, empty, h, marked, replace, segmented } from "../dom.js";
-import { plural } from "../format.js";
+import { changes, crumbs, empty, h, marked, replace, segmented, table, tabs } from "../dom.js";
 import { change, link } from "../route.js";
 import { badge, dot, fullestScale, progress, STATUSES, summary } from "../status.js";
 import { figures } from "./figures.js";
@@ -10,12 +9,7 @@ import { learningCurves } from "./learning_curves.js";
 import { resultsTable } from "./results_table.js";
 import { rowComparison } from "./row_comparison.js";
 
-const TABS = [
-  ["results", "Results"],
-  ["figures", "Figures"],
-  ["runs", "Runs"],
-  ["file", "File"],
-];
+const TABS = [["results", "Results"], ["figures", "Figures"], ["runs", "Runs"], ["file", "File"]];
 const FORMATS = [
   ["CSV", "csv", "csv"],
   ["LaTeX", "latex", "tex"],
@@ -49,90 +43,33 @@ async function loadTable(name, scale, compare) {
 
 function header(detail, scale, tab) {
   const scales = [["own", "own size"], ...detail.scales.map((each) => [each, each])];
+  const choose = (value) => change({ scale: value, open: null, row: null, compare: null });
+  const state = h("div", { class: "bar state" },
+    detail.scales.length ? segmented("Scale", scales, scale || "own", choose) : null,
+    h("div", { class: "counts" }, progress(detail.counts), h("small", {}, summary(detail.counts))),
+  );
+  const error = h("div", { class: "error", role: "alert" }, h("h2", {}, "The file is invalid"), h("pre", { tabindex: 0 }, detail.error));
   return [
-    h("nav", { class: "crumbs", "aria-label": "Path" }, h("a", { href: link(["ablations"]) }, "Ablations"), " / ", detail.name),
+    crumbs(["Ablations", link(["ablations"])], detail.name),
     h("div", { class: "head" }, h("h1", {}, detail.title || detail.name), h("p", { class: "lead" }, detail.reproduces)),
     detail.hypothesis && h("p", { class: "prose" }, marked(detail.hypothesis)),
-    detail.error
-      ? h("div", { class: "error", role: "alert" }, h("h2", {}, "The file is invalid"), h("pre", { tabindex: 0 }, detail.error))
-      : [
-          h(
-            "div",
-            { class: "bar state" },
-            detail.scales.length
-              ? segmented("Scale", scales, scale || "own", (value) =>
-                  change({ scale: value, open: null, row: null, compare: null }),
-                )
-              : null,
-            h("div", { class: "counts" }, progress(detail.counts), h("small", {}, summary(detail.counts))),
-          ),
-          h(
-            "nav",
-            { class: "tabs", "aria-label": "Parts of the ablation" },
-            TABS.map(([key, text]) =>
-              h(
-                "a",
-                {
-                  href: "#",
-                  "data-key": `tab ${key}`,
-                  "aria-current": key === tab && "page",
-                  onclick: (event) => {
-                    event.preventDefault();
-                    change({ tab: key === "results" ? null : key });
-                  },
-                },
-                text,
-              ),
-            ),
-          ),
-        ],
+    detail.error ? error : [state, tabs("Parts of the ablation", TABS, tab, (value) => change({ tab: value }))],
   ];
 }
 
 function runsTab(detail) {
-  const legend = h("p", { class: "note statuses" }, STATUSES.map(badge));
-  const rows = detail.plan.map(({ row, runs }) =>
-    h(
-      "tr",
-      {},
-      h("th", { scope: "row" }, row),
-      h(
-        "td",
-        {},
-        h(
-          "span",
-          { class: "dots" },
-          runs.map((run) => dot(run, `${row}, seed ${run.seed}`)),
-        ),
-      ),
-      h("td", { class: "number" }, `${runs.filter((run) => run.status === "finished").length} / ${runs.length}`),
-    ),
-  );
-  const head = h(
-    "thead",
-    {},
-    h(
-      "tr",
-      {},
-      h("th", { scope: "col" }, "row"),
-      h("th", { scope: "col" }, "runs, by seed"),
-      h("th", { scope: "col", class: "number" }, "finished"),
-    ),
-  );
+  if (!detail.plan.length) return empty("The plan of this ablation has no runs.");
+  const rows = detail.plan.map(({ row, runs }) => [
+    row,
+    h("span", { class: "dots" }, runs.map((run) => dot(run, `${row}, seed ${run.seed}`))),
+    `${runs.filter((run) => run.status === "finished").length} / ${runs.length}`,
+  ]);
+  const all = h("a", { href: link(["runs"], { ablation: detail.name }) }, "All of them in the table of runs");
   return [
     h("h2", { class: "hidden" }, "Runs"),
-    h(
-      "p",
-      {},
-      h("a", { href: link(["runs"], { ablation: detail.name }) }, "All of them in the table of runs"),
-      ", where they can be filtered and compared.",
-    ),
-    legend,
-    h(
-      "div",
-      { class: "scroll", tabindex: 0, role: "region", "aria-label": "Runs by row" },
-      h("table", {}, head, h("tbody", {}, rows)),
-    ),
+    h("p", {}, all, ", where they can be filtered and compared."),
+    h("p", { class: "note statuses" }, STATUSES.map(badge)),
+    table("Runs by row", ["row", "runs, by seed", ["finished", "number"]], rows),
   ];
 }
 
@@ -142,15 +79,11 @@ function downloads(name, scale) {
       at(["ablations", name, "table"], { format, scale, ...extra }),
       `${name}${scale ? `_${scale}` : ""}${extra ? "_runs" : ""}.${suffix}`,
     ).catch((error) => alert(error.message));
-  return h(
-    "div",
-    { class: "actions downloads", role: "group", "aria-label": "Download the table" },
+  return h("div", { class: "actions downloads", role: "group", "aria-label": "Download the table" },
     FORMATS.map(([text, format, suffix]) =>
       h("button", { type: "button", class: "quiet", "data-key": text, onclick: save(format, suffix) }, text),
     ),
-    h(
-      "button",
-      {
+    h("button", {
         type: "button",
         class: "quiet",
         "data-key": "runs csv",
@@ -164,7 +97,7 @@ function downloads(name, scale) {
 
 export function ablation(root, name) {
   const part = changes();
-  const [head, table, comparison, curves, other] = [h("div"), h("div"), h("div"), h("div"), h("div")];
+  const [head, main, comparison, curves, other] = [h("div"), h("div"), h("div"), h("div"), h("div")];
   const plot = learningCurves(curves);
   let [started, title] = [false, name];
 
@@ -172,7 +105,7 @@ export function ablation(root, name) {
     const loaded = await loadTable(name, scale, params.get("compare"));
     const chosen = params.getAll("row").filter((row) => loaded.table.rows.some((each) => each.row === row));
     part("table", JSON.stringify([loaded.table, loaded.against, params.toString()]), () =>
-      resultsTable(table, { ...loaded, chosen, params, downloads: downloads(name, scale), detail }),
+      resultsTable(main, { ...loaded, chosen, params, downloads: downloads(name, scale), detail }),
     );
     await rowComparison(comparison, { name, scale, chosen, part });
     if (detail.plan.length) await plot.refresh({ name, scale, detail, chosen, params });
@@ -188,24 +121,24 @@ export function ablation(root, name) {
       const detail = scale ? await get(at(["ablations", name], { scale })) : own;
       const tab = params.get("tab") ?? "results";
       title = detail.title || name;
-      if (!started) replace(root, head, table, comparison, curves, other);
+      if (!started) replace(root, head, main, comparison, curves, other);
       started = true;
       part("head", JSON.stringify([detail, scale, tab]), () =>
         replace(head, ...header({ ...detail, scales: own.scales }, scale, tab)),
       );
-      for (const each of [table, comparison, curves]) each.hidden = tab !== "results" || Boolean(detail.error);
+      for (const each of [main, comparison, curves]) each.hidden = tab !== "results" || Boolean(detail.error);
       other.hidden = tab === "results" && !detail.error;
       if (detail.error || tab === "file") {
         part("other", `file ${detail.text}`, () =>
           replace(other, h("h2", {}, `${name}.yaml`), h("pre", { class: "file", tabindex: 0 }, detail.text)),
         );
       } else if (tab === "runs") {
-        part("other", `runs ${JSON.stringify(detail.plan)}`, () =>
-          replace(other, detail.plan.length ? runsTab(detail) : empty(`${plural(0, "run")}.`)),
-        );
+        part("other", `runs ${JSON.stringify(detail.plan)}`, () => replace(other, runsTab(detail)));
       } else if (tab === "figures") {
         await figures(other, { name, scale, part });
-      } else await results(detail, scale, params);
+      } else {
+        await results(detail, scale, params);
+      }
     },
   };
 }

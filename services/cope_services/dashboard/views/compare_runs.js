@@ -6,7 +6,7 @@ import { lines, style } from "../curves.js";
 import { checkbox, empty, h, replace, section, segmented, select } from "../dom.js";
 import { number } from "../format.js";
 import { change, toggled } from "../route.js";
-import { isNumber, resultsFirst, valueOf } from "../values.js";
+import { isNumber, resultsFirst, SUMMARY, valueOf } from "../values.js";
 import { difference } from "./difference.js";
 import { entry } from "./learning_curves.js";
 import { parallel, scatter } from "./plots.js";
@@ -54,10 +54,7 @@ export function compareRuns(container) {
         select("metric", metrics, metric, (value) => change({ metric: value })),
         segmented(
           "Horizontal axis",
-          [
-            ["step", "step"],
-            ["time", "time"],
-          ],
+          [["step", "step"], ["time", "time"]],
           settings.by,
           (x) => change({ x: x === "step" ? null : x }),
         ),
@@ -65,15 +62,7 @@ export function compareRuns(container) {
       );
       const entries = groups.map((group) => entry(group.name, group.style, { shown: true }));
       const plot = h("div");
-      replace(
-        body,
-        h(
-          "div",
-          { class: "legend" },
-          entries.map(({ button }) => button),
-        ),
-        plot,
-      );
+      replace(body, h("div", { class: "legend" }, entries.map(({ button }) => button)), plot);
       const drawable = lines(groups, settings);
       chart = new Chart(plot, {
         oncursor: (x, values) =>
@@ -91,13 +80,9 @@ export function compareRuns(container) {
     return () => {
       replace(
         controls,
-        h(
-          "details",
-          { class: "columns" },
+        h("details", { class: "columns" },
           h("summary", { "data-key": "axes" }, `Axes (${used.length})`),
-          h(
-            "div",
-            { class: "choices" },
+          h("div", { class: "choices" },
             [...axes, ...metrics].map((key) =>
               checkbox(key, used.includes(key), () => change({ axis: toggled(used, key) }, { replace: true }), `axis ${key}`),
             ),
@@ -138,7 +123,7 @@ export function compareRuns(container) {
         replace(body, difference(found));
       };
     }
-    const { runs } = await get(at("runs", { run: ids, limit: MOST, fields: keys }));
+    const { runs } = await get(at("runs", { run: ids, limit: MOST, fields: [...SUMMARY, ...keys].join(",") }));
     const metrics = resultsFirst(new Set(runs.flatMap((run) => Object.keys(run.metrics))));
     if (way === "curves") return curves(runs, metrics, params);
     const axes = keys.filter((key) => runs.some((run) => valueOf(run, key) !== undefined));

@@ -18,20 +18,12 @@ function figure(name, scale, each) {
       })
       .catch((error) => replace(place, h("p", { class: "bad" }, error.message)));
   } else replace(place, empty("This figure is data only."));
-  return h(
-    "figure",
-    {},
-    h(
-      "figcaption",
-      {},
+  return h("figure", {},
+    h("figcaption", {},
       h("b", {}, each.title || each.name),
-      h(
-        "span",
-        { class: "actions" },
+      h("span", { class: "actions" },
         each.formats.map((format) =>
-          h(
-            "button",
-            {
+          h("button", {
               type: "button",
               class: "quiet",
               "aria-label": `${each.title || each.name} as ${format.toUpperCase()}`,
@@ -61,9 +53,7 @@ export async function figures(container, { name, scale, part }) {
       container,
       h("h2", { class: "hidden" }, "Figures"),
       list.length
-        ? h(
-            "div",
-            { class: "figures" },
+        ? h("div", { class: "figures" },
             list.map((each) => figure(name, scale, each)),
           )
         : empty("There are no figures yet: they are drawn from finished runs."),

@@ -4,10 +4,7 @@ import { at, post } from "../api.js";
 import { empty, h, replace, section, select, segmented } from "../dom.js";
 import { fixed } from "../format.js";
 
-const VIEWS = [
-  ["gates", "Gates"],
-  ["positions", "Positions"],
-];
+const VIEWS = [["gates", "Gates"], ["positions", "Positions"]];
 const LEVELS = 9;
 
 /** A level 0 … 8 for a gate 0 … 1. */
@@ -32,27 +29,19 @@ function separation(marks) {
 /** One head at one query: each key with its gate as colour, and its position below. */
 function strip(head, labels, query, onpick) {
   const [gates, positions] = [head.gates[query], head.positions[query]];
-  return h(
-    "div",
-    { class: "strip" },
-    h(
-      "h4",
-      {},
+  return h("div", { class: "strip" },
+    h("h4", {},
       `Layer ${head.layer}, head ${head.head}`,
       h("small", {}, ` ${head.kind}${separation(head.marks) && ` · ${separation(head.marks)}`}`),
     ),
-    h(
-      "div",
-      {
+    h("div", {
         class: "keys",
         tabindex: 0,
         role: "group",
         "aria-label": `Layer ${head.layer}, head ${head.head}: gates and positions of ${query + 1} tokens`,
       },
       labels.map((label, i) =>
-        h(
-          "button",
-          {
+        h("button", {
             type: "button",
             tabindex: -1,
             class: i > query ? "key later" : `key g${level(gates[i])}${i === query ? " query" : ""}`,
@@ -91,13 +80,9 @@ function matrix(head, which, query) {
     }),
   );
   context.putImageData(image, 0, 0);
-  return h(
-    "figure",
-    { class: "matrix" },
+  return h("figure", { class: "matrix" },
     canvas,
-    h(
-      "figcaption",
-      {},
+    h("figcaption", {},
       `Layer ${head.layer}, head ${head.head}`,
       h("small", {}, which === "gates" ? "0 … 1" : `0 … ${fixed(most, 1)}`),
     ),
@@ -108,15 +93,9 @@ function matrix(head, which, query) {
 const ramp = (shade, marked) => (marked ? [214, 110, 20, 60 + 195 * shade] : [47, 91, 208, 18 + 237 * shade]);
 
 function legend() {
-  return h(
-    "div",
-    { class: "scale", role: "img", "aria-label": "Colours of gates from 0, not counted, to 1, counted" },
+  return h("div", { class: "scale", role: "img", "aria-label": "Colours of gates from 0, not counted, to 1, counted" },
     h("span", {}, "gate 0, not counted"),
-    h(
-      "span",
-      { class: "steps" },
-      Array.from({ length: LEVELS }, (_, i) => h("i", { class: `g${i}` })),
-    ),
+    h("span", { class: "steps" }, Array.from({ length: LEVELS }, (_, i) => h("i", { class: `g${i}` }))),
     h("span", {}, "gate 1, counted"),
   );
 }
@@ -160,9 +139,7 @@ export async function heads(container, { tokens, runs, nameOf, signal }) {
               },
             )
           : h("b", {}, nameOf(runs[0])),
-        h(
-          "label",
-          { class: "field" },
+        h("label", { class: "field" },
           h("span", {}, "query"),
           h("input", {
             type: "range",
@@ -183,20 +160,14 @@ export async function heads(container, { tokens, runs, nameOf, signal }) {
         found.length
           ? [
               found.map((head) => strip(head, labels, at_, pick)),
-              h(
-                "div",
-                { class: "bar" },
+              h("div", { class: "bar" },
                 h("h3", {}, "All queries"),
                 segmented("Matrix", VIEWS, which, (value) => {
                   which = value;
                   draw();
                 }),
               ),
-              h(
-                "div",
-                { class: "matrices" },
-                found.map((head) => matrix(head, which, at_)),
-              ),
+              h("div", { class: "matrices" }, found.map((head) => matrix(head, which, at_))),
             ]
           : empty("This checkpoint has no head with gates."),
       );
@@ -210,9 +181,7 @@ export async function heads(container, { tokens, runs, nameOf, signal }) {
     section(
       "What each head counts",
       { id: "heads" },
-      h(
-        "p",
-        { class: "prose" },
+      h("p", { class: "prose" },
         "A gate decides whether a token is counted. The number under a token is its position: the sum of the gates from it up to the query. Select a token, or move the slider, to ask from there.",
       ),
       controls,

@@ -8,21 +8,13 @@ import { duration, integer, number } from "../format.js";
 import { change, toggled } from "../route.js";
 
 const POINTS = 400;
-const SPREADS = [
-  ["seeds", "each seed"],
-  ["deviation", "mean ± SD"],
-  ["range", "mean, range"],
-];
+const SPREADS = [["seeds", "each seed"], ["deviation", "mean ± SD"], ["range", "mean, range"]];
 
 /** A line of the legend: the colour and dash of a row, its name, and its value at the cursor. */
 export function entry(name, { colour, dash }, { shown, onclick }) {
   const output = h("output", {});
-  const button = h(
-    "button",
-    { type: "button", "aria-pressed": String(shown), "data-key": `legend ${name}`, onclick },
-    h(
-      "svg",
-      { viewBox: "0 0 26 8", width: 26, height: 8, "aria-hidden": "true", style: { color: `var(${colour})` } },
+  const button = h("button", { type: "button", "aria-pressed": String(shown), "data-key": `legend ${name}`, onclick },
+    h("svg", { viewBox: "0 0 26 8", width: 26, height: 8, "aria-hidden": "true", style: { color: `var(${colour})` } },
       h("path", { d: "M0 4H26", stroke: "currentColor", "stroke-width": 2.5, "stroke-dasharray": dash.join(" ") || null }),
     ),
     h("span", {}, name),
@@ -85,18 +77,13 @@ export function learningCurves(container) {
       select("metric", curves.metrics, curves.metric, (metric) => change({ metric })),
       segmented(
         "Horizontal axis",
-        [
-          ["step", "step"],
-          ["time", "time"],
-        ],
+        [["step", "step"], ["time", "time"]],
         settings.by,
         (x) => change({ x: x === "step" ? null : x }),
       ),
       select("seeds as", SPREADS, settings.spread, (spread) => change({ spread: spread === "seeds" ? null : spread })),
       checkbox("logarithmic", settings.log, (log) => change({ log })),
-      h(
-        "label",
-        { class: "field" },
+      h("label", { class: "field" },
         h("span", {}, "smoothing"),
         h("input", {
           type: "range",

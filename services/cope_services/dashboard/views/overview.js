@@ -20,31 +20,19 @@ function sizes(ablation) {
 function card(ablation) {
   const { name, title, error, reproduces, newest_ms: newest } = ablation;
   const trained = error ? [] : sizes(ablation).filter(({ counts }) => begun(counts));
-  return h(
-    "li",
-    {},
-    h(
-      "div",
-      { class: "what" },
-      h(
-        "a",
-        { href: link(["ablations", name], { scale: error ? "" : fullestScale(ablation) }), "data-key": name },
+  return h("li", {},
+    h("div", { class: "what" },
+      h("a", { href: link(["ablations", name], { scale: error ? "" : fullestScale(ablation) }), "data-key": name },
         title || name,
       ),
       h("small", {}, [name, reproduces].filter(Boolean).join(" · ")),
     ),
     error
       ? h("p", { class: "bad" }, error)
-      : h(
-          "ul",
-          { class: "sizes" },
+      : h("ul", { class: "sizes" },
           trained.map(({ scale, counts }) =>
-            h(
-              "li",
-              {},
-              h(
-                "a",
-                { href: link(["ablations", name], { scale: scale || "own" }), "data-key": `${name} ${scale}` },
+            h("li", {},
+              h("a", { href: link(["ablations", name], { scale: scale || "own" }), "data-key": `${name} ${scale}` },
                 scale || OWN,
               ),
               progress(counts),
@@ -52,15 +40,13 @@ function card(ablation) {
             ),
           ),
         ),
-    h("small", { class: "when", title: newest ? moment(newest) : null }, newest ? ago(newest) : ""),
+    h("small", { class: "when", title: newest ? moment(newest) : null }, newest ? ago(newest) : ablation.loading ? "counting …" : ""),
   );
 }
 
 function unstarted(ablation) {
   const { name, title, reproduces, counts } = ablation;
-  return h(
-    "li",
-    {},
+  return h("li", {},
     h("a", { href: link(["ablations", name]), "data-key": name }, title || name),
     h("small", {}, [name, plural(total(counts), "run"), reproduces].filter(Boolean).join(" · ")),
   );
@@ -109,9 +95,7 @@ export function overview(root) {
         replace(
           active,
           now.map((each) =>
-            h(
-              "a",
-              { class: "active", href: link(["sweeps", each.sweep_id]), "data-key": each.sweep_id },
+            h("a", { class: "active", href: link(["sweeps", each.sweep_id]), "data-key": each.sweep_id },
               h("b", {}, `${each.title || each.ablation} is being trained`),
               progress(each.counts),
               h("small", {}, summary(each.counts)),

@@ -28,9 +28,7 @@ function colours(runs) {
 }
 
 function legend({ rows }) {
-  return h(
-    "ul",
-    { class: "keys" },
+  return h("ul", { class: "keys" },
     rows.slice(0, 32).map((row, i) => h("li", {}, h("i", { style: { background: `var(${style(i).colour})` } }), row)),
   );
 }
@@ -47,9 +45,7 @@ export function scatter(runs, x, y, nameOf) {
   const [xs, ys, key] = [axisOf(drawn, x), axisOf(drawn, y), colours(drawn)];
   const px = (place) => left + 8 + place * (width - left - right - 16);
   const py = (place) => height - bottom - 8 - place * (height - bottom - top - 16);
-  const svg = h(
-    "svg",
-    { viewBox: `0 0 ${width} ${height}`, role: "group", "aria-label": `${y} against ${x}, ${drawn.length} runs` },
+  const svg = h("svg", { viewBox: `0 0 ${width} ${height}`, role: "group", "aria-label": `${y} against ${x}, ${drawn.length} runs` },
     ys.marks.map(([place, text]) => [
       h("line", { class: "grid", x1: left, x2: width - right, y1: py(place), y2: py(place) }),
       h("text", { x: left - 8, y: py(place) + 4, "text-anchor": "end" }, text),
@@ -71,9 +67,7 @@ export function scatter(runs, x, y, nameOf) {
     );
     svg.append(anchor);
   }
-  return h(
-    "div",
-    { class: "plot" },
+  return h("div", { class: "plot" },
     legend(key),
     h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Scatter plot" }, svg),
     missing(drawn.length, runs.length),
@@ -125,9 +119,7 @@ export function parallel(runs, keys, nameOf) {
       ),
     );
   });
-  return h(
-    "div",
-    { class: "plot" },
+  return h("div", { class: "plot" },
     legend(key),
     h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Parallel coordinates" }, svg),
     missing(drawn.length, runs.length),

@@ -53,9 +53,7 @@ function cell(row, metric, context) {
   const ours =
     found.n === 0
       ? h("span", { class: "none" }, "–")
-      : h(
-          "button",
-          {
+      : h("button", {
             type: "button",
             class: `value${found.best ? " best" : ""}`,
             "aria-expanded": String(open),
@@ -68,9 +66,7 @@ function cell(row, metric, context) {
         );
   const below = [
     paper &&
-      h(
-        "span",
-        { class: "published", title: paper.source ?? "" },
+      h("span", { class: "published", title: paper.source ?? "" },
         "paper ",
         withSpread(paper.value, paper.std, { ...metric, decimals: paperDecimals(paper, metric), scale: metric.scale }, 0),
       ),
@@ -86,23 +82,13 @@ const paperDecimals = ({ value, std }, { scale }) =>
 function runsOfCell(row, metric, width) {
   const { values } = row.metrics[metric.name];
   const stuck = values.some((each) => each.stuck);
-  return h(
-    "tr",
-    { class: "detail" },
-    h(
-      "td",
-      { colspan: width },
-      h(
-        "div",
-        { class: "cellruns" },
+  return h("tr", { class: "detail" },
+    h("td", { colspan: width },
+      h("div", { class: "cellruns" },
         h("b", {}, `${row.row}: ${metric.title} by seed`),
-        h(
-          "ul",
-          {},
+        h("ul", {},
           values.map((each) =>
-            h(
-              "li",
-              {},
+            h("li", {},
               h("a", { href: link(["runs", each.run_id]), "data-key": `run ${each.run_id}` }, `seed ${each.seed}`),
               " ",
               h("span", { class: "mono" }, number(each.value * metric.scale, 5)),
@@ -111,14 +97,10 @@ function runsOfCell(row, metric, width) {
           ),
         ),
         stuck ? h("p", { class: "note" }, "Stuck: the run never left the error of guessing.") : null,
-        h(
-          "p",
-          {},
+        h("p", {},
           h("a", { href: link(["runs"], { ids: values.map((each) => each.run_id) }) }, "Compare these runs"),
           " · ",
-          h(
-            "a",
-            { href: link(["playground"], { run: values.map((each) => each.run_id).slice(0, 1) }) },
+          h("a", { href: link(["playground"], { run: values.map((each) => each.run_id).slice(0, 1) }) },
             "Ask the first one's checkpoint",
           ),
         ),
@@ -143,9 +125,7 @@ function heading(key, text, params, attributes = {}) {
   const own = params.get("sort") === key;
   const descending = own && params.get("order") === "desc";
   const next = !own ? { sort: key, order: null } : descending ? { sort: null, order: null } : { sort: key, order: "desc" };
-  return h(
-    "th",
-    { scope: "col", "aria-sort": own ? (descending ? "descending" : "ascending") : null, ...attributes },
+  return h("th", { scope: "col", "aria-sort": own ? (descending ? "descending" : "ascending") : null, ...attributes },
     h("button", { type: "button", class: "sort", "data-key": `sort ${key}`, onclick: () => change(next) }, text),
   );
 }
@@ -162,9 +142,7 @@ export function resultsTable(container, context) {
       metric.name,
       [
         metric.title,
-        h(
-          "span",
-          { class: "goal", title: metric.goal === "min" ? "less is better" : "more is better" },
+        h("span", { class: "goal", title: metric.goal === "min" ? "less is better" : "more is better" },
           metric.goal === "min" ? " ↓" : " ↑",
         ),
       ],
@@ -174,12 +152,8 @@ export function resultsTable(container, context) {
   const body = sorted(table.rows, params).flatMap((row) => {
     const [openRow, openMetric] = splitOpen(params.get("open"));
     const metric = row.row === openRow ? table.metrics.find((each) => each.name === openMetric) : null;
-    const line = h(
-      "tr",
-      { class: chosen.includes(row.row) ? "chosen" : "" },
-      h(
-        "td",
-        { class: "choose" },
+    const line = h("tr", { class: chosen.includes(row.row) ? "chosen" : "" },
+      h("td", { class: "choose" },
         h("input", {
           type: "checkbox",
           checked: chosen.includes(row.row),
@@ -188,9 +162,7 @@ export function resultsTable(container, context) {
           onchange: () => change({ row: toggled(chosen, row.row) }),
         }),
       ),
-      h(
-        "th",
-        { scope: "row" },
+      h("th", { scope: "row" },
         row.row,
         row.counts.finished < row.seeds
           ? h("small", {}, `${row.counts.finished} of ${row.seeds} seeds`, problems(row.counts))
@@ -217,15 +189,9 @@ export function resultsTable(container, context) {
       },
       scrolling(
         "Result table",
-        h(
-          "table",
-          { class: "results" },
-          h(
-            "thead",
-            {},
-            h(
-              "tr",
-              {},
+        h("table", { class: "results" },
+          h("thead", {},
+            h("tr", {},
               h("td", { class: "choose" }, h("span", { class: "hidden" }, "Choose")),
               columns.map(([key, text, attributes]) => heading(key, text, params, attributes)),
             ),
@@ -233,9 +199,7 @@ export function resultsTable(container, context) {
           h("tbody", {}, body),
         ),
       ),
-      h(
-        "div",
-        { class: "notes" },
+      h("div", { class: "notes" },
         [
           "Mean ± standard deviation over seeds. Select a number to see its runs; choose rows to compare them and to see only their curves.",
           shown &&

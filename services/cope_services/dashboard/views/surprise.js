@@ -11,15 +11,9 @@ const level = (bits) => Math.min(Math.floor((Math.max(bits, 0) / MOST_BITS) * LE
 
 /** The colours and what they mean. */
 export function legend() {
-  return h(
-    "div",
-    { class: "scale", role: "img", "aria-label": `Colours from 0 bits, expected, to ${MOST_BITS} bits and more, surprising` },
+  return h("div", { class: "scale", role: "img", "aria-label": `Colours from 0 bits, expected, to ${MOST_BITS} bits and more, surprising` },
     h("span", {}, "expected, 0 bits"),
-    h(
-      "span",
-      { class: "steps" },
-      Array.from({ length: LEVELS }, (_, i) => h("i", { class: `s${i}` })),
-    ),
+    h("span", { class: "steps" }, Array.from({ length: LEVELS }, (_, i) => h("i", { class: `s${i}` }))),
     h("span", {}, `${MOST_BITS} bits and more, surprising`),
   );
 }
@@ -54,12 +48,8 @@ function sheet(answers, nameOf) {
   const spaced = labels.length > 1 && labels.every((label) => !/^\s|\s$/.test(label));
   const pointed = h("div", { class: "pointed" });
   const head = (first) =>
-    h(
-      "thead",
-      {},
-      h(
-        "tr",
-        {},
+    h("thead", {},
+      h("tr", {},
         [first, "bits", "probability", "most probable"].map((text, i) =>
           h("th", { scope: "col", class: i === 1 || i === 2 ? "number" : null }, text),
         ),
@@ -69,13 +59,9 @@ function sheet(answers, nameOf) {
     for (const each of sheets.querySelectorAll(".token")) each.classList.toggle("now", +each.dataset.at === i);
     replace(
       pointed,
-      h(
-        "table",
-        {},
+      h("table", {},
         head(`token ${i}: ${visible(labels[i]).trim() || "␣"}`),
-        h(
-          "tbody",
-          {},
+        h("tbody", {},
           answers.map((answer, k) =>
             h("tr", {}, h("th", { scope: "row" }, nameOf(answer.run_id)), measured(sequences[k], i, names)),
           ),
@@ -83,9 +69,7 @@ function sheet(answers, nameOf) {
       ),
     );
   };
-  const sheets = h(
-    "div",
-    {
+  const sheets = h("div", {
       class: "sheets",
       onpointerover: (event) => {
         const at = event.target.dataset?.at;
@@ -94,17 +78,13 @@ function sheet(answers, nameOf) {
     },
     answers.map((answer, k) => [
       h("div", { class: "who" }, nameOf(answer.run_id), h("small", {}, ` perplexity ${number(answer.total.perplexity)}`)),
-      h(
-        "div",
-        {
+      h("div", {
           class: `tokens${spaced ? " spaced" : ""}`,
           role: "img",
           "aria-label": `Text under ${nameOf(answer.run_id)}, coloured by surprise; the table below has the numbers`,
         },
         labels.map((label, i) =>
-          h(
-            "span",
-            {
+          h("span", {
               class:
                 sequences[k].log_probabilities[i] === null
                   ? "token input"
@@ -119,24 +99,16 @@ function sheet(answers, nameOf) {
   );
   const rows = labels.map((label, i) =>
     answers.map((answer, k) =>
-      h(
-        "tr",
-        {},
+      h("tr", {},
         k ? null : h("th", { scope: "rowgroup", rowspan: answers.length }, `${i}: `, h("code", {}, visible(label))),
         answers.length > 1 && h("td", {}, nameOf(answer.run_id)),
         measured(sequences[k], i, names),
       ),
     ),
   );
-  const table = h(
-    "table",
-    {},
-    h(
-      "thead",
-      {},
-      h(
-        "tr",
-        {},
+  const table = h("table", {},
+    h("thead", {},
+      h("tr", {},
         ["token", ...(answers.length > 1 ? ["checkpoint"] : []), "bits", "probability", "most probable"].map((text) =>
           h("th", { scope: "col", class: text === "bits" || text === "probability" ? "number" : null }, text),
         ),
@@ -145,9 +117,7 @@ function sheet(answers, nameOf) {
     h("tbody", {}, rows),
   );
   point(labels.length - 1);
-  return h(
-    "div",
-    { class: "scored" },
+  return h("div", { class: "scored" },
     sheets,
     h("p", { class: "note" }, "Point at a token to see its probability under each checkpoint."),
     pointed,
