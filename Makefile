@@ -4,8 +4,11 @@ BIN := .venv/bin
 UV := $(BIN)/uv
 # Two processes; the tests of a file stay in one, which shares its servers and clusters.
 SIDE_BY_SIDE := -n 2 --dist loadfile
+# Tables 2, 3 and 9, 4 and 7.
+PAPER := flip_flop selective_copy counting counting_ood flip_flop_architectures
+STORE ?= store
 
-.PHONY: quickstart test test-fast lint format bench chaos clean help
+.PHONY: quickstart test test-fast lint format bench chaos paper clean help
 
 help:   ## List the targets
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:.*## / — /'
@@ -34,6 +37,12 @@ bench: .venv/run.stamp   ## Measure scheduling on this machine: Ray's start, the
 
 chaos: .venv/test.stamp   ## Kill random processes of sweeps, and compare what is left with undisturbed ones (SEEDS=5 KILLS=6)
 	$(BIN)/python -m tests.chaos --seeds $(or $(SEEDS),5) --kills $(or $(KILLS),6)
+
+paper: .venv/run.stamp   ## Train tables 2, 3, 4 and 7 at the paper's size: for GPUs (STORE=store); repeat it to resume
+	for name in $(PAPER); do \
+	  $(BIN)/cope-sweep run $$name --store $(STORE) || exit; \
+	  $(BIN)/cope-sweep report $$name --store $(STORE) --compare paper --out $(STORE)/paper || exit; \
+	done
 
 clean:   ## Remove .venv (the store of runs stays)
 	rm -rf .venv

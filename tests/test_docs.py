@@ -134,13 +134,19 @@ def test_every_stored_measurement(path):
 def test_every_make_target():
     makefile = read("Makefile")
     targets = set(re.findall(r"^([a-z-]+):.*##", makefile, re.MULTILINE))
-    assert {"quickstart", "test", "test-fast", "lint", "bench"} <= targets
-    for target in ("quickstart", "test", "test-fast", "lint", "bench"):
+    assert {"quickstart", "test", "test-fast", "lint", "paper"} <= targets
+    for target in ("quickstart", "test", "test-fast", "lint", "paper"):
         assert re.search(rf"^make {target}\b", read("README.md"), re.MULTILINE), target
     used = {
         target for block in code_blocks(all_text(), "bash") for target in re.findall(r"^make ([a-z-]+)", block, re.M)
     }
     assert used <= targets
+
+
+def test_the_paper_is_made_of_ablations_with_published_numbers():
+    names = re.search(r"^PAPER := (.*)$", read("Makefile"), re.MULTILINE).group(1).split()
+    assert all(load_ablation(ROOT / "ablations" / f"{name}.yaml").content.published for name in names)
+    assert {"flip_flop", "selective_copy", "counting", "counting_ood", "flip_flop_architectures"} == set(names)
 
 
 @pytest.mark.parametrize("name", READMES)

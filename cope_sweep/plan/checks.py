@@ -85,10 +85,17 @@ def _check_conditions_of_suggestions(loaded: LoadedAblation, varied: set[str], n
 
 
 def check_metrics(loaded: LoadedAblation, runs: Sequence[RunSpec]) -> None:
-    """Raises SpecError for a metric of the table that one of `runs` does not report.
+    """Raises SpecError for a metric of the table that one of `runs` does not report, and for a first one that says
+    nothing about which row is better.
 
     A metric of a variant (`evaluate.variants`) needs only one run that reports it; cells of other runs stay empty.
     """
+    first = loaded.content.metrics[0]
+    if not first.compared:
+        raise loaded.source.error(
+            ("metrics", 0, "compared"),
+            f"the first metric decides which row is best, so {first.name!r} cannot be first; put a measured one there",
+        )
     of_variants = dict.fromkeys(name for run in runs for name in run.variant_metrics)
     for run in runs:
         known = [*run.metrics, *of_variants, *(f"facts.{name}" for name in NUMERIC_FACTS)]

@@ -115,7 +115,7 @@ def _with_rows(model: TableModel, others: Mapping[str, TableRow], label: str, te
     """Each row with another one, by the row's name; `label` and `text` name the others."""
 
     def compare(row: TableRow, column: Column) -> Comparison | None:
-        if row.row not in others or column.exact:
+        if row.row not in others or not column.compared:
             return None
         cell, other = row.metrics[column.name], others[row.row].metrics[column.name]
         return Comparison(label, two_rows(cell.values, other.values), "") if cell.values and other.values else None
@@ -127,11 +127,11 @@ def _with_rows(model: TableModel, others: Mapping[str, TableRow], label: str, te
 
 def _order(model: TableModel) -> TableModel:
     """Each cell with a published value, compared with the row that is best in the paper."""
-    best = {column.name: _published_best(model, column) for column in model.columns}
+    best = {column.name: _published_best(model, column) if column.compared else None for column in model.columns}
 
     def compare(row: TableRow, column: Column) -> Comparison | None:
         cell, other = row.metrics[column.name], best[column.name]
-        if other is None or cell.published is None or row is other or not cell.values or column.exact:
+        if other is None or cell.published is None or row is other or not cell.values:
             return None
         with_cell = other.metrics[column.name]
         if with_cell.published is None or cell.published.value == with_cell.published.value:

@@ -96,7 +96,7 @@ class Table:
             "axes": dict(self.model.axes),
             "metrics": [
                 {"name": c.name, "label": c.label, "title": c.title, "goal": c.goal, "unit": c.unit,
-                 "decimals": c.decimals, "scale": c.scale}
+                 "decimals": c.decimals, "scale": c.scale, "compared": c.compared}
                 for c in self.model.columns
             ],
             "complete": self.complete,

@@ -34,6 +34,8 @@ class Column:
     decimals: int
     scale: float = 1.0
     """Factor of printed values; the unit is that of the product."""
+    compared: bool = True
+    """Whether rows are compared by it; else no value is the best, stuck or tested."""
 
     @property
     def exact(self) -> bool:
@@ -169,6 +171,7 @@ def table_model(plan: Plan, records: Mapping[str, RunRecord]) -> TableModel:
             metric.unit,
             metric.decimals,
             metric.scale,
+            metric.compared,
         )
         for metric in content.metrics
     )
@@ -186,7 +189,7 @@ def _table_row(row: Row, records: Mapping[str, RunRecord], columns: Iterable[Col
     for column in columns:
         found = {seed: record.value(column.name) for seed, record in finished}
         values = {seed: float(value) for seed, value in found.items() if value is not None and value == value}  # no NaN
-        far = stuck(list(values.values()), column.goal, column.bounds)
+        far = stuck(list(values.values()), column.goal, column.bounds) if column.compared else [False] * len(values)
         cells[column.name] = MetricCell(
             summarise(values.values(), column.bounds),
             _published_value(row, column.name),
@@ -206,6 +209,8 @@ def _published_value(row: Row, metric: str) -> PublishedValue | None:
 def _mark_best(rows: list[TableRow], columns: Iterable[Column]) -> list[TableRow]:
     """Mark the best mean of each metric, if at least two rows have a value from every seed."""
     for column in columns:
+        if not column.compared:
+            continue
         means = {
             index: row.metrics[column.name].summary.mean
             for index, row in enumerate(rows)

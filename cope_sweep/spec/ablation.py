@@ -60,6 +60,11 @@ class Metric(Frozen):
     )
     label: str | None = Field(default=None, description="The column's title; null: the name.")
     goal: Goal = Field(default="min", description="Whether lower or higher values are better.")
+    compared: bool = Field(
+        default=True,
+        description="Whether rows are compared by it. False: it describes the data or the cost of a row, so that no "
+        "value is the best, none is a stuck seed, and none is tested.",
+    )
     unit: str = Field(default="", description="Shown in the title, for example `%`.")
     scale: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
         default=1.0,

@@ -215,6 +215,12 @@ def test_unknown_metrics_are_refused(name):
         expand(validate(parse_source(f'title: T\n{TEXT}metrics: [{{name: "{name}"}}]', "t"), "t"))
 
 
+def test_the_first_metric_must_be_one_that_rows_are_compared_by():
+    text = "metrics: [{name: test/perplexity, compared: false}, {name: test/loss}]"
+    with pytest.raises(SpecError, match=r"metrics\[0\]\.compared: the first metric decides which row is best"):
+        expand(validate(parse_source(f"title: T\n{TEXT}{text}", "t"), "t"))
+
+
 def test_errors_of_a_combination_name_its_row():
     with pytest.raises(SpecError) as caught:
         plan("grid: {model.heads: [2, 3]}")

@@ -141,6 +141,21 @@ def test_rows_are_compared_with_one_of_them():
     assert layout(model).headers[2].text == "In-dist., minus CoPE"
 
 
+def test_a_column_that_is_not_compared_has_no_best_stuck_or_tested_value():
+    metrics = [
+        {"name": "in_dist/token_error", "unit": "%"},
+        {"name": "dense/loss", "goal": "max", "compared": False},
+    ]
+    values = (1.0, 1.1, 0.9, 99.0, 5.0, 5.2, 5.1, 5.3, 1.1, 1.0, 1.2, 0.9)
+    model = compared(model_of(plan_of(seeds=[0, 1, 2, 3], metrics=metrics), *values), "CoPE")
+    assert cells(model, "dense/loss") == [None, None, None]
+    assert not any(row.metrics["dense/loss"].best or row.metrics["dense/loss"].stuck for row in model.rows)
+    assert "corrected for 2 comparisons" in model.rules[0], "the p of the others is not weakened"
+    headers = [header.text for header in layout(model).headers]
+    assert headers.count("dense/loss") == 1
+    assert not any("dense/loss, minus" in header for header in headers)
+
+
 def test_an_unknown_row_names_the_rows():
     with pytest.raises(QueryError, match="no row 'CoPe'; did you mean 'CoPE'.*`paper` compares"):
         compared(model_of(plan_of()), "CoPe")

@@ -90,6 +90,7 @@ function show() {
   const factory = path.length > 1 ? one : list;
   const view = factory ? factory(root, path[1]) : { refresh: unknown };
   open = { at, view, root, drawn: false };
+  live.textContent = "";
   open.poller = poll(refresh, view.still ? 1e9 : REFRESH_MS, report);
   if (moved) {
     scrollTo(0, 0);
