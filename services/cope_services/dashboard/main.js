@@ -27,6 +27,7 @@ const VIEWS = {
   playground: [playground, playground],
 };
 
+let asked = false; // whether this key was refused, and the dialog opened for it
 let open = null; // {at, view, poller}
 
 function report(error) {
@@ -114,12 +115,12 @@ byId("key").addEventListener("click", () => askKey());
 byId("keys").addEventListener("close", () => {
   if (byId("keys").returnValue !== "save") return;
   key.set(byId("keys-value").value.trim());
+  asked = false;
   open.at = null; // open the view again
   show();
 });
-let asked = false;
 addEventListener("unauthorised", (event) => {
-  if (asked) return; // once; then the button "API key" remains
+  if (asked) return; // the button "API key" remains
   asked = true;
   askKey(event.detail);
 });
