@@ -6,6 +6,7 @@ import { h } from "./dom.js";
 import { duration, number } from "./format.js";
 
 const HEIGHT = 340;
+const BELOW = 1e-300; // lies below every logarithmic axis
 const MOST_ROWS = 6; // groups whose zeros have a row of their own; others share the last
 const dark = matchMedia("(prefers-color-scheme: dark)");
 
@@ -47,9 +48,7 @@ export class Chart {
     this.groups = options.log
       ? [...new Set(lines.filter(({ points }) => points.some(([, value]) => value <= 0)).map(({ group }) => group))]
       : [];
-    const bounds = lists.flatMap((points) => points.map(([, value]) => value)).filter(Number.isFinite);
-    // The lower edge of a band may be negative (mean − deviation); the axis shows what has been measured.
-    this.axis = options.log ? logarithmic(bounds, this.height - 60, Math.min(this.groups.length, MOST_ROWS)) : linear(bounds);
+    this.lists = lists;
     const data = columns(lists, options.log);
     if (options.log) this.#floor(data);
     this.plot?.destroy();
@@ -59,14 +58,23 @@ export class Chart {
     this.#describe(own.length);
   }
 
+  /** The value axis for the part of the lines between two x; for all of them if there is nothing between. */
+  #fit(low, high) {
+    const usable = this.lists.flat().filter(([, value]) => Number.isFinite(value));
+    const within = usable.filter(([x]) => x >= low && x <= high);
+    const values = (within.length ? within : usable).map(([, value]) => value);
+    const rows = Math.min(this.groups.length, MOST_ROWS);
+    this.axis = this.options.log ? logarithmic(values, this.height - 60, rows) : linear(values);
+    return [this.axis.min, this.axis.max];
+  }
+
   /** Bands that reach 0 or less are filled to the lower end of the axis. */
   #floor(data) {
     let column = 0;
     for (const { low, high } of this.lines) {
       column += 1;
       if (!low) continue;
-      for (const edge of [column + 1, column + 2])
-        data[edge] = data[edge].map((value) => (value === null ? this.axis.min : value));
+      for (const edge of [column + 1, column + 2]) data[edge] = data[edge].map((value) => (value === null ? BELOW : value));
       column += high ? 2 : 0;
     }
   }
@@ -122,7 +130,7 @@ export class Chart {
       padding: [10, 24, 0, 0],
       scales: {
         x: { time: false, range: (u, low, high) => (low === high ? [low - 1, high + 1] : [low, high]) },
-        y: { distr: log ? 3 : 1, range: () => [this.axis.min, this.axis.max] },
+        y: { distr: log ? 3 : 1, range: (u) => this.#fit(u.scales.x.min, u.scales.x.max) },
       },
       axes: [
         {
@@ -153,6 +161,7 @@ export class Chart {
       cursor: {
         y: false,
         points: { size: 6 },
+        move: (u, left, top) => [left < 0 ? left : u.valToPos(u.data[0][u.posToIdx(left)], "x"), top], // at the nearest step
         drag: { x: true, y: false, dist: 4 },
         dataIdx: (u, i, at) => nearest(u.data[i], at),
       },
@@ -216,7 +225,7 @@ export class Chart {
     if (at === null || at === undefined)
       return this.oncursor(null, this.lines.map(() => null));
     const x = u.data[0][at];
-    const values = this.values.map(([xs, column]) => (xs.length ? column[closest(xs, x)] : null));
+    const values = this.values.map((columns) => valueAt(columns, x));
     this.frame.setAttribute("aria-valuenow", at);
     this.frame.setAttribute(
       "aria-valuetext",
@@ -262,13 +271,18 @@ export class Chart {
   }
 }
 
-/** The index nearest to `at` at which a column has a value. */
+/** The index nearest to `at` at which a column has a value; `at` itself before the first and after the last one. */
 function nearest(column, at) {
-  for (let distance = 0; distance < column.length; distance++) {
-    if (Number.isFinite(column[at - distance])) return at - distance;
-    if (Number.isFinite(column[at + distance])) return at + distance;
-  }
-  return at;
+  let [before, after] = [at, at];
+  while (before >= 0 && !Number.isFinite(column[before])) before -= 1;
+  while (after < column.length && !Number.isFinite(column[after])) after += 1;
+  if (before < 0 || after === column.length) return at;
+  return at - before <= after - at ? before : after;
+}
+
+/** The value nearest to x of columns [xs, values]; null before the first and after the last one. */
+function valueAt([xs, values], x) {
+  return xs.length && x >= xs[0] && x <= xs.at(-1) ? values[closest(xs, x)] : null;
 }
 
 /** The index of the sorted number nearest to x. */

@@ -112,6 +112,7 @@ function askKey(why) {
 }
 
 byId("key").addEventListener("click", () => askKey());
+byId("keys-cancel").addEventListener("click", () => byId("keys").close());
 byId("keys").addEventListener("close", () => {
   if (byId("keys").returnValue !== "save") return;
   key.set(byId("keys-value").value.trim());

@@ -62,7 +62,7 @@ function cell(row, metric, context) {
             onclick: () => change({ open: open ? null : id }),
           },
           withSpread(found.mean, found.std, metric, widths.get(metric.name)),
-          found.n < row.seeds && h("sup", {}, `n=${found.n}`),
+          found.n !== row.counts.finished && h("sup", {}, `n=${found.n}`),
         );
   const below = [
     paper &&
