@@ -103,7 +103,7 @@ def test_unknown_media_types_are_not_acceptable(client: httpx.Client, accept: st
 def test_an_unchanged_table_is_304_and_a_changed_one_is_not(own_sample: SampleStore) -> None:
     with serving(own_sample.settings()) as client:
         path = f"{API}/ablations/tiny/table"
-        etag = client.get(path).headers["etag"]
+        etag = client.get(path).headers["etag"].removeprefix("W/")  # that of a compressed body is weak
         for sent in (etag, f'W/{etag}, "other"', "*"):
             unchanged = client.get(path, headers={"if-none-match": sent})
             assert (unchanged.status_code, unchanged.content, unchanged.headers["etag"]) == (304, b"", etag)
