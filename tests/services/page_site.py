@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from cope_sweep.plan import Plan, expand
 from cope_sweep.spec import load_ablation
+from cope_sweep.store.reading import read_run
 from tests.results.ablations import begin, end
 from tests.services.sample_store import SampleStore
 from tests.store.sweeps import end_sweep, write_sweep
@@ -32,10 +33,6 @@ seeds: [0]
 metrics: [{name: in_dist/token_error, label: In-dist., unit: "%"}]
 """
 MANY = CURVES.replace("Curves, tiny", "Many runs").replace("[0]", str(list(range(35)))).replace("steps: 40", "steps: 7")
-PUBLISHED = """\
-published:
-  - {row: {model.position: CoPE}, source: Table 1, values: {in_dist/token_error: 0.0 ± 0.1}}
-"""
 VALUES = {"CoPE": [50.0, 10.0, 0.0, 0.0], "Absolute": [60.0, 55.0, 50.0, 45.0], "RoPE": [30.0]}
 """Row of `curves` → the errors that its run has logged, every 10 steps."""
 
@@ -63,10 +60,10 @@ def build(original: SampleStore, root: Path) -> Site:
             folder.log({"step": 10 * (i + 1), "in_dist/token_error": value})
         folder.set_state("interrupted")
         end(store, folder)
-    for run in plans["many"].runs:
-        folder = begin(store, run)
+    folders = [begin(store, run) for run in plans["many"].runs]
+    for folder in folders:
         folder.fail("Diverged: the training loss is nan at step 3", "Traceback …")
-        end(store, folder)
+    store.index.write([row for row in map(read_run, folders) if row is not None])  # at once: it is faster
     record = end_sweep(store, write_sweep(store, sample.plan), "failed")
     return Site(sample, plans["curves"], record.sweep_id)
 

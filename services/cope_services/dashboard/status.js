@@ -55,10 +55,18 @@ export function progress(counts) {
   return svg;
 }
 
-/** The scale to open: its own size if something of it is or was trained, else the scale with the most such runs; "" is its own size. */
-export function fullestScale({ counts, scales, at_scales: atScales }) {
-  if (begun(counts)) return "";
-  const of = (scale) => (atScales[scale].counts ? begun(atScales[scale].counts) : atScales[scale].finished);
-  const best = scales.reduce((a, b) => (a === null || of(b) > of(a) ? b : a), null);
-  return best !== null && of(best) ? best : "";
+/**
+ * The counts of runs of an ablation by size: [{scale, counts}], its own size ("") first. A plan that is still being made
+ * has none.
+ */
+export function sizes({ counts, scales, at_scales: atScales }) {
+  const scaled = scales.filter((scale) => atScales[scale]).map((scale) => ({ scale, counts: atScales[scale].counts }));
+  return [{ scale: "", counts }, ...scaled];
+}
+
+/** The scale to open: the own size if something of it is or was trained, else the scale with the most such runs. */
+export function fullestScale(ablation) {
+  const [own, ...scaled] = sizes(ablation);
+  if (begun(own.counts)) return "";
+  return scaled.reduce((best, each) => (begun(each.counts) > begun(best.counts) ? each : best), own).scale;
 }

@@ -48,7 +48,10 @@ function header(detail, scale, tab) {
     detail.scales.length ? segmented("Scale", scales, scale || "own", choose) : null,
     h("div", { class: "counts" }, progress(detail.counts), h("small", {}, summary(detail.counts))),
   );
-  const error = h("div", { class: "error", role: "alert" }, h("h2", {}, "The file is invalid"), h("pre", { tabindex: 0 }, detail.error));
+  const error = h("div", { class: "error", role: "alert" },
+    h("h2", {}, "The file is invalid"),
+    h("pre", { tabindex: 0 }, detail.error),
+  );
   return [
     crumbs(["Ablations", link(["ablations"])], detail.name),
     h("div", { class: "head" }, h("h1", {}, detail.title || detail.name), h("p", { class: "lead" }, detail.reproduces)),
@@ -135,7 +138,7 @@ export function ablation(root, name) {
       } else if (tab === "runs") {
         part("other", `runs ${JSON.stringify(detail.plan)}`, () => replace(other, runsTab(detail)));
       } else if (tab === "figures") {
-        await figures(other, { name, scale, part });
+        await figures(other, { name, scale, finished: detail.counts.finished, part });
       } else {
         await results(detail, scale, params);
       }

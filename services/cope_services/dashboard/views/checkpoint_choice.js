@@ -3,12 +3,11 @@
 import { at, get } from "../api.js";
 import { checkbox, empty, h, select } from "../dom.js";
 import { change, toggled } from "../route.js";
-import { fullestScale } from "../status.js";
+import { fullestScale, sizes } from "../status.js";
 
 export const MOST = 8; // checkpoints at once
 
-const finishedRuns = (ablation) =>
-  (ablation.counts.finished ?? 0) + Object.values(ablation.at_scales).reduce((sum, scale) => sum + scale.finished, 0);
+const finishedRuns = (ablation) => sizes(ablation).reduce((sum, { counts }) => sum + (counts.finished ?? 0), 0);
 
 /** The rows of an ablation with their finished runs. The address names it; else it is that of the chosen run, or the newest. */
 export async function loadChoice(params, run) {

@@ -17,12 +17,17 @@ const WAYS = [
   ["scatter", "Scatter plot"],
   ["difference", "Difference of two"],
 ];
+const SECTIONS = ["model", "train", "task"]; // of the configuration, in this order
 const MOST = 200; // runs that are compared
 
 const nameOf = (run) => [run.row ?? run.run_id, run.seed === null ? null : `seed ${run.seed}`].filter(Boolean).join(", ");
 
 /** Keys of the configuration in which the runs differ. */
-const differing = (runs, keys) => keys.filter((key) => new Set(runs.map((run) => String(valueOf(run, key)))).size > 1);
+function differing(runs, keys) {
+  const found = keys.filter((key) => new Set(runs.map((run) => String(valueOf(run, key)))).size > 1);
+  const section = (key) => SECTIONS.indexOf(key.split(".")[0]);
+  return found.filter((key) => section(key) >= 0).sort((a, b) => section(a) - section(b));
+}
 
 export function compareRuns(container) {
   const [controls, body] = [h("div", { class: "bar controls" }), h("div", { class: "comparison" })];

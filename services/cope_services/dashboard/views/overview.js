@@ -4,18 +4,9 @@ import { at, get } from "../api.js";
 import { changes, empty, h, replace, section } from "../dom.js";
 import { ago, moment, plural } from "../format.js";
 import { link } from "../route.js";
-import { begun, fullestScale, progress, summary, total } from "../status.js";
+import { begun, fullestScale, progress, sizes, summary, total } from "../status.js";
 
 const OWN = "own size";
-
-/** The sizes of an ablation at which there are runs: [{scale, counts}], its own size first. */
-function sizes(ablation) {
-  const scaled = ablation.scales.map((scale) => {
-    const { runs, finished, counts } = ablation.at_scales[scale];
-    return { scale, counts: counts ?? { finished, pending: runs - finished } };
-  });
-  return [{ scale: "", counts: ablation.counts }, ...scaled];
-}
 
 function card(ablation) {
   const { name, title, error, reproduces, newest_ms: newest } = ablation;
@@ -40,7 +31,9 @@ function card(ablation) {
             ),
           ),
         ),
-    h("small", { class: "when", title: newest ? moment(newest) : null }, newest ? ago(newest) : ablation.loading ? "counting …" : ""),
+    h("small", { class: "when", title: newest ? moment(newest) : null },
+      newest ? ago(newest) : ablation.loading ? "counting …" : "",
+    ),
   );
 }
 
@@ -90,13 +83,13 @@ export function overview(root) {
           rest.length > 0 && section("Not started", { id: "unstarted" }, h("ul", { class: "unstarted" }, rest.map(unstarted))),
         );
       });
-      const now = running.sweeps.filter((each) => each.status === "running");
+      const now = running.sweeps.filter((each) => ["pending", "running"].includes(each.status));
       part("active", JSON.stringify(now), () =>
         replace(
           active,
           now.map((each) =>
             h("a", { class: "active", href: link(["sweeps", each.sweep_id]), "data-key": each.sweep_id },
-              h("b", {}, `${each.title || each.ablation} is being trained`),
+              h("b", {}, `${each.title || each.ablation} ${each.status === "running" ? "is being trained" : "will be trained"}`),
               progress(each.counts),
               h("small", {}, summary(each.counts)),
             ),

@@ -4,11 +4,12 @@ import { at, events, get, post } from "../api.js";
 import { changes, crumbs, h, replace } from "../dom.js";
 import { plural } from "../format.js";
 import { link } from "../route.js";
-import { badge, progress, summary } from "../status.js";
+import { badge, progress, summary, total } from "../status.js";
 import { facts, failures, liveNumbers, members, record } from "./sweep_parts.js";
 
 const RETRY_MS = 5000;
-const RETRYABLE = ["failed", "interrupted", "damaged"];
+const ACTIVE = ["pending", "running"]; // statuses of a sweep that has not ended
+const TROUBLED = ["failed", "interrupted", "damaged"];
 
 /** A dialog that asks before something happens; resolves to true or false. */
 function confirmed(title, text, action) {
@@ -84,14 +85,15 @@ export function sweep(root, id) {
   ];
 
   function buttons({ status, counts }) {
-    if (status === "running") {
+    if (ACTIVE.includes(status)) {
       const stop = () => act("stop", STOP, "The sweep has been asked to stop. Its runs write checkpoints first.");
       return h("button", { type: "button", class: "danger", "data-key": "stop", onclick: stop }, "Stop");
     }
-    const runs = plural(RETRYABLE.reduce((sum, each) => sum + (counts[each] ?? 0), 0), "run");
-    if (runs.startsWith("0 ")) return null;
-    const text = "Runs that failed or were interrupted are trained again, from their last checkpoint where there is one.";
-    const retry = () => act("retry", [`Train ${runs} again?`, text, "Retry"], "The runs are trained again.");
+    const left = total(counts) - (counts.finished ?? 0);
+    if (!left) return null;
+    const runs = plural(left, "run");
+    const text = "What the sweep has not finished is trained, failed runs included, from the last checkpoint where there is one.";
+    const retry = () => act("retry", [`Train ${runs}?`, text, "Retry"], "The runs are trained again.");
     return h("button", { type: "button", "data-key": "retry", onclick: retry }, `Retry ${runs}`);
   }
 
@@ -117,10 +119,10 @@ export function sweep(root, id) {
       if (!started) replace(root, head, live, failed, list, written);
       started = true;
       part("head", JSON.stringify([found.status, found.counts, found.ended_ms]), () => drawHead(found));
-      if (found.status === "running") {
+      if (ACTIVE.includes(found.status)) {
         if (!listening) listen();
       } else {
-        const ended = found.members.filter((run) => run.message && RETRYABLE.includes(run.status));
+        const ended = found.members.filter((run) => run.message && TROUBLED.includes(run.status));
         part("failed", JSON.stringify(ended), () => replace(failed, failures(ended)));
       }
       part("list", JSON.stringify(found.members), () => replace(list, members(found)));
