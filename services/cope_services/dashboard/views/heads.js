@@ -100,94 +100,85 @@ function legend() {
   );
 }
 
-/** Draw the heads of the chosen runs. `tokens` has the token ids of the text for each; a probe of a run is asked for when it is shown. */
-export async function heads(container, { tokens, runs, nameOf, signal }) {
-  const answers = new Map();
-  let [chosen, query, which] = [runs[0].run_id, null, "gates"];
-  const body = h("div");
-  const controls = h("div", { class: "bar controls" });
+const EXPLANATION =
+  "A gate decides whether a token is counted. The number under a token is its position: the sum of the gates from it up " +
+  "to the query. Select a token, or move the slider, to ask from there.";
 
-  async function answerOf(id) {
-    if (!answers.has(id))
-      answers.set(
-        id,
-        await post(at(["runs", id, "probe"]), { tokens: tokens.get(id), matrices: ["gates", "positions"] }, { signal }),
-      );
-    return answers.get(id);
+/** Whether the answer to a probe of all layers would be too large. */
+const isTooLarge = (error) => error.status === 413;
+
+/**
+ * Draw the heads of the chosen runs. `tokens` has the token ids of the text for each; a probe of a run is asked for when
+ * it is shown, of one layer at a time if all are too many.
+ */
+export async function heads(container, { tokens, runs, nameOf, signal }) {
+  const answers = new Map(); // "id layer" → the probe
+  const state = { run: runs[0], layer: null, query: null, which: "gates" };
+  const [controls, strips, matrices] = [h("div", { class: "bar controls" }), h("div"), h("div", { class: "matrices" })];
+  const kinds = h("div", { class: "bar" });
+
+  async function ask() {
+    const { run, layer } = state;
+    const key = `${run.run_id} ${layer}`;
+    if (!answers.has(key)) {
+      const body = { tokens: tokens.get(run.run_id), matrices: ["gates", "positions"] };
+      answers.set(key, await post(at(["runs", run.run_id, "probe"]), layer === null ? body : { ...body, layers: [layer] }, { signal }));
+    }
+    return answers.get(key);
   }
 
-  async function draw() {
+  function drawHeads(found, labels) {
+    const pick = (i) => {
+      state.query = i;
+      const slider = controls.querySelector("input");
+      slider.value = i;
+      slider.setAttribute("aria-valuetext", `token ${i}, ${labels[i].trim()}`);
+      controls.querySelector("output").value = `${i}: ${labels[i].trim() || "␣"}`;
+      drawHeads(found, labels);
+    };
+    const last = labels.length - 1;
+    state.query = Math.min(state.query ?? last, last);
+    replace(strips, found.map((head) => strip(head, labels, state.query, pick)));
+    replace(matrices, found.map((head) => matrix(head, state.which, state.query)));
+    replace(kinds, h("h3", {}, "All queries"), segmented("Matrix", VIEWS, state.which, (which) => {
+      state.which = which;
+      drawHeads(found, labels);
+    }));
+    return pick;
+  }
+
+  function drawControls(labels, pick) {
+    const names = runs.map((run) => [run.run_id, nameOf(run)]);
+    const chooseRun = (id) => load({ run: runs.find((run) => run.run_id === id), layer: null });
+    const layers = Array.from({ length: state.run.spec.model.layers }, (_, i) => [String(i), `layer ${i}`]);
+    const slider = h("input", {
+      type: "range", min: 0, max: labels.length - 1, step: 1, value: state.query, "data-key": "query", oninput: (event) => pick(+event.target.value),
+    });
+    replace(controls,
+      runs.length > 1 ? select("checkpoint", names, state.run.run_id, chooseRun) : h("b", {}, nameOf(state.run)),
+      state.layer !== null && select("layer", layers, String(state.layer), (layer) => load({ layer: +layer })),
+      h("label", { class: "field" }, h("span", {}, "query"), slider, h("output")),
+      legend(),
+    );
+    pick(state.query);
+  }
+
+  async function load(changes) {
+    Object.assign(state, changes);
     try {
-      const answer = await answerOf(chosen);
+      const answer = await ask();
       const found = counting(answer);
-      const { labels } = answer;
-      const at_ = Math.min(query ?? labels.length - 1, labels.length - 1);
-      const pick = (i) => {
-        query = i;
-        draw();
-      };
-      replace(
-        controls,
-        runs.length > 1
-          ? select(
-              "checkpoint",
-              runs.map((run) => [run.run_id, nameOf(run)]),
-              chosen,
-              (id) => {
-                chosen = id;
-                draw();
-              },
-            )
-          : h("b", {}, nameOf(runs[0])),
-        h("label", { class: "field" },
-          h("span", {}, "query"),
-          h("input", {
-            type: "range",
-            min: 0,
-            max: labels.length - 1,
-            step: 1,
-            value: at_,
-            "data-key": "query",
-            "aria-valuetext": `token ${at_}, ${labels[at_].trim()}`,
-            oninput: (event) => pick(+event.target.value),
-          }),
-          h("output", {}, `${at_}: ${labels[at_].trim() || "␣"}`),
-        ),
-        legend(),
-      );
-      replace(
-        body,
-        found.length
-          ? [
-              found.map((head) => strip(head, labels, at_, pick)),
-              h("div", { class: "bar" },
-                h("h3", {}, "All queries"),
-                segmented("Matrix", VIEWS, which, (value) => {
-                  which = value;
-                  draw();
-                }),
-              ),
-              h("div", { class: "matrices" }, found.map((head) => matrix(head, which, at_))),
-            ]
-          : empty("This checkpoint has no head with gates."),
-      );
+      const pick = drawHeads(found, answer.labels);
+      drawControls(answer.labels, pick);
+      if (!found.length) replace(strips, empty("No head here has gates."));
     } catch (error) {
-      if (!signal.aborted) replace(body, h("p", { class: "bad" }, error.status ? error.message : "The server does not respond."));
+      if (signal.aborted) return;
+      if (isTooLarge(error) && state.layer === null) await load({ layer: 0 });
+      else replace(strips, h("p", { class: "bad" }, error.status === undefined ? "The server does not respond." : error.message));
     }
   }
 
-  replace(
-    container,
-    section(
-      "What each head counts",
-      { id: "heads" },
-      h("p", { class: "prose" },
-        "A gate decides whether a token is counted. The number under a token is its position: the sum of the gates from it up to the query. Select a token, or move the slider, to ask from there.",
-      ),
-      controls,
-      body,
-    ),
-  );
-  replace(body, empty("Computing …"));
-  await draw();
+  replace(strips, empty("Computing …"));
+  replace(container, section("What each head counts", { id: "heads" }, h("p", { class: "prose" }, EXPLANATION), controls, strips, kinds, matrices));
+  await load({});
 }

@@ -47,6 +47,9 @@ async function groupsOf(curves, byTime, metric) {
   }));
 }
 
+/** [metric, text] of each metric, with the title that it has in the table. */
+const named = (metrics, titles) => metrics.map((name) => [name, titles.has(name) ? `${titles.get(name)}: ${name}` : name]);
+
 export function learningCurves(container) {
   const [controls, legend, plot, final] = [
     h("div", { class: "bar controls" }),
@@ -65,7 +68,7 @@ export function learningCurves(container) {
     };
   }
 
-  function draw(groups, curves, { chosen, params }) {
+  function draw(groups, curves, { chosen, params, titles }) {
     const settings = {
       by: params.get("x") ?? "step",
       log: params.get("log") === "1",
@@ -74,7 +77,7 @@ export function learningCurves(container) {
     };
     replace(
       controls,
-      select("metric", curves.metrics, curves.metric, (metric) => change({ metric })),
+      select("metric", named(curves.metrics, titles), curves.metric, (metric) => change({ metric })),
       segmented(
         "Horizontal axis",
         [["step", "step"], ["time", "time"]],
@@ -126,7 +129,7 @@ export function learningCurves(container) {
 
   return {
     close: () => chart?.close(),
-    async refresh({ name, scale, chosen, params }) {
+    async refresh({ name, scale, detail, chosen, params }) {
       const byTime = params.get("x") === "time";
       const curves = await get(at(["ablations", name, "curves"], { scale, metric: params.get("metric") }));
       if (!controls.isConnected) replace(container, section("Learning curves", { id: "curves" }, controls, legend, plot, final));
@@ -138,17 +141,14 @@ export function learningCurves(container) {
         ["metric", "x", "log", "smooth", "spread"].map((each) => params.get(each)),
       ]);
       if (state === drawn) return;
+      const titles = new Map(detail.metrics.map((metric) => [metric.name, metric.title]));
       if (groups.error) {
-        draw(await groupsOf(curves, false), curves, {
-          chosen,
-          params: new URLSearchParams({ ...Object.fromEntries(params), x: "step" }),
-        });
-        replace(
-          final,
-          h("p", { class: "bad" }, `The curves by time cannot be shown, so they are by step: ${groups.error.message}`),
-        );
+        const bySteps = new URLSearchParams({ ...Object.fromEntries(params), x: "step" });
+        draw(await groupsOf(curves, false), curves, { chosen, params: bySteps, titles });
+        const text = `The curves by time cannot be shown, so they are by step: ${groups.error.message}`;
+        replace(final, h("p", { class: "bad" }, text));
       } else {
-        draw(groups, curves, { chosen, params });
+        draw(groups, curves, { chosen, params, titles });
         replace(final);
       }
       drawn = state;
