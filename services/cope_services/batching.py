@@ -46,6 +46,8 @@ SLICE_S = 0.05
 MAX_RETRY_S = 60
 PREPARATIONS = 4
 """Threads that read texts and make answers."""
+EMPTY_SHARE = 0.75
+"""Share of the queue's tokens that may wait when it takes requests again after it was full."""
 MAX_REQUESTS = 512
 """Requests that are answered at a time, or wait."""
 
@@ -136,6 +138,7 @@ class Batcher:
     _queue: deque[_Work] = field(default_factory=deque)
     _workers: set[asyncio.Task[None]] = field(default_factory=set)
     _cache_bytes: int = 0
+    _full: bool = False
     _tokens_per_s: float = 10_000.0
     """Moving average of the speed; before the first batch, a guess that only `Retry-After` depends on."""
 
@@ -159,13 +162,24 @@ class Batcher:
     @contextmanager
     def entered(self) -> Iterator[None]:
         """Count a request from its begin, before its tokens are known. Raises BusyError if there are too many."""
-        if self.requests >= MAX_REQUESTS:
-            raise self._busy(f"{self.requests} requests are being answered")
+        self.check_room()
         self.requests += 1
         try:
             yield
         finally:
             self.requests -= 1
+
+    def check_room(self) -> None:
+        """Raise BusyError where a request cannot be accepted, whatever it asks for.
+
+        After the queue had no room for a request, it takes none until it has emptied a little: to refuse requests one
+        by one after reading them would take the time in which models could compute.
+        """
+        if self.requests >= MAX_REQUESTS:
+            raise self._busy(f"{self.requests} requests are being answered")
+        if self._full and self.queued_tokens > EMPTY_SHARE * self.max_queue_tokens:
+            raise self._no_room()
+        self._full = False
 
     @contextmanager
     def admitted(self, tokens: int) -> Iterator[None]:
@@ -174,14 +188,18 @@ class Batcher:
         A request that is larger than the queue is accepted while nothing else is.
         """
         if self.queued_tokens and self.queued_tokens + tokens > self.max_queue_tokens:
-            raise self._busy(
-                f"{self.queued_tokens} tokens are waiting, and the queue has room for {self.max_queue_tokens}"
-            )
+            self._full = True
+            raise self._no_room()
         self.queued_tokens += tokens
         try:
             yield
         finally:
             self.queued_tokens -= tokens
+
+    def _no_room(self) -> BusyError:
+        return self._busy(
+            f"{self.queued_tokens} tokens are waiting, and the queue has room for {self.max_queue_tokens}"
+        )
 
     def _busy(self, reason: str) -> BusyError:
         self._counts.refused += 1

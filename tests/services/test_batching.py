@@ -347,7 +347,7 @@ def test_a_client_that_leaves_frees_the_queue(prose: ProseStore, gate: Gate, bat
         first = threads.submit(ask, client, run_id, [[1, 2, 3]])
         wait_for(lambda: gate.batches)
         body = b'{"tokens": [[' + b",".join([b"7"] * 91) + b"]]}"
-        head = f"POST {API}/runs/{run_id}/perplexity HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        head = f"POST {API}/runs/{run_id}/perplexity HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
         with socket.create_connection((client.base_url.host, client.base_url.port)) as leaving:
             leaving.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
             wait_for(lambda: batchers[0].queued_tokens == 92)

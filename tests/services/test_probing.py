@@ -142,7 +142,7 @@ def test_the_format_is_that_of_the_header_or_the_query(client: httpx.Client, sam
     for accept in ("*/*", "application/json, image/png;q=0.5", "image/png;q=0, application/*"):
         answer = picture(client, run_id, headers={"accept": accept})
         assert answer.headers["content-type"] == "application/json"
-        assert answer.headers["vary"] == "Accept"
+        assert answer.headers["vary"].split(", ")[0] == "Accept"
     error = picture(client, run_id, 406, headers={"accept": "image/gif"}).json()
     assert (error["code"], "image/svg+xml" in error["detail"]) == ("not_acceptable", True)
     assert picture(client, run_id, 422, params={"format": "gif"}).json()["code"] == "invalid_request"
