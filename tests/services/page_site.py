@@ -99,7 +99,7 @@ class Visitor:
     @classmethod
     def of(cls, context: BrowserContext, origin: str) -> Visitor:
         page = context.new_page()
-        page.set_default_timeout(30_000)
+        page.set_default_timeout(60_000)
         visitor = cls(page, origin)
         page.on("console", lambda message: visitor._complain(message.type in ("error", "warning"), message.text))
         page.on("pageerror", lambda error: visitor._complain(True, str(error)))
