@@ -176,7 +176,7 @@ COPE, ROPE = (0x3B, 0x63, 0xCF), (0x1F, 0x8A, 0x5F)
 def test_a_logarithmic_axis_marks_zeros_and_bridges_no_gap(visitor: Visitor) -> None:
     """CoPE logs 50, 10, 0 and 0 at the steps 10, 20, 30 and 40; RoPE logs one value, at step 10."""
     page = visitor.open("ablations/curves?log=1", ".uplot canvas")
-    assert "2 values of 0 are marked" in page.locator("[data-zeros='2'] .note").inner_text()
+    assert "◆ marks values of 0," in page.locator("[data-zeros='2'] .note").inner_text()
 
     def pixels(step: float, start: float, end: float, colour: tuple[int, int, int]) -> int:
         return page.evaluate(PIXELS, [step, start, end, colour])

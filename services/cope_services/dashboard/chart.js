@@ -82,13 +82,9 @@ export class Chart {
   #describe(count) {
     const { log, metric } = this.options;
     const negative = this.lines.some(({ points }) => points.some(([, value]) => value < 0));
-    const parts = [];
-    if (log && this.zeros)
-      parts.push(
-        `${this.zeros} ${negative ? "values of 0 or less are" : this.zeros === 1 ? "value of 0 is" : "values of 0 are"} marked (◆) below the axis, which cannot show ${this.zeros === 1 ? "it" : "them"}.`,
-      );
-    parts.push("Drag to zoom; double-click to reset. With the keyboard: ← → move the cursor, + − zoom.");
-    this.note.textContent = parts.join(" ");
+    const zeros = `◆ marks values of 0${negative ? " or less" : ""}, for which a logarithmic axis has no place. `;
+    const keys = "Drag to zoom; double-click to reset. With the keyboard: ← → move the cursor, + − zoom.";
+    this.note.textContent = (log && this.zeros ? zeros : "") + keys;
     this.container.dataset.zeros = this.zeros;
     this.container.dataset.values = count;
     const last = this.plot.data[0].length - 1;

@@ -1,6 +1,6 @@
 // Numbers, times and sizes as text for people.
 
-/** About `digits` significant digits: 0.1235, 12.35, 1.2e-5. */
+/** About `digits` significant digits: 0.1235, 12.35, 1.2e−5. */
 export function number(value, digits = 4) {
   if (value === null || value === undefined) return "–";
   if (typeof value !== "number") return String(value);
@@ -9,7 +9,7 @@ export function number(value, digits = 4) {
   if (value === 0) return "0";
   const size = Math.abs(value);
   const text = size >= 1e6 || size < 1e-4 ? value.toExponential(Math.max(digits - 3, 1)) : String(+value.toPrecision(digits));
-  return text.replace("-", "−").replace("e−", "e−");
+  return text.replaceAll("-", "−").replace("e+", "e");
 }
 
 /** With a fixed number of decimals and a minus sign. */
@@ -61,7 +61,7 @@ export function ago(ms) {
   return `${Math.floor(seconds / size)} ${unit} ago`;
 }
 
-/** "in_dist/token_error" with a place to break the line after the slash. */
+/** 1 run, 12 runs. */
 export const plural = (n, one, many = `${one}s`) => `${integer(n)} ${n === 1 ? one : many}`;
 
 /** A value of a configuration as text. */

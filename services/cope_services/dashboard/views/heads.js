@@ -68,7 +68,7 @@ function matrix(head, which, query) {
     width: size,
     height: size,
     role: "img",
-    "aria-label": `${which} of layer ${head.layer}, head ${head.head}: rows are queries, columns are keys; the strip above has the numbers of one query`,
+    "aria-label": `${which} of layer ${head.layer}, head ${head.head}, by query (rows) and key (columns)`,
   });
   const most = which === "gates" ? 1 : Math.max(1e-9, ...rows.map((row) => row[0]));
   const context = canvas.getContext("2d");
@@ -122,7 +122,8 @@ export async function heads(container, { tokens, runs, nameOf, signal }) {
     const key = `${run.run_id} ${layer}`;
     if (!answers.has(key)) {
       const body = { tokens: tokens.get(run.run_id), matrices: ["gates", "positions"] };
-      answers.set(key, await post(at(["runs", run.run_id, "probe"]), layer === null ? body : { ...body, layers: [layer] }, { signal }));
+      if (layer !== null) body.layers = [layer];
+      answers.set(key, await post(at(["runs", run.run_id, "probe"]), body, { signal }));
     }
     return answers.get(key);
   }
@@ -152,7 +153,12 @@ export async function heads(container, { tokens, runs, nameOf, signal }) {
     const chooseRun = (id) => load({ run: runs.find((run) => run.run_id === id), layer: null });
     const layers = Array.from({ length: state.run.spec.model.layers }, (_, i) => [String(i), `layer ${i}`]);
     const slider = h("input", {
-      type: "range", min: 0, max: labels.length - 1, step: 1, value: state.query, "data-key": "query", oninput: (event) => pick(+event.target.value),
+      type: "range",
+      min: 0,
+      max: labels.length - 1,
+      value: state.query,
+      "data-key": "query",
+      oninput: (event) => pick(+event.target.value),
     });
     replace(controls,
       runs.length > 1 ? select("checkpoint", names, state.run.run_id, chooseRun) : h("b", {}, nameOf(state.run)),
@@ -179,6 +185,7 @@ export async function heads(container, { tokens, runs, nameOf, signal }) {
   }
 
   replace(strips, empty("Computing …"));
-  replace(container, section("What each head counts", { id: "heads" }, h("p", { class: "prose" }, EXPLANATION), controls, strips, kinds, matrices));
+  const explanation = h("p", { class: "prose" }, EXPLANATION);
+  replace(container, section("What each head counts", { id: "heads" }, explanation, controls, strips, kinds, matrices));
   await load({});
 }

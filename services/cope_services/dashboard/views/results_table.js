@@ -201,9 +201,9 @@ export function resultsTable(container, context) {
       ),
       h("div", { class: "notes" },
         [
-          "Mean ± standard deviation over seeds. Select a number to see its runs; choose rows to compare them and to see only their curves.",
+          "Mean ± standard deviation over seeds. Select a number to see its runs. Choose rows to compare them.",
           shown &&
-            "The paper's numbers are those of its own size. These runs are smaller, so there is no verdict against the paper.",
+            "The paper's numbers are of models and training of another size, so there is no verdict against the paper.",
           table.scaled.length ? `This scale changes ${table.scaled.join(", ")}.` : null,
           ...(table.compared?.rules ?? []),
           ...table.warnings,
