@@ -23,7 +23,7 @@ const visible = (label) => label.replace(/\n/g, "↵\n").replace(/\t/g, "→");
 /** The most probable tokens as text: "i 80 %, w 12 %". */
 const alternatives = (top, names) =>
   (top ?? [])
-    .map(([id, logProbability]) => `${visible(names.get(id) ?? `token ${id}`).trim()} ${percent(logProbability)}`)
+    .map(([id, logProbability]) => `${visible(names.get(id) ?? `token ${id}`).trim() || "␣"} ${percent(logProbability)}`)
     .join(", ");
 
 const percent = (logProbability) => `${number(100 * Math.exp(logProbability), 3)} %`;
