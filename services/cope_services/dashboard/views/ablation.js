@@ -61,14 +61,14 @@ function header(detail, scale, tab) {
   ];
 }
 
-function runsTab(detail) {
+function runsTab(detail, scale) {
   if (!detail.plan.length) return empty("The plan of this ablation has no runs.");
   const rows = detail.plan.map(({ row, runs }) => [
     row,
     h("span", { class: "dots" }, runs.map((run) => dot(run, `${row}, seed ${run.seed}`))),
     `${runs.filter((run) => run.status === "finished").length} / ${runs.length}`,
   ]);
-  const all = h("a", { href: link(["runs"], { ablation: detail.name }) }, "All of them in the table of runs");
+  const all = h("a", { href: link(["runs"], { ablation: detail.name, scale }) }, "All of them in the table of runs");
   return [
     h("h2", { class: "hidden" }, "Runs"),
     h("p", {}, all, ", where they can be filtered and compared."),
@@ -144,7 +144,7 @@ export function ablation(root, name) {
           replace(other, h("h2", {}, `${name}.yaml`), h("pre", { class: "file", tabindex: 0 }, detail.text)),
         );
       } else if (tab === "runs") {
-        part("other", `runs ${JSON.stringify(detail.plan)}`, () => replace(other, runsTab(detail)));
+        part("other", `runs ${JSON.stringify(detail.plan)}`, () => replace(other, runsTab(detail, scale)));
       } else if (tab === "figures") {
         await figures(other, { name, scale, finished: detail.counts.finished, part });
       } else {

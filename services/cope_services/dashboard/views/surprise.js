@@ -1,5 +1,6 @@
 // The tokens of a text, coloured by their surprise.
 
+import { post } from "../api.js";
 import { h, replace, scrolling } from "../dom.js";
 import { fixed, number } from "../format.js";
 
@@ -55,7 +56,21 @@ function sheet(answers, nameOf) {
         ),
       ),
     );
+  let now = null;
+  /** Ask for the texts of the most probable tokens at `i` that do not occur in the text. */
+  const learn = async (i) => {
+    const found = sequences.flatMap(({ top }) => (top?.[i] ?? []).map(([id]) => id)).filter((id) => !names.has(id));
+    if (!found.length) return;
+    const text = (id) => post("/detokenize", { model: answers[0].run_id, tokens: [id] }).then(({ prompt }) => names.set(id, prompt));
+    await Promise.all([...new Set(found)].map(text));
+    if (now === i) draw(i);
+  };
   const point = (i) => {
+    now = i;
+    draw(i);
+    learn(i).catch(() => {}); // their ids remain
+  };
+  const draw = (i) => {
     for (const each of sheets.querySelectorAll(".token")) each.classList.toggle("now", +each.dataset.at === i);
     replace(
       pointed,
@@ -127,6 +142,6 @@ function sheet(answers, nameOf) {
 
 /** One sheet for each group of models with the same tokens. */
 export function surprise(answers, nameOf) {
-  const groups = Map.groupBy(answers, (answer) => JSON.stringify(answer.sequences[0].labels));
+  const groups = Map.groupBy(answers, (answer) => JSON.stringify([answer.sequences[0].labels, answer.sequences[0].token_ids]));
   return [...groups.values()].map((group) => sheet(group, nameOf));
 }
