@@ -1,0 +1,113 @@
+// Requests to the service. A body that has not changed (304) is not sent again.
+
+export const BASE = "/api/v1";
+const KEY = "cope-sweep-key";
+const KEPT = 200;
+const bodies = new Map(); // path → {etag, text}
+
+/** An answer that is an error. `message` is what the service says. */
+export class ApiError extends Error {
+  constructor(status, problem, fallback) {
+    super(problem.detail ?? problem.error?.message ?? problem.title ?? fallback);
+    this.status = status;
+    this.code = problem.code ?? "";
+  }
+}
+
+export const key = {
+  get: () => sessionStorage.getItem(KEY),
+  set: (value) => (value ? sessionStorage.setItem(KEY, value) : sessionStorage.removeItem(KEY)),
+};
+
+/** fetch() with the key. Throws an ApiError for an error of the service, a TypeError if the server does not respond. */
+async function request(path, options = {}) {
+  const headers = new Headers(options.headers);
+  if (key.get()) headers.set("Authorization", `Bearer ${key.get()}`);
+  const response = await fetch(path, { ...options, headers });
+  if (response.ok || response.status === 304) return response;
+  const problem = await response.json().catch(() => ({}));
+  if (response.status === 401) dispatchEvent(new CustomEvent("unauthorised", { detail: problem.detail }));
+  throw new ApiError(response.status, problem, `${response.status} ${response.statusText}`);
+}
+
+/** The JSON of a GET request. */
+export const get = async (path, options) => JSON.parse(await text(path, options));
+
+/** The body of a GET request; the one that was received before, if the server answers 304. */
+export async function text(path, { signal } = {}) {
+  const before = bodies.get(path);
+  const response = await request(path, { signal, headers: before ? { "If-None-Match": before.etag } : {} });
+  if (response.status === 304) return before.text;
+  const body = await response.text();
+  const etag = response.headers.get("ETag");
+  bodies.delete(path);
+  if (etag) bodies.set(path, { etag, text: body });
+  if (bodies.size > KEPT) bodies.delete(bodies.keys().next().value);
+  return body;
+}
+
+/** Send JSON; the JSON of the answer, or null where it has none. */
+export async function post(path, body, { signal, headers } = {}) {
+  const response = await request(path, {
+    method: "POST",
+    signal,
+    headers: { "Content-Type": "application/json", ...headers },
+    body: JSON.stringify(body ?? {}),
+  });
+  const answer = await response.text();
+  return answer ? JSON.parse(answer) : null;
+}
+
+/** A file as a data URL, which an image can show although it needs a key. */
+export async function dataUrl(path) {
+  const blob = await (await request(path)).blob();
+  return new Promise((resolve, reject) => {
+    const reader = new FileReader();
+    reader.onload = () => resolve(reader.result);
+    reader.onerror = () => reject(reader.error);
+    reader.readAsDataURL(blob);
+  });
+}
+
+/** Save a file under a name. A link could not send the key. */
+export async function download(path, name) {
+  const url = URL.createObjectURL(await (await request(path)).blob());
+  const link = document.createElement("a");
+  link.href = url;
+  link.download = name;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(url), 60_000);
+}
+
+/** The server-sent events of a path: yields {event, data}, data parsed as JSON. EventSource could not send the key. */
+export async function* events(path, signal) {
+  const response = await request(path, { signal, headers: { Accept: "text/event-stream" } });
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let [buffer, event, data] = ["", "message", []];
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    const lines = (buffer + value).split(/\r\n|\n/);
+    buffer = lines.pop();
+    for (const line of lines) {
+      if (line.startsWith("event:")) event = line.slice(6).trim();
+      else if (line.startsWith("data:")) data.push(line.slice(5).trimStart());
+      else if (line === "" && data.length) {
+        yield { event, data: JSON.parse(data.join("\n")) };
+        [event, data] = ["message", []];
+      }
+    }
+  }
+}
+
+/** A path with its query; empty values are left out, and lists are repeated. */
+export function at(path, query = {}) {
+  const search = new URLSearchParams();
+  for (const [name, value] of Object.entries(query)) {
+    for (const each of Array.isArray(value) ? value : [value]) {
+      if (each !== null && each !== undefined && each !== "") search.append(name, each);
+    }
+  }
+  const parts = Array.isArray(path) ? path.map(encodeURIComponent).join("/") : path;
+  return `${BASE}/${parts}${search.size ? `?${search}` : ""}`;
+}

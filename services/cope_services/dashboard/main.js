@@ -1,0 +1,135 @@
+// Opens the view that the address names, and opens another when the address changes.
+
+import { key } from "./api.js";
+import { empty, h } from "./dom.js";
+import { poll } from "./poll.js";
+import { current, link } from "./route.js";
+import { ablation } from "./views/ablation.js";
+import { overview } from "./views/overview.js";
+import { playground } from "./views/playground.js";
+import { run } from "./views/run.js";
+import { runs } from "./views/runs.js";
+import { sweep } from "./views/sweep.js";
+import { sweeps } from "./views/sweeps.js";
+
+const REFRESH_MS = 5000;
+const byId = (id) => document.getElementById(id);
+const live = byId("live");
+
+/**
+ * A view is a function of (root, name) that returns {title, refresh, close}. `refresh(params)` reads the service and draws
+ * what has changed; it is called when the parameters change, and every few seconds unless `still` is set.
+ */
+const VIEWS = {
+  ablations: [overview, ablation],
+  runs: [runs, run],
+  sweeps: [sweeps, sweep],
+  playground: [playground, playground],
+};
+
+let asked = false; // whether this key was refused, and the dialog opened for it
+let open = null; // {at, view, poller}
+
+function report(error) {
+  const answered = error.status !== undefined;
+  live.className = "offline";
+  live.textContent = answered ? `${error.status}: ${error.message}` : "The server does not respond. Trying again …";
+  if (!(error instanceof TypeError) && !answered) console.error(error);
+  if (!open.drawn) showError(error, answered);
+}
+
+function showError(error, answered) {
+  open.root.replaceChildren(
+    h("div", { class: "error", role: "alert" },
+      h("h1", {},
+        error.status === 404 ? "Not found" : error.status === 401 ? "This server asks for a key" : "This view cannot be shown",
+      ),
+      h("p", {},
+        answered
+          ? error.message
+          : "The server does not respond. It may have stopped; start it with `cope-sweep serve`. This page tries again by itself.",
+      ),
+      h("p", {},
+        error.status === 401
+          ? h("button", { type: "button", class: "primary", onclick: () => askKey() }, "Enter a key")
+          : h("a", { href: link(["ablations"]) }, "All ablations"),
+      ),
+    ),
+  );
+}
+
+async function refresh() {
+  const { view } = open;
+  await view.refresh(current().params);
+  if (open.view !== view) return;
+  open.drawn = true;
+  live.className = "";
+  live.textContent = `updated ${new Date().toLocaleTimeString("en-GB")}`;
+  document.title = `${view.title?.() ?? "cope_sweep"} · cope_sweep`.replace(/^cope_sweep · /, "");
+}
+
+function show() {
+  const { path } = current();
+  if (path.length === 1 && !(path[0] in VIEWS)) {
+    location.replace(link(["ablations", path[0]])); // an address of an earlier version: #quickstart
+    return;
+  }
+  const at = path.join("/");
+  if (open?.at === at) {
+    open.poller.now();
+    return;
+  }
+  const moved = open !== null;
+  open?.poller.stop();
+  open?.view.close?.();
+  const [list, one] = VIEWS[path[0] ?? "ablations"] ?? [];
+  const root = h("div", { class: `view-${path[0] ?? "ablations"}` }, empty("Loading …"));
+  byId("main").replaceChildren(root);
+  for (const each of document.querySelectorAll("header nav a")) {
+    each.toggleAttribute("aria-current", each.hash === `#/${path[0] ?? "ablations"}`);
+  }
+  const factory = path.length > 1 ? one : list;
+  const view = factory ? factory(root, path[1]) : { refresh: unknown };
+  open = { at, view, root, drawn: false };
+  live.textContent = "";
+  open.poller = poll(refresh, view.still ? 1e9 : REFRESH_MS, report);
+  if (moved) {
+    scrollTo(0, 0);
+    byId("main").focus({ preventScroll: true });
+  }
+}
+
+function unknown() {
+  throw Object.assign(new Error(`There is no view ${current().path.join("/")}.`), { status: 404 });
+}
+
+function askKey(why) {
+  if (byId("keys").open) return;
+  if (why) byId("keys-why").textContent = why;
+  byId("keys-value").value = key.get() ?? "";
+  byId("keys").returnValue = "";
+  byId("keys").showModal();
+}
+
+byId("key").addEventListener("click", () => askKey());
+byId("keys-cancel").addEventListener("click", () => byId("keys").close());
+byId("keys").addEventListener("close", () => {
+  if (byId("keys").returnValue !== "save") return;
+  key.set(byId("keys-value").value.trim());
+  asked = false;
+  open.at = null; // open the view again
+  show();
+});
+addEventListener("unauthorised", (event) => {
+  if (asked) return; // the button "API key" remains
+  asked = true;
+  askKey(event.detail);
+});
+document.querySelector(".skip").addEventListener("click", (event) => {
+  event.preventDefault(); // the address is that of the view
+  byId("main").focus();
+});
+addEventListener("hashchange", show);
+addEventListener("popstate", show);
+addEventListener("routechange", show);
+show();

@@ -1,0 +1,36 @@
+// The address: #/ablations/flip_flop?scale=small&metric=…. All state that is worth sharing is in it.
+
+/** {path: ["ablations", "flip_flop"], params: URLSearchParams} of the present address. */
+export function current() {
+  const [path, query = ""] = location.hash.replace(/^#\/?/, "").split("?");
+  return { path: path.split("/").filter(Boolean).map(decodeURIComponent), params: new URLSearchParams(query) };
+}
+
+/** The address of a view: link(["runs", id], {tab: "logs"}). */
+export function link(path, params = {}) {
+  const search = new URLSearchParams();
+  for (const [name, value] of Object.entries(params)) {
+    for (const each of Array.isArray(value) ? value : [value]) {
+      if (each !== null && each !== undefined && each !== "") search.append(name, each);
+    }
+  }
+  return `#/${path.map(encodeURIComponent).join("/")}${search.size ? `?${search}` : ""}`;
+}
+
+/** Change parameters of the present address; null, "" and [] remove one. The view is told, and the back button undoes it. */
+export function change(changes, { replace = false } = {}) {
+  const { path, params } = current();
+  for (const [name, value] of Object.entries(changes)) {
+    params.delete(name);
+    for (const each of Array.isArray(value) ? value : [value]) {
+      if (each !== null && each !== undefined && each !== "" && each !== false) params.append(name, each === true ? "1" : each);
+    }
+  }
+  const target = `#/${path.map(encodeURIComponent).join("/")}${params.size ? `?${params}` : ""}`;
+  if (target === location.hash) return;
+  history[replace ? "replaceState" : "pushState"](null, "", target);
+  dispatchEvent(new Event("routechange"));
+}
+
+/** `list` with `item` added, or without it. */
+export const toggled = (list, item) => (list.includes(item) ? list.filter((each) => each !== item) : [...list, item]);

@@ -1,0 +1,72 @@
+// The statuses of runs: signs, dots and progress bars.
+
+import { h } from "./dom.js";
+import { integer } from "./format.js";
+import { link } from "./route.js";
+
+// A status has a sign, because not everybody can tell colours apart.
+export const SIGNS = { finished: "✓", running: "›", failed: "×", damaged: "!", interrupted: "‖", stopped: "–", pending: "" };
+export const STATUSES = Object.keys(SIGNS);
+
+/** The sign and the name of a status. */
+export const badge = (status) =>
+  h("span", { class: "badge" }, h("i", { class: `dot ${status}`, "data-sign": SIGNS[status], "aria-hidden": "true" }), status);
+
+/** A round sign that leads to a run. */
+export const dot = (run, label) =>
+  h("a", {
+    class: `dot ${run.status}`,
+    "data-sign": SIGNS[run.status],
+    href: link(["runs", run.run_id]),
+    "data-key": `dot ${run.run_id}`,
+    title: `${label}: ${run.status}`,
+    "aria-label": `${label}: ${run.status}`,
+  });
+
+/** The number of runs that have been started. */
+export const begun = (counts) => STATUSES.reduce((sum, status) => sum + (status === "pending" ? 0 : (counts[status] ?? 0)), 0);
+
+export const total = (counts) => STATUSES.reduce((sum, status) => sum + (counts[status] ?? 0), 0);
+
+/** "12 of 15 finished · 1 running". */
+export function summary(counts) {
+  const others = STATUSES.filter((status) => !["finished", "pending"].includes(status) && counts[status]);
+  return [
+    `${integer(counts.finished ?? 0)} of ${integer(total(counts))} finished`,
+    ...others.map((status) => `${integer(counts[status])} ${status}`),
+  ].join(" · ");
+}
+
+/** A bar with a part for each status. */
+export function progress(counts) {
+  const all = Math.max(total(counts), 1);
+  const svg = h("svg", {
+    class: "progress",
+    viewBox: `0 0 ${all} 1`,
+    preserveAspectRatio: "none",
+    role: "img",
+    "aria-label": summary(counts),
+  });
+  let start = 0;
+  for (const status of STATUSES) {
+    svg.append(h("rect", { class: status, x: start, width: counts[status] ?? 0, height: 1 }));
+    start += counts[status] ?? 0;
+  }
+  return svg;
+}
+
+/**
+ * The counts of runs of an ablation by size: [{scale, counts}], its own size ("") first. A plan that is still being made
+ * has none.
+ */
+export function sizes({ counts, scales, at_scales: atScales }) {
+  const scaled = scales.filter((scale) => atScales[scale]).map((scale) => ({ scale, counts: atScales[scale].counts }));
+  return [{ scale: "", counts }, ...scaled];
+}
+
+/** The scale to open: the own size if something of it is or was trained, else the scale with the most such runs. */
+export function fullestScale(ablation) {
+  const [own, ...scaled] = sizes(ablation);
+  if (begun(own.counts)) return "";
+  return scaled.reduce((best, each) => (begun(each.counts) > begun(best.counts) ? each : best), own).scale;
+}

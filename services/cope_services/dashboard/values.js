@@ -1,0 +1,49 @@
+// Values of runs by key: fields of the answer, final metrics, and values of the configuration and facts.
+
+import { integer, moment, number, plain } from "./format.js";
+
+const TIMES = new Set(["created_ms", "updated_ms"]);
+
+/** {"model.layers": 2, …} of a nested configuration. Lists of encodings become one text. */
+export function flatten(value, prefix = "") {
+  return Object.entries(value ?? {}).flatMap(([key, each]) => {
+    const name = prefix ? `${prefix}.${key}` : key;
+    if (each !== null && typeof each === "object" && !Array.isArray(each)) return flatten(each, name);
+    if (Array.isArray(each))
+      return [
+        [name, each.map((item) => (item && typeof item === "object" ? described(item) : plain(item))).join(" + ") || "none"],
+      ];
+    return [[name, each]];
+  });
+}
+
+/** An encoding as text: its kind and the settings that are not null or false. */
+function described({ kind, ...rest }) {
+  const settings = Object.entries(rest)
+    .filter(([, value]) => value !== null && value !== false)
+    .map(([key, value]) => `${key} ${plain(value)}`);
+  return [kind, ...settings].filter(Boolean).join(", ");
+}
+
+/** The value of a key for a run of `GET /runs`; undefined if it has none. */
+export function valueOf(run, key) {
+  if (run.values && key in run.values) return run.values[key];
+  if (run.metrics && key in run.metrics) return run.metrics[key];
+  return run[key] ?? undefined;
+}
+
+/** A value as text for a table. */
+export function shown(key, value) {
+  if (value === undefined || value === null) return "–";
+  if (TIMES.has(key)) return moment(value);
+  if (typeof value === "number") return Number.isInteger(value) ? integer(value) : number(value, 5);
+  return plain(value);
+}
+
+/** Fields of a run that tables of runs need. The API leaves the others out if any field or key is asked for. */
+export const SUMMARY = ["ablations", "row", "seed", "step", "steps", "created_ms", "metrics"];
+
+/** Metrics with those of training last. */
+export const resultsFirst = (metrics) => [...metrics].sort((a, b) => a.startsWith("train/") - b.startsWith("train/"));
+
+export const isNumber = (value) => typeof value === "number" && Number.isFinite(value);

@@ -1,0 +1,155 @@
+// One ablation: its results, figures, runs and file.
+
+import { at, download, get } from "../api.js";
+import { changes, crumbs, empty, h, marked, replace, segmented, table, tabs } from "../dom.js";
+import { change, link } from "../route.js";
+import { badge, begun, dot, fullestScale, progress, STATUSES, summary } from "../status.js";
+import { figures } from "./figures.js";
+import { learningCurves } from "./learning_curves.js";
+import { resultsTable } from "./results_table.js";
+import { rowComparison } from "./row_comparison.js";
+
+const RECOUNT_MS = 1000; // a server that has just been started counts the runs of each scale
+const TABS = [["results", "Results"], ["figures", "Figures"], ["runs", "Runs"], ["file", "File"]];
+const FORMATS = [
+  ["CSV", "csv", "csv"],
+  ["LaTeX", "latex", "tex"],
+  ["Markdown", "markdown", "md"],
+  ["Parquet", "parquet", "parquet"],
+];
+
+/** The published values of the ablation's own size: row → metric → value. Smaller sizes are not compared with them. */
+async function publishedValues(name) {
+  const own = await get(at(["ablations", name, "table"], { format: "json" }));
+  return new Map(own.rows.map((row) => [row.row, row.metrics]));
+}
+
+const hasPublished = (table) => table.rows.some((row) => Object.values(row.metrics).some((cell) => cell.published));
+
+/** The table, compared as the address says, or with the paper where it can be. */
+async function loadTable(name, scale, compare) {
+  const load = (against) => get(at(["ablations", name, "table"], { format: "json", scale, compare: against }));
+  const plain = await load(null);
+  const against = compare ?? (hasPublished(plain) ? "paper" : "");
+  const usable =
+    against && against !== "none" && (against === "paper" ? hasPublished(plain) : plain.rows.some((row) => row.row === against));
+  const published = hasPublished(plain) || !scale ? null : await publishedValues(name);
+  return {
+    table: usable ? await load(against) : plain,
+    against: usable ? against : "none",
+    published,
+    canPaper: hasPublished(plain),
+  };
+}
+
+function header(detail, scale, tab) {
+  const scales = [["own", "own size"], ...detail.scales.map((each) => [each, each])];
+  const choose = (value) => change({ scale: value, open: null, row: null, compare: null });
+  const state = h("div", { class: "bar state" },
+    detail.scales.length ? segmented("Scale", scales, scale || "own", choose) : null,
+    h("div", { class: "counts" }, progress(detail.counts), h("small", {}, summary(detail.counts))),
+  );
+  const error = h("div", { class: "error", role: "alert" },
+    h("h2", {}, "The file is invalid"),
+    h("pre", { tabindex: 0 }, detail.error),
+  );
+  return [
+    crumbs(["Ablations", link(["ablations"])], detail.name),
+    h("div", { class: "head" }, h("h1", {}, detail.title || detail.name), h("p", { class: "lead" }, detail.reproduces)),
+    detail.hypothesis && h("p", { class: "prose" }, marked(detail.hypothesis)),
+    detail.error ? error : [state, tabs("Parts of the ablation", TABS, tab, (value) => change({ tab: value }))],
+  ];
+}
+
+function runsTab(detail, scale) {
+  if (!detail.plan.length) return empty("The plan of this ablation has no runs.");
+  const rows = detail.plan.map(({ row, runs }) => [
+    row,
+    h("span", { class: "dots" }, runs.map((run) => dot(run, `${row}, seed ${run.seed}`))),
+    `${runs.filter((run) => run.status === "finished").length} / ${runs.length}`,
+  ]);
+  const all = h("a", { href: link(["runs"], { ablation: detail.name, scale }) }, "All of them in the table of runs");
+  return [
+    h("h2", { class: "hidden" }, "Runs"),
+    h("p", {}, all, ", where they can be filtered and compared."),
+    h("p", { class: "note statuses" }, STATUSES.map(badge)),
+    table("Runs by row", ["row", "runs, by seed", ["finished", "number"]], rows),
+  ];
+}
+
+function downloads(name, scale) {
+  const save = (format, suffix, extra) => () =>
+    download(
+      at(["ablations", name, "table"], { format, scale, ...extra }),
+      `${name}${scale ? `_${scale}` : ""}${extra ? "_runs" : ""}.${suffix}`,
+    ).catch((error) => alert(error.message));
+  return h("div", { class: "actions downloads", role: "group", "aria-label": "Download the table" },
+    FORMATS.map(([text, format, suffix]) =>
+      h("button", { type: "button", class: "quiet", "data-key": text, onclick: save(format, suffix) }, text),
+    ),
+    h("button", {
+        type: "button",
+        class: "quiet",
+        "data-key": "runs csv",
+        title: "CSV with a line for each run",
+        onclick: save("csv", "csv", { runs: true }),
+      },
+      "Runs (CSV)",
+    ),
+  );
+}
+
+export function ablation(root, name) {
+  const part = changes();
+  const [head, main, comparison, curves, other] = [h("div"), h("div"), h("div"), h("div"), h("div")];
+  const plot = learningCurves(curves);
+  let [started, title, again] = [false, name, null];
+
+  async function results(detail, scale, params) {
+    const loaded = await loadTable(name, scale, params.get("compare"));
+    const chosen = params.getAll("row").filter((row) => loaded.table.rows.some((each) => each.row === row));
+    part("table", JSON.stringify([loaded.table, loaded.against, params.toString()]), () =>
+      resultsTable(main, { ...loaded, chosen, params, downloads: downloads(name, scale), detail }),
+    );
+    await rowComparison(comparison, { name, scale, chosen, part });
+    if (detail.plan.length) await plot.refresh({ name, scale, detail, chosen, params });
+  }
+
+  return {
+    title: () => title,
+    close() {
+      clearTimeout(again);
+      plot.close();
+    },
+    async refresh(params) {
+      const own = await get(at(["ablations", name]));
+      const asked = params.get("scale");
+      if (asked === null && own.loading && !begun(own.counts)) {
+        again = setTimeout(() => dispatchEvent(new Event("routechange")), RECOUNT_MS); // the scale to open is not known yet
+        return;
+      }
+      const scale = asked === null ? fullestScale(own) : asked === "own" ? "" : asked;
+      const detail = scale ? await get(at(["ablations", name], { scale })) : own;
+      const tab = params.get("tab") ?? "results";
+      title = detail.title || name;
+      if (!started) replace(root, head, main, comparison, curves, other);
+      started = true;
+      part("head", JSON.stringify([detail, scale, tab]), () =>
+        replace(head, ...header({ ...detail, scales: own.scales }, scale, tab)),
+      );
+      for (const each of [main, comparison, curves]) each.hidden = tab !== "results" || Boolean(detail.error);
+      other.hidden = tab === "results" && !detail.error;
+      if (detail.error || tab === "file") {
+        part("other", `file ${detail.text}`, () =>
+          replace(other, h("h2", {}, `${name}.yaml`), h("pre", { class: "file", tabindex: 0 }, detail.text)),
+        );
+      } else if (tab === "runs") {
+        part("other", `runs ${JSON.stringify(detail.plan)}`, () => replace(other, runsTab(detail, scale)));
+      } else if (tab === "figures") {
+        await figures(other, { name, scale, finished: detail.counts.finished, part });
+      } else {
+        await results(detail, scale, params);
+      }
+    },
+  };
+}

@@ -1,0 +1,66 @@
+// The checkpoints that the playground may ask: those of one ablation, in each row the best seed first.
+
+import { at, get } from "../api.js";
+import { checkbox, empty, h, select } from "../dom.js";
+import { change, toggled } from "../route.js";
+import { fullestScale, sizes } from "../status.js";
+
+export const MOST = 8; // checkpoints at once
+
+const finishedRuns = (ablation) => sizes(ablation).reduce((sum, { counts }) => sum + (counts.finished ?? 0), 0);
+
+/** The rows of an ablation with their finished runs. The address names it; else it is that of the chosen run, or the newest. */
+export async function loadChoice(params, run) {
+  const ablations = (await get(at("ablations"))).filter((each) => !each.error && finishedRuns(each));
+  const usable = ablations.sort((a, b) => (b.newest_ms ?? 0) - (a.newest_ms ?? 0) || finishedRuns(b) - finishedRuns(a));
+  const name = params.get("ablation") ?? run?.ablations[0];
+  const ablation = usable.find((each) => each.name === name) ?? usable[0];
+  if (!ablation) return { usable, rows: [] };
+  const asked = params.get("scale");
+  const scale = asked === null ? fullestScale(ablation) : asked === "own" ? "" : asked;
+  const table = await get(at(["ablations", ablation.name, "table"], { format: "json", scale }));
+  const [metric] = table.metrics;
+  const sign = metric.goal === "min" ? 1 : -1;
+  const ordered = (row) => [...row.metrics[metric.name].values].sort((a, b) => sign * (a.value - b.value));
+  const rows = table.rows.map((row) => ({ row: row.row, runs: ordered(row) })).filter((row) => row.runs.length);
+  return { usable, name: ablation.name, scale, scales: ablation.scales, rows, metric };
+}
+
+/** Its check boxes. `nameOf` gives the names of chosen runs of other ablations. */
+export function choiceFields({ usable, name, scale, scales, rows, metric }, chosen, nameOf) {
+  if (!usable.length) {
+    return empty("No run is finished, so there is no checkpoint to ask. `cope-sweep run quickstart` trains some in a minute.");
+  }
+  const box = (id, text) =>
+    checkbox(text, chosen.includes(id), () => change({ run: toggled(chosen, id).slice(-MOST) }), `run ${id}`);
+  const own = new Set(rows.flatMap((row) => row.runs.map((run) => run.run_id)));
+  const others = chosen.filter((id) => !own.has(id));
+  const titles = usable.map((each) => [each.name, each.title || each.name]);
+  const none = h("button", { type: "button", class: "quiet", "data-key": "none", onclick: () => change({ run: null }) },
+    "Choose none",
+  );
+  const lines = rows.map((row) =>
+    h("div", { class: "checkrow" },
+      h("b", {}, row.row),
+      row.runs.map((run, i) => box(run.run_id, `seed ${run.seed}${i ? "" : " (best)"}`)),
+    ),
+  );
+  const controls = [
+    select("ablation", titles, name, (value) => change({ ablation: value, scale: null })),
+    scales.length ? select("scale", [["own", "own size"], ...scales], scale || "own", (value) => change({ scale: value })) : null,
+    chosen.length ? none : null,
+  ];
+  return [
+    h("div", { class: "bar controls" }, controls),
+    h("fieldset", { class: "checkpoints" },
+      h("legend", {}, `Checkpoints, up to ${MOST}; in each row the best seed by ${metric.title} first`),
+      rows.length ? lines : empty("No run of this scale is finished."),
+      others.length
+        ? h("div", { class: "checkrow" },
+            h("b", {}, "others"),
+            others.map((id) => box(id, nameOf(id))),
+          )
+        : null,
+    ),
+  ];
+}

@@ -1,0 +1,47 @@
+// The figures of an ablation.
+
+import { at, dataUrl, download, get } from "../api.js";
+import { empty, h, replace } from "../dom.js";
+
+const IMAGES = ["svg", "png"]; // the first of them that there is
+
+/** A figure with its title, buttons of its formats, and a place for its picture. */
+function figure({ name, title, formats }, file, url) {
+  const text = title || name;
+  const button = (format) => {
+    const save = () => download(url(format), `${file}.${format}`).catch((error) => alert(error.message));
+    const label = format.toUpperCase();
+    return h("button", { type: "button", class: "quiet", "aria-label": `${text} as ${label}`, onclick: save }, label);
+  };
+  const place = h("div", { class: "picture" }, empty("Drawing …"));
+  const caption = h("figcaption", {}, h("b", {}, text), h("span", { class: "actions" }, formats.map(button)));
+  return { node: h("figure", {}, caption, place), place, text, format: IMAGES.find((each) => formats.includes(each)) };
+}
+
+/** Ask for one picture after another: the server takes seconds to draw one. */
+async function fill(figures, url) {
+  for (const [i, { place, text, format }] of figures.entries()) {
+    if (!place.isConnected) return; // another view or tab has been opened
+    try {
+      replace(place, format ? h("img", { alt: text, src: await dataUrl(url(i, format)) }) : empty("This figure is data only."));
+    } catch (error) {
+      replace(place, empty(error.message));
+    }
+  }
+}
+
+/** Draw the figures, and again when their list or the finished runs have changed. */
+export async function figures(container, { name, scale, finished, part }) {
+  const list = await get(at(["ablations", name, "figures"], { scale })).catch((error) => error);
+  if (list instanceof Error && ![404, 409].includes(list.status)) throw list;
+  part("other", `figures ${scale} ${finished} ${list.message ?? JSON.stringify(list)}`, () => {
+    if (list instanceof Error || !list.length) {
+      replace(container, empty(list.message ?? "There are no figures yet: they are drawn from finished runs."));
+      return;
+    }
+    const url = (i, format) => at(["ablations", name, "figures", list[i].name], { scale, format });
+    const made = list.map((each, i) => figure(each, `${name}_${each.name}`, (format) => url(i, format)));
+    replace(container, h("h2", { class: "hidden" }, "Figures"), h("div", { class: "figures" }, made.map((each) => each.node)));
+    fill(made, url);
+  });
+}

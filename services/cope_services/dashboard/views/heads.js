@@ -1,0 +1,191 @@
+// What the heads of a CoPE model count: gates and positions over the text.
+
+import { at, post } from "../api.js";
+import { empty, h, replace, section, select, segmented } from "../dom.js";
+import { fixed } from "../format.js";
+
+const VIEWS = [["gates", "Gates"], ["positions", "Positions"]];
+const LEVELS = 9;
+
+/** A level 0 … 8 for a gate 0 … 1. */
+const level = (gate) => Math.min(Math.floor(gate * LEVELS), LEVELS - 1);
+
+/** The layers, heads and encodings with gates. */
+const counting = (answer) =>
+  answer.heads.flatMap(({ layer, head, encodings }) =>
+    encodings.filter((each) => each.gates).map((each) => ({ layer, head, ...each })),
+  );
+
+/** The marked tokens that the gates of a head separate best, as text. */
+function separation(marks) {
+  const found = Object.entries(marks)
+    .filter(([, mark]) => mark.auc !== null)
+    .sort((a, b) => b[1].auc - a[1].auc);
+  if (!found.length) return "";
+  const [name, mark] = found[0];
+  return `${name}: gate ${fixed(mark.on, 2)} on, ${fixed(mark.off, 2)} off, AUC ${fixed(mark.auc, 2)}`;
+}
+
+/** One head at one query: each key with its gate as colour, and its position below. */
+function strip(head, labels, query, onpick) {
+  const [gates, positions] = [head.gates[query], head.positions[query]];
+  return h("div", { class: "strip" },
+    h("h4", {},
+      `Layer ${head.layer}, head ${head.head}`,
+      h("small", {}, ` ${head.kind}${separation(head.marks) && ` · ${separation(head.marks)}`}`),
+    ),
+    h("div", {
+        class: "keys",
+        tabindex: 0,
+        role: "group",
+        "aria-label": `Layer ${head.layer}, head ${head.head}: gates and positions of ${query + 1} tokens`,
+      },
+      labels.map((label, i) =>
+        h("button", {
+            type: "button",
+            tabindex: -1,
+            class: i > query ? "key later" : `key g${level(gates[i])}${i === query ? " query" : ""}`,
+            "aria-label":
+              i > query
+                ? `${label.trim()}, after the query`
+                : `${label.trim()}: gate ${fixed(gates[i], 2)}, position ${fixed(positions[i], 1)}`,
+            title: i > query ? "after the query" : `token ${i}: gate ${fixed(gates[i], 3)}, position ${fixed(positions[i], 2)}`,
+            onclick: () => onpick(i),
+          },
+          h("span", {}, label.trim() || "␣"),
+          h("small", {}, i > query ? "" : fixed(positions[i], positions[i] < 9.95 ? 1 : 0)),
+        ),
+      ),
+    ),
+  );
+}
+
+/** All queries of a head: a square for each pair of tokens, on a canvas. */
+function matrix(head, which, query) {
+  const rows = head[which];
+  const size = rows.length;
+  const canvas = h("canvas", {
+    width: size,
+    height: size,
+    role: "img",
+    "aria-label": `${which} of layer ${head.layer}, head ${head.head}, by query (rows) and key (columns)`,
+  });
+  const most = which === "gates" ? 1 : Math.max(1e-9, ...rows.map((row) => row[0]));
+  const context = canvas.getContext("2d");
+  const image = context.createImageData(size, size);
+  rows.forEach((row, i) =>
+    row.forEach((value, j) => {
+      const shade = Math.min(Math.max(value / most, 0), 1);
+      image.data.set(ramp(shade, i === query), (i * size + j) * 4);
+    }),
+  );
+  context.putImageData(image, 0, 0);
+  return h("figure", { class: "matrix" },
+    canvas,
+    h("figcaption", {},
+      `Layer ${head.layer}, head ${head.head}`,
+      h("small", {}, which === "gates" ? "0 … 1" : `0 … ${fixed(most, 1)}`),
+    ),
+  );
+}
+
+/** From nearly transparent to strong blue; the row of the query is orange. */
+const ramp = (shade, marked) => (marked ? [214, 110, 20, 60 + 195 * shade] : [47, 91, 208, 18 + 237 * shade]);
+
+function legend() {
+  return h("div", { class: "scale", role: "img", "aria-label": "Colours of gates from 0, not counted, to 1, counted" },
+    h("span", {}, "gate 0, not counted"),
+    h("span", { class: "steps" }, Array.from({ length: LEVELS }, (_, i) => h("i", { class: `g${i}` }))),
+    h("span", {}, "gate 1, counted"),
+  );
+}
+
+const EXPLANATION =
+  "A gate decides whether a token is counted. The number under a token is its position: the sum of the gates from it up " +
+  "to the query. Select a token, or move the slider, to ask from there.";
+
+/** Whether the answer to a probe of all layers would be too large. */
+const isTooLarge = (error) => error.status === 413;
+
+/**
+ * Draw the heads of the chosen runs. `tokens` has the token ids of the text for each; a probe of a run is asked for when
+ * it is shown, of one layer at a time if all are too many.
+ */
+export async function heads(container, { tokens, runs, nameOf, signal }) {
+  const answers = new Map(); // "id layer" → the probe
+  const state = { run: runs[0], layer: null, query: null, which: "gates" };
+  const [controls, strips, matrices] = [h("div", { class: "bar controls" }), h("div"), h("div", { class: "matrices" })];
+  const kinds = h("div", { class: "bar" });
+
+  async function ask() {
+    const { run, layer } = state;
+    const key = `${run.run_id} ${layer}`;
+    if (!answers.has(key)) {
+      const body = { tokens: tokens.get(run.run_id), matrices: ["gates", "positions"] };
+      if (layer !== null) body.layers = [layer];
+      answers.set(key, await post(at(["runs", run.run_id, "probe"]), body, { signal }));
+    }
+    return answers.get(key);
+  }
+
+  function drawHeads(found, labels) {
+    const pick = (i) => {
+      state.query = i;
+      const slider = controls.querySelector("input");
+      slider.value = i;
+      slider.setAttribute("aria-valuetext", `token ${i}, ${labels[i].trim()}`);
+      controls.querySelector("output").value = `${i}: ${labels[i].trim() || "␣"}`;
+      drawHeads(found, labels);
+    };
+    const last = labels.length - 1;
+    state.query = Math.min(state.query ?? last, last);
+    replace(strips, found.map((head) => strip(head, labels, state.query, pick)));
+    replace(matrices, found.map((head) => matrix(head, state.which, state.query)));
+    replace(kinds, h("h3", {}, "All queries"), segmented("Matrix", VIEWS, state.which, (which) => {
+      state.which = which;
+      drawHeads(found, labels);
+    }));
+    return pick;
+  }
+
+  function drawControls(labels, pick) {
+    const names = runs.map((run) => [run.run_id, nameOf(run)]);
+    const chooseRun = (id) => load({ run: runs.find((run) => run.run_id === id), layer: null });
+    const layers = Array.from({ length: state.run.spec.model.layers }, (_, i) => [String(i), `layer ${i}`]);
+    const slider = h("input", {
+      type: "range",
+      min: 0,
+      max: labels.length - 1,
+      value: state.query,
+      "data-key": "query",
+      oninput: (event) => pick(+event.target.value),
+    });
+    replace(controls,
+      runs.length > 1 ? select("checkpoint", names, state.run.run_id, chooseRun) : h("b", {}, nameOf(state.run)),
+      state.layer !== null && select("layer", layers, String(state.layer), (layer) => load({ layer: +layer })),
+      h("label", { class: "field" }, h("span", {}, "query"), slider, h("output")),
+      legend(),
+    );
+    pick(state.query);
+  }
+
+  async function load(changes) {
+    Object.assign(state, changes);
+    try {
+      const answer = await ask();
+      const found = counting(answer);
+      const pick = drawHeads(found, answer.labels);
+      drawControls(answer.labels, pick);
+      if (!found.length) replace(strips, empty("No head here has gates."));
+    } catch (error) {
+      if (signal.aborted) return;
+      if (isTooLarge(error) && state.layer === null) await load({ layer: 0 });
+      else replace(strips, h("p", { class: "bad" }, error.status === undefined ? "The server does not respond." : error.message));
+    }
+  }
+
+  replace(strips, empty("Computing …"));
+  const explanation = h("p", { class: "prose" }, EXPLANATION);
+  replace(container, section("What each head counts", { id: "heads" }, explanation, controls, strips, kinds, matrices));
+  await load({});
+}

@@ -1,0 +1,157 @@
+// The learning curves of an ablation, with their controls and legend.
+
+import { at, get } from "../api.js";
+import { Chart } from "../chart.js";
+import { lines, style } from "../curves.js";
+import { checkbox, empty, h, replace, section, segmented, select } from "../dom.js";
+import { duration, integer, number } from "../format.js";
+import { change, toggled } from "../route.js";
+
+const POINTS = 400;
+const SPREADS = [["seeds", "each seed"], ["deviation", "mean ± SD"], ["range", "mean, range"]];
+
+/** A line of the legend: the colour and dash of a row, its name, and its value at the cursor. */
+export function entry(name, { colour, dash }, { shown, onclick }) {
+  const output = h("output", {});
+  const button = h("button", { type: "button", "aria-pressed": String(shown), "data-key": `legend ${name}`, onclick },
+    h("svg", { viewBox: "0 0 26 8", width: 26, height: 8, "aria-hidden": "true", style: { color: `var(${colour})` } },
+      h("path", { d: "M0 4H26", stroke: "currentColor", "stroke-width": 2.5, "stroke-dasharray": dash.join(" ") || null }),
+    ),
+    h("span", {}, name),
+    output,
+  );
+  return { button, output };
+}
+
+/** The groups of a chart from the answer of …/curves; by time, with the seconds of /curves. */
+async function groupsOf(curves, byTime, metric) {
+  const styled = curves.rows.map((row, i) => ({
+    name: row.row,
+    style: style(i),
+    series: row.series.map((each) => ({
+      id: each.run_id,
+      name: `seed ${each.seed}`,
+      points: each.points.map(([step, value]) => [step, NaN, value]),
+    })),
+  }));
+  if (!byTime) return styled;
+  const ids = styled.flatMap((group) => group.series.filter((each) => each.points.length).map((each) => each.id));
+  const timed = new Map();
+  for (let i = 0; i < ids.length; i += 50) {
+    const part = await get(at("curves", { run: ids.slice(i, i + 50), metric, points: POINTS }));
+    for (const each of part.series) timed.set(each.run_id, each.points);
+  }
+  return styled.map((group) => ({
+    ...group,
+    series: group.series.map((each) => ({ ...each, points: timed.get(each.id) ?? [] })),
+  }));
+}
+
+/** [metric, text] of each metric, with the title that it has in the table. */
+const named = (metrics, titles) => metrics.map((name) => [name, titles.has(name) ? `${titles.get(name)}: ${name}` : name]);
+
+export function learningCurves(container) {
+  const [controls, legend, plot, final] = [
+    h("div", { class: "bar controls" }),
+    h("div", { class: "legend", role: "group", "aria-label": "Rows" }),
+    h("div"),
+    h("div"),
+  ];
+  let [chart, drawn, outputs, at_] = [null, "", new Map(), h("span", { class: "note", "aria-hidden": "true" })];
+
+  function readout(shown, byTime) {
+    return (x, values) => {
+      at_.textContent = x === null ? "" : byTime ? duration(x) : `step ${integer(x)}`;
+      shown.forEach((line, i) => {
+        if (!line.faint) outputs.get(line.group).value = x === null ? "" : number(values[i]);
+      });
+    };
+  }
+
+  function draw(groups, curves, { chosen, params, titles }) {
+    const settings = {
+      by: params.get("x") ?? "step",
+      log: params.get("log") === "1",
+      smoothing: +(params.get("smooth") ?? 0),
+      spread: params.get("spread") ?? "seeds",
+    };
+    replace(
+      controls,
+      select("metric", named(curves.metrics, titles), curves.metric, (metric) => change({ metric })),
+      segmented(
+        "Horizontal axis",
+        [["step", "step"], ["time", "time"]],
+        settings.by,
+        (x) => change({ x: x === "step" ? null : x }),
+      ),
+      select("seeds as", SPREADS, settings.spread, (spread) => change({ spread: spread === "seeds" ? null : spread })),
+      checkbox("logarithmic", settings.log, (log) => change({ log })),
+      h("label", { class: "field" },
+        h("span", {}, "smoothing"),
+        h("input", {
+          type: "range",
+          min: 0,
+          max: 0.95,
+          step: 0.05,
+          value: settings.smoothing,
+          "data-key": "smoothing",
+          onchange: (event) => change({ smooth: +event.target.value || null }, { replace: true }),
+        }),
+      ),
+      at_,
+    );
+    outputs = new Map();
+    replace(
+      legend,
+      groups.map((group) => {
+        const { button, output } = entry(group.name, group.style, {
+          shown: !chosen.length || chosen.includes(group.name),
+          onclick: () => change({ row: toggled(chosen, group.name) }),
+        });
+        outputs.set(group.name, output);
+        return button;
+      }),
+    );
+    const shown = groups
+      .filter((group) => (!chosen.length || chosen.includes(group.name)) && group.series.some((each) => each.points.length))
+      .map((group) => ({ ...group, series: group.series.filter((each) => each.points.length) }));
+    const drawable = lines(shown, settings);
+    if (!drawable.some((line) => line.points.length)) {
+      chart?.close();
+      chart = null;
+      replace(plot, empty(`No run has logged ${curves.metric} yet. Curves appear here while runs are trained.`));
+      return;
+    }
+    chart ??= new Chart(plot);
+    chart.oncursor = readout(drawable, settings.by === "time");
+    chart.draw(drawable, { log: settings.log, by: settings.by, metric: curves.metric });
+  }
+
+  return {
+    close: () => chart?.close(),
+    async refresh({ name, scale, detail, chosen, params }) {
+      const byTime = params.get("x") === "time";
+      const curves = await get(at(["ablations", name, "curves"], { scale, metric: params.get("metric") }));
+      if (!controls.isConnected) replace(container, section("Learning curves", { id: "curves" }, controls, legend, plot, final));
+      const groups = await groupsOf(curves, byTime, curves.metric).catch((error) => ({ error }));
+      const state = JSON.stringify([
+        groups.error ? groups.error.message : groups,
+        curves.metrics,
+        chosen,
+        ["metric", "x", "log", "smooth", "spread"].map((each) => params.get(each)),
+      ]);
+      if (state === drawn) return;
+      const titles = new Map(detail.metrics.map((metric) => [metric.name, metric.title]));
+      if (groups.error) {
+        const bySteps = new URLSearchParams({ ...Object.fromEntries(params), x: "step" });
+        draw(await groupsOf(curves, false), curves, { chosen, params: bySteps, titles });
+        const text = `The curves by time cannot be shown, so they are by step: ${groups.error.message}`;
+        replace(final, h("p", { class: "bad" }, text));
+      } else {
+        draw(groups, curves, { chosen, params, titles });
+        replace(final);
+      }
+      drawn = state;
+    },
+  };
+}

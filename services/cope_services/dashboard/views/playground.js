@@ -1,0 +1,150 @@
+// The playground: a text under chosen checkpoints. Perplexity, the surprise of each token, and what heads count.
+
+import { at, get, post } from "../api.js";
+import { empty, h, replace, section, table } from "../dom.js";
+import { EXAMPLES } from "../examples.js";
+import { fixed, number } from "../format.js";
+import { change, current, link } from "../route.js";
+import { choiceFields, loadChoice } from "./checkpoint_choice.js";
+import { heads } from "./heads.js";
+import { legend, surprise } from "./surprise.js";
+
+const PARTIAL = "A task such as this one may train only the answers in a sequence. Other tokens can then be surprising.";
+
+/** Whether a run has an encoding that counts with gates. */
+const hasGates = (run) => run.spec?.model.position.some((each) => each.kind.startsWith("cope"));
+
+/** A text that a run's task can read; null if there is no example. */
+const exampleOf = (run) => (run?.spec ? (EXAMPLES[run.spec.task.kind] ?? null) : null);
+
+const nameOf = (run) => `${run.row ?? run.run_id}${run.seed === null ? "" : `, seed ${run.seed}`}`;
+
+function totals(results, nameOfId) {
+  const units = results.some((each) => each.total.text);
+  const best = Math.min(...results.map((each) => each.total.perplexity ?? Infinity));
+  const names = ["perplexity", "bits per token", "tokens", ...(units ? ["word perplexity", "bits per byte"] : [])];
+  const rows = results.map(({ run_id: id, total }) => [
+    h("a", { href: link(["runs", id]) }, nameOfId(id)),
+    h("span", { class: total.perplexity === best ? "best" : null }, number(total.perplexity)),
+    fixed(total.bits_per_token, 3),
+    total.tokens,
+    ...(units ? [number(total.text?.word_perplexity), fixed(total.text?.bits_per_byte, 3)] : []),
+  ]);
+  return table("Perplexity", ["checkpoint", ...names.map((name) => [name, "number"])], rows);
+}
+
+export function playground(root) {
+  const [chooser, form, results] = [h("div"), h("div"), h("div", { "aria-live": "polite" })];
+  const runs = new Map(); // id → GET /runs/{id} without its curve
+  const area = h("textarea", { id: "text", rows: 4, spellcheck: "false", "data-key": "text", "aria-describedby": "text-help" });
+  let [started, drawn, asked, controller] = [false, "", "", null];
+
+  const chosenIds = () => current().params.getAll("run");
+  const nameOfId = (id) => (runs.has(id) ? nameOf(runs.get(id)) : id);
+
+  async function loadRuns(ids) {
+    const missing = ids.filter((id) => !runs.has(id));
+    await Promise.all(missing.map(async (id) => runs.set(id, await get(at(["runs", id], { curve: false })))));
+  }
+
+  function drawForm() {
+    const insert = () => {
+      const [first] = chosenIds();
+      area.value = exampleOf(runs.get(first)) ?? area.value;
+      if (!first) replace(results, empty("Choose a checkpoint first: its task decides what it can read."));
+    };
+    const submit = (event) => {
+      event.preventDefault();
+      change({ text: area.value, ask: true });
+      ask(true);
+    };
+    replace(
+      form,
+      h("form", { class: "ask", onsubmit: submit },
+        h("label", { for: "text" }, "Text"),
+        area,
+        h("p", { id: "text-help", class: "note" },
+          "A model without a tokenizer reads the labels of its task's vocabulary, with blanks between them: ",
+          h("code", {}, "w 0 i 1 r 0"),
+        ),
+        h("div", { class: "actions" },
+          h("button", { type: "submit", class: "primary" }, "Measure"),
+          h("button", { type: "button", class: "quiet", onclick: insert }, "Insert an example"),
+        ),
+      ),
+    );
+  }
+
+  function drawResults(answers, signal) {
+    const place = h("div");
+    const synthetic = answers.every((answer) => !answer.total.text);
+    replace(
+      results,
+      section("Perplexity", { id: "perplexity" }, totals(answers, nameOfId)),
+      section(
+        "Surprise of each token",
+        { id: "surprise" },
+        legend(),
+        synthetic && h("p", { class: "note" }, PARTIAL),
+        surprise(answers, nameOfId),
+      ),
+      place,
+    );
+    const counting = answers.map((answer) => runs.get(answer.run_id)).filter(hasGates);
+    const tokens = new Map(answers.map((answer) => [answer.run_id, answer.sequences[0].token_ids]));
+    if (counting.length) heads(place, { tokens, runs: counting, nameOf, signal });
+  }
+
+  /** Measure what the address asks for; `again` also if it is what was measured last. */
+  async function ask(again) {
+    const { params } = current();
+    const [text, models] = [params.get("text") ?? "", params.getAll("run")];
+    const state = JSON.stringify([text, models]);
+    if (params.get("ask") !== "1" || (!again && state === asked)) return;
+    asked = state;
+    controller?.abort();
+    controller = new AbortController();
+    const { signal } = controller;
+    if (!models.length || !text.trim()) {
+      replace(results, empty(models.length ? "Write or paste a text." : "Choose at least one checkpoint."));
+      return;
+    }
+    replace(results, empty("Computing …"));
+    try {
+      await loadRuns(models);
+      const body = { models, text, log_probabilities: true, token_labels: true, top: 3 };
+      drawResults((await post(at("perplexity"), body, { signal })).results, signal);
+    } catch (error) {
+      if (signal.aborted) return;
+      const busy = error.status === 429 && h("p", {}, "The server is busy. Try again in a moment.");
+      const message = error.status === undefined ? "The server does not respond." : error.message;
+      replace(results, h("div", { class: "error", role: "alert" }, h("p", {}, message), busy));
+    }
+  }
+
+  return {
+    still: true,
+    title: () => "Playground",
+    close: () => controller?.abort(),
+    async refresh(params) {
+      await loadRuns(chosenIds()).catch(() => {}); // an unknown id is reported by the measurement
+      const chosen = chosenIds();
+      const found = await loadChoice(params, runs.get(chosen[0]));
+      if (!started) {
+        const title = h("div", { class: "head" },
+          h("h1", {}, "Playground"),
+          h("p", { class: "lead" }, "Your text under checkpoints of this store."),
+        );
+        replace(root, title, h("div", { class: "desk" }, h("div", {}, form), chooser), results);
+        drawForm();
+      }
+      started = true;
+      const state = JSON.stringify([found, chosen]);
+      if (state !== drawn) replace(chooser, choiceFields(found, chosen, nameOfId));
+      drawn = state;
+      if (params.get("text") !== null && document.activeElement !== area) area.value = params.get("text");
+      if (!area.value && chosen.length) area.value = exampleOf(runs.get(chosen[0])) ?? "";
+      ask(false); // reports its own errors
+    },
+  };
+}

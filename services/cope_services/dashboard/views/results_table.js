@@ -1,0 +1,227 @@
+// The table of an ablation: ours, what the paper published, verdicts, and the runs of a cell.
+
+import { h, replace, scrolling, section, select } from "../dom.js";
+import { fixed, integer, number } from "../format.js";
+import { change, link, toggled } from "../route.js";
+import { badge } from "../status.js";
+
+const SPACE = "\u2007"; // as wide as a digit
+const CLASSES = { agrees: "good", better: "good", differs: "bad", worse: "bad" };
+
+/** Decimals of a value: those of the metric, or as many as a small value needs. */
+const decimals = (value, metric) =>
+  value && Math.abs(value) < 0.5 * 10 ** -metric.decimals
+    ? Math.min(1 - Math.floor(Math.log10(Math.abs(value))), 8)
+    : metric.decimals;
+
+function withSpread(mean, std, metric, widths) {
+  const shown = decimals(mean * metric.scale, metric);
+  const spread = std === null || std === undefined ? "" : `± ${fixed(std * metric.scale, shown).padStart(widths, SPACE)}`;
+  return [fixed(mean * metric.scale, shown), spread && h("span", { class: "spread" }, ` ${spread}`)];
+}
+
+/** Characters of the widest standard deviation of a column, so that the means are aligned. */
+function widest(rows, metric) {
+  const lengths = rows
+    .map(({ metrics }) => metrics[metric.name])
+    .filter((cell) => cell?.n > 1)
+    .map((cell) => fixed(cell.std * metric.scale, metric.decimals).length);
+  return Math.max(0, ...lengths);
+}
+
+/** The verdict, with its numbers as a title and for screen readers. */
+function verdict(comparison, metric) {
+  if (!comparison) return null;
+  const { verdict: text, difference, ci_low: low, ci_high: high, p_adjusted: p, against } = comparison;
+  const digits = Math.max(metric.decimals, 2);
+  const hint = [
+    `against ${against}: difference ${fixed(difference * metric.scale, digits)}`,
+    low === null ? null : `95 % interval ${fixed(low * metric.scale, digits)} … ${fixed(high * metric.scale, digits)}`,
+    p === null || p === undefined ? null : `p = ${number(p, 2)}`,
+  ]
+    .filter(Boolean)
+    .join(", ");
+  return h("span", { class: `verdict ${CLASSES[text] ?? ""}`, title: hint }, text, h("span", { class: "hidden" }, ` (${hint})`));
+}
+
+function cell(row, metric, context) {
+  const { params, published, widths } = context;
+  const found = row.metrics[metric.name];
+  const paper = found.published ?? published?.get(row.row)?.[metric.name]?.published;
+  const id = `${row.row}|${metric.name}`;
+  const open = params.get("open") === id;
+  const ours =
+    found.n === 0
+      ? h("span", { class: "none" }, "–")
+      : h("button", {
+            type: "button",
+            class: `value${found.best ? " best" : ""}`,
+            "aria-expanded": String(open),
+            "data-key": `cell ${id}`,
+            title: `${row.row}, ${metric.title}: ${found.n} of ${row.seeds} seeds. Show the runs`,
+            onclick: () => change({ open: open ? null : id }),
+          },
+          withSpread(found.mean, found.std, metric, widths.get(metric.name)),
+          found.n !== row.counts.finished && h("sup", {}, `n=${found.n}`),
+        );
+  const below = [
+    paper &&
+      h("span", { class: "published", title: paper.source ?? "" },
+        "paper ",
+        withSpread(paper.value, paper.std, { ...metric, decimals: paperDecimals(paper, metric), scale: metric.scale }, 0),
+      ),
+    verdict(found.comparison, metric),
+  ];
+  return h("td", { class: "number" }, ours, below.some(Boolean) && h("span", { class: "below" }, below));
+}
+
+const paperDecimals = ({ value, std }, { scale }) =>
+  Math.max(...[value, std ?? 0].map((each) => (String(+(each * scale).toPrecision(10)).split(".")[1] ?? "").length));
+
+/** The runs behind a cell, with their values. */
+function runsOfCell(row, metric, width) {
+  const { values } = row.metrics[metric.name];
+  const stuck = values.some((each) => each.stuck);
+  return h("tr", { class: "detail" },
+    h("td", { colspan: width },
+      h("div", { class: "cellruns" },
+        h("b", {}, `${row.row}: ${metric.title} by seed`),
+        h("ul", {},
+          values.map((each) =>
+            h("li", {},
+              h("a", { href: link(["runs", each.run_id]), "data-key": `run ${each.run_id}` }, `seed ${each.seed}`),
+              " ",
+              h("span", { class: "mono" }, number(each.value * metric.scale, 5)),
+              each.stuck ? h("span", { class: "verdict bad" }, "stuck") : null,
+            ),
+          ),
+        ),
+        stuck ? h("p", { class: "note" }, "Stuck: the run never left the error of guessing.") : null,
+        h("p", {},
+          h("a", { href: link(["runs"], { ids: values.map((each) => each.run_id) }) }, "Compare these runs"),
+          " · ",
+          h("a", { href: link(["playground"], { run: values.map((each) => each.run_id).slice(0, 1) }) },
+            "Ask the first one's checkpoint",
+          ),
+        ),
+      ),
+    ),
+  );
+}
+
+function sorted(rows, params) {
+  const [key, descending] = [params.get("sort"), params.get("order") === "desc"];
+  if (!key) return rows;
+  const value = (row) => (key === "row" ? row.row : key === "parameters" ? row.parameters : row.metrics[key]?.mean) ?? null;
+  return [...rows].sort((a, b) => {
+    const [x, y] = [value(a), value(b)];
+    if (x === null || y === null) return (x === null) - (y === null);
+    return (typeof x === "string" ? x.localeCompare(y) : x - y) * (descending ? -1 : 1);
+  });
+}
+
+/** A header that sorts: ascending, descending, the order of the file. */
+function heading(key, text, params, attributes = {}) {
+  const own = params.get("sort") === key;
+  const descending = own && params.get("order") === "desc";
+  const next = !own ? { sort: key, order: null } : descending ? { sort: null, order: null } : { sort: key, order: "desc" };
+  return h("th", { scope: "col", "aria-sort": own ? (descending ? "descending" : "ascending") : null, ...attributes },
+    h("button", { type: "button", class: "sort", "data-key": `sort ${key}`, onclick: () => change(next) }, text),
+  );
+}
+
+/** Draw the table. `published` has the values of the ablation's own size where this size is not compared with them. */
+export function resultsTable(container, context) {
+  const { table, against, canPaper, chosen, params, published, downloads } = context;
+  const widths = new Map(table.metrics.map((metric) => [metric.name, widest(table.rows, metric)]));
+  const parameters = table.rows.some((row) => row.parameters !== null);
+  const columns = [
+    ["row", Object.values(table.axes).join(" · ") || "row", {}],
+    ...(parameters ? [["parameters", "parameters", { class: "number" }]] : []),
+    ...table.metrics.map((metric) => [
+      metric.name,
+      [
+        metric.title,
+        h("span", { class: "goal", title: metric.goal === "min" ? "less is better" : "more is better" },
+          metric.goal === "min" ? " ↓" : " ↑",
+        ),
+      ],
+      { class: "number" },
+    ]),
+  ];
+  const body = sorted(table.rows, params).flatMap((row) => {
+    const [openRow, openMetric] = splitOpen(params.get("open"));
+    const metric = row.row === openRow ? table.metrics.find((each) => each.name === openMetric) : null;
+    const line = h("tr", { class: chosen.includes(row.row) ? "chosen" : "" },
+      h("td", { class: "choose" },
+        h("input", {
+          type: "checkbox",
+          checked: chosen.includes(row.row),
+          "data-key": `choose ${row.row}`,
+          "aria-label": `Compare ${row.row}`,
+          onchange: () => change({ row: toggled(chosen, row.row) }),
+        }),
+      ),
+      h("th", { scope: "row" },
+        row.row,
+        row.counts.finished < row.seeds
+          ? h("small", {}, `${row.counts.finished} of ${row.seeds} seeds`, problems(row.counts))
+          : null,
+      ),
+      parameters && h("td", { class: "number" }, integer(row.parameters)),
+      table.metrics.map((each) => cell(row, each, { params, published, widths })),
+    );
+    return metric && row.metrics[metric.name].n ? [line, runsOfCell(row, metric, columns.length + 1)] : [line];
+  });
+  const options = [
+    ["none", "nothing"],
+    ...(canPaper ? [["paper", "the paper"]] : []),
+    ...table.rows.map((row) => [row.row, row.row]),
+  ];
+  const shown = published && [...published.values()].some((metrics) => Object.values(metrics).some((each) => each.published));
+  replace(
+    container,
+    section(
+      "Results",
+      {
+        id: "results",
+        controls: [select("verdicts against", options, against, (value) => change({ compare: value })), downloads],
+      },
+      scrolling(
+        "Result table",
+        h("table", { class: "results" },
+          h("thead", {},
+            h("tr", {},
+              h("td", { class: "choose" }, h("span", { class: "hidden" }, "Choose")),
+              columns.map(([key, text, attributes]) => heading(key, text, params, attributes)),
+            ),
+          ),
+          h("tbody", {}, body),
+        ),
+      ),
+      h("div", { class: "notes" },
+        [
+          "Mean ± standard deviation over seeds. Select a number to see its runs. Choose rows to compare them.",
+          shown &&
+            "The paper's numbers are of models and training of another size, so there is no verdict against the paper.",
+          table.scaled.length ? `This scale changes ${table.scaled.join(", ")}.` : null,
+          ...(table.compared?.rules ?? []),
+          ...table.warnings,
+        ]
+          .filter(Boolean)
+          .map((text) => h("p", { class: "note" }, text)),
+      ),
+    ),
+  );
+}
+
+function problems(counts) {
+  return ["running", "failed", "damaged", "interrupted", "stopped"]
+    .filter((status) => counts[status])
+    .map((status) => h("span", { class: "problem" }, badge(status)));
+}
+
+function splitOpen(value) {
+  const at = value?.lastIndexOf("|") ?? -1;
+  return at < 0 ? [null, null] : [value.slice(0, at), value.slice(at + 1)];
+}

@@ -1,0 +1,182 @@
+// All runs: filters, columns, more pages, and the comparison of chosen ones.
+
+import { at, get } from "../api.js";
+import { changes, empty, h, replace, scrolling } from "../dom.js";
+import { ago, integer, moment, plural } from "../format.js";
+import { change, current, link, toggled } from "../route.js";
+import { badge } from "../status.js";
+import { flatten, resultsFirst, shown, SUMMARY, valueOf } from "../values.js";
+import { compareRuns } from "./compare_runs.js";
+import { columnChooser, filters } from "./run_filters.js";
+
+const PAGE = 100;
+const MOST = 1000; // runs in one answer
+const DEFAULT_COLUMNS = 4;
+const CONDITIONS = ["filter", "ids", "sweep", "scale", "status", "ablation"];
+const NUMBER = { class: "number" };
+const COLUMNS = [
+  ["run_id", "run"],
+  ["status", "status"],
+  [null, "ablation"],
+  [null, "row"],
+  ["seed", "seed", NUMBER],
+  ["step", "step", NUMBER],
+];
+
+/** [key, order] of the rows: newest first unless the address says otherwise. */
+const orderOf = (params) => [params.get("sort") ?? "created_ms", params.get("order") ?? (params.get("sort") ? "asc" : "desc")];
+
+/** The parameters of GET /runs that the address asks for. */
+function queryOf(params) {
+  const [sort, order] = orderOf(params);
+  const keys = params.getAll("col").filter((key) => key !== "none");
+  return {
+    filter: params.getAll("filter"),
+    run: params.getAll("ids"),
+    sort,
+    order,
+    fields: keys.length ? [...SUMMARY, ...keys].join(",") : null,
+    ...Object.fromEntries(["status", "ablation", "sweep", "scale"].map((name) => [name, params.get(name)])),
+  };
+}
+
+const metricsOf = (runs) => resultsFirst(new Set(runs.flatMap((run) => Object.keys(run.metrics))));
+
+/** The chosen columns, or the first metrics of the runs. */
+function columnsOf(params, runs) {
+  const chosen = params.getAll("col");
+  return chosen.length ? chosen.filter((key) => key !== "none") : metricsOf(runs).slice(0, DEFAULT_COLUMNS);
+}
+
+function heading(params) {
+  const [sort, order] = orderOf(params);
+  return ([key, text, attributes]) => {
+    if (!key) return h("th", { scope: "col" }, text);
+    const sorted = sort === key ? `${order}ending` : null;
+    const onclick = () => change({ sort: key, order: sort === key && order === "asc" ? "desc" : "asc" });
+    const button = h("button", { type: "button", class: "sort", "data-key": `sort ${key}`, onclick }, text);
+    return h("th", { scope: "col", "aria-sort": sorted, ...attributes }, button);
+  };
+}
+
+function line(run, columns, chosen) {
+  const { run_id: id, ablations, step, steps } = run;
+  const choose = h("input", {
+    type: "checkbox",
+    checked: chosen.includes(id),
+    "data-key": `choose ${id}`,
+    "aria-label": `Choose run ${id}`,
+    onchange: () => change({ sel: toggled(current().params.getAll("sel"), id) }, { replace: true }),
+  });
+  const others = ablations.length > 1 ? ` +${ablations.length - 1}` : "";
+  return h("tr", { class: chosen.includes(id) ? "chosen" : "" },
+    h("td", { class: "choose" }, choose),
+    h("th", { scope: "row" }, h("a", { class: "mono", href: link(["runs", id]), "data-key": `run ${id}` }, id)),
+    h("td", {}, badge(run.status)),
+    h("td", { title: ablations.join(", ") }, ablations.length ? ablations[0] + others : "–"),
+    h("td", {}, run.row ?? "–"),
+    h("td", NUMBER, run.seed ?? "–"),
+    h("td", NUMBER, steps && step < steps ? `${integer(step)} / ${integer(steps)}` : integer(step)),
+    columns.map((key) => h("td", NUMBER, shown(key, valueOf(run, key)))),
+    h("td", { class: "number", title: moment(run.created_ms) }, run.created_ms ? ago(run.created_ms) : "–"),
+  );
+}
+
+export function runs(root) {
+  const part = changes();
+  const [top, chooser, list, compared] = [h("div"), h("div"), h("div"), h("div")];
+  const comparison = compareRuns(compared);
+  let [started, asked, pages, later, cursor, keys] = [false, "", 1, [], null, []];
+
+  /** The loaded runs: the first MOST are read again at every refresh, those after them are not. */
+  async function load(params) {
+    const query = queryOf(params);
+    const state = JSON.stringify(query);
+    if (state !== asked) [pages, later] = [1, []];
+    asked = state;
+    const answer = await get(at("runs", { ...query, limit: Math.min(pages * PAGE, MOST) }));
+    if (!later.length) cursor = answer.next;
+    return { total: answer.total, loaded: [...answer.runs, ...later] };
+  }
+
+  async function more() {
+    if (pages * PAGE < MOST) pages += 1;
+    else {
+      const answer = await get(at("runs", { ...queryOf(current().params), limit: PAGE, cursor }));
+      later.push(...answer.runs);
+      cursor = answer.next;
+    }
+    dispatchEvent(new Event("routechange"));
+  }
+
+  function draw(params, { total, loaded }, columns) {
+    const chosen = params.getAll("sel");
+    const heads = [...COLUMNS, ...columns.map((key) => [key, key, NUMBER]), ["created_ms", "started", NUMBER]];
+    const filtered = CONDITIONS.some((name) => params.get(name));
+    const button = (key, text, onclick, kind = "quiet") =>
+      h("button", { type: "button", class: kind, "data-key": key, onclick }, text);
+    const selection = chosen.length
+      ? h("span", { class: "actions" },
+          h("b", {}, `${plural(chosen.length, "run")} chosen`),
+          button("to comparison", "Show the comparison", () => compared.scrollIntoView()),
+          button("clear", "Clear", () => change({ sel: null })),
+        )
+      : h("span", { class: "note" }, "Choose runs to compare their curves, configurations and results.");
+    const none = filtered
+      ? "No run fits. A run that lacks a key does not match; remove a condition to see more."
+      : "No run has been started. `cope-sweep run quickstart` trains the first ones in a minute.";
+    const head = h("tr", {}, h("td", { class: "choose" }, h("span", { class: "hidden" }, "Choose")), heads.map(heading(params)));
+    replace(
+      list,
+      h("div", { class: "bar controls" },
+        h("span", { class: "note" }, `${integer(loaded.length)} of ${plural(total, "run")}`),
+        selection,
+      ),
+      loaded.length
+        ? scrolling(
+            "Runs",
+            h("table", { class: "runs" }, h("thead", {}, head), h("tbody", {}, loaded.map((run) => line(run, columns, chosen)))),
+          )
+        : empty(none),
+      loaded.length < total && button("more", `Load ${Math.min(PAGE, total - loaded.length)} more`, more, "more"),
+    );
+  }
+
+  /** Keys of the configuration and facts, from one of the runs. */
+  async function learnKeys(loaded) {
+    const known = loaded.find((run) => run.status === "finished") ?? loaded[0];
+    if (keys.length || !known) return;
+    const detail = await get(at(["runs", known.run_id], { curve: false }));
+    keys = [...flatten(detail.spec), ...flatten(detail.facts, "facts")].filter(([, value]) => value !== null).map(([key]) => key);
+  }
+
+  return {
+    title: () => "Runs",
+    close: () => comparison.close(),
+    async refresh(params) {
+      const ablations = (await get(at("ablations"))).map((each) => each.name);
+      if (!started) replace(root, h("div", { class: "head" }, h("h1", {}, "Runs")), top, chooser, list, compared);
+      started = true;
+      part("filters", JSON.stringify([ablations, CONDITIONS.map((name) => params.getAll(name))]), () =>
+        replace(top, filters(params, ablations)),
+      );
+      let found;
+      try {
+        found = await load(params);
+      } catch (error) {
+        if (error.status !== 422) throw error;
+        part("list", error.message, () => replace(list, h("div", { class: "error", role: "alert" }, h("p", {}, error.message))));
+        return;
+      }
+      await learnKeys(found.loaded);
+      const columns = columnsOf(params, found.loaded);
+      part("columns", JSON.stringify([columns, metricsOf(found.loaded), keys]), () => {
+        const open = chooser.querySelector("details")?.open ?? false;
+        replace(chooser, columnChooser(columns, metricsOf(found.loaded), keys));
+        chooser.querySelector("details").open = open;
+      });
+      part("list", JSON.stringify([found, columns, params.toString()]), () => draw(params, found, columns));
+      await comparison.refresh({ params, keys });
+    },
+  };
+}

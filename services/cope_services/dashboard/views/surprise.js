@@ -1,0 +1,147 @@
+// The tokens of a text, coloured by their surprise.
+
+import { post } from "../api.js";
+import { h, replace, scrolling } from "../dom.js";
+import { fixed, number } from "../format.js";
+
+const MOST_BITS = 8; // the darkest colour
+const LEVELS = 9;
+
+/** A level 0 … 8 for a surprise in bits. */
+const level = (bits) => Math.min(Math.floor((Math.max(bits, 0) / MOST_BITS) * LEVELS), LEVELS - 1);
+
+/** The colours and what they mean. */
+export function legend() {
+  return h("div", { class: "scale", role: "img", "aria-label": `Colours from 0 bits, expected, to ${MOST_BITS} bits and more, surprising` },
+    h("span", {}, "expected, 0 bits"),
+    h("span", { class: "steps" }, Array.from({ length: LEVELS }, (_, i) => h("i", { class: `s${i}` }))),
+    h("span", {}, `${MOST_BITS} bits and more, surprising`),
+  );
+}
+
+const visible = (label) => label.replace(/\n/g, "↵\n").replace(/\t/g, "→");
+
+/** The most probable tokens as text: "i 80 %, w 12 %". */
+const alternatives = (top, names) =>
+  (top ?? [])
+    .map(([id, logProbability]) => `${visible(names.get(id) ?? `token ${id}`).trim() || "␣"} ${percent(logProbability)}`)
+    .join(", ");
+
+const percent = (logProbability) => `${number(100 * Math.exp(logProbability), 3)} %`;
+const bits = (logProbability) => fixed(Math.max(0, -logProbability / Math.LN2), 2);
+
+/** Cells of one token under one model. */
+function measured({ log_probabilities: logs, top }, i, names) {
+  return logs[i] === null
+    ? [h("td", {}, "input"), h("td"), h("td")]
+    : [
+        h("td", { class: "number" }, bits(logs[i])),
+        h("td", { class: "number" }, percent(logs[i])),
+        h("td", {}, alternatives(top?.[i], names)),
+      ];
+}
+
+/** Answers of POST /perplexity whose models read the same tokens: the text under each, and the same as numbers. */
+function sheet(answers, nameOf) {
+  const sequences = answers.map((answer) => answer.sequences[0]);
+  const [{ labels, token_ids: ids }] = sequences;
+  const names = new Map(ids.map((id, i) => [id, labels[i]]));
+  const spaced = labels.length > 1 && labels.every((label) => !/^\s|\s$/.test(label));
+  const pointed = h("div", { class: "pointed" });
+  const head = (first) =>
+    h("thead", {},
+      h("tr", {},
+        [first, "bits", "probability", "most probable"].map((text, i) =>
+          h("th", { scope: "col", class: i === 1 || i === 2 ? "number" : null }, text),
+        ),
+      ),
+    );
+  let now = null;
+  /** Ask for the texts of the most probable tokens at `i` that do not occur in the text. */
+  const learn = async (i) => {
+    const found = sequences.flatMap(({ top }) => (top?.[i] ?? []).map(([id]) => id)).filter((id) => !names.has(id));
+    if (!found.length) return;
+    const text = (id) => post("/detokenize", { model: answers[0].run_id, tokens: [id] }).then(({ prompt }) => names.set(id, prompt));
+    await Promise.all([...new Set(found)].map(text));
+    if (now === i) draw(i);
+  };
+  const point = (i) => {
+    now = i;
+    draw(i);
+    learn(i).catch(() => {}); // their ids remain
+  };
+  const draw = (i) => {
+    for (const each of sheets.querySelectorAll(".token")) each.classList.toggle("now", +each.dataset.at === i);
+    replace(
+      pointed,
+      h("table", {},
+        head(`token ${i}: ${visible(labels[i]).trim() || "␣"}`),
+        h("tbody", {},
+          answers.map((answer, k) =>
+            h("tr", {}, h("th", { scope: "row" }, nameOf(answer.run_id)), measured(sequences[k], i, names)),
+          ),
+        ),
+      ),
+    );
+  };
+  const sheets = h("div", {
+      class: "sheets",
+      onpointerover: (event) => {
+        const at = event.target.dataset?.at;
+        if (at !== undefined) point(+at);
+      },
+    },
+    answers.map((answer, k) => [
+      h("div", { class: "who" }, nameOf(answer.run_id), h("small", {}, ` perplexity ${number(answer.total.perplexity)}`)),
+      h("div", {
+          class: `tokens${spaced ? " spaced" : ""}`,
+          role: "img",
+          "aria-label": `Text under ${nameOf(answer.run_id)}, coloured by surprise; the table below has the numbers`,
+        },
+        labels.map((label, i) =>
+          h("span", {
+              class:
+                sequences[k].log_probabilities[i] === null
+                  ? "token input"
+                  : `token s${level(-sequences[k].log_probabilities[i] / Math.LN2)}`,
+              "data-at": i,
+            },
+            visible(label),
+          ),
+        ),
+      ),
+    ]),
+  );
+  const rows = labels.map((label, i) =>
+    answers.map((answer, k) =>
+      h("tr", {},
+        k ? null : h("th", { scope: "rowgroup", rowspan: answers.length }, `${i}: `, h("code", {}, visible(label))),
+        answers.length > 1 && h("td", {}, nameOf(answer.run_id)),
+        measured(sequences[k], i, names),
+      ),
+    ),
+  );
+  const table = h("table", {},
+    h("thead", {},
+      h("tr", {},
+        ["token", ...(answers.length > 1 ? ["checkpoint"] : []), "bits", "probability", "most probable"].map((text) =>
+          h("th", { scope: "col", class: text === "bits" || text === "probability" ? "number" : null }, text),
+        ),
+      ),
+    ),
+    h("tbody", {}, rows),
+  );
+  point(labels.length - 1);
+  return h("div", { class: "scored" },
+    sheets,
+    h("p", { class: "note" }, "Point at a token to see its probability under each checkpoint."),
+    pointed,
+    h("details", {}, h("summary", {}, "As a table"), scrolling("Tokens as a table", table)),
+  );
+}
+
+/** One sheet for each group of models with the same tokens. */
+export function surprise(answers, nameOf) {
+  const groups = Map.groupBy(answers, (answer) => JSON.stringify([answer.sequences[0].labels, answer.sequences[0].token_ids]));
+  return [...groups.values()].map((group) => sheet(group, nameOf));
+}

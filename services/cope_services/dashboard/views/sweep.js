@@ -1,0 +1,132 @@
+// One sweep: its runs, and live progress by server-sent events while it runs.
+
+import { at, events, get, post } from "../api.js";
+import { changes, crumbs, h, replace } from "../dom.js";
+import { plural } from "../format.js";
+import { link } from "../route.js";
+import { badge, progress, summary, total } from "../status.js";
+import { facts, failures, liveNumbers, members, record } from "./sweep_parts.js";
+
+const RETRY_MS = 5000;
+const ACTIVE = ["pending", "running"]; // statuses of a sweep that has not ended
+const TROUBLED = ["failed", "interrupted", "damaged"];
+
+/** A dialog that asks before something happens; resolves to true or false. */
+function confirmed(title, text, action) {
+  return new Promise((resolve) => {
+    const answer = (value, name, label) => h("button", { value, class: name }, label);
+    const dialog = h("dialog", { "aria-labelledby": "confirm-title" },
+      h("form", { method: "dialog" },
+        h("h2", { id: "confirm-title" }, title),
+        h("p", {}, text),
+        h("div", { class: "actions" }, answer("no", "quiet", "Cancel"), answer("yes", "primary", action)),
+      ),
+    );
+    dialog.addEventListener("close", () => {
+      dialog.remove();
+      resolve(dialog.returnValue === "yes");
+    });
+    document.body.append(dialog);
+    dialog.showModal();
+  });
+}
+
+export function sweep(root, id) {
+  const part = changes();
+  const [head, live, failed, list, written] = [h("div"), h("div"), h("div"), h("div"), h("div")];
+  const [actions, notice] = [h("div", { class: "actions" }), h("p", { class: "note", role: "status" })];
+  const leaving = new AbortController();
+  let [started, listening] = [false, false];
+
+  function show({ event, data }) {
+    if (event === "progress" || event === "end") replace(failed, failures(data.failures));
+    replace(live, event === "progress" ? liveNumbers(data) : null);
+    if (event === "end") dispatchEvent(new Event("routechange")); // reads the rest of the view again
+    return event === "end";
+  }
+
+  /** Follow the events until the sweep ends or the view closes; connect again after an interruption. */
+  async function listen() {
+    listening = true;
+    while (!leaving.signal.aborted) {
+      try {
+        for await (const each of events(at(["sweeps", id, "events"]), leaving.signal)) if (show(each)) return;
+      } catch (error) {
+        if (leaving.signal.aborted) return;
+        if (error.status !== undefined) {
+          replace(
+            live,
+            h("p", { class: "note" }, `There is no live progress: ${error.message}. The rest is read every few seconds.`),
+          );
+          return;
+        }
+      }
+      await new Promise((resolve) => setTimeout(resolve, RETRY_MS));
+    }
+  }
+
+  async function act(what, [title, text, verb], done) {
+    if (!(await confirmed(title, text, verb))) return;
+    try {
+      const answer = await post(at(["sweeps", id, what]));
+      const other =
+        answer.sweep_id === id ? null : h("a", { href: link(["sweeps", answer.sweep_id]) }, `Sweep ${answer.sweep_id}`);
+      replace(notice, done, " ", other);
+    } catch (error) {
+      notice.textContent = error.message;
+    }
+    dispatchEvent(new Event("routechange"));
+  }
+
+  const STOP = [
+    "Stop this sweep?",
+    "Runs in progress write a checkpoint and can be continued. Other runs stay pending.",
+    "Stop the sweep",
+  ];
+
+  function buttons({ status, counts }) {
+    if (ACTIVE.includes(status)) {
+      const stop = () => act("stop", STOP, "The sweep has been asked to stop. Its runs write checkpoints first.");
+      return h("button", { type: "button", class: "danger", "data-key": "stop", onclick: stop }, "Stop");
+    }
+    const left = total(counts) - (counts.finished ?? 0);
+    if (!left) return null;
+    const runs = plural(left, "run");
+    const text = "What the sweep has not finished is trained, failed runs included, from the last checkpoint where there is one.";
+    const retry = () => act("retry", [`Train ${runs}?`, text, "Retry"], "The runs are trained again.");
+    return h("button", { type: "button", "data-key": "retry", onclick: retry }, `Retry ${runs}`);
+  }
+
+  function drawHead(found) {
+    replace(actions, buttons(found));
+    replace(
+      head,
+      crumbs(["Sweeps", link(["sweeps"])], id),
+      h("div", { class: "head" }, h("h1", {}, found.title || found.ablation), badge(found.status), actions),
+      notice,
+      h("div", { class: "counts" }, progress(found.counts), h("small", {}, summary(found.counts))),
+      facts(found),
+      found.error && h("div", { class: "error", role: "alert" }, h("p", {}, found.error)),
+      found.notes.map((note) => h("p", { class: "note" }, note)),
+    );
+  }
+
+  return {
+    title: () => `Sweep ${id}`,
+    close: () => leaving.abort(),
+    async refresh() {
+      const found = await get(at(["sweeps", id]));
+      if (!started) replace(root, head, live, failed, list, written);
+      started = true;
+      part("head", JSON.stringify([found.status, found.counts, found.ended_ms]), () => drawHead(found));
+      if (ACTIVE.includes(found.status)) {
+        if (!listening) listen();
+      } else {
+        const ended = found.members.filter((run) => run.message && TROUBLED.includes(run.status));
+        part("failed", JSON.stringify(ended), () => replace(failed, failures(ended)));
+      }
+      part("list", JSON.stringify(found.members), () => replace(list, members(found)));
+      part("record", JSON.stringify([found.command, found.table]), () => replace(written, record(found)));
+    },
+  };
+}

@@ -1,0 +1,91 @@
+// Parts of the view of a sweep: live numbers, failures, its runs, and what it recorded.
+
+import { definitions, empty, h, section, table } from "../dom.js";
+import { count, duration, integer, moment, plural } from "../format.js";
+import { link } from "../route.js";
+import { badge, STATUSES } from "../status.js";
+
+const known = (value, show) => (value === null || value === undefined ? "–" : show(value));
+
+/** What the last event `progress` said. */
+export function liveNumbers({ counts, eta_s: eta, steps_per_s: speed, groups, nodes }) {
+  const all = STATUSES.reduce((sum, status) => sum + (counts[status] ?? 0), 0);
+  const tile = ([label, value]) => h("div", { class: "tile" }, h("dt", {}, label), h("dd", {}, value));
+  return h("dl", { class: "tiles" },
+    [
+      ["finished", `${integer(counts.finished ?? 0)} / ${integer(all)}`],
+      ["running", integer(counts.running ?? 0)],
+      ["remaining time", known(eta, duration)],
+      ["steps per second", known(speed, (value) => (value < 10 ? value.toFixed(1) : count(Math.round(value))))],
+      ["worker groups", known(groups, integer)],
+      ["nodes", known(nodes, integer)],
+    ].map(tile),
+  );
+}
+
+export function failures(list) {
+  if (!list.length) return null;
+  const line = (run) =>
+    h("li", {},
+      h("a", { href: link(["runs", run.run_id]), "data-key": `failed ${run.run_id}` }, run.row),
+      ` ${run.message ?? ""}`,
+    );
+  return section("Failures", { id: "failures" }, h("ul", { class: "failures" }, list.map(line)));
+}
+
+export function members({ members: runs }) {
+  if (!runs.length) return section("Runs", { id: "members" }, empty("The sweep has no runs."));
+  const messages = runs.some((run) => run.message);
+  const columns = [
+    "row",
+    ["seed", "number"],
+    "status",
+    ["step", "number"],
+    "worker",
+    ...(messages ? [["message", "message"]] : []),
+  ];
+  const rows = runs.map((run) => [
+    h("a", { href: link(["runs", run.run_id]), "data-key": run.run_id }, run.row),
+    run.seed,
+    [badge(run.status), run.reused ? " reused" : ""],
+    run.steps ? `${integer(run.step)} / ${integer(run.steps)}` : integer(run.step),
+    run.worker_id ?? "",
+    ...(messages ? [run.message ?? ""] : []),
+  ]);
+  return section("Runs", { id: "members" }, table("Runs of the sweep", columns, rows));
+}
+
+export function facts(sweep) {
+  const { machine, started_ms: start, ended_ms: end } = sweep;
+  return definitions([
+    ["ablation", h("a", { href: link(["ablations", sweep.ablation]) }, sweep.ablation)],
+    ["started", moment(start)],
+    ["ended", end ? moment(end) : null],
+    ["duration", end ? duration((end - start) / 1000) : null],
+    ["executor", sweep.executor],
+    ["reused runs", sweep.reused],
+    ["commit", sweep.git_commit?.slice(0, 12)],
+    [
+      "machine",
+      [machine.host, machine.cpu, machine.cpus && plural(machine.cpus, "core"), machine.gpu].filter(Boolean).join(" · "),
+    ],
+  ]);
+}
+
+/** The table at its end, its command, versions and ablation file. */
+export function record(sweep) {
+  const versions = Object.entries(sweep.versions).map(([name, version]) => `${name} ${version}`);
+  const text = (label, content) => h("pre", { class: "file", tabindex: 0, "aria-label": label }, content);
+  return [
+    sweep.table?.markdown && section("Table at the end", { id: "table" }, text("Table at the end", sweep.table.markdown)),
+    section(
+      "Record",
+      { id: "record" },
+      h("details", {},
+        h("summary", {}, "Command and versions"),
+        text("Command and versions", [sweep.command.join(" "), ...versions].join("\n")),
+      ),
+      h("details", {}, h("summary", {}, "Ablation file"), text("Ablation file", sweep.file_text)),
+    ),
+  ];
+}
