@@ -125,8 +125,8 @@ def source_of(data: Json, name: str) -> Source:
     """A mapping from JSON as if it were a file; error messages call it `name`. Raises SpecError."""
     if not isinstance(data, dict):
         raise SpecError(f"{name}: expected a mapping of keys, as in ablations/quickstart.yaml")
-    values, open_values = 0, [((), data)]
-    path: KeyPath
+    values = 0
+    open_values: list[tuple[KeyPath, Any]] = [((), data)]
     while open_values:
         path, value = open_values.pop()
         values += 1

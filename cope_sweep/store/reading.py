@@ -42,9 +42,10 @@ class RunContents:
             return None if row is None else checked_row(row, self.folder.path)
         except DamagedError as error:
             damaged = RunRow(self.folder.run_id, "damaged", {}, message=printable(str(error)), sweep_id=sweep_id)
-            for name, read in (("spec", self._spec), ("attempt", self._attempt)):
-                with contextlib.suppress(DamagedError):
-                    damaged = checked_row(replace(damaged, **{name: read()}), self.folder.path)
+            with contextlib.suppress(DamagedError):
+                damaged = checked_row(replace(damaged, spec=self._spec()), self.folder.path)
+            with contextlib.suppress(DamagedError):
+                damaged = checked_row(replace(damaged, attempt=self._attempt()), self.folder.path)
             return damaged
 
     def _spec(self) -> Mapping[str, Any]:

@@ -122,4 +122,4 @@ def _new_loop() -> Callable[..., Load]:
         import uvloop
     except ImportError:
         return asyncio.run
-    return uvloop.run  # type: ignore[no-any-return]
+    return uvloop.run

@@ -19,7 +19,8 @@ class MlflowRuns:
     def __init__(self, path: Path, runs: Sequence[RunSpec], store: Store) -> None:
         from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
-        self._store = SqlAlchemyStore(f"sqlite:///{path}", str(path.parent / "artifacts"))
+        untyped: Any = SqlAlchemyStore
+        self._store = untyped(f"sqlite:///{path}", str(path.parent / "artifacts"))
         self._experiment = self._store.create_experiment("bench")
         records = store.index.records(run.run_id for run in runs)
         with self._store.engine.begin() as connection:
@@ -44,7 +45,7 @@ class MlflowRuns:
             "source_version": "", "lifecycle_stage": "active", "artifact_uri": "", "experiment_id": self._experiment,
         }  # fmt: skip
         for key, value in record.metrics.items():
-            metric = {"key": key, "value": value, "timestamp": record.ended_ms, "run_uuid": run_id}
+            metric: dict[str, Any] = {"key": key, "value": value, "timestamp": record.ended_ms, "run_uuid": run_id}
             yield "latest_metrics", {**metric, "step": 50, "is_nan": False}
             yield "metrics", {**metric, "step": 50, "is_nan": False}
         for key, value in flatten(run.model_dump(mode="json")):
