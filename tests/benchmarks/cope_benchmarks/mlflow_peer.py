@@ -48,8 +48,8 @@ class MlflowRuns:
             metric: dict[str, Any] = {"key": key, "value": value, "timestamp": record.ended_ms, "run_uuid": run_id}
             yield "latest_metrics", {**metric, "step": 50, "is_nan": False}
             yield "metrics", {**metric, "step": 50, "is_nan": False}
-        for key, value in flatten(run.model_dump(mode="json")):
-            yield "params", {"key": key, "value": str(value)[:500], "run_uuid": run_id}
+        for name, setting in flatten(run.model_dump(mode="json")):
+            yield "params", {"key": name, "value": str(setting)[:500], "run_uuid": run_id}
 
     def search(self, conditions: Sequence[str], sort: str, limit: int) -> list[str]:
         """The ids of the runs for which conditions as `model.layers=4` hold, by a metric."""
