@@ -20,7 +20,7 @@ from cope_services.settings import Settings
 from cope_services.sweep_events import Watchers
 from cope_services.sweep_jobs import SweepJobs
 from cope_services.tables import Tables
-from cope_sweep.queries import AblationFiles, Queries, parse_filter
+from cope_sweep.queries import AblationFiles, NotFoundError, Queries, parse_filter
 from cope_sweep.store import RunFolder, RunQuery, Status, Store
 
 if TYPE_CHECKING:
@@ -51,7 +51,15 @@ class Components:
 
     async def predictor(self, run_id: str) -> Predictor:
         """The model of a finished run. Raises as `Predictors.get`."""
-        return await self.predictors.get(run_id, lambda: self.finished.find(run_id))
+        return await self.find(lambda: self.predictors.get(run_id, lambda: self.finished.find(run_id)))
+
+    async def find(self, work: Callable[[], Awaitable[T]]) -> T:
+        """What `work` returns. A run that it does not find may be in a plan that is not made yet: then once more."""
+        try:
+            return await work()
+        except NotFoundError:
+            await self.plans.prepare_all()
+            return await work()
 
     @classmethod
     def create(cls, settings: Settings) -> Components:

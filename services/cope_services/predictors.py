@@ -27,6 +27,7 @@ from cope_services.probe_schemas import ProbeFormat, ProbeRequest
 from cope_services.settings import Settings
 from cope_sweep.queries import Queries
 from cope_sweep.store import RunFolder
+from cope_sweep.store.errors import DamagedError
 
 if TYPE_CHECKING:
     from cope_sweep.inference import Predictor
@@ -92,7 +93,7 @@ class Predictors:
         known = self._latest.get(key)
         try:
             async with asyncio.timeout(None if known is None else CHECK_S) as limit:
-                predictor = await self._lookups.get(key, lambda: self._predictor(find()))
+                predictor = await self._lookups.get(key, lambda: self._find(find))
         except TimeoutError:
             if known is None or not limit.expired():
                 raise
@@ -129,6 +130,12 @@ class Predictors:
                 if output_format == "json":
                     return await self.batcher.prepare(lambda: probe_json(probed, request))
                 return await self.batcher.prepare(lambda: probe_picture(probed, request, output_format))
+
+    def _find(self, find: Callable[[], RunFolder]) -> Predictor:
+        try:
+            return self._predictor(find())
+        except DamagedError as error:  # links, pipes: the store refuses to open them
+            raise DamagedCheckpointError(str(error)) from error
 
     def _predictor(self, folder: RunFolder) -> Predictor:
         files = self._checkpoints.files(folder)

@@ -15,7 +15,7 @@ from fastapi.responses import StreamingResponse
 
 from cope_services.access import INFER, READ
 from cope_services.completions import complete, parts
-from cope_services.dependencies import Components, ComponentsDep, RequireJson
+from cope_services.dependencies import Components, ComponentsDep, PreparePlans, RequireJson
 from cope_services.errors import INTERNAL_ERROR, InvalidError, ServiceError, error_object
 from cope_services.openai_schemas import (
     OPENAI_ERRORS,
@@ -51,7 +51,7 @@ run_router = APIRouter(prefix="/openai/{run_id}", tags=["OpenAI protocol, one ru
 # -- the model is in the request
 
 
-@router.get("/v1/models", dependencies=[READ], response_model_exclude_none=True, responses=OPENAI_ERRORS)
+@router.get("/v1/models", dependencies=[READ, PreparePlans], response_model_exclude_none=True, responses=OPENAI_ERRORS)
 def list_models(
     components: ComponentsDep,
     limit: Annotated[int, Query(ge=1, le=MAX_MODELS)] = MAX_MODELS,
@@ -64,7 +64,9 @@ def list_models(
     return ModelList(data=[_model(run) for run in page.runs])
 
 
-@router.get("/v1/models/{model}", dependencies=[READ], response_model_exclude_none=True, responses=OPENAI_ERRORS)
+@router.get(
+    "/v1/models/{model}", dependencies=[READ, PreparePlans], response_model_exclude_none=True, responses=OPENAI_ERRORS
+)
 def get_model(model: str, components: ComponentsDep) -> Model:
     """One finished run."""
     components.queries.finished(model)

@@ -20,7 +20,7 @@ router = APIRouter(tags=["perplexity"], dependencies=[INFER])
 async def compare_perplexity(body: PerplexityRequest, components: ComponentsDep, request: Request) -> Response:
     """Perplexity of token ids or texts under several models: runs, or the best runs of rows."""
     queries, predictors = components.queries, components.predictors
-    answer = await components.infer(request, lambda: compare(queries, predictors, body))
+    answer = await components.infer(request, lambda: components.find(lambda: compare(queries, predictors, body)))
     return Response(answer, media_type="application/json")
 
 
