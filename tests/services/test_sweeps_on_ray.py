@@ -69,15 +69,18 @@ def test_submitted_followed_stopped_and_retried(service: tuple[str, Path]) -> No
         sweep = client.submit(name="mine", spec=MINE, idempotency_key="mine")
         assert client.submit(name="mine", spec=MINE, idempotency_key="mine").sweep_id == sweep.sweep_id
         seen: list[SweepProgress] = []
+        stopped = False
         for progress in client.events(sweep.sweep_id):
             seen.append(progress)
-            if progress.counts.get("finished") == 1 and progress.counts.get("running") == 1:
+            training = (progress.counts.get("running"), progress.groups, progress.nodes) == (1, 1, 1)
+            if training and progress.counts.get("finished") == 1 and not stopped:
+                stopped = True
                 # The long run has been begun: it can write a checkpoint.
                 (long,) = [each for each in client.sweep(sweep.sweep_id).members if each.status == "running"]
                 wait_until(lambda run_id=long.run_id: bool(Store(folder).run(run_id).curve()))
                 assert client.stop(sweep.sweep_id).stop_requested
         assert seen[0].status in ("pending", "running")
-        assert any(each.status == "running" and each.groups == 1 and each.nodes == 1 for each in seen)
+        assert stopped, seen
         assert (seen[-1].status, seen[-1].counts) == ("interrupted", {"finished": 1, "interrupted": 1})
         assert client.sweep(sweep.sweep_id).notes == ["stopped: a stop was requested"]
         state = Store(folder).run(long.run_id).state
