@@ -21,6 +21,8 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import psutil
+
 from tests.deploy.dockerfile import Instruction, Stage, ignore_lines, in_context, parse
 
 ROOT = Path(__file__).parents[2]
@@ -175,7 +177,9 @@ def check(image: Chroot) -> None:
             time.sleep(1)
         print("the service is healthy", flush=True)
     finally:
-        service.kill()
+        # The change of user has undone --kill-child. The first process of the namespace takes the others along.
+        for child in psutil.Process(service.pid).children(recursive=True):
+            child.kill()
         service.wait()
 
 

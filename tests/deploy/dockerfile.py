@@ -19,7 +19,9 @@ class Instruction:
 
     def words(self) -> tuple[dict[str, str], list[str]]:
         """The options (`--from=build`) and the other words."""
-        words = json.loads(self.text) if self.text.startswith("[") else shlex.split(self.text)
+        if self.text.startswith("["):
+            return {}, json.loads(self.text)
+        words = shlex.split(self.text)
         options = dict(word[2:].split("=", 1) for word in words if word.startswith("--"))
         return options, [word for word in words if not word.startswith("--")]
 
