@@ -2,31 +2,72 @@
 
 from __future__ import annotations
 
-from fastapi import FastAPI
+from typing import Any
 
+from fastapi import FastAPI
+from starlette.types import ASGIApp
+
+from cope_services import openapi_document
+from cope_services.access import AllowedHosts, Authentication, is_loopback
 from cope_services.body_limit import BodyLimit
+from cope_services.compression import Compression
 from cope_services.dependencies import Components
-from cope_services.errors import install_error_handlers
-from cope_services.routes import api, dashboard, health, openai
+from cope_services.errors import PlainErrors, install_error_handlers
+from cope_services.headers import SecurityHeaders
+from cope_services.keys import KeysFile
+from cope_services.metrics import Measurement, Metrics
+from cope_services.routes import api, dashboard, documentation, health, metrics, openai
 from cope_services.settings import Settings
 from cope_sweep import __version__
 
+DESCRIPTION = """\
+Ablations, result tables, runs, checkpoints, perplexity and probes.
 
-def create_app(settings: Settings) -> FastAPI:
+Every error has a `ProblemDetails` body, `application/problem+json`; the OpenAI protocol has its own. A server that
+listens on loopback only, and has no keys, needs none.
+"""
+
+
+class Service(FastAPI):
+    """The application, with middleware around everything: errors of the server have headers and are counted, too."""
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(
+            title="cope_sweep", version=__version__, description=DESCRIPTION, docs_url=None, redoc_url=None
+        )
+        self.settings = settings
+        self.state.components = Components.create(settings)
+        self.metrics = Metrics(self.state.components.predictors)
+
+    def build_middleware_stack(self) -> ASGIApp:
+        """The application of starlette, which routes requests and handles errors, in the middleware of this service."""
+        settings = self.settings
+        app: ASGIApp = super().build_middleware_stack()
+        app = BodyLimit(app, settings.max_body_bytes)
+        app = Authentication(app, KeysFile(settings.keys_file), always=not is_loopback(settings.host))
+        app = PlainErrors(app)
+        app = Compression(app)
+        app = AllowedHosts(app, settings.host, settings.allowed_hosts)
+        app = SecurityHeaders(app)
+        return Measurement(app, self.metrics, self.routes, log=settings.access_log)
+
+    def openapi(self) -> dict[str, Any]:
+        """The OpenAPI document; it is made once."""
+        if self.openapi_schema is None:
+            openapi_document.complete(super().openapi())
+        return super().openapi()
+
+
+def create_app(settings: Settings) -> Service:
     """The service for the ablations and the store of `settings`. This reads no file and starts no thread."""
-    app = FastAPI(
-        title="cope_sweep",
-        version=__version__,
-        description="Ablations, result tables, runs, checkpoints, perplexity and probes. "
-        "Every error has a `ProblemDetails` body.",
-    )
-    app.state.components = Components.create(settings)
-    app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes)
+    app = Service(settings)
     install_error_handlers(app)
     app.include_router(health.router)
+    app.include_router(metrics.router)
     app.include_router(api)
     app.include_router(openai.router)
     app.include_router(openai.run_router)
     app.include_router(dashboard.router)
+    app.include_router(documentation.router)
     app.mount("/static", dashboard.assets)
     return app

@@ -21,7 +21,7 @@ class BodyLimit:
         message = f"the body is larger than {self.max_bytes} bytes; send several smaller requests"
         declared = dict(scope["headers"]).get(b"content-length", b"0")
         if declared.isdigit() and int(declared) > self.max_bytes:
-            return await error_response(TooLargeError.status, TooLargeError.type, message)(scope, receive, send)
+            return await error_response(scope, TooLargeError.status, TooLargeError.code, message)(scope, receive, send)
         received_bytes = 0
 
         async def limited_receive() -> Message:

@@ -16,7 +16,7 @@ T = TypeVar("T")
 class ClientGoneError(ServiceError):
     """The client has closed the connection; nobody receives the response."""
 
-    status, type = 499, "client_gone"
+    status, code = 499, "client_gone"
 
 
 async def while_connected(request: Request, work: Awaitable[T], limit_s: float) -> T:

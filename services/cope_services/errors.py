@@ -1,4 +1,4 @@
-"""Maps every error to a status and the body `{"error": {"type", "message"}}`."""
+"""Maps every error to a status and a body: problem details (RFC 9457), or OpenAI's error object on its routes."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cope_sweep.errors import UserError
 from cope_sweep.queries import NotFinishedError, NotFoundError
@@ -21,10 +21,10 @@ from cope_sweep.store.index import IndexUnavailable
 
 
 class ServiceError(Exception):
-    """An error with the status and the type that the client receives."""
+    """An error with the status and the code that the client receives."""
 
     status: ClassVar[int] = 500
-    type: ClassVar[str] = "internal_error"
+    code: ClassVar[str] = "internal_error"
 
     @property
     def headers(self) -> Mapping[str, str]:
@@ -33,31 +33,31 @@ class ServiceError(Exception):
 
 
 class NotAcceptableError(ServiceError):
-    status, type = 406, "not_acceptable"
+    status, code = 406, "not_acceptable"
 
 
 class TooLargeError(ServiceError):
-    status, type = 413, "too_large"
+    status, code = 413, "too_large"
 
 
 class MediaTypeError(ServiceError):
-    status, type = 415, "unsupported_media_type"
+    status, code = 415, "unsupported_media_type"
 
 
 class InvalidError(ServiceError):
-    status, type = 422, "invalid_request"
+    status, code = 422, "invalid_request"
 
 
 class InvalidTokensError(ServiceError):
-    status, type = 422, "invalid_tokens"
+    status, code = 422, "invalid_tokens"
 
 
 class NotFiniteOutputError(ServiceError):
-    status, type = 409, "not_finite"
+    status, code = 409, "not_finite"
 
 
 class BusyError(ServiceError):
-    status, type = 429, "too_many_requests"
+    status, code = 429, "too_many_requests"
 
     def __init__(self, message: str, retry_after_s: int) -> None:
         super().__init__(message)
@@ -69,97 +69,153 @@ class BusyError(ServiceError):
 
 
 class DamagedCheckpointError(ServiceError):
-    status, type = 500, "damaged_checkpoint"
+    status, code = 500, "damaged_checkpoint"
 
 
 class NotReadyError(ServiceError):
-    status, type = 503, "not_ready"
+    status, code = 503, "not_ready"
 
 
 class TimeLimitError(ServiceError):
-    status, type = 504, "time_limit"
+    status, code = 504, "time_limit"
 
 
 NOT_FOUND = "not_found"
-USER_ERRORS: Mapping[type[UserError], tuple[int, str]] = {
+USER_ERRORS: dict[type[UserError], tuple[int, str]] = {
     NotFoundError: (404, NOT_FOUND),
     NotFinishedError: (409, "conflict"),
     SpecError: (409, "invalid_ablation"),
-    QueryError: (422, InvalidError.type),
-    IndexUnavailable: (503, NotReadyError.type),
+    QueryError: (422, InvalidError.code),
+    IndexUnavailable: (503, NotReadyError.code),
     StoreError: (500, "damaged_store"),
     UserError: (500, "internal_error"),
 }
-"""Status and type of the errors of `cope_sweep`. `predictors` maps the errors of modules that import torch."""
+"""Status and code of the errors of `cope_sweep`; an error has those of its nearest class.
 
+`predictors` maps the errors of modules that import torch, which the service does not import at its start.
+"""
+
+PROBLEM_JSON = "application/problem+json"
 OPENAI_PATH = re.compile(r"(/openai/[^/]+)?/(v1/|tokenizer_info$|tokenize$|detokenize$)")
 INTERNAL_ERROR = "internal server error; the server's log has the traceback"
 INVALID_JSON = "the body is not valid JSON"
 
 
 def install_error_handlers(app: FastAPI) -> None:
-    """Make `app` answer every error with a ProblemDetails body."""
+    """Make `app` answer every error with problem details, or on a route of the OpenAI protocol with its error object.
+
+    `PlainErrors` does the same for the errors that starlette's responses answer themselves.
+    """
 
     @app.exception_handler(ServiceError)
     async def service_error(request: Request, error: ServiceError) -> Response:
-        return respond(request, error.status, error.type, str(error), error.headers)
+        return error_response(request.scope, error.status, error.code, str(error), error.headers)
 
     @app.exception_handler(UserError)
     async def user_error(request: Request, error: UserError) -> Response:
-        status, kind = next(USER_ERRORS[cls] for cls in type(error).__mro__ if cls in USER_ERRORS)
-        return respond(request, status, kind, str(error))
+        status, code = next(USER_ERRORS[cls] for cls in type(error).__mro__ if cls in USER_ERRORS)
+        return error_response(request.scope, status, code, str(error))
 
     @app.exception_handler(RequestValidationError)
     async def validation_error(request: Request, error: RequestValidationError) -> Response:
         errors = error.errors()
         if any(item["type"] == "json_invalid" for item in errors):
-            return respond(request, 400, "invalid_json", INVALID_JSON)
+            return error_response(request.scope, 400, "invalid_json", INVALID_JSON)
         message = "; ".join(map(_validation_message, errors[:5]))
-        return respond(request, InvalidError.status, InvalidError.type, message)
+        return error_response(request.scope, InvalidError.status, InvalidError.code, message)
 
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> Response:
         status = HTTPStatus(error.status_code)
         if status == 400:  # FastAPI raises it for a body that its JSON parser rejects
-            return respond(request, status, "invalid_json", INVALID_JSON)
-        types = {404: NOT_FOUND, 413: TooLargeError.type}
-        messages = {
-            404: f"there is no {request.url.path}; /docs lists all paths",
-            405: f"{request.url.path} does not support {request.method}; /docs lists all methods",
-        }
-        text = messages.get(status, "") if error.detail == status.phrase else str(error.detail)
-        kind = types.get(status, status.name.lower())
-        return respond(request, status, kind, text or status.phrase, error.headers)
+            return error_response(request.scope, status, "invalid_json", INVALID_JSON)
+        detail = "" if error.detail == status.phrase else str(error.detail)
+        return error_response(request.scope, status, code_of(status), detail, error.headers)
 
     @app.exception_handler(Exception)
     async def internal_error(request: Request, error: Exception) -> Response:
-        return respond(request, 500, "internal_error", INTERNAL_ERROR)
+        return error_response(request.scope, 500, "internal_error", INTERNAL_ERROR)
 
 
-def respond(
-    request: Request, status: int, error_type: str, message: str, headers: Mapping[str, str] | None = None
-) -> Response:
-    """A response with a ProblemDetails body, or on a route of the OpenAI protocol with OpenAI's error object."""
-    if not OPENAI_PATH.match(request.url.path):
-        return error_response(status, error_type, message, headers)
-    # OpenAI answers 400 where this service answers 422.
-    content = error_object(status, error_type, message)
-    headers = dict(headers) if headers else None
-    return Response(content, 400 if status == 422 else status, headers, media_type="application/json")
+class PlainErrors:
+    """ASGI middleware that gives errors in plain text the body of the others.
+
+    Starlette's file responses answer a `Range` header that they cannot satisfy themselves, without an exception.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        plain: Message | None = None
+        text = b""
+
+        async def structured_send(message: Message) -> None:
+            nonlocal plain, text
+            if message["type"] == "http.response.start" and message["status"] >= 400:
+                headers = dict(message["headers"])
+                if headers.get(b"content-type", b"text/plain").startswith(b"text/plain"):
+                    plain = message
+                    return
+            if plain is None:
+                await send(message)
+                return
+            text += message.get("body", b"")
+            if not message.get("more_body", False):
+                headers = {
+                    name.decode(): value.decode()
+                    for name, value in plain["headers"]
+                    if name not in (b"content-type", b"content-length")
+                }
+                status = plain["status"]
+                detail = text.decode(errors="replace")
+                await error_response(scope, status, code_of(status), detail, headers)(scope, receive, send)
+
+        await self.app(scope, receive, structured_send)
 
 
-def error_object(status: int, error_type: str, message: str) -> bytes:
-    """OpenAI's error object as JSON. Its `code` is the type of error of this service."""
-    openai_type = "server_error" if status >= 500 else "invalid_request_error"
-    return json.dumps({"error": {"message": message, "type": openai_type, "param": None, "code": error_type}}).encode()
+def code_of(status: int) -> str:
+    """The code of an error that is known by its status only, as `method_not_allowed`."""
+    return {413: TooLargeError.code, 416: "range_not_satisfiable"}.get(status) or HTTPStatus(status).name.lower()
 
 
 def error_response(
-    status: int, error_type: str, message: str, headers: Mapping[str, str] | None = None
-) -> JSONResponse:
-    """A response with a ProblemDetails body."""
-    body = {"error": {"type": error_type, "message": message}}
-    return JSONResponse(body, status, headers=dict(headers) if headers else None)
+    scope: Scope, status: int, code: str, detail: str, headers: Mapping[str, str] | None = None
+) -> Response:
+    """The response to a request that failed. An empty `detail` is replaced by a sentence about the status."""
+    detail = detail or _status_detail(scope, status, headers or {})
+    headers = dict(headers) if headers else None
+    if not OPENAI_PATH.match(scope["path"]):
+        return Response(problem_details(status, code, detail), status, headers, media_type=PROBLEM_JSON)
+    # OpenAI answers 400 where this service answers 422.
+    content = error_object(status, code, detail)
+    return Response(content, 400 if status == 422 else status, headers, media_type="application/json")
+
+
+def problem_details(status: int, code: str, detail: str) -> bytes:
+    """Problem details as JSON. Their type, about:blank, means that the title is the phrase of the status (RFC 9457)."""
+    title = "Client Closed Request" if status == 499 else HTTPStatus(status).phrase  # 499 is nginx's, of no standard
+    problem = {"type": "about:blank", "title": title, "status": status, "detail": detail, "code": code}
+    return json.dumps(problem).encode()
+
+
+def error_object(status: int, code: str, message: str) -> bytes:
+    """OpenAI's error object as JSON."""
+    openai_type = "server_error" if status >= 500 else "invalid_request_error"
+    return json.dumps({"error": {"message": message, "type": openai_type, "param": None, "code": code}}).encode()
+
+
+def _status_detail(scope: Scope, status: int, headers: Mapping[str, str]) -> str:
+    path = scope["path"]
+    match status:
+        case 404:
+            return f"there is no {path}; /docs lists all paths"
+        case 405:
+            return f"{path} does not support {scope['method']}; /docs lists all methods"
+        case 416:
+            size = headers.get("content-range", "").rpartition("/")[2]
+            return f"the range begins after the end of the file, which has {size} bytes"
+    return HTTPStatus(status).phrase
 
 
 def _validation_message(error: Mapping[str, Any]) -> str:

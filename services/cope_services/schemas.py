@@ -10,13 +10,13 @@ Responses = dict[int | str, dict[str, Any]]
 
 
 class ProblemDetails(BaseModel):
-    """The body of every error response."""
+    """The body of every error response (RFC 9457, `application/problem+json`)."""
 
-    class Error(BaseModel):
-        type: str
-        message: str
-
-    error: Error
+    type: Literal["about:blank"] = "about:blank"
+    title: str = Field(description="The phrase of the status.")
+    status: int
+    detail: str = Field(description="What is wrong, where, and what to do.")
+    code: str = Field(description="The kind of error, for programs: `not_found`, `invalid_request`, …")
 
 
 def error_responses(*statuses: int) -> Responses:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import socket
 import sys
@@ -10,7 +11,11 @@ from contextlib import suppress
 
 import uvicorn
 
+from cope_services.access import is_loopback, is_wildcard
 from cope_services.app import create_app
+from cope_services.connections import timed_connection
+from cope_services.keys import KeysFile
+from cope_services.metrics import ACCESS
 from cope_services.settings import Settings, load_settings
 from cope_sweep.errors import UserError
 
@@ -26,6 +31,7 @@ def serve(settings: Settings) -> int:
     """Serve until SIGINT; return the exit code: 0 after SIGINT, 1 if the address cannot be used.
 
     After SIGTERM, uvicorn finishes open requests and then ends the process with the signal (code 143 in a shell).
+    Raises UserError if the service would listen beyond this machine without keys.
     """
     try:
         listener = listen(settings.host, settings.port)
@@ -33,21 +39,52 @@ def serve(settings: Settings) -> int:
         sys.stderr.write(f"error: {error}\n")
         return 1
     with listener:
+        check_keys(settings)  # nothing is answered yet
         # Browsers cannot open the addresses that mean every interface.
-        local = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)  # noqa: S104
+        local = ("::1" if ":" in settings.host else "127.0.0.1") if is_wildcard(settings.host) else settings.host
         url = f"http://{f'[{local}]' if ':' in local else local}:{listener.getsockname()[1]}"
         sys.stdout.write(f"{url}  (API: {url}/docs; stop with Ctrl-C)\n")
         sys.stdout.flush()
-        config = uvicorn.Config(
-            create_app(settings),
-            log_level="info" if settings.access_log else "warning",
-            access_log=settings.access_log,
-            timeout_graceful_shutdown=SHUTDOWN_TIMEOUT_S,
-            server_header=False,
-        )
+        if settings.access_log:
+            _log_requests()
         with suppress(KeyboardInterrupt):  # uvicorn stops gracefully, and then raises the signal again
-            uvicorn.Server(config).run(sockets=[listener])
+            uvicorn.Server(configuration(settings)).run(sockets=[listener])
     return 0
+
+
+def configuration(settings: Settings) -> uvicorn.Config:
+    """Uvicorn's configuration: uvloop, which Windows does not have, and connections with time limits."""
+    return uvicorn.Config(
+        create_app(settings),
+        loop="auto",
+        http=timed_connection(settings),
+        ws="none",
+        log_level="warning",
+        access_log=False,  # uvicorn's has queries, which may hold secrets; `Measurement` writes another
+        proxy_headers=False,
+        timeout_graceful_shutdown=SHUTDOWN_TIMEOUT_S,
+        server_header=False,
+    )
+
+
+def _log_requests() -> None:
+    """Write the access log to standard error."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+    ACCESS.addHandler(handler)
+    ACCESS.setLevel(logging.INFO)
+
+
+def check_keys(settings: Settings) -> None:
+    """Raise UserError if the keys file is damaged, or if there are no keys where they are needed."""
+    keys = KeysFile(settings.keys_file)
+    if keys.protects or is_loopback(settings.host):
+        return
+    raise UserError(
+        f"a service that listens on {settings.host} needs API keys, and {settings.keys_file.absolute()} has none: make "
+        "one with `cope-sweep serve --new-key NAME --scope read --scope infer`, or listen on this machine only with "
+        "`--host 127.0.0.1`"
+    )
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
+from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from cope_sweep.errors import UserError
@@ -15,6 +16,7 @@ from cope_sweep.spec.folder import ablations_folder
 ENV_PREFIX = "COPE_SWEEP_"
 
 Count = Annotated[int, Field(ge=1)]
+Seconds = Annotated[float, Field(gt=0, le=86_400)]
 
 
 class Settings(BaseSettings):
@@ -35,19 +37,34 @@ class Settings(BaseSettings):
     index: str = Field(default="", description="URL of the index's database; empty: SQLite in the store.")
     host: str = Field(default="127.0.0.1", description="Address to listen on; 0.0.0.0 is every IPv4 interface.")
     port: Annotated[int, Field(ge=0, le=65535)] = Field(default=8000, description="Port; 0 chooses a free one.")
+    allow_hosts: str = Field(
+        default="",
+        description="Names by which clients may call the service, separated by commas, besides its address.",
+    )
+    keys_file: Path = Field(default=Path("keys.json"), description="File of the API keys.")
     device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="Device of the models.")
     max_tokens: Count = Field(default=8192, description="Tokens of one sequence, window or probe.")
     max_request_tokens: Count = Field(
         default=1 << 16, description="Tokens that the models read for one request, with those of overlapping windows."
     )
     max_queue_tokens: Count = Field(default=1 << 18, description="Tokens of all requests that are answered or wait.")
-    max_seconds: Annotated[float, Field(gt=0)] = Field(default=300, description="Time limit of one inference.")
+    max_seconds: Seconds = Field(default=300, description="Time limit of one inference.")
     max_probe_values: Count = Field(default=1 << 20, description="Numbers in the matrices of one probe.")
     max_body_bytes: Count = Field(default=1 << 20, description="Size of a request body.")
+    max_connections: Count = Field(
+        default=512, description="Open connections; for another one, the one that has been idle longest is closed."
+    )
+    head_seconds: Seconds = Field(default=10, description="Time in which a client has to send the head of a request.")
+    body_seconds: Seconds = Field(default=30, description="Time in which a client has to send the body of a request.")
     max_model_bytes: Count = Field(default=4 << 30, description="Weights in memory.")
     max_cache_bytes: Count = Field(default=1 << 30, description="Keys and values of generations in memory.")
     max_inferences: Count = Field(default=1, description="Batches and probes computed at a time.")
     access_log: bool = Field(default=False, description="Log a line for each request.")
+
+    @property
+    def allowed_hosts(self) -> tuple[str, ...]:
+        """The names in `allow_hosts`."""
+        return tuple(name.strip() for name in self.allow_hosts.split(",") if name.strip())
 
     @model_validator(mode="after")
     def _check_folders(self) -> Self:
@@ -62,8 +79,27 @@ def load_settings(**values: Any) -> Settings:
     try:
         return Settings(**values)
     except ValidationError as error:
-        problems = [f"{ENV_PREFIX}{'_'.join(map(str, item['loc'])).upper()}: {item['msg']}" for item in error.errors()]
-        raise UserError("; ".join(problems)) from error
+        raise UserError("; ".join(map(_problem, error.errors()))) from error
+
+
+def _problem(error: ErrorDetails) -> str:
+    """One of pydantic's errors in plain words, as `COPE_SWEEP_PORT=99999: …`."""
+    value, context = error["input"], error.get("ctx", {})
+    expected = {
+        "int_parsing": "it has to be a whole number",
+        "int_from_float": "it has to be a whole number",
+        "float_parsing": "it has to be a number",
+        "bool_parsing": "it has to be true or false",
+        "greater_than": f"it has to be greater than {context.get('gt')}",
+        "greater_than_equal": f"it has to be {context.get('ge')} or more",
+        "less_than_equal": f"it has to be {context.get('le')} or less",
+        "literal_error": f"it has to be {context.get('expected')}",
+    }.get(error["type"], error["msg"][0].lower() + error["msg"][1:])
+    name = str(error["loc"][0])
+    default = Settings.model_fields[name].get_default()
+    return (
+        f"{ENV_PREFIX}{name.upper()}={str(value)[:100]}: {expected}; unset it for the default, {str(default) or 'none'}"
+    )
 
 
 def _check_folder(path: Path, name: str, *, must_exist: bool) -> None:

@@ -55,7 +55,7 @@ class ProseStore:
 
     def settings(self, **changes: object) -> Settings:
         fields = {"ablations": self.root / "ablations", "store": self.root / "store", "device": "cpu"}
-        return Settings.model_validate(fields | changes)
+        return Settings.model_validate(fields | {"keys_file": self.root / "keys.json"} | changes)
 
     def predictor(self, run_id: str) -> Predictor:
         return Predictor.load(self.store.run(run_id).checkpoint, "cpu")

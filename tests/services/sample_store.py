@@ -12,8 +12,7 @@ from pathlib import Path
 
 import httpx
 import uvicorn
-from cope_services.app import create_app
-from cope_services.server import listen
+from cope_services.server import configuration, listen
 from cope_services.settings import Settings
 
 from cope_sweep.plan import Plan, expand
@@ -70,7 +69,13 @@ class SampleStore:
 
     def settings(self, **changes: object) -> Settings:
         return Settings.model_validate(
-            {"ablations": self.ablations, "store": self.store_folder, "device": "cpu"} | changes
+            {
+                "ablations": self.ablations,
+                "store": self.store_folder,
+                "keys_file": self.root / "keys.json",
+                "device": "cpu",
+            }
+            | changes
         )
 
     def copy_to(self, root: Path) -> SampleStore:
@@ -100,7 +105,7 @@ def build(root: Path) -> SampleStore:
 def serving(settings: Settings) -> Iterator[httpx.Client]:
     """A client of the application, over HTTP."""
     listener = listen("127.0.0.1", 0)
-    server = uvicorn.Server(uvicorn.Config(create_app(settings), log_level="critical"))
+    server = uvicorn.Server(configuration(settings))
     thread = threading.Thread(target=server.run, args=([listener],))
     thread.start()
     try:

@@ -28,7 +28,7 @@ def test_an_invalid_file_has_its_error_and_other_files_stay_visible(client: http
     assert tiny["counts"] == {"finished": 2, "failed": 1, "pending": 1}
     assert get(client, "/ablations/broken")["text"].startswith("title: broken")
     for what in ("table", "curves", "runs"):
-        assert get(client, f"/ablations/broken/{what}", 409)["error"]["type"] == "invalid_ablation"
+        assert get(client, f"/ablations/broken/{what}", 409)["code"] == "invalid_ablation"
 
 
 def test_an_ablation_has_its_plan_and_text(client: httpx.Client, sample: SampleStore) -> None:
@@ -46,7 +46,7 @@ def test_a_scale_has_its_own_plan(client: httpx.Client) -> None:
     assert get(client, "/ablations/tiny?scale=longer")["counts"] == {"pending": 4}
     assert get(client, "/ablations/tiny/table?scale=longer")["complete"] is False
     assert get(client, "/ablations/tiny/runs?scale=longer&status=pending")["total"] == 4
-    assert "its scales are: longer" in get(client, "/ablations/tiny?scale=none", 422)["error"]["message"]
+    assert "its scales are: longer" in get(client, "/ablations/tiny?scale=none", 422)["detail"]
 
 
 def test_new_and_changed_files_are_read(own_sample: SampleStore) -> None:
@@ -107,7 +107,7 @@ def test_runs_are_paged_and_filtered(client: httpx.Client, sample: SampleStore) 
     assert get(client, "/runs?ablation=tiny&status=pending")["total"] == 1
     get(client, "/runs?ablation=none", 404)
     for bad in ("limit=0", "limit=1001", "offset=-1", "limit=x", "status=done", "offset=99999999999999999999"):
-        assert get(client, f"/runs?{bad}", 422)["error"]["type"] == "invalid_request"
+        assert get(client, f"/runs?{bad}", 422)["code"] == "invalid_request"
 
 
 def test_a_finished_run(client: httpx.Client, sample: SampleStore) -> None:
@@ -164,9 +164,9 @@ def test_runs_are_filtered_and_sorted_by_their_values(client: httpx.Client, samp
     ],
 )
 def test_a_faulty_filter_is_explained(client: httpx.Client, params: dict[str, str], message: str) -> None:
-    error = get(client, "/runs", 422, params=params)["error"]
-    assert error["type"] == "invalid_request"
-    assert message in error["message"]
+    error = get(client, "/runs", 422, params=params)
+    assert error["code"] == "invalid_request"
+    assert message in error["detail"]
 
 
 def test_sweeps(own_sample: SampleStore) -> None:
@@ -204,7 +204,7 @@ def test_a_damaged_run_does_not_hide_other_runs(own_sample: SampleStore) -> None
         rows = get(client, "/ablations/tiny/table")["rows"]
         assert (rows[0]["counts"]["damaged"], rows[1]["counts"]["finished"]) == (1, 1)
         assert get(client, "/ablations")[1]["counts"]["damaged"] == 1
-        assert get(client, f"/runs/{damaged.run_id}/checkpoint", 409)["error"]["type"] == "conflict"
+        assert get(client, f"/runs/{damaged.run_id}/checkpoint", 409)["code"] == "conflict"
 
 
 def test_a_damaged_curve_hides_no_other_curve(own_sample: SampleStore) -> None:
@@ -212,6 +212,6 @@ def test_a_damaged_curve_hides_no_other_curve(own_sample: SampleStore) -> None:
     path.unlink()
     path.mkdir()
     with serving(own_sample.settings()) as client:
-        assert get(client, f"/runs/{own_sample.ids[0]}/curve", 500)["error"]["type"] == "damaged_store"
+        assert get(client, f"/runs/{own_sample.ids[0]}/curve", 500)["code"] == "damaged_store"
         rows = get(client, "/ablations/tiny/curves")["rows"]
         assert (rows[0]["series"][0]["points"], len(rows[1]["series"][0]["points"])) == ([], 3)

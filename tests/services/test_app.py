@@ -23,7 +23,7 @@ def test_not_ready_without_the_folder_of_ablations(own_sample: SampleStore) -> N
         own_sample.ablations.rmdir()
         response = client.get("/health/ready")
         assert response.status_code == 503
-        assert response.json()["error"]["type"] == "not_ready"
+        assert response.json()["code"] == "not_ready"
 
 
 def test_a_missing_store_has_no_runs(sample: SampleStore) -> None:
@@ -36,7 +36,7 @@ def test_a_missing_store_has_no_runs(sample: SampleStore) -> None:
 
 def test_the_page_loads_only_its_own_files(client: httpx.Client) -> None:
     page = client.get("/")
-    assert "default-src 'self'" in page.headers["content-security-policy"]
+    assert "script-src 'self'" in page.headers["content-security-policy"]
     for name in ("style.css", "page.js", "plot.js"):
         assert f"/static/{name}" in page.text
         asset = client.get(f"/static/{name}")
@@ -57,15 +57,20 @@ def test_the_page_has_a_sign_and_a_colour_for_every_status(client: httpx.Client,
 def test_the_api_documentation_has_every_endpoint_and_its_errors(client: httpx.Client) -> None:
     document = client.get("/openapi.json").json()
     paths = document["paths"]
-    assert len(paths) == 28
+    assert len(paths) == 30
+    problem = document["components"]["schemas"]["ProblemDetails"]
+    assert {"title", "status", "detail", "code"} <= set(problem["required"])
     for path, operations in paths.items():
         for operation in operations.values():
             if path.startswith(API):
-                assert operation["responses"]["422"]["content"]["application/json"]["schema"]["$ref"].endswith(
-                    "/ProblemDetails"
-                )
+                assert {"404", "422", "500"} < set(operation["responses"])
+                for status, response in operation["responses"].items():
+                    if status >= "400":
+                        assert list(response["content"]) == ["application/problem+json"]
+                        schema = response["content"]["application/problem+json"]["schema"]
+                        assert schema["$ref"] == "#/components/schemas/ProblemDetails"
+                assert ("requestBody" in operation) == ("415" in operation["responses"])
             elif path.startswith(("/v1", "/openai", "/token", "/detok")):
                 schema = operation["responses"]["4XX"]["content"]["application/json"]["schema"]
                 assert schema["$ref"].endswith("/OpenAIError")
                 assert "422" not in operation["responses"]
-    assert client.get("/docs").status_code == 200

@@ -268,7 +268,7 @@ def test_overload_is_refused_with_429_and_the_rest_is_answered(prose: ProseStore
         responses = [answer.result() for answer in answers]
     assert sorted(response.status_code for response in responses) == [200] * 10 + [429] * 30
     refused = next(response for response in responses if response.status_code == 429)
-    assert refused.json()["error"]["type"] == "too_many_requests"
+    assert refused.json()["code"] == "too_many_requests"
     assert int(refused.headers["retry-after"]) >= 1
 
 
@@ -330,5 +330,5 @@ def test_a_request_over_the_time_limit_is_answered(prose: ProseStore, gate: Gate
     Predictor.load(prose.store.run(prose.cope[0]).checkpoint)  # what is imported now does not count
     with serving(prose.settings(max_seconds=0.5)) as client:
         response = ask(client, prose.cope[0], [[1, 2, 3]])
-        assert (response.status_code, response.json()["error"]["type"]) == (504, "time_limit")
+        assert (response.status_code, response.json()["code"]) == (504, "time_limit")
         gate.opened.set()

@@ -69,7 +69,7 @@ def test_no_name_gives_another_file(own_sample: SampleStore) -> None:
         for name in names:
             response = client.get(f"{API}/runs/{own_sample.ids[0]}/checkpoint/{name}")
             assert response.status_code == 404, name
-            assert response.json()["error"]["type"] == "not_found"
+            assert response.json()["code"] == "not_found"
             assert b"secret" not in response.content
             assert b"root:" not in response.content
 
@@ -79,7 +79,7 @@ def test_unfinished_runs_have_no_checkpoint(client: httpx.Client, sample: Sample
     for path in ("checkpoint", "checkpoint/model.safetensors"):
         response = client.get(f"{API}/runs/{sample.ids[index]}/{path}")
         assert response.status_code == 409
-        assert f"is {status}; only a finished run has a checkpoint" in response.json()["error"]["message"]
+        assert f"is {status}; only a finished run has a checkpoint" in response.json()["detail"]
 
 
 def test_a_deleted_checkpoint_is_reported(own_sample: SampleStore) -> None:
@@ -90,4 +90,4 @@ def test_a_deleted_checkpoint_is_reported(own_sample: SampleStore) -> None:
         for path in ("checkpoint", "checkpoint/config.json"):
             response = client.get(f"{API}/runs/{own_sample.ids[0]}/{path}")
             assert response.status_code == 404
-            assert "was deleted" in response.json()["error"]["message"]
+            assert "was deleted" in response.json()["detail"]

@@ -1,4 +1,4 @@
-"""Every error has a status, a type and a message."""
+"""Every error has problem details, with a status, a code and a detail."""
 
 from __future__ import annotations
 
@@ -15,8 +15,20 @@ from cope_sweep.store import StoreError
 from tests.services.sample_store import API, SampleStore
 
 
+def check_problem(response: httpx.Response, status: int, code: str) -> dict[str, str]:
+    """The problem details of a response, which has to have this status and code."""
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/problem+json"
+    assert int(response.headers["content-length"]) == len(response.content)
+    problem = response.json()
+    assert set(problem) == {"type", "title", "status", "detail", "code"}
+    assert (problem["type"], problem["title"]) == ("about:blank", response.reason_phrase)
+    assert (problem["status"], problem["code"]) == (status, code)
+    return problem
+
+
 def test_every_error_has_the_same_shape(client: httpx.Client) -> None:
-    for method, path, status, kind in [
+    for method, path, status, code in [
         ("GET", "/nope", 404, "not_found"),
         ("GET", f"{API}/nope", 404, "not_found"),
         ("POST", f"{API}/ablations", 405, "method_not_allowed"),
@@ -25,16 +37,49 @@ def test_every_error_has_the_same_shape(client: httpx.Client) -> None:
         ("GET", f"{API}/ablations/tiny/table?format=exe", 422, "invalid_request"),
         ("GET", "/static/none.js", 404, "not_found"),
     ]:
-        response = client.request(method, path)
-        assert response.status_code == status
-        assert set(response.json()) == {"error"}
-        assert set(response.json()["error"]) == {"type", "message"}
-        assert response.json()["error"]["type"] == kind
+        problem = check_problem(client.request(method, path), status, code)
+        assert problem["detail"]
     assert client.request("POST", f"{API}/ablations").headers["allow"] == "GET"
 
 
 @pytest.mark.parametrize(
-    ("content", "status", "kind"),
+    ("range_", "status", "code", "detail"),
+    [
+        ("bytes=999999999-", 416, "range_not_satisfiable", "the range begins after the end of the file"),
+        ("lines=1-2", 400, "bad_request", "Only support bytes range"),
+        ("bytes=5-2", 400, "bad_request", "start must be less than end"),
+    ],
+)
+def test_ranges_that_cannot_be_sent(
+    client: httpx.Client, sample: SampleStore, range_: str, status: int, code: str, detail: str
+) -> None:
+    checkpoint = f"{API}/runs/{sample.ids[0]}/checkpoint/model.safetensors"
+    for path in (checkpoint, "/static/style.css"):
+        response = client.get(path, headers={"range": range_})
+        assert detail in check_problem(response, status, code)["detail"]
+        if status == 416:
+            size = len(client.get(path).content)
+            assert response.headers["content-range"] == f"bytes */{size}"
+            assert f"has {size} bytes" in response.json()["detail"]
+
+
+def test_the_openai_protocol_has_its_own_errors(client: httpx.Client, sample: SampleStore) -> None:
+    for response, status, code in [
+        (client.get("/v1/models/none"), 404, "not_found"),
+        (client.post("/v1/completions", json={"prompt": 1}), 400, "invalid_request"),
+        (client.post("/v1/completions", content=b" " * (1 << 21)), 413, "too_large"),
+        (client.delete("/v1/models"), 405, "method_not_allowed"),
+        (client.get("/v1/nothing"), 404, "not_found"),
+    ]:
+        assert response.status_code == status
+        assert response.headers["content-type"] == "application/json"
+        assert set(response.json()) == {"error"}
+        assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+        assert response.json()["error"]["code"] == code
+
+
+@pytest.mark.parametrize(
+    ("content", "status", "code"),
     [
         (b"", 422, "invalid_request"),
         (b"{", 400, "invalid_json"),
@@ -48,10 +93,10 @@ def test_every_error_has_the_same_shape(client: httpx.Client) -> None:
         (b" " * (1 << 21), 413, "too_large"),
     ],
 )
-def test_invalid_bodies(client: httpx.Client, sample: SampleStore, content: bytes, status: int, kind: str) -> None:
+def test_invalid_bodies(client: httpx.Client, sample: SampleStore, content: bytes, status: int, code: str) -> None:
     url, headers = f"{API}/runs/{sample.ids[0]}/perplexity", {"content-type": "application/json"}
     response = client.post(url, content=content, headers=headers)
-    assert (response.status_code, response.json()["error"]["type"]) == (status, kind), response.text
+    assert (response.status_code, response.json()["code"]) == (status, code), response.text
 
 
 @pytest.mark.parametrize("media", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""])
@@ -59,7 +104,7 @@ def test_only_json_is_accepted(client: httpx.Client, sample: SampleStore, media:
     content = json.dumps({"tokens": [[1, 2]]}).encode()
     url = f"{API}/runs/{sample.ids[0]}/perplexity"
     response = client.post(url, content=content, headers={"content-type": media} if media else {})
-    assert (response.status_code, response.json()["error"]["type"]) == (415, "unsupported_media_type")
+    assert (response.status_code, response.json()["code"]) == (415, "unsupported_media_type")
 
 
 class UnknownError(UserError):
@@ -71,7 +116,7 @@ class SpecialisedError(SpecError):
 
 
 @pytest.mark.parametrize(
-    ("error", "status", "kind", "message"),
+    ("error", "status", "code", "message"),
     [
         (SpecError("bad file"), 409, "invalid_ablation", "bad file"),
         (SpecialisedError("bad key"), 409, "invalid_ablation", "bad key"),
@@ -81,7 +126,7 @@ class SpecialisedError(SpecError):
     ],
 )
 def test_library_errors_have_a_status(
-    sample: SampleStore, error: Exception, status: int, kind: str, message: str
+    sample: SampleStore, error: Exception, status: int, code: str, message: str
 ) -> None:
     app = create_app(sample.settings())
 
@@ -89,6 +134,5 @@ def test_library_errors_have_a_status(
     def failing() -> None:
         raise error
 
-    response = TestClient(app, raise_server_exceptions=False).get("/failing")
-    assert response.status_code == status
-    assert response.json() == {"error": {"type": kind, "message": message}}
+    response = TestClient(app, base_url="http://127.0.0.1", raise_server_exceptions=False).get("/failing")
+    assert check_problem(response, status, code)["detail"] == message

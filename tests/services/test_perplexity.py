@@ -24,7 +24,7 @@ TEXT = "the cat is a species of European lobster , naïve 日本 \n the cat is a
 def ask(client: httpx.Client, status: int = 200, **body: Any) -> Any:
     response = client.post(f"{API}/perplexity", json=body)
     assert response.status_code == status, response.text
-    return response.json()["results"] if status == 200 else response.json()["error"]
+    return response.json()["results"] if status == 200 else response.json()
 
 
 def direct(predictor: Predictor, tokens: list[int], context: int, stride: int) -> list[float]:
@@ -105,8 +105,8 @@ def test_the_best_run_of_a_row(prose_client: httpx.Client, prose: ProseStore) ->
     results = ask(prose_client, models=[row, best, prose.cope[0]], text=[TEXT, "a"])
     assert [result["run_id"] for result in results] == [best, best, prose.cope[0]]
     assert results[0] == results[1] != results[2]
-    assert "its rows are 'CoPE', 'Absolute'" in ask(prose_client, 404, models=[row | {"row": "x"}], text="a")["message"]
-    assert ask(prose_client, 404, models=[row | {"ablation": "x"}], text="a")["type"] == "not_found"
+    assert "its rows are 'CoPE', 'Absolute'" in ask(prose_client, 404, models=[row | {"row": "x"}], text="a")["detail"]
+    assert ask(prose_client, 404, models=[row | {"ablation": "x"}], text="a")["code"] == "not_found"
 
 
 def test_labels_are_scored_as_ids(prose_client: httpx.Client, prose: ProseStore) -> None:
@@ -114,7 +114,7 @@ def test_labels_are_scored_as_ids(prose_client: httpx.Client, prose: ProseStore)
     [ids] = ask(prose_client, models=[prose.flip_flop], tokens=[[2, 0, 3, 1, 4, 0]], context=16)
     assert labels["total"] == ids["total"]
     assert "text" not in labels["total"]
-    assert "is no label" in ask(prose_client, 422, models=[prose.flip_flop], text="the cat")["message"]
+    assert "is no label" in ask(prose_client, 422, models=[prose.flip_flop], text="the cat")["detail"]
 
 
 @pytest.mark.parametrize(
@@ -144,14 +144,14 @@ def test_errors_name_what_is_wrong(
     content = json.dumps({"models": prose.cope[:1]} | body)
     response = prose_client.post(f"{API}/perplexity", content=content, headers={"content-type": "application/json"})
     assert response.status_code == status, response.text
-    assert message in response.json()["error"]["message"]
+    assert message in response.json()["detail"]
 
 
 def test_a_context_that_an_encoding_does_not_reach(prose_client: httpx.Client, prose: ProseStore) -> None:
     assert ask(prose_client, models=prose.cope[:1], text=TEXT, context=64)
     error = ask(prose_client, 422, models=prose.absolute[:1], text=TEXT, context=64)
-    assert error["type"] == "invalid_tokens"
-    assert "too long" in error["message"]
+    assert error["code"] == "invalid_tokens"
+    assert "too long" in error["detail"]
 
 
 def test_weights_that_are_not_numbers_are_a_conflict(prose: ProseStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,7 +167,7 @@ def test_weights_that_are_not_numbers_are_a_conflict(prose: ProseStore, monkeypa
     monkeypatch.setattr(module, "load_model", damaged)
     with serving(prose.settings()) as client:
         error = ask(client, 409, models=prose.cope[:1], tokens=[[1, 2]])
-        assert error["type"] == "not_finite"
-        assert "embedding.weight contain NaN" in error["message"]
+        assert error["code"] == "not_finite"
+        assert "embedding.weight contain NaN" in error["detail"]
         response = client.post("/v1/completions", json={"model": prose.cope[0], "prompt": [1]})
         assert (response.status_code, response.json()["error"]["code"]) == (409, "not_finite")

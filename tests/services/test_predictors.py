@@ -23,7 +23,7 @@ SEQUENCES = [[1, 2, 14, 3, 15], [4, 14], [0, 0, 0, 0, 0, 0, 0]]
 def ask(client: httpx.Client, run_id: str, tokens: Any, status: int = 200, **more: Any) -> Any:
     response = client.post(f"{API}/runs/{run_id}/perplexity", json={"tokens": tokens} | more)
     assert response.status_code == status, response.text
-    return response.json() if status == 200 else response.json()["error"]
+    return response.json()
 
 
 @pytest.mark.parametrize("index", [0, 1])
@@ -65,27 +65,27 @@ def test_log_probabilities_are_optional(client: httpx.Client, sample: SampleStor
 )
 def test_invalid_tokens(client: httpx.Client, sample: SampleStore, tokens: Any, message: str) -> None:
     error = ask(client, sample.ids[0], tokens, 422)
-    assert message in error["message"]
-    assert len(error["message"]) < 1000
+    assert message in error["detail"]
+    assert len(error["detail"]) < 1000
 
 
 def test_unknown_keys_are_refused(client: httpx.Client, sample: SampleStore) -> None:
-    assert "body.logprobs: extra" in ask(client, sample.ids[0], [[1, 2]], 422, logprobs=True)["message"]
+    assert "body.logprobs: extra" in ask(client, sample.ids[0], [[1, 2]], 422, logprobs=True)["detail"]
 
 
 def test_too_many_tokens_and_too_long_sequences(client: httpx.Client, sample: SampleStore) -> None:
-    assert "1001 tokens; a sequence or window may have 1000" in ask(client, sample.ids[0], [[1] * 1001], 413)["message"]
+    assert "1001 tokens; a sequence or window may have 1000" in ask(client, sample.ids[0], [[1] * 1001], 413)["detail"]
     assert ask(client, sample.ids[0], [[1] * 1000])["total"]["tokens"] == 999  # CoPE extrapolates
     error = ask(client, sample.ids[1], [[1, 2], [1] * 40], 422)  # absolute does not
-    assert error["type"] == "invalid_tokens"
-    assert "sequence 1 of 40 tokens is too long" in error["message"]
+    assert error["code"] == "invalid_tokens"
+    assert "sequence 1 of 40 tokens is too long" in error["detail"]
 
 
 def test_runs_that_cannot_answer(client: httpx.Client, sample: SampleStore) -> None:
-    assert ask(client, "0123456789abcdef", [[1, 2]], 404)["type"] == "not_found"
-    assert ask(client, "..%2f..", [[1, 2]], 404)["type"] == "not_found"
-    assert "is failed" in ask(client, sample.ids[2], [[1, 2]], 409)["message"]
-    assert "is pending" in ask(client, sample.ids[3], [[1, 2]], 409)["message"]
+    assert ask(client, "0123456789abcdef", [[1, 2]], 404)["code"] == "not_found"
+    assert ask(client, "..%2f..", [[1, 2]], 404)["code"] == "not_found"
+    assert "is failed" in ask(client, sample.ids[2], [[1, 2]], 409)["detail"]
+    assert "is pending" in ask(client, sample.ids[3], [[1, 2]], 409)["detail"]
 
 
 def test_a_truncated_checkpoint_is_reported(own_sample: SampleStore) -> None:
@@ -94,8 +94,8 @@ def test_a_truncated_checkpoint_is_reported(own_sample: SampleStore) -> None:
         whole, before = path.read_bytes(), ask(client, own_sample.ids[0], [[1, 2, 3]])
         path.write_bytes(whole[:-10])
         error = ask(client, own_sample.ids[0], [[1, 2, 3]], 500)
-        assert error["type"] == "damaged_checkpoint"
-        assert "was it cut short?" in error["message"]
+        assert error["code"] == "damaged_checkpoint"
+        assert "was it cut short?" in error["detail"]
         path.write_bytes(whole)
         assert ask(client, own_sample.ids[0], [[1, 2, 3]]) == before
 

@@ -19,7 +19,7 @@ IDS = [1, 14, 14, 2, 3, 14, 15, 15]
 def ask(client: httpx.Client, run_id: str, tokens: Any = IDS, status: int = 200, **more: Any) -> Any:
     response = client.post(f"{API}/runs/{run_id}/probe", json={"tokens": tokens} | more)
     assert response.status_code == status, response.text
-    return response.json() if status == 200 else response.json()["error"]
+    return response.json()
 
 
 def square(rows: list[list[float]]) -> np.ndarray:
@@ -95,9 +95,9 @@ def test_a_model_without_gates_has_only_attention(client: httpx.Client, sample: 
 )
 def test_invalid_requests(client: httpx.Client, sample: SampleStore, body: dict[str, Any], message: str) -> None:
     error = ask(client, sample.ids[0], status=422, **body)
-    assert message in error["message"]
-    assert len(error["message"]) < 1000
-    assert error["type"] == ("invalid_tokens" if "out of range" in message else "invalid_request")
+    assert message in error["detail"]
+    assert len(error["detail"]) < 1000
+    assert error["code"] == ("invalid_tokens" if "out of range" in message else "invalid_request")
 
 
 def test_responses_are_limited(sample: SampleStore) -> None:
@@ -105,17 +105,17 @@ def test_responses_are_limited(sample: SampleStore) -> None:
     with serving(sample.settings(max_probe_values=values, max_tokens=100)) as client:
         assert len(ask(client, sample.ids[0])["heads"]) == 2
         error = ask(client, sample.ids[0], [*IDS, 1], 413)
-        assert error["type"] == "too_large"
-        assert "9 tokens, 1 layers and 2 heads have 450 numbers; the limit is 360" in error["message"]
+        assert error["code"] == "too_large"
+        assert "9 tokens, 1 layers and 2 heads have 450 numbers; the limit is 360" in error["detail"]
         assert len(ask(client, sample.ids[0], [*IDS, 1], heads=[0])["heads"]) == 1
-        assert "101 tokens; one request may have 100" in ask(client, sample.ids[0], [1] * 101, 413)["message"]
+        assert "101 tokens; one request may have 100" in ask(client, sample.ids[0], [1] * 101, 413)["detail"]
     with serving(sample.settings(max_probe_values=10**9)) as client:
-        assert "too long: absolute" in ask(client, sample.ids[1], [1] * 40, 422)["message"]
+        assert "too long: absolute" in ask(client, sample.ids[1], [1] * 40, 422)["detail"]
 
 
 def test_runs_that_cannot_answer(client: httpx.Client, sample: SampleStore) -> None:
-    assert ask(client, "0123456789abcdef", status=404)["type"] == "not_found"
-    assert "is failed" in ask(client, sample.ids[2], status=409)["message"]
+    assert ask(client, "0123456789abcdef", status=404)["code"] == "not_found"
+    assert "is failed" in ask(client, sample.ids[2], status=409)["detail"]
     response = client.post(f"{API}/runs/{sample.ids[0]}/probe", content=b"{}", headers={"content-type": "text/plain"})
     assert response.status_code == 415
 
@@ -128,5 +128,5 @@ def test_damaged_weights_are_reported(own_sample: SampleStore) -> None:
         save_model(temporary, model, spec)
     with serving(own_sample.settings()) as client:
         error = ask(client, own_sample.ids[0], status=409)
-    assert error["type"] == "not_finite"
-    assert "embedding.weight contain NaN" in error["message"]
+    assert error["code"] == "not_finite"
+    assert "embedding.weight contain NaN" in error["detail"]

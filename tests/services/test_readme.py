@@ -1,4 +1,4 @@
-"""`services/README.md` documents every endpoint, setting and error type of the service, and nothing else."""
+"""`services/README.md` documents every endpoint, setting and error code of the service, and nothing else."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def test_every_setting_with_its_default() -> None:
     }
 
 
-def test_every_error_type() -> None:
+def test_every_error_code() -> None:
     listed = {
-        (int(status), kind)
-        for status, kinds in re.findall(r"\| (\d{3}) \| (.*?) \|", README)
-        for kind in re.findall(r"`(\w+)`", kinds)
+        (int(status), code)
+        for status, codes in re.findall(r"\| (\d{3}) \| (.*?) \|", README)
+        for code in re.findall(r"`(\w+)`", codes)
     }
-    classes = {(cls.status, cls.type) for cls in errors.ServiceError.__subclasses__()}
+    classes = {(cls.status, cls.code) for cls in errors.ServiceError.__subclasses__()}
     assert classes | set(errors.USER_ERRORS.values()) <= listed
 
 

@@ -28,6 +28,7 @@ def start(sample: SampleStore, port: int = 0, **more: str) -> subprocess.Popen[s
         "COPE_SWEEP_ABLATIONS": str(sample.ablations),
         "COPE_SWEEP_STORE": str(sample.store_folder),
         "COPE_SWEEP_PORT": str(port),
+        "COPE_SWEEP_KEYS_FILE": str(sample.root / "keys.json"),
         "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "services"))),
     }
     command = [sys.executable, "-m", "cope_services"]
@@ -90,8 +91,10 @@ def test_a_port_in_use_is_reported_with_a_free_one(sample: SampleStore) -> None:
     [
         ("COPE_SWEEP_ABLATIONS", "/nowhere", "the ablations folder /nowhere does not exist"),
         ("COPE_SWEEP_STORE", "/etc/passwd", "is not a folder"),
-        ("COPE_SWEEP_PORT", "99999", "COPE_SWEEP_PORT: "),
+        ("COPE_SWEEP_PORT", "99999", "COPE_SWEEP_PORT=99999: it has to be 65535 or less"),
         ("COPE_SWEEP_HOST", "not a host", "is no address of this machine"),
+        ("COPE_SWEEP_HOST", "0.0.0.0", "cope-sweep serve --new-key NAME --scope read --scope infer"),
+        ("COPE_SWEEP_MAX_TOKENS", "abc", "COPE_SWEEP_MAX_TOKENS=abc: it has to be a whole number"),
     ],
 )
 def test_invalid_settings_are_reported(sample: SampleStore, name: str, value: str, message: str) -> None:

@@ -38,7 +38,9 @@ def test_arguments_have_priority_over_the_environment(sample: SampleStore, monke
 def test_an_invalid_value_names_its_variable(sample: SampleStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COPE_SWEEP_ABLATIONS", str(sample.ablations))
     monkeypatch.setenv("COPE_SWEEP_MAX_TOKENS", "many")
-    with pytest.raises(UserError, match=r"COPE_SWEEP_MAX_TOKENS: Input should be a valid integer"):
+    with pytest.raises(
+        UserError, match=r"COPE_SWEEP_MAX_TOKENS=many: it has to be a whole number; unset it for the default, 8192"
+    ):
         load_settings()
 
 

@@ -17,7 +17,7 @@ async function get(path) {
   const text = await response.text();
   if (response.ok) return text;
   let message = `${response.status} ${response.statusText}`;
-  try { message = JSON.parse(text).error.message; } catch { /* not an error body of the service */ }
+  try { message = JSON.parse(text).detail ?? text; } catch { /* not an error body of the service */ }
   throw Object.assign(new Error(message), { answered: true });
 }
 

@@ -4,6 +4,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
 
+from cope_services.access import READ
 from cope_services.dependencies import Accept, ComponentsDep, IfNoneMatch, RunQueryDep, Scale
 from cope_services.responses import conditional_response
 from cope_services.schemas import Responses, error_responses
@@ -11,7 +12,7 @@ from cope_services.tables import negotiate
 from cope_sweep.queries.answers import AblationDetail, AblationSummary, Curves, RunPage
 from cope_sweep.results.formats import formats
 
-router = APIRouter(prefix="/ablations", tags=["ablations"], responses=error_responses(409))
+router = APIRouter(prefix="/ablations", tags=["ablations"], dependencies=[READ], responses=error_responses(409))
 
 FORMATS: Responses = {
     200: {"content": {each.media_type: {} for each in formats().values()}}, 304: {}, **error_responses(406),

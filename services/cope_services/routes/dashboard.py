@@ -6,11 +6,10 @@ from fastapi import APIRouter
 from fastapi.responses import FileResponse
 from fastapi.staticfiles import StaticFiles
 
+from cope_services.headers import PAGE_POLICY
+
 FOLDER = Path(__file__).parent.parent / "dashboard"
-HEADERS = {
-    "content-security-policy": "default-src 'self'; img-src 'self' data:; frame-ancestors 'none'",
-    "cache-control": "no-cache",
-}
+HEADERS = {"content-security-policy": PAGE_POLICY}
 
 router = APIRouter(include_in_schema=False)
 assets = StaticFiles(directory=FOLDER)

@@ -4,10 +4,11 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
 
+from cope_services.access import READ
 from cope_services.dependencies import ComponentsDep
 from cope_services.schemas import error_responses
 
-router = APIRouter(prefix="/diff", tags=["runs"], responses=error_responses(404, 422))
+router = APIRouter(prefix="/diff", tags=["runs"], dependencies=[READ], responses=error_responses(404, 422))
 
 Side = Annotated[str, Query(description="The id of a run or sweep.", max_length=100)]
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
+from cope_services.access import INFER, READ
 from cope_services.completions import complete, parts
 from cope_services.dependencies import Components, ComponentsDep, RequireJson
 from cope_services.errors import INTERNAL_ERROR, InvalidError, ServiceError, error_object
@@ -50,7 +51,7 @@ run_router = APIRouter(prefix="/openai/{run_id}", tags=["OpenAI protocol, one ru
 # -- the model is in the request
 
 
-@router.get("/v1/models", response_model_exclude_none=True, responses=OPENAI_ERRORS)
+@router.get("/v1/models", dependencies=[READ], response_model_exclude_none=True, responses=OPENAI_ERRORS)
 def list_models(
     components: ComponentsDep,
     limit: Annotated[int, Query(ge=1, le=MAX_MODELS)] = MAX_MODELS,
@@ -63,32 +64,32 @@ def list_models(
     return ModelList(data=[_model(run) for run in page.runs])
 
 
-@router.get("/v1/models/{model}", response_model_exclude_none=True, responses=OPENAI_ERRORS)
+@router.get("/v1/models/{model}", dependencies=[READ], response_model_exclude_none=True, responses=OPENAI_ERRORS)
 def get_model(model: str, components: ComponentsDep) -> Model:
     """One finished run."""
     components.queries.finished(model)
     return _model(components.queries.run(model, with_curve=False))
 
 
-@router.post("/v1/completions", dependencies=[RequireJson], responses=COMPLETION_RESPONSES, response_model=None)
+@router.post("/v1/completions", dependencies=[INFER, RequireJson], responses=COMPLETION_RESPONSES, response_model=None)
 async def create_completion(body: CompletionRequest, components: ComponentsDep, request: Request) -> Response:
     """Continue and score prompts. With `stream`, the response is a stream of server-sent events."""
     return await _complete(body.model, body, components, request)
 
 
-@router.get("/tokenizer_info", responses=OPENAI_ERRORS)
+@router.get("/tokenizer_info", dependencies=[INFER], responses=OPENAI_ERRORS)
 async def get_tokenizer_info(components: ComponentsDep, model: ModelParameter = None) -> TokenizerInfo:
     """The special tokens of a model."""
     return await _tokenizer_info(model, components)
 
 
-@router.post("/tokenize", dependencies=[RequireJson], responses=OPENAI_ERRORS)
+@router.post("/tokenize", dependencies=[INFER, RequireJson], responses=OPENAI_ERRORS)
 async def tokenize(body: TokenizeRequest, components: ComponentsDep, model: ModelParameter = None) -> Tokens:
     """The ids of a text. A text that is nothing but the end-of-text token is that token."""
     return await _tokenize(body.model or model, body, components)
 
 
-@router.post("/detokenize", dependencies=[RequireJson], responses=OPENAI_ERRORS)
+@router.post("/detokenize", dependencies=[INFER, RequireJson], responses=OPENAI_ERRORS)
 async def detokenize(body: DetokenizeRequest, components: ComponentsDep, model: ModelParameter = None) -> Detokenized:
     """The text of token ids."""
     return await _detokenize(body.model or model, body, components)
@@ -97,7 +98,9 @@ async def detokenize(body: DetokenizeRequest, components: ComponentsDep, model: 
 # -- the model is in the path
 
 
-@run_router.post("/v1/completions", dependencies=[RequireJson], responses=COMPLETION_RESPONSES, response_model=None)
+@run_router.post(
+    "/v1/completions", dependencies=[INFER, RequireJson], responses=COMPLETION_RESPONSES, response_model=None
+)
 async def create_run_completion(
     run_id: str, body: CompletionRequest, components: ComponentsDep, request: Request
 ) -> Response:
@@ -105,19 +108,19 @@ async def create_run_completion(
     return await _complete(_one(run_id, body.model), body, components, request)
 
 
-@run_router.get("/tokenizer_info", responses=OPENAI_ERRORS)
+@run_router.get("/tokenizer_info", dependencies=[INFER], responses=OPENAI_ERRORS)
 async def get_run_tokenizer_info(run_id: str, components: ComponentsDep) -> TokenizerInfo:
     """As `/tokenizer_info`."""
     return await _tokenizer_info(run_id, components)
 
 
-@run_router.post("/tokenize", dependencies=[RequireJson], responses=OPENAI_ERRORS)
+@run_router.post("/tokenize", dependencies=[INFER, RequireJson], responses=OPENAI_ERRORS)
 async def tokenize_for_run(run_id: str, body: TokenizeRequest, components: ComponentsDep) -> Tokens:
     """As `/tokenize`."""
     return await _tokenize(_one(run_id, body.model), body, components)
 
 
-@run_router.post("/detokenize", dependencies=[RequireJson], responses=OPENAI_ERRORS)
+@run_router.post("/detokenize", dependencies=[INFER, RequireJson], responses=OPENAI_ERRORS)
 async def detokenize_for_run(run_id: str, body: DetokenizeRequest, components: ComponentsDep) -> Detokenized:
     """As `/detokenize`."""
     return await _detokenize(_one(run_id, body.model), body, components)
@@ -176,7 +179,7 @@ async def _events(
             try:
                 part = await anext(stream, None)
             except ServiceError as error:
-                yield b"data: " + error_object(error.status, error.type, str(error)) + b"\n\n"
+                yield b"data: " + error_object(error.status, error.code, str(error)) + b"\n\n"
                 return
             except Exception:
                 yield b"data: " + error_object(500, "internal_error", INTERNAL_ERROR) + b"\n\n"

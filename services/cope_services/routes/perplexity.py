@@ -2,6 +2,7 @@
 
 from fastapi import APIRouter, Request
 
+from cope_services.access import INFER
 from cope_services.dependencies import ComponentsDep, RequireJson
 from cope_services.perplexity import compare
 from cope_services.perplexity_schemas import PerplexityComparison, PerplexityRequest
@@ -10,7 +11,7 @@ from cope_services.schemas import INFERENCE_ERRORS
 router = APIRouter(prefix="/perplexity", tags=["perplexity"])
 
 
-@router.post("", dependencies=[RequireJson], response_model_exclude_unset=True, responses=INFERENCE_ERRORS)
+@router.post("", dependencies=[INFER, RequireJson], response_model_exclude_unset=True, responses=INFERENCE_ERRORS)
 async def compare_perplexity(
     body: PerplexityRequest, components: ComponentsDep, request: Request
 ) -> PerplexityComparison:

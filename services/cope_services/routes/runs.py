@@ -4,6 +4,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
+from cope_services.access import INFER, READ
 from cope_services.dependencies import ComponentsDep, FinishedRun, IfNoneMatch, RequireJson, RunQueryDep, Scale
 from cope_services.perplexity import measure
 from cope_services.perplexity_schemas import ModelPerplexity, SequencesRequest
@@ -18,7 +19,9 @@ from cope_services.schemas import (
 )
 from cope_sweep.queries.answers import RunDetail, RunPage
 
-router = APIRouter(prefix="/runs", tags=["runs"])
+router = APIRouter(prefix="/runs", tags=["runs"], dependencies=[READ])
+inference = APIRouter(prefix="/runs", tags=["runs"], dependencies=[INFER])
+"""The routes that ask a model."""
 
 FILE: Responses = {200: {"content": {"application/octet-stream": {}}}, 206: {}, 304: {}, **error_responses(409)}
 
@@ -69,7 +72,7 @@ def get_checkpoint_file(
     return download(components.checkpoints.file(run, file), if_none_match)
 
 
-@router.post(
+@inference.post(
     "/{run_id}/perplexity",
     dependencies=[RequireJson],
     response_model_exclude_unset=True,
@@ -82,7 +85,7 @@ async def measure_perplexity(
     return await components.infer(request, lambda: measure(components.predictors, run, body))
 
 
-@router.post(
+@inference.post(
     "/{run_id}/probe",
     dependencies=[RequireJson],
     response_model_exclude_unset=True,

@@ -4,10 +4,11 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query
 
+from cope_services.access import READ
 from cope_services.dependencies import ComponentsDep, Limit, Offset
 from cope_sweep.queries.answers import SweepDetail, SweepPage
 
-router = APIRouter(prefix="/sweeps", tags=["sweeps"])
+router = APIRouter(prefix="/sweeps", tags=["sweeps"], dependencies=[READ])
 
 
 @router.get("")

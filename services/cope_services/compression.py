@@ -1,0 +1,150 @@
+"""ASGI middleware that compresses text and JSON with gzip."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+from threading import Lock
+
+from anyio import to_thread
+from cachetools import LRUCache
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+MIN_BYTES = 1024
+"""Smaller bodies are sent as they are: they fit into one packet."""
+THREAD_BYTES = 1 << 17
+"""Larger pieces are compressed in a thread: they would block the event loop for a millisecond or more."""
+LEVEL = 5
+CACHE_BYTES = 32 << 20
+"""Compressed bodies in memory, by their ETag."""
+MEDIA_TYPES = frozenset(
+    {
+        "application/javascript",
+        "application/json",
+        "application/problem+json",
+        "application/x-tex",
+        "image/svg+xml",
+        "text/css",
+        "text/csv",
+        "text/html",
+        "text/javascript",
+        "text/markdown",
+        "text/plain",
+    }
+)
+"""What is compressed. Event streams, downloads and pictures are not."""
+
+Key = tuple[bytes, bytes, str]
+
+
+class Compression:
+    """Compresses a response if the client accepts it, its media type is one of `MEDIA_TYPES` and it is not a range."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+        self._cache: LRUCache[Key, bytes] = LRUCache(CACHE_BYTES, getsizeof=len)
+        self._lock = Lock()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] == "HEAD":
+            return await self.app(scope, receive, send)
+        accepted = next((value for name, value in scope["headers"] if name == b"accept-encoding"), b"")
+        return await self.app(
+            scope, receive, _Response(self, scope, send, accepts_gzip(accepted.decode("latin-1"))).send
+        )
+
+    async def whole(self, key: Key | None, body: bytes) -> bytes:
+        """A compressed body, from the cache if it has an ETag."""
+        if key is not None:
+            with self._lock:
+                if (known := self._cache.get(key)) is not None:
+                    return known
+        compressed = await _in_thread_if_large(zlib.compressobj(LEVEL, wbits=31), body, last=True)
+        if key is not None and len(compressed) <= CACHE_BYTES:
+            with self._lock:
+                self._cache[key] = compressed
+        return compressed
+
+
+@dataclass
+class _Response:
+    """One response on its way to the client."""
+
+    compression: Compression
+    scope: Scope
+    to_client: Send
+    accepted: bool
+    start: Message | None = None
+    """The begin of a response that may be compressed: it waits for the first piece of the body."""
+    stream: zlib._Compress | None = None
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            if message["status"] == 200 and self._may_be_compressed(MutableHeaders(raw=message["headers"])):
+                self.start = message
+                return
+        elif message["type"] == "http.response.body":
+            if self.start is not None:
+                message = await self._first(self.start, message)
+            elif self.stream is not None:
+                message = await _next(self.stream, message)
+        await self.to_client(message)
+
+    def _may_be_compressed(self, headers: MutableHeaders) -> bool:
+        media = headers.get("content-type", "").partition(";")[0].strip().lower()
+        if media not in MEDIA_TYPES or "content-encoding" in headers:
+            return False
+        headers.add_vary_header("Accept-Encoding")
+        return self.accepted and int(headers.get("content-length", MIN_BYTES)) >= MIN_BYTES
+
+    async def _first(self, start: Message, message: Message) -> Message:
+        """Send the begin of the response and return the first piece of its body, or the whole."""
+        self.start = None
+        body, more = message.get("body", b""), message.get("more_body", False)
+        headers = MutableHeaders(raw=start["headers"])
+        if not more and len(body) < MIN_BYTES:
+            await self.to_client(start)
+            return message
+        etag = headers.get("etag")
+        headers["content-encoding"] = "gzip"
+        del headers["content-length"], headers["accept-ranges"]
+        if etag and not etag.startswith("W/"):  # the bytes are others, the content is the same
+            headers["etag"] = f"W/{etag}"
+        if more:
+            self.stream = zlib.compressobj(LEVEL, wbits=31)
+            message = await _next(self.stream, message)
+        else:
+            key = (self.scope["path"].encode(), self.scope["query_string"], etag) if etag else None
+            message = {**message, "body": await self.compression.whole(key, body)}
+            headers["content-length"] = str(len(message["body"]))
+        await self.to_client(start)
+        return message
+
+
+async def _next(stream: zlib._Compress, message: Message) -> Message:
+    """A piece of the body, compressed."""
+    last = not message.get("more_body", False)
+    return {**message, "body": await _in_thread_if_large(stream, message.get("body", b""), last=last)}
+
+
+async def _in_thread_if_large(stream: zlib._Compress, body: bytes, *, last: bool) -> bytes:
+    def compress() -> bytes:
+        return stream.compress(body) + stream.flush(zlib.Z_FINISH if last else zlib.Z_SYNC_FLUSH)
+
+    return await to_thread.run_sync(compress) if len(body) > THREAD_BYTES else compress()
+
+
+def accepts_gzip(header: str) -> bool:
+    """Whether an `Accept-Encoding` header accepts gzip: `gzip;q=0` is a no."""
+    for part in header.split(","):
+        coding, _, parameter = part.partition(";")
+        if coding.strip().lower() == "gzip":
+            name, _, quality = parameter.partition("=")
+            if name.strip().lower() != "q":
+                return True
+            try:
+                return float(quality) > 0
+            except ValueError:
+                return False
+    return False

@@ -1,0 +1,129 @@
+"""Prometheus metrics of an application, and its access log."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Iterator
+
+from fastapi.routing import iter_route_contexts
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, PlatformCollector, ProcessCollector
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+from starlette.routing import BaseRoute, Mount
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from cope_services.predictors import Predictors
+
+METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
+UNKNOWN = "unknown"
+"""The route of paths that do not exist, and the method of words that are none: clients cannot add labels."""
+
+ACCESS = logging.getLogger("cope_services.access")
+
+
+class Metrics:
+    """The metrics of one application. Each has a registry of its own, so that a process may have several."""
+
+    def __init__(self, predictors: Predictors) -> None:
+        self.registry = CollectorRegistry(auto_describe=True)
+        labels = ("method", "route")
+        self.requests = Counter(
+            "cope_http_requests", "Requests by method, route and status.", (*labels, "status"), registry=self.registry
+        )
+        self.seconds = Histogram(
+            "cope_http_request_duration_seconds",
+            "Time until the response begins.",
+            labels,
+            buckets=BUCKETS_S,
+            registry=self.registry,
+        )
+        self.active = Gauge("cope_http_requests_active", "Requests that are being answered.", registry=self.registry)
+        self.registry.register(_Inference(predictors))
+        ProcessCollector(registry=self.registry)
+        PlatformCollector(registry=self.registry)
+
+
+class _Inference(Collector):
+    """What the batcher and the models report, read when the metrics are asked for."""
+
+    def __init__(self, predictors: Predictors) -> None:
+        self.predictors = predictors
+
+    def collect(self) -> Iterator[Metric]:
+        batcher = self.predictors.batcher
+        yield GaugeMetricFamily(
+            "cope_inference_requests", "Requests that ask a model and are answered or wait.", batcher.requests
+        )
+        yield GaugeMetricFamily(
+            "cope_inference_queued_tokens", "Tokens of the accepted requests.", batcher.queued_tokens
+        )
+
+    def describe(self) -> Iterable[Metric]:
+        return self.collect()
+
+
+class Measurement:
+    """ASGI middleware that counts and times requests, and logs a line for each of them if `log`.
+
+    A line has neither headers nor the query, which may hold secrets.
+    """
+
+    def __init__(self, app: ASGIApp, metrics: Metrics, routes: list[BaseRoute], *, log: bool) -> None:
+        self.app = app
+        self.metrics = metrics
+        self.log = log
+        self._routes = routes
+        self._templates: dict[object, str] = {}
+        self._children: dict[tuple[str, str], Histogram] = {}
+        self._counters: dict[tuple[str, str, int], Counter] = {}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self.app(scope, receive, send)
+        started_s = time.perf_counter()
+        status, answered_s = 499, None  # a client that leaves before its response
+
+        async def watched_send(message: Message) -> None:
+            nonlocal status, answered_s
+            if message["type"] == "http.response.start":
+                status, answered_s = message["status"], time.perf_counter()
+            await send(message)
+
+        self.metrics.active.inc()
+        try:
+            await self.app(scope, receive, watched_send)
+        except Exception:
+            status = status if answered_s else 500
+            raise
+        finally:
+            self.metrics.active.dec()
+            ended_s = time.perf_counter()
+            self._count(scope, status, (answered_s or ended_s) - started_s)
+            if self.log:
+                self._write_line(scope, status, ended_s - started_s)
+
+    def _count(self, scope: Scope, status: int, seconds: float) -> None:
+        method = scope["method"] if scope["method"] in METHODS else UNKNOWN
+        key = method, self.route(scope)
+        if (histogram := self._children.get(key)) is None:
+            histogram = self._children[key] = self.metrics.seconds.labels(*key)
+        histogram.observe(seconds)
+        if (counter := self._counters.get((*key, status))) is None:
+            counter = self._counters[*key, status] = self.metrics.requests.labels(*key, str(status))
+        counter.inc()
+
+    def route(self, scope: Scope) -> str:
+        """The template of the request's route, as `/api/v1/runs/{run_id}`."""
+        if not self._templates:
+            for context in iter_route_contexts(self._routes):
+                handler = context.route.app if isinstance(context.route, Mount) else context.endpoint
+                self._templates[handler] = context.path or ""
+        return self._templates.get(scope.get("endpoint"), UNKNOWN)
+
+    def _write_line(self, scope: Scope, status: int, seconds: float) -> None:
+        client = scope["client"][0] if scope.get("client") else "-"
+        # As it was sent: a decoded path could contain line breaks.
+        path = scope.get("raw_path", b"").decode("latin-1")
+        ACCESS.info('%s "%s %s" %d %.1f ms', client, scope["method"], path, status, seconds * 1000)

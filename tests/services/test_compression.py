@@ -1,0 +1,133 @@
+"""Compression of text and JSON, and of nothing else."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from typing import Any
+
+import httpx
+import pytest
+from cope_services.compression import Compression, accepts_gzip
+from fastapi.testclient import TestClient
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.services.sample_store import API, SampleStore
+
+GZIP = {"accept-encoding": "gzip"}
+
+
+def raw(client: httpx.Client, path: str, **headers: str) -> httpx.Response:
+    """A response whose `content` is as it was sent."""
+    with client.stream(
+        "GET", path, headers=GZIP | {name.replace("_", "-"): v for name, v in headers.items()}
+    ) as answer:
+        answer._content = b"".join(answer.iter_raw())
+    return answer
+
+
+def test_a_body_is_the_same_with_and_without_compression(client: httpx.Client) -> None:
+    for path in (
+        f"{API}/ablations/tiny",
+        f"{API}/ablations/tiny/table",
+        "/static/page.js",
+        "/docs/swagger-ui-bundle.js",
+    ):
+        plain, packed = raw(client, path, accept_encoding="identity"), raw(client, path)
+        assert "content-encoding" not in plain.headers
+        assert packed.headers["content-encoding"] == "gzip"
+        assert gzip.decompress(packed.content) == plain.content
+        assert len(packed.content) < len(plain.content)
+        for each in (plain, packed):
+            assert "Accept-Encoding" in each.headers["vary"]
+            if "content-length" in each.headers:
+                assert int(each.headers["content-length"]) == len(each.content)
+
+
+def test_small_bodies_downloads_and_ranges_are_sent_as_they_are(client: httpx.Client, sample: SampleStore) -> None:
+    checkpoint = f"{API}/runs/{sample.ids[0]}/checkpoint/model.safetensors"
+    for response in (
+        raw(client, "/health/live"),
+        raw(client, checkpoint),
+        raw(client, checkpoint, range="bytes=5-"),
+        raw(client, "/static/page.js", range="bytes=5-"),
+        raw(client, f"{API}/ablations/tiny/table?format=parquet"),
+    ):
+        assert "content-encoding" not in response.headers
+        assert int(response.headers["content-length"]) == len(response.content)
+    assert raw(client, checkpoint).headers["accept-ranges"] == "bytes"
+
+
+def test_the_etag_of_a_compressed_body_is_weak_and_revalidates(client: httpx.Client) -> None:
+    for path in (f"{API}/ablations/tiny/table", "/static/page.js"):
+        plain, packed = raw(client, path, accept_encoding="identity"), raw(client, path)
+        assert packed.headers["etag"] == f"W/{plain.headers['etag']}"
+        assert "accept-ranges" not in packed.headers
+        for etag in (plain.headers["etag"], packed.headers["etag"]):
+            assert raw(client, path, if_none_match=etag).status_code == 304
+
+
+def test_a_body_with_an_etag_is_compressed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    bodies, compressed = {"/a": b"a" * 2000, "/b": b"b" * 2000}, []
+    original = zlib.compressobj
+
+    def count(*arguments: Any, **more: Any) -> Any:
+        compressed.append(arguments)
+        return original(*arguments, **more)
+
+    monkeypatch.setattr(zlib, "compressobj", count)
+    etag = [b'"1"']
+    client = TestClient(Compression(_app(lambda scope: (bodies[scope["path"]], etag[0]))), headers=GZIP)
+    for _ in range(3):
+        for path, body in bodies.items():
+            assert client.get(path).content == body
+            assert client.get(f"{path}?q").content == body
+    assert len(compressed) == 4
+    etag[0], bodies["/a"] = b'"2"', b"c" * 2000
+    assert client.get("/a").content == b"c" * 2000
+    assert len(compressed) == 5
+
+
+def _app(answer: Any) -> Any:
+    async def app(scope, receive, send):
+        body, etag = answer(scope)
+        headers = [(b"content-type", b"application/json"), (b"etag", etag)]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+    return app
+
+
+@given(st.lists(st.binary(max_size=3000), max_size=6), st.sampled_from([b"text/plain", b"text/event-stream"]))
+def test_a_stream_arrives_as_it_was_sent(pieces: list[bytes], media: bytes) -> None:
+    sent: list[bytes] = []
+
+    async def app(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", media)]})
+        for piece in pieces:
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+            sent.append(piece)
+        await send({"type": "http.response.body"})
+
+    response = TestClient(Compression(app)).get("/", headers=GZIP)
+    assert response.content == b"".join(pieces)
+    assert ("content-encoding" in response.headers) == (media == b"text/plain" and bool(pieces))
+
+
+@pytest.mark.parametrize(
+    ("header", "accepted"),
+    [
+        ("", False), ("gzip", True), ("deflate, gzip", True), ("GZIP;q=0.5", True), ("gzip;q=0", False), ("gzip; q=0.0", False),
+        ("br", False), ("x-gzip", False), ("gzip;q=x", False), ("deflate;q=1, gzip;q=0", False), ("*", False),
+    ],
+)  # fmt: skip
+def test_who_accepts_gzip(header: str, accepted: bool) -> None:
+    assert accepts_gzip(header) == accepted
+
+
+def test_json_errors_are_compressed_only_if_large(client: httpx.Client) -> None:
+    response = raw(client, "/none")
+    assert "content-encoding" not in response.headers
+    assert json.loads(response.content)["status"] == 404
