@@ -30,6 +30,11 @@ CODENAMES = {"12": "bookworm", "13": "trixie"}
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
+def say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
 @dataclass
 class Chroot:
     """A stage while it is built, or the finished image."""
@@ -85,7 +90,7 @@ def build(folder: Path, overrides: dict[str, str], cache: Path | None) -> Chroot
         chroot = Chroot(target, cache)
         _trust_host_certificates(chroot, stage)
         for instruction in stage.instructions:
-            print(f"[{stage.name or number}] {instruction.name} {instruction.text[:150]}", flush=True)
+            say(f"[{stage.name or number}] {instruction.name} {instruction.text[:150]}")
             execute(chroot, instruction, overrides, done)
         done[stage.name or str(number)] = chroot
     return done[stages[-1].name or str(len(stages) - 1)]
@@ -117,7 +122,7 @@ def execute(chroot: Chroot, instruction: Instruction, overrides: dict[str, str],
     elif instruction.name == "RUN":
         started = time.monotonic()
         subprocess.run(chroot.command([*chroot.shell, instruction.text]), check=True)
-        print(f"    {time.monotonic() - started:.0f} s", flush=True)
+        say(f"    {time.monotonic() - started:.0f} s")
     elif instruction.name == "COPY":
         _copy(chroot, instruction, done)
     elif instruction.name not in ("EXPOSE", "HEALTHCHECK", "ENTRYPOINT", "CMD"):
@@ -158,11 +163,14 @@ def check(image: Chroot) -> None:
     tiny = ["--set", "train.steps=4", "--set", "train.batch=4", "--set", "evaluate.final_sequences=8"]
     run = ["cope-sweep", "run", "quickstart", "--local", "--store", "/data/store", *tiny]
     for words in (["id"], ["ray", "--version"], ["mlflow", "--version"], run):
-        print("$", shlex.join(words), flush=True)
+        say(f"$ {shlex.join(words)}")
         subprocess.run(image.command(words), check=True)
     libraries = sorted(path.name for path in (image.root / "home/cope/.cache/cope-sweep").glob("*.so"))
-    print("native kernels:", *libraries, flush=True)
+    say(f"native kernels: {' '.join(libraries)}")
     assert libraries
+    key = ["cope-sweep", "serve", "--new-key", "check", "--keys-file", "/data/keys.json"]
+    subprocess.run(image.command(key), check=True, stdout=subprocess.DEVNULL)
+    image.environment["COPE_SWEEP_KEYS_FILE"] = "/data/keys.json"
     _, health = Instruction("CMD", re.sub(r"^.*?CMD ", "", last["HEALTHCHECK"].text)).words()
     _, entry = last["ENTRYPOINT"].words()
     # The port of a daemon's container is its own; this one shares the host's.
@@ -175,7 +183,7 @@ def check(image: Chroot) -> None:
             if service.poll() is not None or time.monotonic() > until:
                 raise SystemExit("the service did not become healthy")
             time.sleep(1)
-        print("the service is healthy", flush=True)
+        say("the service is healthy")
     finally:
         # The change of user has undone --kill-child. The first process of the namespace takes the others along.
         for child in psutil.Process(service.pid).children(recursive=True):
@@ -195,7 +203,7 @@ def main() -> None:
     image = build(options.folder.absolute(), dict(each.split("=", 1) for each in options.arg), options.cache)
     check(image)
     size = subprocess.run(["du", "-sm", str(image.root)], capture_output=True, text=True, check=True).stdout.split()[0]
-    print(f"the image has {size} MB")
+    say(f"the image has {size} MB")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Runs the services of deploy/compose.yaml as processes of this machine, with the commands and settings of that file.
 
 Names of services become 127.0.0.1, each with a free port; `/data` and `/run/secrets` become folders. PostgreSQL is
-that of pgserver, the object store moto's server, which keeps objects in memory: `stop` copies them to a folder, and
-`start` back. Proxy, Prometheus and Grafana are left out.
+that of pgserver, the object store moto's server, which keeps objects in memory: `stop` copies them out, and `start`
+back in. Proxy, Prometheus and Grafana are left out.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any
 
 import boto3
 import psutil
+from cope_services.keys import KeysFile
 from ruamel.yaml import YAML
 
 from tests.sweep.ports import free_port
@@ -41,14 +42,18 @@ class Composition:
 
     def __init__(self, folder: Path, ablations: Path) -> None:
         self.folder, self.ablations = folder, ablations
-        self.services: dict[str, Any] = YAML(typ="safe", pure=True).load((DEPLOY / "compose.yaml").read_text())["services"]
+        self.services: dict[str, Any] = YAML(typ="safe", pure=True).load((DEPLOY / "compose.yaml").read_text())[
+            "services"
+        ]
         names = ("postgres:5432", "objects:8333", "mlflow:5000", "service:8000", "ray-head:6379", "ray-head:8265")
         self.addresses = {name: f"127.0.0.1:{free_port()}" for name in names}
+        self.objects: dict[str, bytes] = {}
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
-        for name in ("secrets", "data", "home", "r", "objects"):
+        for name in ("secrets", "data", "home", "r"):
             (folder / name).mkdir()
         (folder / "secrets" / "postgres_password").write_text(PASSWORD)
         (folder / "secrets" / "ray_token").write_text(TOKEN)
+        self.key = KeysFile(folder / "secrets" / "api_keys").create("test", ["read"])
         credentials = "[default]\naws_access_key_id = key\naws_secret_access_key = secret\n"
         (folder / "secrets" / "aws_credentials").write_text(credentials)
 
@@ -67,10 +72,15 @@ class Composition:
         text = text.replace("--metrics-export-port=8080", f"--metrics-export-port={free_port()}")
         text = text.replace("/make_bucket.py", str(DEPLOY / "compose" / "make_bucket.py"))
         text = text.replace("${WORKER_CPUS:-2}", "1").replace("${MLFLOW_HOST:-mlflow.localhost}", "mlflow.localhost")
+        text = text.replace("${SERVICE_HOST:-localhost}", "localhost")
         return text.replace("/data/", f"{self.folder}/data/")
 
     def environment(self, name: str) -> dict[str, str]:
-        kept = {key: value for key, value in os.environ.items() if not key.startswith(("COPE_SWEEP", "MLFLOW", "RAY", "AWS"))}
+        kept = {
+            key: value
+            for key, value in os.environ.items()
+            if not key.startswith(("COPE_SWEEP", "MLFLOW", "RAY", "AWS"))
+        }
         kept.pop("PYTHONDONTWRITEBYTECODE", None)
         return kept | {
             "PATH": f"{BIN}:{os.environ['PATH']}",
@@ -133,7 +143,9 @@ class Composition:
             with contextlib.suppress(psutil.NoSuchProcess):
                 family += psutil.Process(process.pid).children(recursive=True)
             process.terminate()
-        _, alive = psutil.wait_procs([psutil.Process(each.pid) for each in self.processes.values() if each.poll() is None], 10)
+        _, alive = psutil.wait_procs(
+            [psutil.Process(each.pid) for each in self.processes.values() if each.poll() is None], 10
+        )
         for each in [*alive, *family]:
             with contextlib.suppress(psutil.NoSuchProcess):
                 each.kill()
@@ -192,7 +204,13 @@ class Composition:
                 ensure_prefix_permissions(data)
                 os.chown(data, pwd.getpwnam("pgserver").pw_uid, pwd.getpwnam("pgserver").pw_gid)
                 os.chmod(self.folder / "secrets", 0o755)
-            words = ["-U", "cope", "--auth=scram-sha-256", f"--pwfile={self.folder}/secrets/postgres_password", "--no-sync"]
+            words = [
+                "-U",
+                "cope",
+                "--auth=scram-sha-256",
+                f"--pwfile={self.folder}/secrets/postgres_password",
+                "--no-sync",
+            ]
             pgserver._commands.initdb(words, pgdata=data, **self._postgres_user())
             self._pg_ctl(*self._postgres_options(), "start")
             self.psql("psql", self.postgres_url("postgres"), "-q", "-c", "CREATE DATABASE cope_sweep")
@@ -215,12 +233,9 @@ class Composition:
         client = self.client()
         for page in client.get_paginator("list_objects_v2").paginate(Bucket=BUCKET):
             for each in page.get("Contents", []):
-                path = self.folder / "objects" / each["Key"]
-                path.parent.mkdir(parents=True, exist_ok=True)
-                client.download_file(BUCKET, each["Key"], str(path))
+                self.objects[each["Key"]] = client.get_object(Bucket=BUCKET, Key=each["Key"])["Body"].read()
 
     def _restore_objects(self) -> None:
         client = self.client()
-        for path in (self.folder / "objects").rglob("*"):
-            if path.is_file():
-                client.upload_file(str(path), BUCKET, str(path.relative_to(self.folder / "objects")))
+        for key, content in self.objects.items():
+            client.put_object(Bucket=BUCKET, Key=key, Body=content)

@@ -118,7 +118,14 @@ def test_addresses_are_those_of_services_and_their_ports():
     assert "--port 8000" in commands["service"]
     assert "--port=6379" in commands["ray-head"]
     assert "--dashboard-port=8265" in commands["ray-head"]
-    known = {"mlflow": "5000", "service": "8000", "ray-head": "8265", "grafana": "3000", "objects": "8333", "prometheus": "9090"}
+    known = {
+        "mlflow": "5000",
+        "service": "8000",
+        "ray-head": "8265",
+        "grafana": "3000",
+        "objects": "8333",
+        "prometheus": "9090",
+    }
     caddyfile = (DEPLOY / "compose" / "Caddyfile").read_text()
     proxied = dict(re.findall(r"reverse_proxy ([\w-]+):(\d+)", caddyfile))
     assert proxied == {name: known[name] for name in ("service", "mlflow", "grafana", "ray-head")}

@@ -58,15 +58,15 @@ def state(composition):
     api, mlflow = composition.url("service:8000") + "/api/v1", composition.url("mlflow:5000") + "/api/2.0/mlflow"
     experiments = post(f"{mlflow}/experiments/search", {"max_results": 100})["experiments"]
     runs = post(f"{mlflow}/runs/search", {"experiment_ids": [each["experiment_id"] for each in experiments]})["runs"]
-    checkpoints = {}
+    checkpoints, key = {}, {"Authorization": f"Bearer {composition.key}"}
     for run_id in run_ids(composition):
-        files = json.loads(get(f"{api}/runs/{run_id}/checkpoint"))["files"]
+        files = json.loads(get(f"{api}/runs/{run_id}/checkpoint", **key))["files"]
         for each in files:
-            content = get(f"{api}/runs/{run_id}/checkpoint/{each['name']}")
+            content = get(f"{api}/runs/{run_id}/checkpoint/{each['name']}", **key)
             assert hashlib.sha256(content).hexdigest() == each["sha256"]
             checkpoints[run_id, each["name"]] = content
     return {
-        "table": json.loads(get(f"{api}/ablations/tiny/table?format=json")),
+        "table": json.loads(get(f"{api}/ablations/tiny/table?format=json", **key)),
         "checkpoints": checkpoints,
         "mlflow": sorted((each["info"]["run_name"], each["info"]["status"]) for each in runs),
         "objects": {
@@ -91,7 +91,8 @@ def swept(composition):
 
 def test_a_job_leaves_its_results_in_every_part(composition, swept):
     ids = run_ids(composition)
-    print(json.dumps(swept["table"])[:1500])
+    rows = [(row["row"], row["runs"][0]["run_id"], row["runs"][0]["status"]) for row in swept["table"]["rows"]]
+    assert rows == [("CoPE", ids[0], "finished"), ("none", ids[1], "finished")]
     for run_id in ids:
         weights = swept["checkpoints"][run_id, "model.safetensors"]
         stored = composition.client().get_object(Bucket=BUCKET, Key=f"store/runs/{run_id}/checkpoint/model.safetensors")
@@ -109,6 +110,15 @@ def test_ray_refuses_requests_without_the_token(composition, swept):
         assert refused.value.code in (401, 403)
 
 
+def test_the_service_refuses_requests_without_a_key(composition):
+    metrics = composition.url("service:8000") + "/metrics"
+    assert b"# HELP" in get(metrics, Authorization=f"Bearer {composition.key}")
+    for headers in ({}, {"Authorization": "Bearer cope_wrong"}):
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            get(metrics, **headers)
+        assert refused.value.code == 401
+
+
 def test_no_secret_is_in_a_command_line(composition, swept):
     import psutil
 
@@ -119,12 +129,14 @@ def test_no_secret_is_in_a_command_line(composition, swept):
         parent = psutil.Process(process.pid)
         lines += [" ".join(each.cmdline()) for each in [parent, *parent.children(recursive=True)]]
     assert any("mlflow" in line for line in lines)
-    assert not [line for line in lines if PASSWORD in line or TOKEN in line]
+    assert not [line for line in lines if PASSWORD in line or TOKEN in line or composition.key in line]
 
 
 def test_the_index_is_dumped_restored_and_rebuilt(composition, swept, tmp_path):
     def index(database):
-        done = composition.run("service", ["cope-sweep", "runs", "--json", "--index", composition.postgres_url(database)])
+        done = composition.run(
+            "service", ["cope-sweep", "runs", "--json", "--index", composition.postgres_url(database)]
+        )
         return {each["run_id"]: each for each in json.loads(done.stdout)["runs"]}
 
     before = index("cope_sweep")

@@ -20,7 +20,13 @@ FOLDER = ROOT / "deploy" / "kuberay"
 OVERLAYS = ("cpu", "gpu", "spot")
 BUILT = {name: build(FOLDER / "overlays" / name) for name in OVERLAYS} | {"base": build(FOLDER / "base")}
 JOB = load_all(FOLDER / "job" / "rayjob.yaml")
-SECRETS = {"ray-token": {"auth_token"}, "redis": {"password"}, "databases": {"index", "mlflow"}, "object-store": set()}
+SECRETS = {
+    "ray-token": {"auth_token"},
+    "redis": {"password"},
+    "databases": {"index", "mlflow"},
+    "object-store": set(),
+    "api-keys": set(),
+}
 """The secrets that deploy/README.md makes, and the keys that manifests read one by one."""
 EVERYTHING = [pytest.param(each, id=name) for name, each in BUILT.items()]
 
@@ -59,7 +65,10 @@ def pod_specs(manifests):
     for each in manifests:
         spec = each.get("spec", {})
         if each["kind"] == "RayCluster":
-            groups = [("head", spec["headGroupSpec"]), *((group["groupName"], group) for group in spec["workerGroupSpecs"])]
+            groups = [
+                ("head", spec["headGroupSpec"]),
+                *((group["groupName"], group) for group in spec["workerGroupSpecs"]),
+            ]
             for name, group in groups:
                 labels = {"ray.io/cluster": each["metadata"]["name"]}
                 yield name, labels | ({"ray.io/node-type": "head"} if name == "head" else {}), group["template"]["spec"]
@@ -80,6 +89,8 @@ def references(node):
             yield node["secretKeyRef"]["name"], node["secretKeyRef"]["key"]
         if "secretRef" in node:
             yield node["secretRef"]["name"], None
+        if "secretName" in node.get("secret", {}):
+            yield node["secret"]["secretName"], None
         for each in node.values():
             yield from references(each)
 
@@ -117,11 +128,15 @@ def test_the_ray_version_is_the_one_that_is_installed():
 )
 def test_image_tags_are_the_version(name, tag):
     images = {
-        pod: {container["image"] for container in spec["containers"]} for pod, _, spec in pod_specs([*BUILT[name], *JOB])
+        pod: {container["image"] for container in spec["containers"]}
+        for pod, _, spec in pod_specs([*BUILT[name], *JOB])
     }
     assert images.pop("redis") == {"redis:7.4-bookworm"}
     ours = f"cope-sweep:{cope_sweep.__version__}"
-    ray = {"head", *(group["groupName"] for group in one(BUILT[name], "RayCluster", "sweeps")["spec"]["workerGroupSpecs"])}
+    ray = {
+        "head",
+        *(group["groupName"] for group in one(BUILT[name], "RayCluster", "sweeps")["spec"]["workerGroupSpecs"]),
+    }
     assert images == {pod: {ours + tag if pod in ray else ours} for pod in images}
 
 
@@ -130,9 +145,9 @@ def test_secrets_are_referred_to_and_never_included():
         assert "Secret" not in {each["kind"] for each in manifests}
         found = set(references([*manifests, *JOB]))
         assert {name for name, _ in found} == SECRETS.keys()
-        assert {(name, key) for name, key in found if key} == {(name, key) for name in SECRETS for key in SECRETS[name]} - {
-            (name, key) for name, key in found if not key
-        }
+        assert {(name, key) for name, key in found if key} == {
+            (name, key) for name in SECRETS for key in SECRETS[name]
+        } - {(name, key) for name, key in found if not key}
     cluster = one(BUILT["base"], "RayCluster", "sweeps")["spec"]
     assert cluster["authOptions"] == {"mode": "token", "secretName": "ray-token"}
     submitter = JOB[0]["spec"]["submitterPodTemplate"]["spec"]["containers"][0]
@@ -193,7 +208,9 @@ def test_network_policies_allow_what_the_parts_need_and_deny_the_rest(manifests)
     policies = {each["metadata"]["name"]: each["spec"] for each in manifests if each["kind"] == "NetworkPolicy"}
     assert policies.pop("deny-all") == {"podSelector": {}, "policyTypes": ["Ingress"]}
     pods = {name: labels for name, labels, _ in pod_specs([*manifests, *JOB])}
-    ports = {each["metadata"]["name"]: each["spec"]["ports"][0]["port"] for each in manifests if each["kind"] == "Service"}
+    ports = {
+        each["metadata"]["name"]: each["spec"]["ports"][0]["port"] for each in manifests if each["kind"] == "Service"
+    }
 
     def allowed(source, target, port):
         for spec in policies.values():
@@ -202,7 +219,9 @@ def test_network_policies_allow_what_the_parts_need_and_deny_the_rest(manifests)
             for rule in spec["ingress"]:
                 open_ports = {each["port"] for each in rule.get("ports", [])}
                 peers = [each["podSelector"]["matchLabels"] for each in rule["from"] if "namespaceSelector" not in each]
-                if (not open_ports or port in open_ports) and any(each.items() <= pods[source].items() for each in peers):
+                if (not open_ports or port in open_ports) and any(
+                    each.items() <= pods[source].items() for each in peers
+                ):
                     return True
         return False
 
