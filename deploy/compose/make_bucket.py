@@ -1,4 +1,7 @@
-"""Makes a bucket of the object store, if there is none: python make_bucket.py NAME. Keys and address: AWS's variables."""
+"""Makes a bucket of the object store, if there is none: python make_bucket.py NAME.
+
+Keys and address are in AWS's environment variables.
+"""
 
 import sys
 

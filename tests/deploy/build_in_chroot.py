@@ -101,7 +101,7 @@ def _trust_host_certificates(chroot: Chroot, stage: Stage) -> None:
     host = Path("/etc/ssl/certs/ca-certificates.crt")
     if host.exists() and any(each.name == "RUN" for each in stage.instructions):
         shutil.copy(host, chroot.root / "host-certificates.crt")
-        chroot.arguments |= {name: "/host-certificates.crt" for name in ("PIP_CERT", "SSL_CERT_FILE")}
+        chroot.arguments |= dict.fromkeys(("PIP_CERT", "SSL_CERT_FILE"), "/host-certificates.crt")
 
 
 def execute(chroot: Chroot, instruction: Instruction, overrides: dict[str, str], done: dict[str, Chroot]) -> None:

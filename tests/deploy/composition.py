@@ -63,7 +63,7 @@ class Composition:
     def local(self, text: str) -> str:
         """A setting of the file, for this machine."""
         for name, address in self.addresses.items():
-            host, port = name.split(":")
+            port = name.split(":")[1]
             text = text.replace(name, address).replace(f"--port={port}", f"--port={address.split(':')[1]}")
             text = text.replace(f"--dashboard-port={port}", f"--dashboard-port={address.split(':')[1]}")
             if text == port:
