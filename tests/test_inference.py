@@ -95,7 +95,7 @@ def test_other_sequences_and_padding_do_not_matter(position: tuple[str, ...], mo
     together = model.log_probabilities(ids)
     for one, scores in zip(ids, together, strict=True):
         np.testing.assert_allclose(model.log_probabilities([one])[0], scores, atol=1e-5)
-    monkeypatch.setattr(scoring, "BATCH_TOKENS", 13)
+    monkeypatch.setattr(scoring, "BATCH_TOKENS", {"cpu": 13})
     for scores, packed in zip(together, model.log_probabilities(ids), strict=True):
         np.testing.assert_allclose(packed, scores, atol=1e-5)
 

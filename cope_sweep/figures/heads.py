@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Literal
 
 import matplotlib as mpl
 import numpy as np
@@ -144,8 +145,20 @@ def svg(heads: Sequence[HeadFigure], labels: Sequence[str], marked: np.ndarray, 
         id_prefix: Prefix of the ids of the images; heatmap c of row r has the id `{id_prefix}{r}-{c}`, its marks have
             `{id_prefix}{r}-{c}-marks`.
     """
+    return picture(heads, labels, marked, "svg", id_prefix=id_prefix).decode()
+
+
+def picture(
+    heads: Sequence[HeadFigure],
+    labels: Sequence[str],
+    marked: np.ndarray,
+    file_format: Literal["png", "svg", "pdf"],
+    *,
+    id_prefix: str = "",
+) -> bytes:
+    """The file of the drawing of `svg`, in any format."""
     labels = [printable(label) for label in labels]
-    return render(partial(_draw_rows, heads, labels, marked, id_prefix), "svg").decode()
+    return render(partial(_draw_rows, heads, labels, marked, id_prefix), file_format)
 
 
 def _draw_rows(heads: Sequence[HeadFigure], labels: Sequence[str], marked: np.ndarray, id_prefix: str) -> Drawing:

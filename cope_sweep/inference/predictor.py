@@ -74,7 +74,7 @@ class Predictor:
         """Size of the weights in memory; a tied weight counts once."""
         return sum(parameter.nbytes for parameter in self.model.parameters())
 
-    @property
+    @cached_property
     def reads_text(self) -> bool:
         """Whether the checkpoint has a tokenizer."""
         return self._tokenizer_json is not None and self._tokenizer_json.exists()

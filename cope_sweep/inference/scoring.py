@@ -22,8 +22,11 @@ from cope_sweep.model import Cache, CheckpointError, Transformer
 from cope_sweep.positions import Encoding
 from cope_sweep.spec import RunSpec
 
-BATCH_TOKENS = 8192
-"""Limit for the tokens of a batch, including padding. A longer window is a batch of its own."""
+BATCH_TOKENS = {"cpu": 2048, "cuda": 8192}
+"""Limit for the tokens of a batch by device, including padding. A longer window is a batch of its own.
+
+On a CPU, larger batches are slower: their activations do not fit its caches.
+"""
 SCRATCH_BYTES = 256 << 20
 """Approximate memory for logits, and for attention."""
 FUSED_KEYS = 256
@@ -65,18 +68,23 @@ def not_finite(run: RunSpec) -> NotFiniteError:
 def score(model: Transformer, run: RunSpec, windows: Sequence[Window], *, top: int = 0) -> list[Scores]:
     """The scores of each window, with the `top` most probable tokens. No number is checked (`Scores.check`)."""
     results: list[Scores | None] = [None] * len(windows)
-    for batch in batches([len(window.tokens_T) for window in windows]):
+    for batch in batches([len(window.tokens_T) for window in windows], batch_tokens(model)):
         scored = _score_batch(model, run, [windows[index] for index in batch], top)
         for index, scores in zip(batch, scored, strict=True):
             results[index] = scores
     return [scores for scores in results if scores is not None]
 
 
-def batches(lengths: Sequence[int]) -> Iterator[list[int]]:
+def batch_tokens(model: Transformer) -> int:
+    """Limit for the tokens of a batch on the model's device."""
+    return BATCH_TOKENS["cuda" if model.embedding.weight.is_cuda else "cpu"]
+
+
+def batches(lengths: Sequence[int], limit: int) -> Iterator[list[int]]:
     """Batches of indices, the longest windows first: similar lengths in a batch need little padding."""
     batch: list[int] = []
     for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
-        if batch and (len(batch) + 1) * lengths[batch[0]] > BATCH_TOKENS:
+        if batch and (len(batch) + 1) * lengths[batch[0]] > limit:
             yield batch
             batch = []
         batch.append(index)

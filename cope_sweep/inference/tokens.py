@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,12 @@ def validate_token_ids(ids: TokenIds, vocabulary_size: int, name: str = "the seq
         items: list[Any] = ids.tolist() if isinstance(ids, np.ndarray) else list(ids)
     except TypeError:
         raise TokensError(f"{name}: {_short(ids)} is not a list of token ids") from None
-    for position, item in enumerate(items):
+    if set(map(type, items)) <= {int}:
+        with suppress(OverflowError):
+            tokens_T = np.array(items, dtype=np.int64)
+            if not len(tokens_T) or (tokens_T.min() >= 0 and tokens_T.max() < vocabulary_size):
+                return tokens_T
+    for position, item in enumerate(items):  # for the message, and for numpy's integers
         if isinstance(item, bool) or not isinstance(item, int | np.integer):
             raise TokensError(f"{name}, position {position}: {_short(item)} is not a token id")
         if not 0 <= item < vocabulary_size:

@@ -116,7 +116,14 @@ def distinct(state: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: value for name, value in state.items() if first[value.data_ptr()] == name}
 
 
+def _check_regular(path: Path) -> None:
+    """Raise CheckpointError for a pipe or a device: to open one may take for ever."""
+    if path.exists() and not path.is_file():
+        raise CheckpointError(f"{path}: not a regular file")
+
+
 def _read_config(path: Path) -> _Config:
+    _check_regular(path)
     try:
         with path.open("rb") as file:
             data: Any = json.loads(file.read(MAX_CONFIG_BYTES))
@@ -137,6 +144,7 @@ def _read_config(path: Path) -> _Config:
 
 def _header(path: Path) -> tuple[dict[str, Shape], str | None]:
     """The shapes of the tensors and the run id, without reading a tensor. Raises CheckpointError."""
+    _check_regular(path)
     try:
         with safe_open(path, framework="pt") as file:
             shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118

@@ -11,6 +11,7 @@ import ipaddress
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Annotated
 from urllib.parse import urlsplit
 
@@ -195,6 +196,7 @@ def _is_address(host: str) -> bool:
     return True
 
 
+@lru_cache(maxsize=256)
 def _bare(host: str) -> str:
     """A `Host` header in lower case, without its port and the brackets of an IPv6 address; "" if it is none."""
     if host.startswith("["):

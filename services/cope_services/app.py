@@ -16,6 +16,7 @@ from cope_services.errors import PlainErrors, install_error_handlers
 from cope_services.headers import SecurityHeaders
 from cope_services.keys import KeysFile
 from cope_services.metrics import Measurement, Metrics
+from cope_services.overload import OverloadGuard
 from cope_services.routes import api, dashboard, documentation, health, metrics, openai
 from cope_services.settings import Settings
 from cope_sweep import __version__
@@ -44,6 +45,7 @@ class Service(FastAPI):
         settings = self.settings
         app: ASGIApp = super().build_middleware_stack()
         app = BodyLimit(app, settings.max_body_bytes)
+        app = OverloadGuard(app, self.state.components.predictors.batcher)
         app = Authentication(app, KeysFile(settings.keys_file), always=not is_loopback(settings.host))
         app = PlainErrors(app)
         app = Compression(app)

@@ -1,8 +1,8 @@
 """Dynamic batching: computes what requests ask of models, in batches over requests, within bounds.
 
 Work waits in one queue. A free worker takes the oldest work and the work that fits it: windows of the same model with
-similar lengths, or generations of the same model with similar prompts. There is no delay to collect a batch: while one
-batch is computed, the next one gathers. Generations are computed for a short time, and then wait again at the end of
+similar lengths, or generations of the same model with similar prompts. There is no delay to collect a batch: while
+batches are computed, the next ones gather. Generations are computed for a short time, and then wait again at the end of
 the queue, so that long ones delay others little.
 
 A request is refused if the queue is full (`BusyError`). The work of a request that is cancelled leaves the queue.
@@ -23,16 +23,20 @@ from anyio import CapacityLimiter, to_thread
 
 from cope_services.connection import time_limit
 from cope_services.errors import BusyError, TooLargeError
+from cope_services.inference_stats import BatchCounts, BatcherStats
+from cope_services.inference_threads import InferenceThreads
 
 if TYPE_CHECKING:
     from cope_sweep.inference import Decoder, Generation, Predictor, Scores, Window
 
 T = TypeVar("T")
 
-MAX_PADDING = 0.25
+MAX_PADDING = 0.1
 """Padding of a batch as a share of its tokens."""
-FREE_PADDING = 256
+FREE_PADDING = 64
 """Padding of a batch, in tokens, that costs less than another batch."""
+MAX_CANDIDATES = 512
+"""Work, from the oldest on, of which a batch is chosen: choosing takes a bounded time however long the queue is."""
 MAX_GENERATIONS = 32
 """Generations that are decoded together."""
 PROMPT_DIFFERENCE = 32
@@ -41,23 +45,41 @@ SLICE_S = 0.05
 """Time for which generations are computed before other work has its turn."""
 MAX_RETRY_S = 60
 PREPARATIONS = 4
-"""Threads that load models and read texts."""
+"""Threads that read texts and make answers."""
+EMPTY_SHARE = 0.75
+"""Share of the queue's tokens that may wait when it takes requests again after it was full."""
 MAX_REQUESTS = 512
 """Requests that are answered at a time, or wait."""
 
 
 @dataclass(eq=False)
-class _Windows:
-    """One window that waits for its scores."""
+class _Request:
+    """Windows of one request, and the future that has their scores when all are computed."""
 
     predictor: Predictor
-    window: Window
     top: int
-    future: asyncio.Future[Scores]
+    future: asyncio.Future[list[Scores]]
+    scores: list[Scores | None]
+    missing: int
+
+    def add(self, index: int, scores: Scores) -> None:
+        self.scores[index] = scores
+        self.missing -= 1
+        if not self.missing and not self.future.done():
+            self.future.set_result([each for each in self.scores if each is not None])
+
+
+@dataclass(eq=False, slots=True)
+class _Window:
+    """One window that waits for its scores."""
+
+    request: _Request
+    index: int
+    window: Window
 
     @property
     def cancelled(self) -> bool:
-        return self.future.done()
+        return self.request.future.done()
 
 
 @dataclass(eq=False)
@@ -85,7 +107,7 @@ class _Decoding:
         return False
 
 
-_Work = _Windows | _Generation | _Decoding
+_Work = _Window | _Generation | _Decoding
 
 
 @dataclass
@@ -96,6 +118,7 @@ class _Batch:
     finish: Callable[[object], None]
     fail: Callable[[Exception], None]
     tokens: int = 0
+    """Without padding; 0 for generations."""
 
 
 @dataclass
@@ -115,25 +138,48 @@ class Batcher:
     _queue: deque[_Work] = field(default_factory=deque)
     _workers: set[asyncio.Task[None]] = field(default_factory=set)
     _cache_bytes: int = 0
+    _full: bool = False
     _tokens_per_s: float = 10_000.0
     """Moving average of the speed; before the first batch, a guess that only `Retry-After` depends on."""
 
     def __post_init__(self) -> None:
-        self._inferences = CapacityLimiter(self.max_inferences)
+        self._threads = InferenceThreads(self.max_inferences)
         self._preparations = CapacityLimiter(PREPARATIONS)
+        self._counts = BatchCounts()
+
+    def stats(self) -> BatcherStats:
+        """What is counted, at this moment. It may be called in any thread, and takes no lock."""
+        return self._counts.stats(
+            requests=self.requests,
+            queued_tokens=self.queued_tokens,
+            waiting=len(self._queue),
+            running=self._threads.running,
+            cache_bytes=self._cache_bytes,
+        )
 
     # -- requests
 
     @contextmanager
     def entered(self) -> Iterator[None]:
         """Count a request from its begin, before its tokens are known. Raises BusyError if there are too many."""
-        if self.requests >= MAX_REQUESTS:
-            raise self._busy(f"{self.requests} requests are being answered")
+        self.check_room()
         self.requests += 1
         try:
             yield
         finally:
             self.requests -= 1
+
+    def check_room(self) -> None:
+        """Raise BusyError where a request cannot be accepted, whatever it asks for.
+
+        After the queue had no room for a request, it takes none until it has emptied a little: to refuse requests one
+        by one after reading them would take the time in which models could compute.
+        """
+        if self.requests >= MAX_REQUESTS:
+            raise self._busy(f"{self.requests} requests are being answered")
+        if self._full and self.queued_tokens > EMPTY_SHARE * self.max_queue_tokens:
+            raise self._no_room()
+        self._full = False
 
     @contextmanager
     def admitted(self, tokens: int) -> Iterator[None]:
@@ -142,37 +188,43 @@ class Batcher:
         A request that is larger than the queue is accepted while nothing else is.
         """
         if self.queued_tokens and self.queued_tokens + tokens > self.max_queue_tokens:
-            raise self._busy(
-                f"{self.queued_tokens} tokens are waiting, and the queue has room for {self.max_queue_tokens}"
-            )
+            self._full = True
+            raise self._no_room()
         self.queued_tokens += tokens
         try:
             yield
         finally:
             self.queued_tokens -= tokens
 
+    def _no_room(self) -> BusyError:
+        return self._busy(
+            f"{self.queued_tokens} tokens are waiting, and the queue has room for {self.max_queue_tokens}"
+        )
+
     def _busy(self, reason: str) -> BusyError:
+        self._counts.refused += 1
         wait_s = math.ceil(min(MAX_RETRY_S, max(1.0, self.queued_tokens / self._tokens_per_s)))
         return BusyError(f"{reason}; try again in {wait_s} s", retry_after_s=wait_s)
 
     async def prepare(self, compute: Callable[[], T]) -> T:
-        """What `compute` returns: loading models and reading texts, in threads of their own."""
+        """What `compute` returns: reading texts and making answers, in threads of their own."""
         return await to_thread.run_sync(compute, limiter=self._preparations)
 
     async def infer(self, compute: Callable[[], T]) -> T:
         """What `compute` returns, in the threads of batches."""
-        return await to_thread.run_sync(compute, limiter=self._inferences)
+        return await self._threads.run(compute, alone=not self._queue)
 
     async def score(self, predictor: Predictor, windows: Sequence[Window], top: int = 0) -> list[Scores]:
         """The scores of windows, each in a batch with others; no number is checked."""
-        loop = asyncio.get_running_loop()
-        entries = [_Windows(predictor, window, top, loop.create_future()) for window in windows]
+        if not windows:
+            return []
+        future: asyncio.Future[list[Scores]] = asyncio.get_running_loop().create_future()
+        request = _Request(predictor, top, future, [None] * len(windows), len(windows))
+        self._put([_Window(request, index, window) for index, window in enumerate(windows)])
         try:
-            self._put(entries)
-            return await asyncio.gather(*(entry.future for entry in entries))
+            return await future
         finally:
-            for entry in entries:
-                entry.future.cancel()
+            future.cancel()  # windows that still wait leave the queue
 
     async def generate(self, generations: Sequence[Generation], limit_s: float) -> AsyncGenerator[None, None]:
         """Generate to the ends; yields whenever generations may have grown. They are cancelled if it is closed.
@@ -236,58 +288,81 @@ class Batcher:
 
     def _take(self) -> _Batch | None:
         """The next batch: that of the oldest work that can start; None if there is none."""
-        self._queue = deque(work for work in self._queue if not work.cancelled)
-        for work in self._queue:
-            if isinstance(work, _Windows):
-                return self._window_batch(work)
+        skipped: list[_Work] = []
+        try:
+            while candidates := self._candidates():
+                batch = self._choose(candidates)
+                if batch is not None:
+                    self._queue.extendleft(reversed(candidates))
+                    return batch
+                skipped += candidates  # they wait for memory
+            return None
+        finally:
+            self._queue.extendleft(reversed(skipped))
+
+    def _choose(self, candidates: list[_Work]) -> _Batch | None:
+        """The batch of the oldest candidate that can start. What is in it is removed from the candidates."""
+        for work in candidates:
+            if isinstance(work, _Window):
+                return self._window_batch(work, candidates)
             if isinstance(work, _Decoding):
-                self._queue.remove(work)
+                candidates.remove(work)
                 return self._slice(work)
-            started = self._start_decoding(work)
+            started = self._start_decoding(work, candidates)
             if started is not None:
                 return self._slice(started)
         return None
 
-    def _window_batch(self, oldest: _Windows) -> _Batch:
+    def _candidates(self) -> list[_Work]:
+        """The oldest work, taken out of the queue, without what is cancelled."""
+        found: list[_Work] = []
+        while self._queue and len(found) < MAX_CANDIDATES:
+            work = self._queue.popleft()
+            if not work.cancelled:
+                found.append(work)
+        return found
+
+    def _window_batch(self, oldest: _Window, candidates: list[_Work]) -> _Batch:
         """The oldest window, and those nearest to it in length, as far as padding is worth it."""
         from cope_sweep.inference import score
-        from cope_sweep.inference.scoring import BATCH_TOKENS
+        from cope_sweep.inference.scoring import batch_tokens
 
-        mates = [each for each in self._queue if isinstance(each, _Windows) and each.predictor is oldest.predictor]
-        mates.sort(key=lambda each: abs(each.window.reads - oldest.window.reads))
-        chosen, longest, total = [oldest], oldest.window.reads, oldest.window.reads
+        predictor = oldest.request.predictor
+        limit = batch_tokens(predictor.model)
+        mates = [each for each in candidates if isinstance(each, _Window) and each.request.predictor is predictor]
+        mates.sort(key=lambda each: (abs(each.window.reads - oldest.window.reads), each is not oldest))
+        chosen: list[_Window] = []
+        longest = total = 0
         for each in mates:
-            if each is oldest:
-                continue
             longest_now, total_now = max(longest, each.window.reads), total + each.window.reads
             padded = longest_now * (len(chosen) + 1)
-            if padded > BATCH_TOKENS or padded - total_now > max(FREE_PADDING, MAX_PADDING * total_now):
+            if chosen and (padded > limit or padded - total_now > max(FREE_PADDING, MAX_PADDING * total_now)):
                 break
             chosen.append(each)
             longest, total = longest_now, total_now
         taken = set(map(id, chosen))
-        self._queue = deque(work for work in self._queue if id(work) not in taken)
-        model, run, top = oldest.predictor.model, oldest.predictor.run, max(each.top for each in chosen)
+        candidates[:] = [work for work in candidates if id(work) not in taken]
+        windows, top = [each.window for each in chosen], max(each.request.top for each in chosen)
+        self._counts.add_batch(len(chosen), total, longest * len(chosen))
 
         def finish(scored: object) -> None:
             for each, scores in zip(chosen, scored, strict=True):  # type: ignore[call-overload]
-                if not each.future.done():
-                    each.future.set_result(scores)
+                each.request.add(each.index, scores)
 
         def fail(error: Exception) -> None:
             for each in chosen:
-                if not each.future.done():
-                    each.future.set_exception(error)
+                if not each.cancelled:
+                    each.request.future.set_exception(error)
 
-        return _Batch(lambda: score(model, run, [each.window for each in chosen], top=top), finish, fail, total)
+        return _Batch(lambda: score(predictor.model, predictor.run, windows, top=top), finish, fail, total)
 
-    def _start_decoding(self, oldest: _Generation) -> _Decoding | None:
+    def _start_decoding(self, oldest: _Generation, candidates: list[_Work]) -> _Decoding | None:
         """A generation and others of its model with similar prompts; None if the memory for keys is used up."""
         from cope_sweep.inference import Decoder, cache_bytes
 
         members: list[_Generation] = []
         used = 0
-        for work in [oldest, *(work for work in self._queue if work is not oldest)]:
+        for work in [oldest, *(work for work in candidates if work is not oldest)]:
             if not isinstance(work, _Generation) or len(members) == MAX_GENERATIONS:
                 continue
             first, other = oldest.generation, work.generation
@@ -300,12 +375,15 @@ class Batcher:
         if oldest not in members:
             return None
         taken = set(map(id, members))
-        self._queue = deque(work for work in self._queue if id(work) not in taken)
+        candidates[:] = [work for work in candidates if id(work) not in taken]
         self._cache_bytes += used
         return _Decoding(members, Decoder([each.generation for each in members]), used)
 
     def _slice(self, decoding: _Decoding) -> _Batch:
+        before = sum(len(each.generation.tokens) for each in decoding.members)
+
         def finish(_: object) -> None:
+            self._counts.generated_tokens += sum(len(each.generation.tokens) for each in decoding.members) - before
             if decoding.decoder.ended:
                 self._cache_bytes -= decoding.cache_bytes
             else:

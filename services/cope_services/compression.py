@@ -20,17 +20,17 @@ CACHE_BYTES = 32 << 20
 """Compressed bodies in memory, by their ETag."""
 MEDIA_TYPES = frozenset(
     {
-        "application/javascript",
-        "application/json",
-        "application/problem+json",
-        "application/x-tex",
-        "image/svg+xml",
-        "text/css",
-        "text/csv",
-        "text/html",
-        "text/javascript",
-        "text/markdown",
-        "text/plain",
+        b"application/javascript",
+        b"application/json",
+        b"application/problem+json",
+        b"application/x-tex",
+        b"image/svg+xml",
+        b"text/css",
+        b"text/csv",
+        b"text/html",
+        b"text/javascript",
+        b"text/markdown",
+        b"text/plain",
     }
 )
 """What is compressed. Event streams, downloads and pictures are not."""
@@ -81,7 +81,7 @@ class _Response:
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
-            if message["status"] == 200 and self._may_be_compressed(MutableHeaders(raw=message["headers"])):
+            if message["status"] == 200 and self._may_be_compressed(message["headers"]):
                 self.start = message
                 return
         elif message["type"] == "http.response.body":
@@ -91,12 +91,14 @@ class _Response:
                 message = await _next(self.stream, message)
         await self.to_client(message)
 
-    def _may_be_compressed(self, headers: MutableHeaders) -> bool:
-        media = headers.get("content-type", "").partition(";")[0].strip().lower()
-        if media not in MEDIA_TYPES or "content-encoding" in headers:
+    def _may_be_compressed(self, raw: list[tuple[bytes, bytes]]) -> bool:
+        given = dict(raw)
+        if int(given.get(b"content-length", MIN_BYTES)) < MIN_BYTES or b"content-encoding" in given:
             return False
-        headers.add_vary_header("Accept-Encoding")
-        return self.accepted and int(headers.get("content-length", MIN_BYTES)) >= MIN_BYTES
+        if given.get(b"content-type", b"").partition(b";")[0].strip().lower() not in MEDIA_TYPES:
+            return False
+        MutableHeaders(raw=raw).add_vary_header("Accept-Encoding")
+        return self.accepted
 
     async def _first(self, start: Message, message: Message) -> Message:
         """Send the begin of the response and return the first piece of its body, or the whole."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable
-from typing import TypeVar
+from typing import TypeVar, cast
 
-import anyio
 from fastapi import Request
 
 from cope_services.errors import ServiceError, TimeLimitError
@@ -24,29 +24,32 @@ async def while_connected(request: Request, work: Awaitable[T], limit_s: float) 
 
     The body of the request has to be read already: the next message of the connection is then its end.
     """
-    results: list[T] = []
-    errors: list[Exception] = []
-    with anyio.move_on_after(limit_s) as limit:
-        async with anyio.create_task_group() as group:
+    task = cast("asyncio.Task[object]", asyncio.current_task())
+    left = False
 
-            async def watch() -> None:
-                while (await request.receive())["type"] != "http.disconnect":
-                    pass
-                group.cancel_scope.cancel()
+    async def watch() -> None:
+        nonlocal left
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+        left = True
+        task.cancel()
 
-            group.start_soon(watch)
-            try:
-                results.append(await work)
-            except Exception as error:  # raised below: a task group would wrap it
-                errors.append(error)
-            group.cancel_scope.cancel()
-    if errors:
-        raise errors[0]
-    if results:
-        return results[0]
-    if limit.cancelled_caught:
-        raise time_limit(limit_s)
-    raise ClientGoneError("the client closed the connection")
+    watcher = asyncio.create_task(watch())
+    try:
+        async with asyncio.timeout(limit_s) as limit:
+            return await work
+    except TimeoutError:
+        if limit.expired():
+            raise time_limit(limit_s) from None
+        raise
+    except asyncio.CancelledError:
+        if left and task.cancelling() == 1:  # the server does not stop at the same time
+            raise ClientGoneError("the client closed the connection") from None
+        raise
+    finally:
+        watcher.cancel()
+        if left:
+            task.uncancel()
 
 
 def time_limit(limit_s: float) -> TimeLimitError:

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Annotated, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
 from fastapi import Depends, Header, Query, Request
 
 from cope_services.checkpoints import Checkpoints
 from cope_services.connection import while_connected
 from cope_services.errors import MediaTypeError
-from cope_services.predictors import Predictors
+from cope_services.predictors import FinishedRuns, Predictors
 from cope_services.settings import Settings
 from cope_services.tables import Tables
 from cope_sweep.queries import AblationFiles, Queries, parse_filter
 from cope_sweep.store import RunFolder, RunQuery, Status, Store
+
+if TYPE_CHECKING:
+    from cope_sweep.inference import Predictor
 
 T = TypeVar("T")
 
@@ -28,26 +31,31 @@ class Components:
     tables: Tables
     checkpoints: Checkpoints
     predictors: Predictors
+    finished: FinishedRuns
 
     async def infer(self, request: Request, work: Callable[[], Awaitable[T]]) -> T:
         """What `work` returns, unless there are too many requests, the client leaves, or the time limit is over."""
         with self.predictors.batcher.entered():
             return await while_connected(request, work(), self.predictors.settings.max_seconds)
 
+    async def predictor(self, run_id: str) -> Predictor:
+        """The model of a finished run. Raises as `Predictors.get`."""
+        return await self.predictors.get(run_id, lambda: self.finished.find(run_id))
+
     @classmethod
     def create(cls, settings: Settings) -> Components:
         queries = Queries(Store(settings.store, index=settings.index or None), AblationFiles(settings.ablations))
         checkpoints = Checkpoints()
         predictors = Predictors(checkpoints, settings)
-        return cls(queries, Tables(queries), checkpoints, predictors)
+        return cls(queries, Tables(queries), checkpoints, predictors, FinishedRuns(queries))
 
 
-def _components(request: Request) -> Components:
+async def _components(request: Request) -> Components:
     components: Components = request.app.state.components
     return components
 
 
-def _require_json(content_type: Annotated[str | None, Header()] = None) -> None:
+async def _require_json(content_type: Annotated[str | None, Header()] = None) -> None:
     """Raise MediaTypeError unless the body is declared as JSON.
 
     A browser sends other types to another origin without a CORS preflight request, so they are refused.

@@ -69,7 +69,7 @@ class BusyError(ServiceError):
 
 
 class DamagedCheckpointError(ServiceError):
-    status, code = 500, "damaged_checkpoint"
+    status, code = 409, "damaged_checkpoint"
 
 
 class NotReadyError(ServiceError):
@@ -223,4 +223,5 @@ def _validation_message(error: Mapping[str, Any]) -> str:
     # Alternatives of a field have the names of pydantic's validators, as in `list[str]`: they say nothing to a client.
     parts = [part for part in error["loc"] if isinstance(part, int) or "[" not in part]
     location = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts).lstrip(".")
-    return f"{location}: {error['msg'][0].lower()}{error['msg'][1:]}"
+    message = error["msg"].removeprefix("Value error, ")  # pydantic's words for an error of a validator of ours
+    return f"{location}: {message[0].lower()}{message[1:]}"

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 
 from fastapi.routing import iter_route_contexts
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, PlatformCollector, ProcessCollector
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 from starlette.routing import BaseRoute, Mount
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -46,22 +46,54 @@ class Metrics:
 
 
 class _Inference(Collector):
-    """What the batcher and the models report, read when the metrics are asked for."""
+    """What the batcher and the models in memory report, read when the metrics are asked for."""
 
     def __init__(self, predictors: Predictors) -> None:
         self.predictors = predictors
 
     def collect(self) -> Iterator[Metric]:
-        batcher = self.predictors.batcher
-        yield GaugeMetricFamily(
-            "cope_inference_requests", "Requests that ask a model and are answered or wait.", batcher.requests
-        )
-        yield GaugeMetricFamily(
-            "cope_inference_queued_tokens", "Tokens of the accepted requests.", batcher.queued_tokens
+        queue, models = self.predictors.batcher.stats(), self.predictors.stats()
+        for name, text, value in (
+            ("inference_requests", "Requests that ask a model and are answered or wait.", queue.requests),
+            ("inference_queued_tokens", "Tokens of the accepted requests.", queue.queued_tokens),
+            ("inference_waiting", "Windows and generations that wait.", queue.waiting),
+            ("inference_running", "Batches that are being computed.", queue.running),
+            ("inference_cache_bytes", "Keys and values of generations in memory.", queue.cache_bytes),
+            ("models", "Models in memory.", models.models),
+            ("models_bytes", "Weights of the models in memory.", models.model_bytes),
+        ):
+            yield GaugeMetricFamily(f"cope_{name}", text, value)
+        for name, text, value in (
+            ("inference_refused", "Requests that were refused because the queue was full.", queue.refused),
+            ("inference_scored_tokens", "Tokens that models read in batches, without padding.", queue.scored_tokens),
+            ("inference_padding_tokens", "Padding in batches.", queue.padding_tokens),
+            ("inference_generated_tokens", "Tokens that models generated.", queue.generated_tokens),
+            ("models_hits", "Times that a model was asked for and in memory.", models.hits),
+            ("models_loads", "Models that were read from files.", models.loads),
+        ):
+            yield CounterMetricFamily(f"cope_{name}", text, value)
+        yield HistogramMetricFamily(
+            "cope_inference_batch_windows",
+            "Windows of a batch.",
+            buckets=[*cumulative(queue.batch_sizes), ("+Inf", queue.batches)],
+            sum_value=queue.windows,
         )
 
     def describe(self) -> Iterable[Metric]:
         return self.collect()
+
+
+def cumulative(sizes: Iterable[tuple[int, int]]) -> Iterator[tuple[str, int]]:
+    """The buckets of a histogram: each counts what is not larger than its bound.
+
+    `sizes` has the bound of each class and the number in it alone. The last class has what is larger, too, so its
+    number is that of all, without a bound.
+    """
+    *bounded, _ = sizes
+    total = 0
+    for bound, count in bounded:
+        total += count
+        yield str(bound), total
 
 
 class Measurement:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from cope_services.schemas import Responses, TokenId, Unicode, UnicodeText
 
@@ -81,10 +81,23 @@ class CompletionRequest(Strict):
     presence_penalty: Annotated[float, Field(ge=0, le=0)] = 0
     frequency_penalty: Annotated[float, Field(ge=0, le=0)] = 0
 
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_nulls(cls, data: Any) -> Any:
+        """OpenAI's fields may be null, which means their default."""
+        return {key: value for key, value in data.items() if value is not None} if isinstance(data, dict) else data
+
+    @field_validator("suffix", "logit_bias", "presence_penalty", "frequency_penalty", mode="before")
+    @classmethod
+    def _refuse(cls, value: object) -> object:
+        if value:
+            raise ValueError("this field is not implemented; leave it out")
+        return value
+
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.best_of not in (None, self.n):
-            raise ValueError("best_of has to equal n")
+            raise ValueError("best_of is not implemented: leave it out, or send the value of n")
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options are only for `stream: true`")
         return self

@@ -14,6 +14,11 @@ KEY_ERRORS = (401, 403)
 """Errors of the routes that need a key."""
 BODY_ERRORS = (400, 403, 408, 413, 415)
 """Errors of the routes with a body: invalid JSON, another origin, too slow, too many bytes, not declared as JSON."""
+HEADERS = {
+    "401": ("WWW-Authenticate", "The scheme, `Bearer`, and what is wrong with the key.", {"type": "string"}),
+    "429": ("Retry-After", "Seconds after which to try again.", {"type": "integer", "minimum": 1}),
+}
+"""Headers that errors always have."""
 
 
 def complete(document: dict[str, Any]) -> None:
@@ -35,4 +40,7 @@ def _complete_operation(operation: dict[str, Any]) -> None:
     for status, response in responses.items():
         if status >= "400":
             response["content"] = {PROBLEM_JSON: {"schema": PROBLEM}}
+        if status in HEADERS:
+            name, description, schema = HEADERS[status]
+            response["headers"] = {name: {"description": description, "required": True, "schema": schema}}
     operation["responses"] = dict(sorted(responses.items()))

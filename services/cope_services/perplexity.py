@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from cope_services.errors import TooLargeError
 from cope_services.perplexity_schemas import (
     BestOfRow,
     ModelPerplexity,
-    PerplexityComparison,
     PerplexityRequest,
     ScoredSequence,
     ScoredTotal,
@@ -27,7 +26,12 @@ from cope_sweep.store import RunFolder
 if TYPE_CHECKING:
     import numpy as np
 
-    from cope_sweep.inference import Perplexity, Predictor, Window
+    from cope_sweep.inference import Perplexity, Predictor, Scores, Window
+
+T = TypeVar("T")
+
+SMALL_TOKENS = 4096
+"""Token ids that are read, and answered, in the event loop: a few milliseconds at most."""
 
 
 @dataclass(frozen=True)
@@ -40,14 +44,26 @@ class _Sequence:
     """Words and bytes; None for token ids."""
 
 
-async def compare(queries: Queries, predictors: Predictors, request: PerplexityRequest) -> PerplexityComparison:
-    """The perplexity of each model of the request, in its order.
+async def compare(queries: Queries, predictors: Predictors, request: PerplexityRequest) -> bytes:
+    """The perplexity of each model of the request, in its order: a PerplexityComparison as JSON.
+
+    One model after the other, so that the models of one request need not fit into memory together.
 
     Raises NotFoundError, NotFinishedError, TooLargeError, BusyError, InvalidTokensError, InvalidError,
     NotFiniteOutputError, DamagedCheckpointError.
     """
-    folders = [await predictors.batcher.prepare(partial(find_model, queries, model)) for model in request.models]
-    return PerplexityComparison(results=[await measure(predictors, folder, request) for folder in folders])
+    folders = [
+        await predictors.folders.get(_key(model), partial(find_model, queries, model)) for model in request.models
+    ]
+    answers = [
+        await measure(predictors, await predictors.get(run_id, partial(queries.finished, run_id)), request)
+        for run_id in [folder.run_id for folder in folders]
+    ]
+    return b'{"results":[' + b",".join(answers) + b"]}"
+
+
+def _key(model: str | BestOfRow) -> Hashable:
+    return model if isinstance(model, str) else (model.ablation, model.scale, model.row)
 
 
 def find_model(queries: Queries, model: str | BestOfRow) -> RunFolder:
@@ -77,21 +93,23 @@ def best_of_row(queries: Queries, wanted: BestOfRow) -> str:
     return choose(sorted(values), key=values.__getitem__)
 
 
-async def measure(predictors: Predictors, folder: RunFolder, request: SequencesRequest) -> ModelPerplexity:
-    """The perplexity of one model. Raises as `compare`."""
-    predictor = await predictors.load(folder)
+async def measure(predictors: Predictors, predictor: Predictor, request: SequencesRequest) -> bytes:
+    """The perplexity of one model: a ModelPerplexity as JSON. Raises as `compare`."""
+    batcher = predictors.batcher
     context = request.context or (predictor.context if request.stride or request.text is not None else None)
-    sequences = await predictors.batcher.prepare(lambda: _sequences(predictor, request, context, predictors.settings))
-    reads = sum(window.reads for sequence in sequences for window in sequence.windows)
-    with service_errors():
-        for index, sequence in enumerate(sequences):
-            widest = max(window.reads for window in sequence.windows)
-            predictor.check_reach(widest, f"sequence {index} of {widest + 1} tokens")
-    with predictors.batcher.admitted(reads):
-        windows = [window for sequence in sequences for window in sequence.windows]
-        scored = iter(await predictors.batcher.score(predictor, windows, top=request.top))
+    # A thread costs more than a few tokens.
+    small = sum(map(len, request.tokens or ())) <= SMALL_TOKENS if request.text is None else False
+    prepare = _here if small else batcher.prepare
+    sequences = await prepare(lambda: _sequences(predictor, request, context, predictors.settings))
+    windows = [window for sequence in sequences for window in sequence.windows]
+    with batcher.admitted(sum(window.reads for window in windows)):
+        scored = await batcher.score(predictor, windows, top=request.top)
         with service_errors():
-            return _answer(predictor, request, sequences, scored, context)
+            return await prepare(lambda: _answer(predictor, request, sequences, scored, context))
+
+
+async def _here(compute: Callable[[], T]) -> T:
+    return compute()
 
 
 def _sequences(
@@ -126,21 +144,29 @@ def _sequences(
                     f"the model would read more than {settings.max_request_tokens} tokens, the limit of a request; "
                     "choose a larger `stride`, or send several requests"
                 )
-            found.append(_Sequence(tokens_L, list(windows(tokens_L, width, stride)), units))
+            parts = list(windows(tokens_L, width, stride))
+            widest = max(window.reads for window in parts)
+            predictor.check_reach(widest, f"sequence {index} of {widest + 1} tokens")
+            found.append(_Sequence(tokens_L, parts, units))
     return found
 
 
 def _answer(
-    predictor: Predictor, request: SequencesRequest, sequences: list[_Sequence], scored: Any, context: int | None
-) -> ModelPerplexity:
+    predictor: Predictor,
+    request: SequencesRequest,
+    sequences: list[_Sequence],
+    scored: list[Scores],
+    context: int | None,
+) -> bytes:
     import numpy as np
 
     from cope_sweep.inference import Perplexity
 
+    remaining = iter(scored)
     entries: list[np.ndarray] = []
     answers: list[ScoredSequence] = []
     for sequence in sequences:
-        scores = [next(scored).check(predictor.run) for _ in sequence.windows]
+        scores = [next(remaining).check(predictor.run) for _ in sequence.windows]
         log_p_L = np.concatenate([[np.nan], *(each.log_probabilities_N for each in scores)])
         entries.append(log_p_L)
         fields = _total(Perplexity.of([log_p_L]), [sequence])
@@ -157,13 +183,14 @@ def _answer(
                 *(list(zip(*row, strict=True)) for row in zip(ids_LK.tolist(), tops_LK.tolist(), strict=True)),
             ]
         answers.append(ScoredSequence(**fields))
-    return ModelPerplexity(
+    answer = ModelPerplexity(
         run_id=predictor.run.run_id,
         context=context,
         stride=request.stride or context,
         total=ScoredTotal(**_total(Perplexity.of(entries), sequences)),
         sequences=answers,
     )
+    return answer.model_dump_json(exclude_unset=True).encode()
 
 
 def _total(perplexity: Perplexity, sequences: list[_Sequence]) -> dict[str, Any]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Condition
 from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
 
 from cachetools import LRUCache, cached
 
@@ -19,14 +21,46 @@ from cope_services.errors import (
     NotFiniteOutputError,
     TooLargeError,
 )
-from cope_services.schemas import ProbeRequest, ProbeResponse
+from cope_services.inference_stats import PredictorsStats
+from cope_services.lookups import Lookups
+from cope_services.probe_schemas import ProbeFormat, ProbeRequest
 from cope_services.settings import Settings
+from cope_sweep.queries import Queries
 from cope_sweep.store import RunFolder
 
 if TYPE_CHECKING:
     from cope_sweep.inference import Predictor
 
 MODEL_SUFFIX = ".safetensors"
+LOOKUPS = 8
+"""Threads that look for runs and load models."""
+MAX_KNOWN = 4096
+"""Runs whose state is in memory."""
+CHECK_S = 2.0
+"""Time to find out whether the files of a model in memory have changed."""
+
+
+class FinishedRuns:
+    """Finds the folders of finished runs, and asks about a run again only if the index has changed.
+
+    Whether the files of the run still exist is not asked here.
+    """
+
+    def __init__(self, queries: Queries) -> None:
+        self._queries = queries
+        self._known: dict[str, tuple[int, RunFolder]] = {}
+
+    def find(self, run_id: str) -> RunFolder:
+        """The folder of a finished run. Raises NotFoundError, NotFinishedError, StoreError."""
+        revision = self._queries.store.index.revision()  # a tenth of the time of the other question
+        known = self._known.get(run_id)
+        if known is not None and known[0] == revision:
+            return known[1]
+        folder = self._queries.finished(run_id)
+        if len(self._known) >= MAX_KNOWN:
+            self._known.clear()
+        self._known[run_id] = revision, folder
+        return folder
 
 
 class Predictors:
@@ -34,34 +68,67 @@ class Predictors:
 
     def __init__(self, checkpoints: Checkpoints, settings: Settings) -> None:
         self.settings = settings
-        self.batcher = Batcher(settings.max_inferences, settings.max_queue_tokens, settings.max_cache_bytes)
+        self.batcher = Batcher(settings.inferences(), settings.max_queue_tokens, settings.max_cache_bytes)
         self._checkpoints = checkpoints
+        self.folders: Lookups[RunFolder] = Lookups(LOOKUPS)
+        """Look-ups of the folders of runs."""
+        self._lookups: Lookups[Predictor] = Lookups(LOOKUPS)
+        self._latest: WeakValueDictionary[Hashable, Predictor] = WeakValueDictionary()
+        self._asked = self._loads = 0
         # With the condition, threads that need the same model wait until one of them has loaded it.
-        models: LRUCache[Hashable, Predictor] = LRUCache(settings.max_model_bytes, lambda model: model.size_bytes)
-        self._load_cached: Callable[[Path, Hashable], Predictor] = cached(models, condition=Condition())(self._load)
+        self._models: LRUCache[Hashable, Predictor] = LRUCache(settings.max_model_bytes, lambda model: model.size_bytes)
+        self._load_cached: Callable[[Path, Hashable], Predictor] = cached(self._models, condition=Condition())(
+            self._load
+        )
 
-    async def load(self, folder: RunFolder) -> Predictor:
-        """The model of a finished run.
+    async def get(self, key: Hashable, find: Callable[[], RunFolder]) -> Predictor:
+        """The model of the finished run that `find` finds; `key` says what is looked for.
 
-        Raises TooLargeError, DamagedCheckpointError, NotFoundError.
+        Where the files do not answer within CHECK_S, and the model is in memory, it is used as it is.
+
+        Raises TooLargeError, DamagedCheckpointError, NotFiniteOutputError, NotFoundError, and what `find` raises.
         """
-        return await self.batcher.prepare(lambda: self._predictor(folder))
+        self._asked += 1
+        known = self._latest.get(key)
+        try:
+            async with asyncio.timeout(None if known is None else CHECK_S) as limit:
+                predictor = await self._lookups.get(key, lambda: self._predictor(find()))
+        except TimeoutError:
+            if known is None or not limit.expired():
+                raise
+            return known
+        self._latest[key] = predictor
+        return predictor
 
-    async def probe(self, folder: RunFolder, request: ProbeRequest) -> ProbeResponse:
-        """Probe the model of a finished run, when a thread is free.
+    def stats(self) -> PredictorsStats:
+        """What is counted, at this moment. It may be called in any thread, and takes no lock."""
+        return PredictorsStats(
+            models=len(self._models),
+            model_bytes=int(self._models.currsize),
+            max_model_bytes=self.settings.max_model_bytes,
+            lookups=self._asked,
+            loads=self._loads,
+        )
 
-        Raises TooLargeError, BusyError, InvalidTokensError, InvalidError, DamagedCheckpointError, NotFoundError.
+    async def probe(self, predictor: Predictor, request: ProbeRequest, output_format: ProbeFormat) -> bytes:
+        """Probe a model, when a thread is free: a ProbeResponse as JSON, or a picture.
+
+        Raises TooLargeError, BusyError, InvalidTokensError, InvalidError, DamagedCheckpointError.
         """
-        if len(request.tokens) > self.settings.max_tokens:
-            raise TooLargeError(f"{len(request.tokens)} tokens; one request may have {self.settings.max_tokens}")
-        with self.batcher.admitted(len(request.tokens)):
-            return await self.batcher.infer(lambda: self._probe(folder, request))
+        from cope_services.probing import probe_json, probe_picture, probe_sequence, probed_tokens
 
-    def _probe(self, folder: RunFolder, request: ProbeRequest) -> ProbeResponse:
-        from cope_services.probing import probe_response
-
+        settings = self.settings
         with service_errors():
-            return probe_response(self._predictor(folder), request, self.settings.max_probe_values)
+            tokens_T = await self.batcher.prepare(lambda: probed_tokens(predictor, request))
+            if len(tokens_T) > settings.max_tokens:
+                raise TooLargeError(f"{len(tokens_T)} tokens; one request may have {settings.max_tokens}")
+            with self.batcher.admitted(len(tokens_T)):
+                probed = await self.batcher.infer(
+                    lambda: probe_sequence(predictor, request, tokens_T, settings.max_probe_values, output_format)
+                )
+                if output_format == "json":
+                    return await self.batcher.prepare(lambda: probe_json(probed, request))
+                return await self.batcher.prepare(lambda: probe_picture(probed, request, output_format))
 
     def _predictor(self, folder: RunFolder) -> Predictor:
         files = self._checkpoints.files(folder)
@@ -77,8 +144,13 @@ class Predictors:
     def _load(self, checkpoint: Path, state: Hashable) -> Predictor:
         """Load a model; `state` is part of the cache key, so changed files are loaded again."""
         from cope_sweep.inference import Predictor
+        from cope_sweep.model import CheckpointError
 
-        return Predictor.load(checkpoint, self.settings.device)
+        self._loads += 1
+        predictor = Predictor.load(checkpoint, self.settings.device)
+        with suppress(CheckpointError):  # a request that needs the vocabulary says so
+            predictor.vocabulary  # noqa: B018 - read here, so that no request reads a file in the event loop
+        return predictor
 
 
 @contextmanager

@@ -1,17 +1,19 @@
-"""The response to a probe request. This module imports torch."""
+"""The response to a probe request: arrays as JSON, or a picture of them. This module imports torch."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
+from typing import Literal
 
 import numpy as np
 
 from cope_services.errors import InvalidError, TooLargeError
-from cope_services.schemas import (
+from cope_services.probe_schemas import (
     MatrixName,
     ProbedEncoding,
     ProbedHead,
     ProbedMark,
+    ProbeFormat,
     ProbeRequest,
     ProbeResponse,
     TriangularMatrix,
@@ -20,6 +22,8 @@ from cope_sweep.inference import Predictor, validate_token_ids
 from cope_sweep.probe import (
     HeadStatistics,
     LayerProbe,
+    Probe,
+    ProbeError,
     TokenMarks,
     head_statistics,
     matrix_count,
@@ -29,11 +33,47 @@ from cope_sweep.probe import (
     token_marks,
 )
 
+MAX_DRAWN_HEADS = 8
+"""Heads of one picture, which take about 10 MB each while it is drawn."""
+SYMBOLS: dict[MatrixName, str] = {
+    "gates": "g",
+    "positions": "p",
+    "position_only_attention": "position only",
+    "attention": "a",
+}
+"""The symbols of the heatmaps of these matrices."""
 
-def probe_response(predictor: Predictor, request: ProbeRequest, max_values: int) -> ProbeResponse:
-    """Probe one sequence. Raises TooLargeError, InvalidError, TokensError, ProbeError, CheckpointError."""
+
+def probed_tokens(predictor: Predictor, request: ProbeRequest) -> np.ndarray:
+    """The token ids of the request, int64, shape (T,). Raises TokensError, CheckpointError."""
+    if request.text is None:
+        return validate_token_ids(request.tokens or [], predictor.vocabulary_size)
+    if predictor.reads_text:
+        return predictor.text_tokens(request.text)
+    return predictor.vocabulary.encode(request.text)
+
+
+@dataclass(frozen=True)
+class Probed:
+    """A probe of one sequence, before it is written as JSON or drawn."""
+
+    predictor: Predictor
+    probe: Probe
+    statistics: list[HeadStatistics]
+    marks: TokenMarks
+
+    @property
+    def labels(self) -> list[str]:
+        """The text of each token."""
+        tokenizer = self.predictor.tokenizer if self.predictor.reads_text else None
+        return token_labels(self.predictor.run.task, self.probe.tokens_T, tokenizer)
+
+
+def probe_sequence(
+    predictor: Predictor, request: ProbeRequest, tokens_T: np.ndarray, max_values: int, output_format: ProbeFormat
+) -> Probed:
+    """Compute what the request asks for. Raises TooLargeError, InvalidError, ProbeError, CheckpointError."""
     run, tokenizer = predictor.run, predictor.tokenizer if predictor.reads_text else None
-    tokens_T = validate_token_ids(request.tokens, predictor.vocabulary_size)
     T = len(tokens_T)
     layers, heads = select_heads(run, request.layers, request.heads)
     # All matrices are computed, so those that the response leaves out count, too.
@@ -43,19 +83,53 @@ def probe_response(predictor: Predictor, request: ProbeRequest, max_values: int)
             f"the matrices of {T} tokens, {len(layers)} layers and {len(heads)} heads have {values:,} numbers; "
             f"the limit is {max_values:,}, so choose layers and heads, or send fewer tokens"
         )
+    if output_format != "json" and len(layers) * len(heads) > MAX_DRAWN_HEADS:
+        raise TooLargeError(
+            f"{len(layers) * len(heads)} heads are too many for one picture (at most {MAX_DRAWN_HEADS}); choose "
+            "`layers` and `heads`"
+        )
     marks = token_marks(run.task, tokens_T, tokenizer) if request.marks is None else _request_marks(request.marks, T)
     statistics = head_statistics(predictor, [tokens_T], [marks], layers=layers, heads=heads)
-    return ProbeResponse(
-        run_id=run.run_id,
-        labels=token_labels(run.task, tokens_T, tokenizer),
+    return Probed(predictor, probe(predictor, tokens_T, layers, heads), statistics, marks)
+
+
+def probe_json(probed: Probed, request: ProbeRequest) -> bytes:
+    """A ProbeResponse as JSON."""
+    answer = ProbeResponse(
+        run_id=probed.predictor.run.run_id,
+        token_ids=probed.probe.tokens_T.tolist(),
+        labels=probed.labels,
         heads=[
             _probed_head(
-                layer, row, [each for each in statistics if (each.layer, each.head) == (layer.layer, head)], request
+                layer,
+                row,
+                [each for each in probed.statistics if (each.layer, each.head) == (layer.layer, head)],
+                request,
             )
-            for layer in probe(predictor, tokens_T, layers, heads).layers
+            for layer in probed.probe.layers
             for row, head in enumerate(layer.heads)
         ],
     )
+    return answer.model_dump_json(exclude_unset=True).encode()
+
+
+def probe_picture(probed: Probed, request: ProbeRequest, file_format: Literal["svg", "png"]) -> bytes:
+    """A row of heatmaps for each head. Raises ProbeError where the heads have none of the requested matrices."""
+    from cope_sweep.figures.heads import first_mark, head_figures, picture
+
+    symbols = {SYMBOLS[name] for name in request.matrices if name in SYMBOLS}
+    heads = [
+        replace(head, heatmaps=tuple(each for each in head.heatmaps if each.symbol in symbols))
+        for head in head_figures(probed.probe, probed.marks, probed.statistics)
+    ]
+    drawn = [head for head in heads if head.heatmaps]
+    if not drawn:
+        raise ProbeError(
+            f"nothing to draw: these heads have none of {', '.join(request.matrices) or 'no matrices'}; choose "
+            "`matrices`: attention, and for encodings with position logits or gates "
+            f"{', '.join(name for name in SYMBOLS if name != 'attention')}"
+        )
+    return picture(drawn, probed.labels, first_mark(probed.marks), file_format)
 
 
 def _request_marks(indices: dict[str, list[int]], tokens: int) -> TokenMarks:

@@ -22,6 +22,13 @@ from cope_sweep.errors import UserError
 SHUTDOWN_TIMEOUT_S = 5
 """Time for open requests to finish after SIGINT or SIGTERM."""
 
+SWITCH_S = 0.0005
+"""Time for which a thread keeps Python's interpreter while others wait for it.
+
+A thread that computes a model needs it after each operation. With Python's 5 ms, a busy event loop would make the
+model wait 5 ms hundreds of times in each batch.
+"""
+
 
 class BindError(Exception):
     """The server cannot listen on the address. The message has the reason and an alternative."""
@@ -47,6 +54,7 @@ def serve(settings: Settings) -> int:
         sys.stdout.flush()
         if settings.access_log:
             _log_requests()
+        sys.setswitchinterval(SWITCH_S)
         with suppress(KeyboardInterrupt):  # uvicorn stops gracefully, and then raises the signal again
             uvicorn.Server(configuration(settings)).run(sockets=[listener])
     return 0

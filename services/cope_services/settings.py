@@ -58,8 +58,15 @@ class Settings(BaseSettings):
     body_seconds: Seconds = Field(default=30, description="Time in which a client has to send the body of a request.")
     max_model_bytes: Count = Field(default=4 << 30, description="Weights in memory.")
     max_cache_bytes: Count = Field(default=1 << 30, description="Keys and values of generations in memory.")
-    max_inferences: Count = Field(default=1, description="Batches and probes computed at a time.")
+    max_inferences: Annotated[int, Field(ge=0)] = Field(
+        default=0, description="Batches and probes computed at a time; 0: as many as there are cores, at most 4."
+    )
     access_log: bool = Field(default=False, description="Log a line for each request.")
+
+    def inferences(self) -> int:
+        """Batches and probes computed at a time."""
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        return self.max_inferences or min(4, cores)
 
     @property
     def allowed_hosts(self) -> tuple[str, ...]:

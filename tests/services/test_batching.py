@@ -16,6 +16,7 @@ import pytest
 from cope_services import batching
 from cope_services.batching import Batcher
 from cope_services.errors import BusyError, TimeLimitError, TooLargeError
+from cope_services.inference_stats import BatcherStats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -102,6 +103,66 @@ def test_waiting_windows_of_similar_lengths_share_a_batch(gate: Gate, monkeypatc
 
     run(work)
     assert [sorted(batch) for batch in gate.batches] == [[9], [19, 20, 20, 21], [3, 3, 3], [20]]
+
+
+def test_a_batch_is_chosen_of_a_bounded_number_of_windows(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batching, "MAX_CANDIDATES", 3)
+
+    async def work() -> None:
+        queue = batcher()
+        gate.opened.set()
+        scored = await queue.score(MODELS["cope"], [Window(prompt(n + 2, n)) for n in range(10)])
+        for n, scores in enumerate(scored):
+            [alone] = score(MODELS["cope"].model, MODELS["cope"].run, [Window(prompt(n + 2, n))])
+            np.testing.assert_allclose(scores.log_probabilities_N, alone.log_probabilities_N, atol=1e-10)
+
+    run(work)
+    assert [sorted(batch) for batch in gate.batches] == [[1, 2, 3], [4, 5, 6], [7, 8, 9], [10]]
+
+
+def test_generations_that_wait_for_memory_do_not_hide_other_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batching, "MAX_CANDIDATES", 2)
+    monkeypatch.setattr(batching, "SLICE_S", 0)
+    one = cache_bytes(MODELS["cope"], 4 + 9)
+
+    async def work() -> None:
+        queue = batcher(max_cache_bytes=one)
+        tasks = [asyncio.create_task(generated(queue, sequences("cope", 1, max_tokens=9))) for _ in range(8)]
+        await asyncio.sleep(0)
+        await queue.score(MODELS["rope"], [Window(prompt(5))])
+        await asyncio.gather(*tasks)
+        assert (queue._cache_bytes, len(queue._queue)) == (0, 0)
+
+    run(work)
+
+
+def test_what_is_counted(gate: Gate) -> None:
+    async def work() -> None:
+        queue = batcher(max_queue_tokens=100)
+        first = asyncio.create_task(queue.score(MODELS["cope"], [Window(prompt(10))]))
+        while not gate.batches:
+            await asyncio.sleep(0.001)
+        rest = asyncio.create_task(queue.score(MODELS["cope"], [Window(prompt(n)) for n in (11, 11, 12)]))
+        await asyncio.sleep(0)
+        with queue.entered(), queue.admitted(90), pytest.raises(BusyError), queue.admitted(11):
+            pass
+        with queue.admitted(7):
+            stats = queue.stats()
+        assert (stats.running, stats.waiting, stats.queued_tokens, stats.refused) == (1, 3, 7, 1)
+        gate.opened.set()
+        await asyncio.gather(first, rest)
+        await generated(queue, sequences("cope", 2, max_tokens=3))
+        stats = queue.stats()
+        assert (stats.requests, stats.running, stats.waiting, stats.queued_tokens) == (0, 0, 0, 0)
+        assert (stats.batches, stats.windows, stats.scored_tokens, stats.padding_tokens) == (2, 4, 9 + 10 + 10 + 11, 2)
+        assert (stats.generated_tokens, stats.cache_bytes) == (6, 0)
+        assert dict(stats.batch_sizes) == dict.fromkeys(batching_sizes(stats), 0) | {1: 1, 4: 1}
+
+    run(work)
+
+
+def batching_sizes(stats: BatcherStats) -> list[int]:
+    return [bound for bound, _ in stats.batch_sizes]
 
 
 def test_a_full_queue_refuses_and_names_a_time(gate: Gate) -> None:
@@ -282,11 +343,11 @@ def batchers(monkeypatch: pytest.MonkeyPatch) -> list[Batcher]:
 
 def test_a_client_that_leaves_frees_the_queue(prose: ProseStore, gate: Gate, batchers: list[Batcher]) -> None:
     run_id = prose.cope[0]
-    with serving(prose.settings(max_queue_tokens=100)) as client, ThreadPoolExecutor(1) as threads:
+    with serving(prose.settings(max_queue_tokens=100, max_inferences=1)) as client, ThreadPoolExecutor(1) as threads:
         first = threads.submit(ask, client, run_id, [[1, 2, 3]])
         wait_for(lambda: gate.batches)
         body = b'{"tokens": [[' + b",".join([b"7"] * 91) + b"]]}"
-        head = f"POST {API}/runs/{run_id}/perplexity HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        head = f"POST {API}/runs/{run_id}/perplexity HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
         with socket.create_connection((client.base_url.host, client.base_url.port)) as leaving:
             leaving.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
             wait_for(lambda: batchers[0].queued_tokens == 92)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import time
 from collections.abc import Iterator
@@ -39,10 +40,27 @@ def rest(connection: socket.socket) -> bytes:
             received += piece
 
 
+def one_answer(connection: socket.socket) -> None:
+    """Read the answer of `/health/live` as a whole; it may arrive in pieces."""
+    received = b""
+    while not received.endswith(b'{"status":"live"}'):
+        piece = connection.recv(65536)
+        assert piece, received
+        received += piece
+    assert received.startswith(b"HTTP/1.1 200 OK")
+
+
 @pytest.fixture(scope="module")
 def impatient(sample: SampleStore) -> Iterator[httpx.Client]:
     """A client of a server with short limits. Keep-alive is 5 s, so that it is not what closes a connection."""
     with serving(sample.settings(head_seconds=0.4, body_seconds=0.4)) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def patient(sample: SampleStore) -> Iterator[httpx.Client]:
+    """A client of a server that closes no connection for its time."""
+    with serving(sample.settings(head_seconds=3600, body_seconds=3600)) as client:
         yield client
 
 
@@ -70,7 +88,7 @@ def test_bytes_that_trickle_do_not_hold_a_connection(impatient: httpx.Client) ->
 def test_the_second_head_has_a_limit_too(impatient: httpx.Client) -> None:
     with connected(impatient) as connection:
         connection.sendall(HEAD + b"\r\n")
-        assert connection.recv(65536).startswith(b"HTTP/1.1 200 OK")
+        one_answer(connection)
         connection.sendall(HEAD)
         assert rest(connection) == b""
 
@@ -102,7 +120,7 @@ def test_a_fast_client_is_not_cut_off(impatient: httpx.Client) -> None:
         end_s = time.monotonic() + 1.5
         while time.monotonic() < end_s:
             connection.sendall(HEAD + b"\r\n")
-            assert connection.recv(65536).startswith(b"HTTP/1.1 200 OK")
+            one_answer(connection)
 
 
 def test_pipelined_requests_are_answered_in_order(impatient: httpx.Client) -> None:
@@ -126,6 +144,32 @@ def test_what_is_not_http_gets_problem_details(impatient: httpx.Client, sent: by
     assert b"content-type: application/problem+json" in answer
     assert b"content-security-policy: " in answer
     assert b'"code": "bad_request"' in body
+
+
+@pytest.mark.parametrize("begin", [HEAD + b"x: ", HEAD + b"x: y\r\n", b"GET /", b"\r\n"])
+def test_a_head_that_never_ends_is_refused(patient: httpx.Client, begin: bytes) -> None:
+    """Headers that fit are accepted; 64 KiB do not."""
+    repeated = begin[-6:] if begin.endswith(b"y\r\n") else begin if begin == b"\r\n" else b"a" * 6
+    with connected(patient) as connection:
+        with contextlib.suppress(ConnectionError):  # the server stops reading
+            connection.sendall(begin)
+            for _ in range(100):
+                time.sleep(0.001)  # in several pieces, of which the first does not count
+                connection.sendall(repeated * 1000)
+        answer = rest(connection)
+    assert answer == b"" or answer.startswith(b"HTTP/1.1 431 Request Header Fields Too Large\r\n")
+    assert patient.get("/health/live", headers={"x": "a" * 60_000}).status_code == 200
+
+
+def test_a_body_that_goes_on_after_413_is_cut_off(sample: SampleStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "EXTRA_BODY_BYTES", 100_000)
+    head = f"POST {API}/perplexity HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000000\r\n\r\n".encode()
+    with serving(sample.settings(max_body_bytes=1000)) as client, connected(client) as connection:
+        connection.sendall(head)
+        assert connection.recv(65536).startswith(b"HTTP/1.1 413 ")
+        with pytest.raises(ConnectionError):
+            for _ in range(10_000):
+                connection.sendall(b" " * 65536)
 
 
 def test_idle_connections_make_room(sample: SampleStore) -> None:

@@ -7,11 +7,11 @@ import logging
 import httpx
 import pytest
 from cope_services.app import Service, create_app
-from cope_services.metrics import ACCESS
+from cope_services.metrics import ACCESS, cumulative
 from fastapi.testclient import TestClient
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.services.sample_store import API, SampleStore
+from tests.services.sample_store import API, SampleStore, serving
 
 COUNTER, SECONDS = "cope_http_requests_total", "cope_http_request_duration_seconds"
 
@@ -56,6 +56,28 @@ def test_requests_are_counted_by_template_method_and_status(asked: TestClient, s
     assert found[("cope_http_requests_active",)] == 1  # the request for the metrics
     assert found[("process_resident_memory_bytes",)] > 1 << 20
     assert found[("cope_inference_requests",)] == 0
+
+
+def test_inference_is_counted(sample: SampleStore) -> None:
+    with serving(sample.settings()) as client:
+        for _ in range(2):
+            body = {"tokens": [[1, 2, 3, 4], [5, 6, 7]]}
+            assert client.post(f"{API}/runs/{sample.ids[0]}/perplexity", json=body).status_code == 200
+        found = samples(client)
+    assert found[("cope_inference_scored_tokens_total",)] == 2 * (3 + 2)
+    assert found[("cope_inference_batch_windows_sum",)] == 4
+    batches = found[("cope_inference_batch_windows_count",)]
+    assert 2 <= batches <= 4
+    assert found["cope_inference_batch_windows_bucket", "2"] == batches
+    assert found[("cope_models",)] == 1
+    assert found[("cope_models_loads_total",)] == 1
+    assert found[("cope_models_hits_total",)] == 1
+    assert found[("cope_models_bytes",)] > 1000
+    assert found[("cope_inference_queued_tokens",)] == 0
+
+
+def test_buckets_are_cumulative() -> None:
+    assert list(cumulative([(1, 5), (2, 0), (4, 3), (8, 7)])) == [("1", 5), ("2", 5), ("4", 8)]
 
 
 def test_clients_cannot_add_labels(asked: TestClient) -> None:

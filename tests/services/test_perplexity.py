@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -107,6 +108,16 @@ def test_the_best_run_of_a_row(prose_client: httpx.Client, prose: ProseStore) ->
     assert results[0] == results[1] != results[2]
     assert "its rows are 'CoPE', 'Absolute'" in ask(prose_client, 404, models=[row | {"row": "x"}], text="a")["detail"]
     assert ask(prose_client, 404, models=[row | {"ablation": "x"}], text="a")["code"] == "not_found"
+
+
+def test_the_best_run_has_the_greatest_value_of_a_metric_to_maximise(prose: ProseStore, tmp_path: Path) -> None:
+    text = (prose.root / "ablations/prose.yaml").read_text()
+    (tmp_path / "prose.yaml").write_text(text.replace("label: Perplexity", "goal: max"))
+    records = prose.store.index.records(prose.absolute)
+    best = max(prose.absolute, key=lambda run_id: records[run_id].metrics["test/perplexity"])
+    with serving(prose.settings(ablations=tmp_path)) as client:
+        [result] = ask(client, models=[{"ablation": "prose", "row": "Absolute"}], tokens=[[1, 2]])
+    assert result["run_id"] == best
 
 
 def test_labels_are_scored_as_ids(prose_client: httpx.Client, prose: ProseStore) -> None:

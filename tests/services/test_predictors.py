@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx
 import numpy as np
 import pytest
+from cope_services.checkpoints import Checkpoints
+from cope_services.predictors import FinishedRuns, Predictors
 
 from cope_sweep.inference import Predictor
 from cope_sweep.model import load_model, save_model
+from cope_sweep.queries import AblationFiles, NotFinishedError, Queries
+from cope_sweep.store.reading import read_run
 from tests.services.sample_store import API, SampleStore, serving
 
 ONE_MODEL = 7_000
@@ -93,7 +99,7 @@ def test_a_truncated_checkpoint_is_reported(own_sample: SampleStore) -> None:
     with serving(own_sample.settings()) as client:
         whole, before = path.read_bytes(), ask(client, own_sample.ids[0], [[1, 2, 3]])
         path.write_bytes(whole[:-10])
-        error = ask(client, own_sample.ids[0], [[1, 2, 3]], 500)
+        error = ask(client, own_sample.ids[0], [[1, 2, 3]], 409)
         assert error["code"] == "damaged_checkpoint"
         assert "was it cut short?" in error["detail"]
         path.write_bytes(whole)
@@ -149,3 +155,38 @@ def test_the_most_recently_used_models_stay_in_memory(
         for index in (0, 0, 1, 1, 0):
             ask(client, sample.ids[index], SEQUENCES)
     assert loaded_models == [sample.ids[index] for index in expected]
+
+
+def test_what_is_counted(sample: SampleStore) -> None:
+    settings = sample.settings(max_model_bytes=ONE_MODEL)
+    predictors = Predictors(Checkpoints(), settings)
+
+    async def work() -> None:
+        for index in (0, 0, 1, 0):
+            folder = sample.store.run(sample.ids[index])
+            await predictors.get(folder.run_id, lambda folder=folder: folder)
+
+    asyncio.run(work())
+    stats = predictors.stats()
+    assert (stats.models, stats.lookups, stats.loads, stats.hits) == (1, 4, 3, 1)
+    assert 0 < stats.model_bytes <= stats.max_model_bytes == ONE_MODEL
+
+
+def test_a_run_is_looked_up_again_when_the_index_has_changed(
+    own_sample: SampleStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    finished = Queries.finished
+    monkeypatch.setattr(Queries, "finished", lambda self, run_id: asked.append(run_id) or finished(self, run_id))
+    store = own_sample.store
+    runs = FinishedRuns(Queries(store, AblationFiles(own_sample.ablations)))
+    first, other = own_sample.ids[:2]
+    assert [runs.find(run_id).run_id for run_id in (first, first, other, first)] == [first, first, other, first]
+    assert asked == [first, other]
+    row = read_run(store.run(first))
+    assert row is not None
+    store.index.write([replace(row, status="failed")])
+    with pytest.raises(NotFinishedError, match="is failed"):
+        runs.find(first)
+    assert runs.find(other).run_id == other
+    assert asked == [first, other, first, other]

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
+from xml.etree import ElementTree
 
 import httpx
 import numpy as np
 import pytest
+from cope_services import probing
 
 from cope_sweep.inference import Predictor
 from cope_sweep.model import load_model, save_model
 from cope_sweep.probe import head_statistics, probe
+from tests.services.prose_store import ProseStore
 from tests.services.sample_store import API, SampleStore, serving
 
 IDS = [1, 14, 14, 2, 3, 14, 15, 15]
@@ -76,6 +80,84 @@ def test_a_model_without_gates_has_only_attention(client: httpx.Client, sample: 
     np.testing.assert_allclose(square(heads[0]["attention"]).sum(-1), 1, atol=1e-5)
 
 
+def test_a_text_is_that_of_its_tokens(prose_client: httpx.Client, prose: ProseStore) -> None:
+    text = "the cat is a species . \n the cat"
+    predictor = prose.predictor(prose.cope[0])
+    answer = ask(prose_client, prose.cope[0], None, text=text)
+    tokens = predictor.text_tokens(text).tolist()
+    assert answer["token_ids"] == tokens
+    assert answer == ask(prose_client, prose.cope[0], tokens)
+    assert answer["labels"][0] == "¶"  # the end-of-text token, as before each text in training
+    assert "".join(answer["labels"][1:]) == text
+    [cope] = answer["heads"][0]["encodings"]
+    assert cope["marks"]["newline"]["tokens_on"] == 1
+
+
+def test_labels_are_the_text_of_other_tasks(client: httpx.Client, sample: SampleStore) -> None:
+    assert ask(client, sample.ids[0], None, text="1 _ _ 2 3 _ > >")["token_ids"] == IDS
+
+
+def test_saturation_is_the_share_of_pairs_beyond_the_limit(client: httpx.Client, sample: SampleStore) -> None:
+    tokens = [14] * 200  # 64 positions
+    predictor = Predictor.load(sample.store.run(sample.ids[0]).checkpoint, "cpu")
+    [layer] = probe(predictor, tokens).layers
+    pairs = np.tri(len(tokens), dtype=bool)
+    for row, head in enumerate(ask(client, sample.ids[0], tokens, matrices=[])["heads"]):
+        positions = layer.contextual["cope"].positions_HTT[row][pairs]
+        assert head["encodings"][0]["clamped"] == pytest.approx((positions > 63).mean())
+        assert head["encodings"][0]["clamped"] > 0
+
+
+def picture(client: httpx.Client, run_id: str, status: int = 200, **request: Any) -> httpx.Response:
+    url, headers = f"{API}/runs/{run_id}/probe", request.pop("headers", {})
+    response = client.post(url, params=request.pop("params", {}), json={"tokens": IDS} | request, headers=headers)
+    assert response.status_code == status, response.text
+    return response
+
+
+def heatmaps(svg: bytes) -> list[str]:
+    """The ids of the heatmaps in a drawing: row of the head, and column."""
+    ids = [element.get("id", "") for element in ElementTree.fromstring(svg).iter()]
+    return [each for each in ids if re.fullmatch(r"\d+-\d+", each)]
+
+
+@pytest.mark.slow
+def test_pictures_have_a_row_of_heatmaps_for_each_head(client: httpx.Client, sample: SampleStore) -> None:
+    run_id = sample.ids[0]
+    drawn = picture(client, run_id, headers={"accept": "image/svg+xml"})
+    assert drawn.headers["content-type"] == "image/svg+xml"
+    assert heatmaps(drawn.content) == ["0-0", "0-1", "0-2", "0-3", "1-0", "1-1", "1-2", "1-3"]
+    assert picture(client, run_id, params={"format": "svg"}).content == drawn.content
+    one = picture(client, run_id, params={"format": "svg"}, heads=[1], matrices=["gates", "positions", "scores"])
+    assert heatmaps(one.content) == ["0-0", "0-1"]
+    assert b"Layer 0 \xc2\xb7 head 1" in one.content
+    assert heatmaps(picture(client, sample.ids[1], params={"format": "svg"}).content) == ["0-0", "1-0"]  # attention
+    png = picture(client, run_id, headers={"accept": "image/png;q=0.9, text/html;q=0.5"}, heads=[0], matrices=["gates"])
+    assert png.headers["content-type"] == "image/png"
+    assert png.content.startswith(b"\x89PNG")
+
+
+def test_the_format_is_that_of_the_header_or_the_query(client: httpx.Client, sample: SampleStore) -> None:
+    run_id = sample.ids[0]
+    for accept in ("*/*", "application/json, image/png;q=0.5", "image/png;q=0, application/*"):
+        answer = picture(client, run_id, headers={"accept": accept})
+        assert answer.headers["content-type"] == "application/json"
+        assert answer.headers["vary"].split(", ")[0] == "Accept"
+    error = picture(client, run_id, 406, headers={"accept": "image/gif"}).json()
+    assert (error["code"], "image/svg+xml" in error["detail"]) == ("not_acceptable", True)
+    assert picture(client, run_id, 422, params={"format": "gif"}).json()["code"] == "invalid_request"
+
+
+def test_pictures_that_cannot_be_drawn(client: httpx.Client, sample: SampleStore, monkeypatch: Any) -> None:
+    params = {"format": "svg"}
+    error = picture(client, sample.ids[1], 422, params=params, matrices=["gates"]).json()
+    assert "these heads have none of gates" in error["detail"]
+    assert "nothing to draw" in picture(client, sample.ids[0], 422, params=params, matrices=["scores"]).json()["detail"]
+    monkeypatch.setattr(probing, "MAX_DRAWN_HEADS", 1)
+    error = picture(client, sample.ids[0], 413, params=params).json()
+    assert "2 heads are too many for one picture (at most 1)" in error["detail"]
+
+
 @pytest.mark.parametrize(
     ("body", "message"),
     [
@@ -90,14 +172,19 @@ def test_a_model_without_gates_has_only_attention(client: httpx.Client, sample: 
         ({"matrices": ["keys"]}, "body.matrices[0]: input should be 'gates'"),
         ({"marks": {"own": [8]}}, "marks.own: there is no token 8: the sequence has tokens 0 … 7"),
         ({"marks": {str(i): [] for i in range(17)}}, "body.marks: dictionary should have at most 16 items"),
-        ({"text": "hello"}, "body.text: extra inputs are not permitted"),
+        ({"text": "1 _"}, "give either `tokens` or `text`"),
+        ({"tokens": None}, "give either `tokens` or `text`"),
+        ({"tokens": None, "text": "hello"}, "'hello' is no label of its vocabulary"),
+        ({"tokens": None, "text": ""}, "body.text: string should have at least 1 character"),
+        ({"tokens": None, "text": " "}, "the sequence has no tokens"),
     ],
 )
 def test_invalid_requests(client: httpx.Client, sample: SampleStore, body: dict[str, Any], message: str) -> None:
     error = ask(client, sample.ids[0], status=422, **body)
     assert message in error["detail"]
     assert len(error["detail"]) < 1000
-    assert error["code"] == ("invalid_tokens" if "out of range" in message else "invalid_request")
+    of_tokens = any(part in message for part in ("out of range", "is no label", "has no tokens"))
+    assert error["code"] == ("invalid_tokens" if of_tokens else "invalid_request")
 
 
 def test_responses_are_limited(sample: SampleStore) -> None:

@@ -31,8 +31,10 @@ def test_arguments_have_priority_over_the_environment(sample: SampleStore, monke
         monkeypatch.setenv(f"COPE_SWEEP_{name}", value)
     settings = load_settings(port=2)
     assert (settings.ablations, settings.store) == (sample.ablations, "none")
-    assert (settings.port, settings.max_tokens, settings.max_inferences) == (2, 5, 1)
+    assert (settings.port, settings.max_tokens, settings.max_inferences) == (2, 5, 0)
     assert load_settings().port == 1
+    assert 1 <= settings.inferences() <= 4
+    assert load_settings(max_inferences=9).inferences() == 9
 
 
 def test_an_invalid_value_names_its_variable(sample: SampleStore, monkeypatch: pytest.MonkeyPatch) -> None:

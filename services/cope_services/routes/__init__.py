@@ -11,6 +11,7 @@ from cope_services.routes import (
     metrics,
     openai,
     perplexity,
+    probe,
     runs,
     sweeps,
     version,
@@ -20,9 +21,9 @@ from cope_services.schemas import error_responses
 api = APIRouter(prefix="/api/v1", responses=error_responses(404, 422))
 api.include_router(ablations.router)
 api.include_router(runs.router)
-api.include_router(runs.inference)
 api.include_router(sweeps.router)
 api.include_router(perplexity.router)
+api.include_router(probe.router)
 api.include_router(diff.router)
 api.include_router(version.router)
 

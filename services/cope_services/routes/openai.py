@@ -145,8 +145,7 @@ def _model(run: RunSummary) -> Model:
 async def _predictor(model: str | None, components: Components) -> "Predictor":
     if model is None:
         raise InvalidError("no model is named: send `model`, or use /openai/RUN_ID/; /v1/models lists the models")
-    predictors, queries = components.predictors, components.queries
-    return await predictors.load(await predictors.batcher.prepare(lambda: queries.finished(model)))
+    return await components.predictor(model)
 
 
 async def _waiting(model: str | None, components: Components) -> "Predictor":

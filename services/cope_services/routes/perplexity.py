@@ -1,19 +1,38 @@
-"""Route that compares the perplexity of several models."""
+"""Routes of perplexity: of the model of one run, and of several models."""
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Request, Response
 
 from cope_services.access import INFER
 from cope_services.dependencies import ComponentsDep, RequireJson
-from cope_services.perplexity import compare
-from cope_services.perplexity_schemas import PerplexityComparison, PerplexityRequest
+from cope_services.perplexity import compare, measure
+from cope_services.perplexity_schemas import (
+    ModelPerplexity,
+    PerplexityComparison,
+    PerplexityRequest,
+    SequencesRequest,
+)
 from cope_services.schemas import INFERENCE_ERRORS
 
-router = APIRouter(prefix="/perplexity", tags=["perplexity"])
+router = APIRouter(tags=["perplexity"], dependencies=[INFER])
 
 
-@router.post("", dependencies=[INFER, RequireJson], response_model_exclude_unset=True, responses=INFERENCE_ERRORS)
-async def compare_perplexity(
-    body: PerplexityRequest, components: ComponentsDep, request: Request
-) -> PerplexityComparison:
+@router.post("/perplexity", dependencies=[RequireJson], responses=INFERENCE_ERRORS, response_model=PerplexityComparison)
+async def compare_perplexity(body: PerplexityRequest, components: ComponentsDep, request: Request) -> Response:
     """Perplexity of token ids or texts under several models: runs, or the best runs of rows."""
-    return await components.infer(request, lambda: compare(components.queries, components.predictors, body))
+    queries, predictors = components.queries, components.predictors
+    answer = await components.infer(request, lambda: compare(queries, predictors, body))
+    return Response(answer, media_type="application/json")
+
+
+@router.post(
+    "/runs/{run_id}/perplexity", dependencies=[RequireJson], responses=INFERENCE_ERRORS, response_model=ModelPerplexity
+)
+async def measure_perplexity(
+    run_id: str, body: SequencesRequest, components: ComponentsDep, request: Request
+) -> Response:
+    """Perplexity of token ids or texts under the model of a finished run: in total and per sequence."""
+
+    async def answer() -> bytes:
+        return await measure(components.predictors, await components.predictor(run_id), body)
+
+    return Response(await components.infer(request, answer), media_type="application/json")

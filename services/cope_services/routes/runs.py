@@ -1,27 +1,16 @@
-"""Routes of runs: metadata, learning curves, checkpoints, perplexity and probes."""
+"""Routes of runs: metadata, learning curves and checkpoints."""
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Query, Response
 
-from cope_services.access import INFER, READ
-from cope_services.dependencies import ComponentsDep, FinishedRun, IfNoneMatch, RequireJson, RunQueryDep, Scale
-from cope_services.perplexity import measure
-from cope_services.perplexity_schemas import ModelPerplexity, SequencesRequest
+from cope_services.access import READ
+from cope_services.dependencies import ComponentsDep, FinishedRun, IfNoneMatch, RunQueryDep, Scale
 from cope_services.responses import RowsFormat, download, rows_response
-from cope_services.schemas import (
-    INFERENCE_ERRORS,
-    Checkpoint,
-    ProbeRequest,
-    ProbeResponse,
-    Responses,
-    error_responses,
-)
+from cope_services.schemas import Checkpoint, Responses, error_responses
 from cope_sweep.queries.answers import RunDetail, RunPage
 
 router = APIRouter(prefix="/runs", tags=["runs"], dependencies=[READ])
-inference = APIRouter(prefix="/runs", tags=["runs"], dependencies=[INFER])
-"""The routes that ask a model."""
 
 FILE: Responses = {200: {"content": {"application/octet-stream": {}}}, 206: {}, 304: {}, **error_responses(409)}
 
@@ -70,29 +59,3 @@ def get_checkpoint_file(
 ) -> Response:
     """Download a checkpoint file. Range requests resume an interrupted download (`curl -C - -O URL`)."""
     return download(components.checkpoints.file(run, file), if_none_match)
-
-
-@inference.post(
-    "/{run_id}/perplexity",
-    dependencies=[RequireJson],
-    response_model_exclude_unset=True,
-    responses=INFERENCE_ERRORS,
-)
-async def measure_perplexity(
-    run: FinishedRun, body: SequencesRequest, components: ComponentsDep, request: Request
-) -> ModelPerplexity:
-    """Perplexity of token ids or texts under the model of a finished run: in total and per sequence."""
-    return await components.infer(request, lambda: measure(components.predictors, run, body))
-
-
-@inference.post(
-    "/{run_id}/probe",
-    dependencies=[RequireJson],
-    response_model_exclude_unset=True,
-    responses=INFERENCE_ERRORS,
-)
-async def probe_heads(
-    run: FinishedRun, body: ProbeRequest, components: ComponentsDep, request: Request
-) -> ProbeResponse:
-    """Gates, positions and attention of each head of a finished run's model for one sequence."""
-    return await components.infer(request, lambda: components.predictors.probe(run, body))

@@ -1,6 +1,7 @@
 """The route that says what runs here."""
 
 import platform
+from functools import cache
 from importlib import metadata
 
 from fastapi import APIRouter
@@ -19,7 +20,12 @@ class Version(BaseModel):
 
 
 @router.get("")
-async def get_version() -> Version:
+def get_version() -> Version:
     """The versions of cope_sweep, Python and PyTorch."""
-    # Its metadata has the version, too; importing torch would take seconds.
+    return _version()
+
+
+@cache
+def _version() -> Version:
+    # The metadata of torch has its version, too; importing it would take seconds.
     return Version(version=__version__, python=platform.python_version(), torch=metadata.version("torch"))

@@ -177,15 +177,21 @@ def store(
 
 
 @app.command()
-def serve(as_json: Json = False, keep: Keep = None) -> None:
+def serve(
+    as_json: Json = False,
+    keep: Keep = None,
+    overload: Annotated[
+        float, typer.Option("--overload", help="Seconds of ten times as many requests as the server can answer.")
+    ] = 0,
+) -> None:
     """Measure the service's perplexity: 32 clients, against one offline batch, and against one request after another.
 
-    Example: `cope-sweep bench serve --keep results`
+    Example: `cope-sweep bench serve --overload 60 --keep results`
     """
     from cope_benchmarks.serve import measure, table
 
     _check_writable(keep)
-    measured = measure()
+    measured = measure(overload)
     _show("serve", measured, table(measured), as_json, keep)
 
 
