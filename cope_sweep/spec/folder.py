@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import cope_sweep
-
+PACKAGE = Path(__file__).parents[1]
+"""The folder of `cope_sweep`."""
 DEFAULT_FOLDER = Path("ablations")
 
 
@@ -16,6 +16,5 @@ def ablations_folder(folder: Path = DEFAULT_FOLDER) -> Path:
 
 def packaged_ablations() -> Path:
     """The ablations of this installation: those of its wheel, or of the checkout that it was installed from."""
-    package = Path(cope_sweep.__file__).parent
-    installed = package / "ablations"
-    return installed if installed.is_dir() else package.parent / "ablations"
+    installed = PACKAGE / "ablations"
+    return installed if installed.is_dir() else PACKAGE.parent / "ablations"

@@ -45,7 +45,7 @@ def test_ablations_of_the_working_directory_come_first(tmp_path, monkeypatch):
 def test_installed_ablations_are_those_of_the_wheel(tmp_path, monkeypatch):
     package = tmp_path / "site-packages" / "cope_sweep"
     (package / "ablations").mkdir(parents=True)
-    monkeypatch.setattr(spec_folder.cope_sweep, "__file__", str(package / "__init__.py"))
+    monkeypatch.setattr(spec_folder, "PACKAGE", package)
     assert packaged_ablations() == package / "ablations"
 
 
