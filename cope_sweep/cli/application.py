@@ -23,6 +23,7 @@ from cope_sweep.cli import (
     run_commands,
     runs_command,
     store_command,
+    submit_command,
     sync_command,
 )
 from cope_sweep.cli.output import escaped, make_console, print_json
@@ -105,7 +106,7 @@ Exit codes: 0 success, 1 some runs failed, 2 bad input, 130 interrupted, 141 sta
 app.command("list")(plan_commands.list_ablations)
 app.command()(plan_commands.plan)
 app.command()(run_commands.run)
-app.command()(run_commands.submit)
+app.command()(submit_command.submit)
 app.command()(run_commands.retry)
 app.command()(manage_commands.stop)
 app.command()(result_commands.status)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,13 +12,21 @@ import typer
 
 from cope_sweep.cli.options import ABLATIONS, STORE, AblationsDir, IndexOpt, Json, StoreOpt, open_store
 from cope_sweep.cli.output import escaped, grid, make_console, print_json, size
+from cope_sweep.cli.remote import ServerOpt, connect, reader
 from cope_sweep.errors import UserError
 
 if TYPE_CHECKING:
+    from cope_sweep.client import Client
     from cope_sweep.store import Store
 
 POLL_INTERVAL_S = 0.5
+DEFAULT_TAIL = 200
+"""Lines of a log as JSON."""
 DAY_S = 86400.0
+TAIL_CHARACTERS = 2000
+"""Of what was shown of a log, to find it again."""
+MAX_LINES = 10_000
+"""Lines of a log that a service is asked for."""
 RESUMED_STATUSES = ("finished", "stopped", "failed", "interrupted")
 
 
@@ -29,6 +38,7 @@ def stop(
     timeout_s: Annotated[float, typer.Option("--timeout", metavar="SECONDS", help="How long to wait.")] = 120.0,
     root: StoreOpt = STORE,
     index: IndexOpt = None,
+    server: ServerOpt = None,
     as_json: Json = False,
 ) -> None:
     """Stop a sweep on whatever machine it runs: its runs write checkpoints, and the same `run` command continues.
@@ -37,19 +47,17 @@ def stop(
 
     Example: `cope-sweep stop 20261121-101500-3f2a`
     """
-    store = open_store(root, index)
-    running = {each.sweep_id for each in store.index.sweeps() if each.status == "running"}
-    if sweep != "all" and sweep not in running:
-        known = store.index.sweep(sweep)
-        if known is None:
-            raise UserError(f"no sweep {sweep!r} in the store {store.root}; `cope-sweep status` lists them")
-    wanted = running if sweep == "all" else running & {sweep}
+    sweeps = RemoteSweeps(connect(server)) if server is not None else StoreSweeps(open_store(root, index))
+    active = sweeps.active()
+    if sweep != "all" and sweep not in active:
+        sweeps.check(sweep)
+    wanted = active if sweep == "all" else active & {sweep}
     for each in wanted:
-        store.request_stop(each)
+        sweeps.stop(each)
     until = time.monotonic() + timeout_s
-    while wait and (left := _running(store, wanted)) and time.monotonic() < until:
+    while wait and (left := sweeps.active() & wanted) and time.monotonic() < until:
         time.sleep(POLL_INTERVAL_S)
-    left = _running(store, wanted) if wait else set()
+    left = sweeps.active() & wanted if wait else set()
     if as_json:
         print_json({"stopped": sorted(wanted - left), "running": sorted(left)})
     else:
@@ -62,35 +70,120 @@ def stop(
     raise typer.Exit(1 if left else 0)
 
 
-def _running(store: Store, sweeps: set[str]) -> set[str]:
-    return {each.sweep_id for each in store.index.sweeps() if each.status == "running"} & sweeps
+class StoreSweeps:
+    """The sweeps of a store."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+
+    def active(self) -> set[str]:
+        """The sweeps that were submitted or are executed."""
+        from cope_sweep.queries.progress import ACTIVE
+
+        return {each.sweep_id for each in self.store.index.sweeps() if each.status in ACTIVE}
+
+    def check(self, sweep_id: str) -> None:
+        """Raise UserError for an unknown sweep."""
+        if self.store.index.sweep(sweep_id) is None:
+            raise UserError(f"no sweep {sweep_id!r} in the store {self.store.root}; `cope-sweep status` lists them")
+
+    def stop(self, sweep_id: str) -> None:
+        """Ask a sweep to end."""
+        self.store.request_stop(sweep_id)
+
+
+class RemoteSweeps:
+    """The sweeps of a service."""
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+
+    def active(self) -> set[str]:
+        """The newest sweeps that were submitted or are executed."""
+        from cope_sweep.queries.progress import ACTIVE
+
+        return {each.sweep_id for each in self.client.sweep_page(limit=1000).sweeps if each.status in ACTIVE}
+
+    def check(self, sweep_id: str) -> None:
+        """Raise UserError for an unknown sweep."""
+        self.client.sweep(sweep_id)
+
+    def stop(self, sweep_id: str) -> None:
+        """Ask a sweep to end."""
+        self.client.stop(sweep_id)
 
 
 def logs(
     run: Annotated[str, typer.Argument(metavar="RUN", help="Id of a run.", show_default=False)],
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run ends.")] = False,
+    tail: Annotated[
+        int | None,
+        typer.Option("--tail", min=0, help="Only so many lines from the end; with --json 200.", show_default=False),
+    ] = None,
     root: StoreOpt = STORE,
     index: IndexOpt = None,
+    server: ServerOpt = None,
+    as_json: Json = False,
 ) -> None:
     """Print the log of a run: its attempts, evaluations, and errors with their tracebacks.
 
     Example: `cope-sweep logs 95199d1142de555d --follow`
+
+    Example: `cope-sweep logs 95199d1142de555d --tail 20 --json`
     """
-    store = open_store(root, index)
-    folder = store.run(run)
-    if store.status(run) == "pending":
-        raise UserError(f"run {run} was not begun in the store {store.root}; `cope-sweep plan ABLATION` lists the ids")
-    shown = 0
+    if as_json and follow:
+        raise UserError("--json is one document; leave out --follow")
+    if as_json:
+        document = reader(root, index, server).log(run, DEFAULT_TAIL if tail is None else tail)
+        print_json(document.model_dump())
+        return
+    read = _remote_log(connect(server), run) if server is not None else _log(open_store(root, index), run)
+    shown = ""
     for turn in itertools.count():
-        running = store.status(run) == "running"
-        text = folder.log_text()
+        text, running = read()
         if turn == 0 and not text and not running:
-            raise UserError(f"run {run} has no log: it was trained by an older version; see {folder.path}")
-        typer.echo(text[shown:], nl=False)
-        shown = len(text)
+            raise UserError(f"run {run} has no log: it was trained by an older version")
+        if turn == 0 and tail is not None:
+            lines = text.splitlines(keepends=True)
+            shown = "".join(lines[: max(0, len(lines) - tail)])
+        typer.echo(_new_part(text, shown), nl=False)
+        shown = text
         if not follow or not running:
             return
         time.sleep(POLL_INTERVAL_S)
+
+
+def _new_part(text: str, shown: str) -> str:
+    """What is new in a log. Of a long one a service sends the end only, which begins later each time."""
+    if text.startswith(shown):
+        return text[len(shown) :]
+    end = shown[-TAIL_CHARACTERS:]
+    found = text.rfind(end)
+    return text if found < 0 else text[found + len(end) :]
+
+
+def _log(store: Store, run: str) -> Callable[[], tuple[str, bool]]:
+    """Reads the log of a run, and whether it is in training."""
+    folder = store.run(run)
+    if store.status(run) == "pending":
+        raise UserError(f"run {run} was not begun in the store {store.root}; `cope-sweep plan ABLATION` lists the ids")
+
+    def read() -> tuple[str, bool]:
+        running = store.status(run) == "running"  # before the log, so that nothing of it is missed
+        return folder.log_text(), running
+
+    return read
+
+
+def _remote_log(client: Client, run: str) -> Callable[[], tuple[str, bool]]:
+    """Reads the end of the log of a run from a service, and whether it is in training."""
+
+    def read() -> tuple[str, bool]:
+        running = client.run(run, curve=False).status == "running"
+        lines = client.logs(run, tail=MAX_LINES).lines
+        return "".join(f"{line}\n" for line in lines), running
+
+    return read
 
 
 def prune(

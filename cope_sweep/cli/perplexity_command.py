@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from cope_sweep.cli.options import STORE, CheckpointArg, Json, StoreOpt, find_checkpoint, read_text, token_ids
 from cope_sweep.cli.output import make_console, print_json
+from cope_sweep.cli.remote import ServerOpt, connect
 from cope_sweep.errors import UserError
-
-if TYPE_CHECKING:
-    from cope_sweep.inference import Predictor
 
 TokensOpt = Annotated[
     list[str],
@@ -54,6 +53,7 @@ def perplexity(
     context: ContextOpt = None,
     stride: StrideOpt = None,
     root: StoreOpt = STORE,
+    server: ServerOpt = None,
     as_json: Json = False,
 ) -> None:
     """Print the perplexity of token sequences or of a text under a finished run's model.
@@ -71,42 +71,60 @@ def perplexity(
     if not is_text and (context is not None or stride is not None):
         raise UserError("--context and --stride are for a text: --text, or --file notes.txt")
     sequences = [] if is_text else _sequences(tokens, file)
-    folder = find_checkpoint(run_or_folder, root)  # before torch is imported, which takes seconds
-
-    from cope_sweep.inference import Predictor
-
-    predictor = Predictor.load(folder)
-    try:
-        if is_text:
-            values, line = _score_text(predictor, read_text(text, file), context, stride)
-        else:
-            values, line = _score_tokens(predictor, sequences)
-    except ValueError as error:
-        raise UserError(str(error)) from error
+    if server is not None:
+        body: dict[str, Any] = {"text": read_text(text, file)} if is_text else {"tokens": sequences}
+        body |= {name: value for name, value in (("context", context), ("stride", stride)) if value is not None}
+        values = _scored_by(server, run_or_folder, body)
+    else:
+        values = _scored_here(run_or_folder, root, read_text(text, file) if is_text else sequences, context, stride)
+    line = _text_line(values) if is_text else _tokens_line(values)
     if as_json:
         print_json(values)
     else:
         make_console().print(line, soft_wrap=True)
 
 
-def _score_text(predictor: Predictor, text: str, context: int | None, stride: int | None) -> tuple[dict[str, Any], str]:
-    """The measures of a text as a dictionary, and in one line. Raises UserError."""
-    scored = predictor.text_perplexity(text, context=context, stride=stride)
-    line = (
-        f"perplexity {scored.perplexity:.4f} per token, {scored.word_perplexity:.4f} per word, "
-        f"{scored.bits_per_byte:.4f} bits per byte, over {scored.tokens} tokens, {scored.words} words, "
-        f"{scored.size_bytes} bytes"
-    )
-    return asdict(scored), line
+def _scored_here(
+    run_or_folder: str, root: str, given: str | list[list[int]], context: int | None, stride: int | None
+) -> dict[str, Any]:
+    """The measures of a text or of token sequences under a checkpoint of this machine. Raises UserError."""
+    folder = find_checkpoint(run_or_folder, root)  # before torch is imported, which takes seconds
+
+    from cope_sweep.inference import Predictor
+
+    predictor = Predictor.load(folder)
+    try:
+        if isinstance(given, str):
+            return asdict(predictor.text_perplexity(given, context=context, stride=stride))
+        return asdict(predictor.perplexity(given))
+    except ValueError as error:
+        raise UserError(str(error)) from error
 
 
-def _score_tokens(predictor: Predictor, sequences: list[list[int]]) -> tuple[dict[str, Any], str]:
-    """The measures of token sequences as a dictionary, and in one line. Raises UserError."""
-    scored = predictor.perplexity(sequences)
-    line = (
-        f"perplexity {scored.perplexity:.4f} over {scored.tokens} tokens ({scored.bits_per_token:.4f} bits per token)"
+def _scored_by(server: str, run_id: str, body: dict[str, Any]) -> dict[str, Any]:
+    """The same measures from a service. Raises UserError."""
+    with connect(server) as client:
+        total = client.perplexity(run_id, body)["total"]
+    values = {key: total[key] for key in ("nll_sum", "tokens", "perplexity", "bits_per_token")}
+    if total.get("text"):
+        values |= {key: total["text"][key] for key in ("words", "size_bytes", "word_perplexity", "bits_per_byte")}
+    # The service sends null for a number that overflows.
+    return {key: math.inf if value is None else value for key, value in values.items()}
+
+
+def _text_line(scored: dict[str, Any]) -> str:
+    return (
+        f"perplexity {scored['perplexity']:.4f} per token, {scored['word_perplexity']:.4f} per word, "
+        f"{scored['bits_per_byte']:.4f} bits per byte, over {scored['tokens']} tokens, {scored['words']} words, "
+        f"{scored['size_bytes']} bytes"
     )
-    return asdict(scored), line
+
+
+def _tokens_line(scored: dict[str, Any]) -> str:
+    return (
+        f"perplexity {scored['perplexity']:.4f} over {scored['tokens']} tokens "
+        f"({scored['bits_per_token']:.4f} bits per token)"
+    )
 
 
 def _sequences(tokens: list[str], file: Path | None) -> list[list[int]]:

@@ -22,6 +22,7 @@ from cope_sweep.cli.options import (
     open_store,
 )
 from cope_sweep.cli.output import escaped, estimated_time, grid, has_gpu, make_console, print_json, quantity, size
+from cope_sweep.cli.remote import ServerOpt, reader
 from cope_sweep.errors import UserError
 
 if TYPE_CHECKING:
@@ -37,20 +38,25 @@ Probe = Annotated[
 
 
 def list_ablations(
-    ablations: AblationsDir = ABLATIONS, root: StoreOpt = STORE, index: IndexOpt = None, as_json: Json = False
+    ablations: AblationsDir = ABLATIONS,
+    root: StoreOpt = STORE,
+    index: IndexOpt = None,
+    server: ServerOpt = None,
+    as_json: Json = False,
 ) -> None:
     """List the ablations, the table or figure that each reproduces, and how many of their runs are finished.
 
     Example: `cope-sweep list`
     """
-    from cope_sweep.queries import AblationFiles, Queries
+    from cope_sweep.queries import AblationFiles
 
     try:
-        entries = Queries(open_store(root, index), AblationFiles(ablations)).ablations()
+        entries = reader(root, index, server, AblationFiles(ablations)).ablations()
     except OSError:
         entries = []
     if not entries:
-        raise UserError(f"no ablation files (*.yaml) in {ablations.absolute()}; choose another folder with --ablations")
+        place = f"at {server}" if server else f"in {ablations.absolute()}; choose another folder with --ablations"
+        raise UserError(f"no ablation files (*.yaml) {place}")
     if as_json:
         print_json([entry.model_dump(exclude_none=True) for entry in entries])
         return

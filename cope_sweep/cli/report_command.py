@@ -23,6 +23,7 @@ from cope_sweep.cli.options import (
     open_store,
 )
 from cope_sweep.cli.output import make_console, print_json
+from cope_sweep.cli.remote import ServerOpt, connect, refuse_local
 from cope_sweep.errors import UserError
 
 # Functions import pandas and matplotlib, because `cope-sweep --help` imports this module.
@@ -83,6 +84,7 @@ def report(
     ablations: AblationsDir = ABLATIONS,
     root: StoreOpt = STORE,
     index: IndexOpt = None,
+    server: ServerOpt = None,
     as_json: Annotated[bool, typer.Option("--json", help="The same as `--format json`.")] = False,
 ) -> None:
     """Print the table of an ablation: mean ± standard deviation over seeds, beside the published numbers.
@@ -101,6 +103,7 @@ def report(
 
     Example: `cope-sweep report --all --out results`
     """
+    refuse_local(server, sets=sets, out=out, all=all_ablations)
     if all_ablations or out is not None:
         if output is not None or every_run or output_format != "terminal" or (all_ablations and (compare or sets)):
             raise UserError(
@@ -134,6 +137,11 @@ def report(
         raise UserError(f"--runs needs --format {able}, not {name}; json always holds every run")
     if chosen.binary and output is None:
         raise UserError(f"{name} is binary; name a file for it with --output FILE")
+    if server is not None:
+        with connect(server) as client:
+            content = client.rendered_table(ablation, chosen.name if output else name, scale, compare, runs=every_run)
+        _put(content, output)
+        return
     with _without_collection():
         plan = load_plan(ablation, ablations, scale, sets)
         results = Queries(open_store(root, index)).table(plan, against=compare)
@@ -142,6 +150,11 @@ def report(
             return
         render = chosen.render_runs if every_run else None
         content = render(results) if render else chosen.render(results, None)
+    _put(content, output)
+
+
+def _put(content: bytes, output: Path | None) -> None:
+    """Write a table to a file, or to standard output."""
     if output is None:
         sys.stdout.write(content.decode())
         return

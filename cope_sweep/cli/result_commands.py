@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -21,17 +19,16 @@ from cope_sweep.cli.options import (
     Sets,
     StoreOpt,
     load_plan,
-    open_store,
 )
 from cope_sweep.cli.output import escaped, grid, make_console, print_json
+from cope_sweep.cli.remote import RemoteQueries, ServerOpt, location, reader, refuse_local
 from cope_sweep.errors import UserError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from cope_sweep.queries import Queries
-    from cope_sweep.queries.answers import Counts, RunState, SweepMember
-    from cope_sweep.results.difference import StoreDifference
+    from cope_sweep.queries.answers import Counts, PlanStatus, RunsDifference, RunState, SweepMember
     from cope_sweep.store import Store
 
 MAX_SWEEPS = 100
@@ -53,6 +50,7 @@ def status(
     ablations: AblationsDir = ABLATIONS,
     root: StoreOpt = STORE,
     index: IndexOpt = None,
+    server: ServerOpt = None,
     as_json: Json = False,
 ) -> None:
     """Show the status of sweeps and runs, and why runs failed, were stopped or are damaged.
@@ -61,31 +59,32 @@ def status(
 
     Example: `cope-sweep status 95199d1142de555d`
     """
-    from cope_sweep.queries import Queries
+    from cope_sweep.queries import plan_status
     from cope_sweep.store.artifacts import RUN_ID
     from cope_sweep.store.sweeps import SWEEP_ID
 
-    store = open_store(root, index)
+    refuse_local(server, sets=sets)
+    queries = reader(root, index, server)
     if target is None:
-        _show_sweeps(Queries(store), as_json)
+        _show_sweeps(queries, as_json)
     elif RUN_ID.fullmatch(target):
-        _show_run(Queries(store), target, as_json)
+        _show_run(queries, target, as_json)
     elif SWEEP_ID.fullmatch(target):
-        _show_sweep(Queries(store), target, as_json)
+        _show_sweep(queries, target, as_json)
+    elif isinstance(queries, RemoteQueries):
+        _show_plan(queries.plan_status(target, scale), as_json)
     else:
-        _show_plan(store, target, ablations, scale, sets, as_json)
+        _show_plan(plan_status(load_plan(target, ablations, scale, sets), queries.store), as_json)
 
 
-def _show_sweeps(queries: Queries, as_json: bool) -> None:
+def _show_sweeps(queries: Queries | RemoteQueries, as_json: bool) -> None:
     page = queries.sweeps(limit=MAX_SWEEPS)
     oldest_first = page.sweeps[::-1]
     if as_json:
         print_json([sweep.model_dump() for sweep in oldest_first])
         return
     if not page.sweeps:
-        make_console().print(
-            f"no sweep in the store {queries.store.location}; start one with: cope-sweep run quickstart"
-        )
+        make_console().print(f"no sweep in {location(queries)}; start one with: cope-sweep run quickstart")
         return
     table = grid("sweep", "ablation", "status", "executor", "runs")
     for sweep in oldest_first:
@@ -95,7 +94,8 @@ def _show_sweeps(queries: Queries, as_json: bool) -> None:
     if page.total > len(page.sweeps):
         console.print(f"the newest {len(page.sweeps)} of {page.total} sweeps:")
     console.print(table)
-    _print_backlog(console, queries.store)
+    if not isinstance(queries, RemoteQueries):
+        _print_backlog(console, queries.store)
 
 
 def _print_backlog(console: Console, store: Store) -> None:
@@ -111,7 +111,7 @@ def _print_backlog(console: Console, store: Store) -> None:
         console.print(escaped(text), style="yellow", soft_wrap=True)
 
 
-def _show_sweep(queries: Queries, sweep_id: str, as_json: bool) -> None:
+def _show_sweep(queries: Queries | RemoteQueries, sweep_id: str, as_json: bool) -> None:
     sweep = queries.sweep(sweep_id)
     if as_json:
         print_json(sweep.model_dump())
@@ -125,27 +125,23 @@ def _show_sweep(queries: Queries, sweep_id: str, as_json: bool) -> None:
     _print_runs(sweep.members)
 
 
-def _show_run(queries: Queries, run_id: str, as_json: bool) -> None:
+def _show_run(queries: Queries | RemoteQueries, run_id: str, as_json: bool) -> None:
     run = queries.run(run_id, with_curve=False)
     if run.state.get("status") is None and run.status == "pending":
-        raise UserError(
-            f"no run {run_id} in the store {queries.store.location}; `cope-sweep plan ABLATION` lists the ids"
-        )
+        raise UserError(f"no run {run_id} in {location(queries)}; `cope-sweep plan ABLATION` lists the ids")
     document = run.model_dump(exclude={"curve", "values"})
     if as_json:
         print_json(document)
         return
-    traceback = document["state"].pop("traceback", None)
+    document["state"].pop("traceback", None)
+    traceback = (document["failure"] or {}).pop("traceback", None)
     console = make_console()
     console.print_json(json.dumps(document))
     if traceback:
         console.print(traceback, style="red", markup=False, highlight=False)
 
 
-def _show_plan(store: Store, ablation: str, ablations: Path, scale: str | None, sets: list[str], as_json: bool) -> None:
-    from cope_sweep.queries import plan_status
-
-    statuses = plan_status(load_plan(ablation, ablations, scale, sets), store)
+def _show_plan(statuses: PlanStatus, as_json: bool) -> None:
     if as_json:
         print_json(statuses.model_dump())
     else:
@@ -175,6 +171,7 @@ def diff(
     right: Annotated[str, typer.Argument(metavar="RUN|SWEEP", help="The id of another one.", show_default=False)],
     root: StoreOpt = STORE,
     index: IndexOpt = None,
+    server: ServerOpt = None,
     as_json: Json = False,
 ) -> None:
     """Show what differs between two runs or two sweeps: values of their specs, facts, and metrics with a test.
@@ -186,16 +183,18 @@ def diff(
 
     Example: `cope-sweep diff 20260730-120000-abcd 20260731-090000-1234 --json`
     """
-    from cope_sweep.queries import Queries
-
-    found = Queries(open_store(root, index)).difference(left, right)
+    found = reader(root, index, server).difference(left, right)
     if as_json:
-        print_json(found.to_json())
+        print_json(found.model_dump())
     else:
         _print_difference(found)
 
 
-def _print_difference(found: StoreDifference) -> None:
+def _number(value: float | None, form: str) -> str:
+    return "" if value is None else format(value, form)
+
+
+def _print_difference(found: RunsDifference) -> None:
     console = make_console()
     for name, total, finished in zip((found.left, found.right), found.runs, found.finished, strict=True):
         console.print(escaped(f"{name}: {finished} of {total} runs finished"))
@@ -207,9 +206,13 @@ def _print_difference(found: StoreDifference) -> None:
     table = grid("row", "metric", "left", "right", "difference", "interval (95 %)", "p (Holm)", "test")
     for each in found.metrics:
         test = each.difference
-        interval = "" if math.isnan(test.ci_low) else f"{test.ci_low:+.4g} … {test.ci_high:+.4g}"
-        p = "" if math.isnan(each.p_adjusted) else f"{each.p_adjusted:.3g}"
-        numbers = (f"{each.left:.6g}", f"{each.right:.6g}", f"{test.difference:+.4g}", interval, p)
+        interval = "" if test.ci_low is None else f"{test.ci_low:+.4g} … {test.ci_high:+.4g}"
+        numbers = (
+            *(_number(value, ".6g") for value in (each.left, each.right)),
+            _number(test.difference, "+.4g"),
+            interval,
+            _number(each.p_adjusted, ".3g"),
+        )
         name = f"{test.test}, n = {test.n[0]} and {test.n[1]}" if test.test else f"n = {test.n[0]} and {test.n[1]}"
         table.add_row(*map(escaped, (each.row, each.metric, *numbers, name)))
     console.print(table if found.metrics else "no metric that both have")

@@ -1,12 +1,12 @@
-"""The commands `run` and `submit`: execute a sweep on this machine, on a Ray cluster, or as a Ray job."""
+"""The commands `run` and `retry`: execute a sweep on this machine or on a Ray cluster."""
 
 from __future__ import annotations
 
 import os
+import shlex
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
-from urllib.parse import urlsplit
 
 import typer
 
@@ -26,18 +26,17 @@ from cope_sweep.cli.options import (
     seconds_in,
 )
 from cope_sweep.cli.output import escaped, make_console, print_json
-from cope_sweep.cli.sweep_output import overrides, plan_arguments, print_cost, print_next_steps, print_outcome
+from cope_sweep.cli.remote import ServerOpt, refuse_local, submit_remotely
+from cope_sweep.cli.sweep_output import plan_arguments, print_cost, print_next_steps, print_outcome
 from cope_sweep.errors import UserError
 
 if TYPE_CHECKING:
     from cope_sweep.plan import Plan
-    from cope_sweep.store import Status, Store
+    from cope_sweep.store import Status, Store, Submission
     from cope_sweep.sweep.sweep import Budget, SweepOutcome
 
 RAY_JOB_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 """Ray sets this environment variable for the driver of a job."""
-INDEX_VARIABLE = "COPE_SWEEP_INDEX"
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 LocalOpt = Annotated[bool, typer.Option("--local", help="Train in this process, without Ray.")]
 RayAddressOpt = Annotated[
@@ -79,11 +78,21 @@ MlflowOpt = Annotated[
         show_default=False,
     ),
 ]
-DashboardOpt = Annotated[str, typer.Option(envvar="RAY_API_SERVER_ADDRESS", help="The dashboard of the Ray cluster.")]
+SubmissionOpt = Annotated[
+    str | None,
+    typer.Option("--submission", metavar="SWEEP", hidden=True, help="Execute a submitted sweep: what a job does."),
+]
 
 
 def run(
-    ablation: AblationArg,
+    ablation: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="ABLATION",
+            help="Name of an ablation (see `cope-sweep list`) or path of its file.",
+            show_default=False,
+        ),
+    ] = None,
     scale: ScaleOpt = None,
     sets: Sets = [],
     local: LocalOpt = False,
@@ -95,6 +104,7 @@ def run(
     max_runs: MaxRunsOpt = None,
     max_failures: MaxFailuresOpt = None,
     no_mlflow: Annotated[bool, typer.Option("--no-mlflow", help="Record in the store only.")] = False,
+    submission: SubmissionOpt = None,
     ablations: AblationsDir = ABLATIONS,
     root: StoreOpt = STORE,
     index: IndexOpt = None,
@@ -115,6 +125,10 @@ def run(
     """
     from cope_sweep.sweep.sweep import Budget
 
+    if submission is not None:
+        _run_submission(submission, root, index, as_json, local=local, address=address)
+    if ablation is None:
+        raise UserError("name an ablation; `cope-sweep list` shows them")
     budget = Budget(seconds_in(time_budget, "--time-budget") if time_budget else None, max_runs, max_failures)
     _run(
         ablation, scale, sets, ablations, root, index, as_json,
@@ -139,6 +153,7 @@ def retry(
     ablations: AblationsDir = ABLATIONS,
     root: StoreOpt = STORE,
     index: IndexOpt = None,
+    server: ServerOpt = None,
     as_json: Json = False,
 ) -> None:
     """Train only the runs of an ablation that failed, or were stopped early; `run` trains all that are not finished.
@@ -150,6 +165,11 @@ def retry(
     if not failed and not stopped:
         raise UserError("say which runs to train again: --failed, --stopped, or both")
     wanted = (["failed"] if failed else []) + (["stopped"] if stopped else [])
+    if server is not None:
+        refuse_local(server, local=local, address=address, groups=groups, mlflow=mlflow, no_mlflow=no_mlflow)
+        sets = [*sets, *(["schedule.kind=none"] if stopped else [])]
+        submit_remotely(server, ablation, scale=scale, sets=sets, follow=True, as_json=as_json, only=wanted)
+        return
     leave_out: set[Status] = {"pending", "interrupted", "failed", "stopped", "damaged"}
     _run(
         ablation, scale, sets, ablations, root, index, as_json,
@@ -180,10 +200,6 @@ def _run(
 
     `leave_out` are statuses of runs that are not trained; with `to_the_end` the file's schedule stops none.
     """
-    from cope_sweep.queries import recorded_plan
-    from cope_sweep.results import table
-    from cope_sweep.store.preflight import check, resolve_uri
-
     if RAY_JOB_VARIABLE in os.environ and "://" not in root and not Path(root).is_absolute():
         raise UserError(
             f"in a Ray job the folder {Path.cwd()} is temporary, and the store {root} would be deleted with it; "
@@ -191,11 +207,9 @@ def _run(
         )
     plan = load_plan(ablation, ablations, scale, [*sets, *(["schedule.kind=none"] if to_the_end else [])])
     store = open_store(root, index, create=True)
-    uri = None if no_mlflow else resolve_uri(store, mlflow)
-    if uri:
-        check(uri)
+    uri = _checked_uri(store, mlflow, no_mlflow)
     outcome = _execute(
-        recorded_plan(plan, store),
+        plan,
         store,
         file_text=find_ablation(ablation, ablations).read_text(encoding="utf-8"),
         local=local,
@@ -205,6 +219,52 @@ def _run(
         budget=budget,
         tracking_uri=uri,
     )
+    _show_and_exit(outcome, plan, store, uri, plan_arguments(ablation, scale, sets, root), as_json)
+
+
+def _run_submission(
+    sweep_id: str, root: str, index: str | None, as_json: bool, *, local: bool, address: str | None
+) -> None:
+    """Execute a submitted sweep, show the table and exit. Where that cannot begin, the sweep is recorded as failed."""
+    from cope_sweep.sweep.submission import failing, job_submission
+    from cope_sweep.sweep.sweep import Budget
+
+    store = open_store(root, index, create=True)
+    with failing(store, sweep_id):
+        submitted, plan = job_submission(store, sweep_id)
+        uri = _checked_uri(store, submitted.mlflow, submitted.no_mlflow)
+        outcome = _execute(
+            plan,
+            store,
+            file_text=submitted.file_text,
+            local=local,
+            address=address,
+            groups=None,
+            leave_out=set(submitted.leave_out),
+            budget=Budget(submitted.time_budget_s, submitted.max_runs, submitted.max_failures),
+            tracking_uri=uri,
+            submission=submitted,
+        )
+    _show_and_exit(outcome, plan, store, uri, shlex.join(submitted.command[2:]), as_json)
+
+
+def _checked_uri(store: Store, mlflow: str | None, no_mlflow: bool) -> str | None:
+    """The MLflow store, which was asked whether it answers; None for no copy in MLflow. Raises UserError."""
+    from cope_sweep.store.preflight import check, resolve_uri
+
+    if no_mlflow:
+        return None
+    uri = resolve_uri(store, mlflow)
+    check(uri)
+    return uri
+
+
+def _show_and_exit(
+    outcome: SweepOutcome, plan: Plan, store: Store, uri: str | None, same_plan: str, as_json: bool
+) -> None:
+    from cope_sweep.queries import recorded_plan
+    from cope_sweep.results import table
+
     for problem in outcome.tracking_errors:
         make_console(stderr=True).print(f"[yellow]MLflow:[/yellow] {escaped(problem)}")
     results = table(recorded_plan(plan, store), store)
@@ -213,7 +273,6 @@ def _run(
     else:
         console = make_console()
         console.print(results.to_rich())
-        same_plan = plan_arguments(ablation, scale, sets, root)
         print_outcome(console, outcome, same_plan)
         print_next_steps(console, recorded_plan(plan, store), store, uri, same_plan)
     raise typer.Exit(outcome.exit_code)
@@ -230,6 +289,7 @@ def _execute(
     leave_out: set[Status],
     budget: Budget,
     tracking_uri: str | None,
+    submission: Submission | None = None,
 ) -> SweepOutcome:
     """Execute the plan with a display of its progress on standard error."""
     from cope_sweep.cli.progress import progress_display
@@ -268,69 +328,5 @@ def _execute(
             on_event=display,
             on_row=display.add,
             on_note=lambda text: console.print(f"[yellow]note:[/yellow] {escaped(text)}", soft_wrap=True),
+            submission=submission,
         )
-
-
-def submit(
-    ablation: AblationArg,
-    address: DashboardOpt = "http://127.0.0.1:8265",
-    scale: ScaleOpt = None,
-    sets: Sets = [],
-    follow: Annotated[
-        bool, typer.Option("--follow/--no-follow", help="Stream the job's log, and exit with its code.")
-    ] = True,
-    working_dir: Annotated[Path, typer.Option(help="The folder to send: a checkout of this project.")] = Path(),
-    store: Annotated[
-        str | None,
-        typer.Option(
-            "--store",
-            help="Path of the store on the cluster. Default: ./store, if the cluster runs on this machine.",
-            show_default=False,
-        ),
-    ] = None,
-    mlflow: Annotated[
-        str | None,
-        typer.Option("--mlflow", metavar="URI", help="MLflow's address as the cluster sees it.", show_default=False),
-    ] = None,
-    index: IndexOpt = None,
-    time_budget: TimeBudgetOpt = None,
-    max_runs: MaxRunsOpt = None,
-    max_failures: MaxFailuresOpt = None,
-    as_json: Json = False,
-) -> None:
-    """Run the ablation as a Ray job on a cluster, as `ray job submit` does.
-
-    With token authentication, the token is read from RAY_AUTH_TOKEN or Ray's token file, as Ray's own client does.
-
-    Example: `cope-sweep submit quickstart --address http://head:8265`
-    """
-    from cope_sweep.sweep.submit import submit as submit_job
-
-    plan = load_plan(ablation, working_dir / ABLATIONS, scale, sets)  # a faulty file fails here, not on the cluster
-    if time_budget:
-        seconds_in(time_budget, "--time-budget")
-    if store is None:
-        if urlsplit(address if "://" in address else f"//{address}").hostname not in LOOPBACK:
-            raise UserError(
-                f"{address} is another machine; name the store's path on the cluster, as in --store /shared/store"
-            )
-        store = str(Path(STORE).absolute())
-    arguments = ["run", ablation, "--store", store, *overrides(scale, sets)]
-    budget = {"--time-budget": time_budget, "--max-runs": max_runs, "--max-failures": max_failures, "--mlflow": mlflow}
-    arguments += [word for name, value in budget.items() if value is not None for word in (name, str(value))]
-    console = make_console(stderr=True)
-    print_cost(console, plan, open_store(store, index))
-    outcome = submit_job(
-        arguments,
-        address=address,
-        working_dir=working_dir,
-        follow=follow,
-        on_line=lambda line: console.print(line, markup=False, highlight=False, soft_wrap=True),
-        environment={INDEX_VARIABLE: index} if index else {},  # it may hold a password
-    )
-    if as_json:
-        print_json(outcome.__dict__)
-    else:
-        message = f" ({outcome.message})" if outcome.message else ""
-        make_console().print(escaped(f"job {outcome.job_id}: {outcome.status}{message}"), soft_wrap=True)
-    raise typer.Exit(outcome.exit_code)

@@ -11,8 +11,9 @@ from typing import IO, TYPE_CHECKING, Annotated
 
 import typer
 
-from cope_sweep.cli.options import STORE, IndexOpt, Json, StoreOpt, open_store
+from cope_sweep.cli.options import STORE, IndexOpt, Json, StoreOpt
 from cope_sweep.cli.output import escaped, grid, make_console, print_json
+from cope_sweep.cli.remote import RemoteQueries, ServerOpt, reader, refuse_local
 from cope_sweep.errors import UserError
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ def runs(
     ] = False,
     root: StoreOpt = STORE,
     index: IndexOpt = None,
+    server: ServerOpt = None,
     as_json: Json = False,
 ) -> None:
     """List the runs of the store that were begun, by any of their values. Filtered and sorted values are shown.
@@ -78,7 +80,7 @@ def runs(
     """
     from typing import get_args
 
-    from cope_sweep.queries import Queries, parse_filter
+    from cope_sweep.queries import parse_filter
     from cope_sweep.store import RunQuery, Status
 
     for name in statuses:
@@ -93,8 +95,9 @@ def runs(
         limit=limit,
         offset=offset,
     )
-    queries = Queries(open_store(root, index))
-    if export is not None or output is not None:
+    refuse_local(server, format=export, output=output, curves=curves)
+    queries = reader(root, index, server)
+    if not isinstance(queries, RemoteQueries) and (export is not None or output is not None):
         _export(queries, query, _export_format(export, output), output, curves)
         return
     if curves:

@@ -21,7 +21,10 @@ from cope_sweep.plan.checks import (
 from cope_sweep.plan.points import Assignments, extreme_points, matches, points_of, points_of_draws
 from cope_sweep.plan.resources import RowResources
 from cope_sweep.spec import LoadedAblation, Published, Resources, RunSpec, SpecError
-from cope_sweep.spec.search import EarlyStopping, Optuna
+from cope_sweep.spec.search import EarlyStopping, Optuna, RandomSearch
+
+POINTS_PER_RUN = 4
+"""Where the number of runs is limited, so many points may be excluded for each run that is left."""
 
 
 @dataclass(frozen=True)
@@ -103,25 +106,34 @@ class Plan:
         return row.name if row else ""
 
 
-def expand(loaded: LoadedAblation) -> Plan:
+def expand(loaded: LoadedAblation, *, max_runs: int | None = None) -> Plan:
     """The plan of an ablation. It has no rows yet where a search suggests them by results (`search: optuna`).
 
-    Raises SpecError if a key, value or combination is not valid in a run, or if no row is left.
+    Raises SpecError if a key, value or combination is not valid in a run, if no row is left, or if there are more than
+    `max_runs` runs. That is noticed before the runs are made.
     """
     check_search(loaded)
+    if isinstance(loaded.content.search, (RandomSearch, Optuna)):
+        _check_size(loaded, loaded.content.search.samples, max_runs)
     if isinstance(loaded.content.search, Optuna):
         return plan_of_draws(loaded, [])
-    points = points_of(loaded)
+    points = points_of(loaded, None if max_runs is None else POINTS_PER_RUN * max_runs)
     check_conditions(loaded, points)
     check_seeds(loaded, points)
     points = [p for p in points if not any(matches(p, condition) for condition in loaded.content.exclude)]
     if not points:
         raise loaded.source.error(("exclude",), "the ablation has no row left; remove an exclusion")
+    _check_size(loaded, len(points) * len(loaded.content.seeds), max_runs)
     rows = _rows(loaded, points)
     kinds = _kinds_of_runs(rows)
     check_metrics(loaded, kinds)
     check_figures(loaded, points, kinds)
     return Plan(loaded, rows, resolved_schedule(loaded, kinds))
+
+
+def _check_size(loaded: LoadedAblation, runs: int, max_runs: int | None) -> None:
+    if max_runs is not None and runs > max_runs:
+        raise loaded.source.error((), f"{runs:,} runs are more than {max_runs:,}; leave out axes, values or seeds")
 
 
 def plan_of_draws(loaded: LoadedAblation, draws: Iterable[Mapping[str, str]]) -> Plan:

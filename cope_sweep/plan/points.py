@@ -73,12 +73,13 @@ class Dimension:
         )
 
 
-def points_of(loaded: LoadedAblation) -> list[Assignments]:
-    """All points, in order, before exclusion. Raises SpecError where they are more than MAX_POINTS."""
-    points = list(itertools.islice(_grid_points(loaded), MAX_POINTS + 1))
-    if len(points) > MAX_POINTS:
+def points_of(loaded: LoadedAblation, limit: int | None = None) -> list[Assignments]:
+    """All points, in order, before exclusion. Raises SpecError where they are more than `limit`, else MAX_POINTS."""
+    limit = MAX_POINTS if limit is None else min(limit, MAX_POINTS)
+    points = list(itertools.islice(_grid_points(loaded), limit + 1))
+    if len(points) > limit:
         raise loaded.source.error(
-            ("grid",), f"the combinations of the values are more than {MAX_POINTS:,} points; leave out axes or values"
+            ("grid",), f"the combinations of the values are more than {limit:,} points; leave out axes or values"
         )
     return [*points, *_included_points(loaded)]
 

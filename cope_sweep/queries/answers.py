@@ -16,6 +16,7 @@ class ScaleSummary(BaseModel):
 
     runs: int
     finished: int
+    counts: Counts = {}
 
 
 class AblationSummary(BaseModel):
@@ -34,6 +35,12 @@ class AblationSummary(BaseModel):
     runs: int = 0
     finished: int = 0
     counts: Counts = {}
+    newest_ms: int | None = Field(
+        default=None, description="Time of the last change of one of its runs, at any scale, in ms since 1970."
+    )
+    loading: bool = Field(
+        default=False, description="Its plan, or that of a scale, is still being made; numbers are missing until then."
+    )
     error: str | None = Field(default=None, description="Why the file is invalid; the other fields are then empty.")
 
 
@@ -93,10 +100,29 @@ class RunSummary(BaseModel):
 
 
 class RunPage(BaseModel):
-    total: int
+    """A page of runs. Of chosen fields, each run has these, `run_id` and `status`, and the values of chosen keys."""
+
+    total: int = Field(description="Runs that match, on all pages.")
     limit: int
     offset: int
+    next: str | None = Field(default=None, description="The `cursor` of the next page; null on the last one.")
     runs: list[RunSummary]
+
+
+class Failure(BaseModel):
+    """Why the last attempt of a run failed."""
+
+    message: str
+    traceback: str = ""
+
+
+class Attempt(BaseModel):
+    """One attempt to train a run, from the run's log."""
+
+    number: int
+    began: str = Field(description="Time of day, UTC: `2026-07-30 12:00:00`.")
+    worker_id: str
+    text: str = Field(description="The line of the log: device, precision, workers, and where it started.")
 
 
 class RunDetail(RunSummary):
@@ -107,6 +133,11 @@ class RunDetail(RunSummary):
     facts: dict[str, Any] = Field(default={}, description="For example parameters, duration and memory.")
     result: dict[str, Any] | None = Field(default=None, description="The content of result.json, if it is finished.")
     sweeps: list[str] = Field(default=[], description="The sweeps that contained the run, oldest first.")
+    failure: Failure | None = Field(default=None, description="Of a failed run.")
+    attempts: list[Attempt] = Field(default=[], description="Oldest first; those that its log still tells of.")
+    mlflow_url: str | None = Field(
+        default=None, description="Its page in MLflow, if a server is known and has the run."
+    )
     curve: list[dict[str, int | float]] = Field(default=[], description="The logged rows, by step.")
 
 
@@ -116,7 +147,7 @@ class Series(BaseModel):
     run_id: str
     seed: int
     status: Status
-    points: list[tuple[int, float]] = Field(description="(step, value)")
+    points: list[tuple[int, float | None]] = Field(description="(step, value); null: not finite")
 
 
 class RowCurves(BaseModel):
@@ -132,6 +163,74 @@ class Curves(BaseModel):
     metric: str
     metrics: list[str] = Field(description="All logged metrics.")
     rows: list[RowCurves]
+
+
+class RunCurve(BaseModel):
+    """A metric of one run."""
+
+    run_id: str
+    points: list[tuple[int, float | None, float | None]] = Field(
+        description="(step, seconds since the run began, value); the seconds of old runs are null."
+    )
+
+
+class CurvesOfRuns(BaseModel):
+    """A metric of several runs, in the order in which they were asked for."""
+
+    metric: str
+    series: list[RunCurve]
+
+
+class RunLog(BaseModel):
+    """The end of a run's log."""
+
+    run_id: str
+    lines: list[str]
+    truncated: bool = Field(description="Whether the log has more lines before these.")
+
+
+class ChangedValue(BaseModel):
+    """A value that differs; null where one side has none."""
+
+    key: str
+    left: str | None
+    right: str | None
+
+
+class MetricTest(BaseModel):
+    """Right minus left: of the means over finished runs, with a test where there are enough of them."""
+
+    test: str
+    n: tuple[int, int]
+    difference: float | None
+    ci_low: float | None
+    ci_high: float | None
+    p: float | None
+
+
+class MetricChange(BaseModel):
+    """A metric of both sides. A number that is undefined is null."""
+
+    row: str
+    metric: str
+    left: float | None = Field(description="Mean over the finished runs.")
+    right: float | None
+    difference: MetricTest
+    p_adjusted: float | None = Field(description="With Holm's correction for all metrics of the comparison.")
+
+
+class RunsDifference(BaseModel):
+    """Two runs or two sweeps side by side."""
+
+    left: str
+    right: str
+    runs: tuple[int, int]
+    finished: tuple[int, int]
+    spec: list[ChangedValue]
+    facts: list[ChangedValue]
+    metrics: list[MetricChange]
+    only_left: list[str] = Field(default=[], description="Rows that only the left sweep has.")
+    only_right: list[str] = []
 
 
 class SweepEntry(BaseModel):
@@ -156,6 +255,42 @@ class SweepPage(BaseModel):
     limit: int
     offset: int
     sweeps: list[SweepEntry]
+
+
+class FailedMember(BaseModel):
+    """A run of a sweep that failed."""
+
+    run_id: str
+    row: str
+    message: str | None
+
+
+class SweepProgress(BaseModel):
+    """How far a sweep is."""
+
+    sweep_id: str
+    ablation: str
+    status: Status
+    runs: int
+    counts: Counts
+    groups: int | None = Field(default=None, description="Worker groups that train; null: the sweep is not running.")
+    nodes: int | None = Field(default=None, description="Machines on which they train.")
+    steps_per_s: float | None = Field(default=None, description="Training steps of all runs together; null: not known.")
+    eta_s: float | None = Field(default=None, description="Seconds until all steps are done, at this speed.")
+    failures: list[FailedMember] = Field(default=[], description="The newest failed runs; `counts` has their number.")
+
+
+class SweepState(BaseModel):
+    """A sweep that was submitted, stopped or retried."""
+
+    sweep_id: str
+    ablation: str
+    status: Status
+    runs: int
+    stop_requested: bool = Field(default=False, description="Whether it ends soon; its runs write checkpoints first.")
+    retry_of: str | None = Field(default=None, description="The sweep whose runs it trains again.")
+    url: str = Field(description="Where its state is.")
+    events: str = Field(description="Where its progress is sent as server-sent events.")
 
 
 class SweepMember(BaseModel):
@@ -238,3 +373,19 @@ class PlanCost(BaseModel):
     basis: str | None = Field(description="What the time of the first of them was estimated from.")
     estimated_s: float
     runs: list[RunCost]
+
+
+class CheckpointFile(BaseModel):
+    """A file of a checkpoint."""
+
+    name: str
+    size_bytes: int
+    sha256: str
+    url: str = Field(description="Where it can be downloaded.")
+
+
+class Checkpoint(BaseModel):
+    """The files of a finished run's checkpoint."""
+
+    run_id: str
+    files: list[CheckpointFile]

@@ -3,45 +3,48 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import IO, TYPE_CHECKING, Any, TypeVar
+from typing import IO, TYPE_CHECKING, Any
 
 from cope_sweep.plan import Plan
-from cope_sweep.queries.ablations import AblationFiles, LoadedPlan, Place
+from cope_sweep.queries.ablations import AblationFiles, LoadedPlan
 from cope_sweep.queries.answers import (
     AblationDetail,
     AblationSummary,
     Curves,
+    CurvesOfRuns,
     MetricInfo,
     PlannedRow,
     PlannedRun,
+    PlanStatus,
     RunDetail,
+    RunLog,
     RunPage,
-    RunSummary,
+    RunsDifference,
     ScaleSummary,
     SweepDetail,
     SweepEntry,
     SweepMember,
     SweepPage,
 )
-from cope_sweep.queries.curves import plan_curves
+from cope_sweep.queries.curves import curves_of_runs, plan_curves, run_rows
 from cope_sweep.queries.errors import NotFinishedError, NotFoundError
-from cope_sweep.queries.plans import recorded_plan, settle
+from cope_sweep.queries.logs import run_log
+from cope_sweep.queries.plans import plan_status, recorded_plan, settle
+from cope_sweep.queries.records import sweep_fields
+from cope_sweep.queries.runs import PageRequest
+from cope_sweep.queries.runs import detail as run_detail
+from cope_sweep.queries.runs import find as find_run
+from cope_sweep.queries.runs import page as run_page
 from cope_sweep.spec import SpecError
-from cope_sweep.store import RunFolder, RunQuery, RunRecord, Store, SweepSummary
-from cope_sweep.store.artifacts import RUN_ID
+from cope_sweep.store import QueryError, RunFolder, RunQuery, RunRecord, Store, SweepSummary
 from cope_sweep.store.errors import DamagedError
 from cope_sweep.store.index import summaries
 from cope_sweep.store.store import MEMORY
 
 if TYPE_CHECKING:
     from cope_sweep.results import Table
-    from cope_sweep.results.difference import StoreDifference
-
-T = TypeVar("T")
-
-VALUE_COLUMNS = frozenset(RunRecord.__dataclass_fields__) - {"metrics", "facts"}
 
 
 class Queries:
@@ -90,7 +93,9 @@ class Queries:
         entries = []
         for name in self.files.files():
             try:
-                entries.append(AblationSummary(**self._ablation_fields(self.load(name))))
+                ready = self.files.waits or self.files.is_ready(name)
+                fields = self._ablation_fields(self.load(name)) if ready else {"name": name, "loading": True}
+                entries.append(AblationSummary(**fields))
             except SpecError as error:
                 entries.append(AblationSummary(name=name, error=str(error)))
         return entries
@@ -126,27 +131,37 @@ class Queries:
             text=text,
         )
 
+    def plan_status(self, name: str, scale: str | None = None) -> PlanStatus:
+        """Each run of an ablation's plan at a scale, and how far it is."""
+        return plan_status(self.files.load(name, scale).plan, self.store)
+
     def _ablation_fields(self, loaded: LoadedPlan) -> dict[str, Any]:
-        content = loaded.plan.ablation.content
-        counts = summaries.plan_counts(self.store.index, list(loaded.runs))
+        """Raises SpecError, also for a faulty scale."""
+        content, index = loaded.plan.ablation.content, self.store.index
+        name = loaded.plan.name
+        counts = summaries.plan_counts(index, list(loaded.runs))
+        ready = [scale for scale in content.scales if self.files.waits or self.files.is_ready(name, scale)]
+        scales = {scale: list(self.load(name, scale).runs) for scale in ready}
+        times = [summaries.newest_ms(index, runs) for runs in (loaded.runs, *scales.values())]
         return {
-            "name": loaded.plan.name,
+            "name": name,
             "title": content.title,
             "hypothesis": content.hypothesis.strip(),
             "reproduces": content.reproduces,
             "scales": list(content.scales),
-            "at_scales": {scale: self._scale_summary(loaded.plan.name, scale) for scale in content.scales},
+            "at_scales": {scale: self._scale_summary(runs) for scale, runs in scales.items()},
             "rows": len(loaded.plan.rows),
             "seeds": len(content.seeds),
             "runs": len(loaded.runs),
             "finished": counts.get("finished", 0),
             "counts": counts,
+            "newest_ms": max((ms for ms in times if ms is not None), default=None),
+            "loading": len(ready) < len(content.scales),
         }
 
-    def _scale_summary(self, name: str, scale: str) -> ScaleSummary:
-        """Raises SpecError."""
-        runs = list(self.load(name, scale).runs)
-        return ScaleSummary(runs=len(runs), finished=summaries.plan_counts(self.store.index, runs).get("finished", 0))
+    def _scale_summary(self, runs: list[str]) -> ScaleSummary:
+        counts = summaries.plan_counts(self.store.index, runs)
+        return ScaleSummary(runs=len(runs), finished=counts.get("finished", 0), counts=counts)
 
     def curves(self, loaded: LoadedPlan, metric: str | None) -> Curves:
         """A metric (None: the first of the table) of every run of a plan."""
@@ -157,29 +172,48 @@ class Queries:
         settle(self.store)
         return loaded.stamp, loaded.scale, summaries.version(self.store.index)
 
+    def state(self) -> tuple[object, ...]:
+        """A value that changes when any ablation's file or anything in the store changes: `stat` calls and two queries.
+
+        A lease that expires changes it, too.
+        """
+        settle(self.store)
+        index = self.store.index
+        files = self._ablations.state() if self._ablations else ()
+        return files, summaries.version(index), index.expired()
+
     # -- runs ----------------------------------------------------------------------------------------------------
 
-    def runs(self, query: RunQuery, *, ablation: str | None = None, scale: str | None = None) -> RunPage:
+    def runs(
+        self,
+        query: RunQuery,
+        *,
+        ablation: str | None = None,
+        scale: str | None = None,
+        cursor: str | None = None,
+        fields: Sequence[str] = (),
+    ) -> RunPage:
         """A page of the runs that match a query.
 
         Without an ablation these are the runs that were begun. With one, they are the runs of its plan in its order,
         including pending ones; a query with filters, a sweep or an order leaves those out, which have no values.
+
+        Args:
+            query: Conditions, order, and size of the page.
+            ablation: Only the runs of this ablation.
+            scale: A scale of the ablation. Raises QueryError without an ablation.
+            cursor: `next` of the page before. Pages stay exact while runs arrive and end.
+            fields: What is shown of each run: see `runs.PageRequest`.
         """
         settle(self.store)
         if query.sweep_id is not None:
             self._sweep(query.sweep_id)
         if ablation is not None:
             query = replace(query, run_ids=tuple(self.load(ablation, scale).runs))
-        if query.run_ids is not None and query == RunQuery(
-            query.statuses, query.run_ids, limit=query.limit, offset=query.offset
-        ):
-            total, records = self._in_given_order(query)
-        else:
-            page = self.store.index.page(query)
-            total, records = page.total, page.runs
-        keys = {each.key for each in query.filters} | {query.sort} - {"run_id"}
-        summaries_ = self._summaries(records, keys)
-        return RunPage(total=total, limit=query.limit, offset=query.offset, runs=summaries_)
+        elif scale is not None:
+            raise QueryError(f"scale: {scale!r} is that of an ablation; name the ablation, too")
+        place = "" if ablation is None else f"{ablation} {scale}"
+        return run_page(self.store, self._ablations, PageRequest(query, cursor, tuple(fields), place))
 
     def export(self, query: RunQuery, output_format: str, file: IO[bytes], *, curves: bool = False) -> int:
         """Write all runs that match a query, or their curves, to a file: `results.export.write_runs`."""
@@ -197,86 +231,42 @@ class Queries:
         settle(self.store)
         return table(recorded_plan(plan, self.store), self.store, against=against)
 
-    def difference(self, left: str, right: str) -> StoreDifference:
+    def difference(self, left: str, right: str) -> RunsDifference:
         """What differs between two runs or two sweeps: `results.difference`."""
         from cope_sweep.results.difference import store_difference
 
         settle(self.store)
-        return store_difference(self.store, left, right)
-
-    def _in_given_order(self, query: RunQuery) -> tuple[int, list[RunRecord]]:
-        """The number of matching runs, and a page of them in the order of `query.run_ids`."""
-        ids: Sequence[str] = query.run_ids or ()
-        if query.statuses:
-            statuses = self.store.index.statuses(ids)
-            ids = [run_id for run_id in ids if statuses.get(run_id, "pending") in query.statuses]
-        page = ids[query.offset : query.offset + query.limit]
-        records = self.store.index.records(page)
-        return len(ids), [records.get(run_id) or RunRecord(run_id) for run_id in page]
-
-    def _summaries(self, records: Sequence[RunRecord], keys: Iterable[str] = ()) -> list[RunSummary]:
-        ids = [record.run_id for record in records]
-        places = self._places(ids)
-        specs = self.store.index.specs(ids) if keys else {}
-        return [
-            RunSummary(
-                **_run_fields(record, places.get(record.run_id, [])),
-                values=_values(record, specs.get(record.run_id, {}), keys),
-            )
-            for record in records
-        ]
-
-    def _places(self, run_ids: Sequence[str]) -> dict[str, list[Place]]:
-        """Run id → where it is: in the ablation files first, then in sweeps."""
-        found = self._ablations.places(run_ids) if self._ablations else {}
-        for run_id, places in summaries.places(self.store.index, run_ids).items():
-            found.setdefault(run_id, []).extend(Place(ablation, row) for _, ablation, row in places)
-        return found
+        return RunsDifference.model_validate(store_difference(self.store, left, right).to_json())
 
     def run(self, run_id: str, *, with_curve: bool = True) -> RunDetail:
         """A run of the store or of a plan, with what is in its files. What cannot be read of them is left out."""
         settle(self.store)
-        record, places = self._find(run_id)
-        folder = self.store.run(run_id)
-        document = _readable(lambda: folder.spec) or {}
-        planned = next((place.spec for place in places if place.spec), None)
-        result = _readable(lambda: folder.result) if record.status == "finished" else None
-        return RunDetail(
-            **_run_fields(record, places),
-            spec=document.get("spec") or (planned.model_dump(mode="json") if planned else None),
-            state=_readable(lambda: folder.state) or {},
-            facts=dict(record.facts),
-            result=result,
-            sweeps=[sweep_id for sweep_id, *_ in summaries.places(self.store.index, [run_id]).get(run_id, [])],
-            curve=(_readable(folder.curve) or []) if with_curve else [],
-        )
+        return run_detail(self.store, self._ablations, run_id, with_curve=with_curve)
 
-    def curve(self, run_id: str) -> list[dict[str, float]]:
-        """The logged rows of a run, by step."""
-        self._find(run_id)
-        return self.store.run(run_id).curve()
+    def curve(self, run_id: str, metrics: Sequence[str] = (), points: int | None = None) -> list[dict[str, float]]:
+        """The logged rows of a run, by step: all, or those of some metrics, and at most `points` (≥ 4) of them."""
+        find_run(self.store, self._ablations, run_id)
+        return run_rows(self.store.run(run_id), metrics, points)
+
+    def curves_of(self, run_ids: Sequence[str], metric: str, points: int | None = None) -> CurvesOfRuns:
+        """A metric of several runs, with steps and seconds, each reduced to at most `points` (≥ 4) points."""
+        for run_id in run_ids:
+            find_run(self.store, self._ablations, run_id)
+        return curves_of_runs([self.store.run(run_id) for run_id in run_ids], metric, points)
+
+    def log(self, run_id: str, tail: int) -> RunLog:
+        """The last `tail` lines of a run's log; none of a run that was not begun."""
+        find_run(self.store, self._ablations, run_id)
+        return run_log(self.store.run(run_id), tail)
 
     def finished(self, run_id: str) -> RunFolder:
         """The folder of a finished run, with its checkpoint on this machine."""
-        record, _ = self._find(run_id)
+        record, _ = find_run(self.store, self._ablations, run_id)
         if record.status != "finished":
             raise NotFinishedError(f"run {run_id} is {record.status}; only a finished run has a checkpoint")
         folder = self.store.run(run_id)
         folder.fetch_checkpoint()
         return folder
-
-    def _find(self, run_id: str) -> tuple[RunRecord, list[Place]]:
-        """The record of a run and its places. Raises NotFoundError."""
-        if not RUN_ID.fullmatch(run_id):
-            raise NotFoundError(f"{run_id[:40]!r} is no run id: a run id has 16 hexadecimal digits")
-        places = self._places([run_id]).get(run_id, [])
-        record = self.store.index.records([run_id]).get(run_id)
-        if record is None and not places:
-            raise NotFoundError(
-                f"{summaries.no_run(self.store.index, run_id, self.store.location)}; `cope-sweep plan ABLATION` lists "
-                "those of an ablation"
-            )
-        return record or RunRecord(run_id), places
 
     # -- sweeps --------------------------------------------------------------------------------------------------
 
@@ -286,7 +276,7 @@ class Queries:
         index = self.store.index
         total, found = summaries.sweep_page(index, ablation=ablation, limit=limit, offset=offset)
         counts = summaries.sweep_counts(index, [each.sweep_id for each in found])
-        entries = [SweepEntry(**_sweep_fields(each), counts=counts.get(each.sweep_id, {})) for each in found]
+        entries = [SweepEntry(**sweep_fields(each), counts=counts.get(each.sweep_id, {})) for each in found]
         return SweepPage(total=total, limit=limit, offset=offset, sweeps=entries)
 
     def _sweep(self, sweep_id: str) -> SweepSummary:
@@ -301,7 +291,7 @@ class Queries:
         settle(self.store)
         summary = self._sweep(sweep_id)
         counts = summaries.sweep_counts(self.store.index, [sweep_id]).get(sweep_id, {})
-        fields = _sweep_fields(summary) | {"counts": counts}
+        fields = sweep_fields(summary) | {"counts": counts}
         try:
             record = self.store.sweep(sweep_id)
         except DamagedError as error:
@@ -326,48 +316,3 @@ class Queries:
             )
         kept = record.model_dump(include=set(SweepDetail.model_fields) - set(fields) - {"members", "error"})
         return SweepDetail(**fields, **kept, members=members)
-
-
-def _run_fields(record: RunRecord, places: Sequence[Place]) -> dict[str, Any]:
-    """The fields of a RunSummary. A run that was never begun has the seed and steps of its plan."""
-    planned = next((place.spec for place in places if place.spec), None)
-    begun = record.revision > 0
-    return {
-        "run_id": record.run_id,
-        "status": record.status,
-        "ablations": list(dict.fromkeys(place.ablation for place in places)),
-        "row": places[0].row if places else None,
-        "seed": record.seed if begun else planned.seed if planned else None,
-        "step": record.step,
-        "steps": record.steps if begun else planned.train.steps if planned else None,
-        "attempt": record.attempt,
-        "created_ms": record.created_ms,
-        "updated_ms": max((ms for ms in (record.updated_ms, record.ended_ms) if ms is not None), default=None),
-        "worker_id": record.worker_id,
-        "sweep_id": record.sweep_id,
-        "parent_id": record.parent_id,
-        "message": record.message,
-        "metrics": dict(record.metrics),
-    }
-
-
-def _values(record: RunRecord, spec: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
-    """The values of a run by the keys of filters."""
-    found = {}
-    for key in sorted(keys):
-        value = getattr(record, key) if key in VALUE_COLUMNS else spec.get(key, record.value(key))
-        if value is not None:
-            found[key] = value
-    return found
-
-
-def _sweep_fields(summary: SweepSummary) -> dict[str, Any]:
-    return dict(summary.__dict__)
-
-
-def _readable(read: Callable[[], T]) -> T | None:
-    """What `read` returns; None for a file that cannot be read."""
-    try:
-        return read()
-    except DamagedError:
-        return None

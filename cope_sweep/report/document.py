@@ -104,7 +104,8 @@ def document(files: AblationFiles, store: Store, scale: str | None = None) -> Do
     """
     settle(store)
     records: dict[str, RunRecord] = {}
-    chapters = [_chapter(files, store, name, scale, records) for name in files.files()]
+    scales = None if scale is None else (scale,)
+    chapters = [_chapter(files, store, name, scales, records) for name in files.files()]
     if scale is not None:
         chapters = [each for each in chapters if each.sizes or each.error]
     if not any(chapter.reports for chapter in chapters):
@@ -116,14 +117,33 @@ def document(files: AblationFiles, store: Store, scale: str | None = None) -> Do
     return Document(tuple(chapters), provenance(records.values(), store))
 
 
+def ablation_document(files: AblationFiles, store: Store, name: str, scale: str | None = None) -> Document:
+    """The document of one ablation at one scale (None: its own size). Raises as `document`, and NotFoundError."""
+    settle(store)
+    files.load(name, scale)
+    records: dict[str, RunRecord] = {}
+    chapter = _chapter(files, store, name, (scale,), records)
+    if not chapter.reports:
+        option = f" --scale {scale}" if scale else ""
+        raise ReportError(
+            f"no run of {name}{option} is finished in the store {store.location}; train them with: "
+            f"cope-sweep run {name}{option}"
+        )
+    return Document((chapter,), provenance(records.values(), store))
+
+
 def _chapter(
-    files: AblationFiles, store: Store, name: str, scale: str | None, records: dict[str, RunRecord]
+    files: AblationFiles,
+    store: Store,
+    name: str,
+    wanted: Sequence[str | None] | None,
+    records: dict[str, RunRecord],
 ) -> Chapter:
-    """The chapter of an ablation; the records of its finished runs are added to `records`."""
+    """The chapter of an ablation at some scales (None: all). Adds the records of its finished runs to `records`."""
     try:
         base = files.load(name).plan
         content = base.ablation.content
-        scales: Sequence[str | None] = [None, *content.scales] if scale is None else [scale]
+        scales: Sequence[str | None] = [None, *content.scales] if wanted is None else wanted
         sizes = []
         for each in scales:
             if each is None or each in content.scales:

@@ -121,6 +121,26 @@ def parse_source(text: str, name: str) -> Source:
     return Source(name, data, lines)
 
 
+def source_of(data: Json, name: str) -> Source:
+    """A mapping from JSON as if it were a file; error messages call it `name`. Raises SpecError."""
+    if not isinstance(data, dict):
+        raise SpecError(f"{name}: expected a mapping of keys, as in ablations/quickstart.yaml")
+    values, open_values = 0, [((), data)]
+    path: KeyPath
+    while open_values:
+        path, value = open_values.pop()
+        values += 1
+        if len(path) > MAX_DEPTH or values > MAX_VALUES:
+            raise SpecError(f"{name}: {dotted(path[:3])}: more than {MAX_DEPTH} levels or {MAX_VALUES:,} values")
+        if isinstance(value, dict):
+            open_values += [((*path, key), inner) for key, inner in value.items()]
+        elif isinstance(value, list):
+            open_values += [((*path, index), inner) for index, inner in enumerate(value)]
+        elif isinstance(value, float) and not math.isfinite(value):
+            raise SpecError(f"{name}: {dotted(path)}: {value} is not a finite number")
+    return Source(name, data)
+
+
 def parse_value(text: str, name: str) -> Json:
     """One YAML value, as it follows the equals sign of `--set key=value`. Raises SpecError."""
     source = parse_source(f"value: {text}", name)

@@ -34,7 +34,17 @@ from cope_sweep.spec import RunSpec
 from cope_sweep.store.curve import TIME_KEY, CurveMark, current_names, is_number, parse_curve
 from cope_sweep.store.errors import DamagedError, FencedError
 from cope_sweep.store.event import Status
-from cope_sweep.store.files import parse_json, read_bytes, replacing, sha256, write_bytes, write_json
+from cope_sweep.store.files import (
+    check_checkpoint,
+    check_no_link,
+    parse_json,
+    read_bytes,
+    read_tail,
+    replacing,
+    sha256,
+    write_bytes,
+    write_json,
+)
 from cope_sweep.store.objects import ObjectFolder
 
 RUN_ID = re.compile(r"[0-9a-f]{16}")
@@ -168,6 +178,7 @@ class RunFolder:
 
     def repair(self, spec: RunSpec) -> None:
         """Put files that cannot be read aside as `<name>.damaged`, and write the spec if there is none."""
+        check_no_link(self.path)
         self.path.mkdir(parents=True, exist_ok=True)
         for name, read in (("spec.json", "spec"), ("state.json", "state"), ("result.json", "result")):
             try:
@@ -263,6 +274,14 @@ class RunFolder:
         """The run's log; empty for runs of versions that wrote none. Raises DamagedError."""
         return (self.content(LOG_FILE) or b"").decode(errors="replace")
 
+    def log_tail(self, size: int) -> tuple[bytes, bool]:
+        """The last `size` bytes of the run's log, and whether there are more before them. Raises DamagedError."""
+        if self.objects:
+            content = self.content(LOG_FILE) or b""
+            return content[-size:], len(content) > size
+        check_no_link(self.path)
+        return read_tail(self.path / LOG_FILE, size) or (b"", False)
+
     def fail(self, message: str, traceback: str) -> None:
         """Set the status to failed, with the reason in one line and the traceback. Raises FencedError."""
         self.note(traceback or message)
@@ -337,8 +356,10 @@ class RunFolder:
     def fetch_checkpoint(self) -> Path:
         """The folder of the trained model on this machine. Copied from an object store once. Raises StoreError.
 
-        There is no such folder if the run has no checkpoint.
+        There is no such folder if the run has no checkpoint. Raises DamagedError for links, which may lead out of the
+        store, and for a pipe or a device in place of a file.
         """
+        check_checkpoint(self.checkpoint)
         if self.objects and not self.checkpoint.is_dir() and (names := self.objects.names(self._object("checkpoint"))):
             with self._replacing_checkpoint() as temporary:
                 for name in names:
@@ -354,6 +375,7 @@ class RunFolder:
         """The content of a file, or its first `size` bytes; None if there is none. Raises DamagedError."""
         if self.objects:
             return self.objects.read(self._object(name), size)
+        check_no_link(self.path)
         return read_bytes(self.path / name, size)
 
     def _document(self, name: str) -> dict[str, Any] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from typing import TypedDict
 
@@ -10,6 +11,10 @@ from cope_sweep.spec import current_metric_name
 
 TIME_KEY = "time_ms"
 """The key of a row that holds the time of day, in milliseconds since 1970. Old rows have none."""
+
+
+LARGEST = 10**308
+"""Greater whole numbers are no floats."""
 
 
 class CurveMark(TypedDict):
@@ -49,12 +54,21 @@ def _row(line: bytes) -> dict[str, float] | None:
         return None
     if not isinstance(row, dict) or not all(map(is_number, row.values())) or "step" not in row:
         return None
+    if not math.isfinite(row["step"]) or not all(map(_is_name, row)):
+        return None
     return current_names(row)
 
 
+def _is_name(key: str) -> bool:
+    """Whether a key is Unicode text: JSON can have halves of surrogate pairs, which no answer can hold."""
+    return key.isascii() or not any("\ud800" <= character <= "\udfff" for character in key)
+
+
 def is_number(value: object) -> bool:
-    """Whether a value of a JSON document is a number."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    """Whether a value of a JSON document is a number that a float can hold."""
+    if isinstance(value, float):
+        return True
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) < LARGEST
 
 
 def current_names(metrics: Mapping[str, float]) -> dict[str, float]:

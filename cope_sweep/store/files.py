@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
+import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from cope_sweep.store.errors import DamagedError
 
@@ -59,15 +61,83 @@ def read_json(path: Path) -> dict[str, Any] | None:
     return None if content is None else parse_json(content, path)
 
 
-def read_bytes(path: Path, size: int = -1) -> bytes | None:
-    """The content of a file, or its first `size` bytes; None if there is none. Raises DamagedError."""
+def check_no_link(*folders: Path) -> None:
+    """Raise DamagedError if one of the folders is a link, which may lead out of the store."""
+    for folder in folders:
+        if folder.is_symlink():
+            raise DamagedError(f"{folder}: a link; move the folder itself into the store")
+
+
+def check_checkpoint(folder: Path) -> None:
+    """Raise DamagedError if a checkpoint or its run folder is a link, or if its files are not regular.
+
+    Libraries open its files by their paths: a link may lead out of the store, and a pipe blocks its reader forever.
+    """
+    check_no_link(folder.parent, folder)
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name in ("config.json", "model.safetensors") and not entry.is_file(follow_symlinks=False):
+                raise DamagedError(f"{folder / entry.name}: not a regular file; replace it by a file")
+
+
+def open_regular(path: Path) -> IO[bytes]:
+    """A regular file, unbuffered, for reading.
+
+    A link is refused, because it may name a file outside the store, and so are a pipe and a device, which could block
+    the reader forever.
+
+    Raises:
+        DamagedError: The path is something else than a regular file.
+        OSError: It cannot be opened.
+    """
     try:
-        with path.open("rb", buffering=0 if size < 0 else -1) as file:  # a buffer would cost four more system calls
-            return file.read(size)
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO):  # a link; a socket
+            raise DamagedError(f"{path}: not a regular file; replace it by a file") from error
+        raise
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        if path.is_dir():
+            raise DamagedError(f"{path}: {os.strerror(errno.EISDIR)}")
+        raise DamagedError(f"{path}: not a regular file; replace it by a file")
+    return os.fdopen(descriptor, "rb", 0)  # a buffer would cost four more system calls
+
+
+def read_bytes(path: Path, size: int = -1) -> bytes | None:
+    """The content of a regular file, or its first `size` bytes; None if there is none. Raises DamagedError."""
+    try:
+        with open_regular(path) as file:
+            return file.read() if size < 0 else _read_exactly(file, size)
     except FileNotFoundError:
         return None
     except OSError as error:
         raise DamagedError(f"{path}: {error.strerror}") from error
+
+
+def read_tail(path: Path, size: int) -> tuple[bytes, bool] | None:
+    """The last `size` bytes of a regular file, and whether there are more before them; None if there is no file.
+
+    Raises DamagedError.
+    """
+    try:
+        with open_regular(path) as file:
+            length = file.seek(0, os.SEEK_END)
+            file.seek(max(0, length - size))
+            return _read_exactly(file, size), length > size
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise DamagedError(f"{path}: {error.strerror}") from error
+
+
+def _read_exactly(file: IO[bytes], size: int) -> bytes:
+    """`size` bytes, or all up to the end of the file. One read of an unbuffered file may give fewer."""
+    parts = []
+    while size > 0 and (part := file.read(size)):
+        parts.append(part)
+        size -= len(part)
+    return b"".join(parts)
 
 
 def parse_json(content: bytes, name: Path | str) -> dict[str, Any]:
@@ -76,6 +146,8 @@ def parse_json(content: bytes, name: Path | str) -> dict[str, Any]:
         value = json.loads(content)
     except ValueError as error:
         raise DamagedError(f"{name}: not valid JSON ({error})") from error
+    except RecursionError as error:
+        raise DamagedError(f"{name}: nested too deeply") from error
     if not isinstance(value, dict):
         raise DamagedError(f"{name}: not a JSON object")
     return value

@@ -45,6 +45,19 @@ def tracker_key(store: Store, uri: str) -> str:
     return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
 
 
+def run_page(store: Store, run_id: str) -> str | None:
+    """The URL of a run's page in MLflow, where its runs are sent to a server; None if it does not have the run.
+
+    No request is made: the index knows what the server has received.
+    """
+    uri = resolve_uri(store)
+    if not uri.startswith(("http://", "https://")):
+        return None
+    server = tracker_key(store, uri)
+    tracked_id = store.index.mirrored(server).tracked_ids([run_id]).get(run_id)
+    return None if tracked_id is None else f"{server}/#/runs/{tracked_id}"
+
+
 def sqlite_path(uri: str) -> Path | None:
     """The absolute path in `sqlite:///PATH`; None for other schemes."""
     prefix = "sqlite:///"

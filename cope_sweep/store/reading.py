@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, cast
 
 from cope_sweep.store.artifacts import RunFolder
 from cope_sweep.store.curve import parse_curve
 from cope_sweep.store.errors import DamagedError
 from cope_sweep.store.event import Status
 from cope_sweep.store.index import RunRow
+from cope_sweep.store.values import check_sections, checked_row, printable
 
 CURVE = "curve.jsonl"
 
@@ -36,15 +38,20 @@ class RunContents:
         why.
         """
         try:
-            return self._row(sweep_id)
+            row = self._row(sweep_id)
+            return None if row is None else checked_row(row, self.folder.path)
         except DamagedError as error:
-            spec: Mapping[str, Any] = {}
-            attempt = 0
-            with contextlib.suppress(DamagedError):
-                spec = (self._read("spec") or {}).get("spec", {})
-            with contextlib.suppress(DamagedError):
-                attempt = self._read("state").get("attempt", 0)
-            return RunRow(self.folder.run_id, "damaged", spec, attempt=attempt, message=str(error), sweep_id=sweep_id)
+            damaged = RunRow(self.folder.run_id, "damaged", {}, message=printable(str(error)), sweep_id=sweep_id)
+            for name, read in (("spec", self._spec), ("attempt", self._attempt)):
+                with contextlib.suppress(DamagedError):
+                    damaged = checked_row(replace(damaged, **{name: read()}), self.folder.path)
+            return damaged
+
+    def _spec(self) -> Mapping[str, Any]:
+        return cast(Mapping[str, Any], (self._read("spec") or {}).get("spec", {}))
+
+    def _attempt(self) -> Any:
+        return self._read("state").get("attempt", 0)
 
     def damage(self, *, checksums: bool = False) -> list[str]:
         """What is wrong with the files, one line each; with `checksums`, the content of curve and checkpoint, too."""
@@ -94,6 +101,7 @@ class RunContents:
                 raise DamagedError(f"{folder.path / 'spec.json'}: missing")
             return None
         spec: Mapping[str, Any] = document["spec"]
+        check_sections(spec, folder.path)
         created_ms = document.get("created_ms")
         if result is not None:
             state: dict[str, Any] = {}
@@ -123,7 +131,7 @@ class RunContents:
             "interrupted" if status in ("running", "finished", "pending", "damaged") else status,
             spec,
             attempt=state.get("attempt", 0),
-            step=int(curve[-1]["step"]) if curve else 0,
+            step=_last_step(folder, curve),
             worker_id=state.get("worker_id"),
             message=state.get("message"),
             sweep_id=sweep_id,
@@ -133,12 +141,21 @@ class RunContents:
         )
 
 
+def _last_step(folder: RunFolder, curve: Sequence[Mapping[str, float]]) -> int:
+    """The step of the last row; 0 without one. Raises DamagedError."""
+    try:
+        return int(curve[-1]["step"]) if curve else 0
+    except (ValueError, OverflowError) as error:
+        raise DamagedError(f"{folder.path / CURVE}: step: {curve[-1]['step']} is no number of steps") from error
+
+
 def _ended_ms(folder: RunFolder, state: Mapping[str, Any]) -> int | None:
     """When an unfinished attempt ended: by its last state, or, where it died, its last logged row."""
     updated_ms = state.get("updated_ms")
     if state.get("status") != "running":
         return updated_ms
-    return max(int(updated_ms or 0), _mtime_ms(folder, CURVE) or 0) or None
+    known_ms = updated_ms if isinstance(updated_ms, int) else 0
+    return max(known_ms, _mtime_ms(folder, CURVE) or 0) or None
 
 
 def _mtime_ms(folder: RunFolder, name: str) -> int | None:

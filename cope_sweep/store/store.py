@@ -2,6 +2,7 @@
 
     <root>/runs/<run_id>/             the files of a run, see `artifacts`
     <root>/sweeps/<sweep_id>.json     the record of a sweep, see `sweeps`
+    <root>/submissions/<sweep_id>.json what a job executes, see `submissions`
     <root>/index.db                   the index, unless it is in another database
     <root>/logs/                      output of workers, one folder per sweep
 

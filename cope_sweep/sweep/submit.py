@@ -63,6 +63,7 @@ def submit(
     token: str | None = None,
     excludes: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
+    job_id: str | None = None,
 ) -> JobOutcome:
     """Run `cope-sweep ARGUMENTS` as a job on a cluster.
 
@@ -79,15 +80,14 @@ def submit(
             ~/.ray/auth_token.
         excludes: Patterns, as in .gitignore, of further files that are not sent.
         environment: Further environment variables of the job. Unlike arguments, no list of processes shows them.
+        job_id: The id of the job; None: Ray chooses one. Where there is a job with this id, no other is started.
 
     Raises:
         ClusterError: Nothing answers at `address`, it is no Ray dashboard, the token is missing or wrong, the working
             tree is too large, or the dashboard stops answering.
     """
-    if not (working_dir / "cope_sweep").is_dir():
-        raise ClusterError(f"{working_dir.absolute()} is not a checkout of this project: there is no cope_sweep/ in it")
-    client = _client(address, token)
-    job_id = _submit(client, arguments, working_dir.absolute(), [*EXCLUDES, *excludes], environment or {})
+    client = check(address, working_dir, token)
+    job_id = _submit(client, arguments, working_dir.absolute(), [*excludes, *EXCLUDES], environment or {}, job_id)
     if not follow:
         return JobOutcome(job_id, "SUBMITTED", 0)
     try:
@@ -95,6 +95,13 @@ def submit(
     except KeyboardInterrupt:
         on_line(f"stopping job {job_id}: its runs write checkpoints first")
         return _stop(client, job_id)
+
+
+def check(address: str, working_dir: Path, token: str | None = None) -> JobSubmissionClient:
+    """A client of the cluster, to which the working tree can be sent. Raises ClusterError."""
+    if not (working_dir / "cope_sweep").is_dir():
+        raise ClusterError(f"{working_dir.absolute()} is not a checkout of this project: there is no cope_sweep/ in it")
+    return _client(address, token)
 
 
 def _client(address: str, token: str | None) -> JobSubmissionClient:
@@ -163,6 +170,7 @@ def _submit(
     working_dir: Path,
     excludes: list[str],
     environment: Mapping[str, str],
+    job_id: str | None,
 ) -> str:
     """The id of the submitted job. Raises ClusterError."""
     runtime_env: dict[str, Any] = {
@@ -177,15 +185,36 @@ def _submit(
     until = time.monotonic() + AGENT_TIMEOUT_S
     while True:
         try:
-            return str(client.submit_job(entrypoint=entrypoint(arguments), runtime_env=runtime_env))
+            job = client.submit_job(entrypoint=entrypoint(arguments), runtime_env=runtime_env, submission_id=job_id)
+            return str(job)
         except ValueError as error:
             raise ClusterError(
                 f"{working_dir} cannot be sent: {first_line(error)}; list files to leave out in .rayignore"
             ) from error
         except RuntimeError as error:
+            if job_id is not None and _exists(client, job_id):
+                return job_id
             if not _has_no_agent_yet(error) or time.monotonic() > until:
                 raise ClusterError(f"the cluster refused the job: {first_line(error)}") from error
         time.sleep(POLL_INTERVAL_S)
+
+
+def _exists(client: JobSubmissionClient, job_id: str) -> bool:
+    try:
+        client.get_job_info(job_id)
+    except (OSError, RuntimeError):
+        return False
+    return True
+
+
+def job_outcome(address: str, job_id: str, token: str | None = None) -> JobOutcome | None:
+    """How a job has ended; its status is PENDING or RUNNING while it has not. None: the cluster knows no such job.
+
+    Raises ClusterError: the dashboard does not answer, or refuses the token.
+    """
+    client = _client(address, token)
+    known = within(CONNECT_TIMEOUT_S, client.list_jobs)
+    return next((_outcome(job_id, each) for each in known if each.submission_id == job_id), None)
 
 
 def _has_no_agent_yet(error: RuntimeError) -> bool:
@@ -292,6 +321,8 @@ def _outcome(job_id: str, details: JobDetails) -> JobOutcome:
         return JobOutcome(job_id, status, 0)
     if status == "STOPPED":
         return JobOutcome(job_id, status, 130)
+    if not details.status.is_terminal():
+        return JobOutcome(job_id, status, 0)
     # A job without an exit code did not run; the message says why.
     message = None if details.driver_exit_code else details.message
     return JobOutcome(job_id, status, details.driver_exit_code or 1, message)

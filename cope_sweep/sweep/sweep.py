@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import platform
-import secrets
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self, TypeVar
 
 from cope_sweep.plan import Plan, Row
 from cope_sweep.queries import recorded_plan
 from cope_sweep.spec import Resources, RunSpec
-from cope_sweep.store import Event, Status, Store, StoreError, SweepRecord, SweepRun
+from cope_sweep.store import Event, Status, Store, StoreError, Submission, SweepRecord
 from cope_sweep.store.index import IndexUnavailable
 from cope_sweep.store.index.owners import new_owner
-from cope_sweep.store.provenance import git_commit, processor, versions
 from cope_sweep.sweep.executor import Executor
+from cope_sweep.sweep.record import final_record, initial_record
 from cope_sweep.sweep.schedulers import StoppingRule, stopping_rule
 
 if TYPE_CHECKING:
@@ -37,6 +32,7 @@ INDEX_TIMEOUT_S = 120.0
 """For the index to answer at the end of the sweep."""
 STOP_POLL_INTERVAL_S = 2.0
 """Time between two looks for a request to stop from another machine."""
+STOP_NOTE = "stopped: a stop was requested"
 
 
 @dataclass(frozen=True)
@@ -116,6 +112,7 @@ def sweep(
     on_note: Callable[[str], None] = lambda text: None,
     on_row: Callable[[Row], None] = lambda row: None,
     stop: threading.Event | None = None,
+    submission: Submission | None = None,
 ) -> SweepOutcome:
     """Train the runs of a plan that have not ended, and record the sweep in the store and in MLflow.
 
@@ -135,17 +132,22 @@ def sweep(
         on_note: Called with what the user should know at once.
         on_row: Called with each row that the plan's search suggests, before the events of its run.
         stop: Set to interrupt the sweep, as Ctrl-C does.
+        submission: What was submitted, if a job executes the sweep. Its record is in the store.
 
     Raises:
         ClusterError: And whatever else the executor raises, after the sweep was recorded as failed or interrupted.
     """
     stop, budget = stop or threading.Event(), budget or Budget()
     store.settle()
-    work = _Work.of(recorded_plan(plan, store), store, {"finished", *leave_out}, executor_name, file_text)
+    work = _Work.of(recorded_plan(plan, store), store, {"finished", *leave_out}, executor_name, file_text, submission)
     notes = _Notes(on_note)
     work.suggest(store, budget.max_runs, on_row, on_event, notes)
     if not (work.todo or (work.suggestions and work.suggestions.is_recorded)):
-        return _nothing_to_train(work, store, tracking_uri)
+        outcome = _nothing_to_train(work, store, tracking_uri)
+        if submission is not None:
+            outcome = replace(outcome, sweep_id=submission.sweep_id)
+            store.write_sweep(final_record(work.record, work.plan, store, outcome))
+        return outcome
 
     started_s = time.monotonic()
     store.write_sweep(work.record, work.owner)
@@ -155,23 +157,26 @@ def sweep(
             stopping_on_signals(stop),
             _stopping_on_request(store, work.record.sweep_id, stop, budget.time_s, notes.texts),
         ):
-            executor(
-                [] if work.suggestions else work.todo[: budget.max_runs],
-                store,
-                resources,
-                sweep_id=work.record.sweep_id,
-                on_event=on_event,
-                stop=stop,
-                plugins=plan.ablation.content.plugins,
-                schedule=work.rule,
-                max_failed_runs=budget.max_failures,
-                on_note=notes,
-                suggestions=work.suggestions,
-                own_resources=work.own_resources,
-            )
+            if _is_requested(store, work.record.sweep_id):  # before the job had started
+                notes.texts.append(STOP_NOTE)
+            else:
+                executor(
+                    [] if work.suggestions else work.todo[: budget.max_runs],
+                    store,
+                    resources,
+                    sweep_id=work.record.sweep_id,
+                    on_event=on_event,
+                    stop=stop,
+                    plugins=plan.ablation.content.plugins,
+                    schedule=work.rule,
+                    max_failed_runs=budget.max_failures,
+                    on_note=notes,
+                    suggestions=work.suggestions,
+                    own_resources=work.own_resources,
+                )
     finally:
         outcome = _waiting_for_index(lambda: work.outcome(store, time.monotonic() - started_s, notes.texts))
-        _waiting_for_index(lambda: store.write_sweep(_final_record(work.record, work.plan, store, outcome)))
+        _waiting_for_index(lambda: store.write_sweep(final_record(work.record, work.plan, store, outcome)))
         errors = tuple(mirror.finish(MIRROR_TIMEOUT_S).errors) if mirror else ()
     return replace(outcome, tracking_errors=errors)
 
@@ -221,7 +226,15 @@ class _Work:
     suggestions: Suggestions | None = None
 
     @classmethod
-    def of(cls, plan: Plan, store: Store, skipped: set[Status], executor_name: str, file_text: str) -> Self:
+    def of(
+        cls,
+        plan: Plan,
+        store: Store,
+        skipped: set[Status],
+        executor_name: str,
+        file_text: str,
+        submission: Submission | None = None,
+    ) -> Self:
         """What is to do of a plan with its recorded rows."""
         rule = stopping_rule(plan.schedule, [*plan.runs, *(run for row in plan.examples for run in row.runs)])
         if rule is not None:
@@ -229,7 +242,7 @@ class _Work:
         statuses = store.index.statuses(run.run_id for run in plan.runs)
         todo = [run for run in plan.runs if statuses.get(run.run_id, "pending") not in skipped]
         reused = [run.run_id for run in plan.runs if statuses.get(run.run_id) == "finished"]
-        record = _initial_record(plan, reused, executor_name, file_text)
+        record = initial_record(plan, reused, executor_name, file_text, submission)
         owner = new_owner(record.sweep_id)
         return cls(plan, rule, skipped, statuses, todo, reused, record, owner, dict(plan.own_resources))
 
@@ -328,7 +341,7 @@ def _stopping_on_request(
                 notes.append(f"stopped: the time budget of {time_budget_s:g} s is used up")
                 stop.set()
             elif _is_requested(store, sweep_id):
-                notes.append("stopped: a stop was requested")
+                notes.append(STOP_NOTE)
                 stop.set()
 
     thread = threading.Thread(target=watch, name="stop-requests", daemon=True)
@@ -348,46 +361,3 @@ def _is_requested(store: Store, sweep_id: str) -> bool:
         return store.stop_requested(sweep_id)
     except StoreError:
         return False
-
-
-def _final_record(record: SweepRecord, plan: Plan, store: Store, outcome: SweepOutcome) -> SweepRecord:
-    """The record with what is known at the end: status, time, table and notes."""
-    from cope_sweep.results import table
-
-    final = table(plan, store)
-    status: Status = "interrupted" if outcome.exit_code == 130 else "failed" if outcome.failed else "finished"
-    rendered = {"markdown": final.to_markdown(), "csv": final.to_csv(), "json": final.to_json()}
-    changes = {"status": status, "ended_ms": int(time.time() * 1000), "table": rendered, "notes": list(outcome.notes)}
-    return record.model_copy(update=changes)
-
-
-def _initial_record(plan: Plan, reused: list[str], executor_name: str, file_text: str) -> SweepRecord:
-    """The record of a sweep at its start."""
-    content = plan.ablation.content
-    now = time.time()
-    return SweepRecord(
-        sweep_id=time.strftime("%Y%m%d-%H%M%S-", time.gmtime(now)) + secrets.token_hex(2),
-        ablation=plan.name,
-        title=content.title,
-        hypothesis=content.hypothesis,
-        file_text=file_text,
-        executor=executor_name,
-        command=[Path(sys.argv[0]).name, *sys.argv[1:]],
-        status="running",
-        started_ms=int(now * 1000),
-        git_commit=git_commit(),
-        versions=versions(),
-        machine={
-            "host": platform.node(),
-            "system": platform.platform(),
-            "cpu": processor(),
-            "cpus": os.cpu_count(),
-        },
-        metrics=[metric.model_dump(mode="json") for metric in content.metrics],
-        runs=[
-            SweepRun(run_id=run.run_id, row=row.name, labels=row.labels, seed=run.seed)
-            for row in plan.rows
-            for run in row.runs
-        ],
-        reused=reused,
-    )

@@ -17,7 +17,6 @@ Shapes: N sequences, T tokens, L tokens of a split.
 from __future__ import annotations
 
 import functools
-import re
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -28,11 +27,18 @@ import numpy as np
 from pydantic import Field, field_validator, model_validator
 
 from cope_sweep.tasks.base import IGNORED, Batch, Task
-from cope_sweep.text import Corpus, TextError, TextTokenizer, cache_dir, data_dir, open_corpus, permuted
+from cope_sweep.text import (
+    Corpus,
+    TextError,
+    TextTokenizer,
+    cache_dir,
+    checked_corpus_name,
+    data_dir,
+    open_corpus,
+    permuted,
+)
 from cope_sweep.text.reading import Files
 from cope_sweep.text.tokenizer import GPT2_IDS, SMALLEST_VOCABULARY, find_gpt2
-
-CORPUS_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 class LanguageModelling(Task):
@@ -64,11 +70,7 @@ class LanguageModelling(Task):
     @field_validator("corpus")
     @classmethod
     def _check_corpus_name(cls, corpus: str) -> str:
-        if not CORPUS_NAME.fullmatch(corpus):
-            raise ValueError(
-                f"{corpus!r} is not a corpus name: use letters, digits, `.`, `_` and `-`; a path belongs in `folder`"
-            )
-        return corpus
+        return checked_corpus_name(corpus)
 
     @model_validator(mode="after")
     def _check_sizes(self) -> Self:

@@ -37,10 +37,10 @@ from pathlib import Path
 from typing import Annotated, ClassVar, Literal, Self
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from cope_sweep.tasks.base import IGNORED, Batch, GeneratedTask, Task
-from cope_sweep.text import TextError, data_dir
+from cope_sweep.text import TextError, checked_corpus_name, data_dir
 from cope_sweep.text.reading import Files, read_document
 
 _WORD = re.compile(r"\w+(?:['’]\w+)*")
@@ -82,6 +82,11 @@ class LastSentence(GeneratedTask):
     vocabulary: Positive = Field(
         default=1024, description="Number of token ids: answers, three separators, and words by hash."
     )
+
+    @field_validator("corpus")
+    @classmethod
+    def _check_corpus_name(cls, corpus: str) -> str:
+        return checked_corpus_name(corpus)
 
     @model_validator(mode="after")
     def _check_sizes(self) -> Self:

@@ -1,6 +1,6 @@
 """Text as token ids: strict reading of files, tokenizers, and memory-mapped shards that a machine makes once."""
 
-from cope_sweep.text.cache import cache_dir, data_dir
+from cope_sweep.text.cache import cache_dir, checked_corpus_name, data_dir
 from cope_sweep.text.corpus import Corpus, Split, open_corpus
 from cope_sweep.text.errors import TextError
 from cope_sweep.text.order import permuted
@@ -14,6 +14,7 @@ __all__ = [
     "TextError",
     "TextTokenizer",
     "cache_dir",
+    "checked_corpus_name",
     "data_dir",
     "open_corpus",
     "permuted",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -17,12 +18,23 @@ from pathlib import Path
 
 from cope_sweep.text.errors import TextError
 
+CORPUS_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
 
 def cache_dir() -> Path:
     """$COPE_SWEEP_CACHE, else $XDG_CACHE_HOME/cope-sweep, else ~/.cache/cope-sweep."""
     if chosen := os.environ.get("COPE_SWEEP_CACHE"):
         return Path(chosen).expanduser().absolute()
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cope-sweep"
+
+
+def checked_corpus_name(corpus: str) -> str:
+    """The name of a corpus, which is a folder of `data_dir()`. Raises ValueError for a path."""
+    if not CORPUS_NAME.fullmatch(corpus):
+        raise ValueError(
+            f"{corpus!r} is not a corpus name: use letters, digits, `.`, `_` and `-`; a path belongs in `folder`"
+        )
+    return corpus
 
 
 def data_dir() -> Path:

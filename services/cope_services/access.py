@@ -75,15 +75,20 @@ async def _authorize(
     needed: SecurityScopes,
     _: Annotated[HTTPAuthorizationCredentials | None, Security(API_KEY)],
 ) -> None:
-    """Raise MissingScopeError unless the request's key has the scopes of the route. It was found before."""
+    """Raise MissingScopeError unless the request's key has the scopes of the route."""
+    check_scopes(request, needed.scopes)
+
+
+def check_scopes(request: Request, needed: Sequence[str]) -> None:
+    """Raise MissingScopeError unless the request's key, which `Authentication` has found, has these scopes."""
     key: ApiKey | None = request.scope.get("cope_key")
     if key is None:  # no keys are needed
         return
-    if missing := [scope for scope in needed.scopes if scope not in key.scopes]:
+    if missing := [scope for scope in needed if scope not in key.scopes]:
         raise MissingScopeError(
             f"the key {key.name!r} has the scopes {', '.join(key.scopes)}, and this needs {', '.join(missing)}; "
             f"make a key with it: cope-sweep serve --new-key NAME --scope {missing[0]}",
-            needed.scopes,
+            needed,
         )
 
 

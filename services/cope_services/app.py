@@ -17,7 +17,7 @@ from cope_services.headers import SecurityHeaders
 from cope_services.keys import KeysFile
 from cope_services.metrics import Measurement, Metrics
 from cope_services.overload import OverloadGuard
-from cope_services.routes import api, dashboard, documentation, health, metrics, openai
+from cope_services.routes import dashboard, documentation, health, include_api, metrics, openai
 from cope_services.settings import Settings
 from cope_sweep import __version__
 
@@ -66,7 +66,7 @@ def create_app(settings: Settings) -> Service:
     install_error_handlers(app)
     app.include_router(health.router)
     app.include_router(metrics.router)
-    app.include_router(api)
+    include_api(app)
     app.include_router(openai.router)
     app.include_router(openai.run_router)
     app.include_router(dashboard.router)

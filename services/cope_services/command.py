@@ -29,6 +29,14 @@ def serve(
     ablations: AblationsDir = ABLATIONS,
     root: StoreOpt = STORE,
     index: IndexOpt = None,
+    ray_address: Annotated[
+        str,
+        typer.Option(
+            envvar="COPE_SWEEP_RAY_ADDRESS",
+            metavar="URL",
+            help="Dashboard of the Ray cluster that trains submitted sweeps, as http://HOST:8265. Default: none.",
+        ),
+    ] = "",
     keys_file: Annotated[
         Path, typer.Option(envvar="COPE_SWEEP_KEYS_FILE", metavar="FILE", help="File of the API keys.")
     ] = Path("keys.json"),
@@ -65,6 +73,7 @@ def serve(
     from cope_services.settings import load_settings
 
     values = {"host": host, "port": port, "ablations": ablations, "store": root, "index": index or ""}
+    values["ray_address"] = ray_address
     if allow_host:
         values["allow_hosts"] = ",".join(allow_host)
     raise typer.Exit(server.serve(load_settings(**values, keys_file=keys_file)))

@@ -52,6 +52,10 @@ class InvalidTokensError(ServiceError):
     status, code = 422, "invalid_tokens"
 
 
+class ConflictError(ServiceError):
+    status, code = 409, "conflict"
+
+
 class NotFiniteOutputError(ServiceError):
     status, code = 409, "not_finite"
 
@@ -74,6 +78,10 @@ class DamagedCheckpointError(ServiceError):
 
 class NotReadyError(ServiceError):
     status, code = 503, "not_ready"
+
+
+class NoClusterError(ServiceError):
+    status, code = 503, "no_cluster"
 
 
 class TimeLimitError(ServiceError):

@@ -1,51 +1,45 @@
-"""Responses: cached bodies with an ETag, files with byte ranges, and rows as JSON or CSV."""
+"""Responses: models and rows as JSON, rows as CSV, and files with byte ranges."""
 
 from __future__ import annotations
 
 import csv
 import io
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from fastapi import Response
-from fastapi.responses import FileResponse, JSONResponse
+from fastapi.responses import FileResponse
+from pydantic import BaseModel, TypeAdapter
 
+from cope_services.cached_route import matches_etag
 from cope_services.checkpoints import StoredFile
-from cope_services.tables import RenderedBody
 
 RowsFormat = Literal["json", "csv"]
+_ANY: TypeAdapter[Any] = TypeAdapter(Any, config={"ser_json_inf_nan": "null"})
 
 
-def conditional_response(rendered: RenderedBody, if_none_match: str | None) -> Response:
-    """The body with its ETag, or 304 if the client has this version."""
-    etag = f'"{rendered.etag}"'
-    # `no-cache` lets a client store the body if it validates the ETag before each use.
-    headers = {"etag": etag, "cache-control": "no-cache", "vary": "Accept"}
-    if _matches(if_none_match, etag):
-        return Response(status_code=304, headers=headers)
-    return Response(rendered.body, media_type=rendered.media_type, headers=headers)
+def json_response(answer: BaseModel | Sequence[BaseModel], *, exclude_unset: bool = False) -> Response:
+    """An answer as JSON. It is encoded by the thread that calls, not by the event loop."""
+    if isinstance(answer, BaseModel):
+        return Response(answer.model_dump_json(exclude_unset=exclude_unset), media_type="application/json")
+    return Response(_ANY.dump_json(list(answer)), media_type="application/json")
 
 
 def download(file: StoredFile, if_none_match: str | None) -> Response:
     """The file or the requested byte range, or 304 if the client has this version."""
     response = FileResponse(file.path, filename=file.path.name, stat_result=file.stat)
-    if _matches(if_none_match, response.headers["etag"]):
+    if matches_etag(if_none_match, response.headers["etag"]):
         return Response(status_code=304, headers={"etag": response.headers["etag"]})
     return response
 
 
 def rows_response(rows: Sequence[Mapping[str, float]], output_format: RowsFormat) -> Response:
-    """Rows with any keys. In CSV, the first column is `step`."""
+    """Rows with any keys. In CSV, the first column is `step`. Numbers that are not finite are null in JSON."""
     if output_format == "json":
-        return JSONResponse(rows)
+        return Response(_ANY.dump_json(list(rows)), media_type="application/json")
     names = ["step", *sorted({name for row in rows for name in row} - {"step"})]
     text = io.StringIO()
     writer = csv.DictWriter(text, names, lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
     return Response(text.getvalue(), media_type="text/csv")
-
-
-def _matches(if_none_match: str | None, etag: str) -> bool:
-    tags = [tag.strip().removeprefix("W/") for tag in (if_none_match or "").split(",")]
-    return etag in tags or "*" in tags

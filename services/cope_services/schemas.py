@@ -32,16 +32,17 @@ class Health(BaseModel):
     status: str
 
 
-class CheckpointFile(BaseModel):
+FigureFormat = Literal["png", "svg", "pdf", "csv"]
+
+
+class FigureInfo(BaseModel):
+    """A figure of an ablation."""
+
     name: str
-    size_bytes: int
-    sha256: str
-    url: str
-
-
-class Checkpoint(BaseModel):
-    run_id: str
-    files: list[CheckpointFile]
+    title: str
+    kind: str
+    formats: list[FigureFormat]
+    url: str = Field(description="Of the figure; add `format`.")
 
 
 def _check_unicode(text: str) -> str:

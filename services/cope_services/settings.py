@@ -50,6 +50,7 @@ class Settings(BaseSettings):
     max_queue_tokens: Count = Field(default=1 << 18, description="Tokens of all requests that are answered or wait.")
     max_seconds: Seconds = Field(default=300, description="Time limit of one inference.")
     max_probe_values: Count = Field(default=1 << 20, description="Numbers in the matrices of one probe.")
+    max_plan_runs: Count = Field(default=100_000, description="Runs of an ablation at one scale.")
     max_body_bytes: Count = Field(default=1 << 20, description="Size of a request body.")
     max_connections: Count = Field(
         default=512, description="Open connections; for another one, the one that has been idle longest is closed."
@@ -61,6 +62,12 @@ class Settings(BaseSettings):
     max_inferences: Annotated[int, Field(ge=0)] = Field(
         default=0, description="Batches and probes computed at a time; 0: as many as there are cores, at most 4."
     )
+    ray_address: str = Field(
+        default="", description="Dashboard of the Ray cluster that trains submitted sweeps; empty: none is accepted."
+    )
+    max_sweeps: Count = Field(default=8, description="Submitted sweeps that wait or are executed at a time.")
+    max_sweep_runs: Count = Field(default=10_000, description="Runs of a submitted sweep.")
+    max_listeners: Count = Field(default=100, description="Clients that follow the progress of sweeps.")
     access_log: bool = Field(default=False, description="Log a line for each request.")
 
     def inferences(self) -> int:

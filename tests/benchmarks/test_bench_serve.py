@@ -17,7 +17,7 @@ def test_the_benchmark_measures_a_server(monkeypatch):
     monkeypatch.setattr(serve_overload, "CLIENTS", 120)
     # 1,024 tokens each: room for 8 of the 16 … 120 clients that ask at a time
     monkeypatch.setattr(serve_overload, "QUEUE_TOKENS", 16 * 1024)
-    measured = benchmark.measure(overload_s=8, sequences=8, turns=1)
+    measured = benchmark.measure(overload_s=5, sequences=8, turns=1)
     speeds = measured["tokens_per_s"]
     assert set(speeds) == {"offline", "clients", "one at a time", "offline, one by one"}
     assert measured["clients_to_offline"] == pytest.approx(speeds["clients"] / speeds["offline"], rel=0.05)

@@ -53,6 +53,21 @@ def test_logs(stored):
     assert "Traceback" in out
 
 
+def test_logs_as_json_are_those_of_the_service(stored):
+    from cope_sweep.queries import Queries
+    from cope_sweep.store import Store
+
+    failed = stored.runs[1].run_id
+    queries = Queries(Store(stored.folder / "store"))
+    assert stored.json("logs", failed) == queries.log(failed, 200).model_dump()
+    assert stored.json("logs", failed, "--tail", "1") == queries.log(failed, 1).model_dump()
+    out, _ = stored("logs", failed, "--tail", "1")
+    assert out.splitlines() == queries.log(failed, 1).lines
+    out, _ = stored("logs", failed, "--tail", "0")
+    assert out == ""
+    assert "leave out --follow" in stored.json("logs", failed, "--follow", code=2)["error"]["message"]
+
+
 def test_logs_follow_a_run_to_its_end(shell):
     run = tiny_run()
     store = Store(shell.folder / "store", create=True)

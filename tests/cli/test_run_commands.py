@@ -5,6 +5,7 @@ import sqlite3
 
 import pytest
 
+from cope_sweep.store import Store, read_submission
 from cope_sweep.sweep.submit import JobOutcome
 from tests.cli.conftest import TINY
 
@@ -182,11 +183,12 @@ def jobs(monkeypatch):
     """The jobs that `submit` starts, in the place of a cluster (tests/sweep starts a real one)."""
     started = []
 
-    def submit(arguments, *, address, working_dir, follow, on_line, environment):
+    def submit(arguments, *, address, environment, follow, on_line, job_id, **options):
         on_line("[a log line]")
         started.append((arguments, address, environment, follow))
-        return JobOutcome("job-1", "FAILED", 3, "driver [lost]")
+        return JobOutcome(job_id or "job-1", "FAILED", 3, "driver [lost]")
 
+    monkeypatch.setattr("cope_sweep.sweep.submit.check", lambda *arguments: None)
     monkeypatch.setattr("cope_sweep.sweep.submit.submit", submit)
     return started
 
@@ -197,19 +199,34 @@ def test_submit_sends_the_command_and_exits_with_its_code(shell, jobs):
     more = ("--time-budget", "2h", "--max-runs", "3", "--mlflow", "http://head:5000")
     out, err = shell("submit", "tiny", *sets, *more, "--index", index, code=3)
     (arguments, address, environment, follow) = jobs[0]
-    store = str(shell.folder / "store")
-    assert arguments == ["run", "tiny", "--store", store, *sets, *more]
+    store = Store(shell.folder / "store", index=index)
+    (sweep,) = store.index.sweeps()
+    assert arguments == ["run", "--submission", sweep.sweep_id, "--store", str(store.root)]
+    submission = read_submission(store, sweep.sweep_id)
+    assert (submission.sets, submission.max_runs, submission.mlflow) == (["seeds=[0]", "train.steps=2"], 3, more[-1])
+    assert (submission.time_budget_s, submission.file_text) == (7200, TINY)
     assert environment == {"COPE_SWEEP_INDEX": index}  # not among the arguments: it may hold a password
     assert (address, follow) == ("http://127.0.0.1:8265", True)
     assert err.splitlines()[-1] == "[a log line]"
     assert "2 runs to train: about" in err
-    assert out == "job job-1: FAILED (driver [lost])\n"
+    assert out == f"job {sweep.sweep_id}: FAILED (driver [lost])\n"
+    assert (sweep.status, sweep.runs) == ("failed", 2)  # its job has ended, and the sweep had not begun
 
 
-def test_submit_as_json(shell, jobs):
-    words = ("submit", "tiny", "--no-follow", "--address", "http://192.0.2.1:8265", "--store", "/shared/store")
+def test_submit_to_a_store_that_only_the_cluster_can_reach(shell, jobs):
+    words = (
+        "submit",
+        "tiny",
+        "--no-follow",
+        "--max-runs",
+        "2",
+        "--address",
+        "http://192.0.2.1:8265",
+        "--store",
+        "/shared/store",
+    )
     assert shell.json(*words, code=3)["job_id"] == "job-1"
-    assert jobs[0][0] == ["run", "tiny", "--store", "/shared/store"]
+    assert jobs[0][0] == ["run", "tiny", "--store", "/shared/store", "--max-runs", "2"]
     assert jobs[0][3] is False
 
 

@@ -327,3 +327,17 @@ def test_a_variant_of_some_rows_can_be_a_column():
     schedule = "\nschedule: {kind: asha, metric: capped/test/perplexity}"
     with pytest.raises(SpecError, match="is not measured before the last step|has no metric"):
         expand(validate(parse_source(text % "capped/test/perplexity" + schedule, "t"), "t"))
+
+
+@pytest.mark.parametrize(
+    ("more", "accepted"),
+    [("seeds: [0, 1]\ngrid: {model.dim: [8, 16]}\n", 4), ("search: {kind: optuna, samples: 9, space: {train.lr: {uniform: [0.1, 1]}}}\n", 9),
+     ("search: {kind: random, samples: 9, space: {train.lr: {uniform: [0.1, 1]}}}\n", 9)],
+)  # fmt: skip
+def test_the_number_of_runs_is_limited(tmp_path, more, accepted):
+    base = "title: x\nbase: {task: counting}\nmetrics: [{name: train/loss}]\n"
+    (tmp_path / "many.yaml").write_text(base + more)
+    loaded = load_ablation(tmp_path / "many.yaml")
+    expand(loaded, max_runs=accepted)
+    with pytest.raises(SpecError, match=f"{accepted} runs are more than {accepted - 1}"):
+        expand(loaded, max_runs=accepted - 1)

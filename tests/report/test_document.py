@@ -9,7 +9,7 @@ import pytest
 from cope_sweep.plan import expand
 from cope_sweep.queries import AblationFiles
 from cope_sweep.report import ReportError
-from cope_sweep.report.document import document
+from cope_sweep.report.document import ablation_document, document
 from cope_sweep.spec import load_ablation, with_overrides
 from cope_sweep.store import Store
 from tests.results.ablations import CONTENT, fail, finish
@@ -90,3 +90,16 @@ def test_nothing_finished(files, tmp_path):
         document(files, empty)
     with pytest.raises(ReportError, match="at the scale large is finished"):
         document(files, empty, "large")
+
+
+def test_the_document_of_one_ablation(files, tmp_path):
+    store = Store(tmp_path / "store", create=True)
+    name = next(iter(files.files()))
+    with pytest.raises(ReportError, match=f"cope-sweep run {name}"):
+        ablation_document(files, store, name)
+    plan = files.load(name).plan
+    finish(store, plan.runs[0], {metric.name: 1.0 for metric in plan.ablation.content.metrics})
+    found = ablation_document(files, store, name)
+    assert [(chapter.name, [size.scale for size in chapter.sizes]) for chapter in found.chapters] == [(name, [None])]
+    assert found.chapters[0].sizes[0].finished == 1
+    assert "<script>alert" not in found.to_html()

@@ -5,10 +5,21 @@ from pathlib import Path
 
 import httpx
 import pytest
+from cope_services import cached_route, freshness
 
 from tests.services import prose_store
 from tests.services.prose_store import ProseStore
 from tests.services.sample_store import SampleStore, build, serving
+
+
+@pytest.fixture(scope="session", autouse=True)
+def always_fresh() -> Iterator[None]:
+    """Answers are as new as the store: a test sees at once what it has written."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(freshness, "CHECK_EVERY_S", 0.0)
+        patch.setattr(cached_route, "PACE", 0.0)
+        patch.setattr(cached_route.RunFilesRoute, "max_age_s", 0.0)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -182,6 +182,23 @@ def test_a_full_queue_refuses_and_names_a_time(gate: Gate) -> None:
     run(work)
 
 
+def test_a_full_queue_refuses_until_it_has_emptied_a_little() -> None:
+    async def work() -> None:
+        queue = batcher(max_queue_tokens=100)
+        with queue.admitted(10):
+            with queue.admitted(70):
+                queue.check_room()  # it has not been full
+                with pytest.raises(BusyError), queue.admitted(21):
+                    pass
+                with pytest.raises(BusyError), queue.entered():
+                    pass
+            with queue.entered(), queue.admitted(80), queue.entered():
+                pass
+        assert queue.stats().refused == 2
+
+    run(work)
+
+
 def test_work_of_a_cancelled_request_leaves_the_queue(gate: Gate) -> None:
     async def work() -> None:
         queue = batcher()
@@ -331,6 +348,22 @@ def test_overload_is_refused_with_429_and_the_rest_is_answered(prose: ProseStore
     refused = next(response for response in responses if response.status_code == 429)
     assert refused.json()["code"] == "too_many_requests"
     assert int(refused.headers["retry-after"]) >= 1
+
+
+def test_a_full_queue_refuses_before_the_body_is_read(prose: ProseStore, gate: Gate) -> None:
+    path = f"{API}/runs/{prose.cope[0]}/perplexity"
+    head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 99\r\n\r\n"
+    with serving(prose.settings(max_queue_tokens=20)) as client, ThreadPoolExecutor(1) as threads:
+        first = threads.submit(ask, client, prose.cope[0], [list(range(18))])
+        wait_for(lambda: gate.batches)
+        assert ask(client, prose.cope[0], [list(range(18))]).status_code == 429
+        with socket.create_connection((client.base_url.host, client.base_url.port), timeout=PATIENCE_S) as impatient:
+            impatient.sendall(head.encode())
+            assert impatient.recv(65536).startswith(b"HTTP/1.1 429 ")
+        assert client.get(f"{API}/runs/{prose.cope[0]}").status_code == 200
+        gate.opened.set()
+        assert first.result().status_code == 200
+        assert ask(client, prose.cope[0], [list(range(18))]).status_code == 200
 
 
 @pytest.fixture

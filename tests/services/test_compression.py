@@ -32,7 +32,7 @@ def test_a_body_is_the_same_with_and_without_compression(client: httpx.Client) -
     for path in (
         f"{API}/ablations/tiny",
         f"{API}/ablations/tiny/table",
-        "/static/page.js",
+        "/static/style.css",
         "/docs/swagger-ui-bundle.js",
     ):
         plain, packed = raw(client, path, accept_encoding="identity"), raw(client, path)
@@ -52,7 +52,7 @@ def test_small_bodies_downloads_and_ranges_are_sent_as_they_are(client: httpx.Cl
         raw(client, "/health/live"),
         raw(client, checkpoint),
         raw(client, checkpoint, range="bytes=5-"),
-        raw(client, "/static/page.js", range="bytes=5-"),
+        raw(client, "/static/style.css", range="bytes=5-"),
         raw(client, f"{API}/ablations/tiny/table?format=parquet"),
     ):
         assert "content-encoding" not in response.headers
@@ -61,7 +61,7 @@ def test_small_bodies_downloads_and_ranges_are_sent_as_they_are(client: httpx.Cl
 
 
 def test_the_etag_of_a_compressed_body_is_weak_and_revalidates(client: httpx.Client) -> None:
-    for path in (f"{API}/ablations/tiny/table", "/static/page.js"):
+    for path in (f"{API}/ablations/tiny/table", "/static/style.css"):
         plain, packed = raw(client, path, accept_encoding="identity"), raw(client, path)
         assert packed.headers["etag"] == f"W/{plain.headers['etag']}"
         assert "accept-ranges" not in packed.headers

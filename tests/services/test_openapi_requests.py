@@ -43,7 +43,15 @@ def test_answers_are_as_documented(client: httpx.Client, sample: SampleStore, mo
         for found in schema.get_all_operations():
             operation = found.ok()
             try:
-                _ask(operation, mode, sample, statuses, base_url=str(client.base_url).rstrip("/"), session=session)
+                _ask(
+                    operation,
+                    mode,
+                    sample,
+                    statuses,
+                    base_url=str(client.base_url).rstrip("/"),
+                    session=session,
+                    timeout=120,
+                )
             except Unsatisfiable:
                 assert mode == GenerationMode.NEGATIVE  # an operation without parameters has no invalid requests
             except (AssertionError, BaseExceptionGroup) as failure:

@@ -168,13 +168,19 @@ def fail(message: str) -> None:
     raise IndexUnavailable(message)
 
 
-def test_a_rebuilt_index_has_another_etag(own_sample: SampleStore) -> None:
-    """Its revisions begin again, so that the same number may stand for another content."""
+def test_an_etag_is_that_of_the_content(own_sample: SampleStore) -> None:
+    """A restart, another index, and a change of other runs leave it; so clients go on to get 304."""
     with serving(own_sample.settings()) as client:
         etag = client.get(f"{API}/ablations/tiny/table").headers["etag"]
     (own_sample.store_folder / "index.db").unlink()
     with serving(own_sample.settings()) as client:
-        assert client.get(f"{API}/ablations/tiny/table").headers["etag"] != etag
+        path = f"{API}/ablations/tiny/table"
+        assert client.get(path, headers={"if-none-match": etag}).status_code == 304
+        other = own_sample.plan.runs[0].model_copy(update={"seed": 99})
+        end(own_sample.store, begin(own_sample.store, other))
+        assert client.get(path, headers={"if-none-match": etag}).status_code == 304
+        end(own_sample.store, begin(own_sample.store, own_sample.plan.runs[3]))
+        assert client.get(path, headers={"if-none-match": etag}).status_code == 200
 
 
 def test_two_runs_are_compared(client: httpx.Client, sample: SampleStore) -> None:

@@ -1,27 +1,23 @@
 """Submission of sweeps as Ray jobs: to a cluster with token authentication, and to scripted dashboards."""
 
-import contextlib
 import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-import psutil
 import pytest
 
 from cope_sweep.store import Store
 from cope_sweep.sweep import submit as submit_module
-from cope_sweep.sweep.cluster import connection_error
 from cope_sweep.sweep.executor import ClusterError
 from cope_sweep.sweep.submit import JobOutcome, entrypoint, submit
+from tests.sweep.heads import started_head
 from tests.sweep.ports import free_port
 from tests.sweep.runs import wait_until
 
@@ -54,30 +50,8 @@ def head(ray_environment: dict[str, str], tmp_path_factory: pytest.TempPathFacto
     shutil.copytree(ROOT / "cope_sweep", tree / "cope_sweep", ignore=shutil.ignore_patterns("__pycache__"))
     for name, steps, lr in (("good", 6, "1e-3"), ("bad", 300, "1e20"), ("long", 1_000_000, "1e-3")):
         (tree / f"{name}.yaml").write_text(ABLATION.replace("STEPS", str(steps)).replace("LR", lr))
-    port, dashboard = free_port(), free_port()
-    # A folder of its own, because `ray start` takes clusters below the same RAY_TMPDIR for one.
-    folder = tempfile.mkdtemp(prefix="ch", dir="/tmp")
-    environment = ray_environment | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN, "RAY_TMPDIR": folder}
-    # Ray's default ports may be those of another cluster on this machine.
-    options = [f"--port={port}", f"--dashboard-port={dashboard}", f"--dashboard-agent-listen-port={free_port()}"]
-    options += [f"--ray-client-server-port={free_port()}"]
-    options += ["--num-cpus=1", "--disable-usage-stats"]
-    process = subprocess.Popen(
-        [str(Path(sys.executable).with_name("ray")), "start", "--head", "--block", *options],
-        env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
-    try:
-        wait_until(lambda: process.poll() is not None or connection_error("127.0.0.1", dashboard) is None)
-        assert process.poll() is None
-        yield Head(f"http://127.0.0.1:{dashboard}", tree)
-    finally:
-        family = psutil.Process(process.pid).children(recursive=True)
-        process.kill()
-        process.wait()
-        for child in family:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                child.kill()
-        shutil.rmtree(folder, ignore_errors=True)
+    with started_head(ray_environment, token=TOKEN) as address:
+        yield Head(address, tree)
 
 
 def run(head: Head, name: str, store: Path, *more: str, **options: object) -> tuple[JobOutcome, list[str]]:

@@ -16,7 +16,7 @@ from sqlalchemy.sql import ColumnElement
 
 from cope_sweep.store.event import Status
 from cope_sweep.store.index.database import Database
-from cope_sweep.store.index.filters import conditions, ordered
+from cope_sweep.store.index.filters import conditions, order_of
 from cope_sweep.store.index.mirroring import Mirrored
 from cope_sweep.store.index.model import Lease, Progress, Refusal, RunPage, RunQuery, RunRecord, SweepSummary, Value
 from cope_sweep.store.index.owners import is_gone, owner_name
@@ -96,19 +96,27 @@ class Index:
             for row in rows
         }
 
-    def page(self, query: RunQuery) -> RunPage:
-        """The runs of the index that match a query, and their number. Raises QueryError."""
+    def page(self, query: RunQuery, *, values: bool = True) -> RunPage:
+        """The runs of the index that match a query, and their number. Raises QueryError.
+
+        Without `values`, metrics and facts are left empty.
+        """
+        columns = _RECORD_COLUMNS if values else [column for column in _RECORD_COLUMNS if column.name not in _VALUES]
         with self.database.reading() as connection:
             status = self.status_column(connection)
             where = conditions(connection, query, status)
             total = connection.execute(select(func.count()).select_from(runs).where(*where)).scalar_one()
-            ids = ordered(connection, select(runs.c.id).where(*where), query, status)
-            ids = ids.limit(query.limit).offset(query.offset)
-            wanted = list(connection.execute(ids).scalars())
-            columns = (*_RECORD_COLUMNS, status)
-            rows = connection.execute(select(runs.c.id, *columns).where(runs.c.id.in_(wanted)))
-            found = {row[0]: record_of([column.name for column in columns], row[1:]) for row in rows}
-        return RunPage(int(total), [found[key] for key in wanted])
+            order = order_of(connection, query, status)
+            ids = order.applied(select(runs.c.id, *order.columns).where(*where))
+            if query.after is not None:
+                ids = ids.where(order.after(query.after))
+            found = list(connection.execute(ids.limit(query.limit + 1).offset(query.offset)))
+            more, found = len(found) > query.limit, found[: query.limit]
+            wanted = [row[0] for row in found]
+            rows = connection.execute(select(runs.c.id, *columns, status).where(runs.c.id.in_(wanted)))
+            names = [column.name for column in (*columns, status)]
+            records = {row[0]: record_of(names, row[1:]) for row in rows}
+        return RunPage(int(total), [records[key] for key in wanted], tuple(found[-1][1:]) if more else None)
 
     def counts(self) -> dict[Status, int]:
         """Status → number of runs in the index."""

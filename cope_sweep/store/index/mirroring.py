@@ -183,7 +183,11 @@ class Mirrored:
     def _sweeps_behind(self, connection: Connection, *columns: ColumnElement[Any]) -> Select[Any]:
         same = and_(mirrored.c.tracker == self.tracker, mirrored.c.item == sweeps.c.sweep_id)
         behind = or_(mirrored.c.revision.is_(None), mirrored.c.revision < sweeps.c.revision)
-        return select(*columns).select_from(sweeps.outerjoin(mirrored, same)).where(behind, ~_is_executing(connection))
+        return (
+            select(*columns)
+            .select_from(sweeps.outerjoin(mirrored, same))
+            .where(behind, sweeps.c.status != "pending", ~_is_executing(connection))
+        )
 
     def _is_training(self, connection: Connection) -> ColumnElement[bool]:
         """Whether a run is running and has a lease that holds."""

@@ -60,6 +60,13 @@ class Filter:
     value: Value
 
 
+Position = tuple[Value | None, ...]
+"""A place in the order of a query: the values of the sorted columns, and the run id, of the run that has it.
+
+Two runs never have the same, and it stays valid while other runs arrive or vanish.
+"""
+
+
 @dataclass(frozen=True)
 class RunQuery:
     """Which runs, in which order."""
@@ -76,6 +83,8 @@ class RunQuery:
     descending: bool = False
     limit: int = 100
     offset: int = 0
+    after: Position | None = None
+    """Only runs after this place in the order."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +92,10 @@ class RunPage:
     """A page of the runs that match a query, and how many match."""
 
     total: int
+    """Runs that match, whatever `after` is."""
     runs: list[RunRecord]
+    next: Position | None = None
+    """The place of the last run of the page; None if no run comes after it."""
 
 
 @dataclass(frozen=True)

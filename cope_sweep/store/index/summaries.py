@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from sqlalchemy import BindParameter, ColumnElement, bindparam, func, select, text
 
 from cope_sweep.store.event import Status
+from cope_sweep.store.index.filters import COLUMNS, key_number
 from cope_sweep.store.index.index import Index, summary_of, value_of
 from cope_sweep.store.index.model import SweepSummary, Value
 from cope_sweep.store.index.rows import among
@@ -37,6 +38,14 @@ def sweep_page(
     with index.database.reading() as connection:
         total = connection.execute(select(func.count()).select_from(sweeps).where(*where)).scalar_one()
         return int(total), [summary_of(row) for row in connection.execute(page.limit(limit).offset(offset))]
+
+
+def sweeps_with_status(index: Index, statuses: Collection[Status]) -> list[SweepSummary]:
+    """The sweeps with one of these statuses, oldest first."""
+    query = select(sweeps).where(sweeps.c.status.in_(list(statuses))).order_by(sweeps.c.started_ms, sweeps.c.sweep_id)
+    with index.database.reading() as connection:
+        found = [summary_of(row) for row in connection.execute(query)]
+    return [each for each in found if each.status in statuses]
 
 
 def sweep_counts(index: Index, sweep_ids: Iterable[str]) -> dict[str, dict[Status, int]]:
@@ -68,6 +77,21 @@ def plan_counts(index: Index, run_ids: Sequence[str]) -> dict[Status, int]:
         _correct(counts, len(set(_expired(index)) & set(run_ids)))
     counts["pending"] = len(run_ids) - sum(counts.values())
     return _positive(counts)
+
+
+def newest_ms(index: Index, run_ids: Iterable[str]) -> int | None:
+    """When the last of the runs with these ids changed, in ms since 1970; None if none was begun."""
+    changed = func.max(func.coalesce(runs.c.ended_ms, runs.c.updated_ms, runs.c.created_ms))
+    with index.database.reading() as connection:
+        return connection.execute(select(changed).where(among(connection, runs.c.run_id, run_ids))).scalar()
+
+
+def check_keys(index: Index, names: Iterable[str]) -> None:
+    """Raise QueryError with near names if a key is neither a column of runs nor a value of any run."""
+    with index.database.reading() as connection:
+        for name in names:
+            if name not in COLUMNS and name != "status":
+                key_number(connection, name)
 
 
 def values(index: Index, run_ids: Iterable[str], names: Sequence[str]) -> dict[str, dict[str, Value]]:

@@ -1,37 +1,65 @@
-"""Routes of ablations: plans, tables and learning curves."""
+"""Routes of ablations: plans, tables, figures, reports and learning curves."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Response
 
 from cope_services.access import READ
-from cope_services.dependencies import Accept, ComponentsDep, IfNoneMatch, RunQueryDep, Scale
-from cope_services.responses import conditional_response
-from cope_services.schemas import Responses, error_responses
-from cope_services.tables import negotiate
-from cope_sweep.queries.answers import AblationDetail, AblationSummary, Curves, RunPage
+from cope_services.cached_route import CachedRoute
+from cope_services.dependencies import (
+    Accept,
+    ComponentsDep,
+    Cursor,
+    Fields,
+    IfNoneMatch,
+    PreparePlan,
+    PreparePlans,
+    RunQueryDep,
+    Scale,
+)
+from cope_services.pictures import MEDIA_TYPES, REPORT_MEDIA_TYPES, REPORT_POLICY
+from cope_services.responses import json_response
+from cope_services.schemas import FigureFormat, FigureInfo, Responses, error_responses
+from cope_services.tables import accepted, negotiate
+from cope_sweep.queries.answers import AblationDetail, AblationSummary, Curves, PlanStatus, RunPage
 from cope_sweep.results.formats import formats
 
-router = APIRouter(prefix="/ablations", tags=["ablations"], dependencies=[READ], responses=error_responses(409))
+router = APIRouter(
+    prefix="/ablations",
+    tags=["ablations"],
+    dependencies=[READ],
+    responses={304: {}, **error_responses(409)},
+    route_class=CachedRoute,
+)
 
-FORMATS: Responses = {
-    200: {"content": {each.media_type: {} for each in formats().values()}}, 304: {}, **error_responses(406),
-}  # fmt: skip
+TABLE: Responses = {200: {"content": {each.media_type: {} for each in formats().values()}}, **error_responses(406)}
+FIGURE: Responses = {200: {"content": {media: {} for media in MEDIA_TYPES}}, **error_responses(406, 429)}
+REPORT: Responses = {200: {"content": {media: {} for media in REPORT_MEDIA_TYPES}}, **error_responses(406, 429)}
 
 
-@router.get("")
-def list_ablations(components: ComponentsDep) -> list[AblationSummary]:
+@router.get("", response_model=list[AblationSummary], dependencies=[PreparePlans])
+def list_ablations(components: ComponentsDep, if_none_match: IfNoneMatch = None) -> Response:
     """All ablations, with the number of runs by status."""
-    return components.queries.ablations()
+    return json_response(components.queries.ablations())
 
 
-@router.get("/{name}")
-def get_ablation(name: str, components: ComponentsDep, scale: Scale = None) -> AblationDetail:
+@router.get("/{name}", response_model=AblationDetail, dependencies=[PreparePlan])
+def get_ablation(
+    name: str, components: ComponentsDep, scale: Scale = None, if_none_match: IfNoneMatch = None
+) -> Response:
     """One ablation: its rows, runs and file."""
-    return components.queries.ablation(name, scale)
+    return json_response(components.queries.ablation(name, scale))
 
 
-@router.get("/{name}/table", response_class=Response, responses=FORMATS)
+@router.get("/{name}/status", response_model=PlanStatus, dependencies=[PreparePlan])
+def get_status(
+    name: str, components: ComponentsDep, scale: Scale = None, if_none_match: IfNoneMatch = None
+) -> Response:
+    """Each run of an ablation in plan order: its status, step, worker and message, and the resources that it takes."""
+    return json_response(components.queries.plan_status(name, scale))
+
+
+@router.get("/{name}/table", response_class=Response, responses=TABLE, dependencies=[PreparePlan])
 def get_table(
     name: str,
     components: ComponentsDep,
@@ -49,12 +77,57 @@ def get_table(
     if_none_match: IfNoneMatch = None,
 ) -> Response:
     """The result table: mean ± standard deviation over seeds, and the published numbers."""
-    return conditional_response(
-        components.tables.table(name, scale, negotiate(format, accept), runs=runs, against=compare), if_none_match
-    )
+    chosen = negotiate(format, accept)
+    body = components.tables.table(name, scale, chosen, runs=runs, against=compare)
+    return Response(body, media_type=chosen.media_type)
 
 
-@router.get("/{name}/curves", response_class=Response, responses={200: {"model": Curves}, 304: {}})
+@router.get("/{name}/figures", response_model=list[FigureInfo], dependencies=[PreparePlan])
+def list_figures(
+    name: str, components: ComponentsDep, scale: Scale = None, if_none_match: IfNoneMatch = None
+) -> Response:
+    """The figures of an ablation: those that its file declares, and those that any ablation has."""
+    return json_response(components.pictures.listing(name, scale))
+
+
+@router.get("/{name}/figures/{figure}", response_class=Response, responses=FIGURE, dependencies=[PreparePlan])
+async def get_figure(
+    name: str,
+    figure: str,
+    components: ComponentsDep,
+    scale: Scale = None,
+    format: Annotated[  # noqa: A002
+        FigureFormat | None, Query(description="Default: by the Accept header, else SVG; csv: what is drawn.")
+    ] = None,
+    accept: Accept = None,
+    if_none_match: IfNoneMatch = None,
+) -> Response:
+    """A figure of the finished runs, or its data."""
+    names = {value: media for media, value in MEDIA_TYPES.items()}
+    chosen = format or accepted(accept, MEDIA_TYPES, "a figure")
+    body = await components.pictures.figure(name, scale, figure, chosen)  # type: ignore[arg-type]
+    return Response(body, media_type=names[chosen])
+
+
+@router.get("/{name}/report", response_class=Response, responses=REPORT, dependencies=[PreparePlan])
+async def get_report(
+    name: str,
+    components: ComponentsDep,
+    scale: Scale = None,
+    format: Annotated[  # noqa: A002
+        Literal["html", "markdown"] | None, Query(description="Default: by the Accept header, else HTML.")
+    ] = None,
+    accept: Accept = None,
+    if_none_match: IfNoneMatch = None,
+) -> Response:
+    """What the finished runs show: table with comparisons, figures, what is missing, and what made the runs."""
+    names = {value: media for media, value in REPORT_MEDIA_TYPES.items()}
+    chosen = format or accepted(accept, REPORT_MEDIA_TYPES, "a report")
+    body = await components.pictures.report(name, scale, chosen)
+    return Response(body, media_type=names[chosen], headers={"content-security-policy": REPORT_POLICY})
+
+
+@router.get("/{name}/curves", response_model=Curves, dependencies=[PreparePlan])
 def get_curves(
     name: str,
     components: ComponentsDep,
@@ -62,11 +135,23 @@ def get_curves(
     scale: Scale = None,
     if_none_match: IfNoneMatch = None,
 ) -> Response:
-    """Learning curves of a metric: every run, at most about 200 points each."""
-    return conditional_response(components.tables.curves(name, scale, metric), if_none_match)
+    """Learning curves of a metric: every run, at most about 200 points each.
+
+    They are as new as the index, which hears of a running run every few seconds.
+    """
+    return json_response(components.queries.curves(components.queries.load(name, scale), metric))
 
 
-@router.get("/{name}/runs")
-def list_planned_runs(name: str, components: ComponentsDep, query: RunQueryDep, scale: Scale = None) -> RunPage:
+@router.get("/{name}/runs", response_model=RunPage, dependencies=[PreparePlan, PreparePlans])
+def list_planned_runs(
+    name: str,
+    components: ComponentsDep,
+    query: RunQueryDep,
+    scale: Scale = None,
+    cursor: Cursor = None,
+    fields: Fields = [],  # noqa: B006 - FastAPI copies it
+    if_none_match: IfNoneMatch = None,
+) -> Response:
     """The runs of an ablation in plan order, including pending ones; with a filter or order, those that were begun."""
-    return components.queries.runs(query, ablation=name, scale=scale)
+    page = components.queries.runs(query, ablation=name, scale=scale, cursor=cursor, fields=fields)
+    return json_response(page, exclude_unset=bool(fields))

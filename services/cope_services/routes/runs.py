@@ -1,59 +1,98 @@
-"""Routes of runs: metadata, learning curves and checkpoints."""
+"""Routes of runs: metadata, learning curves, logs and checkpoints."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Response
 
 from cope_services.access import READ
-from cope_services.dependencies import ComponentsDep, FinishedRun, IfNoneMatch, RunQueryDep, Scale
-from cope_services.responses import RowsFormat, download, rows_response
-from cope_services.schemas import Checkpoint, Responses, error_responses
-from cope_sweep.queries.answers import RunDetail, RunPage
+from cope_services.cached_route import CachedRoute, ReadRoute, RunFilesRoute
+from cope_services.dependencies import (
+    AblationFilter,
+    ComponentsDep,
+    Cursor,
+    Fields,
+    FinishedRun,
+    IfNoneMatch,
+    PrepareNamedPlan,
+    PreparePlans,
+    RunQueryDep,
+    Scale,
+)
+from cope_services.responses import RowsFormat, download, json_response, rows_response
+from cope_services.routes.diff import Points
+from cope_services.schemas import Responses, error_responses
+from cope_sweep.queries.answers import Checkpoint, RunDetail, RunLog, RunPage
 
-router = APIRouter(prefix="/runs", tags=["runs"], dependencies=[READ])
+READING: dict[str, Any] = {"prefix": "/runs", "tags": ["runs"], "dependencies": [READ]}
+kept = APIRouter(**READING, responses={304: {}}, route_class=CachedRoute)
+files = APIRouter(**READING, responses={304: {}}, route_class=RunFilesRoute)
+checkpoints = APIRouter(**READING, route_class=ReadRoute)
 
 FILE: Responses = {200: {"content": {"application/octet-stream": {}}}, 206: {}, 304: {}, **error_responses(409)}
 
 
-@router.get("")
+@kept.get("", response_model=RunPage, dependencies=[PrepareNamedPlan])
 def list_runs(
     components: ComponentsDep,
     query: RunQueryDep,
-    ablation: Annotated[str | None, Query(description="Only the runs of this ablation, in plan order.")] = None,
+    ablation: AblationFilter = None,
     scale: Scale = None,
-) -> RunPage:
+    cursor: Cursor = None,
+    fields: Fields = [],  # noqa: B006 - FastAPI copies it
+    if_none_match: IfNoneMatch = None,
+) -> Response:
     """All runs that have been started, filtered and sorted; or the runs of an ablation."""
-    return components.queries.runs(query, ablation=ablation, scale=scale)
+    page = components.queries.runs(query, ablation=ablation, scale=scale, cursor=cursor, fields=fields)
+    return json_response(page, exclude_unset=bool(fields))
 
 
-@router.get("/{run_id}")
+@files.get("/{run_id}", response_model=RunDetail, dependencies=[PreparePlans])
 def get_run(
     run_id: str,
     components: ComponentsDep,
     curve: Annotated[bool, Query(description="Whether to include the logged rows.")] = True,
-) -> RunDetail:
-    """One run: configuration, state, metrics, facts and logged rows."""
-    return components.queries.run(run_id, with_curve=curve)
+    if_none_match: IfNoneMatch = None,
+) -> Response:
+    """One run: configuration, state, attempts, metrics, facts and logged rows; why it failed."""
+    return json_response(components.queries.run(run_id, with_curve=curve))
 
 
-@router.get(
+@files.get(
     "/{run_id}/curve",
     response_class=Response,
     responses={200: {"content": {"application/json": {}, "text/csv": {}}}},
+    dependencies=[PreparePlans],
 )
-def get_curve(run_id: str, components: ComponentsDep, format: RowsFormat = "json") -> Response:  # noqa: A002
+def get_curve(
+    run_id: str,
+    components: ComponentsDep,
+    metric: Annotated[list[str], Query(max_length=50, description="Only these metrics. Default: all.")] = [],  # noqa: B006
+    points: Points = None,
+    format: RowsFormat = "json",  # noqa: A002
+    if_none_match: IfNoneMatch = None,
+) -> Response:
     """The logged rows of a run, by step."""
-    return rows_response(components.queries.curve(run_id), format)
+    return rows_response(components.queries.curve(run_id, metric, points), format)
 
 
-@router.get("/{run_id}/checkpoint", responses=error_responses(409))
+@files.get("/{run_id}/logs", response_model=RunLog, dependencies=[PreparePlans])
+def get_logs(
+    run_id: str,
+    components: ComponentsDep,
+    tail: Annotated[int, Query(ge=0, le=10_000, description="Number of lines from the end.")] = 200,
+    if_none_match: IfNoneMatch = None,
+) -> Response:
+    """The end of a run's log, of its last MiB: its attempts, evaluations, and errors with their tracebacks."""
+    return json_response(components.queries.log(run_id, tail))
+
+
+@checkpoints.get("/{run_id}/checkpoint", responses=error_responses(409))
 def list_checkpoint(run: FinishedRun, components: ComponentsDep) -> Checkpoint:
     """The checkpoint files of a finished run."""
     return components.checkpoints.listing(run)
 
 
-@router.head("/{run_id}/checkpoint/{file}", include_in_schema=False)
-@router.get("/{run_id}/checkpoint/{file}", response_class=Response, responses=FILE)
+@checkpoints.get("/{run_id}/checkpoint/{file}", response_class=Response, responses=FILE)
 def get_checkpoint_file(
     run: FinishedRun, file: str, components: ComponentsDep, if_none_match: IfNoneMatch = None
 ) -> Response:

@@ -183,15 +183,20 @@ def serve(
     overload: Annotated[
         float, typer.Option("--overload", help="Seconds of ten times as many requests as the server can answer.")
     ] = 0,
+    runs: Annotated[
+        int, typer.Option("--runs", min=0, help="Also measure tables and pages of a store of so many runs: 100000.")
+    ] = 0,
 ) -> None:
     """Measure the service's perplexity: 32 clients, against one offline batch, and against one request after another.
 
-    Example: `cope-sweep bench serve --overload 60 --keep results`
+    Example: `cope-sweep bench serve --overload 60 --runs 100000 --keep results`
     """
     from cope_benchmarks.serve import measure, table
 
     _check_writable(keep)
-    measured = measure(overload)
+    if runs % 1000:
+        raise UserError(f"--runs {runs}: a multiple of 1,000")
+    measured = measure(overload, runs)
     _show("serve", measured, table(measured), as_json, keep)
 
 

@@ -1,6 +1,6 @@
 """Benchmark of the service: a model is trained for one step, and a server of its own process serves it.
 
-What is measured is in `serve_perplexity` and `serve_overload`.
+What is measured is in `serve_perplexity`, `serve_overload` and `serve_tables`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 
 import psutil
 
-from cope_benchmarks import serve_overload, serve_perplexity
+from cope_benchmarks import serve_overload, serve_perplexity, serve_tables
 from cope_benchmarks.serve_perplexity import Served
 from cope_sweep.inference import Predictor
 from cope_sweep.plan import expand
@@ -35,8 +35,11 @@ if TYPE_CHECKING:
 START_S = 120
 
 
-def measure(overload_s: float = 0, **workload: int) -> dict[str, Any]:
-    """Train a model for one step, serve it, and measure: about two minutes, and `overload_s` seconds of overload."""
+def measure(overload_s: float = 0, runs: int = 0, **workload: int) -> dict[str, Any]:
+    """Train a model for one step, serve it, and measure: about two minutes, and `overload_s` seconds of overload.
+
+    With `runs`, also a store of so many runs: about five minutes more for 100,000.
+    """
     load = psutil.getloadavg()[0]
     with tempfile.TemporaryDirectory(prefix="cope-sweep-bench-") as folder:
         run_id = _train(Path(folder))
@@ -47,6 +50,8 @@ def measure(overload_s: float = 0, **workload: int) -> dict[str, Any]:
             limits = {"COPE_SWEEP_MAX_QUEUE_TOKENS": str(serve_overload.QUEUE_TOKENS)}
             with serving(Path(folder), limits) as (address, process, _):
                 measured["overload"] = serve_overload.measure(address, run_id, process, overload_s)
+        if runs:
+            measured["reading"] = measure_reading(Path(folder) / "reading", runs)
     return {
         "machine": {"processor": platform.processor() or platform.machine(), "cpus": os.cpu_count(), "load": load},
         "versions": versions(),
@@ -55,11 +60,20 @@ def measure(overload_s: float = 0, **workload: int) -> dict[str, Any]:
     }
 
 
+def measure_reading(folder: Path, runs: int, **options: Any) -> dict[str, Any]:
+    """Tables and pages of runs of a store with `runs` runs, which is written to `folder`."""
+    serve_tables.write(folder, runs)
+    with serving(folder) as (address, process, _):
+        return serve_tables.measure(address, process, folder, **options)
+
+
 def table(measured: dict[str, Any]) -> Table:
     """The measurement beside the goals."""
     shown = serve_perplexity.table(measured)
     if "overload" in measured:
         serve_overload.add_rows(shown, measured["overload"])
+    if "reading" in measured:
+        serve_tables.add_rows(shown, measured["reading"])
     return shown
 
 

@@ -32,6 +32,8 @@ QUEUE_TOKENS = 1 << 15
 """Tokens of all requests that the server answers or queues; see COPE_SWEEP_MAX_QUEUE_TOKENS."""
 REQUEST = (8, 128)
 """Sequences of a request, and tokens of a sequence: a refusal costs little beside an answer."""
+MAX_IDLE_S = 2.0
+"""Time after which a client opens another connection: the server closes those that are idle for longer."""
 SAMPLE_S = 1.0
 """Time between two samples of the server's memory."""
 
@@ -44,6 +46,8 @@ class _Seen:
     refused_s: list[float] = field(default_factory=list)
     statuses: Counter[int] = field(default_factory=Counter)
     without_retry_after: int = 0
+    lost: int = 0
+    """Requests whose connection ended without an answer."""
 
 
 def measure(address: tuple[str, int], run_id: str, process: psutil.Process, seconds: float) -> dict[str, Any]:
@@ -75,6 +79,7 @@ async def _measure(address: tuple[str, int], request: bytes, process: psutil.Pro
         "overload": round(total / seconds / capacity, 1),
         "statuses": {str(status): count for status, count in sorted(seen.statuses.items())},
         "without_retry_after": seen.without_retry_after,
+        "lost": seen.lost,
         "accepted_per_s": round(len(seen.accepted_s) / seconds, 1),
         "accepted_s": _quantiles(seen.accepted_s),
         "refused_s": _quantiles(seen.refused_s),
@@ -88,7 +93,9 @@ def add_rows(shown: Table, measured: dict[str, Any]) -> None:
     accepted, memory = measured["accepted_s"], measured["memory_mb"]
     shown.add_row("overload: capacity, requests/s", f"{measured['capacity_per_s']}", "")
     shown.add_row("requests/s, × capacity", f"{measured['requests_per_s']}, {measured['overload']} ×", "")
-    shown.add_row("answers by status", str(measured["statuses"]), "only 200 and 429")
+    shown.add_row(
+        "answers by status", f"{measured['statuses']}, without answer: {measured['lost']}", "only 200 and 429"
+    )
     shown.add_row("accepted requests/s", f"{measured['accepted_per_s']}", "")
     shown.add_row(
         "latency of accepted requests, s: median, p99, most",
@@ -114,15 +121,25 @@ async def _ask_at_times(
     address: tuple[str, int], request: bytes, first_s: float, interval_s: float, end_s: float, seen: _Seen
 ) -> None:
     reader, writer = await asyncio.open_connection(*address)
-    due_s = time.perf_counter() + first_s
+    last_s = time.perf_counter()
+    due_s = last_s + first_s
     while (now_s := time.perf_counter()) < end_s:
         if due_s > now_s:
             await asyncio.sleep(due_s - now_s)
         due_s = max(due_s + interval_s, time.perf_counter())
+        if time.perf_counter() - last_s > MAX_IDLE_S:
+            writer.close()
+            reader, writer = await asyncio.open_connection(*address)
         start_s = time.perf_counter()
-        writer.write(request)
-        status, head, _ = await read_answer(reader)
-        taken_s = time.perf_counter() - start_s
+        try:
+            writer.write(request)
+            status, head, _ = await read_answer(reader)
+        except (ConnectionError, asyncio.IncompleteReadError):
+            seen.lost += 1
+            reader, writer = await asyncio.open_connection(*address)
+            continue
+        last_s = time.perf_counter()
+        taken_s = last_s - start_s
         seen.statuses[status] += 1
         (seen.accepted_s if status == 200 else seen.refused_s).append(taken_s)
         if status == 429 and b"retry-after: " not in head:

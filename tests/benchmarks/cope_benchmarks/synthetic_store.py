@@ -16,6 +16,7 @@ from typing import Any
 from cope_sweep.plan import Plan, expand
 from cope_sweep.spec import RunSpec, load_ablation
 from cope_sweep.store import Store, SweepRecord, SweepRun
+from cope_sweep.store.index import RunRow
 
 ABLATION = """\
 title: Many short runs
@@ -65,13 +66,44 @@ def write_store(root: Path, plan: Plan) -> Store:
     return store
 
 
-def _write_run(folder: str, run: RunSpec, number: int, source: random.Random) -> None:
+def write_index(root: Path, plan: Plan) -> Store:
+    """A store whose index has all runs of a plan, each finished, and their sweeps, without any run folder."""
+    store = Store(root, create=True)
+    store.index.mark_built()
+    source = random.Random(0)
+    rows = [_row(run, number, _metrics(source)) for number, run in enumerate(plan.runs)]
+    for start in range(0, len(rows), SWEEP_RUNS):
+        store.index.write(rows[start : start + SWEEP_RUNS])
+    for record in _sweeps(plan):
+        store.write_sweep(record)
+    return store
+
+
+def indexed_row(run: RunSpec, number: int, seed: int) -> RunRow:
+    """The row of a finished run with metrics of its own."""
+    return _row(run, number, _metrics(random.Random(seed)))
+
+
+def _row(run: RunSpec, number: int, metrics: dict[str, float]) -> RunRow:
     created_ms = CREATED_MS + number * RUN_MS
-    values = {
+    return RunRow(
+        run.run_id, "finished", run.model_dump(mode="json"), attempt=1, step=50, worker_id="node-1:4711",
+        created_ms=created_ms, updated_ms=created_ms, ended_ms=created_ms + RUN_MS, metrics=metrics,
+        facts=_facts(run),
+    )  # fmt: skip
+
+
+def _metrics(source: random.Random) -> dict[str, float]:
+    return {
         f"{split}/{name}": 100 * source.random()
         for split in ("in_dist", "dense", "sparse")
         for name in ("token_error", "sequence_error", "loss")
     }
+
+
+def _write_run(folder: str, run: RunSpec, number: int, source: random.Random) -> None:
+    created_ms = CREATED_MS + number * RUN_MS
+    values = _metrics(source)
     config = json.dumps({"model": run.model.model_dump(mode="json")})
     curve = _curve(created_ms, values)
     files = {

@@ -221,3 +221,20 @@ def test_the_migrations_make_the_declared_tables(index):
 
     with index.database.reading() as connection:
         assert compare_metadata(MigrationContext.configure(connection), metadata) == []
+
+
+def test_of_several_owners_of_a_name_one_succeeds(index: Index) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    from cope_sweep.store.index.requests import claim, claimed
+
+    assert claimed(index, "a") is None
+    with ThreadPoolExecutor(8) as pool:
+        (holder,) = set(pool.map(lambda number: claim(index, "a", f"owner {number}", 60), range(8)))
+    assert claimed(index, "a") == holder
+    index.unlock("a", "another")
+    assert claim(index, "a", "late", 60) == holder
+    index.unlock("a", holder)
+    assert claim(index, "a", "late", -1) == "late"
+    assert claimed(index, "a") is None  # it has expired
+    assert claim(index, "a", "later", 60) == "later"

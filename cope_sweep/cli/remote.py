@@ -1,0 +1,219 @@
+"""What commands ask a service with `--server`, in the place of the store of this machine."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+from cope_sweep.cli.options import open_store
+from cope_sweep.cli.output import duration, escaped, make_console, print_json
+from cope_sweep.errors import NotFoundError, UserError
+
+if TYPE_CHECKING:
+    from cope_sweep.client import Client
+    from cope_sweep.queries import AblationFiles, Queries
+    from cope_sweep.queries.answers import (
+        AblationSummary,
+        PlanStatus,
+        RunDetail,
+        RunLog,
+        RunPage,
+        RunsDifference,
+        SweepDetail,
+        SweepPage,
+        SweepProgress,
+    )
+    from cope_sweep.store import RunQuery
+
+T = TypeVar("T")
+
+ServerOpt = Annotated[
+    str | None,
+    typer.Option(
+        "--server",
+        metavar="URL",
+        envvar="COPE_SWEEP_SERVER",
+        help="Ask this service in the place of a store; its API key is in COPE_SWEEP_KEY.",
+        show_default=False,
+    ),
+]
+PROGRESS_INTERVAL_S = 10.0
+"""Between two lines about a sweep in which no run has begun or ended."""
+EXIT_CODES = {"finished": 0, "failed": 1, "interrupted": 130}
+"""Exit codes by the status of a sweep at its end."""
+
+
+def connect(server: str) -> Client:
+    """A client of the service. Raises UserError for what is no address."""
+    from cope_sweep.client import Client
+
+    return Client(server)
+
+
+def reader(
+    root: str, index: str | None, server: str | None, ablations: AblationFiles | None = None
+) -> Queries | RemoteQueries:
+    """Answers questions from a service, or from the store."""
+    if server is not None:
+        return RemoteQueries(connect(server))
+    from cope_sweep.queries import Queries
+
+    return Queries(open_store(root, index), ablations)
+
+
+def location(queries: Queries | RemoteQueries) -> str:
+    """Where the answers are from, for messages."""
+    return (
+        f"the store of {queries.client.server}"
+        if isinstance(queries, RemoteQueries)
+        else f"the store {queries.store.location}"
+    )
+
+
+def refuse_local(server: str | None, **options: object) -> None:
+    """Raise UserError for options that need the files of this machine: `sets` for `--set`."""
+    for name, value in options.items():
+        if server is not None and value not in (None, False, [], ""):
+            option = {"sets": "--set", "every_run": "--runs"}.get(name, f"--{name.replace('_', '-')}")
+            raise UserError(f"{option} needs the files of this machine; leave it out, or leave out --server")
+
+
+class RemoteQueries:
+    """The questions of `cope_sweep.queries.Queries` that commands ask, answered by a service."""
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+
+    def ablations(self) -> list[AblationSummary]:
+        return self.client.ablations()
+
+    def plan_status(self, name: str, scale: str | None) -> PlanStatus:
+        return self.client.plan_status(name, scale)
+
+    def sweeps(self, *, limit: int) -> SweepPage:
+        return self.client.sweep_page(limit=limit)
+
+    def sweep(self, sweep_id: str) -> SweepDetail:
+        return self._found(lambda: self.client.sweep(sweep_id))
+
+    def run(self, run_id: str, *, with_curve: bool) -> RunDetail:
+        return self._found(lambda: self.client.run(run_id, curve=with_curve))
+
+    def runs(self, query: RunQuery) -> RunPage:
+        if len(query.statuses) > 1:
+            raise UserError("--status can be given once with --server")
+        return self.client.run_page(
+            [f"{each.key}{each.operator}{_value_text(each.value)}" for each in query.filters],
+            statuses=query.statuses,
+            sweep=query.sweep_id,
+            sort=query.sort,
+            descending=query.descending,
+            limit=query.limit,
+            offset=query.offset,
+        )
+
+    def difference(self, left: str, right: str) -> RunsDifference:
+        return self._found(lambda: self.client.difference(left, right))
+
+    def log(self, run_id: str, tail: int) -> RunLog:
+        return self._found(lambda: self.client.logs(run_id, tail))
+
+    @staticmethod
+    def _found(ask: Callable[[], T]) -> T:
+        """The answer. Raises NotFoundError for a 404, as a question to a store does."""
+        from cope_sweep.client import ServiceError
+
+        try:
+            return ask()
+        except ServiceError as error:
+            if error.status == 404:
+                raise NotFoundError(error.detail) from error
+            raise
+
+
+def _value_text(value: float | str | bool) -> str:
+    """A value of a filter as text, so that it is read as the same value."""
+    if isinstance(value, str):
+        return f'"{value}"'
+    return str(value).lower() if isinstance(value, bool) else repr(value)
+
+
+def submit_remotely(
+    server: str,
+    ablation: str,
+    *,
+    scale: str | None,
+    sets: list[str],
+    follow: bool,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Submit a sweep to a service, show its progress and exit with the code of the sweep.
+
+    `ablation` is a name that the service knows, or the path of a file, whose text is sent.
+    """
+    path = Path(ablation)
+    body: dict[str, Any] = {"ablation": ablation}
+    if path.suffix in (".yaml", ".yml") or path.is_file():
+        try:
+            body = {"name": path.stem, "spec": path.read_text(encoding="utf-8")}
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"{path}: {error}") from error
+    with connect(server) as client:
+        state = client.submit(**body, scale=scale, set=sets, **options)
+        if not follow:
+            if as_json:
+                print_json(state.model_dump())
+            else:
+                make_console().print(escaped(f"sweep {state.sweep_id}: {state.runs} runs, {state.status}"))
+            return
+        end = _followed(client, state.sweep_id)
+        table = client.sweep(state.sweep_id).table
+    if as_json:
+        print_json({"sweep": end.model_dump(), "table": (table or {}).get("json")})
+    else:
+        console = make_console()
+        if table is not None:
+            console.print(table["markdown"], markup=False, highlight=False, soft_wrap=True)
+        console.print(escaped(f"sweep {end.sweep_id}: {end.status}"))
+        for each in end.failures:
+            console.print(escaped(f"{each.run_id} {each.row}: {each.message or 'failed'}"), style="red", soft_wrap=True)
+    raise typer.Exit(EXIT_CODES.get(end.status, 1))
+
+
+def _followed(client: Client, sweep_id: str) -> SweepProgress:
+    """The progress of a sweep at its end. Lines on standard error show it. Ctrl-C stops the sweep."""
+    console = make_console(stderr=True)
+    console.print(escaped(f"sweep {sweep_id}; Ctrl-C stops it"), style="dim")
+    shown: object = None
+    shown_s = -math.inf
+    while True:
+        try:
+            for progress in client.events(sweep_id):
+                key = (progress.status, progress.counts)
+                if key != shown or time.monotonic() - shown_s > PROGRESS_INTERVAL_S:
+                    console.print(escaped(_line(progress)), highlight=False, soft_wrap=True)
+                    shown, shown_s = key, time.monotonic()
+            return progress
+        except KeyboardInterrupt:
+            console.print("stopping the sweep: its runs write checkpoints first")
+            client.stop(sweep_id)
+
+
+def _line(progress: SweepProgress) -> str:
+    """`3 finished, 1 running; 2 worker groups on 1 machine; 120 steps/s; about 3 min 20 s left`."""
+    counts = sorted(progress.counts.items(), key=lambda each: -each[1])
+    parts = [", ".join(f"{number} {status}" for status, number in counts) or progress.status]
+    if progress.groups:
+        machines = f" on {progress.nodes} machine{'s' * (progress.nodes != 1)}" if progress.nodes else ""
+        parts.append(f"{progress.groups} worker group{'s' * (progress.groups != 1)}{machines}")
+    if progress.steps_per_s:
+        parts.append(f"{progress.steps_per_s:.3g} steps/s")
+    if progress.eta_s is not None:
+        parts.append(f"about {duration(progress.eta_s)} left")
+    return "; ".join(parts)

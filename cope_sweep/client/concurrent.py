@@ -1,0 +1,305 @@
+"""The client for asyncio: the methods of `blocking.Client` as coroutines and asynchronous iterators."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import httpx
+
+from cope_sweep.client import calls
+from cope_sweep.client.calls import PAGE, Call
+from cope_sweep.client.downloads import Download
+from cope_sweep.client.errors import ConnectionFailed, DownloadError, ServiceError
+from cope_sweep.client.events import RECONNECT_S, SILENCE_S, EventParser, LineBuffer
+from cope_sweep.client.policy import RetryPolicy, connection_failed, service_error
+from cope_sweep.queries.answers import (
+    AblationDetail,
+    AblationSummary,
+    Checkpoint,
+    Curves,
+    PlanStatus,
+    RunDetail,
+    RunLog,
+    RunPage,
+    RunsDifference,
+    RunSummary,
+    SweepDetail,
+    SweepEntry,
+    SweepPage,
+    SweepProgress,
+    SweepState,
+)
+
+T = TypeVar("T")
+
+
+class AsyncClient:
+    """Asks the service. All methods raise ServiceError and ConnectionFailed."""
+
+    def __init__(
+        self,
+        server: str = "http://127.0.0.1:8000",
+        *,
+        key: str | None = None,
+        timeout_s: float = 60.0,
+        retry: RetryPolicy | None = None,
+        transport: httpx.AsyncBaseTransport | None = None,
+        sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
+    ) -> None:
+        """Create a client; nothing is sent.
+
+        Args:
+            server: The address of the service.
+            key: Its API key; None: that of COPE_SWEEP_KEY, if there is one.
+            timeout_s: For the service to accept a request, and between two parts of its answer.
+            retry: How often GET requests are repeated.
+            transport: What sends requests, for tests.
+            sleep: What waits, for tests.
+        """
+        self.server, self.retries, self._sleep = server, retry or RetryPolicy(), sleep
+        self._http = httpx.AsyncClient(**calls.options(server, key, timeout_s), transport=transport)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._http.aclose()
+
+    # -- ablations -----------------------------------------------------------------------------------------------
+
+    async def ablations(self) -> list[AblationSummary]:
+        """All ablations by name."""
+        return await self._send(calls.ablations())
+
+    async def ablation(self, name: str, scale: str | None = None) -> AblationDetail:
+        """One ablation with its plan."""
+        return await self._send(calls.ablation(name, scale))
+
+    async def plan_status(self, name: str, scale: str | None = None) -> PlanStatus:
+        """Each run of an ablation, in the order of its plan, and how far it is."""
+        return await self._send(calls.plan_status(name, scale))
+
+    async def ablation_curves(self, name: str, metric: str | None = None, scale: str | None = None) -> Curves:
+        """A metric of every run of an ablation."""
+        return await self._send(calls.ablation_curves(name, metric, scale))
+
+    async def table(self, name: str, scale: str | None = None, compare: str | None = None) -> dict[str, Any]:
+        """The table of an ablation."""
+        found: dict[str, Any] = json.loads(await self.rendered_table(name, "json", scale, compare))
+        return found
+
+    async def rendered_table(
+        self,
+        name: str,
+        output_format: str,
+        scale: str | None = None,
+        compare: str | None = None,
+        *,
+        runs: bool = False,
+    ) -> bytes:
+        """The table in a format: markdown, latex, csv, parquet, html or json; with `runs`, a line for each run."""
+        return await self._send(calls.table(name, output_format, scale, compare, runs))
+
+    # -- runs ----------------------------------------------------------------------------------------------------
+
+    async def run_page(
+        self,
+        filters: Sequence[str] = (),
+        *,
+        statuses: Sequence[str] = (),
+        sweep: str | None = None,
+        ablation: str | None = None,
+        scale: str | None = None,
+        sort: str | None = None,
+        descending: bool = False,
+        limit: int = 100,
+        offset: int = 0,
+        cursor: str | None = None,
+    ) -> RunPage:
+        """A page of runs. Filters are texts, as `model.layers>=4`; all have to hold."""
+        call = calls.run_page(
+            filters, statuses, sweep, ablation, scale, sort, descending, limit, offset, cursor
+        )  # fmt: skip
+        return await self._send(call)
+
+    async def runs(self, filters: Sequence[str] = (), **query: Any) -> AsyncIterator[RunSummary]:
+        """All runs that match, page by page: the arguments of `run_page` but limit, offset and cursor."""
+        page = await self.run_page(filters, limit=PAGE, **query)
+        for run in page.runs:
+            yield run
+        while page.next is not None:
+            page = await self.run_page(filters, limit=PAGE, cursor=page.next, **query)
+            for run in page.runs:
+                yield run
+
+    async def run(self, run_id: str, *, curve: bool = True) -> RunDetail:
+        """One run; with `curve`, its logged rows."""
+        return await self._send(calls.run(run_id, curve))
+
+    async def curve(self, run_id: str) -> list[dict[str, float]]:
+        """The logged rows of a run, by step."""
+        return await self._send(calls.curve(run_id))
+
+    async def logs(self, run_id: str, tail: int = 200) -> RunLog:
+        """The end of a run's log."""
+        return await self._send(calls.logs(run_id, tail))
+
+    async def difference(self, left: str, right: str) -> RunsDifference:
+        """What differs between two runs or two sweeps."""
+        return await self._send(calls.difference(left, right))
+
+    async def perplexity(self, run_id: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """The perplexity of token ids or texts under a run's model; the body of the service's request."""
+        return await self._send(calls.perplexity(run_id, body))
+
+    async def checkpoint(self, run_id: str) -> Checkpoint:
+        """The files of a finished run's checkpoint, with their digests."""
+        return await self._send(calls.checkpoint(run_id))
+
+    async def download_checkpoint(self, run_id: str, folder: Path) -> list[Path]:
+        """Download all files of a checkpoint to a folder. What was downloaded before is continued. Raises OSError.
+
+        Raises:
+            DownloadError: A file has not the announced digest.
+        """
+        files = (await self.checkpoint(run_id)).files
+        return [await self.download(file.url, folder / file.name, file.sha256, file.size_bytes) for file in files]
+
+    async def download(self, url: str, path: Path, sha256: str, size_bytes: int) -> Path:
+        """Download a file of the service, check its digest, and put it in its place. Raises DownloadError, OSError."""
+        with Download(path, sha256, size_bytes) as target:
+            attempt = 0
+            while not target.is_complete:
+                before = target.received_bytes
+                try:
+                    await self._receive(url, target)
+                except (ServiceError, ConnectionFailed) as error:
+                    attempt = 0 if target.received_bytes > before else attempt
+                    await self._wait(error, attempt)
+                    attempt += 1
+            return await asyncio.to_thread(target.finish)
+
+    async def _receive(self, url: str, target: Download) -> None:
+        try:
+            async with self._http.stream("GET", url, headers=target.headers) as response:
+                if not response.is_success:
+                    await response.aread()
+                    raise service_error(response)
+                target.start(response.status_code)
+                async for chunk in response.aiter_bytes():
+                    target.write(chunk)
+        except httpx.TransportError as error:
+            raise connection_failed(self.server, error) from error
+        if not target.is_complete:
+            raise DownloadError(f"{target.path}: the service has sent {target.received_bytes:,} bytes only")
+
+    # -- sweeps --------------------------------------------------------------------------------------------------
+
+    async def sweep_page(self, ablation: str | None = None, limit: int = 100, offset: int = 0) -> SweepPage:
+        """A page of sweeps, newest first."""
+        return await self._send(calls.sweep_page(ablation, limit, offset))
+
+    async def sweeps(self, ablation: str | None = None) -> AsyncIterator[SweepEntry]:
+        """All sweeps, newest first."""
+        count = 0
+        while (page := await self.sweep_page(ablation, PAGE, count)).sweeps:
+            for sweep in page.sweeps:
+                yield sweep
+            count += len(page.sweeps)
+
+    async def sweep(self, sweep_id: str) -> SweepDetail:
+        """One sweep with its runs."""
+        return await self._send(calls.sweep(sweep_id))
+
+    async def submit(self, *, idempotency_key: str | None = None, **body: Any) -> SweepState:
+        """Submit a sweep: `ablation`, or `name` and `spec`; `scale`, `set`, `only`, `max_runs`, ….
+
+        The request is repeated as a GET is, under a key of its own, so that no second sweep is made.
+        """
+        return await self._send(calls.submit(body, idempotency_key or uuid.uuid4().hex), repeat=True)
+
+    async def stop(self, sweep_id: str) -> SweepState:
+        """Ask a sweep to end; its runs write checkpoints."""
+        return await self._send(calls.stop(sweep_id), repeat=True)
+
+    async def retry(self, sweep_id: str) -> SweepState:
+        """Train again what a sweep has not finished; the sweep that does it."""
+        return await self._send(calls.retry(sweep_id), repeat=True)
+
+    async def events(self, sweep_id: str, last_id: str | None = None) -> AsyncIterator[SweepProgress]:
+        """The progress of a sweep up to its end. A broken connection is opened again, after the last event."""
+        parser, attempt = EventParser(last_id), 0
+        while True:
+            try:
+                async for line in self._lines(sweep_id, parser):
+                    if (event := parser.feed(line)) is not None:
+                        attempt = 0
+                        yield SweepProgress.model_validate_json(event.data)
+                        if event.kind == "end":
+                            return
+                if parser.last_id == "end":
+                    return
+            except (ServiceError, ConnectionFailed) as error:
+                await self._wait(error, attempt)
+                attempt += 1
+            else:
+                await self._sleep(RECONNECT_S)
+            parser.restart()
+
+    async def _lines(self, sweep_id: str, parser: EventParser) -> AsyncIterator[str]:
+        timeout = httpx.Timeout(self._http.timeout.connect, read=SILENCE_S)
+        try:
+            async with self._http.stream(
+                "GET", calls.events_path(sweep_id), headers=parser.headers, timeout=timeout
+            ) as response:
+                if not response.is_success:
+                    await response.aread()
+                    raise service_error(response)
+                lines = LineBuffer()
+                async for text in response.aiter_text():
+                    for line in lines.feed(text):
+                        yield line
+        except httpx.TransportError as error:
+            raise connection_failed(self.server, error) from error
+
+    # -- internals -----------------------------------------------------------------------------------------------
+
+    async def _send(self, call: Call[T], *, repeat: bool = False) -> T:
+        """The answer of a request, which is repeated if it is a GET, or with `repeat`."""
+        attempt = 0
+        while True:
+            try:
+                return await self._once(call)
+            except (ServiceError, ConnectionFailed) as error:
+                if call.method != "GET" and not repeat:
+                    raise
+                await self._wait(error, attempt)
+                attempt += 1
+
+    async def _once(self, call: Call[T]) -> T:
+        try:
+            response = await self._http.request(**call.request)
+        except httpx.TransportError as error:
+            raise connection_failed(self.server, error) from error
+        if not response.is_success:
+            raise service_error(response)
+        return call.read(response)
+
+    async def _wait(self, error: ServiceError | ConnectionFailed, attempt: int) -> None:
+        """Wait before the next attempt; raise the error where there is none."""
+        wait_s = self.retries.wait_s(error, attempt)
+        if wait_s is None:
+            raise error
+        await self._sleep(wait_s)

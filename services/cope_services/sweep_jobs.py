@@ -1,0 +1,290 @@
+"""Sweeps that clients submit, stop and retry: jobs of a Ray cluster, with their records in the store."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from cope_services.errors import BusyError, ConflictError, InvalidError, NoClusterError
+from cope_services.settings import Settings
+from cope_services.sweep_schemas import SweepRequest
+from cope_sweep.plan import Plan, expand
+from cope_sweep.queries import AblationFiles, NotFoundError, Queries
+from cope_sweep.queries.answers import SweepState
+from cope_sweep.queries.progress import ACTIVE
+from cope_sweep.spec import LoadedAblation, SpecError, with_overrides
+from cope_sweep.store import Store, Submission, SweepSummary, read_submission
+from cope_sweep.store.index import summaries
+from cope_sweep.store.index.requests import claim, claimed
+from cope_sweep.store.store import INDEX_VARIABLE
+from cope_sweep.sweep.executor import ClusterError
+from cope_sweep.sweep.submission import (
+    Cluster,
+    check_cluster,
+    check_paths,
+    new_submission,
+    package_cluster,
+    parsed_spec,
+    record_submission,
+    retried,
+    settle_submission,
+    start_submission,
+    submitted_plan,
+)
+
+KEY_TTL_S = 7 * 86_400.0
+"""How long an idempotency key is remembered."""
+RETRY_AFTER_S = 30
+START_TIMEOUT_S = 300.0
+"""A sweep without a job is taken for lost when it was submitted so long ago."""
+
+
+class SweepJobs:
+    """Starts, stops and retries sweeps. It is thread-safe; its methods block."""
+
+    def __init__(self, queries: Queries, settings: Settings) -> None:
+        self.queries, self.settings = queries, settings
+        # Its plans are made while a request waits for them, in the thread of that request.
+        self.files = AblationFiles(settings.ablations, max_runs=settings.max_sweep_runs)
+        self._lock = threading.Lock()
+        """Held while a sweep is admitted and recorded, so that the limit holds."""
+
+    def submit(self, request: SweepRequest, key: str | None) -> SweepState:
+        """Submit a sweep. The same `key` with the same request means the same sweep.
+
+        Raises:
+            NoClusterError: The service has no cluster, or it does not answer.
+            BusyError: Too many sweeps are active.
+            InvalidError: The ablation, or a value of the request, is not valid; or the key means another request.
+            NotFoundError: There is no such ablation.
+        """
+        cluster = self._cluster()
+        digest = hashlib.sha256(request.model_dump_json().encode()).hexdigest()[:32]
+        if key is not None and (known := self._known(f"submit {key}", digest)) is not None:
+            return known
+        loaded, text, plan = self._planned(request)
+        submission = new_submission(
+            loaded,
+            file_text=text,
+            scale=request.scale,
+            sets=request.set,
+            leave_out=request.leave_out,
+            time_budget_s=request.time_budget_s,
+            max_runs=request.max_runs,
+            max_failures=request.max_failures,
+            request=digest,
+        )
+        return self._start(submission, plan, cluster, None if key is None else f"submit {key}")
+
+    def retry(self, sweep_id: str) -> SweepState:
+        """Train again what a submitted sweep has not finished, as another sweep; while that is active, it is meant.
+
+        Raises:
+            NotFoundError: There is no such sweep.
+            ConflictError: The sweep is active, has nothing left to train, or was not submitted.
+            NoClusterError, BusyError: As `submit`.
+        """
+        summary = self.require(sweep_id)
+        if summary.status in ACTIVE:
+            raise ConflictError(f"sweep {sweep_id} is {summary.status}; stop it first, or wait for its end")
+        store = self.queries.store
+        try:
+            before = read_submission(store, sweep_id)
+        except NotFoundError:
+            raise ConflictError(f"sweep {sweep_id} was not submitted; the command that started it trains on") from None
+        for each in self._active(store):
+            if each.retry_of == sweep_id:
+                return self._state(each.sweep_id)
+        counts = summaries.sweep_counts(store.index, [sweep_id]).get(sweep_id, {})
+        if not sum(number for status, number in counts.items() if status not in ("finished", "stopped")):
+            raise ConflictError(f"no run of sweep {sweep_id} is left to train: all have ended as planned")
+        cluster = self._cluster()
+        again = retried(before, request=f"retry {sweep_id}")
+        return self._start(again, submitted_plan(again), cluster, f"retry {sweep_id}", while_active=True)
+
+    def stop(self, sweep_id: str) -> SweepState:
+        """Ask a sweep to end: its runs write checkpoints. Has no effect on one that has ended. Raises NotFoundError."""
+        summary = self.require(sweep_id)
+        if summary.status == "pending" and self.settings.ray_address:
+            self.reconcile(sweep_id)
+            summary = self.require(sweep_id)
+        if summary.status in ACTIVE:
+            self.queries.store.request_stop(sweep_id)
+        return self._state(sweep_id)
+
+    def reconcile(self, sweep_id: str) -> None:
+        """Record the end of a submitted sweep whose job has ended without doing so. Raises ClusterError."""
+        from cope_sweep.sweep.submit import job_outcome  # imports ray
+
+        store = self.queries.store
+        try:
+            submission = read_submission(store, sweep_id)
+        except NotFoundError:
+            return
+        outcome = job_outcome(self.settings.ray_address, sweep_id)
+        if outcome is None:
+            if time.time() - submission.submitted_ms / 1000 > START_TIMEOUT_S:
+                settle_submission(store, sweep_id, "the cluster does not know it (any more)")
+        elif outcome.status in ("SUCCEEDED", "FAILED", "STOPPED"):
+            settle_submission(store, sweep_id, outcome.message)
+
+    # -- internals -----------------------------------------------------------------------------------------------
+
+    def _cluster(self) -> Cluster:
+        """The cluster, which answers. Raises NoClusterError."""
+        if not self.settings.ray_address:
+            raise NoClusterError(
+                "this service has no Ray cluster to train on; its operator names one with "
+                "`cope-sweep serve --ray-address http://HOST:8265` or COPE_SWEEP_RAY_ADDRESS"
+            )
+        index = self.settings.index or os.environ.get(INDEX_VARIABLE)
+        cluster = package_cluster(self.settings.ray_address, {INDEX_VARIABLE: index} if index else {})
+        with self._cluster_errors():
+            check_cluster(cluster)
+        return cluster
+
+    def _planned(self, request: SweepRequest) -> tuple[LoadedAblation, str, Plan]:
+        """The ablation of a request, its text, and its plan. Raises InvalidError, NotFoundError, SpecError."""
+        own: Plan | None = None
+        if request.ablation is not None:
+            own = self.files.load(request.ablation, request.scale).plan
+            loaded = self.files.load(request.ablation).plan.ablation
+            text = self.files.file(request.ablation).read_text(encoding="utf-8", errors="replace")
+        try:
+            if request.spec is not None:
+                name = request.name or ""
+                if name in self.files.files():
+                    raise InvalidError(f"name: an ablation file of this service has the name {name!r}; choose another")
+                loaded = parsed_spec(request.spec, name, self.files.folder)
+                text = request.spec if isinstance(request.spec, str) else _as_text(request.spec)
+            overridden = with_overrides(loaded, scale=request.scale, assignments=request.set)
+            plan = expand(overridden, max_runs=self.settings.max_sweep_runs)
+            check_paths(plan, own)
+        except SpecError as error:
+            raise InvalidError(str(error)) from error
+        return loaded, text, plan
+
+    def _known(self, name: str, digest: str) -> SweepState | None:
+        """The sweep that an idempotency key means. Raises InvalidError where it means another request."""
+        owner = claimed(self.queries.store.index, _claim(name))
+        if owner is None:
+            return None
+        sweep_id, _, request = owner.partition(" ")
+        if request != digest:
+            raise InvalidError("Idempotency-Key: the key was used with another request; choose a new one")
+        return self._state(sweep_id)
+
+    def _start(
+        self, submission: Submission, plan: Plan, cluster: Cluster, key: str | None, *, while_active: bool = False
+    ) -> SweepState:
+        """Record a submission and start its job, unless the key means another one.
+
+        With `while_active`, a key means a sweep only until that has ended.
+        """
+        store = Store(self.settings.store, index=self.settings.index or None, create=True)
+        owner = f"{submission.sweep_id} {submission.request}"
+        with self._lock:
+            if key is not None:
+                holder = claim(store.index, _claim(key), owner, KEY_TTL_S)
+                if while_active and holder != owner and not self._is_active(store, holder.partition(" ")[0]):
+                    store.index.unlock(_claim(key), holder)
+                    holder = claim(store.index, _claim(key), owner, KEY_TTL_S)
+                if holder != owner:
+                    return self._state(holder.partition(" ")[0])
+            try:
+                self._admit(store)
+                record_submission(submission, plan, store)
+            except BaseException:
+                self._give_up(store, key, owner)
+                raise
+        try:
+            with self._cluster_errors():
+                start_submission(submission, store, cluster)
+        except BaseException:
+            self._give_up(store, key, owner)
+            raise
+        return self._state(submission.sweep_id)
+
+    @staticmethod
+    def _give_up(store: Store, key: str | None, owner: str) -> None:
+        if key is not None:
+            store.index.unlock(_claim(key), owner)
+
+    def _admit(self, store: Store) -> None:
+        """Raise BusyError where too many submitted sweeps are active."""
+        limit = self.settings.max_sweeps
+        active = self._active(store)
+        if len(active) >= limit:
+            for each in active:
+                with self._cluster_errors():
+                    self.reconcile(each.sweep_id)
+            active = self._active(store)
+        if len(active) >= limit:
+            raise BusyError(f"{len(active)} sweeps are active, and {limit} may be; wait or stop one", RETRY_AFTER_S)
+
+    @staticmethod
+    def _active(store: Store) -> list[Submission]:
+        """The sweeps that clients of services have submitted and that have not ended."""
+        found = []
+        for each in summaries.sweeps_with_status(store.index, ACTIVE):
+            try:
+                submission = read_submission(store, each.sweep_id)
+            except NotFoundError:
+                continue
+            if submission.request:
+                found.append(submission)
+        return found
+
+    @staticmethod
+    def _is_active(store: Store, sweep_id: str) -> bool:
+        summary = store.index.sweep(sweep_id)
+        return summary is not None and summary.status in ACTIVE
+
+    def require(self, sweep_id: str) -> SweepSummary:
+        """The summary of a sweep. Raises NotFoundError."""
+        store = self.queries.store
+        summary = store.index.sweep(sweep_id)
+        if summary is None:
+            raise NotFoundError(summaries.no_sweep(store.index, sweep_id, store.location))
+        return summary
+
+    def _state(self, sweep_id: str) -> SweepState:
+        summary, store = self.require(sweep_id), self.queries.store
+        try:
+            retry_of = read_submission(store, sweep_id).retry_of
+        except NotFoundError:
+            retry_of = None
+        url = f"/api/v1/sweeps/{sweep_id}"
+        return SweepState(
+            sweep_id=sweep_id,
+            ablation=summary.ablation,
+            status=summary.status,
+            runs=summary.runs,
+            stop_requested=summary.status in ACTIVE and store.stop_requested(sweep_id),
+            retry_of=retry_of,
+            url=url,
+            events=f"{url}/events",
+        )
+
+    @staticmethod
+    @contextmanager
+    def _cluster_errors() -> Iterator[None]:
+        try:
+            yield
+        except ClusterError as error:
+            raise NoClusterError(str(error)) from error
+
+
+def _claim(key: str) -> str:
+    """The name under which the index keeps an idempotency key."""
+    return f"request:{hashlib.sha256(key.encode()).hexdigest()[:32]}"
+
+
+def _as_text(spec: object) -> str:
+    """A spec that was sent as an object, as a file."""
+    return json.dumps(spec, indent=2, ensure_ascii=False) + "\n"

@@ -1,0 +1,196 @@
+"""`--server`: commands print what a service answers as they print what is in a store."""
+
+import contextlib
+import json
+import threading
+import time
+
+import pytest
+from cope_services.settings import Settings
+
+from cope_sweep.store import read_submission
+from cope_sweep.store.index.owners import new_owner
+from cope_sweep.store.sweeps import SweepRecord
+from tests.results.ablations import finish
+from tests.services.sample_store import serving
+from tests.services.scripted_cluster import scripted_cluster
+from tests.store.test_store import sweep_record
+
+pytestmark = pytest.mark.slow  # starts servers
+
+
+@contextlib.contextmanager
+def service(shell, **changes):
+    """The address of a service for the folder of a shell."""
+    values = {"ablations": shell.folder / "ablations", "store": shell.folder / "store", "device": "cpu"}
+    with serving(Settings.model_validate(values | changes)) as client:
+        yield str(client.base_url).rstrip("/")
+
+
+def plain(text):
+    """A text without the blanks that depend on the width of the terminal."""
+    return [line.rstrip() for line in text.strip().splitlines()]
+
+
+def test_questions_are_answered_as_from_the_store(stored):
+    run, sweep = stored.runs[0].run_id, stored.sweep_id
+    questions = [
+        ("list",),
+        ("list", "--json"),
+        ("status",),
+        ("status", "--json"),
+        ("status", "tiny"),
+        ("status", "tiny", "--json"),
+        ("status", sweep),
+        ("status", sweep, "--json"),
+        ("status", stored.runs[1].run_id),
+        ("status", run, "--json"),
+        ("runs", "--filter", "model.layers>=1", "--sort", "in_dist/token_error", "--descending"),
+        ("runs", "--status", "finished", "--filter", "model.position=cope", "--json"),
+        ("runs", "--sweep", sweep, "--limit", "2"),
+        ("diff", run, stored.runs[2].run_id),
+        ("diff", sweep, sweep),
+        ("report", "tiny"),
+        ("report", "tiny", "--format", "latex"),
+        ("report", "tiny", "--json"),
+        ("logs", stored.runs[1].run_id),
+    ]
+    stored.environment["COLUMNS"] = "160"  # the width at which the service renders a table
+    with service(stored) as url:
+        for words in questions:
+            here, there = stored(*words)[0], stored(*words, "--server", url)[0]
+            assert plain(there) == plain(here), words
+        stored.environment["COPE_SWEEP_SERVER"] = url
+        assert plain(stored("status", sweep, "--store", "nowhere")[0]) == plain(here_status(stored, sweep))
+
+
+def here_status(shell, sweep):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delitem(shell.environment, "COPE_SWEEP_SERVER")
+        return shell("status", sweep)[0]
+
+
+def test_a_report_is_written_to_a_file(stored):
+    with service(stored) as url:
+        stored("report", "tiny", "--runs", "-o", "there.csv", "--format", "csv", "--server", url)
+    stored("report", "tiny", "--runs", "-o", "here.csv", "--format", "csv")
+    assert (stored.folder / "there.csv").read_bytes() == (stored.folder / "here.csv").read_bytes()
+
+
+def test_perplexity(trained):
+    run = trained.json("runs", "--status", "finished")["runs"][0]["run_id"]
+    words = ("perplexity", run, "--tokens", "1 2 3 4 5")
+    with service(trained) as url:
+        here, there = trained.json(*words), trained.json(*words, "--server", url)
+        assert there == pytest.approx(here, rel=1e-5)
+        assert trained(*words, "--server", url)[0].startswith("perplexity ")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("status", "nosuch"), "no ablation 'nosuch'"),
+        (("status", "0123456789abcdef"), "no run"),
+        (("status", "20200101-000000-00"), "no sweep"),
+        (("logs", "0123456789abcdef"), "no run"),
+        (("stop", "20200101-000000-00"), "no sweep"),
+        (("report", "tiny", "--set", "seeds=[0]"), "--set needs the files of this machine"),
+        (("runs", "--format", "csv"), "--format needs the files of this machine"),
+        (("submit", "tiny"), "--ray-address"),
+        (("retry", "tiny", "--failed", "--local"), "--local needs the files of this machine"),
+    ],
+)
+def test_errors_are_those_of_the_service(stored, words, message):
+    with service(stored) as url:
+        _, err = stored(*words, "--server", url, code=2)
+    assert message in " ".join(err.split())
+
+
+def test_a_service_that_does_not_answer(shell):
+    _, err = shell("logs", "0123456789abcdef", "--server", "nonsense://x", code=2)
+    assert "is not the address of a service" in err
+
+
+def test_stop_waits_for_the_end(stored):
+    record = sweep_record("20260801-000000-aa", status="running", ended_ms=None)
+    stored.store.write_sweep(record, new_owner(record.sweep_id))
+
+    def sweep():
+        while not stored.store.stop_requested(record.sweep_id):
+            time.sleep(0.05)
+        stored.store.write_sweep(record.model_copy(update={"status": "interrupted", "ended_ms": 5}))
+
+    thread = threading.Thread(target=sweep)
+    thread.start()
+    with service(stored) as url:
+        found = stored.json("stop", record.sweep_id, "--server", url)
+        assert found == {"stopped": [record.sweep_id], "running": []}
+        assert "the sweep has ended" in stored("stop", record.sweep_id, "--server", url)[0]
+        assert "no sweep is running" in stored("stop", "all", "--server", url)[0]
+    thread.join()
+
+
+@pytest.fixture
+def cluster(monkeypatch):
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    with scripted_cluster() as cluster:
+        yield cluster
+
+
+def ended_when_submitted(shell, cluster, status):
+    """Record the end of the next sweep that is submitted, as its job would."""
+
+    def work():
+        while not cluster.submitted:
+            time.sleep(0.05)
+        sweep_id = cluster.submitted[0]["submission_id"]
+        record = shell.store.sweep(sweep_id)
+        if status == "finished":
+            for run in shell.runs:
+                finish(shell.store, run, {"in_dist/token_error": 1.0})
+        changes = {
+            "status": status,
+            "ended_ms": 5,
+            "table": {"markdown": "| a table |", "csv": "", "json": {"rows": []}},
+        }
+        shell.store.write_sweep(SweepRecord.model_validate({**record.model_dump(), **changes}))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    return thread
+
+
+@pytest.mark.parametrize(("status", "code"), [("finished", 0), ("failed", 1), ("interrupted", 130)])
+def test_submit_follows_the_sweep_and_exits_with_its_code(stored, cluster, status, code):
+    with service(stored, ray_address=cluster.url) as url:
+        thread = ended_when_submitted(stored, cluster, status)
+        out, err = stored("submit", "tiny", "--set", "seeds=[0]", "--max-runs", "3", "--server", url, code=code)
+        thread.join()
+    sweep_id = cluster.submitted[0]["submission_id"]
+    assert out.splitlines()[:2] == ["| a table |", f"sweep {sweep_id}: {status}"]
+    assert f"sweep {sweep_id}; Ctrl-C stops it" in err
+    submission = read_submission(stored.store, sweep_id)
+    assert (submission.ablation, submission.sets, submission.max_runs) == ("tiny", ["seeds=[0]"], 3)
+
+
+def test_submit_sends_the_text_of_a_file(stored, cluster):
+    stored.write("mine", (stored.folder / "ablations" / "tiny.yaml").read_text())
+    (stored.folder / "mine.yaml").write_text((stored.folder / "ablations" / "mine.yaml").read_text())
+    (stored.folder / "ablations" / "mine.yaml").unlink()
+    with service(stored, ray_address=cluster.url) as url:
+        state = stored.json("submit", "mine.yaml", "--no-follow", "--server", url)
+        assert (state["ablation"], state["runs"], state["status"]) == ("mine", 4, "pending")
+        out, _ = stored("submit", "tiny", "--no-follow", "--server", url)
+        assert "4 runs, pending" in out
+
+
+def test_retry_trains_the_failed_runs_only(stored, cluster):
+    with service(stored, ray_address=cluster.url) as url:
+        thread = ended_when_submitted(stored, cluster, "finished")
+        ended = json.loads(stored("retry", "tiny", "--failed", "--stopped", "--json", "--server", url)[0])
+        thread.join()
+    assert ended["sweep"]["status"] == "finished"
+    submission = read_submission(stored.store, ended["sweep"]["sweep_id"])
+    assert (set(submission.leave_out), submission.sets) == (
+        {"pending", "interrupted", "damaged"}, ["schedule.kind=none"],
+    )  # fmt: skip

@@ -1,0 +1,334 @@
+"""The client against the real service, and against servers that answer as a test says."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import inspect
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from cope_services.app import create_app
+
+from cope_sweep.client import AsyncClient, Client, ConnectionFailed, DownloadError, ServiceError
+from cope_sweep.client.events import EventParser, LineBuffer
+from cope_sweep.client.policy import RetryPolicy
+from cope_sweep.errors import UserError
+from cope_sweep.queries import Queries
+from cope_sweep.queries.answers import SweepProgress
+from tests.services.sample_store import SampleStore, build, serving
+
+ROOT = Path(__file__).parents[2]
+SWEEP = "20260801-000000-aa"
+
+
+@pytest.fixture(scope="module")
+def sample(tmp_path_factory: pytest.TempPathFactory) -> SampleStore:
+    return build(tmp_path_factory.mktemp("sample"))
+
+
+@pytest.fixture(scope="module")
+def url(sample: SampleStore) -> Iterator[str]:
+    with serving(sample.settings()) as client:
+        yield str(client.base_url)
+
+
+@pytest.fixture
+def client(url: str) -> Iterator[Client]:
+    with Client(url) as client:
+        yield client
+
+
+Answer = Callable[[httpx.Request], httpx.Response]
+
+
+def scripted(answer: Answer, **options: object) -> tuple[Client, list[float]]:
+    """A client whose requests `answer` answers, and the times that it waits."""
+    waited: list[float] = []
+    client = Client("http://service", transport=httpx.MockTransport(answer), sleep=waited.append, **options)  # type: ignore[arg-type]
+    return client, waited
+
+
+def problem(status: int, code: str = "a_code", **headers: str) -> httpx.Response:
+    body = {"type": "about:blank", "title": "", "status": status, "detail": "what is wrong", "code": code}
+    return httpx.Response(status, json=body, headers=headers)
+
+
+def test_it_imports_neither_torch_nor_ray() -> None:
+    heavy = "{'torch', 'ray', 'pandas', 'mlflow', 'matplotlib'}"
+    check = f"import sys, cope_sweep.client; print(sorted({heavy} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", check], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_both_clients_have_the_same_methods() -> None:
+    def methods(kind: type) -> dict[str, list[str]]:
+        public = inspect.getmembers(kind, inspect.isfunction)
+        return {name: list(inspect.signature(each).parameters) for name, each in public if not name.startswith("_")}
+
+    assert methods(Client) == methods(AsyncClient)
+
+
+@pytest.mark.slow
+def test_answers_are_those_of_the_queries(client: Client, sample: SampleStore) -> None:
+    queries, run = Queries(sample.store), sample.ids[0]
+    assert client.run(run).metrics == queries.run(run).metrics
+    assert client.run(run).curve == client.curve(run) == queries.run(run).curve
+    assert client.run(run, curve=False).curve == []
+    found = client.runs(["model.position=cope"], sort="seed", descending=True)
+    assert [each.run_id for each in found] == [sample.ids[2], sample.ids[0]]
+    assert {each.name for each in client.ablations()} == {"broken", "tiny"}
+    assert client.ablation("tiny", "longer").runs == 4
+    assert client.plan_status("tiny").counts == {"finished": 2, "failed": 1, "pending": 1}
+    assert client.ablation_curves("tiny").rows[0].series[0].run_id == run
+    assert client.table("tiny")["rows"][0]["row"] == "CoPE"
+    assert client.rendered_table("tiny", "csv", runs=True).decode().count("\n") == 5
+    assert client.difference(run, sample.ids[1]).runs == (1, 1)
+    assert client.logs(run, tail=1).truncated
+    assert list(client.sweeps()) == []
+    assert client.perplexity(run, {"tokens": [[1, 2, 3]]})["total"]["tokens"] == 2
+
+
+@pytest.mark.slow
+def test_an_error_has_code_and_detail(client: Client) -> None:
+    with pytest.raises(ServiceError, match=r"no ablation 'none'.*\(404 not_found\)") as caught:
+        client.ablation("none")
+    assert (caught.value.status, caught.value.code) == (404, "not_found")
+    with pytest.raises(ServiceError, match="ray-address") as caught:
+        client.submit(ablation="tiny")
+    assert caught.value.code == "no_cluster"
+
+
+@pytest.mark.slow
+def test_pages_are_followed(client: Client, sample: SampleStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cope_sweep.client.blocking.PAGE", 1)
+    assert sorted(each.run_id for each in client.runs()) == sorted(sample.ids[:3])
+
+
+@pytest.mark.slow
+def test_a_checkpoint_is_downloaded_resumed_and_checked(client: Client, sample: SampleStore, tmp_path: Path) -> None:
+    run = sample.ids[0]
+    expected = (sample.store.run(run).checkpoint / "model.safetensors").read_bytes()
+    (file,) = [each for each in client.checkpoint(run).files if each.name == "model.safetensors"]
+    target, partial = tmp_path / "model.safetensors", tmp_path / f".model.safetensors.{file.sha256[:16]}.part"
+    partial.write_bytes(expected[:1000])
+    paths = client.download_checkpoint(run, tmp_path)
+    assert target.read_bytes() == expected
+    assert {path.name for path in paths} == {each.name for each in client.checkpoint(run).files}
+    assert not list(tmp_path.glob(".*"))
+
+    partial.write_bytes(b"x" * 1000)  # what was received before is damaged
+    target.write_bytes(b"an older file")
+    with pytest.raises(DownloadError, match="SHA-256"):
+        client.download(file.url, target, file.sha256, file.size_bytes)
+    assert target.read_bytes() == b"an older file"
+    client.download(file.url, target, file.sha256, file.size_bytes)
+    assert target.read_bytes() == expected
+
+
+def test_a_download_goes_on_where_the_connection_broke(tmp_path: Path) -> None:
+    content = bytes(range(256)) * 40
+    ranges: list[str | None] = []
+
+    class Broken(httpx.SyncByteStream):
+        def __init__(self, rest: bytes) -> None:
+            self.rest = rest
+
+        def __iter__(self) -> Iterator[bytes]:
+            yield self.rest[:4000]
+            if len(self.rest) > 4000:
+                raise httpx.ReadError("broken")
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        ranges.append(request.headers.get("range"))
+        start = int((request.headers.get("range") or "bytes=0-")[6:-1])
+        return httpx.Response(206 if start else 200, stream=Broken(content[start:]))
+
+    client, waited = scripted(answer)
+    path = client.download("/file", tmp_path / "file", hashlib.sha256(content).hexdigest(), len(content))
+    assert path.read_bytes() == content
+    assert ranges == [None, "bytes=4000-", "bytes=8000-"]
+    assert len(waited) == 2
+
+
+def test_the_key_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str | None] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        seen.append(request.headers.get("authorization"))
+        return httpx.Response(200, json=[])
+
+    monkeypatch.delenv("COPE_SWEEP_KEY", raising=False)
+    scripted(answer)[0].ablations()
+    monkeypatch.setenv("COPE_SWEEP_KEY", "of the environment")
+    scripted(answer)[0].ablations()
+    scripted(answer, key="of the argument")[0].ablations()
+    assert seen == [None, "Bearer of the environment", "Bearer of the argument"]
+
+
+def test_a_get_is_repeated_and_waits_as_long_as_the_service_says() -> None:
+    answers = [problem(429, **{"retry-after": "7"}), problem(503), httpx.Response(200, json=[])]
+    client, waited = scripted(lambda request: answers.pop(0))
+    assert client.ablations() == []
+    assert waited[0] == 7
+    assert 0.5 <= waited[1] <= 1.0
+
+
+def test_connection_errors_are_repeated_with_growing_waits_and_then_raised() -> None:
+    def answer(request: httpx.Request) -> httpx.Response:
+        raise httpx.ConnectError("refused")
+
+    client, waited = scripted(answer, retry=RetryPolicy(3, 1.0))
+    with pytest.raises(ConnectionFailed, match=r"http://service does not answer \(refused\)"):
+        client.ablations()
+    assert [0.5 * 2**n <= wait <= 2**n for n, wait in enumerate(waited)] == [True] * 3
+
+
+@pytest.mark.parametrize(
+    ("status", "code"), [(400, "x"), (401, "x"), (404, "x"), (409, "x"), (422, "x"), (500, "x"), (503, "no_cluster")]
+)
+def test_other_errors_are_not_repeated(status: int, code: str) -> None:
+    client, waited = scripted(lambda request: problem(status, code))
+    with pytest.raises(ServiceError, match="what is wrong"):
+        client.ablations()
+    assert waited == []
+
+
+def test_a_service_that_wants_to_rest_for_an_hour_is_not_waited_for() -> None:
+    client, waited = scripted(lambda request: problem(503, **{"retry-after": "3600"}))
+    with pytest.raises(ServiceError):
+        client.ablations()
+    assert waited == []
+
+
+def test_what_is_no_problem_is_shown_too() -> None:
+    client, _ = scripted(lambda request: httpx.Response(502, text="<html>"))
+    with pytest.raises(ServiceError, match=r"answers 502 Bad Gateway \(502 bad_gateway\)"):
+        client.ablations()
+
+
+def test_a_submission_is_repeated_with_one_key() -> None:
+    keys: list[str | None] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        keys.append(request.headers.get("idempotency-key"))
+        if len(keys) < 3:
+            raise httpx.ReadError("lost")
+        state = {"sweep_id": SWEEP, "ablation": "tiny", "status": "pending", "runs": 1, "url": "", "events": ""}
+        return httpx.Response(202, json=state)
+
+    client, waited = scripted(answer)
+    assert client.submit(ablation="tiny", scale=None).sweep_id == SWEEP
+    assert (len(keys), len(set(keys)), len(waited), len(keys[0] or "")) == (3, 1, 2, 32)
+
+
+def test_a_question_to_a_model_is_not_repeated() -> None:
+    def answer(request: httpx.Request) -> httpx.Response:
+        raise httpx.ReadError("lost")
+
+    client, waited = scripted(answer)
+    with pytest.raises(ConnectionFailed):
+        client.perplexity("0" * 16, {})
+    assert waited == []
+
+
+def progress(status: str, **counts: int) -> str:
+    return SweepProgress.model_validate(
+        {"sweep_id": SWEEP, "ablation": "tiny", "status": status, "runs": 2, "counts": counts}
+    ).model_dump_json()
+
+
+def test_events_go_on_after_the_last_one_when_the_connection_breaks() -> None:
+    ids: list[str | None] = []
+    parts = [
+        f": ping\r\n\r\nid: 5\r\nevent: progress\r\ndata: {progress('running', running=2)}\r\n\r\nda",
+        f"id: 7\nevent: progress\ndata: {progress('running', finished=1)}\n\n",
+        f"id: end\nevent: end\ndata: {progress('finished', finished=2)}\n\nid: 9\ndata: never read\n\n",
+    ]
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        ids.append(request.headers.get("last-event-id"))
+        if len(ids) == 2:
+            return problem(503)
+        return httpx.Response(200, text=parts.pop(0), headers={"content-type": "text/event-stream"})
+
+    client, _ = scripted(answer)
+    assert [each.counts for each in client.events(SWEEP)] == [{"running": 2}, {"finished": 1}, {"finished": 2}]
+    assert ids == [None, "5", "5", "7"]
+
+
+def test_an_event_that_was_not_received_as_a_whole_is_asked_for_again() -> None:
+    parser = EventParser()
+    for line in ("id: 5", "data: x", "", "id: 6", "data: y"):
+        parser.feed(line)
+    parser.restart()
+    assert parser.headers["last-event-id"] == "5"
+
+
+def test_events_that_have_ended_are_no_more_asked_for() -> None:
+    client, _ = scripted(lambda request: httpx.Response(204))
+    assert list(client.events(SWEEP, last_id="end")) == []
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 1000])
+def test_lines_end_with_cr_lf_or_both_only(size: int) -> None:
+    text = "a\r\nb\rc\nd\u2028e\x0bf\r\n\r\n\n"
+    lines = LineBuffer()
+    found = [line for start in range(0, len(text), size) for line in lines.feed(text[start : start + size])]
+    assert found == ["a", "b", "c", "d\u2028e\x0bf", "", ""]
+
+
+def test_an_event_of_several_lines() -> None:
+    parser = EventParser()
+    lines = ["event: a", "data: one", "data:two", "id: 1", ": comment", "retry: 5", "unknown", "", "", "data", ""]
+    found = [event for line in lines if (event := parser.feed(line))]
+    assert [(event.kind, event.data, event.id) for event in found] == [("a", "one\ntwo", "1"), ("message", "", "1")]
+
+
+@pytest.mark.parametrize("server", ["", "ftp://x", "http://"])
+def test_what_is_no_address_is_refused(server: str) -> None:
+    with pytest.raises(UserError, match="is not the address of a service"):
+        Client(server)
+
+
+@pytest.mark.slow
+def test_the_asynchronous_client(sample: SampleStore, tmp_path: Path) -> None:
+    """Against the application itself, without a connection."""
+
+    async def ask() -> None:
+        transport = httpx.ASGITransport(create_app(sample.settings()))
+        async with AsyncClient("http://127.0.0.1", transport=transport) as client:
+            assert (await client.run(sample.ids[0])).status == "finished"
+            assert [each.run_id async for each in client.runs(["seed=0"], sort="created_ms")] == sample.ids[:2]
+            assert [each async for each in client.sweeps()] == []
+            assert (await client.table("tiny"))["rows"][1]["row"] == "Absolute"
+            paths = await client.download_checkpoint(sample.ids[0], tmp_path)
+            assert tmp_path / "model.safetensors" in paths
+            with pytest.raises(ServiceError) as caught:
+                await client.sweep("20200101-000000-00")
+            assert caught.value.code == "not_found"
+
+    asyncio.run(ask())
+
+
+def test_asynchronous_events() -> None:
+    texts = [
+        f"id: 1\nevent: progress\ndata: {progress('running', running=2)}\n\n",
+        f"id: end\nevent: end\ndata: {progress('finished', finished=2)}\n\n",
+    ]
+    waited: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        waited.append(seconds)
+
+    async def ask() -> list[str]:
+        transport = httpx.MockTransport(lambda request: httpx.Response(200, text=texts.pop(0)))
+        async with AsyncClient("service:80", transport=transport, sleep=sleep) as client:
+            return [each.status async for each in client.events(SWEEP)]
+
+    assert asyncio.run(ask()) == ["running", "finished"]
+    assert waited == [1.0]

@@ -1,0 +1,76 @@
+"""A Ray dashboard that accepts jobs and runs none: it answers Ray's own client as a test says."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+VERSION = b'{"version": "4", "ray_version": "2.60.0", "ray_commit": "", "session_name": ""}'
+
+
+@dataclass
+class ScriptedCluster:
+    """The jobs of a cluster."""
+
+    url: str = ""
+    jobs: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Id → what the dashboard tells of the job. Tests change `status`."""
+    submitted: list[dict[str, Any]] = field(default_factory=list)
+    """The requests to submit a job."""
+    refuses: bool = False
+    """Whether jobs are refused."""
+
+    def answer(self, method: str, path: str, body: bytes) -> tuple[int, bytes]:
+        match method, path.removeprefix("/api/").split("/"):
+            case "GET", ["version"]:
+                return 200, VERSION
+            case "GET", ["packages", *_]:
+                return 200, b""  # the package is there
+            case "POST", ["jobs", ""]:
+                request = json.loads(body)
+                if self.refuses or request["submission_id"] in self.jobs:
+                    return 500, b"refused"
+                self.submitted.append(request)
+                job_id = request["submission_id"]
+                self.jobs[job_id] = {
+                    "type": "SUBMISSION", "submission_id": job_id, "status": "RUNNING", "entrypoint": "",
+                    "driver_exit_code": None, "message": "a message",
+                }  # fmt: skip
+                return 200, json.dumps({"job_id": job_id, "submission_id": job_id}).encode()
+            case "GET", ["jobs", ""]:
+                return 200, json.dumps(list(self.jobs.values())).encode()
+            case "GET", ["jobs", job_id] if job_id in self.jobs:
+                return 200, json.dumps(self.jobs[job_id]).encode()
+        return 404, b"unknown"
+
+
+@contextmanager
+def scripted_cluster() -> Iterator[ScriptedCluster]:
+    cluster = ScriptedCluster()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            code, answer = cluster.answer(self.command, self.path, body)
+            self.send_response(code)
+            self.send_header("Content-Length", str(len(answer)))
+            self.end_headers()
+            self.wfile.write(answer)
+
+        do_POST = do_PUT = do_GET
+
+        def log_message(self, *_: object) -> None: ...
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    cluster.url = f"http://127.0.0.1:{server.server_port}"
+    try:
+        yield cluster
+    finally:
+        server.shutdown()
+        server.server_close()

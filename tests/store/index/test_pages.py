@@ -1,0 +1,107 @@
+"""Pages of runs: the order is exact with ties and missing keys, and cursors are stable while runs arrive and end."""
+
+import random
+
+import pytest
+
+from cope_sweep.store import Filter, QueryError, RunQuery
+from cope_sweep.store.index import RunRow
+
+VALUES = (None, 0.0, 0.5, 0.5, 1e-300, -3.0, 7.25)
+TEXTS = (None, "a", "b", "b", "ä")
+
+
+def row(run_id, *, seed=0, **values):
+    return RunRow(run_id, "finished", {"seed": seed}, **values)
+
+
+@pytest.fixture
+def rows(index):
+    """60 runs with equal and missing numbers and texts."""
+    source = random.Random(1)
+    made = []
+    for number in range(60):
+        metric, text = source.choice(VALUES), source.choice(TEXTS)
+        made.append(
+            row(
+                f"{source.getrandbits(64):016x}",
+                seed=number % 4,
+                metrics={} if metric is None else {"m": metric},
+                facts={} if text is None else {"t": text},
+                created_ms=None if number % 7 == 0 else number // 5,
+            )
+        )
+    index.write(made)
+    return made
+
+
+def pages(index, query, limit, between=lambda number: None):
+    """The run ids of all pages, one after the other."""
+    found, after = [], None
+    for number in range(1000):
+        page = index.page(RunQuery(**query, limit=limit, after=after))
+        found += [each.run_id for each in page.runs]
+        if (after := page.next) is None:
+            return found
+        assert len(page.runs) == limit
+        between(number)
+    raise AssertionError("the pages do not end")
+
+
+def reference(rows, key, descending):
+    """Values in order, runs without one last; equal ones by run id."""
+    known = sorted((each for each in rows if key(each) is not None), key=lambda each: each.run_id)
+    known.sort(key=key, reverse=descending)
+    if descending:  # a stable sort in reverse keeps the order of equal ones
+        known.sort(key=key, reverse=True)
+    return [each.run_id for each in (*known, *sorted((e for e in rows if key(e) is None), key=lambda e: e.run_id))]
+
+
+KEYS = {
+    "m": lambda each: each.metrics.get("m"),
+    "facts.t": lambda each: each.facts.get("t"),
+    "created_ms": lambda each: each.created_ms,
+    "seed": lambda each: each.seed,
+    "status": lambda each: each.status,
+}
+
+
+@pytest.mark.parametrize("descending", [False, True])
+@pytest.mark.parametrize("sort", KEYS)
+def test_all_pages_together_are_the_whole_order(index, rows, sort, descending):
+    if sort == "facts.t" and not index.database.is_sqlite:
+        rows = [each for each in rows if each.facts.get("t") != "ä"]  # its place depends on the database's collation
+        index.delete({r.run_id for r in rows} ^ set(index.statuses()))
+    query = {"sort": sort, "descending": descending}
+    expected = reference(rows, KEYS[sort], descending)
+    for limit in (1, 7, 59, 60, 61):
+        assert pages(index, query, limit) == expected
+
+
+@pytest.mark.parametrize("descending", [False, True])
+def test_the_order_by_id(index, rows, descending):
+    expected = sorted((each.run_id for each in rows), reverse=descending)
+    assert pages(index, {"sort": "run_id", "descending": descending}, 7) == expected
+
+
+def test_runs_that_arrive_or_vanish_neither_repeat_nor_hide_others(index, rows):
+    expected = reference(rows, KEYS["m"], False)
+    deleted = expected[-1]
+
+    def between(number):
+        index.write([row(f"{number:016x}", metrics={"m": -100.0 - number})])  # before all others
+        index.delete([deleted])
+
+    assert pages(index, {"sort": "m"}, 7, between) == expected[:-1]
+
+
+def test_the_total_is_of_all_pages(index, rows):
+    query = RunQuery(filters=(Filter("m", ">", 0.0),), sort="m", limit=2)
+    first = index.page(query)
+    second = index.page(RunQuery(filters=query.filters, sort="m", limit=2, after=first.next))
+    assert first.total == second.total == sum((each.metrics.get("m") or 0.0) > 0 for each in rows)
+
+
+def test_a_position_of_another_order_is_refused(index, rows):
+    with pytest.raises(QueryError, match="begin with the first page"):
+        index.page(RunQuery(sort="m", after=("0" * 16,)))

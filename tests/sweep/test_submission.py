@@ -1,0 +1,195 @@
+"""Submissions: what a job finds in the store, what comes from outside, and sweeps whose job does not come to their end."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from cope_sweep.errors import NotFoundError
+from cope_sweep.plan import expand
+from cope_sweep.spec import SpecError, load_ablation, with_overrides
+from cope_sweep.store import Store, read_submission, write_submission
+from cope_sweep.store.errors import DamagedError
+from cope_sweep.sweep.local import run_local
+from cope_sweep.sweep.submission import (
+    check_paths,
+    end_submission,
+    failing,
+    job_submission,
+    new_submission,
+    parsed_spec,
+    record_submission,
+    retried,
+    settle_submission,
+)
+from cope_sweep.sweep.sweep import sweep
+from tests.sweep.runs import ONE_GROUP
+
+PARENT = """\
+title: Parent
+base:
+  task: {kind: selective_copy, tokens: 2, blanks: 2, dense_blanks: 1, sparse_blanks: 4, vocabulary: 6}
+  model: {layers: 1, dim: 8, heads: 2}
+  train: {steps: 6, batch: 4, lr: 1e-3}
+  evaluate: {every: 3, sequences: 8, final_sequences: 8}
+metrics: [{name: in_dist/token_error}]
+scales: {small: {set: {train.steps: 4}}}
+"""
+CHILD = "title: Child\ninherit: parent\ngrid: {model.position: {CoPE: [cope], none: []}}\n"
+
+
+@pytest.fixture
+def child(tmp_path: Path) -> Path:
+    (tmp_path / "parent.yaml").write_text(PARENT)
+    (tmp_path / "child.yaml").write_text(CHILD)
+    return tmp_path / "child.yaml"
+
+
+def submitted(child: Path, store: Store, **options: object):
+    """A submission of the child, recorded in the store, and its plan."""
+    loaded = load_ablation(child)
+    submission = new_submission(loaded, file_text=CHILD, scale="small", sets=["seeds=[0, 1]"], **options)
+    plan = expand(with_overrides(loaded, scale="small", assignments=["seeds=[0, 1]"]))
+    record_submission(submission, plan, store)
+    return submission, plan
+
+
+def test_the_job_has_the_same_runs_without_the_files(child: Path, store: Store) -> None:
+    submission, plan = submitted(child, store, max_failures=3)
+    child.unlink()
+    child.with_name("parent.yaml").unlink()
+    read, again = job_submission(store, submission.sweep_id)
+    assert read == submission
+    assert again.runs == plan.runs
+    assert again.rows == plan.rows
+    assert again.ablation.replaced == plan.ablation.replaced
+    record = store.sweep(submission.sweep_id)
+    assert record is not None
+    assert (record.status, record.ablation, record.file_text, len(record.runs)) == ("pending", "child", CHILD, 4)
+
+
+def test_a_job_executes_it_under_its_id(child: Path, store: Store) -> None:
+    submission, plan = submitted(child, store)
+    options = {
+        "resources": ONE_GROUP, "executor_name": "local", "tracking_uri": None, "submission": submission,
+    }  # fmt: skip
+    executor = lambda *arguments, **more: run_local(*arguments, **more)  # noqa: E731
+    outcome = sweep(plan, store, executor, **options)  # type: ignore[arg-type]
+    assert (outcome.sweep_id, outcome.trained) == (submission.sweep_id, 4)
+    again, _ = submitted(child, store)
+    outcome = sweep(plan, store, executor, **(options | {"submission": again}))  # type: ignore[arg-type]
+    assert (outcome.sweep_id, outcome.trained, outcome.reused) == (again.sweep_id, 0, 4)
+    # The sweep that had nothing to train is recorded as finished, too.
+    for sweep_id in (submission.sweep_id, again.sweep_id):
+        record = store.sweep(sweep_id)
+        assert record is not None
+        assert (record.status, record.table is None) == ("finished", False)
+        assert store.index.sweep(sweep_id).status == "finished"  # type: ignore[union-attr]
+
+
+def test_a_stop_before_the_start_is_obeyed(child: Path, store: Store) -> None:
+    submission, plan = submitted(child, store)
+    store.request_stop(submission.sweep_id)
+
+    def executor(*arguments: object, **options: object) -> None:
+        raise AssertionError("it was to stop")
+
+    outcome = sweep(
+        plan, store, executor, resources=ONE_GROUP, executor_name="local", tracking_uri=None, submission=submission
+    )  # fmt: skip
+    assert (outcome.not_started, outcome.notes) == (4, ("stopped: a stop was requested",))
+    assert store.index.sweep(submission.sweep_id).status == "interrupted"  # type: ignore[union-attr]
+    assert not store.stop_requested(submission.sweep_id)
+
+
+def test_a_sweep_that_does_not_begin_is_recorded_as_failed(child: Path, store: Store) -> None:
+    submission, _ = submitted(child, store)
+    with pytest.raises(ValueError, match="no\nroom"), failing(store, submission.sweep_id):
+        raise ValueError("no\nroom")
+    record = store.sweep(submission.sweep_id)
+    assert record is not None
+    assert (record.status, record.notes) == ("failed", ["the sweep did not begin: no room"])
+    with pytest.raises(KeyError), failing(store, "20260101-000000-00"):
+        raise KeyError
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [("pending", "failed"), ("running", "interrupted"), ("finished", "finished")]
+)
+def test_the_end_of_a_job_ends_its_sweep(child: Path, store: Store, before: str, after: str) -> None:
+    submission, _ = submitted(child, store)
+    record = store.sweep(submission.sweep_id)
+    assert record is not None
+    store.write_sweep(record.model_copy(update={"status": before}))
+    store.request_stop(submission.sweep_id)
+    settle_submission(store, submission.sweep_id, "it was killed")
+    ended = store.sweep(submission.sweep_id)
+    assert ended is not None
+    assert ended.status == store.index.sweep(submission.sweep_id).status == after  # type: ignore[union-attr]
+    assert [note.endswith("it was killed") for note in ended.notes] == [True] * (before != after)
+    assert store.stop_requested(submission.sweep_id) == (before == after)
+    end_submission(store, "20260101-000000-00", "unknown", ("pending",))
+
+
+def test_a_retry_is_another_sweep_of_the_same_runs(child: Path, store: Store) -> None:
+    submission, plan = submitted(child, store, leave_out=["failed"], request="x")
+    again = retried(submission, "y")
+    assert again.retry_of == submission.sweep_id != again.sweep_id
+    assert (again.leave_out, again.request, again.data) == ([], "y", submission.data)
+    write_submission(store, again)
+    assert job_submission(store, again.sweep_id)[1].runs == plan.runs
+
+
+def test_an_unknown_or_damaged_submission(store: Store) -> None:
+    for name in ("20260101-000000-00", "../../etc/passwd", ""):
+        with pytest.raises(NotFoundError, match="no submission of a sweep"):
+            read_submission(store, name)
+    store.files.write("submissions/20260101-000000-00.json", b'{"sweep_id": 5}')
+    with pytest.raises(DamagedError, match="not a submission"):
+        read_submission(store, "20260101-000000-00")
+
+
+def test_a_mapping_and_a_text_are_the_same_spec(child: Path) -> None:
+    expected = expand(load_ablation(child)).runs
+    document = {"title": "Child", "inherit": "parent", "grid": {"model.position": {"CoPE": ["cope"], "none": []}}}
+    for spec in (document, json.dumps(document), CHILD):
+        assert expand(parsed_spec(spec, "mine", child.parent)).runs == expected
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ({"title": float("inf")}, "mine: title: inf is not a finite number"),
+        ({"a": [[0] * 100] * 600}, "more than 30 levels or 50,000 values"),
+        ({"title": "x", "inherit": "parent", "plugins": ["json"]}, "plugins .json. are not allowed here"),
+        ("!!python/object/apply:os.system ['true']", "mine"),
+        ("[]", "expected a mapping"),
+    ],
+)
+def test_what_comes_from_outside_is_bounded(child: Path, spec: object, message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        parsed_spec(spec, "mine", child.parent)  # type: ignore[arg-type]
+
+
+def test_nesting_is_bounded(child: Path) -> None:
+    nested: dict[str, object] = {}
+    for _ in range(40):
+        nested = {"a": nested}
+    with pytest.raises(SpecError, match="more than 30 levels"):
+        parsed_spec(nested, "mine", child.parent)
+
+
+def test_paths_are_refused_unless_the_operator_has_named_them(child: Path) -> None:
+    text = PARENT.replace("{kind: selective_copy, tokens: 2, blanks: 2, dense_blanks: 1, sparse_blanks: 4, vocabulary: 6}",
+                          f"{{kind: wikitext, corpus: mine, folder: {os.sep}data, tokens: 8, vocabulary: 300}}")  # fmt: skip
+    child.write_text(text.replace("in_dist/token_error", "train/loss"))
+    own = expand(load_ablation(child))
+    with pytest.raises(SpecError, match="task.folder: '/data' names a place on the machines that train"):
+        check_paths(own)
+    check_paths(own, own)
+    other = expand(with_overrides(load_ablation(child), assignments=["task.folder=/etc"]))
+    with pytest.raises(SpecError, match="'/etc' names a place"):
+        check_paths(other, own)
