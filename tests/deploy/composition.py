@@ -53,7 +53,7 @@ class Composition:
             (folder / name).mkdir()
         (folder / "secrets" / "postgres_password").write_text(PASSWORD)
         (folder / "secrets" / "ray_token").write_text(TOKEN)
-        self.key = KeysFile(folder / "secrets" / "api_keys").create("test", ["read"])
+        self.key = KeysFile(folder / "secrets" / "api_keys").create("test", ["read", "submit"])
         credentials = "[default]\naws_access_key_id = key\naws_secret_access_key = secret\n"
         (folder / "secrets" / "aws_credentials").write_text(credentials)
 

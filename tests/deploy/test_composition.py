@@ -12,6 +12,7 @@ import pytest
 from cope_sweep.plan import expand
 from cope_sweep.spec import load_ablation
 from tests.deploy.composition import BUCKET, TOKEN, Composition
+from tests.sweep.runs import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -47,8 +48,9 @@ def get(url, **headers):
         return response.read()
 
 
-def post(url, body):
-    request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
+def post(url, body, **headers):
+    headers = {"Content-Type": "application/json"} | headers
+    request = urllib.request.Request(url, json.dumps(body).encode(), headers)
     with urllib.request.urlopen(request, timeout=120) as response:
         return json.loads(response.read())
 
@@ -158,3 +160,15 @@ def test_everything_is_there_after_a_restart(composition, swept):
     assert not composition.processes
     composition.start()
     assert state(composition) == swept
+
+    # And it works: the service submits a sweep to Ray. One of the two seeds is finished already.
+    api, key = composition.url("service:8000") + "/api/v1", {"Authorization": f"Bearer {composition.key}"}
+    sweep = post(f"{api}/sweeps", {"ablation": "tiny", "set": ["train.steps=6", "seeds=[0,1]"]}, **key)
+
+    def ended():
+        return json.loads(get(f"{api}/sweeps/{sweep['sweep_id']}", **key))["status"] not in ("pending", "running")
+
+    wait_until(ended)
+    found = json.loads(get(f"{api}/sweeps/{sweep['sweep_id']}", **key))
+    assert found["status"] == "finished", composition.log("ray-head")[-2000:]
+    assert len(json.loads(get(f"{api}/runs?status=finished", **key))["runs"]) == 4

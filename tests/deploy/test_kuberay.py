@@ -178,6 +178,11 @@ def test_services_lead_to_ports_of_pods_and_configured_addresses_to_services(man
         for port in each["spec"]["ports"]:
             assert port["targetPort"] in named
             addresses.add(f"{each['metadata']['name']}:{port['port']}")
+    # KubeRay makes a service for the head of each cluster.
+    (service,) = [spec["containers"][0] for name, _, spec in pods if name == "service"]
+    environment = {each["name"]: each.get("value") for each in service["env"]}
+    cluster = one(manifests, "RayCluster", "sweeps")
+    assert environment["COPE_SWEEP_RAY_ADDRESS"] == f"http://{cluster['metadata']['name']}-head-svc:8265"
     settings = one(manifests, "ConfigMap", "cope-sweep")["data"]
     assert settings["MLFLOW_TRACKING_URI"].removeprefix("http://") in addresses
     assert set(settings["MLFLOW_SERVER_ALLOWED_HOSTS"].split(",")) >= {"mlflow:5000", "localhost:5000"}
@@ -212,16 +217,20 @@ def test_network_policies_allow_what_the_parts_need_and_deny_the_rest(manifests)
         each["metadata"]["name"]: each["spec"]["ports"][0]["port"] for each in manifests if each["kind"] == "Service"
     }
 
+    def selects(selector, labels):
+        expressions = selector.get("matchExpressions", [])
+        return selector.get("matchLabels", {}).items() <= labels.items() and all(
+            each["operator"] == "In" and labels.get(each["key"]) in each["values"] for each in expressions
+        )
+
     def allowed(source, target, port):
         for spec in policies.values():
             if not spec["podSelector"]["matchLabels"].items() <= pods[target].items():
                 continue
             for rule in spec["ingress"]:
                 open_ports = {each["port"] for each in rule.get("ports", [])}
-                peers = [each["podSelector"]["matchLabels"] for each in rule["from"] if "namespaceSelector" not in each]
-                if (not open_ports or port in open_ports) and any(
-                    each.items() <= pods[source].items() for each in peers
-                ):
+                peers = [each["podSelector"] for each in rule["from"] if "namespaceSelector" not in each]
+                if (not open_ports or port in open_ports) and any(selects(each, pods[source]) for each in peers):
                     return True
         return False
 
@@ -234,7 +243,8 @@ def test_network_policies_allow_what_the_parts_need_and_deny_the_rest(manifests)
     assert allowed("head", "redis", ports["redis"])
     assert allowed("submit", "head", 8265)
     assert not allowed("submit", "head", 6379)
-    assert not allowed("service", "head", 8265)
+    assert allowed("service", "head", 8265)  # submits sweeps
+    assert not allowed("service", "head", 6379)
     assert not allowed("service", "redis", ports["redis"])
     assert not allowed("submit", "mlflow", ports["mlflow"])
     assert policies["service"]["ingress"][0]["ports"] == [{"port": ports["service"]}]
