@@ -6,6 +6,8 @@ import re
 
 from cope_sweep.queries.answers import Attempt, RunLog
 from cope_sweep.store import RunFolder
+from cope_sweep.store.artifacts import LOG_FILE
+from cope_sweep.store.files import check_no_link, read_tail
 
 MAX_LOG_BYTES = 1 << 20
 """What is read of a log, from its end."""
@@ -33,8 +35,17 @@ def attempts(folder: RunFolder) -> list[Attempt]:
 
 def _lines(folder: RunFolder) -> tuple[list[str], bool]:
     """The lines at the end of the log, and whether there are more before them."""
-    content, cut = folder.log_tail(MAX_LOG_BYTES)
+    content, cut = _tail(folder)
     if cut:  # the first line has lost its beginning
         content = content.partition(b"\n")[2]
     text = content.decode(errors="replace")
     return text.removesuffix("\n").split("\n") if text else [], cut
+
+
+def _tail(folder: RunFolder) -> tuple[bytes, bool]:
+    """The last MAX_LOG_BYTES of the log, and whether there are more before them. Raises DamagedError."""
+    if folder.objects:
+        content = folder.content(LOG_FILE) or b""
+        return content[-MAX_LOG_BYTES:], len(content) > MAX_LOG_BYTES
+    check_no_link(folder.path)
+    return read_tail(folder.path / LOG_FILE, MAX_LOG_BYTES) or (b"", False)

@@ -39,7 +39,6 @@ from cope_sweep.store.files import (
     check_no_link,
     parse_json,
     read_bytes,
-    read_tail,
     replacing,
     sha256,
     write_bytes,
@@ -273,14 +272,6 @@ class RunFolder:
     def log_text(self) -> str:
         """The run's log; empty for runs of versions that wrote none. Raises DamagedError."""
         return (self.content(LOG_FILE) or b"").decode(errors="replace")
-
-    def log_tail(self, size: int) -> tuple[bytes, bool]:
-        """The last `size` bytes of the run's log, and whether there are more before them. Raises DamagedError."""
-        if self.objects:
-            content = self.content(LOG_FILE) or b""
-            return content[-size:], len(content) > size
-        check_no_link(self.path)
-        return read_tail(self.path / LOG_FILE, size) or (b"", False)
 
     def fail(self, message: str, traceback: str) -> None:
         """Set the status to failed, with the reason in one line and the traceback. Raises FencedError."""

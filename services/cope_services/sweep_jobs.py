@@ -63,11 +63,11 @@ class SweepJobs:
             InvalidError: The ablation, or a value of the request, is not valid; or the key means another request.
             NotFoundError: There is no such ablation.
         """
-        cluster = self._cluster()
         digest = hashlib.sha256(request.model_dump_json().encode()).hexdigest()[:32]
         if key is not None and (known := self._known(f"submit {key}", digest)) is not None:
             return known
         loaded, text, plan = self._planned(request)
+        cluster = self._cluster()
         submission = new_submission(
             loaded,
             file_text=text,

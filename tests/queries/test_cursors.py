@@ -25,7 +25,11 @@ def test_other_texts_are_refused(text):
 
 @pytest.mark.parametrize(
     "other",
-    [RunQuery(sort="m"), RunQuery(filters=QUERY.filters, sort="m", descending=True), RunQuery(QUERY.statuses, sort="seed")],
+    [
+        RunQuery(sort="m"),
+        RunQuery(filters=QUERY.filters, sort="m", descending=True),
+        RunQuery(QUERY.statuses, sort="seed"),
+    ],
 )
 def test_that_of_another_query_is_refused(other):
     with pytest.raises(QueryError, match="begin without a cursor"):

@@ -6,26 +6,26 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from cope_sweep.plan import Plan
-from cope_sweep.store import Store
+from cope_sweep.spec import RunSpec
+from cope_sweep.store import RunRecord, Store
 from cope_sweep.store.index.flatten import flatten
 
 CHUNK = 5_000
 
 
 class MlflowRuns:
-    """An experiment of MLflow with the finished runs of a plan: metrics, configuration and run ids as in the store."""
+    """An experiment of MLflow with finished runs of a store: metrics, configuration and run ids as there."""
 
-    def __init__(self, path: Path, plan: Plan, store: Store) -> None:
+    def __init__(self, path: Path, runs: Sequence[RunSpec], store: Store) -> None:
         from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
         self._store = SqlAlchemyStore(f"sqlite:///{path}", str(path.parent / "artifacts"))
         self._experiment = self._store.create_experiment("bench")
-        records = store.index.records(run.run_id for run in plan.runs)
+        records = store.index.records(run.run_id for run in runs)
         with self._store.engine.begin() as connection:
-            for start in range(0, len(plan.runs), CHUNK):
+            for start in range(0, len(runs), CHUNK):
                 rows: dict[str, list[dict[str, Any]]] = {}
-                for run in plan.runs[start : start + CHUNK]:
+                for run in runs[start : start + CHUNK]:
                     for table, row in self._rows(run, records[run.run_id]):
                         rows.setdefault(table, []).append(row)
                 for table, values in rows.items():
@@ -36,7 +36,7 @@ class MlflowRuns:
                         [tuple(value.values()) for value in values],
                     )
 
-    def _rows(self, run: Any, record: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+    def _rows(self, run: RunSpec, record: RunRecord) -> Iterator[tuple[str, dict[str, Any]]]:
         run_id = run.run_id
         yield "runs", {
             "run_uuid": run_id, "name": run_id, "source_type": "LOCAL", "source_name": "", "entry_point_name": "",

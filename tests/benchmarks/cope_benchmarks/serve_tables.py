@@ -34,6 +34,7 @@ TABLE_RUNS = {"hundred": 100, "thousand": 1_000}
 """Ablation → its runs."""
 CLIENTS = 10
 SECONDS, TURNS = 2.0, 5
+PEER_RUNS = 20_000
 CHANGES = 5
 """Runs that end while their table is polled."""
 API = "/api/v1"
@@ -106,7 +107,7 @@ def add_rows(shown: Table, measured: dict[str, Any]) -> None:
     shown.add_row("table after the end of a run, at most", f"{max(measured['fresh_s']):.2f} s", f"≤ {MAX_FRESH_S:g} s")
     if "mlflow" in measured:
         peer = measured["mlflow"]
-        shown.add_row("MLflow's search for the same rows", f"{1e3 * peer['mlflow_s']:.0f} ms", "")
+        shown.add_row(f"MLflow's search in {peer['mlflow_runs']:,} runs", f"{1e3 * peer['mlflow_s']:.0f} ms", "")
         for name in ("repeated", "first"):
             text = f"{1e3 * peer[f'{name}_s']:.1f} ms: {peer[f'{name}_ratio']:.0f} ×"
             shown.add_row(f"this service, {name}", text, f"≥ {MIN_MLFLOW:g} ×" if name == "repeated" else "")
@@ -168,17 +169,20 @@ def _fresh_s(address: tuple[str, int], folder: Path) -> list[float]:
 
 
 def _mlflow(address: tuple[str, int], folder: Path, page: str) -> dict[str, Any]:
-    """The time of MLflow's own search, without HTTP, beside that of a whole request here: each the median of several."""
-    plan = expand(load_ablation(folder / "all.yaml"))
-    peer = MlflowRuns(folder / "mlflow.db", plan, Store(folder / "store"))
-    ours = [run["run_id"] for run in json.loads(_ask(address, page)[0])["runs"]]
-    if peer.search(CONDITIONS, SORT, LIMIT) != ours:
-        raise RuntimeError("MLflow finds other runs than the service")
-    mlflow_s = statistics.median(_seconds(lambda: peer.search(CONDITIONS, SORT, LIMIT)) for _ in range(5))
+    """The time of MLflow's own search, without HTTP, beside that of a whole request here: each the median of several.
+
+    MLflow has at most PEER_RUNS of the runs: all 100,000 take minutes to insert, and its search then takes longer still.
+    """
+    runs = expand(load_ablation(folder / "all.yaml")).runs[:PEER_RUNS]
+    peer = MlflowRuns(folder / "mlflow.db", runs, Store(folder / "store"))
+    if not peer.search(CONDITIONS, SORT, LIMIT):
+        raise RuntimeError(f"MLflow finds no run with {' and '.join(CONDITIONS)}")
+    mlflow_s = statistics.median(_seconds(lambda: peer.search(CONDITIONS, SORT, LIMIT)) for _ in range(3))
     repeated_s = statistics.median(_first_s(address, page) for _ in range(50))
     # A key that is ignored makes another URL, whose answer is not kept.
     first_s = statistics.median(_first_s(address, f"{page}&n={number}") for number in range(10))
     return {
+        "mlflow_runs": len(runs),
         "mlflow_s": round(mlflow_s, 4),
         "repeated_s": round(repeated_s, 5),
         "repeated_ratio": round(mlflow_s / repeated_s, 1),
