@@ -8,7 +8,7 @@ SIDE_BY_SIDE := -n 2 --dist loadfile
 PAPER := flip_flop selective_copy counting counting_ood flip_flop_architectures
 STORE ?= store
 
-.PHONY: quickstart test test-fast lint format bench chaos paper clean help
+.PHONY: quickstart test test-fast lint format bench chaos paper release clean help
 
 help:   ## List the targets
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:.*## / — /'
@@ -44,6 +44,9 @@ paper: .venv/run.stamp   ## Train tables 2, 3, 4 and 7 at the paper's size: for 
 	  $(BIN)/cope-sweep report $$name --store $(STORE) --compare paper --out $(STORE)/paper || exit; \
 	done
 
+release: .venv/release.stamp   ## Build wheel, sdist and SBOM into dist/, and try the wheel in a fresh environment
+	deploy/release.sh
+
 clean:   ## Remove .venv (the store of runs stays)
 	rm -rf .venv
 
@@ -62,3 +65,7 @@ $(UV):
 	@echo "Installing into .venv (about 6 GB, once) …"
 	$(UV) pip install --quiet --compile-bytecode --python $(BIN)/python --editable '.[test,lint]'
 	@touch $@ .venv/run.stamp
+
+.venv/release.stamp: .venv/run.stamp
+	$(UV) pip install --quiet --compile-bytecode --python $(BIN)/python --editable '.[release]'
+	@touch $@

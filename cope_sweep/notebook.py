@@ -25,6 +25,7 @@ from cope_sweep.plan import Plan, expand
 from cope_sweep.spec import LoadedAblation, RunSpec, with_overrides
 from cope_sweep.spec import load_ablation as _load_file
 from cope_sweep.spec.explain import suggest
+from cope_sweep.spec.folder import ablations_folder
 from cope_sweep.store import Store
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from cope_sweep.results import Table
     from cope_sweep.sweep.sweep import SweepOutcome
 
-FOLDER, STORE = Path("ablations"), "store"
+STORE = "store"
 
 AnyAblation = LoadedAblation | Plan | str | Path
 AnyStore = Store | str | Path
@@ -45,15 +46,17 @@ AnyStore = Store | str | Path
 def load_ablation(name: str | Path, *, scale: str | None = None, set: Sequence[str] = ()) -> LoadedAblation:  # noqa: A002
     """An ablation file, at a scale, with the values of `set` as in `set=["train.steps=100"]`.
 
-    `name` is the path of a file, or the name of one in ./ablations. Raises UserError.
+    `name` is the path of a file, or the name of one in ./ablations, or, where there is no such folder, of one that is
+    installed. Raises UserError.
     """
     path = Path(name)
     if path.suffix not in (".yaml", ".yml"):
-        path = FOLDER / f"{name}.yaml"
+        folder = ablations_folder()
+        path = folder / f"{name}.yaml"
         if not path.exists():
-            known = sorted(each.stem for each in FOLDER.glob("*.yaml"))
+            known = sorted(each.stem for each in folder.glob("*.yaml"))
             hint = suggest(str(name), known) or "; give the path of its file"
-            raise UserError(f"no ablation {str(name)!r} in {FOLDER.absolute()}{hint}")
+            raise UserError(f"no ablation {str(name)!r} in {folder.absolute()}{hint}")
     return with_overrides(_load_file(path), scale=scale, assignments=list(set))
 
 

@@ -23,8 +23,22 @@ AblationArg = Annotated[
 CheckpointArg = Annotated[
     str, typer.Argument(metavar="RUN", help="Id of a finished run, or a checkpoint folder.", show_default=False)
 ]
+
+
+def _or_packaged(folder: Path) -> Path:
+    from cope_sweep.spec.folder import ablations_folder
+
+    return ablations_folder(folder)
+
+
 AblationsDir = Annotated[
-    Path, typer.Option("--ablations", envvar="COPE_SWEEP_ABLATIONS", help="Folder of the ablation files.")
+    Path,
+    typer.Option(
+        "--ablations",
+        envvar="COPE_SWEEP_ABLATIONS",
+        help="Folder of the ablation files. Where there is no folder `ablations`: those that are installed.",
+        callback=_or_packaged,
+    ),
 ]
 StoreOpt = Annotated[
     str,

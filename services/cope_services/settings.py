@@ -6,11 +6,12 @@ import os
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from cope_sweep.errors import UserError
+from cope_sweep.spec.folder import ablations_folder
 
 ENV_PREFIX = "COPE_SWEEP_"
 
@@ -26,7 +27,10 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, frozen=True)
 
-    ablations: Path = Field(default=Path("ablations"), description="Folder of the ablation files.")
+    ablations: Annotated[Path, AfterValidator(ablations_folder)] = Field(
+        default=Path("ablations"),
+        description="Folder of the ablation files; where there is no `ablations`: the installed.",
+    )
     store: Annotated[str, BeforeValidator(str)] = Field(
         default="store", description="Folder or object store of the runs; it may be missing at first."
     )

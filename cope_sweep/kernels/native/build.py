@@ -54,10 +54,12 @@ def cache_dir() -> Path:
 def build(target: str) -> Path:
     """Compile the library for an instruction set, unless the cache has it, and return its path. Raises BuildError."""
     compiler = _compiler()
-    command = [compiler, *FLAGS, *TARGETS[target], str(SOURCES / "attention.cpp")]
+    command = [compiler or "g++", *FLAGS, *TARGETS[target], str(SOURCES / "attention.cpp")]
     path = cache_dir() / f"attention-{target}-{platform.machine()}-{_digest(command)}.so"
     if path.exists():
         return path
+    if compiler is None:
+        raise BuildError("no C++ compiler was found: install g++, or set CXX to a compiler")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent, prefix="building-") as folder:
@@ -73,12 +75,10 @@ def build(target: str) -> Path:
     return path
 
 
-def _compiler() -> str:
-    for name in (os.environ.get("CXX"), "g++", "c++"):
-        found = name and shutil.which(name)
-        if found:
-            return found
-    raise BuildError("no C++ compiler was found: install g++, or set CXX to a compiler")
+def _compiler() -> str | None:
+    """The path of the compiler. Without one, libraries that g++ has built are used (an image that holds them)."""
+    names = (os.environ.get("CXX"), "g++", "c++")
+    return next((found for name in names if name and (found := shutil.which(name))), None)
 
 
 def _digest(command: list[str]) -> str:

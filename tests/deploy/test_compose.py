@@ -1,0 +1,155 @@
+"""deploy/compose.yaml: against the schema of the compose specification, and against the files that it names."""
+
+import gzip
+import json
+import re
+from pathlib import Path
+
+import jsonschema
+import pytest
+from ruamel.yaml import YAML
+
+import cope_sweep
+
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy"
+
+
+def load(path):
+    yaml = YAML(typ="safe", pure=True)
+    return yaml.load(path.read_text())
+
+
+COMPOSE = load(DEPLOY / "compose.yaml")
+SERVICES = COMPOSE["services"]
+EVERY_SERVICE = pytest.mark.parametrize("name", SERVICES)
+
+
+def variables(node):
+    """The names of `${NAME:-default}`, with their defaults."""
+    return dict(re.findall(r"\$\{(\w+):-([^}]*)\}", json.dumps(node)))
+
+
+@pytest.fixture(scope="module")
+def schema():
+    with gzip.open(Path(__file__).parent / "schemas" / "compose-spec.json.gz", "rt") as file:
+        return json.load(file)
+
+
+def test_the_file_is_valid(schema):
+    jsonschema.Draft202012Validator(schema).validate(COMPOSE)
+
+
+def test_a_misspelt_key_is_found(schema):
+    wrong = COMPOSE | {"services": SERVICES | {"service": SERVICES["service"] | {"depend_on": []}}}
+    with pytest.raises(jsonschema.ValidationError, match="depend_on"):
+        jsonschema.Draft202012Validator(schema).validate(wrong)
+
+
+@EVERY_SERVICE
+def test_what_a_service_names_is_defined(name):
+    service = SERVICES[name]
+    assert set(service.get("secrets", [])) <= COMPOSE["secrets"].keys()
+    assert {each["source"] for each in service.get("configs", [])} <= COMPOSE["configs"].keys()
+    assert set(service["networks"]) <= COMPOSE["networks"].keys()
+    named = {each.split(":")[0] for each in service.get("volumes", []) if ":" in each}
+    assert named <= COMPOSE["volumes"].keys()
+    for other, condition in service.get("depends_on", {}).items():
+        if condition["condition"] == "service_healthy":
+            # The image of the service has a check of its own.
+            assert "healthcheck" in SERVICES[other] or other == "service"
+
+
+def test_every_definition_is_used():
+    used = {"secrets": set(), "configs": set(), "volumes": set()}
+    for service in SERVICES.values():
+        used["secrets"] |= set(service.get("secrets", []))
+        used["configs"] |= {each["source"] for each in service.get("configs", [])}
+        used["volumes"] |= {each.split(":")[0] for each in service.get("volumes", []) if ":" in each}
+    for kind, names in used.items():
+        assert names == COMPOSE[kind].keys()
+    for config in COMPOSE["configs"].values():
+        assert (DEPLOY / config["file"]).is_file()
+
+
+@EVERY_SERVICE
+def test_services_are_limited_and_restarted(name):
+    service = SERVICES[name]
+    assert service["restart"] in ("unless-stopped", "on-failure:5")
+    assert "memory" in service["deploy"]["resources"]["limits"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert "healthcheck" in service or name in ("service", "bucket")
+
+
+def test_only_the_proxy_is_reached_from_outside():
+    assert [name for name, service in SERVICES.items() if "ports" in service] == ["proxy"]
+    assert [name for name, service in SERVICES.items() if "outside" in service["networks"]] == ["proxy"]
+    assert COMPOSE["networks"]["inside"] == {"internal": True}
+
+
+@EVERY_SERVICE
+def test_images_are_pinned(name):
+    image = re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", SERVICES[name]["image"])
+    tag = image.partition(":")[2]
+    assert re.search(r"\d+\.\d+", tag), image
+    if "build" in SERVICES[name]:
+        assert tag == cope_sweep.__version__
+
+
+def test_secrets_come_from_files_only():
+    assert all(set(each) == {"file"} and each["file"].startswith("secrets/") for each in COMPOSE["secrets"].values())
+    for name, service in SERVICES.items():
+        for key, value in service.get("environment", {}).items():
+            if re.search("PASSWORD|TOKEN|SECRET|CREDENTIALS", key):
+                assert value == "token" or value.startswith("/run/secrets/"), (name, key)
+                if value.startswith("/run/secrets/"):
+                    assert value.removeprefix("/run/secrets/") in service["secrets"]
+    assert not re.search(r"PASSWORD|SECRET|TOKEN", (DEPLOY / ".env.example").read_text())
+
+
+def test_the_example_of_settings_has_every_variable_with_its_default():
+    lines = [line for line in (DEPLOY / ".env.example").read_text().splitlines() if line and line[0] != "#"]
+    assert dict(line.split("=", 1) for line in lines) == variables(COMPOSE)
+
+
+def test_addresses_are_those_of_services_and_their_ports():
+    commands = {name: " ".join(service.get("command", [])) for name, service in SERVICES.items()}
+    assert "--port 5000" in commands["mlflow"]
+    assert "--port 8000" in commands["service"]
+    assert "--port=6379" in commands["ray-head"]
+    assert "--dashboard-port=8265" in commands["ray-head"]
+    known = {
+        "mlflow": "5000",
+        "service": "8000",
+        "ray-head": "8265",
+        "grafana": "3000",
+        "objects": "8333",
+        "prometheus": "9090",
+    }
+    caddyfile = (DEPLOY / "compose" / "Caddyfile").read_text()
+    proxied = dict(re.findall(r"reverse_proxy ([\w-]+):(\d+)", caddyfile))
+    assert proxied == {name: known[name] for name in ("service", "mlflow", "grafana", "ray-head")}
+    assert set(re.findall(r"\{\$(\w+)\}", caddyfile)) == SERVICES["proxy"]["environment"].keys()
+    assert set(re.findall(r"/run/secrets/(\w+)", caddyfile)) == set(SERVICES["proxy"]["secrets"])
+    for service in SERVICES.values():
+        for value in service.get("environment", {}).values():
+            for host, port in re.findall(r"http://([\w-]+):(\d+)", value):
+                assert known[host] == port
+    assert "--address=ray-head:6379" in commands["ray-worker"]
+
+
+def test_prometheus_reads_services_at_the_ports_of_their_metrics():
+    jobs = {each["job_name"]: each for each in load(DEPLOY / "compose" / "prometheus.yml")["scrape_configs"]}
+    assert jobs["service"]["static_configs"] == [{"targets": ["service:8000"]}]
+    (ray,) = jobs["ray"]["dns_sd_configs"]
+    assert (ray["names"], ray["port"]) == (["ray-head", "ray-worker"], 8080)
+    for name in ray["names"]:
+        assert f"--metrics-export-port={ray['port']}" in SERVICES[name]["command"]
+    (source,) = load(DEPLOY / "compose" / "grafana-datasource.yaml")["datasources"]
+    assert source["url"] == "http://prometheus:9090"
+
+
+def test_the_readme_makes_every_secret():
+    text = (DEPLOY / "README.md").read_text()
+    for name in COMPOSE["secrets"]:
+        assert f"> {name}" in text or f" {name}" in text, name

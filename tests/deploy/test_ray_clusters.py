@@ -1,0 +1,83 @@
+"""The files of Ray's cluster launcher: against Ray's own schema, and against each other."""
+
+import copy
+import re
+from pathlib import Path
+
+import pytest
+from ruamel.yaml import YAML
+
+import cope_sweep
+
+ROOT = Path(__file__).parents[2]
+FILES = {path.stem: YAML(typ="safe").load(path) for path in sorted((ROOT / "deploy" / "ray").glob("*.yaml"))}
+EVERY_FILE = pytest.mark.parametrize("name", FILES)
+CLOUDS = pytest.mark.parametrize("name", ["aws", "gcp"])
+
+
+def validated(config):
+    """The configuration as `ray up` completes and checks it before it talks to a cloud."""
+    from ray.autoscaler._private.util import prepare_config, validate_config
+
+    full = prepare_config(copy.deepcopy(config))
+    validate_config(full)
+    return full
+
+
+def test_there_is_a_file_for_each_kind_of_machine():
+    assert {name: config["provider"]["type"] for name, config in FILES.items()} == {
+        "aws": "aws", "gcp": "gcp", "on-premise": "local",
+    }  # fmt: skip
+
+
+@pytest.mark.slow  # imports Ray
+@EVERY_FILE
+def test_ray_accepts_the_file(name):
+    full = validated(FILES[name])
+    assert full["max_workers"] == FILES[name]["max_workers"]
+
+
+@pytest.mark.slow
+@EVERY_FILE
+def test_ray_refuses_a_misspelt_key(name):
+    import jsonschema
+
+    with pytest.raises(jsonschema.ValidationError, match="idle_timeout"):
+        validated(FILES[name] | {"idle_timeout": 5})
+
+
+@CLOUDS
+def test_workers_start_from_zero_on_spot_machines(name):
+    types = FILES[name]["available_node_types"]
+    assert types["head"]["resources"] == {"CPU": 0}  # trains nothing, and is no spot machine
+    assert (types["gpu-spot"]["min_workers"], types["gpu-spot"]["max_workers"]) == (0, FILES[name]["max_workers"])
+    spot = {"aws": "'MarketType': 'spot'", "gcp": "'provisioningModel': 'SPOT'"}[name]
+    assert spot in str(types["gpu-spot"]["node_config"])
+    assert spot not in str(types["head"]["node_config"])
+
+
+@EVERY_FILE
+def test_every_node_starts_with_the_token_and_the_same_image(name):
+    config = FILES[name]
+    assert config["docker"]["image"] == f"REGISTRY/cope-sweep:{cope_sweep.__version__}-cuda"
+    assert config["file_mounts"]["/home/cope/.ray/auth_token"] == "~/.ray/auth_token"
+    for commands in (config["head_start_ray_commands"], config["worker_start_ray_commands"]):
+        (start,) = [each for each in commands if "ray start" in each]
+        assert start.startswith(". ~/cluster.env; export RAY_AUTH_MODE=token; ray start")
+    (head,) = [each for each in config["head_start_ray_commands"] if "ray start" in each]
+    assert "--dashboard-host=127.0.0.1" in head  # reached by `ray dashboard`, through SSH
+
+
+@EVERY_FILE
+def test_no_file_holds_a_secret(name):
+    text = (ROOT / "deploy" / "ray" / f"{name}.yaml").read_text()
+    assert not re.search(r"password|secret|AKIA|postgresql://", text, re.IGNORECASE)
+
+
+@EVERY_FILE
+def test_the_readme_names_what_is_to_be_replaced(name):
+    words = set(re.findall(r"\b[A-Z]+(?:_[A-Z0-9]+)+\b|\bREGISTRY\b", str(FILES[name])))
+    words -= {"RAY_AUTH_MODE", "RAY_HEAD_IP"}
+    readme = (ROOT / "deploy" / "README.md").read_text()
+    assert words
+    assert {word for word in words if f"`{word}`" not in readme} == set()
