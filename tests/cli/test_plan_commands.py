@@ -21,7 +21,7 @@ def test_list(stored):
 def test_list_shows_the_runs_at_each_scale(shell):
     shell.write("heir", "title: Heir\ninherit: tiny\nscales: {brief: {seeds: [7]}}\n")
     (entry,) = [entry for entry in shell.json("list") if entry["name"] == "heir"]
-    assert entry["at_scales"] == {"brief": {"runs": 2, "finished": 0}}
+    assert entry["at_scales"] == {"brief": {"runs": 2, "finished": 0, "counts": {"pending": 2}}}
     out, _ = shell("list")
     assert "brief 0 of 2" in " ".join(out.split())
 
