@@ -23,6 +23,23 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.fast)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def unchanged_environment():
+    """No module leaves variables behind that other modules' commands would read."""
+    before = _settings()
+    yield
+    after = _settings()
+    os.environ.update(before)
+    for name in after.keys() - before.keys():
+        del os.environ[name]
+    assert after == before
+
+
+def _settings():
+    names = ("COPE_SWEEP_", "MLFLOW_TRACKING_", "RAY_ADDRESS", "RAY_API_SERVER_ADDRESS")
+    return {name: value for name, value in os.environ.items() if name.startswith(names)}
+
+
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory):
     """A cache of tokenised text of the module's own, no corpora but those that its tests write, and no network."""

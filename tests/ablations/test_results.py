@@ -42,10 +42,16 @@ def check_numbers(report, text):
             shown = VALUE.fullmatch(cells[column])
             assert shown, cells[column]
             half_unit = 0.5000001 * 10.0 ** -len(shown["mean"].partition(".")[2])
-            assert float(shown["mean"]) == pytest.approx(found.mean, abs=half_unit), (report.path.stem, row.name)
+            assert float(shown["mean"]) == pytest.approx(found.mean * metric.scale, abs=half_unit), (
+                report.path.stem,
+                row.name,
+            )
             assert int(shown["n"] or len(row.runs)) == found.n
-            if found.n > 1:
-                assert float(shown["std"]) == pytest.approx(found.std, abs=half_unit), (report.path.stem, row.name)
+            if shown["std"] is None:  # one value, or a number that every seed has, as that of parameters
+                assert found.n == 1 or found.std == 0
+            else:
+                deviation = pytest.approx(found.std * metric.scale, abs=half_unit)
+                assert float(shown["std"]) == deviation, (report.path.stem, row.name)
             checked += 1
     assert checked > 0
 
