@@ -129,7 +129,7 @@ def _mlflow(runs: int) -> dict[str, Any]:
             run_id = client.create_run(experiment, run_name=line["run_id"]).info.run_id
             values = [Metric(name, line[name], 0, 0) for name in metrics]
             client.log_batch(run_id, values, [Param(name, str(line[name])[:500]) for name in others])
-        before = os.environ.get("MLFLOW_TRACKING_URI")
+        before: Any = os.environ.get("MLFLOW_TRACKING_URI")
         mlflow.set_tracking_uri(uri)  # sets the variable, too, which would lead later commands to a deleted database
         try:
             theirs, found = timed(lambda: mlflow.search_runs([experiment], max_results=runs), REPETITIONS)
