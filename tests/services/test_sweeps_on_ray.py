@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 ROOT = Path(__file__).parents[2]
 TOKEN = "c" * 64
-LONG_STEPS = 3000
+LONG_STEPS = 6000
 MINE = {
     "title": "One short and one long run",
     "inherit": "tiny",
@@ -72,7 +72,8 @@ def test_submitted_followed_stopped_and_retried(service: tuple[str, Path]) -> No
         stopped = False
         for progress in client.events(sweep.sweep_id):
             seen.append(progress)
-            training = (progress.counts.get("running"), progress.groups, progress.nodes) == (1, 1, 1)
+            # The node is known with the run's first heartbeat, which a fast machine does not wait for.
+            training = (progress.counts.get("running"), progress.groups) == (1, 1)
             if training and progress.counts.get("finished") == 1 and not stopped:
                 stopped = True
                 # The long run has been begun: it can write a checkpoint.
