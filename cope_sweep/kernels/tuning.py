@@ -197,7 +197,32 @@ def _entry(value: Any, where: str) -> Entry:
     _check(ok, where, "kernels", kernels, f"an object with {', '.join(KERNELS)}")
     for kernel, sizes in kernels.items():
         _check_configuration(sizes, f"{where}.kernels.{kernel}")
+    problem = incompatible(kernels)
+    if problem:
+        raise ValueError(f"{where}.kernels: {problem}")
     return entry
+
+
+_MULTIPLES = (
+    (("forward", "PLAIN_S"), ("forward", "BLOCK_S")),
+    (("forward", "BLOCK_S"), ("backward_rows", "BLOCK_S")),
+    (("forward", "BLOCK_T"), ("backward_rows", "BLOCK_T")),
+    (("forward", "PLAIN_S"), ("backward_rows", "PLAIN_S")),
+    (("backward_rows", "PLAIN_S"), ("backward_rows", "BLOCK_S")),
+    (("backward_keys", "BLOCK_S"), ("backward_rows", "BLOCK_S")),
+    (("backward_keys", "PLAIN_T"), ("backward_keys", "BLOCK_T")),
+)
+"""Tile sizes of which the first is a multiple of the second: the forward kernel determines where plain tiles end, and
+`backward_rows` stores positions at the edges of its tiles of BLOCK_S keys."""
+
+
+def incompatible(configurations: Configurations) -> str | None:
+    """Why these tile sizes of the kernels do not fit together, for an error message; None: they do."""
+    for (kernel, size), (other_kernel, other_size) in _MULTIPLES:
+        one, other = configurations[kernel].get(size), configurations[other_kernel].get(other_size)
+        if one is None or other is None or one % other:
+            return f"{kernel}.{size} ({one}) has to be a multiple of {other_kernel}.{other_size} ({other})"
+    return None
 
 
 def _check_configuration(sizes: Any, where: str) -> None:

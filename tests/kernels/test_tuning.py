@@ -7,11 +7,14 @@ import pytest
 import torch
 
 from cope_sweep.kernels import tuning
-from cope_sweep.kernels.tuning import KERNELS, PATH, Entry, Table, configuration, read_table
+from cope_sweep.kernels.tuning import KERNELS, PATH, Entry, Table, configuration, incompatible, read_table
+
+
+TILES = {"BLOCK_T": 64, "BLOCK_S": 32, "PLAIN_S": 64, "PLAIN_T": 64}
 
 
 def entry(warps=4, **changes):
-    sizes = {kernel: {"BLOCK_T": 64, "num_warps": warps, "num_stages": 2} for kernel in KERNELS}
+    sizes = {kernel: {**TILES, "num_warps": warps, "num_stages": 2} for kernel in KERNELS}
     given = {
         "architecture": "sm_90", "bits": 16, "contextual": True, "head_dim": 64, "p_max": 64, "tokens": 4096,
         "kernels": sizes, "source": "default", **changes,
@@ -82,12 +85,7 @@ def test_the_committed_table_has_compatible_tiles_for_each_kind_of_problem(archi
         assert {"num_warps", "num_stages"} < set(found)
         return found
 
-    forward, rows, keys = map(sizes, KERNELS)
-    assert forward["PLAIN_S"] % forward["BLOCK_S"] == 0
-    assert forward["BLOCK_T"] % rows["BLOCK_T"] == 0
-    assert forward["PLAIN_S"] % rows["PLAIN_S"] == 0
-    assert keys["PLAIN_T"] % keys["BLOCK_T"] == 0
-    assert all(size % rows["BLOCK_S"] == 0 for size in (forward["BLOCK_S"], rows["PLAIN_S"], keys["BLOCK_S"]))
+    assert incompatible({kernel: sizes(kernel) for kernel in KERNELS}) is None
 
 
 def test_the_committed_table_is_written_as_it_is_read():
@@ -140,12 +138,22 @@ def test_a_bad_entry_is_an_error_that_names_file_entry_and_key(tmp_path, change,
         read_table(path)
 
 
-def test_a_tile_size_is_a_power_of_2(tmp_path):
+@pytest.mark.parametrize(
+    ("kernel", "size", "value", "message"),
+    [
+        ("forward", "BLOCK_T", 48, r"kernels\.forward\.BLOCK_T: 48 is not a power of 2"),
+        ("forward", "BLOCK_S", 128, r"forward.PLAIN_S \(64\) has to be a multiple of forward.BLOCK_S \(128\)"),
+        ("forward", "BLOCK_S", 16, r"forward.BLOCK_S \(16\) has to be a multiple of backward_rows.BLOCK_S \(32\)"),
+        ("backward_rows", "BLOCK_T", 128, r"forward.BLOCK_T \(64\) has to be a multiple of backward_rows.BLOCK_T"),
+        ("backward_keys", "PLAIN_T", 32, r"backward_keys.PLAIN_T \(32\) has to be a multiple of backward_keys.BLOCK_T"),
+    ],
+)
+def test_tile_sizes_are_powers_of_2_and_fit_together(tmp_path, kernel, size, value, message):
     path = tmp_path / "table.json"
     bad = asdict(entry())
-    bad["kernels"]["forward"]["BLOCK_T"] = 48
+    bad["kernels"][kernel][size] = value
     path.write_text(json.dumps({"version": 1, "entries": [bad]}))
-    with pytest.raises(ValueError, match=r"kernels\.forward\.BLOCK_T: 48 is not a power of 2"):
+    with pytest.raises(ValueError, match=message):
         read_table(path)
 
 
