@@ -6,8 +6,6 @@ be set before Triton is imported.
 
 import os
 from dataclasses import replace
-from types import SimpleNamespace
-
 import pytest
 import torch
 
@@ -16,9 +14,10 @@ if os.environ.get("TRITON_INTERPRET") != "1":
 pytest.importorskip("triton")
 
 from cope_sweep.kernels import AttentionProblem, make_problem, triton_attention
-from cope_sweep.kernels.triton_attention import Tiles, attention
-from cope_sweep.positions import ALiBi, CoPE, CoPEALiBi, Relative
-from cope_sweep.positions.terms import DistanceBias
+from cope_sweep.kernels.arguments import Arguments
+from cope_sweep.kernels.triton_attention import launch, workspace
+from cope_sweep.kernels.tuning import using_configurations
+from cope_sweep.positions import T5, ALiBi, CoPE, CoPEALiBi, CoPEMLP, Relative
 from tests.kernels.accuracy import assert_equals_reference
 from tests.kernels.cases import Case, make_inputs, random_tensors
 
@@ -66,6 +65,17 @@ CASES = {
     "cope and cope-alibi": case(CoPE(p_max=5), SLOPE),
     "alibi": case(ALiBi(), heads=2),
     "cope and alibi": case(CoPE(p_max=3), ALiBi()),
+    "t5": case(T5(buckets=6, max_distance=12), heads=2),
+    "t5, all distances near": case(T5(buckets=4, max_distance=40), queries=20),
+    "cope and t5": case(CoPE(p_max=3), T5(buckets=4, max_distance=9), queries=48, heads=2),
+    "relative and t5": case(Relative(positions=4, far="last", per_head=True), T5(buckets=4, max_distance=9), heads=3),
+    "rotated": case(CoPE(p_max=5), rotated=True, heads=2),
+    "rotated, relative": case(Relative(positions=9), rotated=True),
+    "rotated, separate gate keys": case(CoPE(p_max=5, gate="separate"), Relative(positions=6), rotated=True),
+    "rotated query": case(CoPE(p_max=5, rotated_query=True), rotated=True, queries=20),
+    "several chunks of a table": case(CoPE(p_max="full", per_head=True), queries=100, heads=2, logit_shift=3.0),
+    "several chunks of distances": case(Relative(), T5(buckets=4, max_distance=70), queries=90),
+    "head dim 192": case(CoPE(p_max=4), queries=20, head_dim=192),
     "no position": case(),
     "padding": case(CoPE(p_max=8), Relative(positions=6), batch=3, lengths=(0, 37, 18)),
     "padding of cope-alibi": case(SLOPE, batch=2, lengths=(5, 33)),
@@ -109,57 +119,72 @@ def test_output_and_gradients_equal_the_reference(problem, dtype):
     assert_equals_reference(problem, attend_triton, dtype)
 
 
-UNEVEN_TILES = Tiles(
-    edge=16,
-    forward={"BLOCK_T": 32, "BLOCK_S": 16, "PLAIN_S": 32},
-    backward_rows={"BLOCK_T": 16, "PLAIN_S": 32},
-    backward_keys={"BLOCK_T": 16, "BLOCK_S": 32, "PLAIN_T": 32},
-)
+UNEVEN_TILES = {
+    "forward": {"BLOCK_T": 32, "BLOCK_S": 16, "PLAIN_S": 32},
+    "backward_rows": {"BLOCK_T": 16, "BLOCK_S": 16, "PLAIN_S": 32},
+    "backward_keys": {"BLOCK_T": 16, "BLOCK_S": 32, "PLAIN_T": 32},
+}
 
 
-@pytest.mark.parametrize("name", ["cope and relative, capped", "padding", "all terms", "saturates late"])
-def test_tiles_of_other_sizes(monkeypatch, name):
-    monkeypatch.setattr(triton_attention, "INTERPRETER_TILES", UNEVEN_TILES)
+@pytest.mark.parametrize("name", ["cope and relative, capped", "padding", "all terms", "saturates late", "cope and t5"])
+def test_tiles_of_other_sizes(name):
     problem, dtype = CASES[name]
     problem = replace(problem, heads=1, queries=75, lengths=problem.lengths and (0, 75, 40), seed=5)
-    assert_equals_reference(problem, attend_triton, dtype)
+    with using_configurations(UNEVEN_TILES):
+        assert_equals_reference(problem, attend_triton, dtype)
 
 
-@pytest.mark.parametrize("name", ["cope", "cope-alibi", "padding", "separate gate keys"])
-def test_backward_in_several_launches(monkeypatch, name):
-    monkeypatch.setattr(triton_attention, "ROWS_PER_LAUNCH", 16)
+@pytest.fixture
+def small_launches(monkeypatch):
+    """At most 16 queries in a launch."""
+    monkeypatch.setattr(workspace, "MIN_ROWS", 16)
+    monkeypatch.setattr(workspace, "MIN_BYTES", 1)
+    monkeypatch.setattr(launch, "_LARGEST_TILE", 16)
+    monkeypatch.setattr(launch, "_bytes", lambda _: 0)
+
+
+@pytest.mark.parametrize("name", ["cope", "cope-alibi", "padding", "rotated, separate gate keys", "relative and t5"])
+def test_queries_in_several_launches(small_launches, name):
     problem, dtype = CASES[name]
     assert_equals_reference(replace(problem, seed=6), attend_triton, dtype)
 
 
-def float32_arguments(queries):
-    """q, k, v and z of CoPE with 8 embeddings."""
-    problem, dtype = case(CoPE(p_max=8), queries=queries)
-    inputs, [position] = make_inputs(problem, random_tensors(problem, dtype))
-    arguments = {"q": inputs.q_BHTK, "k": inputs.k_BHSK, "v": inputs.v_BHSK}
-    arguments["z"] = inputs.q_BHTK @ position.parameters["e"].T
-    return {name: x.float().requires_grad_() for name, x in arguments.items()}
+def test_heads_in_several_launches(small_launches, monkeypatch):
+    monkeypatch.setattr(workspace, "MIN_ROWS", 64)
+    encodings = CoPE(p_max=4, per_head=True), T5(buckets=4, max_distance=9)
+    problem, dtype = case(*encodings, batch=2, heads=3, queries=20)
+    assert_equals_reference(problem, attend_triton, dtype)
+
+
+def float32_arguments(queries, **options):
+    """The arguments of the operator for CoPE with 8 embeddings; q, k, v and e have gradients."""
+    problem, dtype = case(CoPE(p_max=8), queries=queries, **options)
+    inputs, positions = make_inputs(problem, random_tensors(problem, dtype))
+    given = Arguments.of(make_problem(inputs, positions, 0.0, None), dtype)
+    return given._replace(**{name: getattr(given, name).clone().requires_grad_() for name in ("q", "k", "v", "e")})
+
+
+def attend_arguments(given):
+    return triton_attention.attention(*given)[0]
 
 
 def test_tensors_need_not_be_contiguous():
-    given = {name: x.detach() for name, x in float32_arguments(20).items()}
-    permuted = {name: x.permute(3, 2, 0, 1).contiguous().permute(2, 3, 1, 0) for name, x in given.items()}
-    torch.testing.assert_close(attention(**permuted, scale=0.3), attention(**given, scale=0.3))
+    given = float32_arguments(20, heads=2)
+    names = ("q", "k", "v")
+    permuted = {n: getattr(given, n).detach().permute(3, 2, 0, 1).contiguous().permute(2, 3, 1, 0) for n in names}
+    torch.testing.assert_close(attend_arguments(given._replace(**permuted)), attend_arguments(given))
 
 
 def test_gradients_have_the_same_bits_in_every_run():
     given = float32_arguments(37)
-    first, second = (
-        torch.autograd.grad(attention(**given, scale=0.3).square().sum(), given.values()) for _ in range(2)
-    )
+    inputs = given.q, given.k, given.v, given.e
+    first, second = (torch.autograd.grad(attend_arguments(given).square().sum(), inputs) for _ in range(2))
     assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
 
 
 def test_the_operator_follows_torch_s_rules_for_operators():
-    given = float32_arguments(5)
-    arguments = (given["q"], given["k"], given["v"], None, None, given["z"], *[None] * 5, 0.25, 0.0, False)
     torch.library.opcheck(
-        torch.ops.cope_sweep.triton_attention, arguments, test_utils=("test_schema", "test_faketensor")
+        torch.ops.cope_sweep.triton_attention, tuple(float32_arguments(5)), test_utils=("test_schema", "test_faketensor")
     )
 
 
@@ -169,8 +194,6 @@ def test_the_operator_follows_torch_s_rules_for_operators():
         ({"q_BHTK": torch.zeros(1, 1, 3, 8, dtype=torch.float64)}, "float64"),
         ({"k_BHSK": torch.zeros(1, 1, 3, 8, dtype=torch.float16)}, "one type"),
         ({"v_BHSK": torch.zeros(1, 1, 3, 9)}, "one head dim"),
-        ({"distance_bias": DistanceBias(torch.zeros(1, 3))}, "T5"),
-        ({"look_up": SimpleNamespace(z_BHQP=torch.zeros(1, 1, 3, 4, dtype=torch.float64))}, "table"),
     ],
 )
 def test_why_not_names_what_is_not_supported(change, reason):
@@ -178,3 +201,9 @@ def test_why_not_names_what_is_not_supported(change, reason):
     problem = AttentionProblem(q, q, q, 1.0)
     assert triton_attention.why_not(problem) is None
     assert reason in triton_attention.why_not(replace(problem, **change))
+
+
+def test_why_not_names_cope_mlp():
+    problem, dtype = case(CoPEMLP(hidden=3))
+    inputs, positions = make_inputs(problem, {n: x.to(dtype) for n, x in random_tensors(problem, dtype).items()})
+    assert "CoPE-MLP" in triton_attention.why_not(make_problem(inputs, positions, 0.0, None))

@@ -1,0 +1,329 @@
+"""Launches of the Triton kernels: their arguments, scratch memory and gradients.
+
+Shapes: B batch, H heads, T queries (the last of the S tokens), S keys, K head dim, P positions, R relative positions,
+D distances with a bias.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import triton  # type: ignore[import-untyped]
+from torch import Tensor
+
+from cope_sweep.kernels.arguments import DIFFERENTIABLE, Arguments, unit_stride
+from cope_sweep.kernels.dropout import threshold
+from cope_sweep.kernels.triton_attention.backward_keys import backward_keys
+from cope_sweep.kernels.triton_attention.backward_rows import backward_rows
+from cope_sweep.kernels.triton_attention.forward import forward
+from cope_sweep.kernels.triton_attention.workspace import Part, Parts, divide
+from cope_sweep.kernels.tuning import Configuration, architecture_of, configuration
+
+KERNELS = {"forward": forward, "backward_rows": backward_rows, "backward_keys": backward_keys}
+Saved = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+"""The output, and what the backward pass needs: log-sum-exp, where plain tiles end, and the position there."""
+
+_WORD_BYTES = 4
+_LARGEST_CHUNK = 64
+"""Entries of a table that are computed at a time, at most."""
+_LARGEST_TILE = 128
+"""Launches divide queries at multiples of it, so that the kernels' tiles have the same borders."""
+
+
+def run(kernel: str, grid: tuple[int, int], arguments: dict[str, Any], sizes: Configuration) -> None:
+    """Run a kernel by name."""
+    KERNELS[kernel][grid](**arguments, **sizes)
+
+
+class Call:
+    """One attention: the kernels' arguments, converted to the types that they read."""
+
+    def __init__(self, given: Arguments) -> None:
+        self.given = given
+        self.q, self.k, self.v = unit_stride(given.q), unit_stride(given.k), unit_stride(given.v)
+        (self.B, self.H, self.T, self.K), self.S = self.q.shape, self.k.shape[2]
+        self.base_q = self._like_q(given.base_q)
+        self.gate_k = self._like_q(given.gate_k)
+        self.e, self.relative = (self._table(x) for x in (given.e, given.relative))
+        self.m, self.distance_bias = (_float(x) for x in (given.m, given.distance_bias))
+        self.contextual = self.e is not None or self.m is not None
+        self.P, self.R = (0 if x is None else x.shape[-2] for x in (self.e, self.relative))
+        self.D = 0 if self.distance_bias is None else self.distance_bias.shape[-1]
+        self.N = max(self.R, self.D)
+        self.chunk_p, self.chunk_r = _chunk(self.P), _chunk(max(self.N, 1))
+
+    def _like_q(self, x: Tensor | None) -> Tensor | None:
+        return None if x is None else unit_stride(x.to(self.q.dtype))
+
+    def _table(self, x: Tensor | None) -> Tensor | None:
+        return None if x is None else x.to(self.q.dtype).contiguous()
+
+    def device(self) -> Any:
+        """A context in which kernels are launched on the device of the inputs."""
+        return torch.cuda.device_of(self.q)  # type: ignore[no-untyped-call]
+
+    def sizes(self, kernel: str) -> Configuration:
+        """Tile sizes, number of warps and of pipeline stages of a kernel."""
+        return configuration(
+            kernel,
+            architecture=architecture_of(self.q.device),
+            dtype=self.q.dtype,
+            head_dim=self.K,
+            p_max=self.P or None,
+            contextual=self.contextual,
+            tokens=self.S,
+        )
+
+    def shared(self) -> dict[str, Any]:
+        """The arguments that all kernels take."""
+        given = self.given
+        bias = self.distance_bias
+        return {
+            "q": self.q,
+            "k": self.k,
+            "v": self.v,
+            "base_q": self.base_q,
+            "gate_k": self.gate_k,
+            "e": self.e,
+            "m": self.m,
+            "relative": self.relative,
+            "distance_bias": None if bias is None else bias.view(torch.int32),
+            "distance_slope": _float(given.distance_slope),
+            "lengths": None if given.lengths is None else given.lengths.to(torch.int64).contiguous(),
+            "seed": self._seed(),
+            **strides("q", self.q),
+            **strides("k", self.k),
+            **strides("v", self.v),
+            **strides("bq", self.q if self.base_q is None else self.base_q),
+            **strides("gk", self.k if self.gate_k is None else self.gate_k),
+            "H": self.H,
+            "T": self.T,
+            "S": self.S,
+            "P": self.P,
+            "R": self.R,
+            "D": self.D,
+            "scale": given.scale,
+            "threshold": threshold(given.dropout) - 2**31,
+            "survival": 1.0 - given.dropout,
+            "HEAD_DIM": self.K,
+            "BLOCK_K": max(16, triton.next_power_of_2(self.K)),
+            "FAR_LAST": given.far_last,
+            "DROPOUT": given.dropout > 0,
+            "PAIRS": PAIRS[self.q.dtype],
+            "PRECISION": precision(self.q.dtype),
+        }
+
+    def of_tables(self) -> dict[str, Any]:
+        """The arguments of the kernels that compute tables."""
+        return {
+            "e_h": _head_stride(self.e),
+            "r_h": _head_stride(self.relative),
+            "e_scale": self.given.e_scale,
+            "relative_scale": self.given.relative_scale,
+            "BLOCK_P": self.chunk_p,
+            "BLOCK_R": self.chunk_r,
+        }
+
+    def _seed(self) -> Tensor | None:
+        """The seed on the device of q. Filled in by a kernel: a copy from the host would synchronise."""
+        seed = self.given.seed
+        if seed is None or not self.given.dropout:
+            return None
+        if seed.device == self.q.device:
+            return seed
+        return torch.full((), int(seed), dtype=torch.int64, device=self.q.device)
+
+    def scratch(self, parts: Parts, *shape: int, dtype: torch.dtype = torch.int32) -> Tensor | None:
+        """Memory for the heads and queries of a launch, `shape` words each; None if a size is 0."""
+        if 0 in shape:
+            return None
+        return self.q.new_empty((parts.heads_each, parts.rows_each, *shape), dtype=dtype)
+
+
+PAIRS = {torch.float32: "", torch.bfloat16: "bf16", torch.float16: "fp16"}
+"""The types of queries, and whether a table's words are pairs (see `tiles.fill_table`)."""
+
+
+def precision(dtype: torch.dtype) -> str:
+    """The input precision of tl.dot: for float32 as exact as torch, which uses TF32 only if that is allowed."""
+    if dtype != torch.float32:
+        return "ieee"
+    return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "tf32x3"
+
+
+def strides(name: str, x: Tensor) -> dict[str, int]:
+    return {f"{name}_b": x.stride(0), f"{name}_h": x.stride(1), f"{name}_t": x.stride(2)}
+
+
+def empty_outputs(given: Arguments) -> Saved:
+    q = given.q
+    rows = q.shape[:3]
+    integers = [q.new_empty(rows, dtype=torch.int32) for _ in range(3)]
+    return q.new_empty(q.shape), q.new_empty(rows, dtype=torch.float32), integers[0], integers[1], integers[2]
+
+
+def launch_forward(given: Arguments) -> Saved:
+    """The output, and what the backward pass needs."""
+    call, outputs = Call(given), empty_outputs(given)
+    sizes = call.sizes("forward")
+    parts = divide(
+        call.B * call.H, call.T, _WORD_BYTES * (call.P + call.R), _bytes(call.q), max(sizes["BLOCK_T"], _LARGEST_TILE)
+    )
+    arguments = {
+        **call.shared(),
+        **call.of_tables(),
+        **dict(zip(("o", "lse", "plain_end", "end_pos_int", "end_pos_frac"), outputs, strict=True)),
+        "z_table": call.scratch(parts, call.P),
+        "relative_table": call.scratch(parts, call.R),
+        "ONE_CHUNK": call.chunk_p >= call.P,
+    }
+    with call.device():
+        for part in parts:
+            grid = triton.cdiv(part.rows, sizes["BLOCK_T"]), part.heads
+            run("forward", grid, {**arguments, **_of_part(part, parts)}, sizes)
+    return outputs
+
+
+def row_bytes(call: Call, block_t: int, edge: int) -> float:
+    """Scratch memory of the backward kernels for a query of a launch (see `workspace.py`)."""
+    tables = 12 * call.P + 4 * (call.R + call.N) + 4 * (call.K * (call.P + call.R) + call.D) / block_t
+    return tables + (12 * triton.cdiv(call.S, edge) if call.contextual else 0)
+
+
+def launch_backward(given: Arguments, do: Tensor, saved: Sequence[Tensor]) -> list[Tensor | None]:
+    """The gradients of the first `DIFFERENTIABLE` arguments, in their types; None for arguments that are None."""
+    backward = Backward(Call(given), unit_stride(do), saved)
+    with backward.call.device():
+        for part in backward.parts:
+            backward.launch(part)
+    gradients = backward.gradients()
+    named = zip(Arguments._fields[:DIFFERENTIABLE], given, strict=False)
+    return [None if x is None else gradients[name].to(x.dtype) for name, x in named]
+
+
+class Backward:
+    """The launches of a backward pass, and the gradients that they compute."""
+
+    def __init__(self, call: Call, do: Tensor, saved: Sequence[Tensor]) -> None:
+        self.call = call
+        self.row_sizes, self.key_sizes = call.sizes("backward_rows"), call.sizes("backward_keys")
+        block_t, edge = self.row_sizes["BLOCK_T"], self.key_sizes["BLOCK_S"]
+        tile = max(_LARGEST_TILE, block_t, self.key_sizes["PLAIN_T"])
+        self.parts = divide(call.B * call.H, call.T, row_bytes(call, block_t, edge), _bytes(call.q), tile)
+        o, lse, plain_end, end_pos_int, end_pos_frac = saved
+        shared = {
+            **call.shared(),
+            **strides("do", do),
+            **self._edges(edge),
+            "do": do,
+            "lse": lse,
+            "plain_end": plain_end,
+            "delta": torch.empty_like(lse),
+            "far_score": torch.empty_like(lse),
+            "z_table": call.scratch(self.parts, call.P),
+            "relative_table": call.scratch(self.parts, call.R),
+            "PARTS": 3 if call.q.dtype == torch.float32 else 2,
+        }
+        self.of_rows = {
+            **shared,
+            **call.of_tables(),
+            **self._row_outputs(lse, triton.cdiv(min(self.parts.rows_each, call.T), block_t)),
+            "o": o,
+            "end_pos_int": end_pos_int,
+            "end_pos_frac": end_pos_frac,
+            "prefix_sums": call.scratch(self.parts, call.P, 2, dtype=torch.float32),
+            "by_distance": call.scratch(self.parts, call.N, dtype=torch.float32),
+            "N": call.N,
+            "EDGE": edge,
+        }
+        tiles = triton.cdiv(self.parts.rows_each, self.key_sizes["BLOCK_T"])
+        self.of_keys = {**shared, **self._key_outputs(), "TILES": max(2, triton.next_power_of_2(tiles))}
+        of_tables = {"e": call.e, "relative": call.relative, "distance_bias": call.distance_bias}
+        self.sums = {name: lse.new_zeros(table.shape) for name, table in of_tables.items() if table is not None}
+
+    def _edges(self, edge: int) -> dict[str, Tensor | None]:
+        """Positions and Σ dp at the edges of the column kernel's tiles."""
+        dtypes = {"edge_pos_int": torch.int32, "edge_pos_frac": torch.int32, "edge_dp": torch.float32}
+        if not self.call.contextual:
+            return dict.fromkeys(dtypes)
+        shape = (self.parts.heads_each, triton.cdiv(self.call.S, edge), self.parts.rows_each)
+        return {name: self.call.q.new_empty(shape, dtype=dtype) for name, dtype in dtypes.items()}
+
+    def _row_outputs(self, lse: Tensor, tiles: int) -> dict[str, Tensor | None]:
+        call, heads = self.call, self.parts.heads_each
+        return {
+            "dq": call.q.new_empty(call.q.shape),
+            "dbase_q": None if call.base_q is None else call.q.new_empty(call.q.shape),
+            "dm_rows": None if call.m is None else torch.empty_like(lse),
+            "e_parts": None if call.e is None else lse.new_empty((heads, tiles, call.P, call.K)),
+            "relative_parts": None if call.relative is None else lse.new_empty((heads, tiles, call.R, call.K)),
+            "bias_parts": None if call.distance_bias is None else lse.new_empty((heads, tiles, call.D)),
+        }
+
+    def _key_outputs(self) -> dict[str, Any]:
+        """Sums over launches are float32, and start at 0."""
+        of_keys = {"dk": self.call.k, "dv": self.call.v, "dgate_k": self.call.gate_k}
+        if self.parts.rows_are_split:
+            sums = {n: None if x is None else x.new_zeros(x.shape, dtype=torch.float32) for n, x in of_keys.items()}
+            return {**sums, "ADD": True}
+        return {**{n: None if x is None else x.new_empty(x.shape) for n, x in of_keys.items()}, "ADD": False}
+
+    def launch(self, part: Part) -> None:
+        """Run both kernels for some heads and queries."""
+        call, of_part = self.call, _of_part(part, self.parts)
+        tiles = triton.cdiv(part.rows, self.row_sizes["BLOCK_T"])
+        run("backward_rows", (tiles, part.heads), {**self.of_rows, **of_part}, self.row_sizes)
+        keys = call.S - call.T + part.first_row + part.rows if self.parts.rows_are_split else call.S
+        grid = triton.cdiv(keys, self.key_sizes["BLOCK_S"]), part.heads
+        run("backward_keys", grid, {**self.of_keys, **of_part}, self.key_sizes)
+        names = {"e": "e_parts", "relative": "relative_parts", "distance_bias": "bias_parts"}
+        for name, total in self.sums.items():
+            of_tiles = self.of_rows[names[name]].flatten(0, 1)[: part.heads * tiles].unflatten(0, (part.heads, tiles))
+            _add_tiles(total, of_tiles, part.first_head, call.H)
+
+    def gradients(self) -> dict[str, Tensor]:
+        """By name of the argument."""
+        dm_rows = self.of_rows["dm_rows"]
+        return {
+            "q": self.of_rows["dq"],
+            "k": self.of_keys["dk"],
+            "v": self.of_keys["dv"],
+            "base_q": self.of_rows["dbase_q"],
+            "gate_k": self.of_keys["dgate_k"],
+            "m": None if dm_rows is None else dm_rows.sum((0, 2)),
+            **self.sums,
+        }
+
+
+def _add_tiles(total: Tensor, of_tiles: Tensor, first_head: int, H: int) -> None:
+    """Add the parts of tiles, (heads, tiles, …), to the gradient of a table, (…) or one for each of the H heads."""
+    if total.dim() == of_tiles.dim() - 2:
+        total += of_tiles.sum((0, 1))
+        return
+    for h in range(H):
+        of_head = of_tiles[(h - first_head) % H :: H]
+        if len(of_head):
+            total[h] += of_head.sum((0, 1))
+
+
+def _of_part(part: Part, parts: Parts) -> dict[str, int]:
+    return {"first_head": part.first_head, "first_row": part.first_row, "launch_rows": parts.rows_each}
+
+
+def _float(x: Tensor | None) -> Tensor | None:
+    return None if x is None else x.float().contiguous()
+
+
+def _head_stride(table: Tensor | None) -> int:
+    """The distance of two heads' tables in memory; 0 if they share one."""
+    return 0 if table is None or table.dim() == 2 else table.stride(0)
+
+
+def _chunk(entries: int) -> int:
+    return min(_LARGEST_CHUNK, max(16, triton.next_power_of_2(max(1, entries))))
+
+
+def _bytes(x: Tensor) -> int:
+    return x.numel() * x.element_size()
