@@ -11,11 +11,14 @@ import torch
 
 if os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("needs TRITON_INTERPRET=1; test_triton.py runs it so", allow_module_level=True)
-pytest.importorskip("triton")
+triton = pytest.importorskip("triton")
+
+import triton.language as tl
 
 from cope_sweep.kernels import AttentionProblem, make_problem, triton_attention
 from cope_sweep.kernels.arguments import Arguments
-from cope_sweep.kernels.triton_attention import launch, workspace
+from cope_sweep.kernels.operator import attention
+from cope_sweep.kernels.triton_attention import launch, tiles, workspace
 from cope_sweep.kernels.tuning import using_configurations
 from cope_sweep.positions import T5, ALiBi, CoPE, CoPEALiBi, CoPEMLP, Relative
 from tests.kernels.accuracy import assert_equals_reference
@@ -45,6 +48,9 @@ CASES = {
     "all gates 1": case(CoPE(p_max=20), logit_shift=40.0),
     "all gates one half": case(CoPE(p_max=12), query_std=0.0),
     "gates 0 or 1": case(CoPE(p_max=6), query_std=60.0),
+    "gates 1, infinite logits": case(CoPE(p_max=40), queries=48, logit_shift=3e4),
+    "gates 1, bfloat16": case(CoPE(p_max=60), queries=70, logit_shift=40.0, dtype=torch.bfloat16),
+    "gates near 1, bfloat16": case(CoPE(p_max=30), queries=48, logit_shift=6.0, dtype=torch.bfloat16),
     "values as gate keys": case(CoPE(p_max=4, gate="values"), rotated=True),
     "separate gate keys": case(CoPE(p_max=8, gate="separate"), head_dim=12),
     "separate gate keys, saturated, a table for each head": case(
@@ -160,32 +166,59 @@ def float32_arguments(queries, **options):
     """The arguments of the operator for CoPE with 8 embeddings; q, k, v and e have gradients."""
     problem, dtype = case(CoPE(p_max=8), queries=queries, **options)
     inputs, positions = make_inputs(problem, random_tensors(problem, dtype))
-    given = Arguments.of(make_problem(inputs, positions, 0.0, None), dtype)
-    return given._replace(**{name: getattr(given, name).clone().requires_grad_() for name in ("q", "k", "v", "e")})
-
-
-def attend_arguments(given):
-    return triton_attention.attention(*given)[0]
+    given = Arguments.of(make_problem(inputs, positions, 0.0, None))
+    return given._replace(**{name: getattr(given, name).to(dtype, copy=True).requires_grad_() for name in ("q", "k", "v", "e")})
 
 
 def test_tensors_need_not_be_contiguous():
     given = float32_arguments(20, heads=2)
     names = ("q", "k", "v")
     permuted = {n: getattr(given, n).detach().permute(3, 2, 0, 1).contiguous().permute(2, 3, 1, 0) for n in names}
-    torch.testing.assert_close(attend_arguments(given._replace(**permuted)), attend_arguments(given))
+    torch.testing.assert_close(attention(given._replace(**permuted), "triton"), attention(given, "triton"))
 
 
 def test_gradients_have_the_same_bits_in_every_run():
     given = float32_arguments(37)
     inputs = given.q, given.k, given.v, given.e
-    first, second = (torch.autograd.grad(attend_arguments(given).square().sum(), inputs) for _ in range(2))
+    first, second = (torch.autograd.grad(attention(given, "triton").square().sum(), inputs) for _ in range(2))
     assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
 
 
 def test_the_operator_follows_torch_s_rules_for_operators():
-    torch.library.opcheck(
-        torch.ops.cope_sweep.triton_attention, tuple(float32_arguments(5)), test_utils=("test_schema", "test_faketensor")
-    )
+    arguments = (*float32_arguments(5), "triton")
+    torch.library.opcheck(torch.ops.cope_sweep.attention, arguments, test_utils=("test_schema", "test_faketensor"))
+
+
+def test_embeddings_and_gate_keys_of_another_type():
+    # As under autocast to bfloat16, where gate keys are sums with a float32 bias.
+    given, inputs = {}, {}
+    for dtype in (torch.bfloat16, torch.float32):
+        problem, _ = case(CoPE(p_max=4, gate="separate"), T5(buckets=4, max_distance=9), dtype=torch.bfloat16)
+        tensors = random_tensors(problem, torch.bfloat16)
+        x = {name: x.to(torch.bfloat16 if name in "qkv" else dtype).requires_grad_() for name, x in tensors.items()}
+        x.pop("weight")
+        given[dtype], inputs[dtype] = attend_triton(*make_inputs(problem, x), 0.0, None), list(x.values())
+    assert torch.equal(given[torch.bfloat16], given[torch.float32])
+    assert given[torch.float32].dtype == torch.bfloat16
+    gradients = torch.autograd.grad(given[torch.float32].float().square().sum(), inputs[torch.float32])
+    expected = torch.autograd.grad(given[torch.bfloat16].float().square().sum(), inputs[torch.bfloat16])
+    for gradient, other, x in zip(gradients, expected, inputs[torch.float32], strict=True):
+        assert gradient.dtype == x.dtype
+        torch.testing.assert_close(gradient.to(other.dtype), other)
+
+
+def test_a_gate_is_at_most_one_entry():
+    # A quotient that is rounded up gives 1 + 2⁻²³, and 2²² of them rounded to an integer would be 2²² + 1.
+    gates = torch.tensor([1 + 2**-23, 1.0, 1 - 2**-24, 0.0, 0.5])
+    units = torch.empty(5, dtype=torch.int32)
+    units_of_gates[(1,)](gates, units, 5, BLOCK=8)
+    assert units.tolist() == [2**22, 2**22, 2**22, 0, 2**21]
+
+
+@triton.jit
+def units_of_gates(gates, units, N, BLOCK: tl.constexpr):
+    n = tl.arange(0, BLOCK)
+    tl.store(units + n, tiles.units_of(tl.load(gates + n, mask=n < N), n < N), mask=n < N)
 
 
 @pytest.mark.parametrize(

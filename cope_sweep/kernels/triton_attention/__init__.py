@@ -1,14 +1,15 @@
 """Fused attention on a GPU, in Triton, without T × T or T × P memory.
 
-`dispatch` calls `why_not` and `attend`; the blocked path computes other problems. With TRITON_INTERPRET=1 in the
-environment when Triton is imported, the same kernels run on a CPU, slowly; the tests use that.
+The operator `cope_sweep::attention` calls `forward` and `backward`; the blocked path computes problems for which
+`why_not` has a reason. With TRITON_INTERPRET=1 in the environment when Triton is imported, the same kernels run on a CPU,
+slowly; the tests use that.
 
-    forward.py          the output, and for each query the log-sum-exp and where its tables end
-    backward_rows.py    gradients of queries and tables
-    backward_keys.py    gradients of keys, values and gate keys
-    tiles.py            what they share: fixed-point positions, tables, dropout
-    launch.py           arguments, scratch memory, launches
-    workspace.py        the size of scratch memory, a formula
+    kernel_forward.py          the output, and for each query the log-sum-exp and where its tables end
+    kernel_backward_rows.py    gradients of queries and tables
+    kernel_backward_keys.py    gradients of keys, values and gate keys
+    tiles.py                   what they share: fixed-point positions, tables, dropout
+    launch.py                  arguments, scratch memory, launches
+    workspace.py               the size of scratch memory, a formula
 
 Memory beyond inputs and outputs: 16 bytes for each query of each head from the forward pass to the backward pass, 8 in the
 backward pass, and the scratch memory.
@@ -20,10 +21,12 @@ import torch
 import triton  # type: ignore[import-untyped]
 from torch import Tensor
 
+from cope_sweep.kernels import operator
 from cope_sweep.kernels.arguments import Arguments
 from cope_sweep.kernels.problem import AttentionProblem
-from cope_sweep.kernels.triton_attention.launch import PAIRS
-from cope_sweep.kernels.triton_attention.operator import attention
+from cope_sweep.kernels.triton_attention.launch import PAIRS, backward, forward
+
+__all__ = ["attend", "backward", "forward", "why_not"]
 
 INTERPRETED = bool(triton.knobs.runtime.interpret)
 MAX_HEAD_DIM = 256
@@ -57,11 +60,4 @@ def attend(problem: AttentionProblem) -> Tensor:
 
     Gate keys and embeddings are converted to the type of the queries, slopes and biases to float32.
     """
-    slope, bias, distance_slope = problem.slope, problem.distance_bias, problem.distance_slope
-    arguments = Arguments.of(problem, problem.q_BHTK.dtype)._replace(
-        m=slope.m_H if slope else None,
-        distance_bias=bias.b_HR if bias else None,
-        distance_slope=distance_slope.m_H if distance_slope else None,
-    )
-    out: Tensor = attention(*arguments)[0]
-    return out
+    return operator.attention(Arguments.of(problem), "triton")

@@ -6,7 +6,6 @@ D distances with a bias.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,15 +14,15 @@ from torch import Tensor
 
 from cope_sweep.kernels.arguments import DIFFERENTIABLE, Arguments, unit_stride
 from cope_sweep.kernels.dropout import threshold
-from cope_sweep.kernels.triton_attention.backward_keys import backward_keys
-from cope_sweep.kernels.triton_attention.backward_rows import backward_rows
-from cope_sweep.kernels.triton_attention.forward import forward
+from cope_sweep.kernels.triton_attention import kernel_backward_keys, kernel_backward_rows, kernel_forward
 from cope_sweep.kernels.triton_attention.workspace import Part, Parts, divide
 from cope_sweep.kernels.tuning import Configuration, architecture_of, configuration
 
-KERNELS = {"forward": forward, "backward_rows": backward_rows, "backward_keys": backward_keys}
-Saved = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
-"""The output, and what the backward pass needs: log-sum-exp, where plain tiles end, and the position there."""
+KERNELS = {
+    "forward": kernel_forward.forward,
+    "backward_rows": kernel_backward_rows.backward_rows,
+    "backward_keys": kernel_backward_keys.backward_keys,
+}
 
 _WORD_BYTES = 4
 _LARGEST_CHUNK = 64
@@ -127,7 +126,7 @@ class Call:
         }
 
     def _seed(self) -> Tensor | None:
-        """The seed on the device of q. Filled in by a kernel: a copy from the host would synchronise."""
+        """The seed on the device of q, where kernels read it: a number would compile variants of the kernels."""
         seed = self.given.seed
         if seed is None or not self.given.dropout:
             return None
@@ -157,24 +156,18 @@ def strides(name: str, x: Tensor) -> dict[str, int]:
     return {f"{name}_b": x.stride(0), f"{name}_h": x.stride(1), f"{name}_t": x.stride(2)}
 
 
-def empty_outputs(given: Arguments) -> Saved:
-    q = given.q
-    rows = q.shape[:3]
-    integers = [q.new_empty(rows, dtype=torch.int32) for _ in range(3)]
-    return q.new_empty(q.shape), q.new_empty(rows, dtype=torch.float32), integers[0], integers[1], integers[2]
-
-
-def launch_forward(given: Arguments) -> Saved:
-    """The output, and what the backward pass needs."""
-    call, outputs = Call(given), empty_outputs(given)
+def forward(given: Arguments, out: Tensor, lse: Tensor, carry: Tensor) -> None:
+    """Write the output and what `backward` needs: the log-sum-exp, where plain tiles end, and the position there."""
+    call = Call(given)
     sizes = call.sizes("forward")
-    parts = divide(
-        call.B * call.H, call.T, _WORD_BYTES * (call.P + call.R), _bytes(call.q), max(sizes["BLOCK_T"], _LARGEST_TILE)
-    )
+    tile = max(sizes["BLOCK_T"], _LARGEST_TILE)
+    parts = divide(call.B * call.H, call.T, _WORD_BYTES * (call.P + call.R), _bytes(call.q), tile)
     arguments = {
         **call.shared(),
         **call.of_tables(),
-        **dict(zip(("o", "lse", "plain_end", "end_pos_int", "end_pos_frac"), outputs, strict=True)),
+        "o": out,
+        "lse": lse,
+        **_of_carry(carry),
         "z_table": call.scratch(parts, call.P),
         "relative_table": call.scratch(parts, call.R),
         "ONE_CHUNK": call.chunk_p >= call.P,
@@ -183,7 +176,11 @@ def launch_forward(given: Arguments) -> Saved:
         for part in parts:
             grid = triton.cdiv(part.rows, sizes["BLOCK_T"]), part.heads
             run("forward", grid, {**arguments, **_of_part(part, parts)}, sizes)
-    return outputs
+
+
+def _of_carry(carry: Tensor) -> dict[str, Tensor]:
+    """The parts of the forward pass's integers, (3, B, H, T), by the names of the kernels' arguments."""
+    return dict(zip(("plain_end", "end_pos_int", "end_pos_frac"), carry, strict=True))
 
 
 def row_bytes(call: Call, block_t: int, edge: int) -> float:
@@ -192,34 +189,37 @@ def row_bytes(call: Call, block_t: int, edge: int) -> float:
     return tables + (12 * triton.cdiv(call.S, edge) if call.contextual else 0)
 
 
-def launch_backward(given: Arguments, do: Tensor, saved: Sequence[Tensor]) -> list[Tensor | None]:
-    """The gradients of the first `DIFFERENTIABLE` arguments, in their types; None for arguments that are None."""
-    backward = Backward(Call(given), unit_stride(do), saved)
-    with backward.call.device():
-        for part in backward.parts:
-            backward.launch(part)
-    gradients = backward.gradients()
-    named = zip(Arguments._fields[:DIFFERENTIABLE], given, strict=False)
-    return [None if x is None else gradients[name].to(x.dtype) for name, x in named]
+def backward(
+    given: Arguments, dout: Tensor, out: Tensor, lse: Tensor, carry: Tensor, gradients: list[Tensor | None]
+) -> None:
+    """Write the gradients."""
+    launches = Backward(Call(given), unit_stride(dout), out, lse, carry, gradients)
+    with launches.call.device():
+        for part in launches.parts:
+            launches.run(part)
+    launches.finish()
 
 
 class Backward:
-    """The launches of a backward pass, and the gradients that they compute."""
+    """The launches of a backward pass, and the gradients that they write."""
 
-    def __init__(self, call: Call, do: Tensor, saved: Sequence[Tensor]) -> None:
+    def __init__(
+        self, call: Call, do: Tensor, out: Tensor, lse: Tensor, carry: Tensor, gradients: list[Tensor | None]
+    ) -> None:
         self.call = call
+        self.of = dict(zip(Arguments._fields[:DIFFERENTIABLE], gradients, strict=True))
         self.row_sizes, self.key_sizes = call.sizes("backward_rows"), call.sizes("backward_keys")
         block_t, edge = self.row_sizes["BLOCK_T"], self.key_sizes["BLOCK_S"]
         tile = max(_LARGEST_TILE, block_t, self.key_sizes["PLAIN_T"])
         self.parts = divide(call.B * call.H, call.T, row_bytes(call, block_t, edge), _bytes(call.q), tile)
-        o, lse, plain_end, end_pos_int, end_pos_frac = saved
+        carried = _of_carry(carry)
         shared = {
             **call.shared(),
             **strides("do", do),
+            "plain_end": carried["plain_end"],
             **self._edges(edge),
             "do": do,
             "lse": lse,
-            "plain_end": plain_end,
             "delta": torch.empty_like(lse),
             "far_score": torch.empty_like(lse),
             "z_table": call.scratch(self.parts, call.P),
@@ -230,9 +230,8 @@ class Backward:
             **shared,
             **call.of_tables(),
             **self._row_outputs(lse, triton.cdiv(min(self.parts.rows_each, call.T), block_t)),
-            "o": o,
-            "end_pos_int": end_pos_int,
-            "end_pos_frac": end_pos_frac,
+            **carried,
+            "o": out,
             "prefix_sums": call.scratch(self.parts, call.P, 2, dtype=torch.float32),
             "by_distance": call.scratch(self.parts, call.N, dtype=torch.float32),
             "N": call.N,
@@ -254,8 +253,8 @@ class Backward:
     def _row_outputs(self, lse: Tensor, tiles: int) -> dict[str, Tensor | None]:
         call, heads = self.call, self.parts.heads_each
         return {
-            "dq": call.q.new_empty(call.q.shape),
-            "dbase_q": None if call.base_q is None else call.q.new_empty(call.q.shape),
+            "dq": self.of["q"],
+            "dbase_q": self.of["base_q"],
             "dm_rows": None if call.m is None else torch.empty_like(lse),
             "e_parts": None if call.e is None else lse.new_empty((heads, tiles, call.P, call.K)),
             "relative_parts": None if call.relative is None else lse.new_empty((heads, tiles, call.R, call.K)),
@@ -263,14 +262,13 @@ class Backward:
         }
 
     def _key_outputs(self) -> dict[str, Any]:
-        """Sums over launches are float32, and start at 0."""
-        of_keys = {"dk": self.call.k, "dv": self.call.v, "dgate_k": self.call.gate_k}
+        """The gradients of keys. Sums over several launches are float32, and start at 0."""
+        of_keys = {"dk": self.of["k"], "dv": self.of["v"], "dgate_k": self.of["gate_k"]}
         if self.parts.rows_are_split:
-            sums = {n: None if x is None else x.new_zeros(x.shape, dtype=torch.float32) for n, x in of_keys.items()}
-            return {**sums, "ADD": True}
-        return {**{n: None if x is None else x.new_empty(x.shape) for n, x in of_keys.items()}, "ADD": False}
+            of_keys = {n: None if x is None else x.new_zeros(x.shape, dtype=torch.float32) for n, x in of_keys.items()}
+        return {**of_keys, "ADD": self.parts.rows_are_split}
 
-    def launch(self, part: Part) -> None:
+    def run(self, part: Part) -> None:
         """Run both kernels for some heads and queries."""
         call, of_part = self.call, _of_part(part, self.parts)
         tiles = triton.cdiv(part.rows, self.row_sizes["BLOCK_T"])
@@ -283,18 +281,16 @@ class Backward:
             of_tiles = self.of_rows[names[name]].flatten(0, 1)[: part.heads * tiles].unflatten(0, (part.heads, tiles))
             _add_tiles(total, of_tiles, part.first_head, call.H)
 
-    def gradients(self) -> dict[str, Tensor]:
-        """By name of the argument."""
+    def finish(self) -> None:
+        """Write the gradients that are sums over several launches or programs."""
         dm_rows = self.of_rows["dm_rows"]
-        return {
-            "q": self.of_rows["dq"],
-            "k": self.of_keys["dk"],
-            "v": self.of_keys["dv"],
-            "base_q": self.of_rows["dbase_q"],
-            "gate_k": self.of_keys["dgate_k"],
-            "m": None if dm_rows is None else dm_rows.sum((0, 2)),
-            **self.sums,
-        }
+        sums = {**self.sums, "m": None if dm_rows is None else dm_rows.sum((0, 2))}
+        if self.parts.rows_are_split:
+            sums |= {name: self.of_keys[f"d{name}"] for name in ("k", "v", "gate_k")}
+        for name, total in sums.items():
+            gradient = self.of[name]
+            if total is not None and gradient is not None:
+                gradient.copy_(total)
 
 
 def _add_tiles(total: Tensor, of_tiles: Tensor, first_head: int, H: int) -> None:

@@ -91,14 +91,17 @@ def cumulative(values, triangle, KEYS_FIRST: tl.constexpr, PARTS: tl.constexpr):
 
 @triton.jit
 def gate_of(logits):
-    """σ(logits), at most 1: a quotient that is rounded up may exceed it, and positions would skip a table entry."""
-    return tl.minimum(1.0 / (1.0 + tl.exp2(logits * -LOG2E)), 1.0)
+    """σ(logits)."""
+    return 1.0 / (1.0 + tl.exp2(logits * -LOG2E))
 
 
 @triton.jit
 def units_of(gate, visible):
-    """Gates ≤ 1 in units of 1/UNITS, rounded; 0 units where not visible."""
-    return tl.where(visible, (gate * UNITS + 0.5).to(tl.int32), 0)
+    """Gates in units of 1/UNITS, rounded; 0 units where not visible.
+
+    At most UNITS: a quotient that was rounded up may exceed 1, and positions would skip an entry of the prefix sums.
+    """
+    return tl.where(visible, (tl.minimum(gate, 1.0) * UNITS + 0.5).to(tl.int32), 0)
 
 
 @triton.jit

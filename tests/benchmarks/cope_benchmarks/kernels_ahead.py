@@ -23,6 +23,7 @@ import triton  # type: ignore[import-untyped]
 from triton.backends.compiler import GPUTarget  # type: ignore[import-untyped]
 from triton.compiler import ASTSource  # type: ignore[import-untyped]
 
+from cope_sweep.kernels import operator
 from cope_sweep.kernels.arguments import Arguments
 from cope_sweep.kernels.triton_attention import launch
 
@@ -106,8 +107,9 @@ def compile_ahead(
         mock.patch.object(launch, "run", compile_instead),
         mock.patch.object(launch, "architecture_of", lambda _: f"sm_{capability}"),
     ):
-        saved = launch.launch_forward(given)
-        launch.launch_backward(given, q, saved)
+        outputs = operator.empty_outputs(given, "triton")
+        launch.forward(given, *outputs)
+        launch.backward(given, q, *outputs, operator.empty_gradients(given, "triton"))
     return list(compiled.values())
 
 

@@ -11,7 +11,7 @@ ds over the keys so far, stored where f goes from n + 1 to n, is C[n] = Σ_{f_j 
 Each is stored once, in `prefix_sums`. There are two: of ds·(1 − w) for entry f, and of ds·w for entry f + 1, where w is
 the fraction. Parts of tiles are summed afterwards, in a fixed order, so gradients have the same bits in every run.
 
-Shapes: as in `forward.py`.
+Shapes: as in `kernel_forward.py`.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,misc,untyped-decorator"

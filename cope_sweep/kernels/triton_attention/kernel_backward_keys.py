@@ -4,7 +4,7 @@ It computes the gradients of keys, values and gate keys from what `backward_rows
 same memory, so gradients have the same bits in every run. Keys are the first axis of a tile, so that the factors of q
 and do need no transposition.
 
-Shapes: as in `forward.py`.
+Shapes: as in `kernel_forward.py`.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,misc,untyped-decorator"
