@@ -49,7 +49,7 @@ def backward_keys(
     PAIRS: tl.constexpr,
     PRECISION: tl.constexpr,
     PARTS: tl.constexpr,
-    ADD: tl.constexpr,  # add to the gradients, which earlier launches have stored
+    ADD: tl.constexpr,  # add to the gradients of the heads of this launch, which earlier launches have stored
     TILES: tl.constexpr,  # a power of 2; TILES·BLOCK_T rows at least are the launch's
     BLOCK_S: tl.constexpr,
     BLOCK_T: tl.constexpr,  # of general tiles
@@ -178,7 +178,7 @@ def backward_keys(
         dv_tile += tiles.dot(kept_a.to(do_tile.dtype), do_tile, PRECISION)
         dk_tile += tiles.dot(ds.to(q_tile.dtype), q_tile, PRECISION)
 
-    keys = head.to(tl.int64) * S + j
+    keys = (tl.program_id(1) if ADD else head).to(tl.int64) * S + j
     tiles.store(dk, keys, dk_tile * scale, j < S, HEAD_DIM, BLOCK_K, ADD)
     tiles.store(dv, keys, dv_tile, j < S, HEAD_DIM, BLOCK_K, ADD)
     if OWN_GATES:

@@ -262,10 +262,11 @@ class Backward:
         }
 
     def _key_outputs(self) -> dict[str, Any]:
-        """The gradients of keys. Sums over several launches are float32, and start at 0."""
+        """The gradients of keys; float32 sums for the heads of a launch, if it has not all queries of its heads."""
         of_keys = {"dk": self.of["k"], "dv": self.of["v"], "dgate_k": self.of["gate_k"]}
         if self.parts.rows_are_split:
-            of_keys = {n: None if x is None else x.new_zeros(x.shape, dtype=torch.float32) for n, x in of_keys.items()}
+            shape = (self.parts.heads_each, self.call.S, self.call.K)
+            of_keys = {n: None if x is None else x.new_empty(shape, dtype=torch.float32) for n, x in of_keys.items()}
         return {**of_keys, "ADD": self.parts.rows_are_split}
 
     def run(self, part: Part) -> None:
@@ -273,21 +274,30 @@ class Backward:
         call, of_part = self.call, _of_part(part, self.parts)
         tiles = triton.cdiv(part.rows, self.row_sizes["BLOCK_T"])
         run("backward_rows", (tiles, part.heads), {**self.of_rows, **of_part}, self.row_sizes)
-        keys = call.S - call.T + part.first_row + part.rows if self.parts.rows_are_split else call.S
-        grid = triton.cdiv(keys, self.key_sizes["BLOCK_S"]), part.heads
-        run("backward_keys", grid, {**self.of_keys, **of_part}, self.key_sizes)
+        self._run_keys(part, of_part)
         names = {"e": "e_parts", "relative": "relative_parts", "distance_bias": "bias_parts"}
         for name, total in self.sums.items():
             of_tiles = self.of_rows[names[name]].flatten(0, 1)[: part.heads * tiles].unflatten(0, (part.heads, tiles))
             _add_tiles(total, of_tiles, part.first_head, call.H)
 
+    def _run_keys(self, part: Part, of_part: dict[str, int]) -> None:
+        call, rows_end = self.call, part.first_row + part.rows
+        sums = {name: self.of_keys[f"d{name}"] for name in ("k", "v", "gate_k") if self.parts.rows_are_split}
+        for total in sums.values():
+            if part.first_row == 0 and total is not None:
+                total.zero_()
+        keys = call.S - call.T + rows_end if self.parts.rows_are_split else call.S
+        grid = triton.cdiv(keys, self.key_sizes["BLOCK_S"]), part.heads
+        run("backward_keys", grid, {**self.of_keys, **of_part}, self.key_sizes)
+        for name, total in sums.items():
+            gradient = self.of[name]
+            if rows_end == call.T and total is not None and gradient is not None:
+                gradient.flatten(0, 1)[part.first_head : part.first_head + part.heads].copy_(total)
+
     def finish(self) -> None:
         """Write the gradients that are sums over several launches or programs."""
         dm_rows = self.of_rows["dm_rows"]
-        sums = {**self.sums, "m": None if dm_rows is None else dm_rows.sum((0, 2))}
-        if self.parts.rows_are_split:
-            sums |= {name: self.of_keys[f"d{name}"] for name in ("k", "v", "gate_k")}
-        for name, total in sums.items():
+        for name, total in {**self.sums, "m": None if dm_rows is None else dm_rows.sum((0, 2))}.items():
             gradient = self.of[name]
             if total is not None and gradient is not None:
                 gradient.copy_(total)
