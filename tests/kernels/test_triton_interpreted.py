@@ -218,7 +218,7 @@ def test_a_gate_is_at_most_one_entry():
 @triton.jit
 def units_of_gates(gates, units, N, BLOCK: tl.constexpr):
     n = tl.arange(0, BLOCK)
-    tl.store(units + n, tiles.units_of(tl.load(gates + n, mask=n < N), n < N), mask=n < N)
+    tl.store(units + n, tiles.units_of(tl.load(gates + n, mask=n < N)), mask=n < N)
 
 
 @pytest.mark.parametrize(

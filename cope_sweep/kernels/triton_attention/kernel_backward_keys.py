@@ -105,7 +105,7 @@ def backward_keys(
         do_tile = tiles.load(do + b * do_b + h * do_h, row, do_t, valid, HEAD_DIM, BLOCK_K)
         lse_r = tl.load(lse + rows, mask=valid, other=float("inf"))  # rows without a token have weights 0
         delta_r = tl.load(delta + rows, mask=valid, other=0.0)
-        s = tiles.dot(k_tile, tl.trans(q_tile), PRECISION) * scale
+        s = tl.where(visible, tiles.dot(k_tile, tl.trans(q_tile), PRECISION) * (scale * LOG2E), float("-inf"))
         z_rows, relative_rows = None, None
         if e is not None:
             z_rows = z_table + (scratch_rows + tile * BLOCK_T) * P
@@ -117,10 +117,11 @@ def backward_keys(
                 gate_q_tile = q_tile
                 if base_q is not None:
                     gate_q_tile = tiles.load(base_q + b * bq_b + h * bq_h, row, bq_t, valid, HEAD_DIM, BLOCK_K)
-                gate_logits = tiles.dot(gate_k_tile, tl.trans(gate_q_tile), PRECISION) * scale
+                gate_logits = tiles.dot(gate_k_tile, tl.trans(gate_q_tile), PRECISION) * (scale * LOG2E)
+                gate_logits = tl.where(visible, gate_logits, float("-inf"))
             gate = tiles.gate_of(gate_logits)
-            units = tiles.units_of(gate, visible)
-            gate_slope = tl.where(visible, gate * (1.0 - gate), 0.0)
+            units = tiles.units_of(gate)
+            gate_slope = gate - gate * gate
             # A tile that is plain for these rows, but not for later ones, has no stored edge: its keys are saturated.
             begin = tl.load(plain_end + rows, mask=valid, other=FAR)
             at = edges + local
@@ -134,14 +135,14 @@ def backward_keys(
             )
             if e is not None:
                 entry, frac = tiles.entry_of(pos_ints, pos_fracs, P - 1)
-                value, slope = tiles.look_up(z_rows, (t * P)[None, :], entry, frac, P - 1, PAIRS)
-                s += value
+                value, slope = tiles.look_up_with_slope(z_rows, (t * P)[None, :], entry, frac, P - 1, PAIRS)
+                s += LOG2E * value
             if m is not None:
-                s += m_h * tiles.to_float(pos_ints, pos_fracs)
-        s += tiles.distance_scores(
+                s += LOG2E * m_h * tiles.to_float(pos_ints, pos_fracs)
+        s += LOG2E * tiles.distance_scores(
             i[None, :] - j[:, None], relative_rows, (t * R)[None, :], R, bias_h, D, slope_h, FAR_LAST
         )
-        a = tl.where(visible, tl.exp2(s * LOG2E - lse_r[None, :]), 0.0)
+        a = tiles.exp2(s - lse_r[None, :])
         da = tiles.dot(v_tile, tl.trans(do_tile), PRECISION)
         row_keys = tiles.keys_of_rows(seed, head, i) if DROPOUT else None
         kept_a, ds = score_gradients(a, da, delta_r, row_keys, j, threshold, survival, DROPOUT)
@@ -174,7 +175,7 @@ def backward_keys(
             s += (slope_h * LOG2E) * (i[None, :] - j[:, None]).to(tl.float32)
         da = tiles.dot(v_tile, tl.trans(do_tile), PRECISION)
         row_keys = tiles.keys_of_rows(seed, head, i) if DROPOUT else None
-        kept_a, ds = score_gradients(tl.exp2(s), da, delta_r, row_keys, j, threshold, survival, DROPOUT)
+        kept_a, ds = score_gradients(tiles.exp2(s), da, delta_r, row_keys, j, threshold, survival, DROPOUT)
         dv_tile += tiles.dot(kept_a.to(do_tile.dtype), do_tile, PRECISION)
         dk_tile += tiles.dot(ds.to(q_tile.dtype), q_tile, PRECISION)
 

@@ -186,7 +186,7 @@ def backward_rows(
         s = tiles.dot(q_tile, tl.trans(k_tile), PRECISION) * (scale * LOG2E) + far[:, None]
         if slope_h is not None:
             s += (slope_h * LOG2E) * (i[:, None] - j[None, :]).to(tl.float32)
-        a = tl.exp2(s)
+        a = tiles.exp2(s)
         da = tiles.dot(do_tile, tl.trans(v_tile), PRECISION)
         if DROPOUT:
             da = tl.where(tiles.kept(row_keys[:, None], j[None, :], threshold), da / survival, 0.0)
@@ -216,15 +216,16 @@ def backward_rows(
         visible = j[None, :] <= seen_to[:, None]
         k_tile = tiles.load(k + b * k_b + h * k_h, j, k_t, j < S, HEAD_DIM, BLOCK_K)
         v_tile = tiles.load(v + b * v_b + h * v_h, j, v_t, j < S, HEAD_DIM, BLOCK_K)
-        s = tiles.dot(q_tile, tl.trans(k_tile), PRECISION) * scale
+        s = tl.where(visible, tiles.dot(q_tile, tl.trans(k_tile), PRECISION) * (scale * LOG2E), float("-inf"))
         distance = i[:, None] - j[None, :]
         if CONTEXTUAL:
             gate_logits = s
             if OWN_GATES:
                 gate_k_tile = tiles.load(gate_k + b * gk_b + h * gk_h, j, gk_t, j < S, HEAD_DIM, BLOCK_K)
-                gate_logits = tiles.dot(base_q_tile, tl.trans(gate_k_tile), PRECISION) * scale
+                gate_logits = tiles.dot(base_q_tile, tl.trans(gate_k_tile), PRECISION) * (scale * LOG2E)
+                gate_logits = tl.where(visible, gate_logits, float("-inf"))
             gate = tiles.gate_of(gate_logits)
-            units = tiles.units_of(gate, visible)
+            units = tiles.units_of(gate)
             pos_int, pos_frac = tiles.advance(pos_int, pos_frac, -tl.sum(units, 1))
             edge = edge_row + n // (EDGE // BLOCK_S) * launch_rows
             if n % (EDGE // BLOCK_S) == EDGE // BLOCK_S - 1:
@@ -235,21 +236,18 @@ def backward_rows(
             ahead = tiles.units_from(units, from_here, False)
             pos_ints, pos_fracs = tiles.advance(pos_int[:, None], pos_frac[:, None], ahead)
             # Computed before the products below, so that fewer registers are live during them.
-            gate_slope = tl.where(visible, gate * (1.0 - gate), 0.0)
+            gate_slope = gate - gate * gate
             if e is not None:
                 entry, frac = tiles.entry_of(pos_ints, pos_fracs, P - 1)
                 next_ints, next_fracs = tiles.advance(pos_int[:, None], pos_frac[:, None], ahead - units)
                 next_entry, _next_frac = tiles.entry_of(next_ints, next_fracs, P - 1)
-                at = tl.where(next_entry < entry, (t * P)[:, None] + next_entry, -1)
-                value, slope = tiles.look_up(z_rows, (t * P)[:, None], entry, frac, P - 1, PAIRS)
-                s += value
+                value, slope = tiles.look_up_with_slope(z_rows, (t * P)[:, None], entry, frac, P - 1, PAIRS)
+                s += LOG2E * value
             if m is not None:
                 p = tiles.to_float(pos_ints, pos_fracs)
-                s += m_h * p
-        s += tiles.distance_scores(
-            distance, relative_rows, (t * R)[:, None], R, bias_h, D, slope_h, FAR_LAST
-        )  # fmt: skip
-        a = tl.where(visible, tl.exp2(s * LOG2E - lse_r[:, None]), 0.0)
+                s += LOG2E * m_h * p
+        s += LOG2E * tiles.distance_scores(distance, relative_rows, (t * R)[:, None], R, bias_h, D, slope_h, FAR_LAST)
+        a = tiles.exp2(s - lse_r[:, None])
         da = tiles.dot(do_tile, tl.trans(v_tile), PRECISION)
         if DROPOUT:
             da = tl.where(tiles.kept(row_keys[:, None], j[None, :], threshold), da / survival, 0.0)
@@ -265,11 +263,11 @@ def backward_rows(
             dp = tl.zeros_like(ds)
             if e is not None:
                 dp += ds * slope
-                above = ds * frac
-                below = ds - above
+                above = tiles.rounded(ds * frac, PARTS)
+                below = tiles.rounded(ds - above, PARTS)
                 below_sums = below_sum[:, None] + tiles.cumulative(below, up_to_here, False, PARTS)
                 above_sums = above_sum[:, None] + tiles.cumulative(above, up_to_here, False, PARTS)
-                tiles.scatter_pairs(prefix_sums, at, below_sums, above_sums)
+                tiles.scatter_pairs(prefix_sums, (t * P)[:, None], next_entry, entry, below_sums, above_sums)
                 below_sum += tl.sum(below, 1)
                 above_sum += tl.sum(above, 1)
             if m is not None:

@@ -25,8 +25,8 @@ def accumulate(
 ):
     """A step of the softmax, with scores `s` in base 2, and of the weighted sum of values."""
     new_max = tl.maximum(row_max, tl.max(s, 1))
-    rescale = tl.exp2(row_max - new_max)
-    a = tl.exp2(s - new_max[:, None])
+    rescale = tiles.exp2(row_max - new_max)
+    a = tiles.exp2(s - new_max[:, None])
     weight = weight * rescale + tl.sum(a, 1)
     if DROPOUT:
         a = tl.where(tiles.kept(row_keys[:, None], j[None, :], threshold), a, 0.0)
@@ -132,13 +132,14 @@ def forward(
         j = n * BLOCK_S + tl.arange(0, BLOCK_S)
         visible = j[None, :] <= seen_to[:, None]
         k_tile = tiles.load(k + b * k_b + h * k_h, j, k_t, j < S, HEAD_DIM, BLOCK_K)
-        s = tiles.dot(q_tile, tl.trans(k_tile), PRECISION) * scale
+        s = tl.where(visible, tiles.dot(q_tile, tl.trans(k_tile), PRECISION) * (scale * LOG2E), float("-inf"))
         if CONTEXTUAL:
             gate_logits = s
             if OWN_GATES:
                 gate_k_tile = tiles.load(gate_k + b * gk_b + h * gk_h, j, gk_t, j < S, HEAD_DIM, BLOCK_K)
-                gate_logits = tiles.dot(base_q_tile, tl.trans(gate_k_tile), PRECISION) * scale
-            units = tiles.units_of(tiles.gate_of(gate_logits), visible)
+                gate_logits = tiles.dot(base_q_tile, tl.trans(gate_k_tile), PRECISION) * (scale * LOG2E)
+                gate_logits = tl.where(visible, gate_logits, float("-inf"))
+            units = tiles.units_of(tiles.gate_of(gate_logits))
             pos_ints, pos_fracs = tiles.advance(
                 pos_int[:, None], pos_frac[:, None], tiles.units_from(units, triangle, False)
             )
@@ -155,14 +156,12 @@ def forward(
                             filled += BLOCK_P
                         tl.debug_barrier()
                 entry, frac = tiles.entry_of(pos_ints, pos_fracs, P - 1)
-                value, _slope = tiles.look_up(z_rows, (t * P)[:, None], entry, frac, P - 1, PAIRS)
-                s += value
+                s += LOG2E * tiles.look_up(z_rows, (t * P)[:, None], entry, frac, P - 1, PAIRS)
             if m is not None:
-                s += m_h * tiles.to_float(pos_ints, pos_fracs)
-        s += tiles.distance_scores(
+                s += LOG2E * m_h * tiles.to_float(pos_ints, pos_fracs)
+        s += LOG2E * tiles.distance_scores(
             i[:, None] - j[None, :], relative_rows, (t * R)[:, None], R, bias_h, D, slope_h, FAR_LAST
         )
-        s = tl.where(visible, s * LOG2E, float("-inf"))
         v_tile = tiles.load(v + b * v_b + h * v_h, j, v_t, j < S, HEAD_DIM, BLOCK_K)
         row_max, weight, sums = accumulate(s, j, v_tile, row_max, weight, sums, row_keys, threshold, DROPOUT, PRECISION)
         n -= 1

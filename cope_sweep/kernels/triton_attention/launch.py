@@ -144,6 +144,9 @@ class Call:
 PAIRS = {torch.float32: "", torch.bfloat16: "bf16", torch.float16: "fp16"}
 """The types of queries, and whether a table's words are pairs (see `tiles.fill_table`)."""
 
+PARTS = {torch.float32: 3, torch.bfloat16: 1, torch.float16: 2}
+"""Numbers of bfloat16 numbers that represent a term of a prefix sum: as many bits as the type has."""
+
 
 def precision(dtype: torch.dtype) -> str:
     """The input precision of tl.dot: for float32 as exact as torch, which uses TF32 only if that is allowed."""
@@ -224,7 +227,7 @@ class Backward:
             "far_score": torch.empty_like(lse),
             "z_table": call.scratch(self.parts, call.P),
             "relative_table": call.scratch(self.parts, call.R),
-            "PARTS": 3 if call.q.dtype == torch.float32 else 2,
+            "PARTS": PARTS[call.q.dtype],
         }
         self.of_rows = {
             **shared,

@@ -68,21 +68,52 @@ def store(base, at, value, inside, HEAD_DIM: tl.constexpr, BLOCK_K: tl.constexpr
 
 
 @triton.jit
+def exp2(x):
+    """2ˣ; results below 2⁻¹²⁶ are 0. By assembly, because Triton's exp2 spends three instructions on those."""
+    if INTERPRETED:
+        return tl.exp2(x)
+    return tl.inline_asm_elementwise(
+        "ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
+    )  # fmt: skip
+
+
+@triton.jit
+def reciprocal(x):
+    if INTERPRETED:
+        return 1.0 / x
+    return tl.inline_asm_elementwise(
+        "rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
+    )  # fmt: skip
+
+
+@triton.jit
+def without_low_bits(values):
+    """Values cut off to the 8 significant bits of bfloat16."""
+    return (values.to(tl.int32, bitcast=True) & -65536).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def rounded(values, PARTS: tl.constexpr):
+    """What `cumulative` sums: the values as the sum of PARTS bfloat16 numbers, which hold 8 bits each."""
+    if PARTS == 1:
+        values = values.to(tl.bfloat16).to(tl.float32)
+    return values
+
+
+@triton.jit
 def cumulative(values, triangle, KEYS_FIRST: tl.constexpr, PARTS: tl.constexpr):
     """Sums of the tile's values up to each key, by a product with a triangle of ones (bfloat16).
 
-    PARTS: number of bfloat16 numbers that represent each value: 2 hold 16 bits of it, 3 all 24 of a float32.
+    PARTS: number of bfloat16 numbers that represent each value: 1 holds 8 bits of it, 3 all 24 of a float32.
     """
-    part = values.to(tl.bfloat16)
-    rest = values - part.to(tl.float32)
-    total = dot(triangle, part, "ieee") if KEYS_FIRST else dot(part, triangle, "ieee")
-    for _ in tl.static_range(PARTS - 1):
-        part = rest.to(tl.bfloat16)
-        rest = rest - part.to(tl.float32)
-        if KEYS_FIRST:
-            total += dot(triangle, part, "ieee")
-        else:
-            total += dot(part, triangle, "ieee")
+    if PARTS == 1:
+        part = values.to(tl.bfloat16)
+        total = dot(triangle, part, "ieee") if KEYS_FIRST else dot(part, triangle, "ieee")
+    else:
+        high = without_low_bits(values)
+        part = high.to(tl.bfloat16)
+        total = dot(triangle, part, "ieee") if KEYS_FIRST else dot(part, triangle, "ieee")
+        total += cumulative(values - high, triangle, KEYS_FIRST, PARTS - 1)
     return total
 
 
@@ -91,17 +122,17 @@ def cumulative(values, triangle, KEYS_FIRST: tl.constexpr, PARTS: tl.constexpr):
 
 @triton.jit
 def gate_of(logits):
-    """σ(logits)."""
-    return 1.0 / (1.0 + tl.exp2(logits * -LOG2E))
+    """σ of logits in base 2."""
+    return reciprocal(1.0 + exp2(-logits))
 
 
 @triton.jit
-def units_of(gate, visible):
-    """Gates in units of 1/UNITS, rounded; 0 units where not visible.
+def units_of(gate):
+    """Gates in units of 1/UNITS, rounded.
 
     At most UNITS: a quotient that was rounded up may exceed 1, and positions would skip an entry of the prefix sums.
     """
-    return tl.where(visible, (tl.minimum(gate, 1.0) * UNITS + 0.5).to(tl.int32), 0)
+    return (tl.minimum(gate, 1.0) * UNITS + 0.5).to(tl.int32)
 
 
 @triton.jit
@@ -133,9 +164,8 @@ def to_float(pos_int, pos_frac):
 @triton.jit
 def entry_of(pos_int, pos_frac, last):
     """The table entry at or below a position, and the fraction to the next entry: 0 from the last entry on."""
-    inside = (pos_int >= 0) & (pos_int < last)
-    frac = tl.where(inside, pos_frac.to(tl.float32) * (1.0 / UNITS), 0.0)
-    return tl.minimum(tl.maximum(pos_int, 0), last), frac
+    frac = tl.where(pos_int < last, pos_frac.to(tl.float32) * (1.0 / UNITS), 0.0)
+    return tl.minimum(pos_int, last), frac
 
 
 # Scratch memory -------------------------------------------------------------------------------------------------------
@@ -174,17 +204,18 @@ def scatter(base, index, value):
 
 
 @triton.jit
-def scatter_pairs(base, index, first, second):
-    """Store pairs of float32 numbers, pair after pair, where the index is ≥ 0."""
+def scatter_pairs(base, row_starts, entry, previous, first, second):
+    """Store pairs of float32 numbers, pair after pair, at the entries that are below the previous key's."""
     if INTERPRETED:
-        tl.store(base + index * 2, first, mask=index >= 0)
-        tl.store(base + index * 2 + 1, second, mask=index >= 0)
+        at = base + (row_starts + entry) * 2
+        tl.store(at, first, mask=entry < previous)
+        tl.store(at + 1, second, mask=entry < previous)
     else:
         tl.inline_asm_elementwise(
-            "{ .reg .b64 address; .reg .pred inside; setp.ge.s32 inside, $2, 0; mad.wide.s32 address, $2, 8, $1; "
-            "@inside st.global.v2.b32 [address], {$3, $4}; mov.b32 $0, 0; }",
-            "=r,l,r,r,r",
-            [base.to(tl.int64), index, first, second],
+            "{ .reg .b64 address; .reg .pred below; setp.lt.s32 below, $3, $4; mad.wide.s32 address, $2, 8, $1; "
+            "@below st.global.v2.b32 [address], {$5, $6}; mov.b32 $0, 0; }",
+            "=r,l,r,r,r,r,r",
+            [base.to(tl.int64), row_starts + entry, entry, previous, first, second],
             dtype=tl.int32,
             is_pure=False,
             pack=1,
@@ -233,13 +264,27 @@ def unpack(word, PAIRS: tl.constexpr):
 
 
 @triton.jit
-def look_up(table, row_starts, entry, frac, last, PAIRS: tl.constexpr):
-    """The interpolated table entry at a position, and its slope: 0 where ⌈p⌉ = ⌊p⌋, as in the paper's listing."""
+def neighbours(table, row_starts, entry, last, PAIRS: tl.constexpr):
+    """A table's entries at `entry` and after it."""
     if PAIRS == "":
         below = gather(table, row_starts + entry).to(tl.float32, bitcast=True)
         above = gather(table, row_starts + tl.minimum(entry + 1, last)).to(tl.float32, bitcast=True)
     else:
         below, above = unpack(gather(table, row_starts + entry), PAIRS)
+    return below, above
+
+
+@triton.jit
+def look_up(table, row_starts, entry, frac, last, PAIRS: tl.constexpr):
+    """The interpolated table entry at a position."""
+    below, above = neighbours(table, row_starts, entry, last, PAIRS)
+    return below + frac * (above - below)
+
+
+@triton.jit
+def look_up_with_slope(table, row_starts, entry, frac, last, PAIRS: tl.constexpr):
+    """The same, and its slope: 0 where ⌈p⌉ = ⌊p⌋, as in the paper's listing."""
+    below, above = neighbours(table, row_starts, entry, last, PAIRS)
     slope = tl.where(frac > 0, above - below, 0.0)
     return below + frac * slope, slope
 
