@@ -130,15 +130,14 @@ def backward_keys(
             pos_int = tl.where(seen, tl.load(edge_pos_int + at, mask=edge, other=FAR), 0)
             pos_frac = tl.load(edge_pos_frac + at, mask=edge, other=0)
             dp_before = tl.load(edge_dp + at, mask=valid & (begin <= n * BLOCK_S) & (n * BLOCK_S <= i), other=0.0)
-            pos_ints, pos_fracs = tiles.advance(
-                pos_int[None, :], pos_frac[None, :], tiles.units_from(units, from_here, True)
-            )
+            positions = pos_frac[None, :] + tiles.units_from(units, from_here, True)  # units from pos_int on
             if e is not None:
-                entry, frac = tiles.entry_of(pos_ints, pos_fracs, P - 1)
-                value, slope = tiles.look_up_with_slope(z_rows, (t * P)[None, :], entry, frac, P - 1, PAIRS)
+                row_index, limit = tiles.table_row(t * P, pos_int, P - 1)
+                entry, frac = tiles.entry_of(row_index[None, :], limit[None, :], positions)
+                value, slope = tiles.look_up_with_slope(z_rows, entry, frac, (t * P + P - 1)[None, :], PAIRS)
                 s += LOG2E * value
             if m is not None:
-                s += LOG2E * m_h * tiles.to_float(pos_ints, pos_fracs)
+                s += LOG2E * m_h * tiles.to_float(pos_int[None, :], positions)
         s += LOG2E * tiles.distance_scores(
             i[None, :] - j[:, None], relative_rows, (t * R)[None, :], R, bias_h, D, slope_h, FAR_LAST
         )

@@ -203,7 +203,7 @@ def backward_rows(
         edge_row = tl.program_id(1).to(tl.int64) * tl.cdiv(S, EDGE) * launch_rows + tile * BLOCK_T + t
         dm_r = tl.zeros((BLOCK_T,), tl.float32)
     if e is not None:
-        first_entry, _first_frac = tiles.entry_of(pos_int, pos_frac, P - 1)
+        first_entry = tl.minimum(pos_int, P - 1)
         prefix_sums += scratch_row * P * 2
         below_sum = ds_plain
         above_sum = tl.zeros((BLOCK_T,), tl.float32)
@@ -234,17 +234,17 @@ def backward_rows(
             if n % (EDGE // BLOCK_S) == 0:
                 tl.store(edge_dp + edge, dp_before, mask=row < T)
             ahead = tiles.units_from(units, from_here, False)
-            pos_ints, pos_fracs = tiles.advance(pos_int[:, None], pos_frac[:, None], ahead)
+            positions = pos_frac[:, None] + ahead  # units from pos_int on
             # Computed before the products below, so that fewer registers are live during them.
             gate_slope = gate - gate * gate
             if e is not None:
-                entry, frac = tiles.entry_of(pos_ints, pos_fracs, P - 1)
-                next_ints, next_fracs = tiles.advance(pos_int[:, None], pos_frac[:, None], ahead - units)
-                next_entry, _next_frac = tiles.entry_of(next_ints, next_fracs, P - 1)
-                value, slope = tiles.look_up_with_slope(z_rows, (t * P)[:, None], entry, frac, P - 1, PAIRS)
+                row_index, limit = tiles.table_row(t * P, pos_int, P - 1)
+                entry, frac = tiles.entry_of(row_index[:, None], limit[:, None], positions)
+                next_entry, _next_frac = tiles.entry_of(row_index[:, None], limit[:, None], positions - units)
+                value, slope = tiles.look_up_with_slope(z_rows, entry, frac, (t * P + P - 1)[:, None], PAIRS)
                 s += LOG2E * value
             if m is not None:
-                p = tiles.to_float(pos_ints, pos_fracs)
+                p = tiles.to_float(pos_int[:, None], positions)
                 s += LOG2E * m_h * p
         s += LOG2E * tiles.distance_scores(distance, relative_rows, (t * R)[:, None], R, bias_h, D, slope_h, FAR_LAST)
         a = tiles.exp2(s - lse_r[:, None])
@@ -267,7 +267,7 @@ def backward_rows(
                 below = tiles.rounded(ds - above, PARTS)
                 below_sums = below_sum[:, None] + tiles.cumulative(below, up_to_here, False, PARTS)
                 above_sums = above_sum[:, None] + tiles.cumulative(above, up_to_here, False, PARTS)
-                tiles.scatter_pairs(prefix_sums, (t * P)[:, None], next_entry, entry, below_sums, above_sums)
+                tiles.scatter_pairs(prefix_sums, next_entry, entry, below_sums, above_sums)
                 below_sum += tl.sum(below, 1)
                 above_sum += tl.sum(above, 1)
             if m is not None:

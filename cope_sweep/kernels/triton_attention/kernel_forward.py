@@ -140,9 +140,8 @@ def forward(
                 gate_logits = tiles.dot(base_q_tile, tl.trans(gate_k_tile), PRECISION) * (scale * LOG2E)
                 gate_logits = tl.where(visible, gate_logits, float("-inf"))
             units = tiles.units_of(tiles.gate_of(gate_logits))
-            pos_ints, pos_fracs = tiles.advance(
-                pos_int[:, None], pos_frac[:, None], tiles.units_from(units, triangle, False)
-            )
+            positions = pos_frac[:, None] + tiles.units_from(units, triangle, False)  # units from pos_int on
+            start_int = pos_int
             pos_int, pos_frac = tiles.advance(pos_int, pos_frac, tl.sum(units, 1))
             if e is not None:
                 if not ONE_CHUNK:
@@ -155,10 +154,11 @@ def forward(
                             )  # fmt: skip
                             filled += BLOCK_P
                         tl.debug_barrier()
-                entry, frac = tiles.entry_of(pos_ints, pos_fracs, P - 1)
-                s += LOG2E * tiles.look_up(z_rows, (t * P)[:, None], entry, frac, P - 1, PAIRS)
+                row_index, limit = tiles.table_row(t * P, start_int, P - 1)
+                entry, frac = tiles.entry_of(row_index[:, None], limit[:, None], positions)
+                s += LOG2E * tiles.look_up(z_rows, entry, frac, (t * P + P - 1)[:, None], PAIRS)
             if m is not None:
-                s += LOG2E * m_h * tiles.to_float(pos_ints, pos_fracs)
+                s += LOG2E * m_h * tiles.to_float(start_int[:, None], positions)
         s += LOG2E * tiles.distance_scores(
             i[:, None] - j[None, :], relative_rows, (t * R)[:, None], R, bias_h, D, slope_h, FAR_LAST
         )

@@ -157,15 +157,30 @@ def advance(pos_int, pos_frac, units):
 
 
 @triton.jit
-def to_float(pos_int, pos_frac):
+def to_float(pos_int, units):
+    """The position some units after an integer."""
+    pos_int, pos_frac = advance(pos_int, units, 0)
     return pos_int.to(tl.float32) + pos_frac.to(tl.float32) * (1.0 / UNITS)
 
 
 @triton.jit
-def entry_of(pos_int, pos_frac, last):
-    """The table entry at or below a position, and the fraction to the next entry: 0 from the last entry on."""
-    frac = tl.where(pos_int < last, pos_frac.to(tl.float32) * (1.0 / UNITS), 0.0)
-    return tl.minimum(pos_int, last), frac
+def table_row(start, pos_int, last):
+    """A row's position as an index of its table, which starts at `start`, and the units from there to the last entry.
+
+    The units are at most 511 entries, more than the gates of a tile.
+    """
+    entry = tl.minimum(pos_int, last)
+    return start + entry, tl.minimum(last - entry, 511) << UNIT_BITS
+
+
+@triton.jit
+def entry_of(row_index, limit, units):
+    """The table entry at or below the position `units` after the row's, and the fraction to the next entry.
+
+    `row_index` and `limit` are those of `table_row`: from the last entry on, the fraction is 0.
+    """
+    units = tl.minimum(units, limit)
+    return row_index + (units >> UNIT_BITS), (units & (UNITS - 1)).to(tl.float32) * (1.0 / UNITS)
 
 
 # Scratch memory -------------------------------------------------------------------------------------------------------
@@ -204,18 +219,18 @@ def scatter(base, index, value):
 
 
 @triton.jit
-def scatter_pairs(base, row_starts, entry, previous, first, second):
+def scatter_pairs(base, entry, previous, first, second):
     """Store pairs of float32 numbers, pair after pair, at the entries that are below the previous key's."""
     if INTERPRETED:
-        at = base + (row_starts + entry) * 2
+        at = base + entry * 2
         tl.store(at, first, mask=entry < previous)
         tl.store(at + 1, second, mask=entry < previous)
     else:
         tl.inline_asm_elementwise(
-            "{ .reg .b64 address; .reg .pred below; setp.lt.s32 below, $3, $4; mad.wide.s32 address, $2, 8, $1; "
-            "@below st.global.v2.b32 [address], {$5, $6}; mov.b32 $0, 0; }",
-            "=r,l,r,r,r,r,r",
-            [base.to(tl.int64), row_starts + entry, entry, previous, first, second],
+            "{ .reg .b64 address; .reg .pred below; setp.lt.s32 below, $2, $3; mad.wide.s32 address, $2, 8, $1; "
+            "@below st.global.v2.b32 [address], {$4, $5}; mov.b32 $0, 0; }",
+            "=r,l,r,r,r,r",
+            [base.to(tl.int64), entry, previous, first, second],
             dtype=tl.int32,
             is_pure=False,
             pack=1,
@@ -264,27 +279,27 @@ def unpack(word, PAIRS: tl.constexpr):
 
 
 @triton.jit
-def neighbours(table, row_starts, entry, last, PAIRS: tl.constexpr):
-    """A table's entries at `entry` and after it."""
+def neighbours(table, entry, row_last, PAIRS: tl.constexpr):
+    """A table's entries at `entry` and after it, at most at `row_last`, the row's last entry."""
     if PAIRS == "":
-        below = gather(table, row_starts + entry).to(tl.float32, bitcast=True)
-        above = gather(table, row_starts + tl.minimum(entry + 1, last)).to(tl.float32, bitcast=True)
+        below = gather(table, entry).to(tl.float32, bitcast=True)
+        above = gather(table, tl.minimum(entry + 1, row_last)).to(tl.float32, bitcast=True)
     else:
-        below, above = unpack(gather(table, row_starts + entry), PAIRS)
+        below, above = unpack(gather(table, entry), PAIRS)
     return below, above
 
 
 @triton.jit
-def look_up(table, row_starts, entry, frac, last, PAIRS: tl.constexpr):
+def look_up(table, entry, frac, row_last, PAIRS: tl.constexpr):
     """The interpolated table entry at a position."""
-    below, above = neighbours(table, row_starts, entry, last, PAIRS)
+    below, above = neighbours(table, entry, row_last, PAIRS)
     return below + frac * (above - below)
 
 
 @triton.jit
-def look_up_with_slope(table, row_starts, entry, frac, last, PAIRS: tl.constexpr):
+def look_up_with_slope(table, entry, frac, row_last, PAIRS: tl.constexpr):
     """The same, and its slope: 0 where ⌈p⌉ = ⌊p⌋, as in the paper's listing."""
-    below, above = neighbours(table, row_starts, entry, last, PAIRS)
+    below, above = neighbours(table, entry, row_last, PAIRS)
     slope = tl.where(frac > 0, above - below, 0.0)
     return below + frac * slope, slope
 
