@@ -123,13 +123,17 @@ def backward_keys(
             units = tiles.units_of(gate)
             gate_slope = gate - gate * gate
             # A tile that is plain for these rows, but not for later ones, has no stored edge: its keys are saturated.
-            begin = tl.load(plain_end + rows, mask=valid, other=FAR)
+            # Tiles become plain for as many rows at a time as the forward kernel's tiles have, a multiple of BLOCK_T.
+            first = first_row + tile * BLOCK_T
+            begin = tl.load(plain_end + head.to(tl.int64) * T + first, mask=first < T, other=FAR)
             at = edges + local
             seen = valid & ((n + 1) * BLOCK_S - 1 <= i)
-            edge = seen & (begin < (n + 1) * BLOCK_S)
+            stored_to = tl.where(begin < (n + 1) * BLOCK_S, rows_end, 0)
+            edge = seen & (row < stored_to)
             pos_int = tl.where(seen, tl.load(edge_pos_int + at, mask=edge, other=FAR), 0)
             pos_frac = tl.load(edge_pos_frac + at, mask=edge, other=0)
-            dp_before = tl.load(edge_dp + at, mask=valid & (begin <= n * BLOCK_S) & (n * BLOCK_S <= i), other=0.0)
+            stored_to = tl.where(begin <= n * BLOCK_S, rows_end, 0)
+            dp_before = tl.load(edge_dp + at, mask=(row < stored_to) & (n * BLOCK_S <= i), other=0.0)
             positions = pos_frac[None, :] + tiles.units_from(units, from_here, True)  # units from pos_int on
             if e is not None:
                 row_index, limit = tiles.table_row(t * P, pos_int, P - 1)
