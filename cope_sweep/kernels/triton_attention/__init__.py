@@ -51,6 +51,7 @@ def why_not(problem: AttentionProblem) -> str | None:
     if q.shape[2] > problem.k_BHSK.shape[2] or 0 in q.shape:
         return f"there are {q.shape[2]} queries of {problem.k_BHSK.shape[2]} tokens"
     if problem.piecewise is not None:
+        # A key may pass several knots: prefix sums, which need each entry once, cannot hold its tables' gradients.
         return "it has no kernel for CoPE-MLP"
     return None
 

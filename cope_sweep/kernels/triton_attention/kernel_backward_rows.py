@@ -144,7 +144,7 @@ def backward_rows(
     row_keys = tiles.keys_of_rows(seed, head, i) if DROPOUT else None
 
     # Tables, as far as positions reach.
-    seen_to = tl.where(valid, i, -1)
+    seen_to = tl.where(valid, i, -1)  # rows without a token see nothing, and read the first entries of tables
     last_i = tl.max(seen_to, 0)
     begin = tl.load(plain_end + head.to(tl.int64) * T + tl.min(row, 0))
     begin = tl.where(begin < FAR, begin, 0)
@@ -217,7 +217,7 @@ def backward_rows(
         k_tile = tiles.load(k + b * k_b + h * k_h, j, k_t, j < S, HEAD_DIM, BLOCK_K)
         v_tile = tiles.load(v + b * v_b + h * v_h, j, v_t, j < S, HEAD_DIM, BLOCK_K)
         s = tl.where(visible, tiles.dot(q_tile, tl.trans(k_tile), PRECISION) * (scale * LOG2E), float("-inf"))
-        distance = i[:, None] - j[None, :]
+        distance = seen_to[:, None] - j[None, :]
         if CONTEXTUAL:
             gate_logits = s
             if OWN_GATES:

@@ -104,7 +104,7 @@ def forward(
     # Rows without a token are past the last position, so that other rows do not wait for them.
     pos_int = tl.where(valid, 0, FAR)
     pos_frac = tl.zeros((BLOCK_T,), tl.int32)
-    seen_to = tl.where(valid, i, -1)
+    seen_to = tl.where(valid, i, -1)  # rows without a token see nothing, and read the first entries of tables
     last_i = tl.max(seen_to, 0)
 
     z_rows = None
@@ -160,7 +160,7 @@ def forward(
             if m is not None:
                 s += LOG2E * m_h * tiles.to_float(start_int[:, None], positions)
         s += LOG2E * tiles.distance_scores(
-            i[:, None] - j[None, :], relative_rows, (t * R)[:, None], R, bias_h, D, slope_h, FAR_LAST
+            seen_to[:, None] - j[None, :], relative_rows, (t * R)[:, None], R, bias_h, D, slope_h, FAR_LAST
         )
         v_tile = tiles.load(v + b * v_b + h * v_h, j, v_t, j < S, HEAD_DIM, BLOCK_K)
         row_max, weight, sums = accumulate(s, j, v_tile, row_max, weight, sums, row_keys, threshold, DROPOUT, PRECISION)
