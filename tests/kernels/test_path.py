@@ -52,21 +52,23 @@ def used(monkeypatch):
     return names
 
 
+SITUATIONS = [
+    ("auto", 8, torch.float32, {}),
+    ("auto", 40, torch.bfloat16, {}),
+    ("auto", 300, torch.float32, {"dropout": 0.1}),
+    ("auto", 300, torch.float64, {}),
+    ("auto", 300, torch.bfloat16, {}),
+    ("auto", 40, torch.float32, {"hard": True}),
+    ("auto", 300, torch.float64, {"padded": True}),
+    ("native", 40, torch.float64, {}),
+    ("native", 20, torch.float32, {}),
+    ("blocked", 8, torch.float32, {}),
+    ("reference", 40, torch.float32, {}),
+]
+
+
 @pytest.mark.parametrize("position", LISTS.values(), ids=LISTS.keys())
-@pytest.mark.parametrize("implementation", ["auto", "native", "blocked", "reference"])
-@pytest.mark.parametrize(
-    ("tokens", "dtype", "options"),
-    [
-        (8, torch.float32, {}),
-        (40, torch.bfloat16, {}),
-        (300, torch.float32, {"dropout": 0.1}),
-        (300, torch.float64, {}),
-        (300, torch.bfloat16, {}),
-        (40, torch.float32, {"hard": True}),
-        (300, torch.float64, {"padded": True}),
-    ],
-    ids=lambda value: str(value) or "plain",
-)
+@pytest.mark.parametrize(("implementation", "tokens", "dtype", "options"), SITUATIONS, ids=range(len(SITUATIONS)))
 def test_the_path_is_the_one_that_attention_takes(used, position, implementation, tokens, dtype, options):
     fields = {"dropout": options.get("dropout", 0.0), "hard_attention": options.get("hard", False)}
     built = model(position, tokens - 4, **fields).to(dtype)
