@@ -101,6 +101,16 @@ def test_reasons_name_what_prevents_a_fused_kernel():
     assert "float64" in reason
 
 
+def test_a_machine_without_a_gpu_knows_the_paths_of_one():
+    pytest.importorskip("triton")
+    dims = Dims(64, 2, 1, 300)
+    assert which([CoPE(gate="separate")], dims, device="cuda", dtype=torch.bfloat16) == ("triton", None)
+    assert which([], dims, device="cuda", dtype=torch.bfloat16) == ("sdpa", None)
+    name, reason = which([CoPE()], Dims(2048, 2, 1, 300), device="cuda")
+    assert name == "blocked"
+    assert "head dim 1024" in reason
+
+
 def test_decoding_uses_the_reference():
     assert which([CoPE()], Dims(8, 2, 1, 300), queries=1) == ("reference", None)
 

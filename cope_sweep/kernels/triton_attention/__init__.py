@@ -38,7 +38,8 @@ def why_not(problem: AttentionProblem) -> str | None:
     q = problem.q_BHTK
     if not q.is_cuda and not INTERPRETED:
         return f"it needs a GPU, and the tensors are on {q.device.type}"
-    if q.is_cuda and torch.cuda.get_device_capability(q.device) < (8, 0):
+    # Without a GPU, a plan asks with tensors that have no data.
+    if q.is_cuda and torch.cuda.is_available() and torch.cuda.get_device_capability(q.device) < (8, 0):
         return "the GPU is older than compute capability 8.0"
     if q.dtype not in DTYPES:
         return f"it has no kernel for {q.dtype}"
