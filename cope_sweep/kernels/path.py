@@ -162,6 +162,6 @@ def _why_not(problem: AttentionProblem, implementation: Literal["native", "trito
     return triton_attention.why_not(problem)
 
 
-@torch.compiler.assume_constant_result
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _has_triton() -> bool:
     return importlib.util.find_spec("triton") is not None

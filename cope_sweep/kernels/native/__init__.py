@@ -33,7 +33,8 @@ def why_not(problem: AttentionProblem) -> str | None:
         return "it computes CoPE or CoPE-MLP in a layer, not both"
     if not q.shape[-1] == k.shape[-1] == v.shape[-1] or 0 in q.shape:
         return f"q, k and v need the same head dim, which are {q.shape[-1]}, {k.shape[-1]} and {v.shape[-1]}"
-    return _build_error()
+    reason: str | None = _build_error()
+    return reason
 
 
 def forward(given: Arguments, out: Tensor, lse: Tensor, carry: Tensor) -> None:
@@ -89,7 +90,7 @@ def _kernel_layout(given: Arguments) -> Arguments:
     return given._replace(**changed)
 
 
-@torch.compiler.assume_constant_result
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _build_error() -> str | None:
     return _cached_build_error(build.target)
 

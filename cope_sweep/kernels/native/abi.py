@@ -6,7 +6,9 @@ Shapes: B batch, H heads, T queries, S keys, D head dim.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from ctypes import c_float, c_int32, c_int64, c_uint64, c_void_p
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -110,7 +112,7 @@ def header() -> str:
     """The structures in C++, in namespace `abi`. The compiler checks that each field is where ctypes has it."""
     lines = ["#pragma once", "#include <cstddef>", "#include <cstdint>", "namespace abi {"]
     for structure in STRUCTURES:
-        name, fields = structure.__name__, structure._fields_
+        name, fields = structure.__name__, cast(Sequence[tuple[str, Any]], structure._fields_)
         members = " ".join(f"{_C_TYPES[kind]} {field};" for field, kind in fields)
         checks = [f"sizeof({name}) == {ctypes.sizeof(structure)}"]
         for field, kind in fields:

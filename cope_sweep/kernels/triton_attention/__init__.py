@@ -63,7 +63,7 @@ def attend(problem: AttentionProblem) -> Tensor:
     return operator.attention(Arguments.of(problem), "triton")
 
 
-@torch.compiler.assume_constant_result
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _is_old(device: int | None) -> bool:
     """Whether the GPU is too old. A plan asks where there is no GPU, too, with tensors that have no data."""
     return torch.cuda.is_available() and torch.cuda.get_device_capability(device) < (8, 0)
