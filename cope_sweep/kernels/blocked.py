@@ -207,7 +207,3 @@ def _run_sums(values_NRU: Tensor, bounds: Tensor) -> Tensor:
     """Sums of the columns of each index value: a scatter-add, five times as fast."""
     cumulative = torch.nn.functional.pad(values_NRU.cumsum(-1), (1, 0))
     return cumulative.gather(-1, bounds).diff(dim=-1)
-
-
-def _zeros_or_none(x: Tensor | None) -> Tensor | None:
-    return None if x is None else torch.zeros_like(x)

@@ -67,7 +67,7 @@ def _without_scores(inputs: Inputs, dropout: float) -> Tensor:
     )
 
 
-@torch.compiler.assume_constant_result
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _log_once(message: str) -> None:
     _cached_log(message)
 

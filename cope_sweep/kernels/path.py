@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
@@ -14,7 +14,9 @@ from cope_sweep.kernels.choice import Implementation
 from cope_sweep.kernels.dropout import draw_seed
 from cope_sweep.kernels.inputs import Inputs, Position, Positions
 from cope_sweep.kernels.problem import AttentionProblem, make_problem
-from cope_sweep.positions import Dims, Encoding
+
+if TYPE_CHECKING:
+    from cope_sweep.positions import Dims, Encoding
 
 PathName = Literal["sdpa", "reference", "blocked", "native", "triton"]
 
@@ -160,6 +162,6 @@ def _why_not(problem: AttentionProblem, implementation: Literal["native", "trito
     return triton_attention.why_not(problem)
 
 
-@torch.compiler.assume_constant_result
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _has_triton() -> bool:
     return importlib.util.find_spec("triton") is not None

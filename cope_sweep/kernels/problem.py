@@ -50,15 +50,6 @@ class AttentionProblem:
     """int64 scalar: the seed of the dropout mask (see `dropout.py`)."""
     lengths_B: Tensor | None = None
 
-    @property
-    def contextual(self) -> bool:
-        """Whether any term depends on gates."""
-        return bool(self.look_up or self.piecewise or self.slope)
-
-    @property
-    def has_terms(self) -> bool:
-        return self.contextual or bool(self.relative or self.distance_bias or self.distance_slope)
-
 
 _FIELDS: dict[type, str] = {
     LookUp: "look_up",

@@ -18,7 +18,6 @@ Shapes: B batch, H heads, Q queries, K head dim, P positions, N knots, M = N + 1
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
@@ -39,11 +38,6 @@ class LookUp:
     """Or (H, P, K), with a table for each head."""
     scale: float
     gate: GateSource
-
-    @cached_property
-    def z_BHQP(self) -> Tensor:  # noqa: N802
-        """The whole table. Kernels that compute it tile by tile do not use this property."""
-        return _products(self.q_BHQK, self.e_PK, self.scale)
 
 
 @dataclass(frozen=True)
@@ -81,10 +75,6 @@ class RelativeLookUp:
     scale: float
     far: Literal["none", "last"]
 
-    @cached_property
-    def z_BHQR(self) -> Tensor:  # noqa: N802
-        return _products(self.q_BHQK, self.e_RK, self.scale)
-
 
 @dataclass(frozen=True)
 class DistanceBias:
@@ -102,8 +92,3 @@ class DistanceSlope:
 
 ContextualTerm = LookUp | PiecewiseLinear | Slope
 Term = ContextualTerm | RelativeLookUp | DistanceBias | DistanceSlope
-
-
-def _products(q_BHQK: Tensor, e_PK: Tensor, scale: float) -> Tensor:
-    z_BHQP = q_BHQK @ e_PK.transpose(-1, -2)
-    return z_BHQP if scale == 1 else z_BHQP * scale

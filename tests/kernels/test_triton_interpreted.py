@@ -6,13 +6,15 @@ be set before Triton is imported.
 
 import os
 from dataclasses import replace
+
 import pytest
 import torch
 
 if os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("needs TRITON_INTERPRET=1; test_triton.py runs it so", allow_module_level=True)
-triton = pytest.importorskip("triton")
+pytest.importorskip("triton")
 
+import triton
 import triton.language as tl
 
 from cope_sweep.kernels import AttentionProblem, make_problem, triton_attention
@@ -171,7 +173,9 @@ def float32_arguments(queries, **options):
     problem, dtype = case(CoPE(p_max=8), queries=queries, **options)
     inputs, positions = make_inputs(problem, random_tensors(problem, dtype))
     given = Arguments.of(make_problem(inputs, positions, 0.0, None))
-    return given._replace(**{name: getattr(given, name).to(dtype, copy=True).requires_grad_() for name in ("q", "k", "v", "e")})
+    return given._replace(
+        **{name: getattr(given, name).to(dtype, copy=True).requires_grad_() for name in ("q", "k", "v", "e")}
+    )
 
 
 def test_tensors_need_not_be_contiguous():

@@ -1,8 +1,8 @@
 """Fused attention on a GPU, in Triton, without T × T or T × P memory.
 
 The operator `cope_sweep::attention` calls `forward` and `backward`; the blocked path computes problems for which
-`why_not` has a reason. With TRITON_INTERPRET=1 in the environment when Triton is imported, the same kernels run on a CPU,
-slowly; the tests use that.
+`why_not` has a reason. With TRITON_INTERPRET=1 in the environment when Triton is imported, the same kernels run
+on a CPU, slowly; the tests use that.
 
     kernel_forward.py          the output, and for each query the log-sum-exp and where its tables end
     kernel_backward_rows.py    gradients of queries and tables
@@ -11,8 +11,8 @@ slowly; the tests use that.
     launch.py                  arguments, scratch memory, launches
     workspace.py               the size of scratch memory, a formula
 
-Memory beyond inputs and outputs: 16 bytes for each query of each head from the forward pass to the backward pass, 8 in the
-backward pass, and the scratch memory.
+Memory beyond inputs and outputs: 16 bytes for each query of each head from the forward pass to the backward pass, 8
+in the backward pass, and the scratch memory.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def why_not(problem: AttentionProblem) -> str | None:
     q = problem.q_BHTK
     if not q.is_cuda and not INTERPRETED:
         return f"it needs a GPU, and the tensors are on {q.device.type}"
-    if q.is_cuda and torch.cuda.get_device_capability(q.device) < (8, 0):
+    if q.is_cuda and _is_old(q.device.index):
         return "the GPU is older than compute capability 8.0"
     if q.dtype not in DTYPES:
         return f"it has no kernel for {q.dtype}"
@@ -62,3 +62,9 @@ def attend(problem: AttentionProblem) -> Tensor:
     Gate keys and embeddings are converted to the type of the queries, slopes and biases to float32.
     """
     return operator.attention(Arguments.of(problem), "triton")
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _is_old(device: int | None) -> bool:
+    """Whether the GPU is too old. A plan asks where there is no GPU, too, with tensors that have no data."""
+    return torch.cuda.is_available() and torch.cuda.get_device_capability(device) < (8, 0)

@@ -1,8 +1,8 @@
 """The backward kernel along columns: a program computes a tile of keys, and visits the tiles of queries that see it.
 
-It computes the gradients of keys, values and gate keys from what `backward_rows` has stored. No two programs write to the
-same memory, so gradients have the same bits in every run. Keys are the first axis of a tile, so that the factors of q
-and do need no transposition.
+It computes the gradients of keys, values and gate keys from what `backward_rows` has stored. No two programs write to
+the same memory, so gradients have the same bits in every run. Keys are the first axis of a tile, so that the factors of
+q and do need no transposition.
 
 Shapes: as in `kernel_forward.py`.
 """

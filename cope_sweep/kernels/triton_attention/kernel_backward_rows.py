@@ -73,7 +73,9 @@ def store_zeros(
         tiles.store(parts, n, tl.zeros((BLOCK_P, BLOCK_K), tl.float32), n < P, HEAD_DIM, BLOCK_K)
 
 
-@triton.jit(do_not_specialize=["H", "T", "S", "P", "R", "D", "N", "threshold", "first_head", "launch_rows", "first_row"])
+@triton.jit(
+    do_not_specialize=["H", "T", "S", "P", "R", "D", "N", "threshold", "first_head", "launch_rows", "first_row"]
+)
 def backward_rows(
     q, k, v, base_q, gate_k, e, m, relative, distance_bias, distance_slope, lengths, seed,
     o, do, lse, plain_end, end_pos_int, end_pos_frac,
@@ -174,7 +176,18 @@ def backward_rows(
 
     # Plain tiles.
     far = tiles.far_score(
-        z_rows, t * P, P, relative_rows, t * R, R, bias_h, D, valid & (begin + tl.zeros_like(row) > 0), FAR_LAST, PAIRS, BLOCK_T
+        z_rows,
+        t * P,
+        P,
+        relative_rows,
+        t * R,
+        R,
+        bias_h,
+        D,
+        valid & (begin + tl.zeros_like(row) > 0),
+        FAR_LAST,
+        PAIRS,
+        BLOCK_T,
     )
     far -= lse_r
     tl.store(far_score + rows, far, mask=row < T)

@@ -113,7 +113,9 @@ def forward(
         z_rows = z_table + scratch_row * P
         e += h * e_h
         if ONE_CHUNK:
-            tiles.fill_table(z_rows, 0, base_q_tile, e, e_scale, P, PAIRS, PRECISION, HEAD_DIM, BLOCK_T, BLOCK_K, BLOCK_P)
+            tiles.fill_table(
+                z_rows, 0, base_q_tile, e, e_scale, P, PAIRS, PRECISION, HEAD_DIM, BLOCK_T, BLOCK_K, BLOCK_P
+            )
     relative_rows = None
     if relative is not None:
         relative_rows = relative_table + scratch_row * R
@@ -185,7 +187,18 @@ def forward(
         tl.store(end_pos_frac + rows, pos_frac, mask=row < T)
 
     far = tiles.far_score(
-        z_rows, t * P, P, relative_rows, t * R, R, bias_h, D, valid & (begin + tl.zeros_like(row) > 0), FAR_LAST, PAIRS, BLOCK_T
+        z_rows,
+        t * P,
+        P,
+        relative_rows,
+        t * R,
+        R,
+        bias_h,
+        D,
+        valid & (begin + tl.zeros_like(row) > 0),
+        FAR_LAST,
+        PAIRS,
+        BLOCK_T,
     )
     for plain in range(begin // PLAIN_S):
         j = plain * PLAIN_S + tl.arange(0, PLAIN_S)
