@@ -14,7 +14,7 @@ the fraction. Parts of tiles are summed afterwards, in a fixed order, so gradien
 Shapes: as in `kernel_forward.py`.
 """
 
-# mypy: disable-error-code="no-untyped-def,no-untyped-call,misc,untyped-decorator"
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,misc,untyped-decorator,index"
 
 from __future__ import annotations
 

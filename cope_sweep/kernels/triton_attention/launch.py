@@ -330,7 +330,8 @@ def _head_stride(table: Tensor | None) -> int:
 
 
 def _chunk(entries: int) -> int:
-    return min(_LARGEST_CHUNK, max(16, triton.next_power_of_2(max(1, entries))))
+    chunk: int = triton.next_power_of_2(max(1, entries))
+    return min(_LARGEST_CHUNK, max(16, chunk))
 
 
 def _bytes(x: Tensor) -> int:

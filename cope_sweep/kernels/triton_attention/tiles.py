@@ -337,7 +337,7 @@ def far_score(
     z_rows, z_starts, P, relative_rows, relative_starts, R, bias_h, D, inside,
     FAR_LAST: tl.constexpr, PAIRS: tl.constexpr, BLOCK_T: tl.constexpr,
 ):  # fmt: skip
-    """Each row's bias of keys beyond all its tables, in base 2, without the slope of distances; 0 where not `inside`."""
+    """Each row's bias of keys beyond all its tables, in base 2, without that by slope; 0 where not `inside`."""
     s = tl.zeros((BLOCK_T,), tl.float32)
     if z_rows is not None:
         s += last_entry(z_rows, z_starts, P - 1, inside, PAIRS)

@@ -11,9 +11,9 @@ launch, where P are positions, R relative positions, N the larger of R and the n
     max(MIN_ROWS, max(MIN_BYTES, bytes of q)/w)
 
 queries of all heads together, so scratch memory does not grow with the batch, the heads and T beyond that: it is at
-most MIN_ROWS·w, MIN_BYTES or the size of q, whichever is largest. Launches follow each other, and use the same memory. If a
-launch has not all queries of a head, there are float32 sums of the gradients of this head's keys and values too, 8·S·K
-bytes (12·S·K with gate keys).
+most MIN_ROWS·w, MIN_BYTES or the size of q, whichever is largest. Launches follow each other, and use the same
+memory. If a launch has not all queries of a head, there are float32 sums of the gradients of this head's keys and
+values too, 8·S·K bytes (12·S·K with gate keys).
 """
 
 from __future__ import annotations
