@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -28,9 +29,9 @@ def flatten(value: Any, prefix: str = "") -> Iterator[tuple[str, Value]]:
 
 
 def columns(value: Value) -> tuple[float | None, str | None]:
-    """A value as the columns `number` and `text`."""
+    """A value as the columns `number` and `text`. NaN is no value: databases disagree about its order."""
     if isinstance(value, bool):
         return None, "true" if value else "false"
     if isinstance(value, (int, float)):
-        return float(value), None
+        return None if math.isnan(value) else float(value), None
     return None, str(value)

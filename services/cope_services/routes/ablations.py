@@ -2,23 +2,21 @@
 
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Path, Query, Response
 
 from cope_services.access import READ
 from cope_services.cached_route import CachedRoute
 from cope_services.dependencies import (
     Accept,
     ComponentsDep,
-    Cursor,
-    Fields,
     IfNoneMatch,
     PreparePlan,
     PreparePlans,
-    RunQueryDep,
     Scale,
 )
 from cope_services.pictures import MEDIA_TYPES, REPORT_MEDIA_TYPES, REPORT_POLICY
 from cope_services.responses import json_response
+from cope_services.run_pages import PlannedRuns, run_page
 from cope_services.schemas import FigureFormat, FigureInfo, Responses, error_responses
 from cope_services.tables import accepted, negotiate
 from cope_sweep.queries.answers import AblationDetail, AblationSummary, Curves, PlanStatus, RunPage
@@ -142,16 +140,12 @@ def get_curves(
     return json_response(components.queries.curves(components.queries.load(name, scale), metric))
 
 
-@router.get("/{name}/runs", response_model=RunPage, dependencies=[PreparePlan, PreparePlans])
-def list_planned_runs(
-    name: str,
+@router.get("/{name}/runs", response_model=RunPage)
+async def list_planned_runs(
+    name: Annotated[str, Path(max_length=200)],
     components: ComponentsDep,
-    query: RunQueryDep,
-    scale: Scale = None,
-    cursor: Cursor = None,
-    fields: Fields = [],  # noqa: B006 - FastAPI copies it
+    parameters: PlannedRuns,
     if_none_match: IfNoneMatch = None,
 ) -> Response:
     """The runs of an ablation in plan order, including pending ones; with a filter or order, those that were begun."""
-    page = components.queries.runs(query, ablation=name, scale=scale, cursor=cursor, fields=fields)
-    return json_response(page, exclude_unset=bool(fields))
+    return await run_page(components, parameters, name)
