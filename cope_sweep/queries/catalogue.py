@@ -1,7 +1,7 @@
 """Pages of runs from memory: for a server, which answers thousands of different queries about the same runs.
 
-A catalogue holds, for all runs of the index, the columns by which pages were filtered and sorted, and each run's part of
-an answer as JSON: about 1 kB for each run. A thread reads them when they are first asked for, and then only what has
+A catalogue holds, for all runs of the index, the columns by which pages were filtered and sorted, and each run's part
+of an answer as JSON: about 1 kB for each run. A thread reads them when they are first asked for, and then only what has
 changed. What memory cannot answer, or not yet, is None: `runs.page` then asks the database, with the same answer.
 """
 
@@ -96,11 +96,13 @@ class Catalogue:
         found = select(snapshot.view, query)
         if found is None:
             return None
-        if missing := [place for place in found.places.tolist() if parts[place] is None]:
-            if not reads:
-                return None
-            self._make_parts(snapshot, wanted, parts, missing)
-        return body(snapshot.view, parts, request, wanted, found)
+        shown_places = found.places.tolist()
+        own = [parts[place] for place in shown_places]
+        if None in own and reads:
+            self._make_parts(snapshot, wanted, parts, [place for place in shown_places if parts[place] is None])
+            own = [parts[place] for place in shown_places]
+        known = [part for part in own if part is not None]
+        return body(snapshot.view, known, request, wanted, found) if len(known) == len(own) else None
 
     def wait(self) -> None:
         """Return when all that was asked for is in memory."""
@@ -157,7 +159,8 @@ class Catalogue:
                 return True
         for fields in snapshot.parts.keys() - {each.fields for each in choices}:
             del snapshot.parts[fields]
-        return any([self._fill(snapshot, wanted) for wanted in choices])
+        made = [self._fill(snapshot, wanted) for wanted in choices]
+        return any(made)
 
     def _add_column(self, snapshot: _Snapshot, key: str) -> bool:
         """Read a column; False for a key that no run has, which the database says."""
@@ -199,7 +202,7 @@ class Catalogue:
     def _make_parts(
         self, snapshot: _Snapshot, wanted: Chosen, parts: list[bytes | None], missing: Sequence[int]
     ) -> int:
-        """Make the parts of answers at these places; their size in bytes. That of a run which was deleted is missing."""
+        """Make the parts of answers at these places; their size in bytes. A run that was deleted has none."""
         store = self._store()
         ids = [snapshot.view.runs.run_ids[place] for place in missing]
         records = store.index.records(ids)
@@ -212,9 +215,7 @@ class Catalogue:
         return made
 
 
-def _without(
-    known: Sequence[bytes | None], before: _Snapshot, runs: RunColumns, state: _State
-) -> list[bytes | None]:
+def _without(known: Sequence[bytes | None], before: _Snapshot, runs: RunColumns, state: _State) -> list[bytes | None]:
     """The parts that were made before, without those of runs that have changed."""
     parts = [*known, *([None] * (len(runs.run_ids) - len(known)))]
     for place in runs.changed or ():

@@ -24,9 +24,32 @@ from cope_sweep.store.index.model import Position
 
 MAX_MASKS = 256
 """Conditions whose runs are known; each has a byte for a run."""
-FIRST_PLACES = 2_000
-"""Runs among which those of a page are searched first, then among twice as many, and so on."""
 
+
+@dataclass(frozen=True)
+class Order:
+    """All runs in an order."""
+
+    places: Places
+    ranks: Places
+    """The index of each place in `places`."""
+
+    @classmethod
+    def of(cls, places: Places) -> Order:
+        ranks = np.empty_like(places)
+        ranks[places] = np.arange(len(places))
+        return cls(places, ranks)
+
+    def first(self, mask: Bools | None, start: int, count: int) -> Places:
+        """The places of the first `count` runs from index `start` on that are in a mask; fewer if there are no more."""
+        if mask is None:
+            return self.places[start : start + count]
+        ranks = self.ranks[np.flatnonzero(mask)]
+        if start:
+            ranks = ranks[ranks >= start]
+        if count < len(ranks):
+            ranks = np.partition(ranks, count)[:count]
+        return self.places[np.sort(ranks)]
 
 
 @dataclass(frozen=True)
@@ -36,8 +59,8 @@ class View:
     runs: RunColumns
     expired: frozenset[str] = frozenset()
     """Runs that are marked as running and read as interrupted."""
-    orders: dict[tuple[str, bool], Places] = field(default_factory=dict)
-    """Key and whether descending → all places in this order."""
+    orders: dict[tuple[str, bool], Order] = field(default_factory=dict)
+    """By key and whether it is descending."""
     masks: LRUCache[Filter, Bools] = field(default_factory=lambda: LRUCache(MAX_MASKS))
 
     def column(self, key: str) -> Column:
@@ -54,11 +77,12 @@ class View:
 
     def make_order(self, key: str, *, descending: bool) -> None:
         """Sort all runs by a column."""
+        ranks = self.runs.run_ranks
         if key == "run_id":
-            ranks = self.runs.run_ranks
-            self.orders[key, descending] = np.argsort(-ranks if descending else ranks)
+            places = np.argsort(-ranks if descending else ranks)
         else:
-            self.orders[key, descending] = self.column(key).order(self.runs.run_ranks, descending=descending)
+            places = self.column(key).order(ranks, descending=descending)
+        self.orders[key, descending] = Order.of(places)
 
     def position(self, place: int, key: str) -> Position:
         """The values of a run in an order: those of its cursor."""
@@ -95,11 +119,11 @@ def select(view: View, query: RunQuery) -> Found | None:
             return None
         mask = matching if mask is None else mask & matching
     order = view.orders[query.sort, query.descending]
-    start = 0 if query.after is None else _index_after(view, order, query)
+    start = 0 if query.after is None else _index_after(view, order.places, query)
     if start is None:
         return None
-    found = _first(order[start:], mask, query.offset + query.limit + 1)[query.offset :]
-    total = len(order) if mask is None else int(np.count_nonzero(mask))
+    found = order.first(mask, start, query.offset + query.limit + 1)[query.offset :]
+    total = len(order.places) if mask is None else int(np.count_nonzero(mask))
     return Found(total, found[: query.limit], len(found) > query.limit)
 
 
@@ -119,20 +143,6 @@ def _matching(view: View, condition: Filter) -> Bools | None:
     found = view.column(condition.key).matching(condition.operator, str(text) if number is None else number)
     view.masks[condition] = found
     return found
-
-
-def _first(order: Places, mask: Bools | None, count: int) -> Places:
-    """The first `count` places of an order that are in a mask; fewer if there are not so many."""
-    if mask is None:
-        return order[:count]
-    chunks: list[Places] = []
-    start, size = 0, FIRST_PLACES
-    while start < len(order) and count > 0:
-        chunk = order[start : start + size]
-        chunks.append(chunk[mask[chunk]][:count])
-        count -= len(chunks[-1])
-        start, size = start + size, 2 * size
-    return np.concatenate(chunks) if chunks else order[:0]
 
 
 def _index_after(view: View, order: Places, query: RunQuery) -> int | None:
@@ -168,21 +178,14 @@ def part_of(fields: Mapping[str, Any], wanted: Chosen) -> bytes:
     return summary.model_dump_json(exclude={"values"}, exclude_unset=not wanted.every).encode()[:-1]
 
 
-def body(
-    view: View, parts: Sequence[bytes | None], request: PageRequest, wanted: Chosen, found: Found
-) -> bytes | None:
-    """The page as JSON; None if the part of a run is missing."""
-    places = found.places.tolist()
-    some = [parts[place] for place in places]
-    known = [part for part in some if part is not None]
-    if len(known) < len(some):
-        return None
+def body(view: View, parts: Sequence[bytes], request: PageRequest, wanted: Chosen, found: Found) -> bytes:
+    """The page as JSON; `parts` are those of its runs."""
     query, following = request.query, None
     if found.more:
-        following = cursors.encode(view.position(places[-1], query.sort), query, request.place)
+        following = cursors.encode(view.position(int(found.places[-1]), query.sort), query, request.place)
     values = _values(view, found.places, sorted(wanted.keys), always=wanted.every)
     head = {"total": found.total, "limit": query.limit, "offset": query.offset, "next": following}
-    lines = b",".join([part + value for part, value in zip(known, values, strict=True)])
+    lines = b",".join([part + value for part, value in zip(parts, values, strict=True)])
     return json.dumps(head, separators=(",", ":")).encode()[:-1] + b',"runs":[' + lines + b"]}"
 
 
@@ -202,12 +205,13 @@ def _values(view: View, places: Places, keys: Sequence[str], *, always: bool) ->
 
 
 def _encoded(column: Column, places: Places, *, is_text: bool) -> list[bytes | None]:
-    """Values as JSON; None where a run has none. An infinite number is null, as in all answers."""
+    """Values as JSON; None where a run has none."""
     numbers, codes = column.numbers[places], column.codes[places]
     is_number = ~np.isnan(numbers)
     found: list[bytes | None] = []
     if is_number.any():
-        found += to_json(numbers.tolist(), inf_nan_mode="null")[1:-1].split(b",")
+        # Those of runs without one are read as NaN here, and left out below. All others are finite.
+        found += to_json(numbers.tolist())[1:-1].split(b",")
         if is_number.all():
             return found
     texts: dict[int, bytes | None] = {NONE: None}

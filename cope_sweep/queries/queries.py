@@ -28,7 +28,7 @@ from cope_sweep.queries.answers import (
     SweepMember,
     SweepPage,
 )
-from cope_sweep.queries.curves import curves_of_runs, plan_curves, run_rows
+from cope_sweep.queries.curves import MAX_ROWS, KnownCurves, Page, curves_of_runs, plan_curves, run_rows
 from cope_sweep.queries.errors import NotFinishedError, NotFoundError
 from cope_sweep.queries.logs import run_log
 from cope_sweep.queries.plans import plan_status, recorded_plan, settle
@@ -64,6 +64,7 @@ class Queries:
         """
         self._store = store
         self._ablations = ablations
+        self._curves = KnownCurves()
         self._catalogue: Catalogue | None = None
         if in_memory:
             from cope_sweep.queries.catalogue import Catalogue  # imports numpy, which a command may not need
@@ -176,9 +177,9 @@ class Queries:
         counts = summaries.plan_counts(self.store.index, runs)
         return ScaleSummary(runs=len(runs), finished=counts.get("finished", 0), counts=counts)
 
-    def curves(self, loaded: LoadedPlan, metric: str | None) -> Curves:
-        """A metric (None: the first of the table) of every run of a plan."""
-        return plan_curves(loaded.plan, self.store, metric)
+    def curves(self, loaded: LoadedPlan, metric: str | None, *, offset: int = 0, limit: int = MAX_ROWS) -> Curves:
+        """A metric (None: the first of the table) of every run of a page of a plan's rows."""
+        return plan_curves(loaded.plan, self.store, metric, Page(offset, limit), self._curves)
 
     def version(self, loaded: LoadedPlan) -> tuple[object, ...]:
         """A value that changes when an ablation's file or anything in the store changes."""
@@ -236,8 +237,8 @@ class Queries:
     ) -> bytes | None:
         """The JSON of what `runs` returns without an ablation, if it can be made from memory: in about 0.5 ms.
 
-        It is of the state that `state` has seen last. None where it has to be asked with `runs`; with `reads`, runs that
-        are not in memory are read, which takes some milliseconds. Raises QueryError, StoreError.
+        It is of the state that `state` has seen last. None where it has to be asked with `runs`; with `reads`, runs
+        that are not in memory are read, which takes some milliseconds. Raises QueryError, StoreError.
         """
         if self._catalogue is None:
             return None

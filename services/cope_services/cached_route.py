@@ -10,9 +10,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any
 
 from cachetools import LRUCache
 from fastapi import Request, Response
@@ -35,7 +34,7 @@ ASKED = "cope_services.method"
 """The key of a scope for the method of a request that is answered as GET."""
 
 Key = tuple[str, bytes, str]
-Handler = Callable[[Request], Coroutine[Any, Any, Response]]
+Handler = Callable[[Request], Awaitable[Response]]
 
 
 @dataclass(frozen=True)
@@ -149,9 +148,13 @@ class CachedRoute(ReadRoute):
         async def handler(request: Request) -> Response:
             check_scopes(request, ("read",))  # the dependencies of the route are part of `make`
             answers: Answers = request.app.state.components.answers
-            return await answers.respond(request, make, self.max_age_s)
+            return await answers.respond(request, lambda request: self.made(request, make), self.max_age_s)
 
         return handler
+
+    def made(self, request: Request, make: Handler) -> Awaitable[Response]:
+        """The response to a request whose answer is not known; `make` is FastAPI's handler."""
+        return make(request)
 
 
 class RunFilesRoute(CachedRoute):

@@ -1,7 +1,7 @@
 """The runs of an index as columns in memory: for a reader that filters and sorts them many times.
 
-Runs are in the order of their numbers in the index; a place is an index into the arrays. `refreshed` reads only what has
-changed since. Nothing that was returned is changed afterwards, so threads may share it.
+Runs are in the order of their numbers in the index; a place is an index into the arrays. `refreshed` reads only what
+has changed since. Nothing that was returned is changed afterwards, so threads may share it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy import Connection, func, select
 
-from cope_sweep.store.index.filters import COLUMNS, TEXT_COLUMNS, key_number
+from cope_sweep.store.index.filters import COLUMNS, OPERATORS, TEXT_COLUMNS, key_number
 from cope_sweep.store.index.index import FETCHED_ROWS, Index
 from cope_sweep.store.index.model import Operator
 from cope_sweep.store.index.tables import SECTIONS, counters, part_values, run_values, runs, sweeps
@@ -42,21 +42,34 @@ class Column:
 
     def matching(self, operator: Operator, value: float | str) -> Bools:
         """Which runs have a value of the same kind for which the comparison holds."""
-        if isinstance(value, str):
-            low, high = bisect_left(self.texts, value), bisect_right(self.texts, value)
-            known = self.codes != NONE
-            # Of the sorted texts, those before `low` are less, and those from `high` on are greater.
-            return known & _compare(operator, self.codes < low, self.codes < high)
-        known = ~np.isnan(self.numbers)
-        return known & _compare(operator, self.numbers < value, self.numbers <= value)
+        if not isinstance(value, str):
+            found: Bools = OPERATORS[operator](self.numbers, value)  # no comparison with NaN holds but `!=`
+            return found & ~np.isnan(self.numbers) if operator == "!=" else found
+        # Of the sorted texts, those before `low` are less, and those from `high` on are greater; so is NONE.
+        low, high = bisect_left(self.texts, value), bisect_right(self.texts, value)
+        less: Bools = self.codes < low
+        less_or_equal: Bools = self.codes < high
+        known: Bools = self.codes != NONE
+        match operator:
+            case "<":
+                return less
+            case "<=":
+                return less_or_equal
+            case ">":
+                return ~less_or_equal & known
+            case ">=":
+                return ~less & known
+            case "=":
+                return less_or_equal & ~less
+            case "!=":
+                return (less | ~less_or_equal) & known
 
     def order(self, run_ranks: NDArray[np.int32], *, descending: bool) -> Places:
         """All places by number, then by text, then by run id; missing values last."""
         numbers, codes = self.numbers, self.codes
         if descending:
             numbers, codes = -numbers, np.where(codes == NONE, NONE, -codes)
-        keys = [run_ranks, codes] if len(self.texts) else [run_ranks]
-        return np.lexsort([*keys, numbers])
+        return np.lexsort((run_ranks, codes, numbers) if len(self.texts) else (run_ranks, numbers))
 
     def at(self, place: int) -> tuple[float | None, str | None]:
         """The value of one run."""
@@ -70,22 +83,6 @@ class Column:
     def take(self, indices: NDArray[np.int32]) -> Column:
         """The column of these items of it."""
         return Column(self.numbers[indices], self.codes[indices], self.texts)
-
-
-def _compare(operator: Operator, less: Bools, less_or_equal: Bools) -> Bools:
-    match operator:
-        case "<":
-            return less
-        case "<=":
-            return less_or_equal
-        case ">":
-            return ~less_or_equal
-        case ">=":
-            return ~less
-        case "=":
-            return less_or_equal & ~less
-        case "!=":
-            return less | ~less_or_equal
 
 
 def _column(size: int, places: Places, values: Values, before: Column | None = None) -> Column:
@@ -239,7 +236,8 @@ def _whole(connection: Connection, found: RunColumns, key: str) -> Column:
 
 def _values(connection: Connection, key: str, numbers: Sequence[int] | None = None) -> Values:
     """The values of a column of `runs`, or of a metric or fact: of all runs, or of those with these numbers."""
-    if key == "status" or key in COLUMNS:
+    query: Any
+    if is_column := key == "status" or key in COLUMNS:
         owner, query = runs.c.id, select(runs.c.id, runs.c[key])
     else:
         owner = run_values.c.run
@@ -253,7 +251,7 @@ def _values(connection: Connection, key: str, numbers: Sequence[int] | None = No
             for start in range(0, len(numbers), FETCHED_ROWS)
             for row in connection.execute(query.where(owner.in_(numbers[start : start + FETCHED_ROWS])))
         ]
-    if len(query.selected_columns) == 3:
+    if not is_column:
         return [(row[0], row[1], row[2]) for row in rows]
     is_text = key in TEXT_COLUMNS
     return [(row[0], None, row[1]) if is_text else (row[0], row[1], None) for row in rows]

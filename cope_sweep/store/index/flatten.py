@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -29,9 +28,9 @@ def flatten(value: Any, prefix: str = "") -> Iterator[tuple[str, Value]]:
 
 
 def columns(value: Value) -> tuple[float | None, str | None]:
-    """A value as the columns `number` and `text`. NaN is no value: databases disagree about its order."""
+    """A value as the columns `number` and `text`."""
     if isinstance(value, bool):
         return None, "true" if value else "false"
     if isinstance(value, (int, float)):
-        return None if math.isnan(value) else float(value), None
+        return float(value), None
     return None, str(value)

@@ -20,6 +20,7 @@ from cope_services.run_pages import PlannedRuns, run_page
 from cope_services.schemas import FigureFormat, FigureInfo, Responses, error_responses
 from cope_services.tables import accepted, negotiate
 from cope_sweep.queries.answers import AblationDetail, AblationSummary, Curves, PlanStatus, RunPage
+from cope_sweep.queries.curves import MAX_ROWS
 from cope_sweep.results.formats import formats
 
 router = APIRouter(
@@ -103,7 +104,7 @@ async def get_figure(
     """A figure of the finished runs, or its data."""
     names = {value: media for media, value in MEDIA_TYPES.items()}
     chosen = format or accepted(accept, MEDIA_TYPES, "a figure")
-    body = await components.pictures.figure(name, scale, figure, chosen)  # type: ignore[arg-type]
+    body = await components.pictures.figure(name, scale, figure, chosen)
     return Response(body, media_type=names[chosen])
 
 
@@ -131,13 +132,17 @@ def get_curves(
     components: ComponentsDep,
     metric: Annotated[str | None, Query(description="Default: the first metric of the table.", max_length=200)] = None,
     scale: Scale = None,
+    offset: Annotated[int, Query(ge=0, le=2**31, description="Number of rows to skip: `next` of the page before.")] = 0,
+    limit: Annotated[int, Query(ge=1, le=MAX_ROWS, description="Maximum number of rows.")] = MAX_ROWS,
     if_none_match: IfNoneMatch = None,
 ) -> Response:
-    """Learning curves of a metric: every run, at most about 200 points each.
+    """Learning curves of a metric: every run of the rows, at most about 200 points each.
 
-    They are as new as the index, which hears of a running run every few seconds.
+    A page also ends where it has 5,000 runs that were begun. Curves are as new as the index, which hears of a running
+    run every few seconds.
     """
-    return json_response(components.queries.curves(components.queries.load(name, scale), metric))
+    loaded = components.queries.load(name, scale)
+    return json_response(components.queries.curves(loaded, metric, offset=offset, limit=limit))
 
 
 @router.get("/{name}/runs", response_model=RunPage)
