@@ -63,7 +63,9 @@ class Components:
 
     @classmethod
     def create(cls, settings: Settings) -> Components:
-        files = AblationFiles(settings.ablations, max_runs=settings.max_plan_runs, waits=False)
+        files = AblationFiles(
+            settings.ablations, max_runs=settings.max_plan_runs, waits=False, error_text=settings.shown_paths
+        )
         queries = Queries(Store(settings.store, index=settings.index or None), files, in_memory=True)
         checkpoints = Checkpoints()
         predictors = Predictors(checkpoints, settings)
