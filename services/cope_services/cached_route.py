@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
+from typing import Any
 
 from cachetools import LRUCache
 from fastapi import Request, Response
@@ -34,7 +35,7 @@ ASKED = "cope_services.method"
 """The key of a scope for the method of a request that is answered as GET."""
 
 Key = tuple[str, bytes, str]
-Handler = Callable[[Request], Awaitable[Response]]
+Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
 
 @dataclass(frozen=True)
@@ -152,7 +153,7 @@ class CachedRoute(ReadRoute):
 
         return handler
 
-    def made(self, request: Request, make: Handler) -> Awaitable[Response]:
+    def made(self, request: Request, make: Handler) -> Coroutine[Any, Any, Response]:
         """The response to a request whose answer is not known; `make` is FastAPI's handler."""
         return make(request)
 

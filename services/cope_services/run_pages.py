@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Awaitable
+from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 from urllib.parse import parse_qsl
 
@@ -97,7 +97,7 @@ class RunPagesRoute(CachedRoute):
     It takes several times as long as the page. The parameters are validated by the same model.
     """
 
-    def made(self, request: Request, make: Handler) -> Awaitable[Response]:
+    def made(self, request: Request, make: Handler) -> Coroutine[Any, Any, Response]:
         """The page from memory, or else FastAPI's response."""
         components: Components = request.app.state.components
         with contextlib.suppress(ValidationError, UserError):  # FastAPI's response says so
