@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from cope_sweep.kernels import set_implementation
-from cope_sweep.model import Transformer, next_token_loss
+from cope_sweep.model import Transformer
 from cope_sweep.spec import RunSpec
 from cope_sweep.tasks import IGNORED, Batch
 from cope_sweep.train.collective import sum_over_workers
@@ -51,11 +51,11 @@ class Trainer:
         self.device = torch.device(runtime.device)
         self.model = Transformer(spec).to(self.device)
         self.model.checkpoint_activations = runtime.checkpoint_activations
-        self._forward: nn.Module = self.model
+        self._forward: nn.Module = _Loss(self.model)
         self._parallel: DistributedDataParallel | None = None
         if runtime.world_size > 1:
             ids = [self.device] if self.device.type == "cuda" else None
-            self._parallel = DistributedDataParallel(self.model, device_ids=ids, gradient_as_bucket_view=True)
+            self._parallel = DistributedDataParallel(self._forward, device_ids=ids, gradient_as_bucket_view=True)
             self._forward = self._parallel
         train = spec.train
         self.optimizers = train.optimizer.build(dict(self.model.named_parameters()), train.optimizer_settings)
@@ -139,8 +139,7 @@ class Trainer:
         inputs_NT, targets_NT, _ = self._on_device(part)
         with nullcontext() if last or self._parallel is None else self._parallel.no_sync():
             with self._autocast():
-                logits_NTV = self._forward(inputs_NT)
-            loss = next_token_loss(logits_NTV, targets_NT) / targets
+                loss = self._forward(inputs_NT, targets_NT) / targets
             # DistributedDataParallel averages the workers' gradients; the batch's gradient is their sum.
             torch.autograd.backward(loss * self.runtime.world_size)
         return loss.detach()
@@ -166,8 +165,8 @@ class Trainer:
             for part in self._parts(share, at_once):
                 inputs_NT, targets_NT, answers_NT = self._on_device(part)
                 with self._autocast():
-                    logits_NTV = self.model(inputs_NT)
-                sums.add_predictions(Predictions(logits_NTV, targets_NT, answers_NT))
+                    nats, most_probable_NT = self.model.predict(inputs_NT, targets_NT)
+                sums.add_predictions(Predictions(nats, most_probable_NT, targets_NT, answers_NT))
         return sums.result(partial(sum_over_workers, self.runtime))
 
     def _share(self, batch: Batch) -> Batch:
@@ -187,6 +186,17 @@ class Trainer:
 
     def _autocast(self) -> torch.autocast:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.runtime.precision == "bf16")
+
+
+class _Loss(nn.Module):
+    """The model's summed loss as a module, for DistributedDataParallel, which wraps a forward pass."""
+
+    def __init__(self, model: Transformer) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, tokens_NT: Tensor, targets_NT: Tensor) -> Tensor:
+        return self.model.loss(tokens_NT, targets_NT)
 
 
 def _without_targets(batch: Batch) -> Batch:
