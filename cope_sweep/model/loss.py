@@ -1,9 +1,9 @@
 """The loss of the next token, and predictions, from the input of the output layer.
 
-With a large vocabulary the logits are the largest tensor of a training step: 4 × 1024 tokens over 50,257 ids take 0.8 GB in
-float32, and the plain loss holds four tensors of that size. Here the tokens pass the output layer in chunks, and each
-chunk's gradient is computed together with its loss, so that only one chunk's logits exist at a time. The values are
-those of the plain loss, to rounding. Small logits take the plain loss, which is then faster.
+With a large vocabulary the logits are the largest tensor of a training step: 4 × 1024 tokens over 50,257 ids take
+0.8 GB in float32, and the plain loss holds four tensors of that size. Here the tokens pass the output layer in chunks,
+and each chunk's gradient is computed together with its loss, so that only one chunk's logits exist at a time. The
+values are those of the plain loss, to rounding. Small logits take the plain loss, which is then faster.
 
 Shapes: N tokens, D dim, V vocabulary, B batch, T tokens of a sequence.
 """
@@ -25,7 +25,9 @@ CHUNK_LOGITS = {"cpu": 2**24, "cuda": 2**27}
 
 def next_token_loss(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
     """The cross-entropy in nats, summed over the tokens that have a target, in float32 or in float64."""
-    return F.cross_entropy(_wide(logits_BTV.flatten(0, -2)), targets_BT.flatten(), reduction="sum", ignore_index=IGNORED)
+    return F.cross_entropy(
+        _wide(logits_BTV.flatten(0, -2)), targets_BT.flatten(), reduction="sum", ignore_index=IGNORED
+    )
 
 
 def output_loss(hidden_BTD: Tensor, weight_VD: Tensor, targets_BT: Tensor) -> Tensor:
@@ -55,7 +57,7 @@ def predict(hidden_BTD: Tensor, weight_VD: Tensor, targets_BT: Tensor) -> tuple[
 class _ChunkedLoss(torch.autograd.Function):
     """The summed cross-entropy of `hidden_ND @ weight_VD.T`; its gradient is computed in the forward pass.
 
-    Under autocast the products are computed in its data type, and the weight's gradient is summed in that of the weight.
+    Under autocast the products are computed in its data type, and the weight's gradient is summed in the weight's.
     """
 
     @staticmethod
@@ -67,8 +69,8 @@ class _ChunkedLoss(torch.autograd.Function):
             grad_hidden_ND, grad_weight_VD = _gradient_buffers(ctx, hidden_ND, weight_VD)
             losses: list[Tensor] = []
             start = 0
-            for hidden, targets in _chunks(hidden_ND, targets_N, rows):
-                hidden = hidden.to(dtype)
+            for part_ND, targets in _chunks(hidden_ND, targets_N, rows):
+                hidden = part_ND.to(dtype)
                 log_p_NV = torch.log_softmax(_wide(hidden @ weight.T), dim=-1)
                 losses.append(F.nll_loss(log_p_NV, targets, reduction="sum", ignore_index=IGNORED))
                 if any(ctx.needs_input_grad):
@@ -97,7 +99,7 @@ def _gradient_buffers(ctx: Any, hidden_ND: Tensor, weight_VD: Tensor) -> tuple[T
 
 
 def _gradient_of_logits(log_p_NV: Tensor, targets_N: Tensor) -> Tensor:
-    """softmax − one-hot(target), and 0 for tokens without a target. Overwrites `log_p_NV`."""
+    """The difference softmax − one-hot(target), and 0 for tokens without a target. Overwrites `log_p_NV`."""
     p_NV = log_p_NV.exp_()
     has_target_N1 = (targets_N != IGNORED).to(p_NV.dtype)[:, None]
     p_NV.mul_(has_target_N1)
@@ -105,7 +107,7 @@ def _gradient_of_logits(log_p_NV: Tensor, targets_N: Tensor) -> Tensor:
 
 
 def _add_product(sum_VD: Tensor, left_NV: Tensor, right_ND: Tensor) -> None:
-    """sum += leftᵀ·right, in the data type of `sum_VD`."""
+    """Add leftᵀ·right to `sum_VD`, in the data type of `sum_VD`."""
     if sum_VD.dtype == left_NV.dtype:
         sum_VD.addmm_(left_NV.T, right_ND)
     else:

@@ -73,6 +73,12 @@ class TrainingLoop:
 
     def run(self, should_stop: Callable[[], StopRequest | None]) -> Literal["finished", "interrupted", "stopped"]:
         """Train until the last step or a request of rank 0's `should_stop`, then write result or resume file."""
+        try:
+            return self._run(should_stop)
+        finally:
+            self.trainer.close()
+
+    def _run(self, should_stop: Callable[[], StopRequest | None]) -> Literal["finished", "interrupted", "stopped"]:
         trainer = self.trainer
         if self.continues or (trainer.done and trainer.losses):
             # The state after the last step is saved before that step is logged: what is logged depends on the run that
@@ -80,21 +86,24 @@ class TrainingLoop:
             self._log_step()
         while not trainer.done:
             trainer.train_step()
-            if trainer.done and self._keeps_state() and self.writes:
-                self._save()
+            if trainer.done and self._keeps_state():
+                trainer.sum_losses()
+                if self.writes:
+                    self._save()
             if trainer.step == self.first_step + 1:
                 self.clock.end_warm_up()
             self._log_step()
-            # Asking all ranks takes a message, so several ranks do not ask after every step.
-            asks = self.runtime.world_size == 1 or trainer.step % LOG_EVERY == 0
-            if asks and not trainer.done and (request := self._stop_request(should_stop)):
+            # Asking all ranks takes a message, and only a logged step has its loss summed over the ranks. So several
+            # ranks neither ask nor save after every step.
+            may_end = self.runtime.world_size == 1 or trainer.step % LOG_EVERY == 0
+            if may_end and not trainer.done and (request := self._stop_request(should_stop)):
                 if self.writes:
                     self._save()
                     self.folder.note(f"{request} after step {trainer.step}")
                     self.folder.set_state(request)
                 self.reporter.report(request)
                 return request
-            if self.writes and not trainer.done and self._save_is_due():
+            if may_end and self.writes and not trainer.done and self._save_is_due():
                 self._save()
         self._finish()
         return "finished"

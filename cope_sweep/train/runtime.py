@@ -30,6 +30,10 @@ class Runtime:
     worker_id: str = "local"
     """The worker's name in events and results."""
 
+    def autocast(self) -> torch.autocast:
+        """The context in which the model computes: bfloat16 where `precision` says so."""
+        return torch.autocast(self.device, torch.bfloat16, enabled=self.precision == "bf16")
+
     @staticmethod
     def of(resources: Resources, *, worker_id: str, rank: int = 0, world_size: int = 1) -> Runtime:
         """The settings that `resources` mean on this machine.

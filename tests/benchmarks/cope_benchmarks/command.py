@@ -62,7 +62,9 @@ def step(
     repetitions: Repetitions = 9,
     memory: Annotated[
         bool,
-        typer.Option("--memory", help="Instead, peak memory of a step of GPT-2's size, with and without logits as a whole."),
+        typer.Option(
+            "--memory", help="Instead, peak memory of a step of GPT-2's size, with and without logits as a whole."
+        ),
     ] = False,
 ) -> None:
     """Measure training steps with CoPE on this CPU, and those of the same model with SDPA and no positions.

@@ -54,7 +54,13 @@ def measure(turns: int = 2, steps: int = 2) -> dict[str, Any]:
 def table(measured: dict[str, Any]) -> Table:
     """The measurement as a table."""
     result = Table(title="A step of GPT-2's size", title_justify="left")
-    for head in ("step of 4 × 1,024 tokens, vocabulary 50,257", "peak memory", "of the first", "s a step", "CPU s a step"):
+    for head in (
+        "step of 4 × 1,024 tokens, vocabulary 50,257",
+        "peak memory",
+        "of the first",
+        "s a step",
+        "CPU s a step",
+    ):
         result.add_column(head, justify="left" if head.startswith("step") else "right")
     first = measured["rows"][0]["peak_bytes"]
     for row in measured["rows"]:
@@ -88,4 +94,4 @@ def _steps(name: str, steps: int, threads: int) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(_steps(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))))
+    sys.stdout.write(json.dumps(_steps(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))))
