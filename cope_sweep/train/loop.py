@@ -23,7 +23,8 @@ from cope_sweep.train.collective import broadcast_number
 from cope_sweep.train.data import DataError, prepare_data
 from cope_sweep.train.memory import peak_bytes, reset_peak
 from cope_sweep.train.reporter import RunReporter
-from cope_sweep.train.resume import load_resume, save_resume
+from cope_sweep.train.resume import load_resume
+from cope_sweep.train.resume_writer import ResumeWriter
 from cope_sweep.train.runtime import Runtime
 from cope_sweep.train.trainer import Trainer
 
@@ -69,7 +70,7 @@ class TrainingLoop:
             folder.note(self._beginning())
         reporter.start(self.first_step)
         self.clock.start(self.trainer, notes.get("spent", {}))
-        self.saved_s, self.saving_s = time.monotonic(), 0.0
+        self.writer = ResumeWriter(folder)
 
     def run(self, should_stop: Callable[[], StopRequest | None]) -> Literal["finished", "interrupted", "stopped"]:
         """Train until the last step or a request of rank 0's `should_stop`, then write result or resume file."""
@@ -77,6 +78,7 @@ class TrainingLoop:
             return self._run(should_stop)
         finally:
             self.trainer.close()
+            self.writer.close()
 
     def _run(self, should_stop: Callable[[], StopRequest | None]) -> Literal["finished", "interrupted", "stopped"]:
         trainer = self.trainer
@@ -99,12 +101,15 @@ class TrainingLoop:
             if may_end and not trainer.done and (request := self._stop_request(should_stop)):
                 if self.writes:
                     self._save()
+                    self.writer.wait()
                     self.folder.note(f"{request} after step {trainer.step}")
                     self.folder.set_state(request)
                 self.reporter.report(request)
                 return request
             if may_end and self.writes and not trainer.done and self._save_is_due():
                 self._save()
+                if not self.runtime.checkpoint_every_s:
+                    self.writer.wait()
         self._finish()
         return "finished"
 
@@ -203,17 +208,18 @@ class TrainingLoop:
             self.folder.note(f"step {self.trainer.step}: {values}")
 
     def _save_is_due(self) -> bool:
-        every_s = self.runtime.checkpoint_every_s
-        return not every_s or time.monotonic() - self.saved_s >= max(every_s, SAVE_TIME_RATIO * self.saving_s)
+        every_s, writer = self.runtime.checkpoint_every_s, self.writer
+        if not every_s:
+            return True
+        return not writer.busy and time.monotonic() - writer.saved_s >= max(
+            every_s, SAVE_TIME_RATIO * writer.duration_s
+        )
 
     def _save(self) -> None:
-        """Write the resume file."""
-        started_s = time.monotonic()
-        with self.clock.paused(), self.folder.writing_resume() as path:
+        """Begin to write the resume file; it is complete at the next `wait` of the writer."""
+        with self.clock.paused():
             notes = {"data": self.data, "spent": self.clock.durations(), "curve": self.folder.curve_mark()}
-            save_resume(path, self.trainer, notes)
-        self.saved_s = time.monotonic()
-        self.saving_s = self.saved_s - started_s
+            self.writer.write(self.trainer, notes)
 
     def _finish(self) -> None:
         """Evaluate, and write checkpoint and result."""
@@ -241,6 +247,7 @@ class TrainingLoop:
                 **{name: text for name, text in optional.items() if text},
                 **_machine_facts(self.trainer),
             }
+            self.writer.wait()  # `finish` renames or deletes the file
             self.folder.note(f"finished after step {self.trainer.step}, {facts['wall_s']} s in all attempts")
             self.folder.finish(self.reporter.metrics, facts, keep_state=self._keeps_state())
         self.reporter.report("finished", evaluated=True)

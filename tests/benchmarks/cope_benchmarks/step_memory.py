@@ -16,12 +16,14 @@ from typing import Any
 
 import torch
 from rich.table import Table
+from torch import Tensor
 
 from cope_benchmarks.timing import machine
 from cope_sweep.families import base
-from cope_sweep.model import loss
+from cope_sweep.model import next_token_loss
 from cope_sweep.spec import RunSpec
 from cope_sweep.train import Runtime, Trainer
+from cope_sweep.train.batches import Part
 from cope_sweep.train.memory import peak_bytes, reset_peak
 
 VOCABULARY, TOKENS = 50_257, 1024
@@ -80,7 +82,8 @@ def _in_a_process(name: str, steps: int, threads: int) -> dict[str, Any]:
 def _steps(name: str, steps: int, threads: int) -> dict[str, Any]:
     """Train in this process. The first step is not timed: it allocates the optimiser's state."""
     if name == "whole":
-        loss.CHUNK_LOGITS["cpu"] = base.RECOMPUTED_ELEMENTS = sys.maxsize
+        base.RECOMPUTED_ELEMENTS = sys.maxsize
+        Trainer._backward = _backward_of_whole_logits  # type: ignore[method-assign]
     reset_peak("cpu")
     trainer = Trainer(RunSpec.model_validate_json(json.dumps(RUN)), Runtime(threads=threads))
     wall_s, cpu_s = [], []
@@ -91,6 +94,15 @@ def _steps(name: str, steps: int, threads: int) -> dict[str, Any]:
             wall_s.append(time.perf_counter() - started_s)
             cpu_s.append(time.process_time() - cpu_started_s)
     return {"peak_bytes": peak_bytes("cpu"), "wall_s": wall_s, "cpu_s": cpu_s, "loss": trainer.mean_loss()}
+
+
+def _backward_of_whole_logits(trainer: Trainer, part: Part, targets: float, *, last: bool) -> Tensor:
+    """The former backward pass of one worker: the logits exist until it ends."""
+    inputs_NT, targets_NT = part
+    logits_NTV = trainer.model(inputs_NT)
+    loss = next_token_loss(logits_NTV, targets_NT) / targets
+    torch.autograd.backward(loss)
+    return loss.detach()
 
 
 if __name__ == "__main__":
