@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import math
-import platform
 import shutil
 import time
 from collections.abc import Callable
 from typing import Any, Literal
-
-import torch
 
 from cope_sweep.model import check_reach
 from cope_sweep.model.checkpoint import CheckpointError, save_model
@@ -21,7 +18,8 @@ from cope_sweep.text import TOKENIZER_FILE
 from cope_sweep.train.clock import Clock
 from cope_sweep.train.collective import broadcast_number
 from cope_sweep.train.data import DataError, prepare_data
-from cope_sweep.train.memory import peak_bytes, reset_peak
+from cope_sweep.train.facts import machine_facts, speed_facts
+from cope_sweep.train.memory import reset_peak
 from cope_sweep.train.reporter import RunReporter
 from cope_sweep.train.resume import load_resume
 from cope_sweep.train.resume_writer import ResumeWriter
@@ -242,10 +240,10 @@ class TrainingLoop:
             facts = {
                 "steps": self.trainer.step,
                 "resumed_from_step": self.first_step,
-                "tokens_per_s": speed,
                 **self.clock.durations(),
                 **{name: text for name, text in optional.items() if text},
-                **_machine_facts(self.trainer),
+                **speed_facts(self.trainer, speed),
+                **machine_facts(self.trainer),
             }
             self.writer.wait()  # `finish` renames or deletes the file
             self.folder.note(f"finished after step {self.trainer.step}, {facts['wall_s']} s in all attempts")
@@ -288,23 +286,3 @@ class TrainingLoop:
 
 def _prefixed(prefix: str, metrics: dict[str, float]) -> dict[str, float]:
     return {prefix + name: value for name, value in metrics.items()}
-
-
-def _machine_facts(trainer: Trainer) -> dict[str, Any]:
-    """Facts of a result: size of the model, peak memory of this worker, where and with which versions it ran."""
-    runtime = trainer.runtime
-    share = math.ceil(trainer.spec.train.batch / runtime.world_size)
-    return {
-        "parameters": sum(p.numel() for p in trainer.model.parameters()),
-        "peak_memory_bytes": peak_bytes(runtime.device),
-        "device": torch.cuda.get_device_name() if runtime.device == "cuda" else "cpu",
-        "precision": runtime.precision,
-        "threads": runtime.threads,
-        "workers": runtime.world_size,
-        "micro_batch": min(runtime.micro_batch or share, share),
-        "checkpoint_activations": runtime.checkpoint_activations,
-        "worker_id": runtime.worker_id,
-        "host": platform.node(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-    }

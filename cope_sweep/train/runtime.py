@@ -8,6 +8,7 @@ import torch
 
 from cope_sweep.kernels import Implementation
 from cope_sweep.spec import Resources
+from cope_sweep.train.hardware import warn_of_emulated_bf16
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,7 @@ class Runtime:
         precision = resources.precision
         if precision == "auto":
             precision = "bf16" if device == "cuda" else "fp32"
+        warn_of_emulated_bf16(device, precision)
         return Runtime(
             device=device,
             precision=precision,
