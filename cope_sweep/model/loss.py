@@ -19,8 +19,8 @@ from torch import Tensor
 
 from cope_sweep.tasks import IGNORED
 
-CHUNK_LOGITS = {"cpu": 2**24, "cuda": 2**27}
-"""Number of logits in a chunk, by device: 64 MB in float32 on a CPU, 512 MB on a GPU, which needs larger products."""
+CHUNK_LOGITS = {"cpu": 2**23, "cuda": 2**27}
+"""Number of logits in a chunk, by device: 32 MB in float32 on a CPU, 512 MB on a GPU, which needs larger products."""
 
 
 def next_token_loss(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
