@@ -8,7 +8,7 @@ Shapes: B batch, T tokens, D dim, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import cast
 
@@ -119,9 +119,13 @@ class Transformer(nn.Module):
         """Logits of the next token from the output of `hidden`, with V instead of D as the last dimension."""
         return F.linear(x_BTD, cast(Tensor, self.head.weight))
 
-    def loss(self, tokens_BT: Tensor, targets_BT: Tensor) -> Tensor:
-        """The cross-entropy of the targets in nats, summed; without logits of all tokens at once if they are large."""
-        return output_loss(self.hidden(tokens_BT), cast(Tensor, self.head.weight), targets_BT)
+    def loss(self, tokens_BT: Tensor, targets_BT: Tensor, hidden: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+        """The cross-entropy of the targets in nats, summed; without logits of all tokens at once if they are large.
+
+        `hidden` replaces the method of this name, by a compiled one for example.
+        """
+        hidden_BTD = (hidden or self.hidden)(tokens_BT)
+        return output_loss(hidden_BTD, cast(Tensor, self.head.weight), targets_BT)
 
     def predict(self, tokens_BT: Tensor, targets_BT: Tensor) -> tuple[Tensor, Tensor]:
         """The value of `loss` without a gradient, and the most probable token after each token, (B, T)."""

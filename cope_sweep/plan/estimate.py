@@ -147,8 +147,9 @@ def memory_bytes(run: RunSpec, resources: Resources) -> int:
         activations = model.layers * model.dim * tokens + block
     evaluated = [*(sequences * task.length(split) for split in task.TESTS), *run.evaluate.contexts]
     logits = LOGITS_ARRAYS * max(tokens, *evaluated) * task.vocabulary_size
+    owners = resources.workers if resources.shard == "optimizer" else 1
     state = sum(
-        (2 * FLOAT32_BYTES + run.train.optimizer.state_bytes(name, shape)) * math.prod(shape) * count
+        (2 * FLOAT32_BYTES + run.train.optimizer.state_bytes(name, shape) / owners) * math.prod(shape) * count
         for name, shape, count in _declared_parameters(run)
     )
     return PROCESS_BYTES + state + FLOAT32_BYTES * (activations + logits)

@@ -42,6 +42,16 @@ class Resources(Frozen):
         description="Store only the input of each block for the backward pass and recompute the rest: much less "
         "memory, a third more computation, bit-identical results.",
     )
+    compile: Literal["auto", "off"] = Field(
+        default="auto",
+        description="torch.compile for training steps; auto: on CUDA, and CUDA graphs for small models. Not on a CPU, "
+        "where it is not faster. off: never.",
+    )
+    shard: Literal["off", "optimizer"] = Field(
+        default="off",
+        description="optimizer: the workers of a group divide the optimiser's state among them (ZeRO stage 1), which "
+        "needs less memory and gives the same numbers. off: each worker has all of it.",
+    )
     checkpoint_every_s: Annotated[float, Field(gt=0)] = Field(
         default=30.0,
         description="Seconds between resumable checkpoints; more if writing one takes long.",
