@@ -17,7 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cope_sweep.tasks import IGNORED
+IGNORED = -100
+"""The target of a token without a target: torch's default, which tasks use."""
 
 CHUNK_LOGITS = {"cpu": 2**23, "cuda": 2**27}
 """Number of logits in a chunk, by device: 32 MB in float32 on a CPU, 512 MB on a GPU, which needs larger products."""
