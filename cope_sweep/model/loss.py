@@ -86,7 +86,7 @@ class _ChunkedLoss(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
         if ctx.gradients is None:
             raise RuntimeError("the gradient of a loss in chunks can be computed once only; call the loss again")
         gradients, ctx.gradients = ctx.gradients, None

@@ -162,7 +162,7 @@ def memory_bytes(run: RunSpec, resources: Resources) -> int:
         (2 * FLOAT32_BYTES + run.train.optimizer.state_bytes(name, shape) / owners) * math.prod(shape) * count
         for name, shape, count in _declared_parameters(run)
     )
-    return PROCESS_BYTES + state + FLOAT32_BYTES * (activations + logits)
+    return PROCESS_BYTES + int(state) + FLOAT32_BYTES * (activations + logits)
 
 
 def estimates(

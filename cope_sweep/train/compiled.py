@@ -40,7 +40,7 @@ def compiled_hidden(model: Transformer) -> Hidden:
     def hidden(tokens_NT: Tensor) -> Tensor:
         if on_cuda:
             # What the last graph returned is not used any more: its backward pass has ended.
-            torch.compiler.cudagraph_mark_step_begin()
+            torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
         return compiled(tokens_NT)
 
     return hidden

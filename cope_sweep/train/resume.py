@@ -83,7 +83,7 @@ def take_state(trainer: Trainer, notes: Mapping[str, Any], *, copy: bool = False
     pinned = {name: torch.empty_like(value, device="cpu", pin_memory=True) for name, value in tensors.items()}
     for name, value in tensors.items():
         pinned[name].copy_(value, non_blocking=True)
-    copied = torch.cuda.Event()
+    copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
     copied.record()
     return ResumeState(pinned, metadata, copied)
 
