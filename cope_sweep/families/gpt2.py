@@ -64,12 +64,14 @@ class GPT2(Family):
         import torch.nn.functional as F
 
         x_BTD = x_BTD + dropout(attention(layer_norm(parameters, "attention_norm", x_BTD)))
-        h_BTF = linear(parameters, "feed_forward.up", layer_norm(parameters, "ffn_norm", x_BTD))
+
+        def up(x_BTD: Tensor) -> Tensor:
+            return linear(parameters, "feed_forward.up", layer_norm(parameters, "ffn_norm", x_BTD))
 
         def down(h_BTF: Tensor) -> Tensor:
             return linear(parameters, "feed_forward.down", F.gelu(h_BTF, approximate="tanh"))
 
-        return x_BTD + dropout(recomputed(down, h_BTF))
+        return x_BTD + dropout(recomputed(down, recomputed(up, x_BTD)))
 
     def final_norm(self, parameters: Parameters, x_BTD: Tensor) -> Tensor:
         return layer_norm(parameters, "norm", x_BTD)
