@@ -10,6 +10,7 @@ import torch
 import torch.distributed
 from safetensors.torch import load_file
 
+from cope_sweep.model import loss
 from cope_sweep.store import Store
 from cope_sweep.train import Runtime, Trainer, train_run
 from tests.tiny import tiny_run
@@ -47,6 +48,7 @@ CASES = {
     },
     "losses of unequal numbers of targets": {"task": FLIP_FLOP, "train.batch": 6, "micro_batch": 2},
     "units and the most frequent answer": {"task": COUNTING, "train.batch": 5},
+    "the loss in chunks of 2 tokens": {"chunk_logits": 12, "train.batch": 5, "micro_batch": 2},
     "the optimiser's state divided": {"shard": True, "train.batch": 5, "model.layers": 2, "model.position": ["cope"]},
 }
 MUON = {"train.optimizer": "muon", "train.batch": 5, "micro_batch": 1}
@@ -59,9 +61,11 @@ def case(overrides, rank=0, world_size=1):
     micro_batch = overrides.pop("micro_batch", None)
     checkpoint = overrides.pop("checkpoint_activations", False)
     shard = overrides.pop("shard", False)
+    chunk_logits = overrides.pop("chunk_logits", 2**23)
     run = tiny_run(**overrides)
     if world_size == 1:
         return Trainer(run, Runtime())
+    loss.CHUNK_LOGITS["cpu"] = chunk_logits
     runtime = Runtime(
         rank=rank, world_size=world_size, micro_batch=micro_batch, checkpoint_activations=checkpoint, shard=shard
     )
