@@ -35,6 +35,9 @@ RECOMPUTED_ELEMENTS = 2**20
 """They are large from this number on; the same as in `cope_sweep.families.base`."""
 LOGITS_ARRAYS = 3
 """Arrays of the logits' size: their softmax, and the gradients of both."""
+OUTPUT_ARRAYS = 3
+"""Arrays of the output layer's size while a loss in chunks is computed: its gradient, which exists before the backward
+pass, and copies that matrix products make of the weight."""
 CHUNK_LOGITS = 2**23
 """More logits than these are computed in chunks of that size; the same number as in `cope_sweep.model.loss`."""
 
@@ -155,8 +158,8 @@ def memory_bytes(run: RunSpec, resources: Resources) -> int:
         activations = model.layers * model.dim * tokens + block
     evaluated = [*(sequences * task.length(split) for split in task.TESTS), *run.evaluate.contexts]
     logits = LOGITS_ARRAYS * min(max(tokens, *evaluated) * task.vocabulary_size, CHUNK_LOGITS)
-    if tokens * task.vocabulary_size > CHUNK_LOGITS:  # the output layer's gradient exists before the backward pass
-        logits += model.dim * task.vocabulary_size
+    if tokens * task.vocabulary_size > CHUNK_LOGITS:
+        logits += OUTPUT_ARRAYS * model.dim * task.vocabulary_size
     owners = resources.workers if resources.shard == "optimizer" else 1
     state = sum(
         (2 * FLOAT32_BYTES + run.train.optimizer.state_bytes(name, shape) / owners) * math.prod(shape) * count

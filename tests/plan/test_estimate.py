@@ -99,9 +99,9 @@ def test_memory_grows_with_stored_activations():
 @pytest.mark.parametrize(
     ("resources", "measured"),
     [
-        (Resources(), 8_462_868_480),
-        (Resources(checkpoint_activations=True), 6_432_968_704),
-        (Resources(micro_batch=1), 4_637_487_104),
+        (Resources(), 5_039_837_184),
+        (Resources(checkpoint_activations=True), 3_865_661_440),
+        (Resources(micro_batch=1), 4_023_877_632),
         (Resources(micro_batch=1, checkpoint_activations=True), 4_093_411_328),
     ],
 )
