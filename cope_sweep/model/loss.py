@@ -20,8 +20,10 @@ from torch import Tensor
 IGNORED = -100
 """The target of a token without a target: torch's default, which tasks use."""
 
-CHUNK_LOGITS = {"cpu": 2**23, "cuda": 2**27}
-"""Number of logits in a chunk, by device: 32 MB in float32 on a CPU, 512 MB on a GPU, which needs larger products."""
+CHUNK_LOGITS = {"cpu": 10 * 2**20, "cuda": 2**27}
+"""Number of logits in a chunk, by device: 40 MB in float32 on a CPU, 512 MB on a GPU, which needs larger products.
+
+On a CPU more than 32 MB: glibc returns such blocks to the system at once, and keeps smaller ones among others."""
 
 
 def next_token_loss(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:

@@ -38,7 +38,7 @@ LOGITS_ARRAYS = 3
 OUTPUT_ARRAYS = 3
 """Arrays of the output layer's size while a loss in chunks is computed: its gradient, which exists before the backward
 pass, and copies that matrix products make of the weight."""
-CHUNK_LOGITS = 2**23
+CHUNK_LOGITS = 10 * 2**20
 """More logits than these are computed in chunks of that size; the same number as in `cope_sweep.model.loss`."""
 
 
