@@ -34,7 +34,7 @@ RUN: dict[str, Any] = {
 }
 ALTERNATIVES = {
     "whole": "logits of all tokens, all activations stored",
-    "chunks": "loss in chunks, GELU computed again",
+    "chunks": "loss in chunks, norm and GELU computed again",
 }
 GOAL = 0.6
 
