@@ -1,8 +1,9 @@
 """The transformers that runs train, and their checkpoints."""
 
 from cope_sweep.model.checkpoint import CheckpointError, load_model, load_run, save_model
+from cope_sweep.model.loss import next_token_loss, output_loss
 from cope_sweep.model.packing import Packing
-from cope_sweep.model.transformer import Cache, Transformer, check_reach, next_token_loss
+from cope_sweep.model.transformer import Cache, Transformer, check_reach
 
 __all__ = [
     "Cache",
@@ -13,5 +14,6 @@ __all__ = [
     "load_model",
     "load_run",
     "next_token_loss",
+    "output_loss",
     "save_model",
 ]

@@ -8,6 +8,7 @@ import torch
 
 from cope_sweep.kernels import Implementation
 from cope_sweep.spec import Resources
+from cope_sweep.train.hardware import warn_of_emulated_bf16
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,10 @@ class Runtime:
     micro_batch: int | None = None
     """Sequences in a forward pass; None: all of this worker's share."""
     checkpoint_activations: bool = False
+    compile: bool = False
+    """Whether training steps go through torch.compile."""
+    shard: bool = False
+    """Whether the workers divide the optimiser's state among them; with several workers only."""
     checkpoint_every_s: float = 30.0
     """Shortest time between two resume files; 0: one after every step."""
     keep_final_state: bool = True
@@ -29,6 +34,10 @@ class Runtime:
     world_size: int = 1
     worker_id: str = "local"
     """The worker's name in events and results."""
+
+    def autocast(self) -> torch.autocast:
+        """The context in which the model computes: bfloat16 where `precision` says so."""
+        return torch.autocast(self.device, torch.bfloat16, enabled=self.precision == "bf16")
 
     @staticmethod
     def of(resources: Resources, *, worker_id: str, rank: int = 0, world_size: int = 1) -> Runtime:
@@ -43,6 +52,7 @@ class Runtime:
         precision = resources.precision
         if precision == "auto":
             precision = "bf16" if device == "cuda" else "fp32"
+        warn_of_emulated_bf16(device, precision)
         return Runtime(
             device=device,
             precision=precision,
@@ -50,6 +60,8 @@ class Runtime:
             attention=resources.attention,
             micro_batch=resources.micro_batch,
             checkpoint_activations=resources.checkpoint_activations,
+            compile=resources.compile == "auto" and device == "cuda",
+            shard=resources.shard == "optimizer" and world_size > 1,
             checkpoint_every_s=resources.checkpoint_every_s,
             keep_final_state=resources.keep_final_state,
             rank=rank,
