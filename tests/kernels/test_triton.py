@@ -42,7 +42,7 @@ def report(capsys, compiled):
 @pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
 @pytest.mark.parametrize(
     ("capability", "dtype", "head_dim"),
-    [(80, BF16, 64), (90, BF16, 64), (90, FP32, 64), (90, BF16, 256)],
+    [(80, BF16, 64), (90, BF16, 64), (90, FP32, 64)],
     ids=lambda x: str(x).removeprefix("torch."),
 )
 def test_compiles(capsys, capability, dtype, head_dim):
@@ -53,7 +53,7 @@ def test_compiles(capsys, capability, dtype, head_dim):
     assert [k.kernel for k in compiled] == ["forward", "backward_rows", "backward_keys"]
     shared = {80: 163, 90: 227}[capability] * 1024  # of a block, at most
     assert all(k.shared <= shared for k in compiled)
-    if head_dim == 64 and dtype == BF16:
+    if capability == 90 and dtype == BF16:
         assert all(k.spilled <= 64 for k in compiled)
         assert all(k.ratio is not None and k.ratio < 9 for k in compiled)
 
@@ -85,7 +85,11 @@ def allocated(monkeypatch, *, batch, heads, tokens, p_max, head_dim):
 
         def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
             result = function(*arguments, **(keywords or {}))
-            if function.overloadpacket in (torch.ops.aten.new_empty, torch.ops.aten.empty_like, torch.ops.aten.new_zeros):
+            if function.overloadpacket in (
+                torch.ops.aten.new_empty,
+                torch.ops.aten.empty_like,
+                torch.ops.aten.new_zeros,
+            ):
                 self.total += result.numel() * result.element_size()
             return result
 

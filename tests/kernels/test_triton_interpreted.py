@@ -6,13 +6,15 @@ be set before Triton is imported.
 
 import os
 from dataclasses import replace
+
 import pytest
 import torch
 
 if os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("needs TRITON_INTERPRET=1; test_triton.py runs it so", allow_module_level=True)
-triton = pytest.importorskip("triton")
+pytest.importorskip("triton")
 
+import triton
 import triton.language as tl
 
 from cope_sweep.kernels import AttentionProblem, make_problem, triton_attention
@@ -84,6 +86,7 @@ CASES = {
     "head dim 192": case(CoPE(p_max=4), queries=20, head_dim=192),
     "no position": case(),
     "padding": case(CoPE(p_max=8), Relative(positions=6), batch=3, lengths=(0, 37, 18)),
+    "padding, all distances": case(CoPE(p_max="full"), Relative(), batch=2, queries=50, lengths=(20, 49)),
     "padding of cope-alibi": case(SLOPE, batch=2, lengths=(5, 33)),
     "dropout": case(CoPE(p_max=8), dropout=0.3, heads=2),
     "dropout, saturated": case(CoPE(p_max=3), dropout=0.6, queries=48, batch=2),
@@ -132,10 +135,13 @@ UNEVEN_TILES = {
 }
 
 
-@pytest.mark.parametrize("name", ["cope and relative, capped", "padding", "all terms", "saturates late", "cope and t5"])
+OTHER_TILES = ["padding, all distances", "padding", "all terms", "saturates late", "cope and t5"]
+
+
+@pytest.mark.parametrize("name", OTHER_TILES)
 def test_tiles_of_other_sizes(name):
     problem, dtype = CASES[name]
-    problem = replace(problem, heads=1, queries=75, lengths=problem.lengths and (0, 75, 40), seed=5)
+    problem = replace(problem, heads=1, queries=75, lengths=problem.lengths and (0, 75, 40)[: problem.batch], seed=5)
     with using_configurations(UNEVEN_TILES):
         assert_equals_reference(problem, attend_triton, dtype)
 
@@ -167,7 +173,9 @@ def float32_arguments(queries, **options):
     problem, dtype = case(CoPE(p_max=8), queries=queries, **options)
     inputs, positions = make_inputs(problem, random_tensors(problem, dtype))
     given = Arguments.of(make_problem(inputs, positions, 0.0, None))
-    return given._replace(**{name: getattr(given, name).to(dtype, copy=True).requires_grad_() for name in ("q", "k", "v", "e")})
+    return given._replace(
+        **{name: getattr(given, name).to(dtype, copy=True).requires_grad_() for name in ("q", "k", "v", "e")}
+    )
 
 
 def test_tensors_need_not_be_contiguous():

@@ -1,8 +1,8 @@
 """Fused attention on a GPU, in Triton, without T × T or T × P memory.
 
 The operator `cope_sweep::attention` calls `forward` and `backward`; the blocked path computes problems for which
-`why_not` has a reason. With TRITON_INTERPRET=1 in the environment when Triton is imported, the same kernels run on a CPU,
-slowly; the tests use that.
+`why_not` has a reason. With TRITON_INTERPRET=1 in the environment when Triton is imported, the same kernels run
+on a CPU, slowly; the tests use that.
 
     kernel_forward.py          the output, and for each query the log-sum-exp and where its tables end
     kernel_backward_rows.py    gradients of queries and tables
@@ -11,8 +11,8 @@ slowly; the tests use that.
     launch.py                  arguments, scratch memory, launches
     workspace.py               the size of scratch memory, a formula
 
-Memory beyond inputs and outputs: 16 bytes for each query of each head from the forward pass to the backward pass, 8 in the
-backward pass, and the scratch memory.
+Memory beyond inputs and outputs: 16 bytes for each query of each head from the forward pass to the backward pass, 8
+in the backward pass, and the scratch memory.
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ def why_not(problem: AttentionProblem) -> str | None:
     if q.shape[2] > problem.k_BHSK.shape[2] or 0 in q.shape:
         return f"there are {q.shape[2]} queries of {problem.k_BHSK.shape[2]} tokens"
     if problem.piecewise is not None:
+        # A key may pass several knots: prefix sums, which need each entry once, cannot hold its tables' gradients.
         return "it has no kernel for CoPE-MLP"
     return None
 

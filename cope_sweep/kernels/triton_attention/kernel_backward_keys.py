@@ -1,8 +1,8 @@
 """The backward kernel along columns: a program computes a tile of keys, and visits the tiles of queries that see it.
 
-It computes the gradients of keys, values and gate keys from what `backward_rows` has stored. No two programs write to the
-same memory, so gradients have the same bits in every run. Keys are the first axis of a tile, so that the factors of q
-and do need no transposition.
+It computes the gradients of keys, values and gate keys from what `backward_rows` has stored. No two programs write to
+the same memory, so gradients have the same bits in every run. Keys are the first axis of a tile, so that the factors of
+q and do need no transposition.
 
 Shapes: as in `kernel_forward.py`.
 """
@@ -16,6 +16,9 @@ import triton.language as tl  # type: ignore[import-untyped]
 
 from cope_sweep.kernels.triton_attention import tiles
 from cope_sweep.kernels.triton_attention.tiles import FAR, LOG2E
+
+TILES = tl.constexpr(128)
+"""Tiles of queries of which a program reads at a time whether they are plain."""
 
 
 @triton.jit
@@ -50,7 +53,6 @@ def backward_keys(
     PRECISION: tl.constexpr,
     PARTS: tl.constexpr,
     ADD: tl.constexpr,  # add to the gradients of the heads of this launch, which earlier launches have stored
-    TILES: tl.constexpr,  # a power of 2; TILES·BLOCK_T rows at least are the launch's
     BLOCK_S: tl.constexpr,
     BLOCK_T: tl.constexpr,  # of general tiles
     PLAIN_T: tl.constexpr,  # of plain tiles: a multiple of BLOCK_T
@@ -86,21 +88,25 @@ def backward_keys(
         rows_end = tl.minimum(T, (tl.load(lengths + b) - (S - T)).to(tl.int32))
     end = tl.cdiv(tl.maximum(tl.minimum(rows_end - first_row, launch_rows), 0), BLOCK_T)
     start = tl.maximum(n * BLOCK_S - (S - T) - first_row, 0) // BLOCK_T
-    each = tl.arange(0, TILES)
-    tile_row = first_row + each * BLOCK_T
-    begins = tl.load(plain_end + head.to(tl.int64) * T + tile_row, mask=(tile_row < T) & (each < end), other=FAR)
-    general_end = tl.max(tl.where(begins < (n + 1) * BLOCK_S, each + 1, 0), 0)
+    general_end = start
+    for first in tl.range(start, end, TILES, num_stages=1):
+        each = first + tl.arange(0, TILES)
+        tile_row = first_row + each * BLOCK_T
+        begins = tl.load(plain_end + head.to(tl.int64) * T + tile_row, mask=(tile_row < T) & (each < end), other=FAR)
+        general_end = tl.maximum(general_end, tl.max(tl.where(begins < (n + 1) * BLOCK_S, each + 1, 0), 0))
     general_end = tl.maximum(start, tl.minimum(general_end, end))
     general_end = tl.cdiv(general_end, PLAIN_T // BLOCK_T) * (PLAIN_T // BLOCK_T)
 
-    for tile in tl.range(start, general_end, num_stages=1):
-        t = tl.arange(0, BLOCK_T)
-        local = tile * BLOCK_T + t
+    for tile in tl.range(start, tl.minimum(general_end, end), num_stages=1):
+        local = tile * BLOCK_T + tl.arange(0, BLOCK_T)
         row = first_row + local
         i = row + (S - T)
         valid = row < rows_end
         rows = head.to(tl.int64) * T + row
-        visible = j[:, None] <= tl.where(valid, i, -1)[None, :]
+        # Rows without a token have no tables. They see nothing, and read the first row's table, where it is written.
+        t = tl.where(valid, tl.arange(0, BLOCK_T), 0)
+        seen_to = tl.where(valid, i, -1)
+        visible = j[:, None] <= seen_to[None, :]
         q_tile = tiles.load(q + b * q_b + h * q_h, row, q_t, valid, HEAD_DIM, BLOCK_K)
         do_tile = tiles.load(do + b * do_b + h * do_h, row, do_t, valid, HEAD_DIM, BLOCK_K)
         lse_r = tl.load(lse + rows, mask=valid, other=float("inf"))  # rows without a token have weights 0
@@ -123,13 +129,17 @@ def backward_keys(
             units = tiles.units_of(gate)
             gate_slope = gate - gate * gate
             # A tile that is plain for these rows, but not for later ones, has no stored edge: its keys are saturated.
-            begin = tl.load(plain_end + rows, mask=valid, other=FAR)
+            # Tiles become plain for as many rows at a time as the forward kernel's tiles have, a multiple of BLOCK_T.
+            first = first_row + tile * BLOCK_T
+            begin = tl.load(plain_end + head.to(tl.int64) * T + first, mask=first < T, other=FAR)
             at = edges + local
             seen = valid & ((n + 1) * BLOCK_S - 1 <= i)
-            edge = seen & (begin < (n + 1) * BLOCK_S)
+            stored_to = tl.where(begin < (n + 1) * BLOCK_S, rows_end, 0)
+            edge = seen & (row < stored_to)
             pos_int = tl.where(seen, tl.load(edge_pos_int + at, mask=edge, other=FAR), 0)
             pos_frac = tl.load(edge_pos_frac + at, mask=edge, other=0)
-            dp_before = tl.load(edge_dp + at, mask=valid & (begin <= n * BLOCK_S) & (n * BLOCK_S <= i), other=0.0)
+            stored_to = tl.where(begin <= n * BLOCK_S, rows_end, 0)
+            dp_before = tl.load(edge_dp + at, mask=(row < stored_to) & (n * BLOCK_S <= i), other=0.0)
             positions = pos_frac[None, :] + tiles.units_from(units, from_here, True)  # units from pos_int on
             if e is not None:
                 row_index, limit = tiles.table_row(t * P, pos_int, P - 1)
@@ -139,7 +149,7 @@ def backward_keys(
             if m is not None:
                 s += LOG2E * m_h * tiles.to_float(pos_int[None, :], positions)
         s += LOG2E * tiles.distance_scores(
-            i[None, :] - j[:, None], relative_rows, (t * R)[None, :], R, bias_h, D, slope_h, FAR_LAST
+            seen_to[None, :] - j[:, None], relative_rows, (t * R)[None, :], R, bias_h, D, slope_h, FAR_LAST
         )
         a = tiles.exp2(s - lse_r[None, :])
         da = tiles.dot(v_tile, tl.trans(do_tile), PRECISION)

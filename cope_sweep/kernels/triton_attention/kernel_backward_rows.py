@@ -73,7 +73,9 @@ def store_zeros(
         tiles.store(parts, n, tl.zeros((BLOCK_P, BLOCK_K), tl.float32), n < P, HEAD_DIM, BLOCK_K)
 
 
-@triton.jit(do_not_specialize=["H", "T", "S", "P", "R", "D", "N", "threshold", "first_head", "launch_rows", "first_row"])
+@triton.jit(
+    do_not_specialize=["H", "T", "S", "P", "R", "D", "N", "threshold", "first_head", "launch_rows", "first_row"]
+)
 def backward_rows(
     q, k, v, base_q, gate_k, e, m, relative, distance_bias, distance_slope, lengths, seed,
     o, do, lse, plain_end, end_pos_int, end_pos_frac,
@@ -144,7 +146,7 @@ def backward_rows(
     row_keys = tiles.keys_of_rows(seed, head, i) if DROPOUT else None
 
     # Tables, as far as positions reach.
-    seen_to = tl.where(valid, i, -1)
+    seen_to = tl.where(valid, i, -1)  # rows without a token see nothing, and read the first entries of tables
     last_i = tl.max(seen_to, 0)
     begin = tl.load(plain_end + head.to(tl.int64) * T + tl.min(row, 0))
     begin = tl.where(begin < FAR, begin, 0)
@@ -174,7 +176,18 @@ def backward_rows(
 
     # Plain tiles.
     far = tiles.far_score(
-        z_rows, t * P, P, relative_rows, t * R, R, bias_h, D, valid & (begin + tl.zeros_like(row) > 0), FAR_LAST, PAIRS, BLOCK_T
+        z_rows,
+        t * P,
+        P,
+        relative_rows,
+        t * R,
+        R,
+        bias_h,
+        D,
+        valid & (begin + tl.zeros_like(row) > 0),
+        FAR_LAST,
+        PAIRS,
+        BLOCK_T,
     )
     far -= lse_r
     tl.store(far_score + rows, far, mask=row < T)
@@ -200,10 +213,10 @@ def backward_rows(
         from_here = (c[:, None] >= c[None, :]).to(tl.float16)
         up_to_here = (c[:, None] <= c[None, :]).to(tl.float32).to(tl.bfloat16)
         dp_before = tl.zeros((BLOCK_T,), tl.float32)
-        edge_row = tl.program_id(1).to(tl.int64) * tl.cdiv(S, EDGE) * launch_rows + tile * BLOCK_T + t
+        edges = tl.program_id(1).to(tl.int64) * tl.cdiv(S, EDGE) * launch_rows + tile * BLOCK_T
+        local = tl.where(row < T, t, -1)
         dm_r = tl.zeros((BLOCK_T,), tl.float32)
     if e is not None:
-        first_entry = tl.minimum(pos_int, P - 1)
         prefix_sums += scratch_row * P * 2
         below_sum = ds_plain
         above_sum = tl.zeros((BLOCK_T,), tl.float32)
@@ -217,7 +230,7 @@ def backward_rows(
         k_tile = tiles.load(k + b * k_b + h * k_h, j, k_t, j < S, HEAD_DIM, BLOCK_K)
         v_tile = tiles.load(v + b * v_b + h * v_h, j, v_t, j < S, HEAD_DIM, BLOCK_K)
         s = tl.where(visible, tiles.dot(q_tile, tl.trans(k_tile), PRECISION) * (scale * LOG2E), float("-inf"))
-        distance = i[:, None] - j[None, :]
+        distance = seen_to[:, None] - j[None, :]
         if CONTEXTUAL:
             gate_logits = s
             if OWN_GATES:
@@ -227,12 +240,12 @@ def backward_rows(
             gate = tiles.gate_of(gate_logits)
             units = tiles.units_of(gate)
             pos_int, pos_frac = tiles.advance(pos_int, pos_frac, -tl.sum(units, 1))
-            edge = edge_row + n // (EDGE // BLOCK_S) * launch_rows
+            edge = edges + n // (EDGE // BLOCK_S) * launch_rows
             if n % (EDGE // BLOCK_S) == EDGE // BLOCK_S - 1:
-                tl.store(edge_pos_int + edge, pos_int, mask=row < T)
-                tl.store(edge_pos_frac + edge, pos_frac, mask=row < T)
+                tiles.scatter(edge_pos_int + edge, local, pos_int)
+                tiles.scatter(edge_pos_frac + edge, local, pos_frac)
             if n % (EDGE // BLOCK_S) == 0:
-                tl.store(edge_dp + edge, dp_before, mask=row < T)
+                tiles.scatter(edge_dp + edge, local, dp_before)
             ahead = tiles.units_from(units, from_here, False)
             positions = pos_frac[:, None] + ahead  # units from pos_int on
             # Computed before the products below, so that fewer registers are live during them.
@@ -241,6 +254,7 @@ def backward_rows(
                 row_index, limit = tiles.table_row(t * P, pos_int, P - 1)
                 entry, frac = tiles.entry_of(row_index[:, None], limit[:, None], positions)
                 next_entry, _next_frac = tiles.entry_of(row_index[:, None], limit[:, None], positions - units)
+                at = tl.where(next_entry < entry, next_entry, -1)
                 value, slope = tiles.look_up_with_slope(z_rows, entry, frac, (t * P + P - 1)[:, None], PAIRS)
                 s += LOG2E * value
             if m is not None:
@@ -263,19 +277,20 @@ def backward_rows(
             dp = tl.zeros_like(ds)
             if e is not None:
                 dp += ds * slope
-                above = tiles.rounded(ds * frac, PARTS)
-                below = tiles.rounded(ds - above, PARTS)
-                below_sums = below_sum[:, None] + tiles.cumulative(below, up_to_here, False, PARTS)
-                above_sums = above_sum[:, None] + tiles.cumulative(above, up_to_here, False, PARTS)
-                tiles.scatter_pairs(prefix_sums, next_entry, entry, below_sums, above_sums)
-                below_sum += tl.sum(below, 1)
-                above_sum += tl.sum(above, 1)
             if m is not None:
                 dp += ds * m_h
                 dm_r += tl.sum(ds * p, 1)
             dgate = dp_before[:, None] + tiles.cumulative(dp, up_to_here, False, PARTS)
             dp_before += tl.sum(dp, 1)
             dlogits = dgate * gate_slope
+            if e is not None:
+                above = tiles.rounded(ds * frac, PARTS)
+                below = tiles.rounded(ds - above, PARTS)
+                below_sums = below_sum[:, None] + tiles.cumulative(below, up_to_here, False, PARTS)
+                above_sums = above_sum[:, None] + tiles.cumulative(above, up_to_here, False, PARTS)
+                tiles.scatter_pairs(prefix_sums, at, below_sums, above_sums)
+                below_sum += tl.sum(below, 1)
+                above_sum += tl.sum(above, 1)
             if OWN_GATES:
                 dbase_tile += tiles.dot(dlogits.to(gate_k_tile.dtype), gate_k_tile, PRECISION)
             else:
@@ -294,7 +309,13 @@ def backward_rows(
     dq_tile *= scale
     if (e is not None) or DISTANCES:
         tl.debug_barrier()  # the stores above are read below by other threads of this program
+    # Loaded again, so that they occupy no registers before.
+    if base_q is not None:
+        base_q_tile = tiles.load(base_q + b * bq_b + h * bq_h, row, bq_t, valid, HEAD_DIM, BLOCK_K)
+    else:
+        base_q_tile = tiles.load(q + b * q_b + h * q_h, row, q_t, valid, HEAD_DIM, BLOCK_K)
     if e is not None:
+        first_entry = tl.minimum(tl.load(end_pos_int + rows, mask=valid, other=0), P - 1)
         e_parts += part * P * HEAD_DIM
         store_zeros(e_parts, tl.cdiv(top + 1, BLOCK_P) * BLOCK_P, P, HEAD_DIM, BLOCK_K, BLOCK_P)
         for start in tl.range(0, top + 1, BLOCK_P, num_stages=1):

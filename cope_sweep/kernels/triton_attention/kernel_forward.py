@@ -104,7 +104,7 @@ def forward(
     # Rows without a token are past the last position, so that other rows do not wait for them.
     pos_int = tl.where(valid, 0, FAR)
     pos_frac = tl.zeros((BLOCK_T,), tl.int32)
-    seen_to = tl.where(valid, i, -1)
+    seen_to = tl.where(valid, i, -1)  # rows without a token see nothing, and read the first entries of tables
     last_i = tl.max(seen_to, 0)
 
     z_rows = None
@@ -113,7 +113,9 @@ def forward(
         z_rows = z_table + scratch_row * P
         e += h * e_h
         if ONE_CHUNK:
-            tiles.fill_table(z_rows, 0, base_q_tile, e, e_scale, P, PAIRS, PRECISION, HEAD_DIM, BLOCK_T, BLOCK_K, BLOCK_P)
+            tiles.fill_table(
+                z_rows, 0, base_q_tile, e, e_scale, P, PAIRS, PRECISION, HEAD_DIM, BLOCK_T, BLOCK_K, BLOCK_P
+            )
     relative_rows = None
     if relative is not None:
         relative_rows = relative_table + scratch_row * R
@@ -160,7 +162,7 @@ def forward(
             if m is not None:
                 s += LOG2E * m_h * tiles.to_float(start_int[:, None], positions)
         s += LOG2E * tiles.distance_scores(
-            i[:, None] - j[None, :], relative_rows, (t * R)[:, None], R, bias_h, D, slope_h, FAR_LAST
+            seen_to[:, None] - j[None, :], relative_rows, (t * R)[:, None], R, bias_h, D, slope_h, FAR_LAST
         )
         v_tile = tiles.load(v + b * v_b + h * v_h, j, v_t, j < S, HEAD_DIM, BLOCK_K)
         row_max, weight, sums = accumulate(s, j, v_tile, row_max, weight, sums, row_keys, threshold, DROPOUT, PRECISION)
@@ -185,7 +187,18 @@ def forward(
         tl.store(end_pos_frac + rows, pos_frac, mask=row < T)
 
     far = tiles.far_score(
-        z_rows, t * P, P, relative_rows, t * R, R, bias_h, D, valid & (begin + tl.zeros_like(row) > 0), FAR_LAST, PAIRS, BLOCK_T
+        z_rows,
+        t * P,
+        P,
+        relative_rows,
+        t * R,
+        R,
+        bias_h,
+        D,
+        valid & (begin + tl.zeros_like(row) > 0),
+        FAR_LAST,
+        PAIRS,
+        BLOCK_T,
     )
     for plain in range(begin // PLAIN_S):
         j = plain * PLAIN_S + tl.arange(0, PLAIN_S)

@@ -240,8 +240,7 @@ class Backward:
             "N": call.N,
             "EDGE": edge,
         }
-        tiles = triton.cdiv(self.parts.rows_each, self.key_sizes["BLOCK_T"])
-        self.of_keys = {**shared, **self._key_outputs(), "TILES": max(2, triton.next_power_of_2(tiles))}
+        self.of_keys = {**shared, **self._key_outputs()}
         of_tables = {"e": call.e, "relative": call.relative, "distance_bias": call.distance_bias}
         self.sums = {name: lse.new_zeros(table.shape) for name, table in of_tables.items() if table is not None}
 

@@ -203,7 +203,7 @@ def gather(base, index):
 
 @triton.jit
 def scatter(base, index, value):
-    """Store float32 numbers where the index is ≥ 0."""
+    """Store 32-bit numbers where the index is ≥ 0."""
     if INTERPRETED:
         tl.store(base + index, value, mask=index >= 0)
     else:
@@ -219,18 +219,17 @@ def scatter(base, index, value):
 
 
 @triton.jit
-def scatter_pairs(base, entry, previous, first, second):
-    """Store pairs of float32 numbers, pair after pair, at the entries that are below the previous key's."""
+def scatter_pairs(base, index, first, second):
+    """Store pairs of float32 numbers, pair after pair, where the index is ≥ 0."""
     if INTERPRETED:
-        at = base + entry * 2
-        tl.store(at, first, mask=entry < previous)
-        tl.store(at + 1, second, mask=entry < previous)
+        tl.store(base + index * 2, first, mask=index >= 0)
+        tl.store(base + index * 2 + 1, second, mask=index >= 0)
     else:
         tl.inline_asm_elementwise(
-            "{ .reg .b64 address; .reg .pred below; setp.lt.s32 below, $2, $3; mad.wide.s32 address, $2, 8, $1; "
-            "@below st.global.v2.b32 [address], {$4, $5}; mov.b32 $0, 0; }",
-            "=r,l,r,r,r,r",
-            [base.to(tl.int64), entry, previous, first, second],
+            "{ .reg .b64 address; .reg .pred inside; setp.ge.s32 inside, $2, 0; mad.wide.s32 address, $2, 8, $1; "
+            "@inside st.global.v2.b32 [address], {$3, $4}; mov.b32 $0, 0; }",
+            "=r,l,r,r,r",
+            [base.to(tl.int64), index, first, second],
             dtype=tl.int32,
             is_pure=False,
             pack=1,
@@ -338,7 +337,7 @@ def far_score(
     z_rows, z_starts, P, relative_rows, relative_starts, R, bias_h, D, inside,
     FAR_LAST: tl.constexpr, PAIRS: tl.constexpr, BLOCK_T: tl.constexpr,
 ):  # fmt: skip
-    """Each row's bias of keys beyond all its tables, in base 2; 0 where not `inside`. The slope of distances is apart."""
+    """Each row's bias of keys beyond all its tables, in base 2, without the slope of distances; 0 where not `inside`."""
     s = tl.zeros((BLOCK_T,), tl.float32)
     if z_rows is not None:
         s += last_entry(z_rows, z_starts, P - 1, inside, PAIRS)

@@ -10,8 +10,8 @@ launch, where P are positions, R relative positions, N the larger of R and the n
 
     max(MIN_ROWS, max(MIN_BYTES, bytes of q)/w)
 
-queries of all heads together, so scratch memory does not grow with the batch, the heads and T beyond that: it is at most
-MIN_ROWS·w, MIN_BYTES or the size of q, whichever is largest. Launches follow each other, and use the same memory. If a
+queries of all heads together, so scratch memory does not grow with the batch, the heads and T beyond that: it is at
+most MIN_ROWS·w, MIN_BYTES or the size of q, whichever is largest. Launches follow each other, and use the same memory. If a
 launch has not all queries of a head, there are float32 sums of the gradients of this head's keys and values too, 8·S·K
 bytes (12·S·K with gate keys).
 """
@@ -64,7 +64,7 @@ class Parts:
 def divide(heads: int, rows: int, row_bytes: float, q_bytes: int, tile: int) -> Parts:
     """Divide heads (B·H) and queries (T) among launches.
 
-    `row_bytes`: scratch memory for a query. `q_bytes`: size of q. `tile`: a multiple of all numbers of queries in a tile.
+    `row_bytes`: scratch memory for a query. `q_bytes`: size of q. `tile`: a multiple of all tiles' numbers of queries.
     """
     all_rows = -(-rows // tile) * tile
     if row_bytes == 0:

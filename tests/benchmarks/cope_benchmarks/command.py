@@ -91,6 +91,25 @@ def gpu(as_json: Json = False, keep: Keep = None) -> None:
     _show("gpu", measured, table(measured), as_json, keep)
 
 
+@app.command()
+def instructions(
+    as_json: Json = False,
+    keep: Keep = None,
+    head_dim: Annotated[
+        list[int] | None, typer.Option("--head-dim", help="May be repeated.", show_default="64, 128")
+    ] = None,
+) -> None:
+    """Compile the Triton kernels for GPUs that need not be there: registers, spills, and instructions of a tile.
+
+    Example: `cope-sweep bench instructions --head-dim 64`
+    """
+    from cope_benchmarks.kernels_ahead import measure, table
+
+    _check_writable(keep)
+    measured = measure(tuple(head_dim or (64, 128)))
+    _show("instructions", measured, table(measured), as_json, keep)
+
+
 def _check_writable(folder: Path | None) -> None:
     """Raise UserError if `folder` cannot be written, before minutes of measuring."""
     if folder is None:

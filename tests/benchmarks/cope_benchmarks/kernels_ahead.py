@@ -105,7 +105,7 @@ def compile_ahead(
 
     with (
         mock.patch.object(launch, "run", compile_instead),
-        mock.patch.object(launch, "architecture_of", lambda _: f"sm_{capability}"),
+        mock.patch.object(launch, "architecture_of", return_value=f"sm_{capability}"),
     ):
         outputs = operator.empty_outputs(given, "triton")
         launch.forward(given, *outputs)
@@ -154,8 +154,15 @@ def _footprint(ptx: str, capability: int) -> tuple[int, int]:
     """Registers of a thread, and bytes spilled."""
     from triton.backends.nvidia.compiler import get_ptxas  # type: ignore[import-untyped]
 
-    command = [get_ptxas(capability).path, "-v", f"--gpu-name={ARCHITECTURES[capability]}", "-o", os.devnull, "/dev/stdin"]
-    report = subprocess.run(command, input=ptx, capture_output=True, text=True, check=True).stderr  # noqa: S603
+    command = [
+        get_ptxas(capability).path,
+        "-v",
+        f"--gpu-name={ARCHITECTURES[capability]}",
+        "-o",
+        os.devnull,
+        "/dev/stdin",
+    ]
+    report = subprocess.run(command, input=ptx, capture_output=True, text=True, check=True).stderr
     numbers = [re.search(pattern, report) for pattern in (r"Used (\d+) registers", r"(\d+) bytes spill stores")]
     if None in numbers:
         raise ValueError(f"ptxas reports no registers or spills:\n{report}")
@@ -173,7 +180,7 @@ def _disassembled(cubin: bytes) -> str:
         file.write(cubin)
         file.flush()
         command = [_nvdisasm(), "--print-code", file.name]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout  # noqa: S603
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 def loop_lengths(code: str) -> tuple[int | None, int | None]:
