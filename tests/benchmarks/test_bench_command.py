@@ -1,5 +1,6 @@
 """`cope-sweep bench` through the command line."""
 
+import os
 import re
 import subprocess
 import sys
@@ -48,7 +49,8 @@ def test_avx2_limits_torch_and_the_native_kernels():
     torch = pytest.importorskip("torch")
     if torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"):
         pytest.skip("the processor has no AVX2")
-    done = subprocess.run([sys.executable, "-c", LIMITED], capture_output=True, text=True, check=True)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", LIMITED], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["avx2"]
 
 

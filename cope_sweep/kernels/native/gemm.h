@@ -41,6 +41,8 @@ static void gemm(const float* a, long a_row, long a_depth, const float* b, long 
         if (v + 3 == vectors) columns<4, 3>(a, a_row, a_depth, b + v * W, b_row, c + v * W, c_row, rows, depth, add), v += 3;
         if (v + 2 == vectors) columns<8, 2>(a, a_row, a_depth, b + v * W, b_row, c + v * W, c_row, rows, depth, add), v += 2;
     } else {
+        // 16 registers: 12 sums, a line of 3, and a factor.
+        for (; v + 3 <= vectors && v + 4 != vectors; v += 3) columns<4, 3>(a, a_row, a_depth, b + v * W, b_row, c + v * W, c_row, rows, depth, add);
         for (; v + 2 <= vectors; v += 2) columns<4, 2>(a, a_row, a_depth, b + v * W, b_row, c + v * W, c_row, rows, depth, add);
     }
     if (v < vectors) columns<8, 1>(a, a_row, a_depth, b + v * W, b_row, c + v * W, c_row, rows, depth, add);
