@@ -166,6 +166,25 @@ def linear(parameters: Parameters, name: str, x: Tensor) -> Tensor:
     return F.linear(x, parameters[f"{name}.weight"], parameters.get(f"{name}.bias"))
 
 
+RECOMPUTED_ELEMENTS = 2**20
+"""Smaller activations are stored: computing them again would take a larger part of the time than of the memory."""
+
+
+def recomputed(function: TensorFunction, x: Tensor) -> Tensor:
+    """`function(x)`, whose intermediate results are computed again in the backward pass if `x` is large.
+
+    For an activation function and the linear layer after it: the activation is cheap to compute and as large as `x`, and
+    the linear layer itself is not computed again. The numbers are the same to the bit.
+    """
+    import torch
+    from torch.utils.checkpoint import checkpoint
+
+    if x.numel() < RECOMPUTED_ELEMENTS or not torch.is_grad_enabled():
+        return function(x)
+    result: Tensor = checkpoint(function, x, use_reentrant=False, preserve_rng_state=False, determinism_check="none")
+    return result
+
+
 def layer_norm(parameters: Parameters, name: str, x: Tensor) -> Tensor:
     """The LayerNorm `name` over the last dimension of `x` (Ba et al. 2016)."""
     import torch.nn.functional as F

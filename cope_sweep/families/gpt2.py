@@ -25,6 +25,7 @@ from cope_sweep.families.base import (
     layer_norm_parameters,
     linear,
     linear_parameters,
+    recomputed,
 )
 
 if TYPE_CHECKING:
@@ -64,7 +65,11 @@ class GPT2(Family):
 
         x_BTD = x_BTD + dropout(attention(layer_norm(parameters, "attention_norm", x_BTD)))
         h_BTF = linear(parameters, "feed_forward.up", layer_norm(parameters, "ffn_norm", x_BTD))
-        return x_BTD + dropout(linear(parameters, "feed_forward.down", F.gelu(h_BTF, approximate="tanh")))
+
+        def down(h_BTF: Tensor) -> Tensor:
+            return linear(parameters, "feed_forward.down", F.gelu(h_BTF, approximate="tanh"))
+
+        return x_BTD + dropout(recomputed(down, h_BTF))
 
     def final_norm(self, parameters: Parameters, x_BTD: Tensor) -> Tensor:
         return layer_norm(parameters, "norm", x_BTD)

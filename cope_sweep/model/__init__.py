@@ -1,7 +1,8 @@
 """The transformers that runs train, and their checkpoints."""
 
 from cope_sweep.model.checkpoint import CheckpointError, load_model, load_run, save_model
-from cope_sweep.model.transformer import Cache, Transformer, check_reach, next_token_loss
+from cope_sweep.model.loss import next_token_loss, output_loss
+from cope_sweep.model.transformer import Cache, Transformer, check_reach
 
 __all__ = [
     "Cache",
@@ -11,5 +12,6 @@ __all__ = [
     "load_model",
     "load_run",
     "next_token_loss",
+    "output_loss",
     "save_model",
 ]

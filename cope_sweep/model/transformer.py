@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from cope_sweep.model.attention import LayerCache, Position, Positions, self_attention
+from cope_sweep.model.loss import output_loss, predict
 from cope_sweep.model.parameters import ParametersByName, PositionParameters, add_parameters, initialise
 from cope_sweep.positions import Encoding
 from cope_sweep.spec import RunSpec
@@ -111,6 +112,14 @@ class Transformer(nn.Module):
         """Logits of the next token from the output of `hidden`, with V instead of D as the last dimension."""
         return F.linear(x_BTD, cast(Tensor, self.head.weight))
 
+    def loss(self, tokens_BT: Tensor, targets_BT: Tensor) -> Tensor:
+        """The cross-entropy of the targets in nats, summed; without logits of all tokens at once if they are large."""
+        return output_loss(self.hidden(tokens_BT), cast(Tensor, self.head.weight), targets_BT)
+
+    def predict(self, tokens_BT: Tensor, targets_BT: Tensor) -> tuple[Tensor, Tensor]:
+        """The value of `loss` without a gradient, and the most probable token after each token, (B, T)."""
+        return predict(self.hidden(tokens_BT), cast(Tensor, self.head.weight), targets_BT)
+
     def hidden(self, tokens_BT: Tensor, cache: Cache | None = None, lengths_B: Tensor | None = None) -> Tensor:
         """The input of the output layer, (B, T, D); arguments and errors as in `forward`."""
         start = cache[0]["v"].shape[2] if cache and cache[0] else 0
@@ -174,8 +183,3 @@ def check_reach(run: RunSpec, tokens: int) -> None:
     for encoding in run.model.position:
         declared = encoding.parameters(run.dims).items()
         encoding.embed({name: torch.empty(each.shape, device="meta") for name, each in declared}, x_BTD, 0)
-
-
-def next_token_loss(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
-    """The cross-entropy in nats, summed over the tokens that have a target, in float32."""
-    return F.cross_entropy(logits_BTV.flatten(0, 1).float(), targets_BT.flatten(), reduction="sum")

@@ -6,6 +6,7 @@ depends on positions only through their difference.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal
 
@@ -14,6 +15,7 @@ from pydantic import Field
 from cope_sweep.positions.base import AttentionEncoding, Dims
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 
@@ -37,9 +39,26 @@ class RoPE(AttentionEncoding):
         import torch
 
         T, K = x_BHTK.shape[-2:]
-        # In float64: at position 10⁵ a float32 angle has an error of up to 4·10⁻³.
-        rate = self.base ** (-torch.arange(0, K, 2, dtype=torch.float64, device=x_BHTK.device) / K)
-        angle = torch.arange(start, start + T, device=x_BHTK.device)[:, None] * rate
-        cos, sin = angle.cos().to(x_BHTK.dtype), angle.sin().to(x_BHTK.dtype)
+        # A tensor that only stands for one, as in compilation, must not enter the cache.
+        plain = type(x_BHTK) is torch.Tensor and not torch.compiler.is_compiling()
+        angles = _cached_cos_sin if plain else _cos_sin
+        cos, sin = angles(self.base, start, T, K, x_BHTK.dtype, x_BHTK.device)
         a, b = x_BHTK.chunk(2, dim=-1)
         return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
+
+
+def _cos_sin(
+    base: float, start: int, tokens: int, dim: int, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Cosine and sine of the angles of `tokens` positions from `start`, each (T, K/2)."""
+    import torch
+
+    with torch.inference_mode(mode=False):  # a tensor of inference mode could not be used in training later
+        # In float64: at position 10⁵ a float32 angle has an error of up to 4·10⁻³.
+        rate = base ** (-torch.arange(0, dim, 2, dtype=torch.float64, device=device) / dim)
+        angle = torch.arange(start, start + tokens, device=device)[:, None] * rate
+        return angle.cos().to(dtype), angle.sin().to(dtype)
+
+
+_cached_cos_sin = functools.lru_cache(maxsize=16)(_cos_sin)
+"""The layers of a model, its queries and keys, and the steps of a training have the same angles."""

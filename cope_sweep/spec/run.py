@@ -22,7 +22,15 @@ Count = Annotated[int, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 
 
-NUMERIC_FACTS = ("parameters", "tokens_per_s", "peak_memory_bytes", "train_s", "wall_s")
+NUMERIC_FACTS = (
+    "parameters",
+    "tokens_per_s",
+    "model_flops_per_s",
+    "mfu",
+    "peak_memory_bytes",
+    "train_s",
+    "wall_s",
+)
 """Facts of a finished run that a table can show, as `facts.tokens_per_s`."""
 
 

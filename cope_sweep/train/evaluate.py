@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cope_sweep.model import next_token_loss
 from cope_sweep.tasks import IGNORED, Batch
 
 Sums = Mapping[str, float]
@@ -25,16 +24,19 @@ Sums = Mapping[str, float]
 
 @dataclass(frozen=True)
 class Predictions:
-    """The model's output for some sequences."""
+    """The model's predictions for some sequences."""
 
-    logits_NTV: Tensor
+    nats: Tensor
+    """The cross-entropy, summed over the targets, without dimensions."""
+    most_probable_NT: Tensor
+    """The most probable token in place of each target."""
     targets_NT: Tensor
     answers_NT: Tensor
     """bool: the target is an answer, which the error rates count."""
 
     def wrong(self) -> Tensor:
         """Whether each token is an answer that the most probable token misses; bool, (N, T)."""
-        return (self.logits_NTV.argmax(-1) != self.targets_NT) & self.answers_NT
+        return (self.most_probable_NT != self.targets_NT) & self.answers_NT
 
 
 BATCH_SUMS: dict[str, Callable[[Batch], int]] = {
@@ -46,7 +48,7 @@ BATCH_SUMS: dict[str, Callable[[Batch], int]] = {
 and `majority_answers` is the number of answers that equal the most frequent one."""
 
 PREDICTION_SUMS: dict[str, Callable[[Predictions], Tensor]] = {
-    "nats": lambda predictions: next_token_loss(predictions.logits_NTV, predictions.targets_NT),
+    "nats": lambda predictions: predictions.nats,
     "wrong_answers": lambda predictions: predictions.wrong().sum(),
     "wrong_sequences": lambda predictions: predictions.wrong().any(-1).sum(),
 }

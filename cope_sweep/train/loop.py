@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import math
-import platform
 import shutil
 import time
 from collections.abc import Callable
 from typing import Any, Literal
-
-import torch
 
 from cope_sweep.model import check_reach
 from cope_sweep.model.checkpoint import CheckpointError, save_model
@@ -21,9 +18,11 @@ from cope_sweep.text import TOKENIZER_FILE
 from cope_sweep.train.clock import Clock
 from cope_sweep.train.collective import broadcast_number
 from cope_sweep.train.data import DataError, prepare_data
-from cope_sweep.train.memory import peak_bytes, reset_peak
+from cope_sweep.train.facts import machine_facts, speed_facts
+from cope_sweep.train.memory import reset_peak
 from cope_sweep.train.reporter import RunReporter
-from cope_sweep.train.resume import load_resume, save_resume
+from cope_sweep.train.resume import load_resume
+from cope_sweep.train.resume_writer import ResumeWriter
 from cope_sweep.train.runtime import Runtime
 from cope_sweep.train.trainer import Trainer
 
@@ -69,10 +68,17 @@ class TrainingLoop:
             folder.note(self._beginning())
         reporter.start(self.first_step)
         self.clock.start(self.trainer, notes.get("spent", {}))
-        self.saved_s, self.saving_s = time.monotonic(), 0.0
+        self.writer = ResumeWriter(folder)
 
     def run(self, should_stop: Callable[[], StopRequest | None]) -> Literal["finished", "interrupted", "stopped"]:
         """Train until the last step or a request of rank 0's `should_stop`, then write result or resume file."""
+        try:
+            return self._run(should_stop)
+        finally:
+            self.trainer.close()
+            self.writer.close()
+
+    def _run(self, should_stop: Callable[[], StopRequest | None]) -> Literal["finished", "interrupted", "stopped"]:
         trainer = self.trainer
         if self.continues or (trainer.done and trainer.losses):
             # The state after the last step is saved before that step is logged: what is logged depends on the run that
@@ -80,22 +86,28 @@ class TrainingLoop:
             self._log_step()
         while not trainer.done:
             trainer.train_step()
-            if trainer.done and self._keeps_state() and self.writes:
-                self._save()
+            if trainer.done and self._keeps_state():
+                trainer.sum_losses()
+                if self.writes:
+                    self._save()
             if trainer.step == self.first_step + 1:
                 self.clock.end_warm_up()
             self._log_step()
-            # Asking all ranks takes a message, so several ranks do not ask after every step.
-            asks = self.runtime.world_size == 1 or trainer.step % LOG_EVERY == 0
-            if asks and not trainer.done and (request := self._stop_request(should_stop)):
+            # Asking all ranks takes a message, and only a logged step has its loss summed over the ranks. So several
+            # ranks neither ask nor save after every step.
+            may_end = self.runtime.world_size == 1 or trainer.step % LOG_EVERY == 0
+            if may_end and not trainer.done and (request := self._stop_request(should_stop)):
                 if self.writes:
                     self._save()
+                    self.writer.wait()
                     self.folder.note(f"{request} after step {trainer.step}")
                     self.folder.set_state(request)
                 self.reporter.report(request)
                 return request
-            if self.writes and not trainer.done and self._save_is_due():
+            if may_end and self.writes and not trainer.done and self._save_is_due():
                 self._save()
+                if not self.runtime.checkpoint_every_s:
+                    self.writer.wait()
         self._finish()
         return "finished"
 
@@ -194,17 +206,18 @@ class TrainingLoop:
             self.folder.note(f"step {self.trainer.step}: {values}")
 
     def _save_is_due(self) -> bool:
-        every_s = self.runtime.checkpoint_every_s
-        return not every_s or time.monotonic() - self.saved_s >= max(every_s, SAVE_TIME_RATIO * self.saving_s)
+        every_s, writer = self.runtime.checkpoint_every_s, self.writer
+        if not every_s:
+            return True
+        return not writer.busy and time.monotonic() - writer.saved_s >= max(
+            every_s, SAVE_TIME_RATIO * writer.duration_s
+        )
 
     def _save(self) -> None:
-        """Write the resume file."""
-        started_s = time.monotonic()
-        with self.clock.paused(), self.folder.writing_resume() as path:
+        """Begin to write the resume file; it is complete at the next `wait` of the writer."""
+        with self.clock.paused():
             notes = {"data": self.data, "spent": self.clock.durations(), "curve": self.folder.curve_mark()}
-            save_resume(path, self.trainer, notes)
-        self.saved_s = time.monotonic()
-        self.saving_s = self.saved_s - started_s
+            self.writer.write(self.trainer, notes)
 
     def _finish(self) -> None:
         """Evaluate, and write checkpoint and result."""
@@ -227,11 +240,12 @@ class TrainingLoop:
             facts = {
                 "steps": self.trainer.step,
                 "resumed_from_step": self.first_step,
-                "tokens_per_s": speed,
                 **self.clock.durations(),
                 **{name: text for name, text in optional.items() if text},
-                **_machine_facts(self.trainer),
+                **speed_facts(self.trainer, speed),
+                **machine_facts(self.trainer),
             }
+            self.writer.wait()  # `finish` renames or deletes the file
             self.folder.note(f"finished after step {self.trainer.step}, {facts['wall_s']} s in all attempts")
             self.folder.finish(self.reporter.metrics, facts, keep_state=self._keeps_state())
         self.reporter.report("finished", evaluated=True)
@@ -272,23 +286,3 @@ class TrainingLoop:
 
 def _prefixed(prefix: str, metrics: dict[str, float]) -> dict[str, float]:
     return {prefix + name: value for name, value in metrics.items()}
-
-
-def _machine_facts(trainer: Trainer) -> dict[str, Any]:
-    """Facts of a result: size of the model, peak memory of this worker, where and with which versions it ran."""
-    runtime = trainer.runtime
-    share = math.ceil(trainer.spec.train.batch / runtime.world_size)
-    return {
-        "parameters": sum(p.numel() for p in trainer.model.parameters()),
-        "peak_memory_bytes": peak_bytes(runtime.device),
-        "device": torch.cuda.get_device_name() if runtime.device == "cuda" else "cpu",
-        "precision": runtime.precision,
-        "threads": runtime.threads,
-        "workers": runtime.world_size,
-        "micro_batch": min(runtime.micro_batch or share, share),
-        "checkpoint_activations": runtime.checkpoint_activations,
-        "worker_id": runtime.worker_id,
-        "host": platform.node(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-    }

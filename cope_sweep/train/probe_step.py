@@ -83,6 +83,7 @@ def _median_step_s(trainer: Trainer) -> float:
         trainer.wait()
         durations.append(time.perf_counter() - started_s)
     trainer.evaluate(trainer.spec.train.batch)
+    trainer.close()
     timed = sorted(durations[WARM_UP_STEPS:])
     return timed[len(timed) // 2]
 

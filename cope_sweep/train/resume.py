@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +31,35 @@ OptimizerState = dict[int, dict[str, Any]]
 """A torch optimiser's state by parameter index and name."""
 
 
+@dataclass(frozen=True)
+class ResumeState:
+    """The content of a resume file."""
+
+    tensors: dict[str, Tensor]
+    metadata: dict[str, str]
+    copied: torch.cuda.Event | None = None
+    """When the copy from a GPU is complete; None: it is."""
+
+
 def save_resume(path: Path, trainer: Trainer, notes: Mapping[str, Any]) -> None:
     """Write the trainer's whole state and `notes`, which have to be JSON values.
 
     Raises TypeError for optimiser state that is neither a tensor nor a JSON value.
+    """
+    write_state(path, take_state(trainer, notes))
+
+
+def write_state(path: Path, state: ResumeState) -> None:
+    """Write a state to a file. Raises OSError."""
+    if state.copied is not None:
+        state.copied.synchronize()
+    save_file(state.tensors, path, metadata=state.metadata)
+
+
+def take_state(trainer: Trainer, notes: Mapping[str, Any], *, copy: bool = False) -> ResumeState:
+    """The trainer's whole state and `notes`, as in `save_resume`; with `copy`, training may go on before it is written.
+
+    A copy from a GPU goes to pinned memory of the host and does not block this thread.
     """
     tensors = {f"model/{name}": value for name, value in distinct(trainer.model.state_dict()).items()}
     values: dict[str, Any] = {}
@@ -50,7 +76,16 @@ def save_resume(path: Path, trainer: Trainer, notes: Mapping[str, Any]) -> None:
         "notes": json.dumps(notes),
         "optimizer_values": json.dumps(values),
     }
-    save_file(tensors, path, metadata=metadata)
+    if not copy:
+        return ResumeState(tensors, metadata)
+    if trainer.device.type != "cuda":
+        return ResumeState({name: value.clone() for name, value in tensors.items()}, metadata)
+    pinned = {name: torch.empty_like(value, device="cpu", pin_memory=True) for name, value in tensors.items()}
+    for name, value in tensors.items():
+        pinned[name].copy_(value, non_blocking=True)
+    copied = torch.cuda.Event()
+    copied.record()
+    return ResumeState(pinned, metadata, copied)
 
 
 def load_resume(path: Path, trainer: Trainer, *, run_id: str | None = None) -> dict[str, Any]:

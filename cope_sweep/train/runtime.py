@@ -8,6 +8,7 @@ import torch
 
 from cope_sweep.kernels import Implementation
 from cope_sweep.spec import Resources
+from cope_sweep.train.hardware import warn_of_emulated_bf16
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,10 @@ class Runtime:
     worker_id: str = "local"
     """The worker's name in events and results."""
 
+    def autocast(self) -> torch.autocast:
+        """The context in which the model computes: bfloat16 where `precision` says so."""
+        return torch.autocast(self.device, torch.bfloat16, enabled=self.precision == "bf16")
+
     @staticmethod
     def of(resources: Resources, *, worker_id: str, rank: int = 0, world_size: int = 1) -> Runtime:
         """The settings that `resources` mean on this machine.
@@ -43,6 +48,7 @@ class Runtime:
         precision = resources.precision
         if precision == "auto":
             precision = "bf16" if device == "cuda" else "fp32"
+        warn_of_emulated_bf16(device, precision)
         return Runtime(
             device=device,
             precision=precision,

@@ -3,8 +3,9 @@ import math
 import pytest
 import torch
 from pydantic import ValidationError
+from torch._subclasses.fake_tensor import FakeTensorMode
 
-from cope_sweep.positions import RoPE
+from cope_sweep.positions import RoPE, rope
 from cope_sweep.testing import EncodingContract
 from tests.tiny import tiny_run
 
@@ -53,3 +54,31 @@ def test_angles_are_exact_at_far_positions():
 def test_an_odd_head_dimension_is_an_error():
     with pytest.raises(ValidationError, match="head dimension 9/3 = 3 is odd"):
         tiny_run(**{"model.position": ["rope"], "model.dim": 9, "model.heads": 3})
+
+
+def test_angles_are_computed_once_for_all_layers_and_steps(monkeypatch):
+    rope._cached_cos_sin.cache_clear()
+    x = torch.randn(1, 2, 7, 8)
+    first = RoPE().rotate({}, x, 3)
+    before = rope._cached_cos_sin.cache_info()
+    assert torch.equal(RoPE().rotate({}, x, 3), first)
+    after = rope._cached_cos_sin.cache_info()
+    assert (before.misses, after.misses, after.hits) == (1, 1, 1)
+    RoPE().rotate({}, x.bfloat16(), 3)
+    assert rope._cached_cos_sin.cache_info().misses == 2
+
+
+def test_angles_of_inference_serve_training():
+    rope._cached_cos_sin.cache_clear()
+    x = torch.randn(1, 1, 5, 8, requires_grad=True)
+    with torch.inference_mode():
+        RoPE().rotate({}, x.detach(), 0)
+    RoPE().rotate({}, x, 0).sum().backward()
+    assert x.grad is not None
+
+
+def test_fake_tensors_stay_out_of_the_cache():
+    rope._cached_cos_sin.cache_clear()
+    with FakeTensorMode():
+        assert RoPE().rotate({}, torch.randn(1, 1, 5, 8), 0).shape == (1, 1, 5, 8)
+    assert rope._cached_cos_sin.cache_info().currsize == 0

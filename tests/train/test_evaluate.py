@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from cope_sweep.model import next_token_loss
 from cope_sweep.tasks import IGNORED, TASKS, Batch
 from cope_sweep.train import Runtime, Trainer
 from cope_sweep.train.evaluate import METRICS, EvaluationSums, Predictions, metrics
@@ -27,7 +28,8 @@ def sums_of(*batches):
         if len(batch):
             targets, answers = torch.from_numpy(batch.targets_NT), torch.from_numpy(batch.answers_NT)
             logits_NTV = torch.from_numpy(p_NTV).clamp(min=1e-30).log().float()
-            sums.add_predictions(Predictions(logits_NTV, targets, answers))
+            nats = next_token_loss(logits_NTV, targets)
+            sums.add_predictions(Predictions(nats, logits_NTV.argmax(-1), targets, answers))
     return sums
 
 

@@ -50,7 +50,7 @@ def test_divergence_fails_the_run_with_its_traceback(store):
 def test_a_failed_run_can_be_tried_again(store, monkeypatch):
     run = tiny_run()
     with monkeypatch.context() as patch:
-        patch.setattr("cope_sweep.train.trainer.next_token_loss", lambda *_: 1 / 0)
+        patch.setattr("cope_sweep.model.Transformer.loss", lambda *_: 1 / 0)
         assert train_run(run, store, Runtime()) == "failed"
     assert store.run(run.run_id).state["message"] == "ZeroDivisionError: division by zero"
     assert train_run(run, store, Runtime()) == "finished"

@@ -55,7 +55,18 @@ def attention(as_json: Json = False, keep: Keep = None, threads: Threads = None,
 
 
 @app.command()
-def step(as_json: Json = False, keep: Keep = None, threads: Threads = None, repetitions: Repetitions = 9) -> None:
+def step(
+    as_json: Json = False,
+    keep: Keep = None,
+    threads: Threads = None,
+    repetitions: Repetitions = 9,
+    memory: Annotated[
+        bool,
+        typer.Option(
+            "--memory", help="Instead, peak memory of a step of GPT-2's size, with and without logits as a whole."
+        ),
+    ] = False,
+) -> None:
     """Measure training steps with CoPE on this CPU, and those of the same model with SDPA and no positions.
 
     Example: `cope-sweep bench step --keep results`
@@ -64,6 +75,12 @@ def step(as_json: Json = False, keep: Keep = None, threads: Threads = None, repe
 
     _check_writable(keep)
     _use_threads(threads)
+    if memory:
+        from cope_benchmarks import step_memory
+
+        measured = step_memory.measure()
+        _show("step_memory", measured, step_memory.table(measured), as_json, keep)
+        return
     measured = measure(repetitions)
     _show("step", measured, table(measured), as_json, keep)
 

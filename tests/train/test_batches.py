@@ -1,0 +1,119 @@
+import gc
+import threading
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from cope_sweep.tasks import IGNORED, Batch, SelectiveCopy
+from cope_sweep.train import Runtime, Trainer
+from cope_sweep.train.batches import AHEAD, Batches, make_share, own_range, own_sequences
+from tests.tiny import tiny_run
+
+
+def batch_threads():
+    return [thread for thread in threading.enumerate() if thread.name.startswith("batches")]
+
+
+def wait_until(condition):
+    deadline = time.monotonic() + 60
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert condition()
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 7])
+@pytest.mark.parametrize(
+    "task", [{"kind": "flip_flop", "pairs": 5}, {"kind": "counting", "operations": 9, "train_sequences": 13}]
+)
+def test_the_workers_shares_in_order_are_the_batch(world_size, task):
+    """To the byte, also in the steps in which a generated block or an epoch ends."""
+    run = tiny_run(task=task, **{"train.batch": 5})
+    for step in range(14):
+        whole = run.task.sequences("train", run.seed, 5 * step, 5)
+        shares = [make_share(run, Runtime(rank=rank, world_size=world_size), step) for rank in range(world_size)]
+        with_targets = [share for share in shares if share.targets]
+        for index, array in enumerate((whole.inputs_NT, whole.targets_NT)):
+            parts = [part[index].numpy() for share in with_targets for part in share.parts]
+            assert np.concatenate(parts).tobytes() == array.tobytes()
+        assert sum(share.targets for share in shares) == (whole.targets_NT != IGNORED).sum()
+        assert {share.tokens for share in shares} == {whole.inputs_NT.size}
+
+
+@pytest.mark.parametrize(("count", "sizes"), [(8, [3, 3, 2]), (7, [3, 2, 2]), (2, [1, 1, 0]), (1, [1, 0, 0])])
+def test_shares_differ_by_at_most_one(count, sizes):
+    ranges = [own_range(10, count, Runtime(rank=rank, world_size=3)) for rank in range(3)]
+    assert [len(each) for each in ranges] == sizes
+    assert [index for each in ranges for index in each] == list(range(10, 10 + count))
+
+
+def test_a_worker_generates_its_own_share_only(monkeypatch):
+    asked = []
+    generate = SelectiveCopy.generate
+    monkeypatch.setattr(
+        SelectiveCopy, "generate", lambda self, *arguments: asked.append(1) or generate(self, *arguments)
+    )
+    run = tiny_run(**{"train.batch": 256})
+    make_share(run, Runtime(), 0)
+    assert len(asked) == 4  # blocks of 64
+    asked.clear()
+    make_share(run, Runtime(rank=1, world_size=4), 0)
+    assert len(asked) == 1
+
+
+def test_a_share_without_sequences_keeps_the_names_of_units(text):
+    task = tiny_run(task=text).task
+    empty = own_sequences(task, "test", 0, 0, 1, Runtime(rank=1, world_size=2))
+    assert len(empty) == 0
+    assert empty.units_N.keys() == task.sequences("test", 0, 0, 1).units_N.keys()
+
+
+def test_batches_are_made_ahead_and_no_further(monkeypatch):
+    made = []
+    monkeypatch.setattr("cope_sweep.train.batches.make_share", lambda spec, runtime, step: made.append(step) or step)
+    batches = Batches(tiny_run(**{"train.steps": 6}), Runtime())
+    assert batches.take(0) == 0
+    wait_until(lambda: made == list(range(1 + AHEAD)))
+    assert [batches.take(step) for step in range(1, 6)] == [1, 2, 3, 4, 5]
+    batches.close()
+    assert made == list(range(6))  # none after the last step
+
+
+def test_batches_of_another_step_can_be_taken():
+    """As after loading a resume file."""
+    run = tiny_run()
+    batches = Batches(run, Runtime())
+    batches.take(0)
+    share = batches.take(4)
+    assert torch.equal(share.parts[0][0], make_share(run, Runtime(), 4).parts[0][0])
+    batches.close()
+
+
+def test_an_error_of_the_task_reaches_the_step(monkeypatch):
+    trainer = Trainer(tiny_run(), Runtime())
+    trainer.train_step()
+
+    def fail(*arguments) -> Batch:
+        raise OSError("the disk is gone")
+
+    monkeypatch.setattr(SelectiveCopy, "sequences", fail)
+    with pytest.raises(OSError, match="the disk is gone"):
+        for _ in range(1 + AHEAD):
+            trainer.train_step()
+    trainer.close()
+
+
+def test_the_thread_ends_with_close_or_with_the_trainer():
+    gc.collect()
+    wait_until(lambda: not batch_threads())
+    trainer = Trainer(tiny_run(), Runtime())
+    trainer.train_step()
+    assert len(batch_threads()) == 1
+    trainer.close()
+    assert not batch_threads()
+    trainer.train_step()
+    assert trainer.step == 2
+    del trainer
+    gc.collect()
+    wait_until(lambda: not batch_threads())
