@@ -84,6 +84,8 @@ def _cases() -> tuple[Case, ...]:
 
 
 CASES = _cases()
+DRY_CASES = tuple(case for case in CASES if case.name in ("T 4096", "T 4096, one sequence", "T 4096, ALiBi"))
+"""One of each kind: the cases of a dry run."""
 
 
 def tiny(case: Case) -> Case:
