@@ -162,7 +162,7 @@ def test_forward_and_backward_are_captured_in_a_cuda_graph():
 
 @pytest.mark.skipif(not ON_GPU, reason="memory of a GPU")
 def test_memory_grows_with_the_tokens_and_not_with_the_table():
-    # The product q·e of p_max 4097 would alone take 512 MiB.
+    # The product q·e would alone take 2 GiB: 64 heads × 4096 queries × 4097 entries.
     problem = replace(BASE, batch=4, heads=16, tokens=4096, p_max="full")
     leaves, weight = problem.leaves(DEVICE)
     computed_by(triton_attention.attend, problem.build, leaves, weight)

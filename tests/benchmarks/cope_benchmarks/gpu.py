@@ -55,7 +55,7 @@ def _problem(tokens: int, **options: Any) -> Problem:
 
 
 def _cases() -> tuple[Case, ...]:
-    single = {"batch": 1, "heads": 16}
+    single: dict[str, Any] = {"batch": 1, "heads": 16}
     all_peers = (*FUSED_SDPA, "SDPA, math", BLOCKED, LISTING, COMPILED)
     gates = (0.02, 0.1, 0.25, 0.75, 0.9, 0.98)
     return (

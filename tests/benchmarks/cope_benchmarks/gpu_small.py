@@ -6,13 +6,14 @@ compute-sanitizer --tool memcheck python -m cope_benchmarks.gpu_small
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import torch
 
 from cope_benchmarks.exact import computed_by
 from cope_benchmarks.gpu_problems import Problem
 
-SIZE = {"batch": 2, "heads": 2, "tokens": 250, "projection": True}
+SIZE: dict[str, Any] = {"batch": 2, "heads": 2, "tokens": 250, "projection": True}
 PROBLEMS = (
     Problem(**SIZE),
     Problem(p_max="full", dtype="float32", **SIZE),

@@ -166,7 +166,7 @@ def _default_folder(device: str) -> Path:
 
 def _read(out: Path) -> dict[str, dict[str, Any]]:
     path = out / "stages.json"
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}  # type: ignore[no-any-return]
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
 
 def _say(line: str) -> None:
@@ -213,8 +213,10 @@ def _sanitized(setting: Setting) -> str | None:
     tool = next(filter(None, map(shutil.which, SANITIZER)), None)
     if tool is None:
         return "no compute-sanitizer on this machine"
+    program = [sys.executable, "-m", "cope_benchmarks.gpu_small"]
+    subprocess.run(program, cwd=ROOT, check=True)  # compiles the kernels, so that the checks below only run them
     for check in ("memcheck", "racecheck"):
-        command = [tool, "--tool", check, "--error-exitcode", "9", sys.executable, "-m", "cope_benchmarks.gpu_small"]
+        command = [tool, "--tool", check, "--error-exitcode", "9", *program]
         try:
             done = subprocess.run(
                 command, cwd=ROOT, env=os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}, timeout=120

@@ -12,6 +12,8 @@ import multiprocessing
 import os
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -101,7 +103,7 @@ def candidates(kernel: str, problem: Problem, device: str) -> Iterator[Configura
 
 def trials(kernel: str, best: Configurations, problem: Problem, device: str) -> list[Configurations]:
     """`best` with each candidate for one kernel that fits the others. A forward kernel may change those that it binds."""
-    found = []
+    found: list[Configurations] = []
     for candidate in candidates(kernel, problem, device):
         trial = {**best, kernel: candidate}
         if incompatible(trial) is None:
@@ -231,7 +233,8 @@ class _compiling:  # noqa: N801
             best = configurations(kind.problem, self.device)
             for kernel in tuning.KERNELS:
                 for trial in trials(kernel, best, kind.problem, self.device):
-                    self.pool.submit(partial(_wrong, trial, kind.problem, self.device))
+                    with suppress(BrokenProcessPool):  # then the trials compile for themselves
+                        self.pool.submit(partial(_wrong, trial, kind.problem, self.device))
 
     def __exit__(self, *_: object) -> None:
         if self.pool:
