@@ -173,8 +173,8 @@ RECOMPUTED_ELEMENTS = 2**20
 def recomputed(function: TensorFunction, x: Tensor) -> Tensor:
     """`function(x)`, whose intermediate results are computed again in the backward pass if `x` is large.
 
-    For an activation function and the linear layer after it: the activation is cheap to compute and as large as `x`, and
-    the linear layer itself is not computed again. The numbers are the same to the bit.
+    For an activation function and the linear layer after it: the activation is cheap to compute and as large as `x`,
+    and the linear layer itself is not computed again. The numbers are the same to the bit.
     """
     import torch
     from torch.utils.checkpoint import checkpoint

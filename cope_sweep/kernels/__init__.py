@@ -4,16 +4,10 @@ This package depends on `cope_sweep.positions`, torch and numpy only. README.md 
 implementations, when each is used, and what was measured.
 """
 
-from cope_sweep.kernels.dispatch import (
-    IMPLEMENTATIONS,
-    Implementation,
-    attend,
-    fused,
-    observing,
-    set_implementation,
-    using,
-)
+from cope_sweep.kernels.choice import IMPLEMENTATIONS, Implementation, observing, set_implementation, using
+from cope_sweep.kernels.dispatch import attend, fused
 from cope_sweep.kernels.inputs import Inputs, Position, Positions
+from cope_sweep.kernels.path import which
 from cope_sweep.kernels.problem import AttentionProblem, make_problem
 from cope_sweep.kernels.reference import attention_weights, reference, seen, visible
 
@@ -34,4 +28,5 @@ __all__ = [
     "set_implementation",
     "using",
     "visible",
+    "which",
 ]

@@ -1,4 +1,6 @@
-"""A problem as a flat list of tensors and numbers: the arguments of operators and autograd functions.
+"""A problem as a flat list of tensors and numbers: the arguments of the operator `cope_sweep::attention`.
+
+`Arguments` is the only list of them: the operator's schema is made from it.
 
 Tables stay factored, z = scale·q·e: kernels compute the products for a block of queries at a time.
 
@@ -7,16 +9,15 @@ Shapes: B batch, H heads, T queries, K head dim, P positions, M segments, R dist
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple, get_type_hints
 
-import torch
 from torch import Tensor
 
 from cope_sweep.kernels.problem import AttentionProblem
 
 
 class Arguments(NamedTuple):
-    """The arguments of attention, all floats of one type. The first `DIFFERENTIABLE` have gradients."""
+    """The arguments of attention. The first `DIFFERENTIABLE` have gradients."""
 
     q: Tensor
     k: Tensor
@@ -52,14 +53,14 @@ class Arguments(NamedTuple):
     dropout: float
 
     @staticmethod
-    def of(problem: AttentionProblem, dtype: torch.dtype) -> Arguments:
-        """The arguments of the problem, with floats converted to `dtype`."""
+    def of(problem: AttentionProblem) -> Arguments:
+        """The arguments of the problem."""
         table, relative, piecewise = problem.look_up, problem.relative, problem.piecewise
         base_queries = [term.q_BHQK for term in (table, relative) if term is not None]
         base_queries += [problem.gates[0]] if problem.gates else []
         base_q = base_queries[0] if base_queries and base_queries[0] is not problem.q_BHTK else None
         slope, distance_bias, distance_slope = problem.slope, problem.distance_bias, problem.distance_slope
-        given = Arguments(
+        return Arguments(
             q=problem.q_BHTK,
             k=problem.k_BHSK,
             v=problem.v_BHSK,
@@ -82,10 +83,6 @@ class Arguments(NamedTuple):
             far_last=bool(relative and relative.far == "last"),
             dropout=problem.dropout,
         )
-        floats: dict[str, Any] = {
-            name: x.to(dtype) for name, x in given._asdict().items() if isinstance(x, Tensor) and x.is_floating_point()
-        }
-        return given._replace(**floats)
 
 
 DIFFERENTIABLE = 11
@@ -93,17 +90,12 @@ DIFFERENTIABLE = 11
 QUERIES_AND_KEYS = 5
 """Number of fields, from the first, of shape (B, H, T or S, K)."""
 
+_SCHEMA_TYPES = {Tensor: "Tensor", Tensor | None: "Tensor?", float: "float", bool: "bool"}
 
-def kernel_layout(given: Arguments) -> Arguments:
-    """The arguments in the memory layouts that the kernels read. Keep the result alive while they run."""
-    changed: dict[str, Any] = {
-        name: unit_stride(x) if name in Arguments._fields[:QUERIES_AND_KEYS] else x.contiguous()
-        for name, x in given._asdict().items()
-        if isinstance(x, Tensor)
-    }
-    if given.lengths is not None:
-        changed["lengths"] = given.lengths.to(torch.int64).contiguous()
-    return given._replace(**changed)
+
+def schema() -> str:
+    """The arguments in the language of torch's operator schemas: `Tensor q, Tensor k, …`."""
+    return ", ".join(f"{_SCHEMA_TYPES[kind]} {name}" for name, kind in get_type_hints(Arguments).items())
 
 
 def unit_stride(x: Tensor) -> Tensor:

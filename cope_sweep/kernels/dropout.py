@@ -14,9 +14,12 @@ import torch
 from torch import Tensor
 
 
-def draw_seed() -> Tensor:
-    """A seed, an int64 scalar on the CPU, drawn from torch's global generator."""
-    return torch.randint(0, 2**62, (), dtype=torch.int64)
+def draw_seed(device: torch.device | None = None) -> Tensor:
+    """A seed, an int64 scalar on the device (None: the CPU), drawn from torch's global generator of that device.
+
+    On a GPU it is drawn there, so that nothing waits for the GPU, and each replay of a CUDA graph draws another one.
+    """
+    return torch.randint(0, 2**62, (), dtype=torch.int64, device=device)
 
 
 def threshold(p: float) -> int:

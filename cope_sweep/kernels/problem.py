@@ -47,7 +47,7 @@ class AttentionProblem:
     distance_slope: DistanceSlope | None = None
     dropout: float = 0.0
     seed: Tensor | None = None
-    """int64 scalar on the CPU: the seed of the dropout mask (see `dropout.py`)."""
+    """int64 scalar: the seed of the dropout mask (see `dropout.py`)."""
     lengths_B: Tensor | None = None
 
     @property

@@ -56,7 +56,9 @@ def _reference(inputs: Inputs, positions: Positions, dropout: float, seed: Tenso
     weights_BHTS = attention_weights(inputs, positions, visible(T, S, device))
     if dropout:
         heads_N, tokens_S = torch.arange(B * H, device=device), torch.arange(S, device=device)
-        mask_NTS = dropout_mask(draw_seed() if seed is None else seed, dropout, heads_N, tokens_S[S - T :], tokens_S)
+        mask_NTS = dropout_mask(
+            draw_seed(device) if seed is None else seed, dropout, heads_N, tokens_S[S - T :], tokens_S
+        )
         weights_BHTS = weights_BHTS * mask_NTS.view(B, H, T, S) / (1 - dropout)
     attended_BHTK = weights_BHTS @ inputs.v_BHSK
     if inputs.lengths_B is None:

@@ -2,11 +2,13 @@
 
 from cope_sweep.model.checkpoint import CheckpointError, load_model, load_run, save_model
 from cope_sweep.model.loss import next_token_loss, output_loss
+from cope_sweep.model.packing import Packing
 from cope_sweep.model.transformer import Cache, Transformer, check_reach
 
 __all__ = [
     "Cache",
     "CheckpointError",
+    "Packing",
     "Transformer",
     "check_reach",
     "load_model",

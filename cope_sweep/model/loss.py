@@ -17,10 +17,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cope_sweep.tasks import IGNORED
+IGNORED = -100
+"""The target of a token without a target: torch's default, which tasks use."""
 
-CHUNK_LOGITS = {"cpu": 2**24, "cuda": 2**27}
-"""Number of logits in a chunk, by device: 64 MB in float32 on a CPU, 512 MB on a GPU, which needs larger products."""
+CHUNK_LOGITS = {"cpu": 2**23, "cuda": 2**27}
+"""Number of logits in a chunk, by device: 32 MB in float32 on a CPU, 512 MB on a GPU, which needs larger products."""
 
 
 def next_token_loss(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
@@ -85,7 +86,7 @@ class _ChunkedLoss(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
         if ctx.gradients is None:
             raise RuntimeError("the gradient of a loss in chunks can be computed once only; call the loss again")
         gradients, ctx.gradients = ctx.gradients, None

@@ -29,8 +29,14 @@ PROCESS_BYTES = 600 * 2**20
 """A worker process with torch loaded, before its first tensor."""
 SAVED_PER_TOKEN_AND_UNIT = 17
 """Numbers that a block saves for the backward pass, for each token and unit of the model's width."""
-LOGITS_ARRAYS = 4
-"""Arrays of the logits' size: the logits, their softmax, and the gradients of both."""
+RECOMPUTED_PER_TOKEN_AND_UNIT = 4
+"""Of these, those that a block of the family `gpt2` computes again if they are large (`families.base.recomputed`)."""
+RECOMPUTED_ELEMENTS = 2**20
+"""They are large from this number on; the same as in `cope_sweep.families.base`."""
+LOGITS_ARRAYS = 3
+"""Arrays of the logits' size: their softmax, and the gradients of both."""
+CHUNK_LOGITS = 2**23
+"""More logits than these are computed in chunks of that size; the same number as in `cope_sweep.model.loss`."""
 
 
 Shape = tuple[str, str, int, str]
@@ -137,7 +143,9 @@ def memory_bytes(run: RunSpec, resources: Resources) -> int:
     model, task = run.model, run.task
     sequences = min(resources.micro_batch or run.train.batch, math.ceil(run.train.batch / resources.workers))
     tokens = sequences * task.length("train")
-    block = SAVED_PER_TOKEN_AND_UNIT * model.dim * tokens
+    recomputed = model.family.kind == "gpt2" and tokens * model.feed_forward_dim >= RECOMPUTED_ELEMENTS
+    saved = SAVED_PER_TOKEN_AND_UNIT - (RECOMPUTED_PER_TOKEN_AND_UNIT if recomputed else 0)
+    block = saved * model.dim * tokens
     scored = any(encoding.scores for encoding in model.position)
     unfused = any(encoding.scores and not encoding.has_term for encoding in model.position)
     if resources.attention == "reference" or model.hard_attention or unfused:
@@ -146,12 +154,15 @@ def memory_bytes(run: RunSpec, resources: Resources) -> int:
     if resources.checkpoint_activations:
         activations = model.layers * model.dim * tokens + block
     evaluated = [*(sequences * task.length(split) for split in task.TESTS), *run.evaluate.contexts]
-    logits = LOGITS_ARRAYS * max(tokens, *evaluated) * task.vocabulary_size
+    logits = LOGITS_ARRAYS * min(max(tokens, *evaluated) * task.vocabulary_size, CHUNK_LOGITS)
+    if tokens * task.vocabulary_size > CHUNK_LOGITS:  # the output layer's gradient exists before the backward pass
+        logits += model.dim * task.vocabulary_size
+    owners = resources.workers if resources.shard == "optimizer" else 1
     state = sum(
-        (2 * FLOAT32_BYTES + run.train.optimizer.state_bytes(name, shape)) * math.prod(shape) * count
+        (2 * FLOAT32_BYTES + run.train.optimizer.state_bytes(name, shape) / owners) * math.prod(shape) * count
         for name, shape, count in _declared_parameters(run)
     )
-    return PROCESS_BYTES + state + FLOAT32_BYTES * (activations + logits)
+    return PROCESS_BYTES + int(state) + FLOAT32_BYTES * (activations + logits)
 
 
 def estimates(

@@ -2,6 +2,8 @@
 
 At position t the pair of components (k, k + K/2) is rotated by t·base^(−2k/K), the layout of Llama. A score then
 depends on positions only through their difference.
+
+Shapes: B batch, H heads, T tokens, K head dim, C = K/2 pairs of components.
 """
 
 from __future__ import annotations
@@ -38,27 +40,46 @@ class RoPE(AttentionEncoding):
     def rotate(self, parameters: Mapping[str, Tensor], x_BHTK: Tensor, start: int) -> Tensor:
         import torch
 
-        T, K = x_BHTK.shape[-2:]
-        # A tensor that only stands for one, as in compilation, must not enter the cache.
-        plain = type(x_BHTK) is torch.Tensor and not torch.compiler.is_compiling()
-        angles = _cached_cos_sin if plain else _cos_sin
-        cos, sin = angles(self.base, start, T, K, x_BHTK.dtype, x_BHTK.device)
+        cos_TC, sin_TC = _rotation(self.base, start, x_BHTK)
         a, b = x_BHTK.chunk(2, dim=-1)
-        return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
+        return torch.cat((a * cos_TC - b * sin_TC, b * cos_TC + a * sin_TC), dim=-1)
 
 
-def _cos_sin(
-    base: float, start: int, tokens: int, dim: int, dtype: torch.dtype, device: torch.device
-) -> tuple[Tensor, Tensor]:
-    """Cosine and sine of the angles of `tokens` positions from `start`, each (T, K/2)."""
+def _rotation(base: float, start: int, x_BHTK: Tensor) -> tuple[Tensor, Tensor]:
+    """Cosine and sine of the angle of each pair of components of `x_BHTK`, (T, C), in its type and on its device.
+
+    They are kept: layers, queries and keys share them. While torch.compile traces, they are part of the graph, which
+    computes them once for all layers.
+    """
     import torch
 
-    with torch.inference_mode(mode=False):  # a tensor of inference mode could not be used in training later
-        # In float64: at position 10⁵ a float32 angle has an error of up to 4·10⁻³.
-        rate = base ** (-torch.arange(0, dim, 2, dtype=torch.float64, device=device) / dim)
-        angle = torch.arange(start, start + tokens, device=device)[:, None] * rate
-        return angle.cos().to(dtype), angle.sin().to(dtype)
+    T, K = x_BHTK.shape[-2:]
+    wanted = (base, K, start, T, x_BHTK.dtype, x_BHTK.device)
+    # What is computed with fake tensors, or while a CUDA graph is captured, has no values to keep.
+    if torch.compiler.is_compiling() or type(x_BHTK) is not torch.Tensor:
+        return _cos_and_sin(*wanted)
+    if x_BHTK.is_cuda and torch.cuda.is_current_stream_capturing():
+        return _cos_and_sin(*wanted)
+    return _kept_cos_and_sin(*wanted)
 
 
-_cached_cos_sin = functools.lru_cache(maxsize=16)(_cos_sin)
-"""The layers of a model, its queries and keys, and the steps of a training have the same angles."""
+def _cos_and_sin(
+    base: float, head_dim: int, start: int, tokens: int, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    import torch
+
+    # In float64: at position 10⁵ a float32 angle has an error of up to 4·10⁻³.
+    rate_C = base ** (-torch.arange(0, head_dim, 2, dtype=torch.float64, device=device) / head_dim)
+    angle_TC = torch.arange(start, start + tokens, device=device)[:, None] * rate_C
+    return angle_TC.cos().to(dtype), angle_TC.sin().to(dtype)
+
+
+@functools.lru_cache(maxsize=8)
+def _kept_cos_and_sin(
+    base: float, head_dim: int, start: int, tokens: int, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    import torch
+
+    # Tensors made in inference mode could not be used in a training step later.
+    with torch.inference_mode(False), torch.no_grad():
+        return _cos_and_sin(base, head_dim, start, tokens, dtype, device)

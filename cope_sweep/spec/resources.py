@@ -1,8 +1,8 @@
 """The resources of a sweep: where and how its runs execute. They are not part of a run's identity."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from cope_sweep.frozen import Frozen
 
@@ -21,7 +21,8 @@ class Resources(Frozen):
     )
     cpus: Annotated[int, Field(ge=1)] = Field(default=1, description="CPU cores (and torch threads) per worker.")
     gpus: Annotated[float, Field(ge=0)] | Literal["auto"] = Field(
-        default="auto", description="GPUs per worker; auto: one if the cluster has any."
+        default="auto",
+        description="GPUs per worker; auto: one if the cluster has any. 0.25: four groups of one worker share a GPU.",
     )
     device: Literal["auto", "cpu", "cuda"] = Field(
         default="auto", description="auto: CUDA if the worker has it, else the CPU."
@@ -42,6 +43,16 @@ class Resources(Frozen):
         description="Store only the input of each block for the backward pass and recompute the rest: much less "
         "memory, a third more computation, bit-identical results.",
     )
+    compile: Literal["auto", "off"] = Field(
+        default="auto",
+        description="torch.compile for training steps; auto: on CUDA, and CUDA graphs for small models. Not on a CPU, "
+        "where it is not faster. off: never.",
+    )
+    shard: Literal["off", "optimizer"] = Field(
+        default="off",
+        description="optimizer: the workers of a group divide the optimiser's state among them (ZeRO stage 1), which "
+        "needs less memory and gives the same numbers. off: each worker has all of it.",
+    )
     checkpoint_every_s: Annotated[float, Field(gt=0)] = Field(
         default=30.0,
         description="Seconds between resumable checkpoints; more if writing one takes long.",
@@ -59,6 +70,21 @@ class Resources(Frozen):
         description="A run that makes no step for so many seconds is stopped and restarted like one whose worker died. "
         "Preparing data and evaluations count as time without steps. null: no limit.",
     )
+
+    @model_validator(mode="after")
+    def _check_gpus(self) -> Self:
+        if self.gpus == "auto" or self.device == "cpu":
+            return self
+        if 0 < self.gpus < 1 < self.workers:
+            raise ValueError(
+                f"resources.gpus = {self.gpus:g} with workers = {self.workers}: workers of one run cannot share a GPU; "
+                "set workers to 1, and let several groups share it"
+            )
+        if self.gpus > 1 and self.gpus % 1:
+            raise ValueError(
+                f"resources.gpus = {self.gpus:g}: more than one GPU must be a whole number; use an integer"
+            )
+        return self
 
     @property
     def shape(self) -> str:

@@ -38,6 +38,7 @@ def machine_facts(trainer: Trainer) -> dict[str, Any]:
         "workers": runtime.world_size,
         "micro_batch": min(runtime.micro_batch or share, share),
         "checkpoint_activations": runtime.checkpoint_activations,
+        "compile": runtime.compile,
         "worker_id": runtime.worker_id,
         "host": platform.node(),
         "python": platform.python_version(),

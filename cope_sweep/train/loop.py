@@ -16,7 +16,7 @@ from cope_sweep.store import RunFolder
 from cope_sweep.store.errors import DamagedError
 from cope_sweep.text import TOKENIZER_FILE
 from cope_sweep.train.clock import Clock
-from cope_sweep.train.collective import broadcast_number
+from cope_sweep.train.collective import broadcast_flag, broadcast_number
 from cope_sweep.train.data import DataError, prepare_data
 from cope_sweep.train.facts import machine_facts, speed_facts
 from cope_sweep.train.memory import reset_peak
@@ -87,9 +87,7 @@ class TrainingLoop:
         while not trainer.done:
             trainer.train_step()
             if trainer.done and self._keeps_state():
-                trainer.sum_losses()
-                if self.writes:
-                    self._save()
+                self._save()
             if trainer.step == self.first_step + 1:
                 self.clock.end_warm_up()
             self._log_step()
@@ -97,14 +95,14 @@ class TrainingLoop:
             # ranks neither ask nor save after every step.
             may_end = self.runtime.world_size == 1 or trainer.step % LOG_EVERY == 0
             if may_end and not trainer.done and (request := self._stop_request(should_stop)):
+                self._save()
                 if self.writes:
-                    self._save()
                     self.writer.wait()
                     self.folder.note(f"{request} after step {trainer.step}")
                     self.folder.set_state(request)
                 self.reporter.report(request)
                 return request
-            if may_end and self.writes and not trainer.done and self._save_is_due():
+            if may_end and not trainer.done and self._save_is_due():
                 self._save()
                 if not self.runtime.checkpoint_every_s:
                     self.writer.wait()
@@ -206,16 +204,20 @@ class TrainingLoop:
             self.folder.note(f"step {self.trainer.step}: {values}")
 
     def _save_is_due(self) -> bool:
+        """Whether a resume file is due, by rank 0's clock, on every rank."""
         every_s, writer = self.runtime.checkpoint_every_s, self.writer
         if not every_s:
             return True
-        return not writer.busy and time.monotonic() - writer.saved_s >= max(
-            every_s, SAVE_TIME_RATIO * writer.duration_s
-        )
+        shortest_s = max(every_s, SAVE_TIME_RATIO * writer.duration_s)
+        due = self.writes and not writer.busy and time.monotonic() - writer.saved_s >= shortest_s
+        return broadcast_flag(self.runtime, due)
 
     def _save(self) -> None:
-        """Begin to write the resume file; it is complete at the next `wait` of the writer."""
+        """Begin to write the resume file; it is complete at the next `wait` of the writer. Every rank calls this."""
         with self.clock.paused():
+            self.trainer.collect_state()
+            if not self.writes:
+                return
             notes = {"data": self.data, "spent": self.clock.durations(), "curve": self.folder.curve_mark()}
             self.writer.write(self.trainer, notes)
 

@@ -83,7 +83,7 @@ def take_state(trainer: Trainer, notes: Mapping[str, Any], *, copy: bool = False
     pinned = {name: torch.empty_like(value, device="cpu", pin_memory=True) for name, value in tensors.items()}
     for name, value in tensors.items():
         pinned[name].copy_(value, non_blocking=True)
-    copied = torch.cuda.Event()
+    copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
     copied.record()
     return ResumeState(pinned, metadata, copied)
 
@@ -107,7 +107,9 @@ def load_resume(path: Path, trainer: Trainer, *, run_id: str | None = None) -> d
         trainer.model.load_state_dict(model)
         states = _optimizer_states(tensors | json.loads(metadata.get("optimizer_values", "{}")))
         for number, optimizer in enumerate(trainer.optimizers):
-            optimizer.load_state_dict(optimizer.state_dict() | {"state": states[number]})
+            # Not `optimizer.state_dict()`: one whose state is divided among workers has to collect it first.
+            groups = torch.optim.Optimizer.state_dict(optimizer)["param_groups"]
+            optimizer.load_state_dict({"param_groups": groups, "state": states[number]})
         trainer.losses = list(tensors.get("losses", ()))
         trainer.step = int(metadata["step"])
         notes: dict[str, Any] = json.loads(metadata.get("notes", "{}"))

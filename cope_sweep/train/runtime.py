@@ -22,6 +22,10 @@ class Runtime:
     micro_batch: int | None = None
     """Sequences in a forward pass; None: all of this worker's share."""
     checkpoint_activations: bool = False
+    compile: bool = False
+    """Whether training steps go through torch.compile."""
+    shard: bool = False
+    """Whether the workers divide the optimiser's state among them; with several workers only."""
     checkpoint_every_s: float = 30.0
     """Shortest time between two resume files; 0: one after every step."""
     keep_final_state: bool = True
@@ -56,6 +60,8 @@ class Runtime:
             attention=resources.attention,
             micro_batch=resources.micro_batch,
             checkpoint_activations=resources.checkpoint_activations,
+            compile=resources.compile == "auto" and device == "cuda",
+            shard=resources.shard == "optimizer" and world_size > 1,
             checkpoint_every_s=resources.checkpoint_every_s,
             keep_final_state=resources.keep_final_state,
             rank=rank,

@@ -21,8 +21,10 @@ from cope_sweep.model import Transformer
 from cope_sweep.spec import RunSpec
 from cope_sweep.train.batches import Batches, Part, to_device
 from cope_sweep.train.collective import sum_over_workers
+from cope_sweep.train.compiled import Hidden, compiled_hidden
 from cope_sweep.train.evaluator import Evaluator
 from cope_sweep.train.runtime import Runtime
+from cope_sweep.train.sharded import collect_state, shard
 
 
 class Trainer:
@@ -48,7 +50,7 @@ class Trainer:
         self.device = torch.device(runtime.device)
         self.model = Transformer(spec).to(self.device)
         self.model.checkpoint_activations = runtime.checkpoint_activations
-        self._forward: nn.Module = _Loss(self.model)
+        self._forward: nn.Module = _Loss(self.model, compiled_hidden(self.model) if runtime.compile else None)
         self._batches = Batches(spec, runtime)
         self._evaluator = Evaluator(spec, runtime, self.model)
         self._parallel: DistributedDataParallel | None = None
@@ -57,7 +59,8 @@ class Trainer:
             self._parallel = DistributedDataParallel(self._forward, device_ids=ids, gradient_as_bucket_view=True)
             self._forward = self._parallel
         train = spec.train
-        self.optimizers = train.optimizer.build(dict(self.model.named_parameters()), train.optimizer_settings)
+        optimizers = train.optimizer.build(dict(self.model.named_parameters()), train.optimizer_settings)
+        self.optimizers = shard(optimizers) if runtime.shard else optimizers
         for group in self._parameter_groups():
             group["initial_lr"] = group["lr"]
 
@@ -88,8 +91,13 @@ class Trainer:
         if self.runtime.world_size == 1:
             self.sum_losses()
 
+    def collect_state(self) -> None:
+        """Bring what other ranks know to rank 0, before it saves the state. Every rank has to call this."""
+        self.sum_losses()
+        collect_state(self.optimizers)
+
     def sum_losses(self) -> None:
-        """Sum the losses of the last steps over the workers; needed before a state is saved. Every rank calls this."""
+        """Sum the losses of the last steps over the workers. Every rank has to call this."""
         if self._own_losses:
             self.losses += sum_over_workers(self.runtime, torch.stack(self._own_losses)).unbind()
             self._own_losses.clear()
@@ -143,12 +151,13 @@ class Trainer:
 class _Loss(nn.Module):
     """The model's summed loss as a module, for DistributedDataParallel, which wraps a forward pass."""
 
-    def __init__(self, model: Transformer) -> None:
+    def __init__(self, model: Transformer, hidden: Hidden | None = None) -> None:
+        """`hidden` computes the model's `hidden`; None: the model does."""
         super().__init__()
-        self.model = model
+        self.model, self._hidden = model, hidden
 
     def forward(self, tokens_NT: Tensor, targets_NT: Tensor) -> Tensor:
-        return self.model.loss(tokens_NT, targets_NT)
+        return self.model.loss(tokens_NT, targets_NT, self._hidden)
 
 
 def _mixed_seed(*numbers: int) -> int:

@@ -91,3 +91,7 @@ def test_a_model_s_gradients_are_those_of_its_logits(tied, family):
     chunked = torch.autograd.grad(model.loss(tokens, targets), parameters)
     for name, got, wanted in zip(names, chunked, plain, strict=True):
         torch.testing.assert_close(got, wanted, msg=name)
+
+
+def test_tasks_and_loss_agree_on_tokens_without_a_target():
+    assert loss.IGNORED == IGNORED

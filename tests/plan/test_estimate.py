@@ -3,8 +3,17 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from cope_sweep.model import Transformer
-from cope_sweep.plan import estimates, expand, parameter_count, plan_of_draws, suggested_estimates, total_seconds
+from cope_sweep.families import base
+from cope_sweep.model import Transformer, loss
+from cope_sweep.plan import (
+    estimate,
+    estimates,
+    expand,
+    parameter_count,
+    plan_of_draws,
+    suggested_estimates,
+    total_seconds,
+)
 from cope_sweep.plan.estimate import Estimate, memory_bytes, run_flops, shape_of, step_flops
 from cope_sweep.spec import Resources
 from cope_sweep.spec.ablation import validate
@@ -101,6 +110,17 @@ def test_memory_is_within_a_fifth_of_what_was_measured(resources, measured):
     text = {"kind": "wikitext", "tokens": 1024}
     run = tiny_run(**{"task": text, "model.position": [SHARED], "train.batch": 4} | GPT2)
     assert memory_bytes(run, resources) == pytest.approx(measured, rel=0.2)
+
+
+def test_the_sizes_from_which_steps_save_memory_are_those_of_the_steps():
+    assert loss.CHUNK_LOGITS["cpu"] == estimate.CHUNK_LOGITS
+    assert estimate.RECOMPUTED_ELEMENTS == base.RECOMPUTED_ELEMENTS
+
+
+def test_a_divided_optimiser_state_takes_less_memory():
+    run = tiny_run(**GPT2, **{"train.batch": 4})
+    whole, divided = (memory_bytes(run, Resources(workers=4, shard=shard)) for shard in ("off", "optimizer"))
+    assert whole - divided == pytest.approx(8 * 3 / 4 * parameter_count(run))
 
 
 def test_evaluations_add_to_the_cost():

@@ -5,6 +5,7 @@ import torch
 from pydantic import ValidationError
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from cope_sweep.model import Transformer
 from cope_sweep.positions import RoPE, rope
 from cope_sweep.testing import EncodingContract
 from tests.tiny import tiny_run
@@ -56,29 +57,45 @@ def test_an_odd_head_dimension_is_an_error():
         tiny_run(**{"model.position": ["rope"], "model.dim": 9, "model.heads": 3})
 
 
-def test_angles_are_computed_once_for_all_layers_and_steps(monkeypatch):
-    rope._cached_cos_sin.cache_clear()
-    x = torch.randn(1, 2, 7, 8)
-    first = RoPE().rotate({}, x, 3)
-    before = rope._cached_cos_sin.cache_info()
-    assert torch.equal(RoPE().rotate({}, x, 3), first)
-    after = rope._cached_cos_sin.cache_info()
-    assert (before.misses, after.misses, after.hits) == (1, 1, 1)
-    RoPE().rotate({}, x.bfloat16(), 3)
-    assert rope._cached_cos_sin.cache_info().misses == 2
+@pytest.fixture
+def kept():
+    """The angles that are kept, none at first."""
+    rope._kept_cos_and_sin.cache_clear()
+    yield rope._kept_cos_and_sin.cache_info
+    rope._kept_cos_and_sin.cache_clear()
 
 
-def test_angles_of_inference_serve_training():
-    rope._cached_cos_sin.cache_clear()
-    x = torch.randn(1, 1, 5, 8, requires_grad=True)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize(("start", "tokens", "head_dim"), [(0, 1, 2), (0, 513, 64), (77, 1, 6), (9000, 31, 32)])
+def test_kept_angles_have_the_bits_of_computed_ones(kept, dtype, start, tokens, head_dim):
+    x = torch.randn(1, 2, tokens, head_dim, generator=torch.Generator().manual_seed(0)).to(dtype)
+    rate = 10_000.0 ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
+    angle = torch.arange(start, start + tokens)[:, None] * rate
+    cos, sin = angle.cos().to(dtype), angle.sin().to(dtype)
+    a, b = x.chunk(2, dim=-1)
+    expected = torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
+    for _ in range(2):
+        assert torch.equal(RoPE().rotate({}, x, start), expected)
+    assert (kept().misses, kept().hits) == (1, 1)
+
+
+def test_layers_queries_and_keys_share_their_angles(kept):
+    built = Transformer(tiny_run(**{"model.position": ["rope"], "model.layers": 3}))
+    built(torch.zeros(1, 5, dtype=torch.int64))
+    assert (kept().misses, kept().hits) == (1, 5)
+
+
+def test_angles_of_inference_serve_training(kept):
+    x = torch.ones(1, 1, 3, 4)
     with torch.inference_mode():
-        RoPE().rotate({}, x.detach(), 0)
-    RoPE().rotate({}, x, 0).sum().backward()
-    assert x.grad is not None
+        RoPE().rotate({}, x, 0)
+    leaf = x.clone().requires_grad_()
+    RoPE().rotate({}, leaf, 0).sum().backward()
+    assert kept().hits == 1
+    assert leaf.grad.isfinite().all()
 
 
-def test_fake_tensors_stay_out_of_the_cache():
-    rope._cached_cos_sin.cache_clear()
+def test_fake_tensors_are_not_kept(kept):
     with FakeTensorMode():
-        assert RoPE().rotate({}, torch.randn(1, 1, 5, 8), 0).shape == (1, 1, 5, 8)
-    assert rope._cached_cos_sin.cache_info().currsize == 0
+        RoPE().rotate({}, torch.empty(1, 1, 3, 4), 0)
+    assert kept().currsize == 0

@@ -32,6 +32,7 @@ SMALL, LARGE = Needs(1, 1, 0), Needs(2, 2, 0)
         (Needs(1, 1, 2), {"CPU": 8, "GPU": 3}, 1),
         (Needs(1, 1, 0.5), {"CPU": 8, "GPU": 2}, 4),
         (Needs(1, 1, 0.4), {"CPU": 8, "GPU": 2}, 4),
+        (Needs(1, 1, 0.25), {"CPU": 8, "GPU": 1}, 4),
         (Needs(1, 1, 0.1), {"CPU": 32, "GPU": 1}, 10),
         (Needs(1, 1, 0.5), {"CPU": 8, "GPU": 0.5}, 1),  # the other half is in use
         (Needs(1, 1, 0.4), {"CPU": 8, "GPU": 1.2}, 2),

@@ -2,11 +2,13 @@
 
 import os
 import pickle
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed
+from safetensors.torch import load_file
 
 from cope_sweep.store import Store
 from cope_sweep.train import Runtime, Trainer, train_run
@@ -45,6 +47,7 @@ CASES = {
     },
     "losses of unequal numbers of targets": {"task": FLIP_FLOP, "train.batch": 6, "micro_batch": 2},
     "units and the most frequent answer": {"task": COUNTING, "train.batch": 5},
+    "the optimiser's state divided": {"shard": True, "train.batch": 5, "model.layers": 2, "model.position": ["cope"]},
 }
 MUON = {"train.optimizer": "muon", "train.batch": 5, "micro_batch": 1}
 RESUMED = {"train.steps": 33, "model.dropout": 0.2, "train.batch": 5, "model.position": ["cope"]}
@@ -55,13 +58,14 @@ def case(overrides, rank=0, world_size=1):
     overrides = {"task": {"kind": "selective_copy", "tokens": 2, "blanks": 9, "vocabulary": 6}} | overrides
     micro_batch = overrides.pop("micro_batch", None)
     checkpoint = overrides.pop("checkpoint_activations", False)
+    shard = overrides.pop("shard", False)
     run = tiny_run(**overrides)
     if world_size == 1:
         return Trainer(run, Runtime())
-    return Trainer(
-        run,
-        Runtime(rank=rank, world_size=world_size, micro_batch=micro_batch, checkpoint_activations=checkpoint),
+    runtime = Runtime(
+        rank=rank, world_size=world_size, micro_batch=micro_batch, checkpoint_activations=checkpoint, shard=shard
     )
+    return Trainer(run, runtime)
 
 
 def trained(trainer):
@@ -109,6 +113,10 @@ def work(rank, folder, text):
     results["reductions"] = reductions
     results["dropout mask"] = dropout_mask(rank)
     results["muon"] = trained(case(MUON, rank, 2))
+    results["muon, divided"] = trained(case(MUON | {"shard": True}, rank, 2))
+    divided = case({"shard": True}, rank, 2)
+    divided.train_step()
+    results["parameters with state"] = sum(len(each.optim.state) for each in divided.optimizers)
 
     runtime, run = Runtime(rank=rank, world_size=2, micro_batch=2), tiny_run(**RESUMED)
     asked = iter([None, "interrupted"])
@@ -116,6 +124,13 @@ def work(rank, folder, text):
         train_run(run, Store(f"{folder}/whole"), runtime),
         train_run(run, Store(f"{folder}/parts"), runtime, should_stop=lambda: next(asked)),
         train_run(run, Store(f"{folder}/parts"), runtime),
+    ]
+    divided, sharded = tiny_run(**RESUMED | {"seed": 1}), replace(runtime, shard=True)
+    asked = iter([None, "interrupted"])
+    results["divided outcomes"] = [
+        train_run(divided, Store(f"{folder}/whole"), runtime),
+        train_run(divided, Store(f"{folder}/parts"), sharded, should_stop=lambda: next(asked)),
+        train_run(divided, Store(f"{folder}/parts"), sharded),
     ]
     Path(f"{folder}/rank{rank}.pickle").write_bytes(pickle.dumps(results))
     torch.distributed.barrier()
@@ -199,3 +214,27 @@ def test_two_workers_resume_to_the_bit(ranks, folder):
     assert parts.curve() == whole.curve()
     model = "model.safetensors"
     assert (parts.checkpoint / model).read_bytes() == (whole.checkpoint / model).read_bytes()
+
+
+def test_each_worker_keeps_the_state_of_a_part_of_the_parameters(ranks):
+    parameters = sum(1 for _ in case({}).model.parameters())
+    kept = [rank["parameters with state"] for rank in ranks]
+    assert sum(kept) == parameters
+    assert all(0 < each < parameters for each in kept)
+
+
+def test_a_divided_muon_updates_like_a_whole_one(ranks):
+    for (_, whole, _), (_, divided, _) in ((rank["muon"], rank["muon, divided"]) for rank in ranks):
+        assert all(torch.equal(value, divided[name]) for name, value in whole.items())
+
+
+def test_a_divided_state_is_saved_whole_and_resumed_to_the_bit(ranks, folder):
+    """Against workers that each keep all of the state."""
+    assert [rank["divided outcomes"] for rank in ranks] == [["finished", "interrupted", "finished"]] * 2
+    run_id = tiny_run(**RESUMED | {"seed": 1}).run_id
+    whole, parts = (Store(folder / name).run(run_id) for name in ("whole", "parts"))
+    assert parts.curve() == whole.curve()
+    for file in ("checkpoint/model.safetensors", "final_state.safetensors"):
+        tensors, expected = load_file(parts.path / file), load_file(whole.path / file)
+        assert tensors.keys() == expected.keys()
+        assert all(torch.equal(value, tensors[name]) for name, value in expected.items())

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from cope_sweep.kernels.arguments import Arguments
-from cope_sweep.kernels.native import operator
-from cope_sweep.kernels.native.build import BuildError
+from cope_sweep.kernels.arguments import DIFFERENTIABLE, QUERIES_AND_KEYS, Arguments, unit_stride
+from cope_sweep.kernels.native import abi, build
 from cope_sweep.kernels.problem import AttentionProblem
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def why_not(problem: AttentionProblem) -> str | None:
@@ -18,7 +20,7 @@ def why_not(problem: AttentionProblem) -> str | None:
     q, k, v = problem.q_BHTK, problem.k_BHSK, problem.v_BHSK
     if q.device.type != "cpu":
         return f"it runs on CPUs, and the tensors are on {q.device.type}"
-    if q.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+    if q.dtype not in DTYPES:
         return f"it computes in float32, and the tensors are {q.dtype}"
     if problem.look_up is not None and problem.piecewise is not None:
         return "it computes CoPE or CoPE-MLP in a layer, not both"
@@ -27,17 +29,59 @@ def why_not(problem: AttentionProblem) -> str | None:
     return _build_error()
 
 
-def attend(problem: AttentionProblem) -> Tensor:
-    """Return attention for the problem, (B, H, T, K), in the type of the values."""
-    with torch.autocast("cpu", enabled=False):
-        out: Tensor = operator.attention(*Arguments.of(problem, torch.float32))[0]
-    return out.to(problem.v_BHSK.dtype)
+def forward(given: Arguments, out: Tensor, lse: Tensor, carry: Tensor) -> None:
+    """Write the output and the log-sum-exp; nothing is carried."""
+    given, result = _kernel_layout(given), _float32(out)
+    _library().cope_forward(abi.native_problem(given), abi.View.of(result), lse.data_ptr())
+    if result is not out:
+        out.copy_(result)
+
+
+def backward(
+    given: Arguments, dout: Tensor, out: Tensor, lse: Tensor, carry: Tensor, gradients: list[Tensor | None]
+) -> None:
+    """Write the gradients."""
+    given, dout, out = _kernel_layout(given), unit_stride(dout.float()), out.float()
+    sums = [None if x is None else _float32(x) for x in gradients]
+    pointers = abi.Gradients(
+        *(abi.View.of(sums[n]) for n in range(QUERIES_AND_KEYS)),
+        *(abi.pointer(sums[n]) for n in range(QUERIES_AND_KEYS, DIFFERENTIABLE)),
+    )
+    _library().cope_backward(abi.native_problem(given), abi.View.of(out), lse.data_ptr(), abi.View.of(dout), pointers)
+    for gradient, computed in zip(gradients, sums, strict=True):
+        if gradient is not None and computed is not None and computed is not gradient:
+            gradient.copy_(computed)
+
+
+def _library() -> Any:
+    return abi.load(build.target or build.best_target())
+
+
+def _float32(x: Tensor) -> Tensor:
+    """The tensor itself, or a float32 tensor of its shape and strides."""
+    return x if x.dtype == torch.float32 else torch.empty_like(x, dtype=torch.float32)
+
+
+def _kernel_layout(given: Arguments) -> Arguments:
+    """The arguments in the types and memory layouts that the kernels read. Keep the result alive while they run."""
+    changed: dict[str, Any] = {}
+    for name, value in given._asdict().items():
+        if not isinstance(value, Tensor) or name == "seed":
+            continue
+        x = value.to(torch.int64 if name == "lengths" else torch.float32)
+        changed[name] = unit_stride(x) if name in Arguments._fields[:QUERIES_AND_KEYS] else x.contiguous()
+    return given._replace(**changed)
+
+
+@torch.compiler.assume_constant_result
+def _build_error() -> str | None:
+    return _cached_build_error(build.target)
 
 
 @functools.cache
-def _build_error() -> str | None:
+def _cached_build_error(_: str | None) -> str | None:
     try:
-        operator.native()
-    except BuildError as error:
+        _library()
+    except build.BuildError as error:
         return str(error)
     return None

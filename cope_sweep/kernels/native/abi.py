@@ -6,6 +6,7 @@ Shapes: B batch, H heads, T queries, S keys, D head dim.
 from __future__ import annotations
 
 import ctypes
+import functools
 from ctypes import POINTER, c_float, c_int32, c_int64, c_uint64, c_void_p
 
 import torch
@@ -78,6 +79,7 @@ class Gradients(ctypes.Structure):
     ]
 
 
+@functools.cache
 def load(target: str) -> ctypes.CDLL:
     """The library for an instruction set, with its functions declared. Raises BuildError."""
     native = library(target)
@@ -95,7 +97,7 @@ def load(target: str) -> ctypes.CDLL:
 
 
 def native_problem(given: Arguments) -> NativeProblem:
-    """The structure for arguments that `kernel_layout` has returned, which have to stay alive."""
+    """The structure for arguments in the kernels' types and memory layouts, which have to stay alive."""
     B, H, T, D = given.q.shape
     S = given.k.shape[2]
     return NativeProblem(

@@ -1,0 +1,134 @@
+"""Fused attention as one torch operator, `cope_sweep::attention`, and its gradients, `cope_sweep::attention_backward`.
+
+torch.compile traces through attention without a break, because all that depends on the machine (compiled libraries,
+modules that may be missing, pointers) happens inside the operator. Its argument `kernel` names the implementation, and
+the others are those of `Arguments`. There is no synchronisation with a GPU here.
+
+Shapes: B batch, H heads, T queries, K head dim.
+"""
+
+from __future__ import annotations
+
+import importlib
+from functools import cache
+from typing import Any, Protocol, cast
+
+import torch
+from torch import Tensor
+
+from cope_sweep.kernels.arguments import DIFFERENTIABLE, QUERIES_AND_KEYS, Arguments, schema
+
+
+class Kernel(Protocol):
+    """A module that computes attention. Neither function changes its arguments."""
+
+    def forward(self, given: Arguments, out: Tensor, lse: Tensor, carry: Tensor) -> None:
+        """Write the output, the log-sum-exp, and what `backward` needs, into the tensors of `empty_outputs`."""
+
+    def backward(
+        self, given: Arguments, dout: Tensor, out: Tensor, lse: Tensor, carry: Tensor, gradients: list[Tensor | None]
+    ) -> None:
+        """Write the gradients of the first `DIFFERENTIABLE` arguments into the tensors of `empty_gradients`."""
+
+
+_MODULES = {"native": "cope_sweep.kernels.native", "blocked": "cope_sweep.kernels.blocked"}
+_CARRIED = {"native": 0, "blocked": 1}
+"""How many integers of each query the forward pass of a kernel saves for its backward pass."""
+
+
+@cache
+def _module(kernel: str) -> Kernel:
+    return cast(Kernel, importlib.import_module(_MODULES[kernel]))
+
+
+def attention(given: Arguments, kernel: str) -> Tensor:
+    """Attention, (B, H, T, K), in the type of the values, differentiable, by a kernel that can compute it."""
+    out: Tensor = _attention(*given, kernel)[0]
+    return out
+
+
+def empty_outputs(given: Arguments, kernel: str) -> tuple[Tensor, Tensor, Tensor]:
+    """The output, (B, H, T, K); the log-sum-exp, (B, H, T); and integers that the kernel saves, (n, B, H, T)."""
+    B, H, T, _ = given.q.shape
+    precise = torch.float64 if given.q.dtype == torch.float64 else torch.float32
+    return (
+        _empty_heads(given.q, given.v.shape[-1], given.v.dtype, kernel),
+        given.q.new_empty((B, H, T), dtype=precise),
+        given.q.new_empty((_CARRIED[kernel], B, H, T), dtype=torch.int32),
+    )
+
+
+def empty_gradients(given: Arguments, kernel: str) -> list[Tensor | None]:
+    """Tensors for the gradients of the first `DIFFERENTIABLE` arguments; None for an argument that is None."""
+    inputs = cast(tuple[Tensor | None, ...], given[:DIFFERENTIABLE])
+    heads = [None if x is None else _empty_heads(x, x.shape[-1], x.dtype, kernel) for x in inputs[:QUERIES_AND_KEYS]]
+    others = [None if x is None else x.new_empty(x.shape) for x in inputs[QUERIES_AND_KEYS:]]
+    return [*heads, *others]
+
+
+def _empty_heads(like: Tensor, head_dim: int, dtype: torch.dtype, kernel: str) -> Tensor:
+    """An empty tensor (B, H, T, K). For native, its memory is in the order (B, T, H, K) of the model's projections."""
+    B, H, T, _ = like.shape
+    if kernel == "native":
+        return like.new_empty((B, T, H, head_dim), dtype=dtype).transpose(1, 2)
+    return like.new_empty((B, H, T, head_dim), dtype=dtype)
+
+
+def _forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+    given, kernel = Arguments(*arguments[:-1]), arguments[-1]
+    outputs = empty_outputs(given, kernel)
+    _module(kernel).forward(given, *outputs)
+    return outputs
+
+
+def _backward(dout: Tensor, out: Tensor, lse: Tensor, carry: Tensor, *arguments: Any) -> list[Tensor]:
+    given, kernel = Arguments(*arguments[:-1]), arguments[-1]
+    gradients = empty_gradients(given, kernel)
+    _module(kernel).backward(given, dout, out, lse, carry, gradients)
+    return [x for x in gradients if x is not None]
+
+
+def _forward_fake(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return empty_outputs(Arguments(*arguments[:-1]), arguments[-1])
+
+
+def _backward_fake(dout: Tensor, out: Tensor, lse: Tensor, carry: Tensor, *arguments: Any) -> list[Tensor]:
+    return [x for x in empty_gradients(Arguments(*arguments[:-1]), arguments[-1]) if x is not None]
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+    ctx.constants = [None if isinstance(value, Tensor) else (value,) for value in inputs]
+    ctx.save_for_backward(*output, *(value for value in inputs if isinstance(value, Tensor)))
+    ctx.mark_non_differentiable(*output[1:])
+    ctx.set_materialize_grads(False)
+
+
+def _differentiate(ctx: Any, dout: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
+    if dout is None:
+        return (None,) * len(ctx.constants)
+    out, lse, carry, *tensors = ctx.saved_tensors
+    values = iter(tensors)
+    arguments = [next(values) if constant is None else constant[0] for constant in ctx.constants]
+    gradients = iter(_attention_backward(dout, out, lse, carry, *arguments))
+    first = [None if argument is None else next(gradients) for argument in arguments[:DIFFERENTIABLE]]
+    return (*first, *[None] * (len(arguments) - DIFFERENTIABLE))
+
+
+def _define(name: str, arguments: str, returns: str, function: Any, fake: Any) -> Any:
+    tags = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order)
+    torch.library.define(f"cope_sweep::{name}", f"({arguments}) -> {returns}", tags=tags)
+    torch.library.impl(f"cope_sweep::{name}", ("cpu", "cuda"), function)
+    torch.library.register_fake(f"cope_sweep::{name}", fake)
+    return getattr(torch.ops.cope_sweep, name).default
+
+
+_ARGUMENTS = f"{schema()}, str kernel"
+_attention = _define("attention", _ARGUMENTS, "(Tensor, Tensor, Tensor)", _forward, _forward_fake)
+_attention_backward = _define(
+    "attention_backward",
+    f"Tensor dout, Tensor out, Tensor lse, Tensor carry, {_ARGUMENTS}",
+    "Tensor[]",
+    _backward,
+    _backward_fake,
+)
+torch.library.register_autograd("cope_sweep::attention", _differentiate, setup_context=_save)

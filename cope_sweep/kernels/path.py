@@ -1,0 +1,165 @@
+"""By which path an attention is computed, and why not by a faster one. `which` answers without data, for plans."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from cope_sweep.kernels import native
+from cope_sweep.kernels.choice import Implementation
+from cope_sweep.kernels.dropout import draw_seed
+from cope_sweep.kernels.inputs import Inputs, Position, Positions
+from cope_sweep.kernels.problem import AttentionProblem, make_problem
+from cope_sweep.positions import Dims, Encoding
+
+PathName = Literal["sdpa", "reference", "blocked", "native", "triton"]
+
+MIN_NATIVE_KEYS = 128
+"""Number of keys from which the native kernels are faster than scaled_dot_product_attention, even without scores."""
+MIN_FUSED_QUERIES = 17
+"""With fewer queries, the reference is faster than the fused kernels."""
+MIN_BLOCKED_KEYS = 256
+"""With fewer keys, the reference is faster than the blocked path, and its T × T arrays are small."""
+
+
+@dataclass(frozen=True)
+class Path:
+    """How an attention is computed."""
+
+    name: PathName
+    """An implementation, or `sdpa`: torch's `scaled_dot_product_attention`."""
+    reason: str | None = None
+    """Why a fused kernel for the device, or the implementation that was asked for, is not used; None: it is."""
+    problem: AttentionProblem | None = None
+    """What a fused kernel is given; None for `sdpa` and `reference`."""
+
+
+def which(
+    encodings: Sequence[Encoding],
+    dims: Dims,
+    *,
+    batch: int = 1,
+    queries: int | None = None,
+    device: str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    dropout: float = 0.0,
+    hard: bool = False,
+    padded: bool = False,
+    implementation: Implementation = "auto",
+) -> tuple[PathName, str | None]:
+    """The path of a layer's attention on this machine, and why it is not a faster one (None: it is the fastest).
+
+    Nothing is computed, and no memory is used. A path on `cuda` can be asked for on a machine without a GPU.
+
+    Args:
+        encodings: those that serve the layer.
+        dims: the model's sizes; the layer's keys are the `context`.
+        batch: sequences.
+        queries: the number of queries, the last of the keys; None: all.
+        device: `cpu` or `cuda`.
+        dtype: of queries, keys and values: under autocast, its type.
+        dropout: the probability of dropping a weight.
+        hard: whether attention is hard.
+        padded: whether sequences have lengths.
+        implementation: the one that the caller asks for.
+
+    """
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    keys = dims.context
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+
+        def empty(*shape: int) -> torch.Tensor:
+            return torch.empty(shape, dtype=dtype, device=device)
+
+        q_BHTK = empty(batch, dims.heads, keys if queries is None else queries, dims.head_dim)
+        k_BHSK, v_BHSK = (empty(batch, dims.heads, keys, dims.head_dim) for _ in range(2))
+        positions = [
+            Position(encoding, {name: empty(*each.shape) for name, each in encoding.parameters(dims).items()})
+            for encoding in encodings
+        ]
+        h_BSD = empty(batch, keys, dims.dim)
+        gate_k_BSD = [position.encoding.gate_keys(position.parameters, h_BSD) for position in positions]
+        rotated_q_BHTK, rotated_k_BHSK = q_BHTK, k_BHSK
+        for position in positions:
+            rotated_q_BHTK = position.encoding.rotate(position.parameters, rotated_q_BHTK, keys - q_BHTK.shape[2])
+            rotated_k_BHSK = position.encoding.rotate(position.parameters, rotated_k_BHSK, 0)
+        inputs = Inputs(
+            q_BHTK,
+            k_BHSK,
+            v_BHSK,
+            rotated_q_BHTK,
+            rotated_k_BHSK,
+            [None if x is None else x.view(batch, keys, dims.heads, -1).transpose(1, 2) for x in gate_k_BSD],
+            hard,
+            torch.empty(batch, dtype=torch.int64, device=device) if padded else None,
+        )
+        path = choose(inputs, positions, dropout, implementation)
+    return path.name, path.reason
+
+
+def choose(inputs: Inputs, positions: Positions, dropout: float, implementation: Implementation) -> Path:
+    """The path of an attention. `auto` is the fastest, forward and backward (measured with `bench attention`)."""
+    if implementation == "auto":
+        return _fastest(inputs, positions, dropout)
+    if implementation == "reference":
+        return Path("reference")
+    problem = _problem(inputs, positions, dropout)
+    if isinstance(problem, str):
+        return Path("reference", f"{implementation} is not used, {problem}; using the reference")
+    if implementation == "blocked":
+        return Path("blocked", None, problem)
+    reason = _why_not(problem, implementation)
+    if reason is None:
+        return Path(implementation, None, problem)
+    return Path("blocked", f"{implementation} is not used, {reason}; falling back to PyTorch", problem)
+
+
+def _fastest(inputs: Inputs, positions: Positions, dropout: float) -> Path:
+    T, S, on_cpu = inputs.q_BHTK.shape[2], inputs.k_BHSK.shape[2], inputs.q_BHTK.device.type == "cpu"
+    no_scores = (
+        not any(position.encoding.scores for position in positions) and inputs.lengths_B is None and not inputs.hard
+    )
+    native_is_faster = on_cpu and S >= MIN_NATIVE_KEYS and inputs.q_BHTK.dtype == torch.float32
+    if no_scores and T in (1, S) and not native_is_faster:
+        return Path("sdpa")
+    # With few queries, as in decoding, the fused kernels would spend most of their time on packing all keys.
+    if T < MIN_FUSED_QUERIES:
+        return Path("reference")
+    problem = _problem(inputs, positions, dropout)
+    if isinstance(problem, str):
+        return Path("reference", f"no fused kernel is used, {problem}; the reference needs memory for all T × T scores")
+    name: Literal["native", "triton"] = "native" if on_cpu else "triton"
+    reason = _why_not(problem, name)
+    if reason is None:
+        return Path(name, None, problem)
+    reason = f"{name} is not used, {reason}; falling back to PyTorch"
+    if no_scores and T == S:
+        return Path("sdpa", reason)
+    if S < MIN_BLOCKED_KEYS:
+        return Path("reference", reason)
+    return Path("blocked", reason, problem)
+
+
+def _problem(inputs: Inputs, positions: Positions, dropout: float) -> AttentionProblem | str:
+    return make_problem(inputs, positions, dropout, draw_seed(inputs.q_BHTK.device) if dropout else None)
+
+
+def _why_not(problem: AttentionProblem, implementation: Literal["native", "triton"]) -> str | None:
+    """Why the kernels of this name cannot compute the problem; None: they can."""
+    if implementation == "native":
+        return native.why_not(problem)
+    if not _has_triton():
+        return "Triton is not installed"
+    from cope_sweep.kernels import triton_attention
+
+    return triton_attention.why_not(problem)
+
+
+@torch.compiler.assume_constant_result
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None

@@ -1,0 +1,46 @@
+"""The model's forward and backward pass through torch.compile.
+
+Attention is one operator, which stays as it is; what is around it is fused into few kernels. A model that is so small
+that starting kernels takes most of its time also runs as CUDA graphs (`mode="reduce-overhead"`). The loss is not
+compiled: it works in chunks where it is large.
+
+Written without a GPU at hand: it is tested for equal losses on a CPU, and it has never run on CUDA.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from cope_sweep.model import Transformer
+
+log = logging.getLogger(__name__)
+
+CUDA_GRAPH_PARAMETERS = 30_000_000
+"""Models with fewer parameters run as CUDA graphs."""
+BACKEND = "inductor"
+
+Hidden = Callable[[Tensor], Tensor]
+"""From token ids, (N, T), to the input of the output layer, (N, T, D)."""
+
+
+def compiled_hidden(model: Transformer) -> Hidden:
+    """`model.hidden`, compiled at its first call. What cannot be compiled runs uncompiled, with a warning of torch."""
+    # A run must not fail because a compiler does. The setting is one of the process, as the compiler's cache is.
+    torch._dynamo.config.suppress_errors = True
+    size = sum(parameter.numel() for parameter in model.parameters())
+    on_cuda = next(model.parameters()).is_cuda
+    mode = "reduce-overhead" if on_cuda and size < CUDA_GRAPH_PARAMETERS else "default"
+    log.info("torch.compile compiles the model, mode %s", mode)
+    compiled: Hidden = torch.compile(model.hidden, backend=BACKEND, dynamic=False, mode=mode)
+
+    def hidden(tokens_NT: Tensor) -> Tensor:
+        if on_cuda:
+            # What the last graph returned is not used any more: its backward pass has ended.
+            torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
+        return compiled(tokens_NT)
+
+    return hidden

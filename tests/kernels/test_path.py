@@ -1,0 +1,121 @@
+"""`which` predicts, without data, the path that the attention of a model takes."""
+
+import pytest
+import torch
+
+from cope_sweep.kernels import dispatch, using, which
+from cope_sweep.model import Transformer
+from cope_sweep.positions import CoPE, Dims, Encoding
+from cope_sweep.spec import RunSpec
+
+LISTS = {
+    "none": [],
+    "absolute": ["absolute"],
+    "rope": ["rope"],
+    "cope": ["cope"],
+    "cope, separate gates": [{"kind": "cope", "gate": "separate"}],
+    "cope and rope": ["cope", "rope"],
+    "rotated table beside another": [{"kind": "cope", "rotated_query": True}, "relative", "rope"],
+    "cope_mlp": ["cope_mlp"],
+    "cope_mlp of gelu": [{"kind": "cope_mlp", "activation": "gelu"}],
+    "both tables": ["cope", "cope_mlp"],
+    "t5 and alibi": ["t5", "alibi"],
+    "gates differ": ["cope", {"kind": "cope_alibi", "gate": "values"}],
+}
+
+
+def model(position, blanks, **fields):
+    task = {"kind": "selective_copy", "tokens": 2, "vocabulary": 6, "dense_blanks": 1, "sparse_blanks": 4}
+    sizes = {"layers": 1, "dim": 8, "heads": 2}
+    return Transformer(
+        RunSpec.model_validate({"task": task | {"blanks": blanks}, "model": sizes | {"position": position} | fields})
+    )
+
+
+@pytest.fixture
+def used(monkeypatch):
+    """The names of the paths that attention takes."""
+    names = []
+
+    def record(function, name_of):
+        original = getattr(dispatch, function)
+
+        def recorded(*arguments):
+            names.append(name_of(arguments))
+            return original(*arguments)
+
+        monkeypatch.setattr(dispatch, function, recorded)
+
+    record("fused", lambda arguments: arguments[1])
+    record("reference", lambda _: "reference")
+    record("_without_scores", lambda _: "sdpa")
+    return names
+
+
+@pytest.mark.parametrize("position", LISTS.values(), ids=LISTS.keys())
+@pytest.mark.parametrize("implementation", ["auto", "native", "blocked", "reference"])
+@pytest.mark.parametrize(
+    ("tokens", "dtype", "options"),
+    [
+        (8, torch.float32, {}),
+        (40, torch.bfloat16, {}),
+        (300, torch.float32, {"dropout": 0.1}),
+        (300, torch.float64, {}),
+        (300, torch.bfloat16, {}),
+        (40, torch.float32, {"hard": True}),
+        (300, torch.float64, {"padded": True}),
+    ],
+    ids=lambda value: str(value) or "plain",
+)
+def test_the_path_is_the_one_that_attention_takes(used, position, implementation, tokens, dtype, options):
+    fields = {"dropout": options.get("dropout", 0.0), "hard_attention": options.get("hard", False)}
+    built = model(position, tokens - 4, **fields).to(dtype)
+    encodings = [each.encoding for each in built.position]
+    lengths = torch.tensor([tokens, 3]) if options.get("padded") else None
+    with using(implementation), torch.no_grad():
+        built(torch.zeros(2, tokens, dtype=torch.int64), lengths_B=lengths)
+    name, reason = which(
+        encodings,
+        Dims(8, 2, 1, tokens),
+        batch=2,
+        dtype=dtype,
+        implementation=implementation,
+        **options,
+    )
+    assert used == [name]
+    if implementation not in ("auto", name):
+        assert implementation in reason
+
+
+def test_reasons_name_what_prevents_a_fused_kernel():
+    dims = Dims(8, 2, 1, 300)
+    assert which([CoPE()], dims) == ("native", None)
+    assert which([], dims, dtype=torch.bfloat16) == ("sdpa", None)
+    name, reason = which([CoPE()], dims, hard=True)
+    assert name == "reference"
+    assert "attention is hard" in reason
+    name, reason = which([CoPE()], dims, dtype=torch.float64)
+    assert name == "blocked"
+    assert "float64" in reason
+
+
+def test_decoding_uses_the_reference():
+    assert which([CoPE()], Dims(8, 2, 1, 300), queries=1) == ("reference", None)
+
+
+def test_asking_draws_no_random_numbers():
+    before = torch.get_rng_state()
+    which([CoPE()], Dims(8, 2, 1, 300), dropout=0.1)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_an_encoding_without_a_term_is_named():
+    class Plain(Encoding):
+        kind: str = "plain"
+
+        def score(self, parameters, attention):
+            return attention.logits_BHQS * 0
+
+    name, reason = which([Plain()], Dims(8, 2, 1, 300))
+    assert name == "reference"
+    assert "the score of plain" in reason
