@@ -54,10 +54,6 @@ def attend(
 
 def fused(problem: AttentionProblem, kernel: str) -> Tensor:
     """Attention of a problem, (B, H, T, K), in the type of the values, by a kernel that can compute it."""
-    if kernel == "triton":
-        from cope_sweep.kernels import triton_attention
-
-        return triton_attention.attend(problem)
     return operator.attention(Arguments.of(problem), kernel)
 
 

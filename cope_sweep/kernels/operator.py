@@ -31,8 +31,12 @@ class Kernel(Protocol):
         """Write the gradients of the first `DIFFERENTIABLE` arguments into the tensors of `empty_gradients`."""
 
 
-_MODULES = {"native": "cope_sweep.kernels.native", "blocked": "cope_sweep.kernels.blocked"}
-_CARRIED = {"native": 0, "blocked": 1}
+_MODULES = {
+    "native": "cope_sweep.kernels.native",
+    "blocked": "cope_sweep.kernels.blocked",
+    "triton": "cope_sweep.kernels.triton_attention",
+}
+_CARRIED = {"native": 0, "blocked": 1, "triton": 3}
 """How many integers of each query the forward pass of a kernel saves for its backward pass."""
 
 

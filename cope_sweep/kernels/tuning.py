@@ -207,6 +207,7 @@ _MULTIPLES = (
     (("forward", "PLAIN_S"), ("forward", "BLOCK_S")),
     (("forward", "BLOCK_S"), ("backward_rows", "BLOCK_S")),
     (("forward", "BLOCK_T"), ("backward_rows", "BLOCK_T")),
+    (("forward", "BLOCK_T"), ("backward_keys", "BLOCK_T")),
     (("forward", "PLAIN_S"), ("backward_rows", "PLAIN_S")),
     (("backward_rows", "PLAIN_S"), ("backward_rows", "BLOCK_S")),
     (("backward_keys", "BLOCK_S"), ("backward_rows", "BLOCK_S")),

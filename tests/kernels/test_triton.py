@@ -1,7 +1,6 @@
 """The Triton kernels: interpreted in a separate process, and compiled for GPUs, which the machine need not have."""
 
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -29,91 +28,146 @@ def test_interpreted_kernels_equal_the_reference():
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
 
 
-POINTERS = {torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.int32: "*i32", torch.int64: "*i64"}
+BF16, FP32 = torch.bfloat16, torch.float32
 
 
-def compiled(kernel, arguments, capability):
-    """Compile a kernel for these arguments; returns registers, bytes spilled and bytes of shared memory."""
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
-    from cope_sweep.kernels import triton_attention, triton_kernels
-
-    config = triton_attention.choices(kernel, arguments["q"].dtype)[0]
-    arguments = {**arguments, **config.kwargs}
-    function = getattr(triton_kernels, kernel)
-    signature, constants, attributes = {}, {}, {}
-    for position, parameter in enumerate(function.params):
-        name, value = parameter.name, arguments[parameter.name]
-        if parameter.is_constexpr or value is None:
-            signature[name], constants[(position,)] = "constexpr", value
-        elif isinstance(value, torch.Tensor):
-            signature[name] = POINTERS[value.dtype]
-        else:
-            signature[name] = "fp32" if isinstance(value, float) else "i32"
-        divisible = isinstance(value, torch.Tensor) or (isinstance(value, int) and value % 16 == 0)
-        if signature[name] not in ("constexpr", "fp32") and divisible:
-            attributes[(position,)] = [["tt.divisibility", 16]]
-    options = {"num_warps": config.num_warps, "num_stages": config.num_stages}
-    target = GPUTarget("cuda", capability, 32)
-    done = triton.compile(ASTSource(function, signature, constants, attributes), target=target, options=options)
-    return *footprint(done.asm["ptx"], capability), done.metadata.shared
-
-
-def footprint(ptx, capability):
-    from triton.backends.nvidia.compiler import get_ptxas
-
-    arch = {80: "sm_80", 90: "sm_90a"}[capability]
-    command = [get_ptxas(capability).path, "-v", f"--gpu-name={arch}", "-o", os.devnull, "/dev/stdin"]
-    report = subprocess.run(command, input=ptx, capture_output=True, text=True, check=True).stderr
-    return tuple(
-        int(re.search(pattern, report)[1]) for pattern in (r"Used (\d+) registers", r"(\d+) bytes spill stores")
-    )
+def report(capsys, compiled):
+    with capsys.disabled():
+        for k in compiled:
+            ratio = "" if k.ratio is None else f", general ÷ plain {k.ratio:.2f}"
+            sizes = f"{k.registers} registers, {k.spilled} B spilled, {k.shared} B shared{ratio}"
+            sys.stdout.write(f"\nsm_{k.capability} {k.dtype} head dim {k.head_dim} {k.kernel}: {sizes}")
 
 
 @pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bf16", "fp32"])
-@pytest.mark.parametrize("capability", [80, 90])
-def test_compiles(monkeypatch, capsys, capability, dtype):
-    # CoPE with head dim 64 and p_max 64. No kernel runs: each launch is replaced by a compilation.
-    from cope_sweep.kernels import triton_attention
+@pytest.mark.parametrize(
+    ("capability", "dtype", "head_dim"),
+    [(80, BF16, 64), (90, BF16, 64), (90, FP32, 64), (90, BF16, 256)],
+    ids=lambda x: str(x).removeprefix("torch."),
+)
+def test_compiles(capsys, capability, dtype, head_dim):
+    from cope_benchmarks.kernels_ahead import compile_ahead
 
-    compiled_kernels = {}
-
-    def compile_instead(kernel, grid, arguments):
-        compiled_kernels[kernel] = compiled(kernel, arguments, capability)
-
-    monkeypatch.setattr(triton_attention, "launch", compile_instead)
-    q, k, v, do = torch.zeros(4, 1, 1, 1024, 64, dtype=dtype)
-    z = torch.zeros(1, 1, 1024, 64, dtype=dtype)
-    call = triton_attention.KernelCall((q, k, v, None, None, z, *[None] * 5, 0.125, 0.0, False))
-    outputs = triton_attention.empty_outputs(q)
-    triton_attention.launch_forward(call, outputs)
-    triton_attention.launch_backward(call, do, outputs)
-    assert sorted(compiled_kernels) == ["backward_keys", "backward_rows", "forward"]
-    with capsys.disabled():
-        for kernel, (registers, spilled, shared) in compiled_kernels.items():
-            sizes = f"{registers} registers, {spilled} bytes spilled, {shared} bytes shared"
-            sys.stdout.write(f"\nsm_{capability} {str(dtype)[6:]} {kernel}: {sizes}")
-    assert all(shared <= 163 * 1024 for _, _, shared in compiled_kernels.values())  # what an sm_80 block may have
-    assert all(spilled <= 512 for _, spilled, _ in compiled_kernels.values())
+    compiled = compile_ahead(capability, dtype, head_dim)
+    report(capsys, compiled)
+    assert [k.kernel for k in compiled] == ["forward", "backward_rows", "backward_keys"]
+    shared = {80: 163, 90: 227}[capability] * 1024  # of a block, at most
+    assert all(k.shared <= shared for k in compiled)
+    if head_dim == 64 and dtype == BF16:
+        assert all(k.spilled <= 64 for k in compiled)
+        assert all(k.ratio is not None and k.ratio < 9 for k in compiled)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bf16", "fp32"])
-def test_the_tile_sizes_of_the_tuner_s_choices_are_compatible(dtype):
-    from cope_sweep.kernels import triton_attention
+@pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
+def test_compiles_with_all_terms(capsys):
+    from cope_benchmarks.kernels_ahead import compile_ahead
 
-    def sizes(kernel):
-        return [config.kwargs for config in triton_attention.choices(kernel, dtype)]
+    heads = torch.zeros(3, 1, 1, 1024, 32, dtype=BF16)
+    terms = {
+        "base_q": heads[0], "gate_k": heads[1], "m": torch.zeros(1), "relative": torch.zeros(1, 100, 32, dtype=BF16),
+        "distance_bias": torch.zeros(1, 129), "distance_slope": torch.zeros(1), "seed": torch.tensor(1),
+        "lengths": torch.tensor([5]), "far_last": True, "dropout": 0.1,
+    }  # fmt: skip
+    report(capsys, compile_ahead(90, BF16, 32, p_max=1025, **terms))
 
-    for forward in sizes("forward"):
-        assert forward["PLAIN_S"] % forward["BLOCK_S"] == 0
-        assert forward["BLOCK_S"] % triton_attention.EDGE == 0
-        for rows in sizes("backward_rows"):
-            assert forward["BLOCK_T"] % rows["BLOCK_T"] == 0
-            assert forward["PLAIN_S"] % rows["PLAIN_S"] == 0
-            assert rows["PLAIN_S"] % triton_attention.EDGE == 0
-    for keys in sizes("backward_keys"):
-        assert keys["BLOCK_S"] % triton_attention.EDGE == 0
-        assert keys["PLAIN_T"] % keys["BLOCK_T"] == 0
-        assert keys["BLOCK_T"] >= triton_attention.MIN_BLOCK_T
+
+def allocated(monkeypatch, *, batch, heads, tokens, p_max, head_dim):
+    """Bytes that a forward and a backward pass of CoPE allocate beside inputs, outputs and gradients, on sm_90."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    from cope_sweep.kernels import operator
+    from cope_sweep.kernels.arguments import Arguments
+    from cope_sweep.kernels.triton_attention import launch
+
+    class Allocations(TorchDispatchMode):
+        total = 0
+
+        def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
+            result = function(*arguments, **(keywords or {}))
+            if function.overloadpacket in (torch.ops.aten.new_empty, torch.ops.aten.empty_like, torch.ops.aten.new_zeros):
+                self.total += result.numel() * result.element_size()
+            return result
+
+    monkeypatch.setattr(launch, "run", lambda *_: None)
+    monkeypatch.setattr(launch, "architecture_of", lambda _: "sm_90")
+    with FakeTensorMode():
+        q, k, v = (torch.empty(batch, heads, tokens, head_dim, dtype=BF16) for _ in range(3))
+        given = dict.fromkeys(Arguments._fields)
+        given |= {"limit": 0.0, "scale": 1.0, "e_scale": 1.0, "relative_scale": 1.0, "far_last": False, "dropout": 0.0}
+        given = Arguments(**{**given, "q": q, "k": k, "v": v, "e": torch.empty(p_max, head_dim, dtype=BF16)})
+        outputs, gradients = operator.empty_outputs(given, "triton"), operator.empty_gradients(given, "triton")
+        with Allocations() as forward:
+            launch.forward(given, *outputs)
+        with Allocations() as backward:
+            launch.backward(given, q, *outputs, gradients)
+    return forward.total, backward.total
+
+
+@pytest.mark.parametrize("full", [False, True], ids=["p_max 64", "p_max full"])
+def test_memory_is_linear_in_tokens(monkeypatch, full):
+    bytes_of = {
+        tokens: max(
+            allocated(monkeypatch, batch=4, heads=8, tokens=tokens, p_max=tokens + 1 if full else 64, head_dim=64)
+        )
+        for tokens in (32768, 65536, 131072, 262144)
+    }
+    for tokens in list(bytes_of)[:-1]:
+        assert bytes_of[2 * tokens] <= 2.05 * bytes_of[tokens], bytes_of
+
+
+def test_memory_of_the_paper_s_code_model(monkeypatch):
+    # Batch 64, 8 heads, 4096 tokens and positions: T × P tables of 16 bits would be 17 GB, their carries 69 GB.
+    extra = max(allocated(monkeypatch, batch=64, heads=8, tokens=4096, p_max=4096, head_dim=64))
+    q_bytes = 64 * 8 * 4096 * 64 * 2
+    assert extra < 6 * q_bytes, extra
+
+
+def test_memory_with_few_positions(monkeypatch):
+    # SDPA has q, k, v, the output and their gradients: 8 × the bytes of q.
+    extra = max(allocated(monkeypatch, batch=64, heads=8, tokens=4096, p_max=64, head_dim=64))
+    assert extra < 0.2 * 8 * 64 * 8 * 4096 * 64 * 2, extra
+
+
+def test_scratch_memory_has_the_stated_size(monkeypatch):
+    from cope_sweep.kernels.triton_attention import launch, workspace
+
+    given = {"batch": 1, "heads": 3, "tokens": 1024, "p_max": 64, "head_dim": 64}
+    block_t, edge = 64, 64  # the table's, for sm_90
+    forward, backward = 4 * 64, 12 * 64 + 4 * 64 * 64 / block_t + 12 * 1024 / edge
+    other = 3 * 1024 * 8 + 64 * 64 * 4  # delta and far_score; the sum of the gradient of e
+    assert allocated(monkeypatch, **given) == (3 * 1024 * forward, 3 * 1024 * backward + other)
+    # With less memory, launches have two heads, and then 256 queries of one, with float32 sums of dk and dv.
+    monkeypatch.setattr(workspace, "MIN_BYTES", 1)
+    monkeypatch.setattr(launch, "_bytes", lambda _: 0)
+    monkeypatch.setattr(workspace, "MIN_ROWS", 2048)
+    assert allocated(monkeypatch, **given) == (2048 * forward, 2048 * backward + other)
+    monkeypatch.setattr(workspace, "MIN_ROWS", 256)
+    assert allocated(monkeypatch, **given) == (256 * forward, 256 * backward + other + 1024 * 64 * 8)
+
+
+def test_launches_cover_every_head_and_query_once():
+    from cope_sweep.kernels.triton_attention.workspace import divide
+
+    for heads, rows, row_bytes in [(5, 300, 10**6), (700, 256, 2000), (3, 40000, 9000), (70000, 16, 0)]:
+        parts = divide(heads, rows, row_bytes, 0, 128)
+        covered = sum(part.heads * part.rows for part in parts)
+        assert covered == heads * rows
+        ends = {(part.first_head + part.heads, part.first_row + part.rows) for part in parts}
+        assert max(ends) == (heads, rows)
+        assert all(part.first_row % 128 == 0 and part.rows <= parts.rows_each for part in parts)
+        assert all(part.heads <= parts.heads_each <= 65535 for part in parts)
+
+
+def test_float32_precision_follows_torch_s_settings():
+    from cope_sweep.kernels.triton_attention.launch import precision
+
+    before = torch.backends.cuda.matmul.fp32_precision
+    try:
+        torch.backends.cuda.matmul.fp32_precision = "ieee"
+        assert precision(FP32) == "tf32x3"
+        torch.backends.cuda.matmul.fp32_precision = "tf32"
+        assert precision(FP32) == "tf32"
+        assert precision(BF16) == "ieee"
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = before

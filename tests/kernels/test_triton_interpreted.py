@@ -6,19 +6,21 @@ be set before Triton is imported.
 
 import os
 from dataclasses import replace
-from types import SimpleNamespace
-
 import pytest
 import torch
 
 if os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("needs TRITON_INTERPRET=1; test_triton.py runs it so", allow_module_level=True)
-pytest.importorskip("triton")
+triton = pytest.importorskip("triton")
+
+import triton.language as tl
 
 from cope_sweep.kernels import AttentionProblem, make_problem, triton_attention
-from cope_sweep.kernels.triton_attention import Tiles, attention
-from cope_sweep.positions import ALiBi, CoPE, CoPEALiBi, Relative
-from cope_sweep.positions.terms import DistanceBias
+from cope_sweep.kernels.arguments import Arguments
+from cope_sweep.kernels.operator import attention
+from cope_sweep.kernels.triton_attention import launch, tiles, workspace
+from cope_sweep.kernels.tuning import using_configurations
+from cope_sweep.positions import T5, ALiBi, CoPE, CoPEALiBi, CoPEMLP, Relative
 from tests.kernels.accuracy import assert_equals_reference
 from tests.kernels.cases import Case, make_inputs, random_tensors
 
@@ -46,6 +48,9 @@ CASES = {
     "all gates 1": case(CoPE(p_max=20), logit_shift=40.0),
     "all gates one half": case(CoPE(p_max=12), query_std=0.0),
     "gates 0 or 1": case(CoPE(p_max=6), query_std=60.0),
+    "gates 1, infinite logits": case(CoPE(p_max=40), queries=48, logit_shift=3e4),
+    "gates 1, bfloat16": case(CoPE(p_max=60), queries=70, logit_shift=40.0, dtype=torch.bfloat16),
+    "gates near 1, bfloat16": case(CoPE(p_max=30), queries=48, logit_shift=6.0, dtype=torch.bfloat16),
     "values as gate keys": case(CoPE(p_max=4, gate="values"), rotated=True),
     "separate gate keys": case(CoPE(p_max=8, gate="separate"), head_dim=12),
     "separate gate keys, saturated, a table for each head": case(
@@ -66,6 +71,17 @@ CASES = {
     "cope and cope-alibi": case(CoPE(p_max=5), SLOPE),
     "alibi": case(ALiBi(), heads=2),
     "cope and alibi": case(CoPE(p_max=3), ALiBi()),
+    "t5": case(T5(buckets=6, max_distance=12), heads=2),
+    "t5, all distances near": case(T5(buckets=4, max_distance=40), queries=20),
+    "cope and t5": case(CoPE(p_max=3), T5(buckets=4, max_distance=9), queries=48, heads=2),
+    "relative and t5": case(Relative(positions=4, far="last", per_head=True), T5(buckets=4, max_distance=9), heads=3),
+    "rotated": case(CoPE(p_max=5), rotated=True, heads=2),
+    "rotated, relative": case(Relative(positions=9), rotated=True),
+    "rotated, separate gate keys": case(CoPE(p_max=5, gate="separate"), Relative(positions=6), rotated=True),
+    "rotated query": case(CoPE(p_max=5, rotated_query=True), rotated=True, queries=20),
+    "several chunks of a table": case(CoPE(p_max="full", per_head=True), queries=100, heads=2, logit_shift=3.0),
+    "several chunks of distances": case(Relative(), T5(buckets=4, max_distance=70), queries=90),
+    "head dim 192": case(CoPE(p_max=4), queries=20, head_dim=192),
     "no position": case(),
     "padding": case(CoPE(p_max=8), Relative(positions=6), batch=3, lengths=(0, 37, 18)),
     "padding of cope-alibi": case(SLOPE, batch=2, lengths=(5, 33)),
@@ -109,58 +125,100 @@ def test_output_and_gradients_equal_the_reference(problem, dtype):
     assert_equals_reference(problem, attend_triton, dtype)
 
 
-UNEVEN_TILES = Tiles(
-    edge=16,
-    forward={"BLOCK_T": 32, "BLOCK_S": 16, "PLAIN_S": 32},
-    backward_rows={"BLOCK_T": 16, "PLAIN_S": 32},
-    backward_keys={"BLOCK_T": 16, "BLOCK_S": 32, "PLAIN_T": 32},
-)
+UNEVEN_TILES = {
+    "forward": {"BLOCK_T": 32, "BLOCK_S": 16, "PLAIN_S": 32},
+    "backward_rows": {"BLOCK_T": 16, "BLOCK_S": 16, "PLAIN_S": 32},
+    "backward_keys": {"BLOCK_T": 16, "BLOCK_S": 32, "PLAIN_T": 32},
+}
 
 
-@pytest.mark.parametrize("name", ["cope and relative, capped", "padding", "all terms", "saturates late"])
-def test_tiles_of_other_sizes(monkeypatch, name):
-    monkeypatch.setattr(triton_attention, "INTERPRETER_TILES", UNEVEN_TILES)
+@pytest.mark.parametrize("name", ["cope and relative, capped", "padding", "all terms", "saturates late", "cope and t5"])
+def test_tiles_of_other_sizes(name):
     problem, dtype = CASES[name]
     problem = replace(problem, heads=1, queries=75, lengths=problem.lengths and (0, 75, 40), seed=5)
-    assert_equals_reference(problem, attend_triton, dtype)
+    with using_configurations(UNEVEN_TILES):
+        assert_equals_reference(problem, attend_triton, dtype)
 
 
-@pytest.mark.parametrize("name", ["cope", "cope-alibi", "padding", "separate gate keys"])
-def test_backward_in_several_launches(monkeypatch, name):
-    monkeypatch.setattr(triton_attention, "ROWS_PER_LAUNCH", 16)
+@pytest.fixture
+def small_launches(monkeypatch):
+    """At most 16 queries in a launch."""
+    monkeypatch.setattr(workspace, "MIN_ROWS", 16)
+    monkeypatch.setattr(workspace, "MIN_BYTES", 1)
+    monkeypatch.setattr(launch, "_LARGEST_TILE", 16)
+    monkeypatch.setattr(launch, "_bytes", lambda _: 0)
+
+
+@pytest.mark.parametrize("name", ["cope", "cope-alibi", "padding", "rotated, separate gate keys", "relative and t5"])
+def test_queries_in_several_launches(small_launches, name):
     problem, dtype = CASES[name]
     assert_equals_reference(replace(problem, seed=6), attend_triton, dtype)
 
 
-def float32_arguments(queries):
-    """q, k, v and z of CoPE with 8 embeddings."""
-    problem, dtype = case(CoPE(p_max=8), queries=queries)
-    inputs, [position] = make_inputs(problem, random_tensors(problem, dtype))
-    arguments = {"q": inputs.q_BHTK, "k": inputs.k_BHSK, "v": inputs.v_BHSK}
-    arguments["z"] = inputs.q_BHTK @ position.parameters["e"].T
-    return {name: x.float().requires_grad_() for name, x in arguments.items()}
+def test_heads_in_several_launches(small_launches, monkeypatch):
+    monkeypatch.setattr(workspace, "MIN_ROWS", 64)
+    encodings = CoPE(p_max=4, per_head=True), T5(buckets=4, max_distance=9)
+    problem, dtype = case(*encodings, batch=2, heads=3, queries=20)
+    assert_equals_reference(problem, attend_triton, dtype)
+
+
+def float32_arguments(queries, **options):
+    """The arguments of the operator for CoPE with 8 embeddings; q, k, v and e have gradients."""
+    problem, dtype = case(CoPE(p_max=8), queries=queries, **options)
+    inputs, positions = make_inputs(problem, random_tensors(problem, dtype))
+    given = Arguments.of(make_problem(inputs, positions, 0.0, None))
+    return given._replace(**{name: getattr(given, name).to(dtype, copy=True).requires_grad_() for name in ("q", "k", "v", "e")})
 
 
 def test_tensors_need_not_be_contiguous():
-    given = {name: x.detach() for name, x in float32_arguments(20).items()}
-    permuted = {name: x.permute(3, 2, 0, 1).contiguous().permute(2, 3, 1, 0) for name, x in given.items()}
-    torch.testing.assert_close(attention(**permuted, scale=0.3), attention(**given, scale=0.3))
+    given = float32_arguments(20, heads=2)
+    names = ("q", "k", "v")
+    permuted = {n: getattr(given, n).detach().permute(3, 2, 0, 1).contiguous().permute(2, 3, 1, 0) for n in names}
+    torch.testing.assert_close(attention(given._replace(**permuted), "triton"), attention(given, "triton"))
 
 
 def test_gradients_have_the_same_bits_in_every_run():
     given = float32_arguments(37)
-    first, second = (
-        torch.autograd.grad(attention(**given, scale=0.3).square().sum(), given.values()) for _ in range(2)
-    )
+    inputs = given.q, given.k, given.v, given.e
+    first, second = (torch.autograd.grad(attention(given, "triton").square().sum(), inputs) for _ in range(2))
     assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
 
 
 def test_the_operator_follows_torch_s_rules_for_operators():
-    given = float32_arguments(5)
-    arguments = (given["q"], given["k"], given["v"], None, None, given["z"], *[None] * 5, 0.25, 0.0, False)
-    torch.library.opcheck(
-        torch.ops.cope_sweep.triton_attention, arguments, test_utils=("test_schema", "test_faketensor")
-    )
+    arguments = (*float32_arguments(5), "triton")
+    torch.library.opcheck(torch.ops.cope_sweep.attention, arguments, test_utils=("test_schema", "test_faketensor"))
+
+
+def test_embeddings_and_gate_keys_of_another_type():
+    # As under autocast to bfloat16, where gate keys are sums with a float32 bias.
+    given, inputs = {}, {}
+    for dtype in (torch.bfloat16, torch.float32):
+        problem, _ = case(CoPE(p_max=4, gate="separate"), T5(buckets=4, max_distance=9), dtype=torch.bfloat16)
+        tensors = random_tensors(problem, torch.bfloat16)
+        x = {name: x.to(torch.bfloat16 if name in "qkv" else dtype).requires_grad_() for name, x in tensors.items()}
+        x.pop("weight")
+        given[dtype], inputs[dtype] = attend_triton(*make_inputs(problem, x), 0.0, None), list(x.values())
+    assert torch.equal(given[torch.bfloat16], given[torch.float32])
+    assert given[torch.float32].dtype == torch.bfloat16
+    gradients = torch.autograd.grad(given[torch.float32].float().square().sum(), inputs[torch.float32])
+    expected = torch.autograd.grad(given[torch.bfloat16].float().square().sum(), inputs[torch.bfloat16])
+    for gradient, other, x in zip(gradients, expected, inputs[torch.float32], strict=True):
+        assert gradient.dtype == x.dtype
+        torch.testing.assert_close(gradient.to(other.dtype), other)
+
+
+def test_a_gate_is_at_most_one_entry():
+    # A quotient that is rounded up gives 1 + 2⁻²³, and 2²² of them rounded to an integer would be 2²² + 1.
+    gates = torch.tensor([1 + 2**-23, 1.0, 1 - 2**-24, 0.0, 0.5])
+    units = torch.empty(5, dtype=torch.int32)
+    units_of_gates[(1,)](gates, units, 5, BLOCK=8)
+    assert units.tolist() == [2**22, 2**22, 2**22, 0, 2**21]
+
+
+@triton.jit
+def units_of_gates(gates, units, N, BLOCK: tl.constexpr):
+    n = tl.arange(0, BLOCK)
+    tl.store(units + n, tiles.units_of(tl.load(gates + n, mask=n < N)), mask=n < N)
 
 
 @pytest.mark.parametrize(
@@ -169,8 +227,6 @@ def test_the_operator_follows_torch_s_rules_for_operators():
         ({"q_BHTK": torch.zeros(1, 1, 3, 8, dtype=torch.float64)}, "float64"),
         ({"k_BHSK": torch.zeros(1, 1, 3, 8, dtype=torch.float16)}, "one type"),
         ({"v_BHSK": torch.zeros(1, 1, 3, 9)}, "one head dim"),
-        ({"distance_bias": DistanceBias(torch.zeros(1, 3))}, "T5"),
-        ({"look_up": SimpleNamespace(z_BHQP=torch.zeros(1, 1, 3, 4, dtype=torch.float64))}, "table"),
     ],
 )
 def test_why_not_names_what_is_not_supported(change, reason):
@@ -178,3 +234,9 @@ def test_why_not_names_what_is_not_supported(change, reason):
     problem = AttentionProblem(q, q, q, 1.0)
     assert triton_attention.why_not(problem) is None
     assert reason in triton_attention.why_not(replace(problem, **change))
+
+
+def test_why_not_names_cope_mlp():
+    problem, dtype = case(CoPEMLP(hidden=3))
+    inputs, positions = make_inputs(problem, {n: x.to(dtype) for n, x in random_tensors(problem, dtype).items()})
+    assert "CoPE-MLP" in triton_attention.why_not(make_problem(inputs, positions, 0.0, None))

@@ -1,0 +1,63 @@
+"""Fused attention on a GPU, in Triton, without T × T or T × P memory.
+
+The operator `cope_sweep::attention` calls `forward` and `backward`; the blocked path computes problems for which
+`why_not` has a reason. With TRITON_INTERPRET=1 in the environment when Triton is imported, the same kernels run on a CPU,
+slowly; the tests use that.
+
+    kernel_forward.py          the output, and for each query the log-sum-exp and where its tables end
+    kernel_backward_rows.py    gradients of queries and tables
+    kernel_backward_keys.py    gradients of keys, values and gate keys
+    tiles.py                   what they share: fixed-point positions, tables, dropout
+    launch.py                  arguments, scratch memory, launches
+    workspace.py               the size of scratch memory, a formula
+
+Memory beyond inputs and outputs: 16 bytes for each query of each head from the forward pass to the backward pass, 8 in the
+backward pass, and the scratch memory.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton  # type: ignore[import-untyped]
+from torch import Tensor
+
+from cope_sweep.kernels import operator
+from cope_sweep.kernels.arguments import Arguments
+from cope_sweep.kernels.problem import AttentionProblem
+from cope_sweep.kernels.triton_attention.launch import PAIRS, backward, forward
+
+__all__ = ["attend", "backward", "forward", "why_not"]
+
+INTERPRETED = bool(triton.knobs.runtime.interpret)
+MAX_HEAD_DIM = 256
+DTYPES = tuple(PAIRS)
+
+
+def why_not(problem: AttentionProblem) -> str | None:
+    """Why these kernels cannot compute this problem here, for a log message; None: they can."""
+    q = problem.q_BHTK
+    if not q.is_cuda and not INTERPRETED:
+        return f"it needs a GPU, and the tensors are on {q.device.type}"
+    if q.is_cuda and torch.cuda.get_device_capability(q.device) < (8, 0):
+        return "the GPU is older than compute capability 8.0"
+    if q.dtype not in DTYPES:
+        return f"it has no kernel for {q.dtype}"
+    if any(x.dtype != q.dtype for x in (problem.k_BHSK, problem.v_BHSK)):
+        return "queries, keys and values are not all of one type"
+    if any(x.shape[-1] != q.shape[-1] for x in (problem.k_BHSK, problem.v_BHSK, *(problem.gates or ()))):
+        return "queries, keys, values and gate keys do not have one head dim"
+    if q.shape[-1] > MAX_HEAD_DIM:
+        return f"head dim {q.shape[-1]} is more than {MAX_HEAD_DIM}"
+    if q.shape[2] > problem.k_BHSK.shape[2] or 0 in q.shape:
+        return f"there are {q.shape[2]} queries of {problem.k_BHSK.shape[2]} tokens"
+    if problem.piecewise is not None:
+        return "it has no kernel for CoPE-MLP"
+    return None
+
+
+def attend(problem: AttentionProblem) -> Tensor:
+    """Attention, (B, H, T, K), differentiable in all inputs and parameters. Same inputs give the same bits.
+
+    Gate keys and embeddings are converted to the type of the queries, slopes and biases to float32.
+    """
+    return operator.attention(Arguments.of(problem), "triton")

@@ -1,0 +1,189 @@
+"""The backward kernel along columns: a program computes a tile of keys, and visits the tiles of queries that see it.
+
+It computes the gradients of keys, values and gate keys from what `backward_rows` has stored. No two programs write to the
+same memory, so gradients have the same bits in every run. Keys are the first axis of a tile, so that the factors of q
+and do need no transposition.
+
+Shapes: as in `kernel_forward.py`.
+"""
+
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,misc,untyped-decorator"
+
+from __future__ import annotations
+
+import triton  # type: ignore[import-untyped]
+import triton.language as tl  # type: ignore[import-untyped]
+
+from cope_sweep.kernels.triton_attention import tiles
+from cope_sweep.kernels.triton_attention.tiles import FAR, LOG2E
+
+
+@triton.jit
+def score_gradients(
+    a, da, delta, row_keys, j, threshold, survival, DROPOUT: tl.constexpr
+):  # fmt: skip
+    """The weights after dropout, and the gradients of the scores."""
+    kept_a = a
+    if DROPOUT:
+        kept = tiles.kept(row_keys[None, :], j[:, None], threshold)
+        kept_a = tl.where(kept, a / survival, 0.0)
+        da = tl.where(kept, da / survival, 0.0)
+    return kept_a, a * (da - delta[None, :])
+
+
+@triton.jit(do_not_specialize=["H", "T", "S", "P", "R", "D", "threshold", "first_head", "launch_rows", "first_row"])
+def backward_keys(
+    q, k, v, base_q, gate_k, e, m, relative, distance_bias, distance_slope, lengths, seed,
+    do, lse, plain_end, delta, far_score,
+    z_table, relative_table, edge_pos_int, edge_pos_frac, edge_dp,  # as in `backward_rows`
+    dk, dv,
+    dgate_k,  # None: gates see the logits
+    q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, bq_b, bq_h, bq_t, gk_b, gk_h, gk_t, do_b, do_h, do_t,
+    H, T, S, P, R, D,
+    scale, threshold, survival,
+    first_head, first_row, launch_rows,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    FAR_LAST: tl.constexpr,
+    DROPOUT: tl.constexpr,
+    PAIRS: tl.constexpr,
+    PRECISION: tl.constexpr,
+    PARTS: tl.constexpr,
+    ADD: tl.constexpr,  # add to the gradients of the heads of this launch, which earlier launches have stored
+    TILES: tl.constexpr,  # a power of 2; TILES·BLOCK_T rows at least are the launch's
+    BLOCK_S: tl.constexpr,
+    BLOCK_T: tl.constexpr,  # of general tiles
+    PLAIN_T: tl.constexpr,  # of plain tiles: a multiple of BLOCK_T
+):  # fmt: skip
+    n = tl.program_id(0)
+    head = first_head + tl.program_id(1)
+    b, h = (head // H).to(tl.int64), (head % H).to(tl.int64)
+    j = n * BLOCK_S + tl.arange(0, BLOCK_S)
+    CONTEXTUAL: tl.constexpr = (e is not None) or (m is not None)
+    OWN_GATES: tl.constexpr = gate_k is not None
+
+    k_tile = tiles.load(k + b * k_b + h * k_h, j, k_t, j < S, HEAD_DIM, BLOCK_K)
+    v_tile = tiles.load(v + b * v_b + h * v_h, j, v_t, j < S, HEAD_DIM, BLOCK_K)
+    dk_tile = tl.zeros((BLOCK_S, BLOCK_K), tl.float32)
+    dv_tile = tl.zeros((BLOCK_S, BLOCK_K), tl.float32)
+    if OWN_GATES:
+        gate_k_tile = tiles.load(gate_k + b * gk_b + h * gk_h, j, gk_t, j < S, HEAD_DIM, BLOCK_K)
+        dgate_k_tile = tl.zeros((BLOCK_S, BLOCK_K), tl.float32)
+    scratch_rows = tl.program_id(1).to(tl.int64) * launch_rows
+    if CONTEXTUAL:
+        c = tl.arange(0, BLOCK_S)
+        from_here = (c[:, None] <= c[None, :]).to(tl.float16)
+        up_to_here = (c[:, None] >= c[None, :]).to(tl.float32).to(tl.bfloat16)
+        edges = (tl.program_id(1).to(tl.int64) * tl.cdiv(S, BLOCK_S) + n) * launch_rows
+    m_h = tl.load(m + h) if m is not None else None
+    slope_h = tl.load(distance_slope + h) if distance_slope is not None else None
+    bias_h = distance_bias + h * D if distance_bias is not None else None
+
+    # Tiles of queries, counted from the first of the launch: before `start` none sees a key, from `end` on there are no
+    # tokens, and from `general_end` on this tile is plain for all queries.
+    rows_end = T
+    if lengths is not None:
+        rows_end = tl.minimum(T, (tl.load(lengths + b) - (S - T)).to(tl.int32))
+    end = tl.cdiv(tl.maximum(tl.minimum(rows_end - first_row, launch_rows), 0), BLOCK_T)
+    start = tl.maximum(n * BLOCK_S - (S - T) - first_row, 0) // BLOCK_T
+    each = tl.arange(0, TILES)
+    tile_row = first_row + each * BLOCK_T
+    begins = tl.load(plain_end + head.to(tl.int64) * T + tile_row, mask=(tile_row < T) & (each < end), other=FAR)
+    general_end = tl.max(tl.where(begins < (n + 1) * BLOCK_S, each + 1, 0), 0)
+    general_end = tl.maximum(start, tl.minimum(general_end, end))
+    general_end = tl.cdiv(general_end, PLAIN_T // BLOCK_T) * (PLAIN_T // BLOCK_T)
+
+    for tile in tl.range(start, general_end, num_stages=1):
+        t = tl.arange(0, BLOCK_T)
+        local = tile * BLOCK_T + t
+        row = first_row + local
+        i = row + (S - T)
+        valid = row < rows_end
+        rows = head.to(tl.int64) * T + row
+        visible = j[:, None] <= tl.where(valid, i, -1)[None, :]
+        q_tile = tiles.load(q + b * q_b + h * q_h, row, q_t, valid, HEAD_DIM, BLOCK_K)
+        do_tile = tiles.load(do + b * do_b + h * do_h, row, do_t, valid, HEAD_DIM, BLOCK_K)
+        lse_r = tl.load(lse + rows, mask=valid, other=float("inf"))  # rows without a token have weights 0
+        delta_r = tl.load(delta + rows, mask=valid, other=0.0)
+        s = tl.where(visible, tiles.dot(k_tile, tl.trans(q_tile), PRECISION) * (scale * LOG2E), float("-inf"))
+        z_rows, relative_rows = None, None
+        if e is not None:
+            z_rows = z_table + (scratch_rows + tile * BLOCK_T) * P
+        if relative is not None:
+            relative_rows = relative_table + (scratch_rows + tile * BLOCK_T) * R
+        if CONTEXTUAL:
+            gate_logits = s
+            if OWN_GATES:
+                gate_q_tile = q_tile
+                if base_q is not None:
+                    gate_q_tile = tiles.load(base_q + b * bq_b + h * bq_h, row, bq_t, valid, HEAD_DIM, BLOCK_K)
+                gate_logits = tiles.dot(gate_k_tile, tl.trans(gate_q_tile), PRECISION) * (scale * LOG2E)
+                gate_logits = tl.where(visible, gate_logits, float("-inf"))
+            gate = tiles.gate_of(gate_logits)
+            units = tiles.units_of(gate)
+            gate_slope = gate - gate * gate
+            # A tile that is plain for these rows, but not for later ones, has no stored edge: its keys are saturated.
+            # Tiles become plain for as many rows at a time as the forward kernel's tiles have, a multiple of BLOCK_T.
+            first = first_row + tile * BLOCK_T
+            begin = tl.load(plain_end + head.to(tl.int64) * T + first, mask=first < T, other=FAR)
+            at = edges + local
+            seen = valid & ((n + 1) * BLOCK_S - 1 <= i)
+            stored_to = tl.where(begin < (n + 1) * BLOCK_S, rows_end, 0)
+            edge = seen & (row < stored_to)
+            pos_int = tl.where(seen, tl.load(edge_pos_int + at, mask=edge, other=FAR), 0)
+            pos_frac = tl.load(edge_pos_frac + at, mask=edge, other=0)
+            stored_to = tl.where(begin <= n * BLOCK_S, rows_end, 0)
+            dp_before = tl.load(edge_dp + at, mask=(row < stored_to) & (n * BLOCK_S <= i), other=0.0)
+            positions = pos_frac[None, :] + tiles.units_from(units, from_here, True)  # units from pos_int on
+            if e is not None:
+                row_index, limit = tiles.table_row(t * P, pos_int, P - 1)
+                entry, frac = tiles.entry_of(row_index[None, :], limit[None, :], positions)
+                value, slope = tiles.look_up_with_slope(z_rows, entry, frac, (t * P + P - 1)[None, :], PAIRS)
+                s += LOG2E * value
+            if m is not None:
+                s += LOG2E * m_h * tiles.to_float(pos_int[None, :], positions)
+        s += LOG2E * tiles.distance_scores(
+            i[None, :] - j[:, None], relative_rows, (t * R)[None, :], R, bias_h, D, slope_h, FAR_LAST
+        )
+        a = tiles.exp2(s - lse_r[None, :])
+        da = tiles.dot(v_tile, tl.trans(do_tile), PRECISION)
+        row_keys = tiles.keys_of_rows(seed, head, i) if DROPOUT else None
+        kept_a, ds = score_gradients(a, da, delta_r, row_keys, j, threshold, survival, DROPOUT)
+        dv_tile += tiles.dot(kept_a.to(do_tile.dtype), do_tile, PRECISION)
+        if CONTEXTUAL:
+            dp = tl.zeros_like(ds)
+            if e is not None:
+                dp += ds * slope
+            if m is not None:
+                dp += ds * m_h
+            dgate = dp_before[None, :] + tiles.cumulative(dp, up_to_here, True, PARTS)
+            dlogits = dgate * gate_slope
+            if OWN_GATES:
+                dgate_k_tile += tiles.dot(dlogits.to(gate_q_tile.dtype), gate_q_tile, PRECISION)
+            else:
+                ds += dlogits
+        dk_tile += tiles.dot(ds.to(q_tile.dtype), q_tile, PRECISION)
+
+    for plain in range(general_end * BLOCK_T // PLAIN_T, tl.cdiv(end * BLOCK_T, PLAIN_T)):
+        row = first_row + plain * PLAIN_T + tl.arange(0, PLAIN_T)
+        i = row + (S - T)
+        valid = row < rows_end
+        rows = head.to(tl.int64) * T + row
+        q_tile = tiles.load(q + b * q_b + h * q_h, row, q_t, valid, HEAD_DIM, BLOCK_K)
+        do_tile = tiles.load(do + b * do_b + h * do_h, row, do_t, valid, HEAD_DIM, BLOCK_K)
+        delta_r = tl.load(delta + rows, mask=valid, other=0.0)
+        far = tl.load(far_score + rows, mask=valid, other=float("-inf"))
+        s = tiles.dot(k_tile, tl.trans(q_tile), PRECISION) * (scale * LOG2E) + far[None, :]
+        if slope_h is not None:
+            s += (slope_h * LOG2E) * (i[None, :] - j[:, None]).to(tl.float32)
+        da = tiles.dot(v_tile, tl.trans(do_tile), PRECISION)
+        row_keys = tiles.keys_of_rows(seed, head, i) if DROPOUT else None
+        kept_a, ds = score_gradients(tiles.exp2(s), da, delta_r, row_keys, j, threshold, survival, DROPOUT)
+        dv_tile += tiles.dot(kept_a.to(do_tile.dtype), do_tile, PRECISION)
+        dk_tile += tiles.dot(ds.to(q_tile.dtype), q_tile, PRECISION)
+
+    keys = (tl.program_id(1) if ADD else head).to(tl.int64) * S + j
+    tiles.store(dk, keys, dk_tile * scale, j < S, HEAD_DIM, BLOCK_K, ADD)
+    tiles.store(dv, keys, dv_tile, j < S, HEAD_DIM, BLOCK_K, ADD)
+    if OWN_GATES:
+        tiles.store(dgate_k, keys, dgate_k_tile * scale, j < S, HEAD_DIM, BLOCK_K, ADD)

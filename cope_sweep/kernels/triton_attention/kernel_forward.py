@@ -1,0 +1,202 @@
+"""The forward kernel: a program computes a tile of queries, and visits keys from the query to earlier tokens.
+
+A position is the sum of the gates from the key to the query, so the sum of a row grows as the program proceeds. Tiles
+are *general* until every query has passed the last position and the last distance of its tables. From there on they are
+*plain*: the bias is one number per query, and the computation is flash attention (Dao et al. 2022).
+
+Shapes: T queries (the last of S tokens), S keys, K head dim, P positions, R relative positions, D distances with a
+bias. Tensors are (B, H, T or S, ·), contiguous where no strides are given.
+"""
+
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,misc,untyped-decorator"
+
+from __future__ import annotations
+
+import triton  # type: ignore[import-untyped]
+import triton.language as tl  # type: ignore[import-untyped]
+
+from cope_sweep.kernels.triton_attention import tiles
+from cope_sweep.kernels.triton_attention.tiles import FAR, LOG2E, NONE_YET
+
+
+@triton.jit
+def accumulate(
+    s, j, v_tile, row_max, weight, sums, row_keys, threshold, DROPOUT: tl.constexpr, PRECISION: tl.constexpr
+):
+    """A step of the softmax, with scores `s` in base 2, and of the weighted sum of values."""
+    new_max = tl.maximum(row_max, tl.max(s, 1))
+    rescale = tiles.exp2(row_max - new_max)
+    a = tiles.exp2(s - new_max[:, None])
+    weight = weight * rescale + tl.sum(a, 1)
+    if DROPOUT:
+        a = tl.where(tiles.kept(row_keys[:, None], j[None, :], threshold), a, 0.0)
+    sums = sums * rescale[:, None] + tiles.dot(a.to(v_tile.dtype), v_tile, PRECISION)
+    return new_max, weight, sums
+
+
+@triton.jit(do_not_specialize=["H", "T", "S", "P", "R", "D", "threshold", "first_head", "launch_rows", "first_row"])
+def forward(
+    q, k, v,
+    base_q,  # None: q
+    gate_k,  # None: gates see the logits
+    e,  # of the contextual table; or None
+    m,  # slope of positions, float32; or None
+    relative,  # embeddings of distances; or None
+    distance_bias,  # (H, D), float32 as int32; or None
+    distance_slope,  # float32; or None
+    lengths,  # or None
+    seed,  # int64; or None
+    o,
+    lse,  # of the rows' scores, in base 2
+    plain_end,  # int32: the first key that is not in a plain tile
+    end_pos_int,  # int32: integer part of the position of that key
+    end_pos_frac,  # int32: its fraction, in units
+    z_table,  # scratch (heads of this launch, launch_rows, P): q·e
+    relative_table,  # scratch (heads of this launch, launch_rows, R)
+    q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, bq_b, bq_h, bq_t, gk_b, gk_h, gk_t,
+    e_h, r_h,  # distances in memory of the tables of two heads; 0 if they share one
+    H, T, S, P, R, D,
+    scale, e_scale, relative_scale,
+    threshold,  # `dropout.threshold` − 2³¹
+    survival,  # 1 − the dropout
+    first_head, first_row, launch_rows,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    FAR_LAST: tl.constexpr,
+    DROPOUT: tl.constexpr,
+    PAIRS: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BLOCK_P: tl.constexpr,
+    ONE_CHUNK: tl.constexpr,  # P ≤ BLOCK_P
+    BLOCK_R: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    BLOCK_S: tl.constexpr,  # of general tiles
+    PLAIN_S: tl.constexpr,  # of plain tiles, which need fewer registers: a multiple of BLOCK_S
+):  # fmt: skip
+    tile = tl.num_programs(0) - 1 - tl.program_id(0)  # the longest rows first
+    head = first_head + tl.program_id(1)
+    b, h = (head // H).to(tl.int64), (head % H).to(tl.int64)
+    t = tl.arange(0, BLOCK_T)
+    first_i = first_row + tile * BLOCK_T + (S - T)
+    i = first_i + t
+    row = i - (S - T)
+    valid = row < T
+    if lengths is not None:
+        valid = valid & (i < tl.load(lengths + b))
+    CONTEXTUAL: tl.constexpr = (e is not None) or (m is not None)
+    OWN_GATES: tl.constexpr = gate_k is not None
+
+    rows = head.to(tl.int64) * T + row
+    scratch_row = tl.program_id(1).to(tl.int64) * launch_rows + tile * BLOCK_T
+    q_tile = tiles.load(q + b * q_b + h * q_h, row, q_t, valid, HEAD_DIM, BLOCK_K)
+    base_q_tile = q_tile
+    if base_q is not None:
+        base_q_tile = tiles.load(base_q + b * bq_b + h * bq_h, row, bq_t, valid, HEAD_DIM, BLOCK_K)
+    triangle = (tl.arange(0, BLOCK_S)[:, None] >= tl.arange(0, BLOCK_S)[None, :]).to(tl.float16)
+    m_h = tl.load(m + h) if m is not None else None
+    slope_h = tl.load(distance_slope + h) if distance_slope is not None else None
+    bias_h = distance_bias + h * D if distance_bias is not None else None
+    row_keys = tiles.keys_of_rows(seed, head, i) if DROPOUT else None
+
+    row_max = tl.full((BLOCK_T,), NONE_YET, tl.float32)
+    weight = tl.zeros((BLOCK_T,), tl.float32)
+    sums = tl.zeros((BLOCK_T, BLOCK_K), tl.float32)
+    # Rows without a token are past the last position, so that other rows do not wait for them.
+    pos_int = tl.where(valid, 0, FAR)
+    pos_frac = tl.zeros((BLOCK_T,), tl.int32)
+    seen_to = tl.where(valid, i, -1)
+    last_i = tl.max(seen_to, 0)
+
+    z_rows = None
+    filled = 0
+    if e is not None:
+        z_rows = z_table + scratch_row * P
+        e += h * e_h
+        if ONE_CHUNK:
+            tiles.fill_table(z_rows, 0, base_q_tile, e, e_scale, P, PAIRS, PRECISION, HEAD_DIM, BLOCK_T, BLOCK_K, BLOCK_P)
+    relative_rows = None
+    if relative is not None:
+        relative_rows = relative_table + scratch_row * R
+        for start in tl.range(0, tl.minimum(R, last_i + 1), BLOCK_R, num_stages=1):
+            tiles.fill_table(
+                relative_rows, start, base_q_tile, relative + h * r_h, relative_scale, R,
+                "", PRECISION, HEAD_DIM, BLOCK_T, BLOCK_K, BLOCK_R,
+            )  # fmt: skip
+    if (relative is not None) or (e is not None):
+        tl.debug_barrier()
+
+    n = tl.cdiv(last_i + 1, BLOCK_S) - 1
+    any_key = n >= 0
+    is_general = any_key
+    while is_general:
+        j = n * BLOCK_S + tl.arange(0, BLOCK_S)
+        visible = j[None, :] <= seen_to[:, None]
+        k_tile = tiles.load(k + b * k_b + h * k_h, j, k_t, j < S, HEAD_DIM, BLOCK_K)
+        s = tl.where(visible, tiles.dot(q_tile, tl.trans(k_tile), PRECISION) * (scale * LOG2E), float("-inf"))
+        if CONTEXTUAL:
+            gate_logits = s
+            if OWN_GATES:
+                gate_k_tile = tiles.load(gate_k + b * gk_b + h * gk_h, j, gk_t, j < S, HEAD_DIM, BLOCK_K)
+                gate_logits = tiles.dot(base_q_tile, tl.trans(gate_k_tile), PRECISION) * (scale * LOG2E)
+                gate_logits = tl.where(visible, gate_logits, float("-inf"))
+            units = tiles.units_of(tiles.gate_of(gate_logits))
+            positions = pos_frac[:, None] + tiles.units_from(units, triangle, False)  # units from pos_int on
+            start_int = pos_int
+            pos_int, pos_frac = tiles.advance(pos_int, pos_frac, tl.sum(units, 1))
+            if e is not None:
+                if not ONE_CHUNK:
+                    top = tl.minimum(tl.max(tl.where(valid, pos_int, 0), 0) + 1, P - 1)
+                    if filled <= top:
+                        while filled <= top:
+                            tiles.fill_table(
+                                z_rows, filled, base_q_tile, e, e_scale, P,
+                                PAIRS, PRECISION, HEAD_DIM, BLOCK_T, BLOCK_K, BLOCK_P,
+                            )  # fmt: skip
+                            filled += BLOCK_P
+                        tl.debug_barrier()
+                row_index, limit = tiles.table_row(t * P, start_int, P - 1)
+                entry, frac = tiles.entry_of(row_index[:, None], limit[:, None], positions)
+                s += LOG2E * tiles.look_up(z_rows, entry, frac, (t * P + P - 1)[:, None], PAIRS)
+            if m is not None:
+                s += LOG2E * m_h * tiles.to_float(start_int[:, None], positions)
+        s += LOG2E * tiles.distance_scores(
+            i[:, None] - j[None, :], relative_rows, (t * R)[:, None], R, bias_h, D, slope_h, FAR_LAST
+        )
+        v_tile = tiles.load(v + b * v_b + h * v_h, j, v_t, j < S, HEAD_DIM, BLOCK_K)
+        row_max, weight, sums = accumulate(s, j, v_tile, row_max, weight, sums, row_keys, threshold, DROPOUT, PRECISION)
+        n -= 1
+        # The next tile is plain if all its keys are visible, saturated, and farther than the tables of distances.
+        last_j = n * BLOCK_S + BLOCK_S - 1
+        general = last_j > first_i
+        if m is not None:
+            general = True
+        elif e is not None:
+            general = general | (tl.min(pos_int, 0) < P - 1)
+        if relative is not None:
+            general = general | (first_i - last_j < R)
+        if distance_bias is not None:
+            general = general | (first_i - last_j < D)
+        is_general = (n >= 0) & (general | ((n + 1) % (PLAIN_S // BLOCK_S) != 0))
+
+    begin = (n + 1) * BLOCK_S
+    tl.store(plain_end + rows, tl.where(any_key, begin, FAR) + tl.zeros_like(row), mask=row < T)
+    if CONTEXTUAL:
+        tl.store(end_pos_int + rows, pos_int, mask=row < T)
+        tl.store(end_pos_frac + rows, pos_frac, mask=row < T)
+
+    far = tiles.far_score(
+        z_rows, t * P, P, relative_rows, t * R, R, bias_h, D, valid & (begin + tl.zeros_like(row) > 0), FAR_LAST, PAIRS, BLOCK_T
+    )
+    for plain in range(begin // PLAIN_S):
+        j = plain * PLAIN_S + tl.arange(0, PLAIN_S)
+        k_tile = tiles.load(k + b * k_b + h * k_h, j, k_t, j < S, HEAD_DIM, BLOCK_K)
+        s = tiles.dot(q_tile, tl.trans(k_tile), PRECISION) * (scale * LOG2E) + far[:, None]
+        if slope_h is not None:
+            s += (slope_h * LOG2E) * (i[:, None] - j[None, :]).to(tl.float32)
+        v_tile = tiles.load(v + b * v_b + h * v_h, j, v_t, j < S, HEAD_DIM, BLOCK_K)
+        row_max, weight, sums = accumulate(s, j, v_tile, row_max, weight, sums, row_keys, threshold, DROPOUT, PRECISION)
+
+    weight = tl.where(valid, weight, 1.0)
+    out = tl.where(valid[:, None], sums / (weight * survival)[:, None], 0.0)
+    tiles.store(o, rows, out, row < T, HEAD_DIM, BLOCK_K)
+    tl.store(lse + rows, tl.where(valid, row_max + tl.log2(weight), 0.0), mask=row < T)

@@ -1,0 +1,338 @@
+"""Launches of the Triton kernels: their arguments, scratch memory and gradients.
+
+Shapes: B batch, H heads, T queries (the last of the S tokens), S keys, K head dim, P positions, R relative positions,
+D distances with a bias.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton  # type: ignore[import-untyped]
+from torch import Tensor
+
+from cope_sweep.kernels.arguments import DIFFERENTIABLE, Arguments, unit_stride
+from cope_sweep.kernels.dropout import threshold
+from cope_sweep.kernels.triton_attention import kernel_backward_keys, kernel_backward_rows, kernel_forward
+from cope_sweep.kernels.triton_attention.workspace import Part, Parts, divide
+from cope_sweep.kernels.tuning import Configuration, architecture_of, configuration
+
+KERNELS = {
+    "forward": kernel_forward.forward,
+    "backward_rows": kernel_backward_rows.backward_rows,
+    "backward_keys": kernel_backward_keys.backward_keys,
+}
+
+_WORD_BYTES = 4
+_LARGEST_CHUNK = 64
+"""Entries of a table that are computed at a time, at most."""
+_LARGEST_TILE = 128
+"""Launches divide queries at multiples of it, so that the kernels' tiles have the same borders."""
+
+
+def run(kernel: str, grid: tuple[int, int], arguments: dict[str, Any], sizes: Configuration) -> None:
+    """Run a kernel by name."""
+    KERNELS[kernel][grid](**arguments, **sizes)
+
+
+class Call:
+    """One attention: the kernels' arguments, converted to the types that they read."""
+
+    def __init__(self, given: Arguments) -> None:
+        self.given = given
+        self.q, self.k, self.v = unit_stride(given.q), unit_stride(given.k), unit_stride(given.v)
+        (self.B, self.H, self.T, self.K), self.S = self.q.shape, self.k.shape[2]
+        self.base_q = self._like_q(given.base_q)
+        self.gate_k = self._like_q(given.gate_k)
+        self.e, self.relative = (self._table(x) for x in (given.e, given.relative))
+        self.m, self.distance_bias = (_float(x) for x in (given.m, given.distance_bias))
+        self.contextual = self.e is not None or self.m is not None
+        self.P, self.R = (0 if x is None else x.shape[-2] for x in (self.e, self.relative))
+        self.D = 0 if self.distance_bias is None else self.distance_bias.shape[-1]
+        self.N = max(self.R, self.D)
+        self.chunk_p, self.chunk_r = _chunk(self.P), _chunk(max(self.N, 1))
+
+    def _like_q(self, x: Tensor | None) -> Tensor | None:
+        return None if x is None else unit_stride(x.to(self.q.dtype))
+
+    def _table(self, x: Tensor | None) -> Tensor | None:
+        return None if x is None else x.to(self.q.dtype).contiguous()
+
+    def device(self) -> Any:
+        """A context in which kernels are launched on the device of the inputs."""
+        return torch.cuda.device_of(self.q)  # type: ignore[no-untyped-call]
+
+    def sizes(self, kernel: str) -> Configuration:
+        """Tile sizes, number of warps and of pipeline stages of a kernel."""
+        return configuration(
+            kernel,
+            architecture=architecture_of(self.q.device),
+            dtype=self.q.dtype,
+            head_dim=self.K,
+            p_max=self.P or None,
+            contextual=self.contextual,
+            tokens=self.S,
+        )
+
+    def shared(self) -> dict[str, Any]:
+        """The arguments that all kernels take."""
+        given = self.given
+        bias = self.distance_bias
+        return {
+            "q": self.q,
+            "k": self.k,
+            "v": self.v,
+            "base_q": self.base_q,
+            "gate_k": self.gate_k,
+            "e": self.e,
+            "m": self.m,
+            "relative": self.relative,
+            "distance_bias": None if bias is None else bias.view(torch.int32),
+            "distance_slope": _float(given.distance_slope),
+            "lengths": None if given.lengths is None else given.lengths.to(torch.int64).contiguous(),
+            "seed": self._seed(),
+            **strides("q", self.q),
+            **strides("k", self.k),
+            **strides("v", self.v),
+            **strides("bq", self.q if self.base_q is None else self.base_q),
+            **strides("gk", self.k if self.gate_k is None else self.gate_k),
+            "H": self.H,
+            "T": self.T,
+            "S": self.S,
+            "P": self.P,
+            "R": self.R,
+            "D": self.D,
+            "scale": given.scale,
+            "threshold": threshold(given.dropout) - 2**31,
+            "survival": 1.0 - given.dropout,
+            "HEAD_DIM": self.K,
+            "BLOCK_K": max(16, triton.next_power_of_2(self.K)),
+            "FAR_LAST": given.far_last,
+            "DROPOUT": given.dropout > 0,
+            "PAIRS": PAIRS[self.q.dtype],
+            "PRECISION": precision(self.q.dtype),
+        }
+
+    def of_tables(self) -> dict[str, Any]:
+        """The arguments of the kernels that compute tables."""
+        return {
+            "e_h": _head_stride(self.e),
+            "r_h": _head_stride(self.relative),
+            "e_scale": self.given.e_scale,
+            "relative_scale": self.given.relative_scale,
+            "BLOCK_P": self.chunk_p,
+            "BLOCK_R": self.chunk_r,
+        }
+
+    def _seed(self) -> Tensor | None:
+        """The seed on the device of q, where kernels read it: a number would compile variants of the kernels."""
+        seed = self.given.seed
+        if seed is None or not self.given.dropout:
+            return None
+        if seed.device == self.q.device:
+            return seed
+        return torch.full((), int(seed), dtype=torch.int64, device=self.q.device)
+
+    def scratch(self, parts: Parts, *shape: int, dtype: torch.dtype = torch.int32) -> Tensor | None:
+        """Memory for the heads and queries of a launch, `shape` words each; None if a size is 0."""
+        if 0 in shape:
+            return None
+        return self.q.new_empty((parts.heads_each, parts.rows_each, *shape), dtype=dtype)
+
+
+PAIRS = {torch.float32: "", torch.bfloat16: "bf16", torch.float16: "fp16"}
+"""The types of queries, and whether a table's words are pairs (see `tiles.fill_table`)."""
+
+PARTS = {torch.float32: 3, torch.bfloat16: 1, torch.float16: 2}
+"""Numbers of bfloat16 numbers that represent a term of a prefix sum: as many bits as the type has."""
+
+
+def precision(dtype: torch.dtype) -> str:
+    """The input precision of tl.dot: for float32 as exact as torch, which uses TF32 only if that is allowed."""
+    if dtype != torch.float32:
+        return "ieee"
+    return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "tf32x3"
+
+
+def strides(name: str, x: Tensor) -> dict[str, int]:
+    return {f"{name}_b": x.stride(0), f"{name}_h": x.stride(1), f"{name}_t": x.stride(2)}
+
+
+def forward(given: Arguments, out: Tensor, lse: Tensor, carry: Tensor) -> None:
+    """Write the output and what `backward` needs: the log-sum-exp, where plain tiles end, and the position there."""
+    call = Call(given)
+    sizes = call.sizes("forward")
+    tile = max(sizes["BLOCK_T"], _LARGEST_TILE)
+    parts = divide(call.B * call.H, call.T, _WORD_BYTES * (call.P + call.R), _bytes(call.q), tile)
+    arguments = {
+        **call.shared(),
+        **call.of_tables(),
+        "o": out,
+        "lse": lse,
+        **_of_carry(carry),
+        "z_table": call.scratch(parts, call.P),
+        "relative_table": call.scratch(parts, call.R),
+        "ONE_CHUNK": call.chunk_p >= call.P,
+    }
+    with call.device():
+        for part in parts:
+            grid = triton.cdiv(part.rows, sizes["BLOCK_T"]), part.heads
+            run("forward", grid, {**arguments, **_of_part(part, parts)}, sizes)
+
+
+def _of_carry(carry: Tensor) -> dict[str, Tensor]:
+    """The parts of the forward pass's integers, (3, B, H, T), by the names of the kernels' arguments."""
+    return dict(zip(("plain_end", "end_pos_int", "end_pos_frac"), carry, strict=True))
+
+
+def row_bytes(call: Call, block_t: int, edge: int) -> float:
+    """Scratch memory of the backward kernels for a query of a launch (see `workspace.py`)."""
+    tables = 12 * call.P + 4 * (call.R + call.N) + 4 * (call.K * (call.P + call.R) + call.D) / block_t
+    return tables + (12 * triton.cdiv(call.S, edge) if call.contextual else 0)
+
+
+def backward(
+    given: Arguments, dout: Tensor, out: Tensor, lse: Tensor, carry: Tensor, gradients: list[Tensor | None]
+) -> None:
+    """Write the gradients."""
+    launches = Backward(Call(given), unit_stride(dout), out, lse, carry, gradients)
+    with launches.call.device():
+        for part in launches.parts:
+            launches.run(part)
+    launches.finish()
+
+
+class Backward:
+    """The launches of a backward pass, and the gradients that they write."""
+
+    def __init__(
+        self, call: Call, do: Tensor, out: Tensor, lse: Tensor, carry: Tensor, gradients: list[Tensor | None]
+    ) -> None:
+        self.call = call
+        self.of = dict(zip(Arguments._fields[:DIFFERENTIABLE], gradients, strict=True))
+        self.row_sizes, self.key_sizes = call.sizes("backward_rows"), call.sizes("backward_keys")
+        block_t, edge = self.row_sizes["BLOCK_T"], self.key_sizes["BLOCK_S"]
+        tile = max(_LARGEST_TILE, block_t, self.key_sizes["PLAIN_T"])
+        self.parts = divide(call.B * call.H, call.T, row_bytes(call, block_t, edge), _bytes(call.q), tile)
+        carried = _of_carry(carry)
+        shared = {
+            **call.shared(),
+            **strides("do", do),
+            "plain_end": carried["plain_end"],
+            **self._edges(edge),
+            "do": do,
+            "lse": lse,
+            "delta": torch.empty_like(lse),
+            "far_score": torch.empty_like(lse),
+            "z_table": call.scratch(self.parts, call.P),
+            "relative_table": call.scratch(self.parts, call.R),
+            "PARTS": PARTS[call.q.dtype],
+        }
+        self.of_rows = {
+            **shared,
+            **call.of_tables(),
+            **self._row_outputs(lse, triton.cdiv(min(self.parts.rows_each, call.T), block_t)),
+            **carried,
+            "o": out,
+            "prefix_sums": call.scratch(self.parts, call.P, 2, dtype=torch.float32),
+            "by_distance": call.scratch(self.parts, call.N, dtype=torch.float32),
+            "N": call.N,
+            "EDGE": edge,
+        }
+        tiles = triton.cdiv(self.parts.rows_each, self.key_sizes["BLOCK_T"])
+        self.of_keys = {**shared, **self._key_outputs(), "TILES": max(2, triton.next_power_of_2(tiles))}
+        of_tables = {"e": call.e, "relative": call.relative, "distance_bias": call.distance_bias}
+        self.sums = {name: lse.new_zeros(table.shape) for name, table in of_tables.items() if table is not None}
+
+    def _edges(self, edge: int) -> dict[str, Tensor | None]:
+        """Positions and Σ dp at the edges of the column kernel's tiles."""
+        dtypes = {"edge_pos_int": torch.int32, "edge_pos_frac": torch.int32, "edge_dp": torch.float32}
+        if not self.call.contextual:
+            return dict.fromkeys(dtypes)
+        shape = (self.parts.heads_each, triton.cdiv(self.call.S, edge), self.parts.rows_each)
+        return {name: self.call.q.new_empty(shape, dtype=dtype) for name, dtype in dtypes.items()}
+
+    def _row_outputs(self, lse: Tensor, tiles: int) -> dict[str, Tensor | None]:
+        call, heads = self.call, self.parts.heads_each
+        return {
+            "dq": self.of["q"],
+            "dbase_q": self.of["base_q"],
+            "dm_rows": None if call.m is None else torch.empty_like(lse),
+            "e_parts": None if call.e is None else lse.new_empty((heads, tiles, call.P, call.K)),
+            "relative_parts": None if call.relative is None else lse.new_empty((heads, tiles, call.R, call.K)),
+            "bias_parts": None if call.distance_bias is None else lse.new_empty((heads, tiles, call.D)),
+        }
+
+    def _key_outputs(self) -> dict[str, Any]:
+        """The gradients of keys; float32 sums for the heads of a launch, if it has not all queries of its heads."""
+        of_keys = {"dk": self.of["k"], "dv": self.of["v"], "dgate_k": self.of["gate_k"]}
+        if self.parts.rows_are_split:
+            shape = (self.parts.heads_each, self.call.S, self.call.K)
+            of_keys = {n: None if x is None else x.new_empty(shape, dtype=torch.float32) for n, x in of_keys.items()}
+        return {**of_keys, "ADD": self.parts.rows_are_split}
+
+    def run(self, part: Part) -> None:
+        """Run both kernels for some heads and queries."""
+        call, of_part = self.call, _of_part(part, self.parts)
+        tiles = triton.cdiv(part.rows, self.row_sizes["BLOCK_T"])
+        run("backward_rows", (tiles, part.heads), {**self.of_rows, **of_part}, self.row_sizes)
+        self._run_keys(part, of_part)
+        names = {"e": "e_parts", "relative": "relative_parts", "distance_bias": "bias_parts"}
+        for name, total in self.sums.items():
+            of_tiles = self.of_rows[names[name]].flatten(0, 1)[: part.heads * tiles].unflatten(0, (part.heads, tiles))
+            _add_tiles(total, of_tiles, part.first_head, call.H)
+
+    def _run_keys(self, part: Part, of_part: dict[str, int]) -> None:
+        call, rows_end = self.call, part.first_row + part.rows
+        sums = {name: self.of_keys[f"d{name}"] for name in ("k", "v", "gate_k") if self.parts.rows_are_split}
+        for total in sums.values():
+            if part.first_row == 0 and total is not None:
+                total.zero_()
+        keys = call.S - call.T + rows_end if self.parts.rows_are_split else call.S
+        grid = triton.cdiv(keys, self.key_sizes["BLOCK_S"]), part.heads
+        run("backward_keys", grid, {**self.of_keys, **of_part}, self.key_sizes)
+        for name, total in sums.items():
+            gradient = self.of[name]
+            if rows_end == call.T and total is not None and gradient is not None:
+                gradient.flatten(0, 1)[part.first_head : part.first_head + part.heads].copy_(total)
+
+    def finish(self) -> None:
+        """Write the gradients that are sums over several launches or programs."""
+        dm_rows = self.of_rows["dm_rows"]
+        for name, total in {**self.sums, "m": None if dm_rows is None else dm_rows.sum((0, 2))}.items():
+            gradient = self.of[name]
+            if total is not None and gradient is not None:
+                gradient.copy_(total)
+
+
+def _add_tiles(total: Tensor, of_tiles: Tensor, first_head: int, H: int) -> None:
+    """Add the parts of tiles, (heads, tiles, …), to the gradient of a table, (…) or one for each of the H heads."""
+    if total.dim() == of_tiles.dim() - 2:
+        total += of_tiles.sum((0, 1))
+        return
+    for h in range(H):
+        of_head = of_tiles[(h - first_head) % H :: H]
+        if len(of_head):
+            total[h] += of_head.sum((0, 1))
+
+
+def _of_part(part: Part, parts: Parts) -> dict[str, int]:
+    return {"first_head": part.first_head, "first_row": part.first_row, "launch_rows": parts.rows_each}
+
+
+def _float(x: Tensor | None) -> Tensor | None:
+    return None if x is None else x.float().contiguous()
+
+
+def _head_stride(table: Tensor | None) -> int:
+    """The distance of two heads' tables in memory; 0 if they share one."""
+    return 0 if table is None or table.dim() == 2 else table.stride(0)
+
+
+def _chunk(entries: int) -> int:
+    return min(_LARGEST_CHUNK, max(16, triton.next_power_of_2(max(1, entries))))
+
+
+def _bytes(x: Tensor) -> int:
+    return x.numel() * x.element_size()
