@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
@@ -14,7 +14,9 @@ from cope_sweep.kernels.choice import Implementation
 from cope_sweep.kernels.dropout import draw_seed
 from cope_sweep.kernels.inputs import Inputs, Position, Positions
 from cope_sweep.kernels.problem import AttentionProblem, make_problem
-from cope_sweep.positions import Dims, Encoding
+
+if TYPE_CHECKING:
+    from cope_sweep.positions import Dims, Encoding
 
 PathName = Literal["sdpa", "reference", "blocked", "native", "triton"]
 

@@ -1,6 +1,8 @@
 """`cope-sweep bench` through the command line."""
 
 import re
+import subprocess
+import sys
 
 import pytest
 from typer.testing import CliRunner
@@ -37,3 +39,28 @@ def test_the_benchmarks_are_commands():
     output = CliRunner().invoke(app, ["bench", "--help"]).output
     for name in ("attention", "step", "gpu", "tune", "sweep", "store", "serve", "data"):
         assert re.search(rf"\b{name}\b", output)
+
+
+LIMITED = """
+from cope_benchmarks.instructions import limit_to_avx2
+limit_to_avx2()
+from cope_sweep.kernels.native import build
+print(build.best_target())
+"""
+
+
+@pytest.mark.slow
+def test_avx2_limits_torch_and_the_native_kernels():
+    """In a process of its own: torch reads the limit when it is imported."""
+    torch = pytest.importorskip("torch")
+    if torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"):
+        pytest.skip("the processor has no AVX2")
+    done = subprocess.run([sys.executable, "-c", LIMITED], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["avx2"]
+
+
+def test_avx2_is_refused_where_torch_has_read_its_limits():
+    pytest.importorskip("torch")
+    result = CliRunner().invoke(app, ["bench", "attention", "--avx2"])
+    assert result.exit_code == 2
+    assert "has not imported torch" in " ".join(result.output.split())

@@ -4,9 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from cope_sweep.kernels import blocked as blocked_module
-from cope_sweep.kernels import make_problem
-from cope_sweep.kernels.blocked import blocked
+from cope_sweep.kernels import blocked_scores, fused, make_problem
 from cope_sweep.positions import CoPE, CoPEALiBi, CoPEMLP, Relative
 from tests.kernels.accuracy import assert_equals_reference
 from tests.kernels.cases import Case, cases, long_cases
@@ -14,8 +12,8 @@ from tests.kernels.cases import Case, cases, long_cases
 
 def attend_blocked(inputs, positions, dropout, seed):
     problem = make_problem(inputs, positions, dropout, seed)
-    assert problem is not None
-    return blocked(problem)
+    assert not isinstance(problem, str)
+    return fused(problem, "blocked")
 
 
 @given(cases())
@@ -33,7 +31,7 @@ def test_long_sequences(case):
 @pytest.mark.parametrize("elements", [1, 1 << 10, 1 << 12])
 @pytest.mark.parametrize("cached", [0, 11])
 def test_the_block_size_does_not_matter(monkeypatch, elements, cached):
-    monkeypatch.setattr(blocked_module, "BLOCK_ELEMENTS", elements)
+    monkeypatch.setattr(blocked_scores, "BLOCK_ELEMENTS", elements)
     encodings = (CoPE(p_max=9), CoPEALiBi(slopes="learned"), CoPEMLP(hidden=7), Relative(positions=5))
     case = Case(encodings, queries=70, cached=cached, lengths=(70, 33), dropout=0.2)
     assert_equals_reference(case, attend_blocked, torch.float64)
@@ -43,13 +41,16 @@ def test_the_block_size_does_not_matter(monkeypatch, elements, cached):
 @pytest.mark.parametrize("p_max", [1, 2, 3, 8])
 def test_gates_count_until_the_last_position(monkeypatch, p_max):
     """Saturation begins at p_max − 1: between p_max − 2 and there, biases still change and gates have gradients."""
-    monkeypatch.setattr(blocked_module, "MAX_ROWS", 16)
-    monkeypatch.setattr(blocked_module, "BLOCK_ELEMENTS", 16 * 60)
+    monkeypatch.setattr(blocked_scores, "MAX_ROWS", 16)
+    monkeypatch.setattr(blocked_scores, "BLOCK_ELEMENTS", 16 * 60)
     # With few rows in a block, the columns that are computed end soon after the last position is reached.
     for cached in (0, 40, 59):
         case = Case((CoPE(p_max=p_max),), batch=1, heads=1, queries=60 - cached, cached=cached)
         assert_equals_reference(case, attend_blocked, torch.float64)
 
 
-def test_float32():
-    assert_equals_reference(Case((CoPE(p_max=20),), queries=200, head_dim=32), attend_blocked, torch.float32)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_other_types(dtype):
+    assert_equals_reference(Case((CoPE(p_max=20),), queries=200, head_dim=32), attend_blocked, dtype)
+    case = Case((CoPEMLP(hidden=7, gate="separate"), Relative(positions=5)), queries=70, rotated=True)
+    assert_equals_reference(case, attend_blocked, dtype)

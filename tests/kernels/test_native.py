@@ -1,5 +1,7 @@
 """The native kernels against the reference, on every instruction set that this processor has."""
 
+import re
+import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -7,9 +9,9 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 
-from cope_sweep.kernels import make_problem, native
+from cope_sweep.kernels import fused, make_problem, native, operator
 from cope_sweep.kernels.arguments import Arguments
-from cope_sweep.kernels.native import abi, build, operator
+from cope_sweep.kernels.native import abi, build
 from cope_sweep.positions import T5, ALiBi, CoPE, CoPEALiBi, CoPEMLP, Relative
 from tests.kernels.accuracy import assert_equals_reference
 from tests.kernels.cases import DROPOUT_SEED, Case, cases, long_cases, make_inputs, random_tensors
@@ -34,14 +36,14 @@ ALL_TERMS = [
 
 @pytest.fixture
 def target(request, monkeypatch):
-    monkeypatch.setattr(operator, "target", request.param)
+    monkeypatch.setattr(build, "target", request.param)
     return request.param
 
 
 def attend_native(inputs, positions, dropout, seed):
     problem = make_problem(inputs, positions, dropout, seed)
     assert native.why_not(problem) is None
-    return native.attend(problem)
+    return fused(problem, "native")
 
 
 def assert_correct(case):
@@ -101,26 +103,65 @@ def test_a_bias_that_is_linear_from_some_position_on(encoding, logit_shift):
 
 @pytest.mark.parametrize("case", ALL_TERMS, ids=range(len(ALL_TERMS)))
 def test_the_same_bits_at_any_number_of_threads(case):
-    # The operators alone: the tables are made by torch's matrix products, which may depend on the number of threads.
-    arguments = Arguments.of(float32_problem(replace(case, queries=300, lengths=None)), torch.float32)
+    # The operator alone: the tables are made by torch's matrix products, which may depend on the number of threads.
+    given = Arguments.of(float32_problem(replace(case, queries=300, lengths=None)))
     before = torch.get_num_threads()
     results = []
     try:
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
             with torch.no_grad():
-                out, lse = operator.attention(*arguments)
-                results.append([out, lse, *operator.attention_backward(out.cos(), out, lse, *arguments)])
+                outputs, gradients = operator.empty_outputs(given, "native"), operator.empty_gradients(given, "native")
+                native.forward(given, *outputs)
+                native.backward(given, outputs[0].cos(), *outputs, gradients)
+                results.append([*outputs, *(x for x in gradients if x is not None)])
     finally:
         torch.set_num_threads(before)
     for result in results[1:]:
         assert all(torch.equal(one, other) for one, other in zip(result, results[0], strict=True))
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_inputs_give_half_precision_results(dtype):
-    case = Case((CoPE(p_max=9),), queries=70)
-    assert_equals_reference(case, attend_native, dtype)
+@pytest.mark.parametrize("target", TARGETS, indirect=True)
+@pytest.mark.parametrize("case", ALL_TERMS, ids=range(len(ALL_TERMS)))
+def test_bfloat16_inputs_on_every_instruction_set(case, target, monkeypatch):
+    monkeypatch.setattr(abi, "poison_scratch", True)
+    assert_equals_reference(case, attend_native, torch.bfloat16)
+
+
+@given(cases(max_tokens=200))
+@settings(max_examples=10)
+def test_bfloat16_inputs_equal_the_reference(case):
+    assert_equals_reference(case, attend_native, torch.bfloat16)
+
+
+def test_float16_inputs_give_float16_results():
+    assert_equals_reference(Case((CoPE(p_max=9),), queries=70), attend_native, torch.float16)
+
+
+@pytest.mark.parametrize("gate", ["keys", "separate"])
+def test_bfloat16_inputs_are_read_as_the_same_numbers_in_float32(gate):
+    """Outputs and gradients are those of float32 inputs, rounded to the nearest bfloat16, ties to even."""
+    case = Case((CoPE(p_max=9, gate=gate),), queries=150, head_dim=33, rotated=True)
+    outputs = []
+    for dtype in (torch.bfloat16, torch.float32):
+        tensors = {name: x.to(dtype) for name, x in random_tensors(case, torch.bfloat16).items()}
+        problem = make_problem(*make_inputs(case, tensors), 0.0, None)
+        outputs.append(fused(problem, "native"))
+    assert outputs[0].dtype == torch.bfloat16
+    assert torch.equal(outputs[0], outputs[1].bfloat16())
+
+
+def test_types_may_differ():
+    """Under autocast, gate keys with a bias in float32 are float32, beside queries in bfloat16."""
+    case = Case((CoPE(p_max=9, gate="separate"),), queries=70)
+    tensors = {name: x.bfloat16() for name, x in random_tensors(case, torch.bfloat16).items()}
+    expected = fused(make_problem(*make_inputs(case, tensors), 0.0, None), "native")
+    tensors |= {"gate_k0": tensors["gate_k0"].float(), "k": tensors["k"].float()}
+    mixed = {name: x.requires_grad_() for name, x in tensors.items()}
+    computed = fused(make_problem(*make_inputs(case, mixed), 0.0, None), "native")
+    assert torch.equal(computed, expected)
+    gradients = torch.autograd.grad(computed.sum(), [mixed["q"], mixed["k"], mixed["gate_k0"]])
+    assert [x.dtype for x in gradients] == [torch.bfloat16, torch.float32, torch.float32]
 
 
 def test_autocast_does_not_reach_the_kernels():
@@ -129,23 +170,20 @@ def test_autocast_does_not_reach_the_kernels():
         assert_correct(case)
 
 
-def test_the_operator_follows_torch_s_rules_for_operators():
-    case = Case((CoPE(p_max=9), Relative(positions=5), CoPEALiBi(slopes="learned")), queries=20, dropout=0.1)
-    torch.library.opcheck(operator.attention, Arguments.of(float32_problem(case), torch.float32))
+def compiles(header, tmp_path):
+    (tmp_path / "abi.cpp").write_text(header)
+    command = [build._compiler(), "-std=gnu++17", "-fsyntax-only", str(tmp_path / "abi.cpp")]
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
-def test_torch_compile_gives_the_same():
-    case = Case((CoPE(p_max=9),), queries=40)
-    tensors = {name: x.float().requires_grad_() for name, x in random_tensors(case, torch.float32).items()}
-    inputs, positions = make_inputs(case, tensors)
-
-    def loss(q):
-        return attend_native(replace(inputs, q_BHTK=q, rotated_q_BHTK=q), positions, 0.0, DROPOUT_SEED).square().sum()
-
-    q = tensors["q"]
-    plain, compiled = loss(q), torch.compile(loss, backend="aot_eager")(q)
-    torch.testing.assert_close(compiled, plain)
-    torch.testing.assert_close(torch.autograd.grad(compiled, q)[0], torch.autograd.grad(plain, q)[0])
+@pytest.mark.parametrize("structure", abi.STRUCTURES, ids=lambda structure: structure.__name__)
+def test_the_compiler_checks_where_each_field_is(structure, tmp_path):
+    header = abi.header()
+    assert compiles(header, tmp_path)
+    checks = re.findall(rf"offsetof\({structure.__name__}, \w+\) == \d+", header)
+    assert len(checks) == len(structure._fields_)
+    for check in (checks[0], checks[-1]):
+        assert not compiles(header.replace(check, f"{check}1"), tmp_path)
 
 
 def test_builds_at_the_same_time_do_not_disturb_each_other(tmp_path, monkeypatch):

@@ -52,21 +52,23 @@ def used(monkeypatch):
     return names
 
 
+SITUATIONS = [
+    ("auto", 8, torch.float32, {}),
+    ("auto", 40, torch.bfloat16, {}),
+    ("auto", 300, torch.float32, {"dropout": 0.1}),
+    ("auto", 300, torch.float64, {}),
+    ("auto", 300, torch.bfloat16, {}),
+    ("auto", 40, torch.float32, {"hard": True}),
+    ("auto", 300, torch.float64, {"padded": True}),
+    ("native", 40, torch.float64, {}),
+    ("native", 20, torch.float32, {}),
+    ("blocked", 8, torch.float32, {}),
+    ("reference", 40, torch.float32, {}),
+]
+
+
 @pytest.mark.parametrize("position", LISTS.values(), ids=LISTS.keys())
-@pytest.mark.parametrize("implementation", ["auto", "native", "blocked", "reference"])
-@pytest.mark.parametrize(
-    ("tokens", "dtype", "options"),
-    [
-        (8, torch.float32, {}),
-        (40, torch.bfloat16, {}),
-        (300, torch.float32, {"dropout": 0.1}),
-        (300, torch.float64, {}),
-        (300, torch.bfloat16, {}),
-        (40, torch.float32, {"hard": True}),
-        (300, torch.float64, {"padded": True}),
-    ],
-    ids=lambda value: str(value) or "plain",
-)
+@pytest.mark.parametrize(("implementation", "tokens", "dtype", "options"), SITUATIONS, ids=range(len(SITUATIONS)))
 def test_the_path_is_the_one_that_attention_takes(used, position, implementation, tokens, dtype, options):
     fields = {"dropout": options.get("dropout", 0.0), "hard_attention": options.get("hard", False)}
     built = model(position, tokens - 4, **fields).to(dtype)
@@ -97,6 +99,16 @@ def test_reasons_name_what_prevents_a_fused_kernel():
     name, reason = which([CoPE()], dims, dtype=torch.float64)
     assert name == "blocked"
     assert "float64" in reason
+
+
+def test_a_machine_without_a_gpu_knows_the_paths_of_one():
+    pytest.importorskip("triton")
+    dims = Dims(64, 2, 1, 300)
+    assert which([CoPE(gate="separate")], dims, device="cuda", dtype=torch.bfloat16) == ("triton", None)
+    assert which([], dims, device="cuda", dtype=torch.bfloat16) == ("sdpa", None)
+    name, reason = which([CoPE()], Dims(2048, 2, 1, 300), device="cuda")
+    assert name == "blocked"
+    assert "head dim 1024" in reason
 
 
 def test_decoding_uses_the_reference():

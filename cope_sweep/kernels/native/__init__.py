@@ -1,4 +1,8 @@
-"""Attention in C++ for CPUs: compiled at first use, computes in float32, same bits at any number of threads."""
+"""Attention in C++ for CPUs: compiled at first use, computes in float32, same bits at any number of threads.
+
+Queries, keys and values in bfloat16 are converted as they are packed, and results as they are written: no copies in
+float32 are made of them.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cope_sweep.kernels.arguments import DIFFERENTIABLE, QUERIES_AND_KEYS, Arguments, unit_stride
+from cope_sweep.kernels.arguments import QUERIES_AND_KEYS, Arguments, unit_stride
 from cope_sweep.kernels.native import abi, build
 from cope_sweep.kernels.problem import AttentionProblem
 
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+READ = (torch.float32, torch.bfloat16)
+"""The types of queries, keys and values that the kernels read, and of results that they write."""
+DTYPES = (*READ, torch.float16)
+"""The types that are computed; float16 through copies in float32."""
 
 
 def why_not(problem: AttentionProblem) -> str | None:
@@ -31,8 +38,8 @@ def why_not(problem: AttentionProblem) -> str | None:
 
 def forward(given: Arguments, out: Tensor, lse: Tensor, carry: Tensor) -> None:
     """Write the output and the log-sum-exp; nothing is carried."""
-    given, result = _kernel_layout(given), _float32(out)
-    _library().cope_forward(abi.native_problem(given), abi.View.of(result), lse.data_ptr())
+    given, result = _kernel_layout(given), _written(out, READ)
+    _library().cope_forward(abi.problem(given), abi.View.of(result), lse.data_ptr())
     if result is not out:
         out.copy_(result)
 
@@ -41,35 +48,44 @@ def backward(
     given: Arguments, dout: Tensor, out: Tensor, lse: Tensor, carry: Tensor, gradients: list[Tensor | None]
 ) -> None:
     """Write the gradients."""
-    given, dout, out = _kernel_layout(given), unit_stride(dout.float()), out.float()
-    sums = [None if x is None else _float32(x) for x in gradients]
+    given, dout, out = _kernel_layout(given), unit_stride(_readable(dout)), _readable(out)
+    heads, tables = gradients[:QUERIES_AND_KEYS], gradients[QUERIES_AND_KEYS:]
+    written = [None if x is None else _written(x, READ) for x in heads]
+    written += [None if x is None else _written(x, READ[:1]) for x in tables]
     pointers = abi.Gradients(
-        *(abi.View.of(sums[n]) for n in range(QUERIES_AND_KEYS)),
-        *(abi.pointer(sums[n]) for n in range(QUERIES_AND_KEYS, DIFFERENTIABLE)),
+        *(abi.View.of(x) for x in written[:QUERIES_AND_KEYS]),
+        *(abi.pointer(x) for x in written[QUERIES_AND_KEYS:]),
     )
-    _library().cope_backward(abi.native_problem(given), abi.View.of(out), lse.data_ptr(), abi.View.of(dout), pointers)
-    for gradient, computed in zip(gradients, sums, strict=True):
-        if gradient is not None and computed is not None and computed is not gradient:
-            gradient.copy_(computed)
+    _library().cope_backward(abi.problem(given), abi.View.of(out), lse.data_ptr(), abi.View.of(dout), pointers)
+    for gradient, result in zip(gradients, written, strict=True):
+        if gradient is not None and result is not None and result is not gradient:
+            gradient.copy_(result)
 
 
 def _library() -> Any:
-    return abi.load(build.target or build.best_target())
+    return build.library(build.target or build.best_target())
 
 
-def _float32(x: Tensor) -> Tensor:
-    """The tensor itself, or a float32 tensor of its shape and strides."""
-    return x if x.dtype == torch.float32 else torch.empty_like(x, dtype=torch.float32)
+def _readable(x: Tensor) -> Tensor:
+    """The tensor itself, or a copy in float32."""
+    return x if x.dtype in READ else x.float()
+
+
+def _written(x: Tensor, dtypes: tuple[torch.dtype, ...]) -> Tensor:
+    """The tensor itself, or an empty one in float32 with its shape and strides."""
+    return x if x.dtype in dtypes else torch.empty_like(x, dtype=torch.float32)
 
 
 def _kernel_layout(given: Arguments) -> Arguments:
     """The arguments in the types and memory layouts that the kernels read. Keep the result alive while they run."""
     changed: dict[str, Any] = {}
-    for name, value in given._asdict().items():
+    for index, (name, value) in enumerate(given._asdict().items()):
         if not isinstance(value, Tensor) or name == "seed":
             continue
-        x = value.to(torch.int64 if name == "lengths" else torch.float32)
-        changed[name] = unit_stride(x) if name in Arguments._fields[:QUERIES_AND_KEYS] else x.contiguous()
+        if index < QUERIES_AND_KEYS:
+            changed[name] = unit_stride(_readable(value))
+        else:
+            changed[name] = value.to(torch.int64 if name == "lengths" else torch.float32).contiguous()
     return given._replace(**changed)
 
 

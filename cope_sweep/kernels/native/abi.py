@@ -1,4 +1,4 @@
-"""The C interface of the native kernels for ctypes: the structures of problem.h and backward.h, fields in their order.
+"""The C interface of the native kernels: its structures are declared here, and `header` writes them for the compiler.
 
 Shapes: B batch, H heads, T queries, S keys, D head dim.
 """
@@ -6,15 +6,13 @@ Shapes: B batch, H heads, T queries, S keys, D head dim.
 from __future__ import annotations
 
 import ctypes
-import functools
-from ctypes import POINTER, c_float, c_int32, c_int64, c_uint64, c_void_p
+from ctypes import c_float, c_int32, c_int64, c_uint64, c_void_p
 
 import torch
 from torch import Tensor
 
 from cope_sweep.kernels.arguments import Arguments
 from cope_sweep.kernels.dropout import threshold
-from cope_sweep.kernels.native.build import BuildError, library
 
 MIN_WORK_ITEMS = 8
 """With fewer heads (B·H) than this, the queries of a head are split into groups, so that more threads have work."""
@@ -25,82 +23,108 @@ poison_scratch = False
 """Whether to fill scratch memory with NaN before use. For tests."""
 
 
-class View(ctypes.Structure):
-    """A (B, H, T, D) tensor of float32 whose last dimension is contiguous."""
+class Floats(c_void_p):
+    """`float*` in C; None: null."""
 
-    _fields_ = [("data", c_void_p), ("batch", c_int64), ("head", c_int64), ("token", c_int64)]
+
+class Integers(c_void_p):
+    """`int64_t*` in C; None: null."""
+
+
+class View(ctypes.Structure):
+    """A (B, H, T, D) tensor whose last dimension is contiguous. Strides count elements."""
+
+    _fields_ = [
+        ("data", c_void_p),
+        ("batch", c_int64),
+        ("head", c_int64),
+        ("token", c_int64),
+        ("is_bfloat16", c_int64),  # otherwise float32
+    ]
 
     @staticmethod
     def of(x: Tensor | None) -> View:
-        return View() if x is None else View(x.data_ptr(), *x.stride()[:3])
+        return View() if x is None else View(x.data_ptr(), *x.stride()[:3], x.dtype == torch.bfloat16)
 
 
-class NativeProblem(ctypes.Structure):
-    """`NativeProblem` of problem.h: its comments describe the fields."""
+class Problem(ctypes.Structure):
+    """One attention."""
 
     _fields_ = [
         *[(name, c_int64) for name in "BHTSD"],
-        *[(name, View) for name in ("q", "k", "v", "base_q", "gate_k")],
-        ("e", c_void_p),
+        *[(name, View) for name in ("q", "k", "v")],
+        ("base_q", View),  # queries before rotation, for gates and tables; no data: q
+        ("gate_k", View),  # no data: gates see the attention logits
+        ("e", Floats),  # table of positions, (P, D) or (H, P, D), or null
         ("P", c_int64),
-        ("e_head", c_int64),
-        ("knots", c_void_p),
+        ("e_head", c_int64),  # floats between the tables of two heads; 0: one table
+        ("knots", Floats),  # (N,), or null
         ("N", c_int64),
-        ("segment_slope", c_void_p),
-        ("segment_intercept", c_void_p),
-        ("m", c_void_p),
-        ("relative", c_void_p),
+        ("segment_slope", Floats),  # (B, H, T, N + 1)
+        ("segment_intercept", Floats),  # (B, H, T, N + 1)
+        ("m", Floats),  # (H,), or null
+        ("relative", Floats),  # table of distances, (R, D) or (H, R, D), or null
         ("R", c_int64),
-        ("relative_head", c_int64),
+        ("relative_head", c_int64),  # floats between the tables of two heads; 0: one table
         ("far_last", c_int64),
-        ("distance_bias", c_void_p),
+        ("distance_bias", Floats),  # (H, biases), or null
         ("biases", c_int64),
-        ("distance_slope", c_void_p),
-        ("lengths", c_void_p),
+        ("distance_slope", Floats),  # (H,), or null
+        ("lengths", Integers),  # (B,), or null
         ("seed", c_uint64),
-        ("threshold", c_int64),
+        ("threshold", c_int64),  # weights whose 32 bits are below are dropped; 0: no dropout
         ("scale", c_float),
         ("limit", c_float),
-        ("keep_scale", c_float),
-        ("e_scale", c_float),
+        ("keep_scale", c_float),  # 1/(1 − dropout)
+        ("e_scale", c_float),  # of base_q·e
         ("relative_scale", c_float),
-        ("groups", c_int32),
+        ("groups", c_int32),  # number of groups of a head's queries, each with its own partial sums
         ("threads", c_int32),
-        ("poison", c_int32),
+        ("poison", c_int32),  # whether to fill scratch memory with NaN (for tests)
     ]
 
 
 class Gradients(ctypes.Structure):
-    """`Gradients` of backward.h."""
+    """Outputs of the backward pass, as the arguments of the same names; every element is written."""
 
     _fields_ = [
         *[(name, View) for name in ("q", "k", "v", "base_q", "gate_k")],
-        *[(name, c_void_p) for name in ("e", "segment_slope", "segment_intercept", "m", "relative", "distance_bias")],
+        *[(name, Floats) for name in ("e", "segment_slope", "segment_intercept", "m", "relative", "distance_bias")],
     ]
 
 
-@functools.cache
-def load(target: str) -> ctypes.CDLL:
-    """The library for an instruction set, with its functions declared. Raises BuildError."""
-    native = library(target)
-    native.cope_forward.argtypes = [POINTER(NativeProblem), POINTER(View), c_void_p]
-    native.cope_forward.restype = None
-    native.cope_backward.argtypes = [POINTER(NativeProblem), POINTER(View), c_void_p, POINTER(View), POINTER(Gradients)]
-    native.cope_backward.restype = None
-    sizes = (native.cope_problem_size(), native.cope_gradients_size())
-    declared = (ctypes.sizeof(NativeProblem), ctypes.sizeof(Gradients))
-    if sizes != declared:
-        raise BuildError(
-            f"the native kernels' structures have {sizes} bytes and abi.py declares {declared}: correct abi.py"
-        )
-    return native
+STRUCTURES = (View, Problem, Gradients)
+_C_TYPES = {
+    c_float: "float",
+    c_int32: "int32_t",
+    c_int64: "int64_t",
+    c_uint64: "uint64_t",
+    c_void_p: "void*",
+    Floats: "float*",
+    Integers: "int64_t*",
+    View: "View",
+}
 
 
-def native_problem(given: Arguments) -> NativeProblem:
+def header() -> str:
+    """The structures in C++, in namespace `abi`. The compiler checks that each field is where ctypes has it."""
+    lines = ["#pragma once", "#include <cstddef>", "#include <cstdint>", "namespace abi {"]
+    for structure in STRUCTURES:
+        name, fields = structure.__name__, structure._fields_
+        members = " ".join(f"{_C_TYPES[kind]} {field};" for field, kind in fields)
+        checks = [f"sizeof({name}) == {ctypes.sizeof(structure)}"]
+        for field, kind in fields:
+            checks.append(f"offsetof({name}, {field}) == {getattr(structure, field).offset}")
+            checks.append(f"sizeof({name}::{field}) == {ctypes.sizeof(kind)}")
+        lines += [f"struct {name} {{ {members} }};", f'static_assert({" && ".join(checks)}, "{name}");']
+    return "\n".join([*lines, "}", ""])
+
+
+def problem(given: Arguments) -> Problem:
     """The structure for arguments in the kernels' types and memory layouts, which have to stay alive."""
     B, H, T, D = given.q.shape
     S = given.k.shape[2]
-    return NativeProblem(
+    return Problem(
         B=B,
         H=H,
         T=T,

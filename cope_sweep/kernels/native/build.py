@@ -1,8 +1,9 @@
 """Compiles the native kernels at first use, into a cache of the user.
 
-There is one library for each instruction set (AVX-512, AVX2, portable) and each version of the sources. Its file name
-holds both, so libraries are never overwritten and different hosts can share a home directory. Processes that build at
-the same time each write a file of their own and rename it; their contents are the same.
+There is one library for each instruction set (AVX-512, AVX2, portable) and each version of the sources, to which the
+header `abi.h` belongs that `abi.py` writes. Its file name holds both, so libraries are never overwritten and different
+hosts can share a home directory. Processes that build at the same time each write a file of their own and rename it;
+their contents are the same.
 """
 
 from __future__ import annotations
@@ -15,9 +16,12 @@ import platform
 import shutil
 import subprocess
 import tempfile
+from ctypes import POINTER, c_void_p
 from pathlib import Path
 
 import torch
+
+from cope_sweep.kernels.native import abi
 
 SOURCES = Path(__file__).parent
 FLAGS = ["-std=gnu++17", "-O3", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC", "-w"]
@@ -44,9 +48,14 @@ def best_target() -> str:
 def library(target: str) -> ctypes.CDLL:
     """The compiled kernels for an instruction set, from the cache or newly built. Raises BuildError."""
     try:
-        return ctypes.CDLL(str(build(target)))
+        native = ctypes.CDLL(str(build(target)))
     except OSError as error:
         raise BuildError(f"the native kernels could not be loaded: {error}") from error
+    problem, view, gradients = POINTER(abi.Problem), POINTER(abi.View), POINTER(abi.Gradients)
+    native.cope_forward.argtypes = [problem, view, c_void_p]
+    native.cope_backward.argtypes = [problem, view, c_void_p, view, gradients]
+    native.cope_forward.restype = native.cope_backward.restype = None
+    return native
 
 
 def cache_dir() -> Path:
@@ -67,8 +76,13 @@ def build(target: str) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent, prefix="building-") as folder:
             fresh = Path(folder) / "attention.so"
+            (Path(folder) / "abi.h").write_text(abi.header())
             done = subprocess.run(
-                [*command, "-o", str(fresh)], capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+                [*command, "-I", folder, "-o", str(fresh)],
+                capture_output=True,
+                text=True,
+                timeout=TIMEOUT_S,
+                check=False,
             )
             if done.returncode:
                 raise BuildError(f"{compiler} could not compile the native kernels: {_first_error(done.stderr)}")
@@ -85,7 +99,7 @@ def _compiler() -> str | None:
 
 
 def _digest(command: list[str]) -> str:
-    digest = hashlib.sha256(repr([Path(command[0]).name, *command[1:-1]]).encode())
+    digest = hashlib.sha256(repr([Path(command[0]).name, *command[1:-1], abi.header()]).encode())
     for source in sorted(SOURCES.glob("*.h")) + sorted(SOURCES.glob("*.cpp")):
         digest.update(source.read_bytes())
     return digest.hexdigest()[:16]

@@ -1,4 +1,4 @@
-// The problem, as Python passes it (native/abi.py declares the same fields), and scratch memory.
+// The problem, as Python passes it (abi.py declares its fields, and abi.h is made from them), scratch memory, and packing.
 #pragma once
 
 #include <algorithm>
@@ -7,47 +7,24 @@
 #include <limits>
 #include <new>
 
+#include "abi.h"
 #include "simd.h"
+
+using abi::Gradients;
+using abi::View;
 
 constexpr int TILE = 64;            // queries, and keys, of a tile
 constexpr int VECTORS = TILE / W;   // vectors in a row of a tile
 
-struct View {  // (B, H, T, D): strides in floats; the last dimension is contiguous
-    float* data;
-    int64_t batch, head, token;
-    float* row(int64_t b, int64_t h, int64_t t) const { return data + b * batch + h * head + t * token; }
-};
-
-struct NativeProblem {
-    int64_t B, H, T, S, D;
-    View q, k, v;
-    View base_q;                        // queries before rotation, for gates and tables; no data: q
-    View gate_k;                        // no data: gates see the attention logits
-    float* e;                           // table of positions, (P, D) or (H, P, D), or null
-    int64_t P, e_head;                  // e_head: floats between the tables of two heads; 0: one table
-    float* knots;                       // (N,), or null
-    int64_t N;
-    float *segment_slope, *segment_intercept;  // (B, H, T, N + 1)
-    float* m;                           // (H,), or null
-    float* relative;                    // table of distances, (R, D) or (H, R, D), or null
-    int64_t R, relative_head, far_last;  // relative_head: floats between the tables of two heads; 0: one table
-    float* distance_bias;               // (H, biases), or null
-    int64_t biases;
-    float* distance_slope;              // (H,), or null
-    int64_t* lengths;                   // (B,), or null
-    uint64_t seed;
-    int64_t threshold;                  // weights whose 32 bits are below are dropped; 0: no dropout
-    float scale, limit, keep_scale;     // keep_scale = 1/(1 − dropout)
-    float e_scale, relative_scale;      // of base_q·e
-    int32_t groups;                     // number of groups of a head's queries, each with its own partial sums
-    int32_t threads;
-    int32_t poison;                     // whether to fill scratch memory with NaN (for tests)
-
+struct NativeProblem : abi::Problem {
+    explicit NativeProblem(const abi::Problem& given) : abi::Problem(given) {}
     bool gates() const { return e || knots || m; }
     bool separate() const { return gate_k.data != nullptr; }
     bool rotated() const { return base_q.data != nullptr; }
     bool distances() const { return relative || distance_bias || distance_slope; }
+    bool simple() const { return !distances() && !threshold && !m; }  // scores need no more than logits and a table or segments
     int64_t heads() const { return B * H; }
+    int64_t items() const { return heads() * groups; }  // units of work; each has its own partial sums
     int64_t start() const { return S - T; }  // the token of the first query
     int64_t tiles() const { return (S + TILE - 1) / TILE; }
     long width() const { return (D + W - 1) / W * W; }  // a row of D floats, padded to whole vectors
@@ -81,11 +58,50 @@ class Scratch {
 
 static inline void zero(float* p, size_t floats) { std::memset(p, 0, floats * sizeof(float)); }
 
+static inline float from_bfloat16(uint16_t x) {
+    const uint32_t bits = uint32_t(x) << 16;
+    float y;
+    std::memcpy(&y, &bits, sizeof y);
+    return y;
+}
+
+// The nearest bfloat16, ties to even.
+static inline uint16_t to_bfloat16(float x) {
+    uint32_t bits;
+    std::memcpy(&bits, &x, sizeof bits);
+    const uint32_t rounded = bits + 0x7FFF + (bits >> 16 & 1);
+    return x != x ? 0x7FC0 : uint16_t(rounded >> 16);
+}
+
+template <class Number> static inline Number* row_of(const View& x, int64_t b, int64_t h, int64_t t) {
+    return static_cast<Number*>(x.data) + b * x.batch + h * x.head + t * x.token;
+}
+
+// Row t of a head, D floats: in place, or converted into `buffer`.
+static inline const float* read_row(const View& x, int64_t b, int64_t h, int64_t t, int64_t D, float* buffer) {
+    if (!x.is_bfloat16) return row_of<float>(x, b, h, t);
+    const uint16_t* row = row_of<uint16_t>(x, b, h, t);
+    for (int64_t d = 0; d < D; ++d) buffer[d] = from_bfloat16(row[d]);
+    return buffer;
+}
+
+// Write `from` times `factor` to row t of a head; null: zeros.
+static inline void write_row(const View& x, int64_t b, int64_t h, int64_t t, int64_t D, const float* from, float factor = 1) {
+    if (x.is_bfloat16) {
+        uint16_t* to = row_of<uint16_t>(x, b, h, t);
+        for (int64_t d = 0; d < D; ++d) to[d] = from ? to_bfloat16(from[d] * factor) : 0;
+        return;
+    }
+    float* to = row_of<float>(x, b, h, t);
+    if (!from) return zero(to, D);
+    for (int64_t d = 0; d < D; ++d) to[d] = from[d] * factor;
+}
+
 // Tokens a … b − 1 of a head as rows of `width` floats, times `scale`; padding is 0.
 static void pack_rows(const NativeProblem& x, const View& from, int64_t batch, int64_t head, int64_t a, int64_t b, float scale, float* to) {
     const long width = x.width();
     for (int64_t t = a; t < b; ++t, to += width) {
-        const float* row = from.row(batch, head, t);
+        const float* row = read_row(from, batch, head, t, x.D, to);
         for (int64_t d = 0; d < x.D; ++d) to[d] = row[d] * scale;
         for (long d = x.D; d < width; ++d) to[d] = 0;
     }
@@ -111,5 +127,11 @@ template <class RowOf> static void pack_columns(int64_t D, int64_t count, float 
 }
 
 static void pack_columns(const NativeProblem& x, const View& from, int64_t b, int64_t h, int64_t tokens, float* to) {
-    pack_columns(x.D, tokens, 1, to, [&](int64_t t) { return from.row(b, h, t); });
+    if (!from.is_bfloat16) return pack_columns(x.D, tokens, 1, to, [&](int64_t t) { return row_of<float>(from, b, h, t); });
+    Scratch rows(x, TILE * x.D);
+    for (int64_t first = 0; first < tokens; first += TILE, to += x.D * TILE) {
+        const int64_t count = std::min<int64_t>(TILE, tokens - first);
+        for (int64_t t = 0; t < count; ++t) read_row(from, b, h, first + t, x.D, rows + t * x.D);
+        pack_columns(x.D, count, 1, to, [&](int64_t t) -> const float* { return rows + t * x.D; });
+    }
 }

@@ -1,7 +1,6 @@
-// One row of a tile, from logits to scores: keys are visited from the query to earlier tokens.
+// One row of a tile, from logits to scores: keys are visited from the query to earlier tokens. Forward and backward use it.
 #pragma once
 
-#include "gemm.h"
 #include "problem.h"
 
 enum Kind { NONE, TABLE, SEGMENTS, SLOPE_ONLY };  // how a contextual position becomes a bias
@@ -110,6 +109,64 @@ static inline void add_distance_scores(const NativeProblem& x, const Row& row, i
     }
 }
 
+// How the scores of a row depend on its positions, for the backward pass.
+struct Details {
+    vf gates[VECTORS], positions[VECTORS];
+    vf slopes[VECTORS];     // of the bias
+    vf fractions[VECTORS];  // TABLE: how far a position is from its entry to the next
+    vi indices[VECTORS];    // TABLE: the entry
+};
+
+// The scores of a row: logits s, minus the log-sum-exp `lse` (BACKWARD), plus all biases. Returns whether positions counted,
+// so that there are details (all of them with BACKWARD). FULL: no key is after the query, and there are no distance scores,
+// no dropout and no slope m.
+template <Kind kind, bool FULL, bool BACKWARD>
+static inline bool row_scores(const NativeProblem& x, Row& row, int64_t h, int64_t i, int64_t j, int vectors, float saturation, const float* s,
+                              const float* gate_logits, float lse, vf* scores, Details& details) {
+    const bool counts = kind != NONE && row.position < saturation;
+    const vf base = splat(-lse);
+    if (counts) {
+        row.position = walk<FULL>(gate_logits, vectors, i - j + 1, row.position, details.gates, details.positions);
+        if (kind == TABLE && row.position >= saturation) row.far = row.table[x.P - 1];
+#pragma GCC unroll 16
+        for (int v = VECTORS - 1; v >= 0; --v) {
+            if (!FULL && v >= vectors) continue;
+            const vf p = details.positions[v];
+            scores[v] = BACKWARD ? load(s + v * W) + base : load(s + v * W);
+            if (BACKWARD) details.slopes[v] = vf{};
+            if (kind == TABLE) {
+                const TableBias entry(row.table, float(x.P - 1), p);
+                scores[v] += entry.bias;
+                if (BACKWARD) {
+                    details.slopes[v] = select(p < float(x.P - 1), entry.difference, vf{});
+                    details.fractions[v] = entry.fraction;
+                    details.indices[v] = entry.index;
+                }
+            } else if (kind == SEGMENTS) {
+                const SegmentBias entry(x, row, p, row.segment);
+                scores[v] += entry.bias;
+                if (BACKWARD) details.slopes[v] = select(p < x.limit, entry.slope, vf{});
+            }
+            if (!FULL && x.m) {
+                scores[v] += row.m * p;
+                if (BACKWARD) details.slopes[v] += row.m;
+            }
+        }
+    } else {
+        const vf constant = BACKWARD ? base + row.far : splat(row.far);
+#pragma GCC unroll 16
+        for (int v = 0; v < VECTORS; ++v)
+            if (FULL || v < vectors) scores[v] = load(s + v * W) + constant;
+    }
+    if (!FULL && x.distances()) add_distance_scores(x, row, h, i, j, vectors, scores);
+    return counts;
+}
+
+// Vectors of a row whose first keys are visible.
+template <bool FULL> static inline int row_vectors(int64_t visible) {
+    return FULL || visible >= TILE ? VECTORS : int((visible + W - 1) / W);
+}
+
 // The dropout mask of kernels/dropout.py.
 static inline uint32_t dropout_row(uint64_t seed, uint64_t head, uint64_t query) {
     uint64_t x = seed + ((head << 32) | query) * 0x9E3779B97F4A7C15ull;
@@ -127,64 +184,4 @@ static inline vf dropout_factor(const NativeProblem& x, uint32_t row, int64_t j)
     bits *= 0x846CA68Bu;
     bits ^= bits >> 16;
     return select((vi)(bits >= uint32_t(x.threshold)), splat(x.keep_scale), vf{});
-}
-
-// The rows of a block that are queries and not padding, first … end − 1, and the same range in steps of 8 for products.
-struct Rows {
-    int first, end, first8, end8;
-    Rows(const NativeProblem& x, int64_t block, int64_t tokens) {
-        auto clip = [](int64_t r) { return int(r < 0 ? 0 : r > TILE ? TILE : r); };
-        first = clip(x.start() - block * TILE);
-        end = clip(tokens - block * TILE);
-        if (end < first) end = first;
-        first8 = first / 8 * 8;
-        end8 = (end + 7) / 8 * 8;
-    }
-    bool none() const { return first == end; }
-
-    // Write zeros to the rows that are in the range of products only.
-    void clear_around(float* tile, long width) const {
-        zero(tile + first8 * width, (first - first8) * width);
-        zero(tile + end * width, (end8 - end) * width);
-    }
-
-    // The block's rows of a (B, H, T, D) tensor, times `scale`.
-    void pack(const NativeProblem& x, const View& from, int64_t b, int64_t h, int64_t block, float scale, float* to) const {
-        const int64_t query = block * TILE - x.start();
-        pack_rows(x, from, b, h, query + first, query + end, scale, to + first * x.width());
-        clear_around(to, x.width());
-    }
-};
-
-// C = Q·Kᵀ of a tile, as far as it is not above the diagonal.
-static inline void logits(const Rows& rows, bool diagonal, const float* q, long width, const float* k_columns, int64_t D, float* c) {
-    if (!diagonal) {
-        gemm(q + rows.first8 * width, width, 1, k_columns, TILE, c + rows.first8 * TILE, TILE, rows.end8 - rows.first8, TILE, int(D), false);
-        return;
-    }
-    for (int r = rows.first8; r < rows.end8; r += 8)
-        gemm(q + r * width, width, 1, k_columns, TILE, c + r * TILE, TILE, 8, (r + 8 + W - 1) / W * W, int(D), false);
-}
-
-// C += A·B for a tile A of weights or their gradients, and rows B of keys or values.
-static inline void weighted(const Rows& rows, bool diagonal, const float* a, const float* b, long width, float* c) {
-    if (!diagonal) {
-        gemm(a + rows.first8 * TILE, TILE, 1, b, width, c + rows.first8 * width, width, rows.end8 - rows.first8, int(width), TILE, true);
-        return;
-    }
-    for (int r = rows.first8; r < rows.end8; r += 8)
-        gemm(a + r * TILE, TILE, 1, b, width, c + r * width, width, 8, int(width), r + 8, true);
-}
-
-// C += Aᵀ·B for a tile A, and rows B of queries or output gradients.
-static inline void weighted_back(const Rows& rows, bool diagonal, const float* a, const float* b, long width, float* c) {
-    if (!diagonal) {
-        const int r = rows.first8;
-        gemm(a + r * TILE, 1, TILE, b + r * width, width, c, width, TILE, int(width), rows.end8 - r, true);
-        return;
-    }
-    for (int j = 0; j < rows.end8; j += 8) {
-        const int r = j > rows.first8 ? j : rows.first8;
-        gemm(a + r * TILE + j, 1, TILE, b + r * width, width, c + j * width, width, 8, int(width), rows.end8 - r, true);
-    }
 }

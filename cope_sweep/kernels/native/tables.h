@@ -4,8 +4,7 @@
 
 #include <algorithm>
 
-#include "gemm.h"
-#include "rows.h"
+#include "tiles.h"
 
 // Token i reads at most i + this many entries: a position includes the token's own gate, and interpolation reads the next.
 constexpr int POSITIONS_AHEAD = 2, DISTANCES_AHEAD = 0;
@@ -89,33 +88,4 @@ static void write_table(const NativeProblem& x, float* to, int64_t entries, int 
         for (int64_t p = 0; p < Table::reachable(x, entries, ahead); ++p)
             for (int64_t d = 0; d < x.D; ++d) e[p * x.D + d] += parts[item * part + p * width + d] * scale;
     }
-}
-
-// Number of entries that the rows of a block may read in the next tile: gates are at most 1.
-static inline int64_t reachable_entries(const Rows& rows, const Row* walking) {
-    double most = 0;
-    for (int r = rows.first; r < rows.end; ++r) most = std::max(most, walking[r].position);
-    return int64_t(most) + TILE + POSITIONS_AHEAD;
-}
-
-// The state of query i, row r of its block, before its first tile.
-static inline Row begin(const NativeProblem& x, const Table& positions, const Table& distances, int64_t b, int64_t h, int64_t i, int r) {
-    Row row{};
-    if (x.m) row.m = x.m[h];
-    if (x.e) {
-        row.table = positions.row(r);
-        if (x.P == 1) row.far = row.table[0];
-    }
-    if (x.relative) row.relative = distances.row(r);
-    if (x.knots) {
-        const int64_t query = (b * x.H + h) * x.T + i - x.start();
-        row.slope = x.segment_slope + query * (x.N + 1);
-        row.intercept = x.segment_intercept + query * (x.N + 1);
-        row.segment = segment_of(x, 0.0f);
-        if (std::isfinite(x.limit)) {
-            const int last = segment_of(x, x.limit);
-            row.far = row.intercept[last] + row.slope[last] * x.limit;
-        }
-    }
-    return row;
 }

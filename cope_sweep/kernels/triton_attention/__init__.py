@@ -38,7 +38,7 @@ def why_not(problem: AttentionProblem) -> str | None:
     q = problem.q_BHTK
     if not q.is_cuda and not INTERPRETED:
         return f"it needs a GPU, and the tensors are on {q.device.type}"
-    if q.is_cuda and torch.cuda.get_device_capability(q.device) < (8, 0):
+    if q.is_cuda and _is_old(q.device.index):
         return "the GPU is older than compute capability 8.0"
     if q.dtype not in DTYPES:
         return f"it has no kernel for {q.dtype}"
@@ -61,3 +61,9 @@ def attend(problem: AttentionProblem) -> Tensor:
     Gate keys and embeddings are converted to the type of the queries, slopes and biases to float32.
     """
     return operator.attention(Arguments.of(problem), "triton")
+
+
+@torch.compiler.assume_constant_result
+def _is_old(device: int | None) -> bool:
+    """Whether the GPU is too old. A plan asks where there is no GPU, too, with tensors that have no data."""
+    return torch.cuda.is_available() and torch.cuda.get_device_capability(device) < (8, 0)

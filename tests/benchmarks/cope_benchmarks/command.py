@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from cope_benchmarks.instructions import limit_to_avx2
 from cope_sweep.cli.options import Json
 from cope_sweep.cli.output import grid, make_console, print_json
 from cope_sweep.errors import UserError
@@ -45,19 +46,31 @@ Device = Annotated[
 
 
 @app.command()
-def attention(as_json: Json = False, keep: Keep = None, threads: Threads = None, repetitions: Repetitions = 9) -> None:
+def attention(
+    as_json: Json = False,
+    keep: Keep = None,
+    threads: Threads = None,
+    repetitions: Repetitions = 9,
+    avx2: Annotated[
+        bool, typer.Option("--avx2", help="Use no better instructions than AVX2, in all alternatives.")
+    ] = False,
+) -> None:
     """Measure attention with CoPE on this CPU: native and blocked kernels, the paper's listing and torch's SDPA.
 
-    Takes about six minutes. Outputs and gradients are checked before anything is timed.
+    Takes about six minutes. Outputs and gradients are checked before anything is timed. Results are kept by instruction
+    set: attention-avx512.json, attention-avx2.json.
 
-    Example: `cope-sweep bench attention --threads 1 --keep results`
+    Example: `cope-sweep bench attention --threads 1 --avx2 --keep results`
     """
+    if avx2:
+        limit_to_avx2()
     from cope_benchmarks.attention import measure, table
 
     _check_writable(keep)
     _use_threads(threads)
     measured = measure(repetitions=repetitions)
-    _show("attention", measured, table(measured), as_json, keep)
+    name = f"attention-{measured['machine']['cpu_capability'].lower()}"
+    _show(name, measured, table(measured), as_json, keep)
 
 
 @app.command()
