@@ -12,10 +12,14 @@ from cope_benchmarks import exact as exact_module
 from cope_benchmarks.exact import compare, computed_by, exact
 from cope_benchmarks.gpu_problems import DTYPES, Problem
 
-from cope_sweep.kernels.blocked import blocked
+from cope_sweep.kernels import fused
 from cope_sweep.positions.terms import LookUp
 
 SMALL = {"heads": 2, "tokens": 75, "head_dim": 16}
+
+
+def blocked(problem):
+    return fused(problem, "blocked")
 
 
 @pytest.fixture(autouse=True, scope="module")

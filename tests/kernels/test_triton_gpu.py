@@ -94,7 +94,7 @@ IN_THE_INTERPRETER = (
 )  # fmt: skip
 """The others differ from these by their size alone."""
 CASES = {**BY_NAME, **LONG} if ON_GPU else {name: tiny(BY_NAME[name]) for name in IN_THE_INTERPRETER}
-FALL_BACK = {"t5", "cope-mlp", "bfloat16, head dim 256", "float16, head dim 256", "float32, head dim 256"}
+FALL_BACK = {"cope-mlp", "bfloat16, head dim 256", "float16, head dim 256", "float32, head dim 256"}
 """Cases that the kernels may leave to the blocked path, if they say why."""
 
 

@@ -57,7 +57,8 @@ class Rounding:
         """The errors of all products of vectors with these norms."""
         size = x_norms[..., :, None] * y_norms[..., None, :]
         random = torch.randn(size.shape, generator=self.rng, device=size.device, dtype=torch.float32)
-        return size * random * PRODUCT_ERROR[self.dtype]
+        errors: Tensor = size * random * PRODUCT_ERROR[self.dtype]
+        return errors
 
     def moved(self, p: Tensor) -> Tensor:
         return (p + self.direction * POSITION_ERROR * (p + p.shape[-1] ** 0.5)).clamp(min=0)
@@ -174,7 +175,7 @@ class _Block:
         if problem.dropout and problem.seed is not None:
             (B, H), heads = total.shape[:2], torch.arange(total.shape[0] * total.shape[1], device=self.device)
             kept = dropout_mask(problem.seed, problem.dropout, heads, self.i_R, self.j_C)
-            kept = kept.view(B, H, *kept.shape[1:]) / (1 - problem.dropout)
+            kept = kept.view(B, H, *kept.shape[1:]).double() / (1 - problem.dropout)
         out = _Attend.apply(total, self.keys(problem.v_BHSK), kept, self.rounding)
         if problem.lengths_B is not None:
             is_token = self.i_R < problem.lengths_B[:, None]
@@ -191,7 +192,7 @@ class _Block:
     def table(self, term: LookUp | RelativeLookUp, e: Tensor) -> Tensor:
         """The products of the block's queries with a table, (B, H, R, entries)."""
         z = term.q_BHQK[:, :, self.rows] @ e.mT * term.scale
-        return _Stored.apply(z, self.rounding) if self.rounding else z  # type: ignore[no-any-return]
+        return _Stored.apply(z, self.rounding) if self.rounding else z
 
     def contextual(self, s: Tensor) -> Tensor:
         """The scores that depend on positions, which are sums of gates."""
@@ -254,7 +255,7 @@ class _Product(torch.autograd.Function):
         return product
 
     @staticmethod
-    def backward(ctx: Any, d: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, d: Tensor) -> tuple[Tensor, Tensor, None]:
         x, y = ctx.saved_tensors
         d = ctx.rounding(d) if ctx.rounding else d
         return d @ y, d.mT @ x, None
@@ -276,7 +277,7 @@ class _Attend(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, d: Tensor) -> tuple[Tensor, Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, d: Tensor) -> tuple[Tensor, Tensor, None, None]:
         a, v, kept, out = ctx.saved_tensors
         used, da, rounding = a, d @ v.mT, ctx.rounding
         if rounding:
@@ -296,5 +297,5 @@ class _Stored(torch.autograd.Function):
         return rounding(x)
 
     @staticmethod
-    def backward(ctx: Any, d: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, d: Tensor) -> tuple[Tensor, None]:
         return ctx.rounding(d), None
