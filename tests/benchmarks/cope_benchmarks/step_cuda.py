@@ -51,10 +51,13 @@ TINY: dict[str, dict[str, Any]] = {
     },
 }
 FULL = [{"kind": "cope", "p_max": "full"}]
+COMPILED = ", torch.compile"
 ALTERNATIVES: dict[str, tuple[list[Any], step.AttendAs]] = {
     step.SDPA: ([], step.with_sdpa),
     "CoPE(64), triton": (step.COPE, step.attend_with("triton")),
     "CoPE(full), triton": (FULL, step.attend_with("triton")),
+    step.SDPA + COMPILED: ([], step.with_sdpa),
+    "CoPE(64), triton" + COMPILED: (step.COPE, step.attend_with("triton")),
     "CoPE(64), blocked": (step.COPE, step.attend_with("blocked")),
     "CoPE(64), the paper's listing": (step.COPE, step.with_listing),
 }
@@ -72,7 +75,9 @@ def measure(folder: Path | None = None, device: str = "cuda", budget_s: float = 
     models = MODELS if device == "cuda" else TINY
     journal = Journal(folder / "step.jsonl" if folder else None, facts(device))
     deadline = Deadline(budget_s)
-    todo = [(model, name) for model in models for name in ALTERNATIVES]
+    # In a dry run, compilation would take longer than all the rest.
+    names = [name for name in ALTERNATIVES if device == "cuda" or not name.endswith(COMPILED)]
+    todo = [(model, name) for model in models for name in names]
     for model, name in todo:
         key = f"{model}; {name}"
         if key in journal.rows:
@@ -129,7 +134,10 @@ def _row(model: dict[str, Any], name: str, device: str, device_name: str) -> dic
     position, compute = ALTERNATIVES[name]
     run = RunSpec.model_validate_json(json.dumps(model | {"model": model["model"] | {"position": position}}))
     precision = "bf16" if device == "cuda" else "fp32"
-    trainer = Trainer(run, Runtime(device=device, precision=precision, threads=torch.get_num_threads()))
+    runtime = Runtime(
+        device=device, precision=precision, threads=torch.get_num_threads(), compile=name.endswith(COMPILED)
+    )
+    trainer = Trainer(run, runtime)
     failure = step.failure(trainer, compute, "blocked")
     if failure:
         return {"failed": failure}
