@@ -276,7 +276,8 @@ def _paper(setting: Setting) -> int:
         elif code:
             _say(f"cope-sweep run {name} ended with {code}")
             return 1
-        _cli("report", *common, "--compare", "paper", "--out", str(setting.out / "paper"))
+        published = ["--compare", "paper"] if setting.device == "cuda" else []
+        _cli("report", *common, *published, "--out", str(setting.out / "paper"))  # its errors are in the log
     if unfinished and setting.device == "cuda":
         _say(f"not finished: {', '.join(unfinished)}")
         return UNFINISHED
