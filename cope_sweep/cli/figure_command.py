@@ -212,20 +212,11 @@ def figure(
     chosen_format = file_format or (_suffix_format(target) if target else "csv")
     if chosen.needs == "checkpoint":
         folder = _checkpoint(name, rows, seed, scale, sets, ablations, root, index)
-        options = MapOptions(show=show, heads=_pairs(heads) or 4, mark=mark, title=title)
-        made = _map_figure(chosen, folder, options, text=text, file=file, split=split, position=position, first=first)
+        maps = MapOptions(show=show, heads=_pairs(heads) or 4, mark=mark, title=title)
+        made = _map_figure(chosen, folder, maps, text=text, file=file, split=split, position=position, first=first)
     else:
-        from cope_sweep.queries import recorded_plan, settle
-
-        plan, store = load_plan(name, ablations, scale, sets), open_store(root, index)
-        settle(store)
-        made = chosen.make(
-            recorded_plan(plan, store),
-            store,
-            Options(tuple(metrics), tuple(rows), x, panels, band, log, log_x, title),
-        )
-        if made.empty:
-            raise UserError(_nothing(plan, store))
+        options = Options(tuple(metrics), tuple(rows), x, panels, band, log, log_x, title)
+        made = _of_results(chosen, load_plan(name, ablations, scale, sets), open_store(root, index), options)
     written = _write(made, target, chosen_format, as_json)
     if as_json and written:
         print_json(written[0])
@@ -271,6 +262,17 @@ def _draw_declared(
         written += _write(made, None if to_stdout else target, file_format or _suffix_format(target), as_json)
     if as_json and written:
         print_json(written)
+
+
+def _of_results(kind: FigureKind, plan: Plan, store: Store, options: Options) -> Figure:
+    """A figure of a plan's results. Raises UserError where there is nothing to draw."""
+    from cope_sweep.queries import recorded_plan, settle
+
+    settle(store)
+    made = kind.make(recorded_plan(plan, store), store, options)
+    if made.empty:
+        raise UserError(_nothing(plan, store))
+    return made
 
 
 def _nothing(plan: Plan, store: Store) -> str:

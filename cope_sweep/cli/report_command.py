@@ -7,7 +7,7 @@ import gc
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -25,6 +25,10 @@ from cope_sweep.cli.options import (
 from cope_sweep.cli.output import make_console, print_json
 from cope_sweep.cli.remote import ServerOpt, connect, refuse_local
 from cope_sweep.errors import UserError
+
+if TYPE_CHECKING:
+    from cope_sweep.results import Table
+    from cope_sweep.results.formats import Format
 
 # Functions import pandas and matplotlib, because `cope-sweep --help` imports this module.
 
@@ -110,47 +114,80 @@ def report(
                 "--out writes files of fixed formats; leave out --format, --runs and --output, and with --all also "
                 "--compare and --set"
             )
-        if out is None:
-            raise UserError("--all writes a document; name a folder for it with --out DIR")
         if all_ablations != (ablation is None):
             raise UserError("name one ablation, or write --all for all of them")
-        with _writing(out):
-            paths = (
-                _write_evidence(ablation, out, compare, scale, sets, ablations, root, index)
-                if ablation is not None
-                else [_write_document(out, scale, ablations, root, index)]
-            )
-        if as_json:
-            print_json({"files": [str(path) for path in paths]})
-        else:
-            sys.stdout.writelines(f"{path}\n" for path in paths)
+        _report_files(ablation, out, compare, scale, sets, ablations, root, index, as_json)
         return
     if ablation is None:
         raise UserError("name an ablation, or write --all --out DIR for all of them")
-    from cope_sweep.queries import Queries
-    from cope_sweep.results import find_format, formats
-
     name = "json" if as_json else output_format
-    chosen = find_format("markdown" if name == "terminal" and output is not None else name)
-    if every_run and chosen.render_runs is None:
-        able = " or ".join(each.name for each in formats().values() if each.render_runs)
-        raise UserError(f"--runs needs --format {able}, not {name}; json always holds every run")
-    if chosen.binary and output is None:
-        raise UserError(f"{name} is binary; name a file for it with --output FILE")
+    chosen = _format(name, output, every_run=every_run)
     if server is not None:
         with connect(server) as client:
             content = client.rendered_table(ablation, chosen.name if output else name, scale, compare, runs=every_run)
         _put(content, output)
         return
     with _without_collection():
-        plan = load_plan(ablation, ablations, scale, sets)
-        results = Queries(open_store(root, index)).table(plan, against=compare)
+        results = _table(ablation, compare, scale, sets, ablations, root, index)
         if output is None and name == "terminal":
             make_console().print(results.to_rich())
             return
         render = chosen.render_runs if every_run else None
         content = render(results) if render else chosen.render(results, None)
     _put(content, output)
+
+
+def _report_files(
+    ablation: str | None,
+    out: Path | None,
+    compare: str | None,
+    scale: str | None,
+    sets: list[str],
+    ablations: Path,
+    root: str,
+    index: str | None,
+    as_json: bool,
+) -> None:
+    """Write the evidence of an ablation, or the document of all (None), and print the paths. Raises UserError."""
+    if out is None:
+        raise UserError("--all writes a document; name a folder for it with --out DIR")
+    with _writing(out):
+        paths = (
+            _write_evidence(ablation, out, compare, scale, sets, ablations, root, index)
+            if ablation is not None
+            else [_write_document(out, scale, ablations, root, index)]
+        )
+    if as_json:
+        print_json({"files": [str(path) for path in paths]})
+    else:
+        sys.stdout.writelines(f"{path}\n" for path in paths)
+
+
+def _format(name: str, output: Path | None, *, every_run: bool) -> Format:
+    """The format of a table that is written to a file or to the terminal. Raises UserError."""
+    from cope_sweep.results import find_format, formats
+
+    chosen = find_format("markdown" if name == "terminal" and output is not None else name)
+    if every_run and chosen.render_runs is None:
+        able = " or ".join(each.name for each in formats().values() if each.render_runs)
+        raise UserError(f"--runs needs --format {able}, not {name}; json always holds every run")
+    if chosen.binary and output is None:
+        raise UserError(f"{name} is binary; name a file for it with --output FILE")
+    return chosen
+
+
+def _table(
+    ablation: str,
+    compare: str | None,
+    scale: str | None,
+    sets: list[str],
+    ablations: Path,
+    root: str,
+    index: str | None,
+) -> Table:
+    from cope_sweep.queries import Queries
+
+    return Queries(open_store(root, index)).table(load_plan(ablation, ablations, scale, sets), against=compare)
 
 
 def _put(content: bytes, output: Path | None) -> None:

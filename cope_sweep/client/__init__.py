@@ -17,7 +17,7 @@
     blocking   Client
     concurrent AsyncClient
 
-Importing this package imports neither torch nor ray.
+Importing this package imports neither torch nor ray nor sqlalchemy.
 """
 
 from cope_sweep.client.blocking import Client

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from functools import wraps
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 import httpx
 
@@ -18,25 +17,20 @@ from cope_sweep.client.downloads import Download
 from cope_sweep.client.errors import ConnectionFailed, DownloadError, ServiceError
 from cope_sweep.client.events import RECONNECT_S, SILENCE_S, EventParser, LineBuffer
 from cope_sweep.client.policy import RetryPolicy, connection_failed, service_error
-from cope_sweep.queries.answers import (
-    AblationDetail,
-    AblationSummary,
-    Checkpoint,
-    Curves,
-    PlanStatus,
-    RunDetail,
-    RunLog,
-    RunPage,
-    RunsDifference,
-    RunSummary,
-    SweepDetail,
-    SweepEntry,
-    SweepPage,
-    SweepProgress,
-    SweepState,
-)
+from cope_sweep.queries.answers import RunSummary, SweepEntry, SweepProgress
 
+P = ParamSpec("P")
 T = TypeVar("T")
+
+
+def _method(call: Callable[P, Call[T]]) -> Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, T]]:
+    """The method that sends a call."""
+
+    @wraps(call)
+    async def send(client: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await client._send(call(*args, **kwargs))
+
+    return send
 
 
 class AsyncClient:
@@ -79,60 +73,22 @@ class AsyncClient:
 
     # -- ablations -----------------------------------------------------------------------------------------------
 
-    async def ablations(self) -> list[AblationSummary]:
-        """All ablations by name."""
-        return await self._send(calls.ablations())
-
-    async def ablation(self, name: str, scale: str | None = None) -> AblationDetail:
-        """One ablation with its plan."""
-        return await self._send(calls.ablation(name, scale))
-
-    async def plan_status(self, name: str, scale: str | None = None) -> PlanStatus:
-        """Each run of an ablation, in the order of its plan, and how far it is."""
-        return await self._send(calls.plan_status(name, scale))
-
-    async def ablation_curves(self, name: str, metric: str | None = None, scale: str | None = None) -> Curves:
-        """A metric of every run of an ablation."""
-        return await self._send(calls.ablation_curves(name, metric, scale))
-
-    async def table(self, name: str, scale: str | None = None, compare: str | None = None) -> dict[str, Any]:
-        """The table of an ablation."""
-        found: dict[str, Any] = json.loads(await self.rendered_table(name, "json", scale, compare))
-        return found
-
-    async def rendered_table(
-        self,
-        name: str,
-        output_format: str,
-        scale: str | None = None,
-        compare: str | None = None,
-        *,
-        runs: bool = False,
-    ) -> bytes:
-        """The table in a format: markdown, latex, csv, parquet, html or json; with `runs`, a line for each run."""
-        return await self._send(calls.table(name, output_format, scale, compare, runs))
+    ablations = _method(calls.ablations)
+    ablation = _method(calls.ablation)
+    plan_status = _method(calls.plan_status)
+    ablation_curves = _method(calls.ablation_curves)
+    table = _method(calls.table)
+    rendered_table = _method(calls.rendered_table)
 
     # -- runs ----------------------------------------------------------------------------------------------------
 
-    async def run_page(
-        self,
-        filters: Sequence[str] = (),
-        *,
-        statuses: Sequence[str] = (),
-        sweep: str | None = None,
-        ablation: str | None = None,
-        scale: str | None = None,
-        sort: str | None = None,
-        descending: bool = False,
-        limit: int = 100,
-        offset: int = 0,
-        cursor: str | None = None,
-    ) -> RunPage:
-        """A page of runs. Filters are texts, as `model.layers>=4`; all have to hold."""
-        call = calls.run_page(
-            filters, statuses, sweep, ablation, scale, sort, descending, limit, offset, cursor
-        )  # fmt: skip
-        return await self._send(call)
+    run_page = _method(calls.run_page)
+    run = _method(calls.run)
+    curve = _method(calls.curve)
+    logs = _method(calls.logs)
+    difference = _method(calls.difference)
+    perplexity = _method(calls.perplexity)
+    checkpoint = _method(calls.checkpoint)
 
     async def runs(self, filters: Sequence[str] = (), **query: Any) -> AsyncIterator[RunSummary]:
         """All runs that match, page by page: the arguments of `run_page` but limit, offset and cursor."""
@@ -143,30 +99,6 @@ class AsyncClient:
             page = await self.run_page(filters, limit=PAGE, cursor=page.next, **query)
             for run in page.runs:
                 yield run
-
-    async def run(self, run_id: str, *, curve: bool = True) -> RunDetail:
-        """One run; with `curve`, its logged rows."""
-        return await self._send(calls.run(run_id, curve))
-
-    async def curve(self, run_id: str) -> list[dict[str, float]]:
-        """The logged rows of a run, by step."""
-        return await self._send(calls.curve(run_id))
-
-    async def logs(self, run_id: str, tail: int = 200) -> RunLog:
-        """The end of a run's log."""
-        return await self._send(calls.logs(run_id, tail))
-
-    async def difference(self, left: str, right: str) -> RunsDifference:
-        """What differs between two runs or two sweeps."""
-        return await self._send(calls.difference(left, right))
-
-    async def perplexity(self, run_id: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """The perplexity of token ids or texts under a run's model; the body of the service's request."""
-        return await self._send(calls.perplexity(run_id, body))
-
-    async def checkpoint(self, run_id: str) -> Checkpoint:
-        """The files of a finished run's checkpoint, with their digests."""
-        return await self._send(calls.checkpoint(run_id))
 
     async def download_checkpoint(self, run_id: str, folder: Path) -> list[Path]:
         """Download all files of a checkpoint to a folder. What was downloaded before is continued. Raises OSError.
@@ -207,9 +139,11 @@ class AsyncClient:
 
     # -- sweeps --------------------------------------------------------------------------------------------------
 
-    async def sweep_page(self, ablation: str | None = None, limit: int = 100, offset: int = 0) -> SweepPage:
-        """A page of sweeps, newest first."""
-        return await self._send(calls.sweep_page(ablation, limit, offset))
+    sweep_page = _method(calls.sweep_page)
+    sweep = _method(calls.sweep)
+    submit = _method(calls.submit)
+    stop = _method(calls.stop)
+    retry = _method(calls.retry)
 
     async def sweeps(self, ablation: str | None = None) -> AsyncIterator[SweepEntry]:
         """All sweeps, newest first."""
@@ -218,25 +152,6 @@ class AsyncClient:
             for sweep in page.sweeps:
                 yield sweep
             count += len(page.sweeps)
-
-    async def sweep(self, sweep_id: str) -> SweepDetail:
-        """One sweep with its runs."""
-        return await self._send(calls.sweep(sweep_id))
-
-    async def submit(self, *, idempotency_key: str | None = None, **body: Any) -> SweepState:
-        """Submit a sweep: `ablation`, or `name` and `spec`; `scale`, `set`, `only`, `max_runs`, ….
-
-        The request is repeated as a GET is, under a key of its own, so that no second sweep is made.
-        """
-        return await self._send(calls.submit(body, idempotency_key or uuid.uuid4().hex), repeat=True)
-
-    async def stop(self, sweep_id: str) -> SweepState:
-        """Ask a sweep to end; its runs write checkpoints."""
-        return await self._send(calls.stop(sweep_id), repeat=True)
-
-    async def retry(self, sweep_id: str) -> SweepState:
-        """Train again what a sweep has not finished; the sweep that does it."""
-        return await self._send(calls.retry(sweep_id), repeat=True)
 
     async def events(self, sweep_id: str, last_id: str | None = None) -> AsyncIterator[SweepProgress]:
         """The progress of a sweep up to its end. A broken connection is opened again, after the last event."""
@@ -276,14 +191,14 @@ class AsyncClient:
 
     # -- internals -----------------------------------------------------------------------------------------------
 
-    async def _send(self, call: Call[T], *, repeat: bool = False) -> T:
-        """The answer of a request, which is repeated if it is a GET, or with `repeat`."""
+    async def _send(self, call: Call[T]) -> T:
+        """The answer of a request, which is repeated if it is a GET, or may be."""
         attempt = 0
         while True:
             try:
                 return await self._once(call)
             except (ServiceError, ConnectionFailed) as error:
-                if call.method != "GET" and not repeat:
+                if call.method != "GET" and not call.repeats:
                     raise
                 await self._wait(error, attempt)
                 attempt += 1

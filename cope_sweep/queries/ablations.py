@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,16 +53,25 @@ Known = tuple[tuple[FileStamp, ...], LoadedPlan | SpecError]
 class AblationFiles:
     """Ablations by file name, without suffix. A client's name is only compared with a listing, never made a path."""
 
-    def __init__(self, folder: Path, *, max_runs: int | None = None, waits: bool = True) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        max_runs: int | None = None,
+        waits: bool = True,
+        error_text: Callable[[str], str] = str,
+    ) -> None:
         """Name the folder.
 
         Args:
             folder: The folder of the files.
             max_runs: A file whose plan has more runs counts as faulty; None: any number.
             waits: Whether questions about all plans make those that are not made yet. Otherwise they leave them out.
+            error_text: What is told of the message of a faulty file: a service leaves out where its files are.
         """
         self.folder = folder
         self.waits = waits
+        self._error_text = error_text
         self._max_runs = max_runs
         self._plans: dict[tuple[str, str | None], Known] = {}
         self._locks: dict[str, threading.Lock] = {}
@@ -132,6 +141,8 @@ class AblationFiles:
         if scale is not None:
             own_size = self._current(name, None, path) or self._make(name, None, path)
         parsed = _parse(path, scale, own_size if isinstance(own_size, LoadedPlan) else None, self._max_runs)
+        if isinstance(parsed, SpecError):
+            parsed = SpecError(self._error_text(str(parsed)))
         self._plans[name, scale] = (parsed.stamp if isinstance(parsed, LoadedPlan) else everything, parsed)
         return parsed
 

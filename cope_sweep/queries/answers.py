@@ -161,8 +161,10 @@ class Curves(BaseModel):
     """Learning curves of one metric for all runs of an ablation."""
 
     metric: str
-    metrics: list[str] = Field(description="All logged metrics.")
+    metrics: list[str] = Field(description="All metrics that these runs have logged.")
     rows: list[RowCurves]
+    total: int = Field(description="Rows of the ablation, on all pages.")
+    next: int | None = Field(default=None, description="The `offset` of the next page; null on the last one.")
 
 
 class RunCurve(BaseModel):

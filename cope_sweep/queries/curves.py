@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Sequence
+from dataclasses import dataclass
+from threading import Lock
 from typing import TypeVar
+
+from cachetools import LRUCache
 
 from cope_sweep.plan import Plan
 from cope_sweep.queries.answers import Curves, CurvesOfRuns, RowCurves, RunCurve, Series
 from cope_sweep.spec.explain import suggest
-from cope_sweep.store import QueryError, RunFolder, Store
+from cope_sweep.store import QueryError, RunFolder, RunRecord, Store
 from cope_sweep.store.curve import TIME_KEY
 from cope_sweep.store.errors import DamagedError
 
 MAX_POINTS = 200
 """Points of one learning curve of an ablation."""
+MAX_ROWS = 1_000
+"""Rows of an ablation in one answer."""
 MAX_RUNS = 5_000
-"""Begun runs of an ablation whose curves are read for one answer: about 5 s."""
+"""Begun runs of an ablation whose curves are read for one answer: about 5 s, if none is known."""
+MAX_KNOWN_POINTS = 2_000_000
+"""Points of curves in memory, of 16 bytes each."""
 LAST_ROWS = 10
 """Rows at a curve's end whose metrics are listed: those of the last step and the evaluation before it."""
 
@@ -24,36 +33,97 @@ MAX_NAMES = 50
 """Metrics that a message names."""
 
 Row = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Page:
+    """Some rows of a plan."""
+
+    offset: int = 0
+    limit: int = MAX_ROWS
+
+
 Point = TypeVar("Point", bound=tuple[object, ...])
 
 
-def plan_curves(plan: Plan, store: Store, metric: str | None) -> Curves:
-    """A metric (None: the first of the table) of every run, reduced to about MAX_POINTS points each.
+@dataclass(frozen=True)
+class _Known:
+    """A metric of a run at a revision, thinned."""
 
-    A run whose curve cannot be read has no points. Raises QueryError for a metric that no run has logged, and for too
-    many runs.
+    steps: array[int]
+    values: array[float]
+    """NaN: not finite."""
+    logged: tuple[str, ...]
+
+    @property
+    def points(self) -> list[tuple[int, float | None]]:
+        return [(step, _finite(value)) for step, value in zip(self.steps, self.values, strict=True)]
+
+
+def _size(known: _Known) -> int:
+    return 10 + len(known.steps)  # the key and the names take about as much as ten points
+
+
+class KnownCurves:
+    """The thinned curves that were read: after a change of the store, only the runs that have changed are read again.
+
+    It is thread-safe.
     """
+
+    def __init__(self) -> None:
+        self._known: LRUCache[tuple[str, int, str], _Known] = LRUCache(
+            MAX_KNOWN_POINTS, lambda each: 10 + len(each.steps)
+        )
+        self._lock = Lock()
+
+    def of_run(self, folder: RunFolder, revision: int, metric: str) -> _Known:
+        """A metric of a run, as the index knew the run at this revision. None of a curve that cannot be read."""
+        key = folder.run_id, revision, metric
+        with self._lock:
+            if (known := self._known.get(key)) is not None:
+                return known
+        curve = _curve(folder)
+        points = thin([(int(point["step"]), point[metric]) for point in curve if metric in point], MAX_POINTS)
+        steps, values = array("q", [step for step, _ in points]), array("d", [value for _, value in points])
+        found = _Known(steps, values, tuple(_logged(curve)))
+        with self._lock:
+            self._known[key] = found
+        return found
+
+
+def plan_curves(plan: Plan, store: Store, metric: str | None, page: Page, known: KnownCurves | None = None) -> Curves:
+    """A metric (None: the first of the table) of every run of some rows, reduced to about MAX_POINTS points each.
+
+    A run whose curve cannot be read has no points. A page ends where it has MAX_RUNS begun runs. Raises QueryError for
+    a metric that no run has logged.
+    """
+    known = known or KnownCurves()
     metric = metric or plan.ablation.content.metrics[0].name
     logged: dict[str, None] = {each.name: None for each in plan.ablation.content.metrics}
-    statuses = store.index.statuses(run.run_id for run in plan.runs)
-    if len(statuses) > MAX_RUNS:
-        raise QueryError(
-            f"{len(statuses):,} runs of {plan.name} were begun, and one answer has the curves of at most {MAX_RUNS:,}; "
-            "choose runs: /api/v1/curves?run=ID&run=ID&metric=NAME"
-        )
-    rows = []
-    for row in plan.rows:
+    asked = plan.rows[page.offset : page.offset + page.limit]
+    records = store.index.records((run.run_id for row in asked for run in row.runs), values=False)
+    rows: list[RowCurves] = []
+    begun = 0
+    for row in asked:
+        own = sum(run.run_id in records for run in row.runs)
+        if rows and own and begun + own > MAX_RUNS:
+            break
+        begun += own
         series = []
         for run in row.runs:
-            status = statuses.get(run.run_id, "pending")
-            curve = _curve(store.run(run.run_id)) if status != "pending" else []
-            logged |= _logged(curve)
-            points = [(int(point["step"]), _finite(point[metric])) for point in curve if metric in point]
-            series.append(Series(run_id=run.run_id, seed=run.seed, status=status, points=thin(points, MAX_POINTS)))
+            record = records.get(run.run_id) or RunRecord(run.run_id)
+            curve = known.of_run(store.run(run.run_id), record.revision, metric) if run.run_id in records else None
+            if curve is not None:
+                logged |= dict.fromkeys(curve.logged)
+            points = [] if curve is None else curve.points
+            series.append(Series(run_id=run.run_id, seed=run.seed, status=record.status, points=points))
         rows.append(RowCurves(row=row.name, series=series))
-    if metric not in logged and not any(series.points for row in rows for series in row.series):
+    following = page.offset + len(rows)
+    is_whole = page.offset == 0 and following == len(plan.rows)
+    if is_whole and metric not in logged and not any(series.points for row in rows for series in row.series):
         raise QueryError(_unknown(metric, list(logged), plan.name))
-    return Curves(metric=metric, metrics=list(logged), rows=rows)
+    following_page = following if following < len(plan.rows) else None
+    return Curves(metric=metric, metrics=list(logged), rows=rows, total=len(plan.rows), next=following_page)
 
 
 def curves_of_runs(folders: Sequence[RunFolder], metric: str, points: int | None) -> CurvesOfRuns:

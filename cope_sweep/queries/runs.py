@@ -36,18 +36,25 @@ class PageRequest:
 
 def page(store: Store, files: AblationFiles | None, request: PageRequest) -> RunPage:
     """A page of runs. Those of a query with only `run_ids` are in their order, with pending ones. Raises QueryError."""
-    query = request.query
-    keys = {each.key for each in query.filters if not each.key.startswith(TAGS)} | {query.sort} - {"run_id"}
-    wanted = chosen(request.fields, keys)
-    summaries.check_keys(store.index, sorted(wanted.keys - keys))
+    query, wanted = request.query, shown(request)
+    summaries.check_keys(store.index, sorted(wanted.keys - _query_keys(query)))
     if request.cursor is not None:
         if query.offset:
             raise QueryError("a page has a cursor or an offset, not both; leave out the offset")
         query = replace(query, after=cursors.decode(request.cursor, query, request.place))
     total, records, position = _records(store, query, values=wanted.values)
     following = None if position is None else cursors.encode(position, query, request.place)
-    shown = _summaries(store, files, records, wanted)
-    return RunPage(total=total, limit=query.limit, offset=query.offset, next=following, runs=shown)
+    answers = _summaries(store, files, records, wanted)
+    return RunPage(total=total, limit=query.limit, offset=query.offset, next=following, runs=answers)
+
+
+def shown(request: PageRequest) -> Chosen:
+    """What a page shows of each run: the chosen fields, and the values by which it is filtered and sorted."""
+    return chosen(request.fields, _query_keys(request.query))
+
+
+def _query_keys(query: RunQuery) -> set[str]:
+    return {each.key for each in query.filters if not each.key.startswith(TAGS)} | {query.sort} - {"run_id"}
 
 
 def _records(store: Store, query: RunQuery, *, values: bool) -> tuple[int, list[RunRecord], Position | None]:
@@ -61,10 +68,10 @@ def _records(store: Store, query: RunQuery, *, values: bool) -> tuple[int, list[
         statuses = store.index.statuses(ids)
         ids = [run_id for run_id in ids if statuses.get(run_id, "pending") in query.statuses]
     start = query.offset if query.after is None else _index_after(query.run_ids, ids, query.after)
-    shown = ids[start : start + query.limit]
-    known = store.index.records(shown, values=values)
-    position = (shown[-1],) if len(ids) > start + len(shown) and shown else None
-    return len(ids), [known.get(run_id) or RunRecord(run_id) for run_id in shown], position
+    some = ids[start : start + query.limit]
+    known = store.index.records(some, values=values)
+    position = (some[-1],) if len(ids) > start + len(some) and some else None
+    return len(ids), [known.get(run_id) or RunRecord(run_id) for run_id in some], position
 
 
 def _index_after(every: Sequence[str], matching: Sequence[str], position: Position) -> int:

@@ -1,16 +1,52 @@
-"""What sweeps and runs leave behind: the files of each run, the index over all of them, and the copy in MLflow."""
+"""What sweeps and runs leave behind: the files of each run, the index over all of them, and the copy in MLflow.
 
-from cope_sweep.store.artifacts import RunFolder
-from cope_sweep.store.errors import StoreError
-from cope_sweep.store.event import Event, Status
-from cope_sweep.store.index import Filter, Lease, QueryError, Refusal, RunPage, RunQuery, RunRecord, SweepSummary
-from cope_sweep.store.leases import LeaseHolder
-from cope_sweep.store.store import Store
-from cope_sweep.store.submissions import Submission, read_submission, write_submission
-from cope_sweep.store.sweeps import SweepRecord, SweepRun
+Modules are imported when their names are used: a client of the service needs only the names of statuses.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from cope_sweep.store.artifacts import RunFolder
+    from cope_sweep.store.errors import StoreError
+    from cope_sweep.store.event import Event, Status
+    from cope_sweep.store.index import Filter, Lease, QueryError, Refusal, RunPage, RunQuery, RunRecord, SweepSummary
+    from cope_sweep.store.leases import LeaseHolder
+    from cope_sweep.store.store import Store
+    from cope_sweep.store.submissions import Submission, read_submission, write_submission
+    from cope_sweep.store.sweeps import SweepRecord, SweepRun
+
+_MODULES = {
+    "RunFolder": "artifacts",
+    "StoreError": "errors",
+    "Event": "event",
+    "Status": "event",
+    "Filter": "index",
+    "Lease": "index",
+    "QueryError": "index",
+    "Refusal": "index",
+    "RunPage": "index",
+    "RunQuery": "index",
+    "RunRecord": "index",
+    "SweepSummary": "index",
+    "LeaseHolder": "leases",
+    "Store": "store",
+    "Submission": "submissions",
+    "read_submission": "submissions",
+    "write_submission": "submissions",
+    "SweepRecord": "sweeps",
+    "SweepRun": "sweeps",
+}
 
 __all__ = [
     "Event", "Filter", "Lease", "LeaseHolder", "QueryError", "Refusal", "RunFolder", "RunPage", "RunQuery", "RunRecord",
     "Status", "Store", "StoreError", "Submission", "SweepRecord", "SweepRun", "SweepSummary", "read_submission",
     "write_submission",
 ]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+    return value

@@ -63,7 +63,7 @@ class Service(FastAPI):
 def create_app(settings: Settings) -> Service:
     """The service for the ablations and the store of `settings`. This reads no file and starts no thread."""
     app = Service(settings)
-    install_error_handlers(app)
+    install_error_handlers(app, settings.shown_paths)
     app.include_router(health.router)
     app.include_router(metrics.router)
     include_api(app)

@@ -25,6 +25,8 @@ from cope_services.freshness import Freshness
 
 MAX_BYTES = 128 << 20
 """All answers in memory."""
+THREAD_BYTES = 1 << 19
+"""Larger bodies are hashed in a thread: they would block the event loop for half a millisecond or more."""
 PACE = 4.0
 """An answer that took t seconds is shown for at least this many times t. So those of a store that changes all the time
 take at most a fifth of a core each."""
@@ -95,7 +97,7 @@ class Answers:
         if response.status_code != 200 or not hasattr(response, "body"):
             return response
         body = bytes(response.body)
-        digest = await asyncio.to_thread(lambda: hashlib.sha256(body).hexdigest()[:32])
+        digest = _digest(body) if len(body) < THREAD_BYTES else await asyncio.to_thread(_digest, body)
         now_s = time.monotonic()
         own = {
             name: value for name, value in response.headers.items() if name not in ("content-length", "content-type")
@@ -147,15 +149,23 @@ class CachedRoute(ReadRoute):
         async def handler(request: Request) -> Response:
             check_scopes(request, ("read",))  # the dependencies of the route are part of `make`
             answers: Answers = request.app.state.components.answers
-            return await answers.respond(request, make, self.max_age_s)
+            return await answers.respond(request, lambda request: self.made(request, make), self.max_age_s)
 
         return handler
+
+    def made(self, request: Request, make: Handler) -> Coroutine[Any, Any, Response]:
+        """The response to a request whose answer is not known; `make` is FastAPI's handler."""
+        return make(request)
 
 
 class RunFilesRoute(CachedRoute):
     """A kept GET route that reads files of runs, which change without the index."""
 
     max_age_s = 1.0
+
+
+def _digest(body: bytes) -> str:
+    return hashlib.sha256(body).hexdigest()[:32]
 
 
 def matches_etag(if_none_match: str | None, etag: str) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 from fastapi import Depends, Header, Path, Query, Request
 
@@ -20,8 +20,8 @@ from cope_services.settings import Settings
 from cope_services.sweep_events import Watchers
 from cope_services.sweep_jobs import SweepJobs
 from cope_services.tables import Tables
-from cope_sweep.queries import AblationFiles, NotFoundError, Queries, parse_filter
-from cope_sweep.store import RunFolder, RunQuery, Status, Store
+from cope_sweep.queries import AblationFiles, NotFoundError, Queries
+from cope_sweep.store import RunFolder, Store
 
 if TYPE_CHECKING:
     from cope_sweep.inference import Predictor
@@ -63,8 +63,10 @@ class Components:
 
     @classmethod
     def create(cls, settings: Settings) -> Components:
-        files = AblationFiles(settings.ablations, max_runs=settings.max_plan_runs, waits=False)
-        queries = Queries(Store(settings.store, index=settings.index or None), files)
+        files = AblationFiles(
+            settings.ablations, max_runs=settings.max_plan_runs, waits=False, error_text=settings.shown_paths
+        )
+        queries = Queries(Store(settings.store, index=settings.index or None), files, in_memory=True)
         checkpoints = Checkpoints()
         predictors = Predictors(checkpoints, settings)
         answers, plans, finished = Answers(Freshness(queries)), Plans(files), FinishedRuns(queries)
@@ -93,64 +95,8 @@ async def _require_json(content_type: Annotated[str | None, Header()] = None) ->
 
 ComponentsDep = Annotated[Components, Depends(_components)]
 Scale = Annotated[str | None, Query(description="One of the ablation's scales.", max_length=100)]
-AblationFilter = Annotated[
-    str | None, Query(description="Only the runs of this ablation, in plan order.", max_length=200)
-]
-StatusFilter = Annotated[Status | None, Query(description="Only runs with this status.")]
-Filters = Annotated[
-    list[str],
-    Query(
-        alias="filter",
-        max_length=20,
-        description="Conditions that have to hold: `model.layers>=4`, `model.position=cope`, `in_dist/loss<0.5`, "
-        "`facts.device=cuda`, `tags.row=CoPE` (also `tags.sweep`, `tags.ablation`, and the label of an axis). A run "
-        "that lacks the key does not match.",
-    ),
-]
-RunIds = Annotated[
-    list[str] | None,
-    Query(alias="run", max_length=1000, description="Only these runs, by their ids, in this order. May be repeated."),
-]
-SweepFilter = Annotated[str | None, Query(description="Only the runs of this sweep.", max_length=100)]
-Sort = Annotated[str, Query(description="A key as in `filter`, or run_id, status, seed, step, created_ms.")]
-Order = Annotated[Literal["asc", "desc"], Query(description="Runs without the key come last.")]
-Limit = Annotated[int, Query(ge=1, le=1000, description="Maximum number of runs or sweeps.")]
-Cursor = Annotated[
-    str | None,
-    Query(description="`next` of the page before. Pages stay exact while runs arrive and end.", max_length=2000),
-]
-Fields = Annotated[
-    list[str],
-    Query(
-        max_length=50,
-        description="What is shown of each run, as names of its fields (`status,step,metrics`) and keys as in `filter` "
-        "(`model.layers`), whose values are in `values`. May be repeated. Default: all fields.",
-    ),
-]
-Offset = Annotated[int, Query(ge=0, le=2**31, description="Number of runs or sweeps to skip.")]
-
-
-def _run_query(
-    status: StatusFilter = None,
-    filters: Filters = [],  # noqa: B006 - FastAPI copies it
-    run: RunIds = None,
-    sweep: SweepFilter = None,
-    sort: Sort = "run_id",
-    order: Order = "asc",
-    limit: Limit = 100,
-    offset: Offset = 0,
-) -> RunQuery:
-    """The query in the parameters of a request. Raises QueryError."""
-    return RunQuery(
-        (status,) if status else (),
-        run_ids=None if run is None else tuple(run),
-        sweep_id=sweep,
-        filters=tuple(map(parse_filter, filters)),
-        sort=sort,
-        descending=order == "desc",
-        limit=limit,
-        offset=offset,
-    )
+Limit = Annotated[int, Query(ge=1, le=1000, description="Maximum number of sweeps.")]
+Offset = Annotated[int, Query(ge=0, le=2**31, description="Number of sweeps to skip.")]
 
 
 def _finished_run(run_id: str, components: ComponentsDep) -> RunFolder:
@@ -165,19 +111,10 @@ async def _prepare_all(components: ComponentsDep) -> None:
     await components.plans.prepare_all()
 
 
-async def _prepare_named(components: ComponentsDep, ablation: AblationFilter = None, scale: Scale = None) -> None:
-    await components.plans.prepare_all()
-    if ablation is not None:
-        await components.plans.prepare(ablation, scale)
-
-
 PreparePlan = Depends(_prepare)
 """The plan of the ablation in the path is made when the route is called, if it can be made."""
 PreparePlans = Depends(_prepare_all)
 """The plans of all ablations are made, or are being made."""
-PrepareNamedPlan = Depends(_prepare_named)
-"""Both, for the ablation in the query."""
-RunQueryDep = Annotated[RunQuery, Depends(_run_query)]
 FinishedRun = Annotated[RunFolder, Depends(_finished_run)]
 RequireJson = Depends(_require_json)
 Accept = Annotated[str | None, Header(description="Media type of the table; the parameter `format` has priority.")]

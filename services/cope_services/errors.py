@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from typing import Any, ClassVar
 
@@ -109,20 +109,22 @@ INTERNAL_ERROR = "internal server error; the server's log has the traceback"
 INVALID_JSON = "the body is not valid JSON"
 
 
-def install_error_handlers(app: FastAPI) -> None:
+def install_error_handlers(app: FastAPI, shown: Callable[[str], str] = str) -> None:
     """Make `app` answer every error with problem details, or on a route of the OpenAI protocol with its error object.
+
+    `shown` leaves out of a message what clients are not told.
 
     `PlainErrors` does the same for the errors that starlette's responses answer themselves.
     """
 
     @app.exception_handler(ServiceError)
     async def service_error(request: Request, error: ServiceError) -> Response:
-        return error_response(request.scope, error.status, error.code, str(error), error.headers)
+        return error_response(request.scope, error.status, error.code, shown(str(error)), error.headers)
 
     @app.exception_handler(UserError)
     async def user_error(request: Request, error: UserError) -> Response:
         status, code = next(USER_ERRORS[cls] for cls in type(error).__mro__ if cls in USER_ERRORS)
-        return error_response(request.scope, status, code, str(error))
+        return error_response(request.scope, status, code, shown(str(error)))
 
     @app.exception_handler(RequestValidationError)
     async def validation_error(request: Request, error: RequestValidationError) -> Response:

@@ -17,7 +17,7 @@ from cope_sweep.store import QueryError, StoreError
 
 MAX_WAITING = 32
 """Figures and reports that wait to be made. Answers that are known do not wait."""
-MEDIA_TYPES: dict[str, str] = {
+MEDIA_TYPES: dict[str, FigureFormat] = {
     "image/svg+xml": "svg", "image/png": "png", "application/pdf": "pdf", "text/csv": "csv",
 }  # fmt: skip
 REPORT_MEDIA_TYPES = {"text/html": "html", "text/markdown": "markdown"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -10,6 +11,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, mo
 from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from cope_services.shown_paths import ShownPaths
 from cope_sweep.errors import UserError
 from cope_sweep.spec.folder import ablations_folder
 
@@ -79,6 +81,12 @@ class Settings(BaseSettings):
     def allowed_hosts(self) -> tuple[str, ...]:
         """The names in `allow_hosts`."""
         return tuple(name.strip() for name in self.allow_hosts.split(",") if name.strip())
+
+    @cached_property
+    def shown_paths(self) -> ShownPaths:
+        """What messages tell clients of the folders of this service."""
+        store = () if "://" in self.store else (Path(self.store),)
+        return ShownPaths((self.ablations, *store))
 
     @model_validator(mode="after")
     def _check_folders(self) -> Self:

@@ -25,6 +25,8 @@ TICK_S = 1.0
 """Between two looks at the index."""
 HEARTBEAT_S = 15
 """Between two comments on a quiet connection."""
+SEND_S = 10.0
+"""A client that has not taken an event after this time is not followed any more: it may connect again."""
 STALLED_S = 20.0
 """The cluster is asked for the job of a sweep in which nothing has changed for so long."""
 END_ID = "end"

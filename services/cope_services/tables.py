@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
 from threading import Condition
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from cachetools import LRUCache, cached
 from werkzeug.datastructures import MIMEAccept
@@ -16,6 +16,8 @@ from cope_sweep.results.formats import Format, find_format, formats
 
 if TYPE_CHECKING:
     from cope_sweep.results import Table
+
+Name = TypeVar("Name", bound=str)
 
 RUNS_URL = "/api/v1/runs"
 """Where the numbers of HTML tables lead to."""
@@ -57,7 +59,7 @@ def negotiate(output_format: str | None, accept: str | None) -> Format:
     return find_format(accepted(accept, {each.media_type: name for name, each in formats().items()}, "a table"))
 
 
-def accepted(accept: str | None, available: Mapping[str, str], what: str) -> str:
+def accepted(accept: str | None, available: Mapping[str, Name], what: str) -> Name:
     """The name of the media type that an Accept header prefers; the first one without a header.
 
     Args:

@@ -24,13 +24,18 @@ class ScriptedCluster:
     """The requests to submit a job."""
     refuses: bool = False
     """Whether jobs are refused."""
+    packages: dict[str, bytes] | None = None
+    """Uploaded code by name; None: all code is there, so that nothing is uploaded."""
 
     def answer(self, method: str, path: str, body: bytes) -> tuple[int, bytes]:
         match method, path.removeprefix("/api/").split("/"):
             case "GET", ["version"]:
                 return 200, VERSION
-            case "GET", ["packages", *_]:
-                return 200, b""  # the package is there
+            case "GET", ["packages", *name] if self.packages is None or "/".join(name) in self.packages:
+                return 200, b""
+            case "PUT", ["packages", *name] if self.packages is not None:
+                self.packages["/".join(name)] = body
+                return 200, b""
             case "POST", ["jobs", ""]:
                 request = json.loads(body)
                 if self.refuses or request["submission_id"] in self.jobs:

@@ -10,9 +10,11 @@ import pytest
 from cope_services.keys import KeysFile
 
 from cope_sweep.store.index.owners import new_owner
+from cope_sweep.sweep.submission import job_submission
 from tests.services import page_site
 from tests.services.page_site import Site, Visitor, accessibility
 from tests.services.sample_store import API, SampleStore, serving
+from tests.services.scripted_cluster import scripted_cluster
 from tests.store.sweeps import end_sweep, write_sweep
 
 if TYPE_CHECKING:
@@ -305,6 +307,64 @@ def test_a_sweep_is_followed_until_it_ends_and_a_retry_is_confirmed(visitor: Vis
     page.wait_for_function("() => document.querySelector('p[role=status]').textContent.length > 20")  # why it cannot be
     assert [each for each in visitor.problems if "the server responded with a status of" not in each] == []
     visitor.problems.clear()
+
+
+def test_a_sweep_is_submitted_by_a_form(
+    context: BrowserContext, site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cluster accepts the job and runs none; test_sweeps_on_ray starts a real one."""
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    sample = site.sample.copy_to(tmp_path / "copy")
+    with scripted_cluster() as cluster, serving(sample.settings(ray_address=cluster.url)) as client:
+        visitor = Visitor.of(context, str(client.base_url).rstrip("/"))
+        page = visitor.open("ablations/tiny?tab=train&scale=own", "form.train")
+        assert "2 of 4 runs" in page.locator("form.train .note").first.inner_text()
+        for width, scheme in ((1400, "light"), (1400, "dark"), (390, "light"), (390, "dark")):
+            page.set_viewport_size({"width": width, "height": 900})
+            page.emulate_media(color_scheme=scheme)
+            page.wait_for_function("() => document.documentElement.scrollWidth <= document.documentElement.clientWidth")
+            assert accessibility(page) == [], (width, scheme)
+        page.get_by_label("Replaced values").fill("train.stepz=3")
+        page.get_by_role("button", name="Train", exact=True).click()
+        page.wait_for_selector("form.train [role=alert]:not(:empty)")
+        assert "train.stepz" in page.locator("form.train [role=alert]").inner_text()
+        assert str(sample.root) not in page.locator("form.train [role=alert]").inner_text()
+        assert cluster.submitted == []
+        page.locator("form.train select").select_option("longer")
+        page.wait_for_function("() => location.hash.includes('scale=longer')")
+        assert page.get_by_label("Replaced values").input_value() == "train.stepz=3"  # what was typed is kept
+        page.get_by_label("Replaced values").fill("  seeds=[0, 7]\n\ntrain.lr=0.02\n")
+        page.get_by_label("train at most").fill("3")
+        with page.expect_request(lambda request: request.method == "POST") as sent:
+            page.get_by_role("button", name="Train", exact=True).click()
+        assert len(sent.value.headers["idempotency-key"]) == 32
+        page.wait_for_function("() => location.hash.startsWith('#/sweeps/')")
+        page.wait_for_selector("#members")
+        (job,) = cluster.submitted
+        assert page.url.endswith(job["submission_id"])
+        submission, plan = job_submission(sample.store, job["submission_id"])
+        assert (submission.max_runs, submission.scale) == (3, "longer")
+        assert {(run.seed, run.train.lr, run.train.steps) for run in plan.runs} == {(0, 0.02, 20), (7, 0.02, 20)}
+        page.close()
+    assert [each for each in visitor.problems if "422" not in each] == []
+
+
+def test_the_form_is_offered_to_those_who_may_submit(context: BrowserContext, site: Site, tmp_path: Path) -> None:
+    keys = KeysFile(tmp_path / "keys.json")
+    secrets = {True: keys.create("me", ["read", "submit"]), False: keys.create("you", ["read"])}
+    settings = site.sample.settings(keys_file=keys.path, ray_address="http://127.0.0.1:1")
+    with serving(settings) as client:
+        for may, secret in secrets.items():
+            visitor = Visitor.of(context, str(client.base_url).rstrip("/"))
+            page = visitor.open("ablations/tiny?tab=train", "dialog[open]")
+            page.get_by_label("key", exact=True).fill(secret)
+            page.keyboard.press("Enter")
+            page.wait_for_selector("form.train" if may else ".uplot canvas")
+            assert page.get_by_role("link", name="Train", exact=True).count() == may
+            page.evaluate("sessionStorage.clear()")
+            page.close()
+            assert [each for each in visitor.problems if "401" not in each] == []
 
 
 def test_a_server_with_keys_asks_for_one(context: BrowserContext, site: Site, tmp_path: Path) -> None:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import httpx
 import pytest
 from cope_services import sweep_events
 from cope_services.errors import BusyError
+from cope_services.routes.sweep_actions import EventStream
 from cope_services.sweep_events import Watchers
 from cope_services.sweep_jobs import SweepJobs
+from sse_starlette import ServerSentEvent
 
 from cope_sweep.client.events import EventParser, LineBuffer, ServerEvent
 from cope_sweep.queries import Queries
@@ -247,3 +249,33 @@ def test_a_place_is_needed_to_listen(own_sample: SampleStore, sweep: Sweep) -> N
     watchers = Watchers(lambda: queries.store, SweepJobs(queries, own_sample.settings()), 0)
     with pytest.raises(BusyError, match="0 clients follow sweeps"):
         watchers.require_place()
+
+
+@pytest.mark.parametrize("stuck", ["event", "heartbeat"])
+def test_a_listener_that_does_not_read_loses_its_place(stuck: str) -> None:
+    sent, left = [], []
+
+    async def events() -> AsyncIterator[ServerSentEvent]:
+        try:
+            yield ServerSentEvent("1")
+            if stuck == "event":
+                yield ServerSentEvent("2")
+            await asyncio.sleep(3600)
+        finally:
+            left.append(True)
+
+    async def send(message: Any) -> None:
+        if len(sent) == 2:  # the head and the first event fill the buffers of the connection
+            await asyncio.sleep(3600)
+        sent.append(message["type"])
+
+    async def receive() -> Any:
+        await asyncio.sleep(3600)
+
+    async def answered() -> None:
+        stream = EventStream(events(), ping=1, send_timeout=0.1)
+        await asyncio.wait_for(stream({"type": "http", "method": "GET"}, receive, send), 60)
+
+    asyncio.run(answered())
+    assert sent == ["http.response.start", "http.response.body"]
+    assert left == [True]

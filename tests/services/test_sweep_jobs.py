@@ -7,8 +7,10 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from io import BytesIO
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
 import httpx
 import pytest
@@ -98,16 +100,10 @@ def test_a_submitted_sweep_is_a_job_that_finds_all_it_needs_in_the_store(
 
 
 def test_only_the_package_is_sent(serve: Serve, cluster: ScriptedCluster) -> None:
-    from ray._private.runtime_env.packaging import _dir_travel, _get_excludes
-
-    from cope_sweep.sweep.submission import package_cluster
-    from cope_sweep.sweep.submit import EXCLUDES
-
-    sent = package_cluster("", {})
-    found: list[Path] = []
-    excludes = [_get_excludes(sent.working_dir, [*sent.excludes, *EXCLUDES])]
-    _dir_travel(sent.working_dir, excludes, found.append, include_gitignore=True)
-    names = {str(path.relative_to(sent.working_dir)) for path in found if path.is_file()}
+    cluster.packages = {}
+    assert submit(serve(), ablation="tiny").status_code == 202
+    (package,) = cluster.packages.values()
+    names = {name for name in ZipFile(BytesIO(package)).namelist() if not name.endswith("/")}
     assert "cope_sweep/cli/__main__.py" in names
     assert {name.split("/")[0] for name in names} == {"cope_sweep"}
     assert not [name for name in names if "__pycache__" in name]

@@ -195,6 +195,7 @@ class Index:
     def delete(self, run_ids: Iterable[str]) -> None:
         """Delete runs from the index."""
         with self.database.writing() as connection:
+            next_revision(connection)  # readers that keep what they have read see that something has changed
             for chunk in chunks(run_ids):
                 ids = connection.execute(select(runs.c.id).where(runs.c.run_id.in_(chunk))).scalars()
                 delete_values(connection, ids.all())

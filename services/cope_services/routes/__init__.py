@@ -21,7 +21,7 @@ from cope_services.schemas import error_responses
 
 API_ROUTERS = (
     ablations.router,
-    runs.kept,
+    runs.pages,
     runs.files,
     runs.checkpoints,
     sweeps.router,

@@ -2,26 +2,25 @@
 
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Path, Query, Response
 
 from cope_services.access import READ
 from cope_services.cached_route import CachedRoute
 from cope_services.dependencies import (
     Accept,
     ComponentsDep,
-    Cursor,
-    Fields,
     IfNoneMatch,
     PreparePlan,
     PreparePlans,
-    RunQueryDep,
     Scale,
 )
 from cope_services.pictures import MEDIA_TYPES, REPORT_MEDIA_TYPES, REPORT_POLICY
 from cope_services.responses import json_response
+from cope_services.run_pages import PlannedRuns, run_page
 from cope_services.schemas import FigureFormat, FigureInfo, Responses, error_responses
 from cope_services.tables import accepted, negotiate
 from cope_sweep.queries.answers import AblationDetail, AblationSummary, Curves, PlanStatus, RunPage
+from cope_sweep.queries.curves import MAX_ROWS
 from cope_sweep.results.formats import formats
 
 router = APIRouter(
@@ -105,7 +104,7 @@ async def get_figure(
     """A figure of the finished runs, or its data."""
     names = {value: media for media, value in MEDIA_TYPES.items()}
     chosen = format or accepted(accept, MEDIA_TYPES, "a figure")
-    body = await components.pictures.figure(name, scale, figure, chosen)  # type: ignore[arg-type]
+    body = await components.pictures.figure(name, scale, figure, chosen)
     return Response(body, media_type=names[chosen])
 
 
@@ -133,25 +132,25 @@ def get_curves(
     components: ComponentsDep,
     metric: Annotated[str | None, Query(description="Default: the first metric of the table.", max_length=200)] = None,
     scale: Scale = None,
+    offset: Annotated[int, Query(ge=0, le=2**31, description="Number of rows to skip: `next` of the page before.")] = 0,
+    limit: Annotated[int, Query(ge=1, le=MAX_ROWS, description="Maximum number of rows.")] = MAX_ROWS,
     if_none_match: IfNoneMatch = None,
 ) -> Response:
-    """Learning curves of a metric: every run, at most about 200 points each.
+    """Learning curves of a metric: every run of the rows, at most about 200 points each.
 
-    They are as new as the index, which hears of a running run every few seconds.
+    A page also ends where it has 5,000 runs that were begun. Curves are as new as the index, which hears of a running
+    run every few seconds.
     """
-    return json_response(components.queries.curves(components.queries.load(name, scale), metric))
+    loaded = components.queries.load(name, scale)
+    return json_response(components.queries.curves(loaded, metric, offset=offset, limit=limit))
 
 
-@router.get("/{name}/runs", response_model=RunPage, dependencies=[PreparePlan, PreparePlans])
-def list_planned_runs(
-    name: str,
+@router.get("/{name}/runs", response_model=RunPage)
+async def list_planned_runs(
+    name: Annotated[str, Path(max_length=200)],
     components: ComponentsDep,
-    query: RunQueryDep,
-    scale: Scale = None,
-    cursor: Cursor = None,
-    fields: Fields = [],  # noqa: B006 - FastAPI copies it
+    parameters: PlannedRuns,
     if_none_match: IfNoneMatch = None,
 ) -> Response:
     """The runs of an ablation in plan order, including pending ones; with a filter or order, those that were begun."""
-    page = components.queries.runs(query, ablation=name, scale=scale, cursor=cursor, fields=fields)
-    return json_response(page, exclude_unset=bool(fields))
+    return await run_page(components, parameters, name)

@@ -5,45 +5,31 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Response
 
 from cope_services.access import READ
-from cope_services.cached_route import CachedRoute, ReadRoute, RunFilesRoute
+from cope_services.cached_route import ReadRoute, RunFilesRoute
 from cope_services.dependencies import (
-    AblationFilter,
     ComponentsDep,
-    Cursor,
-    Fields,
     FinishedRun,
     IfNoneMatch,
-    PrepareNamedPlan,
     PreparePlans,
-    RunQueryDep,
-    Scale,
 )
 from cope_services.responses import RowsFormat, download, json_response, rows_response
 from cope_services.routes.diff import Points
+from cope_services.run_pages import AllRuns, RunPagesRoute, run_page
 from cope_services.schemas import Responses, error_responses
 from cope_sweep.queries.answers import Checkpoint, RunDetail, RunLog, RunPage
 
 READING: dict[str, Any] = {"prefix": "/runs", "tags": ["runs"], "dependencies": [READ]}
-kept = APIRouter(**READING, responses={304: {}}, route_class=CachedRoute)
+pages = APIRouter(**READING, responses={304: {}}, route_class=RunPagesRoute)
 files = APIRouter(**READING, responses={304: {}}, route_class=RunFilesRoute)
 checkpoints = APIRouter(**READING, route_class=ReadRoute)
 
 FILE: Responses = {200: {"content": {"application/octet-stream": {}}}, 206: {}, 304: {}, **error_responses(409)}
 
 
-@kept.get("", response_model=RunPage, dependencies=[PrepareNamedPlan])
-def list_runs(
-    components: ComponentsDep,
-    query: RunQueryDep,
-    ablation: AblationFilter = None,
-    scale: Scale = None,
-    cursor: Cursor = None,
-    fields: Fields = [],  # noqa: B006 - FastAPI copies it
-    if_none_match: IfNoneMatch = None,
-) -> Response:
+@pages.get("", response_model=RunPage)
+async def list_runs(components: ComponentsDep, parameters: AllRuns, if_none_match: IfNoneMatch = None) -> Response:
     """All runs that have been started, filtered and sorted; or the runs of an ablation."""
-    page = components.queries.runs(query, ablation=ablation, scale=scale, cursor=cursor, fields=fields)
-    return json_response(page, exclude_unset=bool(fields))
+    return await run_page(components, parameters, parameters.ablation)
 
 
 @files.get("/{run_id}", response_model=RunDetail, dependencies=[PreparePlans])

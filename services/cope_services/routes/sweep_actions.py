@@ -1,15 +1,18 @@
 """Routes that submit, stop, retry and follow sweeps."""
 
+from contextlib import suppress
 from typing import Annotated
 
 from fastapi import APIRouter, Header, Request, Response
 from sse_starlette import EventSourceResponse
+from sse_starlette.sse import SendTimeoutError
+from starlette.types import Receive, Scope, Send
 
 from cope_services.access import READ, SUBMIT
 from cope_services.dependencies import ComponentsDep, RequireJson
 from cope_services.keys import ApiKey
 from cope_services.schemas import Responses, error_responses
-from cope_services.sweep_events import END_ID, HEARTBEAT_S
+from cope_services.sweep_events import END_ID, HEARTBEAT_S, SEND_S
 from cope_services.sweep_schemas import SweepRequest
 from cope_sweep.queries.answers import SweepProgress, SweepState
 
@@ -18,6 +21,11 @@ class EventStream(EventSourceResponse):
     """Server-sent events, with their media type in the documentation."""
 
     media_type = "text/event-stream"
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the events. A client that does not read them loses the connection, and its place."""
+        with suppress(SendTimeoutError):
+            await super().__call__(scope, receive, send)
 
 
 router = APIRouter(prefix="/sweeps", tags=["sweeps"], dependencies=[SUBMIT])
@@ -83,7 +91,7 @@ def follow_sweep(sweep_id: str, components: ComponentsDep, last_event_id: LastEv
     if last_event_id == END_ID:
         return Response(status_code=204)
     components.watchers.require_place()
-    return EventStream(components.watchers.events(sweep_id, last_event_id), ping=HEARTBEAT_S)
+    return EventStream(components.watchers.events(sweep_id, last_event_id), ping=HEARTBEAT_S, send_timeout=SEND_S)
 
 
 def _located(state: SweepState, response: Response) -> SweepState:

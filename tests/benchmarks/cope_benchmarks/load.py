@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -16,9 +16,10 @@ END = b"\r\n\r\n"
 
 @dataclass(frozen=True)
 class Target:
-    """What clients ask for. Of several paths, each client takes one after the other."""
+    """What clients ask for."""
 
-    paths: tuple[str, ...]
+    paths: Iterator[str]
+    """Each request takes the next one, of whichever client it is."""
     headers: str = ""
     """Lines that end with \\r\\n."""
     status: int = 200
@@ -39,12 +40,11 @@ class Load:
 class _Client(asyncio.Protocol):
     """Asks until `stop_s`. It reads no more of an answer than its length needs: the clients share the machine."""
 
-    requests: Sequence[bytes]
+    requests: Iterator[bytes]
     status: bytes
     stop_s: float
     taken_s: list[float]
     done: asyncio.Future[None]
-    begin: int
     received: bytearray = field(default_factory=bytearray)
     wanted: int = -1
 
@@ -54,8 +54,7 @@ class _Client(asyncio.Protocol):
 
     def _ask(self) -> None:
         self.began_s = time.perf_counter()
-        self.transport.write(self.requests[self.begin % len(self.requests)])
-        self.begin += 1
+        self.transport.write(next(self.requests))
 
     def data_received(self, data: bytes) -> None:
         self.received += data
@@ -100,13 +99,14 @@ async def _measure(
     address: tuple[str, int], server: psutil.Process, target: Target, clients: int, seconds: float
 ) -> Load:
     loop = asyncio.get_running_loop()
-    requests = [f"GET {path} HTTP/1.1\r\nHost: {address[0]}\r\n{target.headers}\r\n".encode() for path in target.paths]
+    rest = f" HTTP/1.1\r\nHost: {address[0]}\r\n{target.headers}\r\n"
+    requests = (f"GET {path}{rest}".encode() for path in target.paths)
     taken_s: list[float] = []
     before, began_s = server.cpu_times(), time.perf_counter()
     finished = []
-    for number in range(clients):
+    for _ in range(clients):
         done: asyncio.Future[None] = loop.create_future()
-        client = _Client(requests, str(target.status).encode(), began_s + seconds, taken_s, done, number)
+        client = _Client(requests, str(target.status).encode(), began_s + seconds, taken_s, done)
         await loop.create_connection(lambda client=client: client, *address)  # type: ignore[misc]
         finished.append(done)
     await asyncio.gather(*finished)

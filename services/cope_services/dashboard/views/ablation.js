@@ -8,6 +8,7 @@ import { figures } from "./figures.js";
 import { learningCurves } from "./learning_curves.js";
 import { resultsTable } from "./results_table.js";
 import { rowComparison } from "./row_comparison.js";
+import { canSubmit, trainForm } from "./train.js";
 
 const RECOUNT_MS = 1000; // a server that has just been started counts the runs of each scale
 const TABS = [["results", "Results"], ["figures", "Figures"], ["runs", "Runs"], ["file", "File"]];
@@ -42,11 +43,12 @@ async function loadTable(name, scale, compare) {
   };
 }
 
-function header(detail, scale, tab) {
+const chooseScale = (value) => change({ scale: value, open: null, row: null, compare: null, from: null });
+
+function header(detail, scale, tab, pages) {
   const scales = [["own", "own size"], ...detail.scales.map((each) => [each, each])];
-  const choose = (value) => change({ scale: value, open: null, row: null, compare: null });
   const state = h("div", { class: "bar state" },
-    detail.scales.length ? segmented("Scale", scales, scale || "own", choose) : null,
+    detail.scales.length ? segmented("Scale", scales, scale || "own", chooseScale) : null,
     h("div", { class: "counts" }, progress(detail.counts), h("small", {}, summary(detail.counts))),
   );
   const error = h("div", { class: "error", role: "alert" },
@@ -57,7 +59,7 @@ function header(detail, scale, tab) {
     crumbs(["Ablations", link(["ablations"])], detail.name),
     h("div", { class: "head" }, h("h1", {}, detail.title || detail.name), h("p", { class: "lead" }, detail.reproduces)),
     detail.hypothesis && h("p", { class: "prose" }, marked(detail.hypothesis)),
-    detail.error ? error : [state, tabs("Parts of the ablation", TABS, tab, (value) => change({ tab: value }))],
+    detail.error ? error : [state, tabs("Parts of the ablation", pages, tab, (value) => change({ tab: value }))],
   ];
 }
 
@@ -104,6 +106,7 @@ export function ablation(root, name) {
   const [head, main, comparison, curves, other] = [h("div"), h("div"), h("div"), h("div"), h("div")];
   const plot = learningCurves(curves);
   let [started, title, again] = [false, name, null];
+  const draft = {}; // of the form that submits a sweep
 
   async function results(detail, scale, params) {
     const loaded = await loadTable(name, scale, params.get("compare"));
@@ -130,12 +133,14 @@ export function ablation(root, name) {
       }
       const scale = asked === null ? fullestScale(own) : asked === "own" ? "" : asked;
       const detail = scale ? await get(at(["ablations", name], { scale })) : own;
-      const tab = params.get("tab") ?? "results";
+      const pages = (await canSubmit()) ? [...TABS, ["train", "Train"]] : TABS;
+      const chosenTab = params.get("tab") ?? "results";
+      const tab = pages.some(([each]) => each === chosenTab) ? chosenTab : "results";
       title = detail.title || name;
       if (!started) replace(root, head, main, comparison, curves, other);
       started = true;
-      part("head", JSON.stringify([detail, scale, tab]), () =>
-        replace(head, ...header({ ...detail, scales: own.scales }, scale, tab)),
+      part("head", JSON.stringify([detail, scale, tab, pages]), () =>
+        replace(head, ...header({ ...detail, scales: own.scales }, scale, tab, pages)),
       );
       for (const each of [main, comparison, curves]) each.hidden = tab !== "results" || Boolean(detail.error);
       other.hidden = tab === "results" && !detail.error;
@@ -145,6 +150,10 @@ export function ablation(root, name) {
         );
       } else if (tab === "runs") {
         part("other", `runs ${JSON.stringify(detail.plan)}`, () => replace(other, runsTab(detail, scale)));
+      } else if (tab === "train") {
+        part("other", `train ${scale} ${JSON.stringify([detail.counts, own.scales])}`, () =>
+          trainForm(other, { name, scale, scales: own.scales, detail, draft, choose: chooseScale }),
+        );
       } else if (tab === "figures") {
         await figures(other, { name, scale, finished: detail.counts.finished, part });
       } else {

@@ -8,6 +8,7 @@ import { duration, integer, number } from "../format.js";
 import { change, toggled } from "../route.js";
 
 const POINTS = 400;
+const ROWS = 100;
 const SPREADS = [["seeds", "each seed"], ["deviation", "mean ± SD"], ["range", "mean, range"]];
 
 /** A line of the legend: the colour and dash of a row, its name, and its value at the cursor. */
@@ -50,9 +51,22 @@ async function groupsOf(curves, byTime, metric) {
 /** [metric, text] of each metric, with the title that it has in the table. */
 const named = (metrics, titles) => metrics.map((name) => [name, titles.has(name) ? `${titles.get(name)}: ${name}` : name]);
 
+/** Buttons to the next and the last rows of an ablation with more rows than are shown at a time. */
+function rowPages(curves, offset) {
+  if (!offset && curves.next === null) return null;
+  const to = (from) => () => change({ from: from || null });
+  const shown = curves.rows.length ? `Rows ${integer(offset + 1)} to ${integer(offset + curves.rows.length)}` : "No rows";
+  return h("div", { class: "bar", role: "group", "aria-label": "Rows shown" },
+    h("span", { class: "note" }, `${shown} of ${integer(curves.total)}`),
+    h("button", { type: "button", disabled: !offset, "data-key": "rows before", onclick: to(Math.max(0, offset - ROWS)) }, "Rows before"),
+    h("button", { type: "button", disabled: curves.next === null, "data-key": "next rows", onclick: to(curves.next) }, "Next rows"),
+  );
+}
+
 export function learningCurves(container) {
-  const [controls, legend, plot, final] = [
+  const [controls, pages, legend, plot, final] = [
     h("div", { class: "bar controls" }),
+    h("div"),
     h("div", { class: "legend", role: "group", "aria-label": "Rows" }),
     h("div"),
     h("div"),
@@ -131,16 +145,18 @@ export function learningCurves(container) {
     close: () => chart?.close(),
     async refresh({ name, scale, detail, chosen, params }) {
       const byTime = params.get("x") === "time";
-      const curves = await get(at(["ablations", name, "curves"], { scale, metric: params.get("metric") }));
-      if (!controls.isConnected) replace(container, section("Learning curves", { id: "curves" }, controls, legend, plot, final));
+      const query = { scale, metric: params.get("metric"), offset: params.get("from"), limit: ROWS };
+      const curves = await get(at(["ablations", name, "curves"], query));
+      if (!controls.isConnected) replace(container, section("Learning curves", { id: "curves" }, controls, pages, legend, plot, final));
       const groups = await groupsOf(curves, byTime, curves.metric).catch((error) => ({ error }));
       const state = JSON.stringify([
         groups.error ? groups.error.message : groups,
-        curves.metrics,
+        [curves.metrics, curves.total],
         chosen,
-        ["metric", "x", "log", "smooth", "spread"].map((each) => params.get(each)),
+        ["from", "metric", "x", "log", "smooth", "spread"].map((each) => params.get(each)),
       ]);
       if (state === drawn) return;
+      replace(pages, rowPages(curves, +(params.get("from") ?? 0)));
       const titles = new Map(detail.metrics.map((metric) => [metric.name, metric.title]));
       if (groups.error) {
         const bySteps = new URLSearchParams({ ...Object.fromEntries(params), x: "step" });
