@@ -61,7 +61,8 @@ class Rounding:
         return errors
 
     def moved(self, p: Tensor) -> Tensor:
-        return (p + self.direction * POSITION_ERROR * (p + p.shape[-1] ** 0.5)).clamp(min=0)
+        moved: Tensor = p + self.direction * POSITION_ERROR * (p + p.shape[-1] ** 0.5)
+        return moved.clamp(min=0)
 
 
 def exact(build: Build, leaves: Leaves, weight: Tensor) -> Leaves:

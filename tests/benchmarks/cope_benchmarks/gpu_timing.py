@@ -122,7 +122,7 @@ def facts(device: str) -> dict[str, Any]:
         "multiprocessors": properties.multi_processor_count,
         "memory_gib": round(properties.total_memory / 2**30, 1),
         "cuda": torch.version.cuda,
-        "cudnn": torch.backends.cudnn.version(),
+        "cudnn": torch.backends.cudnn.version(),  # type: ignore[no-untyped-call]
         **found,
     }
 
