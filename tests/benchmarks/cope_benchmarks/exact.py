@@ -169,7 +169,8 @@ class _Block:
     def attention(self) -> Tensor:
         problem = self.problem
         s = self.product(problem.q_BHTK, problem.k_BHSK) * problem.scale
-        total = s + self.contextual(s) if problem.contextual else s
+        contextual = problem.look_up or problem.piecewise or problem.slope
+        total = s + self.contextual(s) if contextual else s
         total = total + self.by_distance()
         total = total.masked_fill(~self.visible_RC, -torch.inf)
         kept = None
