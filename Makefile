@@ -5,10 +5,12 @@ UV := $(BIN)/uv
 # Two processes; the tests of a file stay in one, which shares its servers and clusters.
 SIDE_BY_SIDE := -n 2 --dist loadfile
 # Tables 2, 3 and 9, 4 and 7.
-PAPER := flip_flop selective_copy counting counting_ood flip_flop_architectures
+TABLES := flip_flop selective_copy counting counting_ood flip_flop_architectures
 STORE ?= store
+# A machine with a GPU may have torch, and no package index: `make gpu` installs nothing.
+GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
 
-.PHONY: quickstart test test-fast lint format bench chaos paper release clean help
+.PHONY: quickstart test test-fast lint format bench gpu chaos paper release clean help
 
 help:   ## List the targets
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:.*## / — /'
@@ -35,11 +37,15 @@ format: .venv/test.stamp   ## Fix style
 bench: .venv/run.stamp   ## Measure scheduling on this machine: Ray's start, the time between runs
 	$(BIN)/cope-sweep bench sweep
 
+gpu:   ## Check, tune and measure the kernels on a GPU with the torch that is there (DEVICE=cpu: a dry run; OUT=folder PAPER=1 FORCE=1)
+	PYTHONPATH=.:services:tests/benchmarks:$(PYTHONPATH) $(GPU_PYTHON) -m cope_benchmarks.gpu_stages --store $(STORE) \
+	  --device $(or $(DEVICE),cuda) $(if $(OUT),--out $(OUT)) $(if $(PAPER),--paper) $(if $(FORCE),--force)
+
 chaos: .venv/test.stamp   ## Kill random processes of sweeps, and compare what is left with undisturbed ones (SEEDS=5 KILLS=6)
 	$(BIN)/python -m tests.chaos --seeds $(or $(SEEDS),5) --kills $(or $(KILLS),6)
 
 paper: .venv/run.stamp   ## Train tables 2, 3, 4 and 7 at the paper's size: for GPUs (STORE=store); repeat it to resume
-	for name in $(PAPER); do \
+	for name in $(TABLES); do \
 	  $(BIN)/cope-sweep run $$name --store $(STORE) || exit; \
 	  $(BIN)/cope-sweep report $$name --store $(STORE) --compare paper --out $(STORE)/paper || exit; \
 	done

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from cope_sweep.positions import Encoding
+if TYPE_CHECKING:
+    from cope_sweep.positions import Encoding
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ Shapes: B batch, H heads, T queries, S all tokens (queries are the last T of the
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +14,9 @@ from torch import Tensor
 
 from cope_sweep.kernels.dropout import draw_seed, dropout_mask
 from cope_sweep.kernels.inputs import Inputs, Position, Positions
-from cope_sweep.positions import Attention
+
+if TYPE_CHECKING:
+    from cope_sweep.positions import Attention
 
 
 def reference(inputs: Inputs, positions: Positions, dropout: float = 0.0, seed: Tensor | None = None) -> Tensor:
@@ -87,6 +89,8 @@ def attention_weights(inputs: Inputs, positions: Positions, visible_TS: Tensor) 
 
 def seen(inputs: Inputs, positions: Positions, logits_BHTS: Tensor, visible_TS: Tensor) -> list[Attention]:
     """The argument of each encoding's `score`. `logits_BHTS` are q·k/√K, before any score is added."""
+    from cope_sweep.positions import Attention  # on use: machines that only check and measure kernels lack pydantic
+
     plain = Attention(inputs.q_BHTK, inputs.k_BHSK, inputs.v_BHSK, logits_BHTS, visible_TS, rotated=inputs.rotated)
     rotated = replace(plain, q_BHQK=inputs.rotated_q_BHTK, k_BHSK=inputs.rotated_k_BHSK, rotated=False)
     return [

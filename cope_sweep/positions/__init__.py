@@ -1,62 +1,23 @@
-"""Position encodings: one file each, with its equation, its spec and its hooks. `ENCODINGS` registers them."""
+"""Position encodings: one file each, with its equation, its spec and its hooks. `ENCODINGS` registers them.
 
-from collections import Counter
-from collections.abc import Sequence
-from typing import Annotated
+The names are imported on use: kernels import `positions.terms`, also on machines that have torch but not pydantic.
+"""
 
-from cope_sweep.positions.absolute import Absolute
-from cope_sweep.positions.alibi import ALiBi
-from cope_sweep.positions.base import Attention, Dims, Encoding, Parameter
-from cope_sweep.positions.cope import CoPE
-from cope_sweep.positions.cope_alibi import CoPEALiBi
-from cope_sweep.positions.cope_mlp import CoPEMLP
-from cope_sweep.positions.relative import Relative
-from cope_sweep.positions.rope import RoPE
-from cope_sweep.positions.sinusoidal import Sinusoidal
-from cope_sweep.positions.t5 import T5
-from cope_sweep.registry import Registry
+import importlib
+from typing import TYPE_CHECKING, Any
 
-ENCODINGS = Registry(
-    "encoding",
-    Encoding,
-    (Absolute, Sinusoidal, Relative, RoPE, ALiBi, T5, CoPE, CoPEMLP, CoPEALiBi),
-    entry_points="cope_sweep.positions",
-)
-
-AnyEncoding = Annotated[Encoding, ENCODINGS]
-"""Any registered encoding, as a spec, its `kind` (`cope`), or a mapping (`{kind: cope, p_max: 16}`)."""
-
-
-def check_together(encodings: Sequence[Encoding], dims: Dims) -> None:
-    """Raise ValueError if an encoding does not fit a model of these sizes, or if two encodings exclude each other."""
-    repeated = [kind for kind, count in Counter(encoding.kind for encoding in encodings).items() if count > 1]
-    for kind in repeated:
-        if kind in ("absolute", "sinusoidal", "rope"):
-            raise ValueError(f"model.position has {kind} twice, and one {kind} can represent both; remove one")
-        shared = _common_layers([encoding for encoding in encodings if encoding.kind == kind], dims)
-        if shared:
-            raise ValueError(
-                f"model.position has {kind} twice in layer {shared[0]}, and one {kind} with summed parameters can "
-                "represent both; remove one, or give them different `layers`"
-            )
-    kinds = {encoding.kind for encoding in encodings}
-    if {"absolute", "sinusoidal"} <= kinds:
-        raise ValueError(
-            "model.position has absolute and sinusoidal, and a learned table can represent the sinusoids; remove one"
-        )
-    for encoding in encodings:
-        encoding.check(dims)
-        if encoding.uses_rotated_query and not any(other.rotates for other in encodings):
-            raise ValueError(
-                f"{encoding.kind}.rotated_query has no effect, because no encoding of model.position rotates queries; "
-                "remove it, or add rope"
-            )
-
-
-def _common_layers(encodings: Sequence[Encoding], dims: Dims) -> list[int]:
-    """The layers that more than one of the encodings serves."""
-    return [layer for layer in range(dims.layers) if sum(encoding.serves(layer) for encoding in encodings) > 1]
-
+if TYPE_CHECKING:
+    from cope_sweep.positions.absolute import Absolute
+    from cope_sweep.positions.alibi import ALiBi
+    from cope_sweep.positions.base import Attention, Dims, Encoding, Parameter
+    from cope_sweep.positions.cope import CoPE
+    from cope_sweep.positions.cope_alibi import CoPEALiBi
+    from cope_sweep.positions.cope_mlp import CoPEMLP
+    from cope_sweep.positions.registered import ENCODINGS, AnyEncoding, check_together
+    from cope_sweep.positions.relative import Relative
+    from cope_sweep.positions.rope import RoPE
+    from cope_sweep.positions.sinusoidal import Sinusoidal
+    from cope_sweep.positions.t5 import T5
 
 __all__ = [
     "ENCODINGS",
@@ -76,3 +37,14 @@ __all__ = [
     "Sinusoidal",
     "check_together",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    registered = importlib.import_module("cope_sweep.positions.registered")
+    return globals().setdefault(name, getattr(registered, name))
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

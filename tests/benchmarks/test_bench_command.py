@@ -29,9 +29,16 @@ def test_bench_gpu_without_a_gpu_saves_the_reason(tmp_path):
     assert "no CUDA device" in (folder / "gpu.json").read_text()
 
 
+def test_a_device_that_does_not_exist_is_an_error():
+    for name in ("gpu", "tune", "step"):
+        result = CliRunner().invoke(app, ["bench", name, "--device", "tpu"])
+        assert result.exit_code == 2
+        assert "--device tpu: no such device; accepted: cuda, cpu" in result.output
+
+
 def test_the_benchmarks_are_commands():
     output = CliRunner().invoke(app, ["bench", "--help"]).output
-    for name in ("attention", "step", "gpu", "sweep", "store", "serve", "data"):
+    for name in ("attention", "step", "gpu", "tune", "sweep", "store", "serve", "data"):
         assert re.search(rf"\b{name}\b", output)
 
 

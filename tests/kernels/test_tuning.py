@@ -9,7 +9,6 @@ import torch
 from cope_sweep.kernels import tuning
 from cope_sweep.kernels.tuning import KERNELS, PATH, Entry, Table, configuration, incompatible, read_table
 
-
 TILES = {"BLOCK_T": 64, "BLOCK_S": 32, "PLAIN_S": 64, "PLAIN_T": 64}
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -36,6 +38,10 @@ Threads = Annotated[
 ]
 Repetitions = Annotated[
     int, typer.Option("--repetitions", min=2, help="How many times each alternative is timed, in turns.")
+]
+
+Device = Annotated[
+    str, typer.Option("--device", help="cuda; or cpu: a dry run of tiny shapes, which needs TRITON_INTERPRET=1.")
 ]
 
 
@@ -79,14 +85,27 @@ def step(
             "--memory", help="Instead, peak memory of a step of GPT-2's size, with and without logits as a whole."
         ),
     ] = False,
+    device: Annotated[
+        str, typer.Option("--device", help="cpu; or cuda: the paper's models on a GPU, resumable with --keep.")
+    ] = "cpu",
 ) -> None:
-    """Measure training steps with CoPE on this CPU, and those of the same model with SDPA and no positions.
+    """Measure training steps with CoPE on this CPU or a GPU, and those of the same model with SDPA and no positions.
 
     Example: `cope-sweep bench step --keep results`
+
+    Example: `cope-sweep bench step --device cuda --keep results/gpu`
     """
     from cope_benchmarks.step import measure, table
 
     _check_writable(keep)
+    if device != "cpu":
+        from cope_benchmarks import step_cuda
+
+        _check_device(device)
+        with _user_errors():
+            measured = step_cuda.measure(keep, device)
+        _show_markdown("step", measured, step_cuda.table(measured), as_json, keep)
+        return
     _use_threads(threads)
     if memory:
         from cope_benchmarks import step_memory
@@ -99,13 +118,70 @@ def step(
 
 
 @app.command()
-def gpu(as_json: Json = False, keep: Keep = None) -> None:
-    """Measure attention with CoPE on a GPU, and torch's flash attention without positions. Reports if there is no GPU."""
+def gpu(
+    as_json: Json = False,
+    keep: Keep = None,
+    device: Device = "cuda",
+    seconds: Annotated[float, typer.Option("--seconds", min=1, help="Begin no case after so many seconds.")] = 540,
+) -> None:
+    """Measure attention with CoPE on a GPU, beside torch's SDPA, flex_attention and the paper's listing.
+
+    Takes up to nine minutes, the most important cases first. With --keep, results are written as they come, and the same
+    command continues. Outputs and gradients are checked before anything is timed. Without a GPU it reports so.
+
+    Example: `cope-sweep bench gpu --keep results`
+    """
     from cope_benchmarks.gpu import measure, table
 
     _check_writable(keep)
-    measured = measure()
-    _show("gpu", measured, table(measured), as_json, keep)
+    _check_device(device)
+    with _user_errors():
+        measured = measure(keep, device, seconds)
+    _show_markdown("gpu", measured, table(measured), as_json, keep)
+
+
+@app.command()
+def tune(
+    as_json: Json = False,
+    keep: Keep = None,
+    device: Device = "cuda",
+    table: Annotated[
+        Path | None,
+        typer.Option("--table", help="Write this table of configurations.", show_default="the one that kernels read"),
+    ] = None,
+    seconds: Annotated[float, typer.Option("--seconds", min=1, help="Begin nothing after so many seconds.")] = 540,
+) -> None:
+    """Measure configurations of the Triton kernels on this GPU, and write the fastest to the table that the kernels read.
+
+    Takes up to nine minutes, the most important kinds of problems first. With --keep, the same command continues.
+    Training never tunes: it uses the table.
+
+    Example: `cope-sweep bench tune --keep results`
+    """
+    from cope_benchmarks.tune import measure, table_of
+    from cope_sweep.kernels import tuning
+
+    _check_writable(keep)
+    _check_device(device)
+    with _user_errors():
+        measured = measure(table or tuning.PATH, keep, device, seconds)
+    _show_markdown("tune", measured, table_of(measured), as_json, keep)
+
+
+@contextmanager
+def _user_errors() -> Iterator[None]:
+    """Report results of another machine, or a bad table, as an error of the user's."""
+    try:
+        yield
+    except ValueError as error:
+        raise UserError(str(error)) from error
+
+
+def _show_markdown(name: str, measured: dict[str, Any], table: str, as_json: bool, folder: Path | None) -> None:
+    if folder is not None:
+        (folder / f"{name}.json").write_text(json.dumps(measured, indent=1) + "\n", encoding="utf-8")
+        (folder / f"{name}.md").write_text(table, encoding="utf-8")
+    print_json(measured) if as_json else typer.echo(table)
 
 
 @app.command()
@@ -137,6 +213,11 @@ def _check_writable(folder: Path | None) -> None:
             pass
     except OSError as error:
         raise UserError(f"--keep {folder}: {error.strerror}; name a folder that can be written") from error
+
+
+def _check_device(device: str) -> None:
+    if device not in ("cuda", "cpu"):
+        raise UserError(f"--device {device}: no such device; accepted: cuda, cpu")
 
 
 def _use_threads(threads: int | None) -> None:

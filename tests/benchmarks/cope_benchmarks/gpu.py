@@ -1,59 +1,106 @@
-"""Benchmark of CoPE's fused attention on a GPU, and of torch's flash attention without positions.
+"""Benchmark of the fused kernels on a GPU, beside torch's SDPA, flex_attention and the paper's listing.
 
-The times include everything that CoPE adds, such as the product z = q·e and its gradient. bfloat16, head dim 64,
-p_max 64. Gates are one half in the mean, or near 0, so that positions never saturate. Both get the same queries, keys and
-values. Outputs and gradients are checked before anything is timed, against the blocked path in float32.
+Times include everything that CoPE adds, such as the product q·e and its gradient. Before an alternative is timed, its
+output and gradients are compared with float64, on one sequence and two heads of the same kind (`exact.py`); a wrong one
+is not timed. The configurations of the kernels are those of the table (`cope_sweep/kernels/tuning.json`) and are
+recorded; nothing is tuned here. The listing rounds gates in half precision: its error is recorded, and not limited.
+
+Cases are measured in the order of their importance and written as they come, until the time budget ends; the same
+command then continues.
 """
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Callable
-from dataclasses import dataclass
+import gc
+import json
+import os
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from rich.table import Table
-from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
-HEAD_DIM = 64
-P_MAX = 64
-HEADS = 16
+from cope_benchmarks import gpu_peers as peers
+from cope_benchmarks.exact import compare, computed_by
+from cope_benchmarks.gpu_peers import BACKENDS, Attend
+from cope_benchmarks.gpu_problems import DTYPES, Problem
+from cope_benchmarks.gpu_timing import Deadline, Effort, Journal, extra_mib, facts, markdown, phases, times
+from cope_sweep.kernels import fused, tuning
+
+BUDGET_S = 540.0
 TOKENS = 65536
 """Tokens of a batch, which determine the number of sequences."""
-REPETITIONS = 21
-WARM_UPS = 3
-TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.2}
-"""Limit of the error, relative to the largest entry. In bfloat16, the terms of the gradient of e cancel."""
+TRITON, BLOCKED, LISTING, COMPILED = "triton", "blocked", "the paper's listing", "the listing, torch.compile"
+FLEX = "flex_attention"
+FUSED_SDPA = tuple(name for name in BACKENDS if name != "SDPA, math")
+QUADRATIC = ("SDPA, math", LISTING, COMPILED)
+PHASES = ("forward", "backward", "forward_backward")
+CPU_EFFORT = Effort(turns=1, turn_ms=0.0)
 
 
 @dataclass(frozen=True)
-class Shape:
-    """A problem size, and the largest ratios to flash attention that we aim at."""
+class Case:
+    """A problem, what it is measured beside, and the largest ratio to the fastest SDPA that we aim at."""
 
-    tokens: int
-    saturates: bool = True
-    forward_at_most: float | None = None
-    backward_at_most: float | None = None
-
-    @property
-    def batch(self) -> int:
-        return max(1, TOKENS // self.tokens)
+    name: str
+    problem: Problem
+    beside: tuple[str, ...] = FUSED_SDPA
+    at_most: float | None = None
 
 
-SHAPES = (
-    Shape(1024, forward_at_most=1.8, backward_at_most=2.0),
-    Shape(4096, forward_at_most=1.25, backward_at_most=1.3),
-    Shape(16384, forward_at_most=1.1, backward_at_most=1.1),
-    Shape(4096, saturates=False, forward_at_most=3.0, backward_at_most=3.0),
-    Shape(65536),
-)
+def _problem(tokens: int, **options: Any) -> Problem:
+    return Problem(batch=max(1, TOKENS // tokens), tokens=tokens, **{"heads": 16, **options})
 
 
-def why_not() -> str | None:
-    """Why there is nothing to measure here; None: there is a GPU."""
+def _cases() -> tuple[Case, ...]:
+    single: dict[str, Any] = {"batch": 1, "heads": 16}
+    all_peers = (*FUSED_SDPA, "SDPA, math", BLOCKED, LISTING, COMPILED)
+    gates = (0.02, 0.1, 0.25, 0.75, 0.9, 0.98)
+    return (
+        Case("T 4096", _problem(4096), at_most=1.25),
+        Case("T 1024", _problem(1024), at_most=2.0),
+        Case("T 16384", _problem(16384), at_most=1.1),
+        Case("T 4096, never saturating", _problem(4096, p_max="full"), at_most=3.0),
+        Case("T 4096, one sequence", Problem(tokens=4096, **single), all_peers),
+        Case("T 1024, four sequences", Problem(tokens=1024, heads=16, batch=4), all_peers),
+        Case("T 4096, views of a projection", _problem(4096, projection=True)),
+        Case("T 4096, dropout", _problem(4096, dropout=0.1)),
+        Case("T 512, Flip-Flop's batch", Problem(batch=16, heads=4, tokens=512, projection=True)),
+        Case("T 4096, ALiBi", _problem(4096, p_max=None, alibi=True), (*FUSED_SDPA, FLEX)),
+        Case("T 4096, relative", _problem(4096, p_max=None, relative=256), FUSED_SDPA),
+        Case("T 1024, relative, all distances", _problem(1024, p_max=None, relative="full"), (*FUSED_SDPA, FLEX)),
+        Case("T 1024, never saturating", _problem(1024, p_max="full")),
+        Case("T 16384, never saturating", _problem(16384, p_max="full")),
+        *(Case(f"T {t}, head dim 128", _problem(t, head_dim=128, heads=8)) for t in (4096, 1024, 16384)),
+        *(Case(f"T {t}, head dim 32", _problem(t, head_dim=32, heads=32)) for t in (4096, 1024, 16384)),
+        Case("T 4096, separate gate keys", _problem(4096, gate="separate")),
+        *(Case(f"T 4096, mean gate {gate}", _problem(4096, mean_gate=gate)) for gate in gates),
+        Case("T 4096, float16", _problem(4096, dtype="float16")),
+        Case("T 1024, float32", _problem(1024, dtype="float32"), ("SDPA, efficient",)),
+        Case("T 4096, no positions", _problem(4096, p_max=None)),
+    )
+
+
+CASES = _cases()
+DRY_CASES = tuple(case for case in CASES if case.name in ("T 4096", "T 4096, one sequence", "T 4096, ALiBi"))
+"""One of each kind: the cases of a dry run."""
+
+
+def tiny(case: Case) -> Case:
+    """The case at a size for Triton's interpreter."""
+    problem = case.problem
+    p_max = min(problem.p_max, 6) if isinstance(problem.p_max, int) else problem.p_max
+    relative = min(problem.relative, 7) if isinstance(problem.relative, int) else problem.relative
+    small = replace(problem, batch=1, heads=1, tokens=20, head_dim=16, p_max=p_max, relative=relative)
+    return replace(case, problem=small, beside=tuple(n for n in case.beside if n not in (COMPILED, *FUSED_SDPA[1:])))
+
+
+def why_not(device: str) -> str | None:
+    """Why there is nothing to measure here; None: there is a GPU, or Triton interprets."""
+    if device == "cpu":
+        interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+        return None if interpreted else "a dry run on a CPU needs TRITON_INTERPRET=1 in the environment"
     if not torch.cuda.is_available():
         return "no CUDA device: GPU attention is not measured"
     if torch.cuda.get_device_capability() < (8, 0):
@@ -61,155 +108,167 @@ def why_not() -> str | None:
     return None
 
 
-def measure(shapes: tuple[Shape, ...] = SHAPES, repetitions: int = REPETITIONS) -> dict[str, Any]:
-    """Times and extra memory of each shape, and the ratios aimed at; `{"skipped": reason}` without a GPU."""
-    skipped = why_not()
+def measure(
+    folder: Path | None = None, device: str = "cuda", budget_s: float = BUDGET_S, cases: tuple[Case, ...] = CASES
+) -> dict[str, Any]:
+    """Measure the cases that `folder` does not have yet; `{"skipped": reason}` where there is nothing to measure.
+
+    Results are written to `gpu.jsonl`, `gpu.json` and `gpu.md` in `folder`. Raises ValueError if it has results of
+    another machine.
+    """
+    skipped = why_not(device)
     if skipped:
-        return {"skipped": skipped}
-    import triton  # type: ignore[import-untyped]
-
-    return {
-        "device": torch.cuda.get_device_name(),
-        "versions": {"torch": torch.__version__, "triton": triton.__version__},
-        "repetitions": repetitions,
-        "rows": [_row(shape, repetitions) for shape in shapes],
-    }
-
-
-def table(measured: dict[str, Any]) -> Table:
-    """The measurement as a table, with the ratios aimed at."""
-    result = Table(title=measured.get("skipped") or measured["device"], title_justify="left")
-    for head in (
-        "tokens",
-        "gates",
-        "forward ÷ flash's",
-        "at most",
-        "backward ÷ flash's",
-        "at most",
-        "extra MB, flash's",
-    ):
-        result.add_column(head, justify="left" if head == "gates" else "right")
-    for row in measured.get("rows", ()):
-        if "failed" in row:
-            result.add_row(str(row["tokens"]), row["gates"], f"[red]{row['failed']}[/red]")
+        return {"skipped": skipped, "rows": []}
+    if device == "cpu":
+        cases = tuple(tiny(case) for case in cases)
+    journal = Journal(folder / "gpu.jsonl" if folder else None, facts(device))
+    deadline = Deadline(budget_s)
+    for case in cases:
+        if case.name in journal.rows:
             continue
-        cells = [
-            cell
-            for what in ("forward", "backward")
-            for cell in (
-                f"{row[what]['ratio']:.2f}",
-                "–" if row[what]["at_most"] is None else str(row[what]["at_most"]),
-            )
-        ]
-        extra = row["extra_mb"]
-        result.add_row(str(row["tokens"]), row["gates"], *cells, f"{extra['cope']:.0f}, {extra['flash']:.0f}")
-    return result
+        if not deadline.allows_another():
+            break
+        journal.add({"key": case.name, **_row(case, device)})
+    left = [case.name for case in cases if case.name not in journal.rows]
+    measured = {**journal.header, "rows": list(journal.rows.values()), "left": left}
+    if folder:
+        (folder / "gpu.json").write_text(json.dumps(measured, indent=1) + "\n", encoding="utf-8")
+        (folder / "gpu.md").write_text(table(measured), encoding="utf-8")
+    return measured
 
 
-def _row(shape: Shape, repetitions: int) -> dict[str, Any]:
-    row: dict[str, Any] = {
-        "batch": shape.batch,
-        "heads": HEADS,
-        "tokens": shape.tokens,
-        "gates": "one half" if shape.saturates else "near 0: never saturating",
+def table(measured: dict[str, Any]) -> str:
+    """The measurement in Markdown: times, the ratio of ours to the fastest SDPA, of others to ours, and memory."""
+    if "skipped" in measured:
+        return measured["skipped"] + "\n"  # type: ignore[no-any-return]
+    rows = []
+    for row in measured["rows"]:
+        for name, found in row["alternatives"].items():
+            if "failed" in found:
+                rows.append([row["key"], name, f"failed: {found['failed']}", *[""] * 6])
+                continue
+            ours = name == TRITON
+            total = found["forward_backward"]
+            limit = row["at_most"] if ours else None
+            cells = [f"{found[phase]['median_ms']:.3f}" for phase in PHASES]
+            ratio = row["ratios"].get("of_sdpa") if ours else None
+            slower = None if ours else row["ratios"].get(name)
+            host_bound = measured.get("capability") and total["host_ms"] > 0.9 * total["median_ms"]
+            rows.append([
+                row["key"], name + (" (host-bound)" if host_bound else ""), *cells,
+                "–" if ratio is None else f"{ratio:.2f}" + (f" (at most {limit})" if limit else ""),
+                "–" if slower is None else f"{slower:.2f}",
+                "–" if found["extra_mib"] is None else f"{found['extra_mib']:.0f}",
+                f"{found['error']:.1e}" if "error" in found else "–",
+            ])  # fmt: skip
+    heads = (
+        "case", "attention", "forward, ms", "backward, ms", "forward + backward, ms", "this ÷ fastest SDPA",
+        "this ÷ triton", "extra MiB", "error",
+    )  # fmt: skip
+    left = f"\nNot measured yet: {', '.join(measured['left'])}.\n" if measured["left"] else ""
+    title = f"{measured['device']}, torch {measured['torch']}, Triton {measured['triton']}"
+    return f"{title}\n\n{markdown(heads, rows)}{left}"
+
+
+def _row(case: Case, device: str) -> dict[str, Any]:
+    problem = case.problem
+    found: dict[str, dict[str, Any]] = {}
+    for name in (TRITON, *case.beside):
+        try:
+            found[name] = _checked(case, name, device)
+        except Exception as error:  # a peer may raise anything, and is then not timed
+            found[name] = {"failed": _first_line(error)}
+    timed = {name: _alternative(problem, name, device) for name, row in found.items() if "failed" not in row}
+    _add_times(found, timed, problem, device)
+    totals = {n: row["forward_backward"]["median_ms"] for n, row in found.items() if "forward_backward" in row}
+    ratios: dict[str, float] = {}
+    if TRITON in totals:
+        ours = totals[TRITON]
+        ratios = {name: round(total / ours, 3) for name, total in totals.items() if name != TRITON}
+        fastest = min((total for name, total in totals.items() if name in BACKENDS), default=None)
+        if fastest:
+            ratios["of_sdpa"] = round(ours / fastest, 3)
+    reached = None if case.at_most is None or "of_sdpa" not in ratios else ratios["of_sdpa"] <= case.at_most
+    return {
+        "problem": asdict(problem),
+        "alternatives": found,
+        "ratios": ratios,
+        "at_most": case.at_most,
+        "reached": reached,
+        "configurations": configurations(problem, device),
     }
-    off = {dtype: _worst_error(shape, dtype) for dtype in TOLERANCE}
-    row["off_by"] = {str(dtype).removeprefix("torch."): round(error, 6) for dtype, error in off.items()}
-    if not all(off[dtype] <= limit for dtype, limit in TOLERANCE.items()):
-        return {**row, "failed": "differs from the blocked path: not timed"}
-    x, do = _inputs(shape, shape.batch, HEADS)
-    sides: dict[str, Callable[[], Tensor]] = {"cope": lambda: cope(x), "flash": lambda: flash(x)}
-    for what, run in (("forward", _forward), ("backward", _backward)):
-        row[what] = _interleaved({name: run(side, list(x.values()), do) for name, side in sides.items()}, repetitions)
-    for what, limit in (("forward", shape.forward_at_most), ("backward", shape.backward_at_most)):
-        row[what]["at_most"] = limit
-        row[what]["reached"] = limit is None or row[what]["ratio"] <= limit
-    row["extra_mb"] = {name: _extra_mb(side, list(x.values()), do) for name, side in sides.items()}
-    return row
 
 
-def cope(x: dict[str, Tensor]) -> Tensor:
-    """CoPE with the Triton kernels, including the product q·e."""
-    from cope_sweep.kernels.triton_attention import attention
-
-    return attention(x["q"], x["k"], x["v"], z=x["q"] @ x["e"].T, scale=HEAD_DIM**-0.5)
-
-
-def flash(x: dict[str, Tensor]) -> Tensor:
-    """Attention without positions."""
-    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
-        return F.scaled_dot_product_attention(x["q"], x["k"], x["v"], is_causal=True)
-
-
-def _inputs(shape: Shape, batch: int, heads: int) -> tuple[dict[str, Tensor], Tensor]:
-    rng = torch.Generator("cuda").manual_seed(0)
-    size = (batch, heads, shape.tokens, HEAD_DIM)
-    q, k, v, do = (torch.randn(size, generator=rng, device="cuda", dtype=torch.bfloat16) for _ in range(4))
-    if not shape.saturates:
-        # Shift all logits by −8: positions are about 6 after 4096 keys. All components share the shift, to keep rounding small.
-        q, k = q + 1, k - 1
-    e = torch.randn(P_MAX, HEAD_DIM, generator=rng, device="cuda", dtype=torch.bfloat16) * HEAD_DIM**-0.5
-    return {name: tensor.requires_grad_() for name, tensor in (("q", q), ("k", k), ("v", v), ("e", e))}, do
+def configurations(problem: Problem, device: str) -> dict[str, dict[str, int]]:
+    """The configuration of each kernel for a problem."""
+    architecture = tuning.architecture_of(torch.device(device))
+    return {
+        kernel: tuning.configuration(
+            kernel, architecture=architecture, dtype=DTYPES[problem.dtype], head_dim=problem.head_dim,
+            p_max=problem.entries, contextual=problem.contextual, tokens=problem.keys,
+        )
+        for kernel in tuning.KERNELS
+    }  # fmt: skip
 
 
-def _worst_error(shape: Shape, dtype: torch.dtype) -> float:
-    """Error of output and gradients relative to the largest entry, for one head and at most 8192 tokens."""
-    from cope_sweep.kernels import AttentionProblem
-    from cope_sweep.kernels.blocked import blocked
-    from cope_sweep.positions import CoPE
+def _alternative(problem: Problem, name: str, device: str) -> Attend:
+    if name in BACKENDS:
+        return peers.sdpa(problem, name)
+    if name == TRITON:
+        from cope_sweep.kernels import triton_attention
 
-    x, do = _inputs(shape, 1, 1)
-    first = min(shape.tokens, 8192)
-    given = {name: (t if name == "e" else t[:, :, :first]).detach().to(dtype).requires_grad_() for name, t in x.items()}
-    exact = {name: t.detach().float().requires_grad_() for name, t in given.items()}
-    weight = do[:, :, :first]
-    look_up = CoPE(p_max=P_MAX).term({"e": exact["e"]}, exact["q"])
-    expected = blocked(AttentionProblem(exact["q"], exact["k"], exact["v"], HEAD_DIM**-0.5, look_up=look_up))
-    ours = cope(given)
-    wanted = [expected, *torch.autograd.grad(expected, list(exact.values()), weight.float())]
-    got = [ours, *torch.autograd.grad(ours, list(given.values()), weight.to(dtype))]
-    return max(float((g.float() - w).abs().max() / w.abs().max()) for g, w in zip(got, wanted, strict=True))
+        return lambda x: triton_attention.attend(problem.build(x))
+    if name == BLOCKED:
+        return lambda x: fused(problem.build(x), "blocked")
+    return {LISTING: peers.listing, COMPILED: peers.listing_compiled, FLEX: peers.flex}[name](problem, device)
 
 
-def _forward(side: Callable[[], Tensor], _inputs: list[Tensor], _do: Tensor) -> Callable[[], object]:
-    return side
+def _checked(case: Case, name: str, device: str) -> dict[str, Any]:
+    """The error of an alternative on a small batch, or why it is not timed."""
+    problem = replace(case.problem, batch=1, heads=min(2, case.problem.heads))
+    if name in BACKENDS:
+        problem = replace(problem, p_max=None, relative=None, alibi=False, gate="logits", dropout=0.0)
+    elif name == TRITON:
+        from cope_sweep.kernels import triton_attention
+
+        reason = triton_attention.why_not(problem.build(problem.leaves(device)[0]))
+        if reason:
+            return {"failed": f"not fused: {reason}"}
+    leaves, weight = problem.leaves(device)
+    attend = _alternative(problem, name, device)
+    computed = computed_by(attend, dict, leaves, weight)
+    result = compare(problem.build, leaves, weight, computed, DTYPES[problem.dtype])
+    worst = max(result.relative.values())
+    if result.wrong and name not in (LISTING, COMPILED):
+        return {"failed": result.wrong}
+    return {"error": worst}
 
 
-def _backward(side: Callable[[], Tensor], inputs: list[Tensor], do: Tensor) -> Callable[[], object]:
-    out = side()
-    return lambda: torch.autograd.grad(out, inputs, do, retain_graph=True, allow_unused=True)
+def _add_times(found: dict[str, Any], timed: dict[str, Attend], problem: Problem, device: str) -> None:
+    """Add times and memory of the alternatives to their rows."""
+    leaves, do = problem.leaves(device)
+    given = {name: x.requires_grad_() for name, x in leaves.items()}
+    effort = Effort() if device == "cuda" else CPU_EFFORT
+    # Those whose memory is O(T²) are measured alone, so that the others' graphs leave room for theirs.
+    groups = [[name for name in timed if name not in QUADRATIC], *([name] for name in timed if name in QUADRATIC)]
+    for group in groups:
+        try:
+            runs = {name: phases(partial(timed[name], given), list(given.values()), do) for name in group}
+            rows: dict[str, dict[str, Any]] = {name: {} for name in group}
+            for name, run in runs.items():
+                rows[name]["extra_mib"] = extra_mib(run["forward_backward"], device)
+            for phase in PHASES:
+                for name, taken in times({name: run[phase] for name, run in runs.items()}, device, effort).items():
+                    rows[name][phase] = taken
+            for name, row in rows.items():
+                found[name].update(row)
+        except Exception as error:  # out of memory, for example
+            found.update({name: {"failed": _first_line(error)} for name in group})
+        runs = {}
+        gc.collect()
+        if device == "cuda":
+            torch.cuda.empty_cache()
 
 
-def _interleaved(runs: dict[str, Callable[[], object]], repetitions: int) -> dict[str, Any]:
-    """Median times, measured in turns so that changes of the clock affect both, and the ratio of first to second."""
-    times_ms: dict[str, list[float]] = {name: [] for name in runs}
-    for repetition in range(-WARM_UPS, repetitions):
-        for name, run in runs.items():
-            begin, end = _event(), _event()
-            begin.record()
-            run()
-            end.record()
-            torch.cuda.synchronize()
-            if repetition >= 0:
-                times_ms[name].append(begin.elapsed_time(end))
-    measured: dict[str, Any] = {}
-    for name, values in times_ms.items():
-        low, median, high = statistics.quantiles(values, n=4)
-        measured[f"{name}_ms"] = round(median, 4)
-        measured[f"{name}_quartiles_ms"] = [round(low, 4), round(high, 4)]
-    first, second = (statistics.median(values) for values in times_ms.values())
-    return {**measured, "ratio": round(first / second, 3)}
-
-
-def _event() -> torch.cuda.Event:
-    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-
-
-def _extra_mb(side: Callable[[], Tensor], inputs: list[Tensor], do: Tensor) -> float:
-    """Peak memory of forward and backward in MiB, beyond what was allocated before."""
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    torch.autograd.grad(side(), inputs, do, allow_unused=True)
-    torch.cuda.synchronize()
-    return round((torch.cuda.max_memory_allocated() - before) / 2**20, 1)
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0][:200]

@@ -10,10 +10,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from rich.table import Table
 from torch import Tensor
 
 import cope_sweep.model.attention as model_attention
@@ -23,6 +22,9 @@ from cope_sweep.kernels import Implementation, Inputs, Positions, attend, using
 from cope_sweep.model import next_token_loss
 from cope_sweep.spec import RunSpec
 from cope_sweep.train import Runtime, Trainer
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 REPETITIONS = 9
 MEAN_ERROR = 2e-3
@@ -45,29 +47,32 @@ MODELS: dict[str, dict[str, Any]] = {
 SDPA = "SDPA, no positions"
 
 
-def _sdpa(inputs: Inputs, positions: Positions, dropout: float) -> Tensor:
+def with_sdpa(inputs: Inputs, positions: Positions, dropout: float) -> Tensor:
+    """Attention without positions."""
     return peers.sdpa({"q": inputs.q_BHTK, "k": inputs.k_BHSK, "v": inputs.v_BHSK})
 
 
-def _listing(inputs: Inputs, positions: Positions, dropout: float) -> Tensor:
+def with_listing(inputs: Inputs, positions: Positions, dropout: float) -> Tensor:
+    """CoPE by the paper's listing."""
     table = positions[0].parameters["e"]
     return peers.listing({"q": inputs.q_BHTK, "k": inputs.k_BHSK, "v": inputs.v_BHSK, "e": table})
 
 
-def _attend_with(implementation: Implementation) -> AttendAs:
+def attend_with(implementation: Implementation) -> AttendAs:
+    """Attention by one of our implementations."""
     return lambda inputs, positions, dropout: attend(inputs, positions, dropout, implementation)
 
 
 COPE: list[Any] = [{"kind": "cope", "p_max": 64}]
 MLP: list[Any] = [{"kind": "cope_mlp", "hidden": 64}]
 ALTERNATIVES: dict[str, tuple[list[Any], AttendAs, Implementation]] = {
-    SDPA: ([], _sdpa, "reference"),
-    "CoPE, native": (COPE, _attend_with("native"), "reference"),
-    "CoPE, blocked": (COPE, _attend_with("blocked"), "reference"),
-    "CoPE, the paper's listing": (COPE, _listing, "reference"),
-    "CoPE-MLP(64), native": (MLP, _attend_with("native"), "blocked"),
-    "relative, native": (["relative"], _attend_with("native"), "reference"),
-    "RoPE, auto": (["rope"], _attend_with("auto"), "reference"),
+    SDPA: ([], with_sdpa, "reference"),
+    "CoPE, native": (COPE, attend_with("native"), "reference"),
+    "CoPE, blocked": (COPE, attend_with("blocked"), "reference"),
+    "CoPE, the paper's listing": (COPE, with_listing, "reference"),
+    "CoPE-MLP(64), native": (MLP, attend_with("native"), "blocked"),
+    "relative, native": (["relative"], attend_with("native"), "reference"),
+    "RoPE, auto": (["rope"], attend_with("auto"), "reference"),
 }
 """By name: the encodings, the function that computes attention, and the implementation that it is compared with."""
 
@@ -83,6 +88,8 @@ def measure(repetitions: int = REPETITIONS) -> dict[str, Any]:
 
 def table(measured: dict[str, Any]) -> Table:
     """The measurement as a table."""
+    from rich.table import Table  # a machine that measures on a GPU may lack it
+
     result = Table(title="Training steps (median, and spread of the middle half)", title_justify="left")
     for head in ("model", "attention", "ms a step", "this ÷ SDPA"):
         result.add_column(head, justify="left" if head in ("model", "attention") else "right")
@@ -105,11 +112,11 @@ def _model(name: str, rest: dict[str, Any], repetitions: int) -> dict[str, Any]:
     for alternative, (position, compute, expected_from) in ALTERNATIVES.items():
         run = RunSpec.model_validate_json(json.dumps(rest | {"model": rest["model"] | {"position": position}}))
         trainer = Trainer(run, runtime)
-        failure = _failure(trainer, compute, expected_from)
-        if failure:
-            failures[alternative] = failure
+        failed = failure(trainer, compute, expected_from)
+        if failed:
+            failures[alternative] = failed
         else:
-            steps[alternative] = (_step(trainer, compute),)
+            steps[alternative] = (step_of(trainer, compute),)
     times = interleaved(steps, repetitions)
     rows: list[dict[str, Any]] = []
     for alternative in ALTERNATIVES:
@@ -122,7 +129,9 @@ def _model(name: str, rest: dict[str, Any], repetitions: int) -> dict[str, Any]:
     return {"model": name, "batch": rest["train"]["batch"], "rows": rows}
 
 
-def _step(trainer: Trainer, compute: AttendAs) -> Callable[[], None]:
+def step_of(trainer: Trainer, compute: AttendAs) -> Callable[[], None]:
+    """A training step with this attention."""
+
     def step() -> None:
         with _attention_replaced(compute):
             trainer.train_step()
@@ -130,7 +139,7 @@ def _step(trainer: Trainer, compute: AttendAs) -> Callable[[], None]:
     return step
 
 
-def _failure(trainer: Trainer, compute: AttendAs, expected_from: Implementation) -> str | None:
+def failure(trainer: Trainer, compute: AttendAs, expected_from: Implementation) -> str | None:
     """The first error in the gradients of the first sequence; None: they are correct."""
     with _attention_replaced(compute):
         got = _gradients(trainer)
@@ -148,7 +157,8 @@ def _failure(trainer: Trainer, compute: AttendAs, expected_from: Implementation)
 def _gradients(trainer: Trainer) -> dict[str, Tensor]:
     spec, model = trainer.spec, trainer.model
     batch = spec.task.sequences("train", 0, 0, 1)
-    loss = next_token_loss(model(torch.from_numpy(batch.inputs_NT)), torch.from_numpy(batch.targets_NT))
+    inputs_NT, targets_NT = (torch.from_numpy(x).to(trainer.device) for x in (batch.inputs_NT, batch.targets_NT))
+    loss = next_token_loss(model(inputs_NT), targets_NT)
     names, parameters = zip(*model.named_parameters(), strict=True)
     gradients = torch.autograd.grad(loss / batch.inputs_NT.size, parameters)
     return {"loss": loss.detach(), **dict(zip(names, gradients, strict=True))}

@@ -1,0 +1,153 @@
+"""Random attention problems for the checks, the tuning and the benchmark of the kernels on a GPU.
+
+Shapes: B batch, H heads, T queries (the last of the S tokens), S keys, K head dim, P positions, R distances.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from cope_sweep.kernels.problem import AttentionProblem
+from cope_sweep.positions.terms import (
+    DistanceBias,
+    DistanceSlope,
+    LookUp,
+    PiecewiseLinear,
+    RelativeLookUp,
+    Slope,
+)
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+SEED = 1234567890123456789
+"""Of dropout."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """What a random attention problem is made from."""
+
+    batch: int = 1
+    heads: int = 2
+    tokens: int = 256
+    """T; with `cached`, S = cached + tokens."""
+    cached: int = 0
+    head_dim: int = 64
+    dtype: str = "bfloat16"
+    p_max: int | Literal["full"] | None = 64
+    """Entries of the table of positions; full: as many as there are keys, and one; None: no table."""
+    per_head: bool = False
+    gate: Literal["logits", "keys", "values", "separate"] = "logits"
+    """Gates use the logits, keys before a rotation (then q and k of the logits are others), values, or separate keys."""
+    mean_gate: float | None = None
+    """Every gate is about this; None: logits are about normal, so the mean is ½."""
+    slope: bool = False
+    """A bias m·p (CoPE-ALiBi)."""
+    knots: int = 0
+    """Segments of a piecewise linear function of p (CoPE-MLP), and one; 0: none."""
+    relative: int | Literal["full"] | None = None
+    """Entries of a table of distances."""
+    far: Literal["none", "last"] = "none"
+    buckets: int = 0
+    """Entries of a bias by distance (T5); 0: none."""
+    alibi: bool = False
+    dropout: float = 0.0
+    lengths: tuple[int, ...] | None = None
+    projection: bool = False
+    """q, k and v are views of one projection (B, T, 3, H, K), as the model makes them; else contiguous."""
+
+    @property
+    def keys(self) -> int:
+        return self.cached + self.tokens
+
+    @property
+    def entries(self) -> int | None:
+        return self.keys + 1 if self.p_max == "full" else self.p_max
+
+    @property
+    def contextual(self) -> bool:
+        return bool(self.p_max or self.slope or self.knots)
+
+    @property
+    def name(self) -> str:
+        """The fields that differ from their defaults."""
+        changed = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
+        return " ".join(f"{name}={value}" for name, value in changed.items()).replace("'", "")
+
+    def leaves(self, device: str = "cpu", seed: int = 0) -> tuple[dict[str, Tensor], Tensor]:
+        """The tensors with gradients, by name, and the gradient of the output."""
+        rng = torch.Generator(device).manual_seed(seed)
+        dtype = DTYPES[self.dtype]
+        B, H, T, S, K = self.batch, self.heads, self.tokens, self.keys, self.head_dim
+
+        def normal(*shape: int, std: float = 1.0) -> Tensor:
+            return (torch.randn(shape, generator=rng, device=device) * std).to(dtype)
+
+        q, k, v, do = normal(B, H, T, K), normal(B, H, S, K), normal(B, H, S, K), normal(B, H, T, K)
+        gate_k = normal(B, H, S, K) if self.gate in ("keys", "separate") else None
+        gate_q = normal(B, H, T, K) if self.gate == "keys" else q
+        if self.mean_gate is not None:
+            # One component determines the logits of gates, the others are small.
+            sources = {"logits": k, "values": v}
+            of_keys = sources.get(self.gate, gate_k)
+            assert of_keys is not None
+            gate_q.mul_(0.3)[..., 0] = 1
+            of_keys[..., 0] = math.log(self.mean_gate / (1 - self.mean_gate)) * K**0.5
+        found: dict[str, Tensor] = {"q": q, "k": k, "v": v}
+        if self.projection:
+            found = {"qkv": torch.stack([x.transpose(1, 2) for x in (q, k, v)], 2)}
+        if gate_k is not None:
+            found["gate_k"] = gate_k
+        if self.gate == "keys":
+            found["gate_q"] = gate_q
+        heads = (H,) if self.per_head else ()
+        if self.entries:
+            found["e"] = normal(*heads, self.entries, K, std=2 * K**-0.5)
+        if self.slope:
+            found["m"] = normal(H, std=0.3).float()
+        if self.relative:
+            entries = S if self.relative == "full" else self.relative
+            found["e_relative"] = normal(*heads, entries, K, std=2 * K**-0.5)
+        if self.buckets:
+            found["b"] = normal(H, self.buckets).float()
+        if self.knots:
+            found["segments"] = normal(B, H, T, self.knots + 1, std=0.2).float()
+        return found, do
+
+    def build(self, x: dict[str, Tensor]) -> AttentionProblem:
+        """The problem of these leaves, which may have another type."""
+        q, k, v = x["qkv"].permute(2, 0, 3, 1, 4) if self.projection else (x["q"], x["k"], x["v"])
+        keys = {"logits": None, "values": v}.get(self.gate, x.get("gate_k"))
+        query = x.get("gate_q", q)
+        seed = torch.tensor(SEED)
+        lengths = None if self.lengths is None else torch.tensor(self.lengths, device=q.device)
+        return AttentionProblem(
+            q,
+            k,
+            v,
+            self.head_dim**-0.5,
+            gates=None if keys is None or not self.contextual else (query, keys),
+            look_up=LookUp(query, x["e"], 1.0, self.gate) if "e" in x else None,
+            piecewise=self._piecewise(x["segments"]) if self.knots else None,
+            slope=Slope(x["m"], self.gate) if "m" in x else None,
+            relative=RelativeLookUp(query, x["e_relative"], 1.0, self.far) if "e_relative" in x else None,
+            distance_bias=DistanceBias(x["b"]) if "b" in x else None,
+            distance_slope=DistanceSlope(self._slopes(q.device)) if self.alibi else None,
+            dropout=self.dropout,
+            seed=seed if self.dropout else None,
+            lengths_B=lengths,
+        )
+
+    def _slopes(self, device: torch.device) -> Tensor:
+        return -(2.0 ** -torch.linspace(1, 8, self.heads, device=device))
+
+    def _piecewise(self, slope: Tensor) -> PiecewiseLinear:
+        """A continuous function of p with these slopes."""
+        knots = torch.arange(1, self.knots + 1, device=slope.device, dtype=slope.dtype) * 1.7
+        steps = (slope[..., :-1] - slope[..., 1:]) * knots
+        intercept = torch.cat([torch.zeros_like(slope[..., :1]), steps.cumsum(-1)], -1)
+        return PiecewiseLinear(knots, slope, intercept, None, self.gate)

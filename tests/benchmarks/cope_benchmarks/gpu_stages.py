@@ -1,0 +1,311 @@
+"""Checks, tunes and measures the kernels on a GPU, stage after stage: `make gpu`.
+
+    python -m cope_benchmarks.gpu_stages [--device cpu] [--out FOLDER] [--force] [--paper] [--stage NAME …]
+
+    tests      the kernels against float64, and compute-sanitizer where it is installed; the others need it passed
+    tune       configurations of the kernels → tuning.json, which the later stages use
+    bench      attention, beside SDPA, flex_attention and the paper's listing
+    step       training steps of the paper's models
+    paper      with --paper: tables 2, 3, 4 and 7 at published size, as far as the time goes
+
+Each stage takes less than ten minutes, in a process of its own. Finished stages are in `stages.json` in the folder; the
+same command continues with the others, and a stage continues where it ended. With device `cpu`, it is a dry run: tiny
+shapes, Triton's interpreter. Needs torch, Triton, NumPy and pytest; `step` and `paper` also the packages of training,
+without which they are skipped.
+
+Exit codes: 0 everything is done or skipped; 1 a stage failed; 3 time ended before everything was done: repeat it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[3]
+RESULTS = ROOT / "tests" / "benchmarks" / "results" / "gpu"
+STAGES = ("tests", "tune", "bench", "step", "paper")
+LIMIT_S = 590.0
+"""Longest time of a stage."""
+BUDGET_S = 530.0
+"""After this, a stage begins nothing more."""
+MAX_SHARDS = 8
+PAPER = ("flip_flop", "selective_copy", "counting", "counting_ood", "flip_flop_architectures")
+SKIPPED, UNFINISHED = 4, 3
+"""Exit codes of a stage's process."""
+BUDGET_USED_UP = 130
+"""Exit code of `cope-sweep run` where its time budget ended."""
+MIN_PAPER_S = 20
+SANITIZER = ("compute-sanitizer", "/usr/local/cuda/bin/compute-sanitizer")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Where and how the stages run."""
+
+    device: str
+    out: Path
+    store: str
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        paths = [
+            str(ROOT),
+            str(ROOT / "services"),
+            str(ROOT / "tests" / "benchmarks"),
+            os.environ.get("PYTHONPATH", ""),
+        ]
+        found = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYTHONUNBUFFERED": "1"}
+        table = self.out / "tuning.json"
+        if table.exists():
+            found["COPE_SWEEP_TUNING"] = str(table)
+        if self.device == "cpu":
+            found |= {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+        return found
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="make gpu", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--out", type=Path, help="folder of the results")
+    parser.add_argument("--force", action="store_true", help="begin again")
+    parser.add_argument("--paper", action="store_true", help="also train tables of the paper")
+    parser.add_argument("--store", default="store", help="store of the runs of --paper")
+    parser.add_argument("--stage", action="append", choices=STAGES, help="this stage only; may be repeated")
+    parser.add_argument("--child", choices=STAGES, help=argparse.SUPPRESS)
+    given = parser.parse_args(arguments)
+    if given.out is None:
+        try:
+            given.out = _default_folder(given.device)
+        except RuntimeError as error:
+            print(error, file=sys.stderr)  # noqa: T201
+            return 1
+    setting = Setting(given.device, given.out.resolve(), given.store)
+    if given.child:
+        return _CHILDREN[given.child](setting)
+    chosen = given.stage or [name for name in STAGES if name != "paper" or given.paper]
+    return run_stages(setting, chosen, force=given.force)
+
+
+def run_stages(setting: Setting, stages: list[str], *, force: bool = False) -> int:
+    """Run the stages that are not finished; returns the exit code."""
+    if force and setting.out.exists():
+        for name in ("stages.json", "tests.jsonl", "tune.jsonl", "gpu.jsonl", "step.jsonl", "tuning.json"):
+            (setting.out / name).unlink(missing_ok=True)
+    setting.out.mkdir(parents=True, exist_ok=True)
+    done = _read(setting.out)
+    code = 0
+    for stage in stages:
+        if done.get(stage, {}).get("result") == "done":
+            _say(f"{stage}: done before")
+            continue
+        _say(f"{stage}: begins")
+        start = time.monotonic()
+        result, note = _run(stage, setting)
+        seconds = time.monotonic() - start
+        done[stage] = {"result": result, "seconds": round(seconds, 1), **({"note": note} if note else {})}
+        (setting.out / "stages.json").write_text(json.dumps(done, indent=1) + "\n", encoding="utf-8")
+        _say(f"{stage}: {result} in {seconds:.0f} s{': ' + note if note else ''}")
+        if result == "failed":
+            return 1
+        if result == "unfinished":
+            code = UNFINISHED
+            if stage == "tests":
+                break  # nothing is measured before the kernels are known to be correct
+    _say(f"The results are in {setting.out}" + ("; repeat the command to continue" if code else ""))
+    if (setting.out / "tuning.json").exists() and setting.device == "cuda":
+        _say(f"To use the measured configurations: cp {setting.out / 'tuning.json'} {ROOT / 'cope_sweep/kernels/'}")
+    return code
+
+
+def _run(stage: str, setting: Setting) -> tuple[str, str]:
+    """Run a stage in a process of its own; returns its result and a note."""
+    command = [sys.executable, "-m", "cope_benchmarks.gpu_stages", "--child", stage]
+    command += ["--device", setting.device, "--out", str(setting.out), "--store", setting.store]
+    with (setting.out / f"{stage}.log").open("w", encoding="utf-8") as log:
+        process = subprocess.Popen(
+            command, cwd=ROOT, env=setting.environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        try:
+            code = process.wait(LIMIT_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, 9)
+            process.wait()
+            return "unfinished", f"took longer than {LIMIT_S:.0f} s"
+        except BaseException:
+            os.killpg(process.pid, 9)
+            raise
+    lines = (setting.out / f"{stage}.log").read_text(encoding="utf-8").strip().splitlines()
+    last = lines[-1] if lines else ""
+    result = {0: "done", SKIPPED: "skipped", UNFINISHED: "unfinished"}.get(code, "failed")
+    return result, last if result != "failed" else f"{last} (see {setting.out / f'{stage}.log'})"
+
+
+def _default_folder(device: str) -> Path:
+    """tests/benchmarks/results/gpu/<name of the GPU>; for a dry run, a temporary folder."""
+    if device == "cpu":
+        return Path(tempfile.gettempdir()) / "cope-sweep-gpu-dry-run"
+    import torch
+
+    if not torch.cuda.is_available():
+        raise RuntimeError("torch sees no CUDA device here; `make gpu DEVICE=cpu` is a dry run")
+    return RESULTS / re.sub(r"[^a-z0-9]+", "_", torch.cuda.get_device_name().lower()).strip("_")
+
+
+def _read(out: Path) -> dict[str, dict[str, Any]]:
+    path = out / "stages.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)  # noqa: T201
+
+
+# The stages, each in a process of its own: the last line that it prints is its note in stages.json -------------------
+
+
+def _tests(setting: Setting) -> int:
+    from cope_benchmarks.outcomes import FILE, SHARD, read_outcomes
+
+    shards = min(MAX_SHARDS, os.cpu_count() or 1) if setting.device == "cuda" else 1
+    journal = setting.out / "tests.jsonl"
+    command = [sys.executable, "-m", "pytest", "-q", "-c", os.devnull, "--rootdir", str(ROOT), "-p", "no:cacheprovider"]
+    command += ["--confcutdir", str(ROOT / "tests" / "kernels"), "-p", "cope_benchmarks.outcomes"]
+    command += [str(ROOT / "tests" / "kernels" / "test_triton_gpu.py")]
+    processes = [
+        subprocess.Popen(command, cwd=ROOT, env=os.environ | {FILE: str(journal), SHARD: f"{shard}/{shards}"})
+        for shard in range(shards)
+    ]
+    codes = [process.wait() for process in processes]
+    outcomes = read_outcomes(journal)
+    failed = [test for test, row in outcomes.items() if row["outcome"] == "failed"]
+    counts = {
+        name: sum(row["outcome"] == name for row in outcomes.values()) for name in ("passed", "skipped", "failed")
+    }
+    summary = ", ".join(f"{number} {name}" for name, number in counts.items())
+    if failed or any(code not in (0, 5) for code in codes):  # 5: no test was left to run
+        _say(f"{summary}; wrong: {'; '.join(failed) or f'pytest ended with {codes}'}")
+        return 1
+    if not counts["passed"]:
+        _say(f"no test ran: {summary}")
+        return 1
+    problem = _sanitized(setting)
+    _say(f"{summary}; {problem or 'compute-sanitizer found nothing'}")
+    return 1 if problem and not problem.startswith("no compute-sanitizer") else 0
+
+
+def _sanitized(setting: Setting) -> str | None:
+    """What compute-sanitizer found, or why it did not run; None: nothing."""
+    if setting.device == "cpu":
+        return "no compute-sanitizer in a dry run"
+    tool = next(filter(None, map(shutil.which, SANITIZER)), None)
+    if tool is None:
+        return "no compute-sanitizer on this machine"
+    program = [sys.executable, "-m", "cope_benchmarks.gpu_small"]
+    subprocess.run(program, cwd=ROOT, check=True)  # compiles the kernels, so that the checks below only run them
+    for check in ("memcheck", "racecheck"):
+        command = [tool, "--tool", check, "--error-exitcode", "9", *program]
+        try:
+            done = subprocess.run(
+                command, cwd=ROOT, env=os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}, timeout=120
+            )
+        except subprocess.TimeoutExpired:
+            return f"no compute-sanitizer result: {check} took more than 120 s"
+        if done.returncode:
+            return f"compute-sanitizer --tool {check} ended with {done.returncode}"
+    return None
+
+
+def _tune(setting: Setting) -> int:
+    from cope_benchmarks.tune import measure, table_of
+
+    measured = measure(setting.out / "tuning.json", setting.out, setting.device, BUDGET_S - 60)
+    (setting.out / "tune.md").write_text(table_of(measured), encoding="utf-8")
+    return _end(measured, "kinds of problems")
+
+
+def _bench(setting: Setting) -> int:
+    from cope_benchmarks.gpu import CASES, DRY_CASES, measure
+
+    return _end(
+        measure(setting.out, setting.device, BUDGET_S, CASES if setting.device == "cuda" else DRY_CASES), "cases"
+    )
+
+
+def _step(setting: Setting) -> int:
+    try:
+        from cope_benchmarks.step_cuda import measure
+    except ModuleNotFoundError as error:
+        return _lacks(error)
+    return _end(measure(setting.out, setting.device, BUDGET_S), "training steps")
+
+
+def _paper(setting: Setting) -> int:
+    try:
+        import cope_sweep.cli.application
+        import cope_sweep.sweep  # noqa: F401
+    except ModuleNotFoundError as error:
+        return _lacks(error)
+    end = time.monotonic() + BUDGET_S - 30
+    # A dry run trains one run of two steps.
+    changes = ["--set", "train.steps=2", "--set", "seeds=[0]"] if setting.device == "cpu" else []
+    limits = ["--local", "--max-runs", "1"] if setting.device == "cpu" else []
+    names = PAPER if setting.device == "cuda" else ("quickstart",)
+    unfinished = []
+    for name in names:
+        left = int(end - time.monotonic())
+        if left < MIN_PAPER_S:
+            unfinished.append(name)
+            continue
+        common = [name, "--store", setting.store, *changes]
+        code = _cli("run", *common, "--time-budget", f"{left}s", *limits)
+        if code == BUDGET_USED_UP:
+            unfinished.append(name)
+        elif code:
+            _say(f"cope-sweep run {name} ended with {code}")
+            return 1
+        published = ["--compare", "paper"] if setting.device == "cuda" else []
+        _cli("report", *common, *published, "--out", str(setting.out / "paper"))  # its errors are in the log
+    if unfinished and setting.device == "cuda":
+        _say(f"not finished: {', '.join(unfinished)}")
+        return UNFINISHED
+    _say(f"trained {', '.join(names)}")
+    return 0
+
+
+def _cli(*arguments: str) -> int:
+    return subprocess.run([sys.executable, "-m", "cope_sweep.cli", *arguments], cwd=ROOT).returncode
+
+
+def _lacks(error: ModuleNotFoundError) -> int:
+    _say(f"needs {error.name}: install the project, or put its wheels on PYTHONPATH")
+    return SKIPPED
+
+
+def _end(measured: dict[str, Any], what: str) -> int:
+    if "skipped" in measured:
+        _say(measured["skipped"])
+        return SKIPPED
+    rows, left = len(measured["rows"]), len(measured["left"])
+    _say(f"{rows} {what}" + (f", {left} left" if left else ""))
+    return UNFINISHED if left else 0
+
+
+_CHILDREN: dict[str, Callable[[Setting], int]] = {
+    "tests": _tests, "tune": _tune, "bench": _bench, "step": _step, "paper": _paper,
+}  # fmt: skip
+
+if __name__ == "__main__":
+    sys.exit(main())

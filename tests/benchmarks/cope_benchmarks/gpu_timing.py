@@ -1,0 +1,193 @@
+"""Times and memory of alternatives on a GPU; on a CPU, for dry runs, wall-clock times and no memory.
+
+Alternatives take turns, so that a change of the clock affects all. A turn is many calls between two events, without
+waiting for the device: if the device takes longer than the host, this is the device's time alone. `host_ms` is the time
+of the calls on the host; a row whose host time is the longer one measured Python and the driver.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Run = Callable[[], object]
+TURN_MS = 20.0
+"""Shortest time of a turn."""
+MAX_CALLS = 100
+WARM_UPS = 3
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How long is measured."""
+
+    turns: int = 11
+    turn_ms: float = TURN_MS
+
+
+def times(runs: dict[str, Run], device: str, effort: Effort = Effort()) -> dict[str, dict[str, float]]:
+    """By name: median and quartiles of the time of a call, in ms, and the median time on the host."""
+    calls = {name: _calls(run, device, effort) for name, run in runs.items()}
+    measured: dict[str, list[tuple[float, float]]] = {name: [] for name in runs}
+    for _ in range(effort.turns):
+        for name, run in runs.items():
+            measured[name].append(_turn(run, calls[name], device))
+    return {name: _summary(turns) for name, turns in measured.items()}
+
+
+def _calls(run: Run, device: str, effort: Effort) -> int:
+    for _ in range(WARM_UPS if device == "cuda" else 1):
+        run()
+    once, _ = _turn(run, 1, device)
+    return max(1, min(MAX_CALLS, int(effort.turn_ms / max(once, 1e-3))))
+
+
+def _turn(run: Run, calls: int, device: str) -> tuple[float, float]:
+    """The time of a call on the device and on the host, in ms."""
+    if device != "cuda":
+        start = time.perf_counter()
+        for _ in range(calls):
+            run()
+        taken = 1e3 * (time.perf_counter() - start) / calls
+        return taken, taken
+    torch.cuda.synchronize()
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    start = time.perf_counter()
+    begin.record()
+    for _ in range(calls):
+        run()
+    end.record()
+    host = 1e3 * (time.perf_counter() - start) / calls
+    end.synchronize()
+    return begin.elapsed_time(end) / calls, host
+
+
+def _summary(turns: Sequence[tuple[float, float]]) -> dict[str, float]:
+    device, host = zip(*turns, strict=True)
+    quarters = statistics.quantiles(device, n=4) if len(device) > 1 else [device[0]] * 3
+    return {
+        "median_ms": round(statistics.median(device), 4),
+        "quartile_1_ms": round(quarters[0], 4),
+        "quartile_3_ms": round(quarters[2], 4),
+        "host_ms": round(statistics.median(host), 4),
+    }
+
+
+def phases(forward: Callable[[], Tensor], leaves: Sequence[Tensor], do: Tensor) -> dict[str, Run]:
+    """Forward as in training, backward, and both."""
+    out = forward()
+
+    def backward() -> object:
+        return torch.autograd.grad(out, leaves, do, retain_graph=True, allow_unused=True)
+
+    def both() -> object:
+        return torch.autograd.grad(forward(), leaves, do, allow_unused=True)
+
+    return {"forward": forward, "backward": backward, "forward_backward": both}
+
+
+def extra_mib(run: Run, device: str) -> float | None:
+    """Peak memory of a call in MiB, beyond what was allocated before; None on a CPU."""
+    if device != "cuda":
+        return None
+    run()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    run()
+    torch.cuda.synchronize()
+    return round((torch.cuda.max_memory_allocated() - before) / 2**20, 1)
+
+
+def facts(device: str) -> dict[str, Any]:
+    """The device and the versions, which times depend on."""
+    import numpy
+    import triton  # type: ignore[import-untyped]
+
+    found: dict[str, Any] = {"torch": torch.__version__, "triton": triton.__version__, "numpy": numpy.__version__}
+    if device != "cuda":
+        return {"device": "CPU, Triton's interpreter (a dry run)", **found}
+    properties = torch.cuda.get_device_properties(0)
+    return {
+        "device": properties.name,
+        "capability": f"{properties.major}.{properties.minor}",
+        "multiprocessors": properties.multi_processor_count,
+        "memory_gib": round(properties.total_memory / 2**30, 1),
+        "cuda": torch.version.cuda,
+        "cudnn": torch.backends.cudnn.version(),  # type: ignore[no-untyped-call]
+        **found,
+    }
+
+
+@dataclass
+class Journal:
+    """Results as they come: a file of JSON lines, the first of which is `header`. The same header continues it.
+
+    Raises ValueError if the file is of another machine, version or setting.
+    """
+
+    path: Path | None
+    header: dict[str, Any]
+    rows: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """By key."""
+
+    def __post_init__(self) -> None:
+        if self.path is None:
+            return
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        lines = self.path.read_text(encoding="utf-8").splitlines() if self.path.exists() else []
+        if not lines:
+            self.path.write_text(json.dumps(self.header) + "\n", encoding="utf-8")
+        elif json.loads(lines[0]) != json.loads(json.dumps(self.header)):
+            raise ValueError(
+                f"{self.path}: measured elsewhere or otherwise: {lines[0]}; here: {json.dumps(self.header)}. "
+                "Delete the file, or use another folder"
+            )
+        for line in lines[1:]:
+            try:
+                row = json.loads(line)
+            except ValueError:  # the process ended while it wrote the last line
+                continue
+            self.rows[row["key"]] = row
+
+    def add(self, row: dict[str, Any]) -> None:
+        self.rows[row["key"]] = row
+        if self.path is not None:
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write("\n" * _unfinished(self.path) + json.dumps(row) + "\n")
+
+
+def _unfinished(path: Path) -> bool:
+    """Whether the last line of the file has no end."""
+    with path.open("rb") as file:
+        file.seek(-1, 2)
+        return file.read(1) != b"\n"
+
+
+class Deadline:
+    """The end of a time budget."""
+
+    def __init__(self, seconds: float) -> None:
+        self.end = time.monotonic() + seconds
+        self.longest = 0.0
+        self._begin = time.monotonic()
+
+    def allows_another(self) -> bool:
+        """Whether there is time for a step as long as the longest so far. Called before each step."""
+        now = time.monotonic()
+        self.longest, self._begin = max(self.longest, now - self._begin), now
+        return now + self.longest < self.end
+
+
+def markdown(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table in Markdown; the first column is left-aligned."""
+    lines = [list(heads), ["---", *["---:"] * (len(heads) - 1)], *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)

@@ -1,0 +1,241 @@
+"""Measures configurations of the Triton kernels, and writes the table that the kernels read (`kernels/tuning.py`).
+
+For each kind of problem, the kernels are tuned one after another: those of the backward pass with the best forward
+kernel. Only tile sizes that fit together are tried. A configuration whose results differ from float64 is not used.
+Triton compiles the candidates in several processes first; what one process has compiled, the others find in its cache.
+The table is written after each kind of problem, and the same command continues.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cope_benchmarks.exact import compare, computed_by
+from cope_benchmarks.gpu import configurations, why_not
+from cope_benchmarks.gpu_problems import DTYPES, Problem
+from cope_benchmarks.gpu_timing import Deadline, Effort, Journal, facts, markdown, phases, times
+from cope_sweep.kernels import tuning
+from cope_sweep.kernels.tuning import Configuration, Configurations, Entry, Table, incompatible
+
+BUDGET_S = 540.0
+TOKENS = 32768
+"""Tokens of a batch."""
+PROCESSES = 8
+
+Sizes = tuple[int, int, int, int, int]
+"""BLOCK_T, BLOCK_S, PLAIN_S or PLAIN_T, warps, stages."""
+_HALF: dict[str, tuple[Sizes, ...]] = {
+    "forward": (
+        (64, 32, 64, 4, 2), (64, 32, 64, 4, 3), (128, 32, 64, 8, 2), (128, 32, 64, 8, 3), (128, 32, 128, 8, 2),
+        (128, 64, 64, 8, 2), (64, 64, 64, 4, 3),
+    ),
+    "backward_rows": ((64, 32, 64, 4, 2), (64, 32, 32, 4, 3), (64, 32, 64, 8, 2), (32, 32, 64, 4, 2)),
+    "backward_keys": (
+        (32, 64, 64, 4, 2), (32, 64, 32, 4, 3), (32, 128, 64, 8, 2), (64, 64, 64, 8, 2), (32, 32, 64, 4, 2),
+    ),
+}  # fmt: skip
+_SINGLE: dict[str, tuple[Sizes, ...]] = {
+    "forward": ((32, 32, 32, 4, 1), (64, 32, 32, 4, 1), (64, 32, 32, 8, 2)),
+    "backward_rows": ((16, 32, 32, 4, 1), (32, 32, 32, 4, 1), (32, 32, 32, 8, 1)),
+    "backward_keys": ((16, 32, 16, 4, 1), (32, 32, 32, 4, 1), (32, 32, 32, 8, 1)),
+}
+_INTERPRETER: dict[str, tuple[Sizes, ...]] = {
+    "forward": ((32, 16, 32, 4, 1),), "backward_rows": ((16, 16, 32, 4, 1),), "backward_keys": ((16, 32, 32, 4, 1),),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of problem that gets an entry."""
+
+    problem: Problem
+
+    @property
+    def name(self) -> str:
+        return self.problem.name
+
+
+def _kind(tokens: int, head_dim: int = 64, **options: Any) -> Kind:
+    heads = 1024 // head_dim
+    return Kind(Problem(batch=TOKENS // tokens, heads=heads, tokens=tokens, head_dim=head_dim, **options))
+
+
+KINDS = (
+    _kind(4096),
+    _kind(1024),
+    _kind(16384),
+    _kind(4096, p_max="full"),
+    _kind(4096, head_dim=128),
+    _kind(4096, head_dim=32),
+    _kind(4096, dtype="float32"),
+    _kind(4096, p_max=None, alibi=True),
+    _kind(1024, head_dim=128),
+    _kind(4096, head_dim=128, p_max=None, alibi=True),
+    _kind(1024, p_max="full"),
+    _kind(4096, head_dim=256),
+)
+"""The most important first. Float16 uses the entries of bfloat16."""
+TINY = (Kind(Problem(batch=1, heads=1, tokens=20, head_dim=16, p_max=6)),)
+
+
+def candidates(kernel: str, problem: Problem, device: str) -> Iterator[Configuration]:
+    """The configurations that are tried, the table's first."""
+    table = _SINGLE if problem.dtype == "float32" else _HALF
+    names = ("BLOCK_T", "BLOCK_S", "PLAIN_T" if kernel == "backward_keys" else "PLAIN_S", "num_warps", "num_stages")
+    now = configurations(problem, device)[kernel]
+    yield now
+    for sizes in (table if device == "cuda" else _INTERPRETER)[kernel]:
+        candidate = dict(zip(names, sizes, strict=True))
+        if candidate != now and candidate.keys() == now.keys():
+            yield candidate
+
+
+def trials(kernel: str, best: Configurations, problem: Problem, device: str) -> list[Configurations]:
+    """`best` with each candidate for one kernel that fits the others. A forward kernel may change those that it binds."""
+    found: list[Configurations] = []
+    for candidate in candidates(kernel, problem, device):
+        trial = {**best, kernel: candidate}
+        if incompatible(trial) is None:
+            found.append(trial)
+    return found
+
+
+def measure(
+    path: Path,
+    folder: Path | None = None,
+    device: str = "cuda",
+    budget_s: float = BUDGET_S,
+    kinds: tuple[Kind, ...] = KINDS,
+) -> dict[str, Any]:
+    """Tune the kinds of problems that `folder` does not have yet, and write their entries to the table at `path`.
+
+    `path` need not exist: a copy of the committed table is made. Raises ValueError for a bad table.
+    """
+    skipped = why_not(device)
+    if skipped:
+        return {"skipped": skipped, "rows": []}
+    if device == "cpu":
+        kinds = TINY
+    table = Table(tuning.read_table(path if path.exists() else tuning.PATH).entries, path)
+    header = facts(device)
+    journal = Journal(folder / "tune.jsonl" if folder else None, header)
+    for row in journal.rows.values():
+        table = table.updated([Entry(**row["entry"])])
+    deadline = Deadline(budget_s)
+    todo = [kind for kind in kinds if kind.name not in journal.rows]
+    with _compiling(todo if device == "cuda" else [], device):
+        for kind in todo:
+            if not deadline.allows_another():
+                break
+            row = {"key": kind.name, **_tuned(kind, device, header)}
+            table = table.updated([Entry(**row["entry"])])
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(table.to_json(), encoding="utf-8")
+            journal.add(row)
+    left = [kind.name for kind in kinds if kind.name not in journal.rows]
+    return {**header, "rows": list(journal.rows.values()), "left": left, "table": str(path)}
+
+
+def table_of(measured: dict[str, Any]) -> str:
+    """The measurement in Markdown."""
+    if "skipped" in measured:
+        return measured["skipped"] + "\n"  # type: ignore[no-any-return]
+    rows = [
+        [row["key"], kernel, " ".join(f"{k}={v}" for k, v in row["entry"]["kernels"][kernel].items()),
+         f"{row['before_ms'][kernel]:.3f}", f"{row['after_ms'][kernel]:.3f}"]
+        for row in measured["rows"] for kernel in tuning.KERNELS
+    ]  # fmt: skip
+    left = f"\nNot measured yet: {', '.join(measured['left'])}.\n" if measured["left"] else ""
+    heads = ("problem", "kernel", "configuration", "ms with the table's", "ms with this")
+    return (
+        f"{measured['device']}, torch {measured['torch']}, Triton {measured['triton']}\n\n{markdown(heads, rows)}{left}"
+    )
+
+
+def _tuned(kind: Kind, device: str, header: dict[str, Any]) -> dict[str, Any]:
+    problem = kind.problem
+    best: Configurations = configurations(problem, device)
+    before, after, failures = {}, {}, []
+    for kernel in tuning.KERNELS:
+        phase = "forward" if kernel == "forward" else "forward_backward"
+        timed = []
+        for trial in trials(kernel, best, problem, device):
+            wrong = _wrong(trial, problem, device)
+            if wrong:
+                failures.append({"kernel": kernel, "configuration": trial[kernel], "failed": wrong})
+            else:
+                timed.append((_time_ms(trial, phase, problem, device), trial))
+        if not timed:
+            raise RuntimeError(f"{kind.name}: no configuration of {kernel} is correct: {failures[-1]['failed']}")
+        before[kernel] = next((ms for ms, trial in timed if trial == best), float("nan"))
+        after[kernel], best = min(timed, key=lambda pair: pair[0])
+    entry = Entry(
+        tuning.architecture_of(torch.device(device)), DTYPES[problem.dtype].itemsize * 8, problem.contextual,
+        problem.head_dim, problem.entries, problem.keys, best,
+        f"measured on {header['device']} with torch {header['torch']} and Triton {header['triton']}",
+    )  # fmt: skip
+    return {"entry": asdict(entry), "before_ms": before, "after_ms": after, "failures": failures}
+
+
+def _time_ms(trial: Configurations, phase: str, problem: Problem, device: str) -> float:
+    from cope_sweep.kernels import triton_attention
+
+    leaves, do = problem.leaves(device)
+    given = {name: x.requires_grad_() for name, x in leaves.items()}
+    with tuning.using_configurations(trial):
+        run = phases(lambda: triton_attention.attend(problem.build(given)), list(given.values()), do)[phase]
+        effort = Effort(turns=5, turn_ms=10.0) if device == "cuda" else Effort(turns=1, turn_ms=0.0)
+        return times({phase: run}, device, effort)[phase]["median_ms"]
+
+
+def _wrong(trial: Configurations, problem: Problem, device: str) -> str | None:
+    """Why a configuration cannot be used: it needs more registers or memory than there are, or gives wrong results."""
+    from cope_sweep.kernels import triton_attention
+
+    small = _small(problem)
+    leaves, weight = small.leaves(device)
+    try:
+        with tuning.using_configurations(trial):
+            computed = computed_by(triton_attention.attend, small.build, leaves, weight)
+    except Exception as error:  # Triton's errors have many types
+        return f"{type(error).__name__}: {error}".splitlines()[0][:200]
+    return compare(small.build, leaves, weight, computed, DTYPES[problem.dtype]).wrong
+
+
+def _small(problem: Problem) -> Problem:
+    return replace(problem, batch=1, heads=min(2, problem.heads), tokens=min(1024, problem.tokens))
+
+
+class _compiling:  # noqa: N801
+    """Compiles all candidates in other processes within a `with` block: Triton keeps what they compile on disk."""
+
+    def __init__(self, kinds: list[Kind], device: str) -> None:
+        self.kinds, self.device = kinds, device
+        self.pool: ProcessPoolExecutor | None = None
+
+    def __enter__(self) -> None:
+        if not self.kinds:
+            return
+        processes = min(PROCESSES, os.cpu_count() or 1)
+        self.pool = ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn"))
+        for kind in self.kinds:
+            best = configurations(kind.problem, self.device)
+            for kernel in tuning.KERNELS:
+                for trial in trials(kernel, best, kind.problem, self.device):
+                    with suppress(BrokenProcessPool):  # then the trials compile for themselves
+                        self.pool.submit(partial(_wrong, trial, kind.problem, self.device))
+
+    def __exit__(self, *_: object) -> None:
+        if self.pool:
+            self.pool.shutdown(wait=True, cancel_futures=True)

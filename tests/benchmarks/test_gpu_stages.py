@@ -1,0 +1,160 @@
+"""`make gpu`: the stages, their order and what is repeated; and the whole of it as a dry run on this CPU."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from cope_benchmarks import gpu_stages
+from cope_benchmarks.gpu_stages import Setting, main, run_stages
+from cope_benchmarks.outcomes import read_outcomes
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def ran(monkeypatch):
+    """The stages that run, in order; `ran.results` replaces their results."""
+
+    class Ran(list):
+        results = {}
+
+    ran = Ran()
+
+    def run(stage, setting):
+        ran.append(stage)
+        return ran.results.get(stage, "done"), ""
+
+    monkeypatch.setattr(gpu_stages, "_run", run)
+    return ran
+
+
+def stages_of(folder):
+    return {stage: row["result"] for stage, row in json.loads((folder / "stages.json").read_text()).items()}
+
+
+def test_finished_stages_are_not_repeated_unless_forced(ran, tmp_path):
+    command = ["--device", "cpu", "--out", str(tmp_path)]
+    assert main(command) == 0
+    assert ran == ["tests", "tune", "bench", "step"]
+    assert main([*command, "--paper"]) == 0
+    assert ran[4:] == ["paper"]
+    (tmp_path / "tune.jsonl").write_text("{}")
+    assert main([*command, "--force"]) == 0
+    assert ran[5:] == ["tests", "tune", "bench", "step"]
+    assert not (tmp_path / "tune.jsonl").exists()
+
+
+def test_nothing_is_measured_with_wrong_kernels(ran, tmp_path):
+    ran.results = {"tests": "failed"}
+    assert run_stages(Setting("cpu", tmp_path, "store"), ["tests", "tune"]) == 1
+    assert ran == ["tests"]
+    assert stages_of(tmp_path) == {"tests": "failed"}
+    ran.results = {"tests": "unfinished"}
+    assert run_stages(Setting("cpu", tmp_path, "store"), ["tests", "tune"]) == gpu_stages.UNFINISHED
+    assert ran == ["tests", "tests"]
+
+
+def test_a_stage_whose_time_ended_is_continued_and_a_skipped_one_is_tried_again(ran, tmp_path):
+    setting = Setting("cpu", tmp_path, "store")
+    ran.results = {"bench": "unfinished", "step": "skipped"}
+    assert run_stages(setting, ["tune", "bench", "step"]) == gpu_stages.UNFINISHED
+    ran.results = {}
+    assert run_stages(setting, ["tune", "bench", "step"]) == 0
+    assert ran == ["tune", "bench", "step", "bench", "step"]
+    assert stages_of(tmp_path) == {"tune": "done", "bench": "done", "step": "done"}
+
+
+def test_later_stages_use_the_table_that_was_measured(tmp_path):
+    setting = Setting("cuda", tmp_path, "store")
+    assert "COPE_SWEEP_TUNING" not in setting.environment
+    (tmp_path / "tuning.json").write_text("{}")
+    assert setting.environment["COPE_SWEEP_TUNING"] == str(tmp_path / "tuning.json")
+
+
+def test_without_a_gpu_the_way_out_is_named(capsys, monkeypatch):
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert main([]) == 1
+    assert "make gpu DEVICE=cpu" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_stage_that_takes_too_long_is_ended_with_its_children(tmp_path, monkeypatch):
+    marker = tmp_path / "child.pid"
+    fake = tmp_path / "python"
+    fake.write_text(f"#!/bin/sh\nsleep 600 &\necho $! > {marker}\nwait\n")
+    fake.chmod(0o755)
+    monkeypatch.setattr(gpu_stages.sys, "executable", str(fake))
+    monkeypatch.setattr(gpu_stages, "LIMIT_S", 5.0)
+    assert gpu_stages._run("tests", Setting("cpu", tmp_path, "store")) == ("unfinished", "took longer than 5 s")
+    state = Path(f"/proc/{marker.read_text().strip()}/stat")
+    end = time.monotonic() + 60
+    while _runs(state) and time.monotonic() < end:  # a killed process may need a moment
+        time.sleep(0.05)
+    assert not _runs(state)
+
+
+def _runs(state):
+    try:
+        return state.read_text().split()[2] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.slow
+def test_outcomes_are_written_and_tests_that_passed_are_not_repeated(tmp_path):
+    (tmp_path / "test_some.py").write_text(
+        "import os, pytest\n"
+        "def test_a(): pass\n"
+        "def test_b(): assert os.environ.get('FIXED'), 'not yet'\n"
+        "@pytest.mark.skip(reason='never')\ndef test_c(): pass\n"
+    )
+    journal = tmp_path / "tests.jsonl"
+
+    def run(**environment):
+        command = [sys.executable, "-m", "pytest", "-q", "-c", os.devnull, "--rootdir", str(tmp_path)]
+        command += ["-p", "no:cacheprovider", "-p", "cope_benchmarks.outcomes", str(tmp_path)]
+        found = {"PYTHONPATH": str(ROOT / "tests" / "benchmarks"), "COPE_SWEEP_OUTCOMES": str(journal), **environment}
+        return subprocess.run(command, env=os.environ | found, capture_output=True, text=True).returncode
+
+    assert run(COPE_SWEEP_SHARD="0/2") == 0  # a and c
+    assert run() == 1
+    outcomes = {test.split("::")[1]: row["outcome"] for test, row in read_outcomes(journal).items()}
+    assert outcomes == {"test_a": "passed", "test_b": "failed", "test_c": "skipped"}
+    assert "not yet" in read_outcomes(journal)["test_some.py::test_b"]["message"]
+    assert run(FIXED="1") == 0
+    lines = [json.loads(line) for line in journal.read_text().splitlines()]
+    assert [row["test"].split("::")[1] for row in lines].count("test_a") == 1
+    assert read_outcomes(journal)["test_some.py::test_b"]["outcome"] == "passed"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)  # 45 s of an idle core
+@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+def test_make_gpu_as_a_dry_run_on_a_cpu(tmp_path):
+    pytest.importorskip("triton")
+    command = ["make", "gpu", "DEVICE=cpu", f"OUT={tmp_path / 'out'}", f"GPU_PYTHON={sys.executable}"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1440)
+    logs = "".join(path.read_text()[-3000:] for path in (tmp_path / "out").glob("*.log"))
+    assert done.returncode == 0, done.stdout + done.stderr + logs
+    stages = json.loads((tmp_path / "out" / "stages.json").read_text())
+    assert {stage: row["result"] for stage, row in stages.items()} == dict.fromkeys(
+        ["tests", "tune", "bench", "step"], "done"
+    )
+    outcomes = [row["outcome"] for row in read_outcomes(tmp_path / "out" / "tests.jsonl").values()]
+    assert outcomes.count("passed") >= 20
+    assert "failed" not in outcomes
+    measured = json.loads((tmp_path / "out" / "gpu.json").read_text())
+    assert measured["left"] == []
+    assert all("forward_backward" in row["alternatives"]["triton"] for row in measured["rows"])
+    assert {"gpu.md", "step.md", "step.json", "tune.md", "tuning.json"} <= {
+        path.name for path in (tmp_path / "out").iterdir()
+    }
+    again = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert again.returncode == 0
+    assert again.stdout.count("done before") == 4

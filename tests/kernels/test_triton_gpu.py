@@ -1,0 +1,175 @@
+"""The Triton kernels on a GPU: output and every gradient against float64, at the sizes and layouts of models.
+
+On a machine without a GPU, TRITON_INTERPRET=1 runs the same cases at tiny sizes in Triton's interpreter, so that the
+tests themselves are proved; without it they are skipped. `make gpu` runs this file first, and `make gpu DEVICE=cpu` so.
+Needs torch, Triton and pytest only.
+"""
+
+import os
+from dataclasses import replace
+
+import pytest
+import torch
+
+if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
+    pytest.skip("no CUDA device here, and TRITON_INTERPRET is not 1", allow_module_level=True)
+pytest.importorskip("triton")
+
+from cope_benchmarks.exact import compare, computed_by
+from cope_benchmarks.gpu_problems import DTYPES, Problem
+
+from cope_sweep.kernels import triton_attention
+
+DEVICE = "cuda" if torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1" else "cpu"
+ON_GPU = DEVICE == "cuda"
+
+
+def tiny(problem):
+    """The problem at a size for the interpreter, with the same terms and layout."""
+    tokens = 33 if problem.tokens > 256 else 20
+    changes = {"tokens": tokens, "cached": min(problem.cached, 13), "heads": 2 if problem.per_head else 1}
+    changes |= {"batch": len(problem.lengths) if problem.lengths else 1}
+    if problem.head_dim == BASE.head_dim:
+        changes["head_dim"] = 16
+    if isinstance(problem.p_max, int):
+        changes |= {"p_max": min(problem.p_max, 6)}
+    if isinstance(problem.relative, int):
+        changes |= {"relative": min(problem.relative, 7)}
+    if problem.lengths:
+        total = tokens + changes["cached"]
+        changes |= {"lengths": tuple(length * total // problem.keys for length in problem.lengths)}
+    return replace(problem, **changes)
+
+
+BASE = Problem(batch=2, heads=4, tokens=512, projection=True)
+SAME = {"batch": 1, "heads": 2}
+BY_NAME = {
+    **{f"{dtype}, head dim {size}": replace(BASE, dtype=dtype, head_dim=size) for dtype in DTYPES for size in (32, 64, 128, 256)},
+    **{f"head dim {size}": replace(BASE, head_dim=size) for size in (8, 24, 80, 96)},
+    **{f"p_max {p}": replace(BASE, p_max=p) for p in (1, 2, 16, 257, "full")},
+    **{f"mean gate {gate}": replace(BASE, mean_gate=gate) for gate in (0.02, 0.1, 0.25, 0.75, 0.9, 0.98)},
+    **{f"{dtype}, gates saturated at {gate}": replace(BASE, mean_gate=gate, dtype=dtype) for dtype in DTYPES for gate in (1e-7, 1 - 1e-7)},
+    **{f"{tokens} tokens": replace(BASE, **SAME, tokens=tokens) for tokens in (1, 2, 31, 127, 129, 1023, 2048)},
+    "contiguous": replace(BASE, projection=False),
+    "a table for each head": replace(BASE, per_head=True),
+    "keys before a rotation": replace(BASE, gate="keys", projection=False),
+    "values as gate keys": replace(BASE, gate="values"),
+    "separate gate keys": replace(BASE, gate="separate"),
+    "separate gate keys, float32": replace(BASE, gate="separate", dtype="float32"),
+    "relative": replace(BASE, p_max=None, relative="full"),
+    "relative, near only": replace(BASE, p_max=None, relative=40),
+    "cope and relative, capped": replace(BASE, relative=40, far="last"),
+    "alibi": replace(BASE, p_max=None, alibi=True),
+    "cope and alibi": replace(BASE, alibi=True),
+    "cope-alibi": replace(BASE, p_max=None, slope=True),
+    "cope and cope-alibi": replace(BASE, slope=True),
+    "t5": replace(BASE, p_max=None, buckets=64),
+    "cope-mlp": replace(BASE, p_max=None, knots=7),
+    "no position": replace(BASE, p_max=None),
+    "dropout": replace(BASE, dropout=0.1),
+    "dropout, float32": replace(BASE, dropout=0.5, dtype="float32"),
+    "padding": replace(BASE, batch=4, lengths=(512, 0, 1, 300)),
+    "padding and relative": replace(BASE, lengths=(17, 500), relative="full"),
+    "cached keys": replace(BASE, tokens=40, cached=700, projection=False),
+    "cached keys, padding": replace(BASE, tokens=260, cached=252, lengths=(512, 300), projection=False),
+    "all at once": replace(
+        BASE, slope=True, relative=30, far="last", alibi=True, gate="values", dropout=0.2, lengths=(512, 400)
+    ),
+}  # fmt: skip
+LONG = {
+    "4096 tokens": replace(BASE, **SAME, tokens=4096),
+    "4096 tokens, never saturating": replace(BASE, **SAME, tokens=4096, p_max="full"),
+    "4096 tokens, never saturating, float32": replace(BASE, **SAME, tokens=4096, p_max="full", dtype="float32"),
+    "4096 tokens, gates near 0": replace(BASE, **SAME, tokens=4096, mean_gate=0.02),
+    "4096 tokens, padding": replace(BASE, heads=2, tokens=4096, lengths=(4096, 1000)),
+    "16384 tokens": replace(BASE, **SAME, tokens=16384),
+    "16384 tokens, float16, separate gate keys": replace(BASE, **SAME, tokens=16384, dtype="float16", gate="separate"),
+    "16384 tokens, never saturating": replace(BASE, batch=1, heads=1, tokens=16384, p_max="full"),
+}
+IN_THE_INTERPRETER = (
+    "float32, head dim 32", "float16, head dim 32", "bfloat16, head dim 128", "head dim 24", "p_max 1", "p_max full",
+    "mean gate 0.02", "mean gate 0.98", "bfloat16, gates saturated at 1e-07", "bfloat16, gates saturated at 0.9999999",
+    "a table for each head", "keys before a rotation", "separate gate keys", "relative", "cope and relative, capped",
+    "alibi", "cope-alibi", "t5", "cope-mlp", "padding", "cached keys, padding", "all at once",
+)  # fmt: skip
+"""The others differ from these by their size alone."""
+CASES = {**BY_NAME, **LONG} if ON_GPU else {name: tiny(BY_NAME[name]) for name in IN_THE_INTERPRETER}
+FALL_BACK = {"cope-mlp", "bfloat16, head dim 256", "float16, head dim 256", "float32, head dim 256"}
+"""Cases that the kernels may leave to the blocked path, if they say why."""
+
+
+@pytest.fixture(autouse=True)
+def poisoned_memory():
+    """New memory is NaN, so that reading what was not written shows."""
+    before = torch.utils.deterministic.fill_uninitialized_memory
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    yield
+    torch.use_deterministic_algorithms(False)
+    torch.utils.deterministic.fill_uninitialized_memory = before
+
+
+def attend_or_skip(problem, name):
+    leaves, weight = problem.leaves(DEVICE)
+    reason = triton_attention.why_not(problem.build(leaves))
+    if reason is not None and name in FALL_BACK:
+        pytest.skip(f"the blocked path computes it: {reason}")
+    assert reason is None
+    return leaves, weight, computed_by(triton_attention.attend, problem.build, leaves, weight)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_output_and_gradients_equal_float64(name):
+    problem = CASES[name]
+    leaves, weight, computed = attend_or_skip(problem, name)
+    assert compare(problem.build, leaves, weight, computed, DTYPES[problem.dtype]).wrong is None
+
+
+@pytest.mark.skipif(not ON_GPU, reason="compiled kernels only")
+@pytest.mark.parametrize("name", ["bfloat16, head dim 64", "4096 tokens", "dropout"])
+def test_gradients_have_the_same_bits_in_every_run(name):
+    problem = CASES[name]
+    *_, first = attend_or_skip(problem, name)
+    *_, second = attend_or_skip(problem, name)
+    assert all(torch.equal(value, second[name]) for name, value in first.items())
+
+
+@pytest.mark.skipif(not ON_GPU, reason="a CUDA graph needs a GPU")
+def test_forward_and_backward_are_captured_in_a_cuda_graph():
+    problem = BASE
+    leaves, weight = problem.leaves(DEVICE)
+    expected = computed_by(triton_attention.attend, problem.build, leaves, weight)
+    given = {name: x.detach().requires_grad_() for name, x in leaves.items()}
+
+    def step():
+        out = triton_attention.attend(problem.build(given))
+        return [out, *torch.autograd.grad(out, list(given.values()), weight)]
+
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        step()  # compiles
+    stream.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        results = step()
+    for value in results:
+        value.detach().fill_(float("nan"))
+    graph.replay()
+    torch.cuda.synchronize()
+    for name, value in zip(expected, results, strict=True):
+        assert torch.equal(value, expected[name]), name
+
+
+@pytest.mark.skipif(not ON_GPU, reason="memory of a GPU")
+def test_memory_grows_with_the_tokens_and_not_with_the_table():
+    # The product q·e would alone take 2 GiB: 64 heads × 4096 queries × 4097 entries.
+    problem = replace(BASE, batch=4, heads=16, tokens=4096, p_max="full")
+    leaves, weight = problem.leaves(DEVICE)
+    computed_by(triton_attention.attend, problem.build, leaves, weight)
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    computed = computed_by(triton_attention.attend, problem.build, leaves, weight)
+    torch.cuda.synchronize()
+    extra = torch.cuda.max_memory_allocated() - before - sum(x.nbytes for x in computed.values())
+    assert extra < 512 * 2**20
