@@ -194,8 +194,8 @@ def loop_lengths(code: str) -> tuple[int | None, int | None]:
             instructions.append(instruction[1])
     general: list[int] = []
     plain: list[int] = []
-    for end, instruction in enumerate(instructions):
-        target = re.search(r"BRA.*`\((\.L_x_\d+)\)", instruction)
+    for end, text in enumerate(instructions):
+        target = re.search(r"BRA.*`\((\.L_x_\d+)\)", text)
         start = labels.get(target[1], end) if target else end
         body = instructions[start : end + 1]
         if start < end and any("MMA" in each for each in body) and any("MUFU.EX2" in each for each in body):

@@ -83,7 +83,7 @@ def _steps(name: str, steps: int, threads: int) -> dict[str, Any]:
     """Train in this process. The first step is not timed: it allocates the optimiser's state."""
     if name == "whole":
         base.RECOMPUTED_ELEMENTS = sys.maxsize
-        Trainer._backward = _backward_of_whole_logits  # type: ignore[method-assign]
+        Trainer._backward = _backward_of_whole_logits  # type: ignore[method-assign, assignment]
     reset_peak("cpu")
     trainer = Trainer(RunSpec.model_validate_json(json.dumps(RUN)), Runtime(threads=threads))
     wall_s, cpu_s = [], []
