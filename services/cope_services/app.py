@@ -38,7 +38,8 @@ class Service(FastAPI):
         )
         self.settings = settings
         self.state.components = Components.create(settings)
-        self.metrics = Metrics(self.state.components.predictors)
+        components: Components = self.state.components
+        self.metrics = Metrics(components.predictors, lambda: components.queries.store)
 
     def build_middleware_stack(self) -> ASGIApp:
         """The application of starlette, which routes requests and handles errors, in the middleware of this service."""

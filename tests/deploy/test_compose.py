@@ -139,13 +139,30 @@ def test_addresses_are_those_of_services_and_their_ports():
 
 
 def test_prometheus_reads_services_at_the_ports_of_their_metrics():
-    jobs = {each["job_name"]: each for each in load(DEPLOY / "compose" / "prometheus.yml")["scrape_configs"]}
+    jobs = {each["job_name"]: each for each in load(DEPLOY / "monitoring" / "prometheus.yml")["scrape_configs"]}
     assert jobs["service"]["static_configs"] == [{"targets": ["service:8000"]}]
     (ray,) = jobs["ray"]["dns_sd_configs"]
     assert (ray["names"], ray["port"]) == (["ray-head", "ray-worker"], 8080)
     for name in ray["names"]:
         assert f"--metrics-export-port={ray['port']}" in SERVICES[name]["command"]
-    (source,) = load(DEPLOY / "compose" / "grafana-datasource.yaml")["datasources"]
+
+
+def test_prometheus_and_grafana_find_their_files():
+    def targets(name):
+        return {each["target"]: COMPOSE["configs"][each["source"]]["file"] for each in SERVICES[name]["configs"]}
+
+    assert f"--config.file={next(iter(targets('prometheus')))}" in SERVICES["prometheus"]["command"]
+    prometheus = load(DEPLOY / "monitoring" / "prometheus.yml")
+    assert {path: targets("prometheus")[path] for path in prometheus["rule_files"]} == {
+        "/etc/prometheus/alerts.yaml": "monitoring/alerts.yaml"
+    }
+    assert prometheus["scrape_configs"][0]["authorization"]["credentials_file"] == "/run/secrets/metrics_key"
+    (provider,) = load(DEPLOY / "monitoring" / "grafana-dashboards.yaml")["providers"]
+    folder = provider["options"]["path"]
+    assert [file for path, file in targets("grafana").items() if path.startswith(f"{folder}/")] == [
+        "monitoring/dashboard.json"
+    ]
+    (source,) = load(DEPLOY / "monitoring" / "grafana-datasource.yaml")["datasources"]
     assert source["url"] == "http://prometheus:9090"
 
 
