@@ -17,7 +17,7 @@ from cope_services.headers import SecurityHeaders
 from cope_services.keys import KeysFile
 from cope_services.metrics import Measurement, Metrics
 from cope_services.overload import OverloadGuard
-from cope_services.routes import dashboard, documentation, health, include_api, include_models, metrics, openai
+from cope_services.routes import dashboard, documentation, health, include_api, include_models, metrics
 from cope_services.settings import Settings
 from cope_sweep import __version__
 

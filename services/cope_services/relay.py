@@ -72,7 +72,7 @@ class Relay:
         if scope["type"] == "lifespan":
             return await _lifespan(receive, send)
         if scope["type"] != "http":
-            return
+            return None
         try:
             if not _is_answered(scope):
                 raise _UnknownPathError(f"there is no {scope['path']} here; `cope-sweep serve` has the other routes")

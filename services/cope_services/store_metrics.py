@@ -70,7 +70,7 @@ class StoreMetrics(Collector):
 
 
 def _mlflow_backlog(store: Store) -> int | None:
-    """What the MLflow store lacks that sweeps with this environment send to; None if that is a file that nobody uses."""
+    """What MLflow lacks, at the address of this environment; None if that is a file which nobody uses."""
     uri = resolve_uri(store)
     mirrored = store.index.mirrored(tracker_key(store, uri))
     if uri.startswith("sqlite:") and mirrored.newest_tracked_id() is None:

@@ -52,7 +52,7 @@ def scraped(tmp_path_factory):
     labels, values = defaultdict(lambda: defaultdict(set)), {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
-            labels[sample.name]  # noqa: B018 - metrics without labels exist, too
+            labels[sample.name]
             values[sample.name, *sample.labels.values()] = sample.value
             for label, value in sample.labels.items():
                 labels[sample.name][label].add(value)
