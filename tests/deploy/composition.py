@@ -112,22 +112,22 @@ class Composition:
         return done
 
     def start(self) -> None:
-        """Start everything in the file's order, and wait until it answers."""
-        self._start_postgres()
+        """Start every part as soon as it can start, and wait until it answers."""
         port = self.addresses["objects:8333"].split(":")[1]
         self._spawn("objects", [str(BIN / "moto_server"), "--host", "127.0.0.1", "--port", port], {})
-        self._wait("objects", f"{self.url('objects:8333')}/moto-api/")
-        self.run("bucket", [self.local(word) for word in self.services["bucket"]["command"]])
-        self._restore_objects()
-        self._spawn("mlflow", self.command("mlflow"), self.environment("mlflow"))
         agent = [f"--dashboard-agent-listen-port={free_port()}"]
         head = self.command("ray-head", *agent, f"--ray-client-server-port={free_port()}")
         self._spawn("ray-head", head, self.environment("ray-head"))
-        self._spawn("service", self.command("service"), self.environment("service"))
-        self._wait("mlflow", f"{self.url('mlflow:5000')}/health")
+        self._start_postgres()
+        for name in ("mlflow", "service"):
+            self._spawn(name, self.command(name), self.environment(name))
+        self._wait("objects", f"{self.url('objects:8333')}/moto-api/")
+        self.run("bucket", [self.local(word) for word in self.services["bucket"]["command"]])
+        self._restore_objects()
         self._wait("ray-head", f"{self.url('ray-head:8265')}/api/version", {"Authorization": f"Bearer {TOKEN}"})
         agent = [f"--dashboard-agent-listen-port={free_port()}"]
         self._spawn("ray-worker", self.command("ray-worker", *agent), self.environment("ray-worker"))
+        self._wait("mlflow", f"{self.url('mlflow:5000')}/health")
         self._wait("service", f"{self.url('service:8000')}/health/ready")
 
     def stop(self) -> None:
