@@ -120,7 +120,7 @@ class Composition:
         self._wait("ray-head", f"{self.url('ray-head:8265')}/api/version", {"Authorization": f"Bearer {TOKEN}"})
         agent = [f"--dashboard-agent-listen-port={free_port()}"]
         self._spawn("ray-worker", self.command("ray-worker", *agent), self.environment("ray-worker"))
-        self._wait("mlflow", f"{self.url('mlflow:5000')}/health")
+        self.wait_for_mlflow()
         self._wait("service", f"{self.url('service:8000')}/health/ready")
 
     def start_stores(self, *more: str) -> None:
@@ -133,6 +133,9 @@ class Composition:
         self._wait("objects", f"{self.url('objects:8333')}/moto-api/")
         self.run("bucket", [self.local(word) for word in self.services["bucket"]["command"]])
         self._restore_objects()
+
+    def wait_for_mlflow(self) -> None:
+        self._wait("mlflow", f"{self.url('mlflow:5000')}/health")
 
     def stop(self) -> None:
         """End everything, as `docker compose stop` does: SIGTERM, then SIGKILL."""

@@ -30,6 +30,7 @@ def main() -> None:
     composition = Composition(folder, ROOT / "ablations")
     try:
         composition.start_stores()
+        composition.wait_for_mlflow()
         for line in measure(composition, folder / "store", count):
             print(line, flush=True)  # noqa: T201
     finally:
@@ -41,6 +42,7 @@ def measure(composition: Composition, root: Path, count: int):
     [row, *_] = expand(load_ablation(ROOT / "ablations" / "quickstart.yaml")).rows
     run = shorter(row.runs[0])
     assert train_run(run, store, Runtime()) == "finished"
+    store.index.revision()  # its tables exist now
     before = {name: database_bytes(composition, name) for name in ("cope_sweep", "mlflow")}
     source = root / "runs" / run.run_id
     for path in sorted(path for path in source.rglob("*") if path.is_file()):
