@@ -78,6 +78,9 @@ def test_services_are_limited_and_restarted(name):
     assert service["restart"] in ("unless-stopped", "on-failure:5")
     assert "memory" in service["deploy"]["resources"]["limits"]
     assert service["security_opt"] == ["no-new-privileges:true"]
+    if "build" in service:
+        assert service["cap_drop"] == ["ALL"]
+        assert "cap_add" not in service
     assert "healthcheck" in service or name in ("service", "bucket")
 
 
@@ -85,6 +88,28 @@ def test_only_the_proxy_is_reached_from_outside():
     assert [name for name, service in SERVICES.items() if "ports" in service] == ["proxy"]
     assert [name for name, service in SERVICES.items() if "outside" in service["networks"]] == ["proxy"]
     assert COMPOSE["networks"]["inside"] == {"internal": True}
+
+
+def test_the_proxy_hides_metrics_and_asks_for_a_password_where_the_server_does_not():
+    text = (DEPLOY / "compose" / "Caddyfile").read_text()
+    sites = dict(re.findall(r"^\{\$(\w+)\} \{\n(.*?)^\}", text, re.MULTILINE | re.DOTALL))
+    assert sites.keys() == {"SERVICE_HOST", "MLFLOW_HOST", "GRAFANA_HOST", "RAY_HOST"}
+    for name, site in sites.items():
+        assert "Strict-Transport-Security" in site, name  # a name without a scheme means HTTPS
+        # Service, Grafana and Ray ask for keys, accounts and the token themselves.
+        assert ("basic_auth {" in site) == (name == "MLFLOW_HOST"), name
+    assert "@inside path /metrics /health/*\n\trespond @inside 404" in sites["SERVICE_HOST"]
+    assert "import /run/secrets/mlflow_users" in sites["MLFLOW_HOST"]
+
+
+def test_the_keys_of_the_object_store_reach_one_bucket():
+    text = (DEPLOY / "README.md").read_text()
+    (document,) = re.findall(r"printf '(\{\"identities\".*?)' \$KEY \$SECRET > s3_identities", text, re.DOTALL)
+    (identity,) = json.loads(document)["identities"]
+    bucket = re.search(r"s3://([^/]+)/", SERVICES["service"]["environment"]["COPE_SWEEP_STORE"])[1]
+    assert {action.partition(":")[2] for action in identity["actions"]} == {bucket}
+    assert "-s3.config=/run/secrets/s3_identities" in SERVICES["objects"]["command"]
+    assert SERVICES["bucket"]["command"][-1] == bucket
 
 
 @EVERY_SERVICE
