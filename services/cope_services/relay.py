@@ -145,7 +145,7 @@ def run_of(path: str, query: bytes, body: bytes) -> str:
     if in_path := RUN_PATH.fullmatch(path):
         named: object = in_path[1]
     else:
-        named = (parse_qs(query.decode("latin-1")).get("model") or [None])[0]
+        named = parse_qs(query.decode("latin-1")).get("model", [""])[0]
         try:
             fields = json.loads(body) if body else {}
         except ValueError:

@@ -78,7 +78,7 @@ class ModelReplica:
 class Gateway:
     """The application that Serve's proxies call."""
 
-    def __init__(self, models: DeploymentHandle, folders: dict[str, str]) -> None:
+    def __init__(self, models: DeploymentHandle[Any], folders: dict[str, str]) -> None:
         self.models = models.options(method_name="answer", stream=True)
         self.settings = load_settings(**folders)
 
