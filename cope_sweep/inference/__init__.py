@@ -15,7 +15,7 @@ generation ─▶ predictor
 from cope_sweep.inference.generation import Decoder, FinishReason, Generation, Sampling, cache_bytes, generate
 from cope_sweep.inference.measures import Perplexity, TextPerplexity
 from cope_sweep.inference.predictor import Predictor
-from cope_sweep.inference.scoring import NotFiniteError, Scores, score
+from cope_sweep.inference.scoring import NotFiniteError, Scores, fitting, score
 from cope_sweep.inference.tokens import TokenIds, TokensError, validate_sequence, validate_token_ids
 from cope_sweep.inference.vocabulary import LabelVocabulary, TextVocabulary, Vocabulary, decode
 from cope_sweep.inference.windows import Window, tokens_read, windows
@@ -29,5 +29,5 @@ def _load_pyfunc(path: str) -> Predictor:
 __all__ = [
     "Decoder", "FinishReason", "Generation", "LabelVocabulary", "NotFiniteError", "Perplexity", "Predictor", "Sampling",
     "Scores", "TextPerplexity", "TextVocabulary", "TokenIds", "TokensError", "Vocabulary", "Window", "cache_bytes",
-    "decode", "generate", "score", "tokens_read", "validate_sequence", "validate_token_ids", "windows",
+    "decode", "fitting", "generate", "score", "tokens_read", "validate_sequence", "validate_token_ids", "windows",
 ]  # fmt: skip

@@ -1,11 +1,12 @@
 """Log-probabilities of the tokens of windows, in batches.
 
 Attention is causal, so padding on the right does not change the results on its left, whatever the encoding: windows of
-different lengths share a batch. The memory of a batch is bounded: logits are computed for some tokens at a time, and
-where attention needs arrays of all pairs of tokens, the model reads some tokens at a time with a cache of keys.
+different lengths share a batch. Only attention computes the padding. The memory of a batch is bounded: logits are
+computed for some tokens at a time, and where attention needs arrays of all pairs of tokens, the model reads some tokens
+at a time with a cache of keys.
 
-Shapes: B windows, T tokens, W tokens that are read at a time, D model dim, N scored tokens, K most probable tokens,
-V vocabulary.
+Shapes: B windows, T tokens of the longest, W tokens that are read at a time, R tokens that are read in all windows, N
+scored tokens, D model dim, K most probable tokens, V vocabulary.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor
 
 from cope_sweep.inference.windows import Window
-from cope_sweep.model import Cache, CheckpointError, Transformer
+from cope_sweep.model import Cache, CheckpointError, Packing, Transformer
 from cope_sweep.positions import Encoding
 from cope_sweep.spec import RunSpec
 
@@ -27,6 +28,10 @@ BATCH_TOKENS = {"cpu": 2048, "cuda": 8192}
 
 On a CPU, larger batches are slower: their activations do not fit its caches.
 """
+MAX_PADDING = 0.3
+"""Padding of a batch as a share of its tokens. Only attention computes it."""
+FREE_PADDING = 256
+"""Padding of a batch, in tokens, that costs less than another batch."""
 SCRATCH_BYTES = 256 << 20
 """Approximate memory for logits, and for attention."""
 FUSED_KEYS = 256
@@ -80,6 +85,23 @@ def batch_tokens(model: Transformer) -> int:
     return BATCH_TOKENS["cuda" if model.embedding.weight.is_cuda else "cpu"]
 
 
+def fitting(length: int, others: Sequence[int], model: Transformer) -> list[int]:
+    """The indices of the `others` that are computed in a batch with a window of `length` tokens.
+
+    Those nearest in length, as far as padding costs less than another batch.
+    """
+    limit = batch_tokens(model)
+    chosen: list[int] = []
+    longest = total = length
+    for index in sorted(range(len(others)), key=lambda index: abs(others[index] - length)):
+        longest, total = max(longest, others[index]), total + others[index]
+        padded = longest * (len(chosen) + 2)
+        if padded > limit or padded - total > max(FREE_PADDING, MAX_PADDING * total):
+            break
+        chosen.append(index)
+    return chosen
+
+
 def batches(lengths: Sequence[int], limit: int) -> Iterator[list[int]]:
     """Batches of indices, the longest windows first: similar lengths in a batch need little padding."""
     batch: list[int] = []
@@ -94,40 +116,56 @@ def batches(lengths: Sequence[int], limit: int) -> Iterator[list[int]]:
 
 @torch.inference_mode()
 def _score_batch(model: Transformer, run: RunSpec, windows: Sequence[Window], top: int) -> list[Scores]:
-    reads = max(window.reads for window in windows)
-    tokens_BT = np.zeros((len(windows), reads + 1), dtype=np.int64)
-    for row, window in enumerate(windows):
-        tokens_BT[row, : len(window.tokens_T)] = window.tokens_T
-    place_T = np.arange(reads)
+    hidden_RD = _hidden(model, run, windows)
+    device = hidden_RD.device
+    ends = np.cumsum([window.reads for window in windows])
     # Reading token t predicts token t + 1.
-    predicts_BT = np.stack([(place_T >= window.first - 1) & (place_T < len(window.tokens_T) - 1) for window in windows])
-    device = model.embedding.weight.device
-    hidden_BTD = read(model, run, torch.from_numpy(tokens_BT[:, :reads]).to(device))
-    hidden_ND = hidden_BTD[torch.from_numpy(predicts_BT).to(device)]
-    targets_N = torch.from_numpy(tokens_BT[:, 1:][predicts_BT]).to(device)
-    scored_N, ids_NK, tops_NK = _log_probabilities(model, hidden_ND, targets_N, min(top, model.vocabulary_size))
-    cuts = np.cumsum(predicts_BT.sum(1))[:-1]
+    predicting = [
+        np.arange(end - window.reads + window.first - 1, end - window.read_last)
+        for window, end in zip(windows, ends, strict=True)
+    ]
+    targets = [window.tokens_T[window.first :] for window in windows]
+    predicting_N = torch.from_numpy(np.concatenate(predicting)).to(device)
+    targets_N = torch.from_numpy(np.concatenate(targets)).to(device)
+    top = min(top, model.vocabulary_size)
+    scored_N, ids_NK, tops_NK = _log_probabilities(model, hidden_RD[predicting_N], targets_N, top)
+    cuts = np.cumsum([len(each) for each in targets])[:-1]
     scored, ids, tops = (np.split(each, cuts) for each in (scored_N, ids_NK, tops_NK))
     results = []
-    for row, window in enumerate(windows):
-        next_V = None
-        if window.read_last:
-            next_V = model.logits(hidden_BTD[row, len(window.tokens_T) - 1]).double().cpu().numpy()
-        results.append(Scores(scored[row], ids[row], tops[row], next_V))
+    for number, (window, end) in enumerate(zip(windows, ends, strict=True)):
+        next_V = model.logits(hidden_RD[end - 1]).double().cpu().numpy() if window.read_last else None
+        results.append(Scores(scored[number], ids[number], tops[number], next_V))
     return results
 
 
-def read(model: Transformer, run: RunSpec, tokens_BT: Tensor, cache: Cache | None = None) -> Tensor:
+def _hidden(model: Transformer, run: RunSpec, windows: Sequence[Window]) -> Tensor:
+    """The model's hidden states of the tokens that it reads, (R, D): those of the first window, the second, …"""
+    lengths = [window.reads for window in windows]
+    tokens_BT = np.zeros((len(windows), max(lengths)), dtype=np.int64)
+    for row, window in enumerate(windows):
+        tokens_BT[row, : window.reads] = window.tokens_T[: window.reads]
+    device = model.embedding.weight.device
+    return read(model, run, torch.from_numpy(tokens_BT).to(device), packing=Packing(lengths, device))[0]
+
+
+def read(
+    model: Transformer, run: RunSpec, tokens_BT: Tensor, cache: Cache | None = None, packing: Packing | None = None
+) -> Tensor:
     """The model's hidden states of all tokens, (B, T, D). Attention needs about SCRATCH_BYTES at a time.
 
-    With a `cache`, which is empty at first, the keys and values of all tokens are in it afterwards. Raises
-    NotFiniteError where attention cannot be computed because positions are NaN.
+    With a `packing` of the tokens, the states without padding, (1, R, D). With a `cache`, which is empty at first, the
+    keys and values of all tokens are in it afterwards. Raises NotFiniteError where attention cannot be computed because
+    positions are NaN.
     """
     window = _window(run, *tokens_BT.shape)
-    if window < tokens_BT.shape[1] and cache is None:
+    whole = window >= tokens_BT.shape[1]
+    if not whole and cache is None:
         cache = [{} for _ in model.blocks]
     try:
-        return torch.cat([model.hidden(part_BW, cache) for part_BW in torch.split(tokens_BT, window, 1)], dim=1)
+        if whole and cache is None:
+            return model.hidden(tokens_BT, packing=packing)
+        hidden_BTD = torch.cat([model.hidden(part_BW, cache) for part_BW in torch.split(tokens_BT, window, 1)], dim=1)
+        return hidden_BTD if packing is None else packing.pack(hidden_BTD)
     except RuntimeError as error:
         # A position that is NaN becomes an index, and gather checks its range.
         if "out of bounds" in str(error):

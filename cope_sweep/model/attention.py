@@ -10,6 +10,7 @@ from torch import Tensor
 
 from cope_sweep.families.base import Parameters, linear
 from cope_sweep.kernels import Inputs, Position, Positions, attend, reference
+from cope_sweep.model.packing import Packing
 
 LayerCache = dict[str, Tensor]
 """The cached tensors of one layer by name (keys, values), each (B, H, S, K); empty before the first token."""
@@ -27,6 +28,7 @@ def self_attention(
     hard: bool = False,
     cache: LayerCache | None = None,
     lengths_B: Tensor | None = None,
+    packing: Packing | None = None,
 ) -> Tensor:
     """Multi-head attention, softmax(q·k/√K + Σ scores)·v over the tokens up to each query, (B, T, D).
 
@@ -39,10 +41,14 @@ def self_attention(
         hard: attend only to the token with the largest logit.
         cache: the tokens before `x_BTD`; the new tokens are appended.
         lengths_B: the number of tokens of each sequence, those in the cache included; None: all.
+        packing: where the tokens of `x_BTD`, which then is (1, N, D) as the result, are in a batch of sequences.
 
     """
-    B, T, _ = x_BTD.shape
-    qkv_BT3HK = linear(parameters, "attention.qkv", x_BTD).view(B, T, 3, heads, -1)
+    qkv_BTX = linear(parameters, "attention.qkv", x_BTD)
+    if packing is not None:
+        qkv_BTX = packing.unpack(qkv_BTX)
+    B, T, _ = qkv_BTX.shape
+    qkv_BT3HK = qkv_BTX.view(B, T, 3, heads, -1)
     q_BHTK, k_BHTK, v_BHTK = qkv_BT3HK.permute(2, 0, 3, 1, 4)
     start = cache["v"].shape[2] if cache else 0
     rotated_q, rotated_k = q_BHTK, k_BHTK
@@ -55,6 +61,8 @@ def self_attention(
     for index, position in enumerate(positions):
         gate_k_BTD = position.encoding.gate_keys(position.parameters, x_BTD)
         if gate_k_BTD is not None:
+            if packing is not None:
+                gate_k_BTD = packing.unpack(gate_k_BTD)
             # Selecting index 0 makes the gradient contiguous. Without it, sums over the gradient round differently, and
             # runs no longer give the same numbers to the bit as before.
             sources[f"gate_k{index}"] = gate_k_BTD.view(B, T, 1, heads, -1)[:, :, 0].transpose(1, 2)
@@ -73,4 +81,5 @@ def self_attention(
         lengths_B,
     )
     attended_BHTK = attend(inputs, positions, dropout)
-    return linear(parameters, "attention.out", attended_BHTK.transpose(1, 2).flatten(2))
+    attended_BTD = attended_BHTK.transpose(1, 2).flatten(2)
+    return linear(parameters, "attention.out", attended_BTD if packing is None else packing.pack(attended_BTD))

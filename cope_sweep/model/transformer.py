@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from cope_sweep.model.attention import LayerCache, Position, Positions, self_attention
+from cope_sweep.model.packing import Packing
 from cope_sweep.model.parameters import ParametersByName, PositionParameters, add_parameters, initialise
 from cope_sweep.positions import Encoding
 from cope_sweep.spec import RunSpec
@@ -46,7 +47,12 @@ class Block(nn.Module):
         self.parameters_by_name = ParametersByName(self, self.declared)
 
     def forward(
-        self, x_BTD: Tensor, positions: Positions, cache: LayerCache | None = None, lengths_B: Tensor | None = None
+        self,
+        x_BTD: Tensor,
+        positions: Positions,
+        cache: LayerCache | None = None,
+        lengths_B: Tensor | None = None,
+        packing: Packing | None = None,
     ) -> Tensor:
         spec, parameters = self.spec, self.parameters_by_name
 
@@ -60,6 +66,7 @@ class Block(nn.Module):
                 hard=spec.hard_attention,
                 cache=cache,
                 lengths_B=lengths_B,
+                packing=packing,
             )
 
         def dropout(h_BTD: Tensor) -> Tensor:
@@ -111,16 +118,27 @@ class Transformer(nn.Module):
         """Logits of the next token from the output of `hidden`, with V instead of D as the last dimension."""
         return F.linear(x_BTD, cast(Tensor, self.head.weight))
 
-    def hidden(self, tokens_BT: Tensor, cache: Cache | None = None, lengths_B: Tensor | None = None) -> Tensor:
-        """The input of the output layer, (B, T, D); arguments and errors as in `forward`."""
+    def hidden(
+        self,
+        tokens_BT: Tensor,
+        cache: Cache | None = None,
+        lengths_B: Tensor | None = None,
+        packing: Packing | None = None,
+    ) -> Tensor:
+        """The input of the output layer, (B, T, D); arguments and errors as in `forward`.
+
+        With a `packing` of the tokens, without a cache, the padding is not computed, and the result is (1, N, D).
+        """
         start = cache[0]["v"].shape[2] if cache and cache[0] else 0
         x_BTD = self.embedding(tokens_BT)
         for each in self._position_parameters():
             x_BTD = each.encoding.embed(each.of_layer(0), x_BTD, start)
+        if packing is not None:
+            x_BTD = packing.pack(x_BTD)
         x_BTD = F.dropout(x_BTD, self.embedding_dropout, self.training)
         for layer, block in enumerate(self.blocks):
             layer_cache = cache[layer] if cache is not None else None
-            arguments = (x_BTD, self._positions(layer), layer_cache, lengths_B)
+            arguments = (x_BTD, self._positions(layer), layer_cache, lengths_B, packing)
             if self.checkpoint_activations and self.training and cache is None:
                 x_BTD = checkpoint(block, *arguments, use_reentrant=False)
             else:

@@ -2,8 +2,7 @@
 
 Work waits in one queue. A free worker takes the oldest work and the work that fits it: windows of the same model with
 similar lengths, or generations of the same model with similar prompts. There is no delay to collect a batch: while
-batches are computed, the next ones gather. Generations are computed for a short time, and then wait again at the end of
-the queue, so that long ones delay others little.
+batches are computed, the next ones gather. Generations are computed for a short time, and then wait again at the end.
 
 A request is refused if the queue is full (`BusyError`). The work of a request that is cancelled leaves the queue.
 """
@@ -17,6 +16,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, TypeVar
 
 from anyio import CapacityLimiter, to_thread
@@ -31,10 +31,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-MAX_PADDING = 0.1
-"""Padding of a batch as a share of its tokens."""
-FREE_PADDING = 64
-"""Padding of a batch, in tokens, that costs less than another batch."""
+LITTLE_TOKENS = 64
+"""Tokens of a batch that one core computes as fast as several."""
 MAX_CANDIDATES = 512
 """Work, from the oldest on, of which a batch is chosen: choosing takes a bounded time however long the queue is."""
 MAX_GENERATIONS = 32
@@ -44,8 +42,7 @@ PROMPT_DIFFERENCE = 32
 SLICE_S = 0.05
 """Time for which generations are computed before other work has its turn."""
 MAX_RETRY_S = 60
-PREPARATIONS = 4
-"""Threads that read texts and make answers."""
+PREPARATIONS = 4  # threads that read texts and make answers
 EMPTY_SHARE = 0.75
 """Share of the queue's tokens that may wait when it takes requests again after it was full."""
 MAX_REQUESTS = 512
@@ -99,12 +96,21 @@ class _Decoding:
     """Generations that are decoded together."""
 
     members: list[_Generation]
-    decoder: Decoder
     cache_bytes: int
 
     @property
     def cancelled(self) -> bool:
         return False
+
+    @cached_property
+    def decoder(self) -> Decoder:
+        from cope_sweep.inference import Decoder
+
+        return Decoder([each.generation for each in self.members])
+
+    def advance(self) -> None:
+        """Compute for a short time, in a thread."""
+        self.decoder.advance(SLICE_S)
 
 
 _Work = _Window | _Generation | _Decoding
@@ -137,10 +143,9 @@ class Batcher:
     """Requests that are being answered, those included whose tokens are not known yet."""
     _queue: deque[_Work] = field(default_factory=deque)
     _workers: set[asyncio.Task[None]] = field(default_factory=set)
+    _working: int = 0
     _cache_bytes: int = 0
     _full: bool = False
-    _tokens_per_s: float = 10_000.0
-    """Moving average of the speed; before the first batch, a guess that only `Retry-After` depends on."""
 
     def __post_init__(self) -> None:
         self._threads = InferenceThreads(self.max_inferences)
@@ -172,8 +177,8 @@ class Batcher:
     def check_room(self) -> None:
         """Raise BusyError where a request cannot be accepted, whatever it asks for.
 
-        After the queue had no room for a request, it takes none until it has emptied a little: to refuse requests one
-        by one after reading them would take the time in which models could compute.
+        After the queue had no room for a request, it takes none until it has emptied a little: to read requests and
+        then refuse them takes the time in which models could compute.
         """
         if self.requests >= MAX_REQUESTS:
             raise self._busy(f"{self.requests} requests are being answered")
@@ -203,16 +208,16 @@ class Batcher:
 
     def _busy(self, reason: str) -> BusyError:
         self._counts.refused += 1
-        wait_s = math.ceil(min(MAX_RETRY_S, max(1.0, self.queued_tokens / self._tokens_per_s)))
+        wait_s = math.ceil(min(MAX_RETRY_S, max(1.0, self.queued_tokens / self._counts.tokens_per_s)))
         return BusyError(f"{reason}; try again in {wait_s} s", retry_after_s=wait_s)
 
     async def prepare(self, compute: Callable[[], T]) -> T:
         """What `compute` returns: reading texts and making answers, in threads of their own."""
         return await to_thread.run_sync(compute, limiter=self._preparations)
 
-    async def infer(self, compute: Callable[[], T]) -> T:
-        """What `compute` returns, in the threads of batches."""
-        return await self._threads.run(compute, alone=not self._queue)
+    async def infer(self, compute: Callable[[], T], *, little: bool = False) -> T:
+        """What `compute` returns, in the threads of batches; `little`: it takes a few milliseconds."""
+        return await self._threads.run(compute, alone=not self._queue and not little)
 
     async def score(self, predictor: Predictor, windows: Sequence[Window], top: int = 0) -> list[Scores]:
         """The scores of windows, each in a batch with others; no number is checked."""
@@ -234,9 +239,7 @@ class Batcher:
         from cope_sweep.inference import cache_bytes
 
         deadline_s = asyncio.get_running_loop().time() + limit_s
-
         changed = asyncio.Event()
-        entries = [_Generation(each, changed) for each in generations if not each.ended]
         for each in generations:
             needed = cache_bytes(each.predictor, each.limit)
             if needed > self.max_cache_bytes:
@@ -245,7 +248,7 @@ class Batcher:
                     f"{self.max_cache_bytes:,}, so choose a shorter prompt or a smaller max_tokens"
                 )
         try:
-            self._put(entries)
+            self._put([_Generation(each, changed) for each in generations if not each.ended])
             while True:
                 ended = all(each.ended for each in generations)
                 yield
@@ -268,23 +271,27 @@ class Batcher:
         self._start_workers()
 
     def _start_workers(self) -> None:
-        for _ in range(min(len(self._queue), self.max_inferences - len(self._workers))):
+        for _ in range(min(len(self._queue), self.max_inferences - self._working)):
+            self._working += 1
             task = asyncio.get_running_loop().create_task(self._work())
-            self._workers.add(task)
+            self._workers.add(task)  # the loop itself would not keep it
             task.add_done_callback(self._workers.discard)
 
     async def _work(self) -> None:
-        while (batch := self._take()) is not None:
-            started_s = time.monotonic()
-            try:
-                result = await self.infer(batch.compute)
-            except Exception as error:  # whatever a model raises belongs to those who asked for it
-                batch.fail(error)
-            else:
-                batch.finish(result)
-            if batch.tokens:
-                speed = batch.tokens / max(time.monotonic() - started_s, 1e-6)
-                self._tokens_per_s += 0.2 * (speed - self._tokens_per_s)
+        try:
+            while (batch := self._take()) is not None:
+                started_s = time.monotonic()
+                try:
+                    result = await self.infer(batch.compute, little=0 < batch.tokens <= LITTLE_TOKENS)
+                except Exception as error:  # whatever a model raises belongs to those who asked for it
+                    batch.fail(error)
+                else:
+                    batch.finish(result)
+                if batch.tokens:
+                    self._counts.add_speed(batch.tokens, time.monotonic() - started_s)
+        finally:
+            # Not in a callback of the task: work that its last result brings may arrive before that.
+            self._working -= 1
 
     def _take(self) -> _Batch | None:
         """The next batch: that of the oldest work that can start; None if there is none."""
@@ -324,26 +331,18 @@ class Batcher:
 
     def _window_batch(self, oldest: _Window, candidates: list[_Work]) -> _Batch:
         """The oldest window, and those nearest to it in length, as far as padding is worth it."""
-        from cope_sweep.inference import score
-        from cope_sweep.inference.scoring import batch_tokens
+        from cope_sweep.inference import fitting, score
 
         predictor = oldest.request.predictor
-        limit = batch_tokens(predictor.model)
-        mates = [each for each in candidates if isinstance(each, _Window) and each.request.predictor is predictor]
-        mates.sort(key=lambda each: (abs(each.window.reads - oldest.window.reads), each is not oldest))
-        chosen: list[_Window] = []
-        longest = total = 0
-        for each in mates:
-            longest_now, total_now = max(longest, each.window.reads), total + each.window.reads
-            padded = longest_now * (len(chosen) + 1)
-            if chosen and (padded > limit or padded - total_now > max(FREE_PADDING, MAX_PADDING * total_now)):
-                break
-            chosen.append(each)
-            longest, total = longest_now, total_now
+        others = [each for each in candidates if isinstance(each, _Window) and each is not oldest]
+        mates = [each for each in others if each.request.predictor is predictor]
+        fits = fitting(oldest.window.reads, [each.window.reads for each in mates], predictor.model)
+        chosen = [oldest, *(mates[index] for index in fits)]
         taken = set(map(id, chosen))
         candidates[:] = [work for work in candidates if id(work) not in taken]
         windows, top = [each.window for each in chosen], max(each.request.top for each in chosen)
-        self._counts.add_batch(len(chosen), total, longest * len(chosen))
+        reads = [window.reads for window in windows]
+        self._counts.add_batch(len(chosen), sum(reads), max(reads) * len(chosen))
 
         def finish(scored: object) -> None:
             for each, scores in zip(chosen, scored, strict=True):  # type: ignore[call-overload]
@@ -354,11 +353,11 @@ class Batcher:
                 if not each.cancelled:
                     each.request.future.set_exception(error)
 
-        return _Batch(lambda: score(predictor.model, predictor.run, windows, top=top), finish, fail, total)
+        return _Batch(lambda: score(predictor.model, predictor.run, windows, top=top), finish, fail, sum(reads))
 
     def _start_decoding(self, oldest: _Generation, candidates: list[_Work]) -> _Decoding | None:
         """A generation and others of its model with similar prompts; None if the memory for keys is used up."""
-        from cope_sweep.inference import Decoder, cache_bytes
+        from cope_sweep.inference import cache_bytes
 
         members: list[_Generation] = []
         used = 0
@@ -377,7 +376,7 @@ class Batcher:
         taken = set(map(id, members))
         candidates[:] = [work for work in candidates if id(work) not in taken]
         self._cache_bytes += used
-        return _Decoding(members, Decoder([each.generation for each in members]), used)
+        return _Decoding(members, used)
 
     def _slice(self, decoding: _Decoding) -> _Batch:
         before = sum(len(each.generation.tokens) for each in decoding.members)
@@ -398,4 +397,4 @@ class Batcher:
                 each.generation.error = each.generation.error or error
                 each.changed.set()
 
-        return _Batch(lambda: decoding.decoder.advance(SLICE_S), finish, fail)
+        return _Batch(decoding.advance, finish, fail)

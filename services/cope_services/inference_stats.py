@@ -71,6 +71,12 @@ class BatchCounts:
     padding_tokens: int = 0
     generated_tokens: int = 0
     sizes: list[int] = field(default_factory=lambda: [0] * len(BATCH_SIZES))
+    tokens_per_s: float = 10_000.0
+    """Moving average of the speed; before the first batch, a guess that only `Retry-After` depends on."""
+
+    def add_speed(self, tokens: int, seconds: float) -> None:
+        """Count the time of a batch with so many tokens."""
+        self.tokens_per_s += 0.2 * (tokens / max(seconds, 1e-6) - self.tokens_per_s)
 
     def add_batch(self, windows: int, tokens: int, padded_tokens: int) -> None:
         """Count a batch of so many windows, with so many tokens without and with padding."""

@@ -15,7 +15,8 @@ class InferenceThreads:
     """`count` threads that share the cores of the CPU.
 
     Several small batches at a time use the cores better than one batch on all cores, where every operation ends with
-    a wait for the slowest core. What is computed alone uses all cores, because nothing else would.
+    a wait for the slowest core. What is computed alone uses all cores, because nothing else would, unless it is so
+    little that to wake other cores takes as long.
 
     The same threads compute all models: with another thread for each batch, each would start threads of its own.
     """
@@ -27,7 +28,7 @@ class InferenceThreads:
         self._executor = ThreadPoolExecutor(count, thread_name_prefix="inference")
 
     async def run(self, compute: Callable[[], T], *, alone: bool) -> T:
-        """What `compute` returns; `alone`: nothing else waits.
+        """What `compute` returns; `alone`: nothing else waits, and it is more than a little.
 
         A computation that has not begun when the caller is cancelled is not begun.
         """

@@ -8,9 +8,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Condition
 from typing import TYPE_CHECKING
-from weakref import WeakValueDictionary
+from weakref import WeakValueDictionary, ref
 
-from cachetools import LRUCache, cached
+from cachetools import LRUCache, TTLCache, cached
 
 from cope_services.batching import Batcher
 from cope_services.checkpoints import Checkpoints
@@ -39,6 +39,8 @@ MAX_KNOWN = 4096
 """Runs whose state is in memory."""
 CHECK_S = 2.0
 """Time to find out whether the files of a model in memory have changed."""
+FRESH_S = 0.25
+"""Time for which a model in memory is used without asking again whether its run or its files have changed."""
 
 
 class FinishedRuns:
@@ -75,6 +77,7 @@ class Predictors:
         """Look-ups of the folders of runs."""
         self._lookups: Lookups[Predictor] = Lookups(LOOKUPS)
         self._latest: WeakValueDictionary[Hashable, Predictor] = WeakValueDictionary()
+        self._fresh: TTLCache[Hashable, ref[Predictor]] = TTLCache(MAX_KNOWN, FRESH_S)
         self._asked = self._loads = 0
         # With the condition, threads that need the same model wait until one of them has loaded it.
         self._models: LRUCache[Hashable, Predictor] = LRUCache(settings.max_model_bytes, lambda model: model.size_bytes)
@@ -90,7 +93,10 @@ class Predictors:
         Raises TooLargeError, DamagedCheckpointError, NotFiniteOutputError, NotFoundError, and what `find` raises.
         """
         self._asked += 1
-        known = self._latest.get(key)
+        fresh = self._fresh.get(key)
+        known = self._latest.get(key) if fresh is None else fresh()
+        if fresh is not None and known is not None:
+            return known
         try:
             async with asyncio.timeout(None if known is None else CHECK_S) as limit:
                 predictor = await self._lookups.get(key, lambda: self._find(find))
@@ -99,6 +105,7 @@ class Predictors:
                 raise
             return known
         self._latest[key] = predictor
+        self._fresh[key] = ref(predictor)
         return predictor
 
     def stats(self) -> PredictorsStats:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from cope_services import cached_route, freshness
+from cope_services import cached_route, freshness, predictors
 
 from tests.services import prose_store
 from tests.services.prose_store import ProseStore
@@ -19,6 +19,7 @@ def always_fresh() -> Iterator[None]:
         patch.setattr(freshness, "CHECK_EVERY_S", 0.0)
         patch.setattr(cached_route, "PACE", 0.0)
         patch.setattr(cached_route.RunFilesRoute, "max_age_s", 0.0)
+        patch.setattr(predictors, "FRESH_S", 0.0)
         yield
 
 
@@ -42,13 +43,13 @@ def client(sample: SampleStore) -> Iterator[httpx.Client]:
 
 
 @pytest.fixture(scope="session")
-def prose(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProseStore]:
+def prose(tmp_path_factory: pytest.TempPathFactory) -> ProseStore:
     """A shared store with models of text, which tests only read."""
     root = tmp_path_factory.mktemp("prose")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("COPE_SWEEP_CACHE", str(root / "cache"))
         patch.delenv("COPE_SWEEP_DATA", raising=False)
-        yield prose_store.build(root)
+        return prose_store.build(root)
 
 
 @pytest.fixture(scope="session")

@@ -21,7 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cope_sweep import inference
-from cope_sweep.inference import Generation, NotFiniteError, Predictor, Sampling, Window, cache_bytes, score
+from cope_sweep.inference import Generation, NotFiniteError, Predictor, Sampling, Window, cache_bytes, score, scoring
 from tests.services.prose_store import ProseStore
 from tests.services.sample_store import API, serving
 from tests.test_generation import predictor, prompt
@@ -86,7 +86,8 @@ def test_mixed_requests_have_the_scores_of_single_ones(requests: list[tuple[str,
 
 
 def test_waiting_windows_of_similar_lengths_share_a_batch(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batching, "FREE_PADDING", 0)
+    monkeypatch.setattr(scoring, "FREE_PADDING", 0)
+    monkeypatch.setattr(scoring, "MAX_PADDING", 0.1)
     lengths = [20, 3, 19, 3, 21, 20, 3]
 
     async def work() -> None:
@@ -103,6 +104,37 @@ def test_waiting_windows_of_similar_lengths_share_a_batch(gate: Gate, monkeypatc
 
     run(work)
     assert [sorted(batch) for batch in gate.batches] == [[9], [19, 20, 20, 21], [3, 3, 3], [20]]
+
+
+def test_work_that_a_result_brings_is_computed() -> None:
+    """It arrives before the worker of that result, the only one, has ended."""
+
+    async def work() -> None:
+        queue = batcher()
+        for _ in range(3):
+            await queue.score(MODELS["cope"], [Window(prompt(5))])
+
+    run(work)
+
+
+def test_an_error_of_the_decoder_is_that_of_its_generations(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(generations: object) -> None:
+        raise RuntimeError("no memory")
+
+    monkeypatch.setattr("cope_sweep.inference.Decoder", broken)
+
+    async def work() -> None:
+        queue = batcher()
+        some = sequences("cope", 2, max_tokens=3)
+        await generated(queue, some)
+        assert [str(each.error) for each in some] == ["no memory"] * 2
+        assert (queue._cache_bytes, len(queue._queue)) == (0, 0)
+        monkeypatch.undo()
+        [after] = sequences("cope", 1, max_tokens=3)
+        await generated(queue, [after])
+        assert (after.error, len(after.tokens)) == (None, 3)
+
+    run(work)
 
 
 def test_a_batch_is_chosen_of_a_bounded_number_of_windows(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+from cope_services import predictors as predictors_module
 from cope_services.checkpoints import Checkpoints
 from cope_services.predictors import FinishedRuns, Predictors
 
@@ -115,6 +116,16 @@ def test_a_changed_checkpoint_is_loaded_again(own_sample: SampleStore) -> None:
         with folder.writing_checkpoint() as temporary:
             save_model(temporary, model, spec)
         assert ask(client, own_sample.ids[0], [[1, 2, 3]])["total"] != before
+
+
+def test_the_files_of_a_model_are_asked_for_once_within_a_moment(
+    own_sample: SampleStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(predictors_module, "FRESH_S", 3600)
+    with serving(own_sample.settings()) as client:
+        before = ask(client, own_sample.ids[0], [[1, 2, 3]])
+        monkeypatch.setattr(Predictors, "_find", lambda self, find: pytest.fail("looked up again"))
+        assert ask(client, own_sample.ids[0], [[1, 2, 3]]) == before
 
 
 def test_many_simultaneous_requests(sample: SampleStore) -> None:

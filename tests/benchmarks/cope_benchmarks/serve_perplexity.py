@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     from cope_sweep.inference import Predictor
 
 CLIENTS = 32
-SEQUENCES = 256
+SEQUENCES = 512
 LENGTHS = (16, 256)
 """Shortest and longest sequence, in tokens."""
-TURNS = 7
+TURNS = 5
 IDLE_REQUESTS = 40
 IDLE_TOKENS = 32
 MIN_OFFLINE_RATIO, MIN_SINGLE_RATIO, MAX_ADDED_MS, MAX_START_S = 0.9, 3.0, 5.0, 5.0
