@@ -90,6 +90,7 @@ class Composition:
             "HOME": str(self.folder / "home"),
             "RAY_TMPDIR": str(self.folder / "r"),
             "RAY_worker_niceness": "0",
+            "RAY_raylet_start_wait_time_s": "300",  # on a busy machine, 30 s are too short
             "MLFLOW_DISABLE_TELEMETRY": "true",
             "AWS_EC2_METADATA_DISABLED": "true",
             "POSTGRES_HOST": self.addresses["postgres:5432"],
