@@ -13,6 +13,7 @@ import pwd
 import shutil
 import subprocess
 import sys
+import time
 import urllib.request
 import warnings
 from pathlib import Path
@@ -35,6 +36,7 @@ DEPLOY = ROOT / "deploy"
 BIN = Path(sys.executable).parent
 PASSWORD, TOKEN = "0123456789abcdef", "a" * 64
 BUCKET = "cope-sweep"
+AGENT_TIMEOUT_S = 240
 
 
 class Composition:
@@ -111,6 +113,17 @@ class Composition:
         )
         assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
         return done
+
+    def submit_job(self, words: list[str]) -> str:
+        """`ray job submit`, repeated until the head has its agent, which starts after the dashboard; the output."""
+        submit = ["ray", "job", "submit", "--address", self.url("ray-head:8265"), "--"]
+        until = time.monotonic() + AGENT_TIMEOUT_S
+        while True:
+            try:
+                return self.run("ray-head", [*submit, *words]).stdout
+            except AssertionError as error:
+                if "No available agent" not in str(error) or time.monotonic() > until:
+                    raise
 
     def start(self) -> None:
         """Start every part as soon as it can start, and wait until it answers."""

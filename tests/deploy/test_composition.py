@@ -86,9 +86,8 @@ def run_ids(composition):
 @pytest.fixture(scope="module")
 def swept(composition):
     """The state after a sweep, submitted from outside as a Ray job."""
-    words = ["ray", "job", "submit", "--address", composition.url("ray-head:8265"), "--"]
-    done = composition.run("ray-head", [*words, "cope-sweep", "run", "tiny"])
-    assert "succeeded" in done.stdout.lower()
+    output = composition.submit_job(["cope-sweep", "run", "tiny"])
+    assert "succeeded" in output.lower()
     return state(composition)
 
 
