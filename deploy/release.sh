@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Builds the wheel, the sdist and the list of components (SBOM) into dist/, and checks them: their metadata, and a first
-# sweep in a fresh environment, outside of the checkout. PYTHON is the interpreter of the fresh environment.
+# Builds the wheel, the sdist and the list of components (SBOM) into dist/, and checks them: their metadata, known
+# vulnerabilities of the components (audit.py), and a first sweep in a fresh environment, outside of the checkout. PYTHON is the interpreter of the fresh environment.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 root=$PWD bin=$PWD/.venv/bin
@@ -16,6 +16,7 @@ trap 'rm -rf "$fresh"' EXIT
 "$bin/uv" venv --quiet --python "${PYTHON:-$bin/python}" "$fresh/env"
 "$bin/uv" pip install --quiet --python "$fresh/env/bin/python" dist/*.whl
 "$bin/cyclonedx-py" environment --output-reproducible --output-file "dist/cope_sweep-$version.cdx.json" "$fresh/env/bin/python"
+"$bin/python" deploy/audit.py "$("$fresh/env/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" "dist/cope_sweep-$version.audit.json"
 
 mkdir "$fresh/work" "$fresh/home"
 cd "$fresh/work"

@@ -74,6 +74,7 @@ class Groups:
         on_leave: Callable[[Sequence[int]], object],
         on_refused: Callable[[int, str], object],
         on_note: Callable[[str], None],
+        on_left_out: Callable[[int], object] = lambda nodes: None,
     ) -> None:
         """No group is started before `update` is called.
 
@@ -85,9 +86,11 @@ class Groups:
             on_leave: Called with groups that have to end when their runs have ended.
             on_refused: Called with a shape of which no group can be started, and the reason.
             on_note: Called with what the user should know.
+            on_left_out: Called with the number of nodes that cannot train, whenever there is one more.
         """
         self.plan, self.shapes, self.limit = plan, shapes, limit
         self.on_failed, self.on_leave, self.on_refused, self.on_note = on_failed, on_leave, on_refused, on_note
+        self.on_left_out = on_left_out
         self.needs: list[Needs] = []
         """What a group takes, by shape."""
         self.refused: set[int] = set()
@@ -307,6 +310,7 @@ class Groups:
         self.quarantined[node_id] = reason
         address = self.nodes[node_id].address if node_id in self.nodes else node_id[:8] or "unknown"
         self.on_note(f"node {address} is left out: {reason}")
+        self.on_left_out(len(self.quarantined))
 
     def _remove(self, group: _Group) -> None:
         """End a group's processes and give its resources back."""

@@ -27,6 +27,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from cope_sweep.spec import Resources, RunSpec
 from cope_sweep.store import Event, Store, StoreError
+from cope_sweep.store.index.activity import note_left_out
 from cope_sweep.sweep.broker import Broker
 from cope_sweep.sweep.cluster import connected
 from cope_sweep.sweep.executor import INTERRUPT_TIMEOUT_S, ClusterError, unfinished
@@ -217,6 +218,7 @@ class _RaySweep:
             on_leave=self.broker.ask_to_leave.remote,
             on_refused=self.broker.refuse.remote,
             on_note=self.on_note,
+            on_left_out=self._note_left_out,
         )
         to_train = Counter(self.shapes.of(run.run_id) for run in self.runs)
         to_train[0] += self.more_runs
@@ -298,6 +300,10 @@ class _RaySweep:
 
     def _group_failed(self, group: int, reason: str, failure: Failure) -> bool:
         return bool(self._get(self.broker.group_failed.remote(group, reason, failure)))
+
+    def _note_left_out(self, nodes: int) -> None:
+        with contextlib.suppress(StoreError):  # a number for the monitoring: the sweep goes on without it
+            note_left_out(self.store.index, self.sweep_id, nodes)
 
     # -- running ---------------------------------------------------------------------------------------------------
 

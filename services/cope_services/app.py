@@ -17,7 +17,7 @@ from cope_services.headers import SecurityHeaders
 from cope_services.keys import KeysFile
 from cope_services.metrics import Measurement, Metrics
 from cope_services.overload import OverloadGuard
-from cope_services.routes import dashboard, documentation, health, include_api, metrics, openai
+from cope_services.routes import dashboard, documentation, health, include_api, include_models, metrics
 from cope_services.settings import Settings
 from cope_sweep import __version__
 
@@ -38,7 +38,8 @@ class Service(FastAPI):
         )
         self.settings = settings
         self.state.components = Components.create(settings)
-        self.metrics = Metrics(self.state.components.predictors)
+        components: Components = self.state.components
+        self.metrics = Metrics(components.predictors, lambda: components.queries.store)
 
     def build_middleware_stack(self) -> ASGIApp:
         """The application of starlette, which routes requests and handles errors, in the middleware of this service."""
@@ -60,6 +61,27 @@ class Service(FastAPI):
         return super().openapi()
 
 
+class ModelRoutes(Service):
+    """The routes that ask models, without the checks of keys, hosts and sizes: a gateway has made them."""
+
+    def build_middleware_stack(self) -> ASGIApp:
+        """The application of starlette, which refuses requests while the queue of its models is full."""
+        return OverloadGuard(FastAPI.build_middleware_stack(self), self.state.components.predictors.batcher)
+
+    async def find_run(self, run_id: str) -> None:
+        """Find a finished run. Raises NotFoundError, NotFinishedError, StoreError."""
+        components: Components = self.state.components
+        await components.predictors.folders.get(run_id, lambda: components.finished.find(run_id))
+
+
+def create_model_app(settings: Settings) -> ModelRoutes:
+    """The application of a replica of Ray Serve."""
+    app = ModelRoutes(settings)
+    install_error_handlers(app)
+    include_models(app)
+    return app
+
+
 def create_app(settings: Settings) -> Service:
     """The service for the ablations and the store of `settings`. This reads no file and starts no thread."""
     app = Service(settings)
@@ -67,8 +89,7 @@ def create_app(settings: Settings) -> Service:
     app.include_router(health.router)
     app.include_router(metrics.router)
     include_api(app)
-    app.include_router(openai.router)
-    app.include_router(openai.run_router)
+    include_models(app)
     app.include_router(dashboard.router)
     app.include_router(documentation.router)
     app.mount("/static", dashboard.assets)

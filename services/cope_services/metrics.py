@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from fastapi.routing import iter_route_contexts
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, PlatformCollector, ProcessCollector
@@ -14,6 +14,8 @@ from starlette.routing import BaseRoute, Mount
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cope_services.predictors import Predictors
+from cope_services.store_metrics import StoreMetrics
+from cope_sweep.store import Store
 
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
@@ -26,7 +28,7 @@ ACCESS = logging.getLogger("cope_services.access")
 class Metrics:
     """The metrics of one application. Each has a registry of its own, so that a process may have several."""
 
-    def __init__(self, predictors: Predictors) -> None:
+    def __init__(self, predictors: Predictors, store: Callable[[], Store]) -> None:
         self.registry = CollectorRegistry(auto_describe=True)
         labels = ("method", "route")
         self.requests = Counter(
@@ -41,6 +43,7 @@ class Metrics:
         )
         self.active = Gauge("cope_http_requests_active", "Requests that are being answered.", registry=self.registry)
         self.registry.register(_Inference(predictors))
+        self.registry.register(StoreMetrics(store))
         ProcessCollector(registry=self.registry)
         PlatformCollector(registry=self.registry)
 

@@ -4,7 +4,9 @@
 
 Needs root and debootstrap. RUN is executed in the chroot, as USER, with a mount namespace of its own; COPY respects
 .dockerignore; ARG, ENV, SHELL, WORKDIR and USER are those of the file. Host settings that a build daemon would provide,
-name resolution and certificates, are copied in; `--cache` mounts a folder as uv's cache. At the end the service of the
+name resolution and certificates, are copied in; `--cache` mounts a folder as uv's cache. Where PyTorch's index of CPU
+wheels cannot be reached, `--any-torch` takes torch with its CUDA libraries also for VARIANT=cpu: all other steps are
+those of that variant, and the size is not. At the end the service of the
 image is started by its CMD, and asked by its HEALTHCHECK.
 """
 
@@ -27,6 +29,7 @@ from tests.deploy.dockerfile import Instruction, Stage, ignore_lines, in_context
 
 ROOT = Path(__file__).parents[2]
 CODENAMES = {"12": "bookworm", "13": "trixie"}
+CPU_WHEELS = "export UV_TORCH_BACKEND=cpu"
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -77,9 +80,14 @@ def debootstrap(folder: Path, version: str) -> Path:
     return base
 
 
-def build(folder: Path, overrides: dict[str, str], cache: Path | None) -> Chroot:
+def build(folder: Path, overrides: dict[str, str], cache: Path | None, *, any_torch: bool = False) -> Chroot:
     """Execute all stages and return the last one."""
-    defaults, stages = parse((ROOT / "deploy" / "Dockerfile").read_text())
+    text = (ROOT / "deploy" / "Dockerfile").read_text()
+    if any_torch:
+        if CPU_WHEELS not in text:
+            raise SystemExit(f"deploy/Dockerfile has no {CPU_WHEELS!r}")
+        text = text.replace(CPU_WHEELS, ":")
+    defaults, stages = parse(text)
     given = defaults | overrides
     done: dict[str, Chroot] = {}
     for number, stage in enumerate(stages):
@@ -196,11 +204,13 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--arg", action="append", default=[], metavar="NAME=VALUE")
     parser.add_argument("--cache", type=Path)
+    parser.add_argument("--any-torch", action="store_true")
     options = parser.parse_args()
     if os.geteuid():
         sys.exit("this needs root: it calls chroot and debootstrap")
     options.folder.mkdir(parents=True, exist_ok=True)
-    image = build(options.folder.absolute(), dict(each.split("=", 1) for each in options.arg), options.cache)
+    arguments = dict(each.split("=", 1) for each in options.arg)
+    image = build(options.folder.absolute(), arguments, options.cache, any_torch=options.any_torch)
     check(image)
     size = subprocess.run(["du", "-sm", str(image.root)], capture_output=True, text=True, check=True).stdout.split()[0]
     say(f"the image has {size} MB")

@@ -13,6 +13,7 @@ import pwd
 import shutil
 import subprocess
 import sys
+import time
 import urllib.request
 import warnings
 from pathlib import Path
@@ -35,6 +36,7 @@ DEPLOY = ROOT / "deploy"
 BIN = Path(sys.executable).parent
 PASSWORD, TOKEN = "0123456789abcdef", "a" * 64
 BUCKET = "cope-sweep"
+AGENT_TIMEOUT_S = 240
 
 
 class Composition:
@@ -90,6 +92,7 @@ class Composition:
             "HOME": str(self.folder / "home"),
             "RAY_TMPDIR": str(self.folder / "r"),
             "RAY_worker_niceness": "0",
+            "RAY_raylet_start_wait_time_s": "300",  # on a busy machine, 30 s are too short
             "MLFLOW_DISABLE_TELEMETRY": "true",
             "AWS_EC2_METADATA_DISABLED": "true",
             "POSTGRES_HOST": self.addresses["postgres:5432"],
@@ -102,33 +105,51 @@ class Composition:
         words = [self.local(word) for word in self.services[name]["command"]]
         return ["sh", str(DEPLOY / "compose" / "with-secrets.sh"), *words, *more]
 
-    def run(self, name: str, words: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
+    def run(self, name: str, words: list[str], limit_s: float = 280) -> subprocess.CompletedProcess[str]:
         """A command with the settings of a service, as `docker compose exec` gives them."""
         command = ["sh", str(DEPLOY / "compose" / "with-secrets.sh"), *words]
         done = subprocess.run(
-            command, env=self.environment(name), cwd=self.folder, capture_output=True, text=True, timeout=280, **options
+            command, env=self.environment(name), cwd=self.folder, capture_output=True, text=True, timeout=limit_s
         )
         assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
         return done
 
+    def submit_job(self, words: list[str]) -> str:
+        """`ray job submit`, repeated until the head has its agent, which starts after the dashboard; the output."""
+        submit = ["ray", "job", "submit", "--address", self.url("ray-head:8265"), "--"]
+        until = time.monotonic() + AGENT_TIMEOUT_S
+        while True:
+            try:
+                return self.run("ray-head", [*submit, *words]).stdout
+            except AssertionError as error:
+                if "No available agent" not in str(error) or time.monotonic() > until:
+                    raise
+
     def start(self) -> None:
-        """Start everything in the file's order, and wait until it answers."""
-        self._start_postgres()
-        port = self.addresses["objects:8333"].split(":")[1]
-        self._spawn("objects", [str(BIN / "moto_server"), "--host", "127.0.0.1", "--port", port], {})
-        self._wait("objects", f"{self.url('objects:8333')}/moto-api/")
-        self.run("bucket", [self.local(word) for word in self.services["bucket"]["command"]])
-        self._restore_objects()
-        self._spawn("mlflow", self.command("mlflow"), self.environment("mlflow"))
+        """Start every part as soon as it can start, and wait until it answers."""
         agent = [f"--dashboard-agent-listen-port={free_port()}"]
         head = self.command("ray-head", *agent, f"--ray-client-server-port={free_port()}")
         self._spawn("ray-head", head, self.environment("ray-head"))
-        self._spawn("service", self.command("service"), self.environment("service"))
-        self._wait("mlflow", f"{self.url('mlflow:5000')}/health")
+        self.start_stores("service")
         self._wait("ray-head", f"{self.url('ray-head:8265')}/api/version", {"Authorization": f"Bearer {TOKEN}"})
         agent = [f"--dashboard-agent-listen-port={free_port()}"]
         self._spawn("ray-worker", self.command("ray-worker", *agent), self.environment("ray-worker"))
+        self.wait_for_mlflow()
         self._wait("service", f"{self.url('service:8000')}/health/ready")
+
+    def start_stores(self, *more: str) -> None:
+        """Start PostgreSQL, the object store, MLflow, and `more` that needs them; do not wait for MLflow and `more`."""
+        port = self.addresses["objects:8333"].split(":")[1]
+        self._spawn("objects", [str(BIN / "moto_server"), "--host", "127.0.0.1", "--port", port], {})
+        self._start_postgres()
+        for name in ("mlflow", *more):
+            self._spawn(name, self.command(name), self.environment(name))
+        self._wait("objects", f"{self.url('objects:8333')}/moto-api/")
+        self.run("bucket", [self.local(word) for word in self.services["bucket"]["command"]])
+        self._restore_objects()
+
+    def wait_for_mlflow(self) -> None:
+        self._wait("mlflow", f"{self.url('mlflow:5000')}/health")
 
     def stop(self) -> None:
         """End everything, as `docker compose stop` does: SIGTERM, then SIGKILL."""
@@ -172,9 +193,10 @@ class Composition:
     def postgres_url(self, database: str) -> str:
         return f"postgresql://cope:{PASSWORD}@{self.addresses['postgres:5432']}/{database}"
 
-    def psql(self, tool: str, *words: str) -> None:
-        """A program of PostgreSQL: psql, pg_dump, pg_restore."""
-        subprocess.run([pgserver._commands.POSTGRES_BIN_PATH / tool, *words], check=True, timeout=120)
+    def psql(self, tool: str, *words: str) -> str:
+        """A program of PostgreSQL: psql, pg_dump, pg_restore. Returns its output."""
+        command = [pgserver._commands.POSTGRES_BIN_PATH / tool, *words]
+        return subprocess.run(command, check=True, timeout=120, stdout=subprocess.PIPE, text=True).stdout
 
     def _spawn(self, name: str, command: list[str], environment: dict[str, str]) -> None:
         with (self.folder / f"{name}.log").open("ab") as log:

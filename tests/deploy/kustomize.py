@@ -1,4 +1,5 @@
-"""What `kubectl kustomize` makes of deploy/kuberay, for the features that its files use: resources, namespace, JSON patches."""
+"""What `kubectl kustomize` makes of deploy/kuberay, for the features that its files use:
+resources, namespace, JSON patches, config maps of files."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from typing import Any
 import jsonpatch
 from ruamel.yaml import YAML
 
-KNOWN = {"apiVersion", "kind", "namespace", "resources", "patches"}
+KNOWN = {"apiVersion", "kind", "namespace", "resources", "patches", "configMapGenerator", "generatorOptions"}
 CLUSTER_SCOPED = {"Namespace"}
 
 Manifest = dict[str, Any]
@@ -29,9 +30,14 @@ def build(folder: Path) -> list[Manifest]:
     if unknown := set(kustomization) - KNOWN:
         raise ValueError(f"{folder}: {unknown} is not implemented")
     manifests: list[Manifest] = []
-    for name in kustomization["resources"]:
+    for name in kustomization.get("resources", []):
         path = folder / name
         manifests += build(path) if path.is_dir() else load_all(path)
+    for each in kustomization.get("configMapGenerator", []):
+        if kustomization["generatorOptions"] != {"disableNameSuffixHash": True}:
+            raise ValueError(f"{folder}: names with a hash are not implemented")
+        data = {name: (folder / name).read_text() for name in each["files"]}
+        manifests.append({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": each["name"]}, "data": data})
     if namespace := kustomization.get("namespace"):
         for each in manifests:
             if each["kind"] not in CLUSTER_SCOPED:

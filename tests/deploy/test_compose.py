@@ -78,6 +78,9 @@ def test_services_are_limited_and_restarted(name):
     assert service["restart"] in ("unless-stopped", "on-failure:5")
     assert "memory" in service["deploy"]["resources"]["limits"]
     assert service["security_opt"] == ["no-new-privileges:true"]
+    if "build" in service:
+        assert service["cap_drop"] == ["ALL"]
+        assert "cap_add" not in service
     assert "healthcheck" in service or name in ("service", "bucket")
 
 
@@ -85,6 +88,28 @@ def test_only_the_proxy_is_reached_from_outside():
     assert [name for name, service in SERVICES.items() if "ports" in service] == ["proxy"]
     assert [name for name, service in SERVICES.items() if "outside" in service["networks"]] == ["proxy"]
     assert COMPOSE["networks"]["inside"] == {"internal": True}
+
+
+def test_the_proxy_hides_metrics_and_asks_for_a_password_where_the_server_does_not():
+    text = (DEPLOY / "compose" / "Caddyfile").read_text()
+    sites = dict(re.findall(r"^\{\$(\w+)\} \{\n(.*?)^\}", text, re.MULTILINE | re.DOTALL))
+    assert sites.keys() == {"SERVICE_HOST", "MLFLOW_HOST", "GRAFANA_HOST", "RAY_HOST"}
+    for name, site in sites.items():
+        assert "Strict-Transport-Security" in site, name  # a name without a scheme means HTTPS
+        # Service, Grafana and Ray ask for keys, accounts and the token themselves.
+        assert ("basic_auth {" in site) == (name == "MLFLOW_HOST"), name
+    assert "@inside path /metrics /health/*\n\trespond @inside 404" in sites["SERVICE_HOST"]
+    assert "import /run/secrets/mlflow_users" in sites["MLFLOW_HOST"]
+
+
+def test_the_keys_of_the_object_store_reach_one_bucket():
+    text = (DEPLOY / "README.md").read_text()
+    (document,) = re.findall(r"printf '(\{\"identities\".*?)' \$KEY \$SECRET > s3_identities", text, re.DOTALL)
+    (identity,) = json.loads(document)["identities"]
+    bucket = re.search(r"s3://([^/]+)/", SERVICES["service"]["environment"]["COPE_SWEEP_STORE"])[1]
+    assert {action.partition(":")[2] for action in identity["actions"]} == {bucket}
+    assert "-s3.config=/run/secrets/s3_identities" in SERVICES["objects"]["command"]
+    assert SERVICES["bucket"]["command"][-1] == bucket
 
 
 @EVERY_SERVICE
@@ -139,13 +164,30 @@ def test_addresses_are_those_of_services_and_their_ports():
 
 
 def test_prometheus_reads_services_at_the_ports_of_their_metrics():
-    jobs = {each["job_name"]: each for each in load(DEPLOY / "compose" / "prometheus.yml")["scrape_configs"]}
+    jobs = {each["job_name"]: each for each in load(DEPLOY / "monitoring" / "prometheus.yml")["scrape_configs"]}
     assert jobs["service"]["static_configs"] == [{"targets": ["service:8000"]}]
     (ray,) = jobs["ray"]["dns_sd_configs"]
     assert (ray["names"], ray["port"]) == (["ray-head", "ray-worker"], 8080)
     for name in ray["names"]:
         assert f"--metrics-export-port={ray['port']}" in SERVICES[name]["command"]
-    (source,) = load(DEPLOY / "compose" / "grafana-datasource.yaml")["datasources"]
+
+
+def test_prometheus_and_grafana_find_their_files():
+    def targets(name):
+        return {each["target"]: COMPOSE["configs"][each["source"]]["file"] for each in SERVICES[name]["configs"]}
+
+    assert f"--config.file={next(iter(targets('prometheus')))}" in SERVICES["prometheus"]["command"]
+    prometheus = load(DEPLOY / "monitoring" / "prometheus.yml")
+    assert {path: targets("prometheus")[path] for path in prometheus["rule_files"]} == {
+        "/etc/prometheus/alerts.yaml": "monitoring/alerts.yaml"
+    }
+    assert prometheus["scrape_configs"][0]["authorization"]["credentials_file"] == "/run/secrets/metrics_key"
+    (provider,) = load(DEPLOY / "monitoring" / "grafana-dashboards.yaml")["providers"]
+    folder = provider["options"]["path"]
+    assert [file for path, file in targets("grafana").items() if path.startswith(f"{folder}/")] == [
+        "monitoring/dashboard.json"
+    ]
+    (source,) = load(DEPLOY / "monitoring" / "grafana-datasource.yaml")["datasources"]
     assert source["url"] == "http://prometheus:9090"
 
 

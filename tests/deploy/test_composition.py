@@ -11,6 +11,7 @@ import pytest
 
 from cope_sweep.plan import expand
 from cope_sweep.spec import load_ablation
+from cope_sweep.store.index import Index
 from tests.deploy.composition import BUCKET, TOKEN, Composition
 from tests.sweep.runs import wait_until
 
@@ -85,9 +86,8 @@ def run_ids(composition):
 @pytest.fixture(scope="module")
 def swept(composition):
     """The state after a sweep, submitted from outside as a Ray job."""
-    words = ["ray", "job", "submit", "--address", composition.url("ray-head:8265"), "--"]
-    done = composition.run("ray-head", [*words, "cope-sweep", "run", "tiny"])
-    assert "succeeded" in done.stdout.lower()
+    output = composition.submit_job(["cope-sweep", "run", "tiny"])
+    assert "succeeded" in output.lower()
     return state(composition)
 
 
@@ -136,10 +136,11 @@ def test_no_secret_is_in_a_command_line(composition, swept):
 
 def test_the_index_is_dumped_restored_and_rebuilt(composition, swept, tmp_path):
     def index(database):
-        done = composition.run(
-            "service", ["cope-sweep", "runs", "--json", "--index", composition.postgres_url(database)]
-        )
-        return {each["run_id"]: each for each in json.loads(done.stdout)["runs"]}
+        opened = Index(composition.postgres_url(database))
+        try:
+            return opened.records(run_ids(composition))
+        finally:
+            opened.close()
 
     before = index("cope_sweep")
     assert before.keys() == set(run_ids(composition))

@@ -28,7 +28,13 @@ def test_links_lead_to_files():
 def test_named_tests_exist():
     names = set(re.findall(r"\btest_\w+\.py", TEXT))
     assert names
-    assert {name for name in names if not (ROOT / "tests" / "deploy" / name).exists()} == set()
+    assert names <= {path.name for path in (ROOT / "tests").rglob("test_*.py")}
+
+
+def test_every_alert_is_named():
+    alerts = re.findall(r"- alert: (\w+)", (ROOT / "deploy" / "monitoring" / "alerts.yaml").read_text())
+    assert alerts
+    assert {name for name in alerts if f"`{name}`" not in TEXT} == set()
 
 
 @pytest.mark.parametrize("line", sorted(set(COMMANDS)))

@@ -1,8 +1,6 @@
 """The manifests of deploy/kuberay: against the schemas of Kubernetes and KubeRay, against each other, and against pyproject."""
 
-import gzip
 import ipaddress
-import json
 import re
 import tomllib
 from pathlib import Path
@@ -14,6 +12,7 @@ from packaging.requirements import Requirement
 
 import cope_sweep
 from tests.deploy.kustomize import build, load_all
+from tests.deploy.manifests import crd, one, pod_specs, references
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "deploy" / "kuberay"
@@ -31,68 +30,9 @@ SECRETS = {
 EVERYTHING = [pytest.param(each, id=name) for name, each in BUILT.items()]
 
 
-def strict(schema):
-    """The schema, in which objects have no other properties than those that it declares."""
-    if isinstance(schema, list):
-        return [strict(each) for each in schema]
-    if not isinstance(schema, dict):
-        return schema
-    result = {key: strict(value) for key, value in schema.items()}
-    open_ended = schema.get("x-kubernetes-preserve-unknown-fields") or "additionalProperties" in schema
-    if isinstance(schema.get("properties"), dict) and schema.get("type") == "object" and not open_ended:
-        result["additionalProperties"] = False
-    return result
-
-
 @pytest.fixture(scope="module")
 def crds():
-    def schema(plural):
-        with gzip.open(Path(__file__).parent / "schemas" / f"ray.io_{plural}.json.gz", "rt") as file:
-            crd = json.load(file)
-        (version,) = [each for each in crd["spec"]["versions"] if each["name"] == "v1"]
-        return strict(version["schema"]["openAPIV3Schema"])
-
-    return {"RayCluster": schema("rayclusters"), "RayJob": schema("rayjobs")}
-
-
-def one(manifests, kind, name):
-    (found,) = [each for each in manifests if (each["kind"], each["metadata"].get("name")) == (kind, name)]
-    return found
-
-
-def pod_specs(manifests):
-    """(name, labels, pod specification) of everything that starts pods."""
-    for each in manifests:
-        spec = each.get("spec", {})
-        if each["kind"] == "RayCluster":
-            groups = [
-                ("head", spec["headGroupSpec"]),
-                *((group["groupName"], group) for group in spec["workerGroupSpecs"]),
-            ]
-            for name, group in groups:
-                labels = {"ray.io/cluster": each["metadata"]["name"]}
-                yield name, labels | ({"ray.io/node-type": "head"} if name == "head" else {}), group["template"]["spec"]
-        elif each["kind"] == "RayJob":
-            template = spec["submitterPodTemplate"]
-            yield "submit", template["metadata"]["labels"], template["spec"]
-        elif "template" in spec:
-            yield each["metadata"]["name"], spec["template"]["metadata"]["labels"], spec["template"]["spec"]
-
-
-def references(node):
-    """(secret, key) of every reference; the key is None where all of them are read."""
-    if isinstance(node, list):
-        for each in node:
-            yield from references(each)
-    elif isinstance(node, dict):
-        if "secretKeyRef" in node:
-            yield node["secretKeyRef"]["name"], node["secretKeyRef"]["key"]
-        if "secretRef" in node:
-            yield node["secretRef"]["name"], None
-        if "secretName" in node.get("secret", {}):
-            yield node["secret"]["secretName"], None
-        for each in node.values():
-            yield from references(each)
+    return {"RayCluster": crd("rayclusters"), "RayJob": crd("rayjobs")}
 
 
 @pytest.mark.parametrize("manifests", EVERYTHING)

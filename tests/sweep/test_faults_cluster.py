@@ -18,6 +18,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from cope_sweep.results import table
 from cope_sweep.store import Event, Store, SweepRecord
+from cope_sweep.store.index.activity import activity
 from cope_sweep.sweep.schedule import run_on_ray
 from cope_sweep.sweep.sweep import SweepOutcome, sweep
 from tests.sweep.fault_sweeps import LONG, RUN, SHORT, attempts, is_training, logged, wait_until, write_ablation
@@ -150,10 +151,12 @@ def test_a_node_where_the_store_is_not_mounted_is_left_out(cluster: str, cluster
     (tmp_path / "shared").mkdir()
     store = Store(tmp_path / "shared" / "store", create=True)
     notes: list[str] = []
+    left_out: list[int] = []
     events = EventLog()
 
     def act(event: Event) -> None:
         if notes and {each.run_id for each in events if each.step} >= {plan.runs[0].run_id, plan.runs[1].run_id}:
+            left_out.append(activity(store.index).left_out)
             events.stop.set()
 
     with node_without(tmp_path / "shared", cluster):
@@ -163,6 +166,7 @@ def test_a_node_where_the_store_is_not_mounted_is_left_out(cluster: str, cluster
     (note,) = notes
     assert "is left out" in note
     assert f"cannot see the store {store.location}" in note
+    assert left_out[-1] == 1  # for the monitoring
     assert (outcome.failed, outcome.notes) == (0, (note,))
     assert len({event.worker_id for event in events if event.step}) == 2
 

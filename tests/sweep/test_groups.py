@@ -55,6 +55,7 @@ class Stage:
             "gpus": 0.0,
         }
         self.notes: list[str] = []
+        self.left_out: list[int] = []
         self.failures: list[Failure] = []
         plan = GroupPlan(**values | changes)  # type: ignore[arg-type]
         shapes = Shapes(plan.resources, own)
@@ -68,6 +69,7 @@ class Stage:
             on_leave=self.broker.ask_to_leave.remote,
             on_refused=self.broker.refuse.remote,
             on_note=self.notes.append,
+            on_left_out=self.left_out.append,
         )
 
     def _failed(self, group: int, reason: str, failure: Failure) -> bool:
@@ -122,6 +124,7 @@ def test_when_no_node_can_train_the_sweep_ends_with_the_reasons(
         stage.update_until(lambda poll: poll.ended)
     assert len(stage.groups.quarantined) == len(stage.notes) == 2
     assert all("is left out: node " in note for note in stage.notes)
+    assert stage.left_out == [1, 2]
     assert store.index.statuses() == {}
 
 

@@ -27,7 +27,7 @@ from sqlalchemy.sql import ColumnElement
 
 from cope_sweep.store.errors import StoreError
 
-HEAD = "0001"
+HEAD = "0002"
 """The newest migration. A database at this version is used without importing alembic, which takes 0.2 s."""
 BUSY_TIMEOUT_S = 60
 """How long a SQLite writer waits for another one."""

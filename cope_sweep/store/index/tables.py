@@ -125,6 +125,8 @@ sweeps = Table(
     Column("reused", Integer, nullable=False),
     Column("revision", BigInteger, nullable=False),
     Column("owner", Text),
+    # Nodes that cannot train, of a sweep that is executed.
+    Column("left_out", Integer, nullable=False, server_default="0"),
     Index("sweeps_by_ablation", "ablation", "started_ms"),
 )
 

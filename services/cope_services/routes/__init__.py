@@ -27,11 +27,10 @@ API_ROUTERS = (
     sweeps.router,
     sweep_actions.router,
     sweep_actions.followed,
-    perplexity.router,
-    probe.router,
     diff.router,
-    version.router,
 )
+MODEL_ROUTERS = (perplexity.router, probe.router, version.router)
+"""What is below `/api/v1` and asks models, or says what runs here."""
 
 
 def include_api(app: FastAPI) -> None:
@@ -43,4 +42,12 @@ def include_api(app: FastAPI) -> None:
         app.include_router(router, prefix="/api/v1", responses=error_responses(404, 422))
 
 
-__all__ = ["dashboard", "documentation", "health", "include_api", "metrics", "openai"]
+def include_models(app: FastAPI) -> None:
+    """Add the routes that ask models, and those of the OpenAI protocol."""
+    for router in MODEL_ROUTERS:
+        app.include_router(router, prefix="/api/v1", responses=error_responses(404, 422))
+    app.include_router(openai.router)
+    app.include_router(openai.run_router)
+
+
+__all__ = ["dashboard", "documentation", "health", "include_api", "include_models", "metrics", "openai"]

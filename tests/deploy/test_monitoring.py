@@ -1,0 +1,149 @@
+"""Dashboard and alerts: their queries name metrics and labels that the service exposes after a real sweep."""
+
+import json
+import re
+from collections import defaultdict
+from pathlib import Path
+from types import SimpleNamespace
+
+import promql_parser
+import pytest
+from cope_services.settings import Settings
+from prometheus_client.parser import text_string_to_metric_families
+from ruamel.yaml import YAML
+from typer.testing import CliRunner
+
+from cope_sweep.cli.application import app
+from tests.services.sample_store import TINY, serving
+
+FOLDER = Path(__file__).parents[2] / "deploy" / "monitoring"
+DASHBOARD = json.loads((FOLDER / "dashboard.json").read_text())
+ALERTS = YAML(typ="safe", pure=True).load((FOLDER / "alerts.yaml").read_text())["groups"]
+RULES = {rule["alert"]: rule for group in ALERTS for rule in group["rules"]}
+PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
+QUERIES = {
+    **{f"alert {name}": rule["expr"] for name, rule in RULES.items()},
+    **{f"{panel['title']} {each['refId']}": each["expr"] for panel in PANELS for each in panel["targets"]},
+}
+OF_PROMETHEUS = {"up": {}}
+"""Metrics that Prometheus itself makes, and the labels that it adds to every metric."""
+TARGET_LABELS = {"job": {"service", "ray", "prometheus"}, "instance": set()}
+
+
+@pytest.fixture(scope="module")
+def scraped(tmp_path_factory):
+    """Name → label → values of what the service exposes after a sweep, a score and a completion; and all values."""
+    folder = tmp_path_factory.mktemp("monitored")
+    (folder / "ablations").mkdir()
+    (folder / "ablations" / "tiny.yaml").write_text(TINY)
+    with pytest.MonkeyPatch.context() as patch:
+        # A server that does not answer: everything that has ended is its backlog.
+        patch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:1")
+        patch.chdir(folder)
+        done = CliRunner().invoke(app, ["run", "tiny", "--local", "--no-mlflow"])
+        assert done.exit_code == 0, done.output
+        with serving(Settings(ablations=folder / "ablations", store=str(folder / "store"), device="cpu")) as client:
+            (first, *_) = client.get("/v1/models").json()["data"]
+            body = {"model": first["id"], "prompt": [1, 2, 3], "max_tokens": 2}
+            assert client.post("/v1/completions", json=body).status_code == 200
+            body = {"tokens": [[1, 2, 3]]}
+            assert client.post(f"/api/v1/runs/{first['id']}/perplexity", json=body).status_code == 200
+            text = client.get("/metrics").text
+    labels, values = defaultdict(lambda: defaultdict(set)), {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            labels[sample.name]
+            values[sample.name, *sample.labels.values()] = sample.value
+            for label, value in sample.labels.items():
+                labels[sample.name][label].add(value)
+    return SimpleNamespace(labels=dict(labels), values=values)
+
+
+def selectors(node):
+    """(metric, its matchers, the labels that the expression around it groups by) of each selector of a query."""
+    if isinstance(node, promql_parser.VectorSelector):
+        yield node.name, node.matchers.matchers, set()
+        return
+    own = set()
+    if isinstance(node, promql_parser.AggregateExpr) and node.modifier is not None:
+        own = set(node.modifier.labels)
+    for child in children(node):
+        for name, matchers, grouped in selectors(child):
+            yield name, matchers, grouped | own
+
+
+def children(node):
+    if isinstance(node, promql_parser.BinaryExpr):
+        return [node.lhs, node.rhs]
+    if isinstance(node, promql_parser.Call):
+        return list(node.args)
+    if isinstance(node, promql_parser.MatrixSelector):
+        return [node.vector_selector]
+    return [node.expr] if hasattr(node, "expr") else []
+
+
+@pytest.mark.parametrize("name", QUERIES)
+def test_queries_name_metrics_and_labels_that_exist(scraped, name):
+    found = list(selectors(promql_parser.parse(QUERIES[name])))
+    assert found
+    for metric, matchers, grouped in found:
+        labels = TARGET_LABELS | (OF_PROMETHEUS[metric] if metric in OF_PROMETHEUS else scraped.labels[metric])
+        assert grouped <= labels.keys(), metric
+        for matcher in matchers:
+            assert matcher.name in labels, (metric, matcher.name)
+            if matcher.value != "5..":  # no request has failed
+                pattern = matcher.value if "Re" in str(matcher.op) else re.escape(matcher.value)
+                assert any(re.fullmatch(pattern, value) for value in labels[matcher.name]), (metric, matcher.value)
+
+
+def test_a_query_with_a_misspelt_metric_is_found(scraped):
+    [(metric, _, grouped)] = selectors(promql_parser.parse("sum by (statuz) (rate(cope_runz[5m]))"))
+    assert metric not in scraped.labels
+    assert grouped == {"statuz"}
+
+
+def test_the_numbers_are_those_of_the_sweep(scraped):
+    values = scraped.values
+    assert values["cope_runs", "finished"] == 4
+    assert values["cope_runs", "running"] == values["cope_runs", "failed"] == 0
+    assert values[("cope_runs_steps",)] == 4 * 12
+    assert values["cope_sweeps", "finished"] == 1
+    assert values[("cope_runs_waiting",)] == values[("cope_nodes_left_out",)] == 0
+    assert values[("cope_heartbeat_age_seconds",)] == 0
+    assert values[("cope_mlflow_backlog",)] == 4 + 1
+    assert values[("cope_index_up",)] == 1
+    assert 0 < values[("cope_disk_free_bytes",)] < values[("cope_disk_size_bytes",)]
+    assert values[("cope_inference_scored_tokens_total",)] > 0
+    assert values[("cope_inference_generated_tokens_total",)] == 2
+
+
+def test_every_metric_of_sweeps_is_shown_or_watched(scraped):
+    used = {metric for query in QUERIES.values() for metric, _, _ in selectors(promql_parser.parse(query))}
+    prefixes = ("cope_runs", "cope_sweeps", "cope_heartbeat", "cope_nodes", "cope_mlflow", "cope_index", "cope_disk")
+    assert {name for name in scraped.labels if name.startswith(prefixes)} <= used
+
+
+def test_alerts_say_what_to_do():
+    assert set(RULES) >= {"NoProgress", "RunsFailed", "NodesLeftOut", "MlflowBacklog", "DiskNearlyFull"}
+    for rule in RULES.values():
+        assert rule["labels"]["severity"] in ("warning", "critical")
+        assert rule["annotations"]["summary"]
+        assert rule["annotations"]["description"]
+
+
+def test_panels_have_titles_units_and_places_of_their_own():
+    assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])
+    places = set()
+    for panel in PANELS:
+        assert panel["title"]
+        assert panel["fieldConfig"]["defaults"]["unit"]
+        assert panel["datasource"] == {"type": "prometheus", "uid": "prometheus"}
+        place = panel["gridPos"]
+        cells = {
+            (x, y)
+            for x in range(place["x"], place["x"] + place["w"])
+            for y in range(place["y"], place["y"] + place["h"])
+        }
+        assert not cells & places, panel["title"]
+        assert place["x"] + place["w"] <= 24
+        places |= cells

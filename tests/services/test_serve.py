@@ -1,0 +1,216 @@
+"""The models on Ray Serve, as `serve run` starts them: two replicas answer as the service does, and one may be killed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+from cope_services.keys import KeysFile
+from ruamel.yaml import YAML
+
+from tests.deploy.kustomize import load_all
+from tests.services.prose_store import ProseStore
+from tests.services.sample_store import API, serving
+from tests.sweep.ports import free_port
+from tests.sweep.runs import wait_until
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+ROOT = Path(__file__).parents[2]
+TEXT = "the cat is a species of European lobster"
+
+
+@dataclass(frozen=True)
+class Serve:
+    """The process of `serve run`, and its address and keys."""
+
+    process: psutil.Process
+    folder: Path
+    url: str
+    key: str
+    reading_key: str
+
+    def replicas(self) -> list[psutil.Process]:
+        """The processes of the model replicas."""
+        found = []
+        for each in self.process.children(recursive=True):
+            try:
+                if "ServeReplica:models:models" in " ".join(each.cmdline()):
+                    found.append(each)
+            except psutil.Error:
+                continue
+        return found
+
+    def log(self, deployment: str) -> str:
+        """What the replicas of a deployment have logged."""
+        paths = self.folder.glob(f"r/ray/session_2*/logs/serve/replica_models_{deployment}_*.log")
+        return "".join(path.read_text() for path in paths)
+
+
+@pytest.fixture(scope="module")
+def serve(prose: ProseStore) -> Iterator[Serve]:
+    # Ray's sockets are below this folder, and the path of a socket may have 107 bytes at most.
+    folder = Path(tempfile.mkdtemp(prefix="sv", dir="/tmp"))
+    for name in ("r", "home"):
+        (folder / name).mkdir()
+    keys = KeysFile(folder / "keys.json")
+    key, reading_key = keys.create("all", ["read", "infer"]), keys.create("reader", ["read"])
+    [manifest] = load_all(ROOT / "deploy" / "kuberay" / "models" / "rayservice.yaml")
+    config = YAML(typ="safe", pure=True).load(manifest["spec"]["serveConfigV2"])
+    port = free_port()
+    config["http_options"] = {"host": "127.0.0.1", "port": port}
+    [application] = config["applications"]
+    application["args"] |= {"min_replicas": 2, "max_replicas": 2, "cpus": 0}
+    YAML(typ="safe", pure=True).dump(config, folder / "config.yaml")
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("COPE_SWEEP", "RAY", "PYTHONDONTWRITE"))}
+    environment = kept | {
+        "HOME": str(folder / "home"),
+        "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "services"))),
+        "PYTHONPYCACHEPREFIX": f"{tempfile.gettempdir()}/cope-sweep-pycache-{os.getuid()}",
+        "RAY_TMPDIR": str(folder / "r"),
+        "RAY_AUTH_MODE": "disabled",
+        "RAY_worker_niceness": "0",
+        "RAY_raylet_start_wait_time_s": "300",  # on a busy machine, 30 s are too short
+        "COPE_SWEEP_STORE": str(prose.root / "store"),
+        "COPE_SWEEP_ABLATIONS": str(prose.root / "ablations"),
+        "COPE_SWEEP_KEYS_FILE": str(keys.path),
+        "COPE_SWEEP_CACHE": str(prose.root / "cache"),
+        "COPE_SWEEP_DEVICE": "cpu",
+        "COPE_SWEEP_MAX_QUEUE_TOKENS": str(1 << 22),  # one replica can take all requests of these tests
+    }
+    command = [str(Path(sys.executable).parent / "serve"), "run", "--address", "local", str(folder / "config.yaml")]
+    url = f"http://127.0.0.1:{port}"
+    try:
+        with (folder / "log").open("w") as log:
+            started = subprocess.Popen(command, env=environment, cwd=folder, stdout=log, stderr=log)
+        with ending(started):
+            wait_until(lambda: started.poll() is not None or is_ready(url, key), timeout_s=600)
+            assert started.poll() is None, (folder / "log").read_text()[-3000:]
+            yield Serve(psutil.Process(started.pid), folder, url, key, reading_key)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def ending(started: subprocess.Popen[bytes]) -> Iterator[None]:
+    """At the end of the block, end the process and what it has started."""
+    try:
+        yield
+    finally:
+        family: list[psutil.Process] = []
+        with contextlib.suppress(psutil.NoSuchProcess):
+            family = psutil.Process(started.pid).children(recursive=True)
+        for each in [started, *family]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                each.kill()
+        started.wait()
+
+
+def is_ready(url: str, key: str) -> bool:
+    try:
+        return httpx.get(f"{url}/v1/models", headers=bearer(key), timeout=30).status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"}
+
+
+REQUESTS: dict[str, tuple[str, str, Any]] = {
+    "perplexity": ("POST", f"{API}/runs/COPE/perplexity", {"text": TEXT, "log_probabilities": True, "top": 2}),
+    "several models": ("POST", f"{API}/perplexity", {"models": ["COPE", {"ablation": "prose", "row": "Absolute"}], "text": [TEXT, "a"]}),
+    "completion": ("POST", "/v1/completions", {"model": "COPE", "prompt": TEXT[:7], "max_tokens": 6, "seed": 3, "logprobs": 2}),
+    "completion in the path": ("POST", "/openai/COPE/v1/completions", {"prompt": [1, 2], "max_tokens": 4, "temperature": 0, "echo": True}),
+    "stream": ("POST", "/v1/completions", {"model": "COPE", "prompt": TEXT[:7], "max_tokens": 6, "seed": 3, "stream": True}),
+    "probe": ("POST", f"{API}/runs/COPE/probe", {"tokens": [3, 14, 0, 14], "matrices": ["gates"]}),
+    "tokenize": ("POST", "/tokenize", {"model": "COPE", "prompt": TEXT}),
+    "models": ("GET", "/v1/models", None),
+    "one model": ("GET", "/v1/models/COPE", None),
+    "tokenizer": ("GET", "/tokenizer_info?model=COPE", None),
+    "unknown run": ("POST", f"{API}/runs/0123456789abcdef/perplexity", {"text": TEXT}),
+    "unknown model": ("POST", "/v1/completions", {"model": "0123456789abcdef", "prompt": TEXT}),
+    "invalid": ("POST", f"{API}/runs/COPE/perplexity", {"tokens": [[1]]}),
+    "invalid completion": ("POST", "/v1/completions", {"model": "COPE", "prompt": TEXT, "n": 0}),
+    "too large": ("POST", f"{API}/runs/COPE/perplexity", {"text": "a" * (1 << 20)}),
+    "method": ("GET", f"{API}/runs/COPE/perplexity", None),
+}  # fmt: skip
+
+
+def answer(client: httpx.Client, name: str, run_id: str) -> tuple[int, str | None, Any]:
+    """Status, media type and content, without what differs from answer to answer."""
+    method, path, body = REQUESTS[name]
+    if body is not None:
+        body = {k: [run_id if e == "COPE" else e for e in v] if isinstance(v, list) else v for k, v in body.items()}
+        body = {k: run_id if v == "COPE" else v for k, v in body.items()}
+    response = client.request(method, path.replace("COPE", run_id), json=body)
+    media = response.headers.get("content-type")
+    if media is not None and media.startswith("text/event-stream"):
+        events = [line for line in response.text.splitlines() if line]
+        texts = [httpx.Response(200, text=line[6:]).json() for line in events[:-1]]
+        text = "".join(choice["text"] for each in texts for choice in each["choices"])
+        return response.status_code, media, (text, events[-1])
+    content = response.json()
+    for key in ("id", "created"):
+        content.pop(key, None) if content.get("object") == "text_completion" else None
+    return response.status_code, media, content
+
+
+def test_serve_answers_as_the_service_does(serve: Serve, prose: ProseStore) -> None:
+    with serving(prose.settings()) as service, httpx.Client(base_url=serve.url, timeout=120) as client:
+        client.headers.update(bearer(serve.key))
+        for name in REQUESTS:
+            if name == "method":  # Serve has fewer routes
+                assert client.get(f"{API}/runs/{prose.cope[0]}/perplexity").status_code == 404
+                continue
+            expected = answer(service, name, prose.cope[0])
+            assert answer(client, name, prose.cope[0]) == expected, name
+
+
+def test_keys_scopes_and_hosts_are_checked(serve: Serve, prose: ProseStore) -> None:
+    path, body = f"{serve.url}{API}/runs/{prose.cope[0]}/perplexity", {"tokens": [[1, 2]]}
+    assert httpx.post(path, json=body).status_code == 401
+    assert httpx.post(path, json=body, headers=bearer("cope_wrong")).status_code == 401
+    refused = httpx.post(path, json=body, headers=bearer(serve.reading_key), timeout=60)
+    assert (refused.status_code, refused.json()["code"]) == (403, "missing_scope")
+    assert httpx.post(path, json=body, headers=bearer(serve.key) | {"Host": "x.example"}).status_code == 421
+    assert httpx.get(f"{serve.url}/-/healthz").text == "success"  # Serve's own, for load balancers
+
+
+def test_a_killed_replica_loses_no_request(serve: Serve, prose: ProseStore) -> None:
+    """Every request is answered, although one of the two replicas is killed while it computes."""
+    runs = [*prose.cope, *prose.absolute]
+    body = {"tokens": [[(7 * position) % 300 for position in range(3000)]], "context": 16, "stride": 1}
+
+    async def ask_all() -> list[httpx.Response]:
+        async with httpx.AsyncClient(base_url=serve.url, headers=bearer(serve.key), timeout=300) as client:
+            requests = [
+                asyncio.create_task(client.post(f"{API}/runs/{runs[number % len(runs)]}/perplexity", json=body))
+                for number in range(24)
+            ]
+            # The first answer says that the replicas compute: the others wait in their queues.
+            await asyncio.wait(requests, return_when=asyncio.FIRST_COMPLETED)
+            busy = max(serve.replicas(), key=lambda each: each.cpu_times().user)
+            busy.kill()
+            return await asyncio.gather(*requests)
+
+    assert len(serve.replicas()) == 2
+    responses = asyncio.run(ask_all())
+    assert [each.status_code for each in responses] == [200] * 24
+    for number, response in enumerate(responses):
+        assert response.json()["run_id"] == runs[number % len(runs)]
+        assert response.json()["total"] == responses[number % len(runs)].json()["total"]
+    assert "a replica died before its response" in serve.log("gateway")
+    wait_until(lambda: len(serve.replicas()) == 2)  # Serve has started another one
