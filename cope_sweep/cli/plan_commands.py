@@ -1,4 +1,4 @@
-"""The commands `list`, `plan` and `schema`. They need no torch, except for `plan --probe`."""
+"""The commands `list`, `plan` and `schema`. They need no torch, except for `plan --probe` and `plan --attention`."""
 
 from __future__ import annotations
 
@@ -33,6 +33,13 @@ Probe = Annotated[
     bool,
     typer.Option(
         "--probe", help="Train a few steps of each distinct shape here, and estimate time and memory from them."
+    ),
+]
+AttentionOpt = Annotated[
+    bool,
+    typer.Option(
+        "--attention",
+        help="Show by which kernel each row computes its attention on a CPU and on a GPU, and why not by a faster one.",
     ),
 ]
 
@@ -83,6 +90,7 @@ def plan(
     root: StoreOpt = STORE,
     index: IndexOpt = None,
     probe: Probe = False,
+    attention: AttentionOpt = False,
     as_json: Json = False,
 ) -> None:
     """Show the runs of an ablation: status, parameters, and an estimate of time and memory. Nothing is recorded.
@@ -94,6 +102,9 @@ def plan(
     from cope_sweep.queries import plan_cost, recorded_plan
 
     planned, store = load_plan(ablation, ablations, scale, sets), open_store(root, index)
+    if attention:
+        _show_attention(planned, as_json)
+        return
     probed = _probe(recorded_plan(planned, store)) if probe else None
     resources = planned.ablation.content.resources
     may_use_gpu = resources.device != "cpu" and resources.gpus != 0
@@ -135,6 +146,34 @@ def _probe(plan: Plan) -> Mapping[Shape, StepCost]:
     return probe_plan(
         plan, on_probe=lambda row, number, total: console.print(f"probing {number} of {total}: {escaped(row)}")
     )
+
+
+def _show_attention(plan: Plan, as_json: bool) -> None:
+    """Print the path of each layer's attention, for the devices on which the rows may train."""
+    from cope_sweep.model.paths import attention_paths
+
+    entries = [
+        {
+            "row": row.name,
+            "layers": [path.first + 1, path.last + 1],
+            "device": device,
+            "attention": path.name,
+            "reason": path.reason,
+        }
+        for row in plan.rows
+        for device in ("cpu", "cuda")
+        if (resources := plan.resources_of(row)).device in ("auto", device)
+        for path in attention_paths(row.runs[0], resources, device)
+    ]
+    if as_json:
+        print_json(entries)
+        return
+    table = grid("row", "layers", "device", "attention", "why no fused kernel")
+    for entry in entries:
+        layers = "–".join(map(str, entry["layers"]))
+        cells = (layers, entry["device"], entry["attention"], escaped(entry["reason"] or ""))
+        table.add_row(escaped(entry["row"]), *cells)
+    make_console().print(table)
 
 
 def schema() -> None:

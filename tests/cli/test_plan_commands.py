@@ -46,6 +46,19 @@ def test_plan(stored):
     assert "MiB" in out
 
 
+def test_the_kernels_of_a_plan(shell):
+    entries = shell.json("plan", "tiny", "--attention", "--set", "model.hard_attention=true")
+    assert [entry["row"] for entry in entries] == [row for row in ("CoPE", "none") for _ in range(2)]
+    assert {entry["attention"] for entry in entries} == {"reference"}
+    assert all("attention is hard" in entry["reason"] for entry in entries)
+    [cpu_only] = {
+        entry["device"] for entry in shell.json("plan", "tiny", "--attention", "--set", "resources.device=cpu")
+    }
+    assert cpu_only == "cpu"
+    out, _ = shell("plan", "tiny", "--attention", "--set", "model.hard_attention=true")
+    assert "attention is hard" in " ".join(out.split())
+
+
 @pytest.mark.slow
 def test_a_probe_measures_each_shape(shell):
     costs = shell.json("plan", "tiny", "--probe")

@@ -1,0 +1,52 @@
+"""By which kernel each layer of a run's model computes its attention in training, without computing anything."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import groupby
+from typing import Literal, NamedTuple
+
+import torch
+
+from cope_sweep.kernels import which
+from cope_sweep.spec import Resources, RunSpec
+
+
+class LayerPaths(NamedTuple):
+    """Layers in a row that take the same path."""
+
+    first: int
+    last: int
+    name: str
+    """`triton`, `native`, `blocked`, `reference`, or `sdpa`: torch's own attention."""
+    reason: str | None
+    """Why a fused kernel for the device is not used; None: it is, or none is needed."""
+
+
+def attention_paths(run: RunSpec, resources: Resources, device: Literal["cpu", "cuda"]) -> list[LayerPaths]:
+    """The path of each layer of a training step on `device`, which this machine need not have."""
+    bf16 = resources.precision == "bf16" or (resources.precision == "auto" and device == "cuda")
+    dims = replace(run.dims, context=run.task.length("train"))
+
+    def paths() -> Iterator[tuple[str, str | None]]:
+        known: dict[tuple[int, ...], tuple[str, str | None]] = {}
+        for layer in range(run.model.layers):
+            serving = [index for index, encoding in enumerate(run.model.position) if encoding.serves(layer)]
+            if tuple(serving) not in known:
+                known[tuple(serving)] = which(
+                    [run.model.position[index] for index in serving],
+                    dims,
+                    device=device,
+                    dtype=torch.bfloat16 if bf16 else torch.float32,
+                    dropout=run.model.dropout,
+                    hard=run.model.hard_attention,
+                    implementation=resources.attention,
+                )
+            yield known[tuple(serving)]
+
+    found: list[LayerPaths] = []
+    for (name, reason), group in groupby(enumerate(paths()), key=lambda each: each[1]):
+        layers = [layer for layer, _ in group]
+        found.append(LayerPaths(layers[0], layers[-1], name, reason))
+    return found
