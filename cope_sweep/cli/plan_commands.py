@@ -152,27 +152,24 @@ def _show_attention(plan: Plan, as_json: bool) -> None:
     """Print the path of each layer's attention, for the devices on which the rows may train."""
     from cope_sweep.model.paths import attention_paths
 
-    entries = [
-        {
-            "row": row.name,
-            "layers": [path.first + 1, path.last + 1],
-            "device": device,
-            "attention": path.name,
-            "reason": path.reason,
-        }
+    found = [
+        (row.name, device, path)
         for row in plan.rows
         for device in ("cpu", "cuda")
         if (resources := plan.resources_of(row)).device in ("auto", device)
         for path in attention_paths(row.runs[0], resources, device)
     ]
     if as_json:
-        print_json(entries)
+        print_json(
+            [
+                {"row": row, "layers": path.layers, "device": device, "attention": path.name, "reason": path.reason}
+                for row, device, path in found
+            ]
+        )
         return
     table = grid("row", "layers", "device", "attention", "why no fused kernel")
-    for entry in entries:
-        layers = "–".join(map(str, entry["layers"]))
-        cells = (layers, entry["device"], entry["attention"], escaped(entry["reason"] or ""))
-        table.add_row(escaped(entry["row"]), *cells)
+    for row, device, path in found:
+        table.add_row(escaped(row), "–".join(map(str, path.layers)), device, path.name, escaped(path.reason or ""))
     make_console().print(table)
 
 

@@ -16,8 +16,8 @@ from cope_sweep.spec import Resources, RunSpec
 class LayerPaths(NamedTuple):
     """Layers in a row that take the same path."""
 
-    first: int
-    last: int
+    layers: tuple[int, int]
+    """The first and the last one, counted from 0."""
     name: str
     """`triton`, `native`, `blocked`, `reference`, or `sdpa`: torch's own attention."""
     reason: str | None
@@ -48,5 +48,5 @@ def attention_paths(run: RunSpec, resources: Resources, device: Literal["cpu", "
     found: list[LayerPaths] = []
     for (name, reason), group in groupby(enumerate(paths()), key=lambda each: each[1]):
         layers = [layer for layer, _ in group]
-        found.append(LayerPaths(layers[0], layers[-1], name, reason))
+        found.append(LayerPaths((layers[0], layers[-1]), name, reason))
     return found

@@ -47,15 +47,16 @@ def test_plan(stored):
 
 
 def test_the_kernels_of_a_plan(shell):
-    entries = shell.json("plan", "tiny", "--attention", "--set", "model.hard_attention=true")
-    assert [entry["row"] for entry in entries] == [row for row in ("CoPE", "none") for _ in range(2)]
-    assert {entry["attention"] for entry in entries} == {"reference"}
-    assert all("attention is hard" in entry["reason"] for entry in entries)
-    [cpu_only] = {
-        entry["device"] for entry in shell.json("plan", "tiny", "--attention", "--set", "resources.device=cpu")
-    }
-    assert cpu_only == "cpu"
-    out, _ = shell("plan", "tiny", "--attention", "--set", "model.hard_attention=true")
+    options = ["plan", "tiny", "--attention", "--set", "resources.attention=blocked"]
+    entries = shell.json(*options)
+    assert [(entry["row"], entry["device"]) for entry in entries] == [
+        (row, device) for row in ("CoPE", "none") for device in ("cpu", "cuda")
+    ]
+    assert {(entry["attention"], entry["reason"]) for entry in entries} == {("blocked", None)}
+    hard = shell.json(*options, "--set", "model.hard_attention=true", "--set", "resources.device=cpu")
+    assert {(entry["attention"], entry["device"]) for entry in hard} == {("reference", "cpu")}
+    assert all("attention is hard" in entry["reason"] for entry in hard)
+    out, _ = shell(*options, "--set", "model.hard_attention=true")
     assert "attention is hard" in " ".join(out.split())
 
 

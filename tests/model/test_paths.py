@@ -24,21 +24,21 @@ def test_the_paths_of_a_model_are_those_that_it_takes(monkeypatch):
     Transformer(run).train()(tokens_BT)
     [found] = attention_paths(run, Resources(), "cpu")
     assert [found.name] * 2 == taken
-    assert (found.first, found.last) == (0, 1)
+    assert found.layers == (0, 1)
 
 
 def test_layers_with_the_same_path_are_one_entry():
     run = tiny_run(**{"model.layers": 3, "model.position": [{"kind": "cope", "layers": [1, 2]}]})
     paths = attention_paths(run, Resources(attention="blocked"), "cpu")
-    assert paths == [LayerPaths(0, 2, "blocked", None)]
+    assert paths == [LayerPaths((0, 2), "blocked", None)]
     by_layer = attention_paths(run, Resources(precision="fp32"), "cuda")
-    assert [(path.first, path.last) for path in by_layer] == [(0, 0), (1, 2)]
+    assert [path.layers for path in by_layer] == [(0, 0), (1, 2)]
     assert by_layer[0].name == "sdpa"
 
 
 def test_the_implementation_and_the_type_of_the_resources_count():
     run = tiny_run(**{"model.position": ["cope"]})
-    assert attention_paths(run, Resources(attention="reference"), "cpu") == [LayerPaths(0, 0, "reference", None)]
+    assert attention_paths(run, Resources(attention="reference"), "cpu") == [LayerPaths((0, 0), "reference", None)]
     [found] = attention_paths(run, Resources(attention="triton"), "cpu")
     assert found.name != "triton"
     assert found.reason is not None
