@@ -31,6 +31,8 @@ class Predictor:
         self.model = model
         self.run = run
         self._tokenizer_json = tokenizer_json
+        self._reach = 0
+        """Tokens in a row that every encoding is known to have positions for."""
 
     @classmethod
     def load(cls, folder: Path | str, device: str = "auto") -> Predictor:
@@ -171,7 +173,10 @@ class Predictor:
 
     def check_reach(self, reads: int, name: str) -> None:
         """Raise TokensError where an encoding has no position for so many tokens in a row."""
+        if reads <= self._reach:
+            return
         try:
             check_reach(self.run, reads)
         except ValueError as error:
             raise TokensError(f"{name} is too long (the model reads all but the last): {error}") from error
+        self._reach = max(reads, self._reach)

@@ -88,8 +88,8 @@ def create_app(settings: Settings) -> Service:
     install_error_handlers(app, settings.shown_paths)
     app.include_router(health.router)
     app.include_router(metrics.router)
+    include_models(app)  # first: routers are asked in this order, and these requests take part of the models' cores
     include_api(app)
-    include_models(app)
     app.include_router(dashboard.router)
     app.include_router(documentation.router)
     app.mount("/static", dashboard.assets)

@@ -83,12 +83,12 @@ async def _components(request: Request) -> Components:
     return components
 
 
-async def _require_json(content_type: Annotated[str | None, Header()] = None) -> None:
+async def _require_json(request: Request) -> None:
     """Raise MediaTypeError unless the body is declared as JSON.
 
     A browser sends other types to another origin without a CORS preflight request, so they are refused.
     """
-    media = (content_type or "").split(";")[0].strip().lower()
+    media = request.headers.get("content-type", "").split(";")[0].strip().lower()
     if media != "application/json":
         raise MediaTypeError(f"the body's Content-Type is {media or 'missing'!r}; send application/json")
 
