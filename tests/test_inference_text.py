@@ -10,6 +10,7 @@ import torch
 from cope_sweep.inference import Predictor, TokensError
 from cope_sweep.model import CheckpointError, save_model
 from cope_sweep.train import Runtime, Trainer
+from cope_sweep.train.evaluator import Evaluator
 from tests.texts import prose, write_corpus
 from tests.tiny import tiny_run
 
@@ -43,11 +44,8 @@ def test_perplexity_of_a_text_agrees_with_evaluation(trained, context, stride):
         return
     context = context or 16
     run = trainer.spec
-    trainer.spec = run.model_copy(update={"evaluate": run.evaluate.model_copy(update={"stride": stride})})
-    try:
-        metrics = trainer.evaluate_windows(context, 10**6)
-    finally:
-        trainer.spec = run
+    strided = run.model_copy(update={"evaluate": run.evaluate.model_copy(update={"stride": stride})})
+    metrics = Evaluator(strided, trainer.runtime, trainer.model).evaluate_windows(context, 10**6)
     assert measured.perplexity == pytest.approx(metrics[f"test/perplexity@{context}"], rel=1e-5)
     assert measured.word_perplexity == pytest.approx(metrics[f"test/word_perplexity@{context}"], rel=1e-5)
     assert measured.bits_per_byte == pytest.approx(metrics[f"test/bits_per_byte@{context}"], rel=1e-5)

@@ -77,7 +77,7 @@ class ModelRoutes(Service):
 def create_model_app(settings: Settings) -> ModelRoutes:
     """The application of a replica of Ray Serve."""
     app = ModelRoutes(settings)
-    install_error_handlers(app)
+    install_error_handlers(app, settings.shown_paths)
     include_models(app)
     return app
 

@@ -128,6 +128,7 @@ def test_the_version(client: httpx.Client) -> None:
     from cope_sweep import __version__
 
     version = client.get(f"{API}/version").json()
-    assert version.keys() == {"version", "python", "torch"}
+    assert version.keys() == {"version", "python", "torch", "can_submit"}
+    assert version["can_submit"] is False
     assert (version["version"], version["python"]) == (__version__, platform.python_version())
     assert version["torch"] == torch.__version__.partition("+")[0]
