@@ -88,7 +88,7 @@ class Problem(ctypes.Structure):
 class Gradients(ctypes.Structure):
     """Outputs of the backward pass, as the arguments of the same names; every element is written."""
 
-    _fields_ = [(name, _PASSED[name]) for name in Arguments._fields[:DIFFERENTIABLE]]
+    _fields_ = list(_PASSED.items())[:DIFFERENTIABLE]
 
 
 STRUCTURES = (View, Problem, Gradients)
@@ -147,7 +147,8 @@ def problem(given: Arguments) -> Problem:
 
 def gradients(tensors: Sequence[Tensor | None]) -> Gradients:
     """The structure for gradients in the kernels' types and memory layouts, which have to stay alive."""
-    return Gradients(*(_c_value(kind, x) for (_, kind), x in zip(Gradients._fields_, tensors, strict=True)))
+    kinds = list(_PASSED.values())[:DIFFERENTIABLE]
+    return Gradients(*(_c_value(kind, x) for kind, x in zip(kinds, tensors, strict=True)))
 
 
 def _c_value(kind: Any, value: Any) -> Any:

@@ -22,7 +22,7 @@ import triton  # type: ignore[import-untyped]
 from torch import Tensor
 
 from cope_sweep.kernels import operator
-from cope_sweep.kernels.arguments import QUERIES_AND_KEYS, Arguments
+from cope_sweep.kernels.arguments import Arguments
 from cope_sweep.kernels.triton_attention.launch import PAIRS, backward, forward
 
 __all__ = ["attend", "backward", "forward", "why_not"]
@@ -43,7 +43,7 @@ def why_not(given: Arguments) -> str | None:
         return f"it has no kernel for {q.dtype}"
     if any(x.dtype != q.dtype for x in (given.k, given.v)):
         return "queries, keys and values are not all of one type"
-    if any(x is not None and x.shape[-1] != q.shape[-1] for x in given[:QUERIES_AND_KEYS]):
+    if any(x is not None and x.shape[-1] != q.shape[-1] for x in (given.k, given.v, given.gate_k)):
         return "queries, keys, values and gate keys do not have one head dim"
     if q.shape[-1] > MAX_HEAD_DIM:
         return f"head dim {q.shape[-1]} is more than {MAX_HEAD_DIM}"

@@ -114,6 +114,7 @@ class Problem:
         """The problem of these leaves, which may have another type."""
         q, k, v = x["qkv"].permute(2, 0, 3, 1, 4) if self.projection else (x["q"], x["k"], x["v"])
         keys = {"logits": None, "values": v}.get(self.gate, x.get("gate_k"))
+        knots, slope, intercept = self._piecewise(x["segments"]) if self.knots else (None, None, None)
         return Arguments(
             q,
             k,
@@ -130,15 +131,17 @@ class Problem:
             scale=self.head_dim**-0.5,
             far_last=self.far == "last",
             dropout=self.dropout,
-            **(self._piecewise(x["segments"]) if self.knots else {}),
+            knots=knots,
+            segment_slope=slope,
+            segment_intercept=intercept,
         )
 
     def _slopes(self, device: torch.device) -> Tensor:
         return -(2.0 ** -torch.linspace(1, 8, self.heads, device=device))
 
-    def _piecewise(self, slope: Tensor) -> dict[str, Tensor]:
-        """A continuous function of p with these slopes."""
+    def _piecewise(self, slope: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Knots, slopes and intercepts of a continuous function of p with these slopes."""
         knots = torch.arange(1, self.knots + 1, device=slope.device, dtype=slope.dtype) * 1.7
         steps = (slope[..., :-1] - slope[..., 1:]) * knots
         intercept = torch.cat([torch.zeros_like(slope[..., :1]), steps.cumsum(-1)], -1)
-        return {"knots": knots, "segment_slope": slope, "segment_intercept": intercept}
+        return knots, slope, intercept
