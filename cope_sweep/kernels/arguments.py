@@ -124,14 +124,14 @@ def make_problem(inputs: Inputs, positions: Positions, dropout: float, seed: Ten
         return "the gates of contextual encodings differ"
     gate_k = gate_keys[0] if gate_keys else None
     base_queries = table_queries if gate_k is None else [*table_queries, inputs.q_BHTK]
-    if any(query is not base_queries[0] for query in base_queries):
+    base_q = base_queries[0] if base_queries else inputs.rotated_q_BHTK
+    if any(query is not base_q for query in base_queries):
         return "one table has rotated queries, and another table or the gates have queries before the rotation"
-    rotated = bool(base_queries) and base_queries[0] is not inputs.rotated_q_BHTK
     return Arguments(
         inputs.rotated_q_BHTK,
         inputs.rotated_k_BHSK,
         inputs.v_BHSK,
-        base_q=base_queries[0] if rotated else None,
+        base_q=None if base_q is inputs.rotated_q_BHTK else base_q,
         gate_k=gate_k,
         seed=seed if dropout else None,
         lengths=inputs.lengths_B,
