@@ -17,7 +17,7 @@ pytest.importorskip("triton")
 import triton
 import triton.language as tl
 
-from cope_sweep.kernels import AttentionProblem, make_problem, triton_attention
+from cope_sweep.kernels import make_problem, triton_attention
 from cope_sweep.kernels.arguments import Arguments
 from cope_sweep.kernels.operator import attention
 from cope_sweep.kernels.triton_attention import launch, tiles, workspace
@@ -172,7 +172,7 @@ def float32_arguments(queries, **options):
     """The arguments of the operator for CoPE with 8 embeddings; q, k, v and e have gradients."""
     problem, dtype = case(CoPE(p_max=8), queries=queries, **options)
     inputs, positions = make_inputs(problem, random_tensors(problem, dtype))
-    given = Arguments.of(make_problem(inputs, positions, 0.0, None))
+    given = make_problem(inputs, positions, 0.0, None)
     return given._replace(
         **{name: getattr(given, name).to(dtype, copy=True).requires_grad_() for name in ("q", "k", "v", "e")}
     )
@@ -306,16 +306,16 @@ def test_tables_keep_numbers_that_are_not_finite():
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"q_BHTK": torch.zeros(1, 1, 3, 8, dtype=torch.float64)}, "float64"),
-        ({"k_BHSK": torch.zeros(1, 1, 3, 8, dtype=torch.float16)}, "one type"),
-        ({"v_BHSK": torch.zeros(1, 1, 3, 9)}, "one head dim"),
+        ({"q": torch.zeros(1, 1, 3, 8, dtype=torch.float64)}, "float64"),
+        ({"k": torch.zeros(1, 1, 3, 8, dtype=torch.float16)}, "one type"),
+        ({"v": torch.zeros(1, 1, 3, 9)}, "one head dim"),
     ],
 )
 def test_why_not_names_what_is_not_supported(change, reason):
     q = torch.zeros(1, 1, 3, 8)
-    problem = AttentionProblem(q, q, q, 1.0)
-    assert triton_attention.why_not(problem) is None
-    assert reason in triton_attention.why_not(replace(problem, **change))
+    given = Arguments(q, q, q)
+    assert triton_attention.why_not(given) is None
+    assert reason in triton_attention.why_not(given._replace(**change))
 
 
 def test_why_not_names_cope_mlp():
