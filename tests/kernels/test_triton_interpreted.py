@@ -20,7 +20,7 @@ import triton.language as tl
 from cope_sweep.kernels import make_problem, triton_attention
 from cope_sweep.kernels.arguments import Arguments
 from cope_sweep.kernels.operator import attention
-from cope_sweep.kernels.triton_attention import launch, tiles, workspace
+from cope_sweep.kernels.triton_attention import launch, tables, tiles, workspace
 from cope_sweep.kernels.tuning import using_configurations
 from cope_sweep.positions import T5, ALiBi, CoPE, CoPEALiBi, CoPEMLP, Relative
 from tests.kernels.accuracy import assert_equals_reference
@@ -278,10 +278,10 @@ def words_of_a_table(dtype, values):
 def read_back(q, e, table, entries, steps, P, PAIRS: tl.constexpr, BLOCK: tl.constexpr):
     q_tile = tiles.load(q, tl.arange(0, 16), 16, tl.arange(0, 16) < 16, 16, 16)
     for start in range(0, P, BLOCK):
-        tiles.fill_table(table, start, q_tile, e, 1.0, P, PAIRS, "ieee", 16, 16, 16, BLOCK)
-    for n in range(0, P):
-        index = tl.full((1,), n, tl.int32) + tiles.OFFSET
-        entry, step = tiles.entry_and_step(table, index, P - 1, PAIRS)
+        tables.fill_table(table, start, q_tile, e, 1.0, P, PAIRS, "ieee", 16, 16, 16, BLOCK)
+    for n in range(P):
+        index = tl.full((1,), n, tl.int32) + tables.OFFSET
+        entry, step = tables.entry_and_step(table, index, P - 1, PAIRS)
         tl.store(entries + n + tl.arange(0, 1), entry)
         tl.store(steps + n + tl.arange(0, 1), step)
 

@@ -8,8 +8,8 @@ key to its own, dg_ik = Σ_{j ≤ k} dp_ij.
 
 **The gradient of a table needs no atomics.** Let f_j = ⌊p_ij⌋, which does not increase along a row, and w_j the
 fraction: a key adds ds·(1 − w) to entry f and ds·w to entry f + 1. Two prefix sums over the keys so far, of ds and of
-ds·w, are stored where f goes from n + 1 to n, once for each n, in `prefix_sums`. C[n] = Σ_{f_j > n} ds is such a sum, W[n]
-that of ds·w: entry n gets (C[n − 1] − C[n]) − (W[n − 1] − W[n]) + (W[n − 2] − W[n − 1]). Parts of tiles are summed
+ds·w, are stored where f goes from n + 1 to n, once for each n, in `prefix_sums`. With C[n] = Σ_{f_j > n} ds, and W[n]
+the same of ds·w, entry n gets (C[n − 1] − C[n]) − (W[n − 1] − W[n]) + (W[n − 2] − W[n − 1]). Parts of tiles are summed
 afterwards, in a fixed order, so gradients have the same bits in every run.
 
 Shapes: as in `kernel_forward.py`.
@@ -22,7 +22,7 @@ from __future__ import annotations
 import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
 
-from cope_sweep.kernels.triton_attention import tiles
+from cope_sweep.kernels.triton_attention import tables, tiles
 from cope_sweep.kernels.triton_attention.tiles import FAR, LOG2E
 
 
@@ -77,14 +77,14 @@ def store_zeros(
 
 
 @triton.jit
-def store_edge(records, t, pos_int, pos_frac, P, WIDE: tl.constexpr):
+def store_edge(records, t, pos_int, pos_frac, P, WITH_INTEGER: tl.constexpr, WIDE: tl.constexpr):
     """Store positions at the right edge of a tile of keys, for `backward_keys`."""
-    origin, _limit = tiles.table_row(pos_int, P - 1)
+    origin, limit = tables.table_row(pos_int, P - 1)
     if not WIDE:
         origin += (t * P).to(tl.float32)
-    tiles.scatter(records, t * 4, tiles.fraction(pos_frac))
-    tiles.scatter(records, t * 4 + 1, origin)
-    tiles.scatter(records, t * 4 + 3, pos_int.to(tl.float32))
+    tables.scatter(records, t * 4, tiles.fraction(pos_frac))
+    tables.scatter(records, t * 4 + 1, origin)
+    tables.scatter(records, t * 4 + 3, pos_int.to(tl.float32) if WITH_INTEGER else limit)
 
 
 @triton.jit(
@@ -129,7 +129,8 @@ def backward_rows(
     head = first_head + tl.program_id(1)
     b, h = (head // H).to(tl.int64), (head % H).to(tl.int64)
     t = tl.arange(0, BLOCK_T)
-    i = first_row + tile * BLOCK_T + (S - T) + t
+    first_i = first_row + tile * BLOCK_T + (S - T)
+    i = first_i + t
     row = i - (S - T)
     valid = row < T
     if lengths is not None:
@@ -159,8 +160,8 @@ def backward_rows(
     # Tables, as far as positions reach.
     seen_to = tl.where(valid, i, -1)  # rows without a token see nothing, and read the first entries of tables
     last_i = tl.max(seen_to, 0)
-    first_row += tile * BLOCK_T
-    begin = tl.load(plain_end + head.to(tl.int64) * T + first_row, mask=first_row < T, other=FAR)
+    some_invalid = tl.min(seen_to, 0) < 0
+    begin = tl.load(plain_end + head.to(tl.int64) * T + first_i - (S - T), mask=first_i < S, other=FAR)
     begin = tl.where(begin < FAR, begin, 0)
     if CONTEXTUAL:
         pos_int = tl.load(end_pos_int + rows, mask=valid, other=0)
@@ -171,7 +172,7 @@ def backward_rows(
         e += h * e_h
         top = tl.minimum(tl.max(tl.where(valid, pos_int, 0), 0) + 1, P - 1)
         for start in tl.range(0, top + 1, BLOCK_P, num_stages=1):
-            tiles.fill_table(
+            tables.fill_table(
                 z_rows, start, base_q_tile, e, e_scale, P, PAIRS, PRECISION, HEAD_DIM, BLOCK_T, BLOCK_K, BLOCK_P
             )
     relative_rows = None
@@ -179,7 +180,7 @@ def backward_rows(
         relative_rows = relative_table + scratch_row * R
         relative += h * r_h
         for start in tl.range(0, tl.minimum(R, last_i + 1), BLOCK_R, num_stages=1):
-            tiles.fill_table(
+            tables.fill_table(
                 relative_rows, start, base_q_tile, relative, relative_scale, R,
                 "", PRECISION, HEAD_DIM, BLOCK_T, BLOCK_K, BLOCK_R,
             )  # fmt: skip
@@ -187,7 +188,7 @@ def backward_rows(
         tl.debug_barrier()
 
     # Plain tiles.
-    far = tiles.far_score(
+    far = tables.far_score(
         z_rows,
         t * P,
         P,
@@ -232,9 +233,10 @@ def backward_rows(
         key_tiles = tl.cdiv(S, EDGE)
         edges = edge_records + (tl.program_id(1).to(tl.int64) * (key_tiles + 1) * launch_rows + tile * BLOCK_T) * 4
         saturated = edges + key_tiles.to(tl.int64) * launch_rows * 4
-        store_edge(saturated, t, tl.full((BLOCK_T,), P - 1, tl.int32), tl.zeros((BLOCK_T,), tl.int32), P, WIDE)
-        tiles.scatter(saturated, t * 4 + 2, dp_before)
-        tiles.scatter(edges + (begin // EDGE).to(tl.int64) * launch_rows * 4, t * 4 + 2, dp_before)
+        none = tl.zeros((BLOCK_T,), tl.int32)
+        store_edge(saturated, t, none + (P - 1), none, P, m is not None, WIDE)
+        tables.scatter(saturated, t * 4 + 2, dp_before)
+        tables.scatter(edges + (begin // EDGE).to(tl.int64) * launch_rows * 4, t * 4 + 2, dp_before)
         dm_r = tl.zeros((BLOCK_T,), tl.float32)
     if e is not None:
         prefix_sums += scratch_row * P * 2
@@ -252,24 +254,26 @@ def backward_rows(
         k_tile = tiles.load(k + b * k_b + h * k_h + first_j.to(tl.int64) * k_t, c, k_t, present, HEAD_DIM, BLOCK_K)
         v_tile = tiles.load(v + b * v_b + h * v_h + first_j.to(tl.int64) * v_t, c, v_t, present, HEAD_DIM, BLOCK_K)
         s = tiles.dot(q_tile, tl.trans(k_tile), PRECISION) * (scale * LOG2E)
-        visible = c[None, :] <= seen
-        s = tl.where(visible, s, float("-inf"))
+        some_hidden = (first_j + BLOCK_S - 1 > first_i) | some_invalid
+        if some_hidden:
+            s = tl.where(c[None, :] <= seen, s, float("-inf"))
         if CONTEXTUAL:
             gate_logits = s
             if OWN_GATES:
                 gate_k_rows = gate_k + b * gk_b + h * gk_h + first_j.to(tl.int64) * gk_t
                 gate_k_tile = tiles.load(gate_k_rows, c, gk_t, present, HEAD_DIM, BLOCK_K)
                 gate_logits = tiles.dot(base_q_tile, tl.trans(gate_k_tile), PRECISION) * (scale * LOG2E)
-                gate_logits = tl.where(visible, gate_logits, float("-inf"))
+                if some_hidden:
+                    gate_logits = tl.where(c[None, :] <= seen, gate_logits, float("-inf"))
             gate = tiles.gate_of(gate_logits)
             high, low = tiles.halves(gate)
             sums_from = tiles.sums_from(high, low, from_here, False)
             pos_int, pos_frac = tiles.advance(pos_int, pos_frac, -tiles.column(sums_from, 0))
             edge = edges + launch_rows.to(tl.int64) * (n // (EDGE // BLOCK_S)) * 4
             if n % (EDGE // BLOCK_S) == 0:
-                tiles.scatter(edge, t * 4 + 2, dp_before)
+                tables.scatter(edge, t * 4 + 2, dp_before)
             if (n % (EDGE // BLOCK_S) == EDGE // BLOCK_S - 1) | (n == last):
-                store_edge(edge, t, pos_int, pos_frac, P, WIDE)
+                store_edge(edge, t, pos_int, pos_frac, P, m is not None, WIDE)
             positions = tiles.positions_of(sums_from, tiles.fraction(pos_frac)[:, None])
             # Computed before the products below, so that fewer registers are live during them.
             gate_slope = tiles.gate_slope(gate)
@@ -277,9 +281,9 @@ def backward_rows(
                 following = tiles.positions_of(
                     tiles.sums_from(high, low, after_here, False), tiles.fraction(pos_frac)[:, None]
                 )
-                origin, limit = tiles.table_row(pos_int, P - 1)
-                index, floor, frac = tiles.entry_of(origin[:, None], limit[:, None], positions)
-                entry, step = tiles.entry_and_step((z_rows + t * P)[:, None], index, P - 1, PAIRS)
+                origin, limit = tables.table_row(pos_int, P - 1)
+                index, floor, frac = tables.entry_of(origin[:, None], limit[:, None], positions)
+                entry, step = tables.entry_and_step((z_rows + t * P)[:, None], index, P - 1, PAIRS)
                 slope = tl.where(frac > 0, step, 0.0)  # 0 where ⌈p⌉ = ⌊p⌋, as in the paper's listing
                 s += LOG2E * (entry + frac * step)
             if m is not None:
@@ -288,15 +292,15 @@ def backward_rows(
         if DISTANCES or (slope_h is not None):
             distance = seen - c[None, :]
             row_tables = (relative_rows + t * R)[:, None] if relative is not None else None
-            s += LOG2E * tiles.distance_scores(distance, row_tables, R, bias_h, D, slope_h, FAR_LAST)
+            s += LOG2E * tables.distance_scores(distance, row_tables, R, bias_h, D, slope_h, FAR_LAST)
         a = tiles.exp2(s - lse_r[:, None])
         da = tiles.dot(do_tile, tl.trans(v_tile), PRECISION)
         if DROPOUT:
             da = tl.where(tiles.kept(row_keys[:, None], (first_j + c)[None, :], threshold), da / survival, 0.0)
         ds = a * (da - delta_r[:, None])
         if DISTANCES:
-            inside = visible & (distance < N)
-            tiles.scatter(by_distance, tl.where(inside, (t * N)[:, None] + distance, -1), ds)
+            inside = (distance >= 0) & (distance < N)
+            tables.scatter(by_distance, tl.where(inside, (t * N)[:, None] + distance, -1), ds)
             if relative is not None:
                 relative_far += tl.sum(tl.where(distance >= R - 1, ds, 0.0), 1)
             if distance_bias is not None:
@@ -314,7 +318,7 @@ def backward_rows(
             if e is not None:
                 both_up_to = tiles.cumulative(ds, up_to_here, False, PARTS)
                 above_up_to = tiles.cumulative(ds * frac, up_to_here, False, PARTS)
-                tiles.scatter_at_borders(
+                tables.scatter_at_borders(
                     (prefix_sums + t * P * 2)[:, None],
                     index,
                     floor,
@@ -331,6 +335,12 @@ def backward_rows(
         dq_tile += tiles.dot(ds.to(k_tile.dtype), k_tile, PRECISION)
 
     # Tables.
+    i = tiles.again(first_i) + t
+    row = i - (S - T)
+    valid = row < T
+    if lengths is not None:
+        valid = valid & (i < tl.load(lengths + b))
+    rows = head.to(tl.int64) * T + row
     if m is not None:
         tl.store(dm_rows + rows, tl.where(valid, dm_r, 0.0), mask=row < T)
     if base_q is not None:
@@ -342,7 +352,6 @@ def backward_rows(
     dq_tile *= scale
     if (e is not None) or DISTANCES:
         tl.debug_barrier()  # the stores above are read below by other threads of this program
-    # Loaded again, so that they occupy no registers before.
     if base_q is not None:
         base_q_tile = tiles.load(base_q + b * bq_b + h * bq_h, row, bq_t, valid, HEAD_DIM, BLOCK_K)
     else:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
 
-from cope_sweep.kernels.triton_attention import tiles
+from cope_sweep.kernels.triton_attention import tables, tiles
 from cope_sweep.kernels.triton_attention.tiles import FAR, LOG2E, NONE_YET
 
 
@@ -114,14 +114,14 @@ def forward(
         z_rows = z_table + scratch_row * P
         e += h * e_h
         if ONE_CHUNK:
-            tiles.fill_table(
+            tables.fill_table(
                 z_rows, 0, base_q_tile, e, e_scale, P, PAIRS, PRECISION, HEAD_DIM, BLOCK_T, BLOCK_K, BLOCK_P
             )
     relative_rows = None
     if relative is not None:
         relative_rows = relative_table + scratch_row * R
         for start in tl.range(0, tl.minimum(R, last_i + 1), BLOCK_R, num_stages=1):
-            tiles.fill_table(
+            tables.fill_table(
                 relative_rows, start, base_q_tile, relative + h * r_h, relative_scale, R,
                 "", PRECISION, HEAD_DIM, BLOCK_T, BLOCK_K, BLOCK_R,
             )  # fmt: skip
@@ -133,15 +133,18 @@ def forward(
     is_general = any_key
     while is_general:
         j = n * BLOCK_S + tl.arange(0, BLOCK_S)
-        visible = j[None, :] <= seen_to[:, None]
         k_tile = tiles.load(k + b * k_b + h * k_h, j, k_t, j < S, HEAD_DIM, BLOCK_K)
-        s = tl.where(visible, tiles.dot(q_tile, tl.trans(k_tile), PRECISION) * (scale * LOG2E), float("-inf"))
+        s = tiles.dot(q_tile, tl.trans(k_tile), PRECISION) * (scale * LOG2E)
+        on_diagonal = n * BLOCK_S + BLOCK_S - 1 > first_i
+        if on_diagonal:
+            s = tl.where(j[None, :] <= seen_to[:, None], s, float("-inf"))
         if CONTEXTUAL:
             gate_logits = s
             if OWN_GATES:
                 gate_k_tile = tiles.load(gate_k + b * gk_b + h * gk_h, j, gk_t, j < S, HEAD_DIM, BLOCK_K)
                 gate_logits = tiles.dot(base_q_tile, tl.trans(gate_k_tile), PRECISION) * (scale * LOG2E)
-                gate_logits = tl.where(visible, gate_logits, float("-inf"))
+                if on_diagonal:
+                    gate_logits = tl.where(j[None, :] <= seen_to[:, None], gate_logits, float("-inf"))
             high, low = tiles.halves(tiles.gate_of(gate_logits))
             sums_from = tiles.sums_from(high, low, triangle, False)
             positions = tiles.positions_of(sums_from, tiles.fraction(pos_frac)[:, None])
@@ -152,22 +155,22 @@ def forward(
                     top = tl.minimum(tl.max(tl.where(valid, pos_int, 0), 0) + 1, P - 1)
                     if filled <= top:
                         while filled <= top:
-                            tiles.fill_table(
+                            tables.fill_table(
                                 z_rows, filled, base_q_tile, e, e_scale, P,
                                 PAIRS, PRECISION, HEAD_DIM, BLOCK_T, BLOCK_K, BLOCK_P,
                             )  # fmt: skip
                             filled += BLOCK_P
                         tl.debug_barrier()
-                origin, limit = tiles.table_row(start_int, P - 1)
-                index, _floor, frac = tiles.entry_of(origin[:, None], limit[:, None], positions)
-                entry, step = tiles.entry_and_step((z_rows + t * P)[:, None], index, P - 1, PAIRS)
+                origin, limit = tables.table_row(start_int, P - 1)
+                index, _floor, frac = tables.entry_of(origin[:, None], limit[:, None], positions)
+                entry, step = tables.entry_and_step((z_rows + t * P)[:, None], index, P - 1, PAIRS)
                 s += LOG2E * (entry + frac * step)
             if m is not None:
                 s += LOG2E * m_h * (start_int.to(tl.float32)[:, None] + positions)
         if DISTANCES:
             row_tables = (relative_rows + t * R)[:, None] if relative is not None else None
             distance = seen_to[:, None] - j[None, :]
-            s += LOG2E * tiles.distance_scores(distance, row_tables, R, bias_h, D, slope_h, FAR_LAST)
+            s += LOG2E * tables.distance_scores(distance, row_tables, R, bias_h, D, slope_h, FAR_LAST)
         v_tile = tiles.load(v + b * v_b + h * v_h, j, v_t, j < S, HEAD_DIM, BLOCK_K)
         row_max, weight, sums = accumulate(s, j, v_tile, row_max, weight, sums, row_keys, threshold, DROPOUT, PRECISION)
         n -= 1
@@ -190,7 +193,7 @@ def forward(
         tl.store(end_pos_int + rows, pos_int, mask=row < T)
         tl.store(end_pos_frac + rows, pos_frac, mask=row < T)
 
-    far = tiles.far_score(
+    far = tables.far_score(
         z_rows,
         t * P,
         P,

@@ -252,7 +252,7 @@ class Backward:
         return self.call.q.new_empty(shape, dtype=torch.float32)
 
     def _row_tiles(self, rows: int) -> int:
-        """Number of programs of the row kernel: the column kernel reads records of whole tiles, also beyond the last row."""
+        """Number of programs of the row kernel. The column kernel reads records of whole tiles, also beyond row T."""
         plain_t = self.key_sizes["PLAIN_T"]
         tiles: int = triton.cdiv(triton.cdiv(rows, plain_t) * plain_t, self.row_sizes["BLOCK_T"])
         return tiles
