@@ -104,6 +104,15 @@ def test_compiles_with_all_terms(capsys):
     report(capsys, compile_ahead(90, BF16, 32, p_max=1025, **terms))
 
 
+@pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
+def test_compiles_with_segments(capsys):
+    from cope_benchmarks.kernels_ahead import compile_ahead
+
+    tables = torch.zeros(2, 1, 1, 1024, 65)
+    terms = {"knots": torch.zeros(64), "segment_slope": tables[0], "segment_intercept": tables[1], "limit": 63.0}
+    report(capsys, compile_ahead(90, BF16, 64, p_max=0, **terms))
+
+
 def allocated(monkeypatch, *, batch, heads, tokens, p_max, head_dim):
     """Bytes that a forward and a backward pass of CoPE allocate beside inputs, outputs and gradients, on sm_90."""
     from torch._subclasses.fake_tensor import FakeTensorMode

@@ -9,8 +9,8 @@ q and do need no transposition.
 - in `row_records`: Σ_k do·o; the log-sum-exp; the bias of plain tiles minus that; the fourth is not used;
 - in `edge_records`, for each tile of keys: of the position at its right edge, the fraction, and the first number of
   `table_row`, plus the row's start in the table, if not WIDE; Σ dp of all keys before the tile; the second number of
-  `table_row`, or with `m` the integer of the position. In place of a tile after the last, those of any tile whose keys
-  are all saturated.
+  `table_row`, or with `m` or segments the integer of the position. In place of a tile after the last, those of any tile
+  whose keys are all saturated.
 
 Shapes: as in `kernel_forward.py`.
 """
@@ -42,9 +42,12 @@ def score_gradients(
     return kept_a, a * (da - delta[None, :])
 
 
-@triton.jit(do_not_specialize=["H", "T", "S", "P", "R", "D", "threshold", "first_head", "launch_rows", "first_row"])
+@triton.jit(
+    do_not_specialize=["H", "T", "S", "P", "R", "D", "M", "threshold", "first_head", "launch_rows", "first_row"]
+)
 def backward_keys(
-    q, k, v, base_q, gate_k, e, m, relative, distance_bias, distance_slope, lengths, seed,
+    q, k, v, base_q, gate_k, e, m, knots, segment_slope, segment_intercept,
+    relative, distance_bias, distance_slope, lengths, seed,
     do, plain_end,
     z_table, relative_table,  # as in `backward_rows`
     row_records,  # (heads of this launch, launch_rows, 4)
@@ -52,8 +55,8 @@ def backward_keys(
     dk, dv,
     dgate_k,  # None: gates see the logits
     q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, bq_b, bq_h, bq_t, gk_b, gk_h, gk_t, do_b, do_h, do_t,
-    H, T, S, P, R, D,
-    scale, threshold, survival,
+    H, T, S, P, R, D, M,
+    scale, limit, threshold, survival,
     first_head, first_row, launch_rows,
     HEAD_DIM: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -62,6 +65,7 @@ def backward_keys(
     PAIRS: tl.constexpr,
     PRECISION: tl.constexpr,
     PARTS: tl.constexpr,
+    STEPS: tl.constexpr,
     WIDE: tl.constexpr,  # as in `backward_rows`
     ADD: tl.constexpr,  # add to the gradients of the heads of this launch, which earlier launches have stored
     BLOCK_S: tl.constexpr,
@@ -72,7 +76,8 @@ def backward_keys(
     head = first_head + tl.program_id(1)
     b, h = (head // H).to(tl.int64), (head % H).to(tl.int64)
     j = n * BLOCK_S + tl.arange(0, BLOCK_S)
-    CONTEXTUAL: tl.constexpr = (e is not None) or (m is not None)
+    CONTEXTUAL: tl.constexpr = (e is not None) or (m is not None) or (knots is not None)
+    WITH_INTEGER: tl.constexpr = (m is not None) or (knots is not None)
     OWN_GATES: tl.constexpr = gate_k is not None
 
     k_tile = tiles.load(k + b * k_b + h * k_h, j, k_t, j < S, HEAD_DIM, BLOCK_K)
@@ -154,13 +159,24 @@ def backward_keys(
             if e is not None:
                 table = (z_rows + t * P)[None, :] if WIDE else z_rows
                 last = P - 1 if WIDE else (t * P + P - 1)[None, :]
-                limit = last_place if m is None else tl.maximum(P - 1 - last_place, 0.0)
-                index, _floor, frac = tables.entry_of(origin[None, :], limit[None, :], positions)
+                to_last = tl.maximum(P - 1 - last_place, 0.0) if WITH_INTEGER else last_place
+                index, _floor, frac = tables.entry_of(origin[None, :], to_last[None, :], positions)
                 entry, step = tables.entry_and_step(table, index, last, PAIRS)
                 slope = tl.where(frac > 0, step, 0.0)
                 s += LOG2E * (entry + frac * step)
+            if WITH_INTEGER:
+                p = last_place[None, :] + positions
             if m is not None:
-                s += LOG2E * m_h * (last_place[None, :] + positions)
+                s += LOG2E * m_h * p
+            if knots is not None:
+                clamped = tl.minimum(p, limit)
+                of_tile = (head.to(tl.int64) * T + tile_row) * M
+                index = (tl.where(valid, t, 0) * M)[None, :] + tables.segment_of(knots, clamped, STEPS)
+                slope, value = tables.slope_and_score(
+                    segment_slope + of_tile, segment_intercept + of_tile, index, clamped
+                )
+                slope = tl.where(p <= limit, slope, 0.0)
+                s += LOG2E * value
         if (relative is not None) or (distance_bias is not None) or (distance_slope is not None):
             row_tables = (relative_rows + t * R)[None, :] if relative is not None else None
             distance = tl.where(valid, tile_row + (S - T) + t, -1)[None, :] - j[:, None]
@@ -172,7 +188,7 @@ def backward_keys(
         dv_tile += tiles.dot(kept_a.to(do_tile.dtype), do_tile, PRECISION)
         if CONTEXTUAL:
             dp = tl.zeros_like(ds)
-            if e is not None:
+            if (e is not None) or (knots is not None):
                 dp += ds * slope
             if m is not None:
                 dp += ds * m_h

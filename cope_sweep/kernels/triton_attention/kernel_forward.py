@@ -34,13 +34,30 @@ def accumulate(
     return new_max, weight, sums
 
 
-@triton.jit(do_not_specialize=["H", "T", "S", "P", "R", "D", "threshold", "first_head", "launch_rows", "first_row"])
+@triton.jit(
+    do_not_specialize=[
+        "H",
+        "T",
+        "S",
+        "P",
+        "R",
+        "D",
+        "M",
+        "saturation",
+        "threshold",
+        "first_head",
+        "launch_rows",
+        "first_row",
+    ]
+)
 def forward(
     q, k, v,
     base_q,  # None: q
     gate_k,  # None: gates see the logits
     e,  # of the contextual table; or None
     m,  # slope of positions, float32; or None
+    knots,  # ascending, padded with ∞ to 2^STEPS − 1, float32 as int32; or None
+    segment_slope, segment_intercept,  # (B, H, T, M), float32 as int32; or None
     relative,  # embeddings of distances; or None
     distance_bias,  # (H, D), float32 as int32; or None
     distance_slope,  # float32; or None
@@ -55,8 +72,10 @@ def forward(
     relative_table,  # scratch (heads of this launch, launch_rows, R)
     q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, bq_b, bq_h, bq_t, gk_b, gk_h, gk_t,
     e_h, r_h,  # distances in memory of the tables of two heads; 0 if they share one
-    H, T, S, P, R, D,
+    H, T, S, P, R, D, M,
     scale, e_scale, relative_scale,
+    limit,  # of the positions that segments see
+    saturation,  # positions from this integer on have one score
     threshold,  # `dropout.threshold` − 2³¹
     survival,  # 1 − the dropout
     first_head, first_row, launch_rows,
@@ -67,6 +86,7 @@ def forward(
     PAIRS: tl.constexpr,
     PRECISION: tl.constexpr,
     BLOCK_P: tl.constexpr,
+    STEPS: tl.constexpr,  # of the search for a segment
     ONE_CHUNK: tl.constexpr,  # P ≤ BLOCK_P
     BLOCK_R: tl.constexpr,
     BLOCK_T: tl.constexpr,
@@ -83,7 +103,7 @@ def forward(
     valid = row < T
     if lengths is not None:
         valid = valid & (i < tl.load(lengths + b))
-    CONTEXTUAL: tl.constexpr = (e is not None) or (m is not None)
+    CONTEXTUAL: tl.constexpr = (e is not None) or (m is not None) or (knots is not None)
     OWN_GATES: tl.constexpr = gate_k is not None
     DISTANCES: tl.constexpr = (relative is not None) or (distance_bias is not None) or (distance_slope is not None)
 
@@ -97,6 +117,11 @@ def forward(
     m_h = tl.load(m + h) if m is not None else None
     slope_h = tl.load(distance_slope + h) if distance_slope is not None else None
     bias_h = distance_bias + h * D if distance_bias is not None else None
+    slopes, intercepts, segment_starts = None, None, None
+    if knots is not None:
+        first_of_tile = (head.to(tl.int64) * T + first_i - (S - T)) * M
+        slopes, intercepts = segment_slope + first_of_tile, segment_intercept + first_of_tile
+        segment_starts = tl.where(row < T, t, 0) * M
     row_keys = tiles.keys_of_rows(seed, head, i) if DROPOUT else None
 
     row_max = tl.full((BLOCK_T,), NONE_YET, tl.float32)
@@ -161,12 +186,19 @@ def forward(
                             )  # fmt: skip
                             filled += BLOCK_P
                         tl.debug_barrier()
-                origin, limit = tables.table_row(start_int, P - 1)
-                index, _floor, frac = tables.entry_of(origin[:, None], limit[:, None], positions)
+                origin, to_last = tables.table_row(start_int, P - 1)
+                index, _floor, frac = tables.entry_of(origin[:, None], to_last[:, None], positions)
                 entry, step = tables.entry_and_step((z_rows + t * P)[:, None], index, P - 1, PAIRS)
                 s += LOG2E * (entry + frac * step)
-            if m is not None:
-                s += LOG2E * m_h * (start_int.to(tl.float32)[:, None] + positions)
+            if (m is not None) or (knots is not None):
+                p = start_int.to(tl.float32)[:, None] + positions
+                if m is not None:
+                    s += LOG2E * m_h * p
+                if knots is not None:
+                    p = tl.minimum(p, limit)
+                    index = segment_starts[:, None] + tables.segment_of(knots, p, STEPS)
+                    _slope, value = tables.slope_and_score(slopes, intercepts, index, p)
+                    s += LOG2E * value
         if DISTANCES:
             row_tables = (relative_rows + t * R)[:, None] if relative is not None else None
             distance = seen_to[:, None] - j[None, :]
@@ -179,8 +211,8 @@ def forward(
         general = last_j > first_i
         if m is not None:
             general = True
-        elif e is not None:
-            general = general | (tl.min(pos_int, 0) < P - 1)
+        elif CONTEXTUAL:
+            general = general | (tl.min(pos_int, 0) < saturation)
         if relative is not None:
             general = general | (first_i - last_j < R)
         if distance_bias is not None:
@@ -202,9 +234,15 @@ def forward(
         R,
         bias_h,
         D,
+        knots,
+        slopes,
+        intercepts,
+        segment_starts,
+        limit,
         valid & (begin + tl.zeros_like(row) > 0),
         FAR_LAST,
         PAIRS,
+        STEPS,
         BLOCK_T,
     )
     for plain in range(begin // PLAIN_S):

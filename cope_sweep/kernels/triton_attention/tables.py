@@ -203,6 +203,23 @@ def last_entry(table, row_starts, last, inside, PAIRS: tl.constexpr):
 
 
 @triton.jit
+def segment_of(knots, p, STEPS: tl.constexpr):
+    """The number of knots ≤ p, by a binary search among 2^STEPS − 1."""
+    n = tl.zeros_like(p).to(tl.int32)
+    for step in tl.static_range(STEPS):
+        following = n + (1 << (STEPS - 1 - step))
+        n = tl.where(gather(knots - 1, following).to(tl.float32, bitcast=True) <= p, following, n)
+    return n
+
+
+@triton.jit
+def slope_and_score(slopes, intercepts, index, p):
+    """The slope of the segment at `index` of tables, and its value at p."""
+    slope = gather(slopes, index).to(tl.float32, bitcast=True)
+    return slope, slope * p + gather(intercepts, index).to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def distance_scores(
     distance, relative_rows, R, bias_h, D, slope_h, FAR_LAST: tl.constexpr
 ):  # fmt: skip
@@ -222,8 +239,9 @@ def distance_scores(
 
 @triton.jit
 def far_score(
-    z_rows, z_starts, P, relative_rows, relative_starts, R, bias_h, D, inside,
-    FAR_LAST: tl.constexpr, PAIRS: tl.constexpr, BLOCK_T: tl.constexpr,
+    z_rows, z_starts, P, relative_rows, relative_starts, R, bias_h, D,
+    knots, slopes, intercepts, segment_starts, limit, inside,
+    FAR_LAST: tl.constexpr, PAIRS: tl.constexpr, STEPS: tl.constexpr, BLOCK_T: tl.constexpr,
 ):  # fmt: skip
     """Each row's bias of keys beyond all its tables, in base 2, without that by slope; 0 where not `inside`."""
     s = tl.zeros((BLOCK_T,), tl.float32)
@@ -233,4 +251,9 @@ def far_score(
         s += last_entry(relative_rows, relative_starts, R - 1, inside, "")
     if bias_h is not None:
         s += tl.load(bias_h + D - 1).to(tl.float32, bitcast=True)
+    if knots is not None:
+        at = segment_starts + segment_of(knots, tl.zeros((BLOCK_T,), tl.float32) + limit, STEPS)
+        slope = tl.load(slopes + at, mask=inside, other=0).to(tl.float32, bitcast=True)
+        intercept = tl.load(intercepts + at, mask=inside, other=0).to(tl.float32, bitcast=True)
+        s += tl.where(inside, slope * limit + intercept, 0.0)
     return s * LOG2E
