@@ -39,7 +39,6 @@ def report(capsys, compiled):
             sys.stdout.write(f"\nsm_{k.capability} {k.dtype} head dim {k.head_dim} {k.kernel}: {sizes}")
 
 
-@pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
 @pytest.mark.parametrize(
     ("capability", "dtype", "head_dim"),
     [(80, BF16, 64), (90, BF16, 64), (90, FP32, 64)],
@@ -91,7 +90,6 @@ def test_instructions_of_a_loop_are_those_of_its_shortest_way():
     assert loop_lengths(code) == (5, 4)
 
 
-@pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
 def test_compiles_with_all_terms(capsys):
     from cope_benchmarks.kernels_ahead import compile_ahead
 
@@ -104,7 +102,6 @@ def test_compiles_with_all_terms(capsys):
     report(capsys, compile_ahead(90, BF16, 32, p_max=1025, **terms))
 
 
-@pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
 def test_compiles_with_segments(capsys):
     from cope_benchmarks.kernels_ahead import compile_ahead
 

@@ -8,7 +8,7 @@ Shapes: T queries (the last of S tokens), S keys, K head dim, P positions, R rel
 bias. Tensors are (B, H, T or S, ·), contiguous where no strides are given.
 """
 
-# mypy: disable-error-code="no-untyped-def,no-untyped-call,misc,untyped-decorator"
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,misc,untyped-decorator,index"
 
 from __future__ import annotations
 

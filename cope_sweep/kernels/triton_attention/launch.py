@@ -25,6 +25,9 @@ KERNELS = {
     "backward_keys": kernel_backward_keys.backward_keys,
 }
 
+OPTIONS = {"enable_fp_fusion": True}
+"""Products and sums become one instruction: Triton's default changes with its versions."""
+
 _WORD_BYTES = 4
 _LARGEST_CHUNK = 64
 """Entries of a table that are computed at a time, at most."""
@@ -36,7 +39,7 @@ _LARGEST_TILE = 128
 
 def run(kernel: str, grid: tuple[int, int], arguments: dict[str, Any], sizes: Configuration) -> None:
     """Run a kernel by name."""
-    KERNELS[kernel][grid](**arguments, **sizes)
+    KERNELS[kernel][grid](**arguments, **sizes, **OPTIONS)
 
 
 class Call:

@@ -128,7 +128,7 @@ def compiled_kernel(kernel: str, arguments: Mapping[str, Any], sizes: Mapping[st
         divisible = isinstance(value, torch.Tensor) or (isinstance(value, int) and value % 16 == 0)
         if divisible and not parameter.do_not_specialize:
             attributes[(position,)] = [["tt.divisibility", 16]]
-    options = {name: sizes[name] for name in ("num_warps", "num_stages")}
+    options = {name: sizes[name] for name in ("num_warps", "num_stages")} | launch.OPTIONS
     source = ASTSource(function, signature, constants, attributes)
     done = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
     registers, spilled = _footprint(done.asm["cubin"])
