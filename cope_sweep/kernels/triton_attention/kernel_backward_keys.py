@@ -119,7 +119,7 @@ def backward_keys(
     of_t = t.to(tl.int64) * 4
     q_rows = q + b * q_b + h * q_h
     do_rows = do + b * do_b + h * do_h
-    for tile in tl.range(start, tl.minimum(general_end, end), num_stages=1):
+    for tile in tl.range(start, tl.minimum(general_end, end)):
         tile_row = first_row + tile * BLOCK_T
         valid = tile_row + t < rows_end
         q_tile = tiles.load(q_rows, tile_row + t, q_t, valid, HEAD_DIM, BLOCK_K)
@@ -151,7 +151,7 @@ def backward_keys(
             gate_slope = tiles.gate_slope(gate)
             # A tile that is plain for these rows, but not for later ones, has no record: its keys are saturated. Tiles
             # become plain for as many rows at a time as the forward kernel's tiles have, a multiple of BLOCK_T.
-            begin = tl.load(plain_end + head.to(tl.int64) * T + tile_row)
+            begin = tables.gather(plain_end + head.to(tl.int64) * T, tile_row)
             edge = edges + tl.where(begin < (n + 1) * BLOCK_S, n, key_tiles).to(tl.int64) * launch_rows * 4
             pos_frac, origin, dp_before, last_place = tables.load_record(edge + tile * (BLOCK_T * 4) + of_t)
             sums_from = tiles.sums_from(high, low, from_here, True)
