@@ -66,7 +66,8 @@ def backward_keys(
     PRECISION: tl.constexpr,
     PARTS: tl.constexpr,
     STEPS: tl.constexpr,
-    WIDE: tl.constexpr,  # as in `backward_rows`
+    ROWS_T: tl.constexpr,  # BLOCK_T of `backward_rows`
+    WIDE: tl.constexpr,  # as there
     ADD: tl.constexpr,  # add to the gradients of the heads of this launch, which earlier launches have stored
     BLOCK_S: tl.constexpr,
     BLOCK_T: tl.constexpr,  # of general tiles
@@ -133,7 +134,8 @@ def backward_keys(
             s = tl.where((j - first_i)[:, None] <= t[None, :], s, float("-inf"))
         z_rows, relative_rows = None, None
         if e is not None:
-            z_rows = z_table + (scratch_rows + tile * BLOCK_T) * P
+            tile_of_rows = tile * BLOCK_T // ROWS_T * ROWS_T
+            z_rows = z_table + (scratch_rows + tile_of_rows) * P
         if relative is not None:
             relative_rows = relative_table + (scratch_rows + tile * BLOCK_T) * R
         if CONTEXTUAL:
@@ -157,8 +159,9 @@ def backward_keys(
             sums_from = tiles.sums_from(high, low, from_here, True)
             positions = tiles.positions_of(sums_from, pos_frac[None, :])
             if e is not None:
-                table = (z_rows + t * P)[None, :] if WIDE else z_rows
-                last = P - 1 if WIDE else (t * P + P - 1)[None, :]
+                row_starts = (tile * BLOCK_T - tile_of_rows + t) * P
+                table = (z_rows + row_starts)[None, :] if WIDE else z_rows
+                last = P - 1 if WIDE else (row_starts + P - 1)[None, :]
                 to_last = tl.maximum(P - 1 - last_place, 0.0) if WITH_INTEGER else last_place
                 index, _floor, frac = tables.entry_of(origin[None, :], to_last[None, :], positions)
                 entry, step = tables.entry_and_step(table, index, last, PAIRS)
