@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from cope_benchmarks import gpu_stages
-from cope_benchmarks.gpu_stages import Setting, main, run_stages
+from cope_benchmarks.gpu_stages import Setting, lacking, main, run_stages
 from cope_benchmarks.outcomes import read_outcomes
 
 ROOT = Path(__file__).parents[2]
@@ -59,6 +59,16 @@ def test_nothing_is_measured_with_wrong_kernels(ran, tmp_path):
     assert ran == ["tests", "tests"]
 
 
+def test_the_other_stages_are_measured_where_one_fails(ran, tmp_path):
+    setting = Setting("cpu", tmp_path, "store")
+    ran.results = {"tune": "failed", "bench": "unfinished"}
+    assert run_stages(setting, ["tests", "tune", "bench", "step"]) == 1
+    assert ran == ["tests", "tune", "bench", "step"]
+    ran.results = {}
+    assert run_stages(setting, ["tests", "tune", "bench", "step"]) == 0
+    assert ran[4:] == ["tune", "bench"]
+
+
 def test_a_stage_whose_time_ended_is_continued_and_a_skipped_one_is_tried_again(ran, tmp_path):
     setting = Setting("cpu", tmp_path, "store")
     ran.results = {"bench": "unfinished", "step": "skipped"}
@@ -81,6 +91,43 @@ def test_without_a_gpu_the_way_out_is_named(capsys, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert main([]) == 1
     assert "make gpu DEVICE=cpu" in capsys.readouterr().err
+
+
+def test_packages_that_are_missing_are_named_with_the_command_that_brings_them(tmp_path, monkeypatch, capsys):
+    assert lacking(("json", "no_such_package", "no_such.module")) == ["no_such_package", "no_such.module"]
+    monkeypatch.setattr(gpu_stages, "NEEDED", {"step": ("json", "no_such_package")})
+    assert main(["--child", "step", "--out", str(tmp_path)]) == gpu_stages.SKIPPED
+    assert "needs no_such_package: pip install --target wheels no_such_package" in capsys.readouterr().out
+    monkeypatch.setattr(gpu_stages, "BASE", ("no_such_package",))
+    assert main([]) == 1
+    assert "lacks no_such_package; make gpu PYTHON=" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("absent", "limits"), [((), []), (("ray",), ["--local"]), (("ray", "mlflow"), ["--local", "--no-mlflow"])]
+)
+def test_tables_of_the_paper_are_trained_without_ray_and_mlflow_too(absent, limits, tmp_path, monkeypatch):
+    commands = []
+    monkeypatch.setattr(gpu_stages, "lacking", lambda names: [name for name in names if name in absent])
+    monkeypatch.setattr(gpu_stages, "_cli", lambda *arguments: commands.append(arguments) or 0)
+    assert main(["--child", "paper", "--out", str(tmp_path)]) == 0
+    trained = [command for command in commands if command[0] == "run"]
+    assert [command[1] for command in trained] == list(gpu_stages.PAPER)
+    assert all(list(command[6:]) == limits for command in trained)
+    assert all("--compare" in command for command in commands if command[0] == "report")
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+def test_make_gpu_passes_its_settings_on():
+    def command(*settings):
+        found = subprocess.run(["make", "-n", "gpu", *settings], cwd=ROOT, capture_output=True, text=True, check=True)
+        return found.stdout.replace("\\\n", " ").split()
+
+    given = command("PYTHON=python9", "STAGE=tests tune", "OUT=there", "STORE=kept", "PAPER=1", "FORCE=1", "DEVICE=cpu")
+    assert given[1:4] == ["python9", "-m", "cope_benchmarks.gpu_stages"]
+    options = "--store kept --device cpu --out there --paper --force --stage tests --stage tune"
+    assert given[4:] == options.split()
+    assert command()[4:] == ["--store", "store", "--device", "cuda"]
 
 
 @pytest.mark.slow
@@ -138,7 +185,7 @@ def test_outcomes_are_written_and_tests_that_passed_are_not_repeated(tmp_path):
 @pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
 def test_make_gpu_as_a_dry_run_on_a_cpu(tmp_path):
     pytest.importorskip("triton")
-    command = ["make", "gpu", "DEVICE=cpu", f"OUT={tmp_path / 'out'}", f"GPU_PYTHON={sys.executable}"]
+    command = ["make", "gpu", "DEVICE=cpu", f"OUT={tmp_path / 'out'}", f"PYTHON={sys.executable}"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1440)
     logs = "".join(path.read_text()[-3000:] for path in (tmp_path / "out").glob("*.log"))
     assert done.returncode == 0, done.stdout + done.stderr + logs

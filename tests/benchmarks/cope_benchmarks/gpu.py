@@ -23,6 +23,7 @@ import torch
 
 from cope_benchmarks import gpu_peers as peers
 from cope_benchmarks.exact import compare, computed_by
+from cope_benchmarks.gpu_compile import Compiling, one_sequence
 from cope_benchmarks.gpu_peers import BACKENDS, Attend
 from cope_benchmarks.gpu_problems import DTYPES, Problem
 from cope_benchmarks.gpu_timing import Deadline, Effort, Journal, extra_mib, facts, markdown, phases, times
@@ -123,12 +124,13 @@ def measure(
         cases = tuple(tiny(case) for case in cases)
     journal = Journal(folder / "gpu.jsonl" if folder else None, facts(device))
     deadline = Deadline(budget_s)
-    for case in cases:
-        if case.name in journal.rows:
-            continue
-        if not deadline.allows_another():
-            break
-        journal.add({"key": case.name, **_row(case, device)})
+    todo = [case for case in cases if case.name not in journal.rows]
+    with Compiling({case.name: [(case.problem, None)] for case in todo}, device) as compiling:
+        for case in todo:
+            if not deadline.allows_another():
+                break
+            compiling.wait(case.name)
+            journal.add({"key": case.name, **_row(case, device)})
     left = [case.name for case in cases if case.name not in journal.rows]
     measured = {**journal.header, "rows": list(journal.rows.values()), "left": left}
     if folder:
@@ -225,7 +227,7 @@ def _alternative(problem: Problem, name: str, device: str) -> Attend:
 
 def _checked(case: Case, name: str, device: str) -> dict[str, Any]:
     """The error of an alternative on a small batch, or why it is not timed."""
-    problem = replace(case.problem, batch=1, heads=min(2, case.problem.heads))
+    problem = one_sequence(case.problem)
     if name in BACKENDS:
         problem = replace(problem, p_max=None, relative=None, alibi=False, gate="logits", dropout=0.0)
     elif name == TRITON:
