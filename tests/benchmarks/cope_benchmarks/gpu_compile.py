@@ -70,4 +70,5 @@ def compile_kernels(problem: Problem, configurations: Configurations | None, dev
 
 def one_sequence(problem: Problem) -> Problem:
     """The problem with one sequence and at most two heads: the same kernels, in little memory."""
-    return replace(problem, batch=1, heads=min(2, problem.heads))
+    lengths = problem.lengths and problem.lengths[:1]
+    return replace(problem, batch=1, heads=min(2, problem.heads), lengths=lengths)

@@ -127,7 +127,8 @@ def measure(
     table = table.updated([Entry(**row["entry"]) for row in journal.rows.values() if "entry" in row])
     deadline = Deadline(budget_s)
     todo = [kind for kind in kinds if kind.name not in journal.rows]
-    with Compiling({kind.name: _work(kind.problem, device) for kind in todo}, device) as compiling:
+    work = {kind.name: [(kind.problem, trial) for trial in trials_of(kind.problem, device)] for kind in todo}
+    with Compiling(work, device) as compiling:
         for kind in todo:
             if not deadline.allows_another():
                 break
@@ -214,7 +215,7 @@ def _small(problem: Problem) -> Problem:
     return replace(one_sequence(problem), tokens=min(1024, problem.tokens))
 
 
-def _work(problem: Problem, device: str) -> list[tuple[Problem, Configurations]]:
-    """What is compiled before the kind is measured."""
+def trials_of(problem: Problem, device: str) -> list[Configurations]:
+    """The trials of all kernels, each with the table's configurations of the others."""
     best = configurations(problem, device)
-    return [(problem, trial) for kernel in tuning.KERNELS for trial in trials(kernel, best, problem, device)]
+    return [trial for kernel in tuning.KERNELS for trial in trials(kernel, best, problem, device)]
