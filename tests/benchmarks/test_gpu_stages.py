@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from cope_benchmarks import gpu_stages
@@ -117,6 +118,14 @@ def test_tables_of_the_paper_are_trained_without_ray_and_mlflow_too(absent, limi
     assert all("--compare" in command for command in commands if command[0] == "report")
 
 
+@pytest.mark.parametrize(("memory", "cores", "shards"), [(150e9, 16, 8), (85e9, 4, 4), (24e9, 16, 2), (6e9, 16, 1)])
+def test_the_tests_processes_fit_in_the_gpu_s_memory(memory, cores, shards, monkeypatch):
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=memory))
+    monkeypatch.setattr(gpu_stages.os, "cpu_count", lambda: cores)
+    assert gpu_stages._shards() == shards
+
+
 @pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
 def test_make_gpu_passes_its_settings_on():
     def command(*settings):
@@ -176,8 +185,30 @@ def test_outcomes_are_written_and_tests_that_passed_are_not_repeated(tmp_path):
     assert "not yet" in read_outcomes(journal)["test_some.py::test_b"]["message"]
     assert run(FIXED="1") == 0
     lines = [json.loads(line) for line in journal.read_text().splitlines()]
-    assert [row["test"].split("::")[1] for row in lines].count("test_a") == 1
+    assert [row["test"].split("::")[1] for row in lines if row["outcome"] == "passed"].count("test_a") == 1
     assert read_outcomes(journal)["test_some.py::test_b"]["outcome"] == "passed"
+
+
+@pytest.mark.slow
+def test_after_an_error_of_cuda_another_process_runs_the_other_tests(tmp_path, monkeypatch, capsys):
+    tests = tmp_path / "test_some.py"
+    tests.write_text(
+        "import os, pytest\n"
+        "broken = []\n"
+        "def test_a(): pass\n"
+        "def test_b():\n    broken.append(1)\n    raise RuntimeError('CUDA error: an illegal memory access')\n"
+        "def test_c(): assert not broken\n"
+        "def test_d(): os._exit(9)\n"
+        "def test_e(): pass\n"
+    )
+    monkeypatch.setattr(gpu_stages, "TESTS", tests)
+    monkeypatch.setattr(gpu_stages, "_shards", lambda: 1)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "tests" / "benchmarks"))
+    assert main(["--child", "tests", "--out", str(tmp_path)]) == 1
+    outcomes = {test.split("::")[1]: row["outcome"] for test, row in read_outcomes(tmp_path / "tests.jsonl").items()}
+    expected = {"test_a": "passed", "test_b": "failed", "test_c": "passed", "test_d": "begun", "test_e": "passed"}
+    assert outcomes == expected
+    assert "3 passed, 0 skipped, 1 failed; wrong: " in capsys.readouterr().out
 
 
 @pytest.mark.slow
