@@ -118,7 +118,9 @@ def test_tables_of_the_paper_are_trained_without_ray_and_mlflow_too(absent, limi
     assert all("--compare" in command for command in commands if command[0] == "report")
 
 
-@pytest.mark.parametrize(("memory", "cores", "shards"), [(150e9, 16, 8), (85e9, 4, 4), (24e9, 16, 2), (6e9, 16, 1)])
+@pytest.mark.parametrize(
+    ("memory", "cores", "shards"), [(150e9, 16, 8), (85e9, 16, 7), (85e9, 4, 4), (25e9, 16, 2), (6e9, 16, 1)]
+)
 def test_the_tests_processes_fit_in_the_gpu_s_memory(memory, cores, shards, monkeypatch):
     torch = pytest.importorskip("torch")
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=memory))
