@@ -15,7 +15,7 @@ def versions() -> dict[str, str]:
     """Version by name: this package, Python, and the libraries that influence results, if they are installed."""
     found = {"cope_sweep": cope_sweep.__version__, "python": platform.python_version()}
     for name in ("torch", "numpy", "ray", "mlflow"):
-        with suppress(importlib.metadata.PackageNotFoundError):  # `run --local --no-mlflow` needs neither Ray nor MLflow
+        with suppress(importlib.metadata.PackageNotFoundError):  # `run --local --no-mlflow` needs no Ray or MLflow
             found[name] = importlib.metadata.version(name)
     return found
 
