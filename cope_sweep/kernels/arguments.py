@@ -1,88 +1,82 @@
-"""A problem as a flat list of tensors and numbers: the arguments of the operator `cope_sweep::attention`.
+"""The attention problem that all fused kernels compute, as a flat list of tensors and numbers.
 
-`Arguments` is the only list of them: the operator's schema is made from it.
+    a_ij = softmax_j(s_ij + Σ terms),  s_ij = scale·q_i·k_j,  o_i = Σ_j dropout(a_ij)·v_j,  j ≤ i
 
-Tables stay factored, z = scale·q·e: kernels compute the products for a block of queries at a time.
+with the terms of `cope_sweep.positions.terms`, and gates σ(s_ij) or σ(scale·base_q_i·gate_k_j).
 
-Shapes: B batch, H heads, T queries, K head dim, P positions, M segments, R distances, N knots.
+`Arguments` is the only list of them: the schema of the operator `cope_sweep::attention` and the structure of the C++
+kernels are made from it. A new kind of term adds its fields there and in `_fields_of`. Tables stay factored,
+z = scale·q·e: kernels compute the products for a block of queries at a time.
+
+Shapes: B batch, H heads, T queries (the last of the S tokens), K head dim, P positions, N knots, M = N + 1 segments,
+R distances.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple, get_type_hints
+import math
+from typing import Any, NamedTuple, get_type_hints
 
 from torch import Tensor
 
-from cope_sweep.kernels.problem import AttentionProblem
+from cope_sweep.kernels.inputs import Inputs, Positions
+from cope_sweep.positions.terms import (
+    ContextualTerm,
+    DistanceBias,
+    LookUp,
+    PiecewiseLinear,
+    RelativeLookUp,
+    Slope,
+    Term,
+)
 
 
 class Arguments(NamedTuple):
-    """The arguments of attention. The first `DIFFERENTIABLE` have gradients."""
+    """One attention: at most one term of each kind, and one source of gates for all contextual terms.
+
+    The first `DIFFERENTIABLE` have gradients.
+    """
 
     q: Tensor
+    """(B, H, T, K), after any rotation, as k."""
     k: Tensor
     v: Tensor
-    base_q: Tensor | None
+    base_q: Tensor | None = None
     """Queries before rotation, for tables and for gates with other keys; None: q."""
-    gate_k: Tensor | None
+    gate_k: Tensor | None = None
     """Keys of the gates; None: gates use the attention logits."""
-    e: Tensor | None
+    e: Tensor | None = None
     """LookUp: (P, K) or (H, P, K)."""
-    segment_slope: Tensor | None
+    segment_slope: Tensor | None = None
     """PiecewiseLinear: (B, H, T, M), as its intercept."""
-    segment_intercept: Tensor | None
-    m: Tensor | None
+    segment_intercept: Tensor | None = None
+    m: Tensor | None = None
     """Slope: (H,)."""
-    relative: Tensor | None
+    relative: Tensor | None = None
     """RelativeLookUp: (R, K) or (H, R, K)."""
-    distance_bias: Tensor | None
+    distance_bias: Tensor | None = None
     """DistanceBias: (H, R)."""
-    knots: Tensor | None
+    knots: Tensor | None = None
     """PiecewiseLinear: (N,). This and what follows has no gradient."""
-    distance_slope: Tensor | None
+    distance_slope: Tensor | None = None
     """DistanceSlope: (H,)."""
-    seed: Tensor | None
-    lengths: Tensor | None
-    scale: float
-    limit: float
+    seed: Tensor | None = None
+    """int64 scalar: the seed of the dropout mask (see `dropout.py`)."""
+    lengths: Tensor | None = None
+    """(B,) int64: the number of tokens of each sequence; None: all S."""
+    scale: float = 1.0
+    limit: float = math.inf
     """Largest position of PiecewiseLinear; infinite if there is none."""
-    e_scale: float
-    relative_scale: float
-    far_last: bool
+    e_scale: float = 1.0
+    relative_scale: float = 1.0
+    far_last: bool = False
     """RelativeLookUp: whether distances beyond the table use its last entry."""
-    dropout: float
+    dropout: float = 0.0
 
-    @staticmethod
-    def of(problem: AttentionProblem) -> Arguments:
-        """The arguments of the problem."""
-        table, relative, piecewise = problem.look_up, problem.relative, problem.piecewise
-        base_queries = [term.q_BHQK for term in (table, relative) if term is not None]
-        base_queries += [problem.gates[0]] if problem.gates else []
-        base_q = base_queries[0] if base_queries and base_queries[0] is not problem.q_BHTK else None
-        slope, distance_bias, distance_slope = problem.slope, problem.distance_bias, problem.distance_slope
-        return Arguments(
-            q=problem.q_BHTK,
-            k=problem.k_BHSK,
-            v=problem.v_BHSK,
-            base_q=base_q,
-            gate_k=problem.gates[1] if problem.gates else None,
-            e=table.e_PK if table else None,
-            segment_slope=piecewise.slope_BHQM if piecewise else None,
-            segment_intercept=piecewise.intercept_BHQM if piecewise else None,
-            m=slope.m_H if slope else None,
-            relative=relative.e_RK if relative else None,
-            distance_bias=distance_bias.b_HR if distance_bias else None,
-            knots=piecewise.knots_N if piecewise else None,
-            distance_slope=distance_slope.m_H if distance_slope else None,
-            seed=problem.seed if problem.dropout else None,
-            lengths=problem.lengths_B,
-            scale=problem.scale,
-            limit=float("inf") if piecewise is None or piecewise.limit is None else piecewise.limit,
-            e_scale=table.scale if table else 1.0,
-            relative_scale=relative.scale if relative else 1.0,
-            far_last=bool(relative and relative.far == "last"),
-            dropout=problem.dropout,
-        )
+    @property
+    def contextual(self) -> bool:
+        """Whether a term depends on gates."""
+        return self.e is not None or self.segment_slope is not None or self.m is not None
 
 
 DIFFERENTIABLE = 11
@@ -96,6 +90,88 @@ _SCHEMA_TYPES = {Tensor: "Tensor", Tensor | None: "Tensor?", float: "float", boo
 def schema() -> str:
     """The arguments in the language of torch's operator schemas: `Tensor q, Tensor k, …`."""
     return ", ".join(f"{_SCHEMA_TYPES[kind]} {name}" for name, kind in get_type_hints(Arguments).items())
+
+
+def make_problem(inputs: Inputs, positions: Positions, dropout: float, seed: Tensor | None) -> Arguments | str:
+    """The problem for these inputs and encodings, or why the fused kernels cannot express it, for a log message.
+
+    They cannot express hard attention, an encoding without a `term`, two terms of a kind, contextual encodings whose
+    gates differ, and a table of rotated queries beside one (or gates) of unrotated ones. Raises ValueError if gate keys
+    of an encoding are missing from the inputs.
+    """
+    if inputs.hard:
+        return "attention is hard, and fused kernels compute the softmax only"
+    fields: dict[str, Any] = {}
+    table_queries: list[Tensor] = []
+    gate_keys: list[Tensor | None] = []
+    for index, position in enumerate(positions):
+        encoding = position.encoding
+        if not encoding.scores:
+            continue
+        query_BHTK = inputs.rotated_q_BHTK if encoding.uses_rotated_query else inputs.q_BHTK
+        term = encoding.term(position.parameters, query_BHTK)
+        if term is None:
+            return f"the score of {encoding.kind} with these options has no form for fused kernels"
+        of_term = _fields_of(term)
+        if any(name in fields for name in of_term):
+            return f"{encoding.kind} is not the only encoding with a {type(term).__name__} term"
+        fields |= of_term
+        if isinstance(term, LookUp | RelativeLookUp):
+            table_queries.append(term.q_BHQK)
+        if isinstance(term, ContextualTerm):
+            gate_keys.append(_gate_keys(inputs, term, index))
+    if any(keys is not gate_keys[0] for keys in gate_keys):
+        return "the gates of contextual encodings differ"
+    gate_k = gate_keys[0] if gate_keys else None
+    base_queries = table_queries if gate_k is None else [*table_queries, inputs.q_BHTK]
+    base_q = base_queries[0] if base_queries else inputs.rotated_q_BHTK
+    if any(query is not base_q for query in base_queries):
+        return "one table has rotated queries, and another table or the gates have queries before the rotation"
+    return Arguments(
+        inputs.rotated_q_BHTK,
+        inputs.rotated_k_BHSK,
+        inputs.v_BHSK,
+        base_q=None if base_q is inputs.rotated_q_BHTK else base_q,
+        gate_k=gate_k,
+        seed=seed if dropout else None,
+        lengths=inputs.lengths_B,
+        scale=inputs.q_BHTK.shape[-1] ** -0.5,
+        dropout=dropout,
+        **fields,
+    )
+
+
+def _fields_of(term: Term) -> dict[str, Any]:
+    """The fields of `Arguments` that describe a term."""
+    if isinstance(term, LookUp):
+        return {"e": term.e_PK, "e_scale": term.scale}
+    if isinstance(term, PiecewiseLinear):
+        limit = math.inf if term.limit is None else term.limit
+        tables = {"segment_slope": term.slope_BHQM, "segment_intercept": term.intercept_BHQM}
+        return {**tables, "knots": term.knots_N, "limit": limit}
+    if isinstance(term, Slope):
+        return {"m": term.m_H}
+    if isinstance(term, RelativeLookUp):
+        return {"relative": term.e_RK, "relative_scale": term.scale, "far_last": term.far == "last"}
+    if isinstance(term, DistanceBias):
+        return {"distance_bias": term.b_HR}
+    return {"distance_slope": term.m_H}
+
+
+def _gate_keys(inputs: Inputs, term: ContextualTerm, index: int) -> Tensor | None:
+    """The keys of a term's gates; None: gates use the attention logits."""
+    if term.gate == "logits" or (term.gate == "keys" and not inputs.rotated):
+        return None
+    if term.gate == "keys":
+        return inputs.k_BHSK
+    if term.gate == "values":
+        return inputs.v_BHSK
+    keys_BHSK = inputs.gate_k_BHSK[index]
+    if keys_BHSK is None:
+        raise ValueError(
+            f"encoding {index} has gate: separate, and Inputs.gate_k_BHSK[{index}] is None: pass its gate keys"
+        )
+    return keys_BHSK
 
 
 def unit_stride(x: Tensor) -> Tensor:

@@ -9,11 +9,14 @@ no gradient: the columns from there on are attention without positions.
 
 Shapes: N heads of some sequences, R rows (queries of a block), C columns (keys up to the block's last query, reversed),
 U columns before positions are saturated, P positions, M segments.
+
+On a GPU, the forward pass waits at each block for U, which is a size. It saves U in the host's memory, so that the
+backward pass need not wait.
 """
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -34,7 +37,7 @@ from cope_sweep.kernels.blocked_scores import (
 
 
 def forward(given: Arguments, out: Tensor, lse: Tensor, carry: Tensor) -> None:
-    """Write the output and the log-sum-exp; `carry` gets U of the block of each query."""
+    """Write the output and the log-sum-exp; `carry`, on the CPU, gets U of the block of each query."""
     with torch.autocast(given.q.device.type, enabled=False):
         x = Tensors(given)
         out_NTK, lse_NT, width_NT = out.flatten(0, 1), lse.flatten(0, 1), carry[0].flatten(0, 1)
@@ -65,11 +68,10 @@ def backward(
         is_token = x.is_token()
         if is_token is not None:
             dout_NTK = dout_NTK.masked_fill(~is_token, 0)
-        widths = carry[0].flatten(0, 1).cpu()
-        out_NTK, lse_NT = out.to(x.dtype).flatten(0, 1), lse.flatten(0, 1)
+        out_NTK, lse_NT, width_NT = out.to(x.dtype).flatten(0, 1), lse.flatten(0, 1), carry[0].flatten(0, 1)
         grads = Gradients(x, gradients)
         for block in x.blocks():
-            width = int(widths[block.n0, block.rows.start])
+            width = int(width_NT[block.n0, block.rows.start])
             _block_backward(x, block, width, dout_NTK, out_NTK, lse_NT, grads)
         grads.write()
 
@@ -78,7 +80,7 @@ def _block_backward(
     x: Tensors, block: Block, width: int, dout_NTK: Tensor, out_NTK: Tensor, lse_NT: Tensor, grads: Gradients
 ) -> None:
     given, heads, rows = x.given, block.heads, block.rows
-    scores, _ = scores_of(x, block, width)
+    scores, _ = scores_of(x, block, width, is_known=True)
     a_NRC = scores.s_NRC.sub_(lse_NT[heads, rows, None]).exp_()
     dout_NRK = dout_NTK[heads, rows]
     da_NRC = dout_NRK @ x.columns(block, x.v).transpose(-1, -2)
@@ -94,7 +96,7 @@ def _block_backward(
     if x.base_q is not x.q:
         grads.base_q[heads, rows] = 0
     grads.add_distances(block, ds_NRC)
-    if x.contextual:
+    if given.contextual:
         dlogits_NRU = grads.add_contextual(block, scores, ds_NRC)
         U = dlogits_NRU.shape[-1]
         if scores.gate_k_NCK is None:
@@ -113,13 +115,14 @@ class Gradients:
     def __init__(self, x: Tensors, to: list[Tensor | None]) -> None:
         self.x, self._to = x, to
         self._sums = [None if t is None else t if t.dtype == x.dtype else t.to(x.dtype) for t in to]
-        q, k, v, base_q, gate_k, self.e, slope, intercept, self.m, self.relative, self.distance_bias = self._sums
-        self.q, self.k, self.v = (cast(Tensor, flatten_heads(t)) for t in (q, k, v))
-        self.base_q = self.q if base_q is None else base_q.flatten(0, 1)
-        if gate_k is not None:
-            self.gate_k = gate_k.flatten(0, 1)
-        self.segment_slope, self.segment_intercept = flatten_heads(slope), flatten_heads(intercept)
-        for summed in (k, v, gate_k, self.e, self.m, self.relative, self.distance_bias):
+        of = Arguments(*cast(list[Any], self._sums))
+        self.q, self.k, self.v = of.q.flatten(0, 1), of.k.flatten(0, 1), of.v.flatten(0, 1)
+        self.base_q = self.q if of.base_q is None else of.base_q.flatten(0, 1)
+        if of.gate_k is not None:
+            self.gate_k = of.gate_k.flatten(0, 1)
+        self.segment_slope, self.segment_intercept = map(flatten_heads, (of.segment_slope, of.segment_intercept))
+        self.e, self.m, self.relative, self.distance_bias = of.e, of.m, of.relative, of.distance_bias
+        for summed in (of.k, of.v, of.gate_k, of.e, of.m, of.relative, of.distance_bias):
             if summed is not None:
                 summed.zero_()
 

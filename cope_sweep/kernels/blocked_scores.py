@@ -78,11 +78,7 @@ class Tensors:
         self.q, self.k, self.v = given.q.flatten(0, 1), given.k.flatten(0, 1), given.v.flatten(0, 1)
         self.base_q = self.q if given.base_q is None else given.base_q.flatten(0, 1)
         self.gate_k = flatten_heads(given.gate_k)
-        self.segment_slope, self.segment_intercept = (
-            flatten_heads(given.segment_slope),
-            flatten_heads(given.segment_intercept),
-        )
-        self.contextual = given.e is not None or given.segment_slope is not None or given.m is not None
+        self.segment_slope, self.segment_intercept = map(flatten_heads, (given.segment_slope, given.segment_intercept))
         self._reversed: dict[int, Tensor] = {}
         self._first_head = -1
 
@@ -148,19 +144,20 @@ class Scores:
     z_NRP: Tensor | None = None
 
 
-def scores_of(x: Tensors, block: Block, width: int) -> tuple[Scores, int]:
-    """Compute the block's scores and U. `width` is the first guess of U."""
+def scores_of(x: Tensors, block: Block, width: int, is_known: bool = False) -> tuple[Scores, int]:
+    """Compute the block's scores and U. `width` is U if that `is_known`, else the first guess of it."""
     given = x.given
     hidden = block.hidden(x.device)
     R = len(hidden)
     scores = Scores(torch.empty(0), x.columns(block, x.k))
     s_NRC = scores.s_NRC = (x.q[block.heads, block.rows] * given.scale) @ scores.k_NCK.transpose(-1, -2)
-    if x.contextual:
+    if given.contextual:
         logits_NRC = s_NRC
         if x.gate_k is not None:
             scores.gate_k_NCK = x.columns(block, x.gate_k)
             logits_NRC = (x.base_q[block.heads, block.rows] * given.scale) @ scores.gate_k_NCK.transpose(-1, -2)
-        width = _gates_and_positions(scores, logits_NRC, hidden, max(width, R), x.saturation())
+        saturation = None if is_known else x.saturation()
+        width = _gates_and_positions(scores, logits_NRC, hidden, max(width, R), saturation)
         _add_contextual(x, block, scores, width)
     if given.relative is not None or given.distance_bias is not None or given.distance_slope is not None:
         _add_distance(x, block, s_NRC)
@@ -168,15 +165,20 @@ def scores_of(x: Tensors, block: Block, width: int) -> tuple[Scores, int]:
     return scores, width
 
 
-def _gates_and_positions(scores: Scores, logits_NRC: Tensor, hidden: Tensor, width: int, saturation: float) -> int:
-    """Fill in gates and positions until all rows are saturated; returns U, the number of columns computed."""
+def _gates_and_positions(
+    scores: Scores, logits_NRC: Tensor, hidden: Tensor, width: int, saturation: float | None
+) -> int:
+    """Fill in gates and positions until all rows are saturated; returns U, the number of columns computed.
+
+    `saturation` is the position from which a row is saturated; None: `width` is U.
+    """
     C, R = logits_NRC.shape[-1], len(hidden)
     while True:
         width = min(width, C)
         gate_NRU = logits_NRC[..., :width].sigmoid()
         gate_NRU[..., :R].masked_fill_(hidden[:, :width], 0)
         p_NRU = gate_NRU.cumsum(-1)
-        if width == C or bool((p_NRU[..., -1] >= saturation).all()):
+        if saturation is None or width == C or bool((p_NRU[..., -1] >= saturation).all()):
             scores.gate_NRU, scores.p_NRU = gate_NRU, p_NRU
             return width
         width = width * 5 // 4 + 16

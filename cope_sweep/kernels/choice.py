@@ -24,7 +24,8 @@ _observer: ContextVar[Observer | None] = ContextVar("observer", default=None)
 
 @dataclass
 class _Traced:
-    """The same for code that torch.compile traces. Its guards notice changes of an object; torch 2.11 traces no ContextVar.
+    """The same for code that torch.compile traces. Its guards notice changes of an object, and torch 2.11 traces no
+    ContextVar.
 
     One for all threads: the implementation that was set last, and the number of observers.
     """

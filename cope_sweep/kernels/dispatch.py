@@ -21,11 +21,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cope_sweep.kernels import operator
-from cope_sweep.kernels.arguments import Arguments
 from cope_sweep.kernels.choice import Implementation, chosen_implementation, observe
 from cope_sweep.kernels.inputs import Inputs, Positions
 from cope_sweep.kernels.path import choose
-from cope_sweep.kernels.problem import AttentionProblem
 from cope_sweep.kernels.reference import reference
 
 log = logging.getLogger(__name__)
@@ -46,15 +44,10 @@ def attend(
     if path.reason is not None and (implementation != "auto" or inputs.q_BHTK.dtype != torch.float64):
         _log_once(f"attention: {path.reason}")
     if path.problem is not None:
-        return fused(path.problem, path.name)
+        return operator.attention(path.problem, path.name)
     if path.name == "sdpa":
         return _without_scores(inputs, dropout)
     return reference(inputs, positions, dropout)
-
-
-def fused(problem: AttentionProblem, kernel: str) -> Tensor:
-    """Attention of a problem, (B, H, T, K), in the type of the values, by a kernel that can compute it."""
-    return operator.attention(Arguments.of(problem), kernel)
 
 
 def _without_scores(inputs: Inputs, dropout: float) -> Tensor:

@@ -38,6 +38,8 @@ _MODULES = {
 }
 _CARRIED = {"native": 0, "blocked": 1, "triton": 3}
 """How many integers of each query the forward pass of a kernel saves for its backward pass."""
+_CARRIED_BY_HOST = ("blocked",)
+"""Kernels whose Python code reads these integers: in the host's memory, that needs no synchronisation with a GPU."""
 
 
 @cache
@@ -55,10 +57,11 @@ def empty_outputs(given: Arguments, kernel: str) -> tuple[Tensor, Tensor, Tensor
     """The output, (B, H, T, K); the log-sum-exp, (B, H, T); and integers that the kernel saves, (n, B, H, T)."""
     B, H, T, _ = given.q.shape
     precise = torch.float64 if given.q.dtype == torch.float64 else torch.float32
+    carry_device = torch.device("cpu") if kernel in _CARRIED_BY_HOST else given.q.device
     return (
         _empty_heads(given.q, given.v.shape[-1], given.v.dtype, kernel),
         given.q.new_empty((B, H, T), dtype=precise),
-        given.q.new_empty((_CARRIED[kernel], B, H, T), dtype=torch.int32),
+        given.q.new_empty((_CARRIED[kernel], B, H, T), dtype=torch.int32, device=carry_device),
     )
 
 

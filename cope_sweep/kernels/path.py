@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Literal
 import torch
 
 from cope_sweep.kernels import native
+from cope_sweep.kernels.arguments import Arguments, make_problem
 from cope_sweep.kernels.choice import Implementation
 from cope_sweep.kernels.dropout import draw_seed
 from cope_sweep.kernels.inputs import Inputs, Position, Positions
-from cope_sweep.kernels.problem import AttentionProblem, make_problem
 
 if TYPE_CHECKING:
     from cope_sweep.positions import Dims, Encoding
@@ -36,7 +36,7 @@ class Path:
     """An implementation, or `sdpa`: torch's `scaled_dot_product_attention`."""
     reason: str | None = None
     """Why a fused kernel for the device, or the implementation that was asked for, is not used; None: it is."""
-    problem: AttentionProblem | None = None
+    problem: Arguments | None = None
     """What a fused kernel is given; None for `sdpa` and `reference`."""
 
 
@@ -118,7 +118,7 @@ def choose(inputs: Inputs, positions: Positions, dropout: float, implementation:
     reason = _why_not(problem, implementation)
     if reason is None:
         return Path(implementation, None, problem)
-    return Path("blocked", f"{implementation} is not used, {reason}; falling back to PyTorch", problem)
+    return Path("blocked", f"{implementation} is not used, {reason}; falling back to PyTorch (blocked)", problem)
 
 
 def _fastest(inputs: Inputs, positions: Positions, dropout: float) -> Path:
@@ -134,24 +134,26 @@ def _fastest(inputs: Inputs, positions: Positions, dropout: float) -> Path:
         return Path("reference")
     problem = _problem(inputs, positions, dropout)
     if isinstance(problem, str):
-        return Path("reference", f"no fused kernel is used, {problem}; the reference needs memory for all T × T scores")
+        needs = "which needs memory for all T × T scores"
+        return Path("reference", f"no fused kernel is used, {problem}; using the reference, {needs}")
     name: Literal["native", "triton"] = "native" if on_cpu else "triton"
     reason = _why_not(problem, name)
     if reason is None:
         return Path(name, None, problem)
-    reason = f"{name} is not used, {reason}; falling back to PyTorch"
+    instead: PathName = "blocked"
     if no_scores and T == S:
-        return Path("sdpa", reason)
-    if S < MIN_BLOCKED_KEYS:
-        return Path("reference", reason)
-    return Path("blocked", reason, problem)
+        instead = "sdpa"
+    elif S < MIN_BLOCKED_KEYS:
+        instead = "reference"
+    reason = f"{name} is not used, {reason}; falling back to PyTorch ({instead})"
+    return Path(instead, reason, problem if instead == "blocked" else None)
 
 
-def _problem(inputs: Inputs, positions: Positions, dropout: float) -> AttentionProblem | str:
+def _problem(inputs: Inputs, positions: Positions, dropout: float) -> Arguments | str:
     return make_problem(inputs, positions, dropout, draw_seed(inputs.q_BHTK.device) if dropout else None)
 
 
-def _why_not(problem: AttentionProblem, implementation: Literal["native", "triton"]) -> str | None:
+def _why_not(problem: Arguments, implementation: Literal["native", "triton"]) -> str | None:
     """Why the kernels of this name cannot compute the problem; None: they can."""
     if implementation == "native":
         return native.why_not(problem)

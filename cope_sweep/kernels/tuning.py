@@ -209,12 +209,16 @@ _MULTIPLES = (
     (("forward", "BLOCK_T"), ("backward_rows", "BLOCK_T")),
     (("forward", "BLOCK_T"), ("backward_keys", "BLOCK_T")),
     (("forward", "PLAIN_S"), ("backward_rows", "PLAIN_S")),
+    (("backward_rows", "BLOCK_T"), ("backward_keys", "BLOCK_T")),
     (("backward_rows", "PLAIN_S"), ("backward_rows", "BLOCK_S")),
     (("backward_keys", "BLOCK_S"), ("backward_rows", "BLOCK_S")),
     (("backward_keys", "PLAIN_T"), ("backward_keys", "BLOCK_T")),
 )
 """Tile sizes of which the first is a multiple of the second: the forward kernel determines where plain tiles end, and
-`backward_rows` stores positions at the edges of its tiles of BLOCK_S keys."""
+`backward_rows` stores positions at the edges of its tiles of BLOCK_S keys, for its tiles of BLOCK_T queries."""
+
+MAX_KEYS = 64
+"""The largest BLOCK_S: sums of so many gates are exact (see `triton_attention/tiles.py`)."""
 
 
 def incompatible(configurations: Configurations) -> str | None:
@@ -223,6 +227,9 @@ def incompatible(configurations: Configurations) -> str | None:
         one, other = configurations[kernel].get(size), configurations[other_kernel].get(other_size)
         if one is None or other is None or one % other:
             return f"{kernel}.{size} ({one}) has to be a multiple of {other_kernel}.{other_size} ({other})"
+    for kernel, sizes in configurations.items():
+        if sizes["BLOCK_S"] > MAX_KEYS:
+            return f"{kernel}.BLOCK_S ({sizes['BLOCK_S']}) has to be at most {MAX_KEYS}"
     return None
 
 

@@ -12,14 +12,13 @@ from cope_benchmarks import exact as exact_module
 from cope_benchmarks.exact import compare, computed_by, exact
 from cope_benchmarks.gpu_problems import DTYPES, Problem
 
-from cope_sweep.kernels import fused
-from cope_sweep.positions.terms import LookUp
+from cope_sweep.kernels import operator
 
 SMALL = {"heads": 2, "tokens": 75, "head_dim": 16}
 
 
 def blocked(problem):
-    return fused(problem, "blocked")
+    return operator.attention(problem, "blocked")
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -94,20 +93,18 @@ def test_a_correct_kernel_is_accepted(name, dtype):
 
 def gates_stop_after(problem):
     """No gradient flows through the gates of the first 32 keys: a tile is taken for a plain one."""
-    q, k, v = problem.q_BHTK, problem.k_BHSK, problem.v_BHSK
-    k = torch.cat([k[:, :, :32].detach(), k[:, :, 32:]], 2)
-    return blocked(replace(problem, k_BHSK=k, q_BHTK=q, v_BHSK=v))
+    k = torch.cat([problem.k[:, :, :32].detach(), problem.k[:, :, 32:]], 2)
+    return blocked(problem._replace(k=k))
 
 
 def last_entry_is_missing(problem):
-    term = problem.look_up
-    return blocked(replace(problem, look_up=LookUp(term.q_BHQK, term.e_PK[:-1], term.scale, term.gate)))
+    return blocked(problem._replace(e=problem.e[:-1]))
 
 
 def one_tile_of_values_is_wrong(problem):
-    v = problem.v_BHSK.clone()
+    v = problem.v.clone()
     v[:, :, 64:96] = v[:, :, 64:96].roll(1, 2)
-    return blocked(replace(problem, v_BHSK=v))
+    return blocked(problem._replace(v=v))
 
 
 def results_are_2_percent_large(problem):
@@ -115,11 +112,8 @@ def results_are_2_percent_large(problem):
 
 
 def positions_are_off_by_one_gate(problem):
-    term = problem.look_up
-    shifted = torch.cat([term.e_PK[1:], term.e_PK[-1:]])
-    return blocked(
-        replace(problem, look_up=LookUp(term.q_BHQK, 0.8 * term.e_PK + 0.2 * shifted, term.scale, term.gate))
-    )
+    shifted = torch.cat([problem.e[1:], problem.e[-1:]])
+    return blocked(problem._replace(e=0.8 * problem.e + 0.2 * shifted))
 
 
 FAULTS = [

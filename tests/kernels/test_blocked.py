@@ -3,17 +3,18 @@
 import pytest
 import torch
 from hypothesis import given, settings
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from cope_sweep.kernels import blocked_scores, fused, make_problem
+from cope_sweep.kernels import blocked, blocked_scores, make_problem, operator
 from cope_sweep.positions import CoPE, CoPEALiBi, CoPEMLP, Relative
 from tests.kernels.accuracy import assert_equals_reference
-from tests.kernels.cases import Case, cases, long_cases
+from tests.kernels.cases import DROPOUT_SEED, Case, cases, long_cases, make_inputs, random_tensors
 
 
 def attend_blocked(inputs, positions, dropout, seed):
     problem = make_problem(inputs, positions, dropout, seed)
     assert not isinstance(problem, str)
-    return fused(problem, "blocked")
+    return operator.attention(problem, "blocked")
 
 
 @given(cases())
@@ -54,3 +55,30 @@ def test_other_types(dtype):
     assert_equals_reference(Case((CoPE(p_max=20),), queries=200, head_dim=32), attend_blocked, dtype)
     case = Case((CoPEMLP(hidden=7, gate="separate"), Relative(positions=5)), queries=70, rotated=True)
     assert_equals_reference(case, attend_blocked, dtype)
+
+
+class Reads(TorchDispatchMode):
+    """The memory of the tensors whose values Python reads: it waits for a GPU if they are there."""
+
+    def __init__(self):
+        super().__init__()
+        self.storages = set()
+
+    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
+        if function is torch.ops.aten._local_scalar_dense.default:
+            self.storages.add(arguments[0].untyped_storage().data_ptr())
+        return function(*arguments, **(keywords or {}))
+
+
+def test_the_backward_pass_reads_the_carried_integers_only():
+    encodings = (CoPE(p_max=4), CoPEALiBi(slopes="learned"), CoPEMLP(hidden=7, p_max=5), Relative(positions=5))
+    for case in (Case(encodings, queries=70, dropout=0.2, lengths=(70, 33)), Case(encodings[:1], queries=300, batch=1)):
+        given = make_problem(*make_inputs(case, random_tensors(case, torch.float64)), case.dropout, DROPOUT_SEED)
+        outputs, gradients = operator.empty_outputs(given, "blocked"), operator.empty_gradients(given, "blocked")
+        carried = outputs[2].untyped_storage().data_ptr()
+        with Reads() as forward:
+            blocked.forward(given, *outputs)
+        with Reads() as backward:
+            blocked.backward(given, torch.ones_like(outputs[0]), *outputs, gradients)
+        assert forward.storages - {carried}  # it has to know when positions are saturated
+        assert backward.storages == {carried}

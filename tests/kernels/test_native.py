@@ -9,8 +9,7 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 
-from cope_sweep.kernels import fused, make_problem, native, operator
-from cope_sweep.kernels.arguments import Arguments
+from cope_sweep.kernels import make_problem, native, operator
 from cope_sweep.kernels.native import abi, build
 from cope_sweep.positions import T5, ALiBi, CoPE, CoPEALiBi, CoPEMLP, Relative
 from tests.kernels.accuracy import assert_equals_reference
@@ -43,7 +42,7 @@ def target(request, monkeypatch):
 def attend_native(inputs, positions, dropout, seed):
     problem = make_problem(inputs, positions, dropout, seed)
     assert native.why_not(problem) is None
-    return fused(problem, "native")
+    return operator.attention(problem, "native")
 
 
 def assert_correct(case):
@@ -104,7 +103,7 @@ def test_a_bias_that_is_linear_from_some_position_on(encoding, logit_shift):
 @pytest.mark.parametrize("case", ALL_TERMS, ids=range(len(ALL_TERMS)))
 def test_the_same_bits_at_any_number_of_threads(case):
     # The operator alone: the tables are made by torch's matrix products, which may depend on the number of threads.
-    given = Arguments.of(float32_problem(replace(case, queries=300, lengths=None)))
+    given = float32_problem(replace(case, queries=300, lengths=None))
     before = torch.get_num_threads()
     results = []
     try:
@@ -146,7 +145,7 @@ def test_bfloat16_inputs_are_read_as_the_same_numbers_in_float32(gate):
     for dtype in (torch.bfloat16, torch.float32):
         tensors = {name: x.to(dtype) for name, x in random_tensors(case, torch.bfloat16).items()}
         problem = make_problem(*make_inputs(case, tensors), 0.0, None)
-        outputs.append(fused(problem, "native"))
+        outputs.append(operator.attention(problem, "native"))
     assert outputs[0].dtype == torch.bfloat16
     assert torch.equal(outputs[0], outputs[1].bfloat16())
 
@@ -155,10 +154,10 @@ def test_types_may_differ():
     """Under autocast, gate keys with a bias in float32 are float32, beside queries in bfloat16."""
     case = Case((CoPE(p_max=9, gate="separate"),), queries=70)
     tensors = {name: x.bfloat16() for name, x in random_tensors(case, torch.bfloat16).items()}
-    expected = fused(make_problem(*make_inputs(case, tensors), 0.0, None), "native")
+    expected = operator.attention(make_problem(*make_inputs(case, tensors), 0.0, None), "native")
     tensors |= {"gate_k0": tensors["gate_k0"].float(), "k": tensors["k"].float()}
     mixed = {name: x.requires_grad_() for name, x in tensors.items()}
-    computed = fused(make_problem(*make_inputs(case, mixed), 0.0, None), "native")
+    computed = operator.attention(make_problem(*make_inputs(case, mixed), 0.0, None), "native")
     assert torch.equal(computed, expected)
     gradients = torch.autograd.grad(computed.sum(), [mixed["q"], mixed["k"], mixed["gate_k0"]])
     assert [x.dtype for x in gradients] == [torch.bfloat16, torch.float32, torch.float32]

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from cope_sweep.kernels import attend, make_problem, operator, using
 from cope_sweep.kernels.arguments import DIFFERENTIABLE, Arguments
@@ -27,7 +28,7 @@ PROBLEMS = {
 
 def arguments(case, dtype=torch.float32):
     tensors = {n: x.to(dtype).requires_grad_() for n, x in random_tensors(case, dtype).items()}
-    return Arguments.of(make_problem(*make_inputs(case, tensors), case.dropout, DROPOUT_SEED))
+    return make_problem(*make_inputs(case, tensors), case.dropout, DROPOUT_SEED)
 
 
 @pytest.mark.parametrize("kernel", ["native", "blocked"])
@@ -49,6 +50,14 @@ def test_fake_results_have_the_types_and_strides_of_real_ones(kernel, dtype):
         assert (real.shape, real.dtype, real.stride()) == (fake.shape, fake.dtype, fake.stride())
     inputs = [x for x in given[:DIFFERENTIABLE] if x is not None]
     assert [x.dtype for x in gradients] == [x.dtype for x in inputs] == [dtype] * len(inputs)
+
+
+@pytest.mark.parametrize(("kernel", "device"), [("blocked", "cpu"), ("triton", "cuda")])
+def test_integers_that_python_reads_are_in_the_host_s_memory(kernel, device):
+    with FakeTensorMode():
+        q, k, v = torch.empty(3, 1, 1, 20, 8, device="cuda")
+        out, lse, carry = operator.empty_outputs(Arguments(q, k, v), kernel)
+    assert (out.device.type, lse.device.type, carry.device.type) == ("cuda", "cuda", device)
 
 
 def test_the_schema_lists_the_arguments_in_their_order():

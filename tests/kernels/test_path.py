@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from cope_sweep.kernels import dispatch, using, which
+from cope_sweep.kernels import dispatch, operator, using, which
 from cope_sweep.model import Transformer
-from cope_sweep.positions import CoPE, Dims, Encoding
+from cope_sweep.positions import CoPE, CoPEMLP, Dims, Encoding
 from cope_sweep.spec import RunSpec
 
 LISTS = {
@@ -37,18 +37,18 @@ def used(monkeypatch):
     """The names of the paths that attention takes."""
     names = []
 
-    def record(function, name_of):
-        original = getattr(dispatch, function)
+    def record(module, function, name_of):
+        original = getattr(module, function)
 
         def recorded(*arguments):
             names.append(name_of(arguments))
             return original(*arguments)
 
-        monkeypatch.setattr(dispatch, function, recorded)
+        monkeypatch.setattr(module, function, recorded)
 
-    record("fused", lambda arguments: arguments[1])
-    record("reference", lambda _: "reference")
-    record("_without_scores", lambda _: "sdpa")
+    record(operator, "attention", lambda arguments: arguments[1])
+    record(dispatch, "reference", lambda _: "reference")
+    record(dispatch, "_without_scores", lambda _: "sdpa")
     return names
 
 
@@ -93,12 +93,9 @@ def test_reasons_name_what_prevents_a_fused_kernel():
     dims = Dims(8, 2, 1, 300)
     assert which([CoPE()], dims) == ("native", None)
     assert which([], dims, dtype=torch.bfloat16) == ("sdpa", None)
-    name, reason = which([CoPE()], dims, hard=True)
-    assert name == "reference"
-    assert "attention is hard" in reason
     name, reason = which([CoPE()], dims, dtype=torch.float64)
     assert name == "blocked"
-    assert "float64" in reason
+    assert reason.endswith("the tensors are torch.float64; falling back to PyTorch (blocked)")
 
 
 def test_a_machine_without_a_gpu_knows_the_paths_of_one():
@@ -109,6 +106,31 @@ def test_a_machine_without_a_gpu_knows_the_paths_of_one():
     name, reason = which([CoPE()], Dims(2048, 2, 1, 300), device="cuda")
     assert name == "blocked"
     assert "head dim 1024" in reason
+
+
+@pytest.mark.parametrize(("keys", "instead"), [(300, "blocked"), (100, "reference")])
+def test_a_gpu_has_no_kernel_for_cope_mlp(keys, instead):
+    pytest.importorskip("triton")
+    assert which([CoPEMLP()], Dims(64, 2, 1, keys), device="cuda") == (
+        instead,
+        "triton is not used, it does not compute CoPE-MLP, a piecewise linear function of the position; "
+        f"falling back to PyTorch ({instead})",
+    )
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_hard_attention_has_no_fused_kernel(device):
+    dims, reason = (
+        Dims(64, 2, 1, 300),
+        "attention is hard, and fused kernels compute the softmax only; using the reference",
+    )
+    assert which([CoPE()], dims, device=device, hard=True) == (
+        "reference",
+        f"no fused kernel is used, {reason}, which needs memory for all T × T scores",
+    )
+    for name in ("blocked", "native", "triton"):
+        found = which([CoPE()], dims, device=device, hard=True, implementation=name)
+        assert found == ("reference", f"{name} is not used, {reason}")
 
 
 def test_decoding_uses_the_reference():

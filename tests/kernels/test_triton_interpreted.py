@@ -17,7 +17,7 @@ pytest.importorskip("triton")
 import triton
 import triton.language as tl
 
-from cope_sweep.kernels import AttentionProblem, make_problem, triton_attention
+from cope_sweep.kernels import make_problem, triton_attention
 from cope_sweep.kernels.arguments import Arguments
 from cope_sweep.kernels.operator import attention
 from cope_sweep.kernels.triton_attention import launch, tiles, workspace
@@ -172,7 +172,7 @@ def float32_arguments(queries, **options):
     """The arguments of the operator for CoPE with 8 embeddings; q, k, v and e have gradients."""
     problem, dtype = case(CoPE(p_max=8), queries=queries, **options)
     inputs, positions = make_inputs(problem, random_tensors(problem, dtype))
-    given = Arguments.of(make_problem(inputs, positions, 0.0, None))
+    given = make_problem(inputs, positions, 0.0, None)
     return given._replace(
         **{name: getattr(given, name).to(dtype, copy=True).requires_grad_() for name in ("q", "k", "v", "e")}
     )
@@ -215,33 +215,107 @@ def test_embeddings_and_gate_keys_of_another_type():
         torch.testing.assert_close(gradient.to(other.dtype), other)
 
 
-def test_a_gate_is_at_most_one_entry():
-    # A quotient that is rounded up gives 1 + 2⁻²³, and 2²² of them rounded to an integer would be 2²² + 1.
-    gates = torch.tensor([1 + 2**-23, 1.0, 1 - 2**-24, 0.0, 0.5])
-    units = torch.empty(5, dtype=torch.int32)
-    units_of_gates[(1,)](gates, units, 5, BLOCK=8)
-    assert units.tolist() == [2**22, 2**22, 2**22, 0, 2**21]
+def test_gates_are_rounded_to_multiples_of_a_unit():
+    # A quotient that is rounded up gives 1 + 2⁻²³, which must not count as more than one table entry.
+    gates = [1 + 2**-23, 1.0, 1 - 2**-24, 1 - 2**-19, 0.5, 2**-18, 2**-20, 0.0, *torch.rand(500).tolist()]
+    share = torch.tensor(gates) / 64
+    high, low = torch.empty(2, len(gates), dtype=torch.float16)
+    store_halves[(1,)](share, high, low, len(gates), BLOCK=512)
+    total = 64 * (high.double() + low.double())
+    torch.testing.assert_close(total, torch.tensor(gates).double(), atol=2**-19, rtol=0)
+    assert torch.equal(total * 2**18, (total * 2**18).round())
+    assert total[:3].tolist() == [1.0, 1.0, 1.0]
 
 
 @triton.jit
-def units_of_gates(gates, units, N, BLOCK: tl.constexpr):
+def store_halves(shares, high, low, N, BLOCK: tl.constexpr):
     n = tl.arange(0, BLOCK)
-    tl.store(units + n, tiles.units_of(tl.load(gates + n, mask=n < N)), mask=n < N)
+    first, second = tiles.halves(tl.load(shares + n, mask=n < N))
+    tl.store(high + n, first, mask=n < N)
+    tl.store(low + n, second, mask=n < N)
+
+
+@pytest.mark.parametrize("keys", [16, 32, 64])
+def test_sums_of_gates_are_exact(keys):
+    # 1 − 2⁻¹⁸ has the largest number of bits; 64 of them and a fraction are a number of 25 bits, which is cut off.
+    gates = torch.rand(16, keys)
+    gates[0], gates[1], gates[2] = 1.0, 1 - 2**-18, 2**-18
+    starts = torch.full((16,), 1 - 2**-18)
+    positions, first = torch.empty(16, keys), torch.empty(16)
+    store_positions[(1,)](gates / 64, starts, positions, first, ROWS=16, KEYS=keys)
+    units = (gates.double() * 2**18).round()
+    sums = units.flip(1).cumsum(1).flip(1)
+    expected = (sums + starts.double()[:, None] * 2**18) / 2**18
+    assert torch.equal(positions.double().floor(), expected.floor())
+    assert (expected - positions.double()).max() <= (2**-18 if keys == 64 else 0)
+    assert torch.equal(first.double() * 64 * 2**18, sums[:, 0])
+
+
+@triton.jit
+def store_positions(shares, starts, positions, first, ROWS: tl.constexpr, KEYS: tl.constexpr):
+    r, c = tl.arange(0, ROWS), tl.arange(0, KEYS)
+    at = r[:, None] * KEYS + c[None, :]
+    high, low = tiles.halves(tl.load(shares + at))
+    sums = tiles.sums_from(high, low, (c[:, None] >= c[None, :]).to(tl.float16), False)
+    tl.store(positions + at, tiles.positions_of(sums, tl.load(starts + r)[:, None]))
+    tl.store(first + r, tiles.column(sums, 0))
+
+
+def words_of_a_table(dtype, values):
+    """The words that `fill_table` writes for a table with these entries, read again by `entry_and_step`."""
+    P = len(values)
+    q = torch.zeros(16, 16, dtype=dtype)
+    q[:, 0] = 1
+    e = torch.zeros(P, 16, dtype=dtype)
+    e[:, 0] = torch.tensor(values)
+    table = torch.zeros(16, P, dtype=torch.int32)
+    entries, steps = torch.empty(2, P)
+    read_back[(1,)](q, e, table, entries, steps, P, PAIRS=launch.PAIRS[dtype], BLOCK=16)
+    return entries, steps
+
+
+@triton.jit
+def read_back(q, e, table, entries, steps, P, PAIRS: tl.constexpr, BLOCK: tl.constexpr):
+    q_tile = tiles.load(q, tl.arange(0, 16), 16, tl.arange(0, 16) < 16, 16, 16)
+    for start in range(0, P, BLOCK):
+        tiles.fill_table(table, start, q_tile, e, 1.0, P, PAIRS, "ieee", 16, 16, 16, BLOCK)
+    for n in range(0, P):
+        index = tl.full((1,), n, tl.int32) + tiles.OFFSET
+        entry, step = tiles.entry_and_step(table, index, P - 1, PAIRS)
+        tl.store(entries + n + tl.arange(0, 1), entry)
+        tl.store(steps + n + tl.arange(0, 1), step)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_tables_hold_entries_and_steps(dtype):
+    values = [0.0, 1.0, -1.0, 1e-6, -3e-5, 100.0, -100.0, 0.5, 0.50390625, -0.0, *torch.randn(30).tolist()]
+    entries, steps = words_of_a_table(dtype, values)
+    exact = torch.tensor(values).to(dtype).float()
+    error = {torch.float32: 0.0, torch.bfloat16: 2**-8, torch.float16: 2**-10}[dtype]
+    torch.testing.assert_close(entries, exact, rtol=error, atol=1e-7 if error else 0.0)
+    expected = torch.cat([exact[1:] - exact[:-1], torch.zeros(1)])
+    # The interpreter cuts float32 off to bfloat16, where a GPU rounds.
+    torch.testing.assert_close(steps, expected, rtol=2 * error, atol=1e-7 if error else 0.0)
+
+
+def test_tables_keep_numbers_that_are_not_finite():
+    entries, steps = words_of_a_table(torch.bfloat16, [1.0, float("nan"), 2.0])
+    assert (entries + 0.0 * steps).isnan().tolist() == [True, True, False]
 
 
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"q_BHTK": torch.zeros(1, 1, 3, 8, dtype=torch.float64)}, "float64"),
-        ({"k_BHSK": torch.zeros(1, 1, 3, 8, dtype=torch.float16)}, "one type"),
-        ({"v_BHSK": torch.zeros(1, 1, 3, 9)}, "one head dim"),
+        ({"q": torch.zeros(1, 1, 3, 8, dtype=torch.float64)}, "float64"),
+        ({"k": torch.zeros(1, 1, 3, 8, dtype=torch.float16)}, "one type"),
+        ({"v": torch.zeros(1, 1, 3, 9)}, "one head dim"),
     ],
 )
 def test_why_not_names_what_is_not_supported(change, reason):
     q = torch.zeros(1, 1, 3, 8)
-    problem = AttentionProblem(q, q, q, 1.0)
-    assert triton_attention.why_not(problem) is None
-    assert reason in triton_attention.why_not(replace(problem, **change))
+    given = Arguments(q, q, q)
+    assert triton_attention.why_not(given) is None
+    assert reason in triton_attention.why_not(given._replace(**change))
 
 
 def test_why_not_names_cope_mlp():

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from cope_sweep.kernels.arguments import QUERIES_AND_KEYS, Arguments, unit_stride
 from cope_sweep.kernels.native import abi, build
-from cope_sweep.kernels.problem import AttentionProblem
 
 READ = (torch.float32, torch.bfloat16)
 """The types of queries, keys and values that the kernels read, and of results that they write."""
@@ -22,14 +21,14 @@ DTYPES = (*READ, torch.float16)
 """The types that are computed; float16 through copies in float32."""
 
 
-def why_not(problem: AttentionProblem) -> str | None:
+def why_not(given: Arguments) -> str | None:
     """Why these kernels cannot compute this problem here, for a log message; None: they can."""
-    q, k, v = problem.q_BHTK, problem.k_BHSK, problem.v_BHSK
+    q, k, v = given.q, given.k, given.v
     if q.device.type != "cpu":
         return f"it runs on CPUs, and the tensors are on {q.device.type}"
     if q.dtype not in DTYPES:
         return f"it computes in float32, and the tensors are {q.dtype}"
-    if problem.look_up is not None and problem.piecewise is not None:
+    if given.e is not None and given.knots is not None:
         return "it computes CoPE or CoPE-MLP in a layer, not both"
     if not q.shape[-1] == k.shape[-1] == v.shape[-1] or 0 in q.shape:
         return f"q, k and v need the same head dim, which are {q.shape[-1]}, {k.shape[-1]} and {v.shape[-1]}"
@@ -53,11 +52,8 @@ def backward(
     heads, tables = gradients[:QUERIES_AND_KEYS], gradients[QUERIES_AND_KEYS:]
     written = [None if x is None else _written(x, READ) for x in heads]
     written += [None if x is None else _written(x, READ[:1]) for x in tables]
-    pointers = abi.Gradients(
-        *(abi.View.of(x) for x in written[:QUERIES_AND_KEYS]),
-        *(abi.pointer(x) for x in written[QUERIES_AND_KEYS:]),
-    )
-    _library().cope_backward(abi.problem(given), abi.View.of(out), lse.data_ptr(), abi.View.of(dout), pointers)
+    to = abi.gradients(written)
+    _library().cope_backward(abi.problem(given), abi.View.of(out), lse.data_ptr(), abi.View.of(dout), to)
     for gradient, result in zip(gradients, written, strict=True):
         if gradient is not None and result is not None and result is not gradient:
             gradient.copy_(result)

@@ -1,4 +1,4 @@
-"""The C interface of the native kernels: its structures are declared here, and `header` writes them for the compiler.
+"""The C interface of the native kernels: structures made from `Arguments`, which `header` writes for the compiler.
 
 Shapes: B batch, H heads, T queries, S keys, D head dim.
 """
@@ -8,12 +8,12 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from ctypes import c_float, c_int32, c_int64, c_uint64, c_void_p
-from typing import Any, cast
+from typing import Any, cast, get_type_hints
 
 import torch
 from torch import Tensor
 
-from cope_sweep.kernels.arguments import Arguments
+from cope_sweep.kernels.arguments import DIFFERENTIABLE, QUERIES_AND_KEYS, Arguments
 from cope_sweep.kernels.dropout import threshold
 
 MIN_WORK_ITEMS = 8
@@ -49,37 +49,36 @@ class View(ctypes.Structure):
         return View() if x is None else View(x.data_ptr(), *x.stride()[:3], x.dtype == torch.bfloat16)
 
 
+def _c_type(name: str, kind: Any) -> Any:
+    """The type of a field of `Arguments` in C."""
+    if name in Arguments._fields[:QUERIES_AND_KEYS]:
+        return View
+    if name == "lengths":
+        return Integers
+    return {float: c_float, bool: c_int64}.get(kind, Floats)
+
+
+_PASSED = {
+    name: _c_type(name, kind) for name, kind in get_type_hints(Arguments).items() if name not in ("seed", "dropout")
+}
+"""Fields of `Arguments` that the kernels are given as they are; what is None is a null pointer."""
+
+
 class Problem(ctypes.Structure):
-    """One attention."""
+    """One attention: `Arguments`, and what follows from them."""
 
     _fields_ = [
+        *_PASSED.items(),
         *[(name, c_int64) for name in "BHTSD"],
-        *[(name, View) for name in ("q", "k", "v")],
-        ("base_q", View),  # queries before rotation, for gates and tables; no data: q
-        ("gate_k", View),  # no data: gates see the attention logits
-        ("e", Floats),  # table of positions, (P, D) or (H, P, D), or null
-        ("P", c_int64),
+        ("P", c_int64),  # entries of e
         ("e_head", c_int64),  # floats between the tables of two heads; 0: one table
-        ("knots", Floats),  # (N,), or null
-        ("N", c_int64),
-        ("segment_slope", Floats),  # (B, H, T, N + 1)
-        ("segment_intercept", Floats),  # (B, H, T, N + 1)
-        ("m", Floats),  # (H,), or null
-        ("relative", Floats),  # table of distances, (R, D) or (H, R, D), or null
-        ("R", c_int64),
-        ("relative_head", c_int64),  # floats between the tables of two heads; 0: one table
-        ("far_last", c_int64),
-        ("distance_bias", Floats),  # (H, biases), or null
-        ("biases", c_int64),
-        ("distance_slope", Floats),  # (H,), or null
-        ("lengths", Integers),  # (B,), or null
+        ("N", c_int64),  # knots; there are N + 1 segments
+        ("R", c_int64),  # entries of relative
+        ("relative_head", c_int64),  # as e_head
+        ("biases", c_int64),  # entries of distance_bias for a head
         ("seed", c_uint64),
         ("threshold", c_int64),  # weights whose 32 bits are below are dropped; 0: no dropout
-        ("scale", c_float),
-        ("limit", c_float),
         ("keep_scale", c_float),  # 1/(1 − dropout)
-        ("e_scale", c_float),  # of base_q·e
-        ("relative_scale", c_float),
         ("groups", c_int32),  # number of groups of a head's queries, each with its own partial sums
         ("threads", c_int32),
         ("poison", c_int32),  # whether to fill scratch memory with NaN (for tests)
@@ -89,10 +88,7 @@ class Problem(ctypes.Structure):
 class Gradients(ctypes.Structure):
     """Outputs of the backward pass, as the arguments of the same names; every element is written."""
 
-    _fields_ = [
-        *[(name, View) for name in ("q", "k", "v", "base_q", "gate_k")],
-        *[(name, Floats) for name in ("e", "segment_slope", "segment_intercept", "m", "relative", "distance_bias")],
-    ]
+    _fields_ = list(_PASSED.items())[:DIFFERENTIABLE]
 
 
 STRUCTURES = (View, Problem, Gradients)
@@ -127,39 +123,21 @@ def problem(given: Arguments) -> Problem:
     B, H, T, D = given.q.shape
     S = given.k.shape[2]
     return Problem(
+        *(_c_value(kind, getattr(given, name)) for name, kind in _PASSED.items()),
         B=B,
         H=H,
         T=T,
         S=S,
         D=D,
-        q=View.of(given.q),
-        k=View.of(given.k),
-        v=View.of(given.v),
-        base_q=View.of(given.base_q),
-        gate_k=View.of(given.gate_k),
-        e=pointer(given.e),
-        P=0 if given.e is None else given.e.shape[-2],
+        P=_size(given.e, -2),
         e_head=_head_stride(given.e),
-        knots=pointer(given.knots),
-        N=_last_size(given.knots),
-        segment_slope=pointer(given.segment_slope),
-        segment_intercept=pointer(given.segment_intercept),
-        m=pointer(given.m),
-        relative=pointer(given.relative),
-        R=0 if given.relative is None else given.relative.shape[-2],
+        N=_size(given.knots, -1),
+        R=_size(given.relative, -2),
         relative_head=_head_stride(given.relative),
-        far_last=given.far_last,
-        distance_bias=pointer(given.distance_bias),
-        biases=_last_size(given.distance_bias),
-        distance_slope=pointer(given.distance_slope),
-        lengths=pointer(given.lengths),
+        biases=_size(given.distance_bias, -1),
         seed=0 if given.seed is None else int(given.seed),
         threshold=threshold(given.dropout) if given.dropout else 0,
-        scale=given.scale,
-        limit=given.limit,
         keep_scale=1 / (1 - given.dropout) if given.dropout < 1 else 0.0,
-        e_scale=given.e_scale,
-        relative_scale=given.relative_scale,
         # From the shape alone: the number of threads must not change the order of any sum.
         groups=min(MAX_GROUPS, max(1, -(-MIN_WORK_ITEMS // max(1, B * H))), max(1, S // 128)),
         threads=torch.get_num_threads(),
@@ -167,8 +145,16 @@ def problem(given: Arguments) -> Problem:
     )
 
 
-def pointer(x: Tensor | None) -> int | None:
-    return None if x is None else x.data_ptr()
+def gradients(tensors: Sequence[Tensor | None]) -> Gradients:
+    """The structure for gradients in the kernels' types and memory layouts, which have to stay alive."""
+    kinds = list(_PASSED.values())[:DIFFERENTIABLE]
+    return Gradients(*(_c_value(kind, x) for kind, x in zip(kinds, tensors, strict=True)))
+
+
+def _c_value(kind: Any, value: Any) -> Any:
+    if kind is View:
+        return View.of(value)
+    return value.data_ptr() if isinstance(value, Tensor) else value
 
 
 def _head_stride(table: Tensor | None) -> int:
@@ -176,5 +162,5 @@ def _head_stride(table: Tensor | None) -> int:
     return table.stride(0) if table is not None and table.dim() == 3 else 0
 
 
-def _last_size(x: Tensor | None) -> int:
-    return 0 if x is None else x.shape[-1]
+def _size(x: Tensor | None, dimension: int) -> int:
+    return 0 if x is None else x.shape[dimension]

@@ -1,27 +1,29 @@
 // Causal attention with scores of contextual and relative positions, forward and backward, on a CPU.
-// A plain C interface for ctypes: see kernels/native/abi.py. What is computed: kernels/problem.py.
+// A plain C interface for ctypes: see kernels/native/abi.py. What is computed: kernels/arguments.py.
+#include <type_traits>
+
 #include "backward.h"
 #include "forward.h"
+
+// Call `compute` with the problem's kind as a constant.
+template <class Compute> static void with_kind(const NativeProblem& x, Compute compute) {
+    switch (kind_of(x)) {
+        case TABLE: return compute(std::integral_constant<Kind, TABLE>());
+        case SEGMENTS: return compute(std::integral_constant<Kind, SEGMENTS>());
+        case SLOPE_ONLY: return compute(std::integral_constant<Kind, SLOPE_ONLY>());
+        case NONE: return compute(std::integral_constant<Kind, NONE>());
+    }
+}
 
 extern "C" {
 
 void cope_forward(const abi::Problem* problem, const View* out, float* lse) {
     const NativeProblem x(*problem);
-    switch (kind_of(x)) {
-        case TABLE: return forward<TABLE>(x, *out, lse);
-        case SEGMENTS: return forward<SEGMENTS>(x, *out, lse);
-        case SLOPE_ONLY: return forward<SLOPE_ONLY>(x, *out, lse);
-        case NONE: return forward<NONE>(x, *out, lse);
-    }
+    with_kind(x, [&](auto kind) { forward<kind>(x, *out, lse); });
 }
 
 void cope_backward(const abi::Problem* problem, const View* out, const float* lse, const View* dout, const Gradients* to) {
     const NativeProblem x(*problem);
-    switch (kind_of(x)) {
-        case TABLE: return backward<TABLE>(x, *out, lse, *dout, *to);
-        case SEGMENTS: return backward<SEGMENTS>(x, *out, lse, *dout, *to);
-        case SLOPE_ONLY: return backward<SLOPE_ONLY>(x, *out, lse, *dout, *to);
-        case NONE: return backward<NONE>(x, *out, lse, *dout, *to);
-    }
+    with_kind(x, [&](auto kind) { backward<kind>(x, *out, lse, *dout, *to); });
 }
 }

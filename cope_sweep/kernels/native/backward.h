@@ -24,7 +24,7 @@ static void backward_block(const NativeProblem& x, BackwardScratch& m, const Gra
                            int64_t b, int64_t h, int64_t block, float& dm, float* dbias) {
     const long width = x.width();
     const Rows rows(x, block, x.tokens(b));
-    const int64_t first = block * TILE, queries = (b * x.H + h) * x.T + first - x.start();
+    const int64_t first = block * TILE, queries = x.query(b, h, first - x.start());
     const float saturation = x.saturation();
     const float* base_q = m.begin(x, rows, b, h, block);
     rows.pack(x, dout, b, h, block, 1, m.dout);
@@ -37,10 +37,7 @@ static void backward_block(const NativeProblem& x, BackwardScratch& m, const Gra
         m.lse[r] = lse[query];
         const float *o = read_row(out, b, h, first + r - x.start(), x.D, m.out_row), *g = m.dout + r * width;
         m.delta[r] = dot(o, g, x.D);
-        if (x.knots) {
-            zero(to.segment_slope + query * (x.N + 1), x.N + 1);
-            zero(to.segment_intercept + query * (x.N + 1), x.N + 1);
-        }
+        if (x.knots) SegmentGradients(x, to, query).clear(x);
     }
 
     const auto unsaturated = [&] { return m.unsaturated<kind>(rows, saturation); };
@@ -126,15 +123,14 @@ static void backward_block(const NativeProblem& x, BackwardScratch& m, const Gra
         const RowSums& sums = m.sums[r];
         if (x.e && m.positions.reached() == x.P) m.positions.gradient(r)[x.P - 1] += sum(sums.far);
         if (x.knots) {
-            const int64_t query = queries + r;
-            float *dslope = to.segment_slope + query * (x.N + 1), *dintercept = to.segment_intercept + query * (x.N + 1);
-            dslope[m.rows[r].segment] += sum(sums.segment_position);
-            dintercept[m.rows[r].segment] += sum(sums.segment_score);
+            const SegmentGradients of_query(x, to, queries + r);
+            of_query.slope[m.rows[r].segment] += sum(sums.segment_position);
+            of_query.intercept[m.rows[r].segment] += sum(sums.segment_score);
             if (std::isfinite(x.limit)) {
                 const int last = segment_of(x, x.limit);
                 const float far = sum(sums.far);
-                dslope[last] += x.limit * far;
-                dintercept[last] += far;
+                of_query.slope[last] += x.limit * far;
+                of_query.intercept[last] += far;
             }
         }
         if (x.m) dm += sum(sums.slope);
@@ -230,10 +226,9 @@ static void backward(const NativeProblem& x, const View& out, const float* lse, 
             });
             if (x.groups == 1) write_heads(head, m.dk, m.dv, m.dgate_k);
             for_padding(x, item, [&](int64_t b, int64_t h, int64_t t) {
-                const int64_t segments = ((b * x.H + h) * x.T + t) * (x.N + 1);
                 write_row(to.q, b, h, t, x.D, nullptr);
                 if (x.rotated()) write_row(to.base_q, b, h, t, x.D, nullptr);
-                if (x.knots) zero(to.segment_slope + segments, x.N + 1), zero(to.segment_intercept + segments, x.N + 1);
+                if (x.knots) SegmentGradients(x, to, x.query(b, h, t)).clear(x);
             });
         }
         if (x.groups > 1) {

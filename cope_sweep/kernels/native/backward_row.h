@@ -63,10 +63,17 @@ struct BackwardScratch : BlockScratch {
           y_tiles(x, x.gates() ? TILE * TILE * MAX_HELD_TILES : 0) {}
 };
 
+// The gradients of the slopes and intercepts of a query's segments.
+struct SegmentGradients {
+    float *slope, *intercept;
+    SegmentGradients(const NativeProblem& x, const Gradients& to, int64_t query)
+        : slope(to.segment_slope + query * x.segments()), intercept(to.segment_intercept + query * x.segments()) {}
+    void clear(const NativeProblem& x) const { zero(slope, x.segments()), zero(intercept, x.segments()); }
+};
+
 // Add the gradients of segments' slopes and intercepts; `segment` is the segment before this tile.
 static inline void add_to_segments(const NativeProblem& x, RowSums& sums, int segment, int vectors, const vf* positions, const vf* ds,
-                                   const Gradients& to, int64_t query) {
-    float *dslope = to.segment_slope + query * (x.N + 1), *dintercept = to.segment_intercept + query * (x.N + 1);
+                                   const SegmentGradients& to) {
     for (int v = vectors - 1; v >= 0; --v) {
         const vf stopped = vmin(positions[v], splat(x.limit));
         const float last = stopped[0];
@@ -75,8 +82,8 @@ static inline void add_to_segments(const NativeProblem& x, RowSums& sums, int se
             const vi before = stopped < x.knots[segment];
             const vf here = select(before, rest, vf{});
             rest = select(before, vf{}, rest);
-            dslope[segment] += sum(sums.segment_position + here * stopped);
-            dintercept[segment] += sum(sums.segment_score + here);
+            to.slope[segment] += sum(sums.segment_position + here * stopped);
+            to.intercept[segment] += sum(sums.segment_score + here);
             sums.segment_score = sums.segment_position = vf{};
         }
         sums.segment_score += rest;
@@ -147,7 +154,8 @@ static inline void backward_row(const NativeProblem& x, BackwardScratch& m, cons
 #pragma GCC unroll 16
             for (int v = 0; v < VECTORS; ++v)
                 if (FULL || v < vectors) sums.scores += scores[v];
-        if (kind == SEGMENTS) add_to_segments(x, sums, segment, vectors, details.positions, scores, to, (b * x.H + h) * x.T + i - x.start());
+        if (kind == SEGMENTS)
+            add_to_segments(x, sums, segment, vectors, details.positions, scores, SegmentGradients(x, to, x.query(b, h, i - x.start())));
         if (!FULL && x.m)
             for (int v = 0; v < vectors; ++v) sums.slope += scores[v] * details.positions[v];
     }

@@ -21,9 +21,9 @@ static inline Row begin_row(const NativeProblem& x, const Table& positions, cons
     }
     if (x.relative) row.relative = distances.row(r);
     if (x.knots) {
-        const int64_t query = (b * x.H + h) * x.T + i - x.start();
-        row.slope = x.segment_slope + query * (x.N + 1);
-        row.intercept = x.segment_intercept + query * (x.N + 1);
+        const int64_t first = x.query(b, h, i - x.start()) * x.segments();
+        row.slope = x.segment_slope + first;
+        row.intercept = x.segment_intercept + first;
         row.segment = segment_of(x, 0.0f);
         if (std::isfinite(x.limit)) {
             const int last = segment_of(x, x.limit);

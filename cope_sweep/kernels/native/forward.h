@@ -85,7 +85,7 @@ static void forward_block(const NativeProblem& x, ForwardScratch& m, int64_t b, 
         const int64_t t = first + r - x.start();
         const float total = sum(m.softmax[r].total);
         write_row(result, b, h, t, x.D, m.out + r * width, 1 / total);
-        lse[(b * x.H + h) * x.T + t] = m.softmax[r].most + std::log(total);
+        lse[x.query(b, h, t)] = m.softmax[r].most + std::log(total);
     }
 }
 
@@ -104,7 +104,7 @@ template <Kind kind> static void forward(const NativeProblem& x, const View& res
             for_blocks(x, item, [&](int64_t b, int64_t h, int64_t block) { forward_block<kind>(x, m, b, h, block, result, lse); });
             for_padding(x, item, [&](int64_t b, int64_t h, int64_t t) {
                 write_row(result, b, h, t, x.D, nullptr);
-                lse[(b * x.H + h) * x.T + t] = 0;
+                lse[x.query(b, h, t)] = 0;
             });
         }
     }

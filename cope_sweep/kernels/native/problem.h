@@ -26,6 +26,8 @@ struct NativeProblem : abi::Problem {
     int64_t heads() const { return B * H; }
     int64_t items() const { return heads() * groups; }  // units of work; each has its own partial sums
     int64_t start() const { return S - T; }  // the token of the first query
+    int64_t query(int64_t b, int64_t h, int64_t t) const { return (b * H + h) * T + t; }  // in arrays of all queries
+    int64_t segments() const { return N + 1; }  // between knots
     int64_t tiles() const { return (S + TILE - 1) / TILE; }
     long width() const { return (D + W - 1) / W * W; }  // a row of D floats, padded to whole vectors
     int64_t tokens(int64_t b) const { return lengths ? (lengths[b] < S ? lengths[b] : S) : S; }

@@ -83,7 +83,7 @@ class Table {
 static void write_table(const NativeProblem& x, float* to, int64_t entries, int ahead, bool per_head, float scale, const float* parts, size_t part) {
     const long width = x.width();
     std::fill(to, to + (per_head ? x.H : 1) * entries * x.D, 0.0f);
-    for (int64_t item = 0; item < x.heads() * x.groups; ++item) {
+    for (int64_t item = 0; item < x.items(); ++item) {
         float* e = to + (per_head ? item / x.groups % x.H * entries * x.D : 0);
         for (int64_t p = 0; p < Table::reachable(x, entries, ahead); ++p)
             for (int64_t d = 0; d < x.D; ++d) e[p * x.D + d] += parts[item * part + p * width + d] * scale;

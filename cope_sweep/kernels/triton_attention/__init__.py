@@ -23,7 +23,6 @@ from torch import Tensor
 
 from cope_sweep.kernels import operator
 from cope_sweep.kernels.arguments import Arguments
-from cope_sweep.kernels.problem import AttentionProblem
 from cope_sweep.kernels.triton_attention.launch import PAIRS, backward, forward
 
 __all__ = ["attend", "backward", "forward", "why_not"]
@@ -33,35 +32,35 @@ MAX_HEAD_DIM = 256
 DTYPES = tuple(PAIRS)
 
 
-def why_not(problem: AttentionProblem) -> str | None:
+def why_not(given: Arguments) -> str | None:
     """Why these kernels cannot compute this problem here, for a log message; None: they can."""
-    q = problem.q_BHTK
+    q = given.q
     if not q.is_cuda and not INTERPRETED:
         return f"it needs a GPU, and the tensors are on {q.device.type}"
     if q.is_cuda and _is_old(q.device.index):
         return "the GPU is older than compute capability 8.0"
     if q.dtype not in DTYPES:
         return f"it has no kernel for {q.dtype}"
-    if any(x.dtype != q.dtype for x in (problem.k_BHSK, problem.v_BHSK)):
+    if any(x.dtype != q.dtype for x in (given.k, given.v)):
         return "queries, keys and values are not all of one type"
-    if any(x.shape[-1] != q.shape[-1] for x in (problem.k_BHSK, problem.v_BHSK, *(problem.gates or ()))):
+    if any(x is not None and x.shape[-1] != q.shape[-1] for x in (given.k, given.v, given.gate_k)):
         return "queries, keys, values and gate keys do not have one head dim"
     if q.shape[-1] > MAX_HEAD_DIM:
         return f"head dim {q.shape[-1]} is more than {MAX_HEAD_DIM}"
-    if q.shape[2] > problem.k_BHSK.shape[2] or 0 in q.shape:
-        return f"there are {q.shape[2]} queries of {problem.k_BHSK.shape[2]} tokens"
-    if problem.piecewise is not None:
+    if q.shape[2] > given.k.shape[2] or 0 in q.shape:
+        return f"there are {q.shape[2]} queries of {given.k.shape[2]} tokens"
+    if given.knots is not None:
         # A key may pass several knots: prefix sums, which need each entry once, cannot hold its tables' gradients.
-        return "it has no kernel for CoPE-MLP"
+        return "it does not compute CoPE-MLP, a piecewise linear function of the position"
     return None
 
 
-def attend(problem: AttentionProblem) -> Tensor:
+def attend(given: Arguments) -> Tensor:
     """Attention, (B, H, T, K), differentiable in all inputs and parameters. Same inputs give the same bits.
 
     Gate keys and embeddings are converted to the type of the queries, slopes and biases to float32.
     """
-    return operator.attention(Arguments.of(problem), "triton")
+    return operator.attention(given, "triton")
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]

@@ -37,8 +37,14 @@ def score_gradients(
 @triton.jit(do_not_specialize=["H", "T", "S", "P", "R", "D", "threshold", "first_head", "launch_rows", "first_row"])
 def backward_keys(
     q, k, v, base_q, gate_k, e, m, relative, distance_bias, distance_slope, lengths, seed,
-    do, lse, plain_end, delta, far_score,
-    z_table, relative_table, edge_pos_int, edge_pos_frac, edge_dp,  # as in `backward_rows`
+    do, plain_end,
+    z_table, relative_table,  # as in `backward_rows`
+    row_records,  # (heads of this launch, launch_rows, 4): Σ_k do·o, lse, the bias of plain tiles minus lse, and nothing
+    # (heads of this launch, tiles of keys + 1, launch_rows, 4): at the right edge of the tile, the fraction of the
+    # position, what `table_row` returns (plus the row's start in the table, if not WIDE), and the integer of the
+    # position; in the third place, Σ dp of all keys before the tile. In place of a tile after the last, those of any tile
+    # whose keys are all saturated.
+    edge_records,  # or None
     dk, dv,
     dgate_k,  # None: gates see the logits
     q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, bq_b, bq_h, bq_t, gk_b, gk_h, gk_t, do_b, do_h, do_t,
@@ -52,6 +58,7 @@ def backward_keys(
     PAIRS: tl.constexpr,
     PRECISION: tl.constexpr,
     PARTS: tl.constexpr,
+    WIDE: tl.constexpr,  # as in `backward_rows`
     ADD: tl.constexpr,  # add to the gradients of the heads of this launch, which earlier launches have stored
     BLOCK_S: tl.constexpr,
     BLOCK_T: tl.constexpr,  # of general tiles
@@ -76,7 +83,8 @@ def backward_keys(
         c = tl.arange(0, BLOCK_S)
         from_here = (c[:, None] <= c[None, :]).to(tl.float16)
         up_to_here = (c[:, None] >= c[None, :]).to(tl.float32).to(tl.bfloat16)
-        edges = (tl.program_id(1).to(tl.int64) * tl.cdiv(S, BLOCK_S) + n) * launch_rows
+        key_tiles = tl.cdiv(S, BLOCK_S)
+        edges = edge_records + tl.program_id(1).to(tl.int64) * (key_tiles + 1) * launch_rows * 4
     m_h = tl.load(m + h) if m is not None else None
     slope_h = tl.load(distance_slope + h) if distance_slope is not None else None
     bias_h = distance_bias + h * D if distance_bias is not None else None
@@ -86,7 +94,8 @@ def backward_keys(
     rows_end = T
     if lengths is not None:
         rows_end = tl.minimum(T, (tl.load(lengths + b) - (S - T)).to(tl.int32))
-    end = tl.cdiv(tl.maximum(tl.minimum(rows_end - first_row, launch_rows), 0), BLOCK_T)
+    sees = n * BLOCK_S - (S - T) < rows_end  # whether any query sees the tile
+    end = tl.where(sees, tl.cdiv(tl.maximum(tl.minimum(rows_end - first_row, launch_rows), 0), BLOCK_T), 0)
     start = tl.maximum(n * BLOCK_S - (S - T) - first_row, 0) // BLOCK_T
     general_end = start
     for first in tl.range(start, end, TILES, num_stages=1):
@@ -102,15 +111,12 @@ def backward_keys(
         row = first_row + local
         i = row + (S - T)
         valid = row < rows_end
-        rows = head.to(tl.int64) * T + row
-        # Rows without a token have no tables. They see nothing, and read the first row's table, where it is written.
-        t = tl.where(valid, tl.arange(0, BLOCK_T), 0)
+        t = tl.arange(0, BLOCK_T)
         seen_to = tl.where(valid, i, -1)
         visible = j[:, None] <= seen_to[None, :]
         q_tile = tiles.load(q + b * q_b + h * q_h, row, q_t, valid, HEAD_DIM, BLOCK_K)
         do_tile = tiles.load(do + b * do_b + h * do_h, row, do_t, valid, HEAD_DIM, BLOCK_K)
-        lse_r = tl.load(lse + rows, mask=valid, other=float("inf"))  # rows without a token have weights 0
-        delta_r = tl.load(delta + rows, mask=valid, other=0.0)
+        delta_r, lse_r, _far, _none = tiles.load_record(row_records + scratch_rows * 4, local)
         s = tl.where(visible, tiles.dot(k_tile, tl.trans(q_tile), PRECISION) * (scale * LOG2E), float("-inf"))
         z_rows, relative_rows = None, None
         if e is not None:
@@ -126,31 +132,29 @@ def backward_keys(
                 gate_logits = tiles.dot(gate_k_tile, tl.trans(gate_q_tile), PRECISION) * (scale * LOG2E)
                 gate_logits = tl.where(visible, gate_logits, float("-inf"))
             gate = tiles.gate_of(gate_logits)
-            units = tiles.units_of(gate)
-            gate_slope = gate - gate * gate
-            # A tile that is plain for these rows, but not for later ones, has no stored edge: its keys are saturated.
-            # Tiles become plain for as many rows at a time as the forward kernel's tiles have, a multiple of BLOCK_T.
-            first = first_row + tile * BLOCK_T
-            begin = tl.load(plain_end + head.to(tl.int64) * T + first, mask=first < T, other=FAR)
-            at = edges + local
-            seen = valid & ((n + 1) * BLOCK_S - 1 <= i)
-            stored_to = tl.where(begin < (n + 1) * BLOCK_S, rows_end, 0)
-            edge = seen & (row < stored_to)
-            pos_int = tl.where(seen, tl.load(edge_pos_int + at, mask=edge, other=FAR), 0)
-            pos_frac = tl.load(edge_pos_frac + at, mask=edge, other=0)
-            stored_to = tl.where(begin <= n * BLOCK_S, rows_end, 0)
-            dp_before = tl.load(edge_dp + at, mask=(row < stored_to) & (n * BLOCK_S <= i), other=0.0)
-            positions = pos_frac[None, :] + tiles.units_from(units, from_here, True)  # units from pos_int on
+            high, low = tiles.halves(gate)
+            gate_slope = tiles.gate_slope(gate)
+            # A tile that is plain for these rows, but not for later ones, has no record: its keys are saturated. Tiles
+            # become plain for as many rows at a time as the forward kernel's tiles have, a multiple of BLOCK_T.
+            begin = tl.load(plain_end + head.to(tl.int64) * T + first_row + tile * BLOCK_T)
+            edge = edges + tl.where(begin < (n + 1) * BLOCK_S, n, key_tiles).to(tl.int64) * launch_rows * 4
+            pos_frac, origin, dp_before, pos_int = tiles.load_record(edge, local)
+            sums_from = tiles.sums_from(high, low, from_here, True)
+            positions = tiles.positions_of(sums_from, pos_frac[None, :])
             if e is not None:
-                row_index, limit = tiles.table_row(t * P, pos_int, P - 1)
-                entry, frac = tiles.entry_of(row_index[None, :], limit[None, :], positions)
-                value, slope = tiles.look_up_with_slope(z_rows, entry, frac, (t * P + P - 1)[None, :], PAIRS)
-                s += LOG2E * value
+                tables = (z_rows + t * P)[None, :] if WIDE else z_rows
+                last = P - 1 if WIDE else (t * P + P - 1)[None, :]
+                limit = tl.maximum(P - 1 - pos_int, 0.0)
+                index, _floor, frac = tiles.entry_of(origin[None, :], limit[None, :], positions)
+                entry, step = tiles.entry_and_step(tables, index, last, PAIRS)
+                slope = tl.where(frac > 0, step, 0.0)
+                s += LOG2E * (entry + frac * step)
             if m is not None:
-                s += LOG2E * m_h * tiles.to_float(pos_int[None, :], positions)
-        s += LOG2E * tiles.distance_scores(
-            seen_to[None, :] - j[:, None], relative_rows, (t * R)[None, :], R, bias_h, D, slope_h, FAR_LAST
-        )
+                s += LOG2E * m_h * (pos_int[None, :] + positions)
+        if (relative is not None) or (distance_bias is not None) or (distance_slope is not None):
+            row_tables = (relative_rows + t * R)[None, :] if relative is not None else None
+            distance = seen_to[None, :] - j[:, None]
+            s += LOG2E * tiles.distance_scores(distance, row_tables, R, bias_h, D, slope_h, FAR_LAST)
         a = tiles.exp2(s - lse_r[None, :])
         da = tiles.dot(v_tile, tl.trans(do_tile), PRECISION)
         row_keys = tiles.keys_of_rows(seed, head, i) if DROPOUT else None
@@ -174,11 +178,9 @@ def backward_keys(
         row = first_row + plain * PLAIN_T + tl.arange(0, PLAIN_T)
         i = row + (S - T)
         valid = row < rows_end
-        rows = head.to(tl.int64) * T + row
         q_tile = tiles.load(q + b * q_b + h * q_h, row, q_t, valid, HEAD_DIM, BLOCK_K)
         do_tile = tiles.load(do + b * do_b + h * do_h, row, do_t, valid, HEAD_DIM, BLOCK_K)
-        delta_r = tl.load(delta + rows, mask=valid, other=0.0)
-        far = tl.load(far_score + rows, mask=valid, other=float("-inf"))
+        delta_r, _lse, far, _none = tiles.load_record(row_records + scratch_rows * 4, row - first_row)
         s = tiles.dot(k_tile, tl.trans(q_tile), PRECISION) * (scale * LOG2E) + far[None, :]
         if slope_h is not None:
             s += (slope_h * LOG2E) * (i[None, :] - j[:, None]).to(tl.float32)

@@ -6,10 +6,11 @@ tables, and positions and Σ dp at the edges of tiles.
 Gates are subtracted from the position here: the gradient of a gate is the sum over all positions from the row's first
 key to its own, dg_ik = Σ_{j ≤ k} dp_ij.
 
-**The gradient of a table needs no atomics.** Let f_j = ⌊p_ij⌋, which does not increase along a row. The prefix sum C of
-ds over the keys so far, stored where f goes from n + 1 to n, is C[n] = Σ_{f_j > n} ds; entry n gets C[n − 1] − C[n].
-Each is stored once, in `prefix_sums`. There are two: of ds·(1 − w) for entry f, and of ds·w for entry f + 1, where w is
-the fraction. Parts of tiles are summed afterwards, in a fixed order, so gradients have the same bits in every run.
+**The gradient of a table needs no atomics.** Let f_j = ⌊p_ij⌋, which does not increase along a row, and w_j the
+fraction: a key adds ds·(1 − w) to entry f and ds·w to entry f + 1. Two prefix sums over the keys so far, of ds and of
+ds·w, are stored where f goes from n + 1 to n, once for each n, in `prefix_sums`. C[n] = Σ_{f_j > n} ds is such a sum, W[n]
+that of ds·w: entry n gets (C[n − 1] − C[n]) − (W[n − 1] − W[n]) + (W[n − 2] − W[n − 1]). Parts of tiles are summed
+afterwards, in a fixed order, so gradients have the same bits in every run.
 
 Shapes: as in `kernel_forward.py`.
 """
@@ -26,19 +27,21 @@ from cope_sweep.kernels.triton_attention.tiles import FAR, LOG2E
 
 
 @triton.jit
-def from_prefix_sums(sums, starts, n, below_sum, above_sum, first_entry, valid, P):
+def from_prefix_sums(sums, starts, n, both_sum, above_sum, first_entry, valid, P):
     """The gradients of entries `n` of the rows' tables, float32 (rows, entries).
 
     Prefix sums at the first key's entry and above are 0, and were not stored; the one at −1 is that of the whole row.
     """
     n = n[None, :]
-    below_n = tl.load(sums + starts + n * 2, mask=valid[:, None] & (n < first_entry), other=0.0)
-    inside = valid[:, None] & (n >= 1) & (n - 1 < first_entry)
-    below_1 = tl.where(n < 1, below_sum[:, None], tl.load(sums + starts + n * 2 - 2, mask=inside, other=0.0))
-    above_1 = tl.load(sums + starts + n * 2 - 1, mask=inside, other=0.0)
-    inside = valid[:, None] & (n >= 2) & (n - 2 < first_entry)
-    above_2 = tl.where(n == 1, above_sum[:, None], tl.load(sums + starts + n * 2 - 3, mask=inside, other=0.0))
-    return tl.where(n < P, below_1 - below_n + above_2 - above_1, 0.0)
+    here = valid[:, None] & (n < first_entry)
+    both_n = tl.load(sums + starts + n * 2, mask=here, other=0.0)
+    above_n = tl.load(sums + starts + n * 2 + 1, mask=here, other=0.0)
+    before = valid[:, None] & (n >= 1) & (n - 1 < first_entry)
+    both_1 = tl.where(n < 1, both_sum[:, None], tl.load(sums + starts + n * 2 - 2, mask=before, other=0.0))
+    above_1 = tl.where(n < 1, above_sum[:, None], tl.load(sums + starts + n * 2 - 1, mask=before, other=0.0))
+    before = valid[:, None] & (n >= 2) & (n - 2 < first_entry)
+    above_2 = tl.where(n <= 1, above_sum[:, None], tl.load(sums + starts + n * 2 - 3, mask=before, other=0.0))
+    return tl.where(n < P, (both_1 - both_n) - (above_1 - above_n) + (above_2 - above_1), 0.0)
 
 
 @triton.jit
@@ -73,14 +76,23 @@ def store_zeros(
         tiles.store(parts, n, tl.zeros((BLOCK_P, BLOCK_K), tl.float32), n < P, HEAD_DIM, BLOCK_K)
 
 
+@triton.jit
+def store_edge(records, t, pos_int, pos_frac, P, WIDE: tl.constexpr):
+    """Store positions at the right edge of a tile of keys, for `backward_keys`."""
+    origin, _limit = tiles.table_row(pos_int, P - 1)
+    if not WIDE:
+        origin += (t * P).to(tl.float32)
+    tiles.scatter(records, t * 4, tiles.fraction(pos_frac))
+    tiles.scatter(records, t * 4 + 1, origin)
+    tiles.scatter(records, t * 4 + 3, pos_int.to(tl.float32))
+
+
 @triton.jit(
     do_not_specialize=["H", "T", "S", "P", "R", "D", "N", "threshold", "first_head", "launch_rows", "first_row"]
 )
 def backward_rows(
     q, k, v, base_q, gate_k, e, m, relative, distance_bias, distance_slope, lengths, seed,
     o, do, lse, plain_end, end_pos_int, end_pos_frac,
-    delta,  # out: Σ_k do·o, for the column kernel
-    far_score,  # out: the bias of plain tiles minus lse, in base 2, for the column kernel
     dq,
     dbase_q,  # None: added to dq
     dm_rows,  # each row's part of the gradient of m
@@ -90,9 +102,8 @@ def backward_rows(
     e_parts,  # out (heads of this launch, tiles, P, K): each tile's part of the gradient of e
     relative_parts,  # out (heads of this launch, tiles, R, K)
     bias_parts,  # out (heads of this launch, tiles, D)
-    edge_pos_int,  # out (heads of this launch, tile of keys, launch_rows): the position at its right edge
-    edge_pos_frac,
-    edge_dp,  # Σ dp of all keys before the tile
+    row_records,  # out (heads of this launch, launch_rows, 4): see `backward_keys`
+    edge_records,  # out (heads of this launch, tiles of keys + 1, launch_rows, 4); or None
     q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, bq_b, bq_h, bq_t, gk_b, gk_h, gk_t, do_b, do_h, do_t,
     e_h, r_h,
     H, T, S, P, R, D,
@@ -111,6 +122,7 @@ def backward_rows(
     BLOCK_T: tl.constexpr,
     BLOCK_S: tl.constexpr,  # of general tiles
     PLAIN_S: tl.constexpr,  # of plain tiles: a multiple of BLOCK_S, and a divisor of the forward kernel's
+    WIDE: tl.constexpr,  # indices of a tile's tables are too large for `table_row`
     EDGE: tl.constexpr,  # keys in a tile of the column kernel: a multiple of BLOCK_S
 ):  # fmt: skip
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
@@ -136,7 +148,6 @@ def backward_rows(
     do_tile = tiles.load(do + b * do_b + h * do_h, row, do_t, valid, HEAD_DIM, BLOCK_K)
     o_tile = tiles.load(o, rows, HEAD_DIM, valid, HEAD_DIM, BLOCK_K)
     delta_r = tl.sum(o_tile.to(tl.float32) * do_tile.to(tl.float32), 1)
-    tl.store(delta + rows, delta_r, mask=row < T)
     lse_r = tl.load(lse + rows, mask=valid, other=float("inf"))  # rows without a token have weights 0
     dq_tile = tl.zeros((BLOCK_T, BLOCK_K), tl.float32)
     dbase_tile = tl.zeros((BLOCK_T, BLOCK_K), tl.float32) if OWN_GATES else None
@@ -148,7 +159,8 @@ def backward_rows(
     # Tables, as far as positions reach.
     seen_to = tl.where(valid, i, -1)  # rows without a token see nothing, and read the first entries of tables
     last_i = tl.max(seen_to, 0)
-    begin = tl.load(plain_end + head.to(tl.int64) * T + tl.min(row, 0))
+    first_row += tile * BLOCK_T
+    begin = tl.load(plain_end + head.to(tl.int64) * T + first_row, mask=first_row < T, other=FAR)
     begin = tl.where(begin < FAR, begin, 0)
     if CONTEXTUAL:
         pos_int = tl.load(end_pos_int + rows, mask=valid, other=0)
@@ -190,7 +202,10 @@ def backward_rows(
         BLOCK_T,
     )
     far -= lse_r
-    tl.store(far_score + rows, far, mask=row < T)
+    record = (row_records + scratch_row * 4) + t * 4
+    tl.store(record, delta_r)
+    tl.store(record + 1, lse_r)
+    tl.store(record + 2, far)
     ds_plain = tl.zeros((BLOCK_T,), tl.float32)
     for plain in range(begin // PLAIN_S):
         j = plain * PLAIN_S + tl.arange(0, PLAIN_S)
@@ -208,63 +223,76 @@ def backward_rows(
         dq_tile += tiles.dot(ds.to(k_tile.dtype), k_tile, PRECISION)
 
     # General tiles, in the same direction.
+    c = tl.arange(0, BLOCK_S)
     if CONTEXTUAL:
-        c = tl.arange(0, BLOCK_S)
         from_here = (c[:, None] >= c[None, :]).to(tl.float16)
+        after_here = (c[:, None] > c[None, :]).to(tl.float16)
         up_to_here = (c[:, None] <= c[None, :]).to(tl.float32).to(tl.bfloat16)
         dp_before = tl.zeros((BLOCK_T,), tl.float32)
-        edges = tl.program_id(1).to(tl.int64) * tl.cdiv(S, EDGE) * launch_rows + tile * BLOCK_T
-        local = tl.where(row < T, t, -1)
+        key_tiles = tl.cdiv(S, EDGE)
+        edges = edge_records + (tl.program_id(1).to(tl.int64) * (key_tiles + 1) * launch_rows + tile * BLOCK_T) * 4
+        saturated = edges + key_tiles.to(tl.int64) * launch_rows * 4
+        store_edge(saturated, t, tl.full((BLOCK_T,), P - 1, tl.int32), tl.zeros((BLOCK_T,), tl.int32), P, WIDE)
+        tiles.scatter(saturated, t * 4 + 2, dp_before)
+        tiles.scatter(edges + (begin // EDGE).to(tl.int64) * launch_rows * 4, t * 4 + 2, dp_before)
         dm_r = tl.zeros((BLOCK_T,), tl.float32)
     if e is not None:
         prefix_sums += scratch_row * P * 2
-        below_sum = ds_plain
+        both_sum = ds_plain
         above_sum = tl.zeros((BLOCK_T,), tl.float32)
     if DISTANCES:
         by_distance += scratch_row * N
         relative_far = ds_plain
         bias_far = ds_plain
-    for n in tl.range(begin // BLOCK_S, tl.cdiv(last_i + 1, BLOCK_S), num_stages=1):
-        j = n * BLOCK_S + tl.arange(0, BLOCK_S)
-        visible = j[None, :] <= seen_to[:, None]
-        k_tile = tiles.load(k + b * k_b + h * k_h, j, k_t, j < S, HEAD_DIM, BLOCK_K)
-        v_tile = tiles.load(v + b * v_b + h * v_h, j, v_t, j < S, HEAD_DIM, BLOCK_K)
-        s = tl.where(visible, tiles.dot(q_tile, tl.trans(k_tile), PRECISION) * (scale * LOG2E), float("-inf"))
-        distance = seen_to[:, None] - j[None, :]
+    last = tl.cdiv(last_i + 1, BLOCK_S) - 1
+    for n in tl.range(begin // BLOCK_S, last + 1, num_stages=1):
+        first_j = n * BLOCK_S
+        seen = (seen_to - first_j)[:, None]  # the last key of the tile that a row sees
+        present = c < S - first_j
+        k_tile = tiles.load(k + b * k_b + h * k_h + first_j.to(tl.int64) * k_t, c, k_t, present, HEAD_DIM, BLOCK_K)
+        v_tile = tiles.load(v + b * v_b + h * v_h + first_j.to(tl.int64) * v_t, c, v_t, present, HEAD_DIM, BLOCK_K)
+        s = tiles.dot(q_tile, tl.trans(k_tile), PRECISION) * (scale * LOG2E)
+        visible = c[None, :] <= seen
+        s = tl.where(visible, s, float("-inf"))
         if CONTEXTUAL:
             gate_logits = s
             if OWN_GATES:
-                gate_k_tile = tiles.load(gate_k + b * gk_b + h * gk_h, j, gk_t, j < S, HEAD_DIM, BLOCK_K)
+                gate_k_rows = gate_k + b * gk_b + h * gk_h + first_j.to(tl.int64) * gk_t
+                gate_k_tile = tiles.load(gate_k_rows, c, gk_t, present, HEAD_DIM, BLOCK_K)
                 gate_logits = tiles.dot(base_q_tile, tl.trans(gate_k_tile), PRECISION) * (scale * LOG2E)
                 gate_logits = tl.where(visible, gate_logits, float("-inf"))
             gate = tiles.gate_of(gate_logits)
-            units = tiles.units_of(gate)
-            pos_int, pos_frac = tiles.advance(pos_int, pos_frac, -tl.sum(units, 1))
-            edge = edges + n // (EDGE // BLOCK_S) * launch_rows
-            if n % (EDGE // BLOCK_S) == EDGE // BLOCK_S - 1:
-                tiles.scatter(edge_pos_int + edge, local, pos_int)
-                tiles.scatter(edge_pos_frac + edge, local, pos_frac)
+            high, low = tiles.halves(gate)
+            sums_from = tiles.sums_from(high, low, from_here, False)
+            pos_int, pos_frac = tiles.advance(pos_int, pos_frac, -tiles.column(sums_from, 0))
+            edge = edges + launch_rows.to(tl.int64) * (n // (EDGE // BLOCK_S)) * 4
             if n % (EDGE // BLOCK_S) == 0:
-                tiles.scatter(edge_dp + edge, local, dp_before)
-            ahead = tiles.units_from(units, from_here, False)
-            positions = pos_frac[:, None] + ahead  # units from pos_int on
+                tiles.scatter(edge, t * 4 + 2, dp_before)
+            if (n % (EDGE // BLOCK_S) == EDGE // BLOCK_S - 1) | (n == last):
+                store_edge(edge, t, pos_int, pos_frac, P, WIDE)
+            positions = tiles.positions_of(sums_from, tiles.fraction(pos_frac)[:, None])
             # Computed before the products below, so that fewer registers are live during them.
-            gate_slope = gate - gate * gate
+            gate_slope = tiles.gate_slope(gate)
             if e is not None:
-                row_index, limit = tiles.table_row(t * P, pos_int, P - 1)
-                entry, frac = tiles.entry_of(row_index[:, None], limit[:, None], positions)
-                next_entry, _next_frac = tiles.entry_of(row_index[:, None], limit[:, None], positions - units)
-                at = tl.where(next_entry < entry, next_entry, -1)
-                value, slope = tiles.look_up_with_slope(z_rows, entry, frac, (t * P + P - 1)[:, None], PAIRS)
-                s += LOG2E * value
+                following = tiles.positions_of(
+                    tiles.sums_from(high, low, after_here, False), tiles.fraction(pos_frac)[:, None]
+                )
+                origin, limit = tiles.table_row(pos_int, P - 1)
+                index, floor, frac = tiles.entry_of(origin[:, None], limit[:, None], positions)
+                entry, step = tiles.entry_and_step((z_rows + t * P)[:, None], index, P - 1, PAIRS)
+                slope = tl.where(frac > 0, step, 0.0)  # 0 where ⌈p⌉ = ⌊p⌋, as in the paper's listing
+                s += LOG2E * (entry + frac * step)
             if m is not None:
-                p = tiles.to_float(pos_int[:, None], positions)
+                p = pos_int.to(tl.float32)[:, None] + positions
                 s += LOG2E * m_h * p
-        s += LOG2E * tiles.distance_scores(distance, relative_rows, (t * R)[:, None], R, bias_h, D, slope_h, FAR_LAST)
+        if DISTANCES or (slope_h is not None):
+            distance = seen - c[None, :]
+            row_tables = (relative_rows + t * R)[:, None] if relative is not None else None
+            s += LOG2E * tiles.distance_scores(distance, row_tables, R, bias_h, D, slope_h, FAR_LAST)
         a = tiles.exp2(s - lse_r[:, None])
         da = tiles.dot(do_tile, tl.trans(v_tile), PRECISION)
         if DROPOUT:
-            da = tl.where(tiles.kept(row_keys[:, None], j[None, :], threshold), da / survival, 0.0)
+            da = tl.where(tiles.kept(row_keys[:, None], (first_j + c)[None, :], threshold), da / survival, 0.0)
         ds = a * (da - delta_r[:, None])
         if DISTANCES:
             inside = visible & (distance < N)
@@ -280,17 +308,22 @@ def backward_rows(
             if m is not None:
                 dp += ds * m_h
                 dm_r += tl.sum(ds * p, 1)
-            dgate = dp_before[:, None] + tiles.cumulative(dp, up_to_here, False, PARTS)
-            dp_before += tl.sum(dp, 1)
-            dlogits = dgate * gate_slope
+            dp_up_to = tiles.cumulative(dp, up_to_here, False, PARTS)
+            dlogits = (dp_before[:, None] + dp_up_to) * gate_slope
+            dp_before += tiles.column(dp_up_to, BLOCK_S - 1)
             if e is not None:
-                above = tiles.rounded(ds * frac, PARTS)
-                below = tiles.rounded(ds - above, PARTS)
-                below_sums = below_sum[:, None] + tiles.cumulative(below, up_to_here, False, PARTS)
-                above_sums = above_sum[:, None] + tiles.cumulative(above, up_to_here, False, PARTS)
-                tiles.scatter_pairs(prefix_sums, at, below_sums, above_sums)
-                below_sum += tl.sum(below, 1)
-                above_sum += tl.sum(above, 1)
+                both_up_to = tiles.cumulative(ds, up_to_here, False, PARTS)
+                above_up_to = tiles.cumulative(ds * frac, up_to_here, False, PARTS)
+                tiles.scatter_at_borders(
+                    (prefix_sums + t * P * 2)[:, None],
+                    index,
+                    floor,
+                    following,
+                    both_sum[:, None] + both_up_to,
+                    above_sum[:, None] + above_up_to,
+                )
+                both_sum += tiles.column(both_up_to, BLOCK_S - 1)
+                above_sum += tiles.column(above_up_to, BLOCK_S - 1)
             if OWN_GATES:
                 dbase_tile += tiles.dot(dlogits.to(gate_k_tile.dtype), gate_k_tile, PRECISION)
             else:
@@ -321,7 +354,7 @@ def backward_rows(
         for start in tl.range(0, top + 1, BLOCK_P, num_stages=1):
             entries = start + tl.arange(0, BLOCK_P)
             dz = from_prefix_sums(
-                prefix_sums, (t * P * 2)[:, None], entries, below_sum, above_sum, first_entry[:, None], valid, P
+                prefix_sums, (t * P * 2)[:, None], entries, both_sum, above_sum, first_entry[:, None], valid, P
             )
             dq_tile = table_gradients(
                 dz, entries, base_q_tile, dq_tile, e, e_parts, e_scale, P, PRECISION, HEAD_DIM, BLOCK_K

@@ -85,6 +85,7 @@ def forward(
         valid = valid & (i < tl.load(lengths + b))
     CONTEXTUAL: tl.constexpr = (e is not None) or (m is not None)
     OWN_GATES: tl.constexpr = gate_k is not None
+    DISTANCES: tl.constexpr = (relative is not None) or (distance_bias is not None) or (distance_slope is not None)
 
     rows = head.to(tl.int64) * T + row
     scratch_row = tl.program_id(1).to(tl.int64) * launch_rows + tile * BLOCK_T
@@ -141,10 +142,11 @@ def forward(
                 gate_k_tile = tiles.load(gate_k + b * gk_b + h * gk_h, j, gk_t, j < S, HEAD_DIM, BLOCK_K)
                 gate_logits = tiles.dot(base_q_tile, tl.trans(gate_k_tile), PRECISION) * (scale * LOG2E)
                 gate_logits = tl.where(visible, gate_logits, float("-inf"))
-            units = tiles.units_of(tiles.gate_of(gate_logits))
-            positions = pos_frac[:, None] + tiles.units_from(units, triangle, False)  # units from pos_int on
+            high, low = tiles.halves(tiles.gate_of(gate_logits))
+            sums_from = tiles.sums_from(high, low, triangle, False)
+            positions = tiles.positions_of(sums_from, tiles.fraction(pos_frac)[:, None])
             start_int = pos_int
-            pos_int, pos_frac = tiles.advance(pos_int, pos_frac, tl.sum(units, 1))
+            pos_int, pos_frac = tiles.advance(pos_int, pos_frac, tiles.column(sums_from, 0))
             if e is not None:
                 if not ONE_CHUNK:
                     top = tl.minimum(tl.max(tl.where(valid, pos_int, 0), 0) + 1, P - 1)
@@ -156,14 +158,16 @@ def forward(
                             )  # fmt: skip
                             filled += BLOCK_P
                         tl.debug_barrier()
-                row_index, limit = tiles.table_row(t * P, start_int, P - 1)
-                entry, frac = tiles.entry_of(row_index[:, None], limit[:, None], positions)
-                s += LOG2E * tiles.look_up(z_rows, entry, frac, (t * P + P - 1)[:, None], PAIRS)
+                origin, limit = tiles.table_row(start_int, P - 1)
+                index, _floor, frac = tiles.entry_of(origin[:, None], limit[:, None], positions)
+                entry, step = tiles.entry_and_step((z_rows + t * P)[:, None], index, P - 1, PAIRS)
+                s += LOG2E * (entry + frac * step)
             if m is not None:
-                s += LOG2E * m_h * tiles.to_float(start_int[:, None], positions)
-        s += LOG2E * tiles.distance_scores(
-            seen_to[:, None] - j[None, :], relative_rows, (t * R)[:, None], R, bias_h, D, slope_h, FAR_LAST
-        )
+                s += LOG2E * m_h * (start_int.to(tl.float32)[:, None] + positions)
+        if DISTANCES:
+            row_tables = (relative_rows + t * R)[:, None] if relative is not None else None
+            distance = seen_to[:, None] - j[None, :]
+            s += LOG2E * tiles.distance_scores(distance, row_tables, R, bias_h, D, slope_h, FAR_LAST)
         v_tile = tiles.load(v + b * v_b + h * v_h, j, v_t, j < S, HEAD_DIM, BLOCK_K)
         row_max, weight, sums = accumulate(s, j, v_tile, row_max, weight, sums, row_keys, threshold, DROPOUT, PRECISION)
         n -= 1

@@ -189,7 +189,7 @@ def _of_carry(carry: Tensor) -> dict[str, Tensor]:
 def row_bytes(call: Call, block_t: int, edge: int) -> float:
     """Scratch memory of the backward kernels for a query of a launch (see `workspace.py`)."""
     tables = 12 * call.P + 4 * (call.R + call.N) + 4 * (call.K * (call.P + call.R) + call.D) / block_t
-    return tables + (12 * triton.cdiv(call.S, edge) if call.contextual else 0)
+    return tables + 16 + (16 * (triton.cdiv(call.S, edge) + 1) if call.contextual else 0)
 
 
 def backward(
@@ -220,11 +220,10 @@ class Backward:
             **call.shared(),
             **strides("do", do),
             "plain_end": carried["plain_end"],
-            **self._edges(edge),
+            "edge_records": self._edges(edge),
             "do": do,
-            "lse": lse,
-            "delta": torch.empty_like(lse),
-            "far_score": torch.empty_like(lse),
+            "row_records": call.scratch(self.parts, 4, dtype=torch.float32),
+            "WIDE": _LARGEST_TILE * call.P >= 2**23,
             "z_table": call.scratch(self.parts, call.P),
             "relative_table": call.scratch(self.parts, call.R),
             "PARTS": PARTS[call.q.dtype],
@@ -232,9 +231,10 @@ class Backward:
         self.of_rows = {
             **shared,
             **call.of_tables(),
-            **self._row_outputs(lse, triton.cdiv(min(self.parts.rows_each, call.T), block_t)),
+            **self._row_outputs(lse, self._row_tiles(min(self.parts.rows_each, call.T))),
             **carried,
             "o": out,
+            "lse": lse,
             "prefix_sums": call.scratch(self.parts, call.P, 2, dtype=torch.float32),
             "by_distance": call.scratch(self.parts, call.N, dtype=torch.float32),
             "N": call.N,
@@ -244,13 +244,18 @@ class Backward:
         of_tables = {"e": call.e, "relative": call.relative, "distance_bias": call.distance_bias}
         self.sums = {name: lse.new_zeros(table.shape) for name, table in of_tables.items() if table is not None}
 
-    def _edges(self, edge: int) -> dict[str, Tensor | None]:
-        """Positions and Σ dp at the edges of the column kernel's tiles."""
-        dtypes = {"edge_pos_int": torch.int32, "edge_pos_frac": torch.int32, "edge_dp": torch.float32}
+    def _edges(self, edge: int) -> Tensor | None:
+        """Positions and Σ dp at the edges of the column kernel's tiles of keys, and those of a saturated one."""
         if not self.call.contextual:
-            return dict.fromkeys(dtypes)
-        shape = (self.parts.heads_each, triton.cdiv(self.call.S, edge), self.parts.rows_each)
-        return {name: self.call.q.new_empty(shape, dtype=dtype) for name, dtype in dtypes.items()}
+            return None
+        shape = (self.parts.heads_each, triton.cdiv(self.call.S, edge) + 1, self.parts.rows_each, 4)
+        return self.call.q.new_empty(shape, dtype=torch.float32)
+
+    def _row_tiles(self, rows: int) -> int:
+        """Number of programs of the row kernel: the column kernel reads records of whole tiles, also beyond the last row."""
+        plain_t = self.key_sizes["PLAIN_T"]
+        tiles: int = triton.cdiv(triton.cdiv(rows, plain_t) * plain_t, self.row_sizes["BLOCK_T"])
+        return tiles
 
     def _row_outputs(self, lse: Tensor, tiles: int) -> dict[str, Tensor | None]:
         call, heads = self.call, self.parts.heads_each
@@ -274,7 +279,7 @@ class Backward:
     def run(self, part: Part) -> None:
         """Run both kernels for some heads and queries."""
         call, of_part = self.call, _of_part(part, self.parts)
-        tiles = triton.cdiv(part.rows, self.row_sizes["BLOCK_T"])
+        tiles = self._row_tiles(part.rows)
         run("backward_rows", (tiles, part.heads), {**self.of_rows, **of_part}, self.row_sizes)
         self._run_keys(part, of_part)
         names = {"e": "e_parts", "relative": "relative_parts", "distance_bias": "bias_parts"}

@@ -22,9 +22,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cope_sweep.kernels.arguments import Arguments
 from cope_sweep.kernels.dropout import dropout_mask
-from cope_sweep.kernels.problem import AttentionProblem
-from cope_sweep.positions.terms import LookUp, PiecewiseLinear, RelativeLookUp
 
 SAFETY = 4.0
 PRODUCT_ERROR = {torch.float32: 2.0**-21, torch.bfloat16: 2.0**-23, torch.float16: 2.0**-23}
@@ -40,7 +39,7 @@ BLOCK_ENTRIES = 1 << 25
 """Scores in a block of queries, over all heads."""
 
 Leaves = dict[str, Tensor]
-Build = Callable[[Leaves], AttentionProblem]
+Build = Callable[[Leaves], Arguments]
 """Makes the problem from its leaves: the tensors whose gradients are compared, by name."""
 
 
@@ -81,7 +80,7 @@ def limits(build: Build, leaves: Leaves, weight: Tensor, expected: Leaves, dtype
     """By name: the largest norm of the difference from `exact` that a correct kernel in `dtype` can have."""
     found = dict.fromkeys(expected, 0.0)
     problem = build(leaves)
-    scores = problem.q_BHTK.shape[:3].numel() * problem.k_BHSK.shape[2]
+    scores = problem.q.shape[:3].numel() * problem.k.shape[2]
     for draw in range(DRAWS if scores <= FEW_SCORES else 2):
         rng = torch.Generator(weight.device).manual_seed(draw)
         rounded = _output_and_gradients(build, leaves, weight, Rounding(dtype, 1 - 2 * (draw % 2), rng))
@@ -155,7 +154,7 @@ def _norm(x: Tensor) -> float:
 def _output_and_gradients(build: Build, leaves: Leaves, weight: Tensor, rounding: Rounding | None) -> Leaves:
     given = {name: x.detach().double().requires_grad_() for name, x in leaves.items()}
     problem = build(given)
-    (B, H, T, _), S = problem.q_BHTK.shape, problem.k_BHSK.shape[2]
+    (B, H, T, _), S = problem.q.shape, problem.k.shape[2]
     rows = max(16, BLOCK_ENTRIES // (B * H * S))
     outputs, total = [], {name: torch.zeros_like(x) for name, x in given.items()}
     for first in range(0, T, rows):
@@ -176,10 +175,11 @@ def _output_and_gradients(build: Build, leaves: Leaves, weight: Tensor, rounding
 class _Block:
     """The attention of a block of queries."""
 
-    def __init__(self, problem: AttentionProblem, rows: slice, rounding: Rounding | None) -> None:
+    def __init__(self, problem: Arguments, rows: slice, rounding: Rounding | None) -> None:
         self.problem, self.rows, self.rounding = problem, rows, rounding
-        start = problem.k_BHSK.shape[2] - problem.q_BHTK.shape[2]
-        self.device = problem.q_BHTK.device
+        start = problem.k.shape[2] - problem.q.shape[2]
+        self.device = problem.q.device
+        self.base_q = problem.q if problem.base_q is None else problem.base_q
         self.i_R = torch.arange(start + rows.start, start + rows.stop, device=self.device)
         self.j_C = torch.arange(start + rows.stop, device=self.device)
         self.distance_RC = self.i_R[:, None] - self.j_C
@@ -187,9 +187,8 @@ class _Block:
 
     def attention(self) -> Tensor:
         problem = self.problem
-        s = self.product(problem.q_BHTK, problem.k_BHSK) * problem.scale
-        contextual = problem.look_up or problem.piecewise or problem.slope
-        total = s + self.contextual(s) if contextual else s
+        s = self.product(problem.q, problem.k) * problem.scale
+        total = s + self.contextual(s) if problem.contextual else s
         total = total + self.by_distance()
         total = total.masked_fill(~self.visible_RC, -torch.inf)
         kept = None
@@ -197,9 +196,9 @@ class _Block:
             (B, H), heads = total.shape[:2], torch.arange(total.shape[0] * total.shape[1], device=self.device)
             kept = dropout_mask(problem.seed, problem.dropout, heads, self.i_R, self.j_C)
             kept = kept.view(B, H, *kept.shape[1:]).double() / (1 - problem.dropout)
-        out = _Attend.apply(total, self.keys(problem.v_BHSK), kept, self.rounding)
-        if problem.lengths_B is not None:
-            is_token = self.i_R < problem.lengths_B[:, None]
+        out = _Attend.apply(total, self.keys(problem.v), kept, self.rounding)
+        if problem.lengths is not None:
+            is_token = self.i_R < problem.lengths[:, None]
             out = out.where(is_token[:, None, :, None], 0)
         return out  # type: ignore[no-any-return]
 
@@ -210,56 +209,54 @@ class _Block:
         product: Tensor = _Product.apply(q_BHTK[:, :, self.rows], self.keys(k_BHSK), self.rounding)
         return product
 
-    def table(self, term: LookUp | RelativeLookUp, e: Tensor) -> Tensor:
+    def table(self, e: Tensor, scale: float) -> Tensor:
         """The products of the block's queries with a table, (B, H, R, entries)."""
-        z = term.q_BHQK[:, :, self.rows] @ e.mT * term.scale
+        z = self.base_q[:, :, self.rows] @ e.mT * scale
         return _Stored.apply(z, self.rounding) if self.rounding else z
 
     def contextual(self, s: Tensor) -> Tensor:
         """The scores that depend on positions, which are sums of gates."""
         problem = self.problem
-        logits = s if problem.gates is None else self.product(*problem.gates) * problem.scale
+        logits = s if problem.gate_k is None else self.product(self.base_q, problem.gate_k) * problem.scale
         gates = torch.sigmoid(logits) * self.visible_RC
         p = gates.flip(-1).cumsum(-1).flip(-1)
         if self.rounding:
             p = p + (self.rounding.moved(p.detach()) - p.detach()) * self.visible_RC
         score = torch.zeros_like(s)
-        if problem.look_up:
-            score = score + self.looked_up(problem.look_up, p)
-        if problem.piecewise:
-            score = score + self.piecewise(problem.piecewise, p)
-        if problem.slope:
-            score = score + problem.slope.m_H[:, None, None] * p
+        if problem.e is not None:
+            score = score + self.looked_up(self.table(problem.e, problem.e_scale), p)
+        if problem.knots is not None and problem.segment_slope is not None and problem.segment_intercept is not None:
+            p_limited = p.clamp(max=problem.limit)
+            score = score + self.piecewise(problem.knots, problem.segment_slope, problem.segment_intercept, p_limited)
+        if problem.m is not None:
+            score = score + problem.m[:, None, None] * p
         return score
 
-    def looked_up(self, term: LookUp, p: Tensor) -> Tensor:
-        z = self.table(term, term.e_PK)
+    def looked_up(self, z: Tensor, p: Tensor) -> Tensor:
         p = p.clamp(max=z.shape[-1] - 1)
         below, above = p.detach().floor(), p.detach().ceil()
         z_below, z_above = z.gather(-1, below.long()), z.gather(-1, above.long())
         return z_below + (p - below) * (z_above - z_below)
 
-    def piecewise(self, term: PiecewiseLinear, p: Tensor) -> Tensor:
-        if term.limit is not None:
-            p = p.clamp(max=term.limit)
-        segment = torch.searchsorted(term.knots_N.detach(), p.detach().contiguous(), right=True)
-        slope, intercept = (x[:, :, self.rows].expand(*p.shape[:3], -1) for x in (term.slope_BHQM, term.intercept_BHQM))
+    def piecewise(self, knots: Tensor, slope: Tensor, intercept: Tensor, p: Tensor) -> Tensor:
+        segment = torch.searchsorted(knots.detach(), p.detach().contiguous(), right=True)
+        slope, intercept = (x[:, :, self.rows].expand(*p.shape[:3], -1) for x in (slope, intercept))
         return slope.gather(-1, segment) * p + intercept.gather(-1, segment)
 
     def by_distance(self) -> Tensor:
         problem, distance = self.problem, self.distance_RC.clamp(min=0)
         score = torch.zeros((), dtype=torch.float64, device=self.device)
-        if problem.relative:
-            z = self.table(problem.relative, problem.relative.e_RK)
+        if problem.relative is not None:
+            z = self.table(problem.relative, problem.relative_scale)
             last = z.shape[-1] - 1
             index = distance.clamp(max=last).expand(*z.shape[:2], *distance.shape)
-            near = self.distance_RC <= last if problem.relative.far == "none" else torch.ones_like(self.visible_RC)
+            near = torch.ones_like(self.visible_RC) if problem.far_last else self.distance_RC <= last
             score = score + z.gather(-1, index) * near
-        if problem.distance_bias:
-            b_HR = problem.distance_bias.b_HR
+        if problem.distance_bias is not None:
+            b_HR = problem.distance_bias
             score = score + b_HR[:, distance.clamp(max=b_HR.shape[-1] - 1)]
-        if problem.distance_slope:
-            score = score + problem.distance_slope.m_H.double()[:, None, None] * distance
+        if problem.distance_slope is not None:
+            score = score + problem.distance_slope.double()[:, None, None] * distance
         return score
 
 

@@ -40,7 +40,7 @@ from cope_benchmarks.gpu_timing import (
     phases,
     times,
 )
-from cope_sweep.kernels import fused, tuning
+from cope_sweep.kernels import operator, tuning
 
 BUDGET_S = 540.0
 TOKENS = 65536
@@ -267,7 +267,7 @@ def _alternative(problem: Problem, name: str, device: str) -> Attend:
 
         return lambda x: triton_attention.attend(problem.build(x))
     if name == BLOCKED:
-        return lambda x: fused(problem.build(x), "blocked")
+        return lambda x: operator.attention(problem.build(x), "blocked")
     return {LISTING: peers.listing, COMPILED: peers.listing_compiled, FLEX: peers.flex}[name](problem, device)
 
 

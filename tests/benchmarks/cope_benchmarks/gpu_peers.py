@@ -65,9 +65,8 @@ def flex(problem: Problem, device: str) -> Attend:
     def attend(x: Leaves) -> Tensor:
         q, k, v = _qkv(problem, x)
         if problem.alibi:
-            slope = table(x).distance_slope
-            assert slope is not None
-            m_H = slope.m_H
+            m_H = table(x).distance_slope
+            assert m_H is not None
 
             def score(s: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
                 return s + m_H[h] * (i - j)

@@ -12,15 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from cope_sweep.kernels.problem import AttentionProblem
-from cope_sweep.positions.terms import (
-    DistanceBias,
-    DistanceSlope,
-    LookUp,
-    PiecewiseLinear,
-    RelativeLookUp,
-    Slope,
-)
+from cope_sweep.kernels.arguments import Arguments
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 SEED = 1234567890123456789
@@ -128,36 +120,38 @@ class Problem:
             found["segments"] = normal(B, H, T, self.knots + 1, std=0.2).float()
         return found, in_memory(do)
 
-    def build(self, x: dict[str, Tensor]) -> AttentionProblem:
+    def build(self, x: dict[str, Tensor]) -> Arguments:
         """The problem of these leaves, which may have another type."""
         q, k, v = x["qkv"].permute(2, 0, 3, 1, 4) if self.projection else (x["q"], x["k"], x["v"])
         keys = {"logits": None, "values": v}.get(self.gate, x.get("gate_k"))
-        query = x.get("gate_q", q)
-        seed = torch.tensor(SEED)
-        lengths = None if self.lengths is None else torch.tensor(self.lengths, device=q.device)
-        return AttentionProblem(
+        knots, slope, intercept = self._piecewise(x["segments"]) if self.knots else (None, None, None)
+        return Arguments(
             q,
             k,
             v,
-            self.head_dim**-0.5,
-            gates=None if keys is None or not self.contextual else (query, keys),
-            look_up=LookUp(query, x["e"], 1.0, self.gate) if "e" in x else None,
-            piecewise=self._piecewise(x["segments"]) if self.knots else None,
-            slope=Slope(x["m"], self.gate) if "m" in x else None,
-            relative=RelativeLookUp(query, x["e_relative"], 1.0, self.far) if "e_relative" in x else None,
-            distance_bias=DistanceBias(x["b"]) if "b" in x else None,
-            distance_slope=DistanceSlope(self._slopes(q.device)) if self.alibi else None,
+            base_q=x.get("gate_q"),
+            gate_k=keys if self.contextual else None,
+            e=x.get("e"),
+            m=x.get("m"),
+            relative=x.get("e_relative"),
+            distance_bias=x.get("b"),
+            distance_slope=self._slopes(q.device) if self.alibi else None,
+            seed=torch.tensor(SEED) if self.dropout else None,
+            lengths=None if self.lengths is None else torch.tensor(self.lengths, device=q.device),
+            scale=self.head_dim**-0.5,
+            far_last=self.far == "last",
             dropout=self.dropout,
-            seed=seed if self.dropout else None,
-            lengths_B=lengths,
+            knots=knots,
+            segment_slope=slope,
+            segment_intercept=intercept,
         )
 
     def _slopes(self, device: torch.device) -> Tensor:
         return -(2.0 ** -torch.linspace(1, 8, self.heads, device=device))
 
-    def _piecewise(self, slope: Tensor) -> PiecewiseLinear:
-        """A continuous function of p with these slopes."""
+    def _piecewise(self, slope: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Knots, slopes and intercepts of a continuous function of p with these slopes."""
         knots = torch.arange(1, self.knots + 1, device=slope.device, dtype=slope.dtype) * 1.7
         steps = (slope[..., :-1] - slope[..., 1:]) * knots
         intercept = torch.cat([torch.zeros_like(slope[..., :1]), steps.cumsum(-1)], -1)
-        return PiecewiseLinear(knots, slope, intercept, None, self.gate)
+        return knots, slope, intercept

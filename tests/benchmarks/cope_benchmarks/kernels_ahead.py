@@ -7,13 +7,11 @@ those that a training step would run. A kernel's inner loops are found in its ma
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -31,7 +29,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 CAPABILITIES = (80, 90)
-ARCHITECTURES = {80: "sm_80", 90: "sm_90a"}
 TILE, WARPS = 64 * 32, 4
 """Instructions are counted for a tile of 64 × 32 scores, in each of 4 warps."""
 
@@ -130,10 +127,10 @@ def compiled_kernel(kernel: str, arguments: Mapping[str, Any], sizes: Mapping[st
     options = {name: sizes[name] for name in ("num_warps", "num_stages")}
     source = ASTSource(function, signature, constants, attributes)
     done = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
-    registers, spilled = _footprint(done.asm["ptx"], capability)
+    registers, spilled = _footprint(done.asm["cubin"])
     rows, keys = (sizes["BLOCK_T"], sizes["BLOCK_S"])
     plain = sizes["PLAIN_T"] * keys if "PLAIN_T" in sizes else rows * sizes["PLAIN_S"]
-    loops = loop_lengths(_disassembled(done.asm["cubin"]))
+    loops = loop_lengths(_printed("nvdisasm", "--print-code", done.asm["cubin"]))
     per_tile = [
         None if length is None else length * (sizes["num_warps"] / WARPS) * TILE / scores
         for length, scores in zip(loops, (rows * keys, plain), strict=True)
@@ -150,37 +147,23 @@ def _number_type(value: float) -> str:
     return "i32" if -(2**31) <= value < 2**31 else "i64"
 
 
-def _footprint(ptx: str, capability: int) -> tuple[int, int]:
-    """Registers of a thread, and bytes spilled."""
-    from triton.backends.nvidia.compiler import get_ptxas  # type: ignore[import-untyped]
-
-    command = [
-        get_ptxas(capability).path,
-        "-v",
-        f"--gpu-name={ARCHITECTURES[capability]}",
-        "-o",
-        os.devnull,
-        "/dev/stdin",
-    ]
-    report = subprocess.run(command, input=ptx, capture_output=True, text=True, check=True).stderr
-    numbers = [re.search(pattern, report) for pattern in (r"Used (\d+) registers", r"(\d+) bytes spill stores")]
+def _footprint(cubin: bytes) -> tuple[int, int]:
+    """Registers of a thread, and bytes of its stack, to which registers are spilled: the kernels have no other use for it."""
+    usage = _printed("cuobjdump", "--dump-resource-usage", cubin)
+    numbers = [re.search(pattern, usage) for pattern in (r"REG:(\d+)", r"STACK:(\d+)")]
     if None in numbers:
-        raise ValueError(f"ptxas reports no registers or spills:\n{report}")
+        raise ValueError(f"cuobjdump reports no registers or stack:\n{usage}")
     registers, spilled = (int(match[1]) for match in numbers if match is not None)
     return registers, spilled
 
 
-@cache
-def _nvdisasm() -> str:
-    return str(Path(triton.backends.nvidia.__file__).parent / "bin" / "nvdisasm")
-
-
-def _disassembled(cubin: bytes) -> str:
+def _printed(tool: str, option: str, cubin: bytes) -> str:
+    """What one of the tools that Triton brings prints of a compiled kernel."""
+    path = Path(triton.backends.nvidia.__file__).parent / "bin" / tool
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        command = [_nvdisasm(), "--print-code", file.name]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        return subprocess.run([path, option, file.name], capture_output=True, text=True, check=True).stdout
 
 
 def loop_lengths(code: str) -> tuple[int | None, int | None]:
