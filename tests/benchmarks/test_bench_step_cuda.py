@@ -24,6 +24,12 @@ def test_the_smallest_model_is_also_trained_by_several_processes():
     assert not any(COMPILED in name for name in names_of("tiny", "cpu"))
 
 
+def test_all_models_are_measured_before_less_important_alternatives():
+    todo = step_cuda._todo(list(MODELS), "cuda")
+    assert todo[:6] == [(model, name) for name in (step.SDPA, "CoPE(64), triton") for model in MODELS]
+    assert len(set(todo)) == len(todo) == 3 * len(ALTERNATIVES) + 2
+
+
 @pytest.fixture
 def compiled_blocked(monkeypatch):
     """An alternative that a CPU computes, and compiles without generating code."""

@@ -96,10 +96,11 @@ def device_ms(row: dict[str, Any]) -> float:
 
 def graph_time(run: Run, effort: Effort = Effort()) -> dict[str, Any]:
     """The time of a call as a CUDA graph, whose kernels follow each other without the host; or why there is none."""
-    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    graph = torch.cuda.CUDAGraph()
     try:
         stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):  # type: ignore[no-untyped-call]
+        with torch.cuda.stream(stream):
             run()  # libraries allocate at their first call on a stream
         torch.cuda.current_stream().wait_stream(stream)
         with torch.cuda.graph(graph, stream=stream):

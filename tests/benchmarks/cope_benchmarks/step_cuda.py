@@ -91,7 +91,7 @@ def measure(folder: Path | None = None, device: str = "cuda", budget_s: float = 
     models = MODELS if device == "cuda" else TINY
     journal = Journal(folder / "step.jsonl" if folder else None, facts(device))
     deadline = Deadline(budget_s)
-    todo = [(model, name) for model in models for name in names_of(model, device)]
+    todo = _todo(list(models), device)
     for model, name in todo:
         key = f"{model}; {name}"
         if key in journal.rows:
@@ -123,6 +123,12 @@ def names_of(model: str, device: str) -> list[str]:
     return alone + [name + _together(device) for name in alone if name in (TRITON, TRITON + COMPILED)]
 
 
+def _todo(models: list[str], device: str) -> list[tuple[str, str]]:
+    """Models and alternatives: the first alternatives of all models before the others, for the time may end."""
+    names = list(dict.fromkeys(name for model in models for name in names_of(model, device)))
+    return [(model, name) for name in names for model in models if name in names_of(model, device)]
+
+
 def table(measured: dict[str, Any]) -> str:
     """The measurement in Markdown."""
     if "skipped" in measured:
@@ -132,7 +138,8 @@ def table(measured: dict[str, Any]) -> str:
         for row in measured["rows"] if row["attention"] == step.SDPA and "step" in row
     }  # fmt: skip
     rows = []
-    for row in measured["rows"]:
+    models = list(dict.fromkeys(row["model"] for row in measured["rows"]))
+    for row in sorted(measured["rows"], key=lambda row: models.index(row["model"])):
         if "failed" in row:
             rows.append([row["model"], row["attention"], f"failed: {row['failed']}", *[""] * 5])
             continue
