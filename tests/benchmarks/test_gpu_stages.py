@@ -119,7 +119,7 @@ def test_tables_of_the_paper_are_trained_without_ray_and_mlflow_too(absent, limi
 
 
 @pytest.mark.parametrize(
-    ("memory", "cores", "shards"), [(150e9, 16, 8), (85e9, 16, 7), (85e9, 4, 4), (25e9, 16, 2), (6e9, 16, 1)]
+    ("memory", "cores", "shards"), [(150e9, 16, 8), (75e9, 16, 7), (85e9, 4, 4), (25e9, 16, 2), (6e9, 16, 1)]
 )
 def test_the_tests_processes_fit_in_the_gpu_s_memory(memory, cores, shards, monkeypatch):
     torch = pytest.importorskip("torch")

@@ -15,7 +15,8 @@ the keys that they see.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -151,6 +152,18 @@ def _norm(x: Tensor) -> float:
     return float(torch.linalg.vector_norm(x))
 
 
+@contextmanager
+def _without_determinism() -> Iterator[None]:
+    """Tests fill new memory and want the same bits of kernels; here, both would cost time and gigabytes."""
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(False)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+
+
+@_without_determinism()
 def _output_and_gradients(build: Build, leaves: Leaves, weight: Tensor, rounding: Rounding | None) -> Leaves:
     given = {name: x.detach().double().requires_grad_() for name, x in leaves.items()}
     problem = build(given)
