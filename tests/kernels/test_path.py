@@ -109,12 +109,12 @@ def test_a_machine_without_a_gpu_knows_the_paths_of_one():
 
 
 @pytest.mark.parametrize(("keys", "instead"), [(300, "blocked"), (100, "reference")])
-def test_a_gpu_has_no_kernel_for_cope_mlp(keys, instead):
+def test_a_gpu_has_no_kernel_for_cope_beside_cope_mlp(keys, instead):
     pytest.importorskip("triton")
-    assert which([CoPEMLP()], Dims(64, 2, 1, keys), device="cuda") == (
+    assert which([CoPEMLP()], Dims(64, 2, 1, keys), device="cuda") == ("triton", None)
+    assert which([CoPE(), CoPEMLP()], Dims(64, 2, 1, keys), device="cuda") == (
         instead,
-        "triton is not used, it does not compute CoPE-MLP, a piecewise linear function of the position; "
-        f"falling back to PyTorch ({instead})",
+        f"triton is not used, it does not compute CoPE and CoPE-MLP in one layer; falling back to PyTorch ({instead})",
     )
 
 

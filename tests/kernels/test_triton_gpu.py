@@ -65,6 +65,8 @@ BY_NAME = {
     "cope and cope-alibi": replace(BASE, slope=True),
     "t5": replace(BASE, p_max=None, buckets=64),
     "cope-mlp": replace(BASE, p_max=None, knots=7),
+    "cope-mlp, 64 units": replace(BASE, p_max=None, knots=64, gate="separate"),
+    "cope-mlp, float32": replace(BASE, p_max=None, knots=20, dtype="float32"),
     "no position": replace(BASE, p_max=None),
     "dropout": replace(BASE, dropout=0.1),
     "dropout, float32": replace(BASE, dropout=0.5, dtype="float32"),
@@ -94,8 +96,6 @@ IN_THE_INTERPRETER = (
 )  # fmt: skip
 """The others differ from these by their size alone."""
 CASES = {**BY_NAME, **LONG} if ON_GPU else {name: tiny(BY_NAME[name]) for name in IN_THE_INTERPRETER}
-FALL_BACK = {"cope-mlp", "bfloat16, head dim 256", "float16, head dim 256", "float32, head dim 256"}
-"""Cases that the kernels may leave to the blocked path, if they say why."""
 
 
 @pytest.fixture(autouse=True)
@@ -109,19 +109,16 @@ def poisoned_memory():
     torch.utils.deterministic.fill_uninitialized_memory = before
 
 
-def attend_or_skip(problem, name):
+def attend(problem):
     leaves, weight = problem.leaves(DEVICE)
-    reason = triton_attention.why_not(problem.build(leaves))
-    if reason is not None and name in FALL_BACK:
-        pytest.skip(f"the blocked path computes it: {reason}")
-    assert reason is None
+    assert triton_attention.why_not(problem.build(leaves)) is None
     return leaves, weight, computed_by(triton_attention.attend, problem.build, leaves, weight)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_output_and_gradients_equal_float64(name):
     problem = CASES[name]
-    leaves, weight, computed = attend_or_skip(problem, name)
+    leaves, weight, computed = attend(problem)
     assert compare(problem.build, leaves, weight, computed, DTYPES[problem.dtype]).wrong is None
 
 
@@ -129,8 +126,8 @@ def test_output_and_gradients_equal_float64(name):
 @pytest.mark.parametrize("name", ["bfloat16, head dim 64", "4096 tokens", "dropout"])
 def test_gradients_have_the_same_bits_in_every_run(name):
     problem = CASES[name]
-    *_, first = attend_or_skip(problem, name)
-    *_, second = attend_or_skip(problem, name)
+    *_, first = attend(problem)
+    *_, second = attend(problem)
     assert all(torch.equal(value, second[name]) for name, value in first.items())
 
 

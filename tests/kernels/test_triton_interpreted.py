@@ -20,7 +20,7 @@ import triton.language as tl
 from cope_sweep.kernels import make_problem, triton_attention
 from cope_sweep.kernels.arguments import Arguments
 from cope_sweep.kernels.operator import attention
-from cope_sweep.kernels.triton_attention import launch, tiles, workspace
+from cope_sweep.kernels.triton_attention import launch, tables, tiles, workspace
 from cope_sweep.kernels.tuning import using_configurations
 from cope_sweep.positions import T5, ALiBi, CoPE, CoPEALiBi, CoPEMLP, Relative
 from tests.kernels.accuracy import assert_equals_reference
@@ -71,6 +71,17 @@ CASES = {
     "cope-alibi": case(SLOPE),
     "cope-alibi, separate gate keys": case(CoPEALiBi(slopes="learned", gate="separate"), heads=2),
     "cope and cope-alibi": case(CoPE(p_max=5), SLOPE),
+    "cope-mlp": case(CoPEMLP(hidden=5), heads=2),
+    "cope-mlp, one unit": case(CoPEMLP(hidden=1), queries=20),
+    "cope-mlp, many knots": case(CoPEMLP(hidden=40), queries=48),
+    "cope-mlp, saturated": case(CoPEMLP(hidden=6, p_max=4), queries=70),
+    "cope-mlp, saturated at 0": case(CoPEMLP(hidden=6, p_max=1), queries=48),
+    "cope-mlp, gates 0 or 1": case(CoPEMLP(hidden=9), query_std=60.0),
+    "cope-mlp, bfloat16": case(CoPEMLP(hidden=9, p_max=9), dtype=torch.bfloat16, queries=48),
+    "cope-mlp, padding": case(CoPEMLP(hidden=6, p_max=5), batch=3, lengths=(0, 37, 18)),
+    "cope-mlp, cached keys": case(CoPEMLP(hidden=6, p_max=5), queries=20, cached=19),
+    "cope-mlp, separate gate keys, dropout": case(CoPEMLP(hidden=7, gate="separate"), dropout=0.3),
+    "cope-mlp, cope-alibi and relative": case(CoPEMLP(hidden=7), SLOPE, Relative(positions=7)),
     "alibi": case(ALiBi(), heads=2),
     "cope and alibi": case(CoPE(p_max=3), ALiBi()),
     "t5": case(T5(buckets=6, max_distance=12), heads=2),
@@ -278,10 +289,10 @@ def words_of_a_table(dtype, values):
 def read_back(q, e, table, entries, steps, P, PAIRS: tl.constexpr, BLOCK: tl.constexpr):
     q_tile = tiles.load(q, tl.arange(0, 16), 16, tl.arange(0, 16) < 16, 16, 16)
     for start in range(0, P, BLOCK):
-        tiles.fill_table(table, start, q_tile, e, 1.0, P, PAIRS, "ieee", 16, 16, 16, BLOCK)
-    for n in range(0, P):
-        index = tl.full((1,), n, tl.int32) + tiles.OFFSET
-        entry, step = tiles.entry_and_step(table, index, P - 1, PAIRS)
+        tables.fill_table(table, start, q_tile, e, 1.0, P, PAIRS, "ieee", 16, 16, 16, BLOCK)
+    for n in range(P):
+        index = tl.full((1,), n, tl.int32) + tables.OFFSET
+        entry, step = tables.entry_and_step(table, index, P - 1, PAIRS)
         tl.store(entries + n + tl.arange(0, 1), entry)
         tl.store(steps + n + tl.arange(0, 1), step)
 
@@ -318,7 +329,7 @@ def test_why_not_names_what_is_not_supported(change, reason):
     assert reason in triton_attention.why_not(given._replace(**change))
 
 
-def test_why_not_names_cope_mlp():
-    problem, dtype = case(CoPEMLP(hidden=3))
+def test_why_not_names_cope_beside_cope_mlp():
+    problem, dtype = case(CoPE(p_max=3), CoPEMLP(hidden=3))
     inputs, positions = make_inputs(problem, {n: x.to(dtype) for n, x in random_tensors(problem, dtype).items()})
-    assert "CoPE-MLP" in triton_attention.why_not(make_problem(inputs, positions, 0.0, None))
+    assert "CoPE and CoPE-MLP" in triton_attention.why_not(make_problem(inputs, positions, 0.0, None))

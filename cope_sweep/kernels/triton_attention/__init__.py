@@ -49,9 +49,8 @@ def why_not(given: Arguments) -> str | None:
         return f"head dim {q.shape[-1]} is more than {MAX_HEAD_DIM}"
     if q.shape[2] > given.k.shape[2] or 0 in q.shape:
         return f"there are {q.shape[2]} queries of {given.k.shape[2]} tokens"
-    if given.knots is not None:
-        # A key may pass several knots: prefix sums, which need each entry once, cannot hold its tables' gradients.
-        return "it does not compute CoPE-MLP, a piecewise linear function of the position"
+    if given.knots is not None and given.e is not None:
+        return "it does not compute CoPE and CoPE-MLP in one layer"
     return None
 
 

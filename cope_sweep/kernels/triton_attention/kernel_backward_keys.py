@@ -4,6 +4,14 @@ It computes the gradients of keys, values and gate keys from what `backward_rows
 the same memory, so gradients have the same bits in every run. Keys are the first axis of a tile, so that the factors of
 q and do need no transposition.
 
+**Records** of four float32 numbers hold what it needs of a query, so that a thread gets each with one load:
+
+- in `row_records`: Σ_k do·o; the log-sum-exp; the bias of plain tiles minus that; the fourth is not used;
+- in `edge_records`, for each tile of keys: of the position at its right edge, the fraction, and the first number of
+  `table_row`, plus the row's start in the table, if not WIDE; Σ dp of all keys before the tile; the second number of
+  `table_row`, or with `m` or segments the integer of the position. In place of a tile after the last, those of any tile
+  whose keys are all saturated.
+
 Shapes: as in `kernel_forward.py`.
 """
 
@@ -14,7 +22,7 @@ from __future__ import annotations
 import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
 
-from cope_sweep.kernels.triton_attention import tiles
+from cope_sweep.kernels.triton_attention import tables, tiles
 from cope_sweep.kernels.triton_attention.tiles import FAR, LOG2E
 
 TILES = tl.constexpr(128)
@@ -34,22 +42,21 @@ def score_gradients(
     return kept_a, a * (da - delta[None, :])
 
 
-@triton.jit(do_not_specialize=["H", "T", "S", "P", "R", "D", "threshold", "first_head", "launch_rows", "first_row"])
+@triton.jit(
+    do_not_specialize=["H", "T", "S", "P", "R", "D", "M", "threshold", "first_head", "launch_rows", "first_row"]
+)
 def backward_keys(
-    q, k, v, base_q, gate_k, e, m, relative, distance_bias, distance_slope, lengths, seed,
+    q, k, v, base_q, gate_k, e, m, knots, segment_slope, segment_intercept,
+    relative, distance_bias, distance_slope, lengths, seed,
     do, plain_end,
     z_table, relative_table,  # as in `backward_rows`
-    row_records,  # (heads of this launch, launch_rows, 4): Σ_k do·o, lse, the bias of plain tiles minus lse, and nothing
-    # (heads of this launch, tiles of keys + 1, launch_rows, 4): at the right edge of the tile, the fraction of the
-    # position, what `table_row` returns (plus the row's start in the table, if not WIDE), and the integer of the
-    # position; in the third place, Σ dp of all keys before the tile. In place of a tile after the last, those of any tile
-    # whose keys are all saturated.
-    edge_records,  # or None
+    row_records,  # (heads of this launch, launch_rows, 4)
+    edge_records,  # (heads of this launch, tiles of keys + 1, launch_rows, 4); or None
     dk, dv,
     dgate_k,  # None: gates see the logits
     q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, bq_b, bq_h, bq_t, gk_b, gk_h, gk_t, do_b, do_h, do_t,
-    H, T, S, P, R, D,
-    scale, threshold, survival,
+    H, T, S, P, R, D, M,
+    scale, limit, threshold, survival,
     first_head, first_row, launch_rows,
     HEAD_DIM: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -58,6 +65,7 @@ def backward_keys(
     PAIRS: tl.constexpr,
     PRECISION: tl.constexpr,
     PARTS: tl.constexpr,
+    STEPS: tl.constexpr,
     WIDE: tl.constexpr,  # as in `backward_rows`
     ADD: tl.constexpr,  # add to the gradients of the heads of this launch, which earlier launches have stored
     BLOCK_S: tl.constexpr,
@@ -68,7 +76,8 @@ def backward_keys(
     head = first_head + tl.program_id(1)
     b, h = (head // H).to(tl.int64), (head % H).to(tl.int64)
     j = n * BLOCK_S + tl.arange(0, BLOCK_S)
-    CONTEXTUAL: tl.constexpr = (e is not None) or (m is not None)
+    CONTEXTUAL: tl.constexpr = (e is not None) or (m is not None) or (knots is not None)
+    WITH_INTEGER: tl.constexpr = (m is not None) or (knots is not None)
     OWN_GATES: tl.constexpr = gate_k is not None
 
     k_tile = tiles.load(k + b * k_b + h * k_h, j, k_t, j < S, HEAD_DIM, BLOCK_K)
@@ -100,24 +109,28 @@ def backward_keys(
     general_end = start
     for first in tl.range(start, end, TILES, num_stages=1):
         each = first + tl.arange(0, TILES)
-        tile_row = first_row + each * BLOCK_T
-        begins = tl.load(plain_end + head.to(tl.int64) * T + tile_row, mask=(tile_row < T) & (each < end), other=FAR)
+        rows = first_row + each * BLOCK_T
+        begins = tl.load(plain_end + head.to(tl.int64) * T + rows, mask=(rows < T) & (each < end), other=FAR)
         general_end = tl.maximum(general_end, tl.max(tl.where(begins < (n + 1) * BLOCK_S, each + 1, 0), 0))
     general_end = tl.maximum(start, tl.minimum(general_end, end))
     general_end = tl.cdiv(general_end, PLAIN_T // BLOCK_T) * (PLAIN_T // BLOCK_T)
 
+    t = tl.arange(0, BLOCK_T)
+    of_t = t.to(tl.int64) * 4
+    q_rows = q + b * q_b + h * q_h
+    do_rows = do + b * do_b + h * do_h
     for tile in tl.range(start, tl.minimum(general_end, end), num_stages=1):
-        local = tile * BLOCK_T + tl.arange(0, BLOCK_T)
-        row = first_row + local
-        i = row + (S - T)
-        valid = row < rows_end
-        t = tl.arange(0, BLOCK_T)
-        seen_to = tl.where(valid, i, -1)
-        visible = j[:, None] <= seen_to[None, :]
-        q_tile = tiles.load(q + b * q_b + h * q_h, row, q_t, valid, HEAD_DIM, BLOCK_K)
-        do_tile = tiles.load(do + b * do_b + h * do_h, row, do_t, valid, HEAD_DIM, BLOCK_K)
-        delta_r, lse_r, _far, _none = tiles.load_record(row_records + scratch_rows * 4, local)
-        s = tl.where(visible, tiles.dot(k_tile, tl.trans(q_tile), PRECISION) * (scale * LOG2E), float("-inf"))
+        tile_row = first_row + tile * BLOCK_T
+        valid = tile_row + t < rows_end
+        q_tile = tiles.load(q_rows, tile_row + t, q_t, valid, HEAD_DIM, BLOCK_K)
+        do_tile = tiles.load(do_rows, tile_row + t, do_t, valid, HEAD_DIM, BLOCK_K)
+        delta_r, lse_r, _far, _none = tables.load_record(row_records + (scratch_rows + tile * BLOCK_T) * 4 + of_t)
+        s = tiles.dot(k_tile, tl.trans(q_tile), PRECISION) * (scale * LOG2E)
+        # Rows without a token see keys, too: their lse is infinite, so their weights are 0.
+        first_i = tile_row + (S - T)
+        on_diagonal = n * BLOCK_S + BLOCK_S - 1 > first_i
+        if on_diagonal:
+            s = tl.where((j - first_i)[:, None] <= t[None, :], s, float("-inf"))
         z_rows, relative_rows = None, None
         if e is not None:
             z_rows = z_table + (scratch_rows + tile * BLOCK_T) * P
@@ -128,41 +141,54 @@ def backward_keys(
             if OWN_GATES:
                 gate_q_tile = q_tile
                 if base_q is not None:
-                    gate_q_tile = tiles.load(base_q + b * bq_b + h * bq_h, row, bq_t, valid, HEAD_DIM, BLOCK_K)
+                    gate_q_rows = base_q + b * bq_b + h * bq_h
+                    gate_q_tile = tiles.load(gate_q_rows, tile_row + t, bq_t, valid, HEAD_DIM, BLOCK_K)
                 gate_logits = tiles.dot(gate_k_tile, tl.trans(gate_q_tile), PRECISION) * (scale * LOG2E)
-                gate_logits = tl.where(visible, gate_logits, float("-inf"))
+                if on_diagonal:
+                    gate_logits = tl.where((j - first_i)[:, None] <= t[None, :], gate_logits, float("-inf"))
             gate = tiles.gate_of(gate_logits)
             high, low = tiles.halves(gate)
             gate_slope = tiles.gate_slope(gate)
             # A tile that is plain for these rows, but not for later ones, has no record: its keys are saturated. Tiles
             # become plain for as many rows at a time as the forward kernel's tiles have, a multiple of BLOCK_T.
-            begin = tl.load(plain_end + head.to(tl.int64) * T + first_row + tile * BLOCK_T)
+            begin = tl.load(plain_end + head.to(tl.int64) * T + tile_row)
             edge = edges + tl.where(begin < (n + 1) * BLOCK_S, n, key_tiles).to(tl.int64) * launch_rows * 4
-            pos_frac, origin, dp_before, pos_int = tiles.load_record(edge, local)
+            pos_frac, origin, dp_before, last_place = tables.load_record(edge + tile * (BLOCK_T * 4) + of_t)
             sums_from = tiles.sums_from(high, low, from_here, True)
             positions = tiles.positions_of(sums_from, pos_frac[None, :])
             if e is not None:
-                tables = (z_rows + t * P)[None, :] if WIDE else z_rows
+                table = (z_rows + t * P)[None, :] if WIDE else z_rows
                 last = P - 1 if WIDE else (t * P + P - 1)[None, :]
-                limit = tl.maximum(P - 1 - pos_int, 0.0)
-                index, _floor, frac = tiles.entry_of(origin[None, :], limit[None, :], positions)
-                entry, step = tiles.entry_and_step(tables, index, last, PAIRS)
+                to_last = tl.maximum(P - 1 - last_place, 0.0) if WITH_INTEGER else last_place
+                index, _floor, frac = tables.entry_of(origin[None, :], to_last[None, :], positions)
+                entry, step = tables.entry_and_step(table, index, last, PAIRS)
                 slope = tl.where(frac > 0, step, 0.0)
                 s += LOG2E * (entry + frac * step)
+            if WITH_INTEGER:
+                p = last_place[None, :] + positions
             if m is not None:
-                s += LOG2E * m_h * (pos_int[None, :] + positions)
+                s += LOG2E * m_h * p
+            if knots is not None:
+                clamped = tl.minimum(p, limit)
+                of_tile = (head.to(tl.int64) * T + tile_row) * M
+                index = (tl.where(valid, t, 0) * M)[None, :] + tables.segment_of(knots, clamped, STEPS)
+                slope, value = tables.slope_and_score(
+                    segment_slope + of_tile, segment_intercept + of_tile, index, clamped
+                )
+                slope = tl.where(p <= limit, slope, 0.0)
+                s += LOG2E * value
         if (relative is not None) or (distance_bias is not None) or (distance_slope is not None):
             row_tables = (relative_rows + t * R)[None, :] if relative is not None else None
-            distance = seen_to[None, :] - j[:, None]
-            s += LOG2E * tiles.distance_scores(distance, row_tables, R, bias_h, D, slope_h, FAR_LAST)
+            distance = tl.where(valid, tile_row + (S - T) + t, -1)[None, :] - j[:, None]
+            s += LOG2E * tables.distance_scores(distance, row_tables, R, bias_h, D, slope_h, FAR_LAST)
         a = tiles.exp2(s - lse_r[None, :])
         da = tiles.dot(v_tile, tl.trans(do_tile), PRECISION)
-        row_keys = tiles.keys_of_rows(seed, head, i) if DROPOUT else None
+        row_keys = tiles.keys_of_rows(seed, head, tile_row + (S - T) + t) if DROPOUT else None
         kept_a, ds = score_gradients(a, da, delta_r, row_keys, j, threshold, survival, DROPOUT)
         dv_tile += tiles.dot(kept_a.to(do_tile.dtype), do_tile, PRECISION)
         if CONTEXTUAL:
             dp = tl.zeros_like(ds)
-            if e is not None:
+            if (e is not None) or (knots is not None):
                 dp += ds * slope
             if m is not None:
                 dp += ds * m_h
@@ -175,12 +201,15 @@ def backward_keys(
         dk_tile += tiles.dot(ds.to(q_tile.dtype), q_tile, PRECISION)
 
     for plain in range(general_end * BLOCK_T // PLAIN_T, tl.cdiv(end * BLOCK_T, PLAIN_T)):
-        row = first_row + plain * PLAIN_T + tl.arange(0, PLAIN_T)
-        i = row + (S - T)
-        valid = row < rows_end
-        q_tile = tiles.load(q + b * q_b + h * q_h, row, q_t, valid, HEAD_DIM, BLOCK_K)
-        do_tile = tiles.load(do + b * do_b + h * do_h, row, do_t, valid, HEAD_DIM, BLOCK_K)
-        delta_r, _lse, far, _none = tiles.load_record(row_records + scratch_rows * 4, row - first_row)
+        tile_row = first_row + plain * PLAIN_T
+        r = tl.arange(0, PLAIN_T)
+        i = tile_row + (S - T) + r
+        valid = r < rows_end - tile_row
+        q_tile = tiles.load(q_rows + tile_row.to(tl.int64) * q_t, r, q_t, valid, HEAD_DIM, BLOCK_K)
+        do_tile = tiles.load(do_rows + tile_row.to(tl.int64) * do_t, r, do_t, valid, HEAD_DIM, BLOCK_K)
+        delta_r, _lse, far, _none = tables.load_record(
+            row_records + (scratch_rows + plain * PLAIN_T) * 4 + r.to(tl.int64) * 4
+        )
         s = tiles.dot(k_tile, tl.trans(q_tile), PRECISION) * (scale * LOG2E) + far[None, :]
         if slope_h is not None:
             s += (slope_h * LOG2E) * (i[None, :] - j[:, None]).to(tl.float32)

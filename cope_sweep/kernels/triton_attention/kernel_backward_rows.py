@@ -8,8 +8,8 @@ key to its own, dg_ik = Σ_{j ≤ k} dp_ij.
 
 **The gradient of a table needs no atomics.** Let f_j = ⌊p_ij⌋, which does not increase along a row, and w_j the
 fraction: a key adds ds·(1 − w) to entry f and ds·w to entry f + 1. Two prefix sums over the keys so far, of ds and of
-ds·w, are stored where f goes from n + 1 to n, once for each n, in `prefix_sums`. C[n] = Σ_{f_j > n} ds is such a sum, W[n]
-that of ds·w: entry n gets (C[n − 1] − C[n]) − (W[n − 1] − W[n]) + (W[n − 2] − W[n − 1]). Parts of tiles are summed
+ds·w, are stored where f goes from n + 1 to n, once for each n, in `prefix_sums`. With C[n] = Σ_{f_j > n} ds, and W[n]
+the same of ds·w, entry n gets (C[n − 1] − C[n]) − (W[n − 1] − W[n]) + (W[n − 2] − W[n − 1]). Parts of tiles are summed
 afterwards, in a fixed order, so gradients have the same bits in every run.
 
 Shapes: as in `kernel_forward.py`.
@@ -22,83 +22,38 @@ from __future__ import annotations
 import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
 
-from cope_sweep.kernels.triton_attention import tiles
+from cope_sweep.kernels.triton_attention import table_gradients, tables, tiles
 from cope_sweep.kernels.triton_attention.tiles import FAR, LOG2E
 
 
-@triton.jit
-def from_prefix_sums(sums, starts, n, both_sum, above_sum, first_entry, valid, P):
-    """The gradients of entries `n` of the rows' tables, float32 (rows, entries).
-
-    Prefix sums at the first key's entry and above are 0, and were not stored; the one at −1 is that of the whole row.
-    """
-    n = n[None, :]
-    here = valid[:, None] & (n < first_entry)
-    both_n = tl.load(sums + starts + n * 2, mask=here, other=0.0)
-    above_n = tl.load(sums + starts + n * 2 + 1, mask=here, other=0.0)
-    before = valid[:, None] & (n >= 1) & (n - 1 < first_entry)
-    both_1 = tl.where(n < 1, both_sum[:, None], tl.load(sums + starts + n * 2 - 2, mask=before, other=0.0))
-    above_1 = tl.where(n < 1, above_sum[:, None], tl.load(sums + starts + n * 2 - 1, mask=before, other=0.0))
-    before = valid[:, None] & (n >= 2) & (n - 2 < first_entry)
-    above_2 = tl.where(n <= 1, above_sum[:, None], tl.load(sums + starts + n * 2 - 3, mask=before, other=0.0))
-    return tl.where(n < P, (both_1 - both_n) - (above_1 - above_n) + (above_2 - above_1), 0.0)
-
-
-@triton.jit
-def of_distances(by_distance, starts, n, i, far_sum, valid, R, FAR_LAST: tl.constexpr):
-    """The gradients of entries `n` of the rows' tables of distances, float32 (rows, entries)."""
-    n = n[None, :]
-    stored = R - 1 if FAR_LAST else R
-    value = tl.load(by_distance + starts + n, mask=valid[:, None] & (n <= i[:, None]) & (n < stored), other=0.0)
-    if FAR_LAST:
-        value = tl.where(n == R - 1, tl.where(valid, far_sum, 0.0)[:, None], value)
-    return value
-
-
-@triton.jit
-def table_gradients(
-    dz, n, q_tile, dq_tile, e, parts, scale, P, PRECISION: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_K: tl.constexpr
-):
-    """Queries' gradients with those through entries `n` of z = scale·q·e; stores those of the embeddings to `parts`."""
-    dz = (dz * scale).to(e.dtype.element_ty)
-    e_tile = tiles.load(e, n, HEAD_DIM, n < P, HEAD_DIM, BLOCK_K)
-    tiles.store(parts, n, tiles.dot(tl.trans(dz), q_tile, PRECISION), n < P, HEAD_DIM, BLOCK_K)
-    return dq_tile + tiles.dot(dz, e_tile, PRECISION)
-
-
-@triton.jit
-def store_zeros(
-    parts, start, P, HEAD_DIM: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_P: tl.constexpr
-):  # fmt: skip
-    """Store 0 as the gradients of the embeddings from `start` on."""
-    for first in tl.range(start, P, BLOCK_P, num_stages=1):
-        n = first + tl.arange(0, BLOCK_P)
-        tiles.store(parts, n, tl.zeros((BLOCK_P, BLOCK_K), tl.float32), n < P, HEAD_DIM, BLOCK_K)
-
-
-@triton.jit
-def store_edge(records, t, pos_int, pos_frac, P, WIDE: tl.constexpr):
-    """Store positions at the right edge of a tile of keys, for `backward_keys`."""
-    origin, _limit = tiles.table_row(pos_int, P - 1)
-    if not WIDE:
-        origin += (t * P).to(tl.float32)
-    tiles.scatter(records, t * 4, tiles.fraction(pos_frac))
-    tiles.scatter(records, t * 4 + 1, origin)
-    tiles.scatter(records, t * 4 + 3, pos_int.to(tl.float32))
-
-
 @triton.jit(
-    do_not_specialize=["H", "T", "S", "P", "R", "D", "N", "threshold", "first_head", "launch_rows", "first_row"]
+    do_not_specialize=[
+        "H",
+        "T",
+        "S",
+        "P",
+        "R",
+        "D",
+        "M",
+        "saturation",
+        "N",
+        "threshold",
+        "first_head",
+        "launch_rows",
+        "first_row",
+    ]
 )
 def backward_rows(
-    q, k, v, base_q, gate_k, e, m, relative, distance_bias, distance_slope, lengths, seed,
+    q, k, v, base_q, gate_k, e, m, knots, segment_slope, segment_intercept,
+    relative, distance_bias, distance_slope, lengths, seed,
     o, do, lse, plain_end, end_pos_int, end_pos_frac,
     dq,
     dbase_q,  # None: added to dq
     dm_rows,  # each row's part of the gradient of m
     z_table, relative_table,  # scratch, as in the forward kernel; the column kernel reads them
-    prefix_sums,  # scratch (heads of this launch, launch_rows, P, 2): the two prefix sums where an entry's keys end
+    prefix_sums,  # scratch (heads of this launch, launch_rows, P or M, 2): both, where the keys of an entry end
     by_distance,  # scratch (heads of this launch, launch_rows, N): ds by distance
+    slope_gradient, intercept_gradient,  # out (B, H, T, M); or None
     e_parts,  # out (heads of this launch, tiles, P, K): each tile's part of the gradient of e
     relative_parts,  # out (heads of this launch, tiles, R, K)
     bias_parts,  # out (heads of this launch, tiles, D)
@@ -106,9 +61,9 @@ def backward_rows(
     edge_records,  # out (heads of this launch, tiles of keys + 1, launch_rows, 4); or None
     q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, bq_b, bq_h, bq_t, gk_b, gk_h, gk_t, do_b, do_h, do_t,
     e_h, r_h,
-    H, T, S, P, R, D,
+    H, T, S, P, R, D, M,
     N,  # the larger of R and D
-    scale, e_scale, relative_scale, threshold, survival,
+    scale, e_scale, relative_scale, limit, saturation, threshold, survival,
     first_head, first_row, launch_rows,
     HEAD_DIM: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -119,6 +74,7 @@ def backward_rows(
     PARTS: tl.constexpr,
     BLOCK_P: tl.constexpr,
     BLOCK_R: tl.constexpr,
+    STEPS: tl.constexpr,
     BLOCK_T: tl.constexpr,
     BLOCK_S: tl.constexpr,  # of general tiles
     PLAIN_S: tl.constexpr,  # of plain tiles: a multiple of BLOCK_S, and a divisor of the forward kernel's
@@ -129,12 +85,14 @@ def backward_rows(
     head = first_head + tl.program_id(1)
     b, h = (head // H).to(tl.int64), (head % H).to(tl.int64)
     t = tl.arange(0, BLOCK_T)
-    i = first_row + tile * BLOCK_T + (S - T) + t
+    first_i = first_row + tile * BLOCK_T + (S - T)
+    i = first_i + t
     row = i - (S - T)
     valid = row < T
     if lengths is not None:
         valid = valid & (i < tl.load(lengths + b))
-    CONTEXTUAL: tl.constexpr = (e is not None) or (m is not None)
+    CONTEXTUAL: tl.constexpr = (e is not None) or (m is not None) or (knots is not None)
+    WITH_INTEGER: tl.constexpr = (m is not None) or (knots is not None)
     OWN_GATES: tl.constexpr = gate_k is not None
     DISTANCES: tl.constexpr = (relative is not None) or (distance_bias is not None)
 
@@ -154,13 +112,18 @@ def backward_rows(
     m_h = tl.load(m + h) if m is not None else None
     slope_h = tl.load(distance_slope + h) if distance_slope is not None else None
     bias_h = distance_bias + h * D if distance_bias is not None else None
+    slopes, intercepts, segment_starts = None, None, None
+    if knots is not None:
+        first_of_tile = (head.to(tl.int64) * T + first_i - (S - T)) * M
+        slopes, intercepts = segment_slope + first_of_tile, segment_intercept + first_of_tile
+        segment_starts = tl.where(row < T, t, 0) * M
     row_keys = tiles.keys_of_rows(seed, head, i) if DROPOUT else None
 
     # Tables, as far as positions reach.
     seen_to = tl.where(valid, i, -1)  # rows without a token see nothing, and read the first entries of tables
     last_i = tl.max(seen_to, 0)
-    first_row += tile * BLOCK_T
-    begin = tl.load(plain_end + head.to(tl.int64) * T + first_row, mask=first_row < T, other=FAR)
+    some_invalid = tl.min(seen_to, 0) < 0
+    begin = tl.load(plain_end + head.to(tl.int64) * T + first_i - (S - T), mask=first_i < S, other=FAR)
     begin = tl.where(begin < FAR, begin, 0)
     if CONTEXTUAL:
         pos_int = tl.load(end_pos_int + rows, mask=valid, other=0)
@@ -171,7 +134,7 @@ def backward_rows(
         e += h * e_h
         top = tl.minimum(tl.max(tl.where(valid, pos_int, 0), 0) + 1, P - 1)
         for start in tl.range(0, top + 1, BLOCK_P, num_stages=1):
-            tiles.fill_table(
+            tables.fill_table(
                 z_rows, start, base_q_tile, e, e_scale, P, PAIRS, PRECISION, HEAD_DIM, BLOCK_T, BLOCK_K, BLOCK_P
             )
     relative_rows = None
@@ -179,7 +142,7 @@ def backward_rows(
         relative_rows = relative_table + scratch_row * R
         relative += h * r_h
         for start in tl.range(0, tl.minimum(R, last_i + 1), BLOCK_R, num_stages=1):
-            tiles.fill_table(
+            tables.fill_table(
                 relative_rows, start, base_q_tile, relative, relative_scale, R,
                 "", PRECISION, HEAD_DIM, BLOCK_T, BLOCK_K, BLOCK_R,
             )  # fmt: skip
@@ -187,7 +150,7 @@ def backward_rows(
         tl.debug_barrier()
 
     # Plain tiles.
-    far = tiles.far_score(
+    far = tables.far_score(
         z_rows,
         t * P,
         P,
@@ -196,9 +159,15 @@ def backward_rows(
         R,
         bias_h,
         D,
+        knots,
+        slopes,
+        intercepts,
+        segment_starts,
+        limit,
         valid & (begin + tl.zeros_like(row) > 0),
         FAR_LAST,
         PAIRS,
+        STEPS,
         BLOCK_T,
     )
     far -= lse_r
@@ -232,14 +201,19 @@ def backward_rows(
         key_tiles = tl.cdiv(S, EDGE)
         edges = edge_records + (tl.program_id(1).to(tl.int64) * (key_tiles + 1) * launch_rows + tile * BLOCK_T) * 4
         saturated = edges + key_tiles.to(tl.int64) * launch_rows * 4
-        store_edge(saturated, t, tl.full((BLOCK_T,), P - 1, tl.int32), tl.zeros((BLOCK_T,), tl.int32), P, WIDE)
-        tiles.scatter(saturated, t * 4 + 2, dp_before)
-        tiles.scatter(edges + (begin // EDGE).to(tl.int64) * launch_rows * 4, t * 4 + 2, dp_before)
+        none = tl.zeros((BLOCK_T,), tl.int32)
+        table_gradients.store_edge(saturated, t, none + saturation, none, P, WITH_INTEGER, WIDE)
+        tables.scatter(saturated, t * 4 + 2, dp_before)
+        tables.scatter(edges + (begin // EDGE).to(tl.int64) * launch_rows * 4, t * 4 + 2, dp_before)
         dm_r = tl.zeros((BLOCK_T,), tl.float32)
     if e is not None:
         prefix_sums += scratch_row * P * 2
         both_sum = ds_plain
         above_sum = tl.zeros((BLOCK_T,), tl.float32)
+    if knots is not None:
+        prefix_sums += scratch_row * M * 2
+        both_sum = ds_plain
+        above_sum = tl.where(begin > 0, ds_plain * limit, 0.0)
     if DISTANCES:
         by_distance += scratch_row * N
         relative_far = ds_plain
@@ -252,24 +226,26 @@ def backward_rows(
         k_tile = tiles.load(k + b * k_b + h * k_h + first_j.to(tl.int64) * k_t, c, k_t, present, HEAD_DIM, BLOCK_K)
         v_tile = tiles.load(v + b * v_b + h * v_h + first_j.to(tl.int64) * v_t, c, v_t, present, HEAD_DIM, BLOCK_K)
         s = tiles.dot(q_tile, tl.trans(k_tile), PRECISION) * (scale * LOG2E)
-        visible = c[None, :] <= seen
-        s = tl.where(visible, s, float("-inf"))
+        some_hidden = (first_j + BLOCK_S - 1 > first_i) | some_invalid
+        if some_hidden:
+            s = tl.where(c[None, :] <= seen, s, float("-inf"))
         if CONTEXTUAL:
             gate_logits = s
             if OWN_GATES:
                 gate_k_rows = gate_k + b * gk_b + h * gk_h + first_j.to(tl.int64) * gk_t
                 gate_k_tile = tiles.load(gate_k_rows, c, gk_t, present, HEAD_DIM, BLOCK_K)
                 gate_logits = tiles.dot(base_q_tile, tl.trans(gate_k_tile), PRECISION) * (scale * LOG2E)
-                gate_logits = tl.where(visible, gate_logits, float("-inf"))
+                if some_hidden:
+                    gate_logits = tl.where(c[None, :] <= seen, gate_logits, float("-inf"))
             gate = tiles.gate_of(gate_logits)
             high, low = tiles.halves(gate)
             sums_from = tiles.sums_from(high, low, from_here, False)
             pos_int, pos_frac = tiles.advance(pos_int, pos_frac, -tiles.column(sums_from, 0))
             edge = edges + launch_rows.to(tl.int64) * (n // (EDGE // BLOCK_S)) * 4
             if n % (EDGE // BLOCK_S) == 0:
-                tiles.scatter(edge, t * 4 + 2, dp_before)
+                tables.scatter(edge, t * 4 + 2, dp_before)
             if (n % (EDGE // BLOCK_S) == EDGE // BLOCK_S - 1) | (n == last):
-                store_edge(edge, t, pos_int, pos_frac, P, WIDE)
+                table_gradients.store_edge(edge, t, pos_int, pos_frac, P, WITH_INTEGER, WIDE)
             positions = tiles.positions_of(sums_from, tiles.fraction(pos_frac)[:, None])
             # Computed before the products below, so that fewer registers are live during them.
             gate_slope = tiles.gate_slope(gate)
@@ -277,33 +253,45 @@ def backward_rows(
                 following = tiles.positions_of(
                     tiles.sums_from(high, low, after_here, False), tiles.fraction(pos_frac)[:, None]
                 )
-                origin, limit = tiles.table_row(pos_int, P - 1)
-                index, floor, frac = tiles.entry_of(origin[:, None], limit[:, None], positions)
-                entry, step = tiles.entry_and_step((z_rows + t * P)[:, None], index, P - 1, PAIRS)
+                origin, to_last = tables.table_row(pos_int, P - 1)
+                index, floor, frac = tables.entry_of(origin[:, None], to_last[:, None], positions)
+                entry, step = tables.entry_and_step((z_rows + t * P)[:, None], index, P - 1, PAIRS)
                 slope = tl.where(frac > 0, step, 0.0)  # 0 where ⌈p⌉ = ⌊p⌋, as in the paper's listing
                 s += LOG2E * (entry + frac * step)
-            if m is not None:
+            if WITH_INTEGER:
                 p = pos_int.to(tl.float32)[:, None] + positions
+            if m is not None:
                 s += LOG2E * m_h * p
+            if knots is not None:
+                clamped = tl.minimum(p, limit)
+                segment = tables.segment_of(knots, clamped, STEPS)
+                slope, value = tables.slope_and_score(slopes, intercepts, segment_starts[:, None] + segment, clamped)
+                slope = tl.where(p <= limit, slope, 0.0)
+                s += LOG2E * value
+                following = tiles.positions_of(
+                    tiles.sums_from(high, low, after_here, False), tiles.fraction(pos_frac)[:, None]
+                )
+                following = tl.minimum(pos_int.to(tl.float32)[:, None] + following, limit)
+                next_segment = tables.segment_of(knots, following, STEPS)
         if DISTANCES or (slope_h is not None):
             distance = seen - c[None, :]
             row_tables = (relative_rows + t * R)[:, None] if relative is not None else None
-            s += LOG2E * tiles.distance_scores(distance, row_tables, R, bias_h, D, slope_h, FAR_LAST)
+            s += LOG2E * tables.distance_scores(distance, row_tables, R, bias_h, D, slope_h, FAR_LAST)
         a = tiles.exp2(s - lse_r[:, None])
         da = tiles.dot(do_tile, tl.trans(v_tile), PRECISION)
         if DROPOUT:
             da = tl.where(tiles.kept(row_keys[:, None], (first_j + c)[None, :], threshold), da / survival, 0.0)
         ds = a * (da - delta_r[:, None])
         if DISTANCES:
-            inside = visible & (distance < N)
-            tiles.scatter(by_distance, tl.where(inside, (t * N)[:, None] + distance, -1), ds)
+            inside = (distance >= 0) & (distance < N)
+            tables.scatter(by_distance, tl.where(inside, (t * N)[:, None] + distance, -1), ds)
             if relative is not None:
                 relative_far += tl.sum(tl.where(distance >= R - 1, ds, 0.0), 1)
             if distance_bias is not None:
                 bias_far += tl.sum(tl.where(distance >= D - 1, ds, 0.0), 1)
         if CONTEXTUAL:
             dp = tl.zeros_like(ds)
-            if e is not None:
+            if (e is not None) or (knots is not None):
                 dp += ds * slope
             if m is not None:
                 dp += ds * m_h
@@ -314,7 +302,7 @@ def backward_rows(
             if e is not None:
                 both_up_to = tiles.cumulative(ds, up_to_here, False, PARTS)
                 above_up_to = tiles.cumulative(ds * frac, up_to_here, False, PARTS)
-                tiles.scatter_at_borders(
+                tables.scatter_at_borders(
                     (prefix_sums + t * P * 2)[:, None],
                     index,
                     floor,
@@ -324,6 +312,17 @@ def backward_rows(
                 )
                 both_sum += tiles.column(both_up_to, BLOCK_S - 1)
                 above_sum += tiles.column(above_up_to, BLOCK_S - 1)
+            if knots is not None:
+                both_up_to = tiles.cumulative(ds, up_to_here, False, PARTS)
+                above_up_to = tiles.cumulative(ds * clamped, up_to_here, False, PARTS)
+                # A key may pass several knots.
+                for passed in range(tl.max(tl.max(segment - next_segment, 1), 0)):
+                    at = segment - 1 - passed
+                    at = tl.where(at >= next_segment, (t * M)[:, None] + at, -1)
+                    tables.scatter(prefix_sums, tl.where(at >= 0, at * 2, -1), both_sum[:, None] + both_up_to)
+                    tables.scatter(prefix_sums, tl.where(at >= 0, at * 2 + 1, -1), above_sum[:, None] + above_up_to)
+                both_sum += tiles.column(both_up_to, BLOCK_S - 1)
+                above_sum += tiles.column(above_up_to, BLOCK_S - 1)
             if OWN_GATES:
                 dbase_tile += tiles.dot(dlogits.to(gate_k_tile.dtype), gate_k_tile, PRECISION)
             else:
@@ -331,6 +330,12 @@ def backward_rows(
         dq_tile += tiles.dot(ds.to(k_tile.dtype), k_tile, PRECISION)
 
     # Tables.
+    i = tiles.again(first_i) + t
+    row = i - (S - T)
+    valid = row < T
+    if lengths is not None:
+        valid = valid & (i < tl.load(lengths + b))
+    rows = head.to(tl.int64) * T + row
     if m is not None:
         tl.store(dm_rows + rows, tl.where(valid, dm_r, 0.0), mask=row < T)
     if base_q is not None:
@@ -340,9 +345,8 @@ def backward_rows(
     elif OWN_GATES:
         dq_tile += dbase_tile
     dq_tile *= scale
-    if (e is not None) or DISTANCES:
+    if (e is not None) or (knots is not None) or DISTANCES:
         tl.debug_barrier()  # the stores above are read below by other threads of this program
-    # Loaded again, so that they occupy no registers before.
     if base_q is not None:
         base_q_tile = tiles.load(base_q + b * bq_b + h * bq_h, row, bq_t, valid, HEAD_DIM, BLOCK_K)
     else:
@@ -350,31 +354,40 @@ def backward_rows(
     if e is not None:
         first_entry = tl.minimum(tl.load(end_pos_int + rows, mask=valid, other=0), P - 1)
         e_parts += part * P * HEAD_DIM
-        store_zeros(e_parts, tl.cdiv(top + 1, BLOCK_P) * BLOCK_P, P, HEAD_DIM, BLOCK_K, BLOCK_P)
+        table_gradients.store_zeros(e_parts, tl.cdiv(top + 1, BLOCK_P) * BLOCK_P, P, HEAD_DIM, BLOCK_K, BLOCK_P)
         for start in tl.range(0, top + 1, BLOCK_P, num_stages=1):
             entries = start + tl.arange(0, BLOCK_P)
-            dz = from_prefix_sums(
+            dz = table_gradients.from_prefix_sums(
                 prefix_sums, (t * P * 2)[:, None], entries, both_sum, above_sum, first_entry[:, None], valid, P
             )
-            dq_tile = table_gradients(
+            dq_tile = table_gradients.of_embeddings(
                 dz, entries, base_q_tile, dq_tile, e, e_parts, e_scale, P, PRECISION, HEAD_DIM, BLOCK_K
             )
+    if knots is not None:
+        end = tl.load(end_pos_int + rows, mask=valid, other=0).to(tl.float32)
+        end += tiles.fraction(tl.load(end_pos_frac + rows, mask=valid, other=0))
+        first_segment = tables.segment_of(knots, tl.minimum(end, limit), STEPS)
+        for start in tl.range(0, M, BLOCK_P, num_stages=1):
+            table_gradients.store_segments(
+                slope_gradient, intercept_gradient, rows, start + tl.arange(0, BLOCK_P),
+                prefix_sums, (t * M * 2)[:, None], both_sum, above_sum, first_segment[:, None], valid, row < T, M,
+            )  # fmt: skip
     if DISTANCES:
         starts = (t * N)[:, None]
         if relative is not None:
             relative_parts += part * R * HEAD_DIM
             last = tl.minimum(R, last_i + 1)
-            store_zeros(relative_parts, tl.cdiv(last, BLOCK_R) * BLOCK_R, R, HEAD_DIM, BLOCK_K, BLOCK_R)
+            table_gradients.store_zeros(relative_parts, tl.cdiv(last, BLOCK_R) * BLOCK_R, R, HEAD_DIM, BLOCK_K, BLOCK_R)
             for start in tl.range(0, last, BLOCK_R, num_stages=1):
                 entries = start + tl.arange(0, BLOCK_R)
-                dz = of_distances(by_distance, starts, entries, i, relative_far, valid, R, FAR_LAST)
-                dq_tile = table_gradients(
+                dz = table_gradients.of_distances(by_distance, starts, entries, i, relative_far, valid, R, FAR_LAST)
+                dq_tile = table_gradients.of_embeddings(
                     dz, entries, base_q_tile, dq_tile, relative, relative_parts, relative_scale, R,
                     PRECISION, HEAD_DIM, BLOCK_K,
                 )  # fmt: skip
         if distance_bias is not None:
             for start in tl.range(0, D, BLOCK_R, num_stages=1):
                 entries = start + tl.arange(0, BLOCK_R)
-                db = tl.sum(of_distances(by_distance, starts, entries, i, bias_far, valid, D, True), 0)
+                db = tl.sum(table_gradients.of_distances(by_distance, starts, entries, i, bias_far, valid, D, True), 0)
                 tl.store(bias_parts + part * D + entries, db, mask=entries < D)
     tiles.store(dq, rows, dq_tile, row < T, HEAD_DIM, BLOCK_K)

@@ -8,14 +8,14 @@ Shapes: T queries (the last of S tokens), S keys, K head dim, P positions, R rel
 bias. Tensors are (B, H, T or S, ·), contiguous where no strides are given.
 """
 
-# mypy: disable-error-code="no-untyped-def,no-untyped-call,misc,untyped-decorator"
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,misc,untyped-decorator,index"
 
 from __future__ import annotations
 
 import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
 
-from cope_sweep.kernels.triton_attention import tiles
+from cope_sweep.kernels.triton_attention import tables, tiles
 from cope_sweep.kernels.triton_attention.tiles import FAR, LOG2E, NONE_YET
 
 
@@ -34,13 +34,30 @@ def accumulate(
     return new_max, weight, sums
 
 
-@triton.jit(do_not_specialize=["H", "T", "S", "P", "R", "D", "threshold", "first_head", "launch_rows", "first_row"])
+@triton.jit(
+    do_not_specialize=[
+        "H",
+        "T",
+        "S",
+        "P",
+        "R",
+        "D",
+        "M",
+        "saturation",
+        "threshold",
+        "first_head",
+        "launch_rows",
+        "first_row",
+    ]
+)
 def forward(
     q, k, v,
     base_q,  # None: q
     gate_k,  # None: gates see the logits
     e,  # of the contextual table; or None
     m,  # slope of positions, float32; or None
+    knots,  # ascending, padded with ∞ to 2^STEPS − 1, float32 as int32; or None
+    segment_slope, segment_intercept,  # (B, H, T, M), float32 as int32; or None
     relative,  # embeddings of distances; or None
     distance_bias,  # (H, D), float32 as int32; or None
     distance_slope,  # float32; or None
@@ -55,8 +72,10 @@ def forward(
     relative_table,  # scratch (heads of this launch, launch_rows, R)
     q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, bq_b, bq_h, bq_t, gk_b, gk_h, gk_t,
     e_h, r_h,  # distances in memory of the tables of two heads; 0 if they share one
-    H, T, S, P, R, D,
+    H, T, S, P, R, D, M,
     scale, e_scale, relative_scale,
+    limit,  # of the positions that segments see
+    saturation,  # positions from this integer on have one score
     threshold,  # `dropout.threshold` − 2³¹
     survival,  # 1 − the dropout
     first_head, first_row, launch_rows,
@@ -67,6 +86,7 @@ def forward(
     PAIRS: tl.constexpr,
     PRECISION: tl.constexpr,
     BLOCK_P: tl.constexpr,
+    STEPS: tl.constexpr,  # of the search for a segment
     ONE_CHUNK: tl.constexpr,  # P ≤ BLOCK_P
     BLOCK_R: tl.constexpr,
     BLOCK_T: tl.constexpr,
@@ -83,7 +103,7 @@ def forward(
     valid = row < T
     if lengths is not None:
         valid = valid & (i < tl.load(lengths + b))
-    CONTEXTUAL: tl.constexpr = (e is not None) or (m is not None)
+    CONTEXTUAL: tl.constexpr = (e is not None) or (m is not None) or (knots is not None)
     OWN_GATES: tl.constexpr = gate_k is not None
     DISTANCES: tl.constexpr = (relative is not None) or (distance_bias is not None) or (distance_slope is not None)
 
@@ -97,6 +117,11 @@ def forward(
     m_h = tl.load(m + h) if m is not None else None
     slope_h = tl.load(distance_slope + h) if distance_slope is not None else None
     bias_h = distance_bias + h * D if distance_bias is not None else None
+    slopes, intercepts, segment_starts = None, None, None
+    if knots is not None:
+        first_of_tile = (head.to(tl.int64) * T + first_i - (S - T)) * M
+        slopes, intercepts = segment_slope + first_of_tile, segment_intercept + first_of_tile
+        segment_starts = tl.where(row < T, t, 0) * M
     row_keys = tiles.keys_of_rows(seed, head, i) if DROPOUT else None
 
     row_max = tl.full((BLOCK_T,), NONE_YET, tl.float32)
@@ -114,14 +139,14 @@ def forward(
         z_rows = z_table + scratch_row * P
         e += h * e_h
         if ONE_CHUNK:
-            tiles.fill_table(
+            tables.fill_table(
                 z_rows, 0, base_q_tile, e, e_scale, P, PAIRS, PRECISION, HEAD_DIM, BLOCK_T, BLOCK_K, BLOCK_P
             )
     relative_rows = None
     if relative is not None:
         relative_rows = relative_table + scratch_row * R
         for start in tl.range(0, tl.minimum(R, last_i + 1), BLOCK_R, num_stages=1):
-            tiles.fill_table(
+            tables.fill_table(
                 relative_rows, start, base_q_tile, relative + h * r_h, relative_scale, R,
                 "", PRECISION, HEAD_DIM, BLOCK_T, BLOCK_K, BLOCK_R,
             )  # fmt: skip
@@ -133,15 +158,18 @@ def forward(
     is_general = any_key
     while is_general:
         j = n * BLOCK_S + tl.arange(0, BLOCK_S)
-        visible = j[None, :] <= seen_to[:, None]
         k_tile = tiles.load(k + b * k_b + h * k_h, j, k_t, j < S, HEAD_DIM, BLOCK_K)
-        s = tl.where(visible, tiles.dot(q_tile, tl.trans(k_tile), PRECISION) * (scale * LOG2E), float("-inf"))
+        s = tiles.dot(q_tile, tl.trans(k_tile), PRECISION) * (scale * LOG2E)
+        on_diagonal = n * BLOCK_S + BLOCK_S - 1 > first_i
+        if on_diagonal:
+            s = tl.where(j[None, :] <= seen_to[:, None], s, float("-inf"))
         if CONTEXTUAL:
             gate_logits = s
             if OWN_GATES:
                 gate_k_tile = tiles.load(gate_k + b * gk_b + h * gk_h, j, gk_t, j < S, HEAD_DIM, BLOCK_K)
                 gate_logits = tiles.dot(base_q_tile, tl.trans(gate_k_tile), PRECISION) * (scale * LOG2E)
-                gate_logits = tl.where(visible, gate_logits, float("-inf"))
+                if on_diagonal:
+                    gate_logits = tl.where(j[None, :] <= seen_to[:, None], gate_logits, float("-inf"))
             high, low = tiles.halves(tiles.gate_of(gate_logits))
             sums_from = tiles.sums_from(high, low, triangle, False)
             positions = tiles.positions_of(sums_from, tiles.fraction(pos_frac)[:, None])
@@ -152,22 +180,29 @@ def forward(
                     top = tl.minimum(tl.max(tl.where(valid, pos_int, 0), 0) + 1, P - 1)
                     if filled <= top:
                         while filled <= top:
-                            tiles.fill_table(
+                            tables.fill_table(
                                 z_rows, filled, base_q_tile, e, e_scale, P,
                                 PAIRS, PRECISION, HEAD_DIM, BLOCK_T, BLOCK_K, BLOCK_P,
                             )  # fmt: skip
                             filled += BLOCK_P
                         tl.debug_barrier()
-                origin, limit = tiles.table_row(start_int, P - 1)
-                index, _floor, frac = tiles.entry_of(origin[:, None], limit[:, None], positions)
-                entry, step = tiles.entry_and_step((z_rows + t * P)[:, None], index, P - 1, PAIRS)
+                origin, to_last = tables.table_row(start_int, P - 1)
+                index, _floor, frac = tables.entry_of(origin[:, None], to_last[:, None], positions)
+                entry, step = tables.entry_and_step((z_rows + t * P)[:, None], index, P - 1, PAIRS)
                 s += LOG2E * (entry + frac * step)
-            if m is not None:
-                s += LOG2E * m_h * (start_int.to(tl.float32)[:, None] + positions)
+            if (m is not None) or (knots is not None):
+                p = start_int.to(tl.float32)[:, None] + positions
+                if m is not None:
+                    s += LOG2E * m_h * p
+                if knots is not None:
+                    p = tl.minimum(p, limit)
+                    index = segment_starts[:, None] + tables.segment_of(knots, p, STEPS)
+                    _slope, value = tables.slope_and_score(slopes, intercepts, index, p)
+                    s += LOG2E * value
         if DISTANCES:
             row_tables = (relative_rows + t * R)[:, None] if relative is not None else None
             distance = seen_to[:, None] - j[None, :]
-            s += LOG2E * tiles.distance_scores(distance, row_tables, R, bias_h, D, slope_h, FAR_LAST)
+            s += LOG2E * tables.distance_scores(distance, row_tables, R, bias_h, D, slope_h, FAR_LAST)
         v_tile = tiles.load(v + b * v_b + h * v_h, j, v_t, j < S, HEAD_DIM, BLOCK_K)
         row_max, weight, sums = accumulate(s, j, v_tile, row_max, weight, sums, row_keys, threshold, DROPOUT, PRECISION)
         n -= 1
@@ -176,8 +211,8 @@ def forward(
         general = last_j > first_i
         if m is not None:
             general = True
-        elif e is not None:
-            general = general | (tl.min(pos_int, 0) < P - 1)
+        elif CONTEXTUAL:
+            general = general | (tl.min(pos_int, 0) < saturation)
         if relative is not None:
             general = general | (first_i - last_j < R)
         if distance_bias is not None:
@@ -190,7 +225,7 @@ def forward(
         tl.store(end_pos_int + rows, pos_int, mask=row < T)
         tl.store(end_pos_frac + rows, pos_frac, mask=row < T)
 
-    far = tiles.far_score(
+    far = tables.far_score(
         z_rows,
         t * P,
         P,
@@ -199,9 +234,15 @@ def forward(
         R,
         bias_h,
         D,
+        knots,
+        slopes,
+        intercepts,
+        segment_starts,
+        limit,
         valid & (begin + tl.zeros_like(row) > 0),
         FAR_LAST,
         PAIRS,
+        STEPS,
         BLOCK_T,
     )
     for plain in range(begin // PLAIN_S):

@@ -6,6 +6,7 @@ D distances with a bias.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -24,16 +25,21 @@ KERNELS = {
     "backward_keys": kernel_backward_keys.backward_keys,
 }
 
+OPTIONS = {"enable_fp_fusion": True}
+"""Products and sums become one instruction: Triton's default changes with its versions."""
+
 _WORD_BYTES = 4
 _LARGEST_CHUNK = 64
 """Entries of a table that are computed at a time, at most."""
+_NEVER = 1 << 30
+"""Larger than any position."""
 _LARGEST_TILE = 128
 """Launches divide queries at multiples of it, so that the kernels' tiles have the same borders."""
 
 
 def run(kernel: str, grid: tuple[int, int], arguments: dict[str, Any], sizes: Configuration) -> None:
     """Run a kernel by name."""
-    KERNELS[kernel][grid](**arguments, **sizes)
+    KERNELS[kernel][grid](**arguments, **sizes, **OPTIONS)
 
 
 class Call:
@@ -47,11 +53,11 @@ class Call:
         self.gate_k = self._like_q(given.gate_k)
         self.e, self.relative = (self._table(x) for x in (given.e, given.relative))
         self.m, self.distance_bias = (_float(x) for x in (given.m, given.distance_bias))
-        self.contextual = self.e is not None or self.m is not None
         self.P, self.R = (0 if x is None else x.shape[-2] for x in (self.e, self.relative))
         self.D = 0 if self.distance_bias is None else self.distance_bias.shape[-1]
+        self.M = 0 if given.segment_slope is None else given.segment_slope.shape[-1]
         self.N = max(self.R, self.D)
-        self.chunk_p, self.chunk_r = _chunk(self.P), _chunk(max(self.N, 1))
+        self.chunk_p, self.chunk_r = _chunk(max(self.P, self.M)), _chunk(max(self.N, 1))
 
     def _like_q(self, x: Tensor | None) -> Tensor | None:
         return None if x is None else unit_stride(x.to(self.q.dtype))
@@ -71,7 +77,7 @@ class Call:
             dtype=self.q.dtype,
             head_dim=self.K,
             p_max=self.P or None,
-            contextual=self.contextual,
+            contextual=self.given.contextual,
             tokens=self.S,
         )
 
@@ -87,6 +93,7 @@ class Call:
             "gate_k": self.gate_k,
             "e": self.e,
             "m": self.m,
+            **self._segments(),
             "relative": self.relative,
             "distance_bias": None if bias is None else bias.view(torch.int32),
             "distance_slope": _float(given.distance_slope),
@@ -103,6 +110,7 @@ class Call:
             "P": self.P,
             "R": self.R,
             "D": self.D,
+            "M": self.M,
             "scale": given.scale,
             "threshold": threshold(given.dropout) - 2**31,
             "survival": 1.0 - given.dropout,
@@ -112,11 +120,13 @@ class Call:
             "DROPOUT": given.dropout > 0,
             "PAIRS": PAIRS[self.q.dtype],
             "PRECISION": precision(self.q.dtype),
+            "STEPS": self.M.bit_length(),
         }
 
     def of_tables(self) -> dict[str, Any]:
         """The arguments of the kernels that compute tables."""
         return {
+            "saturation": self._saturation(),
             "e_h": _head_stride(self.e),
             "r_h": _head_stride(self.relative),
             "e_scale": self.given.e_scale,
@@ -124,6 +134,27 @@ class Call:
             "BLOCK_P": self.chunk_p,
             "BLOCK_R": self.chunk_r,
         }
+
+    def _segments(self) -> dict[str, Any]:
+        """The arguments of a piecewise linear function of the position."""
+        given = self.given
+        if given.knots is None:
+            return {"knots": None, "segment_slope": None, "segment_intercept": None, "limit": given.limit}
+        padding = 2 ** self.M.bit_length() - 1 - len(given.knots)
+        knots = torch.nn.functional.pad(given.knots.float(), (0, padding), value=float("inf"))
+        slope, intercept = _float(given.segment_slope), _float(given.segment_intercept)
+        return {
+            "knots": knots.view(torch.int32),
+            "segment_slope": None if slope is None else slope.view(torch.int32),
+            "segment_intercept": None if intercept is None else intercept.view(torch.int32),
+            "limit": given.limit,
+        }
+
+    def _saturation(self) -> int:
+        """The position from which on keys have one score."""
+        if self.given.knots is None:
+            return self.P - 1
+        return math.ceil(self.given.limit) if self.given.limit < _NEVER else _NEVER
 
     def _seed(self) -> Tensor | None:
         """The seed on the device of q, where kernels read it: a number would compile variants of the kernels."""
@@ -188,8 +219,8 @@ def _of_carry(carry: Tensor) -> dict[str, Tensor]:
 
 def row_bytes(call: Call, block_t: int, edge: int) -> float:
     """Scratch memory of the backward kernels for a query of a launch (see `workspace.py`)."""
-    tables = 12 * call.P + 4 * (call.R + call.N) + 4 * (call.K * (call.P + call.R) + call.D) / block_t
-    return tables + 16 + (16 * (triton.cdiv(call.S, edge) + 1) if call.contextual else 0)
+    tables = 12 * call.P + 8 * call.M + 4 * (call.R + call.N) + 4 * (call.K * (call.P + call.R) + call.D) / block_t
+    return tables + 16 + (16 * (triton.cdiv(call.S, edge) + 1) if call.given.contextual else 0)
 
 
 def backward(
@@ -235,7 +266,7 @@ class Backward:
             **carried,
             "o": out,
             "lse": lse,
-            "prefix_sums": call.scratch(self.parts, call.P, 2, dtype=torch.float32),
+            "prefix_sums": call.scratch(self.parts, max(call.P, call.M), 2, dtype=torch.float32),
             "by_distance": call.scratch(self.parts, call.N, dtype=torch.float32),
             "N": call.N,
             "EDGE": edge,
@@ -246,13 +277,13 @@ class Backward:
 
     def _edges(self, edge: int) -> Tensor | None:
         """Positions and Σ dp at the edges of the column kernel's tiles of keys, and those of a saturated one."""
-        if not self.call.contextual:
+        if not self.call.given.contextual:
             return None
         shape = (self.parts.heads_each, triton.cdiv(self.call.S, edge) + 1, self.parts.rows_each, 4)
         return self.call.q.new_empty(shape, dtype=torch.float32)
 
     def _row_tiles(self, rows: int) -> int:
-        """Number of programs of the row kernel: the column kernel reads records of whole tiles, also beyond the last row."""
+        """Number of programs of the row kernel. The column kernel reads records of whole tiles, also beyond row T."""
         plain_t = self.key_sizes["PLAIN_T"]
         tiles: int = triton.cdiv(triton.cdiv(rows, plain_t) * plain_t, self.row_sizes["BLOCK_T"])
         return tiles
@@ -263,6 +294,8 @@ class Backward:
             "dq": self.of["q"],
             "dbase_q": self.of["base_q"],
             "dm_rows": None if call.m is None else torch.empty_like(lse),
+            "slope_gradient": self.of["segment_slope"],
+            "intercept_gradient": self.of["segment_intercept"],
             "e_parts": None if call.e is None else lse.new_empty((heads, tiles, call.P, call.K)),
             "relative_parts": None if call.relative is None else lse.new_empty((heads, tiles, call.R, call.K)),
             "bias_parts": None if call.distance_bias is None else lse.new_empty((heads, tiles, call.D)),

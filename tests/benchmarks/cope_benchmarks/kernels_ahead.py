@@ -10,7 +10,8 @@ from __future__ import annotations
 import re
 import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -52,7 +53,10 @@ class Compiled:
     shared: int
     """Bytes of shared memory of a block."""
     general: float | None
-    """Instructions of each of 4 warps for 64 × 32 scores in a general tile."""
+    """Instructions of each of 4 warps for 64 × 32 scores in a general tile that is not on the diagonal.
+
+    Without those that store records for `backward_keys`, which are skipped at every second tile.
+    """
     plain: float | None
     """The same in a plain tile."""
 
@@ -124,7 +128,7 @@ def compiled_kernel(kernel: str, arguments: Mapping[str, Any], sizes: Mapping[st
         divisible = isinstance(value, torch.Tensor) or (isinstance(value, int) and value % 16 == 0)
         if divisible and not parameter.do_not_specialize:
             attributes[(position,)] = [["tt.divisibility", 16]]
-    options = {name: sizes[name] for name in ("num_warps", "num_stages")}
+    options = {name: sizes[name] for name in ("num_warps", "num_stages")} | launch.OPTIONS
     source = ASTSource(function, signature, constants, attributes)
     done = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
     registers, spilled = _footprint(done.asm["cubin"])
@@ -167,7 +171,10 @@ def _printed(tool: str, option: str, cubin: bytes) -> str:
 
 
 def loop_lengths(code: str) -> tuple[int | None, int | None]:
-    """Instructions of the general and of the plain loop in disassembled code; None for a loop that is not there."""
+    """Instructions of the general and of the plain loop in disassembled code; None for a loop that is not there.
+
+    Of a loop with branches, those of the shortest way through it.
+    """
     instructions: list[str] = []
     labels: dict[str, int] = {}
     for line in code.splitlines():
@@ -175,12 +182,31 @@ def loop_lengths(code: str) -> tuple[int | None, int | None]:
             labels[label[1]] = len(instructions)
         elif instruction := re.match(r"\s*/\*[0-9a-f]{4,}\*/\s+(.*);", line):
             instructions.append(instruction[1])
+    targets = {at: labels[found[1]] for at, text in enumerate(instructions) if (found := _BRANCH.search(text))}
     general: list[int] = []
     plain: list[int] = []
-    for end, text in enumerate(instructions):
-        target = re.search(r"BRA.*`\((\.L_x_\d+)\)", text)
-        start = labels.get(target[1], end) if target else end
-        body = instructions[start : end + 1]
-        if start < end and any("MMA" in each for each in body) and any("MUFU.EX2" in each for each in body):
-            (general if any("MUFU.RCP" in each for each in body) else plain).append(len(body))
+    for end, start in targets.items():
+        body = " ".join(instructions[start : end + 1])
+        # What has an EXIT is no loop: the compiler has moved code away.
+        if start < end and "MMA" in body and "MUFU.EX2" in body and "EXIT" not in body:
+            length = _shortest_way(instructions, targets, start, end)
+            (general if "MUFU.RCP" in body else plain).append(length)
     return max(general, default=None), max(plain, default=None)
+
+
+_BRANCH = re.compile(r"BRA.*`\((\.L_x_\d+)\)")
+
+
+def _shortest_way(instructions: Sequence[str], targets: Mapping[int, int], start: int, end: int) -> int:
+    """The number of instructions on the shortest way from one to another, with both."""
+    steps = {start: 1}
+    waiting = deque([start])
+    while waiting:
+        at = waiting.popleft()
+        following = [] if re.match(r"(BRA|EXIT)\b", instructions[at]) else [at + 1]
+        following += [targets[at]] if at in targets else []
+        for each in following:
+            if each not in steps and each < len(instructions):
+                steps[each] = steps[at] + 1
+                waiting.append(each)
+    return steps[end]
