@@ -12,6 +12,7 @@ from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -58,14 +59,22 @@ def compile_kernels(problem: Problem, configurations: Configurations | None, dev
     from cope_sweep.kernels import triton_attention
     from cope_sweep.kernels.triton_attention import launch
 
-    def compile_only(kernel: str, grid: Any, arguments: dict[str, Any], sizes: Mapping[str, int]) -> None:
-        launch.KERNELS[kernel].warmup(**arguments, **sizes, grid=grid)
-
     small = one_sequence(problem)
     leaves, weight = small.leaves(device)
     chosen = using_configurations(configurations) if configurations else nullcontext()
-    with chosen, mock.patch.object(launch, "run", compile_only):
+    compiled = {name: _CompiledOnly(kernel) for name, kernel in launch.KERNELS.items()}
+    with chosen, mock.patch.dict(launch.KERNELS, compiled):
         computed_by(triton_attention.attend, small.build, leaves, weight)
+
+
+class _CompiledOnly:
+    """Takes the place of a kernel: its launches compile it."""
+
+    def __init__(self, kernel: Any) -> None:
+        self._kernel = kernel
+
+    def __getitem__(self, grid: Any) -> Any:
+        return partial(self._kernel.warmup, grid=grid)
 
 
 def one_sequence(problem: Problem) -> Problem:
