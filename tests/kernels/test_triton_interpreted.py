@@ -141,7 +141,7 @@ def test_output_and_gradients_equal_the_reference(problem, dtype):
 
 UNEVEN_TILES = {
     "forward": {"BLOCK_T": 32, "BLOCK_S": 16, "PLAIN_S": 32},
-    "backward_rows": {"BLOCK_T": 16, "BLOCK_S": 16, "PLAIN_S": 32},
+    "backward_rows": {"BLOCK_T": 32, "BLOCK_S": 16, "PLAIN_S": 32},
     "backward_keys": {"BLOCK_T": 16, "BLOCK_S": 32, "PLAIN_T": 32},
 }
 

@@ -66,7 +66,8 @@ def backward_keys(
     PRECISION: tl.constexpr,
     PARTS: tl.constexpr,
     STEPS: tl.constexpr,
-    WIDE: tl.constexpr,  # as in `backward_rows`
+    ROWS_T: tl.constexpr,  # BLOCK_T of `backward_rows`
+    WIDE: tl.constexpr,  # as there
     ADD: tl.constexpr,  # add to the gradients of the heads of this launch, which earlier launches have stored
     BLOCK_S: tl.constexpr,
     BLOCK_T: tl.constexpr,  # of general tiles
@@ -119,7 +120,7 @@ def backward_keys(
     of_t = t.to(tl.int64) * 4
     q_rows = q + b * q_b + h * q_h
     do_rows = do + b * do_b + h * do_h
-    for tile in tl.range(start, tl.minimum(general_end, end), num_stages=1):
+    for tile in tl.range(start, tl.minimum(general_end, end)):
         tile_row = first_row + tile * BLOCK_T
         valid = tile_row + t < rows_end
         q_tile = tiles.load(q_rows, tile_row + t, q_t, valid, HEAD_DIM, BLOCK_K)
@@ -133,7 +134,8 @@ def backward_keys(
             s = tl.where((j - first_i)[:, None] <= t[None, :], s, float("-inf"))
         z_rows, relative_rows = None, None
         if e is not None:
-            z_rows = z_table + (scratch_rows + tile * BLOCK_T) * P
+            tile_of_rows = tile * BLOCK_T // ROWS_T * ROWS_T
+            z_rows = z_table + (scratch_rows + tile_of_rows) * P
         if relative is not None:
             relative_rows = relative_table + (scratch_rows + tile * BLOCK_T) * R
         if CONTEXTUAL:
@@ -151,14 +153,15 @@ def backward_keys(
             gate_slope = tiles.gate_slope(gate)
             # A tile that is plain for these rows, but not for later ones, has no record: its keys are saturated. Tiles
             # become plain for as many rows at a time as the forward kernel's tiles have, a multiple of BLOCK_T.
-            begin = tl.load(plain_end + head.to(tl.int64) * T + tile_row)
+            begin = tables.gather(plain_end + head.to(tl.int64) * T, tile_row)
             edge = edges + tl.where(begin < (n + 1) * BLOCK_S, n, key_tiles).to(tl.int64) * launch_rows * 4
             pos_frac, origin, dp_before, last_place = tables.load_record(edge + tile * (BLOCK_T * 4) + of_t)
             sums_from = tiles.sums_from(high, low, from_here, True)
             positions = tiles.positions_of(sums_from, pos_frac[None, :])
             if e is not None:
-                table = (z_rows + t * P)[None, :] if WIDE else z_rows
-                last = P - 1 if WIDE else (t * P + P - 1)[None, :]
+                row_starts = (tile * BLOCK_T - tile_of_rows + t) * P
+                table = (z_rows + row_starts)[None, :] if WIDE else z_rows
+                last = P - 1 if WIDE else (row_starts + P - 1)[None, :]
                 to_last = tl.maximum(P - 1 - last_place, 0.0) if WITH_INTEGER else last_place
                 index, _floor, frac = tables.entry_of(origin[None, :], to_last[None, :], positions)
                 entry, step = tables.entry_and_step(table, index, last, PAIRS)

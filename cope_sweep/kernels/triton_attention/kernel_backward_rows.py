@@ -219,7 +219,7 @@ def backward_rows(
         relative_far = ds_plain
         bias_far = ds_plain
     last = tl.cdiv(last_i + 1, BLOCK_S) - 1
-    for n in tl.range(begin // BLOCK_S, last + 1, num_stages=1):
+    for n in tl.range(begin // BLOCK_S, last + 1):
         first_j = n * BLOCK_S
         seen = (seen_to - first_j)[:, None]  # the last key of the tile that a row sees
         present = c < S - first_j

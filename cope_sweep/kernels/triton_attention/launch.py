@@ -271,7 +271,7 @@ class Backward:
             "N": call.N,
             "EDGE": edge,
         }
-        self.of_keys = {**shared, **self._key_outputs()}
+        self.of_keys = {**shared, **self._key_outputs(), "ROWS_T": block_t}
         of_tables = {"e": call.e, "relative": call.relative, "distance_bias": call.distance_bias}
         self.sums = {name: lse.new_zeros(table.shape) for name, table in of_tables.items() if table is not None}
 

@@ -111,17 +111,16 @@ def scatter_at_borders(row, index, floor, following, first, second):
 
     `row`: the start of each row.
     """
-    row -= 2 * OFFSET + 2
     if INTERPRETED:
         inside = following < floor
-        tl.store(row + index * 2, first, mask=inside)
-        tl.store(row + index * 2 + 1, second, mask=inside)
+        tl.store(row + (index - OFFSET - 1) * 2, first, mask=inside)
+        tl.store(row + (index - OFFSET - 1) * 2 + 1, second, mask=inside)
     else:
         tl.inline_asm_elementwise(
             "{ .reg .b64 address; .reg .pred inside; setp.lt.f32 inside, $3, $4; mad.wide.s32 address, $2, 8, $1; "
             "@inside st.global.v2.b32 [address], {$5, $6}; mov.b32 $0, 0; }",
             "=r,l,r,f,f,r,r",
-            [row.to(tl.int64), index, following, floor, first, second],
+            [row.to(tl.int64) - 8 * (OFFSET + 1), index, following, floor, first, second],
             dtype=tl.int32,
             is_pure=False,
             pack=1,
