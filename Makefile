@@ -8,7 +8,7 @@ SIDE_BY_SIDE := -n 2 --dist loadfile
 TABLES := flip_flop selective_copy counting counting_ood flip_flop_architectures
 STORE ?= store
 # A machine with a GPU may have torch, and no package index: `make gpu` installs nothing.
-GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
+GPU_PYTHON = $(if $(filter file,$(origin PYTHON)),$(firstword $(wildcard $(BIN)/python) $(PYTHON)),$(PYTHON))
 
 .PHONY: quickstart test test-fast lint format bench gpu chaos paper release clean help
 
@@ -37,9 +37,10 @@ format: .venv/test.stamp   ## Fix style
 bench: .venv/run.stamp   ## Measure scheduling on this machine: Ray's start, the time between runs
 	$(BIN)/cope-sweep bench sweep
 
-gpu:   ## Check, tune and measure the kernels on a GPU with the torch that is there (DEVICE=cpu: a dry run; OUT=folder PAPER=1 FORCE=1)
+gpu:   ## Check, tune and measure the kernels on a GPU with the torch that is there (DEVICE=cpu: a dry run; STAGE=tests OUT=folder PAPER=1 FORCE=1)
 	PYTHONPATH=.:services:tests/benchmarks:$(PYTHONPATH) $(GPU_PYTHON) -m cope_benchmarks.gpu_stages --store $(STORE) \
-	  --device $(or $(DEVICE),cuda) $(if $(OUT),--out $(OUT)) $(if $(PAPER),--paper) $(if $(FORCE),--force)
+	  --device $(or $(DEVICE),cuda) $(if $(OUT),--out $(OUT)) $(if $(PAPER),--paper) $(if $(FORCE),--force) \
+	  $(STAGE:%=--stage %)
 
 chaos: .venv/test.stamp   ## Kill random processes of sweeps, and compare what is left with undisturbed ones (SEEDS=5 KILLS=6)
 	$(BIN)/python -m tests.chaos --seeds $(or $(SEEDS),5) --kills $(or $(KILLS),6)

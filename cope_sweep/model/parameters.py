@@ -81,8 +81,9 @@ class PositionParameters(nn.Module):
 
     def of_layer(self, layer: int) -> Mapping[str, Tensor]:
         """The parameters that layer `layer` uses, by name."""
-        own = cast(Mapping[str, Tensor], self.layers[str(layer)]) if str(layer) in self.layers else {}
-        return {**cast(Mapping[str, Tensor], self.shared), **own}
+        found = [self.shared, self.layers[str(layer)]] if str(layer) in self.layers else [self.shared]
+        # By `items`: torch.compile of torch 2.11 cannot trace a dict that is made from a ParameterDict itself.
+        return {name: x for each in found for name, x in cast(Mapping[str, Tensor], each).items()}
 
     @torch.no_grad()
     def initialise(self, dims: Dims, generator: torch.Generator) -> None:

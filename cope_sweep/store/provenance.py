@@ -5,15 +5,19 @@ from __future__ import annotations
 import importlib.metadata
 import platform
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 
 import cope_sweep
 
 
 def versions() -> dict[str, str]:
-    """Version by name: this package, Python, and the libraries that influence results."""
+    """Version by name: this package, Python, and the libraries that influence results, if they are installed."""
     found = {"cope_sweep": cope_sweep.__version__, "python": platform.python_version()}
-    return found | {name: importlib.metadata.version(name) for name in ("torch", "numpy", "ray", "mlflow")}
+    for name in ("torch", "numpy", "ray", "mlflow"):
+        with suppress(importlib.metadata.PackageNotFoundError):  # `run --local --no-mlflow` needs no Ray or MLflow
+            found[name] = importlib.metadata.version(name)
+    return found
 
 
 def git_commit() -> str | None:

@@ -31,9 +31,7 @@ def compiled_hidden(model: Transformer) -> Hidden:
     """`model.hidden`, compiled at its first call. What cannot be compiled runs uncompiled, with a warning of torch."""
     # A run must not fail because a compiler does. The setting is one of the process, as the compiler's cache is.
     torch._dynamo.config.suppress_errors = True
-    size = sum(parameter.numel() for parameter in model.parameters())
-    on_cuda = next(model.parameters()).is_cuda
-    mode = "reduce-overhead" if on_cuda and size < CUDA_GRAPH_PARAMETERS else "default"
+    on_cuda, mode = _on_cuda(model), mode_of(model)
     log.info("torch.compile compiles the model, mode %s", mode)
     compiled: Hidden = torch.compile(model.hidden, backend=BACKEND, dynamic=False, mode=mode)
 
@@ -44,3 +42,13 @@ def compiled_hidden(model: Transformer) -> Hidden:
         return compiled(tokens_NT)
 
     return hidden
+
+
+def mode_of(model: Transformer) -> str:
+    """The mode of torch.compile: `reduce-overhead`, CUDA graphs, for small models on a GPU."""
+    size = sum(parameter.numel() for parameter in model.parameters())
+    return "reduce-overhead" if _on_cuda(model) and size < CUDA_GRAPH_PARAMETERS else "default"
+
+
+def _on_cuda(model: Transformer) -> bool:
+    return next(model.parameters()).is_cuda

@@ -2,6 +2,7 @@
 
 import os
 import re
+import runpy
 import subprocess
 import sys
 
@@ -40,6 +41,17 @@ def test_the_benchmarks_are_commands():
     output = CliRunner().invoke(app, ["bench", "--help"]).output
     for name in ("attention", "step", "gpu", "tune", "sweep", "store", "serve", "data"):
         assert re.search(rf"\b{name}\b", output)
+
+
+def test_a_checkout_that_is_not_installed_has_the_commands_too(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["cope_benchmarks", "gpu", "--device", "tpu"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module("cope_benchmarks", run_name="__main__")
+    assert ended.value.code == 2
+    assert "--device tpu: no such device" in capsys.readouterr().err
+    monkeypatch.setitem(sys.modules, "typer", None)
+    with pytest.raises(SystemExit, match="needs typer; `make gpu` needs torch, Triton, NumPy and pytest only"):
+        runpy.run_module("cope_benchmarks", run_name="__main__")
 
 
 LIMITED = """

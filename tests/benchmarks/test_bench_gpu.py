@@ -5,11 +5,23 @@ from dataclasses import replace
 
 import pytest
 import torch
-from cope_benchmarks import gpu, gpu_peers, tune
+from cope_benchmarks import gpu, gpu_peers, gpu_timing, tune
 from cope_benchmarks.exact import compare, exact
-from cope_benchmarks.gpu import CASES, DRY_CASES, LISTING, TRITON, Case, measure, table, tiny
+from cope_benchmarks.gpu import (
+    CASES,
+    COMPILED,
+    DRY_CASES,
+    LISTING,
+    MEMORY,
+    OF_SDPA,
+    TRITON,
+    Case,
+    measure,
+    table,
+    tiny,
+)
 from cope_benchmarks.gpu_problems import Problem
-from cope_benchmarks.gpu_timing import Deadline, Effort, Journal, times
+from cope_benchmarks.gpu_timing import Deadline, Effort, Journal, graph_time, times
 
 from cope_sweep.kernels import tuning
 from cope_sweep.kernels.tuning import KERNELS, incompatible, read_table
@@ -29,7 +41,7 @@ def interpreted(monkeypatch):
     monkeypatch.setenv("TRITON_INTERPRET", "1")
 
     def row(case, device):
-        return {"alternatives": {TRITON: {"failed": "no"}}, "ratios": {}, "at_most": None, "measured": case.name}
+        return {"alternatives": {TRITON: {"failed": "no"}}, "ratios": {}, "goals": [], "measured": case.name}
 
     monkeypatch.setattr(gpu, "_row", row)
 
@@ -42,8 +54,10 @@ def test_without_a_gpu_the_reason_is_reported(monkeypatch):
 
 
 def test_the_most_important_shapes_are_the_first_and_have_the_targets():
-    targets = {case.name: case.at_most for case in CASES if case.at_most}
+    targets = {case.name: case.at_most[OF_SDPA] for case in CASES if case.at_most}
     assert targets == {"T 4096": 1.25, "T 1024": 2.0, "T 16384": 1.1, "T 4096, never saturating": 3.0}
+    assert [case.at_most.get(MEMORY) for case in CASES[:3]] == [1.2] * 3
+    assert next(case for case in CASES if case.at_least).at_least == {LISTING: 10, COMPILED: 4}
     assert list(targets) == [case.name for case in CASES[:4]]
     assert len({case.name for case in CASES}) == len(CASES)
     assert {case.problem.head_dim for case in CASES} == {32, 64, 128}
@@ -138,19 +152,80 @@ def test_flex_attention_computes_the_same_bias(problem):
     assert compare(problem.build, leaves, weight, computed, torch.float32).wrong is None
 
 
-def test_the_table_shows_ratios_and_what_failed():
+def alternative(ms, mib=7.0, host_ms=0.1, **more):
     def taken(ms):
-        return {"median_ms": ms, "host_ms": 0.1}
+        return {"median_ms": ms, "host_ms": host_ms}
 
-    def alternative(ms):
-        return {"forward": taken(1), "backward": taken(2), "forward_backward": taken(ms), "extra_mib": 7, "error": 2e-3}
+    times = {"forward": taken(1), "backward": taken(2), "forward_backward": taken(ms)}
+    return {**times, "extra_mib": mib, "error": 2e-3, **more}
 
+
+class Stand:
+    """Stands for streams and graphs: writes down what is called."""
+
+    def __init__(self, calls):
+        self.calls = calls
+
+    def __getattr__(self, name):
+        return lambda *_: self.calls.append(name)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.calls.append("end")
+
+
+def test_a_graph_is_recorded_after_a_call_and_its_replays_are_timed(monkeypatch):
+    calls = []
+    for name in ("Stream", "CUDAGraph", "current_stream", "stream", "synchronize"):
+        monkeypatch.setattr(torch.cuda, name, lambda *_: Stand(calls))
+    monkeypatch.setattr(torch.cuda, "graph", lambda graph, stream: Stand(calls))
+    monkeypatch.setattr(gpu_timing, "times", lambda runs, *_: {n: {"median_ms": run()} for n, run in runs.items()})
+    assert graph_time(lambda: calls.append("run")) == {"median_ms": None}
+    assert calls == ["wait_stream", "run", "end", "wait_stream", "run", "end", "replay"]
+    assert graph_time(lambda: 1 / 0) == {"failed": "ZeroDivisionError: division by zero"}
+
+
+def test_ratios_are_those_of_the_device_s_times_to_the_fastest_sdpa():
+    found = {
+        TRITON: alternative(3.0, 12.0),
+        "SDPA, flash": alternative(1.5, 10.0),
+        "SDPA, cuDNN": {"failed": "no kernel"},
+        "SDPA, efficient": alternative(2.0, 5.0),
+        LISTING: alternative(27.0),
+    }
+    ratios = {"SDPA, flash": 0.5, "SDPA, efficient": 0.667, LISTING: 9.0, OF_SDPA: 2.0, MEMORY: 1.2}
+    assert gpu._ratios(found) == ratios
+    # The graph's time is the device's.
+    found["SDPA, efficient"]["graph"] = {"median_ms": 1.0}
+    assert gpu._ratios(found)[OF_SDPA] == 3.0
+    assert gpu._ratios(found)[MEMORY] == 2.4
+    found["SDPA, efficient"]["graph"] = {"failed": "it waits"}
+    assert gpu._ratios(found) == ratios
+    case = Case("one", Problem(), at_most={OF_SDPA: 2.5, MEMORY: 1.1}, at_least={LISTING: 10, COMPILED: 4})
+    assert gpu._goals(case, ratios) == [
+        {"what": OF_SDPA, "goal": "≤ 2.5", "measured": 2.0, "reached": True},
+        {"what": MEMORY, "goal": "≤ 1.1", "measured": 1.2, "reached": False},
+        {"what": f"time of {LISTING} ÷ ours", "goal": "≥ 10", "measured": 9.0, "reached": False},
+    ]
+    assert gpu._ratios({TRITON: {"failed": "wrong"}, "SDPA, flash": alternative(1.0)}) == {}
+
+
+def test_the_table_shows_goals_ratios_and_what_failed():
     row = {
-        "key": "T 4096", "at_most": 1.25, "ratios": {"SDPA, flash": 0.5, "of_sdpa": 2.0},
-        "alternatives": {TRITON: alternative(3), "SDPA, flash": alternative(1.5), "SDPA, cuDNN": {"failed": "no kernel"}},
+        "key": "T 4096", "ratios": {"SDPA, flash": 0.5, OF_SDPA: 2.0},
+        "goals": [{"what": OF_SDPA, "goal": "≤ 1.25", "measured": 2.0, "reached": False}],
+        "alternatives": {
+            TRITON: alternative(3, host_ms=2.9, graph={"median_ms": 1.25}),
+            "SDPA, flash": alternative(1.5),
+            "SDPA, cuDNN": {"failed": "no kernel"},
+        },
     }  # fmt: skip
-    text = table({"device": "H200", "torch": "2.15", "triton": "3.9", "rows": [row], "left": []})
-    assert "| T 4096 | triton | 1.000 | 2.000 | 3.000 | 2.00 (at most 1.25) | – | 7 | 2.0e-03 |" in text
+    measured = {"device": "H200", "capability": "9.0", "torch": "2.15", "triton": "3.9", "rows": [row], "left": []}
+    text = table(measured)
+    assert "| T 4096 | time ÷ fastest SDPA | ≤ 1.25 | 2.00 | no |" in text
+    assert "| T 4096 | triton (host-bound) | 1.000 | 2.000 | 3.000 (graph: 1.250) | 2.00 | – | 7 | 2.0e-03 |" in text
     assert "| T 4096 | SDPA, flash | 1.000 | 2.000 | 1.500 | – | 0.50 | 7 | 2.0e-03 |" in text
     assert "| T 4096 | SDPA, cuDNN | failed: no kernel |" in text
 
@@ -181,8 +256,10 @@ def test_the_fastest_correct_configuration_is_written(monkeypatch, tmp_path):
 
     monkeypatch.setattr(tune, "_time_ms", time_ms)
     # The table's own configuration is wrong here: its column kernel has BLOCK_S 16.
-    with pytest.raises(RuntimeError, match="no configuration of forward is correct: off"):
-        tune.measure(tmp_path / "table.json", tmp_path, "cpu")
+    failed = tune.measure(tmp_path / "none.json", None, "cpu")
+    assert failed["rows"][0]["failed"] == "no configuration of forward is correct: off"
+    assert "| failed: no configuration of forward is correct: off |" in tune.table_of(failed)
+    assert not (tmp_path / "none.json").exists()
     monkeypatch.setattr(tune, "_wrong", lambda *_: None)
     measured = tune.measure(tmp_path / "table.json", tmp_path, "cpu")
     [row] = measured["rows"]

@@ -7,10 +7,11 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from cope_benchmarks import gpu_stages
-from cope_benchmarks.gpu_stages import Setting, main, run_stages
+from cope_benchmarks.gpu_stages import Setting, lacking, main, run_stages
 from cope_benchmarks.outcomes import read_outcomes
 
 ROOT = Path(__file__).parents[2]
@@ -59,6 +60,16 @@ def test_nothing_is_measured_with_wrong_kernels(ran, tmp_path):
     assert ran == ["tests", "tests"]
 
 
+def test_the_other_stages_are_measured_where_one_fails(ran, tmp_path):
+    setting = Setting("cpu", tmp_path, "store")
+    ran.results = {"tune": "failed", "bench": "unfinished"}
+    assert run_stages(setting, ["tests", "tune", "bench", "step"]) == 1
+    assert ran == ["tests", "tune", "bench", "step"]
+    ran.results = {}
+    assert run_stages(setting, ["tests", "tune", "bench", "step"]) == 0
+    assert ran[4:] == ["tune", "bench"]
+
+
 def test_a_stage_whose_time_ended_is_continued_and_a_skipped_one_is_tried_again(ran, tmp_path):
     setting = Setting("cpu", tmp_path, "store")
     ran.results = {"bench": "unfinished", "step": "skipped"}
@@ -81,6 +92,53 @@ def test_without_a_gpu_the_way_out_is_named(capsys, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert main([]) == 1
     assert "make gpu DEVICE=cpu" in capsys.readouterr().err
+
+
+def test_packages_that_are_missing_are_named_with_the_command_that_brings_them(tmp_path, monkeypatch, capsys):
+    assert lacking(("json", "no_such_package", "no_such.module")) == ["no_such_package", "no_such.module"]
+    monkeypatch.setattr(gpu_stages, "NEEDED", {"step": ("json", "no_such_package")})
+    assert main(["--child", "step", "--out", str(tmp_path)]) == gpu_stages.SKIPPED
+    assert "needs no_such_package: pip install --target wheels no_such_package" in capsys.readouterr().out
+    monkeypatch.setattr(gpu_stages, "BASE", ("no_such_package",))
+    assert main([]) == 1
+    assert "lacks no_such_package; make gpu PYTHON=" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("absent", "limits"), [((), []), (("ray",), ["--local"]), (("ray", "mlflow"), ["--local", "--no-mlflow"])]
+)
+def test_tables_of_the_paper_are_trained_without_ray_and_mlflow_too(absent, limits, tmp_path, monkeypatch):
+    commands = []
+    monkeypatch.setattr(gpu_stages, "lacking", lambda names: [name for name in names if name in absent])
+    monkeypatch.setattr(gpu_stages, "_cli", lambda *arguments: commands.append(arguments) or 0)
+    assert main(["--child", "paper", "--out", str(tmp_path)]) == 0
+    trained = [command for command in commands if command[0] == "run"]
+    assert [command[1] for command in trained] == list(gpu_stages.PAPER)
+    assert all(list(command[6:]) == limits for command in trained)
+    assert all("--compare" in command for command in commands if command[0] == "report")
+
+
+@pytest.mark.parametrize(
+    ("memory", "cores", "shards"), [(150e9, 16, 8), (75e9, 16, 7), (85e9, 4, 4), (25e9, 16, 2), (6e9, 16, 1)]
+)
+def test_the_tests_processes_fit_in_the_gpu_s_memory(memory, cores, shards, monkeypatch):
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=memory))
+    monkeypatch.setattr(gpu_stages.os, "cpu_count", lambda: cores)
+    assert gpu_stages._shards() == shards
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+def test_make_gpu_passes_its_settings_on():
+    def command(*settings):
+        found = subprocess.run(["make", "-n", "gpu", *settings], cwd=ROOT, capture_output=True, text=True, check=True)
+        return found.stdout.replace("\\\n", " ").split()
+
+    given = command("PYTHON=python9", "STAGE=tests tune", "OUT=there", "STORE=kept", "PAPER=1", "FORCE=1", "DEVICE=cpu")
+    assert given[1:4] == ["python9", "-m", "cope_benchmarks.gpu_stages"]
+    options = "--store kept --device cpu --out there --paper --force --stage tests --stage tune"
+    assert given[4:] == options.split()
+    assert command()[4:] == ["--store", "store", "--device", "cuda"]
 
 
 @pytest.mark.slow
@@ -129,8 +187,30 @@ def test_outcomes_are_written_and_tests_that_passed_are_not_repeated(tmp_path):
     assert "not yet" in read_outcomes(journal)["test_some.py::test_b"]["message"]
     assert run(FIXED="1") == 0
     lines = [json.loads(line) for line in journal.read_text().splitlines()]
-    assert [row["test"].split("::")[1] for row in lines].count("test_a") == 1
+    assert [row["test"].split("::")[1] for row in lines if row["outcome"] == "passed"].count("test_a") == 1
     assert read_outcomes(journal)["test_some.py::test_b"]["outcome"] == "passed"
+
+
+@pytest.mark.slow
+def test_after_an_error_of_cuda_another_process_runs_the_other_tests(tmp_path, monkeypatch, capsys):
+    tests = tmp_path / "test_some.py"
+    tests.write_text(
+        "import os, pytest\n"
+        "broken = []\n"
+        "def test_a(): pass\n"
+        "def test_b():\n    broken.append(1)\n    raise RuntimeError('CUDA error: an illegal memory access')\n"
+        "def test_c(): assert not broken\n"
+        "def test_d(): os._exit(9)\n"
+        "def test_e(): pass\n"
+    )
+    monkeypatch.setattr(gpu_stages, "TESTS", tests)
+    monkeypatch.setattr(gpu_stages, "_shards", lambda: 1)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "tests" / "benchmarks"))
+    assert main(["--child", "tests", "--out", str(tmp_path)]) == 1
+    outcomes = {test.split("::")[1]: row["outcome"] for test, row in read_outcomes(tmp_path / "tests.jsonl").items()}
+    expected = {"test_a": "passed", "test_b": "failed", "test_c": "passed", "test_d": "begun", "test_e": "passed"}
+    assert outcomes == expected
+    assert "3 passed, 0 skipped, 1 failed; wrong: " in capsys.readouterr().out
 
 
 @pytest.mark.slow
@@ -138,7 +218,7 @@ def test_outcomes_are_written_and_tests_that_passed_are_not_repeated(tmp_path):
 @pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
 def test_make_gpu_as_a_dry_run_on_a_cpu(tmp_path):
     pytest.importorskip("triton")
-    command = ["make", "gpu", "DEVICE=cpu", f"OUT={tmp_path / 'out'}", f"GPU_PYTHON={sys.executable}"]
+    command = ["make", "gpu", "DEVICE=cpu", f"OUT={tmp_path / 'out'}", f"PYTHON={sys.executable}"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1440)
     logs = "".join(path.read_text()[-3000:] for path in (tmp_path / "out").glob("*.log"))
     assert done.returncode == 0, done.stdout + done.stderr + logs

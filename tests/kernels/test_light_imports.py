@@ -1,10 +1,14 @@
 """What a machine with a GPU needs to check, tune and measure the kernels: torch with Triton, NumPy and pytest."""
 
+import os
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
+from cope_benchmarks.gpu_stages import BASE, NEEDED
 
 ROOT = Path(__file__).parents[2]
 ALLOWED = ("torch", "torchgen", "triton", "numpy", "pytest")
@@ -26,15 +30,16 @@ class Blocker:
             raise ModuleNotFoundError(f"No module named {top!r} (blocked)", name=top)
 
 sys.meta_path.insert(0, Blocker())
-assert "pydantic" in others and "rich" in others and "hypothesis" in others, sorted(others)
+assert "ray" in others and "mlflow" in others and "hypothesis" in others, sorted(others)
 for module in sys.argv[1].split(","):
     __import__(module)
 """
 
 
-def import_with_few_packages(*modules):
+def import_with_few_packages(*modules, packages=()):
+    allowed = (*ALLOWED, *packages)
     return subprocess.run(
-        [sys.executable, "-c", BLOCKER, ",".join(modules), ",".join(ALLOWED)],
+        [sys.executable, "-c", BLOCKER, ",".join(modules), ",".join(allowed)],
         cwd=ROOT,
         env={"PYTHONPATH": f"{ROOT}:{ROOT / 'tests' / 'benchmarks'}", "TRITON_INTERPRET": "1", "PATH": "/usr/bin:/bin"},
         capture_output=True,
@@ -50,13 +55,56 @@ def test_kernels_their_gpu_tests_and_benchmarks_need_torch_triton_numpy_and_pyte
         "cope_sweep.kernels.triton_attention",
         "cope_sweep.kernels.tuning",
         "tests.kernels.test_triton_gpu",
+        "cope_benchmarks.compile_all",
         "cope_benchmarks.gpu",
         "cope_benchmarks.gpu_small",
         "cope_benchmarks.gpu_stages",
+        "cope_benchmarks.interpreter",
+        "cope_benchmarks.kernels_ahead",
         "cope_benchmarks.outcomes",
         "cope_benchmarks.tune",
     )
     assert done.returncode == 0, done.stderr[-3000:]
+
+
+@pytest.mark.slow
+def test_training_steps_need_the_packages_that_make_gpu_names():
+    of_those = ("annotated_types", "greenlet", "pydantic_core", "ruamel", "typing_extensions", "typing_inspection")
+    done = import_with_few_packages("cope_benchmarks.step_cuda", packages=(*NEEDED["step"], *of_those))
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+WITHOUT = """
+import runpy, sys
+
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name in blocked:
+            raise ModuleNotFoundError(f"No module named {name!r} (blocked)", name=name)
+
+blocked = set(sys.argv.pop(1).split(","))
+sys.meta_path.insert(0, Blocker())
+runpy.run_module("cope_sweep.cli", run_name="__main__", alter_sys=True)
+"""
+
+
+@pytest.mark.slow
+def test_tables_of_the_paper_need_the_packages_that_make_gpu_names(tmp_path):
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    requirements = {
+        re.match(r"[\w.-]+", requirement)[0].lower().replace("-", "_") for requirement in project["dependencies"]
+    }
+    blocked = requirements - {*BASE, *NEEDED["paper"]}
+    assert {"ray", "mlflow", "fastapi"} <= blocked
+    changes = ["--set", "train.steps=2", "--set", "train.batch=2", "--set", "evaluate.final_sequences=8"]
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT, ",".join(blocked), "run", "quickstart", "--local", "--no-mlflow", "--max-runs", "1",
+         "--store", str(tmp_path / "store"), *changes],
+        cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "200"},
+        capture_output=True, text=True, timeout=600,
+    )  # fmt: skip
+    assert done.returncode == 130, done.stderr[-3000:]  # of 6 runs, one was asked for
+    assert "Interrupted with 5 runs to do" in done.stdout + done.stderr
 
 
 @pytest.mark.slow

@@ -14,7 +14,8 @@ from __future__ import annotations
 import gc
 import json
 import os
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,10 +23,23 @@ from typing import Any
 import torch
 
 from cope_benchmarks import gpu_peers as peers
-from cope_benchmarks.exact import compare, computed_by
+from cope_benchmarks.exact import Expected, computed_by
+from cope_benchmarks.gpu_compile import Compiling, one_sequence
 from cope_benchmarks.gpu_peers import BACKENDS, Attend
 from cope_benchmarks.gpu_problems import DTYPES, Problem
-from cope_benchmarks.gpu_timing import Deadline, Effort, Journal, extra_mib, facts, markdown, phases, times
+from cope_benchmarks.gpu_timing import (
+    Deadline,
+    Effort,
+    Journal,
+    device_ms,
+    extra_mib,
+    facts,
+    graph_time,
+    host_bound,
+    markdown,
+    phases,
+    times,
+)
 from cope_sweep.kernels import operator, tuning
 
 BUDGET_S = 540.0
@@ -39,14 +53,20 @@ PHASES = ("forward", "backward", "forward_backward")
 CPU_EFFORT = Effort(turns=1, turn_ms=0.0)
 
 
+OF_SDPA, MEMORY = "time ÷ fastest SDPA", "memory ÷ fastest SDPA"
+
+
 @dataclass(frozen=True)
 class Case:
-    """A problem, what it is measured beside, and the largest ratio to the fastest SDPA that we aim at."""
+    """A problem, what it is measured beside, and what we aim at."""
 
     name: str
     problem: Problem
     beside: tuple[str, ...] = FUSED_SDPA
-    at_most: float | None = None
+    at_most: Mapping[str, float] = field(default_factory=dict)
+    """The largest `OF_SDPA` and `MEMORY`."""
+    at_least: Mapping[str, float] = field(default_factory=dict)
+    """How many times as long others take, by name."""
 
 
 def _problem(tokens: int, **options: Any) -> Problem:
@@ -58,11 +78,11 @@ def _cases() -> tuple[Case, ...]:
     all_peers = (*FUSED_SDPA, "SDPA, math", BLOCKED, LISTING, COMPILED)
     gates = (0.02, 0.1, 0.25, 0.75, 0.9, 0.98)
     return (
-        Case("T 4096", _problem(4096), at_most=1.25),
-        Case("T 1024", _problem(1024), at_most=2.0),
-        Case("T 16384", _problem(16384), at_most=1.1),
-        Case("T 4096, never saturating", _problem(4096, p_max="full"), at_most=3.0),
-        Case("T 4096, one sequence", Problem(tokens=4096, **single), all_peers),
+        Case("T 4096", _problem(4096), at_most={OF_SDPA: 1.25, MEMORY: 1.2}),
+        Case("T 1024", _problem(1024), at_most={OF_SDPA: 2.0, MEMORY: 1.2}),
+        Case("T 16384", _problem(16384), at_most={OF_SDPA: 1.1, MEMORY: 1.2}),
+        Case("T 4096, never saturating", _problem(4096, p_max="full"), at_most={OF_SDPA: 3.0}),
+        Case("T 4096, one sequence", Problem(tokens=4096, **single), all_peers, at_least={LISTING: 10, COMPILED: 4}),
         Case("T 1024, four sequences", Problem(tokens=1024, heads=16, batch=4), all_peers),
         Case("T 4096, views of a projection", _problem(4096, projection=True)),
         Case("T 4096, dropout", _problem(4096, dropout=0.1)),
@@ -88,12 +108,13 @@ DRY_CASES = tuple(case for case in CASES if case.name in ("T 4096", "T 4096, one
 
 
 def tiny(case: Case) -> Case:
-    """The case at a size for Triton's interpreter."""
+    """The case at a size for Triton's interpreter, without goals."""
     problem = case.problem
     p_max = min(problem.p_max, 6) if isinstance(problem.p_max, int) else problem.p_max
     relative = min(problem.relative, 7) if isinstance(problem.relative, int) else problem.relative
     small = replace(problem, batch=1, heads=1, tokens=20, head_dim=16, p_max=p_max, relative=relative)
-    return replace(case, problem=small, beside=tuple(n for n in case.beside if n not in (COMPILED, *FUSED_SDPA[1:])))
+    beside = tuple(name for name in case.beside if name not in (COMPILED, *FUSED_SDPA[1:]))
+    return Case(case.name, small, beside)
 
 
 def why_not(device: str) -> str | None:
@@ -123,12 +144,13 @@ def measure(
         cases = tuple(tiny(case) for case in cases)
     journal = Journal(folder / "gpu.jsonl" if folder else None, facts(device))
     deadline = Deadline(budget_s)
-    for case in cases:
-        if case.name in journal.rows:
-            continue
-        if not deadline.allows_another():
-            break
-        journal.add({"key": case.name, **_row(case, device)})
+    todo = [case for case in cases if case.name not in journal.rows]
+    with Compiling({case.name: [(case.problem, None)] for case in todo}, device) as compiling:
+        for case in todo:
+            if not deadline.allows_another():
+                break
+            compiling.wait(case.name)
+            journal.add({"key": case.name, **_row(case, device)})
     left = [case.name for case in cases if case.name not in journal.rows]
     measured = {**journal.header, "rows": list(journal.rows.values()), "left": left}
     if folder:
@@ -142,21 +164,24 @@ def table(measured: dict[str, Any]) -> str:
     if "skipped" in measured:
         return measured["skipped"] + "\n"  # type: ignore[no-any-return]
     rows = []
+    goals = []
     for row in measured["rows"]:
+        goals += [
+            [row["key"], goal["what"], goal["goal"], f"{goal['measured']:.2f}", "yes" if goal["reached"] else "no"]
+            for goal in row["goals"]
+        ]
         for name, found in row["alternatives"].items():
             if "failed" in found:
                 rows.append([row["key"], name, f"failed: {found['failed']}", *[""] * 6])
                 continue
-            ours = name == TRITON
-            total = found["forward_backward"]
-            limit = row["at_most"] if ours else None
             cells = [f"{found[phase]['median_ms']:.3f}" for phase in PHASES]
-            ratio = row["ratios"].get("of_sdpa") if ours else None
-            slower = None if ours else row["ratios"].get(name)
-            host_bound = measured.get("capability") and total["host_ms"] > 0.9 * total["median_ms"]
+            if "median_ms" in found.get("graph", {}):
+                cells[-1] += f" (graph: {found['graph']['median_ms']:.3f})"
+            ratio = row["ratios"].get(OF_SDPA) if name == TRITON else None
+            slower = row["ratios"].get(name)
             rows.append([
-                row["key"], name + (" (host-bound)" if host_bound else ""), *cells,
-                "–" if ratio is None else f"{ratio:.2f}" + (f" (at most {limit})" if limit else ""),
+                row["key"], name + (" (host-bound)" if measured.get("capability") and host_bound(found) else ""), *cells,
+                "–" if ratio is None else f"{ratio:.2f}",
                 "–" if slower is None else f"{slower:.2f}",
                 "–" if found["extra_mib"] is None else f"{found['extra_mib']:.0f}",
                 f"{found['error']:.1e}" if "error" in found else "–",
@@ -167,36 +192,59 @@ def table(measured: dict[str, Any]) -> str:
     )  # fmt: skip
     left = f"\nNot measured yet: {', '.join(measured['left'])}.\n" if measured["left"] else ""
     title = f"{measured['device']}, torch {measured['torch']}, Triton {measured['triton']}"
-    return f"{title}\n\n{markdown(heads, rows)}{left}"
+    reached = markdown(("case", "what", "goal", "measured", "reached"), goals) + "\n" if goals else ""
+    return f"{title}\n\n{reached}{markdown(heads, rows)}{left}"
 
 
 def _row(case: Case, device: str) -> dict[str, Any]:
     problem = case.problem
     found: dict[str, dict[str, Any]] = {}
+    expected: dict[Problem, Expected] = {}
     for name in (TRITON, *case.beside):
         try:
-            found[name] = _checked(case, name, device)
+            found[name] = _checked(case, name, device, expected)
         except Exception as error:  # a peer may raise anything, and is then not timed
             found[name] = {"failed": _first_line(error)}
     timed = {name: _alternative(problem, name, device) for name, row in found.items() if "failed" not in row}
     _add_times(found, timed, problem, device)
-    totals = {n: row["forward_backward"]["median_ms"] for n, row in found.items() if "forward_backward" in row}
-    ratios: dict[str, float] = {}
-    if TRITON in totals:
-        ours = totals[TRITON]
-        ratios = {name: round(total / ours, 3) for name, total in totals.items() if name != TRITON}
-        fastest = min((total for name, total in totals.items() if name in BACKENDS), default=None)
-        if fastest:
-            ratios["of_sdpa"] = round(ours / fastest, 3)
-    reached = None if case.at_most is None or "of_sdpa" not in ratios else ratios["of_sdpa"] <= case.at_most
+    ratios = _ratios(found)
     return {
         "problem": asdict(problem),
         "alternatives": found,
         "ratios": ratios,
-        "at_most": case.at_most,
-        "reached": reached,
+        "goals": _goals(case, ratios),
         "configurations": configurations(problem, device),
     }
+
+
+def _ratios(found: dict[str, dict[str, Any]]) -> dict[str, float]:
+    """The time of each other ÷ ours, and ours ÷ that of the fastest SDPA; memory ÷ that of the fastest SDPA."""
+    totals = {name: device_ms(row) for name, row in found.items() if "forward_backward" in row}
+    ours = totals.pop(TRITON, None)
+    if ours is None:
+        return {}
+    ratios = {name: round(total / ours, 3) for name, total in totals.items()}
+    fastest = min((name for name in totals if name in BACKENDS), key=totals.__getitem__, default=None)
+    if fastest is not None:
+        ratios[OF_SDPA] = round(ours / totals[fastest], 3)
+        memory, of_sdpa = found[TRITON]["extra_mib"], found[fastest]["extra_mib"]
+        if memory and of_sdpa:
+            ratios[MEMORY] = round(memory / of_sdpa, 3)
+    return ratios
+
+
+def _goals(case: Case, ratios: Mapping[str, float]) -> list[dict[str, Any]]:
+    """What we aim at, as far as it was measured."""
+    found = []
+    for what, limit in case.at_most.items():
+        if what in ratios:
+            reached = ratios[what] <= limit
+            found.append({"what": what, "goal": f"≤ {limit:g}", "measured": ratios[what], "reached": reached})
+    for name, limit in case.at_least.items():
+        if name in ratios:
+            what, reached = f"time of {name} ÷ ours", ratios[name] >= limit
+            found.append({"what": what, "goal": f"≥ {limit:g}", "measured": ratios[name], "reached": reached})
+    return found
 
 
 def configurations(problem: Problem, device: str) -> dict[str, dict[str, int]]:
@@ -223,9 +271,9 @@ def _alternative(problem: Problem, name: str, device: str) -> Attend:
     return {LISTING: peers.listing, COMPILED: peers.listing_compiled, FLEX: peers.flex}[name](problem, device)
 
 
-def _checked(case: Case, name: str, device: str) -> dict[str, Any]:
-    """The error of an alternative on a small batch, or why it is not timed."""
-    problem = replace(case.problem, batch=1, heads=min(2, case.problem.heads))
+def _checked(case: Case, name: str, device: str, expected: dict[Problem, Expected]) -> dict[str, Any]:
+    """The error of an alternative on one sequence, or why it is not timed. `expected` keeps what alternatives share."""
+    problem = one_sequence(case.problem)
     if name in BACKENDS:
         problem = replace(problem, p_max=None, relative=None, alibi=False, gate="logits", dropout=0.0)
     elif name == TRITON:
@@ -237,7 +285,9 @@ def _checked(case: Case, name: str, device: str) -> dict[str, Any]:
     leaves, weight = problem.leaves(device)
     attend = _alternative(problem, name, device)
     computed = computed_by(attend, dict, leaves, weight)
-    result = compare(problem.build, leaves, weight, computed, DTYPES[problem.dtype])
+    if problem not in expected:
+        expected[problem] = Expected(problem.build, leaves, weight, DTYPES[problem.dtype])
+    result = expected[problem].compare(computed)
     worst = max(result.relative.values())
     if result.wrong and name not in (LISTING, COMPILED):
         return {"failed": result.wrong}
@@ -260,6 +310,9 @@ def _add_times(found: dict[str, Any], timed: dict[str, Attend], problem: Problem
             for phase in PHASES:
                 for name, taken in times({name: run[phase] for name, run in runs.items()}, device, effort).items():
                     rows[name][phase] = taken
+            if any(host_bound(row) for row in rows.values()) and device == "cuda":
+                for name, run in runs.items():
+                    rows[name]["graph"] = graph_time(run["forward_backward"], effort)
             for name, row in rows.items():
                 found[name].update(row)
         except Exception as error:  # out of memory, for example

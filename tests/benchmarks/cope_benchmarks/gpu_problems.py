@@ -50,7 +50,10 @@ class Problem:
     dropout: float = 0.0
     lengths: tuple[int, ...] | None = None
     projection: bool = False
-    """q, k and v are views of one projection (B, T, 3, H, K), as the model makes them; else contiguous."""
+    """Memory is as in a model: q, k and v are views of one projection (B, T, 3, H, K), and other vectors of queries and keys,
+    with the gradient of the output, have the order (B, T, H, K). Else all is contiguous."""
+    float32_tables: bool = False
+    """Tables are float32, as parameters under autocast; their numbers are exact in `dtype`."""
 
     @property
     def keys(self) -> int:
@@ -79,6 +82,13 @@ class Problem:
         def normal(*shape: int, std: float = 1.0) -> Tensor:
             return (torch.randn(shape, generator=rng, device=device) * std).to(dtype)
 
+        def in_memory(x: Tensor) -> Tensor:
+            return x.transpose(1, 2).contiguous().transpose(1, 2) if self.projection else x
+
+        def table(*shape: int) -> Tensor:
+            entries = normal(*shape, std=2 * K**-0.5)
+            return entries.float() if self.float32_tables else entries
+
         q, k, v, do = normal(B, H, T, K), normal(B, H, S, K), normal(B, H, S, K), normal(B, H, T, K)
         gate_k = normal(B, H, S, K) if self.gate in ("keys", "separate") else None
         gate_q = normal(B, H, T, K) if self.gate == "keys" else q
@@ -93,22 +103,22 @@ class Problem:
         if self.projection:
             found = {"qkv": torch.stack([x.transpose(1, 2) for x in (q, k, v)], 2)}
         if gate_k is not None:
-            found["gate_k"] = gate_k
+            found["gate_k"] = in_memory(gate_k)
         if self.gate == "keys":
-            found["gate_q"] = gate_q
+            found["gate_q"] = in_memory(gate_q)
         heads = (H,) if self.per_head else ()
         if self.entries:
-            found["e"] = normal(*heads, self.entries, K, std=2 * K**-0.5)
+            found["e"] = table(*heads, self.entries, K)
         if self.slope:
             found["m"] = normal(H, std=0.3).float()
         if self.relative:
             entries = S if self.relative == "full" else self.relative
-            found["e_relative"] = normal(*heads, entries, K, std=2 * K**-0.5)
+            found["e_relative"] = table(*heads, entries, K)
         if self.buckets:
             found["b"] = normal(H, self.buckets).float()
         if self.knots:
             found["segments"] = normal(B, H, T, self.knots + 1, std=0.2).float()
-        return found, do
+        return found, in_memory(do)
 
     def build(self, x: dict[str, Tensor]) -> Arguments:
         """The problem of these leaves, which may have another type."""

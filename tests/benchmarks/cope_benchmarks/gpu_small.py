@@ -19,6 +19,7 @@ PROBLEMS = (
     Problem(p_max="full", dtype="float32", **SIZE),
     Problem(gate="separate", mean_gate=1 - 1e-7, dropout=0.1, relative=30, far="last", lengths=(250, 77), **SIZE),
     Problem(p_max=None, slope=True, head_dim=80, **SIZE),
+    Problem(batch=2, tokens=90, cached=160, buckets=40, alibi=True, gate="keys", per_head=True, float32_tables=True),
 )
 
 

@@ -19,34 +19,46 @@ Exit codes: 0 everything is done or skipped; 1 a stage failed; 3 time ended befo
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import re
-import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cope_benchmarks.sanitizer import sanitize
+
 ROOT = Path(__file__).resolve().parents[3]
 RESULTS = ROOT / "tests" / "benchmarks" / "results" / "gpu"
 STAGES = ("tests", "tune", "bench", "step", "paper")
-LIMIT_S = 590.0
+LIMIT_S = 580.0
 """Longest time of a stage."""
-BUDGET_S = 530.0
+BUDGET_S = 520.0
 """After this, a stage begins nothing more."""
 MAX_SHARDS = 8
+SHARD_BYTES = 10e9
+"""Memory of the GPU for a process of tests: 19 float64 arrays of `exact.BLOCK_ENTRIES`, and torch, need 6 GB."""
 PAPER = ("flip_flop", "selective_copy", "counting", "counting_ood", "flip_flop_architectures")
+BASE = ("torch", "triton", "numpy", "pytest")
+_OF_STEP = ("cachetools", "psutil", "pydantic", "ruamel.yaml", "safetensors", "sqlalchemy")
+NEEDED = {"step": _OF_STEP, "paper": (*_OF_STEP, "alembic", "matplotlib", "pandas", "pyarrow", "rich", "typer")}
+"""Packages that a stage needs beside `BASE`. `paper` uses Ray and MLflow too, where they are installed."""
+TESTS = ROOT / "tests" / "kernels" / "test_triton_gpu.py"
+NO_TEST = 5
+"""Pytest's exit code where no test was left to run."""
 SKIPPED, UNFINISHED = 4, 3
 """Exit codes of a stage's process."""
 BUDGET_USED_UP = 130
 """Exit code of `cope-sweep run` where its time budget ended."""
 MIN_PAPER_S = 20
-SANITIZER = ("compute-sanitizer", "/usr/local/cuda/bin/compute-sanitizer")
 
 
 @dataclass(frozen=True)
@@ -86,6 +98,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--stage", action="append", choices=STAGES, help="this stage only; may be repeated")
     parser.add_argument("--child", choices=STAGES, help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
+    missing = lacking(BASE)
+    if missing:
+        print(f"{sys.executable} lacks {', '.join(missing)}; make gpu PYTHON=… names another", file=sys.stderr)  # noqa: T201
+        return 1
     if given.out is None:
         try:
             given.out = _default_folder(given.device)
@@ -118,10 +134,8 @@ def run_stages(setting: Setting, stages: list[str], *, force: bool = False) -> i
         done[stage] = {"result": result, "seconds": round(seconds, 1), **({"note": note} if note else {})}
         (setting.out / "stages.json").write_text(json.dumps(done, indent=1) + "\n", encoding="utf-8")
         _say(f"{stage}: {result} in {seconds:.0f} s{': ' + note if note else ''}")
-        if result == "failed":
-            return 1
-        if result == "unfinished":
-            code = UNFINISHED
+        if result in ("failed", "unfinished"):
+            code = 1 if result == "failed" else code or UNFINISHED
             if stage == "tests":
                 break  # nothing is measured before the kernels are known to be correct
     _say(f"The results are in {setting.out}" + ("; repeat the command to continue" if code else ""))
@@ -141,12 +155,12 @@ def _run(stage: str, setting: Setting) -> tuple[str, str]:
         try:
             code = process.wait(LIMIT_S)
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, 9)
-            process.wait()
             return "unfinished", f"took longer than {LIMIT_S:.0f} s"
-        except BaseException:
-            os.killpg(process.pid, 9)
-            raise
+        finally:
+            # Nothing that the stage has started goes on: it would share the GPU with the next stage.
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
     lines = (setting.out / f"{stage}.log").read_text(encoding="utf-8").strip().splitlines()
     last = lines[-1] if lines else ""
     result = {0: "done", SKIPPED: "skipped", UNFINISHED: "unfinished"}.get(code, "failed")
@@ -177,55 +191,59 @@ def _say(line: str) -> None:
 
 
 def _tests(setting: Setting) -> int:
-    from cope_benchmarks.outcomes import FILE, SHARD, read_outcomes
+    from cope_benchmarks.outcomes import BEGUN, read_outcomes
 
-    shards = min(MAX_SHARDS, os.cpu_count() or 1) if setting.device == "cuda" else 1
+    if setting.device == "cpu":
+        from cope_benchmarks import interpreter
+
+        reason = interpreter.why_not()
+        if reason:
+            _say(reason)
+            return 1
     journal = setting.out / "tests.jsonl"
-    command = [sys.executable, "-m", "pytest", "-q", "-c", os.devnull, "--rootdir", str(ROOT), "-p", "no:cacheprovider"]
-    command += ["--confcutdir", str(ROOT / "tests" / "kernels"), "-p", "cope_benchmarks.outcomes"]
-    command += [str(ROOT / "tests" / "kernels" / "test_triton_gpu.py")]
-    processes = [
-        subprocess.Popen(command, cwd=ROOT, env=os.environ | {FILE: str(journal), SHARD: f"{shard}/{shards}"})
-        for shard in range(shards)
-    ]
-    codes = [process.wait() for process in processes]
+    codes = _pytest(journal, _shards() if setting.device == "cuda" else 1)
     outcomes = read_outcomes(journal)
-    failed = [test for test, row in outcomes.items() if row["outcome"] == "failed"]
+    failed = [test for test, row in outcomes.items() if row["outcome"] in ("failed", BEGUN)]
     counts = {
         name: sum(row["outcome"] == name for row in outcomes.values()) for name in ("passed", "skipped", "failed")
     }
     summary = ", ".join(f"{number} {name}" for name, number in counts.items())
-    if failed or any(code not in (0, 5) for code in codes):  # 5: no test was left to run
+    if failed or any(code not in (0, NO_TEST) for code in codes):
         _say(f"{summary}; wrong: {'; '.join(failed) or f'pytest ended with {codes}'}")
         return 1
     if not counts["passed"]:
         _say(f"no test ran: {summary}")
         return 1
-    problem = _sanitized(setting)
-    _say(f"{summary}; {problem or 'compute-sanitizer found nothing'}")
-    return 1 if problem and not problem.startswith("no compute-sanitizer") else 0
-
-
-def _sanitized(setting: Setting) -> str | None:
-    """What compute-sanitizer found, or why it did not run; None: nothing."""
     if setting.device == "cpu":
-        return "no compute-sanitizer in a dry run"
-    tool = next(filter(None, map(shutil.which, SANITIZER)), None)
-    if tool is None:
-        return "no compute-sanitizer on this machine"
-    program = [sys.executable, "-m", "cope_benchmarks.gpu_small"]
-    subprocess.run(program, cwd=ROOT, check=True)  # compiles the kernels, so that the checks below only run them
-    for check in ("memcheck", "racecheck"):
-        command = [tool, "--tool", check, "--error-exitcode", "9", *program]
-        try:
-            done = subprocess.run(
-                command, cwd=ROOT, env=os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}, timeout=120
-            )
-        except subprocess.TimeoutExpired:
-            return f"no compute-sanitizer result: {check} took more than 120 s"
-        if done.returncode:
-            return f"compute-sanitizer --tool {check} ended with {done.returncode}"
-    return None
+        _say(f"{summary}; no compute-sanitizer in a dry run")
+        return 0
+    sanitized = sanitize(ROOT)
+    # What is wrong in the kernels stops the command; a tool can also be wrong, so the next stages can be asked for.
+    way_out = f" (see {setting.out / 'tests.log'}; make gpu STAGE=tune goes on all the same)" if sanitized.wrong else ""
+    _say(f"{summary}; {sanitized.note}{way_out}")
+    return 1 if sanitized.wrong else 0
+
+
+def _pytest(journal: Path, shards: int) -> list[int]:
+    """Run the kernels' tests that have not passed; returns the exit codes of the processes."""
+    from cope_benchmarks.outcomes import FILE, NEW, SHARD, read_outcomes
+
+    command = [sys.executable, "-m", "pytest", "-q", "-c", os.devnull, "--rootdir", str(ROOT), "-p", "no:cacheprovider"]
+    command += ["--confcutdir", str(ROOT / "tests" / "kernels"), "-p", "cope_benchmarks.outcomes"]
+    command += [str(TESTS)]
+    environment: dict[str, str] = {**os.environ, FILE: str(journal)}
+    known = -1
+    while True:
+        processes = [
+            subprocess.Popen(command, cwd=ROOT, env={**environment, SHARD: f"{shard}/{shards}"})
+            for shard in range(shards)
+        ]
+        codes = [process.wait() for process in processes]
+        before, known = known, len(read_outcomes(journal))
+        # A process that ended early, as after an error of CUDA, has left tests; others run them.
+        if all(code in (0, 1, NO_TEST) for code in codes) or known == before:
+            return codes
+        environment[NEW] = "1"
 
 
 def _tune(setting: Setting) -> int:
@@ -245,23 +263,23 @@ def _bench(setting: Setting) -> int:
 
 
 def _step(setting: Setting) -> int:
-    try:
-        from cope_benchmarks.step_cuda import measure
-    except ModuleNotFoundError as error:
-        return _lacks(error)
+    if skipped := _skipped("step"):
+        return skipped
+    from cope_benchmarks.step_cuda import measure
+
     return _end(measure(setting.out, setting.device, BUDGET_S), "training steps")
 
 
 def _paper(setting: Setting) -> int:
-    try:
-        import cope_sweep.cli.application
-        import cope_sweep.sweep  # noqa: F401
-    except ModuleNotFoundError as error:
-        return _lacks(error)
+    if skipped := _skipped("paper"):
+        return skipped
+    # Without Ray, runs are trained one after another in one process; without MLflow, the store alone has them.
+    limits = ["--local"] * bool(lacking(("ray",))) + ["--no-mlflow"] * bool(lacking(("mlflow",)))
     end = time.monotonic() + BUDGET_S - 30
     # A dry run trains one run of two steps.
     changes = ["--set", "train.steps=2", "--set", "seeds=[0]"] if setting.device == "cpu" else []
-    limits = ["--local", "--max-runs", "1"] if setting.device == "cpu" else []
+    if setting.device == "cpu":
+        limits = ["--local", "--no-mlflow", "--max-runs", "1"]
     names = PAPER if setting.device == "cuda" else ("quickstart",)
     unfinished = []
     for name in names:
@@ -289,8 +307,32 @@ def _cli(*arguments: str) -> int:
     return subprocess.run([sys.executable, "-m", "cope_sweep.cli", *arguments], cwd=ROOT).returncode
 
 
-def _lacks(error: ModuleNotFoundError) -> int:
-    _say(f"needs {error.name}: install the project, or put its wheels on PYTHONPATH")
+def _shards() -> int:
+    """Processes that run the tests."""
+    import torch
+
+    memory = torch.cuda.get_device_properties(0).total_memory
+    return max(1, min(MAX_SHARDS, os.cpu_count() or 1, int(memory / SHARD_BYTES)))
+
+
+def lacking(packages: tuple[str, ...]) -> list[str]:
+    """Those that cannot be imported."""
+
+    def found(name: str) -> bool:
+        try:
+            return importlib.util.find_spec(name) is not None
+        except ModuleNotFoundError:  # of the package that it is in
+            return False
+
+    return [name for name in packages if not found(name)]
+
+
+def _skipped(stage: str) -> int:
+    """The exit code of a stage that lacks packages, after a message; 0: it has all."""
+    missing = lacking(NEEDED[stage])
+    if not missing:
+        return 0
+    _say(f"needs {', '.join(missing)}: pip install --target wheels {' '.join(missing)}, and PYTHONPATH=wheels")
     return SKIPPED
 
 

@@ -2,7 +2,8 @@
 
 Alternatives take turns, so that a change of the clock affects all. A turn is many calls between two events, without
 waiting for the device: if the device takes longer than the host, this is the device's time alone. `host_ms` is the time
-of the calls on the host; a row whose host time is the longer one measured Python and the driver.
+of the calls on the host; a row whose host time is the longer one (`host_bound`) measured Python and the driver, and is
+measured again as a CUDA graph.
 """
 
 from __future__ import annotations
@@ -79,6 +80,35 @@ def _summary(turns: Sequence[tuple[float, float]]) -> dict[str, float]:
         "quartile_3_ms": round(quarters[2], 4),
         "host_ms": round(statistics.median(host), 4),
     }
+
+
+def host_bound(row: dict[str, Any]) -> bool:
+    """Whether the host took as long for its calls as the device for the work, so that this is no time of the device."""
+    total = row["forward_backward"]
+    return bool(total["host_ms"] > 0.9 * total["median_ms"])
+
+
+def device_ms(row: dict[str, Any]) -> float:
+    """Time of forward and backward on the device: by a CUDA graph, where there is one."""
+    found: float = row.get("graph", {}).get("median_ms") or row["forward_backward"]["median_ms"]
+    return found
+
+
+def graph_time(run: Run, effort: Effort = Effort()) -> dict[str, Any]:
+    """The time of a call as a CUDA graph, whose kernels follow each other without the host; or why there is none."""
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    graph = torch.cuda.CUDAGraph()
+    try:
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            run()  # libraries allocate at their first call on a stream
+        torch.cuda.current_stream().wait_stream(stream)
+        with torch.cuda.graph(graph, stream=stream):
+            run()
+        return times({"graph": graph.replay}, "cuda", effort)["graph"]
+    except Exception as error:  # an alternative may wait for the device, which a graph cannot
+        torch.cuda.synchronize()
+        return {"failed": f"{type(error).__name__}: {error}".splitlines()[0][:200]}
 
 
 def phases(forward: Callable[[], Tensor], leaves: Sequence[Tensor], do: Tensor) -> dict[str, Run]:

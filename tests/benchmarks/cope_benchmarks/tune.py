@@ -2,20 +2,14 @@
 
 For each kind of problem, the kernels are tuned one after another: those of the backward pass with the best forward
 kernel. Only tile sizes that fit together are tried. A configuration whose results differ from float64 is not used.
-Triton compiles the candidates in several processes first; what one process has compiled, the others find in its cache.
+Candidates are compiled in several processes before they are measured.
 The table is written after each kind of problem, and the same command continues.
 """
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +17,7 @@ import torch
 
 from cope_benchmarks.exact import compare, computed_by
 from cope_benchmarks.gpu import configurations, why_not
+from cope_benchmarks.gpu_compile import Compiling, one_sequence
 from cope_benchmarks.gpu_problems import DTYPES, Problem
 from cope_benchmarks.gpu_timing import Deadline, Effort, Journal, facts, markdown, phases, times
 from cope_sweep.kernels import tuning
@@ -31,7 +26,6 @@ from cope_sweep.kernels.tuning import Configuration, Configurations, Entry, Tabl
 BUDGET_S = 540.0
 TOKENS = 32768
 """Tokens of a batch."""
-PROCESSES = 8
 
 Sizes = tuple[int, int, int, int, int]
 """BLOCK_T, BLOCK_S, PLAIN_S or PLAIN_T, warps, stages."""
@@ -130,18 +124,20 @@ def measure(
     table = Table(tuning.read_table(path if path.exists() else tuning.PATH).entries, path)
     header = facts(device)
     journal = Journal(folder / "tune.jsonl" if folder else None, header)
-    for row in journal.rows.values():
-        table = table.updated([Entry(**row["entry"])])
+    table = table.updated([Entry(**row["entry"]) for row in journal.rows.values() if "entry" in row])
     deadline = Deadline(budget_s)
     todo = [kind for kind in kinds if kind.name not in journal.rows]
-    with _compiling(todo if device == "cuda" else [], device):
+    work = {kind.name: [(kind.problem, trial) for trial in trials_of(kind.problem, device)] for kind in todo}
+    with Compiling(work, device) as compiling:
         for kind in todo:
             if not deadline.allows_another():
                 break
+            compiling.wait(kind.name)
             row = {"key": kind.name, **_tuned(kind, device, header)}
-            table = table.updated([Entry(**row["entry"])])
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(table.to_json(), encoding="utf-8")
+            if "entry" in row:
+                table = table.updated([Entry(**row["entry"])])
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(table.to_json(), encoding="utf-8")
             journal.add(row)
     left = [kind.name for kind in kinds if kind.name not in journal.rows]
     return {**header, "rows": list(journal.rows.values()), "left": left, "table": str(path)}
@@ -154,8 +150,9 @@ def table_of(measured: dict[str, Any]) -> str:
     rows = [
         [row["key"], kernel, " ".join(f"{k}={v}" for k, v in row["entry"]["kernels"][kernel].items()),
          f"{row['before_ms'][kernel]:.3f}", f"{row['after_ms'][kernel]:.3f}"]
-        for row in measured["rows"] for kernel in tuning.KERNELS
+        for row in measured["rows"] if "entry" in row for kernel in tuning.KERNELS
     ]  # fmt: skip
+    rows += [[row["key"], "", f"failed: {row['failed']}", "", ""] for row in measured["rows"] if "failed" in row]
     left = f"\nNot measured yet: {', '.join(measured['left'])}.\n" if measured["left"] else ""
     heads = ("problem", "kernel", "configuration", "ms with the table's", "ms with this")
     return (
@@ -177,7 +174,8 @@ def _tuned(kind: Kind, device: str, header: dict[str, Any]) -> dict[str, Any]:
             else:
                 timed.append((_time_ms(trial, phase, problem, device), trial))
         if not timed:
-            raise RuntimeError(f"{kind.name}: no configuration of {kernel} is correct: {failures[-1]['failed']}")
+            failed = f"no configuration of {kernel} is correct: {failures[-1]['failed']}"
+            return {"failed": failed, "failures": failures}
         before[kernel] = next((ms for ms, trial in timed if trial == best), float("nan"))
         after[kernel], best = min(timed, key=lambda pair: pair[0])
     entry = Entry(
@@ -214,28 +212,10 @@ def _wrong(trial: Configurations, problem: Problem, device: str) -> str | None:
 
 
 def _small(problem: Problem) -> Problem:
-    return replace(problem, batch=1, heads=min(2, problem.heads), tokens=min(1024, problem.tokens))
+    return replace(one_sequence(problem), tokens=min(1024, problem.tokens))
 
 
-class _compiling:  # noqa: N801
-    """Compiles all candidates in other processes within a `with` block: Triton keeps what they compile on disk."""
-
-    def __init__(self, kinds: list[Kind], device: str) -> None:
-        self.kinds, self.device = kinds, device
-        self.pool: ProcessPoolExecutor | None = None
-
-    def __enter__(self) -> None:
-        if not self.kinds:
-            return
-        processes = min(PROCESSES, os.cpu_count() or 1)
-        self.pool = ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn"))
-        for kind in self.kinds:
-            best = configurations(kind.problem, self.device)
-            for kernel in tuning.KERNELS:
-                for trial in trials(kernel, best, kind.problem, self.device):
-                    with suppress(BrokenProcessPool):  # then the trials compile for themselves
-                        self.pool.submit(partial(_wrong, trial, kind.problem, self.device))
-
-    def __exit__(self, *_: object) -> None:
-        if self.pool:
-            self.pool.shutdown(wait=True, cancel_futures=True)
+def trials_of(problem: Problem, device: str) -> list[Configurations]:
+    """The trials of all kernels, each with the table's configurations of the others."""
+    best = configurations(problem, device)
+    return [trial for kernel in tuning.KERNELS for trial in trials(kernel, best, problem, device)]
