@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.kernels.ptx.arithmetic import mma_16, mma_16_truncating, widen_float16
 from tests.kernels.ptx.machine import Shuffled, backwards, forwards, run
 from tests.kernels.ptx.memory import Fault
 from tests.kernels.ptx.parse import parse
@@ -43,9 +44,8 @@ def program(body, parameters, warps=1):
 def execute(code, inputs, outputs, warps=1, shared=0, order=forwards, grid=(1, 1)):
     """Run code that finds inputs (a word of each thread) in %r1, %r2, …; the words in the registers `outputs` after it."""
     tensors = [*inputs, *(torch.zeros(32 * warps, dtype=torch.int32) for _ in outputs)]
-    lines = []
-    for index in range(len(tensors)):
-        lines.append(f"ld.param.b64 %rd{index + 1}, [p{index}]; add.s64 %rd{index + 1}, %rd{index + 1}, %rd0;")
+    registers = range(1, len(tensors) + 1)
+    lines = [f"ld.param.b64 %rd{n}, [p{n - 1}]; add.s64 %rd{n}, %rd{n}, %rd0;" for n in registers]
     lines += [f"ld.global.b32 %r{index + 1}, [%rd{index + 1}];" for index in range(len(inputs))]
     lines.append(code)
     lines += [f"st.global.b32 [%rd{len(inputs) + n + 1}], {name};" for n, name in enumerate(outputs)]
@@ -55,7 +55,8 @@ def execute(code, inputs, outputs, warps=1, shared=0, order=forwards, grid=(1, 1
 
 def compute(code, *inputs, dtype=np.float32):
     """The first lane of %r9 after code, which finds each input in all lanes of %r1, %r2, …"""
-    (result,) = execute(code, [words(x, np.float32 if isinstance(x, float) else np.int64(x).astype(np.uint32).dtype) if isinstance(x, float) else words(np.int64(x).astype(np.uint32)) for x in inputs], ["%r9"])
+    given = [words(x, np.float32) if isinstance(x, float) else words(x & 0xFFFFFFFF) for x in inputs]
+    (result,) = execute(code, given, ["%r9"])
     return result.view(dtype)[0]
 
 
@@ -80,6 +81,7 @@ def compute(code, *inputs, dtype=np.float32):
         ("mul.wide.u32 %rd20, %r1, 2; shr.u64 %rd20, %rd20, 32; cvt.u32.u64 %r9, %rd20;", (-1,), 1),
         ("cvt.s64.s32 %rd20, %r1; shr.s64 %rd20, %rd20, 32; cvt.u32.u64 %r9, %rd20;", (-7,), -1),
         ("cvt.u64.u32 %rd20, %r1; shr.s64 %rd20, %rd20, 32; cvt.u32.u64 %r9, %rd20;", (-7,), 0),
+        ("shl.b64 %rd20, %rd0, 60; cvt.u64.u32 %rd21, %r1; or.b64 %rd20, %rd20, %rd21; cvt.s64.s32 %rd21, %rd20; shr.s64 %rd21, %rd21, 32; cvt.u32.u64 %r9, %rd21;", (-7,), -1),
         ("mad.lo.s32 %r9, %r1, %r2, 1;", (2**30, 4), 1),
         ("max.s32 %r9, %r1, 3;", (-7,), 3),
         ("min.u32 %r9, %r1, 3;", (-7,), 3),
@@ -87,7 +89,7 @@ def compute(code, *inputs, dtype=np.float32):
         ("mov.b32 {%rs1, %rs2}, %r1; mov.b32 %r9, {%rs2, %rs1};", (0x1234ABC,), 0x4ABC0123),
         ("shf.l.wrap.b32 %r9, %r1, %r2, 8;", (0x7A000000, 0x123456), 0x1234567A),
         ("prmt.b32 %r9, %r1, %r2, 0x5410;", (0x33221100, 0x77665544), 0x55441100),
-        ("prmt.b32 %r9, %r1, %r2, 0x8000;", (0x332211F0, 0), -0x0F0F0F10),
+        ("prmt.b32 %r9, %r1, %r2, 0x8000;", (0x332211F0, 0), 0xFFF0F0F0 - 2**32),
         ("setp.lt.s32 %p1|%p2, %r1, 3; selp.b32 %r9, 10, 20, %p2;", (5,), 10),
         ("setp.lt.u32 %p1, %r1, 3; selp.b32 %r9, 10, 20, %p1;", (-5,), 20),
         ("setp.eq.b32 %p1, %r1, 5; mov.b32 %r9, 1; @%p1 mov.b32 %r9, 2; @!%p1 mov.b32 %r9, 3;", (5,), 2),
@@ -146,7 +148,12 @@ def test_floats(code, inputs, expected):
         (0x3F808000, 0x3F80, 0x3C04, 0x3F808000),  # 1 + 2⁻⁸: a tie of bfloat16, to the even one below
         (0x3F818000, 0x3F82, 0x3C0C, 0x3F818000),  # the next tie: to the even one above
         (0x3F808001, 0x3F81, 0x3C04, 0x3F808000),
-        (0x3F801000, 0x3F80, 0x3C00, 0x3F802000),  # 1 + 2⁻¹¹: a tie of float16, and of TF32, which rounds it away from 0
+        (
+            0x3F801000,
+            0x3F80,
+            0x3C00,
+            0x3F802000,
+        ),  # 1 + 2⁻¹¹: a tie of float16, and of TF32, which rounds it away from 0
         (0x3F803000, 0x3F80, 0x3C02, 0x3F804000),
         (0x33000000, 0x3300, 0x0000, 0x33000000),  # 2⁻²⁵: a tie of subnormal numbers of float16
         (0x33C00000, 0x33C0, 0x0002, 0x33C00000),  # 3·2⁻²⁵
@@ -212,10 +219,11 @@ def test_reductions():
 
 def packed(low, high, dtype):
     """Words of two numbers; bfloat16 numbers are the upper halves of float32 ones."""
-    if dtype == "tf32":
-        raise AssertionError
-    halves = [np.asarray(x, np.float32).view(np.uint32) >> 16 if dtype == "bf16" else np.asarray(x, np.float16).view(np.uint16) for x in (low, high)]
-    return words(halves[0].astype(np.uint32) | halves[1].astype(np.uint32) << 16)
+    if dtype == "bf16":
+        halves = [np.asarray(x, np.float32).view(np.uint32) >> 16 for x in (low, high)]
+    else:
+        halves = [np.asarray(x, np.float16).view(np.uint16).astype(np.uint32) for x in (low, high)]
+    return words(halves[0] | halves[1] << 16)
 
 
 def c_rows_and_columns():
@@ -269,6 +277,20 @@ def test_mma_of_tf32_equals_a_matrix_product():
         assert np.array_equal(register.view(np.float32), (a @ b + c)[at].astype(np.float32))
 
 
+@pytest.mark.parametrize(
+    ("product", "exact", "cut_off"),
+    [(0.75 * 2.0**-23, 1 + 12 * 2.0**-23, 1.0), (1.75 * 2.0**-23, 1 + 28 * 2.0**-23, 1 + 16 * 2.0**-23)],
+)
+def test_sums_of_products_are_cut_off_below_the_last_bit_of_the_largest(product, exact, cut_off):
+    # 1 and 16 products: in 24 bits from 1 on, a product is a multiple of 2⁻²³.
+    a = np.full(32, 2.0**-8, np.float16).view(np.uint16)
+    b = np.full(32, product * 2.0**8, np.float16).view(np.uint16)
+    a, b = (x.astype(np.uint32) | x.astype(np.uint32) << 16 for x in (a, b))
+    c = np.ones(32, np.float32)
+    for multiply, expected in ((mma_16, exact), (mma_16_truncating, cut_off)):
+        assert set(multiply(widen_float16, (a,) * 4, (b,) * 2, (c,) * 4).ravel()) == {np.float32(expected)}
+
+
 @pytest.mark.parametrize("transposed", [False, True])
 def test_ldmatrix(transposed):
     # Thread t stores words 4t … 4t + 3: the 16-bit numbers n and n + 1 in word n / 2.
@@ -307,8 +329,12 @@ def test_warps_exchange_numbers_through_a_barrier(order):
 
 @pytest.mark.parametrize("order", ORDERS)
 def test_a_missing_barrier_is_a_fault(order):
-    with pytest.raises(Fault, match=r"warp [01], line \d+ .*without a barrier"):
+    with pytest.raises(Fault, match=r"warp [01], line \d+ .*where nothing has stored"):
         execute(f"{STORE} {NEIGHBOUR}", [], ["%r6"], warps=2, shared=256, order=order)
+    again = f"{STORE} bar.sync 0; st.shared.b32 [%r3], %r0;"
+    execute(f"{again} bar.sync 0; {NEIGHBOUR}", [], ["%r6"], warps=2, shared=256, order=order)
+    with pytest.raises(Fault, match=r"warp [01], line \d+ .*without a barrier"):
+        execute(f"{again} {NEIGHBOUR}", [], ["%r6"], warps=2, shared=256, order=order)
 
 
 @pytest.mark.parametrize("order", ORDERS)
@@ -334,7 +360,7 @@ def test_lanes_must_not_store_different_bits_at_one_address():
 
 def test_blocks_must_not_read_what_others_store():
     code = "mov.u32 %r5, %ctaid.x; add.s32 %r1, %r1, %r5; st.global.b32 [%rd1], %r1;"
-    execute("st.global.b32 [%rd1], 5;", [words(1)], [], grid=(2, 1))
+    execute("mov.b32 %r9, 5;", [], ["%r9"], grid=(2, 1))  # both store the same bits
     with pytest.raises(Fault, match=r"block \(1, 0\).*another block"):
         execute(code, [words(1)], [], grid=(2, 1))
 
@@ -375,7 +401,7 @@ def test_other_warps_see_a_copy_after_a_barrier(order):
     source = [torch.arange(64, dtype=torch.int32)]
     code = COPY + WAIT + "{}" + READ.format(512)
     execute(code.replace("{}", "bar.sync 0;", 1), source, ["%r6"], warps=2, shared=1024, order=order)
-    with pytest.raises(Fault, match="not waited for|without a barrier"):
+    with pytest.raises(Fault, match="nothing has stored|without a barrier"):
         execute(code.replace("{}", "", 1), source, ["%r6"], warps=2, shared=1024, order=order)
 
 
@@ -409,7 +435,9 @@ def test_loops():
     assert set(found) == {45}
 
 
-@pytest.mark.parametrize("code", ["frobnicate.b32 %r1, %r2;", "bar.sync 1;", "mul.f32 %r1, %r2, banana;", "cvt.rp.f32.s32 %r1, %r2;"])
+@pytest.mark.parametrize(
+    "code", ["frobnicate.b32 %r1, %r2;", "bar.sync 1;", "mul.f32 %r1, %r2, banana;", "cvt.rp.f32.s32 %r1, %r2;"]
+)
 def test_unknown_instructions_are_refused_with_their_line(code):
     with pytest.raises(ValueError, match=r"kernel, line \d+: .*the emulator does not know"):
         program(code, 0)

@@ -175,16 +175,37 @@ def mma_16(widen, a: tuple[Array, ...], b: tuple[Array, ...], c: tuple[Array, ..
     A register of a or b has a matrix of 8 × 8 numbers in its lanes, row after row. Those of a are its upper left, lower
     left, upper right and lower right; those of b, whose rows are columns of the matrix, its upper and lower half.
     """
+    left, right = _matrices_16(widen, a, b)
+    return _accumulated(left @ right.T, c)
+
+
+def mma_16_truncating(widen, a: tuple[Array, ...], b: tuple[Array, ...], c: tuple[Array, ...]) -> Array:  # type: ignore[no-untyped-def]
+    """The same with the least exact sums that were measured on tensor cores.
+
+    For each half of 8 products: they and the sum so far are cut off below the 24th bit of the largest of them, and so is
+    the total (Fasi, Higham, Mikaitis and Pranesh, "Numerical behavior of NVIDIA tensor cores", 2021).
+    """
+    left, right = _matrices_16(widen, a, b)
+    total = np.concatenate(c).view(f4).reshape(2, 2, 8, 4).transpose(0, 2, 3, 1).reshape(16, 8).astype(f8)
+    for half in (slice(0, 8), slice(8, 16)):
+        terms = np.concatenate([left[:, None, half] * right[None, :, half], total[:, :, None]], 2)
+        _, exponent = np.frexp(np.abs(terms).max(2))
+        unit = np.ldexp(1.0, np.maximum(exponent, -100) - 24)
+        total = np.trunc(terms / unit[:, :, None]).sum(2) * unit
+        total = truncated(total, np.zeros_like(total)).astype(f8)
+    return total.reshape(2, 8, 4, 2).transpose(0, 3, 1, 2).reshape(4, 32).astype(f4)
+
+
+def _matrices_16(widen, a: tuple[Array, ...], b: tuple[Array, ...]) -> tuple[Array, Array]:  # type: ignore[no-untyped-def]
+    """The matrix of a, 16 × 16, and that of b with its rows and columns exchanged, 8 × 16."""
     left = widen(np.concatenate(a).view(u2)).reshape(2, 2, 8, 8).transpose(1, 2, 0, 3).reshape(16, 16)
     right = widen(np.concatenate(b).view(u2)).reshape(2, 8, 8).transpose(1, 0, 2).reshape(8, 16)
-    return _accumulated(left @ right.T, c)
+    return left, right
 
 
 def mma_8(a: tuple[Array, ...], b: tuple[Array, ...], c: tuple[Array, ...]) -> Array:
     """`mma.m16n8k8` of TF32 numbers, whose lower 13 bits do not count."""
-    left, right = (
-        (np.concatenate(x) & np.uint32(0xFFFFE000)).view(f4).astype(f8).reshape(-1, 8, 4) for x in (a, b)
-    )
+    left, right = ((np.concatenate(x) & np.uint32(0xFFFFE000)).view(f4).astype(f8).reshape(-1, 8, 4) for x in (a, b))
     left = left.reshape(2, 2, 8, 4).transpose(1, 2, 0, 3).reshape(16, 8)
     right = right.transpose(1, 0, 2).reshape(8, 8)
     return _accumulated(left @ right.T, c)

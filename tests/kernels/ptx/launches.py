@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 from unittest import mock
 
@@ -12,7 +14,6 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from cope_sweep.kernels.arguments import Arguments
 from cope_sweep.kernels.triton_attention import launch
 from tests.kernels.ptx.machine import Executed, Order, forwards, run
 from tests.kernels.ptx.parse import parse
@@ -22,29 +23,55 @@ _TYPES = {
     torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32", torch.int32: "*i32", torch.int64: "*i64",
 }  # fmt: skip
 
-executed: dict[tuple[Any, ...], Executed] = {}
-"""By compiled kernel, the instructions that ran since it was compiled."""
-_compiled: dict[tuple[Any, ...], tuple[Program, list[str], int]] = {}
+_compiled: dict[tuple[Any, ...], Compiled] = {}
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A kernel compiled for the arguments of a launch."""
+
+    ptx: str
+    names: list[str]
+    """The arguments that are its parameters, in order."""
+    shared_bytes: int
+
+    @cached_property
+    def program(self) -> Program:
+        return translate(parse(self.ptx))
 
 
 @contextmanager
-def emulated(order: Order = forwards) -> Iterator[None]:
-    """Within it, `launch.forward` and `launch.backward` compute what they would on a GPU of compute capability 8.0."""
+def emulated(
+    order: Order = forwards,
+    change: Callable[[str], str] | None = None,
+    truncating: bool = False,
+) -> Iterator[dict[str, Executed]]:
+    """Within it, `launch.forward` and `launch.backward` compute what they would on a GPU of compute capability 8.0.
+
+    `change`: changes the PTX. `truncating`: products of matrices are rounded as `mma_16_truncating` says. Yields what
+    was executed, by kernel.
+    """
+    executed: dict[str, Executed] = {}
 
     def run_emulated(kernel: str, grid: tuple[int, int], arguments: dict[str, Any], sizes: Mapping[str, int]) -> None:
-        program, names, shared_bytes = compiled(kernel, arguments, sizes)
+        made = compiled(kernel, arguments, sizes)
+        program = made.program
+        if change is not None or truncating:
+            program = translate(parse(change(made.ptx) if change else made.ptx), truncating)
         given = {**arguments, **sizes}
-        run(program, grid, [given[name] for name in names], shared_bytes, order, names, _counts(program))
+        if kernel not in executed or executed[kernel].program is not program:
+            executed[kernel] = Executed(program)
+        run(program, grid, [given[n] for n in made.names], made.shared_bytes, order, made.names, executed[kernel])
 
     with (
         mock.patch.object(launch, "run", run_emulated),
         mock.patch.object(launch, "architecture_of", return_value="sm_80"),
     ):
-        yield
+        yield executed
 
 
-def compiled(kernel: str, arguments: Mapping[str, Any], sizes: Mapping[str, int]) -> tuple[Program, list[str], int]:
-    """The program of a launch, the names of its arguments, and its bytes of shared memory."""
+def compiled(kernel: str, arguments: Mapping[str, Any], sizes: Mapping[str, int], capability: int = 80) -> Compiled:
+    """The kernel of a launch, specialised as Triton does it."""
     function = launch.KERNELS[kernel]
     given = {**arguments, **sizes}
     signature, constants, attributes = {}, {}, {}
@@ -59,12 +86,12 @@ def compiled(kernel: str, arguments: Mapping[str, Any], sizes: Mapping[str, int]
         if special and isinstance(number, int) and number % 16 == 0:
             attributes[(position,)] = [["tt.divisibility", 16]]
     options = {name: sizes[name] for name in ("num_warps", "num_stages")}
-    key = (kernel, *map(str, (signature, constants, attributes, options)))
+    key = (kernel, capability, *map(str, (signature, constants, attributes, options)))
     if key not in _compiled:
         source = ASTSource(function, signature, constants, attributes)
-        done = triton.compile(source, target=GPUTarget("cuda", 80, 32), options=options)
+        done = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
         names = [name for name, kind in signature.items() if kind != "constexpr"]
-        _compiled[key] = translate(parse(done.asm["ptx"])), names, done.metadata.shared
+        _compiled[key] = Compiled(done.asm["ptx"], names, done.metadata.shared)
     return _compiled[key]
 
 
@@ -74,7 +101,3 @@ def _type(value: Any) -> str:
     if isinstance(value, float):
         return "fp32"
     return "i32" if -(2**31) <= value < 2**31 else "i64"
-
-
-def _counts(program: Program) -> Executed:
-    return executed.setdefault(id(program), Executed(program))

@@ -78,8 +78,7 @@ def run(
     tensors = {name: x for name, x in zip(names, arguments, strict=True) if isinstance(x, torch.Tensor)}
     values = [*arguments, *[0] * (len(kernel.parameters) - len(arguments))]
     parameters = {
-        name: _parameter(value, kind)
-        for (name, kind), value in zip(kernel.parameters.items(), values, strict=True)
+        name: _parameter(value, kind) for (name, kind), value in zip(kernel.parameters.items(), values, strict=True)
     }
     runs = [0] * len(program.blocks) if executed is None else executed.runs
     memory = Memory(tensors, shared_bytes, Now())

@@ -11,9 +11,8 @@ For this, each *granule* of 2 bytes has two stamps, of its last store and of its
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import ctypes
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -59,7 +58,9 @@ class Now:
 class Region:
     """Consecutive memory."""
 
-    def __init__(self, name: str, base: int, data: NDArray[np.uint8], now: Now) -> None:
+    def __init__(self, name: str, base: int, data: NDArray[np.uint8], now: Now, new: bool) -> None:
+        self.new = new
+        """Whether all contents are undefined at first."""
         self.name, self.base, self.data, self.now = name, base, data, now
         granules = -(-len(data) // GRANULE)
         self.stores, self.loads = np.zeros((2, granules), np.int64)
@@ -73,6 +74,8 @@ class Region:
     def load(self, addresses: Array, size: int, count: int) -> Array:
         """The words at these addresses, (lanes, count) of `size` bytes each."""
         index, granules = self._at(addresses, size, count)
+        if self.new and not self.stores[granules].all():
+            raise Fault(f"{self.name}: a load at offsets {(addresses - self.base).tolist()}, where nothing has stored")
         self._check(self.stores[granules], f"load of {count * size} bytes", addresses)
         old, now = self.loads[granules], self.now
         new = np.where((old >= now.epoch) & (old != now.stamp), now.epoch + SEVERAL, now.stamp)
@@ -112,12 +115,12 @@ class Region:
         """Indices of words, (lanes, count), and of granules, (lanes, …)."""
         offset, total = addresses - self.base, size * count
         if (addresses % total).any():
-            raise Fault(f"{self.name}: {total} bytes at addresses that are not multiples of it: {addresses}")
+            raise Fault(f"{self.name}: {total} bytes at addresses that are not multiples of it: {addresses.tolist()}")
         if offset.min() < 0 or offset.max() + total > len(self.data):
-            raise Fault(f"{self.name}: {total} bytes at offsets {offset}, of {len(self.data)} bytes")
+            raise Fault(f"{self.name}: {total} bytes at offsets {offset.tolist()}, of {len(self.data)} bytes")
         granules = (offset // GRANULE)[:, None] + np.arange(-(-total // GRANULE))
         if not self.open[granules].all():
-            raise Fault(f"{self.name}: {total} bytes at offsets {offset}, between the elements of the tensor")
+            raise Fault(f"{self.name}: {total} bytes at offsets {offset.tolist()}, between the elements of the tensor")
         return (offset // size)[:, None] + np.arange(count), granules
 
     def _check(self, stamps: Array, what: str, addresses: Array) -> None:
@@ -148,7 +151,7 @@ class Global:
             address = storage.data_ptr()
             if address not in regions:
                 data = np.frombuffer((ctypes.c_uint8 * storage.nbytes()).from_address(address), np.uint8)
-                regions[address] = Region(name, address, data, now)
+                regions[address] = Region(name, address, data, now, new=False)
                 regions[address].open[:] = False
             each = x.element_size() // GRANULE
             opened = torch.from_numpy(regions[address].open)
@@ -181,7 +184,8 @@ class Memory:
 
     def next_block(self) -> None:
         """New shared memory, which is NaN in all types."""
-        self.shared = Region("shared memory", SHARED_BASE, np.full(self.shared_bytes, 0xFF, np.uint8), self.now)
+        data = np.full(self.shared_bytes, 0xFF, np.uint8)
+        self.shared = Region("shared memory", SHARED_BASE, data, self.now, new=True)
         self.now.next_block()
 
     def region(self, space: str, addresses: Array) -> Region:

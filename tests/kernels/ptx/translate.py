@@ -44,9 +44,11 @@ class Program:
     code: str = field(repr=False)
 
 
-def translate(kernel: Kernel) -> Program:
-    """Raises ValueError, with the line, for an instruction that the emulator does not know."""
-    return _Translation(kernel).program()
+def translate(kernel: Kernel, truncating: bool = False) -> Program:
+    """`truncating`: products of 16-bit matrices are rounded by `mma_16_truncating`.
+
+    Raises ValueError, with the line, for an instruction that the emulator does not know."""
+    return _Translation(kernel, truncating).program()
 
 
 def uniform(predicate: Any) -> bool:
@@ -58,8 +60,9 @@ def uniform(predicate: Any) -> bool:
 
 
 class _Translation:
-    def __init__(self, kernel: Kernel) -> None:
+    def __init__(self, kernel: Kernel, truncating: bool) -> None:
         self.kernel = kernel
+        self.mma_16 = "mma_16_truncating" if truncating else "mma_16"
         self.names = {register: f"v{index}" for index, register in enumerate(kernel.registers)}
         self.environment: dict[str, Any] = {"np": np, "uniform": uniform, **vars(arithmetic)}
         self.lines: list[str] = []
@@ -84,6 +87,7 @@ class _Translation:
                 self._instruction(instruction, labels)
             self._emit(f"   at = {index + 1}")
         self._emit("  raise AssertionError('the end of the code without ret')")
+        self._emit(" yield")  # a kernel without a barrier is a generator, too
         code = "\n".join(self.lines)
         exec(compile(code, f"<{self.kernel.name}>", "exec"), self.environment)
         return Program(self.kernel, self.environment["start"], self.blocks, self.instruction_of, code)
@@ -245,8 +249,8 @@ class _Translation:
             call = f"memory.load_matrices({self.address(operands[1])}, {count}, {'trans' in words})"
         else:
             function = {
-                "m16n8k16.row.col.f32.bf16.bf16.f32": "mma_16(widen_bfloat16, ",
-                "m16n8k16.row.col.f32.f16.f16.f32": "mma_16(widen_float16, ",
+                "m16n8k16.row.col.f32.bf16.bf16.f32": f"{self.mma_16}(widen_bfloat16, ",
+                "m16n8k16.row.col.f32.f16.f16.f32": f"{self.mma_16}(widen_float16, ",
                 "m16n8k8.row.col.f32.tf32.tf32.f32": "mma_8(",
             }[opcode.removeprefix("mma.sync.aligned.")]
             given = ", ".join(f"({self.values(self.vector(operand), 'u32')})" for operand in operands[1:])
@@ -256,7 +260,18 @@ class _Translation:
     def _compare(self, words: list[str], operands: list[str], guard: str | None) -> None:
         kind, (a, b) = words[-1], (self.value(x, words[-1]) for x in operands[1:3])
         flag = words[1]
-        signs = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!=", "lo": "<", "ls": "<=", "hi": ">", "hs": ">="}
+        signs = {
+            "lt": "<",
+            "le": "<=",
+            "gt": ">",
+            "ge": ">=",
+            "eq": "==",
+            "ne": "!=",
+            "lo": "<",
+            "ls": "<=",
+            "hi": ">",
+            "hs": ">=",
+        }
         if kind[0] == "f":
             numbers = f"({a} == {a}) & ({b} == {b})"
             if flag in ("num", "nan"):
@@ -359,11 +374,14 @@ class _Translation:
             return f"pair({upper}, {lower})", "u32"
         if types in _CONVERSIONS:
             function, of = _CONVERSIONS[types]
-            return function.format(self.value(operands[0], of)), {"bf16": "u16", "f16": "u16", "tf32": "u32"}.get(kind, kind)
+            return function.format(self.value(operands[0], of)), {"bf16": "u16", "f16": "u16", "tf32": "u32"}.get(
+                kind, kind
+            )
         if types.split(".")[-2:] != types.split(".") or kind[0] not in "su" or of[0] not in "su":
             raise ValueError(types)
-        if _bytes(self.kernel.registers.get(operands[0], of)) != _bytes(of):
-            raise ValueError("a register of another size")
+        register = self.kernel.registers.get(operands[0], of)
+        if _bytes(register) > _bytes(of):  # the lower bits count
+            return f"{self.value(operands[0], register)}.astype({_dtype(of)}).astype({_dtype(kind)})", kind
         return f"{self.value(operands[0], of)}.astype({_dtype(kind)})", kind
 
 
