@@ -1,4 +1,4 @@
-"""An emulator of the PTX that Triton compiles for sm_80, for tests on machines without a GPU.
+"""An emulator of the PTX that Triton compiles for sm_80 and sm_90, for tests on machines without a GPU.
 
 parse.py         the text of a kernel → instructions
 translate.py     instructions → a Python generator that runs a warp

@@ -127,7 +127,7 @@ class Expressions:
         return {
             "mov": "{0}", "add": "{0} + {1}", "sub": "{0} - {1}", "mul.lo": "{0} * {1}", "mad.lo": "{0} * {1} + {2}",
             "neg": "-{0}", "and": "{0} & {1}", "or": "{0} | {1}", "xor": "{0} ^ {1}", "not": "~{0}",
-            "max": "np.maximum({0}, {1})", "min": "np.minimum({0}, {1})", "abs": "np.abs({0})",
+            "min.relu": "np.maximum(np.minimum({0}, {1}), 0)", "max": "np.maximum({0}, {1})", "min": "np.minimum({0}, {1})", "abs": "np.abs({0})",
             "div": "divide_integers({0}, {1})", "rem": "remainder({0}, {1})",
             "shf.l.wrap": "funnel_left({0}, {1}, {2})", "prmt": "permuted_bytes({0}, {1}, {2})",
         }[name].format(*given)  # fmt: skip
@@ -181,7 +181,7 @@ def dtype_of(kind: str) -> str:
 def _number(text: str, kind: str) -> Any:
     """An immediate operand as a number of NumPy."""
     if kind == "pred":
-        return np.bool_(int(text))
+        return np.bool_(int(text) != 0)
     dtype = np.dtype(dtype_of(kind) if kind[0] != "u" or int(kind[1:]) > 8 else kind)
     if text == "global_smem":
         return dtype.type(SHARED_BASE)

@@ -1,4 +1,4 @@
-"""The launches of the Triton kernels, compiled for sm_80 and run by the emulator on tensors of the CPU."""
+"""The launches of the Triton kernels, compiled for a GPU and run by the emulator on tensors of the CPU."""
 
 from __future__ import annotations
 
@@ -45,8 +45,9 @@ def emulated(
     order: Order = forwards,
     change: Callable[[str], str] | None = None,
     truncating: bool = False,
+    capability: int = 80,
 ) -> Iterator[dict[str, Executed]]:
-    """Within it, `launch.forward` and `launch.backward` compute what they would on a GPU of compute capability 8.0.
+    """Within it, `launch.forward` and `launch.backward` compute what they would on a GPU: sm_80, or sm_90.
 
     `change`: changes the PTX. `truncating`: products of matrices are rounded as `mma_16_truncating` says. Yields what
     was executed, by kernel.
@@ -54,7 +55,7 @@ def emulated(
     executed: dict[str, Executed] = {}
 
     def run_emulated(kernel: str, grid: tuple[int, int], arguments: dict[str, Any], sizes: Mapping[str, int]) -> None:
-        made = compiled(kernel, arguments, sizes)
+        made = compiled(kernel, arguments, sizes, capability)
         program = made.program
         if change is not None or truncating:
             program = translate(parse(change(made.ptx) if change else made.ptx), truncating)
@@ -65,7 +66,7 @@ def emulated(
 
     with (
         mock.patch.object(launch, "run", run_emulated),
-        mock.patch.object(launch, "architecture_of", return_value="sm_80"),
+        mock.patch.object(launch, "architecture_of", return_value=f"sm_{capability}"),
     ):
         yield executed
 

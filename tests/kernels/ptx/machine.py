@@ -13,6 +13,7 @@ import torch
 
 from tests.kernels.ptx.memory import Copies, Fault, Memory, Now
 from tests.kernels.ptx.translate import Program, Warp
+from tests.kernels.ptx.warpgroup import Products
 
 Order = Callable[[int], Sequence[int]]
 """The order in which warps run between two barriers, from their number."""
@@ -116,7 +117,9 @@ def _run_block(
         }  # fmt: skip
         special = {name: np.broadcast_to(np.uint32(value), 32) for name, value in special.items()}
         copies = Copies(memory)
-        warps.append((program.start(Warp(special, dict(parameters), memory, copies), runs), copies))
+        warps.append(
+            (program.start(Warp(special, dict(parameters), memory, copies, Products(memory, index)), runs), copies)
+        )
     while True:
         ended = 0
         for index in order(len(warps)):

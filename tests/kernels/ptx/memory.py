@@ -169,8 +169,8 @@ class Global:
         raise Fault(f"address {int(addresses[0]):#x} is in no tensor: {names}")
 
 
-SHARED_BASE = 16
-"""Address of the first byte: the declaration promises that it is a multiple of 16, no more."""
+SHARED_BASE = 1024
+"""Address of the first byte of shared memory: swizzles need a multiple of 1024, as GPUs have it."""
 
 
 class Memory:
@@ -216,6 +216,13 @@ class Memory:
         if transposed:
             rows = np.ascontiguousarray(rows.view(np.uint16).transpose(0, 2, 1)).view(np.uint32)
         return list(rows.reshape(count, 32))
+
+    def store_matrices(self, addresses: Array, matrices: tuple[Array, ...], transposed: bool) -> None:
+        """`stmatrix`, which stores what `load_matrices` loads."""
+        rows = np.stack([x.view(np.uint32) for x in matrices]).reshape(-1, 8, 4)
+        if transposed:
+            rows = np.ascontiguousarray(np.ascontiguousarray(rows).view(np.uint16).transpose(0, 2, 1)).view(np.uint32)
+        self.shared.store(addresses.astype(np.int64)[: 8 * len(matrices)], rows.reshape(-1, 4))
 
 
 class Copies:

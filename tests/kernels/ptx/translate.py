@@ -17,16 +17,18 @@ import numpy as np
 from tests.kernels.ptx.expressions import Expressions, dtype_of, size_of
 from tests.kernels.ptx.memory import Copies, Fault, Memory
 from tests.kernels.ptx.parse import Instruction, Kernel
+from tests.kernels.ptx.warpgroup import Products
 
 
 @dataclass
 class Warp:
-    """What a warp reads: special registers and parameters, arrays of 32 lanes by name; memory; and its copies."""
+    """What a warp has: special registers and parameters, arrays of 32 lanes by name; memory; and what it waits for."""
 
     special: dict[str, Any]
     parameters: dict[str, Any]
     memory: Memory
     copies: Copies
+    products: Products
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,7 @@ class _Translation:
     def program(self) -> Program:
         self.blocks, labels = _basic_blocks(self.kernel.code)
         self._emit("def start(warp, runs):")
-        self._emit(" memory, copies = warp.memory, warp.copies")
+        self._emit(" memory, copies, products = warp.memory, warp.copies, warp.products")
         for size in (1, 2, 4, 8):
             names = [self.names[r] for r, kind in self.kernel.registers.items() if size_of(kind) == size]
             if names:
@@ -132,6 +134,8 @@ class _Translation:
             self._emit(f"   {condition}at = {labels[operands[0]]}; continue")
         elif words[0] == "ret":
             self._emit(f"   if uniform({guard}): return" if guard else "   return")
+        elif opcode in ("wgmma.fence.sync.aligned", "fence.proxy.async.shared::cta"):
+            pass  # memory is the same for all
         elif opcode == "bar.warp.sync":
             if operands != ["-1"]:
                 raise ValueError("a barrier of some lanes")  # the lanes of a warp run together
@@ -147,6 +151,13 @@ class _Translation:
             if guard:
                 raise ValueError("a guard")
             self._matrices(opcode, words, operands)
+        elif words[0] == "wgmma":
+            self._products(words, operands)
+        elif words[0] == "stmatrix":
+            if not re.fullmatch(r"stmatrix\.sync\.aligned\.m8n8\.x[124](\.trans)?\.shared\.b16", opcode):
+                raise ValueError(opcode)
+            stored = self.of.values(self.of.vector(operands[1]), "u32")
+            self._emit(f"   memory.store_matrices({self.of.address(operands[0])}, ({stored}), {'trans' in words})")
         elif words[0] == "setp":
             self._compare(words, operands, guard)
         elif words[0] == "shfl":
@@ -214,6 +225,26 @@ class _Translation:
             given = ", ".join(f"({self.of.values(self.of.vector(operand), 'u32')})" for operand in operands[1:])
             call = f"{function}{given})"
         self._emit(f"   {', '.join(targets)}, = {call}")
+
+    def _products(self, words: list[str], operands: list[str]) -> None:
+        if words[1] == "commit_group":
+            self._emit("   products.commit()")
+        elif words[1] == "wait_group":
+            self._emit(f"   products.wait({int(operands[0], 0)})")
+        else:
+            match = re.fullmatch(r"m64n(\d+)k\d+", words[4])
+            in_registers = operands[1].startswith("{")
+            signs, transposed = operands[4:6], operands[6:]
+            if match is None or words[5] != "f32" or signs != ["1", "1"] or words[6] != words[7]:
+                raise ValueError("a type or a sign")
+            targets = self.of.vector(operands[0])
+            # Two flags, or none for TF32; of a in registers there is none.
+            flags = (len(transposed) == 2 and transposed[0] == "1", transposed[-1:] == ["1"])
+            a = self.of.values(self.of.vector(operands[1]), "u32" if in_registers else "u64")
+            add = operands[3] == "1" if operands[3] in ("0", "1") else f"uniform({self.names[operands[3]]})"
+            given = f"({self.of.values(targets, 'f32')}), ({a}), {self.of.value(operands[2], 'u64')}, {add}, {flags}"
+            names = ", ".join(self.names[target] for target in targets)
+            self._emit(f"   {names} = products.start('{words[6]}', {match[1]}, {given})")
 
     def _compare(self, words: list[str], operands: list[str], guard: str | None) -> None:
         self._emit(f"   result = {self.of.comparison(words, operands)}")
