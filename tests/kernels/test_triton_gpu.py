@@ -19,6 +19,7 @@ from cope_benchmarks.exact import compare, computed_by
 from cope_benchmarks.gpu_problems import DTYPES, Problem
 
 from cope_sweep.kernels import triton_attention
+from cope_sweep.kernels.triton_attention import launch, workspace
 
 DEVICE = "cuda" if torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1" else "cpu"
 ON_GPU = DEVICE == "cuda"
@@ -74,6 +75,15 @@ BY_NAME = {
     "padding and relative": replace(BASE, lengths=(17, 500), relative="full"),
     "cached keys": replace(BASE, tokens=40, cached=700, projection=False),
     "cached keys, padding": replace(BASE, tokens=260, cached=252, lengths=(512, 300), projection=False),
+    "tables in float32": replace(BASE, float32_tables=True),
+    "tables in float32, relative": replace(BASE, p_max=None, relative=40, per_head=True, float32_tables=True),
+    **{f"{dtype}, p_max full": replace(BASE, dtype=dtype, p_max="full") for dtype in ("float16", "float32")},
+    **{f"{dtype}, mean gate {gate}": replace(BASE, dtype=dtype, mean_gate=gate) for dtype in ("float16", "float32") for gate in (0.02, 0.98)},
+    **{f"{dtype}, padding": replace(BASE, dtype=dtype, lengths=(17, 500)) for dtype in ("float16", "float32")},
+    "dropout, float16": replace(BASE, dropout=0.1, dtype="float16"),
+    "gates of one half": replace(BASE, mean_gate=0.5, tokens=1024),
+    "unaligned rows": replace(BASE, heads=3, head_dim=5),
+    "head dim 1": replace(BASE, heads=3, head_dim=1),
     "all at once": replace(
         BASE, slope=True, relative=30, far="last", alibi=True, gate="values", dropout=0.2, lengths=(512, 400)
     ),
@@ -84,6 +94,14 @@ LONG = {
     "4096 tokens, never saturating, float32": replace(BASE, **SAME, tokens=4096, p_max="full", dtype="float32"),
     "4096 tokens, gates near 0": replace(BASE, **SAME, tokens=4096, mean_gate=0.02),
     "4096 tokens, padding": replace(BASE, heads=2, tokens=4096, lengths=(4096, 1000)),
+    "4096 tokens, head dim 128": replace(BASE, **SAME, tokens=4096, head_dim=128),
+    "4096 tokens, relative": replace(BASE, **SAME, tokens=4096, p_max=None, relative="full"),
+    "4096 tokens, never saturating, padding, dropout": replace(
+        BASE, heads=2, tokens=4096, p_max="full", lengths=(4096, 1000), dropout=0.1
+    ),
+    "16384 tokens, gates near 0, dropout": replace(BASE, **SAME, tokens=16384, mean_gate=0.02, dropout=0.1),
+    "16384 tokens, float32": replace(BASE, batch=1, heads=1, tokens=16384, dtype="float32"),
+    "16384 keys for 17 queries": replace(BASE, **SAME, tokens=17, cached=16367, projection=False),
     "16384 tokens": replace(BASE, **SAME, tokens=16384),
     "16384 tokens, float16, separate gate keys": replace(BASE, **SAME, tokens=16384, dtype="float16", gate="separate"),
     "16384 tokens, never saturating": replace(BASE, batch=1, heads=1, tokens=16384, p_max="full"),
@@ -92,7 +110,7 @@ IN_THE_INTERPRETER = (
     "float32, head dim 32", "float16, head dim 32", "bfloat16, head dim 128", "head dim 24", "p_max 1", "p_max full",
     "mean gate 0.02", "mean gate 0.98", "bfloat16, gates saturated at 1e-07", "bfloat16, gates saturated at 0.9999999",
     "a table for each head", "keys before a rotation", "separate gate keys", "relative", "cope and relative, capped",
-    "alibi", "cope-alibi", "t5", "cope-mlp", "padding", "cached keys, padding", "all at once",
+    "alibi", "cope-alibi", "t5", "cope-mlp", "padding", "cached keys, padding", "tables in float32", "all at once",
 )  # fmt: skip
 """The others differ from these by their size alone."""
 CASES = {**BY_NAME, **LONG} if ON_GPU else {name: tiny(BY_NAME[name]) for name in IN_THE_INTERPRETER}
@@ -123,7 +141,9 @@ def test_output_and_gradients_equal_float64(name):
 
 
 @pytest.mark.skipif(not ON_GPU, reason="compiled kernels only")
-@pytest.mark.parametrize("name", ["bfloat16, head dim 64", "4096 tokens", "dropout"])
+@pytest.mark.parametrize(
+    "name", ["bfloat16, head dim 64", "4096 tokens", "dropout", "p_max full", "relative", "all at once"]
+)
 def test_gradients_have_the_same_bits_in_every_run(name):
     problem = CASES[name]
     *_, first = attend(problem)
@@ -155,6 +175,31 @@ def test_forward_and_backward_are_captured_in_a_cuda_graph():
     torch.cuda.synchronize()
     for name, value in zip(expected, results, strict=True):
         assert torch.equal(value, expected[name]), name
+
+
+def test_launches_for_some_queries_of_a_head(monkeypatch):
+    # So little scratch memory that a launch has some queries only, and gradients of keys are added up.
+    monkeypatch.setattr(workspace, "MIN_ROWS", 256 if ON_GPU else 128)
+    monkeypatch.setattr(workspace, "MIN_BYTES", 1)
+    monkeypatch.setattr(launch, "_bytes", lambda _: 0)
+    problem = replace(BASE, **SAME, tokens=1024, p_max="full") if ON_GPU else replace(tiny(BASE), tokens=150, p_max=4)
+    leaves, weight, computed = attend(problem)
+    assert compare(problem.build, leaves, weight, computed, DTYPES[problem.dtype]).wrong is None
+
+
+@pytest.mark.skipif(not ON_GPU, reason="too many heads for the interpreter")
+def test_more_heads_than_a_grid_has():
+    problem = replace(BASE, batch=4100, heads=16, tokens=16, projection=False)
+    leaves, weight, computed = attend(problem)
+    assert compare(problem.build, leaves, weight, computed, DTYPES[problem.dtype]).wrong is None
+
+
+def test_a_gradient_with_strides_of_0():
+    problem = BASE if ON_GPU else tiny(BASE)
+    leaves, weight = problem.leaves(DEVICE)
+    ones = torch.ones((), dtype=weight.dtype, device=weight.device).expand(weight.shape)
+    computed = computed_by(triton_attention.attend, problem.build, leaves, ones)
+    assert compare(problem.build, leaves, ones, computed, DTYPES[problem.dtype]).wrong is None
 
 
 @pytest.mark.skipif(not ON_GPU, reason="memory of a GPU")
