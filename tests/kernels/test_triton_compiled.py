@@ -34,11 +34,11 @@ def case(*encodings, dtype=BF16, **options):
 
 
 SATURATING = case(CoPE(p_max=4), queries=140, head_dim=64)
-PADDING = case(CoPE(p_max=4), Relative(positions=9), batch=4, queries=70, cached=7, head_dim=24, lengths=(0, 77, 40, 1))
+PADDING = case(CoPE(p_max=4), Relative(positions=9), batch=3, queries=70, cached=7, head_dim=24, lengths=(0, 77, 40))
 SM_80 = {
     "saturating": SATURATING,
     "padding": PADDING,
-    "never saturating": case(CoPE(p_max="full"), heads=2, logit_shift=3.0),
+    "never saturating": case(CoPE(p_max="full"), logit_shift=3.0),
     "float32": case(CoPE(p_max=4), queries=70, dtype=FP32),
     "t5": case(T5(buckets=6, max_distance=40), queries=140),
     "cope-mlp": case(CoPEMLP(hidden=3), queries=70),
@@ -46,8 +46,6 @@ SM_80 = {
 SM_90 = {
     "saturating": SATURATING,
     "float16, separate gate keys": case(CoPE(p_max=4, gate="separate"), queries=130, head_dim=32, dtype=FP16),
-    "float32": case(CoPE(p_max=4), queries=40, dtype=FP32),
-    "dropout": case(CoPE(p_max=4), queries=130, dropout=0.3),
     "relative": case(Relative(positions=5, far="last"), queries=140),
     "all terms": case(
         CoPE(p_max=6, gate="values"), CoPEALiBi(slopes="learned", gate="values"), Relative(positions=7, far="last"), ALiBi(),

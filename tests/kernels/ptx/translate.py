@@ -17,7 +17,7 @@ import numpy as np
 from tests.kernels.ptx.expressions import Expressions, dtype_of, size_of
 from tests.kernels.ptx.memory import Copies, Fault, Memory
 from tests.kernels.ptx.parse import Instruction, Kernel
-from tests.kernels.ptx.warpgroup import Products
+from tests.kernels.ptx.warpgroup import WIDEN, Products
 
 
 @dataclass
@@ -232,13 +232,19 @@ class _Translation:
         elif words[1] == "wait_group":
             self._emit(f"   products.wait({int(operands[0], 0)})")
         else:
-            match = re.fullmatch(r"m64n(\d+)k\d+", words[4])
+            match = re.fullmatch(r"m64n(\d+)k16", words[4])
             in_registers = operands[1].startswith("{")
             signs, transposed = operands[4:6], operands[6:]
-            if match is None or words[5] != "f32" or signs != ["1", "1"] or words[6] != words[7]:
+            if (
+                match is None
+                or words[5] != "f32"
+                or signs != ["1", "1"]
+                or words[6] != words[7]
+                or words[6] not in WIDEN
+            ):
                 raise ValueError("a type or a sign")
             targets = self.of.vector(operands[0])
-            # Two flags, or none for TF32; of a in registers there is none.
+            # Of a in registers there is no flag.
             flags = (len(transposed) == 2 and transposed[0] == "1", transposed[-1:] == ["1"])
             a = self.of.values(self.of.vector(operands[1]), "u32" if in_registers else "u64")
             add = operands[3] == "1" if operands[3] in ("0", "1") else f"uniform({self.names[operands[3]]})"

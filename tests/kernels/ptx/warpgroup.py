@@ -13,32 +13,25 @@ from collections.abc import Callable
 
 import numpy as np
 
-from tests.kernels.ptx.arithmetic import Array, f4, f8, from_bfloat16, u2, u4
+from tests.kernels.ptx.arithmetic import Array, f4, u2, u4, widen_bfloat16, widen_float16
 from tests.kernels.ptx.memory import Fault, Memory
 
 SWIZZLED = {1: 128, 2: 64, 3: 32}
 """Bytes in which chunks are exchanged, by the descriptor's bits from 62 on."""
 
-NUMBERS: dict[str, tuple[int, Callable[[Array], Array]]] = {
-    "bf16": (2, lambda bits: from_bfloat16(bits).astype(f8)),
-    "f16": (2, lambda bits: bits.view(np.float16).astype(f8)),
-    "tf32": (4, lambda bits: (bits & np.uint32(0xFFFFE000)).view(f4).astype(f8)),
-}
-"""By type: the bytes of a number, and the numbers of bits."""
+WIDEN: dict[str, Callable[[Array], Array]] = {"bf16": widen_bfloat16, "f16": widen_float16}
+"""By type, the numbers of bits."""
 
 
-def chunk_addresses(descriptor: int, rows: int, size: int, transposed: bool) -> Array:
-    """Addresses of a factor's chunks of 16 bytes: (rows, 2) along the sum; transposed: (rows ÷ numbers of a chunk, k).
-
-    `size`: bytes of a number; k = 32 ÷ size terms.
-    """
+def chunk_addresses(descriptor: int, rows: int, transposed: bool) -> Array:
+    """Addresses of a factor's chunks of 8 numbers: (rows, 2), along the 16 terms of the sum; transposed: (rows ÷ 8, 16)."""
     start = (descriptor & 0x3FFF) << 4
     leading, stride = ((descriptor >> bit & 0x3FFF) << 4 for bit in (16, 32))
     if descriptor >> 49 & 7 or descriptor >> 62 not in SWIZZLED:
         raise Fault(f"a descriptor without swizzle, or with a base offset: {descriptor:#x}")
     width = SWIZZLED[descriptor >> 62]
     if transposed:
-        chunk, k = np.arange(rows * size // 16)[:, None], np.arange(32 // size)[None, :]
+        chunk, k = np.arange(rows // 8)[:, None], np.arange(16)[None, :]
         in_width = width // 16
         address = start + chunk % in_width * 16 + chunk // in_width * leading + k % 8 * width + k // 8 * stride
     else:
@@ -66,13 +59,14 @@ class Products:
         transposed: tuple[bool, bool],
     ) -> list[Array]:
         """A product, added to `results` or not: its registers. `a`: four registers, or a descriptor."""
-        size, numbers = NUMBERS[kind]
+        widen = WIDEN[kind]
         if len(a) > 1:
-            left = self._of_registers(a, size, numbers)
+            bits = np.concatenate([x.view(u4) for x in a]).view(u2)
+            left = widen(bits).reshape(2, 2, 8, 8).transpose(1, 2, 0, 3).reshape(16, 16)
         else:
             # Each warp of the four has 16 of the 64 rows.
-            left = self._load(a[0], 64, size, numbers, transposed[0])[16 * (self.warp % 4) :][:16]
-        product = left @ self._load(b, columns, size, numbers, transposed[1]).T
+            left = widen(self._load(a[0], 64, transposed[0])[16 * (self.warp % 4) :][:16])
+        product = left @ widen(self._load(b, columns, transposed[1])).T
         mine = product.reshape(2, 8, columns // 8, 4, 2).transpose(2, 0, 4, 1, 3).reshape(columns // 2, 32)
         if add:
             mine = mine + np.stack([x.view(f4) for x in results])
@@ -91,23 +85,13 @@ class Products:
                     raise Fault("a factor of wgmma has changed before the program waited for the product")
         self._groups = self._groups[done:]
 
-    @staticmethod
-    def _of_registers(a: tuple[Array, ...], size: int, numbers: Callable[[Array], Array]) -> Array:
-        bits = np.concatenate([x.view(u4) for x in a])
-        if size == 2:
-            bits = bits.view(u2)
-        return numbers(bits).reshape(2, 2, 8, 16 // size).transpose(1, 2, 0, 3).reshape(16, 32 // size)
-
-    def _load(
-        self, descriptor: Array, rows: int, size: int, numbers: Callable[[Array], Array], transposed: bool
-    ) -> Array:
-        """A factor, (rows, k)."""
-        addresses = chunk_addresses(int(descriptor[0]), rows, size, transposed)
+    def _load(self, descriptor: Array, rows: int, transposed: bool) -> Array:
+        """The bits of a factor, (rows, 16)."""
+        addresses = chunk_addresses(int(descriptor[0]), rows, transposed)
         flat = addresses.ravel().astype(np.int64)
         words = self.memory.shared.load(flat, 4, 4)
         self._open.append((flat, words))
-        bits = np.ascontiguousarray(words).view(f"u{size}")
+        bits = np.ascontiguousarray(words).view(u2)
         if transposed:
-            chunks, k = addresses.shape
-            return numbers(bits).reshape(chunks, k, 16 // size).transpose(0, 2, 1).reshape(rows, k)
-        return numbers(bits).reshape(rows, 32 // size)
+            bits = bits.reshape(rows // 8, 16, 8).transpose(0, 2, 1)
+        return np.ascontiguousarray(bits).reshape(rows, 16)
