@@ -32,6 +32,8 @@ from tests.kernels.ptx.snippets import compute, execute, words
         ("mad.lo.s32 %r9, %r1, %r2, 1;", (2**30, 4), 1),
         ("max.s32 %r9, %r1, 3;", (-7,), 3),
         ("min.u32 %r9, %r1, 3;", (-7,), 3),
+        ("min.relu.s32 %r9, %r1, 3;", (-7,), 0),
+        ("min.relu.s32 %r9, %r1, 3;", (7,), 3),
         ("not.b32 %r9, %r1;", (5,), -6),
         ("mov.b32 {%rs1, %rs2}, %r1; mov.b32 %r9, {%rs2, %rs1};", (0x1234ABC,), 0x4ABC0123),
         ("shf.l.wrap.b32 %r9, %r1, %r2, 8;", (0x7A000000, 0x123456), 0x1234567A),

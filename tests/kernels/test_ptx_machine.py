@@ -137,6 +137,26 @@ def test_ldmatrix(transposed):
         assert np.array_equal(register, pair[0] | pair[1] << 16)
 
 
+@pytest.mark.parametrize("transposed", [False, True])
+def test_stmatrix(transposed):
+    # Register n of lane l has the numbers 64n + 2l and 64n + 2l + 1.
+    fill = "".join(
+        f"shl.b32 %r{10 + n}, %r0, 1; add.s32 %r{10 + n}, %r{10 + n}, {64 * n}; add.s32 %r20, %r{10 + n}, 1; "
+        f"shl.b32 %r20, %r20, 16; or.b32 %r{10 + n}, %r{10 + n}, %r20; "
+        for n in range(4)
+    )
+    trans = ".trans" if transposed else ""
+    code = (
+        f"mov.b32 %r1, global_smem; {fill} shl.b32 %r3, %r0, 4; add.s32 %r4, %r3, %r1; "
+        f"stmatrix.sync.aligned.m8n8.x4{trans}.shared.b16 [%r4], {{%r10, %r11, %r12, %r13}}; bar.warp.sync -1; "
+        "ld.shared.v4.b32 {%r30, %r31, %r32, %r33}, [%r4];"
+    )
+    found = np.stack(execute(code, [], ["%r30", "%r31", "%r32", "%r33"], shared=512), 1)  # a row for each lane
+    matrices = np.ascontiguousarray(found).view(np.uint16).reshape(4, 8, 8)
+    expected = np.arange(256).reshape(4, 8, 8)
+    assert np.array_equal(matrices, expected.transpose(0, 2, 1) if transposed else expected)
+
+
 # Memory and barriers --------------------------------------------------------------------------------------------------
 
 STORE = "mov.b32 %r1, global_smem; shl.b32 %r2, %r0, 2; add.s32 %r3, %r1, %r2; add.s32 %r4, %r0, 7; st.shared.b32 [%r3], %r4;"

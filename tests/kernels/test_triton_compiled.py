@@ -109,9 +109,21 @@ def forward_pass(problem, dtype, **options):
 
 
 def test_positions_do_not_depend_on_how_tensor_cores_round():
-    exact, cut_off = (forward_pass(*SATURATING, truncating=truncating) for truncating in (False, True))
+    exact, cut_off = (forward_pass(*SATURATING, truncating=kernels) for kernels in ((), ("forward",)))
     assert torch.equal(exact[2], cut_off[2])
     torch.testing.assert_close(exact[1], cut_off[1], atol=1e-4, rtol=0)
+
+
+BELOW_ZERO = pytest.mark.xfail(
+    strict=True, reason="its positions fall below 0 where its gates are larger than forward's"
+)
+
+
+@pytest.mark.parametrize("kernel", ["backward_keys", pytest.param("backward_rows", marks=BELOW_ZERO)])
+def test_kernels_may_round_products_differently(kernel):
+    # wgmma and mma.sync need not round alike, and tiles of other sizes use the other one.
+    with emulated(truncating=(kernel,)):
+        assert_equals_reference(case(CoPE(p_max="full"))[0], attend, BF16)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -44,12 +44,12 @@ class Compiled:
 def emulated(
     order: Order = forwards,
     change: Callable[[str], str] | None = None,
-    truncating: bool = False,
+    truncating: Container[str] = (),
     capability: int = 80,
 ) -> Iterator[dict[str, Executed]]:
     """Within it, `launch.forward` and `launch.backward` compute what they would on a GPU: sm_80, or sm_90.
 
-    `change`: changes the PTX. `truncating`: products of matrices are rounded as `mma_16_truncating` says. Yields what
+    `change`: changes the PTX. `truncating`: kernels whose products of matrices are rounded as `mma_16_truncating` says. Yields what
     was executed, by kernel.
     """
     executed: dict[str, Executed] = {}
@@ -57,8 +57,8 @@ def emulated(
     def run_emulated(kernel: str, grid: tuple[int, int], arguments: dict[str, Any], sizes: Mapping[str, int]) -> None:
         made = compiled(kernel, arguments, sizes, capability)
         program = made.program
-        if change is not None or truncating:
-            program = translate(parse(change(made.ptx) if change else made.ptx), truncating)
+        if change is not None or kernel in truncating:
+            program = translate(parse(change(made.ptx) if change else made.ptx), kernel in truncating)
         given = {**arguments, **sizes}
         if kernel not in executed or executed[kernel].program is not program:
             executed[kernel] = Executed(program)
