@@ -241,6 +241,9 @@ def backward_rows(
             high, low = tiles.halves(gate)
             sums_from = tiles.sums_from(high, low, from_here, False)
             pos_int, pos_frac = tiles.advance(pos_int, pos_frac, -tiles.column(sums_from, 0))
+            # Gates may differ from the forward kernel's by a unit, where its products use other instructions.
+            pos_frac = tl.where(pos_int < 0, 0, pos_frac)
+            pos_int = tl.maximum(pos_int, 0)
             edge = edges + launch_rows.to(tl.int64) * (n // (EDGE // BLOCK_S)) * 4
             if n % (EDGE // BLOCK_S) == 0:
                 tables.scatter(edge, t * 4 + 2, dp_before)
