@@ -114,12 +114,7 @@ def test_positions_do_not_depend_on_how_tensor_cores_round():
     torch.testing.assert_close(exact[1], cut_off[1], atol=1e-4, rtol=0)
 
 
-BELOW_ZERO = pytest.mark.xfail(
-    strict=True, reason="its positions fall below 0 where its gates are larger than forward's"
-)
-
-
-@pytest.mark.parametrize("kernel", ["backward_keys", pytest.param("backward_rows", marks=BELOW_ZERO)])
+@pytest.mark.parametrize("kernel", ["forward", "backward_rows", "backward_keys"])
 def test_kernels_may_round_products_differently(kernel):
     # wgmma and mma.sync need not round alike, and tiles of other sizes use the other one.
     with emulated(truncating=(kernel,)):

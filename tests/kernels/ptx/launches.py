@@ -49,8 +49,8 @@ def emulated(
 ) -> Iterator[dict[str, Executed]]:
     """Within it, `launch.forward` and `launch.backward` compute what they would on a GPU: sm_80, or sm_90.
 
-    `change`: changes the PTX. `truncating`: kernels whose products of matrices are rounded as `mma_16_truncating` says. Yields what
-    was executed, by kernel.
+    `change`: changes the PTX. `truncating`: kernels whose products of matrices are rounded as `mma_16_truncating` says,
+    for sm_80. Yields what was executed, by kernel.
     """
     executed: dict[str, Executed] = {}
 
