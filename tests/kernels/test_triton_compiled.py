@@ -24,7 +24,7 @@ from tests.kernels.ptx.launches import emulated
 from tests.kernels.ptx.machine import Shuffled, backwards, forwards
 from tests.kernels.ptx.memory import Fault
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")]
+pytestmark = pytest.mark.slow
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 
