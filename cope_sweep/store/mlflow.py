@@ -67,6 +67,8 @@ class MlflowTracking:
         database = sqlite_path(uri)
         self._artifact_root = database.parent / "mlartifacts" if database else None
         with self._errors("opened"), _migration_lock(database):
+            if database is not None and not database.exists():
+                _create(database)
             self._client = MlflowClient(tracking_uri=uri)
             # The client opens its store on first use. MLflow then creates the tables of a new one.
             self._known_experiments = self._all_experiments()
@@ -278,6 +280,18 @@ def _migration_lock(database: Path | None) -> Iterator[None]:
     with database.with_name(database.name + ".lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+def _create(database: Path) -> None:
+    """Create a SQLite store under another name first: MLflow refuses one that a process was killed while creating."""
+    from mlflow.store.db.utils import _initialize_tables, create_sqlalchemy_engine
+
+    new = database.with_name(database.name + ".new")
+    new.unlink(missing_ok=True)
+    engine = create_sqlalchemy_engine(f"sqlite:///{new}")  # type: ignore[no-untyped-call]
+    _initialize_tables(engine)  # type: ignore[no-untyped-call]
+    engine.dispose()
+    new.replace(database)
 
 
 def _tracked(run: Run) -> TrackedRun:

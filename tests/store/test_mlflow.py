@@ -42,6 +42,24 @@ def open_store(path, queue):
         queue.put(repr(error))
 
 
+def test_a_process_that_was_killed_while_it_created_a_store_does_no_harm(tmp_path, monkeypatch):
+    from mlflow.store.db import utils
+
+    def killed(engine):
+        with engine.begin() as connection:
+            connection.exec_driver_sql("CREATE TABLE spans (trace_id VARCHAR(50))")
+        raise KeyboardInterrupt
+
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    with monkeypatch.context() as patched:
+        patched.setattr(utils, "_initialize_tables", killed)
+        with pytest.raises(KeyboardInterrupt):
+            MlflowTracking(uri)
+    assert not (tmp_path / "mlflow.db").exists()
+    assert MlflowTracking(uri).find({"a": "b"}) is None
+    assert not (tmp_path / "mlflow.db.new").exists()
+
+
 def test_several_processes_can_create_a_store_at_once(tmp_path):
     forks = multiprocessing.get_context("fork")
     queue = forks.Queue()
