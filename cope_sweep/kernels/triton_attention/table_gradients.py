@@ -14,38 +14,41 @@ from cope_sweep.kernels.triton_attention import tables, tiles
 
 
 @triton.jit
-def from_prefix_sums(sums, starts, n, both_sum, above_sum, first_entry, valid, P):
-    """The gradients of entries `n` of the rows' tables, float32 (rows, entries).
+def of_entries(sums, starts, n, both_sum, above_sum, first_entry, valid):
+    """Σ ds and Σ ds·w of the keys of entries `n`, (1, entries), of the rows' tables: differences of prefix sums.
 
-    Prefix sums at the first key's entry and above are 0, and were not stored; the one at −1 is that of the whole row.
+    Also returns the second prefix sum at n − 1. Prefix sums at the first key's entry and above are 0, and were not
+    stored; the one at −1 is that of the whole row.
     """
-    n = n[None, :]
     here = valid[:, None] & (n < first_entry)
     both_n = tl.load(sums + starts + n * 2, mask=here, other=0.0)
     above_n = tl.load(sums + starts + n * 2 + 1, mask=here, other=0.0)
     before = valid[:, None] & (n >= 1) & (n - 1 < first_entry)
     both_1 = tl.where(n < 1, both_sum[:, None], tl.load(sums + starts + n * 2 - 2, mask=before, other=0.0))
     above_1 = tl.where(n < 1, above_sum[:, None], tl.load(sums + starts + n * 2 - 1, mask=before, other=0.0))
+    return both_1 - both_n, above_1 - above_n, above_1
+
+
+@triton.jit
+def from_prefix_sums(sums, starts, n, both_sum, above_sum, first_entry, valid, P):
+    """The gradients of entries `n` of the rows' tables, float32 (rows, entries)."""
+    n = n[None, :]
+    both, above, above_1 = of_entries(sums, starts, n, both_sum, above_sum, first_entry, valid)
     before = valid[:, None] & (n >= 2) & (n - 2 < first_entry)
     above_2 = tl.where(n <= 1, above_sum[:, None], tl.load(sums + starts + n * 2 - 3, mask=before, other=0.0))
-    return tl.where(n < P, (both_1 - both_n) - (above_1 - above_n) + (above_2 - above_1), 0.0)
+    return tl.where(n < P, both - above + (above_2 - above_1), 0.0)
 
 
 @triton.jit
 def store_segments(
     slope_gradient, intercept_gradient, rows, n, sums, starts, both_sum, above_sum, first_segment, valid, stored, M
 ):  # fmt: skip
-    """Store the gradients of segments `n` of the rows' tables, from prefix sums as in `from_prefix_sums`."""
+    """Store the gradients of segments `n` of the rows' tables."""
     at = rows.to(tl.int64)[:, None] * M + n[None, :]
     n = n[None, :]
-    here = valid[:, None] & (n < first_segment)
-    both_n = tl.load(sums + starts + n * 2, mask=here, other=0.0)
-    above_n = tl.load(sums + starts + n * 2 + 1, mask=here, other=0.0)
-    before = valid[:, None] & (n >= 1) & (n - 1 < first_segment)
-    both_1 = tl.where(n < 1, both_sum[:, None], tl.load(sums + starts + n * 2 - 2, mask=before, other=0.0))
-    above_1 = tl.where(n < 1, above_sum[:, None], tl.load(sums + starts + n * 2 - 1, mask=before, other=0.0))
+    both, above, _above_1 = of_entries(sums, starts, n, both_sum, above_sum, first_segment, valid)
     inside = stored[:, None] & (n < M)
-    intercept, slope = tl.where(valid[:, None], both_1 - both_n, 0.0), tl.where(valid[:, None], above_1 - above_n, 0.0)
+    intercept, slope = tl.where(valid[:, None], both, 0.0), tl.where(valid[:, None], above, 0.0)
     tl.store(intercept_gradient + at, intercept.to(intercept_gradient.dtype.element_ty), mask=inside)
     tl.store(slope_gradient + at, slope.to(slope_gradient.dtype.element_ty), mask=inside)
 

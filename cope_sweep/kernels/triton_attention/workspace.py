@@ -1,10 +1,11 @@
 """Which heads and queries a launch of the kernels computes, and the scratch memory that it needs.
 
 Kernels keep tables q·e, prefix sums and positions at the edges of tiles in scratch memory: w bytes for each query in a
-launch, where P are positions, R relative positions, N the larger of R and the number of distances with a bias:
+launch, where P are positions, M segments, R relative positions, N the larger of R and the number D of distances with a
+bias:
 
     forward     w = 4·(P + R)
-    backward    w = 12·P + 4·(R + N) + 4·K·(P + R)/BLOCK_T + 4·D/BLOCK_T + 16 + 16·(S/EDGE + 1)
+    backward    w = 12·P + 8·M + 4·(R + N) + 4·K·(P + R)/BLOCK_T + 4·D/BLOCK_T + 16 + 16·(S/EDGE + 1)
 
 (EDGE keys in a tile of `backward_keys`; its term only with gates.) A launch has at most
 
