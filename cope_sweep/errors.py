@@ -5,8 +5,10 @@ class UserError(Exception):
     """An error in the user's input, files or environment.
 
     The message says what is wrong, where it is, and how to correct it. A command prints it as one line and exits with
-    code 2; the REST service maps it to a status and a JSON body.
+    `exit_code`; the REST service maps it to a status and a JSON body.
     """
+
+    exit_code = 2
 
 
 class NotFoundError(UserError):

@@ -32,8 +32,8 @@ from cope_sweep.errors import UserError
 COMMANDS_GROUP = "cope_sweep.commands"
 """Entry points of installed packages: commands (functions) and groups of commands (Typer apps)."""
 
-BAD_INPUT, BROKEN_PIPE = 2, 141
-"""Exit codes: a UserError, and a reader of standard output that closed the pipe (128 + SIGPIPE)."""
+BROKEN_PIPE = 141
+"""The exit code where a reader of standard output closed the pipe: 128 + SIGPIPE."""
 
 
 class CommandGroup(TyperGroup):
@@ -63,7 +63,7 @@ def _exit_codes(*, as_json: bool) -> Iterator[None]:
         make_console(stderr=True).print(
             f"[bold red]error:[/bold red] {escaped(error)}", soft_wrap=True, highlight=False
         )
-        raise typer.Exit(BAD_INPUT) from None
+        raise typer.Exit(error.exit_code) from None
     except (BrokenPipeError, SystemExit) as error:
         # Consoles of rich raise SystemExit(1) in place of the BrokenPipeError.
         if not any(isinstance(each, BrokenPipeError) for each in (error, error.__context__)):

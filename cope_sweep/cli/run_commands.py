@@ -303,7 +303,7 @@ def _execute(
     if local:
         from cope_sweep.sweep.local import run_local as executor
     else:
-        from cope_sweep.sweep.schedule import run_on_ray
+        from cope_sweep.sweep.ray_executor import run_on_ray
 
         executor = partial(run_on_ray, address=address)
     if local or address is None:

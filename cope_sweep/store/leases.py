@@ -1,10 +1,12 @@
-"""The leases of one sweep: taken in the index, renewed by a thread, ended with what the run's folder says."""
+"""The leases that one process of a sweep holds: taken in the index, renewed by a thread, ended with what the run's
+folder says.
+"""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from cope_sweep.spec import RunSpec
@@ -16,6 +18,8 @@ from cope_sweep.store.store import Store
 
 LEASE_S = 30.0
 """How long a lease holds after its owner was last heard of."""
+RENEWAL_S = 2.0
+"""Time between two renewals, which also tell how far a run is, and learn of requests to stop."""
 RETRY_INTERVAL_S = 0.5
 """Between two tries to reach a database that does not answer."""
 
@@ -23,18 +27,19 @@ T = TypeVar("T")
 
 
 class LeaseHolder:
-    """The leases of a sweep. All methods block; while the database does not answer they wait for it.
+    """The leases of this process. All methods block; while the database does not answer they wait for it.
 
     An index that is away longer than the lease loses nothing: the leases are prolonged as soon as it is back, unless
     another sweep has taken them by then.
     """
 
-    def __init__(self, store: Store, sweep_id: str, *, ttl_s: float = LEASE_S) -> None:
-        """Start to renew the leases of the sweep `sweep_id` every fifth of `ttl_s`."""
-        self.store, self.sweep_id, self.ttl_s = store, sweep_id, ttl_s
+    def __init__(self, store: Store, sweep_id: str, *, ttl_s: float = LEASE_S, renewal_s: float = RENEWAL_S) -> None:
+        """Start to renew the leases that this process takes for the sweep `sweep_id`."""
+        self.store, self.sweep_id, self.ttl_s, self.renewal_s = store, sweep_id, ttl_s, renewal_s
         self.owner = new_owner(sweep_id)
         self._held: set[str] = set()
         self._lost: set[str] = set()
+        self._stops: Mapping[str, str] = {}
         self._progress: dict[str, Progress] = {}
         self._lock = threading.Lock()
         self._closed = threading.Event()
@@ -44,18 +49,18 @@ class LeaseHolder:
     def acquire(self, run: RunSpec) -> Lease | Refusal:
         """Lease a run. A run that another sweep trains, or that is finished, is refused."""
         row = RunRow(run.run_id, "running", run.model_dump(mode="json"), created_ms=int(time.time() * 1000))
-        answer = self._waiting(lambda: self.store.index.acquire(row, self.owner, self.ttl_s))
+        answer = self.waiting(lambda: self.store.index.acquire(row, self.owner, self.ttl_s))
         if isinstance(answer, Lease):
             with self._lock:
                 self._held.add(run.run_id)
                 self._lost.discard(run.run_id)
         return answer
 
-    def progress(self, run_id: str, step: int, worker_id: str) -> None:
+    def progress(self, run_id: str, progress: Progress) -> None:
         """Note how far a run is. It is written with the next renewal."""
         with self._lock:
             if run_id in self._held:
-                self._progress[run_id] = Progress(step, worker_id)
+                self._progress[run_id] = progress
 
     def end(self, run_id: str) -> Status:
         """End the lease of a run with what its folder says, and return the status; `pending` if it was never begun."""
@@ -64,15 +69,32 @@ class LeaseHolder:
             self._progress.pop(run_id, None)
         row = read_run(self.store.run(run_id), self.sweep_id)
         if row is None:
-            self._waiting(lambda: self.store.index.delete([run_id]))
+            self.waiting(lambda: self.store.index.delete([run_id]))
             return "pending"
-        self._waiting(lambda: self.store.index.end(row, self.owner))
+        self.waiting(lambda: self.store.index.end(row, self.owner))
         return row.status
 
-    def lost(self) -> set[str]:
-        """The runs whose lease this sweep took and does not hold any more, because another owner has it."""
+    def is_lost(self, run_id: str) -> bool:
+        """Whether this process took the lease of a run and does not hold it any more, because another owner has it."""
         with self._lock:
-            return set(self._lost)
+            return run_id in self._lost
+
+    def stop_reason(self, run_id: str) -> str | None:
+        """Why a run, `""` for the whole sweep, was asked to end, as of the last renewal; None: it was not."""
+        with self._lock:
+            return self._stops.get(run_id)
+
+    def refresh(self) -> None:
+        """Renew the leases now. Raises IndexUnavailable."""
+        with self._lock:
+            wanted = set(self._held)
+            progress, self._progress = self._progress, {}
+        renewal = self.store.index.renew(self.owner, self.ttl_s, progress)
+        with self._lock:
+            gone = (wanted & self._held) - renewal.held
+            self._lost |= gone
+            self._held -= gone
+            self._stops = renewal.stops
 
     def close(self) -> None:
         """End all leases that are left, and stop to renew."""
@@ -82,22 +104,14 @@ class LeaseHolder:
             self.end(run_id)
 
     def _renew_until_closed(self) -> None:
-        while not self._closed.wait(self.ttl_s / 5):
-            with self._lock:
-                wanted = set(self._held)
-                progress, self._progress = self._progress, {}
-            if not wanted:
-                continue
-            try:
-                held = self.store.index.renew(self.owner, self.ttl_s, progress)
-            except IndexUnavailable:
-                continue
-            with self._lock:
-                gone = (wanted & self._held) - held
-                self._lost |= gone
-                self._held -= gone
+        while not self._closed.wait(self.renewal_s):
+            if self._held:
+                try:
+                    self.refresh()
+                except IndexUnavailable:
+                    continue
 
-    def _waiting(self, call: Callable[[], T]) -> T:
+    def waiting(self, call: Callable[[], T]) -> T:
         """The result of `call`, which is tried until the database answers, or the holder is closed."""
         while True:
             try:

@@ -139,15 +139,15 @@ class Store:
 
     def request_stop(self, sweep_id: str) -> None:
         """Ask a sweep to stop, on whatever machine it runs. Raises StoreError."""
-        self.files.write(f"sweeps/{sweep_id}.stop", b"")
+        self.index.request_stop(sweep_id)
 
     def stop_requested(self, sweep_id: str) -> bool:
         """Whether a sweep was asked to stop."""
-        return self.files.read(f"sweeps/{sweep_id}.stop") is not None
+        return "" in self.index.stops(sweep_id)
 
     def forget_stop(self, sweep_id: str) -> None:
-        """Forget the request to stop a sweep, which has ended."""
-        self.files.delete(f"sweeps/{sweep_id}.stop")
+        """Forget the requests to stop a sweep, which has ended, or its runs."""
+        self.index.forget_stops(sweep_id)
 
     def latest_sweep(self, ablation: str) -> SweepRecord | None:
         """The record of the newest sweep of an ablation, or None."""

@@ -15,8 +15,7 @@ import socket
 import sys
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO, TypeVar, cast
@@ -24,10 +23,10 @@ from typing import Any, TextIO, TypeVar, cast
 import ray
 
 from cope_sweep.spec import Resources
-from cope_sweep.sweep.executor import ClusterError
-from cope_sweep.sweep.placement import Needs
+from cope_sweep.sweep.executor import ClusterError, ClusterLost
 
 CONNECT_TIMEOUT_S = 30.0
+STATE_TIMEOUT_S = 10
 PORT_TIMEOUT_S = 3.0
 """For a port to accept a connection."""
 HEAD_TIMEOUT_S = 10.0
@@ -65,10 +64,6 @@ TOKEN = secrets.token_hex(32)
 T = TypeVar("T")
 
 
-class HeadLost(ClusterError):
-    """The cluster's head does not answer: no process of the cluster can be started or ended any more."""
-
-
 @dataclass(frozen=True)
 class Node:
     """A node of the cluster that is alive."""
@@ -76,6 +71,68 @@ class Node:
     address: str
     resources: dict[str, float]
     """All that it has, in use or not."""
+
+
+_EPSILON = 1e-9
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a run takes."""
+
+    workers: int
+    cpus: int
+    """CPUs of each worker."""
+    gpus: float
+    """GPUs of each worker."""
+
+    @property
+    def bundle(self) -> dict[str, float]:
+        """What one worker takes, as Ray names it."""
+        return {"CPU": float(self.cpus)} | ({"GPU": self.gpus} if self.gpus else {})
+
+    @property
+    def size(self) -> tuple[float, float]:
+        """GPUs and CPUs of all workers."""
+        return self.workers * self.gpus, self.workers * self.cpus
+
+    def workers_on(self, resources: Mapping[str, float]) -> int:
+        """How many workers such resources hold. Several may share a GPU; no worker has parts of several."""
+        fits = max(0.0, resources.get("CPU", 0)) / self.cpus
+        if self.gpus:
+            gpus = max(0.0, resources.get("GPU", 0))
+            if self.gpus < 1:
+                # What is left of a GPU that others use is taken to be of one GPU.
+                shared = int(1 / self.gpus + _EPSILON)
+                fits = min(fits, int(gpus + _EPSILON) * shared + int(gpus % 1 / self.gpus + _EPSILON))
+            else:
+                fits = min(fits, gpus / self.gpus)
+        return int(fits + _EPSILON)
+
+    def fits(self, nodes: Iterable[Mapping[str, float]]) -> bool:
+        """Whether the workers of a run fit on the nodes together."""
+        missing = self.workers
+        for node in nodes:
+            missing -= self.workers_on(node)
+            if missing <= 0:
+                return True
+        return False
+
+    def misfit(self, nodes: Collection[Mapping[str, float]]) -> str | None:
+        """Why they do not fit on the nodes together, all of them free; None if it does."""
+        if self.fits(nodes):
+            return None
+        for name, amount in sorted(self.bundle.items(), reverse=True):
+            largest = max((node.get(name, 0) for node in nodes), default=0)
+            if largest < amount:
+                return f"needs {_counted(amount, name)}, the largest node has {largest:g}"
+        wanted = " and ".join(_counted(amount, name) for name, amount in self.bundle.items())
+        room = sum(map(self.workers_on, nodes))
+        return f"needs {_counted(self.workers, 'worker')} with {wanted} each, the nodes have room for {room}"
+
+
+def _counted(amount: float, name: str) -> str:
+    return f"{amount:g} {name}{'s' * (amount != 1)}"
 
 
 @contextlib.contextmanager
@@ -115,7 +172,7 @@ def connected(
 
 def _disconnect(kind: type[BaseException] | None, error: BaseException | None, traceback: object) -> None:
     """Disconnect from the cluster. Without its head that would block until Ray ends this process, after a minute."""
-    if isinstance(error, HeadLost):
+    if isinstance(error, ClusterLost):
         atexit.register(_exit_at_once)  # before the functions that Ray has registered
     else:
         ray.shutdown()
@@ -124,7 +181,7 @@ def _disconnect(kind: type[BaseException] | None, error: BaseException | None, t
 def _exit_at_once() -> None:
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(1)
+    os._exit(ClusterLost.exit_code)
 
 
 def usable_cpus() -> int:
@@ -143,14 +200,25 @@ def nodes() -> dict[str, Node]:
     return {node["NodeID"]: Node(node["NodeManagerAddress"], node["Resources"]) for node in found}
 
 
+def node_of_process(actor_id: str) -> str:
+    """The id of the node on which an actor ran, which may have died; "" if the cluster does not tell."""
+    from ray.util.state import get_actor
+
+    try:
+        state = get_actor(actor_id, timeout=STATE_TIMEOUT_S)
+    except Exception:  # its API is another process, which need not run
+        return ""
+    return str(getattr(state, "node_id", None) or "")
+
+
 def check_head() -> None:
-    """Raise HeadLost if the cluster's head has accepted no connections for `HEAD_TIMEOUT_S`."""
+    """Raise ClusterLost if the cluster's head has accepted no connections for `HEAD_TIMEOUT_S`."""
     address = ray.get_runtime_context().gcs_address
     host, _, port = address.rpartition(":")
     until = time.monotonic() + HEAD_TIMEOUT_S
     while (error := connection_error(host.strip("[]"), int(port))) is not None:
         if time.monotonic() > until:
-            raise HeadLost(
+            raise ClusterLost(
                 f"the head of the Ray cluster ({address}) does not answer any more ({error}); finished runs are kept; "
                 "run the same command again on a new cluster"
             )
@@ -171,19 +239,10 @@ def no_room(needs: Needs, there: Mapping[str, Node]) -> ClusterError:
     wanted = f"{needs.cpus} CPUs" + (f" and {needs.gpus:g} GPUs" if needs.gpus else "")
     total = [sum(node.resources.get(name, 0) for node in there.values()) for name in ("CPU", "GPU")]
     return ClusterError(
-        f"the cluster ({len(there)} nodes, {total[0]:g} CPUs, {total[1]:g} GPUs) has no room for a group of "
+        f"the cluster ({len(there)} nodes, {total[0]:g} CPUs, {total[1]:g} GPUs) has no room for a run of "
         f"{needs.workers} workers with {wanted} each: lower resources.cpus, .gpus or .workers, or set "
         "resources.groups to wait for nodes that an autoscaler adds"
     )
-
-
-def free_resources(there: Mapping[str, Node], left_out: Collection[str]) -> dict[str, float]:
-    """The CPUs and GPUs that are free now, outside of the nodes that are left out."""
-    free: Counter[str] = Counter(ray.available_resources())  # type: ignore[no-untyped-call]
-    for node_id in left_out:
-        if node_id in there:
-            free.subtract({name: there[node_id].resources.get(name, 0) for name in ("CPU", "GPU")})
-    return {name: free[name] for name in ("CPU", "GPU")}
 
 
 @contextlib.contextmanager

@@ -7,17 +7,20 @@ import os
 import platform
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from cope_sweep.errors import UserError
 from cope_sweep.spec import Resources, RunSpec
-from cope_sweep.store import Event, RunFolder, Store
+from cope_sweep.store import Event, LeaseHolder, Refusal, RunFolder, Store
 from cope_sweep.store.errors import DamagedError
+from cope_sweep.store.index import Lease, Progress
 from cope_sweep.store.reading import read_run
 
 if TYPE_CHECKING:
     from cope_sweep.sweep.schedulers import StoppingRule
     from cope_sweep.sweep.suggestions import Suggestions
+    from cope_sweep.train import Runtime, StopRequest
 
 INTERRUPT_TIMEOUT_S = 15.0
 """Time that running runs have to write their checkpoints after they were asked to stop."""
@@ -28,6 +31,12 @@ MAX_MESSAGE_CHARACTERS = 500
 
 class ClusterError(UserError):
     """The cluster cannot be used. The message names the address or the node, the reason, and what to do."""
+
+
+class ClusterLost(ClusterError):
+    """The cluster is gone in the middle of a sweep. Nothing has failed: the same command continues on another one."""
+
+    exit_code = 130
 
 
 class Executor(Protocol):
@@ -108,6 +117,76 @@ def evaluations_of(run: RunSpec, store: Store) -> list[Event]:
                     run.run_id, "running", step, run.train.steps, dict(metrics), evaluated=True
                 )  # fmt: skip
     return list(found.values())
+
+
+@dataclass(frozen=True)
+class RunEnd:
+    """How a process came to an end with a run."""
+
+    event: Event
+    """The run's last event."""
+    elsewhere: bool = False
+    """Whether another sweep, or a later process of this one, trains the run."""
+
+
+def refused(run: RunSpec, store: Store, refusal: Refusal) -> RunEnd:
+    """The end of a run that was not leased: another sweep has it, or has finished it."""
+    if refusal.reason == "leased":
+        return RunEnd(Event(run.run_id, "pending", steps=run.train.steps), elsewhere=True)
+    return RunEnd(final_event(run, store))
+
+
+def train_leased(
+    run: RunSpec,
+    store: Store,
+    runtime: Runtime,
+    leases: LeaseHolder,
+    lease: Lease,
+    *,
+    parent_id: str | None,
+    on_event: Callable[[Event], None],
+    should_stop: Callable[[], StopRequest | None],
+    stop_reason: Callable[[], str] = lambda: "",
+) -> RunEnd:
+    """Train a run whose lease this process holds, and end the lease.
+
+    Args:
+        run: The run.
+        store: The store.
+        runtime: How to train. Of several workers, the one of rank 0 calls this.
+        leases: The leases of this process.
+        lease: The run's.
+        parent_id: A finished run that it continues, unless it was begun before.
+        on_event: Called with the progress of the run, while it trains.
+        should_stop: Asked after each step. A lease that was lost, and a stop of the sweep, are noticed without it.
+        stop_reason: Why `should_stop` has answered "stopped".
+    """
+    from cope_sweep.train import train_run
+
+    last: Event | None = None
+
+    def pass_on(event: Event) -> None:
+        nonlocal last
+        last = event
+        if event.status == "running":  # the last event is sent after the lease has ended
+            leases.progress(run.run_id, Progress(event.step, event.worker_id, event.metrics))
+            on_event(event)
+
+    def request() -> StopRequest | None:
+        ends = leases.is_lost(run.run_id) or leases.stop_reason("") is not None
+        return "interrupted" if ends else should_stop()
+
+    outcome = train_run(
+        run, store, runtime,
+        attempt=lease.attempt, parent_id=parent_id, on_event=pass_on, should_stop=request,
+    )  # fmt: skip
+    if outcome == "fenced" or leases.is_lost(run.run_id):
+        return RunEnd(Event(run.run_id, "pending", steps=run.train.steps), elsewhere=True)
+    if outcome == "stopped":
+        record_stop(run, store, stop_reason())
+    leases.end(run.run_id)
+    complete = last is not None and last.status not in ("running", "stopped")
+    return RunEnd(last if complete and last is not None else final_event(run, store))
 
 
 def record_failure(run: RunSpec, store: Store, message: str, details: str, keep_recorded: bool) -> None:

@@ -15,6 +15,8 @@ from cope_sweep.sweep.executor import (
     FOREIGN_POLL_INTERVAL_S,
     INTERRUPT_TIMEOUT_S,
     final_event,
+    refused,
+    train_leased,
     unfinished,
     worker_id,
 )
@@ -23,7 +25,6 @@ from cope_sweep.sweep.parents import Parents
 if TYPE_CHECKING:
     from cope_sweep.sweep.schedulers import StoppingRule
     from cope_sweep.sweep.suggestions import Suggestions
-    from cope_sweep.train import StopRequest
 
 
 def run_local(
@@ -151,43 +152,27 @@ class _Worker(threading.Thread):
 
     def _train(self, run: RunSpec, leases: LeaseHolder) -> None:
         """Train a run, if no other sweep does."""
-        from cope_sweep.train import Runtime, train_run
+        from cope_sweep.train import Runtime
 
-        runtime = Runtime.of(self.own.get(run.run_id, self.resources), worker_id=worker_id())
         lease = leases.acquire(run)
         if isinstance(lease, Refusal):
-            if lease.reason == "leased":
-                self.elsewhere[run.run_id] = run
-            else:
-                self._end(final_event(run, self.store))
-            return
-        last: Event | None = None
-
-        def on_event(event: Event) -> None:
-            nonlocal last
-            last = event
-            if event.status == "running":  # the last event is sent after the lease has ended
-                leases.progress(run.run_id, event.step, event.worker_id)
-                self.events.put(event)
-
-        def should_stop() -> StopRequest | None:
-            return "interrupted" if self.stop_requested.is_set() or run.run_id in leases.lost() else None
-
-        outcome = train_run(
-            run,
-            self.store,
-            runtime,
-            attempt=lease.attempt,
-            parent_id=Parents(self.store).of(run),
-            on_event=on_event,
-            should_stop=should_stop,
-        )
-        if outcome == "fenced" or run.run_id in leases.lost():
+            end = refused(run, self.store, lease)
+        else:
+            end = train_leased(
+                run,
+                self.store,
+                Runtime.of(self.own.get(run.run_id, self.resources), worker_id=worker_id()),
+                leases,
+                lease,
+                parent_id=Parents(self.store).of(run),
+                on_event=self.events.put,
+                should_stop=lambda: "interrupted" if self.stop_requested.is_set() else None,
+            )
+        if end.elsewhere:
             self.elsewhere[run.run_id] = run
             return
-        leases.end(run.run_id)
-        self.failed += outcome == "failed"
-        self._end(last if last is not None and last.status != "running" else final_event(run, self.store))
+        self.failed += end.event.status == "failed"
+        self._end(end.event)
 
     def _follow_elsewhere(self, leases: LeaseHolder) -> None:
         """Report the runs that other sweeps have ended; train those that they gave up."""

@@ -72,7 +72,7 @@ def executor(request: pytest.FixtureRequest) -> Executor:
     if request.param == "local":
         return partial(run_local, sweep_id="this-sweep")
     request.getfixturevalue("cluster")
-    from cope_sweep.sweep.schedule import run_on_ray
+    from cope_sweep.sweep.ray_executor import run_on_ray
 
     return partial(run_on_ray, sweep_id="this-sweep")
 

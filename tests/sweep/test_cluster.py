@@ -1,4 +1,4 @@
-"""Connection to a cluster, and what it has room for. Without a cluster; test_schedule has one."""
+"""Connection to a cluster, and what it has room for. Without a cluster; test_ray_executor has one."""
 
 import logging
 import os
@@ -14,16 +14,15 @@ from cope_sweep.spec import Resources
 from cope_sweep.sweep import cluster
 from cope_sweep.sweep.cluster import (
     RAY_MESSAGES_THREAD,
+    Needs,
     Node,
     connected,
-    free_resources,
     needs_of,
     no_room,
     usable_cpus,
     within,
 )
 from cope_sweep.sweep.executor import ClusterError
-from cope_sweep.sweep.placement import Needs
 from tests.sweep.ports import free_port
 
 
@@ -46,27 +45,11 @@ def nodes(*resources: dict[str, float]) -> list[dict[str, object]]:
         ([], Resources(groups=3), 0),
     ],
 )
-def test_a_group_takes_a_gpu_if_the_cluster_has_any(
+def test_a_run_takes_a_gpu_if_the_cluster_has_any(
     monkeypatch: pytest.MonkeyPatch, held: list[dict[str, float]], resources: Resources, gpus: float
 ) -> None:
     monkeypatch.setattr(ray, "nodes", lambda: nodes(*held))
     assert needs_of(resources, cluster.nodes()) == Needs(resources.workers, resources.cpus, gpus)
-
-
-@pytest.mark.parametrize(
-    ("left_out", "free"),
-    [
-        ([], {"CPU": 3.0, "GPU": 0.5}),
-        (["id-1"], {"CPU": 1.0, "GPU": -0.5}),
-        (["id-1", "of a node that is gone", ""], {"CPU": 1.0, "GPU": -0.5}),
-    ],
-)
-def test_what_is_free_outside_of_the_nodes_that_are_left_out(
-    monkeypatch: pytest.MonkeyPatch, left_out: list[str], free: dict[str, float]
-) -> None:
-    monkeypatch.setattr(ray, "nodes", lambda: nodes({"CPU": 4}, {"CPU": 2, "GPU": 1}))
-    monkeypatch.setattr(ray, "available_resources", lambda: {"CPU": 3.0, "memory": 1.0, "GPU": 0.5})
-    assert free_resources(cluster.nodes(), left_out) == free
 
 
 def test_nodes_that_are_alive(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,11 +57,47 @@ def test_nodes_that_are_alive(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cluster.nodes() == {"id-0": Node("10.0.0.0", {"CPU": 4})}
 
 
+@pytest.mark.parametrize(
+    ("needs", "held", "workers"),
+    [
+        (Needs(1, 1, 0), {"CPU": 2}, 2),
+        (Needs(1, 2, 0), {"CPU": 3}, 1),
+        (Needs(1, 1, 0), {}, 0),
+        (Needs(1, 1, 0), {"CPU": -3}, 0),
+        (Needs(1, 1, 1), {"CPU": 8, "GPU": 2}, 2),
+        (Needs(1, 1, 2), {"CPU": 8, "GPU": 3}, 1),
+        (Needs(1, 1, 0.5), {"CPU": 8, "GPU": 2}, 4),
+        (Needs(1, 1, 0.4), {"CPU": 8, "GPU": 2}, 4),
+        (Needs(1, 1, 0.25), {"CPU": 8, "GPU": 1}, 4),
+        (Needs(1, 1, 0.1), {"CPU": 32, "GPU": 1}, 10),
+        (Needs(1, 1, 0.5), {"CPU": 8, "GPU": 0.5}, 1),  # the other half is in use
+        (Needs(1, 1, 0.4), {"CPU": 8, "GPU": 1.2}, 2),
+    ],
+)
+def test_workers_share_a_gpu_and_none_has_parts_of_two(needs: Needs, held: dict[str, float], workers: int) -> None:
+    assert needs.workers_on(held) == workers
+
+
+@pytest.mark.parametrize(
+    ("needs", "nodes", "reason"),
+    [
+        (Needs(2, 1, 0), [{"CPU": 1}, {"CPU": 1}], None),
+        (Needs(1, 1, 4), [{"CPU": 8, "GPU": 2}, {"CPU": 8}], "needs 4 GPUs, the largest node has 2"),
+        (Needs(1, 4, 1), [{"CPU": 1, "GPU": 1}], "needs 4 CPUs, the largest node has 1"),
+        (Needs(1, 1, 1), [{"CPU": 8}], "needs 1 GPU, the largest node has 0"),
+        (Needs(3, 2, 0), [{"CPU": 3}, {"CPU": 2}], "needs 3 workers with 2 CPUs each, the nodes have room for 2"),
+        (Needs(1, 1, 0), [], "needs 1 CPU, the largest node has 0"),
+    ],
+)
+def test_why_a_run_never_fits(needs: Needs, nodes: list[dict[str, float]], reason: str | None) -> None:
+    assert needs.misfit(nodes) == reason
+
+
 def test_no_room_names_what_is_wanted_and_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray, "nodes", lambda: nodes({"CPU": 2}))
     text = str(no_room(Needs(1, 4, 0), cluster.nodes()))
     assert (
-        "(1 nodes, 2 CPUs, 0 GPUs) has no room for a group of 1 workers with 4 CPUs each: lower resources.cpus" in text
+        "(1 nodes, 2 CPUs, 0 GPUs) has no room for a run of 1 workers with 4 CPUs each: lower resources.cpus" in text
     )
     assert "with 1 CPUs and 2 GPUs each" in str(no_room(Needs(1, 1, 2), cluster.nodes()))
 

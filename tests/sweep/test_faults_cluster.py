@@ -19,7 +19,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from cope_sweep.results import table
 from cope_sweep.store import Event, Store, SweepRecord
 from cope_sweep.store.index.activity import activity
-from cope_sweep.sweep.schedule import run_on_ray
+from cope_sweep.sweep.ray_executor import run_on_ray
 from cope_sweep.sweep.sweep import SweepOutcome, sweep
 from tests.sweep.fault_sweeps import LONG, RUN, SHORT, attempts, is_training, logged, wait_until, write_ablation
 from tests.sweep.ports import free_port
@@ -95,7 +95,7 @@ def test_two_drivers_on_different_nodes_train_each_run_once(cluster: str, cluste
         from cope_sweep.plan import expand
         from cope_sweep.spec import load_ablation
         from cope_sweep.store import Store
-        from cope_sweep.sweep.schedule import run_on_ray
+        from cope_sweep.sweep.ray_executor import run_on_ray
         from cope_sweep.sweep.sweep import sweep
 
         (file.parent / "ready").touch()
@@ -198,7 +198,7 @@ def test_the_death_of_the_head_is_noticed_and_another_cluster_goes_on(
         head.process.kill()
         process.wait()
     text = (tmp_path / "output").read_text()
-    assert process.returncode == 1, text
+    assert process.returncode == 130, text
     assert f"error: the head of the Ray cluster ({second_cluster.address}) does not answer any more" in text
     assert "Traceback" not in text
     assert "Failed to connect to GCS" not in text  # with these words Ray itself ends the process, a minute later

@@ -27,7 +27,7 @@ import sys, threading
 from cope_sweep.store import Store
 from cope_sweep.registry import load_plugins
 from cope_sweep.spec import Resources
-from cope_sweep.sweep.schedule import run_on_ray
+from cope_sweep.sweep.ray_executor import run_on_ray
 from tests.tiny import tiny_run
 
 plugins = ["renamed_position.encoding", "renamed_single_file"]

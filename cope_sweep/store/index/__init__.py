@@ -8,6 +8,7 @@ from cope_sweep.store.index.model import (
     Progress,
     QueryError,
     Refusal,
+    Renewal,
     RunPage,
     RunQuery,
     RunRecord,
@@ -16,6 +17,6 @@ from cope_sweep.store.index.model import (
 from cope_sweep.store.index.rows import RunRow
 
 __all__ = [
-    "Filter", "Index", "IndexUnavailable", "Lease", "Progress", "QueryError", "Refusal", "RunPage", "RunQuery",
-    "RunRecord", "RunRow", "SweepSummary", "status_counts",
+    "Filter", "Index", "IndexUnavailable", "Lease", "Progress", "QueryError", "Refusal", "Renewal", "RunPage",
+    "RunQuery", "RunRecord", "RunRow", "SweepSummary", "status_counts",
 ]  # fmt: skip

@@ -18,7 +18,17 @@ from cope_sweep.store.event import Status
 from cope_sweep.store.index.database import Database
 from cope_sweep.store.index.filters import conditions, order_of
 from cope_sweep.store.index.mirroring import Mirrored
-from cope_sweep.store.index.model import Lease, Progress, Refusal, RunPage, RunQuery, RunRecord, SweepSummary, Value
+from cope_sweep.store.index.model import (
+    Lease,
+    Progress,
+    Refusal,
+    Renewal,
+    RunPage,
+    RunQuery,
+    RunRecord,
+    SweepSummary,
+    Value,
+)
 from cope_sweep.store.index.owners import is_gone, owner_name
 from cope_sweep.store.index.rows import RowWriter, RunRow, among, chunks, delete_values, next_revision, upsert
 from cope_sweep.store.index.tables import (
@@ -44,6 +54,8 @@ _RECORD_COLUMNS = [
 FETCHED_ROWS = 10_000
 """Rows that a query takes from the database at a time."""
 _VALUES = {"metrics", "facts"}
+STOP_REQUEST_S = 30 * 86400.0
+"""How long a request to stop is kept that nobody has taken notice of."""
 
 
 class Index:
@@ -206,7 +218,8 @@ class Index:
     def acquire(self, row: RunRow, owner: str, ttl_s: float) -> Lease | Refusal:
         """Lease a run to `owner` for `ttl_s`, by compare-and-swap: of several owners at once, one succeeds.
 
-        `row` is written if the run is not in the index; else only its status, worker and attempt change.
+        `row` is written if the run is not in the index; else only its status, worker and attempt change. The sweep that
+        has the run may lease it again as another owner: its process died, and a new one continues.
         """
         with self._writing() as connection:
             seen = connection.execute(
@@ -227,7 +240,8 @@ class Index:
                 return Lease(row.run_id, 1)
             if seen.status == "finished":
                 return Refusal("finished", seen.owner)
-            if seen.owner not in (None, owner) and seen[4] and not is_gone(seen.owner):
+            is_foreign = seen.owner is not None and owner_name(seen.owner) != owner_name(owner)
+            if is_foreign and seen[4] and not is_gone(seen.owner):
                 return Refusal("leased", seen.owner)
             same = and_(
                 runs.c.id == seen.id,
@@ -241,8 +255,8 @@ class Index:
                 return Refusal("leased")
             return Lease(row.run_id, seen.attempt + 1)
 
-    def renew(self, owner: str, ttl_s: float, progress: Mapping[str, Progress] | None = None) -> set[str]:
-        """Prolong all leases of `owner` to `ttl_s` from now, and write progress; the ids of the runs that it holds."""
+    def renew(self, owner: str, ttl_s: float, progress: Mapping[str, Progress] | None = None) -> Renewal:
+        """Prolong all leases of `owner` to `ttl_s` from now, and write progress; what it holds and what has to stop."""
         with self.database.writing() as connection:
             mine = runs.c.owner == owner
             connection.execute(update(runs).where(mine).values(expires_s=self.database.now_s() + ttl_s))
@@ -252,9 +266,14 @@ class Index:
                     connection.execute(
                         update(runs)
                         .where(runs.c.run_id == run_id, mine)
-                        .values(step=each.step, worker_id=each.worker_id, revision=next_revision(connection))
+                        .values(
+                            step=each.step,
+                            worker_id=each.worker_id,
+                            metrics=dict(each.metrics),
+                            revision=next_revision(connection),
+                        )
                     )
-        return held
+            return Renewal(frozenset(held), self._stops(connection, owner_name(owner)))
 
     def end(self, row: RunRow, owner: str) -> bool:
         """Write how a run ended and end its lease; False, without effect, if `owner` does not hold the lease."""
@@ -282,6 +301,39 @@ class Index:
         built = {"name": "built", "value": int(time.time() * 1000)}
         with self.database.writing() as connection:
             connection.execute(upsert(connection, counters).values(built).on_conflict_do_nothing())
+
+    # -- requests to stop ----------------------------------------------------------------------------------------
+
+    def request_stop(self, sweep_id: str, run_id: str = "", reason: str = "") -> None:
+        """Ask a sweep, or one of its runs, to end early. Whoever holds its leases sees it with the next renewal."""
+        values = {
+            "name": f"stop/{sweep_id}/{run_id}",
+            "owner": reason,
+            "expires_s": self.database.now_s() + STOP_REQUEST_S,
+        }
+        with self.database.writing() as connection:
+            statement = upsert(connection, locks).values(values)
+            connection.execute(statement.on_conflict_do_update(index_elements=[locks.c.name], set_=values))
+
+    def stops(self, sweep_id: str) -> dict[str, str]:
+        """What was asked to stop of a sweep: run id, or `""` for all of it → why."""
+        with self.database.reading() as connection:
+            return self._stops(connection, sweep_id)
+
+    def forget_stops(self, sweep_id: str, run_id: str | None = None) -> None:
+        """Forget the requests to stop a sweep that has ended, or only that to stop a run."""
+        with self.database.writing() as connection:
+            connection.execute(delete(locks).where(self._stop_names(sweep_id, run_id)))
+
+    def _stops(self, connection: Connection, sweep_id: str) -> dict[str, str]:
+        query = select(locks.c.name, locks.c.owner).where(self._stop_names(sweep_id))
+        return {name.rpartition("/")[2]: reason for name, reason in connection.execute(query)}
+
+    @staticmethod
+    def _stop_names(sweep_id: str, run_id: str | None = None) -> ColumnElement[bool]:
+        if run_id is not None:
+            return locks.c.name == f"stop/{sweep_id}/{run_id}"
+        return locks.c.name.startswith(f"stop/{sweep_id}/", autoescape=True)
 
     # -- locks and the mirror ------------------------------------------------------------------------------------
 

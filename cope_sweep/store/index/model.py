@@ -41,7 +41,7 @@ class RunRecord:
     revision: int = 0
     """Grows with every change of the record; no two changes in a store have the same."""
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """Final metrics of a finished run, under their current names."""
+    """Final metrics of a finished run, under their current names; of a running one those of the last heartbeat."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     """Parameters, times, device, … of a finished run."""
 
@@ -122,6 +122,18 @@ class Progress:
 
     step: int
     worker_id: str
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """The latest value of each metric."""
+
+
+@dataclass(frozen=True)
+class Renewal:
+    """What the owner of leases learns when it renews them."""
+
+    held: frozenset[str]
+    """The runs that it holds."""
+    stops: Mapping[str, str]
+    """What was asked to stop: the sweep, as `""`, or a run, by its id → why."""
 
 
 @dataclass(frozen=True)

@@ -89,7 +89,7 @@ def _beside(measured: dict[str, Any], name: str) -> int:
 
 def _sweep(ablation: Path, groups: int, root: Path) -> None:
     """Train an ablation on a new cluster of a head and `groups` nodes, until SIGTERM."""
-    from cope_sweep.sweep.schedule import run_on_ray
+    from cope_sweep.sweep.ray_executor import run_on_ray
     from cope_sweep.sweep.sweep import sweep
 
     plan = expand(load_ablation(ablation))

@@ -50,7 +50,7 @@ def recovery(ablation: Path, root: Path) -> dict[str, dict[str, float]]:
 
     Raises TimeoutError.
     """
-    from cope_sweep.sweep.schedule import run_on_ray
+    from cope_sweep.sweep.ray_executor import run_on_ray
 
     plan = expand(load_ablation(ablation))
     first, second, third = (run.run_id for run in plan.runs[:3])

@@ -18,7 +18,7 @@ from cope_sweep.plan import Row
 from cope_sweep.queries import recorded_plan
 from cope_sweep.spec import Resources, RunSpec
 from cope_sweep.store import Event, Store
-from cope_sweep.sweep import local, schedule
+from cope_sweep.sweep import local, ray_executor
 from cope_sweep.sweep.executor import ClusterError
 from cope_sweep.sweep.schedulers import StoppingRule
 from cope_sweep.sweep.sweep import Budget, SweepOutcome, sweep
@@ -28,7 +28,7 @@ from tests.sweep.runs import LONG, ONE_GROUP, TIMEOUT_S, EventLog, Listener, see
 from tests.tiny import TINY, tiny_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("cluster")]
-run_on_ray = partial(schedule.run_on_ray, sweep_id="this-sweep")
+run_on_ray = partial(ray_executor.run_on_ray, sweep_id="this-sweep")
 run_local = partial(local.run_local, sweep_id="another-sweep")
 
 
@@ -48,7 +48,7 @@ def test_a_death_disturbs_no_other_group(store: Store, events: EventLog) -> None
             if is_new_worker and store.run(victim.run_id).resume.exists():
                 os.kill(pid_of(event), signal.SIGKILL)
                 killed.append((pid_of(event), event.step))
-        if event.run_id == after.run_id and event.status == "finished":
+        if set(events.ends()) == {(victim.run_id, "failed"), (after.run_id, "finished")}:
             events.stop.set()
 
     resources = ONE_GROUP.model_copy(update={"groups": "auto", "max_failures": 1})
@@ -60,7 +60,7 @@ def test_a_death_disturbs_no_other_group(store: Store, events: EventLog) -> None
     assert first_resumed > 1  # from its checkpoint, not from the start
     assert first_worker != second_worker
     assert store.status(victim.run_id) == "failed"
-    assert "its worker died 2 times" in str(events.of(victim)[-1].message)
+    assert "its process died 2 times" in str(events.of(victim)[-1].message)
     assert store.status(other.run_id) == "interrupted"
     assert len({pid_of(event) for event in events.of(other)}) == 1
     assert store.run(other.run_id).state["attempt"] == 1
@@ -129,7 +129,7 @@ def test_a_search_suggests_runs_and_a_schedule_stops_some(store: Store, events: 
 
     def run(budget: Budget) -> SweepOutcome:
         return sweep(
-            plan, store, schedule.run_on_ray, resources=resources, executor_name="ray", tracking_uri=None,
+            plan, store, ray_executor.run_on_ray, resources=resources, executor_name="ray", tracking_uri=None,
             budget=budget, on_event=events, on_row=rows.append,
         )  # fmt: skip
 
@@ -262,7 +262,7 @@ def test_the_death_of_the_broker_ends_the_sweep_and_keeps_finished_runs(store: S
 
 def test_no_room_for_a_group(store: Store, events: EventLog) -> None:
     resources = ONE_GROUP.model_copy(update={"groups": "auto", "cpus": 64})
-    with pytest.raises(ClusterError, match="has no room for a group of 1 workers with 64 CPUs each"):
+    with pytest.raises(ClusterError, match="has no room for a run of 1 workers with 64 CPUs each"):
         run_on_ray(seeds(1), store, resources, on_event=events, stop=events.stop)
     assert not (store.root / "ray").exists()
 
@@ -279,7 +279,7 @@ import sys, threading
 from functools import partial
 from cope_sweep.store import Store
 from cope_sweep.spec import Resources
-from cope_sweep.sweep.schedule import run_on_ray
+from cope_sweep.sweep.ray_executor import run_on_ray
 from tests.sweep.runs import LONG
 from tests.tiny import TINY, tiny_run
 

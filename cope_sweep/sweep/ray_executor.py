@@ -1,0 +1,751 @@
+"""The Ray executor: Ray Tune schedules trials, each trains one run (`trial`), and this process follows them.
+
+    Tune's feature          what it does here
+    Searcher                `RunSearch`: gives Tune the next run
+    placement groups        a trial asks for what its run takes; Ray places it, and an autoscaler sees the demand
+    reuse_actors            the process of a trial trains the next run that takes the same
+    scheduler               ends runs early (`schedulers`)
+    max_concurrent_trials   `resources.groups`
+    Callback                `TrialEvents`: results, ends and errors of trials
+    Stopper                 ends the experiment with the sweep
+    FailureConfig           not at all: see `_RaySweep._handle_error`
+
+What runs have done is in the index: leases, progress, ends. Requests to stop go the same way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import queue
+import secrets
+import shutil
+import tempfile
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import ray
+from ray import tune
+from ray.train import PreemptionError, WorkerGroupError
+from ray.tune.search import Searcher
+from ray.tune.stopper import NoopStopper
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from cope_sweep.spec import Resources, RunSpec
+from cope_sweep.store import Event, LeaseHolder, Refusal, RunRecord, Store, StoreError
+from cope_sweep.store.index import IndexUnavailable
+from cope_sweep.store.index.activity import note_left_out
+from cope_sweep.sweep.cluster import Needs, Node, check_head, connected, needs_of, no_room, node_of_process, nodes
+from cope_sweep.sweep.executor import (
+    INTERRUPT_TIMEOUT_S,
+    ClusterError,
+    ClusterLost,
+    final_event,
+    record_failure,
+    unfinished,
+)
+from cope_sweep.sweep.plugins import plugin_runtime_env
+from cope_sweep.sweep.schedulers import StoppingRule, scheduler_of
+from cope_sweep.sweep.trial import IndexActor, RunTrial, SweepContext
+
+if TYPE_CHECKING:
+    from ray.tune.experiment import Trial
+
+    from cope_sweep.sweep.suggestions import Suggestions
+
+LOOK_INTERVAL_S = 1.0
+"""Time between two looks at the progress of runs, and at the cluster."""
+NEWS_WAIT_S = 0.1
+"""How long this process waits for news of trials before it looks at `stop` again."""
+MAX_IDLE_DEATHS = 2
+"""A node is left out when this many processes in a row died there before they trained anything."""
+NODE_TIMEOUT_S = 30.0
+"""Ray needs 5 to 20 s to notice that a node is gone. Until then a process on it looks like one that crashed."""
+TUNE_TIMEOUT_S = 60.0
+"""For Tune to end its trials after the sweep. It takes 1 s, or as long as the start of a process."""
+RESUME_HINT = "finished runs are kept; run the same command again to continue"
+
+
+def run_on_ray(
+    runs: Sequence[RunSpec],
+    store: Store,
+    resources: Resources,
+    *,
+    sweep_id: str,
+    on_event: Callable[[Event], None],
+    stop: threading.Event,
+    plugins: Sequence[str] = (),
+    schedule: StoppingRule | None = None,
+    max_failed_runs: int | None = None,
+    suggestions: Suggestions | None = None,
+    on_note: Callable[[str], None] = lambda text: None,
+    own_resources: Mapping[str, Resources] | None = None,
+    address: str | None = None,
+    cpus: int | None = None,
+) -> None:
+    """An `Executor` on a Ray cluster. The store has to be in a folder that all nodes share, or an object store.
+
+    Args:
+        runs: The runs to train, in order.
+        store: The store.
+        resources: Groups, workers and devices of the runs that have no `own_resources`.
+        sweep_id: The owner of the leases.
+        on_event: Called with every event.
+        stop: Set to interrupt the sweep.
+        plugins: Modules that every worker imports. Their files are copied to the nodes.
+        schedule: Which runs are ended early.
+        max_failed_runs: After this number of failed runs, no more are started.
+        suggestions: Suggests further runs.
+        on_note: Called with what the user should know: nodes that are left out.
+        own_resources: Run id → resources, of the runs that have their own.
+        address: "auto", "host:port", or None for RAY_ADDRESS; without that, a new cluster on this machine.
+        cpus: CPUs of a new cluster; None: those that this process may use.
+
+    Raises:
+        ClusterError: The cluster cannot be reached, has no room for a run, no node that can train, or broke during
+            the sweep. Finished runs are kept.
+        PluginError: A plugin cannot be imported.
+        Exception: Whatever `on_event` raises.
+    """
+    todo = unfinished(runs, store)
+    if not todo and not (suggestions and suggestions.has_run()):
+        return
+    logs = store.root / "logs" / sweep_id
+    cluster = connected(address, logs / "ray.log", cpus, runtime_env=plugin_runtime_env(plugins))
+    with _scratch(store) as (scratch, token), cluster:
+        sweep = _RaySweep(
+            todo, store, resources, own_resources or {},
+            sweep_id=sweep_id, schedule=schedule, max_failed_runs=max_failed_runs, suggestions=suggestions,
+            on_event=on_event, on_note=on_note, stop=stop, scratch=scratch,
+        )  # fmt: skip
+        sweep.execute(token, tuple(plugins), logs)
+    for path in logs.glob("*.log"):
+        if not path.stat().st_size:
+            path.unlink()
+
+
+@contextlib.contextmanager
+def _scratch(store: Store) -> Iterator[tuple[str, str]]:
+    """A folder for Tune's files, and the name of a file in the store by which its processes recognise it."""
+    token = f"ray/{secrets.token_hex(8)}"
+    store.files.write(token, b"A sweep is running. Its workers check for this file to know that they see the store.\n")
+    scratch = tempfile.mkdtemp(prefix="cope-sweep-")
+    try:
+        yield scratch, token
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+        with contextlib.suppress(StoreError, OSError):
+            store.files.delete(token)
+        with contextlib.suppress(OSError):
+            (store.root / "ray").rmdir()
+
+
+# -- adapters to Tune --------------------------------------------------------------------------------------------------
+
+
+class _OfThisProcess:
+    """An object that Tune copies and pickles into a file. Copies are the object itself, and no file is ever read."""
+
+    substitute: Callable[[], Any]
+    """Makes what is pickled in its place."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self).substitute, ()
+
+
+class RunSearch(_OfThisProcess, Searcher):
+    """Gives Tune the configuration of the next trial."""
+
+    substitute = Searcher
+
+    def __init__(self, sweep: _RaySweep) -> None:
+        super().__init__(metric="step", mode="max")  # of no meaning here; Tune wants them
+        self.sweep = sweep
+
+    def suggest(self, trial_id: str) -> Any:
+        """The configuration of the next trial; None: none now."""
+        return self.FINISHED if self.sweep.ended.is_set() else self.sweep.next_trial(trial_id)
+
+    def on_trial_complete(self, trial_id: str, result: Mapping[str, Any] | None = None, error: bool = False) -> None:
+        """See `TrialEvents`."""
+
+    def save(self, checkpoint_path: str) -> None:
+        """Tune's state is never restored: what was trained is in the store."""
+
+    def restore(self, checkpoint_path: str) -> None:
+        """See `save`."""
+
+
+class TrialEvents(_OfThisProcess, tune.Callback):
+    """Passes on the results, ends and errors of trials, in Tune's thread."""
+
+    substitute = tune.Callback
+
+    def __init__(self, sweep: _RaySweep) -> None:
+        self.sweep = sweep
+
+    def on_trial_start(self, iteration: int, trials: Any, trial: Trial, **info: Any) -> None:
+        self.sweep.note_start(trial.trial_id)
+
+    def on_trial_result(self, iteration: int, trials: Any, trial: Trial, result: dict[str, Any], **info: Any) -> None:
+        self.sweep.note_result(trial.trial_id, result)
+
+    def on_trial_complete(self, iteration: int, trials: Any, trial: Trial, **info: Any) -> None:
+        self.sweep.note_end(trial.trial_id, trial.last_result, None)
+
+    def on_trial_error(self, iteration: int, trials: Any, trial: Trial, **info: Any) -> None:
+        error: Exception = RuntimeError("its process ended")
+        if trial.pickled_error_file:
+            with contextlib.suppress(Exception):  # an error need not be unpickled here
+                error = pickle.loads(Path(trial.pickled_error_file).read_bytes())  # noqa: S301 - Tune's own file
+        self.sweep.note_end(trial.trial_id, trial.last_result, error)
+
+
+class StopWithSweep(_OfThisProcess, tune.Stopper):
+    """Stops all trials after the sweep has ended for any reason."""
+
+    substitute = NoopStopper
+
+    def __init__(self, sweep_ended: threading.Event) -> None:
+        self.sweep_ended = sweep_ended
+
+    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
+        return False
+
+    def stop_all(self) -> bool:
+        return self.sweep_ended.is_set()
+
+
+# -- the sweep ---------------------------------------------------------------------------------------------------------
+
+
+State = Literal["waiting", "alive", "stopping", "elsewhere", "ended"]
+"""Of a run. `alive`: it has a trial. `stopping`: its trial has ended, and this process has not noted how.
+`elsewhere`: another sweep trains it."""
+
+
+@dataclass
+class _Run:
+    """A run of the sweep."""
+
+    spec: RunSpec
+    kind: Resources
+    """What it takes: runs of one kind use the same processes."""
+    state: State = "waiting"
+    deaths: int = 0
+    """How often its process died."""
+    errors: int = 0
+    """How often one of its ranks, of several, ended with an error."""
+    begun: bool = False
+    """Whether the process of its trial was heard of."""
+    node: str = ""
+    """The node of that process."""
+    step: int = 0
+    """The step of the last evaluation that was passed on."""
+    seen: Event | None = None
+    """Its last progress."""
+    first: tuple[float, int] | None = None
+    """Time and step when this attempt was seen first, for its speed."""
+
+
+@dataclass(frozen=True)
+class _End:
+    """The end of a trial."""
+
+    run: _Run
+    result: Mapping[str, Any]
+    """Its last result."""
+    error: Exception | None
+    at_s: float
+
+
+class _RaySweep:
+    """One sweep on a connected cluster.
+
+    Tune's thread asks for runs and tells results. Everything else is decided in the thread of the caller.
+    """
+
+    def __init__(
+        self,
+        runs: Sequence[RunSpec],
+        store: Store,
+        resources: Resources,
+        own: Mapping[str, Resources],
+        *,
+        sweep_id: str,
+        schedule: StoppingRule | None,
+        max_failed_runs: int | None,
+        suggestions: Suggestions | None,
+        on_event: Callable[[Event], None],
+        on_note: Callable[[str], None],
+        stop: threading.Event,
+        scratch: str,
+    ) -> None:
+        self.store, self.resources, self.own, self.sweep_id = store, resources, own, sweep_id
+        self.schedule, self.max_failed_runs, self.suggestions = schedule, max_failed_runs, suggestions
+        self.on_event, self.on_note, self.stop, self.scratch = on_event, on_note, stop, scratch
+        self.leases = LeaseHolder(store, sweep_id)
+        """For runs whose end this process records."""
+        self.runs: dict[str, _Run] = {}
+        self.states: dict[State, dict[str, _Run]] = {state: {} for state in get_args(State)}
+        """State → its runs, by id. The inner dictionaries are ordered sets."""
+        self.waiting: dict[Resources, deque[_Run]] = {}
+        """Kind → its runs without a trial, in order."""
+        self.alive: Counter[Resources] = Counter()
+        """Kind → number of its trials."""
+        self.trials: dict[str, _Run] = {}
+        """Trial → its run."""
+        self.failed: set[str] = set()
+        self.lock = threading.RLock()
+        """For what is above, which Tune's thread uses, too."""
+        self.nodes: dict[str, Node] = {}
+        self.needs: dict[Resources, Needs] = {}
+        self.refused: dict[Resources, str] = {}
+        """Kind for which there is no room → why."""
+        self.node_of: dict[str, str] = {}
+        """Process of trials (an actor's id) → its node."""
+        self.excluded: dict[str, str] = {}
+        """Node id → why the node cannot train."""
+        self.idle_deaths: Counter[str] = Counter()
+        """Node id, or "" where it is not known → deaths in a row of processes that had not begun a run."""
+        self.news: queue.SimpleQueue[Event | _End | Exception] = queue.SimpleQueue()
+        """Starts and ends of trials, and the error with which Tune gave up."""
+        self.open_ends: list[_End] = []
+        """Errors of processes whose node may be gone."""
+        self.ended = threading.Event()
+        """Set when the sweep has ended."""
+        self.tune: threading.Thread | None = None
+        self.index_actor: Any = None
+        self.head_lost = False
+        """Whether calls of Ray would block."""
+        for run in runs:
+            self._add(run)
+
+    def _add(self, spec: RunSpec) -> None:
+        kind = self.own.get(spec.run_id, self.resources).model_copy(update={"groups": self.resources.groups})
+        run = self.runs[spec.run_id] = _Run(spec, kind)
+        if kind not in self.needs and self.nodes:
+            self._note_kind(kind)
+        self._wait(run)
+
+    def _move(self, run: _Run, state: State) -> None:
+        with self.lock:
+            self.states[run.state].pop(run.spec.run_id, None)
+            run.state = state
+            self.states[state][run.spec.run_id] = run
+
+    def _wait(self, run: _Run, *, first: bool = False) -> None:
+        """Have a run wait for a trial."""
+        with self.lock:
+            self._move(run, "waiting")
+            waiting = self.waiting.setdefault(run.kind, deque())
+            (waiting.appendleft if first else waiting.append)(run)
+
+    # -- in Tune's thread ------------------------------------------------------------------------------------------
+
+    def next_trial(self, trial_id: str) -> dict[str, Any] | None:
+        """The configuration of a trial of the next run; None: none now."""
+        with self.lock:
+            if self._is_draining():
+                return None
+            run = self._next_waiting() or self._next_suggested()
+            if run is None:
+                return None
+            self._move(run, "alive")
+            run.begun, run.seen, run.first = False, None, None
+            self.alive[run.kind] += 1
+            self.trials[trial_id] = run
+            return {
+                "run_id": run.spec.run_id,
+                "run": run.spec.model_dump_json(),
+                "resources": run.kind,
+                "gpus": self.needs[run.kind].gpus,
+                "bundle": self.needs[run.kind].bundle,
+                "excluded": tuple(sorted(self.excluded)),
+                # What a run has reported before its process died was passed on.
+                "replay": self.schedule is not None and not run.step,
+            }
+
+    def _is_draining(self) -> bool:
+        """Whether no more runs are started."""
+        too_many = self.max_failed_runs is not None and len(self.failed) >= self.max_failed_runs
+        return too_many or self.stop.is_set()
+
+    def _next_waiting(self) -> _Run | None:
+        """The next run that waits: of the kind with the fewest trials, of several the larger one.
+
+        Runs of several workers come before all others, and no more of them have a trial than there is room for: Train
+        asks for the place of their workers when the trial has started, and would wait until no other run wants it.
+        """
+        kinds = [kind for kind, waiting in self.waiting.items() if waiting and kind not in self.refused]
+        if several := [kind for kind in kinds if kind.workers > 1]:
+            kinds = [kind for kind in several if self.alive[kind] < self._room(kind)]
+        if not kinds:
+            return None
+        kind = min(kinds, key=lambda kind: (self.alive[kind], [-amount for amount in self.needs[kind].size]))
+        return self.waiting[kind].popleft()
+
+    def _room(self, kind: Resources) -> int:
+        """How many runs of a kind the cluster holds, if nothing else uses it; at least one."""
+        needs = self.needs[kind]
+        return max(1, sum(needs.workers_on(node.resources) for node in self._usable()) // needs.workers)
+
+    def _next_suggested(self) -> _Run | None:
+        """The next run that the search suggests."""
+        if self.suggestions is None or any(self.waiting.values()):
+            return None
+        run_id = self.suggestions.next_run()
+        spec = None if run_id is None else self.suggestions.run(run_id)
+        if spec is None:
+            return None
+        self._add(spec)
+        return self._next_waiting()
+
+    def note_start(self, trial_id: str) -> None:
+        """The process of a trial has started, or is used again."""
+        run = self.trials[trial_id]
+        if run.kind.workers == 1:  # else its workers have still to start
+            self.news.put(Event(run.spec.run_id, "running", steps=run.spec.train.steps))
+
+    def note_result(self, trial_id: str, result: Mapping[str, Any]) -> None:
+        """A trial has reported something."""
+        event: Event | None = result["event"]
+        with self.lock:
+            run = self.trials[trial_id]
+            run.begun = run.begun or "problem" not in result
+            self.node_of[result["actor"]] = run.node = result["node"]
+            for node in (run.node, ""):
+                self.idle_deaths.pop(node, None)
+            if event is None or result["outcome"] != "evaluated" or event.step <= run.step:
+                return
+            run.step = event.step
+        if self.suggestions is not None and self.suggestions.metric in event.metrics:
+            self.suggestions.report(event.run_id, event.step, event.metrics[self.suggestions.metric])
+
+    def note_end(self, trial_id: str, result: Mapping[str, Any], error: Exception | None) -> None:
+        """A trial has ended, with this last result."""
+        with self.lock:
+            run = self.trials.pop(trial_id)
+            self.alive[run.kind] -= 1
+            self._move(run, "stopping")  # until this process has decided
+        event: Event | None = result.get("event")
+        if event is not None and event.status == "failed":
+            self.failed.add(run.spec.run_id)  # at once, so that no other run is started
+        is_stopped = error is None and result.get("outcome") in ("begun", "evaluated")
+        if self.suggestions is not None and event is not None and not self.ended.is_set():
+            value = event.metrics.get(self.suggestions.metric)
+            if is_stopped:
+                self.suggestions.end(event.run_id, "stopped", value)
+            elif result["outcome"] == "ended":
+                self.suggestions.end(event.run_id, event.status, value)
+        self.news.put(_End(run, result, error, time.monotonic()))
+
+    # -- in the caller's thread ------------------------------------------------------------------------------------
+
+    def execute(self, token: str, plugins: tuple[str, ...], logs: Path) -> None:
+        """Train the runs. `token` is the name of a file in the store, `logs` the folder of logs."""
+        try:
+            self._start(token, plugins)
+            self._follow(logs)
+        except BaseException:
+            # Ctrl-C, an error in `on_event`, or a cluster that is lost. Runs in training can still write their states,
+            # unless they were given that time before.
+            if not self.stop.is_set():
+                self.stop.set()
+                self._stop_runs()
+                until = time.monotonic() + INTERRUPT_TIMEOUT_S
+                while self._any_training() and time.monotonic() < until:
+                    time.sleep(NEWS_WAIT_S)
+            raise
+        finally:
+            self.ended.set()
+            # A thread that is inside of Ray while Ray shuts down would end this process.
+            if self.tune is not None and not self.head_lost:
+                self.tune.join(TUNE_TIMEOUT_S)
+            self.leases.close()
+
+    def _start(self, token: str, plugins: tuple[str, ...]) -> None:
+        self._look_at_cluster()
+        actor = None
+        if self.store.index.database.is_sqlite:
+            # On this node, where the file is. Ray restarts it; its callers try again.
+            this_node = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+            actor = f"cope-sweep-index-{secrets.token_hex(8)}"
+            self.index_actor = (
+                ray.remote(IndexActor)
+                .options(name=actor, num_cpus=0, max_restarts=-1, max_concurrency=8, scheduling_strategy=this_node)
+                .remote(self.store.location, self.store.index_url)
+            )
+        context = SweepContext(
+            self.sweep_id, self.store.location, token, None if actor else self.store.index_url, actor, plugins,
+            str(self.schedule),
+        )  # fmt: skip
+        metrics = [each.metric for each in (self.schedule, self.suggestions) if each is not None]
+        groups = self.resources.groups
+        tuner = tune.Tuner(
+            RunTrial,
+            param_space={"sweep": context, "metrics": metrics},
+            tune_config=tune.TuneConfig(
+                num_samples=-1,  # until the search ends
+                search_alg=RunSearch(self),
+                reuse_actors=True,
+                scheduler=None if self.schedule is None else scheduler_of(self.schedule),
+                max_concurrent_trials=None if groups == "auto" else groups,
+                trial_name_creator=lambda trial: str(trial.config["run_id"]),
+                trial_dirname_creator=lambda trial: f"{trial.config['run_id']}-{trial.trial_id}",
+            ),
+            run_config=tune.RunConfig(
+                name="trials",
+                storage_path=self.scratch,
+                stop=StopWithSweep(self.ended),
+                callbacks=[TrialEvents(self)],
+                checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
+                verbose=0,
+            ),
+        )
+
+        def fit() -> None:
+            try:
+                tuner.fit()
+            except Exception as error:
+                self.news.put(error)
+
+        self.tune = threading.Thread(target=fit, name="tune", daemon=True)
+        self.tune.start()
+
+    def _follow(self, logs: Path) -> None:
+        """Pass on events until the sweep has ended, or was stopped and its runs are interrupted."""
+        looked_s = time.monotonic()
+        deadline_s: float | None = None
+        while not self._is_over():
+            with contextlib.suppress(queue.Empty):
+                news = self.news.get(timeout=NEWS_WAIT_S)
+                if isinstance(news, Exception):
+                    raise ClusterError(f"Ray Tune gave up: {news}; its log: {logs / 'ray.log'}") from news
+                if isinstance(news, Event):
+                    self.on_event(news)
+                else:
+                    self._handle_end(news)
+            if self.suggestions is not None:
+                if self._is_draining():
+                    self.suggestions.stop()
+                self.suggestions.publish()
+            now_s = time.monotonic()
+            if self.stop.is_set() and deadline_s is None:
+                deadline_s = now_s + INTERRUPT_TIMEOUT_S
+                self._stop_runs()
+            if now_s - looked_s >= LOOK_INTERVAL_S:
+                looked_s = now_s
+                self._look_at_cluster()
+                with contextlib.suppress(IndexUnavailable):
+                    self._look_at_runs()
+                if deadline_s is not None and (now_s > deadline_s or not self._any_training()) and self.news.empty():
+                    break
+        for state in ("alive", "stopping"):  # those that did not answer in time
+            for run in list(self.states[state].values()):
+                if run.begun:
+                    self._end(run, final_event(run.spec, self.store))
+
+    def _is_over(self) -> bool:
+        with self.lock:
+            states = self.states
+            if states["alive"] or states["stopping"]:
+                return False
+            more = states["waiting"] or states["elsewhere"] or (self.suggestions is not None and self.suggestions.left)
+            return self._is_draining() or not more
+
+    # -- ends of trials --------------------------------------------------------------------------------------------
+
+    def _handle_end(self, end: _End) -> None:
+        run, event = end.run, end.result.get("event")
+        match end.result.get("outcome"):
+            case "elsewhere":
+                self._move(run, "elsewhere")
+            case "ended" if event is not None:
+                if event.status == "interrupted" and not self.stop.is_set():
+                    self._wait(run, first=True)  # its process was asked to leave its node
+                else:
+                    self._end(run, event)
+            case _ if end.error is not None:
+                self._handle_error(end, end.error)
+
+    def _end(self, run: _Run, event: Event) -> None:
+        """A run has ended with this event."""
+        self._move(run, "ended")
+        if event.status == "failed":
+            self.failed.add(run.spec.run_id)
+        self.on_event(event)
+
+    def _handle_error(self, end: _End, error: Exception) -> None:
+        """Start a run again whose process ended with an error, or record that it failed.
+
+        Tune's `FailureConfig` cannot do this: it starts a trial again with the resources that it was created with, so
+        also on a node that cannot train, and it counts a process that was asked to leave its node.
+
+        The first error that a rank of several raises does not count: it may be the effect of another rank's death.
+        """
+        run, cause = end.run, getattr(error, "cause", None) or error
+        if "problem" in end.result:
+            self._exclude(str(end.result["node"]), str(end.result["problem"]))
+            self._wait(run, first=True)
+            return
+        process = str(getattr(error, "actor_id", None))
+        node = self.node_of.get(process, run.node if run.begun else "")
+        is_gone = bool(node) and node not in self.nodes
+        maybe_alive = isinstance(error, ray.exceptions.ActorUnavailableError) and not is_gone
+        if maybe_alive and time.monotonic() - end.at_s < NODE_TIMEOUT_S:
+            self.open_ends.append(end)
+            return
+        reason = str(cause).strip() or type(cause).__name__
+        if is_gone or getattr(cause, "preempted", False) or isinstance(cause, PreemptionError):
+            self._wait(run, first=True)
+            return
+        if not node:  # nothing was heard of that process
+            node = node_of_process(process)
+            self.idle_deaths[node] += 1
+            if self.idle_deaths[node] >= MAX_IDLE_DEATHS:
+                self._exclude(node, f"its processes end before they train anything: {' '.join(reason.split())}")
+            self._wait(run, first=True)
+            return
+        failures = cause.worker_failures.values() if isinstance(cause, WorkerGroupError) else [cause]
+        is_death = any(isinstance(each, ray.exceptions.RayError) for each in failures)
+        run.deaths += is_death
+        run.errors += not is_death
+        if run.deaths > self.resources.max_failures or run.errors > 1:
+            text = " ".join(reason.split())
+            self._fail(run, f"its process died {run.deaths} times: {text}" if is_death else text, reason, not is_death)
+        else:
+            self._wait(run, first=True)
+
+    def _fail(self, run: _Run, message: str, details: str, keep_recorded: bool = False) -> None:
+        """Record that a run failed, in place of its process."""
+        lease = self.leases.acquire(run.spec)
+        if isinstance(lease, Refusal):
+            self._move(run, "elsewhere")  # what became of it is seen there
+            return
+        record_failure(run.spec, self.store, message, details, keep_recorded)
+        self.leases.end(run.spec.run_id)
+        self._end(run, final_event(run.spec, self.store))
+
+    # -- the cluster -----------------------------------------------------------------------------------------------
+
+    def _look_at_cluster(self) -> None:
+        """Notice nodes that come and go, and refuse kinds of runs that no node has room for.
+
+        Raises:
+            ClusterError: No node is left that can train, or none has room for any run.
+            ClusterLost: The cluster's head is gone.
+        """
+        try:
+            check_head()
+        except ClusterLost:
+            self.head_lost = True
+            raise
+        with self.lock:
+            self.nodes = nodes()
+            for kind in list(self.waiting):
+                self._note_kind(kind)
+            ends, self.open_ends = self.open_ends, []
+        for end in ends:
+            if end.error is not None:
+                self._handle_error(end, end.error)
+        self._refuse_misfits()
+
+    def _note_kind(self, kind: Resources) -> None:
+        """Find out what runs of a kind take, and whether there can be room for one."""
+        self.needs[kind] = needs_of(kind, self.nodes)
+        reason = self.needs[kind].misfit([node.resources for node in self._usable()])
+        if reason is None or (self.resources.groups != "auto" and not self.excluded):
+            self.refused.pop(kind, None)  # with a fixed number, runs wait for nodes that an autoscaler adds
+        elif self.excluded:
+            self.refused[kind] = f"no node is left that can train: {'; '.join(dict.fromkeys(self.excluded.values()))}"
+        else:
+            self.refused[kind] = f"{reason}; lower its resources, or use a larger cluster"
+
+    def _usable(self) -> list[Node]:
+        """The nodes that can train."""
+        if "" in self.excluded:  # processes die, and it is not known where
+            return []
+        return [node for node_id, node in self.nodes.items() if node_id not in self.excluded]
+
+    def _refuse_misfits(self) -> None:
+        with self.lock:
+            wanted = [kind for kind, waiting in self.waiting.items() if waiting]
+            misfits = [kind for kind in wanted if kind in self.refused]
+        if not misfits:
+            return
+        if len(misfits) == len(wanted) and not any(run.begun for run in self.states["alive"].values()):
+            if self.excluded:
+                raise ClusterError(self.refused[misfits[0]])
+            if not self.states["ended"]:
+                raise no_room(self.needs[misfits[0]], self.nodes)
+        for kind in misfits:
+            with self.lock:
+                waiting, self.waiting[kind] = self.waiting[kind], deque()
+            self.on_note(f"runs that take {kind.shape} fail: {self.refused[kind]}")
+            for run in waiting:
+                self._fail(run, self.refused[kind], self.refused[kind])
+
+    def _exclude(self, node_id: str, reason: str) -> None:
+        """Have later trials avoid a node."""
+        if node_id in self.excluded:
+            return
+        with self.lock:
+            self.excluded[node_id] = reason
+        address = self.nodes[node_id].address if node_id in self.nodes else node_id[:8] or "unknown"
+        self.on_note(f"node {address} is left out: {reason}")
+        with contextlib.suppress(StoreError):  # a number for the monitoring: the sweep goes on without it
+            note_left_out(self.store.index, self.sweep_id, len(self.excluded))
+
+    # -- the index -------------------------------------------------------------------------------------------------
+
+    def _stop_runs(self) -> None:
+        """Ask the runs in training to write their states and end."""
+        with contextlib.suppress(StoreError):
+            self.store.index.request_stop(self.sweep_id)
+
+    def _any_training(self) -> bool:
+        """Whether a process of this sweep still trains a run."""
+        run_ids = [*self.states["alive"], *self.states["stopping"]]
+        try:
+            return "running" in self.store.index.statuses(run_ids).values()
+        except StoreError:
+            return True
+
+    def _look_at_runs(self) -> None:
+        """Pass on the progress of runs in training, and the ends of those that were stopped or trained elsewhere."""
+        alive, stopping, elsewhere = (dict(self.states[name]) for name in ("alive", "stopping", "elsewhere"))
+        records = self.store.index.records([*alive, *stopping, *elsewhere])
+        for run_id, run in alive.items():
+            if run_id in records and records[run_id].status == "running":
+                self._pass_progress(run, records[run_id])
+        waiting_for_decision = {end.run.spec.run_id for end in self.open_ends}
+        for run_id, run in {**stopping, **elsewhere}.items():
+            status = records[run_id].status if run_id in records else "pending"
+            if status == "running" or run_id in waiting_for_decision or run.state not in ("stopping", "elsewhere"):
+                continue
+            if status in ("finished", "failed", "stopped"):
+                self._end(run, final_event(run.spec, self.store))
+            elif run_id in elsewhere:
+                self._wait(run, first=True)  # the other sweep gave it up
+
+    def _pass_progress(self, run: _Run, record: RunRecord) -> None:
+        now_s = time.monotonic()
+        if run.first is None or record.step < run.first[1]:
+            run.first = (now_s, record.step)
+        elapsed_s, steps = now_s - run.first[0], record.step - run.first[1]
+        event = Event(
+            record.run_id, "running", record.step, run.spec.train.steps, record.metrics,
+            steps_per_s=steps / elapsed_s if steps and elapsed_s else None, worker_id=record.worker_id or "",
+        )  # fmt: skip
+        if run.seen is None or (event.step, event.worker_id) != (run.seen.step, run.seen.worker_id):
+            run.seen = event
+            self.on_event(event)

@@ -1,0 +1,540 @@
+"""What Ray Tune schedules: a trial, which trains one run. Its process trains the next run of equal resources, too.
+
+`RunTrial` is a class trainable: `step` hands on the next evaluation of a thread that trains, and `reset_config` and
+`cleanup` ask the run to end and wait until it has written its state. (In a function trainable that Tune stops, the
+function stays blocked in `tune.report` while the process is used for the next trial.)
+
+Every run is one `TorchTrainer(train_loop).fit()`. With one worker this is Train's local mode, in the trial's process.
+With several, Train starts a worker group in a placement group of its own; the trial itself then asks for no CPU.
+
+A trial leases its run in the index, renews the lease, and sees requests to stop with it. A SQLite index is a file of
+the driver's machine: trials use it through the methods of one small actor there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import platform
+import queue
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TextIO, cast
+
+import ray
+from ray import tune
+from ray.train import UserCallback, WorkerGroupError
+from ray.util.queue import Queue
+
+from cope_sweep.registry import PluginError, load_plugins
+from cope_sweep.spec import Resources, RunSpec
+from cope_sweep.store import Event, LeaseHolder, Refusal, Store, StoreError
+from cope_sweep.store.index import Index, IndexUnavailable, Lease
+from cope_sweep.sweep.executor import RunEnd, evaluations_of, refused, train_leased, worker_id
+from cope_sweep.sweep.parents import Parents
+
+if TYPE_CHECKING:
+    from cope_sweep.train import StopRequest
+
+NODE_LABEL = "ray.io/node-id"
+TRIAL_BYTES = 200_000_000
+"""Memory of the process of a trial whose workers Train starts. Asking for it spreads such trials over the nodes."""
+STORE_VISIBLE_TIMEOUT_S = 5.0
+"""How long a shared disk may take to show a file to another node."""
+INDEX_TIMEOUT_S = 60.0
+"""For the actor to answer. It takes a millisecond, and seconds while its process starts."""
+WATCHDOG_INTERVAL_S = 1.0
+"""Time between two starts of the watchdog's timer."""
+
+
+# -- the index of the driver's machine ---------------------------------------------------------------------------------
+
+
+class IndexActor:
+    """Offers the methods of the index to the processes of other machines. Ray restarts it where it dies."""
+
+    def __init__(self, location: str, url: str) -> None:
+        self.index = Store(location, index=url).index
+
+    def call(self, method: str, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        """The result of a method of the index. Raises what it raises."""
+        return getattr(self.index, method)(*arguments, **named)
+
+
+class RemoteIndex:
+    """The index, through an `IndexActor`. It has the methods of an `Index`, and raises what they raise."""
+
+    def __init__(self, actor: str) -> None:
+        self._actor = ray.get_actor(actor)
+
+    def __getattr__(self, method: str) -> Callable[..., Any]:
+        def call(*arguments: Any, **named: Any) -> Any:
+            try:
+                return ray.get(self._actor.call.remote(method, arguments, named), timeout=INDEX_TIMEOUT_S)
+            except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError) as error:
+                raise IndexUnavailable(f"the index of the driver's machine does not answer: {error}") from error
+
+        return call
+
+
+# -- a process that trains ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SweepContext:
+    """What the processes of a sweep need to know: plain data."""
+
+    sweep_id: str
+    location: str
+    """The store: its folder, or its URL."""
+    token: str
+    """The name of a file that the driver wrote to the store. A process that sees it uses the same store."""
+    index_url: str | None
+    """The index's database; None: `index_actor` has it."""
+    index_actor: str | None
+    plugins: tuple[str, ...] = ()
+    """Modules to import before a run is received."""
+    rule: str = ""
+    """What the scheduler is called in reasons."""
+
+
+class NodeProblem(Exception):
+    """The node cannot train: it does not see the store, has no working GPU, lacks a plugin, …"""
+
+    def __init__(self, node_id: str, reason: str) -> None:
+        super().__init__(node_id, reason)
+        self.node_id, self.reason = node_id, reason
+
+
+class Process:
+    """What a process that trains has open. Made once for each process, and used for one run after another."""
+
+    def __init__(self, sweep: SweepContext, *, gpus: float) -> None:
+        """Open the store and the index, import the plugins and try the GPU.
+
+        Raises:
+            NodeProblem: This node cannot train.
+        """
+        self.sweep = sweep
+        try:
+            self.store = _visible_store(sweep)
+            self.log = _redirect_output(self.store.root / "logs" / sweep.sweep_id)
+            load_plugins(sweep.plugins)
+            _check_device(gpus)
+        except (StoreError, PluginError, OSError, RuntimeError) as error:
+            raise NodeProblem(node_id(), f"node {platform.node()}: {error}") from error
+        self.leases = LeaseHolder(self.store, sweep.sweep_id)
+        self.parents = Parents(self.store)
+        self.preempted = threading.Event()
+        """Set when the process was asked to leave its node."""
+        self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._calls_thread = threading.Thread(target=self._call_all, name="training", daemon=True)
+
+    def start(self, call: Callable[[], None]) -> threading.Event:
+        """Have the training thread call `call`; an event that is set when it has returned.
+
+        It is one thread for all runs: torch keeps a pool of threads for each thread that it computes in.
+        """
+        if not self._calls_thread.is_alive():
+            self._calls_thread.start()
+        done = threading.Event()
+
+        def call_and_tell() -> None:
+            try:
+                call()
+            finally:
+                done.set()
+
+        self._calls.put(call_and_tell)
+        return done
+
+    def _call_all(self) -> None:
+        while True:
+            self._calls.get()()
+
+    def close(self) -> None:
+        """Give back all leases."""
+        self.leases.close()
+
+
+def node_id() -> str:
+    """The id of this node."""
+    return str(ray.get_runtime_context().get_node_id())
+
+
+def _visible_store(sweep: SweepContext) -> Store:
+    """The store of the sweep. Raises StoreError where it is not to be seen here."""
+    store = Store(sweep.location, index=sweep.index_url)
+    if sweep.index_actor is not None:
+        store.__dict__["index"] = cast(Index, RemoteIndex(sweep.index_actor))  # in place of the cached property
+    until = time.monotonic() + STORE_VISIBLE_TIMEOUT_S
+    while True:
+        reason = ""
+        try:
+            if store.files.read(sweep.token) is not None:
+                return store
+        except StoreError as error:
+            reason = f" ({error})"
+        if time.monotonic() > until:
+            raise StoreError(
+                f"cannot see the store {sweep.location}{reason}: use a folder that all nodes share or an object "
+                "store, with --store or COPE_SWEEP_STORE"
+            )
+        time.sleep(0.2)
+
+
+def _check_device(gpus: float) -> None:
+    """Raise RuntimeError if Ray gave this process a GPU that does not work."""
+    if gpus:
+        import torch
+
+        if not torch.cuda.is_available():
+            raise RuntimeError("Ray gave this process a GPU, but torch sees no CUDA device; look at nvidia-smi there")
+        torch.ones(8, device="cuda").sum().item()
+
+
+def _broken_device() -> str:
+    """Why CUDA is in an error state, in which every later run of this process would fail; "" if it is not."""
+    import torch
+
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError as error:
+        return f"the CUDA device is in an error state: {error}"
+    return ""
+
+
+def _redirect_output(folder: Path) -> TextIO:
+    """Append what this process prints, including crashes of native code, to a file that outlives the cluster."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = (folder / f"{worker_id().replace(':', '-')}.log").open("a")
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.dup2(file.fileno(), 1)
+    os.dup2(file.fileno(), 2)
+    faulthandler.enable(file=file, all_threads=False)
+    return file
+
+
+class Watchdog:
+    """Ends this process where a run makes no step for too long, after it has written all stacks to the log.
+
+    The timer is one of the C library: it also ends a process in which no Python code gets to run.
+    """
+
+    def __init__(self, timeout_s: float | None, log: TextIO) -> None:
+        self.timeout_s, self.log = timeout_s, log
+        self._step, self._started_s = -1, float("-inf")
+        self.note_step(0)
+
+    def note_step(self, step: int) -> None:
+        """The run has made `step` steps."""
+        now_s = time.monotonic()
+        if self.timeout_s is None or step == self._step or now_s - self._started_s < WATCHDOG_INTERVAL_S:
+            return
+        self._step, self._started_s = step, now_s
+        faulthandler.dump_traceback_later(self.timeout_s, exit=True, file=self.log)
+
+    def close(self) -> None:
+        """The run has ended."""
+        if self.timeout_s is not None:
+            faulthandler.cancel_dump_traceback_later()
+
+
+# -- the function that Train calls -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Task:
+    """A run that has to be trained."""
+
+    sweep: SweepContext
+    run: str
+    """As JSON: it is read after the plugins were imported, which may define its types."""
+    resources: Resources
+    gpus: float
+    """GPUs of each worker."""
+    replay: bool
+    """Whether evaluations that the run made in earlier attempts are reported first."""
+
+
+def train_loop(config: dict[str, Any]) -> RunEnd:
+    """Train a run as one of the workers of a `TorchTrainer`, and report its evaluations by `ray.train.report`.
+
+    `config` has the Task, and with one worker, which is the trial's own process, also what that has open:
+
+        process   a Process
+        deliver   called with each evaluation; with several workers a callback of Train's controller does this
+        request   returns why the scheduler has ended the run; None: it has not
+
+    The model is not wrapped by `prepare_model`, and gradients are summed by the trainer over *sequences*, so that a run
+    has the same result with any number of workers (up to rounding), which is part of its definition.
+
+    Raises:
+        NodeProblem: This node cannot train.
+    """
+    from ray.train.collective import broadcast_from_rank_zero
+
+    from cope_sweep.train import Runtime, train_run
+
+    context = ray.train.get_context()
+    rank, workers = context.get_world_rank(), context.get_world_size()
+    task: Task = config["task"]
+    process: Process = config.get("process") or Process(task.sweep, gpus=task.gpus)
+    run = RunSpec.model_validate_json(task.run)
+    runtime = Runtime.of(task.resources, worker_id=worker_id(), rank=rank, world_size=workers)
+    lease: Lease | Refusal | None = None
+    parent_id: str | None = None
+    replayed: list[Event] = []
+    if rank == 0:
+        lease = process.leases.acquire(run)
+        parent_id = process.leases.waiting(lambda: process.parents.of(run))
+        replayed = evaluations_of(run, process.store) if task.replay else []
+    decision = (not isinstance(lease, Refusal), parent_id, len(replayed))
+    may_train, parent_id, replays = broadcast_from_rank_zero(decision)
+    elsewhere = RunEnd(Event(run.run_id, "pending"), elsewhere=True)
+    if isinstance(lease, Refusal):
+        return refused(run, process.store, lease)
+    if not may_train:
+        return elsewhere
+    watchdog = Watchdog(task.resources.step_timeout_s, process.log)
+
+    def report(event: Event) -> None:
+        ray.train.report({"event": event})  # every rank has to call it
+        if "deliver" in config:
+            config["deliver"](event)
+
+    def on_event(event: Event) -> None:
+        watchdog.note_step(event.step)
+        if event.evaluated and event.status == "running":
+            report(event)
+
+    reason: str | None = None
+
+    def should_stop() -> StopRequest | None:
+        nonlocal reason
+        reason = config["request"]() if "request" in config else process.leases.stop_reason(run.run_id)
+        if reason is not None:
+            return "stopped"
+        return "interrupted" if process.preempted.is_set() else None
+
+    try:
+        for number in range(replays):
+            report(replayed[number] if rank == 0 else elsewhere.event)
+        if lease is None:
+            train_run(run, process.store, runtime, parent_id=parent_id, on_event=on_event)
+            return elsewhere
+        return train_leased(
+            run, process.store, runtime, process.leases, lease,
+            parent_id=parent_id, on_event=on_event, should_stop=should_stop, stop_reason=lambda: reason or "",
+        )  # fmt: skip
+    finally:
+        watchdog.close()
+        if "process" not in config:
+            process.close()
+
+
+class _ToTrial(UserCallback):
+    """Hands on, in the process of Train's controller, what the workers report to the trial that started them."""
+
+    def __init__(self, evaluations: Queue) -> None:
+        self.evaluations = evaluations
+
+    def after_report(self, run_context: Any, metrics: list[dict[str, Any]], checkpoint: Any) -> None:
+        self.evaluations.put(metrics[0]["event"])
+
+
+# -- the trial ---------------------------------------------------------------------------------------------------------
+
+Outcome = Literal["begun", "evaluated", "ended", "elsewhere"]
+"""What a result of a trial says. `elsewhere`: another sweep trains the run."""
+
+
+class RunTrial(tune.Trainable):
+    """A trial: one run.
+
+    The keys of its configuration are `sweep` (a SweepContext), `run` (the run as JSON), `resources`, `gpus` and
+    `bundle` (what a worker takes), `excluded` (ids of nodes that cannot train), and `replay`.
+
+    A result has `step`, `outcome`, `event`, `actor`, `node`, the metrics of an evaluation that the sweep needs, and
+    `leaves`. That says why this process has to end; the next call of `step` ends it. `problem`: its node cannot train.
+    """
+
+    process: Process | None = None
+    current: _Attempt | None = None
+    leaves = ""
+    shown = False
+    """Whether the driver knows where this process is."""
+
+    @classmethod
+    def default_resource_request(cls, config: dict[str, Any]) -> tune.PlacementGroupFactory:
+        several = config["resources"].workers > 1
+        where = {NODE_LABEL: f"!in({','.join(config['excluded'])})"} if config["excluded"] else {}
+        options: dict[str, Any] = {"bundle_label_selector": [where]} if where else {}
+        return tune.PlacementGroupFactory([{"memory": TRIAL_BYTES} if several else config["bundle"]], **options)
+
+    def setup(self, config: dict[str, Any]) -> None:
+        # Nothing is opened before the first step: Tune also starts processes that it ends unused.
+        self.trial = config
+
+    def reset_config(self, config: dict[str, Any]) -> bool:
+        self._end_current()
+        self.trial = config
+        return True
+
+    def cleanup(self) -> None:
+        self._end_current()
+        if self.process is not None:
+            self.process.close()
+
+    def step(self) -> dict[str, Any]:
+        if self.leaves:
+            raise SystemExit(self.leaves)
+        try:
+            if self.current is None:
+                if self.process is None:
+                    self.process = Process(self.trial["sweep"], gpus=self._local_gpus())
+                    signal.signal(signal.SIGTERM, lambda signum, frame: self._leave_node())
+                self.current = _Attempt(self.process, self.trial)
+            if not self.shown:
+                return self._result("begun", Event(self.current.run_id, "pending"))
+            return self._next_result(self.current)
+        except NodeProblem as problem:
+            self.leaves = problem.reason
+            return self._result("begun", None, problem=problem.reason, node=problem.node_id)
+
+    def _next_result(self, attempt: _Attempt) -> dict[str, Any]:
+        message = attempt.messages.get()
+        if isinstance(message, Exception):
+            raise message
+        if isinstance(message, Event):
+            return self._result("evaluated", message)
+        self.current = None
+        self.leaves = attempt.broken
+        if self.process is not None and self.process.preempted.is_set():
+            self.leaves = "it was asked to leave its node"
+        return self._result("elsewhere" if message.elsewhere else "ended", message.event)
+
+    def _result(self, outcome: Outcome, event: Event | None, **others: str) -> dict[str, Any]:
+        self.shown = True
+        # Tune keeps statistics of every number for every trial, so it gets only what it needs.
+        wanted = self.trial["metrics"]
+        known = {name: value for name, value in (event.metrics if event else {}).items() if name in wanted}
+        return {
+            "step": event.step if event else 0,
+            "outcome": outcome,
+            "event": event,
+            "leaves": self.leaves,
+            "actor": ray.get_runtime_context().get_actor_id(),
+            "node": node_id(),
+            "done": outcome in ("ended", "elsewhere") and not self.leaves,
+            **known,
+            **others,
+        }
+
+    def _local_gpus(self) -> float:
+        """The GPUs of this process. Where Train starts the workers, it has none."""
+        return float(self.trial["gpus"]) if self.trial["resources"].workers == 1 else 0.0
+
+    def _leave_node(self) -> None:
+        if self.process is not None:
+            self.process.preempted.set()
+
+    def _end_current(self) -> None:
+        """End the run that Tune gives no more time, and wait until it has written its state."""
+        attempt, self.current = self.current, None
+        if attempt is not None:
+            attempt.end()
+
+
+class _Attempt:
+    """A run in training, in a thread, so that Tune can ask for its evaluations."""
+
+    def __init__(self, process: Process, trial: Mapping[str, Any]) -> None:
+        self.process, self.trial = process, trial
+        self.workers: int = trial["resources"].workers
+        self.messages: queue.SimpleQueue[Event | RunEnd | Exception] = queue.SimpleQueue()
+        """Evaluations, then the end."""
+        self.broken = ""
+        """Why the process cannot train another run."""
+        self.step = 0
+        self.request: str | None = None
+        self.run_id: str = trial["run_id"]
+        self.done = process.start(self._train)
+
+    def _train(self) -> None:
+        """Call Train, and put what comes of it into `messages`."""
+        try:
+            end = self._fit()
+            if end.event.status == "failed" and self.trial["gpus"] and self.workers == 1:
+                self.broken = _broken_device()
+            self.messages.put(end)
+        except Exception as error:  # `step` raises it
+            self.messages.put(error)
+
+    def _fit(self) -> RunEnd:
+        # Type checkers see the former version of Ray Train, which has the same names.
+        import ray.train as ray_train
+        import ray.train.torch as ray_train_torch
+
+        RunConfig: Any = ray_train.RunConfig
+        ScalingConfig: Any = ray_train.ScalingConfig
+        TorchTrainer: Any = ray_train_torch.TorchTrainer
+        trial = self.trial
+        task = Task(trial["sweep"], trial["run"], trial["resources"], trial["gpus"], trial["replay"])
+        config: dict[str, Any] = {"task": task}
+        if self.workers == 1:
+            config |= {"process": self.process, "deliver": self._deliver, "request": lambda: self.request}
+            scaling = ScalingConfig(num_workers=0, use_gpu=trial["gpus"] > 0)
+            trainer = TorchTrainer(train_loop, train_loop_config=config, scaling_config=scaling)
+            return cast(RunEnd, trainer.fit().return_value)
+        evaluations = Queue(actor_options={"num_cpus": 0})
+        threading.Thread(target=self._deliver_from, args=(evaluations,), name="evaluations", daemon=True).start()
+        where = {NODE_LABEL: f"!in({','.join(trial['excluded'])})"} if trial["excluded"] else None
+        with tempfile.TemporaryDirectory(prefix="cope-sweep-train-") as scratch:
+            trainer = TorchTrainer(
+                train_loop,
+                train_loop_config=config,
+                scaling_config=ScalingConfig(
+                    num_workers=self.workers,
+                    use_gpu=trial["gpus"] > 0,
+                    resources_per_worker=trial["bundle"],
+                    label_selector=where,
+                ),
+                run_config=RunConfig(name=self.run_id, storage_path=scratch, callbacks=[_ToTrial(evaluations)]),
+            )
+            try:
+                return cast(RunEnd, trainer.fit().return_value)
+            except WorkerGroupError as error:
+                causes = [getattr(each, "cause", each) for each in error.worker_failures.values()]
+                raise next((each for each in causes if isinstance(each, NodeProblem)), error) from None
+            finally:
+                evaluations.shutdown(force=True)
+
+    def _deliver(self, event: Event) -> None:
+        self.step = event.step
+        self.messages.put(event)
+
+    def _deliver_from(self, evaluations: Queue) -> None:
+        with contextlib.suppress(ray.exceptions.RayError):
+            while True:
+                self._deliver(evaluations.get())
+
+    def end(self) -> None:
+        """Ask the run to end, and wait until it has written its state. It is interrupted where the sweep ends, else the
+        scheduler has stopped it.
+        """
+        leases = self.process.leases
+        with contextlib.suppress(StoreError):
+            if "" not in self.process.store.index.stops(leases.sweep_id):
+                self.request = f"stopped by {self.trial['sweep'].rule} at step {self.step}"
+                if self.workers > 1:  # rank 0 is another process
+                    self.process.store.index.request_stop(leases.sweep_id, self.run_id, self.request)
+        self.done.wait()
