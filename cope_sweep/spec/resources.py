@@ -14,15 +14,15 @@ class Resources(Frozen):
     """What a sweep may use, and how it computes. These settings do not change which runs it trains."""
 
     groups: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
-        default="auto", description="Worker groups that train in parallel; auto: as many as the cluster has room for."
+        default="auto", description="Runs that are trained at the same time; auto: as many as the cluster has room for."
     )
     workers: Annotated[int, Field(ge=1)] = Field(
-        default=1, description="Ray Train workers in a group; several workers train one run data-parallel."
+        default=1, description="Ray Train workers of a run; several train it data-parallel."
     )
     cpus: Annotated[int, Field(ge=1)] = Field(default=1, description="CPU cores (and torch threads) per worker.")
     gpus: Annotated[float, Field(ge=0)] | Literal["auto"] = Field(
         default="auto",
-        description="GPUs per worker; auto: one if the cluster has any. 0.25: four groups of one worker share a GPU.",
+        description="GPUs per worker; auto: one if the cluster has any. 0.25: four runs of one worker share a GPU.",
     )
     device: Literal["auto", "cpu", "cuda"] = Field(
         default="auto", description="auto: CUDA if the worker has it, else the CPU."
@@ -50,7 +50,7 @@ class Resources(Frozen):
     )
     shard: Literal["off", "optimizer"] = Field(
         default="off",
-        description="optimizer: the workers of a group divide the optimiser's state among them (ZeRO stage 1), which "
+        description="optimizer: the workers of a run divide the optimiser's state among them (ZeRO stage 1), which "
         "needs less memory and gives the same numbers. off: each worker has all of it.",
     )
     checkpoint_every_s: Annotated[float, Field(gt=0)] = Field(
@@ -63,11 +63,11 @@ class Resources(Frozen):
         "that a longer run can continue them. `cope-sweep prune` deletes it.",
     )
     max_failures: Annotated[int, Field(ge=0)] = Field(
-        default=3, description="How often a run is restarted from its last checkpoint after its worker died."
+        default=3, description="How often a run is restarted from its last checkpoint after its process died."
     )
     step_timeout_s: Annotated[float, Field(gt=0)] | None = Field(
         default=None,
-        description="A run that makes no step for so many seconds is stopped and restarted like one whose worker died. "
+        description="A run that makes no step for so many seconds is ended and restarted like one whose process died. "
         "Preparing data and evaluations count as time without steps. null: no limit.",
     )
 
@@ -88,7 +88,7 @@ class Resources(Frozen):
 
     @property
     def shape(self) -> str:
-        """What a worker group takes, in words: `2 workers × 4 CPUs and 1 GPU`."""
+        """What a run takes, in words: `2 workers × 4 CPUs and 1 GPU`."""
         devices = _counted(self.cpus, "CPU")
         if self.gpus not in ("auto", 0):
             devices += f" and {_counted(float(self.gpus), 'GPU')}"

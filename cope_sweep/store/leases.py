@@ -1,6 +1,4 @@
-"""The leases that one process of a sweep holds: taken in the index, renewed by a thread, ended with what the run's
-folder says.
-"""
+"""The leases of one process: taken in the index, renewed by a thread, ended with what the run's folder says."""
 
 from __future__ import annotations
 
@@ -33,9 +31,9 @@ class LeaseHolder:
     another sweep has taken them by then.
     """
 
-    def __init__(self, store: Store, sweep_id: str, *, ttl_s: float = LEASE_S, renewal_s: float = RENEWAL_S) -> None:
+    def __init__(self, store: Store, sweep_id: str, *, ttl_s: float = LEASE_S) -> None:
         """Start to renew the leases that this process takes for the sweep `sweep_id`."""
-        self.store, self.sweep_id, self.ttl_s, self.renewal_s = store, sweep_id, ttl_s, renewal_s
+        self.store, self.sweep_id, self.ttl_s = store, sweep_id, ttl_s
         self.owner = new_owner(sweep_id)
         self._held: set[str] = set()
         self._lost: set[str] = set()
@@ -104,7 +102,7 @@ class LeaseHolder:
             self.end(run_id)
 
     def _renew_until_closed(self) -> None:
-        while not self._closed.wait(self.renewal_s):
+        while not self._closed.wait(min(RENEWAL_S, self.ttl_s / 5)):
             if self._held:
                 try:
                     self.refresh()

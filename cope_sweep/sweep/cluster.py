@@ -39,8 +39,8 @@ SETTINGS = {
     # Tune's own CSV, JSON and TensorBoard files, and its snapshots. Nothing reads them.
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
     "TUNE_GLOBAL_CHECKPOINT_S": "86400",
-    # The processes of several trials may start at the same time.
-    "TUNE_MAX_PENDING_TRIALS_PG": "64",
+    # Trials that wait for a place, which is what an autoscaler sees. Each costs a placement group.
+    "TUNE_MAX_PENDING_TRIALS_PG": "16",
     # A run that fails has no value of the scheduler's metric.
     "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",
     # Tune's newer output prints even at verbosity 0.

@@ -1,11 +1,11 @@
 """The Ray executor: Ray Tune schedules trials, each trains one run (`trial`), and this process follows them.
 
     Tune's feature          what it does here
-    Searcher                `RunSearch`: gives Tune the next run
+    Searcher                `RunSearch`: gives Tune the next run; `RunGenerator`: whether there may be more
     placement groups        a trial asks for what its run takes; Ray places it, and an autoscaler sees the demand
     reuse_actors            the process of a trial trains the next run that takes the same
     scheduler               ends runs early (`schedulers`)
-    max_concurrent_trials   `resources.groups`
+    ConcurrencyLimiter      `resources.groups`
     Callback                `TrialEvents`: results, ends and errors of trials
     Stopper                 ends the experiment with the sweep
     FailureConfig           not at all: see `_RaySweep._handle_error`
@@ -26,13 +26,14 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import ray
 from ray import tune
 from ray.train import PreemptionError, WorkerGroupError
-from ray.tune.search import Searcher
+from ray.tune.search import ConcurrencyLimiter, Searcher, SearchGenerator
 from ray.tune.stopper import NoopStopper
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -172,16 +173,31 @@ class RunSearch(_OfThisProcess, Searcher):
 
     def suggest(self, trial_id: str) -> Any:
         """The configuration of the next trial; None: none now."""
-        return self.FINISHED if self.sweep.ended.is_set() else self.sweep.next_trial(trial_id)
+        return self.sweep.next_trial(trial_id)
 
     def on_trial_complete(self, trial_id: str, result: Mapping[str, Any] | None = None, error: bool = False) -> None:
         """See `TrialEvents`."""
 
-    def save(self, checkpoint_path: str) -> None:
-        """Tune's state is never restored: what was trained is in the store."""
 
-    def restore(self, checkpoint_path: str) -> None:
-        """See `save`."""
+class RunGenerator(_OfThisProcess, SearchGenerator):
+    """Tells Tune whether there may be more runs.
+
+    While there are none, Tune keeps no process for them. An idle one would keep others from its CPUs: those that Train
+    starts for a run of several workers.
+    """
+
+    substitute = partial(SearchGenerator, Searcher())
+
+    def __init__(self, sweep: _RaySweep, searcher: Searcher) -> None:
+        super().__init__(searcher)
+        self.sweep = sweep
+
+    def is_finished(self) -> bool:
+        """Whether there is no run to start now, and another one may not come before a trial has ended."""
+        return self.sweep.gives_no_run()
+
+    def save_to_dir(self, dirpath: str, session_str: str = "", **others: Any) -> None:
+        """Tune's state is never restored."""
 
 
 class TrialEvents(_OfThisProcess, tune.Callback):
@@ -374,20 +390,36 @@ class _RaySweep:
                 "replay": self.schedule is not None and not run.step,
             }
 
+    def gives_no_run(self) -> bool:
+        """Whether `next_trial` has none, before a trial has ended."""
+        if self.ended.is_set():
+            return True
+        with self.lock:
+            if not self.trials or self.states["stopping"]:
+                return False
+            may_suggest = self.suggestions is not None and self.suggestions.left > 0
+            return self._is_draining() or not (may_suggest or self._kinds())
+
     def _is_draining(self) -> bool:
         """Whether no more runs are started."""
         too_many = self.max_failed_runs is not None and len(self.failed) >= self.max_failed_runs
         return too_many or self.stop.is_set()
 
-    def _next_waiting(self) -> _Run | None:
-        """The next run that waits: of the kind with the fewest trials, of several the larger one.
+    def _kinds(self) -> list[Resources]:
+        """The kinds of the runs that wait and may be started.
 
-        Runs of several workers come before all others, and no more of them have a trial than there is room for: Train
-        asks for the place of their workers when the trial has started, and would wait until no other run wants it.
+        Runs of several workers are trained before all others, and no more of them have a trial than there is room for:
+        Train asks for the place of their workers when the trial has started, and would wait while other runs take it.
         """
         kinds = [kind for kind, waiting in self.waiting.items() if waiting and kind not in self.refused]
-        if several := [kind for kind in kinds if kind.workers > 1]:
-            kinds = [kind for kind in several if self.alive[kind] < self._room(kind)]
+        several = [kind for kind in kinds if kind.workers > 1]
+        if several or any(number for kind, number in self.alive.items() if kind.workers > 1):
+            return [kind for kind in several if self.alive[kind] < self._room(kind)]
+        return kinds
+
+    def _next_waiting(self) -> _Run | None:
+        """The next run that waits: of the kind with the fewest trials, of several the larger one."""
+        kinds = self._kinds()
         if not kinds:
             return None
         kind = min(kinds, key=lambda kind: (self.alive[kind], [-amount for amount in self.needs[kind].size]))
@@ -489,16 +521,17 @@ class _RaySweep:
             str(self.schedule),
         )  # fmt: skip
         metrics = [each.metric for each in (self.schedule, self.suggestions) if each is not None]
-        groups = self.resources.groups
+        search: Searcher = RunSearch(self)
+        if self.resources.groups != "auto":
+            search = ConcurrencyLimiter(search, max_concurrent=self.resources.groups)
         tuner = tune.Tuner(
             RunTrial,
             param_space={"sweep": context, "metrics": metrics},
             tune_config=tune.TuneConfig(
                 num_samples=-1,  # until the search ends
-                search_alg=RunSearch(self),
+                search_alg=RunGenerator(self, search),
                 reuse_actors=True,
                 scheduler=None if self.schedule is None else scheduler_of(self.schedule),
-                max_concurrent_trials=None if groups == "auto" else groups,
                 trial_name_creator=lambda trial: str(trial.config["run_id"]),
                 trial_dirname_creator=lambda trial: f"{trial.config['run_id']}-{trial.trial_id}",
             ),

@@ -49,7 +49,7 @@ def test_an_error_after_the_sweep_was_stopped_is_raised_at_once(store: Store, ev
 
 def test_a_lost_lease_ends_the_run_here(store: Store, events: EventLog, monkeypatch: pytest.MonkeyPatch) -> None:
     """This process was suspended until its lease expired, and another sweep took the run."""
-    monkeypatch.setattr(local, "LeaseHolder", partial(LeaseHolder, ttl_s=0.5, renewal_s=0.1))
+    monkeypatch.setattr(local, "LeaseHolder", partial(LeaseHolder, ttl_s=0.5))
     (run,) = seeds(1, **LONG)
 
     def take(event: Event) -> None:

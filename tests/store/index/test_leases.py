@@ -34,7 +34,7 @@ def test_an_expired_lease_reads_as_interrupted_and_can_be_taken(index):
     assert index.acquire(row(status="running"), B, 60) == Lease(RUN.run_id, 2)
     assert not index.end(row(status="finished"), A)  # the older attempt changes nothing
     assert index.statuses() == {RUN.run_id: "running"}
-    assert index.renew(A, 60) == set()
+    assert index.renew(A, 60).held == set()
 
 
 def test_a_finished_run_is_not_leased(index):
@@ -44,9 +44,35 @@ def test_a_finished_run_is_not_leased(index):
 
 def test_renewing_prolongs_and_notes_progress(index):
     index.acquire(row(status="running"), A, 0.0)
-    assert index.renew(A, 60, {RUN.run_id: Progress(4, "w"), "0" * 16: Progress(1, "w")}) == {RUN.run_id}
+    progress = {RUN.run_id: Progress(4, "w", {"train/loss": 0.5}), "0" * 16: Progress(1, "w")}
+    assert index.renew(A, 60, progress).held == {RUN.run_id}
     record = index.records([RUN.run_id])[RUN.run_id]
-    assert (record.status, record.step, record.worker_id) == ("running", 4, "w")
+    assert (record.status, record.step, record.worker_id, record.metrics) == ("running", 4, "w", {"train/loss": 0.5})
+
+
+def test_a_later_process_of_the_same_sweep_takes_a_run_over(index):
+    """The process that had it died on another machine, where the index cannot see that."""
+    later = "a@other/machine-3:2:2"
+    index.acquire(row(status="running"), A, 60)
+    assert index.acquire(row(status="running"), later, 60) == Lease(RUN.run_id, 2)
+    assert index.renew(A, 60).held == set()
+    assert index.renew(later, 60).held == {RUN.run_id}
+
+
+def test_requests_to_stop_come_with_a_renewal(index):
+    assert index.renew(A, 60).stops == {}
+    index.request_stop("a", RUN.run_id, "stopped by ASHA")
+    index.request_stop("another", reason="not this one")
+    index.request_stop("a%", reason="no pattern")
+    assert index.renew(A, 60).stops == index.stops("a") == {RUN.run_id: "stopped by ASHA"}
+    index.request_stop("a")
+    index.request_stop("a")  # again
+    assert index.renew(A, 60).stops == {RUN.run_id: "stopped by ASHA", "": ""}
+    index.forget_stops("a", RUN.run_id)
+    assert index.stops("a") == {"": ""}
+    index.forget_stops("a")
+    assert index.stops("a") == {}
+    assert index.stops("another") == {"": "not this one"}
 
 
 def test_locks(index):
@@ -125,7 +151,7 @@ def test_a_sweep_holds_its_runs_until_it_closes(store):
     first, second = LeaseHolder(store, "first", ttl_s=3), LeaseHolder(store, "second", ttl_s=3)
     assert first.acquire(RUN) == Lease(RUN.run_id, 1)
     store.run(RUN.run_id).begin(RUN, "here", 1)
-    first.progress(RUN.run_id, 3, "here")
+    first.progress(RUN.run_id, Progress(3, "here"))
     until_prolonged(store.index, RUN.run_id, 3)
     assert isinstance(second.acquire(RUN), Refusal)
     assert store.index.records([RUN.run_id])[RUN.run_id].step == 3
@@ -159,8 +185,7 @@ def test_a_lost_lease_is_noticed(store):
     holder = LeaseHolder(store, "sweep", ttl_s=0.5)
     holder.acquire(RUN)
     store.index.end(row(status="interrupted"), holder.owner)
-    until(holder.lost)
-    assert holder.lost() == {RUN.run_id}
+    until(lambda: holder.is_lost(RUN.run_id))
     holder.close()
 
 
@@ -176,6 +201,6 @@ def test_postgresql_is_restarted(postgres, tmp_path):
     assert holder.acquire(tiny_run(seed=1)) == Lease(tiny_run(seed=1).run_id, 1)  # waits for the server
     restart.get()
     until(lambda: store.status(RUN.run_id) == "running")  # the next renewal
-    assert holder.lost() == set()
+    assert not holder.is_lost(RUN.run_id)
     holder.close()
     assert store.status(RUN.run_id) == "interrupted"
