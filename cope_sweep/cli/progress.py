@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Protocol, Self
@@ -18,7 +18,7 @@ from rich.text import Text
 from cope_sweep.cli.output import duration
 from cope_sweep.plan import Plan, Row
 from cope_sweep.spec import Metric
-from cope_sweep.store import Event, Store
+from cope_sweep.store import Event, Status, Store
 
 LINE_INTERVAL_S = 10.0
 """Seconds between two plain lines about a run whose status does not change."""
@@ -75,8 +75,11 @@ class Board:
             self._add(event)
 
     @staticmethod
-    def of(plan: Plan, store: Store) -> Board:
-        """The board of a plan whose finished and stopped runs are known from the store."""
+    def of(plan: Plan, store: Store, leave_out: Collection[Status] = ()) -> Board:
+        """The board of a plan whose finished and stopped runs are known from the store.
+
+        Failed runs are pending, because a sweep tries them again, unless `leave_out` holds their status.
+        """
         records = store.index.records(run.run_id for run in plan.runs)
         rows = {run.run_id: row.name for row in plan.rows for run in row.runs}
         names, latest = {}, {}
@@ -85,8 +88,8 @@ class Board:
             record, steps = records.get(run.run_id), run.train.steps
             if record is not None and record.status == "finished":
                 latest[run.run_id] = Event(run.run_id, "finished", steps, steps, record.metrics)
-            elif record is not None and record.status == "stopped":
-                latest[run.run_id] = Event(run.run_id, "stopped", record.step, steps, message=record.message)
+            elif record is not None and (record.status == "stopped" or record.status in {*leave_out} & {"failed"}):
+                latest[run.run_id] = Event(run.run_id, record.status, record.step, steps, message=record.message)
             else:
                 latest[run.run_id] = Event(run.run_id, "pending", 0, steps)
         return Board(names, latest, time.monotonic(), plan.open_samples)
@@ -256,9 +259,12 @@ class PlainLines:
         self.console.print(Text(text), soft_wrap=True)
 
 
-def progress_display(plan: Plan, store: Store, console: Console) -> Display:
-    """The display that fits the console: LiveTable on a terminal, else PlainLines."""
-    board = Board.of(plan, store)
+def progress_display(plan: Plan, store: Store, console: Console, leave_out: Collection[Status] = ()) -> Display:
+    """The display that fits the console: LiveTable on a terminal, else PlainLines.
+
+    `leave_out` are statuses of runs that the sweep does not train.
+    """
+    board = Board.of(plan, store, leave_out)
     content = plan.ablation.content
     display = LiveTable if console.is_terminal and not console.is_dumb_terminal else PlainLines
     return display(board, content.metrics, f"{plan.name}: {content.title}", console)

@@ -114,8 +114,8 @@ def run(
 
     Ctrl-C stops at any time: runs in training are checkpointed first. The same command continues from there.
 
-    Exit codes: 0 all runs finished (or were stopped early, as the file's `schedule` says), 1 some runs failed, 2 bad
-    input, 130 interrupted, or a budget was used up.
+    Exit codes: 0 all runs finished (or were stopped early, as the file's `schedule` says), 1 some runs failed and
+    nothing is left, 2 bad input, 130 something is left: interrupted, or a budget was used up.
 
     Example: `cope-sweep run quickstart`
 
@@ -313,8 +313,8 @@ def _execute(
         for task in {each.task for each in runs if each.run_id not in finished}:
             task.prepare()
     console = make_console(stderr=True)
-    print_cost(console, plan, store)
-    with progress_display(plan, store, console) as display:
+    print_cost(console, plan, store, leave_out=leave_out, max_runs=budget.max_runs)
+    with progress_display(plan, store, console, leave_out) as display:
         return sweep(
             plan,
             store,

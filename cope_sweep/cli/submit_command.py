@@ -89,7 +89,7 @@ def submit(
             )
         store = str(Path(STORE).absolute())
     console = make_console(stderr=True)
-    print_cost(console, plan, open_store(store, index))
+    print_cost(console, plan, open_store(store, index), max_runs=max_runs)
 
     def on_line(line: str) -> None:
         console.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import shutil
 import sys
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,17 +17,23 @@ if TYPE_CHECKING:
 
     from cope_sweep.plan import Plan
     from cope_sweep.spec import RunSpec
-    from cope_sweep.store import Store
+    from cope_sweep.store import Status, Store
     from cope_sweep.sweep.sweep import SweepOutcome
 
 EXAMPLE_TEXT = "Of position, and of context."
 
 
-def print_cost(console: Console, plan: Plan, store: Store) -> None:
-    """Say what a sweep will take before it starts, if that is long or the store knows it from measurements."""
+def print_cost(
+    console: Console, plan: Plan, store: Store, *, leave_out: Collection[Status] = (), max_runs: int | None = None
+) -> None:
+    """Say how many runs a sweep will train, and how long that takes, before it starts.
+
+    `leave_out` are further statuses of runs that it does not train, and `max_runs` is how many it trains at most.
+    """
     from cope_sweep.queries import plan_cost
 
-    costs = plan_cost(plan, store)
+    ended: list[Status] = ["finished"] if plan.schedule is None else ["finished", "stopped"]
+    costs = plan_cost(plan, store, leave_out={*ended, *leave_out}, max_runs=max_runs)
     if costs.to_do:
         may_use_gpu = plan.ablation.content.resources.device != "cpu"
         time = estimated_time(costs.estimated_s, may_use_gpu=may_use_gpu)
@@ -57,13 +64,18 @@ def print_outcome(console: Console, outcome: SweepOutcome, same_plan: str) -> No
         command = f"{_executable_folder()}cope-sweep status {same_plan}"
         console.print(
             f"[red]{_runs(outcome.failed)} failed[/red]. {escaped(command)} shows the errors; "
-            "the same `run` command tries them again.",
+            "the same `run` command tries them again, unless it has --keep-failed.",
             soft_wrap=True,
         )
     if outcome.stopped:
         console.print(f"{_runs(outcome.stopped)} stopped early by the schedule; `cope-sweep retry` trains them on.")
-    if left := outcome.interrupted + outcome.not_started:
-        console.print(f"[yellow]Interrupted[/yellow] with {_runs(left)} to do; the same command continues from there.")
+    if outcome.left:
+        reason = "".join(f": {escaped(each)}" for each in outcome.stop_reasons[:1])
+        console.print(
+            f"[yellow]Interrupted[/yellow] with {_runs(outcome.left)} to do{reason}; the same command continues from "
+            "there.",
+            soft_wrap=True,
+        )
 
 
 def _runs(number: int) -> str:

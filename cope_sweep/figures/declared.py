@@ -58,14 +58,14 @@ def draw_declared(plan: Plan, store: Store, declared: Declared, *, scale: str | 
 
 
 def ablation_options(declared: Declared) -> Options:
-    """What the functions of `FIGURES` take. `log: false` of a file leaves the choice to the data, as no key does."""
+    """What the functions of `FIGURES` take."""
     figure = declared.figure
     common: dict[str, Any] = {"rows": declared.rows, "title": figure.title}
     match figure:
         case Curves() | Convergence():
-            return Options(metrics=tuple(figure.metrics), log=figure.log or None, **common)
+            return Options(metrics=tuple(figure.metrics), log=figure.log, **common)
         case Values():
-            return Options(metrics=tuple(figure.metrics), x=figure.x, log_x=figure.log_x or None, **common)
+            return Options(metrics=tuple(figure.metrics), x=figure.x, log_x=figure.log_x, **common)
         case Contexts():
             return Options(metrics=(figure.metric,), panels=figure.panels, **common)
         case _:

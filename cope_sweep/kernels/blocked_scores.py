@@ -206,9 +206,9 @@ def _add_contextual(x: Tensors, block: Block, scores: Scores, width: int) -> Non
 
 
 def index_and_fraction(p: Tensor, last: int) -> tuple[Tensor, Tensor]:
-    """Integer part (int32) and fraction of positions that stop at `last`."""
+    """Integer part (int32) and fraction of positions that stop at `last`; 0 and NaN of one that is not a number."""
     p = p.clamp(max=last)
-    index = p.to(torch.int32)
+    index = p.to(torch.int32).clamp_(min=0)
     return index, p - index
 
 

@@ -84,7 +84,7 @@ class ContextualEncoding(AttentionEncoding):
 
     def gates(self, attention: Attention) -> Tensor:
         """g_ij, shape (B, H, Q, S), float32 or float64; 0 for keys after the query."""
-        return _at_least_float32(self._gate_logits(attention)).sigmoid() * attention.visible_QS
+        return _at_least_float32(self._gate_logits(attention)).sigmoid().masked_fill(~attention.visible_QS, 0)
 
     def positions(self, attention: Attention) -> Tensor:
         """p_ij, shape (B, H, Q, S), not clamped, float32 or float64; 0 for keys after the query."""
@@ -142,8 +142,9 @@ class CoPE(ContextualEncoding):
         p_BHQS = self.positions(attention).clamp(max=self.limit(parameters))
         z_BHQP = attention.q_BHQK @ e_PK.transpose(-1, -2) * self._scale(e_PK)  # eq. 7
         floor = p_BHQS.detach().floor()
-        below = z_BHQP.gather(-1, floor.long())
-        above = z_BHQP.gather(-1, p_BHQS.detach().ceil().long())
+        # A position that is not a number would be an index of any size. The fraction makes its score NaN.
+        below = z_BHQP.gather(-1, floor.long().clamp_(min=0))
+        above = z_BHQP.gather(-1, p_BHQS.detach().ceil().long().clamp_(min=0))
         return below + (p_BHQS - floor) * (above - below)
 
     def term(self, parameters: Mapping[str, Tensor], q_BHQK: Tensor) -> LookUp:

@@ -6,7 +6,7 @@ import math
 import os
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from cope_sweep.plan import Plan, estimates, plan_of_recorded, suggested_estimates, total_seconds
@@ -62,12 +62,23 @@ def plan_status(plan: Plan, store: Store) -> PlanStatus:
 
 
 def plan_cost(
-    plan: Plan, store: Store, probed: Mapping[Shape, StepCost] | None = None, memory_limit_bytes: float = math.inf
+    plan: Plan,
+    store: Store,
+    probed: Mapping[Shape, StepCost] | None = None,
+    memory_limit_bytes: float = math.inf,
+    *,
+    leave_out: Collection[Status] = ENDED,
+    max_runs: int | None = None,
 ) -> PlanCost:
     """The plan's runs with status and estimates, and the estimated wall time of those that are to do.
 
-    `probed` maps shapes to what a few of their steps cost on this machine. A run whose workers together need more than
-    `memory_limit_bytes` does not fit.
+    Args:
+        plan: The plan.
+        store: The store.
+        probed: Shape → what a few of its steps cost on this machine.
+        memory_limit_bytes: A run whose workers together need more does not fit.
+        leave_out: Statuses of runs that are not to do.
+        max_runs: How many runs are to do at most; None: no limit.
     """
     settle(store)
     plan = recorded_plan(plan, store)
@@ -91,9 +102,9 @@ def plan_cost(
                 resources=kind.shape,
             )
         )
-    suggested = suggested_estimates(plan, estimated)
-    to_do = [(estimated[run.run_id], kinds.of_run(run.run_id).parallel) for run in runs if run.status not in ENDED]
-    to_do += [(estimate, kinds.common.parallel) for estimate in suggested]
+    suggested = [] if "pending" in leave_out else suggested_estimates(plan, estimated)
+    to_do = [(estimated[run.run_id], kinds.of_run(run.run_id).parallel) for run in runs if run.status not in leave_out]
+    to_do = [*to_do, *((estimate, kinds.common.parallel) for estimate in suggested)][:max_runs]
     counts = counted(run.status for run in runs)
     return PlanCost(
         ablation=plan.name,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from functools import cached_property
 from typing import Annotated, Any, Self
 
 from pydantic import Field, Strict, model_validator
@@ -53,7 +54,7 @@ class Distribution(Frozen):
             raise ValueError(f"{self.kind}: the lower bound {low} must be greater than 0, as it has a logarithm")
         return self
 
-    @property
+    @cached_property
     def kind(self) -> str:
         """The name of the distribution: `log_uniform`."""
         return next(name for name in type(self).model_fields if getattr(self, name) is not None)

@@ -27,6 +27,33 @@ EXPECTED_TYPES = {
 }
 """Type of a pydantic error → what was expected."""
 
+SYNONYMS: dict[str, tuple[str, ...]] = {
+    "layers": ("n_layer", "n_layers", "num_layers", "num_hidden_layers", "depth", "blocks"),
+    "dim": ("d_model", "n_embd", "hidden", "hidden_dim", "hidden_size", "embed_dim", "embedding_dim", "width"),
+    "heads": ("n_head", "n_heads", "num_heads", "num_attention_heads", "attention_heads"),
+    "ffn_dim": ("d_ff", "ff_dim", "d_ffn", "mlp_dim", "mlp_hidden", "feed_forward_dim", "intermediate_size"),
+    "context": ("block_size", "seq_len", "sequence_length", "max_seq_len", "max_length", "n_ctx", "context_length"),
+    "dropout": ("p_drop", "resid_pdrop", "attn_pdrop"),
+    "tied": ("tie_weights", "tie_embeddings", "tie_word_embeddings"),
+    "position": ("positions", "pos_emb", "position_encoding", "positional_encoding", "encodings"),
+    "steps": ("max_steps", "num_steps", "n_steps", "iterations", "max_iters", "updates", "max_train_steps"),
+    "batch": ("batch_size", "train_batch_size", "bs"),
+    "optimizer": ("optim", "optimiser"),
+    "lr": ("learning_rate", "learningrate", "step_size", "alpha"),
+    "betas": ("beta", "adam_betas", "beta1", "beta2", "adam_beta1", "adam_beta2"),
+    "eps": ("epsilon", "adam_eps", "adam_epsilon"),
+    "weight_decay": ("wd", "decay", "l2"),
+    "warmup": ("warmup_steps", "num_warmup_steps", "warmup_iters"),
+    "schedule": ("scheduler", "lr_scheduler", "lr_schedule", "lr_scheduler_type"),
+    "clip": ("grad_clip", "gradient_clip", "grad_norm", "max_grad_norm", "clip_grad_norm", "gradient_clip_val"),
+    "every": ("eval_every", "eval_interval", "eval_steps", "interval"),
+    "seeds": ("seed", "random_seed", "random_seeds"),
+    "cpus": ("num_cpus", "n_cpus", "cores"),
+    "gpus": ("num_gpus", "n_gpus"),
+    "workers": ("num_workers", "n_workers", "world_size"),
+}
+"""Key of an ablation file → what other libraries call it."""
+
 MAX_VALUE_LENGTH = 60
 """Characters of a value that a message shows."""
 
@@ -62,14 +89,18 @@ def explain(error: Any, model: type[BaseModel]) -> tuple[KeyPath, str]:
 def suggest(name: str, accepted: Iterable[str]) -> str:
     """The end of a message about an unknown name: `; did you mean 'x'? accepted: x, y`. Empty if none is accepted.
 
-    The most similar name is proposed, whatever its case; of names that differ in case only, the first.
+    The accepted name that `name` is a synonym of is proposed, or else the most similar one, whatever its case; of names
+    that differ in case only, the first.
     """
     accepted = list(accepted)
     if not accepted:
         return ""
-    by_folded = {each.casefold(): each for each in reversed(accepted)}
-    close = difflib.get_close_matches(name.casefold(), by_folded, n=1, cutoff=0.5)
-    hint = f"; did you mean {by_folded[close[0]]!r}?" if close else ";"
+    folded = name.casefold()
+    meant = [each for each in accepted if folded.replace("-", "_") in SYNONYMS.get(each, ())]
+    if not meant:
+        by_folded = {each.casefold(): each for each in reversed(accepted)}
+        meant = [by_folded[each] for each in difflib.get_close_matches(folded, by_folded, n=1, cutoff=0.5)]
+    hint = f"; did you mean {meant[0]!r}?" if meant else ";"
     return f"{hint} accepted: {', '.join(accepted)}"
 
 

@@ -48,7 +48,9 @@ class Values(_Figure):
     kind: Literal["values"] = "values"
     x: str = Field(description="The key of the axis, for example `task.train_sequences`.")
     metrics: Metrics = Field(description="One panel for each metric.")
-    log_x: bool = Field(default=False, description="Whether the axis of `x` is logarithmic.")
+    log_x: bool | None = Field(
+        default=None, description="Whether the axis of `x` is logarithmic; null: if its values ask for it."
+    )
 
 
 class Contexts(_Figure):

@@ -32,7 +32,9 @@ INDEX_TIMEOUT_S = 120.0
 """For the index to answer at the end of the sweep."""
 STOP_POLL_INTERVAL_S = 2.0
 """Time between two looks for a request to stop from another machine."""
-STOP_NOTE = "stopped: a stop was requested"
+STOP_PREFIX = "stopped: "
+"""Begins each note that says why a sweep ended before its last run."""
+STOP_NOTE = f"{STOP_PREFIX}a stop was requested"
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,7 @@ class SweepOutcome:
     reused: int
     """Number of runs that were finished before it started, or by another sweep meanwhile."""
     failed: int
+    """Number of runs that have failed, in this sweep or before; not those that this sweep was to try again."""
     interrupted: int
     """Number of runs that were begun and have not ended."""
     seconds: float
@@ -69,9 +72,19 @@ class SweepOutcome:
     tracking_errors: tuple[str, ...] = ()
 
     @property
+    def left(self) -> int:
+        """Number of runs that the next sweep of the same plan trains: those that were not started or have not ended."""
+        return self.interrupted + self.not_started
+
+    @property
+    def stop_reasons(self) -> tuple[str, ...]:
+        """Why the sweep ended before its last run: a budget that was used up, a request. Of Ctrl-C there is no note."""
+        return tuple(note.removeprefix(STOP_PREFIX) for note in self.notes if note.startswith(STOP_PREFIX))
+
+    @property
     def exit_code(self) -> int:
         """0: every run has ended as planned. 130: something is left, even if some runs failed. 1: some runs failed."""
-        return 130 if self.interrupted or self.not_started else 1 if self.failed else 0
+        return 130 if self.left else 1 if self.failed else 0
 
 
 @contextlib.contextmanager
@@ -150,6 +163,8 @@ def sweep(
         return outcome
 
     started_s = time.monotonic()
+    ended_by = Budget()
+    """The budget, where the executor has ended by itself, so that the budget is the reason if runs are left."""
     store.write_sweep(work.record, work.owner)
     mirror = _start_mirror(store, work.record.sweep_id, tracking_uri)
     try:
@@ -174,8 +189,9 @@ def sweep(
                     suggestions=work.suggestions,
                     own_resources=work.own_resources,
                 )
+                ended_by = Budget() if stop.is_set() else budget
     finally:
-        outcome = _waiting_for_index(lambda: work.outcome(store, time.monotonic() - started_s, notes.texts))
+        outcome = _waiting_for_index(lambda: work.outcome(store, time.monotonic() - started_s, notes.texts, ended_by))
         _waiting_for_index(lambda: store.write_sweep(final_record(work.record, work.plan, store, outcome)))
         errors = tuple(mirror.finish(MIRROR_TIMEOUT_S).errors) if mirror else ()
     return replace(outcome, tracking_errors=errors)
@@ -223,6 +239,8 @@ class _Work:
     owner: str
     own_resources: dict[str, Resources]
     """Run id → resources, of the runs that have their own."""
+    ended_attempts: dict[str, int]
+    """Run id → number of attempts before the sweep, of those runs to train that had ended: failed or stopped ones."""
     suggestions: Suggestions | None = None
 
     @classmethod
@@ -244,7 +262,9 @@ class _Work:
         reused = [run.run_id for run in plan.runs if statuses.get(run.run_id) == "finished"]
         record = initial_record(plan, reused, executor_name, file_text, submission)
         owner = new_owner(record.sweep_id)
-        return cls(plan, rule, skipped, statuses, todo, reused, record, owner, dict(plan.own_resources))
+        ended = [run.run_id for run in todo if statuses.get(run.run_id) in ("failed", "stopped")]
+        attempts = {run_id: each.attempt for run_id, each in store.index.records(ended, values=False).items()}
+        return cls(plan, rule, skipped, statuses, todo, reused, record, owner, dict(plan.own_resources), attempts)
 
     def suggest(
         self,
@@ -271,7 +291,7 @@ class _Work:
         self.todo, self.record = self.suggestions.runs, self.suggestions.record
         self.own_resources = self.suggestions.own_resources
 
-    def outcome(self, store: Store, seconds: float, notes: list[str]) -> SweepOutcome:
+    def outcome(self, store: Store, seconds: float, notes: list[str], budget: Budget) -> SweepOutcome:
         """How the sweep has ended. The search suggests no more."""
         missing = 0
         if self.suggestions is not None:
@@ -280,28 +300,48 @@ class _Work:
         records = store.index.records(run.run_id for run in self.todo)
         finished = [record for record in records.values() if record.status == "finished"]
         trained = sum(record.sweep_id == self.record.sweep_id for record in finished)
-        by_status = [record.status for record in records.values()]
+        # A run that had failed before, and that was not tried again, still has the status and attempt of that failure.
+        by_status = [
+            "pending" if self.ended_attempts.get(run_id) == record.attempt else record.status
+            for run_id, record in records.items()
+        ]
         failed, stopped = by_status.count("failed"), by_status.count("stopped")
         not_started = missing + len(self.todo) - len(records) + by_status.count("pending")
-        return SweepOutcome(
+        outcome = SweepOutcome(
             sweep_id=self.record.sweep_id,
             trained=trained,
             reused=len(self.reused) + len(finished) - trained,
-            failed=failed,
+            failed=failed + self.kept("failed"),
             interrupted=missing + len(self.todo) - len(finished) - failed - stopped - not_started,
             seconds=seconds,
-            stopped=stopped,
+            stopped=stopped + self.kept("stopped"),
             not_started=not_started,
             notes=tuple(notes),
         )
+        if outcome.left and not outcome.stop_reasons and (reason := self._used_up(budget, failed)):
+            return replace(outcome, notes=(*notes, STOP_PREFIX + reason))
+        return outcome
+
+    def kept(self, status: Status) -> int:
+        """Number of runs of the plan that have ended with a status before and are not trained again."""
+        return list(self.statuses.values()).count(status) if status in self.skipped else 0
+
+    def _used_up(self, budget: Budget, failed: int) -> str | None:
+        """Which budget of runs is used up, where some are left; None: neither."""
+        if budget.max_failures is not None and failed >= budget.max_failures:
+            return f"the budget of {budget.max_failures} failed run{'s' * (budget.max_failures != 1)} is used up"
+        if budget.max_runs is None:
+            return None
+        search = self.suggestions
+        if (len(self.todo) > budget.max_runs) if search is None else (search.missing and not search.left):
+            return f"the budget of {budget.max_runs} run{'s' * (budget.max_runs != 1)} is used up"
+        return None
 
 
 def _nothing_to_train(work: _Work, store: Store, tracking_uri: str | None) -> SweepOutcome:
-    known = list(work.statuses.values())
     errors = _send_backlog(store, tracking_uri)
-    return SweepOutcome(
-        None, 0, len(work.reused), known.count("failed"), 0, 0.0, known.count("stopped"), tracking_errors=errors
-    )
+    failed, stopped = work.kept("failed"), work.kept("stopped")
+    return SweepOutcome(None, 0, len(work.reused), failed, 0, 0.0, stopped, tracking_errors=errors)
 
 
 def _send_backlog(store: Store, tracking_uri: str | None) -> tuple[str, ...]:
@@ -338,7 +378,7 @@ def _stopping_on_request(
             if left.wait(max(0.0, wait_s)):
                 return
             if until is not None and time.monotonic() >= until:
-                notes.append(f"stopped: the time budget of {time_budget_s:g} s is used up")
+                notes.append(f"{STOP_PREFIX}the time budget of {time_budget_s:g} s is used up")
                 stop.set()
             elif _is_requested(store, sweep_id):
                 notes.append(STOP_NOTE)

@@ -17,6 +17,12 @@ class Diverged(Exception):
     """A metric is not finite."""
 
 
+def check_finite(name: str, value: float, step: int) -> None:
+    """Raises Diverged where the value of a metric at a step is not finite."""
+    if not math.isfinite(value):
+        raise Diverged(f"{name} is {value} at step {step}; lower train.lr, or set train.clip")
+
+
 class RunReporter:
     """Writes a run's metrics to its folder and sends progress events to a listener."""
 
@@ -40,8 +46,7 @@ class RunReporter:
     def log(self, metrics: Mapping[str, float]) -> None:
         """Append metrics of the current step to the run's curve. Raises Diverged where a value is not finite."""
         for name, value in metrics.items():
-            if not math.isfinite(value):
-                raise Diverged(f"{name} is {value} at step {self.step}; lower train.lr, or set train.clip")
+            check_finite(name, value, self.step)
         self.metrics |= metrics
         if self._folder:
             self._folder.log({"step": self.step, **metrics})

@@ -8,6 +8,7 @@ Shapes: N sequences, T tokens.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import nullcontext
 
@@ -23,6 +24,7 @@ from cope_sweep.train.batches import Batches, Part, to_device
 from cope_sweep.train.collective import sum_over_workers
 from cope_sweep.train.compiled import Hidden, compiled_hidden
 from cope_sweep.train.evaluator import Evaluator
+from cope_sweep.train.reporter import check_finite
 from cope_sweep.train.runtime import Runtime
 from cope_sweep.train.sharded import collect_state, shard
 
@@ -103,10 +105,17 @@ class Trainer:
             self._own_losses.clear()
 
     def mean_loss(self) -> float:
-        """The mean loss, in nats per target, of the steps since the last call. Every rank has to call this."""
+        """The mean loss, in nats per target, of the steps since the last call. Every rank has to call this.
+
+        Raises Diverged where it is not finite, with the first such step: only here does the host wait for the losses.
+        """
         self.sum_losses()
-        mean = torch.stack(self.losses).mean().item()
+        losses = torch.stack(self.losses)
         self.losses.clear()
+        mean = losses.mean().item()
+        if not math.isfinite(mean):
+            for step, loss in enumerate(losses.tolist(), self.step - len(losses) + 1):
+                check_finite("train/loss", loss, step)
         return mean
 
     def evaluate(self, sequences: int) -> dict[str, float]:

@@ -75,8 +75,44 @@ def test_a_failed_run_does_not_stop_the_others(shell):
     assert (statuses.count("finished"), statuses.count("failed")) == (2, 2)
     sweep = shell.json("run", "tiny", "--local", "--no-mlflow", "--keep-failed", code=1)["sweep"]
     assert (sweep["trained"], sweep["failed"], sweep["sweep_id"]) == (0, 2, None)
+    _, err = shell("run", "tiny", "--local", "--no-mlflow", "--keep-failed", code=1)
+    assert "to train" not in err
+    assert "2 finished · 2 failed" in err
+    _, err = shell("run", "tiny", "--local", "--no-mlflow", "--max-runs", "1", code=130)
+    assert "1 run to train" in err
     again = shell.json("run", "tiny", "--local", "--no-mlflow", code=1)["sweep"]
     assert (again["failed"], again["sweep_id"] is None) == (2, False)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason", "left"),
+    [
+        (["--max-runs", "1"], "the budget of 1 run is used up", 3),
+        (["--max-failures", "1"], "the budget of 1 failed run is used up", 3),
+        (["--time-budget", "0.000001s"], "the time budget of 1e-06 s is used up", 4),
+    ],
+)
+def test_a_used_up_budget_is_said(shell, options, reason, left):
+    shell.write("tiny", TINY + f"when: [{{if: {{model.position: [CoPE, none]}}, set: {FAILS}}}]\n")
+    out, _ = shell("run", "tiny", "--local", "--no-mlflow", *options, code=130)
+    text = f"Interrupted with {left} runs to do: {reason}; the same command continues from there."
+    assert text in " ".join(out.split())
+    assert (
+        f"stopped: {reason}"
+        in shell.json("run", "tiny", "--local", "--no-mlflow", *options, code=130)["sweep"]["notes"]
+    )
+
+
+def test_a_failure_of_an_earlier_sweep_does_not_count(shell):
+    """The runs that had failed before are not started after the first one fails again."""
+    shell.write("tiny", TINY + f"when: [{{if: {{model.position: [CoPE, none]}}, set: {FAILS}}}]\n")
+    words = ("run", "tiny", "--local", "--no-mlflow")
+    out, _ = shell(*words, code=1)
+    assert "4 runs failed" in out
+    out, _ = shell(*words, "--max-failures", "2", code=130)
+    assert "2 runs failed" in out
+    assert "Interrupted with 2 runs to do: the budget of 2 failed runs is used up" in " ".join(out.split())
+    assert "Interrupted" not in shell(*words, "--max-failures", "4", code=1)[0]
 
 
 def wait_until_it_trains(process):

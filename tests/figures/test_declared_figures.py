@@ -33,11 +33,21 @@ def test_names_rows_and_options():
     rows = [("CoPE · 16",), ("none · 8", "none · 16"), everything, ("CoPE · 8",), everything]
     assert [each.rows for each in found] == rows
     curves, values, convergence = (ablation_options(each) for each in found[:3])
-    assert curves == Options(metrics=(ERROR,), rows=("CoPE · 16",), title="A")  # `log: false` is automatic
+    assert curves == Options(metrics=(ERROR,), rows=("CoPE · 16",), log=False, title="A")
     assert values == Options(metrics=(ERROR,), rows=rows[1], x="model.dim", log_x=True)
     assert convergence == Options(metrics=(ERROR,), rows=everything, log=True)
     with pytest.raises(FigureError, match="maps is not drawn from the results of runs|the kind maps is not drawn"):
         ablation_options(found[3])
+
+
+@pytest.mark.parametrize(("key", "log"), [({}, True), ({"log_x": True}, True), ({"log_x": False}, False)])
+def test_the_axis_of_x_is_logarithmic_as_its_values_ask_for_or_as_the_file_says(store, key, log):
+    figure = {"kind": "values", "x": "model.dim", "metrics": [ERROR], **key}
+    plan = plan_of(grid={"model.dim": [8, 16, 32, 64, 128, 256]}, figures=[figure])
+    for run in plan.runs:
+        finish(store, run, {ERROR: 10.0})
+    drawn = draw_declared(plan, store, declared_figures(plan)[0]).draw()
+    assert (drawn.axes[0].get_xscale() == "log") is log
 
 
 def test_drawings_hold_the_declared_rows(store):

@@ -5,10 +5,11 @@ import torch
 from hypothesis import given, settings
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from cope_sweep.kernels import blocked, blocked_scores, make_problem, operator
+from cope_sweep.kernels import blocked, blocked_scores, make_problem, operator, reference
 from cope_sweep.positions import CoPE, CoPEALiBi, CoPEMLP, Relative
 from tests.kernels.accuracy import assert_equals_reference
 from tests.kernels.cases import DROPOUT_SEED, Case, cases, long_cases, make_inputs, random_tensors
+from tests.kernels.not_finite import INPUTS, assert_not_finite_is_seen
 
 
 def attend_blocked(inputs, positions, dropout, seed):
@@ -21,6 +22,12 @@ def attend_blocked(inputs, positions, dropout, seed):
 @settings(max_examples=40)
 def test_output_and_gradients_equal_the_reference(case):
     assert_equals_reference(case, attend_blocked, torch.float64)
+
+
+@pytest.mark.parametrize(("case", "place", "value"), INPUTS)
+def test_numbers_that_are_not_finite(case, place, value):
+    assert_not_finite_is_seen(case, place, value, attend_blocked)
+    assert_not_finite_is_seen(case, place, value, reference)
 
 
 @given(long_cases())

@@ -14,6 +14,7 @@ from cope_sweep.kernels.native import abi, build
 from cope_sweep.positions import T5, ALiBi, CoPE, CoPEALiBi, CoPEMLP, Relative
 from tests.kernels.accuracy import assert_equals_reference
 from tests.kernels.cases import DROPOUT_SEED, Case, cases, long_cases, make_inputs, random_tensors
+from tests.kernels.not_finite import INPUTS, assert_not_finite_is_seen
 
 pytestmark = pytest.mark.slow
 
@@ -58,6 +59,13 @@ def float32_problem(case):
 @settings(max_examples=40)
 def test_output_and_gradients_equal_the_reference(case):
     assert_correct(case)
+
+
+@pytest.mark.parametrize("target", TARGETS, indirect=True)
+@pytest.mark.parametrize(("case", "place", "value"), INPUTS)
+def test_numbers_that_are_not_finite(case, place, value, target, monkeypatch):
+    monkeypatch.setattr(abi, "poison_scratch", True)
+    assert_not_finite_is_seen(case, place, value, attend_native)
 
 
 @given(long_cases())

@@ -1,8 +1,10 @@
 import pytest
 from pydantic import ValidationError
 
-from cope_sweep.spec import RunSpec
-from cope_sweep.spec.explain import explain, suggest
+from cope_sweep.spec import Resources, RunSpec
+from cope_sweep.spec.ablation import Ablation
+from cope_sweep.spec.explain import SYNONYMS, explain, suggest
+from cope_sweep.spec.run import EvaluateSpec, ModelSpec, TrainSpec
 from cope_sweep.spec.source import dotted
 from tests.spec.ablations import TEXT, error_of
 
@@ -30,6 +32,8 @@ from tests.spec.ablations import TEXT, error_of
             "title: A test\nresources: {precision: bf61}",
             "\"bf61\" is not one of the choices; did you mean 'bf16'?",
         ),
+        ("steps: 6", "learning_rate: 0.1", "test.yaml:5: base.train.learning_rate: unknown key 'learning_rate'; did you mean 'lr'?"),
+        ("train.lr:", "train.learning_rate:", "unknown key 'learning_rate'; did you mean 'lr'?"),
         ("steps: 6", "steps: 6.5", "test.yaml:5: base.train.steps: 6.5 is not a whole number"),
         ("steps: 6", "steps: true", "test.yaml:5: base.train.steps: true is not a whole number"),
         ("steps: 6", "eps: tiny", 'test.yaml:5: base.train.eps: "tiny" is not a number'),
@@ -63,6 +67,24 @@ def test_suggestions():
     assert suggest("lauers", ["layers", "heads"]) == "; did you mean 'layers'? accepted: layers, heads"
     assert suggest("zzz", iter(["layers", "heads"])) == "; accepted: layers, heads"
     assert suggest("zzz", []) == ""
+
+
+def test_names_of_other_libraries_are_known():
+    accepted = ["batch", "lr", "steps", "warmup", "weight_decay"]
+    assert suggest("Learning-Rate", accepted).startswith("; did you mean 'lr'?")
+    assert suggest("wd", accepted).startswith("; did you mean 'weight_decay'?")
+    assert suggest("max_steps", accepted).startswith("; did you mean 'steps'?")
+    assert suggest("warmup_steps", accepted).startswith("; did you mean 'warmup'?"), "not the similar `steps`"
+    assert suggest("learning_rate", ["train/loss"]) == "; accepted: train/loss", "only what is accepted"
+
+
+def test_each_synonym_means_one_key_that_exists():
+    names = [name for each in SYNONYMS.values() for name in each]
+    assert len(names) == len(set(names))
+    models = (ModelSpec, TrainSpec, EvaluateSpec, Ablation, Resources)
+    fields = {name for model in models for name in model.model_fields}
+    assert set(SYNONYMS) <= fields
+    assert not fields & set(names)
 
 
 def test_suggestions_ignore_case():

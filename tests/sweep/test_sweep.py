@@ -166,6 +166,9 @@ def test_failed_runs_are_kept_on_request(store: Store) -> None:
     outcome = start(plan, store, Scripted(store, []), leave_out={"failed"})
     assert (outcome.sweep_id, outcome.reused, outcome.failed, outcome.exit_code) == (None, 5, 1, 1)
     assert store.index.sweeps() == []
+    more = plan_of(seeds=[0, 1, 2])
+    outcome = start(more, store, Scripted(store, ["finished"] * 3), leave_out={"failed"})
+    assert (outcome.trained, outcome.failed, outcome.exit_code) == (3, 1, 1), "the same as where nothing was to train"
     assert start(plan, store, Scripted(store, ["finished"])).exit_code == 0
 
 
@@ -233,9 +236,36 @@ def test_no_more_runs_than_the_budget_are_started(store: Store) -> None:
     executor = Scripted(store, ["finished"] * 2)
     outcome = start(plan_of(), store, executor, budget=Budget(max_runs=2, max_failures=3))
     assert (outcome.trained, outcome.not_started, outcome.exit_code) == (2, 4, 130)
+    assert outcome.stop_reasons == ("the budget of 2 runs is used up",)
+    assert record_of(store, outcome).notes == ["stopped: the budget of 2 runs is used up"]
     assert executor.settings["max_failed_runs"] == 3
     executor.statuses = ["finished"] * 4
-    assert start(plan_of(), store, executor).exit_code == 0
+    outcome = start(plan_of(), store, executor, budget=Budget(max_runs=4, max_failures=1))
+    assert (outcome.exit_code, outcome.notes) == (0, ())
+
+
+def test_runs_that_an_earlier_sweep_failed_and_this_one_has_not_tried_are_not_started(store: Store) -> None:
+    plan = plan_of()
+    start(plan, store, Scripted(store, ["failed"] * 3 + ["finished"] * 3))
+    # The first failed run is tried again and fails again: no more are started.
+    outcome = start(plan, store, Scripted(store, ["failed", "pending", "pending"]), budget=Budget(max_failures=1))
+    assert (outcome.failed, outcome.not_started, outcome.interrupted, outcome.exit_code) == (1, 2, 0, 130)
+    assert outcome.stop_reasons == ("the budget of 1 failed run is used up",)
+    assert record_of(store, outcome).status == "interrupted"
+    outcome = start(plan, store, Scripted(store, ["failed"] * 3), budget=Budget(max_failures=3))
+    assert (outcome.failed, outcome.not_started, outcome.exit_code, outcome.notes) == (3, 0, 1, ())
+
+
+def test_an_interrupted_sweep_does_not_blame_its_budget(store: Store) -> None:
+    class Interrupted(Scripted):
+        def __call__(self, *arguments: Any, stop: threading.Event, **settings: Any) -> None:
+            stop.set()
+
+    outcome = start(plan_of(), store, Interrupted(store, []), budget=Budget(max_runs=2, max_failures=1))
+    assert (outcome.left, outcome.notes) == (6, ())
+    with pytest.raises(ClusterError):
+        start(plan_of(), store, Scripted(store, ["pending"] * 2, ClusterError("gone")), budget=Budget(max_runs=2))
+    assert all(store.sweep(each.sweep_id).notes == [] for each in store.index.sweeps())  # type: ignore[union-attr]
 
 
 def test_a_time_budget_stops_the_sweep(store: Store) -> None:
@@ -243,6 +273,7 @@ def test_a_time_budget_stops_the_sweep(store: Store) -> None:
     assert 0.2 <= outcome.seconds < TIMEOUT_S
     assert (outcome.not_started, outcome.exit_code) == (6, 130)
     assert outcome.notes == ("stopped: the time budget of 0.2 s is used up",)
+    assert outcome.stop_reasons == ("the time budget of 0.2 s is used up",)
 
 
 def test_a_stop_can_be_requested_from_another_machine(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 import json
 import os
+import re
 
 import pytest
 
@@ -106,3 +107,14 @@ def test_a_full_disk_fails_the_run_with_the_reason(store, monkeypatch, capsys):
     assert events[-1].message == "OSError: [Errno 28] No space left on device"
     assert "the failure cannot be recorded" in capsys.readouterr().err
     assert train_run(tiny_run(), store, Runtime()) == "finished"
+
+
+@pytest.mark.parametrize("attention", ["reference", "blocked", "native"])
+def test_divergence_with_cope_names_the_step_in_every_implementation(store, attention):
+    """Positions that are sums of NaN gates are no indices: the loss is what is reported."""
+    run = tiny_run(
+        **{"train.lr": 1e30, "train.clip": None, "train.steps": 40, "model.position": ["cope"], "evaluate.every": 99}
+    )
+    assert train_run(run, store, Runtime(attention=attention)) == "failed"
+    message = store.run(run.run_id).state["message"]
+    assert re.fullmatch(r"Diverged: train/loss is nan at step [2-9]; lower train.lr, or set train.clip", message)

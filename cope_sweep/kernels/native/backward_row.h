@@ -75,7 +75,7 @@ struct SegmentGradients {
 static inline void add_to_segments(const NativeProblem& x, RowSums& sums, int segment, int vectors, const vf* positions, const vf* ds,
                                    const SegmentGradients& to) {
     for (int v = vectors - 1; v >= 0; --v) {
-        const vf stopped = vmin(positions[v], splat(x.limit));
+        const vf stopped = vmin(splat(x.limit), positions[v]);
         const float last = stopped[0];
         vf rest = ds[v];
         for (; segment < x.N && x.knots[segment] <= last; ++segment) {
@@ -112,7 +112,7 @@ static inline void backward_row(const NativeProblem& x, BackwardScratch& m, cons
             store(s + v * W, vf{});
             continue;
         }
-        vf weight = vexp(FULL ? scores[v] : vmin(scores[v], splat(80.0f))), dweight = load(da + v * W), kept = weight;
+        vf weight = vexp(FULL ? scores[v] : vmin(splat(80.0f), scores[v])), dweight = load(da + v * W), kept = weight;
         if (!FULL && x.threshold) {
             const vf factor = dropout_factor(x, dropout, j + v * W);
             kept *= factor;

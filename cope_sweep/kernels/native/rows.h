@@ -23,8 +23,8 @@ struct TableBias {
     vi index;
     vf fraction, difference, bias;
     inline TableBias(const float* table, float last, vf p) {
-        vf stopped = vmin(p, splat(last));
-        vi whole = truncate(stopped);
+        vf stopped = vmin(splat(last), p);
+        vi whole = truncate(vmax(stopped, vf{}));  // entry 0 for NaN, whose fraction is NaN
         // W consecutive keys span less than W positions: one load holds all their entries, and one the next ones.
         // Rounding can make it W: the line through the last pair is then followed a little further.
         const int base = whole[W - 1];
@@ -41,7 +41,7 @@ struct TableBias {
 struct SegmentBias {
     vf stopped, slope, bias;
     inline SegmentBias(const NativeProblem& x, const Row& row, vf p, int& segment) {
-        stopped = vmin(p, splat(x.limit));
+        stopped = vmin(splat(x.limit), p);
         slope = splat(row.slope[segment]);
         vf intercept = splat(row.intercept[segment]);
         const float last = stopped[0];

@@ -36,6 +36,7 @@ static inline vi iota() {
     return x;
 }
 
+// vmin and vmax return b where a or b is NaN. So the bound comes first where a NaN has to stay, and last where not.
 #if defined(__AVX512F__)
 static inline vf vmin(vf a, vf b) { return (vf)_mm512_min_ps((__m512)a, (__m512)b); }
 static inline vf vmax(vf a, vf b) { return (vf)_mm512_max_ps((__m512)a, (__m512)b); }
@@ -119,10 +120,10 @@ static inline vf suffix_sums(vf x) {
     return x;
 }
 
-// e^x within 2 units in the last place, for x < 88. Smaller x than −87 give e^−87 = 1.6e-38.
+// e^x within 2 units in the last place, for x < 88. Smaller x than −87 give e^−87 = 1.6e-38. NaN gives NaN.
 static inline vf vexp(vf x) {
     const float magic = 12582912.0f;  // 1.5·2²³: adding it leaves the rounded integer in the lowest bits
-    x = vmax(x, splat(-87.0f));
+    x = vmax(splat(-87.0f), x);
     vf shifted = x * 1.44269504088896341f + magic;
     vf r = x - (shifted - magic) * 0.693147180559945309f;
     // Least relative error on ±ln 2/2 with the first two coefficients 1: 3e-9.
@@ -135,4 +136,4 @@ static inline vf vexp(vf x) {
     return (vf)(as_int(y) + (as_int(shifted) << 23));
 }
 
-static inline vf sigmoid(vf x) { return reciprocal(1.0f + vexp(-vmax(x, splat(-86.0f)))); }
+static inline vf sigmoid(vf x) { return reciprocal(1.0f + vexp(-vmax(splat(-86.0f), x))); }
