@@ -32,9 +32,9 @@ def make_console(*, stderr: bool = False) -> Console:
 
 def grid(*columns: str) -> Table:
     """An empty table without lines, for a terminal. Columns of numbers are right-aligned."""
-    from cope_sweep.cli.grid import Grid
+    from rich.table import Table
 
-    table = Grid(box=None, padding=(0, 2, 0, 0))
+    table = Table(box=None, padding=(0, 2, 0, 0))
     for column in columns:
         table.add_column(column, justify="right" if column in RIGHT_ALIGNED else "left")
     return table
