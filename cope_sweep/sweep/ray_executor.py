@@ -502,6 +502,8 @@ class _RaySweep:
             # A thread that is inside of Ray while Ray shuts down would end this process.
             if self.tune is not None and not self.head_lost:
                 self.tune.join(TUNE_TIMEOUT_S)
+            if self.index_actor is not None and not self.head_lost:
+                ray.kill(self.index_actor)
             self.leases.close()
 
     def _start(self, token: str, plugins: tuple[str, ...]) -> None:
