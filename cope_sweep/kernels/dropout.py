@@ -8,7 +8,8 @@ A 64-bit mixer (Steele, Lea and Flood 2014, "Fast splittable pseudorandom number
 from a counter that holds place (16 bits), head (16 bits) and token (32 bits); a 32-bit one (lowbias32, Wellons 2018)
 makes 32 bits for each column of the row. An element is kept if these are ≥ p·2³². Integers wrap around, as in C.
 
-Shapes: B sequences, H heads, N heads of the batch (B·H), T tokens (queries), S columns: keys of attention, or features.
+Shapes: B sequences, H heads, N heads of the batch (B·H), T tokens (queries), D features, S columns: keys of attention,
+or features; R rows of some sequences.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-MASK_AT_ONCE = 2**17
+MASK_AT_ONCE = 2**15
 """Elements of a mask that are computed at once on a CPU: their 32 bits stay in its cache."""
 
 
@@ -44,22 +45,20 @@ def at_place(seeds_B: Tensor, place: int) -> Tensor:
 def apply_dropout(x_BTD: Tensor, p: float, seeds_B: Tensor) -> Tensor:
     """Set each element to 0 with probability p, and divide the others by 1 − p."""
     B, T, D = x_BTD.shape
-    device = x_BTD.device
+    device, scale = x_BTD.device, 1 / (1 - p)
     heads_B = torch.zeros(B, dtype=torch.int64, device=device)
-    tokens_T, features_D = torch.arange(T, device=device), torch.arange(D, device=device)
-
-    def dropped(rows: slice) -> Tensor:
-        return ~dropout_mask(p, seeds_B[rows], heads_B[rows], tokens_T, features_D)
-
-    if device.type != "cpu" or torch.compiler.is_compiling():  # a compiler computes a mask without temporary tensors
-        dropped_BTD = dropped(slice(None))
-    else:
-        dropped_BTD = torch.empty(B, T, D, dtype=torch.bool)
-        at_once = max(1, MASK_AT_ONCE // max(1, T * D))
-        for first in range(0, B, at_once):
-            rows = slice(first, first + at_once)
-            dropped_BTD[rows] = dropped(rows)
-    return x_BTD.masked_fill(dropped_BTD, 0) * (1 / (1 - p))
+    features_D = torch.arange(D, device=device)
+    keys_BT = _row_keys(seeds_B, heads_B, torch.arange(T, device=device))
+    # A compiler computes the mask without temporary tensors. Half-precision factors would be rounded.
+    at_once = device.type != "cpu" or torch.compiler.is_compiling() or x_BTD.dtype in (torch.bfloat16, torch.float16)
+    if at_once:
+        return x_BTD.masked_fill(~_kept(p, keys_BT, features_D), 0) * scale
+    factor_BTD = torch.empty(B, T, D, dtype=x_BTD.dtype)
+    rows = max(1, MASK_AT_ONCE // max(1, D))
+    parts = zip(torch.split(factor_BTD.view(-1, D), rows), torch.split(keys_BT.flatten(), rows), strict=True)
+    for factor_RD, keys_R in parts:
+        factor_RD.copy_(_kept(p, keys_R, features_D)).mul_(scale)
+    return x_BTD * factor_BTD
 
 
 def threshold(p: float) -> int:
@@ -79,19 +78,29 @@ def dropout_mask(p: float, seeds_N: Tensor, heads_N: Tensor, tokens_T: Tensor, c
     `seeds_N` are the seeds of the sequences, and `heads_N` indices among a sequence's heads; `tokens_T`, and
     `columns_S` where they are keys, count tokens from the start of the sequence.
     """
-    row_NT = ((heads_N.long()[:, None] << 32) | tokens_T.long()) * _signed64(_GOLDEN)
-    row_NT = _mixed(seeds_N.to(row_NT.device)[:, None] + row_NT).to(torch.int32)
-    x_NTS = row_NT[..., None] + columns_S.to(torch.int32) * _signed32(0x9E3779B9)
-    x_NTS ^= _shift(x_NTS, 16, 32)
-    x_NTS *= _signed32(0x7FEB352D)
-    x_NTS ^= _shift(x_NTS, 15, 32)
-    x_NTS *= _signed32(0x846CA68B)
-    x_NTS ^= _shift(x_NTS, 16, 32)
-    # With the highest bit flipped, signed integers compare as unsigned ones.
-    return (x_NTS ^ _signed32(0x80000000)) >= threshold(p) - 2**31
+    return _kept(p, _row_keys(seeds_N, heads_N, tokens_T), columns_S)
 
 
 _GOLDEN = 0x9E3779B97F4A7C15
+
+
+def _row_keys(seeds_N: Tensor, heads_N: Tensor, tokens_T: Tensor) -> Tensor:
+    """The key of each row, int32 (N, T)."""
+    counter_NT = (heads_N.long()[:, None] << 32) | tokens_T.long()
+    return _mixed(seeds_N.to(counter_NT.device)[:, None] + counter_NT * _signed64(_GOLDEN)).to(torch.int32)
+
+
+def _kept(p: float, row_keys: Tensor, columns_S: Tensor) -> Tensor:
+    """Which elements of rows are kept, bool, with the columns as a further dimension."""
+    x = row_keys[..., None] + columns_S.to(torch.int32) * _signed32(0x9E3779B9)
+    x ^= _shift(x, 16, 32)
+    x *= _signed32(0x7FEB352D)
+    x ^= _shift(x, 15, 32)
+    x *= _signed32(0x846CA68B)
+    x ^= _shift(x, 16, 32)
+    # With the highest bit flipped, signed integers compare as unsigned ones.
+    x ^= _signed32(0x80000000)
+    return x >= threshold(p) - 2**31
 
 
 def _mixed(x: Tensor) -> Tensor:

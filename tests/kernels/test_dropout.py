@@ -135,14 +135,8 @@ def test_the_elements_that_are_dropped_do_not_depend_on_the_other_sequences(monk
     x, seeds = torch.randn(7, 5, 16), dropout_seeds(7)
     whole = apply_dropout(x, 0.5, seeds)
     assert torch.equal(torch.cat([apply_dropout(x[i : i + 2], 0.5, seeds[i : i + 2]) for i in range(0, 7, 2)]), whole)
-    monkeypatch.setattr("cope_sweep.kernels.dropout.MASK_AT_ONCE", 2 * 5 * 16)
+    monkeypatch.setattr("cope_sweep.kernels.dropout.MASK_AT_ONCE", 3 * 16)
     assert torch.equal(apply_dropout(x, 0.5, seeds), whole)
-
-
-def test_infinite_and_undefined_elements_can_be_dropped():
-    x = torch.full((1, 4, 64), torch.nan)
-    dropped = apply_dropout(x, 0.5, dropout_seeds(1))
-    assert (dropped == 0).any()
 
 
 @pytest.mark.parametrize("implementation", ["auto", "blocked", "native"])

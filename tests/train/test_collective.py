@@ -52,7 +52,7 @@ CASES = {
     "dropout": {"model.dropout": 0.3, "train.batch": 7, "model.position": ["cope"]},
     "dropout, parts of 2, activations computed again": {
         "model.dropout": 0.3,
-        "model.family": "post_norm",
+        "model.family": "llama",
         "model.layers": 2,
         "checkpoint_activations": True,
         "train.batch": 7,
