@@ -128,7 +128,8 @@ class Family(Kind):
         """The output of one block, (B, T, D).
 
         `attention` maps (B, T, D) to (B, T, D): projections, heads and position encodings. `dropout` is the model's
-        dropout, for the residual branches and wherever else the family has it.
+        dropout, for the residual branches and wherever else the family has it, at most 15 times. Its calls are counted:
+        each one has masks of its own. So call it outside of functions that are computed again (`recomputed`).
         """
 
     def final_norm(self, parameters: Parameters, x_BTD: Tensor) -> Tensor:

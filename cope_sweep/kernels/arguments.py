@@ -60,8 +60,8 @@ class Arguments(NamedTuple):
     """PiecewiseLinear: (N,). This and what follows has no gradient."""
     distance_slope: Tensor | None = None
     """DistanceSlope: (H,)."""
-    seed: Tensor | None = None
-    """int64 scalar: the seed of the dropout mask (see `dropout.py`)."""
+    seeds: Tensor | None = None
+    """(B,) int64: each sequence's seed of its dropout mask (see `dropout.py`)."""
     lengths: Tensor | None = None
     """(B,) int64: the number of tokens of each sequence; None: all S."""
     scale: float = 1.0
@@ -92,7 +92,7 @@ def schema() -> str:
     return ", ".join(f"{_SCHEMA_TYPES[kind]} {name}" for name, kind in get_type_hints(Arguments).items())
 
 
-def make_problem(inputs: Inputs, positions: Positions, dropout: float, seed: Tensor | None) -> Arguments | str:
+def make_problem(inputs: Inputs, positions: Positions, dropout: float, seeds_B: Tensor | None) -> Arguments | str:
     """The problem for these inputs and encodings, or why the fused kernels cannot express it, for a log message.
 
     They cannot express hard attention, an encoding without a `term`, two terms of a kind, contextual encodings whose
@@ -133,7 +133,7 @@ def make_problem(inputs: Inputs, positions: Positions, dropout: float, seed: Ten
         inputs.v_BHSK,
         base_q=None if base_q is inputs.rotated_q_BHTK else base_q,
         gate_k=gate_k,
-        seed=seed if dropout else None,
+        seeds=seeds_B if dropout else None,
         lengths=inputs.lengths_B,
         scale=inputs.q_BHTK.shape[-1] ** -0.5,
         dropout=dropout,

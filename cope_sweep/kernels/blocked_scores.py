@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from cope_sweep.kernels.arguments import Arguments
-from cope_sweep.kernels.dropout import dropout_mask
+from cope_sweep.kernels.dropout import dropout_mask, heads_of_batch
 
 MAX_ROWS = 64
 """Queries in a block. With more, the columns before all of them have reached the last position are more, too."""
@@ -241,10 +241,10 @@ def _add_distance(x: Tensors, block: Block, s_NRC: Tensor) -> None:
 
 
 def block_dropout_mask(x: Tensors, block: Block) -> Tensor:
-    heads = torch.arange(block.n0, block.n1, device=x.device)
+    seeds_N, heads_N = heads_of_batch(cast(Tensor, x.given.seeds).to(x.device), x.H)
     queries = torch.arange(block.a, block.b, device=x.device)
     keys = torch.arange(block.b - 1, -1, -1, device=x.device)
-    return dropout_mask(cast(Tensor, x.given.seed), x.given.dropout, heads, queries, keys)
+    return dropout_mask(x.given.dropout, seeds_N[block.heads], heads_N[block.heads], queries, keys)
 
 
 def flatten_heads(x: Tensor | None) -> Tensor | None:

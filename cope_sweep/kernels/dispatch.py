@@ -22,6 +22,7 @@ from torch import Tensor
 
 from cope_sweep.kernels import operator
 from cope_sweep.kernels.choice import Implementation, chosen_implementation, observe
+from cope_sweep.kernels.dropout import draw_seeds
 from cope_sweep.kernels.inputs import Inputs, Positions
 from cope_sweep.kernels.path import choose
 from cope_sweep.kernels.reference import reference
@@ -30,32 +31,38 @@ log = logging.getLogger(__name__)
 
 
 def attend(
-    inputs: Inputs, positions: Positions, dropout: float = 0.0, implementation: Implementation | None = None
+    inputs: Inputs,
+    positions: Positions,
+    dropout: float = 0.0,
+    seeds_B: Tensor | None = None,
+    implementation: Implementation | None = None,
 ) -> Tensor:
     """Causal attention, softmax(q·k/√K + Σ scores)·v, (B, H, T, K). Query t is token S − T + t.
 
-    `dropout` is the probability of dropping a weight. `implementation`: None means the one that `set_implementation` or
+    `dropout` is the probability of dropping a weight, and `seeds_B`, int64, determine the mask of each sequence; None:
+    they are drawn from torch's global generator. `implementation`: None means the one that `set_implementation` or
     `using` chose, or auto.
     """
     observe(inputs, positions)
     implementation = implementation or chosen_implementation()
-    path = choose(inputs, positions, dropout, implementation)
+    if dropout and seeds_B is None:
+        seeds_B = draw_seeds(len(inputs.q_BHTK), inputs.q_BHTK.device)
+    path = choose(inputs, positions, dropout, implementation, seeds_B)
     # float64 is for comparisons: that auto then uses PyTorch needs no warning.
     if path.reason is not None and (implementation != "auto" or inputs.q_BHTK.dtype != torch.float64):
         _log_once(f"attention: {path.reason}")
     if path.problem is not None:
         return operator.attention(path.problem, path.name)
     if path.name == "sdpa":
-        return _without_scores(inputs, dropout)
-    return reference(inputs, positions, dropout)
+        return _without_scores(inputs)
+    return reference(inputs, positions, dropout, seeds_B)
 
 
-def _without_scores(inputs: Inputs, dropout: float) -> Tensor:
+def _without_scores(inputs: Inputs) -> Tensor:
     return F.scaled_dot_product_attention(
         inputs.rotated_q_BHTK,
         inputs.rotated_k_BHSK,
         inputs.v_BHSK,
-        dropout_p=dropout,
         is_causal=inputs.q_BHTK.shape[2] > 1,
     )
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import torch
+from torch import Tensor
 
 from cope_sweep.kernels import native
 from cope_sweep.kernels.arguments import Arguments, make_problem
 from cope_sweep.kernels.choice import Implementation
-from cope_sweep.kernels.dropout import draw_seed
 from cope_sweep.kernels.inputs import Inputs, Position, Positions
 
 if TYPE_CHECKING:
@@ -104,13 +104,22 @@ def which(
     return path.name, path.reason
 
 
-def choose(inputs: Inputs, positions: Positions, dropout: float, implementation: Implementation) -> Path:
-    """The path of an attention. `auto` is the fastest, forward and backward (measured with `bench attention`)."""
+def choose(
+    inputs: Inputs,
+    positions: Positions,
+    dropout: float,
+    implementation: Implementation,
+    seeds_B: Tensor | None = None,
+) -> Path:
+    """The path of an attention. `auto` is the fastest, forward and backward (measured with `bench attention`).
+
+    `seeds_B` are those of the dropout masks; None where nothing is computed.
+    """
     if implementation == "auto":
-        return _fastest(inputs, positions, dropout)
+        return _fastest(inputs, positions, dropout, seeds_B)
     if implementation == "reference":
         return Path("reference")
-    problem = _problem(inputs, positions, dropout)
+    problem = make_problem(inputs, positions, dropout, seeds_B)
     if isinstance(problem, str):
         return Path("reference", f"{implementation} is not used, {problem}; using the reference")
     if implementation == "blocked":
@@ -121,18 +130,18 @@ def choose(inputs: Inputs, positions: Positions, dropout: float, implementation:
     return Path("blocked", f"{implementation} is not used, {reason}; falling back to PyTorch (blocked)", problem)
 
 
-def _fastest(inputs: Inputs, positions: Positions, dropout: float) -> Path:
+def _fastest(inputs: Inputs, positions: Positions, dropout: float, seeds_B: Tensor | None) -> Path:
     T, S, on_cpu = inputs.q_BHTK.shape[2], inputs.k_BHSK.shape[2], inputs.q_BHTK.device.type == "cpu"
-    no_scores = (
-        not any(position.encoding.scores for position in positions) and inputs.lengths_B is None and not inputs.hard
-    )
+    # torch's attention would draw the dropout mask of the whole batch from its generator.
+    no_scores = not (any(position.encoding.scores for position in positions) or dropout or inputs.hard)
+    no_scores &= inputs.lengths_B is None
     native_is_faster = on_cpu and S >= MIN_NATIVE_KEYS and inputs.q_BHTK.dtype == torch.float32
     if no_scores and T in (1, S) and not native_is_faster:
         return Path("sdpa")
     # With few queries, as in decoding, the fused kernels would spend most of their time on packing all keys.
     if T < MIN_FUSED_QUERIES:
         return Path("reference")
-    problem = _problem(inputs, positions, dropout)
+    problem = make_problem(inputs, positions, dropout, seeds_B)
     if isinstance(problem, str):
         needs = "which needs memory for all T × T scores"
         return Path("reference", f"no fused kernel is used, {problem}; using the reference, {needs}")
@@ -147,10 +156,6 @@ def _fastest(inputs: Inputs, positions: Positions, dropout: float) -> Path:
         instead = "reference"
     reason = f"{name} is not used, {reason}; falling back to PyTorch ({instead})"
     return Path(instead, reason, problem if instead == "blocked" else None)
-
-
-def _problem(inputs: Inputs, positions: Positions, dropout: float) -> Arguments | str:
-    return make_problem(inputs, positions, dropout, draw_seed(inputs.q_BHTK.device) if dropout else None)
 
 
 def _why_not(problem: Arguments, implementation: Literal["native", "triton"]) -> str | None:

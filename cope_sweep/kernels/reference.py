@@ -12,22 +12,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cope_sweep.kernels.dropout import draw_seed, dropout_mask
+from cope_sweep.kernels.dropout import draw_seeds, dropout_mask, heads_of_batch
 from cope_sweep.kernels.inputs import Inputs, Position, Positions
 
 if TYPE_CHECKING:
     from cope_sweep.positions import Attention
 
 
-def reference(inputs: Inputs, positions: Positions, dropout: float = 0.0, seed: Tensor | None = None) -> Tensor:
+def reference(inputs: Inputs, positions: Positions, dropout: float = 0.0, seeds_B: Tensor | None = None) -> Tensor:
     """Causal attention, softmax(q·k/√K + Σ scores)·v, (B, H, T, K). Query t is token S − T + t.
 
-    `dropout` is the probability of dropping a weight. `seed`, an int64 scalar, determines the mask; None: it is drawn
-    from torch's global generator. Half-precision inputs are computed in float32, as the fused kernels do; the result
-    has the type of the values.
+    `dropout` is the probability of dropping a weight. `seeds_B`, int64, determine the mask of each sequence; None: they
+    are drawn from torch's global generator. Half-precision inputs are computed in float32, as the fused kernels do; the
+    result has the type of the values.
     """
     with torch.autocast(inputs.q_BHTK.device.type, enabled=False):
-        out_BHTK = _reference(*_at_least_float32(inputs, positions), dropout, seed)
+        out_BHTK = _reference(*_at_least_float32(inputs, positions), dropout, seeds_B)
     return out_BHTK.to(inputs.v_BHSK.dtype)
 
 
@@ -51,14 +51,13 @@ def _at_least_float32(inputs: Inputs, positions: Positions) -> tuple[Inputs, Pos
     ]
 
 
-def _reference(inputs: Inputs, positions: Positions, dropout: float, seed: Tensor | None) -> Tensor:
+def _reference(inputs: Inputs, positions: Positions, dropout: float, seeds_B: Tensor | None) -> Tensor:
     (B, H, T, _), S, device = inputs.q_BHTK.shape, inputs.k_BHSK.shape[2], inputs.q_BHTK.device
     weights_BHTS = attention_weights(inputs, positions, visible(T, S, device))
     if dropout:
-        heads_N, tokens_S = torch.arange(B * H, device=device), torch.arange(S, device=device)
-        mask_NTS = dropout_mask(
-            draw_seed(device) if seed is None else seed, dropout, heads_N, tokens_S[S - T :], tokens_S
-        )
+        seeds_B = draw_seeds(B, device) if seeds_B is None else seeds_B.to(device)
+        tokens_S = torch.arange(S, device=device)
+        mask_NTS = dropout_mask(dropout, *heads_of_batch(seeds_B, H), tokens_S[S - T :], tokens_S)
         weights_BHTS = weights_BHTS * mask_NTS.view(B, H, T, S) / (1 - dropout)
     attended_BHTK = weights_BHTS @ inputs.v_BHSK
     if inputs.lengths_B is None:

@@ -25,6 +25,7 @@ def self_attention(
     *,
     heads: int,
     dropout: float = 0.0,
+    seeds_B: Tensor | None = None,
     hard: bool = False,
     cache: LayerCache | None = None,
     lengths_B: Tensor | None = None,
@@ -38,6 +39,7 @@ def self_attention(
         positions: the encodings that serve this layer, with their parameters.
         heads: H.
         dropout: probability with which an attention weight is set to 0.
+        seeds_B: of the dropout masks, one for each sequence; None: drawn from torch's global generator.
         hard: attend only to the token with the largest logit.
         cache: the tokens before `x_BTD`; the new tokens are appended.
         lengths_B: the number of tokens of each sequence, those in the cache included; None: all.
@@ -80,6 +82,6 @@ def self_attention(
         hard,
         lengths_B,
     )
-    attended_BHTK = attend(inputs, positions, dropout)
+    attended_BHTK = attend(inputs, positions, dropout, seeds_B)
     attended_BTD = attended_BHTK.transpose(1, 2).flatten(2)
     return linear(parameters, "attention.out", attended_BTD if packing is None else packing.pack(attended_BTD))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import count
 from typing import cast
 
 import torch
@@ -17,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from cope_sweep.kernels.dropout import apply_dropout, at_place, draw_seeds
 from cope_sweep.model.attention import LayerCache, Position, Positions, self_attention
 from cope_sweep.model.loss import output_loss, predict
 from cope_sweep.model.packing import Packing
@@ -26,6 +28,12 @@ from cope_sweep.spec import RunSpec
 
 Cache = list[LayerCache]
 """The cached tensors of each layer; start a cached decoding with `[{} for _ in range(layers)]`."""
+Hidden = Callable[[Tensor, Tensor | None], Tensor]
+"""From token ids, (B, T), and the seeds of dropout, (B,), to the input of the output layer, (B, T, D)."""
+
+PLACES_OF_BLOCK = 16
+"""Numbers for the places of a block that have dropout: 0 is its attention. Those below the first block's are the
+embedding's."""
 
 
 class TokenEmbedding(nn.Module):
@@ -54,7 +62,9 @@ class Block(nn.Module):
         cache: LayerCache | None = None,
         lengths_B: Tensor | None = None,
         packing: Packing | None = None,
+        seeds_B: Tensor | None = None,
     ) -> Tensor:
+        """`seeds_B`: of the dropout masks of this block, one for each sequence; None: no dropout."""
         spec, parameters = self.spec, self.parameters_by_name
 
         def attention(h_BTD: Tensor) -> Tensor:
@@ -63,15 +73,20 @@ class Block(nn.Module):
                 h_BTD,
                 positions,
                 heads=spec.heads,
-                dropout=spec.dropout if self.training else 0.0,
+                dropout=0.0 if seeds_B is None else spec.dropout,
+                seeds_B=seeds_B,  # of place 0
                 hard=spec.hard_attention,
                 cache=cache,
                 lengths_B=lengths_B,
                 packing=packing,
             )
 
+        places = count(1)
+
         def dropout(h_BTD: Tensor) -> Tensor:
-            return F.dropout(h_BTD, spec.dropout, self.training)
+            if seeds_B is None:
+                return h_BTD
+            return apply_dropout(h_BTD, spec.dropout, at_place(seeds_B, next(places)))
 
         return spec.family.block(parameters, x_BTD, attention, dropout)
 
@@ -81,14 +96,15 @@ class Transformer(nn.Module):
 
     checkpoint_activations = False
     """In training, save only the input of each block and compute the rest again in the backward pass. The numbers are
-    the same to the bit, dropout included; it takes a third more time and less memory (Chen et al. 2016)."""
+    the same to the bit, as dropout's masks are a function of seeds; it takes a third more time and less memory (Chen et
+    al. 2016)."""
 
     def __init__(self, run: RunSpec) -> None:
         super().__init__()
         spec, sizes = run.model, run.sizes
         self.family = spec.family
         self.vocabulary_size = sizes.vocabulary
-        self.embedding_dropout = spec.dropout
+        self.dropout = spec.dropout
         self.embedding = TokenEmbedding()
         add_parameters(self, self.family.input_parameters(sizes))
         self.blocks = nn.ModuleList(Block(run) for _ in range(spec.layers))
@@ -119,12 +135,19 @@ class Transformer(nn.Module):
         """Logits of the next token from the output of `hidden`, with V instead of D as the last dimension."""
         return F.linear(x_BTD, cast(Tensor, self.head.weight))
 
-    def loss(self, tokens_BT: Tensor, targets_BT: Tensor, hidden: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+    def loss(
+        self,
+        tokens_BT: Tensor,
+        targets_BT: Tensor,
+        seeds_B: Tensor | None = None,
+        hidden: Hidden | None = None,
+    ) -> Tensor:
         """The cross-entropy of the targets in nats, summed; without logits of all tokens at once if they are large.
 
-        `hidden` replaces the method of this name, by a compiled one for example.
+        `seeds_B` are those of dropout, as in `hidden`. The argument `hidden` replaces the method of this name, by a
+        compiled one for example.
         """
-        hidden_BTD = (hidden or self.hidden)(tokens_BT)
+        hidden_BTD = hidden(tokens_BT, seeds_B) if hidden else self.hidden(tokens_BT, seeds_B=seeds_B)
         return output_loss(hidden_BTD, cast(Tensor, self.head.weight), targets_BT)
 
     def predict(self, tokens_BT: Tensor, targets_BT: Tensor) -> tuple[Tensor, Tensor]:
@@ -137,26 +160,40 @@ class Transformer(nn.Module):
         cache: Cache | None = None,
         lengths_B: Tensor | None = None,
         packing: Packing | None = None,
+        seeds_B: Tensor | None = None,
     ) -> Tensor:
         """The input of the output layer, (B, T, D); arguments and errors as in `forward`.
 
         With a `packing` of the tokens, without a cache, the padding is not computed, and the result is (1, N, D).
+        `seeds_B`, int64, determine the dropout masks of each sequence in training; None: they are drawn from torch's
+        global generator. Raises ValueError for dropout with a `packing`.
         """
+        seeds_B = self._dropout_seeds(tokens_BT, packing, seeds_B)
         start = cache[0]["v"].shape[2] if cache and cache[0] else 0
         x_BTD = self.embedding(tokens_BT)
         for each in self._position_parameters():
             x_BTD = each.encoding.embed(each.of_layer(0), x_BTD, start)
         if packing is not None:
             x_BTD = packing.pack(x_BTD)
-        x_BTD = F.dropout(x_BTD, self.embedding_dropout, self.training)
+        if seeds_B is not None:
+            x_BTD = apply_dropout(x_BTD, self.dropout, seeds_B)
         for layer, block in enumerate(self.blocks):
             layer_cache = cache[layer] if cache is not None else None
-            arguments = (x_BTD, self._positions(layer), layer_cache, lengths_B, packing)
+            block_seeds_B = None if seeds_B is None else at_place(seeds_B, (layer + 1) * PLACES_OF_BLOCK)
+            arguments = (x_BTD, self._positions(layer), layer_cache, lengths_B, packing, block_seeds_B)
             if self.checkpoint_activations and self.training and cache is None:
-                x_BTD = checkpoint(block, *arguments, use_reentrant=False)
+                x_BTD = checkpoint(block, *arguments, use_reentrant=False, preserve_rng_state=False)
             else:
                 x_BTD = block(*arguments)
         return self.family.final_norm(self.output_parameters, x_BTD)
+
+    def _dropout_seeds(self, tokens_BT: Tensor, packing: Packing | None, seeds_B: Tensor | None) -> Tensor | None:
+        """The seeds of dropout in this forward pass; None: without dropout."""
+        if not (self.training and self.dropout):
+            return None
+        if packing is not None:
+            raise ValueError("dropout is not computed for packed sequences; set the model to evaluation mode, eval()")
+        return draw_seeds(len(tokens_BT), tokens_BT.device) if seeds_B is None else seeds_B
 
     @contextmanager
     def encodings(self, encodings: Sequence[Encoding]) -> Iterator[None]:

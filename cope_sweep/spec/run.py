@@ -173,6 +173,9 @@ class EvaluateSpec(Frozen):
         return self
 
 
+DROPOUT_VERSION = 2
+"""Of the masks. 2: they are a function of a sequence's number, not of how a batch is divided."""
+
 PartTexts = dict[int, tuple[Any, str]]
 """Address of a part of a run → the part, which keeps the address in use, and its text in the run's identity."""
 
@@ -323,13 +326,17 @@ class RunSpec(Frozen):
     def versions(self) -> dict[str, int]:
         """The VERSION of each part of the run.
 
-        Task and encodings are always named; family, optimiser and schedule only where their VERSION is not 1.
+        Task and encodings are always named; family, optimiser and schedule only where their VERSION is not 1, and
+        dropout only where the model has it.
         """
         always = {part.qualified_kind(): part.VERSION for part in (self.task, *self.model.position)}
+        dropout = {"model.dropout": DROPOUT_VERSION} if self.model.dropout else {}
         others = {"family": self.model.family, "optimizer": self.train.optimizer, "schedule": self.train.schedule}
-        return always | {
-            f"{noun}.{part.qualified_kind()}": part.VERSION for noun, part in others.items() if part.VERSION != 1
-        }
+        return (
+            always
+            | dropout
+            | {f"{noun}.{part.qualified_kind()}": part.VERSION for noun, part in others.items() if part.VERSION != 1}
+        )
 
 
 _SORTED_FIELDS = sorted(RunSpec.model_fields)

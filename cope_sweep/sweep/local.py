@@ -61,7 +61,7 @@ def run_local(
     if schedule is not None:
         on_note(f"{schedule} ends no run here: --local trains one run after another, each to its end")
     if any(run.run_id in own and own[run.run_id].workers > 1 for run in todo):
-        on_note("--local trains with one worker; runs that ask for several have one here, and the same result")
+        on_note("--local trains with one worker; runs that ask for several have the same results")
     worker = _Worker(todo, suggestions, store, resources, own, sweep_id, max_failed_runs, stop)
     worker.start()
     try:

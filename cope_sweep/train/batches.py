@@ -9,11 +9,13 @@ from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from cope_sweep.kernels.dropout import sequence_seeds
 from cope_sweep.spec import RunSpec
 from cope_sweep.tasks import IGNORED, Batch, Task
 from cope_sweep.train.runtime import Runtime
@@ -21,8 +23,14 @@ from cope_sweep.train.runtime import Runtime
 AHEAD = 2
 """Shares that are made before they are needed."""
 
-Part = tuple[Tensor, Tensor]
-"""Token ids and targets of one forward pass, each (N, T)."""
+
+class Part(NamedTuple):
+    """The input of one forward pass."""
+
+    inputs_NT: Tensor
+    targets_NT: Tensor
+    seeds_N: Tensor
+    """The seeds of the sequences' dropout masks."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +85,13 @@ def make_share(spec: RunSpec, runtime: Runtime, step: int) -> Share:
     targets = int((own.targets_NT != IGNORED).sum())
     # All workers must run a backward pass: one without a sequence takes one without targets.
     parts = list(in_parts(own, runtime.micro_batch)) or [_without_targets(spec, step * size)]
-    tensors = [(_host_tensor(part.inputs_NT, runtime), _host_tensor(part.targets_NT, runtime)) for part in parts]
+    first = own_range(step * size, size, runtime).start
+    tensors = []
+    for part in parts:
+        seeds_N = sequence_seeds(spec.seed, range(first, first + len(part)))
+        made = (torch.from_numpy(part.inputs_NT), torch.from_numpy(part.targets_NT), seeds_N)
+        tensors.append(Part(*(each.pin_memory() if runtime.device == "cuda" else each for each in made)))
+        first += len(part)
     return Share(tensors, targets, size * parts[0].inputs_NT.shape[1])
 
 
@@ -107,11 +121,6 @@ def in_parts(share: Batch, at_once: int | None) -> Iterator[Batch]:
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     """The tensor on the device; from pinned memory, the copy does not block this thread."""
     return tensor.to(device, non_blocking=True)
-
-
-def _host_tensor(array: np.ndarray, runtime: Runtime) -> Tensor:
-    tensor = torch.from_numpy(array)
-    return tensor.pin_memory() if runtime.device == "cuda" else tensor
 
 
 def _without_targets(spec: RunSpec, index: int) -> Batch:

@@ -10,21 +10,18 @@ Written without a GPU at hand: it is tested for equal losses on a CPU, and it ha
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from cope_sweep.model import Transformer
+from cope_sweep.model.transformer import Hidden
 
 log = logging.getLogger(__name__)
 
 CUDA_GRAPH_PARAMETERS = 30_000_000
 """Models with fewer parameters run as CUDA graphs."""
 BACKEND = "inductor"
-
-Hidden = Callable[[Tensor], Tensor]
-"""From token ids, (N, T), to the input of the output layer, (N, T, D)."""
 
 
 def compiled_hidden(model: Transformer) -> Hidden:
@@ -33,13 +30,14 @@ def compiled_hidden(model: Transformer) -> Hidden:
     torch._dynamo.config.suppress_errors = True
     on_cuda, mode = _on_cuda(model), mode_of(model)
     log.info("torch.compile compiles the model, mode %s", mode)
-    compiled: Hidden = torch.compile(model.hidden, backend=BACKEND, dynamic=False, mode=mode)
+    compiled = torch.compile(model.hidden, backend=BACKEND, dynamic=False, mode=mode)
 
-    def hidden(tokens_NT: Tensor) -> Tensor:
+    def hidden(tokens_NT: Tensor, seeds_N: Tensor | None = None) -> Tensor:
         if on_cuda:
             # What the last graph returned is not used any more: its backward pass has ended.
             torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
-        return compiled(tokens_NT)
+        result: Tensor = compiled(tokens_NT, seeds_B=seeds_N)
+        return result
 
     return hidden
 

@@ -12,17 +12,17 @@ import math
 from collections.abc import Iterator
 from contextlib import nullcontext
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from cope_sweep.kernels import set_implementation
 from cope_sweep.model import Transformer
+from cope_sweep.model.transformer import Hidden
 from cope_sweep.spec import RunSpec
 from cope_sweep.train.batches import Batches, Part, to_device
 from cope_sweep.train.collective import sum_over_workers
-from cope_sweep.train.compiled import Hidden, compiled_hidden
+from cope_sweep.train.compiled import compiled_hidden
 from cope_sweep.train.evaluator import Evaluator
 from cope_sweep.train.reporter import check_finite
 from cope_sweep.train.runtime import Runtime
@@ -34,7 +34,7 @@ class Trainer:
 
     With `runtime.world_size` > 1, every rank of the torch.distributed group has a trainer and takes its share of each
     batch. With `runtime.micro_batch`, the share goes through the model in parts. In either case, the gradient is
-    that of the whole batch. Dropout masks are drawn for each forward pass, so they depend on both.
+    that of the whole batch, to rounding. Dropout masks are a function of the run's seed and a sequence's number.
     """
 
     def __init__(self, spec: RunSpec, runtime: Runtime) -> None:
@@ -78,8 +78,6 @@ class Trainer:
 
         self.step += 1
         self.tokens += share.tokens
-        if self.spec.model.dropout:
-            torch.manual_seed(_mixed_seed(self.spec.seed, self.step, self.runtime.rank))
         for group in self._parameter_groups():
             group["lr"] = train.learning_rate(group["initial_lr"], self.step)
         self._forward.train()
@@ -141,10 +139,10 @@ class Trainer:
 
     def _backward(self, part: Part, targets: float | Tensor, *, last: bool) -> Tensor:
         """Add the part's gradient; returns its share of the batch's mean loss. The last part sums over workers."""
-        inputs_NT, targets_NT = (to_device(each, self.device) for each in part)
+        inputs_NT, targets_NT, seeds_N = (to_device(each, self.device) for each in part)
         with nullcontext() if last or self._parallel is None else self._parallel.no_sync():
             with self.runtime.autocast():
-                loss = self._forward(inputs_NT, targets_NT) / targets
+                loss = self._forward(inputs_NT, targets_NT, seeds_N) / targets
             # DistributedDataParallel averages the workers' gradients; the batch's gradient is their sum.
             torch.autograd.backward(loss * self.runtime.world_size)
         return loss.detach()
@@ -165,10 +163,5 @@ class _Loss(nn.Module):
         super().__init__()
         self.model, self._hidden = model, hidden
 
-    def forward(self, tokens_NT: Tensor, targets_NT: Tensor) -> Tensor:
-        return self.model.loss(tokens_NT, targets_NT, self._hidden)
-
-
-def _mixed_seed(*numbers: int) -> int:
-    """A 64-bit seed that depends on all the numbers."""
-    return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0])
+    def forward(self, tokens_NT: Tensor, targets_NT: Tensor, seeds_N: Tensor) -> Tensor:
+        return self.model.loss(tokens_NT, targets_NT, seeds_N, self._hidden)

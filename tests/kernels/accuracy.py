@@ -29,15 +29,15 @@ import torch
 from torch import Tensor
 
 from cope_sweep.kernels import Inputs, Position, reference, seen, visible
-from cope_sweep.kernels.dropout import dropout_mask
+from cope_sweep.kernels.dropout import dropout_mask, heads_of_batch
 from cope_sweep.positions.cope import ContextualEncoding
-from tests.kernels.cases import DROPOUT_SEED, Case, make_inputs, random_tensors
+from tests.kernels.cases import Case, dropout_seeds, make_inputs, random_tensors
 
 SAFETY = 4.0
 """Correct kernels stayed below 1.1 in 225 random cases (native on AVX-512 and portable, blocked in both types)."""
 
 Attend = Callable[[Inputs, list[Position], float, Tensor], Tensor]
-"""attention(inputs, positions, dropout, seed of the dropout) → (B, H, T, K)."""
+"""attention(inputs, positions, dropout, seeds of the dropout) → (B, H, T, K)."""
 
 
 def assert_equals_reference(case: Case, attend: Attend, dtype: torch.dtype) -> None:
@@ -80,7 +80,7 @@ def output_and_gradients(
     if rounded is not None:
         tensors = {name: rounded(x) for name, x in tensors.items()}
     tensors = {name: x.to(compute_dtype).requires_grad_() for name, x in tensors.items()}
-    out = attend(*make_inputs(case, tensors), case.dropout, DROPOUT_SEED)
+    out = attend(*make_inputs(case, tensors), case.dropout, dropout_seeds(case.batch))
     # An input may be unused: the unrotated queries, where a rotation is given and no gate or table reads them.
     gradients = torch.autograd.grad((out * weight).sum(), list(tensors.values()), allow_unused=True)
     zeros = [torch.zeros_like(x) if g is None else g for g, x in zip(gradients, tensors.values(), strict=True)]
@@ -112,7 +112,7 @@ class RoundedAttention:
             self.case, self.attend, self.dtype, torch.float64, lambda x: x * (1 + self.eta * self.normal(x))
         )
 
-    def attend(self, inputs: Inputs, positions: list[Position], dropout: float, seed: Tensor) -> Tensor:
+    def attend(self, inputs: Inputs, positions: list[Position], dropout: float, seeds_B: Tensor) -> Tensor:
         (B, H, T, K), S = inputs.q_BHTK.shape, inputs.k_BHSK.shape[2]
         visible_TS = visible(T, S, torch.device("cpu"))
         is_token_BHTK = torch.ones(B, 1, T, 1, dtype=torch.bool)
@@ -130,7 +130,7 @@ class RoundedAttention:
         a_BHTS = a_BHTS * (1 + (self.eta + self.epsilon * s_BHTS.detach().abs()) * self.normal(a_BHTS))
         if dropout:
             tokens_S = torch.arange(S)
-            kept_NTS = dropout_mask(seed, dropout, torch.arange(B * H), tokens_S[S - T :], tokens_S)
+            kept_NTS = dropout_mask(dropout, *heads_of_batch(seeds_B, H), tokens_S[S - T :], tokens_S)
             a_BHTS = a_BHTS * kept_NTS.view(B, H, T, S) / (1 - dropout)
         return (a_BHTS @ inputs.v_BHSK).where(is_token_BHTK, 0)
 

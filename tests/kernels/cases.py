@@ -15,7 +15,10 @@ from torch import Tensor
 from cope_sweep.kernels import Inputs, Position
 from cope_sweep.positions import T5, ALiBi, CoPE, CoPEALiBi, CoPEMLP, Dims, Encoding, Relative
 
-DROPOUT_SEED = torch.tensor(1234567890123456789)
+
+def dropout_seeds(batch: int) -> Tensor:
+    """Seeds for the dropout masks of a batch, int64 (B,)."""
+    return 1234567890123456789 + 987654321987654321 * torch.arange(batch)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from cope_sweep.kernels import blocked, blocked_scores, make_problem, operator, reference
 from cope_sweep.positions import CoPE, CoPEALiBi, CoPEMLP, Relative
 from tests.kernels.accuracy import assert_equals_reference
-from tests.kernels.cases import DROPOUT_SEED, Case, cases, long_cases, make_inputs, random_tensors
+from tests.kernels.cases import Case, cases, dropout_seeds, long_cases, make_inputs, random_tensors
 from tests.kernels.not_finite import INPUTS, assert_not_finite_is_seen
 
 
@@ -80,7 +80,9 @@ class Reads(TorchDispatchMode):
 def test_the_backward_pass_reads_the_carried_integers_only():
     encodings = (CoPE(p_max=4), CoPEALiBi(slopes="learned"), CoPEMLP(hidden=7, p_max=5), Relative(positions=5))
     for case in (Case(encodings, queries=70, dropout=0.2, lengths=(70, 33)), Case(encodings[:1], queries=300, batch=1)):
-        given = make_problem(*make_inputs(case, random_tensors(case, torch.float64)), case.dropout, DROPOUT_SEED)
+        given = make_problem(
+            *make_inputs(case, random_tensors(case, torch.float64)), case.dropout, dropout_seeds(case.batch)
+        )
         outputs, gradients = operator.empty_outputs(given, "blocked"), operator.empty_gradients(given, "blocked")
         carried = outputs[2].untyped_storage().data_ptr()
         with Reads() as forward:

@@ -102,7 +102,7 @@ def test_contextual_encodings_with_different_gates_equal_the_reference(implement
     """A fused kernel has one source of gates: two of them go to the reference."""
 
     def attend_with(inputs, positions, dropout, seed):
-        return attend(inputs, positions, dropout, implementation)
+        return attend(inputs, positions, dropout, seed, implementation)
 
     for encodings in (
         (CoPE(p_max=4), CoPEALiBi(gate="values")),
@@ -128,7 +128,9 @@ def test_what_fused_kernels_cannot_express_equals_the_reference(implementation, 
     assert isinstance(problem, str)
     assert reason in problem
     assert_equals_reference(
-        case, lambda inputs, positions, dropout, seed: attend(inputs, positions, dropout, implementation), torch.float64
+        case,
+        lambda inputs, positions, dropout, seed: attend(inputs, positions, dropout, seed, implementation),
+        torch.float64,
     )
 
 

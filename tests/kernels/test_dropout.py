@@ -1,16 +1,31 @@
-"""The dropout mask: its rate, its independence, and that all implementations apply the same one."""
+"""Dropout masks: their rate, their independence, and that all implementations of attention apply the same one."""
 
 import pytest
 import torch
 
 from cope_sweep.kernels import Inputs, attend
-from cope_sweep.kernels.dropout import draw_seed, dropout_mask, threshold
+from cope_sweep.kernels.dropout import (
+    apply_dropout,
+    at_place,
+    draw_seeds,
+    dropout_mask,
+    heads_of_batch,
+    sequence_seeds,
+    threshold,
+)
+from tests.kernels.cases import dropout_seeds
 
 HEADS, QUERIES, KEYS = torch.arange(4), torch.arange(128), torch.arange(256)
 
 
 def mask(p=0.3, seed=7, heads=HEADS, queries=QUERIES, keys=KEYS):
-    return dropout_mask(torch.tensor(seed), p, heads, queries, keys)
+    return dropout_mask(p, torch.full((len(heads),), seed), heads, queries, keys)
+
+
+def assert_independent(first, second):
+    """Two masks of rate ½ agree in half of their elements, to five standard deviations."""
+    agreement = (first == second).double().mean().item()
+    assert abs(agreement - 0.5) <= 5 * (0.25 / first.numel()) ** 0.5
 
 
 @pytest.mark.parametrize("p", [0.0, 0.1, 0.5, 0.9])
@@ -23,15 +38,43 @@ def test_the_share_of_dropped_weights_is_p(p):
 @pytest.mark.parametrize("dim", [0, 1, 2])
 def test_heads_queries_and_keys_have_masks_of_their_own(dim):
     kept = mask(0.5)
-    first, second = kept.narrow(dim, 0, 1).double(), kept.narrow(dim, 1, 1).double()
-    agreement = (first == second).double().mean().item()
-    assert abs(agreement - 0.5) <= 5 * (0.25 / first.numel()) ** 0.5
+    assert_independent(kept.narrow(dim, 0, 1), kept.narrow(dim, 1, 1))
 
 
 def test_another_seed_gives_another_mask_and_the_same_seed_the_same():
     assert torch.equal(mask(seed=7), mask(seed=7))
-    agreement = (mask(0.5, seed=7) == mask(0.5, seed=8)).double().mean().item()
-    assert abs(agreement - 0.5) <= 5 * (0.25 / mask().numel()) ** 0.5
+    assert_independent(mask(0.5, seed=7), mask(0.5, seed=8))
+
+
+def test_sequences_runs_and_places_have_masks_of_their_own():
+    def masks(run_seed, number, place=0):
+        seeds = at_place(sequence_seeds(run_seed, range(number, number + 1)), place)
+        return dropout_mask(0.5, seeds, torch.tensor([0]), QUERIES, KEYS)
+
+    one = masks(0, 0)
+    for other in (masks(0, 1), masks(0, 64), masks(1, 0), masks(2**31 - 1, 0), masks(0, 0, 1), masks(0, 0, 16)):
+        assert_independent(one, other)
+    assert_independent(masks(0, 1, 2), masks(0, 2, 1))
+
+
+def test_the_seeds_of_sequences_are_splitmix64_and_depend_on_their_numbers_alone():
+    def mixed(x):
+        x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
+        x = (x ^ (x >> 27)) * 0x94D049BB133111EB % 2**64
+        return x ^ (x >> 31)
+
+    seeds = sequence_seeds(5, range(1000))
+    assert int(seeds[70]) % 2**64 == mixed((mixed(5) + 70 * 0x9E3779B97F4A7C15) % 2**64)
+    assert torch.equal(sequence_seeds(5, range(70, 80)), seeds[70:80])
+    assert len({int(seed) for seed in seeds}) == 1000
+
+
+def test_a_place_that_has_no_number_is_refused():
+    seeds = torch.zeros(1, dtype=torch.int64)
+    at_place(seeds, 2**16 - 1)
+    for place in (-1, 2**16):
+        with pytest.raises(ValueError, match="65,536 places"):
+            at_place(seeds, place)
 
 
 def test_a_block_of_the_mask_is_the_mask_of_the_block():
@@ -40,10 +83,10 @@ def test_a_block_of_the_mask_is_the_mask_of_the_block():
 
 
 def test_the_mask_is_that_of_the_mixers_in_plain_integers():
-    """SplitMix64 of (head, query), then lowbias32 with the key."""
+    """SplitMix64 of (place, head, query), then lowbias32 with the key."""
 
-    def kept(seed, head, query, key, p):
-        x = (seed + ((head << 32) | query) * 0x9E3779B97F4A7C15) % 2**64
+    def kept(seed, place, head, query, key, p):
+        x = (seed + ((place << 48) | (head << 32) | query) * 0x9E3779B97F4A7C15) % 2**64
         x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
         x = (x ^ (x >> 27)) * 0x94D049BB133111EB % 2**64
         x = ((x ^ (x >> 31)) + key * 0x9E3779B9) % 2**32
@@ -51,9 +94,10 @@ def test_the_mask_is_that_of_the_mixers_in_plain_integers():
         x = (x ^ (x >> 15)) * 0x846CA68B % 2**32
         return (x ^ (x >> 16)) >= p * 2**32
 
-    computed = mask(seed=2**61 + 5)
-    for head, query, key in [(0, 0, 0), (3, 127, 255), (1, 64, 9), (2, 5, 200), (0, 1, 1), (3, 0, 77)]:
-        assert computed[head, query, key].item() == kept(2**61 + 5, head, query, key, 0.3)
+    for place in (0, 1, 77, 2**16 - 1):
+        computed = mask(seed=int(at_place(torch.tensor([2**61 + 5]), place)))
+        for head, query, key in [(0, 0, 0), (3, 127, 255), (1, 64, 9), (2, 5, 200), (0, 1, 1), (3, 0, 77)]:
+            assert computed[head, query, key].item() == kept(2**61 + 5, place, head, query, key, 0.3)
 
 
 def test_the_threshold_fits_32_bits():
@@ -62,27 +106,78 @@ def test_the_threshold_fits_32_bits():
 
 def test_seeds_come_from_torch_s_generator():
     torch.manual_seed(3)
-    first = draw_seed(), draw_seed()
+    first = draw_seeds(2), draw_seeds(2)
     torch.manual_seed(3)
-    assert (draw_seed(), draw_seed()) == first
-    assert first[0] != first[1]
+    assert torch.equal(draw_seeds(2), first[0])
+    assert len({*first[0].tolist(), *first[1].tolist()}) == 4
 
 
-@pytest.mark.parametrize("implementation", ["blocked", "native"])
+def test_dropout_keeps_the_expected_value_and_the_share_of_elements():
+    x = torch.ones(20, 30, 64)
+    dropped = apply_dropout(x, 0.1, dropout_seeds(20))
+    kept = dropped != 0
+    torch.testing.assert_close(dropped[kept], torch.full_like(dropped[kept], 1 / 0.9))
+    assert abs(kept.double().mean().item() - 0.9) <= 5 * (0.09 / x.numel()) ** 0.5
+    assert dropped.mean().item() == pytest.approx(1, abs=5 * (0.09 / x.numel()) ** 0.5 / 0.9)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_the_gradient_has_the_mask_of_the_output(dtype):
+    x = torch.randn(3, 5, 8, dtype=dtype, requires_grad=True)
+    out = apply_dropout(x, 0.4, dropout_seeds(3))
+    out.backward(torch.ones_like(out))
+    assert out.dtype == x.grad.dtype == dtype
+    assert torch.equal(x.grad == 0, out == 0)
+    torch.testing.assert_close(x.grad * x, out)
+
+
+def test_the_elements_that_are_dropped_do_not_depend_on_the_other_sequences(monkeypatch):
+    x, seeds = torch.randn(7, 5, 16), dropout_seeds(7)
+    whole = apply_dropout(x, 0.5, seeds)
+    assert torch.equal(torch.cat([apply_dropout(x[i : i + 2], 0.5, seeds[i : i + 2]) for i in range(0, 7, 2)]), whole)
+    monkeypatch.setattr("cope_sweep.kernels.dropout.MASK_AT_ONCE", 3 * 16)
+    assert torch.equal(apply_dropout(x, 0.5, seeds), whole)
+
+
+@pytest.mark.parametrize("implementation", ["auto", "blocked", "native"])
 def test_the_implementations_apply_the_same_mask(implementation):
     q, k, v = torch.randn(3, 2, 2, 40, 4, generator=torch.Generator().manual_seed(0))
-    outputs = []
-    for name in ("reference", implementation):
-        torch.manual_seed(11)
-        outputs.append(attend(Inputs.plain(q, k, v), [], 0.4, name))
-    # A mask that differs in one weight changes outputs by far more than rounding does.
-    torch.testing.assert_close(outputs[1], outputs[0])
+    for seeds in (dropout_seeds(2), None):
+        outputs = []
+        for name in ("reference", implementation):
+            torch.manual_seed(11)
+            outputs.append(attend(Inputs.plain(q, k, v), [], 0.4, seeds, name))
+        # A mask that differs in one weight changes outputs by far more than rounding does.
+        torch.testing.assert_close(outputs[1], outputs[0])
+
+
+@pytest.mark.parametrize("implementation", ["auto", "reference", "blocked", "native"])
+def test_attention_s_mask_does_not_depend_on_the_other_sequences(implementation):
+    q, k, v = torch.randn(3, 3, 2, 40, 4, generator=torch.Generator().manual_seed(0))
+    seeds = dropout_seeds(3)
+    whole = attend(Inputs.plain(q, k, v), [], 0.4, seeds, implementation)
+    for i in range(3):
+        alone = attend(Inputs.plain(*(x[i : i + 1] for x in (q, k, v))), [], 0.4, seeds[i : i + 1], implementation)
+        torch.testing.assert_close(alone, whole[i : i + 1])
+
+
+def test_heads_of_a_batch_have_the_seed_of_their_sequence():
+    seeds_N, heads_N = heads_of_batch(torch.tensor([5, 9]), 3)
+    assert seeds_N.tolist() == [5, 5, 5, 9, 9, 9]
+    assert heads_N.tolist() == [0, 1, 2, 0, 1, 2]
 
 
 def test_outputs_are_scaled_so_that_their_mean_stays():
     q, k = torch.zeros(2, 1, 1, 2000, 4)
     v = torch.ones(1, 1, 2000, 4)
-    torch.manual_seed(0)
-    out = attend(Inputs.plain(q, k, v), [], 0.5, "blocked")[0, 0, 1000:, 0]
+    out = attend(Inputs.plain(q, k, v), [], 0.5, dropout_seeds(1), "blocked")[0, 0, 1000:, 0]
     # A row is the mean of n ≥ 1000 weights, each 0 or 2: the deviation of the mean of 1000 rows is below 1/√(1000·1000).
     assert out.mean().item() == pytest.approx(1, abs=5e-3)
+
+
+def test_a_compiler_computes_the_same_elements():
+    """Traced, where the mask is computed at once and not in parts."""
+    x, seeds = torch.randn(3, 5, 16), dropout_seeds(3)
+    compiled = torch.compile(apply_dropout, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x, 0.3, seeds), apply_dropout(x, 0.3, seeds))
+    torch.compiler.reset()

@@ -13,7 +13,7 @@ from cope_sweep.kernels import make_problem, native, operator
 from cope_sweep.kernels.native import abi, build
 from cope_sweep.positions import T5, ALiBi, CoPE, CoPEALiBi, CoPEMLP, Relative
 from tests.kernels.accuracy import assert_equals_reference
-from tests.kernels.cases import DROPOUT_SEED, Case, cases, long_cases, make_inputs, random_tensors
+from tests.kernels.cases import Case, cases, dropout_seeds, long_cases, make_inputs, random_tensors
 from tests.kernels.not_finite import INPUTS, assert_not_finite_is_seen
 
 pytestmark = pytest.mark.slow
@@ -52,7 +52,7 @@ def assert_correct(case):
 
 def float32_problem(case):
     tensors = {n: x.float().requires_grad_() for n, x in random_tensors(case, torch.float32).items()}
-    return make_problem(*make_inputs(case, tensors), case.dropout, DROPOUT_SEED)
+    return make_problem(*make_inputs(case, tensors), case.dropout, dropout_seeds(case.batch))
 
 
 @given(cases(max_tokens=300))

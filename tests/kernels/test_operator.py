@@ -12,7 +12,7 @@ from cope_sweep.kernels.arguments import DIFFERENTIABLE, Arguments
 from cope_sweep.model import Transformer
 from cope_sweep.positions import T5, ALiBi, CoPE, CoPEALiBi, CoPEMLP, Relative
 from cope_sweep.spec import RunSpec
-from tests.kernels.cases import DROPOUT_SEED, Case, make_inputs, random_tensors
+from tests.kernels.cases import Case, dropout_seeds, make_inputs, random_tensors
 
 PROBLEMS = {
     "cope, relative and slope, dropout": Case(
@@ -28,7 +28,7 @@ PROBLEMS = {
 
 def arguments(case, dtype=torch.float32):
     tensors = {n: x.to(dtype).requires_grad_() for n, x in random_tensors(case, dtype).items()}
-    return make_problem(*make_inputs(case, tensors), case.dropout, DROPOUT_SEED)
+    return make_problem(*make_inputs(case, tensors), case.dropout, dropout_seeds(case.batch))
 
 
 @pytest.mark.parametrize("kernel", ["native", "blocked"])
@@ -120,7 +120,7 @@ def test_a_model_with_any_encoding_compiles_as_one_graph(position):
 @pytest.mark.slow
 @pytest.mark.parametrize("implementation", ["native", "blocked"])
 def test_a_chosen_implementation_with_dropout_compiles_as_one_graph(implementation):
-    """The compiled graph draws the same dropout seeds from torch's generator."""
+    """The compiled graph draws the same seeds of dropout from torch's generator, and computes the same masks."""
     with using(implementation):
         assert_compiled_equals_eager(model(["cope", "rope"], dropout=0.2, layers=2), backend="aot_eager")
 

@@ -96,7 +96,7 @@ def test_compiles_with_all_terms(capsys):
     heads = torch.zeros(3, 1, 1, 1024, 32, dtype=BF16)
     terms = {
         "base_q": heads[0], "gate_k": heads[1], "m": torch.zeros(1), "relative": torch.zeros(1, 100, 32, dtype=BF16),
-        "distance_bias": torch.zeros(1, 129), "distance_slope": torch.zeros(1), "seed": torch.tensor(1),
+        "distance_bias": torch.zeros(1, 129), "distance_slope": torch.zeros(1), "seeds": torch.tensor([1]),
         "lengths": torch.tensor([5]), "far_last": True, "dropout": 0.1,
     }  # fmt: skip
     report(capsys, compile_ahead(90, BF16, 32, p_max=1025, **terms))

@@ -19,7 +19,7 @@ from cope_sweep.kernels.operator import attention
 from cope_sweep.kernels.triton_attention import launch
 from cope_sweep.positions import T5, ALiBi, CoPE, CoPEALiBi, CoPEMLP, Relative
 from tests.kernels.accuracy import assert_equals_reference, output_and_gradients
-from tests.kernels.cases import DROPOUT_SEED, Case, make_inputs, random_tensors
+from tests.kernels.cases import Case, dropout_seeds, make_inputs, random_tensors
 from tests.kernels.ptx.launches import emulated
 from tests.kernels.ptx.machine import Shuffled, backwards, forwards
 from tests.kernels.ptx.memory import Fault
@@ -101,7 +101,7 @@ def forward_pass(problem, dtype, **options):
     rng = torch.Generator().manual_seed(0)
     tensors |= {x: torch.randint(-2, 3, tensors[x].shape, generator=rng).to(dtype) for x in ("q", "k")}
     inputs, positions = make_inputs(problem, tensors)
-    given = make_problem(inputs, positions, problem.dropout, DROPOUT_SEED)
+    given = make_problem(inputs, positions, problem.dropout, dropout_seeds(problem.batch))
     outputs = operator.empty_outputs(given, "triton")
     with emulated(**options):
         launch.forward(given, *outputs)

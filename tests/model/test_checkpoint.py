@@ -173,7 +173,7 @@ def test_an_edited_run_is_refused(folder: Path) -> None:
 
 
 def test_files_of_two_runs_are_refused(folder: Path) -> None:
-    edit_config(folder, **config_of(dropout=0.5))
+    edit_config(folder, **config_of(hard_attention=True))
     with pytest.raises(CheckpointError, match=r"model.safetensors: is of run .* but its config.json is of run"):
         load_model(folder)
 

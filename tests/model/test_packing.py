@@ -27,6 +27,13 @@ def test_hidden_states_without_padding_are_those_of_each_sequence_alone(position
     torch.testing.assert_close(packed_1ND[0], torch.cat(alone))
 
 
+def test_dropout_of_packed_sequences_is_refused():
+    model = Transformer(tiny_run(**{"model.dropout": 0.1}))
+    tokens_BT = torch.zeros(len(LENGTHS), max(LENGTHS), dtype=torch.int64)
+    with pytest.raises(ValueError, match="set the model to evaluation mode"):
+        model.train().hidden(tokens_BT, packing=Packing(LENGTHS))
+
+
 @pytest.mark.parametrize("lengths", [LENGTHS, [4, 4], [1]])
 def test_pack_and_unpack(lengths):
     padded_BTX = torch.arange(len(lengths) * max(lengths) * 2.0).view(len(lengths), max(lengths), 2)

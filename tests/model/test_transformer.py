@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from cope_sweep.model import Transformer, next_token_loss
+from cope_sweep.model import Transformer, attention, next_token_loss, transformer
 from cope_sweep.tasks import IGNORED
 from tests.tiny import tiny_run
 
@@ -74,6 +74,39 @@ def test_dropout_applies_to_the_embeddings(family):
     zero = dropped == 0
     assert zero.float().mean().item() == pytest.approx(0.4, abs=0.08)  # 1,024 draws: five standard deviations
     torch.testing.assert_close(dropped[~zero], embedded[~zero] / 0.6)
+
+
+def test_the_places_of_a_model_have_dropout_masks_of_their_own(monkeypatch):
+    """Post-norm has one for the embedding, and three and that of attention in each layer. Each has its own seeds."""
+    seen, apply, attend = [], transformer.apply_dropout, attention.attend
+    monkeypatch.setattr(transformer, "apply_dropout", lambda x, p, seeds: seen.append(seeds) or apply(x, p, seeds))
+    monkeypatch.setattr(attention, "attend", lambda *given: seen.append(given[-1]) or attend(*given))
+    net = model(**{"model.family": "post_norm", "model.dropout": 0.4, "model.layers": 3}).train()
+    net.hidden(torch.zeros(2, 5, dtype=torch.int64), seeds_B=torch.tensor([5, 6]))
+    assert len(seen) == 1 + 3 * 4
+    assert len({int(seed) for seeds in seen for seed in seeds}) == 2 * len(seen)
+
+
+def test_dropout_masks_of_a_sequence_do_not_depend_on_the_others_or_on_the_global_generator():
+    net = model(**{"model.dropout": 0.4, "model.position": ["cope"], "model.layers": 2}).train()
+    tokens, seeds = torch.randint(0, 6, (4, 30)), torch.tensor([5, 6, 7, 8])
+    before = torch.get_rng_state()
+    whole = net.hidden(tokens, seeds_B=seeds)
+    assert torch.equal(torch.get_rng_state(), before)
+    parts = [net.hidden(tokens[i : i + 3], seeds_B=seeds[i : i + 3]) for i in (0, 3)]
+    torch.testing.assert_close(torch.cat(parts), whole)
+    assert not torch.allclose(net.hidden(tokens, seeds_B=seeds + 1), whole)
+    assert not torch.allclose(net.hidden(tokens[:1].expand(2, -1), seeds_B=seeds[:2]).diff(dim=0), torch.tensor(0.0))
+
+
+def test_without_seeds_dropout_masks_come_from_torch_s_generator():
+    net, tokens = model(**{"model.dropout": 0.4}).train(), torch.zeros(2, 5, dtype=torch.int64)
+    torch.manual_seed(0)
+    first, second = net(tokens), net(tokens)
+    torch.manual_seed(0)
+    assert torch.equal(net(tokens), first)
+    assert not torch.allclose(first, second)
+    assert torch.equal(net.eval()(tokens), net.hidden(tokens, seeds_B=torch.tensor([1, 2])) @ net.head.weight.T)
 
 
 def test_the_same_seed_gives_the_same_weights_and_others_do_not():

@@ -142,7 +142,9 @@ def test_a_rotated_query_is_the_listing_given_rotated_queries_and_keys(implement
             mask = torch.ones(30, 30, dtype=torch.float64).tril()
             out = Listing(9, 6, leaves[3])(*(x.flatten(0, 1) for x in leaves[:3]), mask).view(1, 2, 30, 6)
         else:
-            out = attend(inputs, [Position(CoPE(p_max=9, rotated_query=True), {"e": leaves[3]})], 0.0, implementation)
+            out = attend(
+                inputs, [Position(CoPE(p_max=9, rotated_query=True), {"e": leaves[3]})], 0.0, None, implementation
+            )
         out.square().sum().backward()
         grads.append([out.detach(), *(x.grad for x in leaves)])
     for actual, expected in zip(*grads, strict=True):

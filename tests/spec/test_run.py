@@ -95,6 +95,17 @@ def test_a_raised_version_changes_the_ids_of_its_users_only(monkeypatch):
     assert tiny_run().run_id == without
 
 
+def test_the_version_of_dropout_is_part_of_the_ids_of_runs_that_have_it(monkeypatch):
+    """Version 2: masks no longer depend on how a batch is divided. Runs without dropout keep their ids."""
+    run, without = tiny_run(**{"model.dropout": 0.1}), tiny_run().run_id
+    assert run.versions == {"selective_copy": 1, "model.dropout": 2}
+    assert "model.dropout" not in tiny_run(**{"model.dropout": 0.0}).versions
+    assert run.run_id == "bc6b840faa141cfd"
+    monkeypatch.setattr("cope_sweep.spec.run.DROPOUT_VERSION", 3)
+    assert tiny_run(**{"model.dropout": 0.1}).run_id != run.run_id
+    assert tiny_run().run_id == without
+
+
 FAMILY, OPTIMIZER, SCHEDULE = "model.family", "train.optimizer", "train.schedule"
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from cope_sweep.kernels.dropout import sequence_seeds
 from cope_sweep.tasks import IGNORED, Batch, SelectiveCopy
 from cope_sweep.train import Runtime, Trainer
 from cope_sweep.train.batches import AHEAD, Batches, make_share, own_range, own_sequences
@@ -37,6 +38,8 @@ def test_the_workers_shares_in_order_are_the_batch(world_size, task):
         for index, array in enumerate((whole.inputs_NT, whole.targets_NT)):
             parts = [part[index].numpy() for share in with_targets for part in share.parts]
             assert np.concatenate(parts).tobytes() == array.tobytes()
+        seeds = [seed for share in with_targets for part in share.parts for seed in part.seeds_N.tolist()]
+        assert seeds == sequence_seeds(run.seed, range(5 * step, 5 * step + 5)).tolist()
         assert sum(share.targets for share in shares) == (whole.targets_NT != IGNORED).sum()
         assert {share.tokens for share in shares} == {whole.inputs_NT.size}
 

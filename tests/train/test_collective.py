@@ -49,6 +49,16 @@ CASES = {
     "losses of unequal numbers of targets": {"task": FLIP_FLOP, "train.batch": 6, "micro_batch": 2},
     "units and the most frequent answer": {"task": COUNTING, "train.batch": 5},
     "the loss in chunks of 2 tokens": {"chunk_logits": 12, "train.batch": 5, "micro_batch": 2},
+    "dropout": {"model.dropout": 0.3, "train.batch": 7, "model.position": ["cope"]},
+    "dropout, parts of 2, activations computed again": {
+        "model.dropout": 0.3,
+        "model.family": "llama",
+        "model.layers": 2,
+        "checkpoint_activations": True,
+        "train.batch": 7,
+        "micro_batch": 2,
+    },
+    "dropout, a worker without a sequence": {"model.dropout": 0.3, "train.batch": 1},
     "the optimiser's state divided": {"shard": True, "train.batch": 5, "model.layers": 2, "model.position": ["cope"]},
 }
 MUON = {"train.optimizer": "muon", "train.batch": 5, "micro_batch": 1}
@@ -97,9 +107,9 @@ def counting_reductions(trainer):
     return reductions
 
 
-def dropout_mask(rank):
-    """The elements that dropout sets to 0 in a rank's embeddings, in a step in which each rank has one sequence."""
-    trainer, masks = case({"train.batch": 2, "model.dropout": 0.5}, rank, 2), []
+def dropout_mask(rank=0, world_size=1):
+    """The elements that dropout sets to 0 in a rank's embeddings, in a step with two sequences in all."""
+    trainer, masks = case({"train.batch": 2, "model.dropout": 0.5}, rank, world_size), []
     trainer.model.blocks[0].register_forward_pre_hook(lambda _, inputs: masks.append(inputs[0] == 0))
     trainer.train_step()
     return masks[0]
@@ -115,7 +125,7 @@ def work(rank, folder, text):
     reductions = counting_reductions(trainer)
     trainer.train_step()
     results["reductions"] = reductions
-    results["dropout mask"] = dropout_mask(rank)
+    results["dropout mask"] = dropout_mask(rank, 2)
     results["muon"] = trained(case(MUON, rank, 2))
     results["muon, divided"] = trained(case(MUON | {"shard": True}, rank, 2))
     divided = case({"shard": True}, rank, 2)
@@ -199,10 +209,11 @@ def test_two_workers_train_with_muon(ranks):
             torch.testing.assert_close(rank["muon"][1][name], value, rtol=1e-2, atol=1e-4, msg=name)
 
 
-def test_the_ranks_dropout_masks_differ(ranks):
+def test_the_ranks_dropout_masks_are_those_of_one_worker(ranks):
     one, other = (rank["dropout mask"] for rank in ranks)
     assert one.shape == other.shape
     assert not torch.equal(one, other)
+    assert torch.equal(torch.cat((one, other)), dropout_mask())
 
 
 def test_gradients_are_summed_once_a_step(ranks):

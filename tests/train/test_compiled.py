@@ -40,10 +40,11 @@ def losses(run, runtime):
         {"model.position": ["cope"], "model.layers": 2},
         {"model.position": ["rope", "relative"], "model.family": "llama"},
         {"model.position": ["absolute"], "model.dropout": 0.2, "model.family": "post_norm"},
+        {"model.position": ["cope"], "model.dropout": 0.2, "model.layers": 2, "task.blanks": 30},
     ],
 )
 def test_compiled_steps_have_the_losses_of_eager_ones(overrides, backend):
-    """With dropout, too: this backend draws torch's masks."""
+    """With dropout, too: its masks are a function of seeds, which are a tensor."""
     run = tiny_run(**overrides)
     eager = losses(run, Runtime(micro_batch=3))
     assert not backend
@@ -68,7 +69,7 @@ def test_small_models_on_a_gpu_run_as_cuda_graphs(monkeypatch):
 
     def compile_(function, **options):
         asked.append(options)
-        return lambda tokens: order.append("compiled") or function(tokens)
+        return lambda tokens, **seeds: order.append("compiled") or function(tokens)
 
     monkeypatch.setattr(compiled, "_on_cuda", lambda model: True)
     monkeypatch.setattr(torch, "compile", compile_)

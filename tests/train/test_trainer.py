@@ -24,6 +24,9 @@ GPT2_LIKE = {
 }
 
 
+FLIP_FLOP = GPT2_LIKE | {"task": {"kind": "flip_flop", "pairs": 9}, "train.clip": None}
+
+
 def gradients(run, runtime, steps=1):
     trainer = Trainer(run, runtime)
     for _ in range(steps):
@@ -32,14 +35,34 @@ def gradients(run, runtime, steps=1):
 
 
 @pytest.mark.parametrize("micro_batch", [1, 2, 3, 6, 7, 100])
-def test_parts_of_a_batch_add_up_to_its_loss_and_gradient(micro_batch):
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_parts_of_a_batch_add_up_to_its_loss_and_gradient(micro_batch, dropout):
     """Sequences of flip-flop have different numbers of targets, so the mean of the parts' means is another loss."""
-    run = tiny_run(**GPT2_LIKE, **{"task": {"kind": "flip_flop", "pairs": 9}, "train.clip": None})
+    run = tiny_run(**FLIP_FLOP, **{"model.dropout": dropout})
     loss, whole = gradients(run, Runtime())
     parts_loss, parts = gradients(run, Runtime(micro_batch=micro_batch))
     assert parts_loss == pytest.approx(loss, rel=1e-6)
     for name, gradient in whole.items():
         torch.testing.assert_close(parts[name], gradient, rtol=1e-4, atol=1e-7, msg=name)
+
+
+@pytest.mark.parametrize("family", ["llama", "post_norm"])
+def test_dropout_masks_do_not_depend_on_parts_in_any_family(family):
+    run = tiny_run(**FLIP_FLOP, **{"model.dropout": 0.3, "model.family": family})
+    (loss, whole), (parts_loss, parts) = gradients(run, Runtime()), gradients(run, Runtime(micro_batch=3))
+    assert parts_loss == pytest.approx(loss, rel=1e-6)
+    for name, gradient in whole.items():
+        torch.testing.assert_close(parts[name], gradient, rtol=1e-4, atol=1e-7, msg=name)
+
+
+@pytest.mark.parametrize("position", [[], ["rope"], ["cope"]])
+@pytest.mark.parametrize("attention", ["reference", "blocked", "native"])
+def test_dropout_masks_do_not_depend_on_the_implementation_of_attention(position, attention):
+    run = tiny_run(**FLIP_FLOP | {"model.dropout": 0.3, "model.position": position})
+    (loss, expected), (found_loss, found) = (gradients(run, Runtime(attention=each)) for each in ("auto", attention))
+    assert found_loss == pytest.approx(loss, rel=1e-6)
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[name], gradient, rtol=1e-3, atol=1e-6, msg=name)
 
 
 def test_evaluation_in_parts_is_the_same():
@@ -186,6 +209,7 @@ def test_dropout_masks_depend_on_seed_and_step():
         return seen
 
     (first, second), again, other = masks(0), masks(0), masks(1)
+    assert not torch.equal(first[0], first[1])  # of two sequences
     assert not torch.equal(first, second)
     assert torch.equal(first, again[0])
     assert not torch.equal(first, other[0])

@@ -77,12 +77,12 @@ def _kernel_layout(given: Arguments) -> Arguments:
     """The arguments in the types and memory layouts that the kernels read. Keep the result alive while they run."""
     changed: dict[str, Any] = {}
     for index, (name, value) in enumerate(given._asdict().items()):
-        if not isinstance(value, Tensor) or name == "seed":
+        if not isinstance(value, Tensor):
             continue
         if index < QUERIES_AND_KEYS:
             changed[name] = unit_stride(_readable(value))
         else:
-            changed[name] = value.to(torch.int64 if name == "lengths" else torch.float32).contiguous()
+            changed[name] = value.to(torch.int64 if name in ("lengths", "seeds") else torch.float32).contiguous()
     return given._replace(**changed)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from ctypes import c_float, c_int32, c_int64, c_uint64, c_void_p
+from ctypes import c_float, c_int32, c_int64, c_void_p
 from typing import Any, cast, get_type_hints
 
 import torch
@@ -53,14 +53,12 @@ def _c_type(name: str, kind: Any) -> Any:
     """The type of a field of `Arguments` in C."""
     if name in Arguments._fields[:QUERIES_AND_KEYS]:
         return View
-    if name == "lengths":
+    if name in ("lengths", "seeds"):
         return Integers
     return {float: c_float, bool: c_int64}.get(kind, Floats)
 
 
-_PASSED = {
-    name: _c_type(name, kind) for name, kind in get_type_hints(Arguments).items() if name not in ("seed", "dropout")
-}
+_PASSED = {name: _c_type(name, kind) for name, kind in get_type_hints(Arguments).items() if name != "dropout"}
 """Fields of `Arguments` that the kernels are given as they are; what is None is a null pointer."""
 
 
@@ -76,7 +74,6 @@ class Problem(ctypes.Structure):
         ("R", c_int64),  # entries of relative
         ("relative_head", c_int64),  # as e_head
         ("biases", c_int64),  # entries of distance_bias for a head
-        ("seed", c_uint64),
         ("threshold", c_int64),  # weights whose 32 bits are below are dropped; 0: no dropout
         ("keep_scale", c_float),  # 1/(1 − dropout)
         ("groups", c_int32),  # number of groups of a head's queries, each with its own partial sums
@@ -96,7 +93,6 @@ _C_TYPES = {
     c_float: "float",
     c_int32: "int32_t",
     c_int64: "int64_t",
-    c_uint64: "uint64_t",
     c_void_p: "void*",
     Floats: "float*",
     Integers: "int64_t*",
@@ -135,7 +131,6 @@ def problem(given: Arguments) -> Problem:
         R=_size(given.relative, -2),
         relative_head=_head_stride(given.relative),
         biases=_size(given.distance_bias, -1),
-        seed=0 if given.seed is None else int(given.seed),
         threshold=threshold(given.dropout) if given.dropout else 0,
         keep_scale=1 / (1 - given.dropout) if given.dropout < 1 else 0.0,
         # From the shape alone: the number of threads must not change the order of any sum.

@@ -103,7 +103,7 @@ static inline void backward_row(const NativeProblem& x, BackwardScratch& m, cons
     vf scores[VECTORS];
     Details details;
     const bool counts = row_scores<kind, FULL, true>(x, row, h, i, j, vectors, saturation, s, gate_logits, m.lse[r], scores, details);
-    const uint32_t dropout = !FULL && x.threshold ? dropout_row(x.seed, b * x.H + h, i) : 0;
+    const uint32_t dropout = !FULL && x.threshold ? dropout_row(x.seeds[b], h, i) : 0;
     const float delta = m.delta[r];
     // From scores to weights, and to their gradients.
 #pragma GCC unroll 16

@@ -45,7 +45,7 @@ static inline void forward_row(const NativeProblem& x, int64_t b, int64_t h, int
     for (int v = 0; v < VECTORS; ++v)
         if (FULL || v < vectors) softmax.total += scores[v];
     if (!FULL && x.threshold) {
-        const uint32_t dropout = dropout_row(x.seed, b * x.H + h, i);
+        const uint32_t dropout = dropout_row(x.seeds[b], h, i);
         for (int v = 0; v < vectors; ++v) scores[v] *= dropout_factor(x, dropout, j + v * W);
     }
 #pragma GCC unroll 16

@@ -167,7 +167,7 @@ template <bool FULL> static inline int row_vectors(int64_t visible) {
     return FULL || visible >= TILE ? VECTORS : int((visible + W - 1) / W);
 }
 
-// The dropout mask of kernels/dropout.py.
+// The dropout mask of kernels/dropout.py: `seed` is that of the sequence, `head` an index among its heads.
 static inline uint32_t dropout_row(uint64_t seed, uint64_t head, uint64_t query) {
     uint64_t x = seed + ((head << 32) | query) * 0x9E3779B97F4A7C15ull;
     x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ull;

@@ -47,7 +47,7 @@ def score_gradients(
 )
 def backward_keys(
     q, k, v, base_q, gate_k, e, m, knots, segment_slope, segment_intercept,
-    relative, distance_bias, distance_slope, lengths, seed,
+    relative, distance_bias, distance_slope, lengths, seeds,
     do, plain_end,
     z_table, relative_table,  # as in `backward_rows`
     row_records,  # (heads of this launch, launch_rows, 4)
@@ -186,7 +186,7 @@ def backward_keys(
             s += LOG2E * tables.distance_scores(distance, row_tables, R, bias_h, D, slope_h, FAR_LAST)
         a = tiles.exp2(s - lse_r[None, :])
         da = tiles.dot(v_tile, tl.trans(do_tile), PRECISION)
-        row_keys = tiles.keys_of_rows(seed, head, tile_row + (S - T) + t) if DROPOUT else None
+        row_keys = tiles.keys_of_rows(seeds, b, h, tile_row + (S - T) + t) if DROPOUT else None
         kept_a, ds = score_gradients(a, da, delta_r, row_keys, j, threshold, survival, DROPOUT)
         dv_tile += tiles.dot(kept_a.to(do_tile.dtype), do_tile, PRECISION)
         if CONTEXTUAL:
@@ -217,7 +217,7 @@ def backward_keys(
         if slope_h is not None:
             s += (slope_h * LOG2E) * (i[None, :] - j[:, None]).to(tl.float32)
         da = tiles.dot(v_tile, tl.trans(do_tile), PRECISION)
-        row_keys = tiles.keys_of_rows(seed, head, i) if DROPOUT else None
+        row_keys = tiles.keys_of_rows(seeds, b, h, i) if DROPOUT else None
         kept_a, ds = score_gradients(tiles.exp2(s), da, delta_r, row_keys, j, threshold, survival, DROPOUT)
         dv_tile += tiles.dot(kept_a.to(do_tile.dtype), do_tile, PRECISION)
         dk_tile += tiles.dot(ds.to(q_tile.dtype), q_tile, PRECISION)

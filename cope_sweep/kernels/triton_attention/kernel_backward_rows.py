@@ -45,7 +45,7 @@ from cope_sweep.kernels.triton_attention.tiles import FAR, LOG2E
 )
 def backward_rows(
     q, k, v, base_q, gate_k, e, m, knots, segment_slope, segment_intercept,
-    relative, distance_bias, distance_slope, lengths, seed,
+    relative, distance_bias, distance_slope, lengths, seeds,
     o, do, lse, plain_end, end_pos_int, end_pos_frac,
     dq,
     dbase_q,  # None: added to dq
@@ -117,7 +117,7 @@ def backward_rows(
         first_of_tile = (head.to(tl.int64) * T + first_i - (S - T)) * M
         slopes, intercepts = segment_slope + first_of_tile, segment_intercept + first_of_tile
         segment_starts = tl.where(row < T, t, 0) * M
-    row_keys = tiles.keys_of_rows(seed, head, i) if DROPOUT else None
+    row_keys = tiles.keys_of_rows(seeds, b, h, i) if DROPOUT else None
 
     # Tables, as far as positions reach.
     seen_to = tl.where(valid, i, -1)  # rows without a token see nothing, and read the first entries of tables

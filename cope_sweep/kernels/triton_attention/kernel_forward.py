@@ -62,7 +62,7 @@ def forward(
     distance_bias,  # (H, D), float32 as int32; or None
     distance_slope,  # float32; or None
     lengths,  # or None
-    seed,  # int64; or None
+    seeds,  # int64; or None
     o,
     lse,  # of the rows' scores, in base 2
     plain_end,  # int32: the first key that is not in a plain tile
@@ -122,7 +122,7 @@ def forward(
         first_of_tile = (head.to(tl.int64) * T + first_i - (S - T)) * M
         slopes, intercepts = segment_slope + first_of_tile, segment_intercept + first_of_tile
         segment_starts = tl.where(row < T, t, 0) * M
-    row_keys = tiles.keys_of_rows(seed, head, i) if DROPOUT else None
+    row_keys = tiles.keys_of_rows(seeds, b, h, i) if DROPOUT else None
 
     row_max = tl.full((BLOCK_T,), NONE_YET, tl.float32)
     weight = tl.zeros((BLOCK_T,), tl.float32)

@@ -98,7 +98,7 @@ class Call:
             "distance_bias": None if bias is None else bias.view(torch.int32),
             "distance_slope": _float(given.distance_slope),
             "lengths": None if given.lengths is None else given.lengths.to(torch.int64).contiguous(),
-            "seed": self._seed(),
+            "seeds": self._seeds(),
             **strides("q", self.q),
             **strides("k", self.k),
             **strides("v", self.v),
@@ -156,14 +156,10 @@ class Call:
             return self.P - 1
         return math.ceil(self.given.limit) if self.given.limit < _NEVER else _NEVER
 
-    def _seed(self) -> Tensor | None:
-        """The seed on the device of q, where kernels read it: a number would compile variants of the kernels."""
-        seed = self.given.seed
-        if seed is None or not self.given.dropout:
-            return None
-        if seed.device == self.q.device:
-            return seed
-        return torch.full((), int(seed), dtype=torch.int64, device=self.q.device)
+    def _seeds(self) -> Tensor | None:
+        """The seeds on the device of q, where kernels read them."""
+        seeds = self.given.seeds
+        return None if seeds is None or not self.given.dropout else seeds.to(self.q.device).contiguous()
 
     def scratch(self, parts: Parts, *shape: int, dtype: torch.dtype = torch.int32) -> Tensor | None:
         """Memory for the heads and queries of a launch, `shape` words each; None if a size is 0."""

@@ -225,10 +225,10 @@ def positions_of(sums, start):
 
 
 @triton.jit
-def keys_of_rows(seed, head, i):
-    """The key of each query's row in `dropout.dropout_mask`. `seed` is a pointer: graphs replay with another seed."""
-    seed = tl.load(seed)
-    x = ((tl.zeros_like(i) + head).to(tl.uint64) << 32) | i.to(tl.uint64)
+def keys_of_rows(seeds, b, h, i):
+    """The key of each query's row in `dropout.dropout_mask`. `seeds` is a pointer: graphs replay with other seeds."""
+    seed = tl.load(seeds + b)
+    x = ((tl.zeros_like(i) + h).to(tl.uint64) << 32) | i.to(tl.uint64)
     x = x * 0x9E3779B97F4A7C15 + seed.to(tl.uint64)
     x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9
     x = (x ^ (x >> 27)) * 0x94D049BB133111EB

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from cope_sweep.kernels.arguments import Arguments
-from cope_sweep.kernels.dropout import dropout_mask
+from cope_sweep.kernels.dropout import dropout_mask, heads_of_batch
 
 SAFETY = 4.0
 PRODUCT_ERROR = {torch.float32: 2.0**-21, torch.bfloat16: 2.0**-23, torch.float16: 2.0**-23}
@@ -205,9 +205,10 @@ class _Block:
         total = total + self.by_distance()
         total = total.masked_fill(~self.visible_RC, -torch.inf)
         kept = None
-        if problem.dropout and problem.seed is not None:
-            (B, H), heads = total.shape[:2], torch.arange(total.shape[0] * total.shape[1], device=self.device)
-            kept = dropout_mask(problem.seed, problem.dropout, heads, self.i_R, self.j_C)
+        if problem.dropout and problem.seeds is not None:
+            B, H = total.shape[:2]
+            of_heads = heads_of_batch(problem.seeds.to(self.device), H)
+            kept = dropout_mask(problem.dropout, *of_heads, self.i_R, self.j_C)
             kept = kept.view(B, H, *kept.shape[1:]).double() / (1 - problem.dropout)
         out = _Attend.apply(total, self.keys(problem.v), kept, self.rounding)
         if problem.lengths is not None:

@@ -136,7 +136,7 @@ class Problem:
             relative=x.get("e_relative"),
             distance_bias=x.get("b"),
             distance_slope=self._slopes(q.device) if self.alibi else None,
-            seed=torch.tensor(SEED) if self.dropout else None,
+            seeds=SEED + torch.arange(self.batch, device=q.device) if self.dropout else None,
             lengths=None if self.lengths is None else torch.tensor(self.lengths, device=q.device),
             scale=self.head_dim**-0.5,
             far_last=self.far == "last",

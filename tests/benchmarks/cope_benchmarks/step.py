@@ -30,7 +30,7 @@ REPETITIONS = 9
 MEAN_ERROR = 2e-3
 """Limit of a gradient's mean error, relative to its largest entry: rounding in float32 can move positions across integers."""
 
-AttendAs = Callable[[Inputs, Positions, float], Tensor]
+AttendAs = Callable[[Inputs, Positions, float, Tensor | None], Tensor]
 
 MODELS: dict[str, dict[str, Any]] = {
     "4 layers × 256, T 511": {
@@ -47,12 +47,12 @@ MODELS: dict[str, dict[str, Any]] = {
 SDPA = "SDPA, no positions"
 
 
-def with_sdpa(inputs: Inputs, positions: Positions, dropout: float) -> Tensor:
+def with_sdpa(inputs: Inputs, positions: Positions, dropout: float, seeds_B: Tensor | None) -> Tensor:
     """Attention without positions."""
     return peers.sdpa({"q": inputs.q_BHTK, "k": inputs.k_BHSK, "v": inputs.v_BHSK})
 
 
-def with_listing(inputs: Inputs, positions: Positions, dropout: float) -> Tensor:
+def with_listing(inputs: Inputs, positions: Positions, dropout: float, seeds_B: Tensor | None) -> Tensor:
     """CoPE by the paper's listing."""
     table = positions[0].parameters["e"]
     return peers.listing({"q": inputs.q_BHTK, "k": inputs.k_BHSK, "v": inputs.v_BHSK, "e": table})
@@ -60,7 +60,7 @@ def with_listing(inputs: Inputs, positions: Positions, dropout: float) -> Tensor
 
 def attend_with(implementation: Implementation) -> AttendAs:
     """Attention by one of our implementations."""
-    return lambda inputs, positions, dropout: attend(inputs, positions, dropout, implementation)
+    return lambda inputs, positions, dropout, seeds_B: attend(inputs, positions, dropout, seeds_B, implementation)
 
 
 COPE: list[Any] = [{"kind": "cope", "p_max": 64}]

@@ -98,7 +98,7 @@ def _steps(name: str, steps: int, threads: int) -> dict[str, Any]:
 
 def _backward_of_whole_logits(trainer: Trainer, part: Part, targets: float, *, last: bool) -> Tensor:
     """The former backward pass of one worker: the logits exist until it ends."""
-    inputs_NT, targets_NT = part
+    inputs_NT, targets_NT, _ = part
     logits_NTV = trainer.model(inputs_NT)
     loss = next_token_loss(logits_NTV, targets_NT) / targets
     torch.autograd.backward(loss)
