@@ -10,7 +10,7 @@ from torch import Tensor
 
 from cope_sweep.kernels import Inputs
 from cope_sweep.positions import CoPE, CoPEALiBi, CoPEMLP, Relative
-from tests.kernels.cases import DROPOUT_SEED, Case, make_inputs, random_tensors
+from tests.kernels.cases import Case, dropout_seeds, make_inputs, random_tensors
 
 Attend = Callable[..., Tensor]
 
@@ -41,7 +41,8 @@ def assert_not_finite_is_seen(case: Case, place: str, value: str, attend: Attend
     pass ends, with a gradient that is not finite.
     """
     tensors = {name: x.float() for name, x in random_tensors(case, torch.float32).items()}
-    expected = attend(*make_inputs(case, tensors), 0.0, DROPOUT_SEED)
+    seeds = dropout_seeds(len(tensors["q"]))
+    expected = attend(*make_inputs(case, tensors), 0.0, seeds)
     tensors[place] = tensors[place].clone()
     tensors[place][0, 0, 5, :] = float(value)
     if value == "inf":
@@ -49,7 +50,7 @@ def assert_not_finite_is_seen(case: Case, place: str, value: str, attend: Attend
     tensors = {name: x.requires_grad_() for name, x in tensors.items()}
     inputs: Inputs
     inputs, positions = make_inputs(case, tensors)
-    out_BHTK = attend(inputs, positions, 0.0, DROPOUT_SEED)
+    out_BHTK = attend(inputs, positions, 0.0, seeds)
     assert out_BHTK[0, 0, 5].isnan().any(), f"NaN in {place} is not seen"
     torch.testing.assert_close(out_BHTK[1], expected[1])
     torch.testing.assert_close(out_BHTK[0, 1], expected[0, 1])
