@@ -140,7 +140,7 @@ def plan(
 
 def _probe(plan: Plan) -> Mapping[Shape, StepCost]:
     """Probe the plan's shapes, and say on standard error which."""
-    from cope_sweep.sweep.probe import probe_plan
+    from cope_sweep.train.probe import probe_plan
 
     console = make_console(stderr=True)
     return probe_plan(

@@ -7,21 +7,25 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import importlib
 import logging
 import os
 import secrets
 import signal
 import socket
 import sys
+import sysconfig
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any, TextIO, TypeVar, cast
 
 import ray
 
+from cope_sweep.registry import load_plugins
 from cope_sweep.spec import Resources
 from cope_sweep.sweep.executor import ClusterError, ClusterLost
 
@@ -443,3 +447,35 @@ def within(timeout_s: float, call: Callable[[], T]) -> T:
 def first_line(error: BaseException) -> str:
     """The first line of an error's message, or the name of its class if there is none."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+# -- plugins ---------------------------------------------------------------------------------------------------------
+
+
+def plugin_runtime_env(plugins: Sequence[str]) -> dict[str, Any]:
+    """The Ray runtime environment with which every process of a job can import `plugins`; empty if none is needed.
+
+    Ray copies the file or folder of each top-level module to every node. Modules of installed distributions are not
+    copied: an installed plugin has to be installed on all nodes.
+
+    Raises:
+        PluginError: A plugin cannot be imported here.
+    """
+    load_plugins(plugins)
+    roots = dict.fromkeys(name.partition(".")[0] for name in plugins)
+    paths = [path for root in roots for path in _locations(importlib.import_module(root)) if not _is_installed(path)]
+    return {"py_modules": [str(path) for path in paths]} if paths else {}
+
+
+def _locations(module: ModuleType) -> list[Path]:
+    """The folders of a package, or the file of a module; none for a built-in module."""
+    if folders := list(getattr(module, "__path__", [])):
+        return [Path(folder).resolve() for folder in folders]
+    file = getattr(module, "__file__", None)
+    return [Path(file).resolve()] if file else []
+
+
+def _is_installed(path: Path) -> bool:
+    """Whether a path is in a folder of installed distributions or of the standard library."""
+    folders = [Path(sysconfig.get_path(name)).resolve() for name in ("purelib", "platlib", "stdlib")]
+    return any(path.is_relative_to(folder) for folder in folders)

@@ -6,11 +6,13 @@ import contextlib
 import os
 import platform
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from cope_sweep.errors import UserError
+from cope_sweep.plan.extend import parent_ids
 from cope_sweep.spec import Resources, RunSpec
 from cope_sweep.store import Event, LeaseHolder, Refusal, RunFolder, Store
 from cope_sweep.store.errors import DamagedError
@@ -27,6 +29,8 @@ INTERRUPT_TIMEOUT_S = 15.0
 FOREIGN_POLL_INTERVAL_S = 1.0
 """Time between two looks at the runs that other sweeps train."""
 MAX_MESSAGE_CHARACTERS = 500
+STEPS_ARE_FRESH_S = 10.0
+"""How long the numbers of steps that occur in the store are remembered."""
 
 
 class ClusterError(UserError):
@@ -223,3 +227,21 @@ def _unfinished_folder(run: RunSpec, store: Store) -> tuple[RunFolder | None, di
     except DamagedError:
         pass
     return folder.begin(run, ""), {}
+
+
+class Parents:
+    """The parents of runs in a store. Raises StoreError."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self._steps: list[int] = []
+        self._read_s = float("-inf")
+
+    def of(self, run: RunSpec) -> str | None:
+        """The id of the longest finished run that `run` can continue and that has kept its state; None without one."""
+        if time.monotonic() - self._read_s > STEPS_ARE_FRESH_S:
+            self._steps, self._read_s = self.store.index.finished_steps(), time.monotonic()
+        candidates = parent_ids(run, self._steps)
+        statuses = self.store.index.statuses(candidates) if candidates else {}
+        finished = (run_id for run_id in candidates if statuses.get(run_id) == "finished")
+        return next((run_id for run_id in finished if self.store.run(run_id).has_final_state()), None)

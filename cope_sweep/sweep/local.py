@@ -14,13 +14,13 @@ from cope_sweep.store import Event, LeaseHolder, Refusal, Store
 from cope_sweep.sweep.executor import (
     FOREIGN_POLL_INTERVAL_S,
     INTERRUPT_TIMEOUT_S,
+    Parents,
     final_event,
     refused,
     train_leased,
     unfinished,
     worker_id,
 )
-from cope_sweep.sweep.parents import Parents
 
 if TYPE_CHECKING:
     from cope_sweep.sweep.schedulers import StoppingRule

@@ -41,7 +41,17 @@ from cope_sweep.spec import Resources, RunSpec
 from cope_sweep.store import Event, LeaseHolder, Refusal, RunRecord, Store, StoreError
 from cope_sweep.store.index import IndexUnavailable
 from cope_sweep.store.index.activity import note_left_out
-from cope_sweep.sweep.cluster import Needs, Node, check_head, connected, needs_of, no_room, node_of_process, nodes
+from cope_sweep.sweep.cluster import (
+    Needs,
+    Node,
+    check_head,
+    connected,
+    needs_of,
+    no_room,
+    node_of_process,
+    nodes,
+    plugin_runtime_env,
+)
 from cope_sweep.sweep.executor import (
     INTERRUPT_TIMEOUT_S,
     ClusterError,
@@ -50,7 +60,6 @@ from cope_sweep.sweep.executor import (
     record_failure,
     unfinished,
 )
-from cope_sweep.sweep.plugins import plugin_runtime_env
 from cope_sweep.sweep.schedulers import StoppingRule, scheduler_of
 from cope_sweep.sweep.trial import IndexActor, RunTrial, SweepContext
 

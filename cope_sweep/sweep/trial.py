@@ -37,8 +37,7 @@ from cope_sweep.registry import PluginError, load_plugins
 from cope_sweep.spec import Resources, RunSpec
 from cope_sweep.store import Event, LeaseHolder, Refusal, Store, StoreError
 from cope_sweep.store.index import Index, IndexUnavailable, Lease
-from cope_sweep.sweep.executor import RunEnd, evaluations_of, refused, train_leased, worker_id
-from cope_sweep.sweep.parents import Parents
+from cope_sweep.sweep.executor import Parents, RunEnd, evaluations_of, refused, train_leased, worker_id
 
 if TYPE_CHECKING:
     from cope_sweep.train import StopRequest

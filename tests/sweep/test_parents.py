@@ -6,8 +6,8 @@ import pytest
 
 from cope_sweep.spec import Resources
 from cope_sweep.store import Store
+from cope_sweep.sweep.executor import Parents
 from cope_sweep.sweep.local import run_local
-from cope_sweep.sweep.parents import Parents
 from tests.tiny import tiny_run
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from cope_sweep.registry import PluginError
 from cope_sweep.store import Store
-from cope_sweep.sweep.plugins import plugin_runtime_env
+from cope_sweep.sweep.cluster import plugin_runtime_env
 
 ROOT = Path(__file__).parents[2]
 ENCODING = """

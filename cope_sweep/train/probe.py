@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
+from cope_sweep.errors import UserError
 from cope_sweep.plan import Plan
 from cope_sweep.plan.estimate import Shape, StepCost, shape_of
 from cope_sweep.registry import load_plugins
 from cope_sweep.spec import Resources, RunSpec
-from cope_sweep.sweep.executor import ClusterError
 
 if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess
@@ -98,7 +98,7 @@ class _Prober:
         process.join()
         self.process = None
         if process.exitcode != -9:  # neither this process nor Linux has ended it for its memory
-            raise ClusterError(
+            raise UserError(
                 f"the process that probed {run.run_id} ended with exit code {process.exitcode}; "
                 "`cope-sweep run … --local` shows what it prints, and `plan` without --probe estimates without it"
             )

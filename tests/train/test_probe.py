@@ -6,9 +6,8 @@ import pytest
 from cope_sweep.errors import UserError
 from cope_sweep.plan import estimates, expand
 from cope_sweep.plan.estimate import shape_of
-from cope_sweep.sweep import probe as probe_module
-from cope_sweep.sweep.executor import ClusterError
-from cope_sweep.sweep.probe import TooLarge, probe_plan
+from cope_sweep.train import probe as probe_module
+from cope_sweep.train.probe import TooLarge, probe_plan
 from tests.results.ablations import plan_of
 from tests.spec.ablations import TEXT, load
 
@@ -68,7 +67,7 @@ def test_a_process_that_linux_ends_for_its_memory_is_no_error(monkeypatch):
 
 def test_a_process_that_crashes_is_an_error(monkeypatch):
     monkeypatch.setattr(probe_module, "_serve", crashes)
-    with pytest.raises(ClusterError, match="ended with exit code -11"):
+    with pytest.raises(UserError, match="ended with exit code -11"):
         probe_plan(plan_of())
 
 
