@@ -155,7 +155,7 @@ def test_a_node_where_the_store_is_not_mounted_is_left_out(cluster: str, cluster
     events = EventLog()
 
     def act(event: Event) -> None:
-        if notes and {each.run_id for each in events if each.step} >= {plan.runs[0].run_id, plan.runs[1].run_id}:
+        if notes and len({each.run_id for each in events if each.step}) == 2:
             left_out.append(activity(store.index).left_out)
             events.stop.set()
 
