@@ -620,6 +620,9 @@ class _RaySweep:
                     self._end(run, event)
             case _ if end.error is not None:
                 self._handle_error(end, end.error)
+            case _:  # the scheduler has ended it. Tune may keep its process as it is, for a next run.
+                reason = f"stopped by {self.schedule} at step {run.step}"
+                self.leases.waiting(lambda: self.store.index.request_stop(self.sweep_id, run.spec.run_id, reason))
 
     def _end(self, run: _Run, event: Event) -> None:
         """A run has ended with this event."""

@@ -380,7 +380,7 @@ def _stopping_on_request(
             if until is not None and time.monotonic() >= until:
                 notes.append(f"{STOP_PREFIX}the time budget of {time_budget_s:g} s is used up")
                 stop.set()
-            elif _is_requested(store, sweep_id):
+            elif _is_requested(store, sweep_id) and not stop.is_set():  # else the executor has asked its runs
                 notes.append(STOP_NOTE)
                 stop.set()
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import logging
 import os
 import platform
 import queue
@@ -127,6 +128,7 @@ class Process:
             self.log = _redirect_output(self.store.root / "logs" / sweep.sweep_id)
             load_plugins(sweep.plugins)
             _check_device(gpus)
+            logging.getLogger("ray.train").setLevel(logging.WARNING)  # else it logs every evaluation
         except (StoreError, PluginError, OSError, RuntimeError) as error:
             raise NodeProblem(node_id(), f"node {platform.node()}: {error}") from error
         self.leases = LeaseHolder(self.store, sweep.sweep_id)
@@ -319,7 +321,7 @@ def train_loop(config: dict[str, Any]) -> RunEnd:
 
     def should_stop() -> StopRequest | None:
         nonlocal reason
-        reason = config["request"]() if "request" in config else process.leases.stop_reason(run.run_id)
+        reason = config.get("request", lambda: None)() or process.leases.stop_reason(run.run_id)
         if reason is not None:
             return "stopped"
         return "interrupted" if process.preempted.is_set() else None
@@ -527,13 +529,11 @@ class _Attempt:
                 self._deliver(evaluations.get())
 
     def end(self) -> None:
-        """Ask the run to end, and wait until it has written its state. It is interrupted where the sweep ends, else the
-        scheduler has stopped it.
+        """Ask the run to end, and wait until it has written its state: the scheduler has stopped it, or the sweep ends.
+
+        With several workers, which are other processes, the driver has asked them.
         """
-        leases = self.process.leases
         with contextlib.suppress(StoreError):
-            if "" not in self.process.store.index.stops(leases.sweep_id):
+            if "" not in self.process.store.index.stops(self.process.leases.sweep_id):
                 self.request = f"stopped by {self.trial['sweep'].rule} at step {self.step}"
-                if self.workers > 1:  # rank 0 is another process
-                    self.process.store.index.request_stop(leases.sweep_id, self.run_id, self.request)
         self.done.wait()
