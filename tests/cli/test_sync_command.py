@@ -11,7 +11,7 @@ import time
 import pytest
 
 from cope_sweep.store import Store
-from cope_sweep.store.tracker_sync import backlog_count
+from cope_sweep.tracking.sync import backlog_count
 from tests.results.ablations import plan_of
 from tests.store.sweeps import end_sweep, finish, write_sweep
 from tests.sweep.ports import free_port

@@ -1,6 +1,6 @@
 """Reads back what a tracker has, for assertions."""
 
-from cope_sweep.store.tracking import MemoryTracking, Point
+from cope_sweep.tracking.port import MemoryTracking, Point
 
 
 def client_of(uri):
