@@ -90,6 +90,48 @@ def test_what_a_killed_mirror_did_not_send_is_sent_by_the_next_one(store, plan, 
     assert sweep_of(MlflowTracking(sqlite_uri), record).status == "finished"
 
 
+@pytest.mark.slow
+def test_the_end_of_a_sweep_shows_progress_and_ctrl_c_leaves_the_rest(store, sqlite_uri):
+    """Also a run that the tracker shows as running, and the sweep itself, have ended there then."""
+    plan = plan_of(seeds=list(range(12)))
+    record = write_sweep(store, plan)
+    folder = begin(store, plan.runs[-1], {"step": 1, "train/loss": 2.0})
+    mirror = MlflowMirror.start(store, record.sweep_id, sqlite_uri)
+    tracking = MlflowTracking(sqlite_uri)
+    until(lambda: run_of(tracking, plan.runs[-1]) and sweep_of(tracking, record))
+    mirror.process.send_signal(signal.SIGSTOP)  # everything else is left for the end
+    for run in plan.runs[:-1]:
+        finish(store, run, {"dense/loss": 0.5})
+    folder.finish({"train/loss": 1.0}, {"steps": 2})
+    end(store, plan.runs[-1])
+    end_sweep(store, record)
+    mirror.process.send_signal(signal.SIGCONT)
+    calls = []
+
+    def on_sending(sent, total):
+        calls.append((sent, total))
+        if sent:
+            signal.raise_signal(signal.SIGINT)
+
+    report = mirror.finish(on_sending, patience_s=TIMEOUT_S)
+    left = backlog_count(store, sqlite_uri)
+    assert 0 < left < 37
+    assert report.left == left
+    assert f"interrupted with {left} runs and sweeps to send; the store has all results" in report.errors[0]
+    assert f"cope-sweep sync --store {store.root}" in report.errors[0]
+    client = client_of(sqlite_uri)
+    experiment = run_of(tracking, plan.runs[-1]).experiment
+    assert {run.info.status for run in client.search_runs([experiment])} == {"FINISHED"}
+
+    calls.clear()
+    rest = MlflowMirror.start(store, None, sqlite_uri).finish(lambda *call: calls.append(call), patience_s=TIMEOUT_S)
+    assert rest.errors == []
+    assert calls[0] == (0, left)
+    assert calls[-1] == (left, left)
+    assert calls == sorted(calls)
+    assert len(client.search_runs([experiment])) == 37
+
+
 SWEEP = """
 import sys, time
 from cope_sweep.store import Store
