@@ -3,8 +3,8 @@
     python -m cope_sweep.tracking.beside --store store --sweep 20261120-110501-3f2a
 
 This process is the only one that writes to MLflow. The sweep starts it with `MlflowMirror.start` and holds its
-standard input. After the line `finish` the process sends the rest; it prints `sent SENT TOTAL` as it goes and a report
-as its last line. After the line `stop` it ends once nothing that has ended is shown as running. If its input ends
+standard input. After the line `finish` the process sends the rest; it prints `left NUMBER` as it goes and a report as
+its last line. After the line `stop` it ends once nothing that has ended is shown as running. If its input ends
 without these lines, the sweep's process died, and the mirror sends what is there.
 
 So the sweep does not wait for MLflow, whose import takes seconds, and an unavailable MLflow server does not stop it.
@@ -19,7 +19,6 @@ import contextlib
 import json
 import logging
 import os
-import queue
 import shlex
 import signal
 import subprocess
@@ -70,6 +69,7 @@ class MlflowMirror:
     def __init__(self, process: subprocess.Popen[str], store: Store, uri: str, hint: str) -> None:
         """`hint` is appended to errors; it says how to send the rest later."""
         self.process, self._store, self._uri, self._hint = process, store, uri, hint
+        self._gave_up = False
 
     @classmethod
     def start(cls, store: Store, sweep_id: str | None, uri: str) -> MlflowMirror:
@@ -110,42 +110,48 @@ class MlflowMirror:
             on_sending: Called with the number of runs and sweeps that were sent since now, and that of all.
             patience_s: How long to wait without progress.
         """
-        lines: queue.Queue[str] = queue.Queue()
-        threading.Thread(target=self._read, args=(lines,), daemon=True).start()
+        if total := _left(self._store, self._uri):
+            on_sending(0, total)
         self._request("finish")
-        with contextlib.suppress(StoreError):
-            if left := backlog_count(self._store, self._uri):
-                on_sending(0, left)
-        interrupted = False
-        report = line = ""
-        until_s = time.monotonic() + patience_s
+        output = self.process.stdout
+        assert output is not None  # noqa: S101 - it was started with a pipe
+        report, interrupted = "", False
+        watchdog = self._kill_after(patience_s)
         while True:
             try:
-                line = lines.get(timeout=max(0.0, until_s - time.monotonic()))
+                line = output.readline()
                 if not line:
                     break
-                word, *numbers = line.split()
-                if word == "sent":
-                    on_sending(int(numbers[0]), int(numbers[1]))
-                    until_s = until_s if interrupted else time.monotonic() + patience_s
-                else:
+                if not line.startswith("left "):
                     report = line
-            except queue.Empty:
-                break
+                    continue
+                left = int(line.split()[1])
+                total = max(total, left)
+                on_sending(total - left, total)
+                if not interrupted:
+                    watchdog.cancel()
+                    watchdog = self._kill_after(patience_s)
             except KeyboardInterrupt:
                 if interrupted:
-                    break
+                    self.process.kill()
                 interrupted = True
-                until_s = time.monotonic() + STOP_S
                 self._request("stop")
-        if line:
+                watchdog.cancel()
+                watchdog = self._kill_after(STOP_S)
+        watchdog.cancel()
+        with contextlib.suppress(BrokenPipeError):
+            self.process.communicate()
+        return self._report(report, patience_s, interrupted=interrupted)
+
+    def _kill_after(self, seconds: float) -> threading.Timer:
+        def give_up() -> None:
+            self._gave_up = True
             self.process.kill()
-        self.process.wait()
-        for pipe in (self.process.stdin, self.process.stdout):
-            if pipe is not None:
-                with contextlib.suppress(OSError):
-                    pipe.close()
-        return self._report(report, patience_s, interrupted=interrupted, killed=bool(line))
+
+        timer = threading.Timer(seconds, give_up)
+        timer.daemon = True
+        timer.start()
+        return timer
 
     def _request(self, word: str) -> None:
         assert self.process.stdin is not None  # noqa: S101 - it was started with a pipe
@@ -153,24 +159,18 @@ class MlflowMirror:
             self.process.stdin.write(f"{word}\n")
             self.process.stdin.flush()
 
-    def _read(self, lines: queue.Queue[str]) -> None:
-        """Pass on what the process prints; an empty line at its end."""
-        assert self.process.stdout is not None  # noqa: S101 - it was started with a pipe
-        for line in self.process.stdout:
-            lines.put(line)
-        lines.put("")
-
-    def _report(self, text: str, patience_s: float, *, interrupted: bool, killed: bool) -> MirrorReport:
+    def _report(self, text: str, patience_s: float, *, interrupted: bool) -> MirrorReport:
         try:
             report = MirrorReport(**json.loads(text))
         except (ValueError, TypeError):
+            left = _left(self._store, self._uri)
             if interrupted:
-                reason = "interrupted before everything was sent to MLflow"
-            elif killed:
+                reason = _interrupted(left)
+            elif self._gave_up:
                 reason = f"MLflow made no progress for {patience_s:.0f} s"
             else:
                 reason = f"the process that copies runs to MLflow died (exit code {self.process.returncode})"
-            return MirrorReport(0, [f"{reason}; {self._hint}"])
+            report = MirrorReport(0, [reason], left)
         return replace(report, errors=[f"{error}; {self._hint}" for error in report.errors])
 
 
@@ -230,13 +230,21 @@ def send_all(
     """Send everything, or say why something is left."""
     if session.sync_until(tries=tries, interrupted=interrupted, on_sending=on_sending):
         return MirrorReport(session.written, [])
-    left = 0
+    left = _left(session.store, session.uri)
+    return MirrorReport(session.written, session.reasons() or ([_interrupted(left)] if left else []), left)
+
+
+def _left(store: Store, uri: str) -> int:
+    """The number of runs and sweeps that have ended and were not sent."""
     with contextlib.suppress(StoreError):
-        left = backlog_count(session.store, session.uri)
-    if not left and not session.reasons():
-        return MirrorReport(session.written, [])
-    number = f"{left} run{'s' * (left != 1)} and sweeps" if left != 1 else "1 run or sweep"
-    return MirrorReport(session.written, session.reasons() or [f"interrupted with {number} to send"], left)
+        return backlog_count(store, uri)
+    return 0
+
+
+def _interrupted(left: int) -> str:
+    return (
+        f"interrupted with {left} runs and sweeps to send" if left != 1 else "interrupted with 1 run or sweep to send"
+    )
 
 
 def _sync_while(session: MirrorSession, sweep: _SweepProcess) -> None:
@@ -279,7 +287,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if sent == total or time.monotonic() - reported_s > REPORT_INTERVAL_S:
                 reported_s = time.monotonic()
                 with contextlib.suppress(BrokenPipeError):
-                    print("sent", sent, total, file=report_file, flush=True)
+                    print("left", total - sent, file=report_file, flush=True)
 
         report = mirror(store, uri, options.sweep, on_sending)
         log.info("%d runs written, %d left", report.runs_written, report.left)

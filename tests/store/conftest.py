@@ -11,7 +11,7 @@ import pytest
 
 from cope_sweep.store import Store
 from cope_sweep.tracking.mlflow import MlflowTracking
-from cope_sweep.tracking.port import MemoryTracking
+from tests.store.memory import MemoryTracking
 from tests.sweep.ports import free_port
 
 

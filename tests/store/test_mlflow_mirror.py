@@ -13,11 +13,11 @@ import pytest
 
 from cope_sweep.tracking.beside import MlflowMirror
 from cope_sweep.tracking.mlflow import MlflowTracking
-from cope_sweep.tracking.port import MemoryTracking
 from cope_sweep.tracking.sync import MirrorLock, MirrorSession, backlog_count
 from cope_sweep.tracking.translate import TAG
 from cope_sweep.tracking.uri import tracker_key
 from tests.results.ablations import plan_of
+from tests.store.memory import MemoryTracking
 from tests.store.stub_server import Stub
 from tests.store.sweeps import begin, end, end_sweep, finish, write_sweep
 from tests.store.trackers import client_of, history
@@ -96,24 +96,23 @@ def test_the_end_of_a_sweep_shows_progress_and_ctrl_c_leaves_the_rest(store, sql
     plan = plan_of(seeds=list(range(12)))
     record = write_sweep(store, plan)
     folder = begin(store, plan.runs[-1], {"step": 1, "train/loss": 2.0})
-    mirror = MlflowMirror.start(store, record.sweep_id, sqlite_uri)
+    with MirrorSession(store, sqlite_uri) as session:
+        assert session.sync()
     tracking = MlflowTracking(sqlite_uri)
-    until(lambda: run_of(tracking, plan.runs[-1]) and sweep_of(tracking, record))
-    mirror.process.send_signal(signal.SIGSTOP)  # everything else is left for the end
+    assert (run_of(tracking, plan.runs[-1]).status, sweep_of(tracking, record).status) == ("running", "running")
     for run in plan.runs[:-1]:
         finish(store, run, {"dense/loss": 0.5})
     folder.finish({"train/loss": 1.0}, {"steps": 2})
     end(store, plan.runs[-1])
     end_sweep(store, record)
-    mirror.process.send_signal(signal.SIGCONT)
     calls = []
 
     def on_sending(sent, total):
         calls.append((sent, total))
-        if sent:
+        if len(calls) == 2:
             signal.raise_signal(signal.SIGINT)
 
-    report = mirror.finish(on_sending, patience_s=TIMEOUT_S)
+    report = MlflowMirror.start(store, record.sweep_id, sqlite_uri).finish(on_sending, patience_s=TIMEOUT_S)
     left = backlog_count(store, sqlite_uri)
     assert 0 < left < 37
     assert report.left == left
