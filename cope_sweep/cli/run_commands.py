@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 from functools import partial
@@ -250,7 +251,7 @@ def _run_submission(
 
 def _checked_uri(store: Store, mlflow: str | None, no_mlflow: bool) -> str | None:
     """The MLflow store, which was asked whether it answers; None for no copy in MLflow. Raises UserError."""
-    from cope_sweep.store.preflight import check, resolve_uri
+    from cope_sweep.tracking.uri import check, resolve_uri
 
     if no_mlflow:
         return None
@@ -293,6 +294,7 @@ def _execute(
 ) -> SweepOutcome:
     """Execute the plan with a display of its progress on standard error."""
     from cope_sweep.cli.progress import progress_display
+    from cope_sweep.cli.sending import SendingBar
     from cope_sweep.queries import recorded_plan
     from cope_sweep.sweep.sweep import sweep
 
@@ -314,7 +316,13 @@ def _execute(
             task.prepare()
     console = make_console(stderr=True)
     print_cost(console, plan, store, leave_out=leave_out, max_runs=budget.max_runs)
-    with progress_display(plan, store, console, leave_out) as display:
+    with contextlib.ExitStack() as stack, SendingBar(console) as bar:
+        display = stack.enter_context(progress_display(plan, store, console, leave_out))
+
+        def on_sending(sent: int, total: int) -> None:
+            stack.close()  # the display of training has ended
+            bar(sent, total)
+
         return sweep(
             plan,
             store,
@@ -327,6 +335,7 @@ def _execute(
             budget=budget,
             on_event=display,
             on_row=display.add,
+            on_sending=on_sending,
             on_note=lambda text: console.print(f"[yellow]note:[/yellow] {escaped(text)}", soft_wrap=True),
             submission=submission,
         )

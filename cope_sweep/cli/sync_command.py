@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -11,10 +10,6 @@ from cope_sweep.cli.options import STORE, IndexOpt, Json, StoreOpt, open_store
 from cope_sweep.cli.output import escaped, make_console, print_json
 from cope_sweep.cli.run_commands import MlflowOpt
 from cope_sweep.errors import UserError
-
-if TYPE_CHECKING:
-    from cope_sweep.store import Store
-    from cope_sweep.store.mlflow_mirror import MirrorReport
 
 
 def sync(
@@ -30,18 +25,19 @@ def sync(
     """Send to MLflow the runs and sweeps of the store that it does not have, or not as they are now.
 
     `run` does this while it trains. What is missing afterwards, because MLflow did not answer or a process was killed,
-    is sent by this command. Nothing is sent twice.
+    is sent by this command. Nothing is sent twice. Ctrl-C ends it after the run that is being sent.
 
-    Exit codes: 0 MLflow has everything, 1 something is left, 2 bad input.
+    Exit codes: 0 MLflow has everything, 1 something is left, 2 bad input, 130 interrupted.
 
     Example: `cope-sweep sync`
 
     Example: `cope-sweep sync --mlflow http://mlflow.example:5000`
     """
-    from cope_sweep.store.mlflow_mirror import MirrorReport
-    from cope_sweep.store.preflight import check, redacted, resolve_uri
-    from cope_sweep.store.tracker_sync import backlog_count
-    from cope_sweep.store.tracking import TrackingError
+    from cope_sweep.cli.sending import SendingBar, stopping
+    from cope_sweep.tracking.beside import MirrorReport, send_all
+    from cope_sweep.tracking.port import TrackingError
+    from cope_sweep.tracking.sync import RETRY_INTERVAL_S, MirrorSession, backlog_count
+    from cope_sweep.tracking.uri import check, redacted, resolve_uri
 
     store = open_store(root, index)
     if not store.root.is_dir():
@@ -58,40 +54,22 @@ def sync(
         else:
             console.print(f"MLflow at {escaped(redacted(uri))} has everything.")
         raise typer.Exit(0)
-    try:
-        check(uri)
-        report = _send(store, uri, before, timeout_s, silent=as_json)
-    except TrackingError as error:
-        if not uri.startswith("http"):
-            raise
-        report = MirrorReport(0, [str(error)], before)
+    with stopping() as stop:
+        try:
+            check(uri)
+            with MirrorSession(store, uri) as session, SendingBar(make_console(stderr=True), silent=as_json) as bar:
+                tries = max(1, round(timeout_s / RETRY_INTERVAL_S))
+                report = send_all(session, tries=tries, interrupted=stop.is_set, on_sending=bar)
+        except TrackingError as error:
+            if not uri.startswith("http"):
+                raise
+            report = MirrorReport(0, [str(error)], before)
+    sent = max(0, before - report.left)
     if as_json:
-        sent = before - report.left
         print_json({"uri": redacted(uri), "sent": sent, "left": report.left, "errors": report.errors})
     else:
-        console.print(f"Sent {before - report.left} of {before} runs and sweeps to {escaped(redacted(uri))}.")
+        console.print(f"Sent {sent} of {before} runs and sweeps to {escaped(redacted(uri))}.")
+        hint = "; the same command sends the rest" if stop.is_set() else ""
         for reason in report.errors:
-            make_console(stderr=True).print(f"[yellow]not sent:[/yellow] {escaped(reason)}", soft_wrap=True)
-    raise typer.Exit(1 if report.errors else 0)
-
-
-def _send(store: Store, uri: str, total: int, timeout_s: float, *, silent: bool) -> MirrorReport:
-    """Send the backlog, and show a progress bar on standard error; give up after `timeout_s` without progress."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    from cope_sweep.store.mirror_session import RETRY_INTERVAL_S, MirrorSession
-    from cope_sweep.store.mlflow_mirror import report_of
-
-    columns = (TextColumn("sending to MLflow"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    bar = Progress(*columns, console=make_console(stderr=True), disable=silent)
-    with bar, MirrorSession(store, uri) as session:
-        task = bar.add_task("", total=total)
-
-        def on_progress(done: int, left: int) -> None:
-            bar.update(task, total=max(total, left), completed=max(total, left) - left)
-
-        tries = max(1, round(timeout_s / RETRY_INTERVAL_S))
-        complete = session.sync_until(math.inf, tries=tries, on_progress=on_progress)
-        if complete:
-            bar.update(task, completed=total)
-        return report_of(session, complete=complete)
+            make_console(stderr=True).print(f"[yellow]not sent:[/yellow] {escaped(reason + hint)}", soft_wrap=True)
+    raise typer.Exit(0 if not report.errors else 130 if stop.is_set() else 1)

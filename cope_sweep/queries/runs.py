@@ -17,8 +17,8 @@ from cope_sweep.store.artifacts import RUN_ID
 from cope_sweep.store.index import summaries
 from cope_sweep.store.index.filters import TAGS
 from cope_sweep.store.index.model import Position
-from cope_sweep.store.preflight import run_page as mlflow_page
 from cope_sweep.store.values import check_document
+from cope_sweep.tracking.uri import run_page as mlflow_page
 
 
 @dataclass(frozen=True)

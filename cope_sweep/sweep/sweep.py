@@ -21,13 +21,11 @@ from cope_sweep.sweep.record import final_record, initial_record
 from cope_sweep.sweep.schedulers import StoppingRule, stopping_rule
 
 if TYPE_CHECKING:
-    from cope_sweep.store.mlflow_mirror import MlflowMirror
     from cope_sweep.sweep.suggestions import Suggestions
+    from cope_sweep.tracking.beside import MlflowMirror
 
 T = TypeVar("T")
 
-MIRROR_TIMEOUT_S = 120.0
-"""For the last sync with MLflow after the sweep."""
 INDEX_TIMEOUT_S = 120.0
 """For the index to answer at the end of the sweep."""
 STOP_POLL_INTERVAL_S = 2.0
@@ -124,6 +122,7 @@ def sweep(
     on_event: Callable[[Event], None] = lambda event: None,
     on_note: Callable[[str], None] = lambda text: None,
     on_row: Callable[[Row], None] = lambda row: None,
+    on_sending: Callable[[int, int], None] = lambda sent, total: None,
     stop: threading.Event | None = None,
     submission: Submission | None = None,
 ) -> SweepOutcome:
@@ -144,6 +143,7 @@ def sweep(
         on_event: Called with every event.
         on_note: Called with what the user should know at once.
         on_row: Called with each row that the plan's search suggests, before the events of its run.
+        on_sending: Called at the end with the number of runs and sweeps that were sent to MLflow, and with that of all.
         stop: Set to interrupt the sweep, as Ctrl-C does.
         submission: What was submitted, if a job executes the sweep. Its record is in the store.
 
@@ -156,7 +156,7 @@ def sweep(
     notes = _Notes(on_note)
     work.suggest(store, budget.max_runs, on_row, on_event, notes)
     if not (work.todo or (work.suggestions and work.suggestions.is_recorded)):
-        outcome = _nothing_to_train(work, store, tracking_uri)
+        outcome = _nothing_to_train(work, store, tracking_uri, on_sending)
         if submission is not None:
             outcome = replace(outcome, sweep_id=submission.sweep_id)
             store.write_sweep(final_record(work.record, work.plan, store, outcome))
@@ -193,7 +193,7 @@ def sweep(
     finally:
         outcome = _waiting_for_index(lambda: work.outcome(store, time.monotonic() - started_s, notes.texts, ended_by))
         _waiting_for_index(lambda: store.write_sweep(final_record(work.record, work.plan, store, outcome)))
-        errors = tuple(mirror.finish(MIRROR_TIMEOUT_S).errors) if mirror else ()
+        errors = tuple(mirror.finish(on_sending).errors) if mirror else ()
     return replace(outcome, tracking_errors=errors)
 
 
@@ -338,28 +338,30 @@ class _Work:
         return None
 
 
-def _nothing_to_train(work: _Work, store: Store, tracking_uri: str | None) -> SweepOutcome:
-    errors = _send_backlog(store, tracking_uri)
+def _nothing_to_train(
+    work: _Work, store: Store, tracking_uri: str | None, on_sending: Callable[[int, int], None]
+) -> SweepOutcome:
+    errors = _send_backlog(store, tracking_uri, on_sending)
     failed, stopped = work.kept("failed"), work.kept("stopped")
     return SweepOutcome(None, 0, len(work.reused), failed, 0, 0.0, stopped, tracking_errors=errors)
 
 
-def _send_backlog(store: Store, tracking_uri: str | None) -> tuple[str, ...]:
+def _send_backlog(store: Store, tracking_uri: str | None, on_sending: Callable[[int, int], None]) -> tuple[str, ...]:
     """Send to MLflow what earlier sweeps could not send; why something is left."""
     if tracking_uri is None:
         return ()
-    from cope_sweep.store.mlflow_mirror import MlflowMirror
-    from cope_sweep.store.tracker_sync import backlog_count
+    from cope_sweep.tracking.beside import MlflowMirror
+    from cope_sweep.tracking.sync import backlog_count
 
     if not backlog_count(store, tracking_uri):
         return ()
-    return tuple(MlflowMirror.start(store, None, tracking_uri).finish(MIRROR_TIMEOUT_S).errors)
+    return tuple(MlflowMirror.start(store, None, tracking_uri).finish(on_sending).errors)
 
 
 def _start_mirror(store: Store, sweep_id: str, tracking_uri: str | None) -> MlflowMirror | None:
     if tracking_uri is None:
         return None
-    from cope_sweep.store.mlflow_mirror import MlflowMirror
+    from cope_sweep.tracking.beside import MlflowMirror
 
     return MlflowMirror.start(store, sweep_id, tracking_uri)
 

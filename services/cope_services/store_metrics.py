@@ -19,7 +19,7 @@ from prometheus_client.registry import Collector
 from cope_sweep.store import Status, Store, StoreError
 from cope_sweep.store.index.activity import Activity, activity
 from cope_sweep.store.leases import LEASE_S
-from cope_sweep.store.preflight import resolve_uri, tracker_key
+from cope_sweep.tracking.uri import resolve_uri, tracker_key
 
 READ_EVERY_S = 5.0
 """Scrapes within this time share their numbers: however often somebody asks, the index is not asked more often."""

@@ -108,7 +108,7 @@ def kind_of(process: psutil.Process) -> str:
     line = " ".join(process.cmdline())
     if line.startswith("ray::"):
         return line.split()[0].split("(")[0]
-    for name in ("gcs_server", "raylet", "mlflow_mirror", "dashboard", "agent"):
+    for name in ("gcs_server", "raylet", "tracking.beside", "dashboard", "agent"):
         if name in line:
             return name
     return "driver" if "cope_sweep.cli" in line else process.name()

@@ -1,5 +1,6 @@
 """The command `sync`."""
 
+import io
 import json
 import os
 import signal
@@ -9,11 +10,15 @@ import sys
 import time
 
 import pytest
+from rich.console import Console
 
+from cope_sweep.cli import sending
+from cope_sweep.cli.sending import SendingBar
 from cope_sweep.store import Store
-from cope_sweep.store.tracker_sync import backlog_count
+from cope_sweep.tracking.sync import backlog_count
 from tests.results.ablations import plan_of
 from tests.store.sweeps import end_sweep, finish, write_sweep
+from tests.store.waiting import until
 from tests.sweep.ports import free_port
 
 
@@ -96,3 +101,49 @@ def test_a_sync_that_is_killed_again_and_again_duplicates_nothing(shell, store):
         assert database.execute("SELECT count(*), count(DISTINCT name) FROM runs").fetchone() == (7, 7)
         assert database.execute("SELECT count(*) FROM logged_models").fetchone() == (6,)
     assert points_and_inputs(store) == counts
+
+
+def statuses(store):
+    with sqlite3.connect(store.root / "mlflow.db") as database:
+        return dict(database.execute("SELECT name, status FROM runs").fetchall())
+
+
+@pytest.mark.slow
+def test_ctrl_c_leaves_nothing_running_and_the_next_sync_sends_the_rest_once(shell, store):
+    more = plan_of("more", seeds=list(range(2, 30)))
+    record = write_sweep(store, more)
+    for run in more.runs:
+        finish(store, run, {"dense/loss": 0.5})
+    end_sweep(store, record)
+    uri = f"sqlite:///{store.root}/mlflow.db"
+    total = backlog_count(store, uri)
+    process = shell.start("sync")
+    until(lambda: backlog_count(store, uri) < total)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate()
+    left = backlog_count(store, uri)
+    assert process.returncode == 130
+    assert 0 < left < total
+    assert f"Sent {total - left} of {total} runs and sweeps" in out
+    assert f"interrupted with {left} runs and sweeps to send; the same command sends the rest" in err
+    assert set(statuses(store).values()) == {"FINISHED"}
+    assert shell.json("sync") == {"uri": uri, "sent": left, "left": 0, "errors": []}
+    assert len(statuses(store)) == total
+    with sqlite3.connect(store.root / "mlflow.db") as database:
+        assert database.execute("SELECT count(*) FROM runs").fetchone() == (total,)
+        assert database.execute("SELECT count(*) FROM logged_models").fetchone() == (total - 2,)
+        twice = "SELECT run_uuid, key, step FROM metrics GROUP BY 1, 2, 3 HAVING count(*) > 1"
+        assert database.execute(twice).fetchall() == []
+
+
+def test_the_bar_counts_on_a_terminal_and_is_a_line_now_and_then_in_a_pipe(monkeypatch):
+    monkeypatch.setattr(sending, "LINE_INTERVAL_S", 0.0)
+    for terminal, expected in ((True, "2/3"), (False, "sending to MLflow: 2/3 runs and sweeps\n")):
+        console = Console(file=io.StringIO(), force_terminal=terminal, width=100)
+        with SendingBar(console) as bar:
+            for sent in range(3):
+                bar(sent, 3)
+        assert expected in console.file.getvalue()
+        with SendingBar(silent := Console(file=io.StringIO(), force_terminal=terminal), silent=True) as bar:
+            bar(1, 2)
+        assert silent.file.getvalue() == ""

@@ -9,7 +9,7 @@ import pytest
 
 from cope_sweep.queries import Queries
 from cope_sweep.store import RunQuery, SweepRecord, SweepRun
-from cope_sweep.store.preflight import tracker_key
+from cope_sweep.tracking.uri import tracker_key
 from tests.results.ablations import begin, end
 from tests.services.sample_store import API, SampleStore, serving
 

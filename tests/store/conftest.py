@@ -10,8 +10,8 @@ import urllib.request
 import pytest
 
 from cope_sweep.store import Store
-from cope_sweep.store.mlflow import MlflowTracking
-from cope_sweep.store.tracking import MemoryTracking
+from cope_sweep.tracking.mlflow import MlflowTracking
+from tests.store.memory import MemoryTracking
 from tests.sweep.ports import free_port
 
 

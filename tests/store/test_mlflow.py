@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from cope_sweep.store import Store
-from cope_sweep.store.mlflow import MlflowTracking
-from cope_sweep.store.preflight import tracker_key
-from cope_sweep.store.tracker_sync import TrackerSync, backlog_count
-from cope_sweep.store.tracking import Point, TrackingError
-from cope_sweep.store.translate import TAG
+from cope_sweep.tracking.mlflow import MlflowTracking
+from cope_sweep.tracking.port import Point, TrackingError
+from cope_sweep.tracking.sync import TrackerSync, backlog_count
+from cope_sweep.tracking.translate import TAG
+from cope_sweep.tracking.uri import tracker_key
 from tests.results.ablations import plan_of
 from tests.store.sweeps import end, end_sweep, fail, finish, write_sweep
 from tests.store.trackers import client_of

@@ -11,14 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from cope_sweep.store.mirror_session import MirrorLock, MirrorSession
-from cope_sweep.store.mlflow import MlflowTracking
-from cope_sweep.store.mlflow_mirror import MlflowMirror
-from cope_sweep.store.preflight import tracker_key
-from cope_sweep.store.tracker_sync import backlog_count
-from cope_sweep.store.tracking import MemoryTracking
-from cope_sweep.store.translate import TAG
+from cope_sweep.tracking.beside import MlflowMirror
+from cope_sweep.tracking.mlflow import MlflowTracking
+from cope_sweep.tracking.sync import MirrorLock, MirrorSession, backlog_count
+from cope_sweep.tracking.translate import TAG
+from cope_sweep.tracking.uri import tracker_key
 from tests.results.ablations import plan_of
+from tests.store.memory import MemoryTracking
 from tests.store.stub_server import Stub
 from tests.store.sweeps import begin, end, end_sweep, finish, write_sweep
 from tests.store.trackers import client_of, history
@@ -59,7 +58,7 @@ def test_a_sweep_is_copied_while_it_runs_and_at_its_end(store, plan, sqlite_uri)
         end(store, plan.runs[1])
         end_sweep(store, record)
     finally:
-        report = mirror.finish(timeout_s=TIMEOUT_S)
+        report = mirror.finish(patience_s=TIMEOUT_S)
     assert (report.runs_written, report.errors, report.left) == (6, [], 0)
     assert mirror.process.returncode == 0
     parent = sweep_of(tracking, record)
@@ -80,21 +79,62 @@ def test_what_a_killed_mirror_did_not_send_is_sent_by_the_next_one(store, plan, 
     for run in plan.runs:
         finish(store, run, {"dense/loss": 0.5})
     end_sweep(store, record)
-    (error,) = mirror.finish(TIMEOUT_S).errors
+    (error,) = mirror.finish(patience_s=TIMEOUT_S).errors
     assert "died (exit code -9)" in error
     assert f"cope-sweep sync --store {store.root} --mlflow {sqlite_uri}" in error
     assert backlog_count(store, sqlite_uri) == 7
     # There is nothing left to train, and no sweep.
-    report = MlflowMirror.start(store, None, sqlite_uri).finish(TIMEOUT_S)
+    report = MlflowMirror.start(store, None, sqlite_uri).finish(patience_s=TIMEOUT_S)
     assert (report.runs_written, report.errors) == (6, [])
     assert backlog_count(store, sqlite_uri) == 0
     assert sweep_of(MlflowTracking(sqlite_uri), record).status == "finished"
 
 
+@pytest.mark.slow
+def test_the_end_of_a_sweep_shows_progress_and_ctrl_c_leaves_the_rest(store, sqlite_uri):
+    """Also a run that the tracker shows as running, and the sweep itself, have ended there then."""
+    plan = plan_of(seeds=list(range(12)))
+    record = write_sweep(store, plan)
+    folder = begin(store, plan.runs[-1], {"step": 1, "train/loss": 2.0})
+    with MirrorSession(store, sqlite_uri) as session:
+        assert session.sync()
+    tracking = MlflowTracking(sqlite_uri)
+    assert (run_of(tracking, plan.runs[-1]).status, sweep_of(tracking, record).status) == ("running", "running")
+    for run in plan.runs[:-1]:
+        finish(store, run, {"dense/loss": 0.5})
+    folder.finish({"train/loss": 1.0}, {"steps": 2})
+    end(store, plan.runs[-1])
+    end_sweep(store, record)
+    calls = []
+
+    def on_sending(sent, total):
+        calls.append((sent, total))
+        if len(calls) == 2:
+            signal.raise_signal(signal.SIGINT)
+
+    report = MlflowMirror.start(store, record.sweep_id, sqlite_uri).finish(on_sending, patience_s=TIMEOUT_S)
+    left = backlog_count(store, sqlite_uri)
+    assert 0 < left < 37
+    assert report.left == left
+    assert f"interrupted with {left} runs and sweeps to send; the store has all results" in report.errors[0]
+    assert f"cope-sweep sync --store {store.root}" in report.errors[0]
+    client = client_of(sqlite_uri)
+    experiment = run_of(tracking, plan.runs[-1]).experiment
+    assert {run.info.status for run in client.search_runs([experiment])} == {"FINISHED"}
+
+    calls.clear()
+    rest = MlflowMirror.start(store, None, sqlite_uri).finish(lambda *call: calls.append(call), patience_s=TIMEOUT_S)
+    assert rest.errors == []
+    assert calls[0] == (0, left)
+    assert calls[-1] == (left, left)
+    assert calls == sorted(calls)
+    assert len(client.search_runs([experiment])) == 37
+
+
 SWEEP = """
 import sys, time
 from cope_sweep.store import Store
-from cope_sweep.store.mlflow_mirror import MlflowMirror
+from cope_sweep.tracking.beside import MlflowMirror
 
 mirror = MlflowMirror.start(Store(sys.argv[1]), sys.argv[2], sys.argv[3])
 print(mirror.process.pid, flush=True)
@@ -135,7 +175,7 @@ def test_an_unreachable_server_is_reported_with_a_command_that_works_later(store
     log = store.root / "logs" / f"mlflow-{record.sweep_id}.log"
     until(lambda: "could not be opened" in log.read_text())
     end_sweep(store, record)
-    report = mirror.finish(20.0)
+    report = mirror.finish()
     (error,) = report.errors
     assert (report.runs_written, report.left) == (0, 2)
     assert f"MLflow at http://me:***@{address} could not be opened" in error
@@ -148,8 +188,8 @@ def test_a_mirror_that_takes_too_long_is_ended_and_reported(store, plan, sqlite_
     record = write_sweep(store, plan)
     mirror = MlflowMirror.start(store, record.sweep_id, sqlite_uri)
     mirror.process.send_signal(signal.SIGSTOP)
-    (error,) = mirror.finish(timeout_s=0.0).errors
-    assert "MLflow took longer than 0 s" in error
+    (error,) = mirror.finish(patience_s=0.0).errors
+    assert "MLflow made no progress for 0 s" in error
     assert "cope-sweep sync" in error
     assert mirror.process.returncode == -signal.SIGKILL
 
@@ -163,7 +203,7 @@ def test_a_server_that_hangs_does_not_hold_the_end_of_the_sweep(store, plan, ser
         mirror = MlflowMirror.start(store, record.sweep_id, stub.url)
         until(lambda: stub.requests)
         started_s = time.monotonic()
-        report = mirror.finish(timeout_s=3.0)
+        report = mirror.finish(patience_s=3.0)
         assert time.monotonic() - started_s < 60  # 8 s on an idle machine; the server answers after 600
         assert report.errors
         assert backlog_count(store, stub.url) == 1

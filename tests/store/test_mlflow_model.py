@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from cope_sweep.inference import Predictor
-from cope_sweep.store.mlflow import MlflowTracking
-from cope_sweep.store.tracker_sync import TrackerSync
-from cope_sweep.store.translate import TAG
+from cope_sweep.tracking.mlflow import MlflowTracking
+from cope_sweep.tracking.sync import TrackerSync
+from cope_sweep.tracking.translate import TAG
 from cope_sweep.train import Runtime, train_run
 from tests.results.ablations import plan_of
 from tests.store.sweeps import end, write_sweep

@@ -11,15 +11,15 @@ from cope_sweep.store import LeaseHolder, Store, StoreError
 from cope_sweep.store.errors import FencedError
 from cope_sweep.store.index import Progress
 from cope_sweep.store.index.owners import new_owner
-from cope_sweep.store.mlflow import MlflowTracking
 from cope_sweep.store.objects import ObjectFolder
-from cope_sweep.store.preflight import tracker_key
 from cope_sweep.store.reading import RunContents
 from cope_sweep.store.rebuild import check, rebuild
-from cope_sweep.store.tracker_sync import TrackerSync, backlog_count
-from cope_sweep.store.tracking import MemoryTracking
-from cope_sweep.store.translate import TAG
+from cope_sweep.tracking.mlflow import MlflowTracking
+from cope_sweep.tracking.sync import TrackerSync, backlog_count
+from cope_sweep.tracking.translate import TAG
+from cope_sweep.tracking.uri import tracker_key
 from cope_sweep.train import Runtime, train_run
+from tests.store.memory import MemoryTracking
 from tests.store.sweeps import LEASE_S, begin, end
 from tests.store.test_store import sweep_record
 from tests.store.trackers import history

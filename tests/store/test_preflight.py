@@ -11,8 +11,8 @@ import threading
 
 import pytest
 
-from cope_sweep.store.preflight import check, redacted, resolve_uri
-from cope_sweep.store.tracking import TrackingError
+from cope_sweep.tracking.port import TrackingError
+from cope_sweep.tracking.uri import check, redacted, resolve_uri
 from tests.sweep.ports import free_port
 
 
@@ -185,8 +185,8 @@ def test_passwords_are_not_shown():
 def test_mlflow_is_imported_only_where_a_server_answers(tmp_path):
     code = f"""
 import sys
-import cope_sweep.store.mlflow, cope_sweep.store.mlflow_mirror
-from cope_sweep.store.preflight import check
+import cope_sweep.tracking.mlflow, cope_sweep.tracking.beside
+from cope_sweep.tracking.uri import check
 
 check("sqlite:///{tmp_path}/mlflow.db")
 try:

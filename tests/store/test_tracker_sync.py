@@ -7,11 +7,12 @@ import time
 import pytest
 
 from cope_sweep.store.index.owners import new_owner
-from cope_sweep.store.preflight import tracker_key
-from cope_sweep.store.tracker_sync import TrackerSync, backlog_count
-from cope_sweep.store.tracking import MemoryTracking, TrackingError
-from cope_sweep.store.translate import TAG, flat
+from cope_sweep.tracking.port import TrackingError
+from cope_sweep.tracking.sync import TrackerSync, backlog_count
+from cope_sweep.tracking.translate import TAG, flat
+from cope_sweep.tracking.uri import tracker_key
 from tests.results.ablations import plan_of
+from tests.store.memory import MemoryTracking
 from tests.store.sweeps import begin, end, end_sweep, fail, finish, stop, write_sweep
 from tests.store.trackers import history
 from tests.tiny import tiny_run
@@ -437,10 +438,6 @@ class Interrupted(MemoryTracking):
 
     def log(self, run, **entries):
         super().log(run, **entries)
-        self._die()
-
-    def put_model(self, run, model, points):
-        super().put_model(run, model, points)
         self._die()
 
     def set_status(self, run, status, ended_ms=None):

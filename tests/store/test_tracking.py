@@ -5,7 +5,8 @@ import secrets
 
 import pytest
 
-from cope_sweep.store.tracking import Dataset, MemoryTracking, Model, Point, TrackingError
+from cope_sweep.tracking.port import Dataset, Model, Point, TrackingError
+from tests.store.memory import MemoryTracking
 from tests.store.trackers import client_of, history
 
 
@@ -127,9 +128,9 @@ def test_a_model_with_its_metrics(tracking, run, name, tmp_path):
     tracking.log_datasets(run, [TRAIN, TEST])
     points = [Point("in_dist/loss", 0.5, 6, 1006), Point("train/loss", 0.25, 6, 1006), Point("facts/x", 2.0, 6, 1006)]
     tracking.log(run, points=points[:1])
-    model = Model("CoPE, 1.5 seed 0", folder, 6, {"model.dim": "8"}, {"row": "CoPE"})
+    model = Model("CoPE, 1.5 seed 0", folder, 6, {"model.dim": "8"}, {"row": "CoPE"}, points)
     for _ in range(2):
-        tracking.put_model(run, model, points)
+        tracking.log(run, model=model)
     assert len(run.models) == 1
     assert looked_up(tracking, name).models == run.models
     assert history(tracking, run, "in_dist/loss") == points[:1]

@@ -1,6 +1,7 @@
 """Reads back what a tracker has, for assertions."""
 
-from cope_sweep.store.tracking import MemoryTracking, Point
+from cope_sweep.tracking.port import Point
+from tests.store.memory import MemoryTracking
 
 
 def client_of(uri):

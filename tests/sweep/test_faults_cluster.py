@@ -147,7 +147,7 @@ def node_without(folder: Path, address: str) -> Iterator[None]:
 
 
 def test_a_node_where_the_store_is_not_mounted_is_left_out(cluster: str, cluster_nodes: Any, tmp_path: Path) -> None:
-    plan = write_ablation(tmp_path / "mounts.yaml", {"Long": 100 * LONG}, seeds=3, groups="auto")
+    write_ablation(tmp_path / "mounts.yaml", {"Long": 100 * LONG}, seeds=3, groups="auto")
     (tmp_path / "shared").mkdir()
     store = Store(tmp_path / "shared" / "store", create=True)
     notes: list[str] = []

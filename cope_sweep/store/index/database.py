@@ -146,7 +146,7 @@ def _engine(url: str) -> Engine:
         arguments |= {"pool_size": 1, "max_overflow": 0, "connect_args": {"check_same_thread": False}}
         arguments["poolclass"] = QueuePool
     engine = create_engine(parsed, **arguments)
-    journal = "DELETE" if parsed.database and _on_network(Path(parsed.database)) else "WAL"
+    journal = "DELETE" if parsed.database and on_network(Path(parsed.database)) else "WAL"
 
     @event.listens_for(engine, "connect")
     def configure(connection: Any, _: object) -> None:
@@ -163,7 +163,7 @@ def _engine(url: str) -> Engine:
     return engine
 
 
-def _on_network(path: Path) -> bool:
+def on_network(path: Path) -> bool:
     """Whether a path is on a network file system, by Linux's table of mounts."""
     folder = os.path.realpath(path.parent)
     best, kind = "", ""

@@ -87,19 +87,30 @@ class Mirrored:
             query = select(sweeps.c.sweep_id).where(_is_executing(connection))
             return list(connection.execute(query.order_by(sweeps.c.started_ms)).scalars())
 
-    def memberships(self, run_id: str) -> list[Membership]:
-        """The places of a run in all sweeps that contain it, oldest sweep first."""
+    def begun(self) -> set[str]:
+        """The ids of the runs and sweeps of which the tracker has a part: there they are running."""
+        query = select(mirrored.c.item).where(
+            mirrored.c.tracker == self.tracker, mirrored.c.revision == 0, mirrored.c.tracked_id.is_not(None)
+        )
+        with self._database.reading() as connection:
+            return set(connection.execute(query).scalars())
+
+    def memberships(self, run_ids: Iterable[str]) -> dict[str, list[Membership]]:
+        """Run id → its places in all sweeps that contain it, oldest sweep first."""
         query = (
             select(
-                sweeps.c.sweep_id, sweeps.c.ablation, sweeps.c.started_ms,
+                sweep_runs.c.run_id, sweeps.c.sweep_id, sweeps.c.ablation, sweeps.c.started_ms,
                 sweep_runs.c.row, sweep_runs.c.seed, sweep_runs.c.labels,
             )
             .join(sweeps, sweeps.c.sweep_id == sweep_runs.c.sweep_id)
-            .where(sweep_runs.c.run_id == run_id)
             .order_by(sweeps.c.started_ms, sweeps.c.sweep_id)
         )  # fmt: skip
+        found: dict[str, list[Membership]] = {}
         with self._database.reading() as connection:
-            return [Membership(*row) for row in connection.execute(query)]
+            for chunk in chunks(run_ids):
+                for run_id, *place in connection.execute(query.where(sweep_runs.c.run_id.in_(chunk))):
+                    found.setdefault(run_id, []).append(Membership(*place))
+        return found
 
     def run_counts(self, sweep_id: str) -> dict[Status, int]:
         """Status → number of the runs of a sweep; runs that were never begun are pending."""
@@ -163,12 +174,17 @@ class Mirrored:
 
     def mark(self, item: str, revision: int, tracked_id: str | None) -> None:
         """Note that the tracker has received a run or sweep as it was at `revision`, as its `tracked_id`."""
-        values = {"revision": revision, "tracked_id": tracked_id}
+        self.mark_all({item: (revision, tracked_id)})
+
+    def mark_all(self, received: Mapping[str, tuple[int, str | None]]) -> None:
+        """Note what the tracker has received: run or sweep id → its revision, and its id in the tracker."""
         with self._database.writing() as connection:
-            statement = upsert(connection, mirrored).values(tracker=self.tracker, item=item, **values)
-            connection.execute(
-                statement.on_conflict_do_update(index_elements=[mirrored.c.tracker, mirrored.c.item], set_=values)
-            )
+            for item, (revision, tracked_id) in received.items():
+                values = {"revision": revision, "tracked_id": tracked_id}
+                statement = upsert(connection, mirrored).values(tracker=self.tracker, item=item, **values)
+                connection.execute(
+                    statement.on_conflict_do_update(index_elements=[mirrored.c.tracker, mirrored.c.item], set_=values)
+                )
 
     def forget(self) -> None:
         """Note that the tracker has nothing: its database was deleted or replaced."""

@@ -357,6 +357,25 @@ def results(
 
 
 @app.command()
+def sync(
+    as_json: Json = False,
+    keep: Keep = None,
+    runs: Annotated[int, typer.Option("--runs", help="Runs of the store: a multiple of 100.")] = 1_000,
+) -> None:
+    """Measure `cope-sweep sync` to a new MLflow database, beside MLflow's own client with the same data.
+
+    Takes about five minutes for 1,000 runs.
+
+    Example: `cope-sweep bench sync --keep results`
+    """
+    from cope_benchmarks.sync import measure, table
+
+    _check_writable(keep)
+    measured = measure(runs)
+    _show("sync", measured, table(measured), as_json, keep)
+
+
+@app.command()
 def data(as_json: Json = False) -> None:
     """Measure how many sequences per second each task generates, and how many its training step consumes, at the paper's sizes.
 

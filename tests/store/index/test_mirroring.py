@@ -63,6 +63,6 @@ def test_the_places_and_the_statuses_of_the_runs_of_a_sweep(index):
     index.acquire(RUNS[2], new_owner("a"), 0.0)
     index.write_sweep(sweep("2026-a"), members_of(*RUNS), None)
     index.write_sweep(sweep("2026-b"), members_of(RUNS[0]), None)
-    assert [place.sweep_id for place in mirrored.memberships(RUNS[0].run_id)] == ["2026-a", "2026-b"]
+    assert [place.sweep_id for place in mirrored.memberships([RUNS[0].run_id])[RUNS[0].run_id]] == ["2026-a", "2026-b"]
     assert mirrored.members("2026-b") == {RUNS[0].run_id}
     assert mirrored.run_counts("2026-a") == {"finished": 1, "running": 1, "interrupted": 1, "pending": 1}

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit, urlunsplit
 from urllib.request import getproxies, proxy_bypass
 
 from cope_sweep.store.store import Store
-from cope_sweep.store.tracking import TrackingError
+from cope_sweep.tracking.port import TrackingError
 
 ACCEPTED = "sqlite:///PATH, or http://HOST:PORT or https://HOST of an MLflow server"
 CONNECT_TIMEOUT_S = 2.0
@@ -43,6 +43,12 @@ def tracker_key(store: Store, uri: str) -> str:
         return f"sqlite:///{path.relative_to(store.root) if inside else path}"
     parts = urlsplit(uri.rstrip("/"))
     return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+
+
+def is_own(store: Store, uri: str) -> bool:
+    """Whether the tracker at `uri` is a SQLite file in the store, which only this store is sent to."""
+    path = sqlite_path(uri)
+    return path is not None and path.is_relative_to(store.root)
 
 
 def run_page(store: Store, run_id: str) -> str | None:
@@ -117,7 +123,7 @@ def _check_sqlite(path: Path) -> None:
 
 
 def _check_server(uri: str) -> None:
-    from cope_sweep.store.mlflow_connection import check_server, no_server
+    from cope_sweep.tracking.connection import check_server, no_server
 
     parts = urlsplit(uri)
     host = parts.hostname or ""

@@ -1,11 +1,11 @@
 """Copies a store to MLflow while a sweep runs, in a process of its own.
 
-    python -m cope_sweep.store.mlflow_mirror --store store --sweep 20261120-110501-3f2a
+    python -m cope_sweep.tracking.beside --store store --sweep 20261120-110501-3f2a
 
 This process is the only one that writes to MLflow. The sweep starts it with `MlflowMirror.start` and holds its
-standard input. The line `finish TIME` requests a last sync until then (seconds since 1970); the process then writes a
-report to standard output. If its input ends without that line, the sweep's process died, and the mirror sends what is
-there.
+standard input. After the line `finish` the process sends the rest; it prints `left NUMBER` as it goes and a report as
+its last line. After the line `stop` it ends once nothing that has ended is shown as running. If its input ends
+without these lines, the sweep's process died, and the mirror sends what is there.
 
 So the sweep does not wait for MLflow, whose import takes seconds, and an unavailable MLflow server does not stop it.
 Where another process sends the same store to the same tracker, this one waits until it may. What is not sent at the end
@@ -25,29 +25,30 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 
 from cope_sweep.store.errors import StoreError
-from cope_sweep.store.mirror_session import MirrorSession
-from cope_sweep.store.preflight import redacted, resolve_uri
 from cope_sweep.store.store import INDEX_VARIABLE, Store
-from cope_sweep.store.tracker_sync import backlog_count
+from cope_sweep.tracking.sync import MirrorSession, OnSending, backlog_count
+from cope_sweep.tracking.uri import redacted, resolve_uri
 
-MODULE = "cope_sweep.store.mlflow_mirror"
+MODULE = "cope_sweep.tracking.beside"
 SYNC_INTERVAL_S = 2.0
 MAX_SYNC_INTERVAL_S = 30.0
 """The interval doubles after each failed sync, up to this."""
 FINAL_TRIES = 5
 """Of the last sync, in a row and 1 s apart, that may send nothing: the user waits for it."""
-ABANDONED_SYNC_S = 60.0
-"""Time limit of the last sync after the sweep's process died."""
+PATIENCE_S = 120.0
+"""How long a sweep waits for its mirror without progress."""
+STOP_S = 30.0
+"""Time that a mirror has to end after it was asked to stop."""
 WORKERS_END_S = 10.0
 """How long the workers of a sweep go on after its process died."""
-EXIT_GRACE_S = 5.0
-"""Time that a mirror has, after the deadline of its last sync, to write its report."""
+REPORT_INTERVAL_S = 0.2
+"""Between two reports of progress."""
 
-log = logging.getLogger("cope_sweep.mlflow_mirror")
+log = logging.getLogger("cope_sweep.tracking")
 
 
 @dataclass(frozen=True)
@@ -65,9 +66,10 @@ class MirrorReport:
 class MlflowMirror:
     """The mirror process of a sweep, as seen from the sweep."""
 
-    def __init__(self, process: subprocess.Popen[str], hint: str) -> None:
+    def __init__(self, process: subprocess.Popen[str], store: Store, uri: str, hint: str) -> None:
         """`hint` is appended to errors; it says how to send the rest later."""
-        self.process, self._hint = process, hint
+        self.process, self._store, self._uri, self._hint = process, store, uri, hint
+        self._gave_up = False
 
     @classmethod
     def start(cls, store: Store, sweep_id: str | None, uri: str) -> MlflowMirror:
@@ -95,26 +97,81 @@ class MlflowMirror:
                 # Ctrl-C and a closed terminal must not end the mirror before its last sync.
                 start_new_session=True,
             )
-        return cls(process, f"{sync_hint(store, uri)}; details in {log_path}")
+        return cls(process, store, uri, f"{sync_hint(store, uri)}; details in {log_path}")
 
-    def finish(self, timeout_s: float = 60.0) -> MirrorReport:
-        """Request the last sync and wait for it, at most `timeout_s`. Errors of MLflow are reported, not raised."""
-        try:
-            # The time of day, because the process may still be starting.
-            request = f"finish {time.time() + timeout_s}\n"
-            output, _ = self.process.communicate(request, timeout=timeout_s + EXIT_GRACE_S)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
+    def finish(
+        self, on_sending: OnSending = lambda sent, total: None, *, patience_s: float = PATIENCE_S
+    ) -> MirrorReport:
+        """Send what is left, and wait for it as long as there is progress. Errors of MLflow are reported, not raised.
+
+        Ctrl-C ends the wait: the rest is left to `cope-sweep sync`.
+
+        Args:
+            on_sending: Called with the number of runs and sweeps that were sent since now, and that of all.
+            patience_s: How long to wait without progress.
+        """
+        if total := _left(self._store, self._uri):
+            on_sending(0, total)
+        self._request("finish")
+        output = self.process.stdout
+        assert output is not None  # noqa: S101 - it was started with a pipe
+        report, interrupted = "", False
+        watchdog = self._kill_after(patience_s)
+        while True:
+            try:
+                line = output.readline()
+                if not line:
+                    break
+                if not line.startswith("left "):
+                    report = line
+                    continue
+                left = int(line.split()[1])
+                total = max(total, left)
+                on_sending(total - left, total)
+                if not interrupted:
+                    watchdog.cancel()
+                    watchdog = self._kill_after(patience_s)
+            except KeyboardInterrupt:
+                if interrupted:
+                    self.process.kill()
+                interrupted = True
+                self._request("stop")
+                watchdog.cancel()
+                watchdog = self._kill_after(STOP_S)
+        watchdog.cancel()
+        with contextlib.suppress(BrokenPipeError):
             self.process.communicate()
-            return MirrorReport(0, [f"MLflow took longer than {timeout_s:.0f} s; {self._hint}"])
+        return self._report(report, patience_s, interrupted=interrupted)
+
+    def _kill_after(self, seconds: float) -> threading.Timer:
+        def give_up() -> None:
+            self._gave_up = True
+            self.process.kill()
+
+        timer = threading.Timer(seconds, give_up)
+        timer.daemon = True
+        timer.start()
+        return timer
+
+    def _request(self, word: str) -> None:
+        assert self.process.stdin is not None  # noqa: S101 - it was started with a pipe
+        with contextlib.suppress(OSError):  # it has died, which its output says, too
+            self.process.stdin.write(f"{word}\n")
+            self.process.stdin.flush()
+
+    def _report(self, text: str, patience_s: float, *, interrupted: bool) -> MirrorReport:
         try:
-            report = json.loads(output)
-            return MirrorReport(
-                report["runs_written"], [f"{error}; {self._hint}" for error in report["errors"]], report["left"]
-            )
-        except ValueError:
-            code = self.process.returncode
-            return MirrorReport(0, [f"the process that copies runs to MLflow died (exit code {code}); {self._hint}"])
+            report = MirrorReport(**json.loads(text))
+        except (ValueError, TypeError):
+            left = _left(self._store, self._uri)
+            if interrupted:
+                reason = _interrupted(left)
+            elif self._gave_up:
+                reason = f"MLflow made no progress for {patience_s:.0f} s"
+            else:
+                reason = f"the process that copies runs to MLflow died (exit code {self.process.returncode})"
+            report = MirrorReport(0, [reason], left)
+        return replace(report, errors=[f"{error}; {self._hint}" for error in report.errors])
 
 
 def sync_hint(store: Store, uri: str) -> str:
@@ -130,16 +187,19 @@ class _SweepProcess:
         self.process_id = os.getppid()
         self.ended = threading.Event()
         """Set when the sweep requested the last sync or died."""
-        self.deadline_s: float | None = None
-        """Deadline of the last sync, on the monotonic clock. None if the sweep's process died."""
+        self.died = True
+        """Whether it died, once it has ended."""
+        self.stop = threading.Event()
+        """Set when the last sync shall end."""
         threading.Thread(target=self._read_requests, daemon=True).start()
 
     def _read_requests(self) -> None:
         for line in sys.stdin:
-            request, _, seconds = line.partition(" ")
-            if request == "finish":
-                self.deadline_s = time.monotonic() + float(seconds) - time.time()
-                break
+            if line == "finish\n":
+                self.died = False
+                self.ended.set()
+            elif line == "stop\n":
+                self.stop.set()
         self.ended.set()
 
     def wait(self, timeout_s: float) -> bool:
@@ -148,31 +208,43 @@ class _SweepProcess:
         return not self.ended.wait(timeout_s) and os.getppid() == self.process_id
 
 
-def mirror(store: Store, uri: str, first_sweep: str | None = None) -> MirrorReport:
+def mirror(
+    store: Store, uri: str, first_sweep: str | None = None, on_sending: OnSending = lambda sent, total: None
+) -> MirrorReport:
     """Copy a store until the parent process ends it, and one last time."""
     sweep = _SweepProcess()
     with MirrorSession(store, uri, first_sweep=first_sweep) as session:
         _sync_while(session, sweep)
-        deadline_s = sweep.deadline_s
-        if deadline_s is None:
+        if sweep.died:
             log.warning("the sweep's process is gone; sending what it left")
             time.sleep(WORKERS_END_S)
-            deadline_s = time.monotonic() + ABANDONED_SYNC_S
         # What a dead process has left says that it is running. Its leases end here.
         with contextlib.suppress(StoreError):
             store.settle()
-        complete = session.sync_until(deadline_s, tries=FINAL_TRIES)
-        return report_of(session, complete=complete)
+        return send_all(session, tries=FINAL_TRIES, interrupted=sweep.stop.is_set, on_sending=on_sending)
 
 
-def report_of(session: MirrorSession, *, complete: bool) -> MirrorReport:
-    """What a session has sent, and why it has not sent everything."""
-    if complete:
+def send_all(
+    session: MirrorSession, *, tries: int, interrupted: Callable[[], bool], on_sending: OnSending
+) -> MirrorReport:
+    """Send everything, or say why something is left."""
+    if session.sync_until(tries=tries, interrupted=interrupted, on_sending=on_sending):
         return MirrorReport(session.written, [])
-    left = 0
+    left = _left(session.store, session.uri)
+    return MirrorReport(session.written, session.reasons() or ([_interrupted(left)] if left else []), left)
+
+
+def _left(store: Store, uri: str) -> int:
+    """The number of runs and sweeps that have ended and were not sent."""
     with contextlib.suppress(StoreError):
-        left = backlog_count(session.store, session.uri)
-    return MirrorReport(session.written, session.reasons() or [f"the time ran out with {left} items to send"], left)
+        return backlog_count(store, uri)
+    return 0
+
+
+def _interrupted(left: int) -> str:
+    return (
+        f"interrupted with {left} runs and sweeps to send" if left != 1 else "interrupted with 1 run or sweep to send"
+    )
 
 
 def _sync_while(session: MirrorSession, sweep: _SweepProcess) -> None:
@@ -198,7 +270,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--sweep", help="id of the sweep whose runs are sent first")
     options = parser.parse_args(arguments)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # Training has priority.
+    # Ctrl-C is the sweep's; training has priority.
     with contextlib.suppress(OSError):
         os.nice(5)
     # Only the report may go to standard output. Whatever libraries print goes to standard error, which is the log.
@@ -208,7 +280,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         store = Store(options.store)
         uri = resolve_uri(store)
         log.info("copying %s to %s", store.location, redacted(uri))
-        report = mirror(store, uri, options.sweep)
+        reported_s = 0.0
+
+        def on_sending(sent: int, total: int) -> None:
+            nonlocal reported_s
+            if sent == total or time.monotonic() - reported_s > REPORT_INTERVAL_S:
+                reported_s = time.monotonic()
+                with contextlib.suppress(BrokenPipeError):
+                    print("left", total - sent, file=report_file, flush=True)
+
+        report = mirror(store, uri, options.sweep, on_sending)
         log.info("%d runs written, %d left", report.runs_written, report.left)
         for reason in report.errors:
             log.warning("%s", reason)

@@ -11,11 +11,11 @@ from typing import get_args
 from cope_sweep.store.errors import DamagedError
 from cope_sweep.store.event import Status
 from cope_sweep.store.index.mirroring import Mirrored
-from cope_sweep.store.notes import MAX_LINKS, experiment_note, sweep_note
 from cope_sweep.store.store import Store
 from cope_sweep.store.sweeps import SweepRecord
-from cope_sweep.store.tracking import Point, TrackedRun, Tracking
-from cope_sweep.store.translate import TAG, TRACKED_STATUS, origin_tags, points_after, sweep_tag
+from cope_sweep.tracking.notes import MAX_LINKS, experiment_note, sweep_note
+from cope_sweep.tracking.port import Point, TrackedRun, Tracking
+from cope_sweep.tracking.translate import TAG, TRACKED_STATUS, origin_tags, points_after, sweep_tag
 
 PROGRESS_INTERVAL_S = 10.0
 """Between two notes about the progress of a sweep."""
@@ -41,6 +41,8 @@ class SweepMirror:
         """Sweeps whose reused runs have been tagged."""
         self._noted_s: dict[str, float] = {}
         """Sweep id → when its progress was last sent."""
+        self.ended: set[str] = set()
+        """Sweeps that have ended. Their runs in the tracker end when they are created."""
 
     def parent(self, sweep_id: str) -> tuple[TrackedRun | None, Origin]:
         """The tracker's run of a sweep, created if there is none, and what its runs take from it.
@@ -57,6 +59,16 @@ class SweepMirror:
                 self._find_or_create(record)
         return self._tracked.get(sweep_id), self._origins[sweep_id]
 
+    def settle(self, sweep_id: str) -> None:
+        """End the tracker's run of a sweep that has ended, if there is one. The rest is sent after the sweep's runs."""
+        known = self._tracked.get(sweep_id)
+        if known and known.status != "running":
+            return
+        if known or self._mirrored.tracked_ids([sweep_id]):
+            record = self._store.sweep(sweep_id)
+            if record is not None:
+                self._end(self._find_or_create(record), record)
+
     def send_running(self, sweep_id: str) -> None:
         """Send the progress of a sweep that is executed, every PROGRESS_INTERVAL_S at most."""
         now_s = time.monotonic()
@@ -67,17 +79,15 @@ class SweepMirror:
             self._send(record, "running")
             self._noted_s[sweep_id] = now_s
 
-    def send(self, sweep_id: str, revision: int) -> None:
-        """Send a sweep that has ended, and note that the tracker has it as it was at `revision`."""
+    def send(self, sweep_id: str) -> str | None:
+        """Send a sweep that has ended. Returns the tracker's id of it; None if its record was deleted."""
         record, summary = self._store.sweep(sweep_id), self._store.index.sweep(sweep_id)
         if record is None or summary is None:
-            self._mirrored.mark(sweep_id, revision, None)
-            return
-        status: Status = "interrupted" if summary.status == "running" else summary.status
-        tracked = self._send(record, status)
-        self._mirrored.mark(sweep_id, revision, tracked.id)
+            return None
+        tracked = self._send(record, _ended_as(summary.status))
         for known in (self._tracked, self._origins, self._noted_s):
             known.pop(sweep_id, None)
+        return tracked.id
 
     def forget(self, sweep_id: str) -> None:
         """Read the tracker's run again before the next time."""
@@ -102,7 +112,17 @@ class SweepMirror:
             if tracked.id != tracked_id:
                 self._mirrored.mark(sweep_id, 0, tracked.id)
             self._tracked[sweep_id] = tracked
+            if sweep_id in self.ended:
+                self._end(tracked, record)
         return self._tracked[sweep_id]
+
+    def _end(self, tracked: TrackedRun, record: SweepRecord) -> None:
+        """Set the status of the tracker's run of a sweep that has ended."""
+        summary = self._store.index.sweep(record.sweep_id)
+        status = TRACKED_STATUS[_ended_as(summary.status if summary else record.status)]
+        if tracked.status != status and not tracked.deleted:
+            ended_ms = record.ended_ms or self._mirrored.last_ms(record.sweep_id) or record.started_ms
+            self._tracking.set_status(tracked, status, ended_ms)
 
     def _send(self, record: SweepRecord, status: Status) -> TrackedRun:
         tracked = self._find_or_create(record)
@@ -135,8 +155,7 @@ class SweepMirror:
         self._put_artifacts(record, reused, tracked)
         self._log_datasets(record, tracked)
         self._tracking.log(tracked, points=points_after(tracked.latest, self._progress(record)))
-        ended_ms = record.ended_ms or self._mirrored.last_ms(record.sweep_id) or record.started_ms
-        self._tracking.set_status(tracked, TRACKED_STATUS[status], ended_ms)
+        self._end(tracked, record)
         return tracked
 
     def _progress(self, record: SweepRecord) -> list[Point]:
@@ -175,6 +194,11 @@ class SweepMirror:
             if run is not None and not run.deleted and run.tags.get(tag) != rows[run_id]:
                 self._tracking.log(run, tags={tag: rows[run_id]})
         self._linked.add(record.sweep_id)
+
+
+def _ended_as(status: Status) -> Status:
+    """The status of a sweep whose process is gone."""
+    return "interrupted" if status == "running" else status
 
 
 def _params(record: SweepRecord) -> dict[str, str]:

@@ -21,7 +21,7 @@ from cope_sweep.store.event import Status
 from cope_sweep.store.index import RunRecord
 from cope_sweep.store.index.mirroring import Membership
 from cope_sweep.store.sweeps import SweepRecord
-from cope_sweep.store.tracking import Dataset, Point, TrackedStatus
+from cope_sweep.tracking.port import Dataset, Point, TrackedStatus
 
 TAG = "cope_sweep."
 FACTS = f"{TAG}facts"

@@ -3,6 +3,9 @@
 Importing mlflow takes seconds. A SQLite store is the file `<store>/mlflow.db`; its artifacts are beside it in
 `mlartifacts/<experiment>/`. MLflow stores their absolute paths, so that `mlflow ui` finds them from any directory. An
 MLflow server keeps its own artifacts.
+
+On a local disk, the SQLite file has a write-ahead log. A request then takes a third of the time, because none waits for
+the disk; `settle` does so for all requests before it.
 """
 
 from __future__ import annotations
@@ -11,21 +14,24 @@ import contextlib
 import fcntl
 import os
 import shutil
+import sqlite3
 import tempfile
+import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
-from cope_sweep.store.files import write_bytes
-from cope_sweep.store.mlflow_connection import import_mlflow, tracking_errors
-from cope_sweep.store.mlflow_model import describe
-from cope_sweep.store.preflight import redacted, sqlite_path
-from cope_sweep.store.tracking import Dataset, Model, Point, TrackedRun, TrackedStatus, TrackingError, update_latest
+from cope_sweep.store.index.database import on_network
+from cope_sweep.tracking.connection import import_mlflow, tracking_errors
+from cope_sweep.tracking.model_files import describe
+from cope_sweep.tracking.port import Dataset, Model, Point, TrackedRun, TrackedStatus, TrackingError, update_latest
+from cope_sweep.tracking.uri import redacted, sqlite_path
 
 if TYPE_CHECKING:
-    from mlflow.entities import LoggedModel, Run
+    from mlflow.entities import LoggedModel, Metric, Param, Run, RunTag
 
 MLFLOW_STATUS: dict[TrackedStatus, str] = {
     "running": "RUNNING",
@@ -48,6 +54,12 @@ NOT_IN_MODEL_NAMES = str.maketrans(dict.fromkeys("/:.%\"'", "-"))
 
 CONTEXT_TAG = "mlflow.data.context"
 
+EXPERIMENTS_S = 10.0
+"""How long a list of the experiments is used before it is read again."""
+
+_databases: set[str] = set()
+"""The SQLite files that this process opens with a write-ahead log."""
+
 
 class MlflowTracking:
     """An MLflow tracking store, given as `sqlite:///PATH` or as the URL of a server.
@@ -66,21 +78,49 @@ class MlflowTracking:
         self._experiments: dict[str, str] = {}
         database = sqlite_path(uri)
         self._artifact_root = database.parent / "mlartifacts" if database else None
+        self._database = database if database and not on_network(database) else None
         with self._errors("opened"), _migration_lock(database):
             if database is not None and not database.exists():
                 _create(database)
+            if self._database is not None:
+                _use_write_ahead_log(self._database)
             self._client = MlflowClient(tracking_uri=uri)
             # The client opens its store on first use. MLflow then creates the tables of a new one.
             self._known_experiments = self._all_experiments()
+            self._listed_s = time.monotonic()
 
     def find(self, tags: Mapping[str, str]) -> TrackedRun | None:
         condition = " AND ".join(f"tags.`{key}` = '{value}'" for key, value in tags.items())
         with self._errors("searched"):
             run = self._search(condition)
-            if run is None and (experiments := self._all_experiments()) != self._known_experiments:
-                self._known_experiments = experiments
-                run = self._search(condition)
+            if run is None and time.monotonic() - self._listed_s > EXPERIMENTS_S:
+                self._listed_s = time.monotonic()
+                if (experiments := self._all_experiments()) != self._known_experiments:
+                    self._known_experiments = experiments
+                    run = self._search(condition)
         return _tracked(run) if run else None
+
+    def find_all(self, tag: str, limit: int) -> dict[str, str] | None:
+        with self._errors("searched"):
+            self._known_experiments = self._all_experiments()
+            runs = self._client.search_runs(
+                self._known_experiments,
+                f"tags.`{tag}` != ''",
+                max_results=limit,
+                order_by=["attributes.start_time DESC"],  # the oldest of several is the last in the dictionary
+            )
+        return None if runs.token else {run.data.tags[tag]: run.info.run_id for run in runs}
+
+    def settle(self) -> None:
+        if self._database is not None:
+            with contextlib.suppress(OSError), self._database.with_name(self._database.name + "-wal").open("rb") as log:
+                os.fsync(log.fileno())
+
+    def close(self) -> None:
+        if self._database is not None:
+            # Afterwards the file alone has everything, and can be copied.
+            with contextlib.suppress(sqlite3.Error), contextlib.closing(sqlite3.connect(self._database)) as connection:
+                connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
     def get(self, tracked_id: str) -> TrackedRun | None:
         from mlflow.exceptions import MlflowException
@@ -95,18 +135,18 @@ class MlflowTracking:
 
     def _search(self, condition: str) -> Run | None:
         order = ["attributes.start_time ASC"]
-        runs = self._client.search_runs(self._known_experiments, condition, max_results=1, order_by=order)
+        experiments = [*{*self._known_experiments, *self._experiments.values()}]
+        runs = self._client.search_runs(experiments, condition, max_results=1, order_by=order)
         return runs[0] if runs else None
 
     def create(
         self, experiment: str, name: str, *, tags: Mapping[str, str], started_ms: int, note: str = ""
     ) -> TrackedRun:
         with self._errors("written"):
-            return _tracked(
-                self._client.create_run(
-                    self._experiment(experiment, note), started_ms, _cut(tags, "tag"), run_name=name
-                )
+            run = self._client.create_run(
+                self._experiment(experiment, note), started_ms, _cut(tags, "tag"), run_name=name
             )
+        return replace(_tracked(run), created_now=True)
 
     def log(
         self,
@@ -115,32 +155,60 @@ class MlflowTracking:
         points: Iterable[Point] = (),
         params: Mapping[str, str] | None = None,
         tags: Mapping[str, str] | None = None,
+        model: Model | None = None,
     ) -> None:
-        from mlflow.entities import Metric, Param, RunTag
-        from mlflow.exceptions import MlflowException
+        from mlflow.entities import LoggedModelOutput, Metric, Param, RunTag
 
         points, params, tags = list(points), _cut(params or {}, "param"), _cut(tags or {}, "tag")
-        entries = (
-            [Metric(_mlflow_key(point.key), point.value, point.timestamp_ms, point.step) for point in points],
-            [Param(key, value) for key, value in params.items()],
-            [RunTag(key, value) for key, value in tags.items()],
-        )
         with self._errors("written"):
-            for tries_left in reversed(range(MAX_LOG_TRIES)):
-                try:
-                    # The client splits this into requests of 1000 entries.
-                    self._client.log_batch(run.id, *entries)
-                    break
-                except MlflowException as error:
-                    # MLflow checks for existing entries before it inserts its own. If another process inserts the
-                    # same ones in between, the database refuses them, which MLflow reports as BAD_REQUEST. Logging
-                    # equal entries again is allowed.
-                    if error.error_code != "BAD_REQUEST" or not tries_left:
-                        raise
+            logged = self._put_model(run, model) if model is not None and not run.models else None
+            metrics = []
+            if logged is not None and model is not None:
+                datasets = {each.context: each for each in run.datasets}
+                for point in model.points:
+                    data = datasets.get(point.key.partition("/")[0])
+                    metrics.append(
+                        Metric(
+                            _mlflow_key(point.key), point.value, point.timestamp_ms, point.step,
+                            model_id=logged.model_id,
+                            dataset_name=data.name if data else None, dataset_digest=data.digest if data else None,
+                        )
+                    )  # fmt: skip
+                known = set(model.points)
+                points = [point for point in points if point not in known]
+            metrics += [Metric(_mlflow_key(point.key), point.value, point.timestamp_ms, point.step) for point in points]
+            if metrics or params or tags:
+                self._log_batch(
+                    run.id,
+                    metrics,
+                    [Param(key, value) for key, value in params.items()],
+                    [RunTag(key, value) for key, value in tags.items()],
+                )
+            if logged is not None and model is not None:
+                self._client.finalize_logged_model(logged.model_id, "READY")
+                # The link is made last: a run that has a model has a complete one.
+                self._client.log_outputs(run.id, [LoggedModelOutput(logged.model_id, model.step)])
+                run.models.append(logged.model_id)
+                points += model.points
         run.params |= params
         run.tags |= tags
         for point in points:
             update_latest(run, point)
+
+    def _log_batch(self, run_id: str, metrics: list[Metric], params: list[Param], tags: list[RunTag]) -> None:
+        """Log entries; the client splits them into requests of 1000."""
+        from mlflow.exceptions import MlflowException
+
+        for tries_left in reversed(range(MAX_LOG_TRIES)):
+            try:
+                self._client.log_batch(run_id, metrics, params, tags)
+                return
+            except MlflowException as error:
+                # MLflow checks for existing entries before it inserts its own. If another process inserts the same ones
+                # in between, the database refuses them, which MLflow reports as BAD_REQUEST. Logging equal entries
+                # again is allowed.
+                if error.error_code != "BAD_REQUEST" or not tries_left:
+                    raise
 
     def set_status(self, run: TrackedRun, status: TrackedStatus, ended_ms: int | None = None) -> None:
         with self._errors("written"):
@@ -173,29 +241,11 @@ class MlflowTracking:
             self._client.log_inputs(run.id, inputs)
         run.datasets += [dataset for dataset in datasets if dataset not in run.datasets]
 
-    def put_model(self, run: TrackedRun, model: Model, points: Sequence[Point]) -> None:
-        from mlflow.entities import LoggedModelOutput, Metric
-
-        if run.models:
-            return
-        datasets = {each.context: each for each in run.datasets}
-        with self._errors("written"):
-            logged = self._find_or_create_model(run, model)
-            self._put_files(logged, model.folder)
-            metrics = []
-            for point in points:
-                data = datasets.get(point.key.partition("/")[0])
-                metrics.append(
-                    Metric(
-                        _mlflow_key(point.key), point.value, point.timestamp_ms, point.step, model_id=logged.model_id,
-                        dataset_name=data.name if data else None, dataset_digest=data.digest if data else None,
-                    )
-                )  # fmt: skip
-            self._client.log_batch(run.id, metrics)
-            self._client.finalize_logged_model(logged.model_id, "READY")
-            # The link is made last: a run that has a model has a complete one.
-            self._client.log_outputs(run.id, [LoggedModelOutput(logged.model_id, model.step)])
-        run.models.append(logged.model_id)
+    def _put_model(self, run: TrackedRun, model: Model) -> LoggedModel:
+        """The model of a run, with its files, still without a link from the run."""
+        logged = self._find_or_create_model(run, model)
+        self._put_files(logged, model.folder)
+        return logged
 
     def _put_files(self, logged: LoggedModel, checkpoint: Path) -> None:
         """Upload a checkpoint and its description."""
@@ -203,7 +253,7 @@ class MlflowTracking:
         if folder := _local(logged.artifact_location):
             shutil.copytree(checkpoint, folder, copy_function=_link_or_copy, dirs_exist_ok=True)
             for name, text in description.items():
-                write_bytes(folder / name, text.encode())
+                (folder / name).write_text(text)
             return
         self._client.log_model_artifacts(logged.model_id, str(checkpoint))
         with tempfile.TemporaryDirectory() as temporary:
@@ -213,9 +263,10 @@ class MlflowTracking:
 
     def _find_or_create_model(self, run: TrackedRun, model: Model) -> LoggedModel:
         """The model of a run. It exists if an earlier process ended between its creation and its link to the run."""
-        found = self._client.search_logged_models([run.experiment], f"source_run_id = '{run.id}'", max_results=1)
-        if found:
-            return found[0]
+        if not run.created_now:
+            found = self._client.search_logged_models([run.experiment], f"source_run_id = '{run.id}'", max_results=1)
+            if found:
+                return found[0]
         return self._client.create_logged_model(
             run.experiment,
             name=model.name.translate(NOT_IN_MODEL_NAMES),
@@ -292,6 +343,23 @@ def _create(database: Path) -> None:
     _initialize_tables(engine)  # type: ignore[no-untyped-call]
     engine.dispose()
     new.replace(database)
+
+
+def _use_write_ahead_log(database: Path) -> None:
+    """Make the connections that this process opens to a SQLite file use a write-ahead log."""
+    from sqlalchemy import Engine, event
+
+    if not _databases:
+        event.listen(Engine, "connect", _configure)
+    _databases.add(os.path.realpath(database))
+
+
+def _configure(connection: object, _: object) -> None:
+    if isinstance(connection, sqlite3.Connection):
+        files = {os.path.realpath(row[2]) for row in connection.execute("PRAGMA database_list") if row[2]}
+        if files & _databases:
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute("PRAGMA synchronous = NORMAL")
 
 
 def _tracked(run: Run) -> TrackedRun:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from cope_sweep.store.event import Status
 from cope_sweep.store.sweeps import SweepRecord
-from cope_sweep.store.translate import sweep_tag
+from cope_sweep.tracking.translate import sweep_tag
 
 MAX_NOTE_CHARACTERS = 7800
 """MLflow cuts the note of a run at 8000 characters."""

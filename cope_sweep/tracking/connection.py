@@ -8,8 +8,8 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping
 
-from cope_sweep.store.preflight import redacted
-from cope_sweep.store.tracking import TrackingError
+from cope_sweep.tracking.port import TrackingError
+from cope_sweep.tracking.uri import redacted
 
 ACCESS_REFUSED = ("UNAUTHENTICATED", "CUSTOMER_UNAUTHORIZED", "PERMISSION_DENIED")
 """MLflow's error codes for the HTTP statuses 401 and 403."""

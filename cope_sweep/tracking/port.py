@@ -1,11 +1,11 @@
-"""The interface to an experiment tracker, and an implementation of it in memory for tests.
+"""The interface to an experiment tracker.
 
-`cope_sweep.store.mlflow` implements it with MLflow. tests/store/test_tracking.py tests both implementations.
+`cope_sweep.tracking.mlflow` implements it with MLflow, and `tests.store.memory` in memory. tests/store/test_tracking.py
+tests both implementations.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -56,6 +56,8 @@ class Model:
     """The training steps after which it was written."""
     params: Mapping[str, str]
     tags: Mapping[str, str]
+    points: Sequence[Point] = ()
+    """Its metrics."""
 
 
 @dataclass
@@ -78,6 +80,8 @@ class TrackedRun:
     """The tracker's ids of the models that the run has produced; such a model is complete."""
     deleted: bool = False
     """Whether somebody has put it into the tracker's trash."""
+    created_now: bool = False
+    """Whether this client has created it and not read it again: nobody else can have written to it."""
 
     @property
     def link(self) -> str:
@@ -94,6 +98,15 @@ class Tracking(Protocol):
     def get(self, tracked_id: str) -> TrackedRun | None:
         """The run with the tracker's id `tracked_id`, or None."""
 
+    def find_all(self, tag: str, limit: int) -> dict[str, str] | None:
+        """Value of `tag` → the tracker's id, of all runs that have the tag; None if those are more than `limit`."""
+
+    def settle(self) -> None:
+        """Return when what was written survives a power failure."""
+
+    def close(self) -> None:
+        """Release what the client holds."""
+
     def create(
         self, experiment: str, name: str, *, tags: Mapping[str, str], started_ms: int, note: str = ""
     ) -> TrackedRun:
@@ -106,17 +119,16 @@ class Tracking(Protocol):
         points: Iterable[Point] = (),
         params: Mapping[str, str] | None = None,
         tags: Mapping[str, str] | None = None,
+        model: Model | None = None,
     ) -> None:
-        """Log points, parameters and tags. Logging an entry again changes nothing; a parameter cannot change."""
+        """Log points, parameters and tags. Logging an entry again changes nothing; a parameter cannot change.
+
+        With a model, upload it and link it to the run, unless the run has one. Its metrics are also the run's. A metric
+        belongs to the dataset of the run whose context is the metric's prefix.
+        """
 
     def log_datasets(self, run: TrackedRun, datasets: Sequence[Dataset]) -> None:
         """Note the data that a run read. Logging them again changes nothing."""
-
-    def put_model(self, run: TrackedRun, model: Model, points: Sequence[Point]) -> None:
-        """Upload the model of a run, with its metrics, and link it to the run. A run that has one keeps that.
-
-        A metric belongs to the dataset of the run whose context is the metric's prefix.
-        """
 
     def set_status(self, run: TrackedRun, status: TrackedStatus, ended_ms: int | None = None) -> None:
         """Set the status of a run and, unless it is running, when it ended."""
@@ -126,78 +138,6 @@ class Tracking(Protocol):
 
     def artifacts(self, run: TrackedRun, path: str = "") -> list[str]:
         """The artifacts and folders directly below `path`, sorted."""
-
-
-class MemoryTracking:
-    """A tracker that keeps everything in memory, for tests."""
-
-    def __init__(self) -> None:
-        self.runs: dict[str, TrackedRun] = {}
-        self.names: dict[str, str] = {}
-        self.started_ms: dict[str, int] = {}
-        self.ended_ms: dict[str, int] = {}
-        self.points: dict[str, dict[Point, None]] = {}
-        """Run id → its distinct points in the order of logging."""
-        self.files: dict[str, dict[str, str]] = {}
-        self.models: dict[str, tuple[Model, list[Point]]] = {}
-        """Model id → the model and its metrics."""
-        self.experiment_notes: dict[str, str] = {}
-        self._ids = itertools.count(1)
-
-    def find(self, tags: Mapping[str, str]) -> TrackedRun | None:
-        found = (run for run in self.runs.values() if tags.items() <= run.tags.items() and not run.deleted)
-        return min(found, key=lambda run: self.started_ms[run.id], default=None)
-
-    def get(self, tracked_id: str) -> TrackedRun | None:
-        return self.runs.get(tracked_id)
-
-    def create(
-        self, experiment: str, name: str, *, tags: Mapping[str, str], started_ms: int, note: str = ""
-    ) -> TrackedRun:
-        self.experiment_notes.setdefault(experiment, note)
-        key = f"run-{next(self._ids)}"
-        run = self.runs[key] = TrackedRun(key, experiment, f"memory:/{key}", "running", dict(tags))
-        self.names[key], self.started_ms[key] = name, started_ms
-        self.points[key], self.files[key] = {}, {}
-        return run
-
-    def log(
-        self,
-        run: TrackedRun,
-        *,
-        points: Iterable[Point] = (),
-        params: Mapping[str, str] | None = None,
-        tags: Mapping[str, str] | None = None,
-    ) -> None:
-        for key, value in (params or {}).items():
-            if run.params.setdefault(key, value) != value:
-                raise TrackingError(f"run {run.id}: parameter {key} is {run.params[key]!r} and cannot become {value!r}")
-        run.tags |= tags or {}
-        for point in points:
-            self.points[run.id][point] = None
-            update_latest(run, point)
-
-    def log_datasets(self, run: TrackedRun, datasets: Sequence[Dataset]) -> None:
-        run.datasets += [dataset for dataset in datasets if dataset not in run.datasets]
-
-    def put_model(self, run: TrackedRun, model: Model, points: Sequence[Point]) -> None:
-        if not run.models:
-            key = f"model-{next(self._ids)}"
-            self.models[key] = (model, list(points))
-            run.models.append(key)
-
-    def set_status(self, run: TrackedRun, status: TrackedStatus, ended_ms: int | None = None) -> None:
-        run.status = status
-        if ended_ms is not None:
-            self.ended_ms[run.id] = ended_ms
-
-    def put_text(self, run: TrackedRun, path: str, text: str) -> None:
-        self.files[run.id][path] = text
-
-    def artifacts(self, run: TrackedRun, path: str = "") -> list[str]:
-        prefix = f"{path}/" if path else ""
-        below = (name.removeprefix(prefix) for name in self.files[run.id] if name.startswith(prefix))
-        return sorted({prefix + name.split("/")[0] for name in below})
 
 
 def update_latest(run: TrackedRun, point: Point) -> None:

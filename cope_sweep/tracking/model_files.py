@@ -10,6 +10,7 @@ the files of the checkpoint. Nothing is pickled: the weights are safetensors.
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import platform
 from datetime import UTC, datetime
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from mlflow.entities import LoggedModel
+    from mlflow.models import ModelSignature
 
 LOADER = "cope_sweep.inference"
 """The module whose `_load_pyfunc` MLflow calls."""
@@ -27,11 +29,9 @@ DESCRIPTION, REQUIREMENTS = "MLmodel", "requirements.txt"
 
 def describe(logged: LoggedModel, checkpoint: Path) -> dict[str, str]:
     """File → content, of the files that MLflow expects beside those of a checkpoint. Equal models give equal files."""
-    import numpy as np
-    from mlflow.models import Model, ModelSignature
-    from mlflow.types import Schema, TensorSpec
+    from mlflow.models import Model
 
-    version = importlib.metadata.version("cope-sweep")
+    version, signature = _version(), _signature()
     files = sorted(str(path.relative_to(checkpoint)) for path in checkpoint.rglob("*") if path.is_file())
     created = datetime.fromtimestamp(logged.creation_timestamp / 1000, UTC).replace(tzinfo=None)
     model = Model(
@@ -41,13 +41,28 @@ def describe(logged: LoggedModel, checkpoint: Path) -> dict[str, str]:
         model_uuid=logged.model_id,
         utc_time_created=str(created),
         model_size_bytes=sum((checkpoint / name).stat().st_size for name in files),
-        signature=ModelSignature(
-            inputs=Schema([TensorSpec(np.dtype("int64"), (-1, -1))]),
-            outputs=Schema([TensorSpec(np.dtype("float64"), (-1, -1))]),
-        ),
+        signature=signature,
     )
     model.add_flavor(
         "python_function", loader_module=LOADER, predict_fn=PREDICT, python_version=platform.python_version()
     )
     model.add_flavor("cope_sweep", version=version, files=files)
     return {DESCRIPTION: model.to_yaml(), REQUIREMENTS: f"cope-sweep=={version}\n"}
+
+
+@functools.cache
+def _version() -> str:
+    return importlib.metadata.version("cope-sweep")
+
+
+@functools.cache
+def _signature() -> ModelSignature:
+    """Token ids in, log-probabilities out."""
+    import numpy as np
+    from mlflow.models import ModelSignature
+    from mlflow.types import Schema, TensorSpec
+
+    return ModelSignature(
+        inputs=Schema([TensorSpec(np.dtype("int64"), (-1, -1))]),
+        outputs=Schema([TensorSpec(np.dtype("float64"), (-1, -1))]),
+    )
