@@ -34,19 +34,22 @@ MEMORY = "sqlite://"
 class Store:
     """A store of runs."""
 
-    def __init__(self, location: Path | str, *, index: str | None = None, create: bool = False) -> None:
+    def __init__(self, location: Path | str, *, index: str | Index | None = None, create: bool = False) -> None:
         """Open a store; with `create`, make its folder and check that it can be written.
 
         Args:
             location: The folder, or `s3://bucket/prefix` or `gs://bucket/prefix`.
-            index: The URL of the index's database; None: $COPE_SWEEP_INDEX, else SQLite in the folder.
+            index: The URL of the index's database; None: $COPE_SWEEP_INDEX, else SQLite in the folder. Or the index.
             create: Whether to make the folder.
 
         Raises:
             StoreError: With `create`, if the store cannot be made or written; or if the URL cannot be used.
         """
         self.files = StoreFiles(location)
-        self._index_url = index or os.environ.get(INDEX_VARIABLE)
+        if index is None or isinstance(index, str):
+            self._index_url = index or os.environ.get(INDEX_VARIABLE)
+        else:
+            self.index = index  # in place of the cached property
         if create:
             self.files.create()
 

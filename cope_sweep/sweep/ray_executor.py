@@ -1,6 +1,6 @@
 """The Ray executor: Ray Tune schedules trials, each trains one run (`trial`), and this process follows them.
 
-    Tune's feature          what it does here
+    Tune's feature          what it does here (`tune_adapters`)
     Searcher                `RunSearch`: gives Tune the next run; `RunGenerator`: whether there may be more
     placement groups        a trial asks for what its run takes; Ray places it, and an autoscaler sees the demand
     reuse_actors            the process of a trial trains the next run that takes the same
@@ -8,7 +8,7 @@
     ConcurrencyLimiter      `resources.groups`
     Callback                `TrialEvents`: results, ends and errors of trials
     Stopper                 ends the experiment with the sweep
-    FailureConfig           not at all: see `_RaySweep._handle_error`
+    FailureConfig           not at all: see `RaySweep._handle_error`
 
 What runs have done is in the index: leases, progress, ends. Requests to stop go the same way.
 """
@@ -16,7 +16,7 @@ What runs have done is in the index: leases, progress, ends. Requests to stop go
 from __future__ import annotations
 
 import contextlib
-import pickle
+import importlib
 import queue
 import secrets
 import shutil
@@ -26,15 +26,10 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import ray
-from ray import tune
-from ray.train import PreemptionError, WorkerGroupError
-from ray.tune.search import ConcurrencyLimiter, Searcher, SearchGenerator
-from ray.tune.stopper import NoopStopper
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from cope_sweep.spec import Resources, RunSpec
@@ -60,12 +55,10 @@ from cope_sweep.sweep.executor import (
     record_failure,
     unfinished,
 )
-from cope_sweep.sweep.schedulers import StoppingRule, scheduler_of
-from cope_sweep.sweep.trial import IndexActor, RunTrial, SweepContext
+from cope_sweep.sweep.schedulers import StoppingRule
+from cope_sweep.sweep.shared_index import IndexActor
 
 if TYPE_CHECKING:
-    from ray.tune.experiment import Trial
-
     from cope_sweep.sweep.suggestions import Suggestions
 
 LOOK_INTERVAL_S = 1.0
@@ -125,10 +118,14 @@ def run_on_ray(
     todo = unfinished(runs, store)
     if not todo and not (suggestions and suggestions.has_run()):
         return
+    # Importing Tune takes as long as starting Ray.
+    prefetch = threading.Thread(target=importlib.import_module, args=["cope_sweep.sweep.tune_adapters"], daemon=True)
+    prefetch.start()
     logs = store.root / "logs" / sweep_id
     cluster = connected(address, logs / "ray.log", cpus, runtime_env=plugin_runtime_env(plugins))
     with _scratch(store) as (scratch, token), cluster:
-        sweep = _RaySweep(
+        prefetch.join()
+        sweep = RaySweep(
             todo, store, resources, own_resources or {},
             sweep_id=sweep_id, schedule=schedule, max_failed_runs=max_failed_runs, suggestions=suggestions,
             on_event=on_event, on_note=on_note, stop=stop, scratch=scratch,
@@ -153,100 +150,6 @@ def _scratch(store: Store) -> Iterator[tuple[str, str]]:
             store.files.delete(token)
         with contextlib.suppress(OSError):
             (store.root / "ray").rmdir()
-
-
-# -- adapters to Tune --------------------------------------------------------------------------------------------------
-
-
-class _OfThisProcess:
-    """An object that Tune copies and pickles into a file. Copies are the object itself, and no file is ever read."""
-
-    substitute: Callable[[], Any]
-    """Makes what is pickled in its place."""
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        return self
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self).substitute, ()
-
-
-class RunSearch(_OfThisProcess, Searcher):
-    """Gives Tune the configuration of the next trial."""
-
-    substitute = Searcher
-
-    def __init__(self, sweep: _RaySweep) -> None:
-        super().__init__(metric="step", mode="max")  # of no meaning here; Tune wants them
-        self.sweep = sweep
-
-    def suggest(self, trial_id: str) -> Any:
-        """The configuration of the next trial; None: none now."""
-        return self.sweep.next_trial(trial_id)
-
-    def on_trial_complete(self, trial_id: str, result: Mapping[str, Any] | None = None, error: bool = False) -> None:
-        """See `TrialEvents`."""
-
-
-class RunGenerator(_OfThisProcess, SearchGenerator):
-    """Tells Tune whether there may be more runs.
-
-    While there are none, Tune keeps no process for them. An idle one would keep others from its CPUs: those that Train
-    starts for a run of several workers.
-    """
-
-    substitute = partial(SearchGenerator, Searcher())
-
-    def __init__(self, sweep: _RaySweep, searcher: Searcher) -> None:
-        super().__init__(searcher)
-        self.sweep = sweep
-
-    def is_finished(self) -> bool:
-        """Whether there is no run to start now, and another one may not come before a trial has ended."""
-        return self.sweep.gives_no_run()
-
-    def save_to_dir(self, dirpath: str, session_str: str = "", **others: Any) -> None:
-        """Tune's state is never restored."""
-
-
-class TrialEvents(_OfThisProcess, tune.Callback):
-    """Passes on the results, ends and errors of trials, in Tune's thread."""
-
-    substitute = tune.Callback
-
-    def __init__(self, sweep: _RaySweep) -> None:
-        self.sweep = sweep
-
-    def on_trial_start(self, iteration: int, trials: Any, trial: Trial, **info: Any) -> None:
-        self.sweep.note_start(trial.trial_id)
-
-    def on_trial_result(self, iteration: int, trials: Any, trial: Trial, result: dict[str, Any], **info: Any) -> None:
-        self.sweep.note_result(trial.trial_id, result)
-
-    def on_trial_complete(self, iteration: int, trials: Any, trial: Trial, **info: Any) -> None:
-        self.sweep.note_end(trial.trial_id, trial.last_result, None)
-
-    def on_trial_error(self, iteration: int, trials: Any, trial: Trial, **info: Any) -> None:
-        error: Exception = RuntimeError("its process ended")
-        if trial.pickled_error_file:
-            with contextlib.suppress(Exception):  # an error need not be unpickled here
-                error = pickle.loads(Path(trial.pickled_error_file).read_bytes())  # noqa: S301 - Tune's own file
-        self.sweep.note_end(trial.trial_id, trial.last_result, error)
-
-
-class StopWithSweep(_OfThisProcess, tune.Stopper):
-    """Stops all trials after the sweep has ended for any reason."""
-
-    substitute = NoopStopper
-
-    def __init__(self, sweep_ended: threading.Event) -> None:
-        self.sweep_ended = sweep_ended
-
-    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
-        return False
-
-    def stop_all(self) -> bool:
-        return self.sweep_ended.is_set()
 
 
 # -- the sweep ---------------------------------------------------------------------------------------------------------
@@ -292,7 +195,7 @@ class _End:
     at_s: float
 
 
-class _RaySweep:
+class RaySweep:
     """One sweep on a connected cluster.
 
     Tune's thread asks for runs and tells results. Everything else is decided in the thread of the caller.
@@ -516,6 +419,9 @@ class _RaySweep:
             self.leases.close()
 
     def _start(self, token: str, plugins: tuple[str, ...]) -> None:
+        from cope_sweep.sweep import tune_adapters
+        from cope_sweep.sweep.trial import SweepContext
+
         self._look_at_cluster()
         actor = None
         if self.store.index.database.is_sqlite:
@@ -531,30 +437,7 @@ class _RaySweep:
             self.sweep_id, self.store.location, token, None if actor else self.store.index_url, actor, plugins,
             str(self.schedule),
         )  # fmt: skip
-        metrics = [each.metric for each in (self.schedule, self.suggestions) if each is not None]
-        search: Searcher = RunSearch(self)
-        if self.resources.groups != "auto":
-            search = ConcurrencyLimiter(search, max_concurrent=self.resources.groups)
-        tuner = tune.Tuner(
-            RunTrial,
-            param_space={"sweep": context, "metrics": metrics},
-            tune_config=tune.TuneConfig(
-                num_samples=-1,  # until the search ends
-                search_alg=RunGenerator(self, search),
-                reuse_actors=True,
-                scheduler=None if self.schedule is None else scheduler_of(self.schedule),
-                trial_name_creator=lambda trial: str(trial.config["run_id"]),
-                trial_dirname_creator=lambda trial: f"{trial.config['run_id']}-{trial.trial_id}",
-            ),
-            run_config=tune.RunConfig(
-                name="trials",
-                storage_path=self.scratch,
-                stop=StopWithSweep(self.ended),
-                callbacks=[TrialEvents(self)],
-                checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
-                verbose=0,
-            ),
-        )
+        tuner = tune_adapters.tuner_of(self, context, self.scratch)
 
         def fit() -> None:
             try:
@@ -639,6 +522,8 @@ class _RaySweep:
 
         The first error that a rank of several raises does not count: it may be the effect of another rank's death.
         """
+        from ray.train import PreemptionError, WorkerGroupError
+
         run, cause = end.run, getattr(error, "cause", None) or error
         if "problem" in end.result:
             self._exclude(str(end.result["node"]), str(end.result["problem"]))

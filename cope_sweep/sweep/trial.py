@@ -37,8 +37,9 @@ from ray.util.queue import Queue
 from cope_sweep.registry import PluginError, load_plugins
 from cope_sweep.spec import Resources, RunSpec
 from cope_sweep.store import Event, LeaseHolder, Refusal, Store, StoreError
-from cope_sweep.store.index import Index, IndexUnavailable, Lease
+from cope_sweep.store.index import Index, Lease
 from cope_sweep.sweep.executor import Parents, RunEnd, evaluations_of, refused, train_leased, worker_id
+from cope_sweep.sweep.shared_index import RemoteIndex
 
 if TYPE_CHECKING:
     from cope_sweep.train import StopRequest
@@ -48,40 +49,8 @@ TRIAL_BYTES = 200_000_000
 """Memory of the process of a trial whose workers Train starts. Asking for it spreads such trials over the nodes."""
 STORE_VISIBLE_TIMEOUT_S = 5.0
 """How long a shared disk may take to show a file to another node."""
-INDEX_TIMEOUT_S = 60.0
-"""For the actor to answer. It takes a millisecond, and seconds while its process starts."""
 WATCHDOG_INTERVAL_S = 1.0
 """Time between two starts of the watchdog's timer."""
-
-
-# -- the index of the driver's machine ---------------------------------------------------------------------------------
-
-
-class IndexActor:
-    """Offers the methods of the index to the processes of other machines. Ray restarts it where it dies."""
-
-    def __init__(self, location: str, url: str) -> None:
-        self.index = Store(location, index=url).index
-
-    def call(self, method: str, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        """The result of a method of the index. Raises what it raises."""
-        return getattr(self.index, method)(*arguments, **named)
-
-
-class RemoteIndex:
-    """The index, through an `IndexActor`. It has the methods of an `Index`, and raises what they raise."""
-
-    def __init__(self, actor: str) -> None:
-        self._actor = ray.get_actor(actor)
-
-    def __getattr__(self, method: str) -> Callable[..., Any]:
-        def call(*arguments: Any, **named: Any) -> Any:
-            try:
-                return ray.get(self._actor.call.remote(method, arguments, named), timeout=INDEX_TIMEOUT_S)
-            except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError) as error:
-                raise IndexUnavailable(f"the index of the driver's machine does not answer: {error}") from error
-
-        return call
 
 
 # -- a process that trains ---------------------------------------------------------------------------------------------
@@ -172,9 +141,8 @@ def node_id() -> str:
 
 def _visible_store(sweep: SweepContext) -> Store:
     """The store of the sweep. Raises StoreError where it is not to be seen here."""
-    store = Store(sweep.location, index=sweep.index_url)
-    if sweep.index_actor is not None:
-        store.__dict__["index"] = cast(Index, RemoteIndex(sweep.index_actor))  # in place of the cached property
+    index = sweep.index_url if sweep.index_actor is None else cast(Index, RemoteIndex(sweep.index_actor))
+    store = Store(sweep.location, index=index)
     until = time.monotonic() + STORE_VISIBLE_TIMEOUT_S
     while True:
         reason = ""
