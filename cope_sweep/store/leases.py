@@ -61,7 +61,10 @@ class LeaseHolder:
                 self._progress[run_id] = progress
 
     def end(self, run_id: str) -> Status:
-        """End the lease of a run with what its folder says, and return the status; `pending` if it was never begun."""
+        """End the lease of a run with what its folder says, and return the status; `pending` if it was never begun.
+
+        Where another owner has the lease, it stays, and is lost here.
+        """
         with self._lock:
             self._held.discard(run_id)
             self._progress.pop(run_id, None)
@@ -69,7 +72,9 @@ class LeaseHolder:
         if row is None:
             self.waiting(lambda: self.store.index.delete([run_id]))
             return "pending"
-        self.waiting(lambda: self.store.index.end(row, self.owner))
+        if not self.waiting(lambda: self.store.index.end(row, self.owner)):
+            with self._lock:
+                self._lost.add(run_id)
         return row.status
 
     def is_lost(self, run_id: str) -> bool:

@@ -134,10 +134,10 @@ class RunEnd:
 
 
 def refused(run: RunSpec, store: Store, refusal: Refusal) -> RunEnd:
-    """The end of a run that was not leased: another sweep has it, or has finished it."""
-    if refusal.reason == "leased":
-        return RunEnd(Event(run.run_id, "pending", steps=run.train.steps), elsewhere=True)
-    return RunEnd(final_event(run, store))
+    """The end of a run that was not leased: another sweep has it or has finished it, or this one starts no more."""
+    if refusal.reason == "finished":
+        return RunEnd(final_event(run, store))
+    return RunEnd(Event(run.run_id, "pending", steps=run.train.steps), elsewhere=refusal.reason == "leased")
 
 
 def train_leased(
@@ -184,11 +184,14 @@ def train_leased(
         run, store, runtime,
         attempt=lease.attempt, parent_id=parent_id, on_event=pass_on, should_stop=request,
     )  # fmt: skip
+    elsewhere = RunEnd(Event(run.run_id, "pending", steps=run.train.steps), elsewhere=True)
     if outcome == "fenced" or leases.is_lost(run.run_id):
-        return RunEnd(Event(run.run_id, "pending", steps=run.train.steps), elsewhere=True)
+        return elsewhere
     if outcome == "stopped":
         record_stop(run, store, stop_reason())
     leases.end(run.run_id)
+    if leases.is_lost(run.run_id):
+        return elsewhere
     complete = last is not None and last.status not in ("running", "stopped")
     return RunEnd(last if complete and last is not None else final_event(run, store))
 

@@ -170,6 +170,7 @@ class _Worker(threading.Thread):
             )
         if end.elsewhere:
             self.elsewhere[run.run_id] = run
+        if end.elsewhere or end.event.status == "pending":
             return
         self.failed += end.event.status == "failed"
         self._end(end.event)

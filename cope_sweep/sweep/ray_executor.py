@@ -26,6 +26,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -53,6 +54,7 @@ from cope_sweep.sweep.executor import (
     ClusterLost,
     final_event,
     record_failure,
+    record_stop,
     unfinished,
 )
 from cope_sweep.sweep.schedulers import StoppingRule
@@ -176,6 +178,8 @@ class _Run:
     """Whether the process of its trial was heard of."""
     node: str = ""
     """The node of that process."""
+    stop_reason: str = ""
+    """Why the scheduler has ended it."""
     step: int = 0
     """The step of the last evaluation that was passed on."""
     seen: Event | None = None
@@ -452,6 +456,7 @@ class RaySweep:
         """Pass on events until the sweep has ended, or was stopped and its runs are interrupted."""
         looked_s = time.monotonic()
         deadline_s: float | None = None
+        drains = False
         while not self._is_over():
             with contextlib.suppress(queue.Empty):
                 news = self.news.get(timeout=NEWS_WAIT_S)
@@ -461,9 +466,13 @@ class RaySweep:
                     self.on_event(news)
                 else:
                     self._handle_end(news)
-            if self.suggestions is not None:
-                if self._is_draining():
+            if self._is_draining() and not drains:
+                drains = True
+                with contextlib.suppress(StoreError):  # trials that wait for a place begin no run
+                    self.store.index.request_stop(self.sweep_id, "*")
+                if self.suggestions is not None:
                     self.suggestions.stop()
+            if self.suggestions is not None:
                 self.suggestions.publish()
             now_s = time.monotonic()
             if self.stop.is_set() and deadline_s is None:
@@ -497,15 +506,18 @@ class RaySweep:
             case "elsewhere":
                 self._move(run, "elsewhere")
             case "ended" if event is not None:
-                if event.status == "interrupted" and not self.stop.is_set():
-                    self._wait(run, first=True)  # its process was asked to leave its node
+                left_node = event.status == "interrupted" and not self.stop.is_set()
+                if left_node or event.status == "pending":  # or it was not begun, because no more runs are started
+                    self._wait(run, first=True)
                 else:
                     self._end(run, event)
             case _ if end.error is not None:
                 self._handle_error(end, end.error)
             case _:  # the scheduler has ended it. Tune may keep its process as it is, for a next run.
-                reason = f"stopped by {self.schedule} at step {run.step}"
-                self.leases.waiting(lambda: self.store.index.request_stop(self.sweep_id, run.spec.run_id, reason))
+                run.stop_reason = f"stopped by {self.schedule} at step {run.step}"
+                self.leases.waiting(
+                    lambda: self.store.index.request_stop(self.sweep_id, run.spec.run_id, run.stop_reason)
+                )
 
     def _end(self, run: _Run, event: Event) -> None:
         """A run has ended with this event."""
@@ -559,13 +571,19 @@ class RaySweep:
 
     def _fail(self, run: _Run, message: str, details: str, keep_recorded: bool = False) -> None:
         """Record that a run failed, in place of its process."""
+        self._record(run, lambda: record_failure(run.spec, self.store, message, details, keep_recorded))
+
+    def _record(self, run: _Run, write: Callable[[], None]) -> None:
+        """Write the end of a run, in place of its process, under a lease of its own."""
         lease = self.leases.acquire(run.spec)
-        if isinstance(lease, Refusal):
+        if isinstance(lease, Refusal) and lease.reason == "leased":
             self._move(run, "elsewhere")  # what became of it is seen there
-            return
-        record_failure(run.spec, self.store, message, details, keep_recorded)
-        self.leases.end(run.spec.run_id)
-        self._end(run, final_event(run.spec, self.store))
+        elif isinstance(lease, Refusal) and lease.reason == "stopped":
+            self._wait(run)  # for a later sweep
+        else:
+            write()
+            self.leases.end(run.spec.run_id)
+            self._end(run, final_event(run.spec, self.store))
 
     # -- the cluster -----------------------------------------------------------------------------------------------
 
@@ -654,20 +672,24 @@ class RaySweep:
 
     def _look_at_runs(self) -> None:
         """Pass on the progress of runs in training, and the ends of those that were stopped or trained elsewhere."""
-        alive, stopping, elsewhere = (dict(self.states[name]) for name in ("alive", "stopping", "elsewhere"))
-        records = self.store.index.records([*alive, *stopping, *elsewhere])
-        for run_id, run in alive.items():
-            if run_id in records and records[run_id].status == "running":
-                self._pass_progress(run, records[run_id])
+        with self.lock:
+            alive, others = dict(self.states["alive"]), {**self.states["stopping"], **self.states["elsewhere"]}
+            elsewhere = set(self.states["elsewhere"])
+        for run_id, record in self.store.index.records(alive).items():
+            if record.status == "running":
+                self._pass_progress(alive[run_id], record)
+        statuses = self.store.index.statuses(others) if others else {}
         waiting_for_decision = {end.run.spec.run_id for end in self.open_ends}
-        for run_id, run in {**stopping, **elsewhere}.items():
-            status = records[run_id].status if run_id in records else "pending"
+        for run_id, run in others.items():
+            status = statuses.get(run_id, "pending")
             if status == "running" or run_id in waiting_for_decision or run.state not in ("stopping", "elsewhere"):
                 continue
             if status in ("finished", "failed", "stopped"):
                 self._end(run, final_event(run.spec, self.store))
             elif run_id in elsewhere:
                 self._wait(run, first=True)  # the other sweep gave it up
+            elif run.stop_reason:  # its process died meanwhile
+                self._record(run, partial(record_stop, run.spec, self.store, run.stop_reason))
 
     def _pass_progress(self, run: _Run, record: RunRecord) -> None:
         now_s = time.monotonic()

@@ -222,6 +222,8 @@ class Index:
         has the run may lease it again as another owner: its process died, and a new one continues.
         """
         with self._writing() as connection:
+            if self._stops(connection, owner_name(owner)).keys() & {"", "*"}:
+                return Refusal("stopped")
             seen = connection.execute(
                 select(
                     runs.c.id, runs.c.status, runs.c.attempt, runs.c.owner, (runs.c.expires_s > self.database.now_s())
@@ -305,7 +307,10 @@ class Index:
     # -- requests to stop ----------------------------------------------------------------------------------------
 
     def request_stop(self, sweep_id: str, run_id: str = "", reason: str = "") -> None:
-        """Ask a sweep, or one of its runs, to end early. Whoever holds its leases sees it with the next renewal."""
+        """Ask a sweep, or one of its runs, to end early, or to start no more runs (`"*"`).
+
+        Whoever holds its leases sees it with the next renewal. No run of a sweep that has to stop is leased.
+        """
         values = {
             "name": f"stop/{sweep_id}/{run_id}",
             "owner": reason,

@@ -111,7 +111,8 @@ class Lease:
 class Refusal:
     """Why a run was not leased."""
 
-    reason: Literal["leased", "finished"]
+    reason: Literal["leased", "finished", "stopped"]
+    """`stopped`: the sweep was asked to stop, or to start no more runs."""
     owner: str | None = None
     """Who holds the lease."""
 
@@ -133,7 +134,7 @@ class Renewal:
     held: frozenset[str]
     """The runs that it holds."""
     stops: Mapping[str, str]
-    """What was asked to stop: the sweep, as `""`, or a run, by its id → why."""
+    """What was asked to stop: the sweep, as `""`, the start of runs, as `"*"`, or a run, by its id → why."""
 
 
 @dataclass(frozen=True)

@@ -59,6 +59,16 @@ def test_a_later_process_of_the_same_sweep_takes_a_run_over(index):
     assert index.renew(later, 60).held == {RUN.run_id}
 
 
+@pytest.mark.parametrize("what", ["", "*"])
+def test_a_sweep_that_has_to_stop_leases_no_run(index, what):
+    index.request_stop("a", what)
+    assert index.acquire(row(status="running"), A, 60) == Refusal("stopped")
+    assert index.acquire(row(status="running"), B, 60) == Lease(RUN.run_id, 1)
+    index.forget_stops("a")
+    index.request_stop("a", RUN.run_id)  # only this one, which is known to whoever has it
+    assert index.acquire(row(tiny_run(seed=1), "running"), A, 60) == Lease(tiny_run(seed=1).run_id, 1)
+
+
 def test_requests_to_stop_come_with_a_renewal(index):
     assert index.renew(A, 60).stops == {}
     index.request_stop("a", RUN.run_id, "stopped by ASHA")
