@@ -96,9 +96,7 @@ def test_why_a_run_never_fits(needs: Needs, nodes: list[dict[str, float]], reaso
 def test_no_room_names_what_is_wanted_and_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray, "nodes", lambda: nodes({"CPU": 2}))
     text = str(no_room(Needs(1, 4, 0), cluster.nodes()))
-    assert (
-        "(1 nodes, 2 CPUs, 0 GPUs) has no room for a run of 1 workers with 4 CPUs each: lower resources.cpus" in text
-    )
+    assert "(1 nodes, 2 CPUs, 0 GPUs) has no room for a run of 1 workers with 4 CPUs each: lower resources.cpus" in text
     assert "with 1 CPUs and 2 GPUs each" in str(no_room(Needs(1, 1, 2), cluster.nodes()))
 
 
