@@ -239,44 +239,37 @@ def _show(name: str, measured: dict[str, Any], table: Table, as_json: bool, fold
 def sweep(
     as_json: Json = False,
     keep: Keep = None,
-    runs: Annotated[int, typer.Option("--runs", min=10, help="Runs of one step by the whole engine.")] = 1_000,
+    runs: Annotated[int, typer.Option("--runs", min=10, help="Runs of one step.")] = 1_000,
     short_runs: Annotated[
-        int, typer.Option("--short-runs", min=2, help="Runs of 50 steps by the engine and by one Ray task each.")
+        int, typer.Option("--short-runs", min=2, help="Runs of 50 steps, which are trained in several ways.")
     ] = 20,
     peer_runs: Annotated[
         int, typer.Option("--peer-runs", min=1, help="Of these, by one TorchTrainer each: 10 to 30 s a run.")
     ] = 4,
-    broker_runs: Annotated[
-        int, typer.Option("--broker-runs", min=1, help="Runs of the simulated broker; a tenth with an SQLite index.")
-    ] = 100_000,
+    repetitions: Annotated[
+        int, typer.Option("--repetitions", min=1, help="How many times the sweep and a bare trainable are timed.")
+    ] = 3,
     part: Annotated[
         list[str] | None,
         typer.Option(
             "--part", help="Measure this part only, and keep the others that are in FOLDER.", show_default="all"
         ),
     ] = None,
-    groups: Annotated[
-        list[int] | None,
-        typer.Option("--groups", help="Nodes with one worker each, whose memory is measured.", show_default="2 4 8 16"),
-    ] = None,
 ) -> None:
-    """Measure the sweep: many trivial runs, the time between runs, other ways to use Ray, memory, faults, the broker alone.
+    """Measure the sweep: many trivial runs, MLflow, the time between runs, other ways to use Ray, and faults.
 
-    Takes about fifteen minutes on two quiet cores, and 15 GB of memory for 16 nodes.
+    Takes about fifteen minutes on two quiet cores.
 
     Example: `cope-sweep bench sweep --keep results`
 
-    Example: `cope-sweep bench sweep --part footprint --groups 2 --groups 4 --keep results`
+    Example: `cope-sweep bench sweep --part trivial_runs --runs 300 --keep results`
     """
-    from cope_benchmarks.sweep import FOOTPRINT_GROUPS, PARTS, measure, table
+    from cope_benchmarks.sweep import PARTS, measure, table
 
     _check_writable(keep)
     if unknown := set(part or ()) - set(PARTS):
         raise UserError(f"--part {min(unknown)}: no such part; accepted: {', '.join(PARTS)}")
-    measured = measure(
-        runs, short_runs, peer_runs, broker_runs=broker_runs, parts=part or PARTS,
-        footprint_groups=tuple(groups or FOOTPRINT_GROUPS),
-    )  # fmt: skip
+    measured = measure(runs, short_runs, peer_runs, repetitions, parts=part or PARTS)
     kept = keep / "sweep.json" if keep and part else None
     if kept and kept.exists():
         measured = json.loads(kept.read_text()) | measured
