@@ -10,7 +10,7 @@ STORE ?= store
 # A machine with a GPU may have torch, and no package index: `make gpu` installs nothing.
 GPU_PYTHON = $(if $(filter file,$(origin PYTHON)),$(firstword $(wildcard $(BIN)/python) $(PYTHON)),$(PYTHON))
 
-.PHONY: quickstart test test-fast lint format bench gpu chaos paper release clean help
+.PHONY: quickstart test test-all test-fast lint format bench gpu chaos paper release clean help
 
 help:   ## List the targets
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:.*## / — /'
@@ -18,7 +18,10 @@ help:   ## List the targets
 quickstart: .venv/run.stamp   ## Install, train the quick-start ablation, and print its table
 	$(BIN)/cope-sweep run quickstart
 
-test: .venv/test.stamp   ## Run all tests (under 20 minutes on 2 idle cores)
+test: .venv/test.stamp   ## Run the tests (under 20 minutes on 2 idle cores)
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not thorough"
+
+test-all: .venv/test.stamp   ## Run all tests, also those of the benchmarks, emulators and random faults
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE)
 
 test-fast: .venv/test.stamp   ## Run the tests that take at most about a second each (under 3 minutes on 2 cores)

@@ -1,8 +1,20 @@
 import os
 import signal
+from pathlib import Path
 
 import hypothesis
 import pytest
+
+THOROUGH = (
+    "benchmarks/test_bench_",  # the benchmarks' own tests
+    "benchmarks/test_gpu_",
+    "chaos/",
+    "deploy/test_composition.py",
+    "deploy/test_dockerfile.py",
+    "kernels/test_ptx_",  # the emulator of PTX
+    "kernels/test_triton.py",  # Triton's interpreter
+)
+"""Files, by the begin of their paths, whose tests only `make test-all` runs. Single tests have the mark `thorough`."""
 
 # The same examples on every run, so that a failure is one of the change and not of chance; new ones by hand:
 # HYPOTHESIS_PROFILE=random python -m pytest …
@@ -17,9 +29,11 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 def pytest_collection_modifyitems(items):
-    """Mark every test `fast` that is not `slow`: `make test-fast` runs those."""
+    """Mark every test that is neither `slow` nor `thorough` as `fast`: `make test-fast` runs those."""
     for item in items:
-        if item.get_closest_marker("slow") is None:
+        if item.path.relative_to(Path(__file__).parent).as_posix().startswith(THOROUGH):
+            item.add_marker(pytest.mark.thorough)
+        if not (item.get_closest_marker("slow") or item.get_closest_marker("thorough")):
             item.add_marker(pytest.mark.fast)
 
 

@@ -227,7 +227,7 @@ def _run_submission(
     sweep_id: str, root: str, index: str | None, as_json: bool, *, local: bool, address: str | None
 ) -> None:
     """Execute a submitted sweep, show the table and exit. Where that cannot begin, the sweep is recorded as failed."""
-    from cope_sweep.sweep.submission import failing, job_submission
+    from cope_sweep.sweep.jobs import failing, job_submission
     from cope_sweep.sweep.sweep import Budget
 
     store = open_store(root, index, create=True)

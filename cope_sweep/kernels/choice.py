@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, ParamSpec, TypeVar, get_args
 
 import torch
 
@@ -35,6 +35,16 @@ class _Traced:
 
 
 _traced = _Traced()
+
+
+Result = TypeVar("Result")
+Parameters = ParamSpec("Parameters")
+
+
+def constant_when_compiled(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+    """`torch.compiler.assume_constant_result`, which imports the whole compiler (1.5 s) in order to set this mark."""
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
 
 
 def chosen_implementation() -> Implementation:

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cope_sweep.kernels import operator
-from cope_sweep.kernels.choice import Implementation, chosen_implementation, observe
+from cope_sweep.kernels.choice import Implementation, chosen_implementation, constant_when_compiled, observe
 from cope_sweep.kernels.dropout import draw_seeds
 from cope_sweep.kernels.inputs import Inputs, Positions
 from cope_sweep.kernels.path import choose
@@ -67,7 +67,7 @@ def _without_scores(inputs: Inputs) -> Tensor:
     )
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@constant_when_compiled
 def _log_once(message: str) -> None:
     _cached_log(message)
 

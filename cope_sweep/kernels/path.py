@@ -12,7 +12,7 @@ from torch import Tensor
 
 from cope_sweep.kernels import native
 from cope_sweep.kernels.arguments import Arguments, make_problem
-from cope_sweep.kernels.choice import Implementation
+from cope_sweep.kernels.choice import Implementation, constant_when_compiled
 from cope_sweep.kernels.inputs import Inputs, Position, Positions
 
 if TYPE_CHECKING:
@@ -169,6 +169,6 @@ def _why_not(problem: Arguments, implementation: Literal["native", "triton"]) ->
     return triton_attention.why_not(problem)
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@constant_when_compiled
 def _has_triton() -> bool:
     return importlib.util.find_spec("triton") is not None

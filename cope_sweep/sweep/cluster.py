@@ -12,7 +12,6 @@ import logging
 import os
 import secrets
 import signal
-import socket
 import sys
 import sysconfig
 import threading
@@ -21,18 +20,22 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TextIO, TypeVar, cast
+from typing import Any, TextIO, cast
 
 import ray
 
 from cope_sweep.registry import load_plugins
 from cope_sweep.spec import Resources
-from cope_sweep.sweep.executor import ClusterError, ClusterLost
+from cope_sweep.sweep.executor import (
+    CONNECT_TIMEOUT_S,
+    ClusterError,
+    ClusterLost,
+    connection_error,
+    first_line,
+    within,
+)
 
-CONNECT_TIMEOUT_S = 30.0
 STATE_TIMEOUT_S = 10
-PORT_TIMEOUT_S = 3.0
-"""For a port to accept a connection."""
 HEAD_TIMEOUT_S = 10.0
 """The cluster's head is taken for lost after it has accepted no connections for this time."""
 
@@ -43,8 +46,6 @@ SETTINGS = {
     # Tune's own CSV, JSON and TensorBoard files, and its snapshots. Nothing reads them.
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
     "TUNE_GLOBAL_CHECKPOINT_S": "86400",
-    # Trials that wait for a place, which is what an autoscaler sees. Each costs a placement group.
-    "TUNE_MAX_PENDING_TRIALS_PG": "16",
     # A run that fails has no value of the scheduler's metric.
     "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",
     # Tune's newer output prints even at verbosity 0.
@@ -65,8 +66,6 @@ SETTINGS = {
 TOKEN = secrets.token_hex(32)
 """The token of clusters that this process starts. One for the process, because Ray caches the first that it reads."""
 
-T = TypeVar("T")
-
 
 @dataclass(frozen=True)
 class Node:
@@ -75,9 +74,6 @@ class Node:
     address: str
     resources: dict[str, float]
     """All that it has, in use or not."""
-
-
-_EPSILON = 1e-9
 
 
 @dataclass(frozen=True)
@@ -102,16 +98,11 @@ class Needs:
 
     def workers_on(self, resources: Mapping[str, float]) -> int:
         """How many workers such resources hold. Several may share a GPU; no worker has parts of several."""
-        fits = max(0.0, resources.get("CPU", 0)) / self.cpus
+        fits = resources.get("CPU", 0) // self.cpus
         if self.gpus:
-            gpus = max(0.0, resources.get("GPU", 0))
-            if self.gpus < 1:
-                # What is left of a GPU that others use is taken to be of one GPU.
-                shared = int(1 / self.gpus + _EPSILON)
-                fits = min(fits, int(gpus + _EPSILON) * shared + int(gpus % 1 / self.gpus + _EPSILON))
-            else:
-                fits = min(fits, gpus / self.gpus)
-        return int(fits + _EPSILON)
+            gpus = resources.get("GPU", 0)
+            fits = min(fits, gpus * int(1 / self.gpus + 1e-9) if self.gpus < 1 else gpus // self.gpus)
+        return int(fits)
 
     def fits(self, nodes: Iterable[Mapping[str, float]]) -> bool:
         """Whether the workers of a run fit on the nodes together."""
@@ -142,8 +133,10 @@ def _counted(amount: float, name: str) -> str:
 @contextlib.contextmanager
 def connected(
     address: str | None, log: Path, cpus: int | None = None, *, runtime_env: Mapping[str, Any] | None = None
-) -> Iterator[None]:
+) -> Iterator[bool]:
     """Connect this process to Ray while the block runs. What Ray logs goes to the file `log`.
+
+    Yields whether the cluster is this process's own, to which no nodes come.
 
     A process that is already connected stays connected, and `runtime_env` has no effect.
 
@@ -171,7 +164,7 @@ def connected(
             else:
                 _connect(address, dict(runtime_env or {}))
             divert_logs()
-        yield
+        yield address == "local"
 
 
 def _disconnect(kind: type[BaseException] | None, error: BaseException | None, traceback: object) -> None:
@@ -236,17 +229,6 @@ def needs_of(resources: Resources, there: Mapping[str, Node]) -> Needs:
         has_gpu = any(node.resources.get("GPU", 0) >= 1 for node in there.values())
         gpus = 1.0 if resources.device != "cpu" and has_gpu else 0.0
     return Needs(resources.workers, resources.cpus, gpus)
-
-
-def no_room(needs: Needs, there: Mapping[str, Node]) -> ClusterError:
-    """The error that the nodes, all of them free, have no room for a group."""
-    wanted = f"{needs.cpus} CPUs" + (f" and {needs.gpus:g} GPUs" if needs.gpus else "")
-    total = [sum(node.resources.get(name, 0) for node in there.values()) for name in ("CPU", "GPU")]
-    return ClusterError(
-        f"the cluster ({len(there)} nodes, {total[0]:g} CPUs, {total[1]:g} GPUs) has no room for a run of "
-        f"{needs.workers} workers with {wanted} each: lower resources.cpus, .gpus or .workers, or set "
-        "resources.groups to wait for nodes that an autoscaler adds"
-    )
 
 
 @contextlib.contextmanager
@@ -407,46 +389,6 @@ def _check_port(address: str) -> None:
             f"no Ray cluster answers at {address} ({error}): start one (`ray start --head`), or omit --address "
             "to have one started for the sweep"
         )
-
-
-def connection_error(host: str, port: int) -> OSError | None:
-    """Why no TCP connection can be made, or None if it can."""
-    try:
-        socket.create_connection((host, port), timeout=PORT_TIMEOUT_S).close()
-    except OSError as error:
-        return error
-    return None
-
-
-def within(timeout_s: float, call: Callable[[], T]) -> T:
-    """The result of `call`, which runs in a thread of its own. Signal handlers stay as they are.
-
-    Raises:
-        TimeoutError: `call` has not returned within `timeout_s`. The thread continues.
-        BaseException: What `call` raised.
-    """
-    results: list[T] = []
-    errors: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            results.append(call())
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=run, name="call-within", daemon=True)
-    thread.start()
-    thread.join(timeout_s)
-    if errors:
-        raise errors[0]
-    if not results:
-        raise TimeoutError(f"no answer within {timeout_s:g} s")
-    return results[0]
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of an error's message, or the name of its class if there is none."""
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
 # -- plugins ---------------------------------------------------------------------------------------------------------

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from cope_sweep.errors import UserError
 from cope_sweep.plan.extend import parent_ids
@@ -21,16 +22,23 @@ from cope_sweep.store.reading import read_run
 
 if TYPE_CHECKING:
     from cope_sweep.sweep.schedulers import StoppingRule
-    from cope_sweep.sweep.suggestions import Suggestions
+    from cope_sweep.sweep.search import Suggestions
     from cope_sweep.train import Runtime, StopRequest
 
 INTERRUPT_TIMEOUT_S = 15.0
 """Time that running runs have to write their checkpoints after they were asked to stop."""
 FOREIGN_POLL_INTERVAL_S = 1.0
 """Time between two looks at the runs that other sweeps train."""
+CONNECT_TIMEOUT_S = 30.0
+"""For a cluster to accept a process or a request."""
+PORT_TIMEOUT_S = 3.0
+"""For a port to accept a connection."""
 MAX_MESSAGE_CHARACTERS = 500
 STEPS_ARE_FRESH_S = 10.0
 """How long the numbers of steps that occur in the store are remembered."""
+
+
+T = TypeVar("T")
 
 
 class ClusterError(UserError):
@@ -43,48 +51,63 @@ class ClusterLost(ClusterError):
     exit_code = 130
 
 
-class Executor(Protocol):
-    """Trains every run that is not finished, with `cope_sweep.train.train_run`.
+@dataclass(frozen=True)
+class Workload:
+    """What a sweep has to train, and how an executor and the sweep talk to each other."""
 
-    Each run is leased in the index under `sweep_id`. One that another sweep trains is left to that sweep; the executor
-    waits until it has ended there, and trains the run itself if the other sweep gave it up.
+    runs: Sequence[RunSpec]
+    """In order. Those that are finished are left out."""
+    store: Store
+    resources: Resources
+    """Groups, workers and devices of the runs that have no `own_resources`."""
+    sweep_id: str
+    """The owner of the leases."""
+    stop: threading.Event = field(default_factory=threading.Event)
+    """Set to interrupt the sweep: running runs write a checkpoint at their next step, pending runs stay untouched."""
+    on_event: Callable[[Event], None] = lambda event: None
+    """Called with every event, from the thread of the caller."""
+    on_note: Callable[[str], None] = lambda text: None
+    """Called, from that thread, with what the user should know: nodes that are left out."""
+    plugins: Sequence[str] = ()
+    """Modules that have to be imported before a run can be trained."""
+    schedule: StoppingRule | None = None
+    """Which runs are ended early, where several are trained at a time."""
+    max_failed_runs: int | None = None
+    """After this number of failed runs no more are started, and those in training end."""
+    suggestions: Suggestions | None = None
+    """Gives further runs, one after another, and learns their results."""
+    own_resources: Mapping[str, Resources] = field(default_factory=dict)
+    """Run id → resources, of the runs that do not use `resources`. There are more of them as runs are suggested."""
 
-    `on_event` and `on_note` are called from the calling thread. The call returns when every run has ended, or after
-    `stop` was set: then running runs write a checkpoint at their next step, and pending runs stay untouched. A failing
-    run does not stop the others; after `max_failed_runs` of them no more are started, and those in training end.
-    KeyboardInterrupt has the effect of `stop` and is raised again at the end. `plugins` are modules that have to be
-    imported before a run can be trained. `schedule` may end runs early, where the executor trains several at a time.
-    `suggestions` gives further runs, one after another, and learns their results. `own_resources` are those of runs
-    that do not use `resources`, by run id; there are more of them as runs are suggested.
+    def resources_of(self, run_id: str) -> Resources:
+        """What a run takes."""
+        return self.own_resources.get(run_id, self.resources)
 
-    Raises:
-        ClusterError: There is no cluster to train on, or nothing is left of it that can train.
-        ValueError: `resources` ask for a device that is not available.
-    """
+    def unfinished(self) -> list[RunSpec]:
+        """The runs that are not finished, in order and without duplicates."""
+        distinct = {run.run_id: run for run in self.runs}
+        statuses = self.store.index.statuses(distinct)
+        return [run for run_id, run in distinct.items() if statuses.get(run_id) != "finished"]
 
-    def __call__(
-        self,
-        runs: Sequence[RunSpec],
-        store: Store,
-        resources: Resources,
-        *,
-        sweep_id: str,
-        on_event: Callable[[Event], None],
-        stop: threading.Event,
-        plugins: Sequence[str] = (),
-        schedule: StoppingRule | None = None,
-        max_failed_runs: int | None = None,
-        on_note: Callable[[str], None] = lambda text: None,
-        suggestions: Suggestions | None = None,
-        own_resources: Mapping[str, Resources] | None = None,
-    ) -> None: ...
+    def is_draining(self, failed: int) -> bool:
+        """Whether no more runs are started after `failed` of them have failed."""
+        return self.stop.is_set() or (self.max_failed_runs is not None and failed >= self.max_failed_runs)
 
 
-def unfinished(runs: Sequence[RunSpec], store: Store) -> list[RunSpec]:
-    """The runs that are not finished, in order and without duplicates."""
-    distinct = {run.run_id: run for run in runs}
-    statuses = store.index.statuses(distinct)
-    return [run for run_id, run in distinct.items() if statuses.get(run_id) != "finished"]
+Executor = Callable[[Workload], None]
+"""Trains every run that is not finished, with `cope_sweep.train.train_run`.
+
+Each run is leased in the index. One that another sweep trains is left to that sweep; the executor waits until it has
+ended there, and trains the run itself if the other sweep gave it up. The call returns when every run has ended, or
+after `stop` was set. A failing run does not stop the others. KeyboardInterrupt has the effect of `stop` and is raised
+again at the end.
+
+Raises:
+    ClusterError: There is no cluster to train on, or nothing is left of it that can train.
+    PluginError: A plugin cannot be imported.
+    ValueError: `resources` ask for a device that is not available.
+    Exception: Whatever `on_event` raises.
+"""
 
 
 def worker_id() -> str:
@@ -248,3 +271,46 @@ class Parents:
         statuses = self.store.index.statuses(candidates) if candidates else {}
         finished = (run_id for run_id in candidates if statuses.get(run_id) == "finished")
         return next((run_id for run_id in finished if self.store.run(run_id).has_final_state()), None)
+
+
+# -- connections -------------------------------------------------------------------------------------------------------
+
+
+def connection_error(host: str, port: int) -> OSError | None:
+    """Why no TCP connection can be made, or None if it can."""
+    try:
+        socket.create_connection((host, port), timeout=PORT_TIMEOUT_S).close()
+    except OSError as error:
+        return error
+    return None
+
+
+def within(timeout_s: float, call: Callable[[], T]) -> T:
+    """The result of `call`, which runs in a thread of its own. Signal handlers stay as they are.
+
+    Raises:
+        TimeoutError: `call` has not returned within `timeout_s`. The thread continues.
+        BaseException: What `call` raised.
+    """
+    results: list[T] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            results.append(call())
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, name="call-within", daemon=True)
+    thread.start()
+    thread.join(timeout_s)
+    if errors:
+        raise errors[0]
+    if not results:
+        raise TimeoutError(f"no answer within {timeout_s:g} s")
+    return results[0]
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, or the name of its class if there is none."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import os
 import queue
 import secrets
 import shutil
@@ -28,7 +29,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -43,7 +44,6 @@ from cope_sweep.sweep.cluster import (
     check_head,
     connected,
     needs_of,
-    no_room,
     node_of_process,
     nodes,
     plugin_runtime_env,
@@ -52,16 +52,12 @@ from cope_sweep.sweep.executor import (
     INTERRUPT_TIMEOUT_S,
     ClusterError,
     ClusterLost,
+    Workload,
     final_event,
     record_failure,
     record_stop,
-    unfinished,
 )
-from cope_sweep.sweep.schedulers import StoppingRule
 from cope_sweep.sweep.shared_index import IndexActor
-
-if TYPE_CHECKING:
-    from cope_sweep.sweep.suggestions import Suggestions
 
 LOOK_INTERVAL_S = 1.0
 """Time between two looks at the progress of runs, and at the cluster."""
@@ -69,6 +65,8 @@ NEWS_WAIT_S = 0.1
 """How long this process waits for news of trials before it looks at `stop` again."""
 MAX_IDLE_DEATHS = 2
 """A node is left out when this many processes in a row died there before they trained anything."""
+PENDING_TRIALS = 16
+"""On a small cluster that may grow, the trials that wait for a place."""
 NODE_TIMEOUT_S = 30.0
 """Ray needs 5 to 20 s to notice that a node is gone. Until then a process on it looks like one that crashed."""
 TUNE_TIMEOUT_S = 60.0
@@ -76,63 +74,27 @@ TUNE_TIMEOUT_S = 60.0
 RESUME_HINT = "finished runs are kept; run the same command again to continue"
 
 
-def run_on_ray(
-    runs: Sequence[RunSpec],
-    store: Store,
-    resources: Resources,
-    *,
-    sweep_id: str,
-    on_event: Callable[[Event], None],
-    stop: threading.Event,
-    plugins: Sequence[str] = (),
-    schedule: StoppingRule | None = None,
-    max_failed_runs: int | None = None,
-    suggestions: Suggestions | None = None,
-    on_note: Callable[[str], None] = lambda text: None,
-    own_resources: Mapping[str, Resources] | None = None,
-    address: str | None = None,
-    cpus: int | None = None,
-) -> None:
+def run_on_ray(work: Workload, *, address: str | None = None, cpus: int | None = None) -> None:
     """An `Executor` on a Ray cluster. The store has to be in a folder that all nodes share, or an object store.
 
+    Files of plugins are copied to the nodes.
+
     Args:
-        runs: The runs to train, in order.
-        store: The store.
-        resources: Groups, workers and devices of the runs that have no `own_resources`.
-        sweep_id: The owner of the leases.
-        on_event: Called with every event.
-        stop: Set to interrupt the sweep.
-        plugins: Modules that every worker imports. Their files are copied to the nodes.
-        schedule: Which runs are ended early.
-        max_failed_runs: After this number of failed runs, no more are started.
-        suggestions: Suggests further runs.
-        on_note: Called with what the user should know: nodes that are left out.
-        own_resources: Run id → resources, of the runs that have their own.
+        work: What is to be trained.
         address: "auto", "host:port", or None for RAY_ADDRESS; without that, a new cluster on this machine.
         cpus: CPUs of a new cluster; None: those that this process may use.
-
-    Raises:
-        ClusterError: The cluster cannot be reached, has no room for a run, no node that can train, or broke during
-            the sweep. Finished runs are kept.
-        PluginError: A plugin cannot be imported.
-        Exception: Whatever `on_event` raises.
     """
-    todo = unfinished(runs, store)
-    if not todo and not (suggestions and suggestions.has_run()):
+    todo, store = work.unfinished(), work.store
+    if not todo and not (work.suggestions and work.suggestions.has_run()):
         return
     # Importing Tune takes as long as starting Ray.
     prefetch = threading.Thread(target=importlib.import_module, args=["cope_sweep.sweep.tune_adapters"], daemon=True)
     prefetch.start()
-    logs = store.root / "logs" / sweep_id
-    cluster = connected(address, logs / "ray.log", cpus, runtime_env=plugin_runtime_env(plugins))
-    with _scratch(store) as (scratch, token), cluster:
+    logs = store.root / "logs" / work.sweep_id
+    cluster = connected(address, logs / "ray.log", cpus, runtime_env=plugin_runtime_env(work.plugins))
+    with _scratch(store) as (scratch, token), cluster as is_own:
         prefetch.join()
-        sweep = RaySweep(
-            todo, store, resources, own_resources or {},
-            sweep_id=sweep_id, schedule=schedule, max_failed_runs=max_failed_runs, suggestions=suggestions,
-            on_event=on_event, on_note=on_note, stop=stop, scratch=scratch,
-        )  # fmt: skip
-        sweep.execute(token, tuple(plugins), logs)
+        RaySweep(work, todo, scratch, may_grow=not is_own).execute(token, logs)
     for path in logs.glob("*.log"):
         if not path.stat().st_size:
             path.unlink()
@@ -205,26 +167,18 @@ class RaySweep:
     Tune's thread asks for runs and tells results. Everything else is decided in the thread of the caller.
     """
 
-    def __init__(
-        self,
-        runs: Sequence[RunSpec],
-        store: Store,
-        resources: Resources,
-        own: Mapping[str, Resources],
-        *,
-        sweep_id: str,
-        schedule: StoppingRule | None,
-        max_failed_runs: int | None,
-        suggestions: Suggestions | None,
-        on_event: Callable[[Event], None],
-        on_note: Callable[[str], None],
-        stop: threading.Event,
-        scratch: str,
-    ) -> None:
-        self.store, self.resources, self.own, self.sweep_id = store, resources, own, sweep_id
-        self.schedule, self.max_failed_runs, self.suggestions = schedule, max_failed_runs, suggestions
-        self.on_event, self.on_note, self.stop, self.scratch = on_event, on_note, stop, scratch
-        self.leases = LeaseHolder(store, sweep_id)
+    def __init__(self, work: Workload, runs: Sequence[RunSpec], scratch: str, *, may_grow: bool) -> None:
+        """A sweep of `runs`.
+
+        Args:
+            work: The sweep.
+            runs: Those that are not finished.
+            scratch: A folder for Tune's files.
+            may_grow: Whether an autoscaler may add nodes to the cluster.
+        """
+        self.work, self.scratch, self.may_grow = work, scratch, may_grow
+        self.store, self.sweep_id, self.suggestions = work.store, work.sweep_id, work.suggestions
+        self.leases = LeaseHolder(self.store, self.sweep_id)
         """For runs whose end this process records."""
         self.runs: dict[str, _Run] = {}
         self.states: dict[State, dict[str, _Run]] = {state: {} for state in get_args(State)}
@@ -262,7 +216,7 @@ class RaySweep:
             self._add(run)
 
     def _add(self, spec: RunSpec) -> None:
-        kind = self.own.get(spec.run_id, self.resources).model_copy(update={"groups": self.resources.groups})
+        kind = self.work.resources_of(spec.run_id).model_copy(update={"groups": self.work.resources.groups})
         run = self.runs[spec.run_id] = _Run(spec, kind)
         if kind not in self.needs and self.nodes:
             self._note_kind(kind)
@@ -303,7 +257,7 @@ class RaySweep:
                 "bundle": self.needs[run.kind].bundle,
                 "excluded": tuple(sorted(self.excluded)),
                 # What a run has reported before its process died was passed on.
-                "replay": self.schedule is not None and not run.step,
+                "replay": self.work.schedule is not None and not run.step,
             }
 
     def gives_no_run(self) -> bool:
@@ -318,8 +272,7 @@ class RaySweep:
 
     def _is_draining(self) -> bool:
         """Whether no more runs are started."""
-        too_many = self.max_failed_runs is not None and len(self.failed) >= self.max_failed_runs
-        return too_many or self.stop.is_set()
+        return self.work.is_draining(len(self.failed))
 
     def _kinds(self) -> list[Resources]:
         """The kinds of the runs that wait and may be started.
@@ -350,9 +303,7 @@ class RaySweep:
         """The next run that the search suggests."""
         if self.suggestions is None or any(self.waiting.values()):
             return None
-        run_id = self.suggestions.next_run()
-        spec = None if run_id is None else self.suggestions.run(run_id)
-        if spec is None:
+        if (spec := self.suggestions.next_run()) is None:
             return None
         self._add(spec)
         return self._next_waiting()
@@ -398,16 +349,16 @@ class RaySweep:
 
     # -- in the caller's thread ------------------------------------------------------------------------------------
 
-    def execute(self, token: str, plugins: tuple[str, ...], logs: Path) -> None:
+    def execute(self, token: str, logs: Path) -> None:
         """Train the runs. `token` is the name of a file in the store, `logs` the folder of logs."""
         try:
-            self._start(token, plugins)
+            self._start(token)
             self._follow(logs)
         except BaseException:
             # Ctrl-C, an error in `on_event`, or a cluster that is lost. Runs in training can still write their states,
             # unless they were given that time before.
-            if not self.stop.is_set():
-                self.stop.set()
+            if not self.work.stop.is_set():
+                self.work.stop.set()
                 self._stop_runs()
                 until = time.monotonic() + INTERRUPT_TIMEOUT_S
                 while self._any_training() and time.monotonic() < until:
@@ -422,26 +373,32 @@ class RaySweep:
                 ray.kill(self.index_actor)
             self.leases.close()
 
-    def _start(self, token: str, plugins: tuple[str, ...]) -> None:
+    def _start(self, token: str) -> None:
         from cope_sweep.sweep import tune_adapters
         from cope_sweep.sweep.trial import SweepContext
 
         self._look_at_cluster()
-        actor = None
+        this_node, actor = ray.get_runtime_context().get_node_id(), None
         if self.store.index.database.is_sqlite:
             # On this node, where the file is. Ray restarts it; its callers try again.
-            this_node = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
             actor = f"cope-sweep-index-{secrets.token_hex(8)}"
+            strategy = NodeAffinitySchedulingStrategy(this_node, soft=False)
             self.index_actor = (
                 ray.remote(IndexActor)
-                .options(name=actor, num_cpus=0, max_restarts=-1, max_concurrency=8, scheduling_strategy=this_node)
+                .options(name=actor, num_cpus=0, max_restarts=-1, max_concurrency=8, scheduling_strategy=strategy)
                 .remote(self.store.location, self.store.index_url)
             )
         context = SweepContext(
-            self.sweep_id, self.store.location, token, None if actor else self.store.index_url, actor, plugins,
-            str(self.schedule),
+            self.sweep_id, self.store.location, token, self.store.index_url, actor, this_node,
+            tuple(self.work.plugins), str(self.work.schedule),
         )  # fmt: skip
-        tuner = tune_adapters.tuner_of(self, context, self.scratch)
+        # Trials that wait for a place, or start. An autoscaler sees them. Each makes a placement group, and removes it
+        # where the process of another trial comes free first; and a search should suggest no run long before it starts.
+        at_once = max(1, int(sum(node.resources.get("CPU", 0) for node in self.nodes.values())))
+        if self.may_grow and self.suggestions is None:
+            at_once = max(at_once, PENDING_TRIALS)
+        os.environ.setdefault("TUNE_MAX_PENDING_TRIALS_PG", str(at_once))
+        tuner = tune_adapters.tuner_of(self, context)
 
         def fit() -> None:
             try:
@@ -463,7 +420,7 @@ class RaySweep:
                 if isinstance(news, Exception):
                     raise ClusterError(f"Ray Tune gave up: {news}; its log: {logs / 'ray.log'}") from news
                 if isinstance(news, Event):
-                    self.on_event(news)
+                    self.work.on_event(news)
                 else:
                     self._handle_end(news)
             if self._is_draining() and not drains:
@@ -475,7 +432,7 @@ class RaySweep:
             if self.suggestions is not None:
                 self.suggestions.publish()
             now_s = time.monotonic()
-            if self.stop.is_set() and deadline_s is None:
+            if self.work.stop.is_set() and deadline_s is None:
                 deadline_s = now_s + INTERRUPT_TIMEOUT_S
                 self._stop_runs()
             if now_s - looked_s >= LOOK_INTERVAL_S:
@@ -506,7 +463,7 @@ class RaySweep:
             case "elsewhere":
                 self._move(run, "elsewhere")
             case "ended" if event is not None:
-                left_node = event.status == "interrupted" and not self.stop.is_set()
+                left_node = event.status == "interrupted" and not self.work.stop.is_set()
                 if left_node or event.status == "pending":  # or it was not begun, because no more runs are started
                     self._wait(run, first=True)
                 else:
@@ -514,7 +471,7 @@ class RaySweep:
             case _ if end.error is not None:
                 self._handle_error(end, end.error)
             case _:  # the scheduler has ended it. Tune may keep its process as it is, for a next run.
-                run.stop_reason = f"stopped by {self.schedule} at step {run.step}"
+                run.stop_reason = f"stopped by {self.work.schedule} at step {run.step}"
                 self.leases.waiting(
                     lambda: self.store.index.request_stop(self.sweep_id, run.spec.run_id, run.stop_reason)
                 )
@@ -524,7 +481,7 @@ class RaySweep:
         self._move(run, "ended")
         if event.status == "failed":
             self.failed.add(run.spec.run_id)
-        self.on_event(event)
+        self.work.on_event(event)
 
     def _handle_error(self, end: _End, error: Exception) -> None:
         """Start a run again whose process ended with an error, or record that it failed.
@@ -563,7 +520,7 @@ class RaySweep:
         is_death = any(isinstance(each, ray.exceptions.RayError) for each in failures)
         run.deaths += is_death
         run.errors += not is_death
-        if run.deaths > self.resources.max_failures or run.errors > 1:
+        if run.deaths > self.work.resources.max_failures or run.errors > 1:
             text = " ".join(reason.split())
             self._fail(run, f"its process died {run.deaths} times: {text}" if is_death else text, reason, not is_death)
         else:
@@ -613,12 +570,15 @@ class RaySweep:
         """Find out what runs of a kind take, and whether there can be room for one."""
         self.needs[kind] = needs_of(kind, self.nodes)
         reason = self.needs[kind].misfit([node.resources for node in self._usable()])
-        if reason is None or (self.resources.groups != "auto" and not self.excluded):
+        if reason is None or (self.work.resources.groups != "auto" and not self.excluded):
             self.refused.pop(kind, None)  # with a fixed number, runs wait for nodes that an autoscaler adds
         elif self.excluded:
             self.refused[kind] = f"no node is left that can train: {'; '.join(dict.fromkeys(self.excluded.values()))}"
         else:
-            self.refused[kind] = f"{reason}; lower its resources, or use a larger cluster"
+            self.refused[kind] = (
+                f"a run {reason}: lower resources.cpus, .gpus or .workers, use a larger cluster, or set "
+                "resources.groups to wait for nodes that an autoscaler adds"
+            )
 
     def _usable(self) -> list[Node]:
         """The nodes that can train."""
@@ -632,15 +592,13 @@ class RaySweep:
             misfits = [kind for kind in wanted if kind in self.refused]
         if not misfits:
             return
-        if len(misfits) == len(wanted) and not any(run.begun for run in self.states["alive"].values()):
-            if self.excluded:
-                raise ClusterError(self.refused[misfits[0]])
-            if not self.states["ended"]:
-                raise no_room(self.needs[misfits[0]], self.nodes)
+        none_trains = len(misfits) == len(wanted) and not any(run.begun for run in self.states["alive"].values())
+        if none_trains and (self.excluded or not self.states["ended"]):
+            raise ClusterError(self.refused[misfits[0]])
         for kind in misfits:
             with self.lock:
                 waiting, self.waiting[kind] = self.waiting[kind], deque()
-            self.on_note(f"runs that take {kind.shape} fail: {self.refused[kind]}")
+            self.work.on_note(f"runs that take {kind.shape} fail: {self.refused[kind]}")
             for run in waiting:
                 self._fail(run, self.refused[kind], self.refused[kind])
 
@@ -651,7 +609,7 @@ class RaySweep:
         with self.lock:
             self.excluded[node_id] = reason
         address = self.nodes[node_id].address if node_id in self.nodes else node_id[:8] or "unknown"
-        self.on_note(f"node {address} is left out: {reason}")
+        self.work.on_note(f"node {address} is left out: {reason}")
         with contextlib.suppress(StoreError):  # a number for the monitoring: the sweep goes on without it
             note_left_out(self.store.index, self.sweep_id, len(self.excluded))
 
@@ -702,4 +660,4 @@ class RaySweep:
         )  # fmt: skip
         if run.seen is None or (event.step, event.worker_id) != (run.seen.step, run.seen.worker_id):
             run.seen = event
-            self.on_event(event)
+            self.work.on_event(event)

@@ -1,18 +1,22 @@
 """A search by suggestions: Optuna suggests rows of an ablation, through Tune's `OptunaSearch`.
 
-It names runs by their ids and knows no trials: a trial may die and be replaced, the run stays the same. State is not
-restored from files of Tune or Optuna. What earlier sweeps have suggested comes from their records, and the results come
-from the store.
+`RowSearch` names runs by their ids and knows no trials: a trial may die and be replaced, the run stays the same. State
+is not restored from files of Tune or Optuna. What earlier sweeps have suggested comes from their records, and the
+results come from the store. `Suggestions` connects it with the store and with other sweeps.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import random
-from collections import deque
+import threading
+import time
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from dataclasses import replace
+from typing import Any, TypeVar
 
 import optuna
 from optuna.distributions import (
@@ -25,8 +29,12 @@ from ray.tune.search.optuna import OptunaSearch
 
 from cope_sweep.plan import Plan, Row, row_of_draw
 from cope_sweep.plan.points import Dimension, dimensions_of
-from cope_sweep.spec import SpecError, default_label
-from cope_sweep.store import Status
+from cope_sweep.spec import RunSpec, SpecError, default_label
+from cope_sweep.store import Event, RunRecord, Status, Store, SweepRecord, SweepRun
+from cope_sweep.store.errors import DamagedError
+from cope_sweep.store.index import IndexUnavailable
+from cope_sweep.store.index.claims import ClaimedRow, append_row, claim_row
+from cope_sweep.sweep.executor import final_event
 
 MAX_ASKS = 100
 """How often the sampler is asked for a row that is new. After that, a small space counts as exhausted."""
@@ -34,17 +42,18 @@ MAX_ASKS = 100
 STEP = "training_iteration"
 """The key of a result under which Tune's searchers expect how far a trial is."""
 
+WRITE_SHARE = 0.1
+"""Largest share of the time that goes into writing the record, which holds all rows."""
+RETRY_INTERVAL_S = 0.5
+"""Between two tries to reach a database that does not answer."""
+
+T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 
-class Result(Protocol):
-    """What is known of a run."""
-
-    @property
-    def status(self) -> Status: ...
-
-    def value(self, name: str) -> float | None:
-        """A metric: the final one of a finished run, the last one of a run that was stopped early."""
+Known = tuple[Status, float | None]
+"""What is known of a run: its status, and the metric. That is the final value of a finished run, the last one of a run
+that was stopped early; None: there is none."""
 
 
 class RowSearch:
@@ -53,7 +62,7 @@ class RowSearch:
     def __init__(
         self,
         plan: Plan,
-        results: Mapping[str, Result],
+        results: Mapping[str, Known],
         on_suggest: Callable[[Row], None],
         *,
         claim: Callable[[Row], Sequence[Row]] = lambda row: (),
@@ -78,8 +87,8 @@ class RowSearch:
         self.plan, self.on_suggest, self.claim = plan, on_suggest, claim
         self.metric = str(plan.search.metric)
         self.dimensions = dimensions_of(plan.ablation)
-        self.results: dict[str, tuple[Status, float | None]] = {}
-        """Run id → status and value of the metric, of every row that was suggested."""
+        self.results: dict[str, Known] = {}
+        """Of the run of every row that was suggested, by its id."""
         self._asked = 0
         self._stuck = False
         """Whether nothing new is suggested before another run has ended."""
@@ -87,9 +96,7 @@ class RowSearch:
         """Run id → the id of the question to Optuna that it is the answer to; of the runs that have not ended."""
         evaluated, again = [], []
         for row in plan.rows:
-            result = results.get(row.runs[0].run_id)
-            status = result.status if result else "pending"
-            value = result.value(self.metric) if result else None
+            status, value = results.get(row.runs[0].run_id, ("pending", None))
             if status in ("finished", "stopped") or (status == "failed" and not retry_failed):
                 evaluated.append((row, status, value))
             else:
@@ -256,3 +263,272 @@ def _distribution(dimension: Dimension) -> BaseDistribution:
     if distribution.is_int:
         return IntDistribution(int(low), int(high), log=distribution.is_log)
     return FloatDistribution(low, high, log=distribution.is_log)
+
+
+class Suggestions:
+    """The search of one sweep. An executor asks for runs and reports events, from one thread or from several.
+
+    Each new row is claimed in the index before its run is returned, so that sweeps of the same ablation at the same
+    time suggest no more rows together than one of them would alone. A row that another sweep claims is suggested here,
+    too: its run is left to that sweep unless it gives it up. The file of the record is written at the same time, unless
+    that would take more than `WRITE_SHARE` of the time; then a later call writes it.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        store: Store,
+        record: SweepRecord,
+        owner: str,
+        *,
+        early_ends: bool = False,
+        retry_failed: bool = True,
+        max_runs: int | None = None,
+        on_row: Callable[[Row], None] = lambda row: None,
+        on_event: Callable[[Event], None] = lambda event: None,
+        on_note: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        """Continue the search of a plan.
+
+        Args:
+            plan: A plan whose `search` is not None, with the rows of earlier sweeps.
+            store: The store.
+            record: The record of this sweep.
+            owner: The process that executes the sweep.
+            early_ends: Whether a suggested run is left alone that an earlier schedule has stopped.
+            retry_failed: Whether failed rows are suggested again.
+            max_runs: How many runs may be trained; None: no limit.
+            on_row: Called with each row, from the thread that calls `publish`.
+            on_event: Called, from that thread, with the last event of each suggested run that has ended before.
+            on_note: Called, from that thread, with what the user should know.
+        """
+        self.store, self.record, self.owner = store, record, owner
+        self.on_row, self.on_event, self.on_note = on_row, on_event, on_note
+        self.early_ends = early_ends
+        self.runs: list[RunSpec] = []
+        """What was suggested, including the runs that have ended before."""
+        self._plan, self._rows = plan, list(plan.rows)
+        self._budget = len(plan.rows) + plan.open_samples if max_runs is None else max_runs
+        """How many runs may still be trained."""
+        self.own_resources = dict(plan.own_resources)
+        """Run id → resources, of the runs that have their own. It grows with every such row."""
+        self._recorded = {run.run_id for run in record.runs}
+        self._open: dict[str, RunSpec] = {}
+        """The runs that were returned and have not ended."""
+        self._reported: set[str] = set()
+        """Those of them that have reported a value."""
+        self._buffered: RunSpec | None = None
+        self._unpublished: list[Row] = []
+        self._ended: list[Event] = []
+        self._notes: list[str] = []
+        self._written, self._next_write_s, self._closed = True, 0.0, False
+        self._stopped = False
+        self._lock = threading.RLock()
+        records = store.index.records(row.runs[0].run_id for row in plan.rows)
+        known = {run_id: self._known(run_id, row.status, row.value(self.metric)) for run_id, row in records.items()}
+        self._seen: Counter[str] = Counter()
+        """Id of each other sweep of the ablation → how many of its rows were seen."""
+        self._claimed: set[str] = set()
+        """The runs whose rows this sweep has claimed."""
+        self.is_recorded = False
+        """Whether the index has this sweep."""
+        self._search = RowSearch(plan, known, self._add, claim=self._claim, retry_failed=retry_failed)
+
+    @property
+    def metric(self) -> str:
+        """The metric that is optimised."""
+        return str(self._plan.search.metric) if self._plan.search else ""
+
+    @property
+    def plan(self) -> Plan:
+        """The plan with all rows."""
+        return replace(self._plan, rows=tuple(self._rows))
+
+    @property
+    def missing(self) -> int:
+        """How many rows the search has still to suggest, in this sweep or a later one."""
+        with self._lock:
+            return self._search.left
+
+    @property
+    def left(self) -> int:
+        """How many runs are still to be trained in this sweep, besides those that `next_run` has returned."""
+        with self._lock:
+            return min(self._search.left, self._budget) + (self._buffered is not None)
+
+    def has_run(self) -> bool:
+        """Whether there is a next run now. It is kept for `next_run`."""
+        with self._lock:
+            self._buffered = self._buffered or self._next()
+            return self._buffered is not None
+
+    def next_run(self) -> RunSpec | None:
+        """The next run to train. None: none now; for good if `left` is 0."""
+        with self._lock:
+            if self._stopped:
+                return None
+            run, self._buffered = self._buffered or self._next(), None
+            self._write_if_due()
+            return run
+
+    def report(self, run_id: str, step: int, value: float) -> None:
+        """Tell the search the metric's value at an evaluation of a run that has not ended."""
+        with self._lock:
+            if run_id in self._open:
+                self._reported.add(run_id)
+                self._search.report(run_id, step, value)
+
+    def end(self, run_id: str, status: Status, value: float | None) -> None:
+        """Tell the search the result of a run. Has no effect for one that has ended before, or goes on later.
+
+        Args:
+            run_id: The run.
+            status: How it ended.
+            value: The value of the metric; None: there is none.
+        """
+        with self._lock:
+            if run_id in self._open and status in ("finished", "failed", "stopped"):
+                del self._open[run_id]
+                self._end(run_id, self._known(run_id, status, value))
+
+    def stop(self) -> None:
+        """Return no more runs in this sweep."""
+        self._stopped = True
+
+    def publish(self) -> None:
+        """Pass on what is new, and write the record if that is due. From the thread of the display."""
+        with self._lock:
+            rows, self._unpublished = self._unpublished, []
+            ended, self._ended = self._ended, []
+            notes, self._notes = self._notes, []
+            self._write_if_due()
+        for row in rows:
+            self.on_row(row)
+        for event in ended:
+            self.on_event(event)
+        for note in notes:
+            self.on_note(note)
+
+    def close(self) -> SweepRecord:
+        """Write the record no more, and return it with all rows."""
+        with self._lock:
+            self._closed = True
+            return self.record
+
+    def _next(self) -> RunSpec | None:
+        while self._budget and self._search.left:
+            run_id = self._search.next_run()
+            if run_id is None:
+                if not self._search.left:
+                    self._notes.append("the search ended early: every row that it can suggest was trained")
+                return None
+            run = self.runs[-1]
+            record = self._record_of(run_id)
+            if record is not None and record.status in self._kept:
+                self._end(run_id, self._known(run_id, record.status, record.value(self.metric)))
+                self._ended.append(final_event(run, self.store))
+                continue
+            self._budget -= 1
+            self._open[run_id] = run
+            return run
+        return None
+
+    def _record_of(self, run_id: str) -> RunRecord | None:
+        return self._waiting(lambda: self.store.index.records([run_id])).get(run_id)
+
+    @property
+    def _kept(self) -> tuple[Status, ...]:
+        return ("finished", "stopped") if self.early_ends else ("finished",)
+
+    def _end(self, run_id: str, known: Known) -> None:
+        status, value = known
+        if status == "stopped" and value is not None and run_id not in self._reported:
+            # Of a run that was stopped, only what was reported counts, and of that only the last value.
+            self._search.report(run_id, self._last(run_id)[0], value)
+        self._search.end(run_id, status, value)
+
+    def _known(self, run_id: str, status: Status, value: float | None) -> Known:
+        """What counts of a run: its final value, or the last one before it was stopped."""
+        return (status, self._last(run_id)[1] if status == "stopped" else value)
+
+    def _last(self, run_id: str) -> tuple[int, float | None]:
+        """Step and value of the metric's last evaluation."""
+        with contextlib.suppress(DamagedError):
+            for row in reversed(self.store.run(run_id).curve()):
+                if self.metric in row:
+                    return int(row["step"]), row[self.metric]
+        return 0, None
+
+    def _add(self, row: Row) -> None:
+        """Note a row that the search suggests."""
+        (run,) = row.runs
+        self.runs.append(run)
+        if run.run_id in self._recorded:
+            return
+        self._recorded.add(run.run_id)
+        if row.resources is not None:
+            self.own_resources[run.run_id] = row.resources
+        self._rows.append(row)
+        self._unpublished.append(row)
+        new, reused = self._member(row)
+        if self.is_recorded and run.run_id not in self._claimed:
+            self._waiting(lambda: append_row(self.store.index, self.record.sweep_id, _entry(new, reused)))
+        self.record = self.record.model_copy(
+            update={"runs": [*self.record.runs, new], "reused": [*self.record.reused, *[run.run_id] * reused]}
+        )
+        self._written = False
+
+    def _claim(self, row: Row) -> list[Row]:
+        """Claim a new row; or, and then it is not claimed, the rows that other sweeps have claimed meanwhile."""
+        if not self.is_recorded:
+            self.store.write_sweep(self.record, self.owner)
+            self.is_recorded = True
+        entry = _entry(*self._member(row))
+        while True:
+            unseen = self._waiting(lambda: claim_row(self.store.index, self.record.sweep_id, entry, self._seen))
+            if not unseen:
+                self._claimed.add(row.runs[0].run_id)
+                return []
+            for each in unseen:
+                self._seen[each.sweep_id] = max(self._seen[each.sweep_id], each.ordinal + 1)
+            if rows := [found for each in unseen if (found := self._row_of(each)) is not None]:
+                return rows
+
+    def _row_of(self, claimed: ClaimedRow) -> Row | None:
+        """A row of another sweep; None if it is known here, or is none of this ablation as it is today."""
+        if claimed.run_id in self._recorded:
+            return None
+        with contextlib.suppress(SpecError):
+            row = row_of_draw(self._plan.ablation, claimed.labels)
+            if row.runs[0].run_id == claimed.run_id:
+                return row
+        return None
+
+    def _member(self, row: Row) -> tuple[SweepRun, bool]:
+        """The row as it is recorded, and whether its run was finished before."""
+        (run,) = row.runs
+        reused = self._waiting(lambda: self.store.status(run.run_id)) == "finished"
+        return SweepRun(run_id=run.run_id, row=row.name, labels=row.labels, seed=run.seed), reused
+
+    def _waiting(self, call: Callable[[], T]) -> T:
+        """The result of `call`, which is tried until the database answers, or the sweep is stopped."""
+        while True:
+            try:
+                return call()
+            except IndexUnavailable:
+                if self._stopped or self._closed:
+                    raise
+                time.sleep(RETRY_INTERVAL_S)
+
+    def _write_if_due(self) -> None:
+        started_s = time.monotonic()
+        if self._written or self._closed or started_s < self._next_write_s:
+            return
+        self.store.write_sweep(self.record, self.owner)
+        ended_s = time.monotonic()
+        self._written, self._next_write_s = True, ended_s + (ended_s - started_s) / WRITE_SHARE
+
+
+def _entry(member: SweepRun, reused: bool) -> dict[str, Any]:
+    """A row as the index keeps it."""
+    return {**member.model_dump(), "reused": reused}

@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import platform
+import secrets
 import signal
+import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self, TypeVar
 
 from cope_sweep.plan import Plan, Row
 from cope_sweep.queries import recorded_plan
 from cope_sweep.spec import Resources, RunSpec
-from cope_sweep.store import Event, Status, Store, StoreError, Submission, SweepRecord
+from cope_sweep.store import Event, Status, Store, StoreError, Submission, SweepRecord, SweepRun
 from cope_sweep.store.index import IndexUnavailable
 from cope_sweep.store.index.owners import new_owner
-from cope_sweep.sweep.executor import Executor
-from cope_sweep.sweep.record import final_record, initial_record
+from cope_sweep.store.provenance import git_commit, processor, versions
+from cope_sweep.sweep.executor import Executor, Workload
 from cope_sweep.sweep.schedulers import StoppingRule, stopping_rule
 
 if TYPE_CHECKING:
-    from cope_sweep.sweep.suggestions import Suggestions
+    from cope_sweep.sweep.search import Suggestions
     from cope_sweep.tracking.beside import MlflowMirror
 
 T = TypeVar("T")
@@ -176,18 +181,20 @@ def sweep(
                 notes.texts.append(STOP_NOTE)
             else:
                 executor(
-                    [] if work.suggestions else work.todo[: budget.max_runs],
-                    store,
-                    resources,
-                    sweep_id=work.record.sweep_id,
-                    on_event=on_event,
-                    stop=stop,
-                    plugins=plan.ablation.content.plugins,
-                    schedule=work.rule,
-                    max_failed_runs=budget.max_failures,
-                    on_note=notes,
-                    suggestions=work.suggestions,
-                    own_resources=work.own_resources,
+                    Workload(
+                        runs=[] if work.suggestions else work.todo[: budget.max_runs],
+                        store=store,
+                        resources=resources,
+                        sweep_id=work.record.sweep_id,
+                        stop=stop,
+                        on_event=on_event,
+                        on_note=notes,
+                        plugins=plan.ablation.content.plugins,
+                        schedule=work.rule,
+                        max_failed_runs=budget.max_failures,
+                        suggestions=work.suggestions,
+                        own_resources=work.own_resources,
+                    )
                 )
                 ended_by = Budget() if stop.is_set() else budget
     finally:
@@ -280,7 +287,7 @@ class _Work:
         """
         if self.plan.search is None or "pending" in self.skipped or not (self.todo or self.plan.open_samples):
             return
-        from cope_sweep.sweep.suggestions import Suggestions
+        from cope_sweep.sweep.search import Suggestions
 
         self.suggestions = Suggestions(
             self.plan, store, self.record, self.owner,
@@ -403,3 +410,54 @@ def _is_requested(store: Store, sweep_id: str) -> bool:
         return store.stop_requested(sweep_id)
     except StoreError:
         return False
+
+
+# -- the record of a sweep: at its submission, at its start and at its end ---------------------------------------------
+
+
+def new_sweep_id() -> str:
+    """The id of a sweep that starts now."""
+    return time.strftime("%Y%m%d-%H%M%S-", time.gmtime()) + secrets.token_hex(2)
+
+
+def initial_record(
+    plan: Plan, reused: Sequence[str], executor_name: str, file_text: str, submission: Submission | None = None
+) -> SweepRecord:
+    """The record of a sweep at its start, or at its submission."""
+    content = plan.ablation.content
+    return SweepRecord(
+        sweep_id=submission.sweep_id if submission else new_sweep_id(),
+        ablation=plan.name,
+        title=content.title,
+        hypothesis=content.hypothesis,
+        file_text=file_text,
+        executor=executor_name,
+        command=submission.command if submission else [Path(sys.argv[0]).name, *sys.argv[1:]],
+        status="running",
+        started_ms=int(time.time() * 1000),
+        git_commit=git_commit(),
+        versions=versions(),
+        machine={"host": platform.node(), "system": platform.platform(), "cpu": processor(), "cpus": os.cpu_count()},
+        metrics=[metric.model_dump(mode="json") for metric in content.metrics],
+        runs=[
+            SweepRun(run_id=run.run_id, row=row.name, labels=row.labels, seed=run.seed)
+            for row in plan.rows
+            for run in row.runs
+        ],
+        reused=list(reused),
+    )
+
+
+def final_record(record: SweepRecord, plan: Plan, store: Store, outcome: SweepOutcome) -> SweepRecord:
+    """The record with what is known at the end: status, time, table and notes."""
+    from cope_sweep.results import table
+
+    final = table(plan, store)
+    status: Status = "interrupted" if outcome.exit_code == 130 else "failed" if outcome.failed else "finished"
+    rendered = {"markdown": final.to_markdown(), "csv": final.to_csv(), "json": final.to_json()}
+    return ended_record(record, status, outcome.notes).model_copy(update={"table": rendered})
+
+
+def ended_record(record: SweepRecord, status: Status, notes: Collection[str]) -> SweepRecord:
+    """The record of a sweep that has ended now."""
+    return record.model_copy(update={"status": status, "ended_ms": int(time.time() * 1000), "notes": list(notes)})

@@ -8,7 +8,7 @@ Every run is one `TorchTrainer(train_loop).fit()`. With one worker this is Train
 With several, Train starts a worker group in a placement group of its own; the trial itself then asks for no CPU.
 
 A trial leases its run in the index, renews the lease, and sees requests to stop with it. A SQLite index is a file of
-the driver's machine: trials use it through the methods of one small actor there.
+the driver's machine: trials on other nodes use it through the methods of one small actor there.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TextIO, cast
@@ -65,9 +66,12 @@ class SweepContext:
     """The store: its folder, or its URL."""
     token: str
     """The name of a file that the driver wrote to the store. A process that sees it uses the same store."""
-    index_url: str | None
-    """The index's database; None: `index_actor` has it."""
+    index_url: str
+    """The index's database."""
     index_actor: str | None
+    """The name of the actor that has a SQLite index; None: the database can be used from all nodes."""
+    index_node: str = ""
+    """The node where the file of a SQLite index is."""
     plugins: tuple[str, ...] = ()
     """Modules to import before a run is received."""
     rule: str = ""
@@ -104,30 +108,8 @@ class Process:
         self.parents = Parents(self.store)
         self.preempted = threading.Event()
         """Set when the process was asked to leave its node."""
-        self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._calls_thread = threading.Thread(target=self._call_all, name="training", daemon=True)
-
-    def start(self, call: Callable[[], None]) -> threading.Event:
-        """Have the training thread call `call`; an event that is set when it has returned.
-
-        It is one thread for all runs: torch keeps a pool of threads for each thread that it computes in.
-        """
-        if not self._calls_thread.is_alive():
-            self._calls_thread.start()
-        done = threading.Event()
-
-        def call_and_tell() -> None:
-            try:
-                call()
-            finally:
-                done.set()
-
-        self._calls.put(call_and_tell)
-        return done
-
-    def _call_all(self) -> None:
-        while True:
-            self._calls.get()()
+        self.training = ThreadPoolExecutor(1, "training")
+        """One thread for all runs: torch keeps a pool of threads for each thread that it computes in."""
 
     def close(self) -> None:
         """Give back all leases."""
@@ -141,7 +123,9 @@ def node_id() -> str:
 
 def _visible_store(sweep: SweepContext) -> Store:
     """The store of the sweep. Raises StoreError where it is not to be seen here."""
-    index = sweep.index_url if sweep.index_actor is None else cast(Index, RemoteIndex(sweep.index_actor))
+    index: str | Index = sweep.index_url
+    if sweep.index_actor is not None and node_id() != sweep.index_node:
+        index = cast(Index, RemoteIndex(sweep.index_actor))
     store = Store(sweep.location, index=index)
     until = time.monotonic() + STORE_VISIBLE_TIMEOUT_S
     while True:
@@ -436,7 +420,7 @@ class _Attempt:
         self.step = 0
         self.request: str | None = None
         self.run_id: str = trial["run_id"]
-        self.done = process.start(self._train)
+        self.training = process.training.submit(self._train)
 
     def _train(self) -> None:
         """Call Train, and put what comes of it into `messages`."""
@@ -489,7 +473,8 @@ class _Attempt:
 
     def _deliver(self, event: Event) -> None:
         self.step = event.step
-        self.messages.put(event)
+        if self.trial["metrics"]:  # nothing else of an evaluation concerns Tune
+            self.messages.put(event)
 
     def _deliver_from(self, evaluations: Queue) -> None:
         with contextlib.suppress(ray.exceptions.RayError):
@@ -504,4 +489,4 @@ class _Attempt:
         with contextlib.suppress(StoreError):
             if "" not in self.process.store.index.stops(self.process.leases.sweep_id):
                 self.request = f"stopped by {self.trial['sweep'].rule} at step {self.step}"
-        self.done.wait()
+        wait([self.training])

@@ -117,12 +117,13 @@ class StopWithSweep(_OfThisProcess, tune.Stopper):
         return self.sweep_ended.is_set()
 
 
-def tuner_of(sweep: RaySweep, context: SweepContext, scratch: str) -> tune.Tuner:
-    """The Tuner of a sweep. `scratch` is a folder for Tune's files."""
+def tuner_of(sweep: RaySweep, context: SweepContext) -> tune.Tuner:
+    """The Tuner of a sweep."""
+    groups, schedule = sweep.work.resources.groups, sweep.work.schedule
     search: Searcher = RunSearch(sweep)
-    if sweep.resources.groups != "auto":
-        search = ConcurrencyLimiter(search, max_concurrent=sweep.resources.groups)
-    metrics = [each.metric for each in (sweep.schedule, sweep.suggestions) if each is not None]
+    if groups != "auto":
+        search = ConcurrencyLimiter(search, max_concurrent=groups)
+    metrics = [each.metric for each in (schedule, sweep.suggestions) if each is not None]
     return tune.Tuner(
         RunTrial,
         param_space={"sweep": context, "metrics": metrics},
@@ -130,13 +131,13 @@ def tuner_of(sweep: RaySweep, context: SweepContext, scratch: str) -> tune.Tuner
             num_samples=-1,  # until the search ends
             search_alg=RunGenerator(sweep, search),
             reuse_actors=True,
-            scheduler=None if sweep.schedule is None else scheduler_of(sweep.schedule),
+            scheduler=None if schedule is None else scheduler_of(schedule),
             trial_name_creator=lambda trial: str(trial.config["run_id"]),
             trial_dirname_creator=lambda trial: f"{trial.config['run_id']}-{trial.trial_id}",
         ),
         run_config=tune.RunConfig(
             name="trials",
-            storage_path=scratch,
+            storage_path=sweep.scratch,
             stop=StopWithSweep(sweep.ended),
             callbacks=[TrialEvents(sweep)],
             checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),

@@ -23,10 +23,11 @@ from cope_sweep.store.index import summaries
 from cope_sweep.store.index.requests import claim, claimed
 from cope_sweep.store.store import INDEX_VARIABLE
 from cope_sweep.sweep.executor import ClusterError
-from cope_sweep.sweep.submission import (
+from cope_sweep.sweep.jobs import (
     Cluster,
     check_cluster,
     check_paths,
+    job_outcome,
     new_submission,
     package_cluster,
     parsed_spec,
@@ -119,8 +120,6 @@ class SweepJobs:
 
     def reconcile(self, sweep_id: str) -> None:
         """Record the end of a submitted sweep whose job has ended without doing so. Raises ClusterError."""
-        from cope_sweep.sweep.submit import job_outcome  # imports ray
-
         store = self.queries.store
         try:
             submission = read_submission(store, sweep_id)

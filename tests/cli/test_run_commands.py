@@ -6,7 +6,7 @@ import sqlite3
 import pytest
 
 from cope_sweep.store import Store, read_submission
-from cope_sweep.sweep.submit import JobOutcome
+from cope_sweep.sweep.jobs import JobOutcome
 from tests.cli.conftest import TINY
 
 pytestmark = pytest.mark.slow  # trains
@@ -219,13 +219,13 @@ def jobs(monkeypatch):
     """The jobs that `submit` starts, in the place of a cluster (tests/sweep starts a real one)."""
     started = []
 
-    def submit(arguments, *, address, environment, follow, on_line, job_id, **options):
+    def submit(arguments, cluster, *, follow, on_line, job_id=None):
         on_line("[a log line]")
-        started.append((arguments, address, environment, follow))
+        started.append((arguments, cluster.address, cluster.environment, follow))
         return JobOutcome(job_id or "job-1", "FAILED", 3, "driver [lost]")
 
-    monkeypatch.setattr("cope_sweep.sweep.submit.check", lambda *arguments: None)
-    monkeypatch.setattr("cope_sweep.sweep.submit.submit", submit)
+    monkeypatch.setattr("cope_sweep.sweep.jobs.check_cluster", lambda cluster: None)
+    monkeypatch.setattr("cope_sweep.sweep.jobs.submit_job", submit)
     return started
 
 

@@ -2,7 +2,6 @@
 
 import os
 import re
-import threading
 import urllib.request
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pytest
 
 from cope_sweep.spec import Resources
 from cope_sweep.store import Store, StoreError
+from cope_sweep.sweep.executor import Workload
 from cope_sweep.sweep.local import run_local
 from tests.sweep.ports import free_port
 from tests.tiny import tiny_run
@@ -90,11 +90,11 @@ def test_the_object_store_dies_and_comes_back(object_store, tmp_path, monkeypatc
             server.stop()
 
     with pytest.raises(StoreError, match=r"the store s3://runbook/store: .*NETWORK_CONNECTION"):
-        run_local([run], store, resources, sweep_id="first", on_event=stop_once, stop=threading.Event())
+        run_local(Workload([run], store, resources, "first", on_event=stop_once))
     assert any(event.step >= 1 for event in seen)
 
     object_store()
     again = Store("s3://runbook/store", index=f"sqlite:///{tmp_path / 'index.db'}")
-    run_local([run], again, resources, sweep_id="second", on_event=seen.append, stop=threading.Event())
+    run_local(Workload([run], again, resources, "second", on_event=seen.append))
     assert again.index.statuses() == {run.run_id: "finished"}
     assert store.run(run.run_id).fetch_checkpoint().is_dir()

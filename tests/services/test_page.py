@@ -10,7 +10,7 @@ import pytest
 from cope_services.keys import KeysFile
 
 from cope_sweep.store.index.owners import new_owner
-from cope_sweep.sweep.submission import job_submission
+from cope_sweep.sweep.jobs import job_submission
 from tests.services import page_site
 from tests.services.page_site import Site, Visitor, accessibility
 from tests.services.sample_store import API, SampleStore, serving

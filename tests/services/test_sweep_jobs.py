@@ -18,7 +18,7 @@ import pytest
 from cope_sweep.plan import expand
 from cope_sweep.spec import load_ablation
 from cope_sweep.store import Store, read_submission
-from cope_sweep.sweep.submission import job_submission
+from cope_sweep.sweep.jobs import job_submission
 from tests.results.ablations import fail, finish
 from tests.services.sample_store import API, TINY, serving
 from tests.services.scripted_cluster import ScriptedCluster, scripted_cluster

@@ -3,7 +3,7 @@
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 
 from cope_sweep.store import Store
-from cope_sweep.sweep.executor import Executor
 from cope_sweep.sweep.local import run_local
 from tests.store.databases import postgres  # noqa: F401 - a fixture
 from tests.sweep.ports import free_port
-from tests.sweep.runs import EventLog
+from tests.sweep.runs import EventLog, train_by
 
 
 @pytest.fixture(scope="session")
@@ -68,13 +67,14 @@ def store(tmp_path: Path) -> Store:
 
 
 @pytest.fixture(params=["local", pytest.param("ray", marks=pytest.mark.slow)])
-def executor(request: pytest.FixtureRequest) -> Executor:
+def executor(request: pytest.FixtureRequest) -> Callable[..., None]:
+    """`train_by` with each of the executors."""
     if request.param == "local":
-        return partial(run_local, sweep_id="this-sweep")
+        return partial(train_by, run_local)
     request.getfixturevalue("cluster")
     from cope_sweep.sweep.ray_executor import run_on_ray
 
-    return partial(run_on_ray, sweep_id="this-sweep")
+    return partial(train_by, run_on_ray)
 
 
 @pytest.fixture

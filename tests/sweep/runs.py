@@ -3,10 +3,12 @@
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 from cope_sweep.spec import Resources, RunSpec
 from cope_sweep.store import Event, LeaseHolder, Store
+from cope_sweep.sweep.executor import Executor, Workload
 from cope_sweep.train import Outcome
 from tests.tiny import tiny_run
 
@@ -19,6 +21,11 @@ TIMEOUT_S = 240.0
 def seeds(count: int, **overrides: object) -> list[RunSpec]:
     """Tiny runs that differ by seed."""
     return [tiny_run(seed=seed, **overrides) for seed in range(count)]
+
+
+def train_by(executor: Executor, runs: Sequence[RunSpec], store: Store, resources: Resources, **options: Any) -> None:
+    """Have an executor train runs in the sweep `this-sweep`, if `options` name no other."""
+    executor(Workload(runs, store, resources, **{"sweep_id": "this-sweep", **options}))
 
 
 def wait_until(condition: Callable[[], bool], timeout_s: float = TIMEOUT_S) -> None:

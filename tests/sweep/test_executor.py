@@ -1,6 +1,7 @@
 """What both executors do, and the functions that they share."""
 
 import threading
+from collections.abc import Callable
 from functools import partial
 
 import pytest
@@ -8,21 +9,22 @@ import pytest
 from cope_sweep.spec import RunSpec
 from cope_sweep.store import Event, Store
 from cope_sweep.sweep.executor import (
-    Executor,
+    Workload,
     evaluations_of,
     final_event,
     record_failure,
     record_stop,
-    unfinished,
 )
 from cope_sweep.sweep.local import run_local
-from tests.sweep.runs import LONG, ONE_GROUP, EventLog, Listener, Recorded, other_sweep, seeds
+from tests.sweep.runs import LONG, ONE_GROUP, EventLog, Listener, Recorded, other_sweep, seeds, train_by
 from tests.tiny import tiny_run
 
-train_here = partial(run_local, sweep_id="another-sweep")
+train_here = partial(train_by, run_local, sweep_id="another-sweep")
 
 
-def test_every_run_is_trained_in_order_and_only_once(executor: Executor, store: Store, events: EventLog) -> None:
+def test_every_run_is_trained_in_order_and_only_once(
+    executor: Callable[..., None], store: Store, events: EventLog
+) -> None:
     runs = seeds(4)
     train_here([runs[2]], store, ONE_GROUP, on_event=events, stop=events.stop)
     first = store.run(runs[2].run_id).path.joinpath("result.json").read_bytes()
@@ -42,7 +44,7 @@ def test_every_run_is_trained_in_order_and_only_once(executor: Executor, store: 
     assert len({events.of(run)[-1].worker_id for run in (runs[0], runs[1], runs[3])}) == 1
 
 
-def test_a_failing_run_fails_alone(executor: Executor, store: Store, events: EventLog) -> None:
+def test_a_failing_run_fails_alone(executor: Callable[..., None], store: Store, events: EventLog) -> None:
     bad = tiny_run(**{"train.lr": 1e20, "train.steps": 200})
     runs = [tiny_run(seed=1), bad, tiny_run(seed=2)]
     executor(runs, store, ONE_GROUP, on_event=events, stop=events.stop)
@@ -57,7 +59,9 @@ def test_a_failing_run_fails_alone(executor: Executor, store: Store, events: Eve
     assert store.run(bad.run_id).state["attempt"] == 2
 
 
-def test_stop_interrupts_and_the_next_call_resumes(executor: Executor, store: Store, events: EventLog) -> None:
+def test_stop_interrupts_and_the_next_call_resumes(
+    executor: Callable[..., None], store: Store, events: EventLog
+) -> None:
     running, pending = seeds(2, **LONG)
 
     def stop_late(event: Event) -> None:
@@ -83,7 +87,7 @@ def test_stop_interrupts_and_the_next_call_resumes(executor: Executor, store: St
 
 
 def test_runs_of_another_sweep_are_left_to_it_until_it_gives_them_up(
-    executor: Executor, store: Store, events: EventLog
+    executor: Callable[..., None], store: Store, events: EventLog
 ) -> None:
     taken, given_up, free = seeds(3)
     with other_sweep(store) as other:
@@ -109,7 +113,9 @@ def test_runs_of_another_sweep_are_left_to_it_until_it_gives_them_up(
     assert store.run(given_up.run_id).curve()[-1]["step"] == given_up.train.steps
 
 
-def test_after_too_many_failed_runs_no_more_are_started(executor: Executor, store: Store, events: EventLog) -> None:
+def test_after_too_many_failed_runs_no_more_are_started(
+    executor: Callable[..., None], store: Store, events: EventLog
+) -> None:
     bad, after = tiny_run(**{"train.lr": 1e20, "train.steps": 200}), tiny_run(seed=1)
     executor([bad, after], store, ONE_GROUP, on_event=events, stop=events.stop, max_failed_runs=1)
     assert events.ends() == [(bad.run_id, "failed")]
@@ -117,12 +123,14 @@ def test_after_too_many_failed_runs_no_more_are_started(executor: Executor, stor
     assert not store.run(after.run_id).path.exists()
 
 
-def test_no_runs(executor: Executor, store: Store, events: EventLog) -> None:
+def test_no_runs(executor: Callable[..., None], store: Store, events: EventLog) -> None:
     executor([], store, ONE_GROUP, on_event=events, stop=events.stop)
     assert not events
 
 
-def test_an_error_of_the_event_handler_stops_the_sweep(executor: Executor, store: Store, events: EventLog) -> None:
+def test_an_error_of_the_event_handler_stops_the_sweep(
+    executor: Callable[..., None], store: Store, events: EventLog
+) -> None:
     runs: list[RunSpec] = seeds(2, **LONG)
 
     def break_down(event: Event) -> None:
@@ -141,7 +149,7 @@ def test_unfinished_runs_are_listed_once_and_in_order(store: Store) -> None:
     done, failed, new = seeds(3)
     Recorded(store, done).end("finished")
     Recorded(store, failed).end("failed")
-    assert unfinished([new, done, failed, new], store) == [new, failed]
+    assert Workload([new, done, failed, new], store, ONE_GROUP, "this-sweep").unfinished() == [new, failed]
 
 
 def test_the_final_event_of_a_failed_run_has_its_message(store: Store) -> None:

@@ -14,8 +14,9 @@ import pytest
 from cope_sweep.plan import Plan
 from cope_sweep.results import table
 from cope_sweep.store import Store
+from cope_sweep.sweep.executor import Workload
+from cope_sweep.sweep.jobs import Cluster, JobOutcome, submit_job
 from cope_sweep.sweep.local import run_local
-from cope_sweep.sweep.submit import JobOutcome, submit
 from tests.chaos.chaos import mlflow_points
 from tests.sweep.fault_sweeps import (
     LONG,
@@ -52,11 +53,12 @@ class Job:
 
         def follow() -> None:
             self.outcomes.append(
-                submit(
-                    ["run", *arguments], address=address, working_dir=tree, on_line=self.lines.append,
-                    environment=environment,
+                submit_job(
+                    ["run", *arguments],
+                    Cluster(address, tree, environment=environment or {}),
+                    on_line=self.lines.append,
                 )
-            )  # fmt: skip
+            )
 
         self.thread = threading.Thread(target=follow)
         self.thread.start()
@@ -161,7 +163,5 @@ def test_a_store_on_an_s3_server_with_its_index_on_postgresql_is_trained_into_an
 def trained_here(plan: Plan, folder: Path) -> Store:
     """A store in a folder with the runs of a plan."""
     store = Store(folder / "expected", index="", create=True)
-    run_local(
-        plan.runs, store, ONE_GROUP, sweep_id="reference", on_event=lambda event: None, stop=threading.Event()
-    )  # fmt: skip
+    run_local(Workload(plan.runs, store, ONE_GROUP, "reference"))
     return store

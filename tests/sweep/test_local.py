@@ -10,11 +10,10 @@ from cope_sweep.registry import PluginError
 from cope_sweep.spec import Resources
 from cope_sweep.store import Event, Lease, LeaseHolder, Store
 from cope_sweep.sweep import local
-from cope_sweep.sweep.local import run_local as execute
 from cope_sweep.sweep.schedulers import StoppingRule
-from tests.sweep.runs import LONG, ONE_GROUP, EventLog, Listener, other_sweep, seeds
+from tests.sweep.runs import LONG, ONE_GROUP, EventLog, Listener, other_sweep, seeds, train_by
 
-run_local = partial(execute, sweep_id="this-sweep")
+run_local = partial(train_by, local.run_local)
 
 
 def test_a_missing_plugin_is_an_error(store: Store, events: EventLog) -> None:

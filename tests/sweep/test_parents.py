@@ -1,12 +1,10 @@
 """Longer runs are trained from the state of finished, shorter ones."""
 
-import threading
-
 import pytest
 
 from cope_sweep.spec import Resources
 from cope_sweep.store import Store
-from cope_sweep.sweep.executor import Parents
+from cope_sweep.sweep.executor import Parents, Workload
 from cope_sweep.sweep.local import run_local
 from tests.tiny import tiny_run
 
@@ -17,7 +15,7 @@ def store(tmp_path):
 
 
 def train(store, *runs):
-    run_local(runs, store, Resources(), sweep_id="sweep", on_event=lambda event: None, stop=threading.Event())
+    run_local(Workload(runs, store, Resources(), "sweep"))
 
 
 def test_the_longest_finished_run_that_kept_its_state(store):

@@ -23,18 +23,19 @@ class Renamed(ENCODINGS["absolute"]):
     kind: Literal["renamed"] = "renamed"
 """
 DRIVER = """
-import sys, threading
+import sys
 from cope_sweep.store import Store
 from cope_sweep.registry import load_plugins
 from cope_sweep.spec import Resources
+from cope_sweep.sweep.executor import Workload
 from cope_sweep.sweep.ray_executor import run_on_ray
 from tests.tiny import tiny_run
 
 plugins = ["renamed_position.encoding", "renamed_single_file"]
 load_plugins(plugins)
 runs = [tiny_run(**{"model.position": [{"kind": kind}]}) for kind in ("renamed", "single_file")]
-run_on_ray(runs, Store(sys.argv[1]), Resources(groups=1, device="cpu"), sweep_id="sweep", on_event=lambda event: None,
-           stop=threading.Event(), plugins=plugins, address=sys.argv[2])
+work = Workload(runs, Store(sys.argv[1]), Resources(groups=1, device="cpu"), "sweep", plugins=plugins)
+run_on_ray(work, address=sys.argv[2])
 """
 
 

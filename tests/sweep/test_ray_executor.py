@@ -25,12 +25,12 @@ from cope_sweep.sweep.schedulers import StoppingRule
 from cope_sweep.sweep.sweep import Budget, SweepOutcome, sweep
 from tests.results.ablations import plan_of
 from tests.sweep.ports import free_port
-from tests.sweep.runs import LONG, ONE_GROUP, TIMEOUT_S, EventLog, Listener, seeds
+from tests.sweep.runs import LONG, ONE_GROUP, TIMEOUT_S, EventLog, Listener, seeds, train_by
 from tests.tiny import TINY, tiny_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("cluster")]
-run_on_ray = partial(ray_executor.run_on_ray, sweep_id="this-sweep")
-run_local = partial(local.run_local, sweep_id="another-sweep")
+run_on_ray = partial(train_by, ray_executor.run_on_ray)
+run_local = partial(train_by, local.run_local, sweep_id="another-sweep")
 
 
 def pid_of(event: Event) -> int:
@@ -276,7 +276,7 @@ def test_the_death_of_the_index_actor_is_survived(store: Store, events: EventLog
 
 def test_no_room_for_a_run(store: Store, events: EventLog) -> None:
     resources = ONE_GROUP.model_copy(update={"groups": "auto", "cpus": 64})
-    with pytest.raises(ClusterError, match="has no room for a run of 1 workers with 64 CPUs each"):
+    with pytest.raises(ClusterError, match=r"a run needs 64 CPUs, the largest node has \d+: lower resources.cpus"):
         run_on_ray(seeds(1), store, resources, on_event=events, stop=events.stop)
     assert not (store.root / "ray").exists()
 
@@ -289,10 +289,10 @@ def test_ray_prints_messages_in_the_thread_that_is_diverted() -> None:
 
 
 OWN_CLUSTER = """
-import sys, threading
-from functools import partial
+import sys
 from cope_sweep.store import Store
 from cope_sweep.spec import Resources
+from cope_sweep.sweep.executor import Workload
 from cope_sweep.sweep.ray_executor import run_on_ray
 from tests.sweep.runs import LONG
 from tests.tiny import TINY, tiny_run
@@ -300,8 +300,8 @@ from tests.tiny import TINY, tiny_run
 def on_event(event):
     print(event.status, event.step, flush=True)
 
-run_on_ray([tiny_run(**LONG)], Store(sys.argv[1]), Resources(checkpoint_every_s=0.2), sweep_id="killed", on_event=on_event,
-           stop=threading.Event(), cpus=1)
+resources = Resources(checkpoint_every_s=0.2)
+run_on_ray(Workload([tiny_run(**LONG)], Store(sys.argv[1]), resources, "killed", on_event=on_event), cpus=1)
 """
 
 

@@ -9,7 +9,7 @@ from ray.tune.search import Searcher
 from cope_sweep.plan import Row, expand, plan_of_recorded
 from cope_sweep.spec import RunSpec
 from cope_sweep.store import Status
-from cope_sweep.sweep.search import RowSearch
+from cope_sweep.sweep.search import Known, RowSearch
 from tests.spec.ablations import load
 
 METRIC = "in_dist/token_error"
@@ -40,16 +40,6 @@ def error_of(run: RunSpec) -> float:
     return position + run.model.layers + abs(math.log10(run.train.lr / 3e-3)) + run.train.warmup / 60
 
 
-@dataclass(frozen=True)
-class Known:
-    status: Status
-    metric: float | None = None
-
-    def value(self, name: str) -> float | None:
-        assert name == METRIC
-        return self.metric
-
-
 @dataclass
 class Sweep:
     """A sweep without Ray: what was suggested, in order, and how it ended."""
@@ -68,7 +58,7 @@ class Sweep:
         run = self.rows[-1].runs[0]
         assert run.run_id == run_id
         search.report(run_id, 10, 9.0)
-        self.results[run_id] = Known("finished", error_of(run))
+        self.results[run_id] = ("finished", error_of(run))
         search.end(run_id, "finished", error_of(run))
 
     def run(self, runs: int | None = None) -> None:
@@ -126,9 +116,7 @@ def test_rows_that_are_not_finished_are_suggested_first():
     sweep.run(6)
     ended: list[Status] = ["finished", "interrupted", "failed", "stopped", "running", "damaged"]
     for run_id, status in zip(sweep.ids, ended, strict=True):
-        sweep.results[run_id] = Known(
-            status, sweep.results[run_id].metric if status in ("finished", "stopped") else None
-        )
+        sweep.results[run_id] = (status, sweep.results[run_id][1] if status in ("finished", "stopped") else None)
     before = sweep.ids
     search = sweep.search()
     assert search.left == 54 + 4
@@ -140,7 +128,7 @@ def test_rows_that_are_not_finished_are_suggested_first():
 def test_failed_rows_are_left_alone_on_request():
     sweep = Sweep(retry_failed=False)
     sweep.run(3)
-    sweep.results[sweep.ids[0]] = Known("failed")
+    sweep.results[sweep.ids[0]] = ("failed", None)
     search = sweep.search()
     assert search.left == 57
     assert search.next_run() not in sweep.ids[:3]
@@ -167,7 +155,7 @@ def test_stopped_runs_are_pruned_and_failed_ones_have_no_value():
         search.report(run_id, 10, 3.0)
     for run_id, status in zip(sweep.ids, ended, strict=True):
         search.end(run_id, status, 3.0)
-        sweep.results[run_id] = Known("failed" if status == "interrupted" else status, 3.0)
+        sweep.results[run_id] = ("failed" if status == "interrupted" else status, 3.0)
     assert states(search) == ["PRUNED", "FAIL", "FAIL", "COMPLETE"]
     sweep.retry_failed = False
     again = sweep.search()

@@ -4,7 +4,8 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from cope_sweep.plan import Plan
 from cope_sweep.spec import Resources, RunSpec
 from cope_sweep.store import Event, LeaseHolder, Store, SweepRecord
 from cope_sweep.sweep import sweep as sweep_module
-from cope_sweep.sweep.executor import ClusterError
+from cope_sweep.sweep.executor import ClusterError, Workload
 from cope_sweep.sweep.schedulers import StoppingRule
 from cope_sweep.sweep.sweep import Budget, SweepOutcome, stopping_on_signals, sweep
 from tests.results.ablations import plan_of
@@ -34,38 +35,23 @@ class Scripted:
 
     def __init__(self, store: Store, statuses: Sequence[str], error: Exception | None = None) -> None:
         self.store, self.statuses, self.error = store, statuses, error
-        self.runs: list[RunSpec] = []
-        self.settings: dict[str, Any] = {}
+        self.work: Workload
         self.note = ""
-        self.own_resources: object = None
 
-    def __call__(
-        self,
-        runs: Sequence[RunSpec],
-        store: Store,
-        resources: Resources,
-        *,
-        sweep_id: str,
-        on_event: Callable[[Event], None],
-        stop: threading.Event,
-        plugins: Sequence[str] = (),
-        schedule: StoppingRule | None = None,
-        max_failed_runs: int | None = None,
-        on_note: Callable[[str], None] = lambda text: None,
-        suggestions: object = None,
-        own_resources: object = None,
-    ) -> None:
-        self.runs = list(runs)
-        self.settings = {"plugins": plugins, "schedule": schedule, "max_failed_runs": max_failed_runs}
-        self.own_resources = own_resources
+    @property
+    def runs(self) -> list[RunSpec]:
+        return list(self.work.runs)
+
+    def __call__(self, work: Workload) -> None:
+        self.work = work
         if self.note:
-            on_note(self.note)
-        leases = LeaseHolder(store, sweep_id)
-        for run, status in zip(runs, self.statuses, strict=True):
+            work.on_note(self.note)
+        leases = LeaseHolder(work.store, work.sweep_id)
+        for run, status in zip(work.runs, self.statuses, strict=True):
             if status == "pending":
                 continue
             enter(leases, run, status)
-            on_event(Event(run.run_id, status))  # type: ignore[arg-type]
+            work.on_event(Event(run.run_id, status))  # type: ignore[arg-type]
         leases.close()
         if self.error:
             raise self.error
@@ -74,8 +60,8 @@ class Scripted:
 class Waiting(Scripted):
     """An executor that trains nothing until it is stopped."""
 
-    def __call__(self, *arguments: Any, stop: threading.Event, **settings: Any) -> None:
-        assert stop.wait(TIMEOUT_S)
+    def __call__(self, work: Workload) -> None:
+        assert work.stop.wait(TIMEOUT_S)
 
 
 def start(plan: Plan, store: Store, executor: Scripted, **options: Any) -> SweepOutcome:
@@ -130,10 +116,10 @@ def test_runs_that_another_sweep_finished_meanwhile_count_as_reused(store: Store
     plan = plan_of()
 
     class Overtaken(Scripted):
-        def __call__(self, runs: Sequence[RunSpec], *arguments: Any, **settings: Any) -> None:
+        def __call__(self, work: Workload) -> None:
             with other_sweep(store) as other:
-                enter(other, runs[0], "finished")
-            super().__call__(runs[1:], *arguments, **settings)
+                enter(other, work.runs[0], "finished")
+            super().__call__(replace(work, runs=work.runs[1:]))
 
     outcome = start(plan, store, Overtaken(store, ["finished"] * 5))
     assert (outcome.trained, outcome.reused, outcome.exit_code) == (5, 1, 0)
@@ -184,7 +170,7 @@ def test_stopped_runs_are_trained_again_only_without_the_schedule(
     executor = Scripted(store, ["finished"] * (5 if scheduled else 6))
     start(plan, store, executor)
     assert (plan.runs[0] in executor.runs) is not scheduled
-    assert executor.settings["schedule"] == rule
+    assert executor.work.schedule == rule
 
 
 def test_a_damaged_run_is_trained_again(store: Store) -> None:
@@ -238,7 +224,7 @@ def test_no_more_runs_than_the_budget_are_started(store: Store) -> None:
     assert (outcome.trained, outcome.not_started, outcome.exit_code) == (2, 4, 130)
     assert outcome.stop_reasons == ("the budget of 2 runs is used up",)
     assert record_of(store, outcome).notes == ["stopped: the budget of 2 runs is used up"]
-    assert executor.settings["max_failed_runs"] == 3
+    assert executor.work.max_failed_runs == 3
     executor.statuses = ["finished"] * 4
     outcome = start(plan_of(), store, executor, budget=Budget(max_runs=4, max_failures=1))
     assert (outcome.exit_code, outcome.notes) == (0, ())
@@ -258,8 +244,8 @@ def test_runs_that_an_earlier_sweep_failed_and_this_one_has_not_tried_are_not_st
 
 def test_an_interrupted_sweep_does_not_blame_its_budget(store: Store) -> None:
     class Interrupted(Scripted):
-        def __call__(self, *arguments: Any, stop: threading.Event, **settings: Any) -> None:
-            stop.set()
+        def __call__(self, work: Workload) -> None:
+            work.stop.set()
 
     outcome = start(plan_of(), store, Interrupted(store, []), budget=Budget(max_runs=2, max_failures=1))
     assert (outcome.left, outcome.notes) == (6, ())

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from cope_sweep.kernels.arguments import QUERIES_AND_KEYS, Arguments, unit_stride
+from cope_sweep.kernels.choice import constant_when_compiled
 from cope_sweep.kernels.native import abi, build
 
 READ = (torch.float32, torch.bfloat16)
@@ -86,7 +87,7 @@ def _kernel_layout(given: Arguments) -> Arguments:
     return given._replace(**changed)
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@constant_when_compiled
 def _build_error() -> str | None:
     return _cached_build_error(build.target)
 

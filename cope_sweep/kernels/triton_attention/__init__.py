@@ -23,6 +23,7 @@ from torch import Tensor
 
 from cope_sweep.kernels import operator
 from cope_sweep.kernels.arguments import Arguments
+from cope_sweep.kernels.choice import constant_when_compiled
 from cope_sweep.kernels.triton_attention.launch import PAIRS, backward, forward
 
 __all__ = ["attend", "backward", "forward", "why_not"]
@@ -62,7 +63,7 @@ def attend(given: Arguments) -> Tensor:
     return operator.attention(given, "triton")
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@constant_when_compiled
 def _is_old(device: int | None) -> bool:
     """Whether the GPU is too old. A plan asks where there is no GPU, too, with tensors that have no data."""
     return torch.cuda.is_available() and torch.cuda.get_device_capability(device) < (8, 0)

@@ -1,4 +1,8 @@
-"""Submits a sweep as a Ray job: sends this working tree to the cluster, where `cope-sweep` runs beside the workers."""
+"""Sweeps as Ray jobs: this working tree is sent to a cluster, where `cope-sweep` runs beside the workers.
+
+`submit_sweep` writes the record of a sweep and what is to be run into the store, which the cluster shares, and starts
+the job `cope-sweep run --submission SWEEP`. The command `submit` and the REST service use it.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +15,21 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from cope_sweep.sweep.cluster import CONNECT_TIMEOUT_S, connection_error, first_line, within
-from cope_sweep.sweep.executor import ClusterError
+from cope_sweep.plan import Plan, expand
+from cope_sweep.queries import recorded_plan
+from cope_sweep.queries.progress import ACTIVE
+from cope_sweep.spec import LoadedAblation, SpecError, with_overrides
+from cope_sweep.spec.ablation import validate
+from cope_sweep.spec.inherit import with_inherited
+from cope_sweep.spec.source import Source, parse_source, source_of
+from cope_sweep.store import Status, Store, Submission, read_submission, write_submission
+from cope_sweep.sweep.executor import CONNECT_TIMEOUT_S, ClusterError, connection_error, first_line, within
+from cope_sweep.sweep.sweep import ended_record, initial_record, new_sweep_id
 
 if TYPE_CHECKING:
     from ray.job_submission import JobDetails, JobSubmissionClient
@@ -41,6 +53,27 @@ ANSWER_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True)
+class Cluster:
+    """Where and how jobs are started."""
+
+    address: str
+    """Of the dashboard."""
+    working_dir: Path
+    """The checkout of this project that is sent."""
+    excludes: Sequence[str] = ()
+    """Patterns, as in .gitignore, of files that are not sent."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Further environment variables of jobs."""
+    token: str | None = None
+    """The cluster's token; None: that of Ray's own settings."""
+
+
+def package_cluster(address: str, environment: Mapping[str, str]) -> Cluster:
+    """A cluster to which only the installed package cope_sweep is sent, not the folder in which this process runs."""
+    return Cluster(address, Path(__file__).resolve().parents[2], ("/*", "!/.", "!/cope_sweep"), environment)
+
+
+@dataclass(frozen=True)
 class JobOutcome:
     """How a job ended."""
 
@@ -53,16 +86,15 @@ class JobOutcome:
     """Why Ray could not run or stop the job."""
 
 
-def submit(
+# -- jobs --------------------------------------------------------------------------------------------------------------
+
+
+def submit_job(
     arguments: Sequence[str],
+    cluster: Cluster,
     *,
-    address: str,
-    working_dir: Path,
     follow: bool = True,
     on_line: Callable[[str], None] = lambda line: None,
-    token: str | None = None,
-    excludes: Sequence[str] = (),
-    environment: Mapping[str, str] | None = None,
     job_id: str | None = None,
 ) -> JobOutcome:
     """Run `cope-sweep ARGUMENTS` as a job on a cluster.
@@ -72,22 +104,17 @@ def submit(
 
     Args:
         arguments: The arguments of `cope-sweep`.
-        address: The address of the cluster's dashboard.
-        working_dir: The checkout of this project that is sent.
+        cluster: Where.
         follow: Whether to wait for the job's end. If not, the call returns when the job is accepted.
         on_line: Called with every line of the job's log.
-        token: The cluster's token; None for Ray's own settings: RAY_AUTH_TOKEN, the file of RAY_AUTH_TOKEN_PATH, or
-            ~/.ray/auth_token.
-        excludes: Patterns, as in .gitignore, of further files that are not sent.
-        environment: Further environment variables of the job. Unlike arguments, no list of processes shows them.
         job_id: The id of the job; None: Ray chooses one. Where there is a job with this id, no other is started.
 
     Raises:
-        ClusterError: Nothing answers at `address`, it is no Ray dashboard, the token is missing or wrong, the working
-            tree is too large, or the dashboard stops answering.
+        ClusterError: Nothing answers at the address, it is no Ray dashboard, the token is missing or wrong, the
+            working tree is too large, or the dashboard stops answering.
     """
-    client = check(address, working_dir, token)
-    job_id = _submit(client, arguments, working_dir.absolute(), [*excludes, *EXCLUDES], environment or {}, job_id)
+    client = check_cluster(cluster)
+    job_id = _submit(client, arguments, cluster, job_id)
     if not follow:
         return JobOutcome(job_id, "SUBMITTED", 0)
     try:
@@ -97,11 +124,12 @@ def submit(
         return _stop(client, job_id)
 
 
-def check(address: str, working_dir: Path, token: str | None = None) -> JobSubmissionClient:
+def check_cluster(cluster: Cluster) -> JobSubmissionClient:
     """A client of the cluster, to which the working tree can be sent. Raises ClusterError."""
-    if not (working_dir / "cope_sweep").is_dir():
-        raise ClusterError(f"{working_dir.absolute()} is not a checkout of this project: there is no cope_sweep/ in it")
-    return _client(address, token)
+    if not (cluster.working_dir / "cope_sweep").is_dir():
+        folder = cluster.working_dir.absolute()
+        raise ClusterError(f"{folder} is not a checkout of this project: there is no cope_sweep/ in it")
+    return _client(cluster.address, cluster.token)
 
 
 def _client(address: str, token: str | None) -> JobSubmissionClient:
@@ -164,22 +192,16 @@ def _ray_token() -> str | None:
         return None
 
 
-def _submit(
-    client: JobSubmissionClient,
-    arguments: Sequence[str],
-    working_dir: Path,
-    excludes: list[str],
-    environment: Mapping[str, str],
-    job_id: str | None,
-) -> str:
+def _submit(client: JobSubmissionClient, arguments: Sequence[str], cluster: Cluster, job_id: str | None) -> str:
     """The id of the submitted job. Raises ClusterError."""
+    working_dir = cluster.working_dir.absolute()
     runtime_env: dict[str, Any] = {
         "working_dir": str(working_dir),
-        "excludes": excludes,
+        "excludes": [*cluster.excludes, *EXCLUDES],
         "env_vars": {
             "PYTHONUNBUFFERED": "1",
             "RAY_JOB_STOP_WAIT_TIME_S": str(STOP_TIMEOUT_S),
-            **environment,
+            **cluster.environment,
         },
     }
     until = time.monotonic() + AGENT_TIMEOUT_S
@@ -326,3 +348,177 @@ def _outcome(job_id: str, details: JobDetails) -> JobOutcome:
     # A job without an exit code did not run; the message says why.
     message = None if details.driver_exit_code else details.message
     return JobOutcome(job_id, status, details.driver_exit_code or 1, message)
+
+
+# -- submissions -------------------------------------------------------------------------------------------------------
+
+
+def parsed_spec(spec: str | Mapping[str, object], name: str, folder: Path | None) -> LoadedAblation:
+    """The ablation in a text or a mapping that came from outside. It is validated as a file is, and may name no plugin.
+
+    Args:
+        spec: The text of an ablation file, or the same as a mapping.
+        name: The ablation's name.
+        folder: The only folder of files that it may inherit from; None: it may not inherit.
+
+    Raises SpecError.
+    """
+    source = parse_source(spec, name) if isinstance(spec, str) else source_of(dict(spec), name)
+    return validate(source, name, folder=folder, allow_plugins=False)
+
+
+def check_paths(plan: Plan, allowed: Plan | None = None) -> None:
+    """Raise SpecError where a run names a folder or a file of this machine, unless a run of `allowed` names it too."""
+    known = set(_paths(allowed)) if allowed is not None else set()
+    for key, value in _paths(plan):
+        if (key, value) not in known:
+            raise SpecError(
+                f"{plan.name}: {key}: {value!r} names a place on the machines that train; name a corpus that the "
+                "operator has put into $COPE_SWEEP_DATA, and remove the key"
+            )
+
+
+def _paths(plan: Plan) -> Iterator[tuple[str, str]]:
+    """Key and value of what names places, of each distinct task of the plan."""
+    seen = {id(run.task): run.task for row in (*plan.rows, *plan.examples) for run in row.runs}
+    for task in seen.values():
+        for name in task.NON_IDENTITY_FIELDS:
+            if (value := getattr(task, name)) is not None:
+                yield f"task.{name}", str(value)
+
+
+def new_submission(
+    loaded: LoadedAblation, *, file_text: str, scale: str | None, sets: Sequence[str], **options: object
+) -> Submission:
+    """What a job needs to execute an ablation at a scale with the values of `--set`.
+
+    Args:
+        loaded: The ablation before scale and `sets`.
+        file_text: The text of its file.
+        scale: The scale.
+        sets: `KEY=VALUE`.
+        options: Other fields of a Submission.
+    """
+    source = loaded.source
+    if source.data.get("inherit") is not None and not source.parents:
+        source = with_inherited(source, Path(source.name).parent)
+    data = {key: value for key, value in source.data.items() if key != "inherit"}
+    return Submission.model_validate(
+        {
+            "sweep_id": new_sweep_id(),
+            "submitted_ms": int(time.time() * 1000),
+            "ablation": loaded.name,
+            "data": data,
+            "file_text": file_text,
+            "scale": scale,
+            "sets": list(sets),
+            **options,
+        }
+    )
+
+
+def submitted_plan(submission: Submission) -> Plan:
+    """The plan of a submission, with its scale and the values of `--set`. Raises SpecError."""
+    loaded = validate(Source(submission.ablation, dict(submission.data)), submission.ablation)
+    return expand(with_overrides(loaded, scale=submission.scale, assignments=submission.sets))
+
+
+def submit_sweep(
+    submission: Submission,
+    plan: Plan,
+    store: Store,
+    cluster: Cluster,
+    *,
+    follow: bool = False,
+    on_line: Callable[[str], None] = lambda line: None,
+) -> JobOutcome:
+    """Write the record of a sweep to the store and start the job that executes it; the job has the id of the sweep.
+
+    Args:
+        submission: What is to be executed.
+        plan: Its plan.
+        store: The store, which this machine and the cluster share.
+        cluster: Where to start the job.
+        follow: Whether to wait for the job's end.
+        on_line: Called with every line of the job's log.
+
+    Raises:
+        ClusterError: The cluster cannot be used. If it answered at first, the sweep is recorded as failed.
+        StoreError: The store cannot be written.
+    """
+    check_cluster(cluster)  # before anything is written
+    record_submission(submission, plan, store)
+    return start_submission(submission, store, cluster, follow=follow, on_line=on_line)
+
+
+def record_submission(submission: Submission, plan: Plan, store: Store) -> None:
+    """Write a submission and the record of its sweep, which is pending, to the store. Raises StoreError."""
+    plan = recorded_plan(plan, store)
+    statuses = store.index.statuses(run.run_id for run in plan.runs)
+    reused = [run.run_id for run in plan.runs if statuses.get(run.run_id) == "finished"]
+    record = initial_record(plan, reused, "ray", submission.file_text, submission)
+    write_submission(store, submission)
+    store.write_sweep(record.model_copy(update={"status": "pending"}))
+
+
+def start_submission(
+    submission: Submission,
+    store: Store,
+    cluster: Cluster,
+    *,
+    follow: bool = False,
+    on_line: Callable[[str], None] = lambda line: None,
+) -> JobOutcome:
+    """Start the job of a recorded submission. Raises ClusterError, after the sweep was recorded as failed."""
+    arguments = ["run", "--submission", submission.sweep_id, "--store", store.location]
+    with failing(store, submission.sweep_id):
+        outcome = submit_job(arguments, cluster, follow=follow, on_line=on_line, job_id=submission.sweep_id)
+    if follow:
+        settle_submission(store, submission.sweep_id, outcome.message)
+    return outcome
+
+
+@contextlib.contextmanager
+def failing(store: Store, sweep_id: str) -> Iterator[None]:
+    """Where the block raises before the sweep has begun, record the sweep as failed, with the reason."""
+    try:
+        yield
+    except BaseException as error:
+        text = " ".join(str(error).split()) or type(error).__name__
+        with contextlib.suppress(Exception):  # the error of the block matters more
+            end_submission(store, sweep_id, f"the sweep did not begin: {text}", ("pending",))
+        raise
+
+
+def settle_submission(store: Store, sweep_id: str, message: str | None) -> None:
+    """Record the end of a sweep whose job has ended without recording it."""
+    reason = message or "its log is in Ray's dashboard"
+    end_submission(store, sweep_id, f"the job ended before the sweep did: {' '.join(reason.split())}", ACTIVE)
+
+
+def end_submission(store: Store, sweep_id: str, note: str, statuses: Sequence[Status]) -> None:
+    """Record that a sweep with one of these statuses is over: failed if it had not begun, else interrupted."""
+    known, record = store.index.sweep(sweep_id), store.sweep(sweep_id)
+    if known is None or record is None or known.status not in statuses:
+        return
+    status: Status = "failed" if known.status == "pending" else "interrupted"
+    store.write_sweep(ended_record(record, status, [*record.notes, note]))
+    store.forget_stop(sweep_id)
+
+
+def retried(submission: Submission, request: str = "") -> Submission:
+    """A submission that trains again what a submitted sweep has not finished."""
+    changes = {
+        "sweep_id": new_sweep_id(),
+        "submitted_ms": int(time.time() * 1000),
+        "retry_of": submission.sweep_id,
+        "leave_out": [],
+        "request": request,
+    }
+    return submission.model_copy(update=changes)
+
+
+def job_submission(store: Store, sweep_id: str) -> tuple[Submission, Plan]:
+    """What the job of a sweep has to execute. Raises NotFoundError, StoreError, SpecError."""
+    submission = read_submission(store, sweep_id)
+    return submission, submitted_plan(submission)

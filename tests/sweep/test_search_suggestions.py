@@ -13,7 +13,7 @@ from cope_sweep.results import table
 from cope_sweep.spec import Resources, RunSpec
 from cope_sweep.store import Event, Store
 from cope_sweep.sweep.local import run_local
-from cope_sweep.sweep.suggestions import Suggestions
+from cope_sweep.sweep.search import Suggestions
 from cope_sweep.sweep.sweep import Budget, SweepOutcome, sweep
 from tests.results.ablations import finish, plan_of, stop
 from tests.store.sweeps import write_sweep
@@ -112,9 +112,7 @@ class Recorder:
         )  # fmt: skip
 
     def next_run(self) -> RunSpec:
-        run_id = self.suggestions.next_run()
-        assert run_id is not None
-        run = self.suggestions.run(run_id)
+        run = self.suggestions.next_run()
         assert run is not None
         return run
 
@@ -208,20 +206,18 @@ def test_sweeps_at_the_same_time_suggest_as_many_rows_as_one(
     store = Store(tmp_path_factory.mktemp("store"), create=True)
     plan = search_of(search=LEARNING_RATES | {"samples": samples})
     recorders = [Recorder(store, plan) for _ in range(3)]
-    known: list[list[str]] = [[], [], []]
+    known: list[list[RunSpec]] = [[], [], []]
 
     def ask(number: int) -> bool:
-        run_id = recorders[number].suggestions.next_run()
-        if run_id is not None:
-            known[number].append(run_id)
-        return run_id is not None
+        run = recorders[number].suggestions.next_run()
+        if run is not None:
+            known[number].append(run)
+        return run is not None
 
     def end(number: int) -> None:
-        for run_id in known[number]:
-            run = recorders[number].suggestions.run(run_id)
-            if run is not None:
-                finish(store, run, {METRIC: 1.0}) if store.status(run_id) != "finished" else None
-                recorders[number].suggestions.end(run_id, "finished", 1.0)
+        for run in known[number]:
+            finish(store, run, {METRIC: 1.0}) if store.status(run.run_id) != "finished" else None
+            recorders[number].suggestions.end(run.run_id, "finished", 1.0)
 
     for number, ends in order:
         end(number) if ends else ask(number)
@@ -233,7 +229,7 @@ def test_sweeps_at_the_same_time_suggest_as_many_rows_as_one(
     assert [recorder.suggestions.left for recorder in recorders] == [0, 0, 0]
     assert len(recorded_plan(plan, store).rows) == samples
     for recorder in recorders:
-        assert {run.run_id for run in recorder.suggestions.runs} == {run_id for each in known for run_id in each}
+        assert {run.run_id for run in recorder.suggestions.runs} == {run.run_id for each in known for run in each}
         assert len(recorder.suggestions.close().runs) == samples
 
 

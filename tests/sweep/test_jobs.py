@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from cope_sweep.store import Store
-from cope_sweep.sweep import submit as submit_module
+from cope_sweep.sweep import jobs
 from cope_sweep.sweep.executor import ClusterError
-from cope_sweep.sweep.submit import JobOutcome, entrypoint, submit
+from cope_sweep.sweep.jobs import Cluster, JobOutcome, entrypoint, submit_job
 from tests.sweep.heads import started_head
 from tests.sweep.ports import free_port
 from tests.sweep.runs import wait_until
@@ -57,9 +57,8 @@ def head(ray_environment: dict[str, str], tmp_path_factory: pytest.TempPathFacto
 def run(head: Head, name: str, store: Path, *more: str, **options: object) -> tuple[JobOutcome, list[str]]:
     lines: list[str] = []
     arguments = ["run", f"{name}.yaml", "--store", str(store), "--no-mlflow", *more]
-    outcome = submit(
-        arguments, address=head.address, working_dir=head.tree, token=TOKEN, on_line=lines.append, **options
-    )  # type: ignore[arg-type]
+    cluster = Cluster(head.address, head.tree, token=TOKEN)
+    outcome = submit_job(arguments, cluster, on_line=lines.append, **options)  # type: ignore[arg-type]
     return outcome, lines
 
 
@@ -122,7 +121,7 @@ def test_a_token_is_required(head: Head, monkeypatch: pytest.MonkeyPatch, token:
     monkeypatch.setenv("HOME", "/nowhere")
     monkeypatch.delenv("RAY_AUTH_MODE")
     with pytest.raises(ClusterError, match=f"{message}.*RAY_AUTH_TOKEN"):
-        submit(["list"], address=head.address, working_dir=head.tree, token=token)
+        submit_job(["list"], Cluster(head.address, head.tree, token=token))
 
 
 @pytest.mark.slow
@@ -138,7 +137,7 @@ def test_the_token_is_that_of_ray(head: Head, monkeypatch: pytest.MonkeyPatch, t
         file.write_text(f"{TOKEN}\n")
         if source == "RAY_AUTH_TOKEN_PATH":
             monkeypatch.setenv(source, str(file.rename(tmp_path / "token")))
-    outcome = submit(["list"], address=head.address, working_dir=head.tree, follow=False)
+    outcome = submit_job(["list"], Cluster(head.address, head.tree), follow=False)
     assert outcome.status == "SUBMITTED"
 
 
@@ -194,7 +193,7 @@ class Dashboard:
 
 @pytest.fixture
 def dashboard(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Dashboard, str]]:
-    monkeypatch.setattr(submit_module, "POLL_INTERVAL_S", 0.01)
+    monkeypatch.setattr(jobs, "POLL_INTERVAL_S", 0.01)
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     scripted = Dashboard()
 
@@ -229,9 +228,7 @@ def test_a_submission_is_repeated_until_the_cluster_has_an_agent(dashboard: tupl
     scripted, address = dashboard
     scripted.refusals = 2
     lines: list[str] = []
-    assert submit(["list"], address=address, working_dir=tree, on_line=lines.append) == JobOutcome(
-        "job-1", "SUCCEEDED", 0
-    )
+    assert submit_job(["list"], Cluster(address, tree), on_line=lines.append) == JobOutcome("job-1", "SUCCEEDED", 0)
     assert scripted.submitted == 3
     assert lines == ["first", "second"]
 
@@ -240,25 +237,25 @@ def test_another_refusal_is_an_error(dashboard: tuple[Dashboard, str], tree: Pat
     scripted, address = dashboard
     scripted.refusals, scripted.refusal = 1, "the job is invalid"
     with pytest.raises(ClusterError, match="the cluster refused the job: .*the job is invalid"):
-        submit(["list"], address=address, working_dir=tree)
+        submit_job(["list"], Cluster(address, tree))
     assert scripted.submitted == 1
 
 
 def test_a_cluster_that_never_has_an_agent_is_an_error(
     dashboard: tuple[Dashboard, str], tree: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(submit_module, "AGENT_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(jobs, "AGENT_TIMEOUT_S", 0.05)
     scripted, address = dashboard
     scripted.refusals = 10**9
     with pytest.raises(ClusterError, match="the cluster refused the job: .*No available agent"):
-        submit(["list"], address=address, working_dir=tree)
+        submit_job(["list"], Cluster(address, tree))
 
 
 def test_a_stop_request_is_repeated_until_it_is_accepted(dashboard: tuple[Dashboard, str], tree: Path) -> None:
     scripted, address = dashboard
     scripted.statuses, scripted.interrupt_at, scripted.stop_refusals = ["RUNNING"], 3, 2
     lines: list[str] = []
-    outcome = submit(["list"], address=address, working_dir=tree, on_line=lines.append)
+    outcome = submit_job(["list"], Cluster(address, tree), on_line=lines.append)
     assert outcome == JobOutcome("job-1", "STOPPED", 130)
     assert scripted.stopped == 3
     assert lines == ["stopping job job-1: its runs write checkpoints first"]
@@ -267,11 +264,11 @@ def test_a_stop_request_is_repeated_until_it_is_accepted(dashboard: tuple[Dashbo
 def test_a_job_that_cannot_be_stopped_is_reported(
     dashboard: tuple[Dashboard, str], tree: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(submit_module, "STOP_TIMEOUT_S", 0.05)
-    monkeypatch.setattr(submit_module, "KILL_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(jobs, "STOP_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(jobs, "KILL_TIMEOUT_S", 0.05)
     scripted, address = dashboard
     scripted.statuses, scripted.interrupt_at, scripted.stop_refusals = ["RUNNING"], 1, 10**9
-    outcome = submit(["list"], address=address, working_dir=tree)
+    outcome = submit_job(["list"], Cluster(address, tree))
     assert (outcome.status, outcome.exit_code) == ("RUNNING", 130)
     assert "ray job stop job-1" in str(outcome.message)
 
@@ -279,17 +276,17 @@ def test_a_job_that_cannot_be_stopped_is_reported(
 def test_a_dashboard_may_fail_to_answer_for_a_while(dashboard: tuple[Dashboard, str], tree: Path) -> None:
     scripted, address = dashboard
     scripted.statuses = ["RUNNING", "500", "500", "SUCCEEDED"]
-    assert submit(["list"], address=address, working_dir=tree).status == "SUCCEEDED"
+    assert submit_job(["list"], Cluster(address, tree)).status == "SUCCEEDED"
 
 
 def test_a_lost_dashboard_is_an_error(
     dashboard: tuple[Dashboard, str], tree: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(submit_module, "ANSWER_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(jobs, "ANSWER_TIMEOUT_S", 0.05)
     scripted, address = dashboard
     scripted.statuses = ["RUNNING", "500"]
     with pytest.raises(ClusterError, match=r"dashboard has not answered .*busy.*; job job-1 may still be running"):
-        submit(["list"], address=address, working_dir=tree)
+        submit_job(["list"], Cluster(address, tree))
 
 
 @pytest.mark.parametrize(
@@ -306,12 +303,12 @@ def test_outcomes(
 ) -> None:
     scripted, address = dashboard
     scripted.statuses, scripted.exit_code = [status], exit_code
-    assert submit(["list"], address=address, working_dir=tree) == expected
+    assert submit_job(["list"], Cluster(address, tree)) == expected
 
 
 def test_nothing_answers() -> None:
     with pytest.raises(ClusterError, match="no Ray dashboard answers at 127.0.0.1:.*ray start --head"):
-        submit(["list"], address=f"127.0.0.1:{free_port()}", working_dir=ROOT)
+        submit_job(["list"], Cluster(f"127.0.0.1:{free_port()}", ROOT))
 
 
 @pytest.mark.parametrize("version", [b"hello", b"{}", b"[]"])
@@ -319,18 +316,18 @@ def test_another_service_answers(dashboard: tuple[Dashboard, str], version: byte
     scripted, address = dashboard
     scripted.version = version
     with pytest.raises(ClusterError, match="is no Ray dashboard"):
-        submit(["list"], address=address, working_dir=ROOT)
+        submit_job(["list"], Cluster(address, ROOT))
 
 
 @pytest.mark.parametrize("address", ["ray://127.0.0.1:10001", "http://"])
 def test_an_address_that_is_none(address: str) -> None:
     with pytest.raises(ClusterError, match="is not the address of a Ray dashboard"):
-        submit(["list"], address=address, working_dir=ROOT)
+        submit_job(["list"], Cluster(address, ROOT))
 
 
 def test_not_a_checkout(tmp_path: Path) -> None:
     with pytest.raises(ClusterError, match="not a checkout of this project"):
-        submit(["list"], address=f"127.0.0.1:{free_port()}", working_dir=tmp_path)
+        submit_job(["list"], Cluster(f"127.0.0.1:{free_port()}", tmp_path))
 
 
 def test_the_entrypoint_falls_back_to_the_nodes_python() -> None:

@@ -13,8 +13,7 @@ from cope_sweep.plan import expand
 from cope_sweep.spec import SpecError, load_ablation, with_overrides
 from cope_sweep.store import Store, read_submission, write_submission
 from cope_sweep.store.errors import DamagedError
-from cope_sweep.sweep.local import run_local
-from cope_sweep.sweep.submission import (
+from cope_sweep.sweep.jobs import (
     check_paths,
     end_submission,
     failing,
@@ -25,6 +24,7 @@ from cope_sweep.sweep.submission import (
     retried,
     settle_submission,
 )
+from cope_sweep.sweep.local import run_local
 from cope_sweep.sweep.sweep import sweep
 from tests.sweep.runs import ONE_GROUP
 
@@ -76,11 +76,10 @@ def test_a_job_executes_it_under_its_id(child: Path, store: Store) -> None:
     options = {
         "resources": ONE_GROUP, "executor_name": "local", "tracking_uri": None, "submission": submission,
     }  # fmt: skip
-    executor = lambda *arguments, **more: run_local(*arguments, **more)  # noqa: E731
-    outcome = sweep(plan, store, executor, **options)  # type: ignore[arg-type]
+    outcome = sweep(plan, store, run_local, **options)  # type: ignore[arg-type]
     assert (outcome.sweep_id, outcome.trained) == (submission.sweep_id, 4)
     again, _ = submitted(child, store)
-    outcome = sweep(plan, store, executor, **(options | {"submission": again}))  # type: ignore[arg-type]
+    outcome = sweep(plan, store, run_local, **(options | {"submission": again}))  # type: ignore[arg-type]
     assert (outcome.sweep_id, outcome.trained, outcome.reused) == (again.sweep_id, 0, 4)
     # The sweep that had nothing to train is recorded as finished, too.
     for sweep_id in (submission.sweep_id, again.sweep_id):
