@@ -333,7 +333,7 @@ class Client:
         with partial.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         if digest != sha256:
-            partial.unlink()
+            partial.unlink(missing_ok=True)
             raise DownloadError(f"{path}: its SHA-256 is {digest}, and {sha256} was announced; download it again")
         partial.replace(path)
         return path

@@ -137,12 +137,8 @@ def test_a_checkpoint_is_downloaded_to_a_folder_that_is_a_text_or_a_path(
     kind: Callable[[Path], str | Path], tmp_path: Path
 ) -> None:
     content = b"the weights"
-    file = {
-        "name": "model.safetensors",
-        "size_bytes": len(content),
-        "sha256": hashlib.sha256(content).hexdigest(),
-        "url": "/weights",
-    }
+    sha256 = hashlib.sha256(content).hexdigest()
+    file = {"name": "model.safetensors", "size_bytes": len(content), "sha256": sha256, "url": "/weights"}
 
     def answer(request: httpx.Request) -> httpx.Response:
         if request.url.path == "/weights":
@@ -153,7 +149,7 @@ def test_a_checkpoint_is_downloaded_to_a_folder_that_is_a_text_or_a_path(
     target = tmp_path / "new" / "model.safetensors"
     assert client.download_checkpoint("a", kind(tmp_path / "new")) == [target]
     assert target.read_bytes() == content
-    assert client.download("/weights", kind(tmp_path / "one"), file["sha256"], len(content)) == tmp_path / "one"
+    assert client.download("/weights", kind(tmp_path / "one"), sha256, len(content)) == tmp_path / "one"
 
 
 @pytest.mark.parametrize(("content", "problem"), [(b"a" * 9, "9 bytes only"), (b"a" * 11, "its SHA-256 is")])
@@ -258,6 +254,22 @@ def test_a_submission_is_repeated_with_one_key() -> None:
     client, waited = scripted(answer)
     assert client.submit(ablation="tiny", scale=None).sweep_id == SWEEP
     assert (len(keys), len(set(keys)), len(waited), len(keys[0] or "")) == (3, 1, 2, 32)
+
+
+@pytest.mark.parametrize("action", ["stop", "retry"])
+def test_an_action_on_a_sweep_is_repeated(action: str) -> None:
+    seen: list[tuple[str, str]] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        seen.append((request.method, request.url.path))
+        if len(seen) < 2:
+            raise httpx.ReadError("lost")
+        state = {"sweep_id": SWEEP, "ablation": "tiny", "status": "running", "runs": 1, "url": "", "events": ""}
+        return httpx.Response(202, json=state)
+
+    client, waited = scripted(answer)
+    assert getattr(client, action)(SWEEP).status == "running"
+    assert (seen, len(waited)) == ([("POST", f"/api/v1/sweeps/{SWEEP}/{action}")] * 2, 1)
 
 
 def test_a_question_to_a_model_is_not_repeated() -> None:
