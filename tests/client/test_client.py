@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import inspect
 import subprocess
@@ -12,11 +11,17 @@ from pathlib import Path
 
 import httpx
 import pytest
-from cope_services.app import create_app
+from cope_services.sweep_schemas import SweepRequest
 
-from cope_sweep.client import AsyncClient, Client, ConnectionFailed, DownloadError, ServiceError
-from cope_sweep.client.events import EventParser, LineBuffer
-from cope_sweep.client.policy import RetryPolicy
+from cope_sweep.client import (
+    RECONNECT_S,
+    Client,
+    ConnectionFailed,
+    DownloadError,
+    EventParser,
+    RetryPolicy,
+    ServiceError,
+)
 from cope_sweep.errors import UserError
 from cope_sweep.queries import Queries
 from cope_sweep.queries.answers import SweepProgress
@@ -65,12 +70,9 @@ def test_it_imports_nothing_heavy() -> None:
     assert done.stdout == "[]\n"
 
 
-def test_both_clients_have_the_same_methods() -> None:
-    def methods(kind: type) -> dict[str, list[str]]:
-        public = inspect.getmembers(kind, inspect.isfunction)
-        return {name: list(inspect.signature(each).parameters) for name, each in public if not name.startswith("_")}
-
-    assert methods(Client) == methods(AsyncClient)
+def test_a_submission_has_the_arguments_of_the_service() -> None:
+    arguments = list(inspect.signature(Client.submit).parameters)
+    assert arguments == ["self", *SweepRequest.model_fields, "idempotency_key"]
 
 
 @pytest.mark.slow
@@ -105,7 +107,7 @@ def test_an_error_has_code_and_detail(client: Client) -> None:
 
 @pytest.mark.slow
 def test_pages_are_followed(client: Client, sample: SampleStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cope_sweep.client.blocking.PAGE", 1)
+    monkeypatch.setattr("cope_sweep.client.PAGE", 1)
     assert sorted(each.run_id for each in client.runs()) == sorted(sample.ids[:3])
 
 
@@ -128,6 +130,34 @@ def test_a_checkpoint_is_downloaded_resumed_and_checked(client: Client, sample: 
     assert target.read_bytes() == b"an older file"
     client.download(file.url, target, file.sha256, file.size_bytes)
     assert target.read_bytes() == expected
+
+
+@pytest.mark.parametrize("kind", [str, Path])
+def test_a_checkpoint_is_downloaded_to_a_folder_that_is_a_text_or_a_path(
+    kind: Callable[[Path], str | Path], tmp_path: Path
+) -> None:
+    content = b"the weights"
+    sha256 = hashlib.sha256(content).hexdigest()
+    file = {"name": "model.safetensors", "size_bytes": len(content), "sha256": sha256, "url": "/weights"}
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/weights":
+            return httpx.Response(200, content=content)
+        return httpx.Response(200, json={"run_id": "a", "files": [file]})
+
+    client, _ = scripted(answer)
+    target = tmp_path / "new" / "model.safetensors"
+    assert client.download_checkpoint("a", kind(tmp_path / "new")) == [target]
+    assert target.read_bytes() == content
+    assert client.download("/weights", kind(tmp_path / "one"), sha256, len(content)) == tmp_path / "one"
+
+
+@pytest.mark.parametrize(("content", "problem"), [(b"a" * 9, "9 bytes only"), (b"a" * 11, "its SHA-256 is")])
+def test_a_download_of_another_size_is_refused(content: bytes, problem: str, tmp_path: Path) -> None:
+    client, _ = scripted(lambda request: httpx.Response(200, content=content))
+    with pytest.raises(DownloadError, match=problem):
+        client.download("/file", tmp_path / "file", hashlib.sha256(b"a" * 10).hexdigest(), 10)
+    assert not (tmp_path / "file").exists()
 
 
 def test_a_download_goes_on_where_the_connection_broke(tmp_path: Path) -> None:
@@ -226,6 +256,22 @@ def test_a_submission_is_repeated_with_one_key() -> None:
     assert (len(keys), len(set(keys)), len(waited), len(keys[0] or "")) == (3, 1, 2, 32)
 
 
+@pytest.mark.parametrize("action", ["stop", "retry"])
+def test_an_action_on_a_sweep_is_repeated(action: str) -> None:
+    seen: list[tuple[str, str]] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        seen.append((request.method, request.url.path))
+        if len(seen) < 2:
+            raise httpx.ReadError("lost")
+        state = {"sweep_id": SWEEP, "ablation": "tiny", "status": "running", "runs": 1, "url": "", "events": ""}
+        return httpx.Response(202, json=state)
+
+    client, waited = scripted(answer)
+    assert getattr(client, action)(SWEEP).status == "running"
+    assert (seen, len(waited)) == ([("POST", f"/api/v1/sweeps/{SWEEP}/{action}")] * 2, 1)
+
+
 def test_a_question_to_a_model_is_not_repeated() -> None:
     def answer(request: httpx.Request) -> httpx.Response:
         raise httpx.ReadError("lost")
@@ -245,7 +291,7 @@ def progress(status: str, **counts: int) -> str:
 def test_events_go_on_after_the_last_one_when_the_connection_breaks() -> None:
     ids: list[str | None] = []
     parts = [
-        f": ping\r\n\r\nid: 5\r\nevent: progress\r\ndata: {progress('running', running=2)}\r\n\r\nda",
+        f": ping\r\n\r\nid: 5\r\nevent: progress\r\ndata: {progress('running', running=2)}\r\n\r\nid: 6\r\nda",
         f"id: 7\nevent: progress\ndata: {progress('running', finished=1)}\n\n",
         f"id: end\nevent: end\ndata: {progress('finished', finished=2)}\n\nid: 9\ndata: never read\n\n",
     ]
@@ -256,17 +302,10 @@ def test_events_go_on_after_the_last_one_when_the_connection_breaks() -> None:
             return problem(503)
         return httpx.Response(200, text=parts.pop(0), headers={"content-type": "text/event-stream"})
 
-    client, _ = scripted(answer)
+    client, waited = scripted(answer)
     assert [each.counts for each in client.events(SWEEP)] == [{"running": 2}, {"finished": 1}, {"finished": 2}]
     assert ids == [None, "5", "5", "7"]
-
-
-def test_an_event_that_was_not_received_as_a_whole_is_asked_for_again() -> None:
-    parser = EventParser()
-    for line in ("id: 5", "data: x", "", "id: 6", "data: y"):
-        parser.feed(line)
-    parser.restart()
-    assert parser.headers["last-event-id"] == "5"
+    assert (len(waited), waited[0], waited[2]) == (3, RECONNECT_S, RECONNECT_S)
 
 
 def test_events_that_have_ended_are_no_more_asked_for() -> None:
@@ -276,59 +315,30 @@ def test_events_that_have_ended_are_no_more_asked_for() -> None:
 
 @pytest.mark.parametrize("size", [1, 2, 3, 1000])
 def test_lines_end_with_cr_lf_or_both_only(size: int) -> None:
-    text = "a\r\nb\rc\nd\u2028e\x0bf\r\n\r\n\n"
-    lines = LineBuffer()
-    found = [line for start in range(0, len(text), size) for line in lines.feed(text[start : start + size])]
-    assert found == ["a", "b", "c", "d\u2028e\x0bf", "", ""]
+    text = "data:a\r\ndata:b\rdata:c\ndata:d\u2028e\x0bf\r\n\r\n\n"
+    parser = EventParser()
+    found = [event for start in range(0, len(text), size) for event in parser.feed(text[start : start + size])]
+    assert [event.data for event in found] == ["a\nb\nc\nd\u2028e\x0bf"]
 
 
 def test_an_event_of_several_lines() -> None:
-    parser = EventParser()
     lines = ["event: a", "data: one", "data:two", "id: 1", ": comment", "retry: 5", "unknown", "", "", "data", ""]
-    found = [event for line in lines if (event := parser.feed(line))]
+    found = EventParser().feed("\n".join([*lines, ""]))
     assert [(event.kind, event.data, event.id) for event in found] == [("a", "one\ntwo", "1"), ("message", "", "1")]
+
+
+def test_an_address_without_a_scheme_is_one_of_http() -> None:
+    seen: list[str] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        seen.append(str(request.url))
+        return httpx.Response(200, json=[])
+
+    Client("service:8000", transport=httpx.MockTransport(answer)).ablations()
+    assert seen == ["http://service:8000/api/v1/ablations"]
 
 
 @pytest.mark.parametrize("server", ["", "ftp://x", "http://"])
 def test_what_is_no_address_is_refused(server: str) -> None:
     with pytest.raises(UserError, match="is not the address of a service"):
         Client(server)
-
-
-@pytest.mark.slow
-def test_the_asynchronous_client(sample: SampleStore, tmp_path: Path) -> None:
-    """Against the application itself, without a connection."""
-
-    async def ask() -> None:
-        transport = httpx.ASGITransport(create_app(sample.settings()))
-        async with AsyncClient("http://127.0.0.1", transport=transport) as client:
-            assert (await client.run(sample.ids[0])).status == "finished"
-            assert [each.run_id async for each in client.runs(["seed=0"], sort="created_ms")] == sample.ids[:2]
-            assert [each async for each in client.sweeps()] == []
-            assert (await client.table("tiny"))["rows"][1]["row"] == "Absolute"
-            paths = await client.download_checkpoint(sample.ids[0], tmp_path)
-            assert tmp_path / "model.safetensors" in paths
-            with pytest.raises(ServiceError) as caught:
-                await client.sweep("20200101-000000-00")
-            assert caught.value.code == "not_found"
-
-    asyncio.run(ask())
-
-
-def test_asynchronous_events() -> None:
-    texts = [
-        f"id: 1\nevent: progress\ndata: {progress('running', running=2)}\n\n",
-        f"id: end\nevent: end\ndata: {progress('finished', finished=2)}\n\n",
-    ]
-    waited: list[float] = []
-
-    async def sleep(seconds: float) -> None:
-        waited.append(seconds)
-
-    async def ask() -> list[str]:
-        transport = httpx.MockTransport(lambda request: httpx.Response(200, text=texts.pop(0)))
-        async with AsyncClient("service:80", transport=transport, sleep=sleep) as client:
-            return [each.status async for each in client.events(SWEEP)]
-
-    assert asyncio.run(ask()) == ["running", "finished"]
-    assert waited == [1.0]

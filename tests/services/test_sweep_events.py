@@ -17,7 +17,7 @@ from cope_services.sweep_events import Watchers
 from cope_services.sweep_jobs import SweepJobs
 from sse_starlette import ServerSentEvent
 
-from cope_sweep.client.events import EventParser, LineBuffer, ServerEvent
+from cope_sweep.client import EventParser, ServerEvent
 from cope_sweep.queries import Queries
 from cope_sweep.queries.progress import ProgressTracker
 from cope_sweep.store import Store, SweepRecord, SweepRun
@@ -77,11 +77,9 @@ def client(own_sample: SampleStore, fast: None) -> Iterator[httpx.Client]:
 
 
 def events(response: httpx.Response) -> Iterator[ServerEvent]:
-    parser, lines = EventParser(), LineBuffer()
+    parser = EventParser()
     for part in response.iter_text():
-        for line in lines.feed(part):
-            if (event := parser.feed(line)) is not None:
-                yield event
+        yield from parser.feed(part)
 
 
 def test_the_tracker_sums_up_a_sweep(sweep: Sweep) -> None:

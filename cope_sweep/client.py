@@ -1,0 +1,579 @@
+"""A typed client of the REST service.
+
+    from cope_sweep.client import Client
+
+    with Client("http://127.0.0.1:8000") as client:
+        sweep = client.submit(ablation="quickstart", set=["train.steps=100"])
+        for progress in client.events(sweep.sweep_id):
+            print(progress.counts)
+        print(client.rendered_table("quickstart", "markdown").decode())
+
+Importing this module imports neither torch nor ray nor sqlalchemy.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import re
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Self, TypeVar
+from urllib.parse import quote, urlsplit
+
+import httpx
+from pydantic import BaseModel, TypeAdapter
+
+from cope_sweep.errors import UserError
+from cope_sweep.queries.answers import (
+    AblationDetail,
+    AblationSummary,
+    Checkpoint,
+    Curves,
+    PlanStatus,
+    RunDetail,
+    RunLog,
+    RunPage,
+    RunsDifference,
+    RunSummary,
+    SweepDetail,
+    SweepEntry,
+    SweepPage,
+    SweepProgress,
+    SweepState,
+)
+
+__all__ = ["Client", "ConnectionFailed", "DownloadError", "RetryPolicy", "ServiceError"]
+
+M = TypeVar("M", bound=BaseModel)
+
+API = "/api/v1"
+KEY_VARIABLE = "COPE_SWEEP_KEY"
+PAGE = 1000
+"""Runs or sweeps that are requested at a time."""
+REPEATED_STATUSES = (429, 503)
+NO_CLUSTER = "no_cluster"
+"""The code of a 503 that waiting does not change."""
+MAX_WAIT_S = 60.0
+"""An error is raised at once if its Retry-After is longer than this."""
+RECONNECT_S = 1.0
+"""The wait before a stream of events that has ended early is opened again."""
+SILENCE_S = 60.0
+"""A stream of events without any data, not even a comment, for this time counts as broken."""
+
+
+class ServiceError(UserError):
+    """The service has answered with an error."""
+
+    def __init__(self, status: int, code: str, detail: str, retry_after_s: float | None = None) -> None:
+        """Create the error.
+
+        Args:
+            status: The HTTP status.
+            code: The kind of error, as `not_found`.
+            detail: A sentence about it.
+            retry_after_s: The time after which the request may be repeated, if the service has sent one.
+        """
+        super().__init__(f"{detail} ({status} {code})")
+        self.status, self.code, self.detail, self.retry_after_s = status, code, detail, retry_after_s
+
+
+class ConnectionFailed(UserError):
+    """The service cannot be reached, or has closed the connection."""
+
+
+class DownloadError(UserError):
+    """A downloaded file is not the one that the service has announced."""
+
+
+@dataclass(frozen=True)
+class RetryPolicy:
+    """When a request is repeated: after connection errors and the statuses 429 and 503."""
+
+    retries: int = 4
+    """The maximum number of repetitions."""
+    first_wait_s: float = 0.5
+    """Doubled for each further repetition, and shortened at random by up to a half."""
+
+    def wait_s(self, error: ServiceError | ConnectionFailed, attempt: int) -> float | None:
+        """The wait after the attempt with this number, from 0; None if the error is to be raised."""
+        if attempt >= self.retries:
+            return None
+        wait_s = self.first_wait_s * 2**attempt * random.uniform(0.5, 1.0)
+        if isinstance(error, ServiceError):
+            if error.status not in REPEATED_STATUSES or error.code == NO_CLUSTER:
+                return None
+            wait_s = max(wait_s, error.retry_after_s or 0.0)
+        return wait_s if wait_s <= MAX_WAIT_S else None
+
+
+class Client:
+    """A client of the service. All methods that send a request raise ServiceError and ConnectionFailed."""
+
+    def __init__(
+        self,
+        server: str = "http://127.0.0.1:8000",
+        *,
+        key: str | None = None,
+        timeout_s: float = 60.0,
+        retry: RetryPolicy | None = None,
+        transport: httpx.BaseTransport | None = None,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """Create a client; nothing is sent.
+
+        Args:
+            server: The address of the service.
+            key: Its API key; None: that of COPE_SWEEP_KEY, if there is one.
+            timeout_s: The limit for connecting, and between two parts of an answer.
+            retry: How often requests are repeated.
+            transport: Sends the requests; for tests.
+            sleep: Called with each wait in seconds; for tests.
+
+        Raises:
+            UserError: `server` is not the address of a service.
+        """
+        url = server if "://" in server else f"http://{server}"
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise UserError(f"{server!r} is not the address of a service, as http://127.0.0.1:8000 is")
+        key = key or os.environ.get(KEY_VARIABLE)
+        headers = {"authorization": f"Bearer {key}"} if key else {}
+        self.server, self.retries, self._sleep = server, retry or RetryPolicy(), sleep
+        self._http = httpx.Client(base_url=url.rstrip("/"), headers=headers, timeout=timeout_s, transport=transport)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._http.close()
+
+    # -- ablations -----------------------------------------------------------------------------------------------
+
+    def ablations(self) -> list[AblationSummary]:
+        """All ablations by name."""
+        return TypeAdapter(list[AblationSummary]).validate_json(self._send("GET", "/ablations").content)
+
+    def ablation(self, name: str, scale: str | None = None) -> AblationDetail:
+        """One ablation with its plan."""
+        return self._get(f"/ablations/{_quoted(name)}", AblationDetail, scale=scale)
+
+    def plan_status(self, name: str, scale: str | None = None) -> PlanStatus:
+        """Each run of an ablation with its progress, in the order of the plan."""
+        return self._get(f"/ablations/{_quoted(name)}/status", PlanStatus, scale=scale)
+
+    def ablation_curves(
+        self,
+        name: str,
+        metric: str | None = None,
+        scale: str | None = None,
+        *,
+        offset: int = 0,
+        limit: int | None = None,
+    ) -> Curves:
+        """A metric of every run of a page of an ablation's rows. `next` of the answer is the next page's offset."""
+        path = f"/ablations/{_quoted(name)}/curves"
+        return self._get(path, Curves, metric=metric, scale=scale, offset=offset or None, limit=limit)
+
+    def table(self, name: str, scale: str | None = None, compare: str | None = None) -> dict[str, Any]:
+        """The table of an ablation."""
+        answer: dict[str, Any] = json.loads(self.rendered_table(name, "json", scale, compare))
+        return answer
+
+    def rendered_table(
+        self, name: str, output_format: str, scale: str | None = None, compare: str | None = None, *, runs: bool = False
+    ) -> bytes:
+        """The table in a format: markdown, latex, csv, parquet, html or json; with `runs`, one line for each run."""
+        params = {"format": output_format, "scale": scale, "compare": compare, "runs": runs or None}
+        return self._send("GET", f"/ablations/{_quoted(name)}/table", params).content
+
+    # -- runs ----------------------------------------------------------------------------------------------------
+
+    def run_page(
+        self,
+        filters: Sequence[str] = (),
+        *,
+        statuses: Sequence[str] = (),
+        sweep: str | None = None,
+        ablation: str | None = None,
+        scale: str | None = None,
+        sort: str | None = None,
+        descending: bool = False,
+        limit: int = 100,
+        offset: int = 0,
+        cursor: str | None = None,
+    ) -> RunPage:
+        """A page of the runs that match all filters. A filter is a text, as `model.layers>=4`."""
+        return self._get(
+            "/runs" if ablation is None else f"/ablations/{_quoted(ablation)}/runs",
+            RunPage,
+            filter=list(filters) or None,
+            status=list(statuses) or None,
+            sweep=sweep,
+            scale=scale,
+            sort=sort,
+            order="desc" if descending else None,
+            limit=limit,
+            offset=offset or None,
+            cursor=cursor,
+        )
+
+    def runs(
+        self,
+        filters: Sequence[str] = (),
+        *,
+        statuses: Sequence[str] = (),
+        sweep: str | None = None,
+        ablation: str | None = None,
+        scale: str | None = None,
+        sort: str | None = None,
+        descending: bool = False,
+    ) -> Iterator[RunSummary]:
+        """All runs that match, requested page by page: the arguments of `run_page` but limit, offset and cursor."""
+        cursor: str | None = None
+        while True:
+            page = self.run_page(
+                filters, statuses=statuses, sweep=sweep, ablation=ablation, scale=scale, sort=sort,
+                descending=descending, limit=PAGE, cursor=cursor,
+            )  # fmt: skip
+            yield from page.runs
+            cursor = page.next
+            if cursor is None:
+                return
+
+    def run(self, run_id: str, *, curve: bool = True) -> RunDetail:
+        """One run; with `curve`, its logged rows."""
+        return self._get(f"/runs/{_quoted(run_id)}", RunDetail, curve=str(curve).lower())
+
+    def curve(self, run_id: str) -> list[dict[str, float]]:
+        """The logged rows of a run, by step."""
+        rows: list[dict[str, float]] = self._send("GET", f"/runs/{_quoted(run_id)}/curve").json()
+        return rows
+
+    def logs(self, run_id: str, tail: int = 200) -> RunLog:
+        """The last `tail` lines of a run's log."""
+        return self._get(f"/runs/{_quoted(run_id)}/logs", RunLog, tail=tail)
+
+    def difference(self, left: str, right: str) -> RunsDifference:
+        """The differences between two runs or two sweeps."""
+        return self._get("/diff", RunsDifference, left=left, right=right)
+
+    def perplexity(self, run_id: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """The perplexity of token ids or texts under a run's model; `body` is that of the service's request.
+
+        The request is not repeated.
+        """
+        path = f"/runs/{_quoted(run_id)}/perplexity"
+        answer: dict[str, Any] = self._send("POST", path, body=dict(body), repeats=False).json()
+        return answer
+
+    def checkpoint(self, run_id: str) -> Checkpoint:
+        """The files of a finished run's checkpoint, with their digests."""
+        return self._get(f"/runs/{_quoted(run_id)}/checkpoint", Checkpoint)
+
+    def download_checkpoint(self, run_id: str, folder: str | Path) -> list[Path]:
+        """Download all files of a checkpoint to a folder, and return their paths. Interrupted downloads are continued.
+
+        Raises:
+            DownloadError: A file does not have the announced digest.
+            OSError: A file cannot be written.
+        """
+        files = self.checkpoint(run_id).files
+        return [self.download(file.url, Path(folder, file.name), file.sha256, file.size_bytes) for file in files]
+
+    def download(self, url: str, path: str | Path, sha256: str, size_bytes: int) -> Path:
+        """Download a file of the service to a path, and return the path. An interrupted download is continued.
+
+        The path holds either its former content or the whole file: the data is received in a file beside it, which
+        replaces it after its digest was compared.
+
+        Args:
+            url: The address of the file, or its path on the service.
+            path: Where the file is written.
+            sha256: The digest of its content, in hexadecimal.
+            size_bytes: Its size.
+
+        Raises:
+            DownloadError: The file does not have this digest.
+            OSError: It cannot be written.
+        """
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # The name contains the digest, so a download of other content is not continued.
+        partial = path.with_name(f".{path.name}.{sha256[:16]}.part")
+        with partial.open("ab") as file:
+            attempt = 0
+            while (before := file.tell()) < size_bytes:
+                try:
+                    self._receive(url, file, size_bytes)
+                except (ServiceError, ConnectionFailed) as error:
+                    attempt = 0 if file.tell() > before else attempt
+                    self._wait(error, attempt)
+                    attempt += 1
+                else:
+                    if file.tell() < size_bytes:
+                        raise DownloadError(f"{path}: the service has sent {file.tell():,} bytes only")
+            file.flush()
+            os.fsync(file.fileno())
+        with partial.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        if digest != sha256:
+            partial.unlink(missing_ok=True)
+            raise DownloadError(f"{path}: its SHA-256 is {digest}, and {sha256} was announced; download it again")
+        partial.replace(path)
+        return path
+
+    def _receive(self, url: str, file: IO[bytes], size_bytes: int) -> None:
+        """Append the rest of a file, or write it anew if the service sends the whole; stop after too many bytes."""
+        headers = {"accept-encoding": "identity"} | ({"range": f"bytes={file.tell()}-"} if file.tell() else {})
+        with self._stream("GET", url, headers=headers) as response:
+            if response.status_code != 206:
+                file.truncate(0)
+                file.seek(0)
+            for chunk in response.iter_bytes():
+                file.write(chunk)
+                if file.tell() > size_bytes:
+                    return
+
+    # -- sweeps --------------------------------------------------------------------------------------------------
+
+    def sweep_page(self, ablation: str | None = None, limit: int = 100, offset: int = 0) -> SweepPage:
+        """A page of sweeps, newest first."""
+        return self._get("/sweeps", SweepPage, ablation=ablation, limit=limit, offset=offset or None)
+
+    def sweeps(self, ablation: str | None = None) -> Iterator[SweepEntry]:
+        """All sweeps, newest first."""
+        count = 0
+        while (page := self.sweep_page(ablation, PAGE, count)).sweeps:
+            yield from page.sweeps
+            count += len(page.sweeps)
+
+    def sweep(self, sweep_id: str) -> SweepDetail:
+        """One sweep with its runs."""
+        return self._get(f"/sweeps/{_quoted(sweep_id)}", SweepDetail)
+
+    def submit(
+        self,
+        *,
+        ablation: str | None = None,
+        name: str | None = None,
+        spec: str | Mapping[str, Any] | None = None,
+        scale: str | None = None,
+        set: Sequence[str] | None = None,  # noqa: A002 -- the name in the service's request
+        only: Sequence[str] | None = None,
+        time_budget_s: float | None = None,
+        max_runs: int | None = None,
+        max_failures: int | None = None,
+        idempotency_key: str | None = None,
+    ) -> SweepState:
+        """Submit a sweep: `ablation`, or `name` and `spec`.
+
+        The request is repeated as a GET is, with an idempotency key, so that no second sweep is made.
+
+        Args:
+            ablation: The name of an ablation of the service.
+            name: The name of the ablation in `spec`.
+            spec: An ablation: the text of a file, or the same as an object.
+            scale: One of its scales.
+            set: Values that replace those of the ablation: `KEY=VALUE`.
+            only: The statuses of the runs to train; None: all that have not ended as planned.
+            time_budget_s: Runs in training are checkpointed after it.
+            max_runs: Number of runs to train.
+            max_failures: After so many failed runs, no more are started.
+            idempotency_key: Requests with the same key mean the same sweep; None: a new key.
+        """
+        body: dict[str, Any] = {"ablation": ablation, "name": name, "spec": spec, "scale": scale, "set": set}
+        body |= {"only": only, "time_budget_s": time_budget_s, "max_runs": max_runs, "max_failures": max_failures}
+        headers = {"idempotency-key": idempotency_key or uuid.uuid4().hex}
+        response = self._send("POST", "/sweeps", body=_given(body), headers=headers)
+        return SweepState.model_validate_json(response.content)
+
+    def stop(self, sweep_id: str) -> SweepState:
+        """Request a sweep to end; its runs write checkpoints."""
+        return SweepState.model_validate_json(self._send("POST", f"/sweeps/{_quoted(sweep_id)}/stop").content)
+
+    def retry(self, sweep_id: str) -> SweepState:
+        """Train the runs again that a sweep has not finished. Returns the new sweep."""
+        return SweepState.model_validate_json(self._send("POST", f"/sweeps/{_quoted(sweep_id)}/retry").content)
+
+    def events(self, sweep_id: str, last_id: str | None = None) -> Iterator[SweepProgress]:
+        """The progress of a sweep up to its end, after the event `last_id`.
+
+        After a lost connection, the events continue after the last one that was received.
+        """
+        path = f"{API}/sweeps/{_quoted(sweep_id)}/events"
+        timeout = httpx.Timeout(self._http.timeout.connect, read=SILENCE_S)
+        attempt = 0
+        while True:
+            headers = {"accept": "text/event-stream", "cache-control": "no-store"}
+            headers |= {"last-event-id": last_id} if last_id else {}
+            parser = EventParser(last_id)
+            try:
+                with self._stream("GET", path, headers=headers, timeout=timeout) as response:
+                    for text in response.iter_text():
+                        for event in parser.feed(text):
+                            attempt = 0
+                            yield SweepProgress.model_validate_json(event.data)
+                            if event.kind == "end":
+                                return
+                if parser.last_id == "end":
+                    return
+            except (ServiceError, ConnectionFailed) as error:
+                self._wait(error, attempt)
+                attempt += 1
+            else:
+                self._sleep(RECONNECT_S)
+            last_id = parser.last_id
+
+    # -- requests ------------------------------------------------------------------------------------------------
+
+    def _get(self, path: str, kind: type[M], **params: object) -> M:
+        """The answer to a GET request. Parameters that are None are not sent."""
+        return kind.model_validate_json(self._send("GET", path, params).content)
+
+    def _send(
+        self,
+        method: str,
+        path: str,
+        params: Mapping[str, Any] | None = None,
+        *,
+        body: Mapping[str, Any] | None = None,
+        headers: Mapping[str, str] | None = None,
+        repeats: bool = True,
+    ) -> httpx.Response:
+        """The response to a request, which is repeated after some errors if `repeats` is true."""
+        attempt = 0
+        while True:
+            try:
+                with self._stream(
+                    method, API + path, params=_given(params or {}), json=body, headers=headers
+                ) as response:
+                    response.read()
+                    return response
+            except (ServiceError, ConnectionFailed) as error:
+                if not repeats:
+                    raise
+                self._wait(error, attempt)
+                attempt += 1
+
+    @contextmanager
+    def _stream(self, method: str, url: str, **options: Any) -> Iterator[httpx.Response]:
+        """The response to a request, whose body was not read. `options` are those of `httpx.Client.stream`."""
+        try:
+            with self._http.stream(method, url, **options) as response:
+                if not response.is_success:
+                    response.read()
+                    raise _service_error(response)
+                yield response
+        except httpx.TransportError as error:
+            reason = " ".join(str(error).split()) or type(error).__name__
+            raise ConnectionFailed(
+                f"the service at {self.server} does not answer ({reason}); start one with `cope-sweep serve`"
+            ) from error
+
+    def _wait(self, error: ServiceError | ConnectionFailed, attempt: int) -> None:
+        """Wait before the next attempt. Raises the error if there is none."""
+        wait_s = self.retries.wait_s(error, attempt)
+        if wait_s is None:
+            raise error
+        self._sleep(wait_s)
+
+
+def _quoted(name: str) -> str:
+    """A name as one part of a path."""
+    return quote(name, safe="")
+
+
+def _given(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values that are not None."""
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _service_error(response: httpx.Response) -> ServiceError:
+    """The error in a response whose body was read: problem details, or the text of another server."""
+    try:
+        body = response.json()
+    except ValueError:
+        body = None
+    problem = body if isinstance(body, dict) else {}
+    detail = problem.get("detail") or f"{response.url} answers {response.status_code} {response.reason_phrase}"
+    code = problem.get("code") or response.reason_phrase.lower().replace(" ", "_")
+    return ServiceError(response.status_code, str(code), str(detail), _retry_after_s(response))
+
+
+def _retry_after_s(response: httpx.Response) -> float | None:
+    """The seconds of a Retry-After header, which may be a number or a date."""
+    text = response.headers.get("retry-after", "")
+    try:
+        return max(0.0, float(text))
+    except ValueError:
+        pass
+    try:
+        return max(0.0, (parsedate_to_datetime(text) - datetime.now(UTC)).total_seconds())
+    except (ValueError, TypeError):
+        return None
+
+
+@dataclass(frozen=True)
+class ServerEvent:
+    """A server-sent event."""
+
+    kind: str
+    data: str
+    id: str | None
+    """The id of the last event that had one."""
+
+
+class EventParser:
+    """Reads server-sent events from text that arrives in parts (HTML standard, section 9.2.6)."""
+
+    def __init__(self, last_id: str | None = None) -> None:
+        self.last_id = last_id
+        """The id of the last event that was received completely and had one."""
+        self._rest = ""
+        self._id: str | None = None
+        self._kind = ""
+        self._data: list[str] = []
+
+    def feed(self, text: str) -> Iterator[ServerEvent]:
+        """Read the next part of the text; yield the events that end in it."""
+        text = self._rest + text
+        # A CR at the end may be the first half of a CRLF.
+        held = "\r" if text.endswith("\r") else ""
+        # `str.splitlines` and httpx's `iter_lines` would also split at characters that do not end a line here.
+        *lines, rest = re.split("\r\n|\r|\n", text.removesuffix("\r"))
+        self._rest = rest + held
+        for line in lines:
+            if line:
+                self._read_field(line)
+                continue
+            self.last_id = self.last_id if self._id is None else self._id
+            kind, data = self._kind or "message", self._data
+            self._id, self._kind, self._data = None, "", []
+            if data:
+                yield ServerEvent(kind, "\n".join(data), self.last_id)
+
+    def _read_field(self, line: str) -> None:
+        name, _, value = line.partition(":")
+        value = value.removeprefix(" ")
+        if name == "event":
+            self._kind = value
+        elif name == "data":
+            self._data.append(value)
+        elif name == "id" and "\0" not in value:
+            self._id = value
