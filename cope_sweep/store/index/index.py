@@ -156,16 +156,6 @@ class Index:
             row = connection.execute(select(sweeps).where(sweeps.c.sweep_id == sweep_id)).one_or_none()
         return None if row is None else summary_of(row)
 
-    def sweeps_of(self, run_ids: Iterable[str]) -> dict[str, list[str]]:
-        """Run id → the ids of the sweeps that contained it, oldest first."""
-        found: dict[str, list[str]] = {}
-        with self.database.reading() as connection:
-            for chunk in chunks(run_ids):
-                query = select(sweep_runs.c.run_id, sweep_runs.c.sweep_id).where(sweep_runs.c.run_id.in_(chunk))
-                for run_id, sweep_id in connection.execute(query.order_by(sweep_runs.c.sweep_id)):
-                    found.setdefault(run_id, []).append(sweep_id)
-        return found
-
     # -- writing -------------------------------------------------------------------------------------------------
 
     def write(self, rows: Sequence[RunRow]) -> None:
