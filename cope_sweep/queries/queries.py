@@ -44,7 +44,6 @@ from cope_sweep.store.index import summaries
 from cope_sweep.store.store import MEMORY
 
 if TYPE_CHECKING:
-    from cope_sweep.queries.catalogue import Catalogue
     from cope_sweep.results import Table
 
 
@@ -54,22 +53,16 @@ class Queries:
     Methods raise NotFoundError, NotFinishedError, QueryError, SpecError and StoreError.
     """
 
-    def __init__(self, store: Store, ablations: AblationFiles | None = None, *, in_memory: bool = False) -> None:
+    def __init__(self, store: Store, ablations: AblationFiles | None = None) -> None:
         """Name a store and its ablation files.
 
         Args:
             store: The store.
             ablations: The ablation files; None: none.
-            in_memory: Whether to keep all runs in memory once a page of them was asked for: see `known_runs`.
         """
         self._store = store
         self._ablations = ablations
         self._curves = KnownCurves()
-        self._catalogue: Catalogue | None = None
-        if in_memory:
-            from cope_sweep.queries.catalogue import Catalogue  # imports numpy, which a command may not need
-
-            self._catalogue = Catalogue(lambda: self.store, ablations)
 
     @property
     def store(self) -> Store:
@@ -194,10 +187,7 @@ class Queries:
         settle(self.store)
         index = self.store.index
         files = self._ablations.state() if self._ablations else ()
-        state = files, summaries.version(index), index.expired()
-        if self._catalogue is not None:
-            self._catalogue.observe(state[0], state[1], [run_id for run_id, _ in state[2]])
-        return state
+        return files, summaries.version(index), index.expired()
 
     # -- runs ----------------------------------------------------------------------------------------------------
 
@@ -231,18 +221,6 @@ class Queries:
             raise QueryError(f"scale: {scale!r} is that of an ablation; name the ablation, too")
         place = "" if ablation is None else f"{ablation} {scale}"
         return run_page(self.store, self._ablations, PageRequest(query, cursor, tuple(fields), place))
-
-    def known_runs(
-        self, query: RunQuery, *, cursor: str | None = None, fields: Sequence[str] = (), reads: bool = False
-    ) -> bytes | None:
-        """The JSON of what `runs` returns without an ablation, if it can be made from memory: in about 0.5 ms.
-
-        It is of the state that `state` has seen last. None where it has to be asked with `runs`; with `reads`, runs
-        that are not in memory are read, which takes some milliseconds. Raises QueryError, StoreError.
-        """
-        if self._catalogue is None:
-            return None
-        return self._catalogue.page(PageRequest(query, cursor, tuple(fields)), reads=reads)
 
     def export(self, query: RunQuery, output_format: str, file: IO[bytes], *, curves: bool = False) -> int:
         """Write all runs that match a query, or their curves, to a file: `results.export.write_runs`."""

@@ -36,8 +36,10 @@ class PageRequest:
 
 def page(store: Store, files: AblationFiles | None, request: PageRequest) -> RunPage:
     """A page of runs. Those of a query with only `run_ids` are in their order, with pending ones. Raises QueryError."""
-    query, wanted = request.query, shown(request)
-    summaries.check_keys(store.index, sorted(wanted.keys - _query_keys(query)))
+    query = request.query
+    own_keys = _query_keys(query)
+    wanted = chosen(request.fields, own_keys)
+    summaries.check_keys(store.index, sorted(wanted.keys - own_keys))
     if request.cursor is not None:
         if query.offset:
             raise QueryError("a page has a cursor or an offset, not both; leave out the offset")
@@ -48,12 +50,8 @@ def page(store: Store, files: AblationFiles | None, request: PageRequest) -> Run
     return RunPage(total=total, limit=query.limit, offset=query.offset, next=following, runs=answers)
 
 
-def shown(request: PageRequest) -> Chosen:
-    """What a page shows of each run: the chosen fields, and the values by which it is filtered and sorted."""
-    return chosen(request.fields, _query_keys(request.query))
-
-
 def _query_keys(query: RunQuery) -> set[str]:
+    """The keys by which a query filters and sorts: a page shows their values."""
     return {each.key for each in query.filters if not each.key.startswith(TAGS)} | {query.sort} - {"run_id"}
 
 

@@ -1,4 +1,4 @@
-"""The runs of a store as one tidy Arrow table: one line per run, read from the index, no file of a run.
+"""The runs of a store as a tidy Arrow table in batches: one line per run, read from the index, no file of a run.
 
     run_id, status, ablation, row, seed    `ablation` and `row` are those of the first sweep that contained the run
     sweep_id, sweeps                       the sweep that trained it last, and all that contained it, oldest first
@@ -7,19 +7,17 @@
     <metric>, …                            of finished runs: `in_dist/token_error`
     facts.<name>, …                        of finished runs: parameters, durations, device, versions of Python and torch
 
-Lines are sorted by run id. A column that a run lacks is null there. `RunReader` reads again only what has changed.
+A column that a run lacks is null there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from cope_sweep.store import RunQuery, RunRecord, Store
 from cope_sweep.store.index import summaries
 from cope_sweep.store.index.batches import BATCH, batches, matching
-from cope_sweep.store.index.changes import run_changes
 from cope_sweep.store.index.model import Value
 from cope_sweep.store.index.tables import SECTIONS
 
@@ -27,53 +25,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 RECORD_COLUMNS = ("attempt", "step", "steps", "created_ms", "updated_ms", "ended_ms", "parent_id", "message")
-
-
-def run_table(store: Store, run_ids: Iterable[str] | None = None) -> pa.Table:
-    """All runs of the store, or those with these ids that it has. Raises StoreError."""
-    return RunReader(store).read(run_ids)
-
-
-class RunReader:
-    """Reads the runs of a store, and afterwards only those that have changed. Not thread-safe."""
-
-    def __init__(self, store: Store) -> None:
-        self._index = store.index
-        self._version: tuple[int, int, int] | None = None
-        """When the index was made, its last revision, and its number of runs."""
-        self._records: dict[str, RunRecord] = {}
-        self._parts: dict[str, tuple[int | None, ...]] = {}
-        self._values: dict[int, dict[str, Value]] = {}
-        self._places: dict[str, list[tuple[str, str, str]]] = {}
-
-    def read(self, run_ids: Iterable[str] | None = None) -> pa.Table:
-        """The table of all runs, or of some; the module describes it. Raises StoreError."""
-        self.update()
-        ids = sorted(self._records if run_ids is None else self._records.keys() & set(run_ids))
-        expired = {run_id for run_id, _ in self._index.expired()}
-        records = [
-            replace(self._records[run_id], status="interrupted") if run_id in expired else self._records[run_id]
-            for run_id in ids
-        ]
-        return _table(records, self._places, [self._parts[run_id] for run_id in ids], self._values)
-
-    def update(self) -> int:
-        """Read what has changed; returns the number of runs that were read. Raises StoreError."""
-        version = (*summaries.version(self._index), sum(self._index.counts().values()))
-        if version == self._version:
-            return 0
-        same = self._version is not None and version[0] == self._version[0]
-        found = run_changes(self._index, self._version[1] if self._version and same else 0, self._values)
-        if same and len(self._records.keys() | found.records.keys()) != found.total:  # runs were deleted
-            same, found = False, run_changes(self._index)
-        if not same:
-            self._records, self._parts, self._values = {}, {}, {}
-        self._records |= found.records
-        self._parts |= found.parts
-        self._values |= found.values
-        self._places = summaries.places(self._index, self._records)
-        self._version = version
-        return len(found.records)
 
 
 def run_batches(store: Store, query: RunQuery, size: int = BATCH) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
@@ -156,15 +107,11 @@ def _table(
     places: Mapping[str, list[tuple[str, str, str]]],
     parts: Sequence[tuple[int | None, ...]],
     values: Mapping[int, dict[str, Value]],
-    columns: _Columns | None = None,
+    columns: _Columns,
 ) -> pa.Table:
-    """The table of these runs; `columns`: those of a table of which they are a part."""
+    """The table of these runs; `columns` are those of the table of which they are a part."""
     import pyarrow as pa
 
-    if columns is None:
-        columns = _Columns()
-        used = {part for each in parts for part in each if part is not None}
-        columns.add(records, (values[part] for part in used & values.keys()))
     where = [places.get(record.run_id, []) for record in records]
     own = {
         "ablation": [each[0][1] if each else None for each in where],

@@ -51,16 +51,6 @@ def write_json(path: Path, value: Any) -> None:
         temporary.write_text(json.dumps(value, indent=1, allow_nan=False) + "\n")
 
 
-def read_json(path: Path) -> dict[str, Any] | None:
-    """The JSON object in `path`, or None if there is no such file.
-
-    Raises:
-        DamagedError: The file cannot be read, or does not hold a JSON object.
-    """
-    content = read_bytes(path)
-    return None if content is None else parse_json(content, path)
-
-
 def check_no_link(*folders: Path) -> None:
     """Raise DamagedError if one of the folders is a link, which may lead out of the store."""
     for folder in folders:

@@ -92,11 +92,6 @@ class ObjectFolder:
         with self._errors(), contextlib.suppress(FileNotFoundError):
             self._files.delete_file(self._path(name))
 
-    def delete_folder(self, folder: str) -> None:
-        """Delete everything below a folder. Raises StoreError."""
-        with self._errors(), contextlib.suppress(FileNotFoundError):
-            self._files.delete_dir(self._path(folder))
-
     def _path(self, name: str) -> str:
         return f"{self._prefix}/{name}"
 

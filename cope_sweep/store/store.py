@@ -151,8 +151,3 @@ class Store:
     def forget_stop(self, sweep_id: str) -> None:
         """Forget the requests to stop a sweep, which has ended, or its runs."""
         self.index.forget_stops(sweep_id)
-
-    def latest_sweep(self, ablation: str) -> SweepRecord | None:
-        """The record of the newest sweep of an ablation, or None."""
-        found = self.index.sweeps(ablation)
-        return self.sweep(found[-1].sweep_id) if found else None

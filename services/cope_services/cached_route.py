@@ -149,13 +149,9 @@ class CachedRoute(ReadRoute):
         async def handler(request: Request) -> Response:
             check_scopes(request, ("read",))  # the dependencies of the route are part of `make`
             answers: Answers = request.app.state.components.answers
-            return await answers.respond(request, lambda request: self.made(request, make), self.max_age_s)
+            return await answers.respond(request, make, self.max_age_s)
 
         return handler
-
-    def made(self, request: Request, make: Handler) -> Coroutine[Any, Any, Response]:
-        """The response to a request whose answer is not known; `make` is FastAPI's handler."""
-        return make(request)
 
 
 class RunFilesRoute(CachedRoute):

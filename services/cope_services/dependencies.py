@@ -66,7 +66,7 @@ class Components:
         files = AblationFiles(
             settings.ablations, max_runs=settings.max_plan_runs, waits=False, error_text=settings.shown_paths
         )
-        queries = Queries(Store(settings.store, index=settings.index or None), files, in_memory=True)
+        queries = Queries(Store(settings.store, index=settings.index or None), files)
         checkpoints = Checkpoints()
         predictors = Predictors(checkpoints, settings)
         answers, plans, finished = Answers(Freshness(queries)), Plans(files), FinishedRuns(queries)

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Coroutine
-from typing import TYPE_CHECKING, Annotated, Any, Literal
-from urllib.parse import parse_qsl
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from fastapi import Query, Request, Response
-from pydantic import BaseModel, Field, ValidationError
+from fastapi import Query, Response
+from pydantic import BaseModel, Field
 from starlette.concurrency import run_in_threadpool
 
-from cope_services.cached_route import CachedRoute, Handler
 from cope_services.responses import json_response
-from cope_sweep.errors import UserError
 from cope_sweep.queries import parse_filter
 from cope_sweep.store import RunQuery, Status
 
@@ -85,45 +80,8 @@ class AllRunParameters(RunParameters):
     ] = None
 
 
-LISTS = ("filter", "run", "fields")
-"""Parameters that may be repeated."""
 PlannedRuns = Annotated[RunParameters, Query()]
 AllRuns = Annotated[AllRunParameters, Query()]
-
-
-class RunPagesRoute(CachedRoute):
-    """A kept GET route of pages of all runs. Those that are made from memory skip FastAPI's validation.
-
-    It takes several times as long as the page. The parameters are validated by the same model.
-    """
-
-    def made(self, request: Request, make: Handler) -> Coroutine[Any, Any, Response]:
-        """The page from memory, or else FastAPI's response."""
-        components: Components = request.app.state.components
-        with contextlib.suppress(ValidationError, UserError):  # FastAPI's response says so
-            parameters = _parameters(request.scope["query_string"])
-            if parameters.ablation is None and parameters.scale is None:
-                known = components.queries.known_runs(
-                    parameters.query, cursor=parameters.cursor, fields=parameters.fields
-                )
-                if known is not None:
-                    return _ready(Response(known, media_type="application/json"))
-        return make(request)
-
-
-async def _ready(response: Response) -> Response:
-    return response
-
-
-def _parameters(query_string: bytes) -> AllRunParameters:
-    """The parameters in the query of a request, as FastAPI reads them. Raises ValidationError."""
-    given: dict[str, Any] = {}
-    for name, value in parse_qsl(query_string.decode("latin-1"), keep_blank_values=True):
-        if name in LISTS:
-            given.setdefault(name, []).append(value)
-        else:
-            given[name] = value
-    return AllRunParameters.model_validate(given)
 
 
 async def run_page(components: Components, parameters: RunParameters, ablation: str | None) -> Response:
@@ -134,10 +92,6 @@ async def run_page(components: Components, parameters: RunParameters, ablation: 
         await components.plans.prepare(ablation, scale)
 
     def answer() -> Response:
-        if ablation is None and scale is None:
-            known = components.queries.known_runs(query, cursor=cursor, fields=fields, reads=True)
-            if known is not None:
-                return Response(known, media_type="application/json")
         page = components.queries.runs(query, ablation=ablation, scale=scale, cursor=cursor, fields=fields)
         return json_response(page, exclude_unset=bool(fields))
 

@@ -3,11 +3,14 @@
 from collections.abc import Mapping
 from typing import Any
 
+import pyarrow as pa
+
 from cope_sweep.plan import Plan, expand
+from cope_sweep.results.runs import run_batches
 from cope_sweep.spec import RunSpec
 from cope_sweep.spec.ablation import validate
 from cope_sweep.spec.source import Source
-from cope_sweep.store import RunFolder, Store
+from cope_sweep.store import RunFolder, RunQuery, Store
 from cope_sweep.store.reading import read_run
 from tests.tiny import TINY
 
@@ -30,6 +33,12 @@ COUNTING: dict[str, Any] = TINY | {"task": {"kind": "counting"}}
 def plan_of(name: str = "copying", **changes: Any) -> Plan:
     """The plan of `CONTENT` with some of its keys replaced."""
     return expand(validate(Source(name, CONTENT | changes, {}), name))
+
+
+def run_table(store: Store, query: RunQuery | None = None) -> pa.Table:
+    """The runs of a store that match a query, or all, as one table."""
+    schema, found = run_batches(store, query or RunQuery())
+    return pa.Table.from_batches(found, schema)
 
 
 def finish(store: Store, run: RunSpec, metrics: Mapping[str, float], facts: Mapping[str, Any] | None = None) -> None:

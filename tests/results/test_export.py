@@ -8,10 +8,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from cope_sweep.results.export import WRITERS, curve_batches, write_runs
-from cope_sweep.results.runs import run_batches, run_table
+from cope_sweep.results.runs import run_batches
 from cope_sweep.store import Filter, QueryError, RunQuery
 from tests.queries.test_queries import SWEEP, sweep_of
-from tests.results.ablations import begin, end, fail, finish, plan_of
+from tests.results.ablations import begin, end, fail, finish, plan_of, run_table
 
 EVERY = RunQuery()
 

@@ -5,10 +5,9 @@ import pandas as pd
 import pytest
 
 from cope_sweep.results import curves, frame, table
-from cope_sweep.results.runs import run_table
 from cope_sweep.store import Lease
 from cope_sweep.store.reading import read_run
-from tests.results.ablations import COUNTING, begin, end, fail, finish, plan_of, stop
+from tests.results.ablations import COUNTING, begin, end, fail, finish, plan_of, run_table, stop
 
 
 @pytest.fixture

@@ -1,10 +1,9 @@
 import pytest
 
-from cope_sweep.results.runs import RunReader, run_table
-from cope_sweep.store import Lease
+from cope_sweep.store import Lease, RunQuery
 from cope_sweep.store.reading import read_run
 from tests.queries.test_queries import SWEEP, sweep_of
-from tests.results.ablations import begin, end, fail, finish, plan_of
+from tests.results.ablations import begin, end, fail, finish, plan_of, run_table
 
 
 @pytest.fixture
@@ -45,29 +44,14 @@ def test_every_run_has_its_configuration_results_and_sweeps(plan, store):
     assert table.column("run_id").to_pylist() == sorted(found)
     frame = table.to_pandas()
     assert frame["facts.parameters"].notna().sum() == 1
-    assert lines(run_table(store, [cope.run_id])).keys() == {cope.run_id}
-
-
-def test_only_what_has_changed_is_read_again(plan, store):
-    reader = RunReader(store)
-    finish(store, plan.runs[0], {"in_dist/token_error": 1.0})
-    finish(store, plan.runs[1], {"in_dist/token_error": 2.0})
-    assert reader.update() == 2
-    assert reader.update() == 0
-    finish(store, plan.runs[2], {"in_dist/token_error": 3.0, "new": 1.0})
-    assert reader.update() == 1
-    assert reader.read().equals(run_table(store))
-    store.index.delete([plan.runs[0].run_id])
-    assert reader.read().equals(run_table(store))
-    assert reader.read().num_rows == 2
+    assert lines(run_table(store, RunQuery(("failed",)))).keys() == {other.run_id}
 
 
 def test_a_run_whose_lease_expired_is_interrupted_without_a_change(plan, store):
-    reader = RunReader(store)
     assert isinstance(store.index.acquire(read_run(begin(store, plan.runs[0])), "sweep", 60.0), Lease)
-    assert reader.read().column("status").to_pylist() == ["running"]
+    assert run_table(store).column("status").to_pylist() == ["running"]
     store.index.renew("sweep", 0.0)
-    assert reader.read().column("status").to_pylist() == ["interrupted"]
+    assert run_table(store).column("status").to_pylist() == ["interrupted"]
 
 
 def test_an_empty_store_has_the_columns_that_every_run_has(store):

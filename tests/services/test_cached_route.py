@@ -58,13 +58,6 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
-@pytest.fixture
-def without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each page of runs is asked of the database."""
-    monkeypatch.setattr(Queries, "known_runs", lambda *args, **kwargs: None)
-
-
-@pytest.mark.usefixtures("without_memory")
 def test_an_unchanged_store_is_not_asked_again(
     own_sample: SampleStore, monkeypatch: pytest.MonkeyPatch, asked: list[str]
 ) -> None:
@@ -89,7 +82,6 @@ def test_a_change_is_shown_after_the_time_of_the_check(
             assert time.monotonic() < deadline_s
 
 
-@pytest.mark.usefixtures("without_memory")
 def test_answers_of_a_store_that_changes_all_the_time_are_paced(
     own_sample: SampleStore, monkeypatch: pytest.MonkeyPatch, asked: list[str]
 ) -> None:
@@ -101,7 +93,6 @@ def test_answers_of_a_store_that_changes_all_the_time_are_paced(
     assert asked.count("runs") == 1
 
 
-@pytest.mark.usefixtures("without_memory")
 def test_requests_for_the_same_share_one_making(
     own_sample: SampleStore, monkeypatch: pytest.MonkeyPatch, asked: list[str]
 ) -> None:
@@ -120,7 +111,6 @@ def test_requests_for_the_same_share_one_making(
     assert asked.count("runs") == 1
 
 
-@pytest.mark.usefixtures("without_memory")
 def test_an_error_is_not_kept(own_sample: SampleStore, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*args: object, **kwargs: object) -> None:
         raise IndexUnavailable("no answer")

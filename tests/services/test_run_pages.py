@@ -57,6 +57,24 @@ def test_a_cursor_of_another_query_is_refused(client: httpx.Client) -> None:
     assert "not both" in get(client, "/runs", 422, cursor=cursor, offset=1)["detail"]
 
 
+@pytest.mark.parametrize(
+    ("query", "message"),
+    [
+        ("limit=0", "limit"), ("limit=x", "limit"), ("offset=-1", "offset"), ("order=up", "order"),
+        ("status=none", "status"), ("sort=nothing", "no run of this store has 'nothing'"), ("filter=seed", "no condition"),
+        ("filter=seed%3Da", "seed is a number"), ("fields=nothing", "no run of this store has 'nothing'"),
+    ],
+)  # fmt: skip
+def test_a_faulty_query_is_refused(client: httpx.Client, query: str, message: str) -> None:
+    answer = client.get(f"{API}/runs?{query}")
+    assert answer.status_code == 422
+    assert message in answer.text
+
+
+def test_an_unknown_parameter_is_ignored(client: httpx.Client) -> None:
+    assert get(client, "/runs", unknown=1) == get(client, "/runs")
+
+
 def test_chosen_fields(client: httpx.Client, sample: SampleStore) -> None:
     run = get(client, "/runs", fields="step,model.layers,dense/loss", filter="status=finished", limit=1)["runs"][0]
     assert set(run) == {"run_id", "status", "step", "values"}

@@ -1,5 +1,6 @@
 """The store: run folders, their status, atomic files."""
 
+import json
 import os
 import resource
 import stat
@@ -10,7 +11,7 @@ import pytest
 
 from cope_sweep.store import Store, StoreError
 from cope_sweep.store.errors import DamagedError, FencedError
-from cope_sweep.store.files import read_json, replacing, write_json
+from cope_sweep.store.files import parse_json, replacing, write_json
 from cope_sweep.store.reading import RunContents
 from tests.tiny import tiny_run
 
@@ -148,7 +149,7 @@ def test_a_crash_while_json_is_written_keeps_the_old_file(tmp_path):
             os._exit(7)
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-    assert read_json(path) == {"value": "before"}
+    assert json.loads(path.read_text()) == {"value": "before"}
     assert os.listdir(tmp_path) == ["file.json"]
 
 
@@ -167,7 +168,7 @@ def test_a_reader_never_sees_a_partial_file(tmp_path):
     writer = threading.Thread(target=write)
     writer.start()
     while not done.is_set():
-        assert read_json(path) in values
+        assert json.loads(path.read_text()) in values
     writer.join()
 
 
@@ -204,9 +205,8 @@ def test_a_store_that_cannot_be_written_is_an_error(tmp_path):
     ("content", "reason"), [(b"{", "not valid JSON"), (b"\xff", "not valid JSON"), (b"[1]", "not a JSON object")]
 )
 def test_broken_json_names_its_file(tmp_path, content, reason):
-    (tmp_path / "x.json").write_bytes(content)
     with pytest.raises(DamagedError, match=rf"x\.json: {reason}"):
-        read_json(tmp_path / "x.json")
+        parse_json(content, tmp_path / "x.json")
 
 
 def test_checksums_show_what_has_changed(folder):

@@ -206,7 +206,9 @@ def test_a_run_whose_checkpoint_was_deleted_is_sent_without_one(on_machine):
     first = on_machine("first")
     train_run(RUN, first, Runtime())
     end(first, RUN)
-    first.files.objects.delete_folder(f"runs/{RUN.run_id}/checkpoint")
+    objects, folder = first.files.objects, f"runs/{RUN.run_id}/checkpoint"
+    for name in objects.names(folder):
+        objects.delete(f"{folder}/{name}")
     second = on_machine("second")
     run = sent(second, MemoryTracking())
     assert (run.status, run.models) == ("finished", [])

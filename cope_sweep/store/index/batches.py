@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import islice
 
 from sqlalchemy import select
 
-from cope_sweep.store.index.changes import RunChanges
 from cope_sweep.store.index.filters import conditions, ordered
 from cope_sweep.store.index.index import Index, part_values_of, record_columns, record_of
-from cope_sweep.store.index.model import RunQuery, Value
+from cope_sweep.store.index.model import RunQuery, RunRecord, Value
 from cope_sweep.store.index.tables import SECTIONS, runs
 
 BATCH = 2_000
 """Runs that are read at a time."""
+
+
+@dataclass(frozen=True)
+class RunBatch:
+    """Some runs with their specs."""
+
+    records: dict[str, RunRecord]
+    """Run id → record."""
+    parts: dict[str, tuple[int | None, ...]]
+    """Run id → the numbers of the parts of its spec, one for each of `SECTIONS`; runs with equal parts share them."""
+    values: dict[int, dict[str, Value]]
+    """Part → its values by dotted key (`model.layers`), of the parts of these runs."""
 
 
 def matching(index: Index, query: RunQuery) -> list[int]:
@@ -28,7 +40,7 @@ def matching(index: Index, query: RunQuery) -> list[int]:
         return list(connection.execute(ordered(connection, statement, query, status)).scalars())
 
 
-def batches(index: Index, numbers: Sequence[int], size: int = BATCH) -> Iterator[RunChanges]:
+def batches(index: Index, numbers: Sequence[int], size: int = BATCH) -> Iterator[RunBatch]:
     """The runs with these numbers in their order, `size` at a time, with the values of all parts that they name.
 
     A run that has been deleted since is left out. Raises StoreError.
@@ -48,4 +60,4 @@ def batches(index: Index, numbers: Sequence[int], size: int = BATCH) -> Iterator
             known = {part: values[part] for part in used & values.keys()}
             values = known | part_values_of(connection, used - known.keys())
         records = {row[0]: record_of(names, row[: len(names)]) for row in ordered_rows}
-        yield RunChanges(records, parts, dict(values), len(numbers))
+        yield RunBatch(records, parts, dict(values))

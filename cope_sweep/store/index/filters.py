@@ -37,7 +37,9 @@ def conditions(connection: Connection, query: RunQuery, status: ColumnElement[st
     """The WHERE clause of a query; `status` is the status with expired leases. Raises QueryError."""
     found: list[ColumnElement[bool]] = []
     if query.statuses:
-        found.append(status.in_(query.statuses))
+        # Only these two depend on leases. The others are read from the index of the column.
+        depends = not {"running", "interrupted"}.isdisjoint(query.statuses)
+        found.append((status if depends else runs.c.status).in_(query.statuses))
     if query.run_ids is not None:
         found.append(among(connection, runs.c.run_id, query.run_ids))
     if query.sweep_id is not None:

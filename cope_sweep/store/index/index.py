@@ -9,7 +9,7 @@ import contextlib
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 from sqlalchemy import Connection, Row, Select, and_, case, delete, func, insert, literal, select, update
 from sqlalchemy.sql import ColumnElement
@@ -130,41 +130,23 @@ class Index:
             records = {row[0]: record_of(names, row[1:]) for row in rows}
         return RunPage(int(total), [records[key] for key in wanted], tuple(found[-1][1:]) if more else None)
 
-    def counts(self) -> dict[Status, int]:
-        """Status → number of runs in the index."""
-        with self.database.reading() as connection:
-            status = self.status_column(connection)
-            rows = connection.execute(select(status, func.count()).group_by(status))
-            return {cast(Status, row[0]): int(row[1]) for row in rows}
-
     def finished_steps(self) -> list[int]:
         """The numbers of training steps of finished runs, each once."""
         query = select(runs.c.steps).where(runs.c.status == "finished").distinct()
         with self.database.reading() as connection:
             return list(connection.execute(query).scalars())
 
-    def sweeps(self, ablation: str | None = None) -> list[SweepSummary]:
-        """All sweeps, or those of an ablation, oldest first. One whose process died reads as interrupted."""
+    def sweeps(self) -> list[SweepSummary]:
+        """All sweeps, oldest first. One whose process died reads as interrupted."""
         query = select(sweeps).order_by(sweeps.c.started_ms, sweeps.c.sweep_id)
         with self.database.reading() as connection:
-            rows = connection.execute(query if ablation is None else query.where(sweeps.c.ablation == ablation))
-            return [summary_of(row) for row in rows]
+            return [summary_of(row) for row in connection.execute(query)]
 
     def sweep(self, sweep_id: str) -> SweepSummary | None:
         """One sweep, or None."""
         with self.database.reading() as connection:
             row = connection.execute(select(sweeps).where(sweeps.c.sweep_id == sweep_id)).one_or_none()
         return None if row is None else summary_of(row)
-
-    def sweeps_of(self, run_ids: Iterable[str]) -> dict[str, list[str]]:
-        """Run id → the ids of the sweeps that contained it, oldest first."""
-        found: dict[str, list[str]] = {}
-        with self.database.reading() as connection:
-            for chunk in chunks(run_ids):
-                query = select(sweep_runs.c.run_id, sweep_runs.c.sweep_id).where(sweep_runs.c.run_id.in_(chunk))
-                for run_id, sweep_id in connection.execute(query.order_by(sweep_runs.c.sweep_id)):
-                    found.setdefault(run_id, []).append(sweep_id)
-        return found
 
     # -- writing -------------------------------------------------------------------------------------------------
 

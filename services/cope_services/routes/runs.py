@@ -5,7 +5,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Response
 
 from cope_services.access import READ
-from cope_services.cached_route import ReadRoute, RunFilesRoute
+from cope_services.cached_route import CachedRoute, ReadRoute, RunFilesRoute
 from cope_services.dependencies import (
     ComponentsDep,
     FinishedRun,
@@ -14,12 +14,12 @@ from cope_services.dependencies import (
 )
 from cope_services.responses import RowsFormat, download, json_response, rows_response
 from cope_services.routes.diff import Points
-from cope_services.run_pages import AllRuns, RunPagesRoute, run_page
+from cope_services.run_pages import AllRuns, run_page
 from cope_services.schemas import Responses, error_responses
 from cope_sweep.queries.answers import Checkpoint, RunDetail, RunLog, RunPage
 
 READING: dict[str, Any] = {"prefix": "/runs", "tags": ["runs"], "dependencies": [READ]}
-pages = APIRouter(**READING, responses={304: {}}, route_class=RunPagesRoute)
+pages = APIRouter(**READING, responses={304: {}}, route_class=CachedRoute)
 files = APIRouter(**READING, responses={304: {}}, route_class=RunFilesRoute)
 checkpoints = APIRouter(**READING, route_class=ReadRoute)
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import operator
+from collections import Counter
 
 import pytest
 from hypothesis import given, settings
@@ -59,12 +60,12 @@ def test_a_written_run_is_replaced(filled):
     assert matching(filled, ("test/loss", "<", 100)) == sorted([1, 2, 4, 5], key=lambda n: RUNS[n].run_id)
 
 
-def test_statuses_and_counts(filled):
+def test_statuses(filled):
     assert filled.statuses([RUNS[0].run_id, RUNS[3].run_id, "0" * 16]) == {
         RUNS[0].run_id: "finished",
         RUNS[3].run_id: "failed",
     }
-    assert filled.counts() == {"finished": 5, "failed": 1}
+    assert Counter(filled.statuses().values()) == {"finished": 5, "failed": 1}
     assert set(filled.statuses()) == {run.run_id for run in RUNS}
 
 
@@ -185,9 +186,7 @@ def test_sweeps(index):
     assert index.sweep("2026-a") == summary
     ended = dataclasses.replace(summary, status="finished", ended_ms=5)
     index.write_sweep(ended, members, None)
-    assert index.sweeps() == index.sweeps("tiny") == [ended]
-    assert index.sweeps("other") == []
-    assert index.sweeps_of([RUNS[0].run_id, RUNS[1].run_id]) == {RUNS[0].run_id: ["2026-a"]}
+    assert index.sweeps() == [ended]
     index.write([row(RUNS[0]), row(RUNS[1])])
     assert matching(index, sweep_id="2026-a") == [0]
 
