@@ -24,7 +24,7 @@ DEFAULT_TAIL = 200
 """Lines of a log as JSON."""
 DAY_S = 86400.0
 TAIL_CHARACTERS = 2000
-"""Of what was shown of a log, to find it again."""
+"""Number of characters of a shown log by which its end is found again."""
 MAX_LINES = 10_000
 """Lines of a log that a service is asked for."""
 RESUMED_STATUSES = ("finished", "stopped", "failed", "interrupted")
@@ -154,7 +154,7 @@ def logs(
 
 
 def _new_part(text: str, shown: str) -> str:
-    """What is new in a log. Of a long one a service sends the end only, which begins later each time."""
+    """The new part of a log. A service sends only the end of a long one, which begins later each time."""
     if text.startswith(shown):
         return text[len(shown) :]
     end = shown[-TAIL_CHARACTERS:]

@@ -1,4 +1,4 @@
-"""What commands ask a service with `--server`, in the place of the store of this machine."""
+"""Questions of commands to a service with `--server`, in the place of the store of this machine."""
 
 from __future__ import annotations
 

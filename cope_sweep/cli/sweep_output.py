@@ -1,4 +1,4 @@
-"""What `run` and `submit` print about a sweep: what it will take, how it ended, and commands that are useful next."""
+"""Output of `run` and `submit` about a sweep: its expected cost, its end, and commands that are useful next."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ class Available:
     name: str
     kind: str
     title: str
-    """What the file calls it, else what its kind shows."""
+    """Its title in the file, else that of its kind."""
     declared: Declared | None = None
     """None: no figure of the file, but one with default options."""
 

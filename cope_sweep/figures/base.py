@@ -29,7 +29,7 @@ class Figure:
     kind: str
     title: str
     frame: pd.DataFrame
-    """What is drawn; the function that computed it describes the columns."""
+    """Data that is drawn; the function that computed it describes the columns."""
     draw: Callable[[], Drawing]
     """Draws `frame`; called by `render`, which sets the style first."""
 

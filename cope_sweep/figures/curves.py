@@ -76,7 +76,7 @@ def _table_metrics(plan: Plan) -> tuple[str, ...]:
 
 
 def _evaluated_often(points: pd.DataFrame, names: tuple[str, ...]) -> tuple[str, ...]:
-    """Those names that were logged at two steps or more; where none was, those that were logged; else all."""
+    """Names that were logged at two steps or more; where none was, those that were logged; else all."""
     steps = points.groupby("metric")["step"].nunique()
     often = tuple(name for name in names if steps.get(name, 0) > 1)
     return often or tuple(name for name in names if name in steps.index) or names

@@ -58,7 +58,7 @@ def draw_declared(plan: Plan, store: Store, declared: Declared, *, scale: str | 
 
 
 def ablation_options(declared: Declared) -> Options:
-    """What the functions of `FIGURES` take."""
+    """Arguments of the functions of `FIGURES`."""
     figure = declared.figure
     common: dict[str, Any] = {"rows": declared.rows, "title": figure.title}
     match figure:

@@ -65,7 +65,7 @@ class FigureKind:
 
     name: str
     shows: str
-    """What it shows, in one line."""
+    """Content of the figure in one line."""
     needs: Literal["ablation", "checkpoint"]
     """ablation: called with a plan, a store and Options. checkpoint: with a Predictor, token ids and MapOptions."""
     make: Callable[..., Figure]

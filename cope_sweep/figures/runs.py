@@ -1,4 +1,4 @@
-"""What the figures of an ablation read: selected rows, titles of metrics, final values, and statistics over seeds."""
+"""Input of the figures of an ablation: selected rows, titles of metrics, final values, and statistics over seeds."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class MetricTitle:
 
     @property
     def quantity(self) -> str:
-        """What is measured, without the test set, with its unit: `token error (%)`."""
+        """Name of the measure, without the test set, with its unit: `token error (%)`."""
         text = self.name.rpartition("/")[2].replace("_", " ")
         return f"{text} ({self.unit})" if self.unit else text
 

@@ -52,7 +52,7 @@ class _Point:
     panel: str
     metric: MetricTitle
     column: str
-    """Of the frame of runs."""
+    """A column of the frame of runs."""
     series: str
     x: float
     x_label: str
@@ -83,7 +83,7 @@ def values(plan: Plan, store: Store, options: Options = DEFAULTS) -> Figure:
 
 
 def _evaluations(row: Row, name: str) -> list[tuple[str, str]]:
-    """What begins the names of its metrics, and the name of its line: of the row itself, and of each variant."""
+    """Prefix of its metrics' names and name of its line, for the row itself and for each variant."""
     return [("", name), *((f"{variant}/", f"{name}, {variant}") for variant in row.runs[0].evaluate.variants)]
 
 

@@ -1,4 +1,4 @@
-"""What a caller has chosen for attention in this thread: the implementation, and an observer."""
+"""Choices of a caller for attention in this thread: the implementation, and an observer."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class Path:
     reason: str | None = None
     """Why a fused kernel for the device, or the implementation that was asked for, is not used; None: it is."""
     problem: Arguments | None = None
-    """What a fused kernel is given; None for `sdpa` and `reference`."""
+    """Arguments of a fused kernel; None for `sdpa` and `reference`."""
 
 
 def which(

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import torch
 
 STATE_BYTES = 2 * FLOAT32_BYTES
-"""Of each element: both moments."""
+"""Size of the state of an element: both moments."""
 
 
 class AdamW(Optimizer):

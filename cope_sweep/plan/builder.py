@@ -60,7 +60,7 @@ class RunBuilder:
         return self._parts[cache_key][0]
 
     def _error(self, point: Assignments) -> SpecError:
-        """What is wrong with the run of a point. The whole run is validated, so that paths start at its top."""
+        """Errors of the run of a point. The whole run is validated, so that paths start at its top."""
         data = self.loaded.content.base | {"seed": self.loaded.content.seeds[0]}
         for key, value in point.items():
             set_key(data, key, value.value)

@@ -30,7 +30,7 @@ PROCESS_BYTES = 600 * 2**20
 SAVED_PER_TOKEN_AND_UNIT = 17
 """Numbers that a block saves for the backward pass, for each token and unit of the model's width."""
 RECOMPUTED_PER_TOKEN_AND_UNIT = 4
-"""Of these, those that a block of the family `gpt2` computes again if they are large (`families.base.recomputed`)."""
+"""The part of these that a block of the family `gpt2` computes again if they are large (`families.base.recomputed`)."""
 RECOMPUTED_ELEMENTS = 2**20
 """They are large from this number on; the same as in `cope_sweep.families.base`."""
 LOGITS_ARRAYS = 3
@@ -47,7 +47,7 @@ Shape = tuple[str, str, int, str]
 
 
 class StepCost(Protocol):
-    """What a training step costs, as a probe has measured it."""
+    """Cost of a training step, measured by a probe."""
 
     @property
     def step_s(self) -> float:
@@ -69,7 +69,7 @@ class Estimate:
     memory_bytes: int
     """Peak of one worker process; of runs that are not known yet, the most."""
     basis: str
-    """What `seconds` was estimated from."""
+    """Source of `seconds`."""
     fits: bool = True
     """False where a probe ran out of memory."""
 
@@ -196,7 +196,7 @@ def estimates(
 
 @dataclass(frozen=True)
 class _Basis:
-    """What times and memory are estimated from."""
+    """Data from which times and memory are estimated."""
 
     measured: Mapping[Shape, float]
     probed: Mapping[Shape, StepCost]

@@ -50,7 +50,7 @@ class Dimension:
         return tuple(_joined_label(option) for option in self.options)
 
     def assignments(self, labels: Mapping[str, str]) -> Assignments:
-        """What a row with these labels assigns. Raises ValueError where the dimension does not have them."""
+        """Assignments of a row with these labels. Raises ValueError where the dimension does not have them."""
         wanted = [labels.get(key) for key in self.keys]
         if self.distribution is None:
             for option in self.options:

@@ -69,7 +69,7 @@ class LayerProbe:
     layer: int
     heads: tuple[int, ...]
     contextual: Mapping[str, ContextualMatrices]
-    """Of the contextual encodings."""
+    """Names of the contextual encodings."""
     scores_HTT: Mapping[str, np.ndarray]
     """Position logits, float32, of every encoding that has them."""
     position_only_attention_HTT: np.ndarray | None
@@ -134,7 +134,7 @@ def probe_layers(
     layers: Sequence[int] | None = None,
     heads: Sequence[int] | None = None,
 ) -> None:
-    """As `probe`, but call `on_layer` for each layer: only one layer is in memory at a time. Raises as `probe`."""
+    """Probe, and call `on_layer` for each layer: only one layer is in memory at a time. Raises as `probe`."""
     tokens_T = _validated_tokens(predictor, token_ids)
     selected_layers, selected_heads = select_heads(predictor.run, layers, heads)
     for layer in selected_layers:

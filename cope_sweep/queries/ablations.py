@@ -33,7 +33,7 @@ class LoadedPlan:
     plan: Plan
     runs: dict[str, RunSpec]
     stamp: tuple[FileStamp, ...]
-    """Of its file, and of those that it inherits from."""
+    """State of its file, and of those that it inherits from."""
     scale: str | None
 
 
@@ -47,7 +47,7 @@ class Place:
 
 
 Known = tuple[tuple[FileStamp, ...], LoadedPlan | SpecError]
-"""What is known of an ablation at a scale, and the state of the files from which it was made."""
+"""Facts about an ablation at a scale, and the state of the files from which it was made."""
 
 
 class AblationFiles:
@@ -127,7 +127,7 @@ class AblationFiles:
         return own + scales
 
     def _current(self, name: str, scale: str | None, path: Path) -> LoadedPlan | SpecError | None:
-        """What is known of an ablation at a scale, if its files have not changed since."""
+        """Facts about an ablation at a scale, if its files have not changed since."""
         known = self._plans.get((name, scale))
         if known is None or known[0][0][0] != str(path) or known[0] != _stamps(each[0] for each in known[0]):
             return None

@@ -1,4 +1,4 @@
-"""What the queries answer with: the models of the REST service and of `--json`."""
+"""Answers of the queries: the models of the REST service and of `--json`."""
 
 from __future__ import annotations
 

@@ -38,6 +38,6 @@ def decode(cursor: str, query: RunQuery, place: str = "") -> Position:
 
 
 def _digest(query: RunQuery, place: str) -> str:
-    """What identifies the order and the conditions of a query; not the page."""
+    """Digest of the order and the conditions of a query, without the page."""
     conditions = (query.statuses, query.sweep_id, query.filters, query.sort, query.descending, place)
     return hashlib.sha256(repr(conditions).encode()).hexdigest()[:12]

@@ -10,12 +10,12 @@ from cope_sweep.store.artifacts import LOG_FILE
 from cope_sweep.store.files import check_no_link, read_tail
 
 MAX_LOG_BYTES = 1 << 20
-"""What is read of a log, from its end."""
+"""Bytes that are read of a log, from its end."""
 MAX_ATTEMPTS = 100
 ATTEMPT = re.compile(
     r"(?P<began>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)  (?P<text>attempt (?P<number>\d{1,9}) on (?P<worker_id>\S+) .*)"
 )
-"""What training writes at the start of an attempt."""
+"""Line that training writes at the start of an attempt."""
 
 
 def run_log(folder: RunFolder, tail: int) -> RunLog:

@@ -137,11 +137,11 @@ def worker_groups(plan: Plan) -> int:
 
 @dataclass(frozen=True)
 class _Kind:
-    """What runs with equal resources have in common."""
+    """Needs that runs with equal resources have in common."""
 
     workers: int
     shape: str
-    """What a worker group takes."""
+    """Resources of a worker group."""
     parallel: int
     """How many groups train in parallel on this machine's CPU cores."""
 

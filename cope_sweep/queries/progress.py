@@ -29,7 +29,7 @@ class ProgressTracker:
     def __init__(self, store: Store, sweep_id: str, clock: Callable[[], float] = time.monotonic) -> None:
         self.store, self.sweep_id, self.clock = store, sweep_id, clock
         self.revision = 0
-        """Of the index at the last call."""
+        """Revision of the index at the last call."""
         self._members: dict[str, MemberState] = {}
         """The runs that were begun."""
         self._counts: Counter[Status] = Counter()

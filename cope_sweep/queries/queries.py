@@ -239,7 +239,7 @@ class Queries:
         return table(recorded_plan(plan, self.store), self.store, against=against)
 
     def difference(self, left: str, right: str) -> RunsDifference:
-        """What differs between two runs or two sweeps: `results.difference`."""
+        """Differences between two runs or two sweeps: `results.difference`."""
         from cope_sweep.results.difference import store_difference
 
         settle(self.store)

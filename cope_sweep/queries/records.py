@@ -21,7 +21,7 @@ SUMMARY_FIELDS = tuple(name for name in RunSummary.model_fields if name != "valu
 
 @dataclass(frozen=True)
 class Chosen:
-    """What an answer has of each run."""
+    """Fields of each run in an answer."""
 
     fields: frozenset[str] = frozenset(SUMMARY_FIELDS)
     """Fields of `RunSummary`."""
@@ -42,7 +42,7 @@ class Chosen:
 
 
 def chosen(fields: Sequence[str], keys: Collection[str]) -> Chosen:
-    """What these fields ask for; none: all. `keys` are those of filters and the order, whose values are shown."""
+    """Fields to show; none: all. `keys` are those of filters and the order, whose values are shown."""
     names = [name for field in fields for name in map(str.strip, field.split(",")) if name]
     if not names:
         return Chosen(keys=frozenset(keys))
@@ -98,7 +98,7 @@ def sweep_fields(summary: SweepSummary) -> dict[str, Any]:
 
 
 def readable(read: Callable[[], T]) -> T | None:
-    """What `read` returns; None for a file that cannot be read."""
+    """Call `read`; None for a file that cannot be read."""
     try:
         return read()
     except DamagedError:

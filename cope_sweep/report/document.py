@@ -36,7 +36,7 @@ class Size:
 
     @property
     def name(self) -> str:
-        """What the document calls it."""
+        """Its name in the document."""
         return self.scale or "own size"
 
 

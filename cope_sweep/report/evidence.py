@@ -42,7 +42,7 @@ class Drawn:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What the finished runs of an ablation show."""
+    """Evidence of an ablation: table, figures and gaps of its finished runs."""
 
     plan: Plan
     scale: str | None
@@ -63,14 +63,14 @@ class Evidence:
 
     @property
     def size(self) -> str:
-        """What the scale is, from the file."""
+        """Description of the scale, from the file."""
         if self.scale is None:
             return ""
         return " ".join(self.plan.ablation.content.scales[self.scale].description.split())
 
     @cached_property
     def missing(self) -> tuple[str, ...]:
-        """What is not in the table and figures, and why; empty if nothing is missing."""
+        """Gaps of the table and the figures, with reasons; empty if nothing is missing."""
         counts: Counter[str] = Counter()
         for row in self.table.model.rows:
             counts.update(row.counts)
@@ -145,7 +145,7 @@ def evidence(plan: Plan, store: Store, scale: str | None = None, *, against: str
 
 
 def reference(plan: Plan) -> str | None:
-    """What the rows of a report are compared with by default, as `results.Table` takes it.
+    """The default reference of a report's rows, as `results.Table` takes it.
 
     The paper, where it has numbers for a row. Else the first row with CoPE, or the first row; of a table with several
     axes, each row is compared with the one that has this encoding and the same values of the other axes.

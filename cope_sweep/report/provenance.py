@@ -1,4 +1,4 @@
-"""What made the finished runs of a report: commits, versions, machines, commands, dates and time.
+"""Provenance of the finished runs of a report: commits, versions, machines, commands, dates and time.
 
 It is read from the results of the runs and from the records of the sweeps that trained them last.
 """
@@ -22,15 +22,15 @@ UNKNOWN = "not recorded"
 
 @dataclass(frozen=True)
 class Provenance:
-    """What made some finished runs. Lists are in the order of their number of runs."""
+    """Provenance of some finished runs. Lists are in the order of their number of runs."""
 
     runs: int
     commits: tuple[str, ...]
     """Git commits of the working tree; `-dirty`: with changes that were not committed."""
     versions: tuple[str, ...]
-    """As `torch 2.15.0`."""
+    """Each like `torch 2.15.0`."""
     machines: tuple[str, ...]
-    """As `cpu, 2 threads; AMD EPYC 9B14, 2 cores; Linux`."""
+    """Each like `cpu, 2 threads; AMD EPYC 9B14, 2 cores; Linux`."""
     commands: tuple[str, ...]
     """The commands of the sweeps, without options that name folders or hosts."""
     first: str
@@ -54,7 +54,7 @@ class Provenance:
 
 
 def provenance(records: Iterable[RunRecord], store: Store) -> Provenance:
-    """What made the finished runs among `records`. Raises StoreError."""
+    """Provenance of the finished runs among `records`. Raises StoreError."""
     finished = sorted({each.run_id: each for each in records if each.status == "finished"}.values(), key=_run_id)
     ids = sorted({each.sweep_id for each in finished if each.sweep_id})
     sweeps = {sweep_id: sweep for sweep_id in ids if (sweep := _sweep(store, sweep_id)) is not None}

@@ -245,7 +245,7 @@ def with_published(ours: Summary, published: PublishedValue, *, scale: float = 1
 
 
 def _standard_error(ours: Summary, published: PublishedValue, unit: float) -> tuple[float, float]:
-    """Of the difference, and its degrees of freedom (Welch–Satterthwaite); NaN where neither side has a deviation.
+    """Standard error of the difference, and its degrees of freedom (Welch–Satterthwaite); NaN without any deviation.
 
     The error of rounding is uniform over a unit of the last digit, so that its variance is unit² / 12.
     """

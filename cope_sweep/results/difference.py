@@ -1,4 +1,4 @@
-"""What differs between two runs, or between two groups of runs: values of their specs, facts, and metrics.
+"""Differences between two runs, or between two groups of runs: values of their specs, facts, and metrics.
 
 Groups are compared as rows of a table are: in pairs of equal seeds where they share enough of them (`significance`).
 Runs of two sweeps are matched by row, so that only rows of the same name are compared.

@@ -30,7 +30,7 @@ class Format:
     name: str
     media_type: str
     suffix: str
-    """Of files: `.csv`."""
+    """Ending of files: `.csv`."""
     render: Callable[[Table, str | None], bytes]
     """The table in this format. The second argument is the URL of a list of runs, or None: see `render.html`."""
     render_runs: Callable[[Table], bytes] | None = None

@@ -46,7 +46,7 @@ class Layout:
     headers: tuple[ColumnHeader, ...]
     rows: tuple[tuple[TextCell, ...], ...]
     note: str
-    """What the numbers are."""
+    """Legend of the numbers."""
     rules: tuple[str, ...] = ()
     """How they were compared."""
     warnings: tuple[str, ...] = ()

@@ -29,7 +29,7 @@ class Table:
     """Run id → record, for every run of the plan."""
 
     against: str | None = None
-    """What the rows are compared with: the name of a row, or `paper`."""
+    """Reference of the comparison: the name of a row, or `paper`."""
 
     @cached_property
     def model(self) -> TableModel:

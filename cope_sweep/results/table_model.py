@@ -149,7 +149,7 @@ class TableModel:
     replaced: tuple[str, ...] = ()
     """Keys by which these runs differ from the published ones: of a scale, or of `--set`."""
     warnings: tuple[str, ...] = ()
-    """What makes the rows not comparable."""
+    """Reasons why the rows are not comparable."""
     rules: tuple[str, ...] = ()
     """How the comparisons were made."""
 

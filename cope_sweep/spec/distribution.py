@@ -14,7 +14,7 @@ from cope_sweep.spec.labels import default_label
 from cope_sweep.spec.source import Json
 
 SIGNIFICANT_DIGITS = 4
-"""Of drawn numbers that are not whole. It keeps the names of rows short."""
+"""Digits of drawn numbers that are not whole, so that the names of rows are short."""
 
 Floats = Annotated[tuple[float, float], Strict(False)]
 Ints = Annotated[tuple[int, int], Strict(False)]

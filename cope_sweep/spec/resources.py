@@ -11,7 +11,7 @@ SWEEP_KEYS = frozenset({"groups", "max_failures", "step_timeout_s"})
 
 
 class Resources(Frozen):
-    """What a sweep may use, and how it computes. These settings do not change which runs it trains."""
+    """The resources of a sweep, and how it computes. These settings do not change which runs it trains."""
 
     groups: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
         default="auto", description="Runs that are trained at the same time; auto: as many as the cluster has room for."
@@ -88,7 +88,7 @@ class Resources(Frozen):
 
     @property
     def shape(self) -> str:
-        """What a run takes, in words: `2 workers × 4 CPUs and 1 GPU`."""
+        """The resources of a run in words: `2 workers × 4 CPUs and 1 GPU`."""
         devices = _counted(self.cpus, "CPU")
         if self.gpus not in ("auto", 0):
             devices += f" and {_counted(float(self.gpus), 'GPU')}"

@@ -174,7 +174,7 @@ class EvaluateSpec(Frozen):
 
 
 DROPOUT_VERSION = 2
-"""Of the masks. 2: they are a function of a sequence's number, not of how a batch is divided."""
+"""Version of the masks. 2: they are a function of a sequence's number, not of how a batch is divided."""
 
 PartTexts = dict[int, tuple[Any, str]]
 """Address of a part of a run → the part, which keeps the address in use, and its text in the run's identity."""

@@ -1,4 +1,4 @@
-"""What decides which runs a sweep trains and for how long: `search` and `schedule` of an ablation file.
+"""Search and early stopping: `search` and `schedule` of an ablation file decide which runs are trained, and how long.
 
 Neither is part of a run's identity: a run that another search suggests is the same run.
 """

@@ -1,4 +1,4 @@
-"""What sweeps and runs leave behind: the files of each run, the index over all of them, and the copy in MLflow.
+"""The store: the files of each run, and the index over all of them.
 
 Modules are imported when their names are used: a client of the service needs only the names of statuses.
 """

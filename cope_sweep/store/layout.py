@@ -35,7 +35,7 @@ class StoreFiles:
 
     @property
     def location(self) -> str:
-        """What names the store on every machine: its folder, or its URL."""
+        """Name of the store on every machine: its folder, or its URL."""
         return self.objects.url if self.objects else str(self.root)
 
     def create(self) -> None:

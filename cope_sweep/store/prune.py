@@ -26,7 +26,7 @@ class Waste:
 
 
 def waste(store: Store, *, older_than_s: float, statuses: Iterable[Status], kept: set[str] | None) -> Iterator[Waste]:
-    """What can be deleted from a store in a folder.
+    """Files that can be deleted from a store in a folder.
 
     Args:
         store: The store.

@@ -24,7 +24,7 @@ def read_run(folder: RunFolder, sweep_id: str | None = None) -> RunRow | None:
 
 
 class RunContents:
-    """What is in the files of a run. Each is read once, when it is first asked for."""
+    """Content of the files of a run. Each is read once, when it is first asked for."""
 
     def __init__(self, folder: RunFolder) -> None:
         self.folder = folder
@@ -55,7 +55,7 @@ class RunContents:
         return self._read("state").get("attempt", 0)
 
     def damage(self, *, checksums: bool = False) -> list[str]:
-        """What is wrong with the files, one line each; with `checksums`, the content of curve and checkpoint, too."""
+        """Problems of the files, one line each; with `checksums`, the content of curve and checkpoint, too."""
         problems = []
         found: dict[str, Any] = {}
         for name in ("spec", "state", "result", "curve"):

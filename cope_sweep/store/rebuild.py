@@ -24,7 +24,7 @@ OnProgress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class RebuildReport:
-    """What was read from the files."""
+    """Counts of what was read from the files."""
 
     runs: int
     sweeps: int

@@ -60,7 +60,7 @@ class Store:
 
     @property
     def location(self) -> str:
-        """What names the store on every machine: its folder, or its URL."""
+        """Name of the store on every machine: its folder, or its URL."""
         return self.files.location
 
     @property

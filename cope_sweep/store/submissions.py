@@ -1,4 +1,4 @@
-"""What was submitted: the ablation and the options of a sweep that a job executes.
+"""Submissions: the ablation and the options of a sweep that a job executes.
 
 A job on any node finds it in the store by the id of its sweep: `<store>/submissions/<sweep_id>.json`.
 """

@@ -51,11 +51,11 @@ class SweepRecord(Frozen):
     table: dict[str, Any] | None = None
     """`markdown`, `csv` and `json` of the table at the end."""
     notes: list[str] = Field(default=[])
-    """What the user should know: nodes that were left out, a budget that was used up."""
+    """Notes for the user: nodes that were left out, a budget that was used up."""
 
     @property
     def summary(self) -> SweepSummary:
-        """What the index keeps of it."""
+        """Its summary in the index."""
         return SweepSummary(
             self.sweep_id, self.ablation, self.title, self.status, self.executor, self.started_ms, self.ended_ms,
             runs=len(self.runs), reused=len(self.reused),

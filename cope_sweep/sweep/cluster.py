@@ -78,7 +78,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Needs:
-    """What a run takes."""
+    """Needs of a run: workers, and what each takes."""
 
     workers: int
     cpus: int
@@ -88,7 +88,7 @@ class Needs:
 
     @property
     def bundle(self) -> dict[str, float]:
-        """What one worker takes, as Ray names it."""
+        """Resources of one worker, as Ray names them."""
         return {"CPU": float(self.cpus)} | ({"GPU": self.gpus} if self.gpus else {})
 
     @property
@@ -223,7 +223,7 @@ def check_head() -> None:
 
 
 def needs_of(resources: Resources, there: Mapping[str, Node]) -> Needs:
-    """What a group takes on a cluster with these nodes."""
+    """Needs of a run on a cluster with these nodes."""
     gpus = resources.gpus
     if gpus == "auto":
         has_gpu = any(node.resources.get("GPU", 0) >= 1 for node in there.values())

@@ -53,7 +53,7 @@ class ClusterLost(ClusterError):
 
 @dataclass(frozen=True)
 class Workload:
-    """What a sweep has to train, and how an executor and the sweep talk to each other."""
+    """The runs of a sweep for an executor, and how both talk to each other."""
 
     runs: Sequence[RunSpec]
     """In order. Those that are finished are left out."""
@@ -80,7 +80,7 @@ class Workload:
     """Run id → resources, of the runs that do not use `resources`. There are more of them as runs are suggested."""
 
     def resources_of(self, run_id: str) -> Resources:
-        """What a run takes."""
+        """Resources of a run."""
         return self.own_resources.get(run_id, self.resources)
 
     def unfinished(self) -> list[RunSpec]:

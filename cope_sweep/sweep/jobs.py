@@ -38,8 +38,8 @@ EXCLUDES = (
     ".git/", ".venv/", "venv/", ".uv/", "node_modules/", "dist/", "build/", "*.egg-info/",
     "__pycache__/", ".*_cache/", ".hypothesis/", "/store/", "/mlruns/", "*.db", "*.db-*", "*.log",
 )  # fmt: skip
-"""What is not sent, in the syntax of .gitignore: large files, and files that may change while they are packed, which
-would make the job fail."""
+"""Patterns of files that are not sent, in the syntax of .gitignore: large files, and files that may change while they
+are packed, which would make the job fail."""
 POLL_INTERVAL_S = 0.5
 AGENT_TIMEOUT_S = 60.0
 """For a cluster that has just been started to become able to run jobs. It takes 2 to 10 s on an idle machine."""
@@ -57,7 +57,7 @@ class Cluster:
     """Where and how jobs are started."""
 
     address: str
-    """Of the dashboard."""
+    """Address of the dashboard."""
     working_dir: Path
     """The checkout of this project that is sent."""
     excludes: Sequence[str] = ()
@@ -308,7 +308,7 @@ def _log_chunks(client: JobSubmissionClient, job_id: str) -> Iterator[str]:
 
 
 def _details(client: JobSubmissionClient, job_id: str) -> JobDetails:
-    """What the cluster knows of a job. Asks again while it does not answer; then raises ClusterError."""
+    """Details of a job. Asks again while the cluster does not answer; then raises ClusterError."""
     until = time.monotonic() + ANSWER_TIMEOUT_S
     while True:
         try:
@@ -390,7 +390,7 @@ def _paths(plan: Plan) -> Iterator[tuple[str, str]]:
 def new_submission(
     loaded: LoadedAblation, *, file_text: str, scale: str | None, sets: Sequence[str], **options: object
 ) -> Submission:
-    """What a job needs to execute an ablation at a scale with the values of `--set`.
+    """A submission: all that a job needs to execute an ablation at a scale with the values of `--set`.
 
     Args:
         loaded: The ablation before scale and `sets`.
@@ -519,6 +519,6 @@ def retried(submission: Submission, request: str = "") -> Submission:
 
 
 def job_submission(store: Store, sweep_id: str) -> tuple[Submission, Plan]:
-    """What the job of a sweep has to execute. Raises NotFoundError, StoreError, SpecError."""
+    """Submission and plan of a sweep that its job has to execute. Raises NotFoundError, StoreError, SpecError."""
     submission = read_submission(store, sweep_id)
     return submission, submitted_plan(submission)

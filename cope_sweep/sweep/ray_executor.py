@@ -120,7 +120,7 @@ def _scratch(store: Store) -> Iterator[tuple[str, str]]:
 
 
 State = Literal["waiting", "alive", "stopping", "elsewhere", "ended"]
-"""Of a run. `alive`: it has a trial. `stopping`: its trial has ended, and this process has not noted how.
+"""State of a run. `alive`: it has a trial. `stopping`: its trial has ended, and this process has not noted how.
 `elsewhere`: another sweep trains it."""
 
 
@@ -130,7 +130,7 @@ class _Run:
 
     spec: RunSpec
     kind: Resources
-    """What it takes: runs of one kind use the same processes."""
+    """Its resources: runs of one kind use the same processes."""
     state: State = "waiting"
     deaths: int = 0
     """How often its process died."""

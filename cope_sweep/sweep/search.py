@@ -52,7 +52,7 @@ logger = logging.getLogger(__name__)
 
 
 Known = tuple[Status, float | None]
-"""What is known of a run: its status, and the metric. That is the final value of a finished run, the last one of a run
+"""Status of a run, and its metric. That is the final value of a finished run, the last one of a run
 that was stopped early; None: there is none."""
 
 
@@ -88,7 +88,7 @@ class RowSearch:
         self.metric = str(plan.search.metric)
         self.dimensions = dimensions_of(plan.ablation)
         self.results: dict[str, Known] = {}
-        """Of the run of every row that was suggested, by its id."""
+        """Run id → result, of every row that was suggested."""
         self._asked = 0
         self._stuck = False
         """Whether nothing new is suggested before another run has ended."""
@@ -306,7 +306,7 @@ class Suggestions:
         self.on_row, self.on_event, self.on_note = on_row, on_event, on_note
         self.early_ends = early_ends
         self.runs: list[RunSpec] = []
-        """What was suggested, including the runs that have ended before."""
+        """All suggested runs, including those that have ended before."""
         self._plan, self._rows = plan, list(plan.rows)
         self._budget = len(plan.rows) + plan.open_samples if max_runs is None else max_runs
         """How many runs may still be trained."""
@@ -316,7 +316,7 @@ class Suggestions:
         self._open: dict[str, RunSpec] = {}
         """The runs that were returned and have not ended."""
         self._reported: set[str] = set()
-        """Those of them that have reported a value."""
+        """Ids of those that have reported a value."""
         self._buffered: RunSpec | None = None
         self._unpublished: list[Row] = []
         self._ended: list[Event] = []
@@ -448,7 +448,7 @@ class Suggestions:
         self._search.end(run_id, status, value)
 
     def _known(self, run_id: str, status: Status, value: float | None) -> Known:
-        """What counts of a run: its final value, or the last one before it was stopped."""
+        """Result of a run: its final value, or the last one before it was stopped."""
         return (status, self._last(run_id)[1] if status == "stopped" else value)
 
     def _last(self, run_id: str) -> tuple[int, float | None]:

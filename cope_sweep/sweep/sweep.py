@@ -42,7 +42,7 @@ STOP_NOTE = f"{STOP_PREFIX}a stop was requested"
 
 @dataclass(frozen=True)
 class Budget:
-    """What a sweep may use. What it has not done then is left for the next one."""
+    """Limits of a sweep. Runs that are left then are trained by the next one."""
 
     time_s: float | None = None
     """Seconds after which the runs in training are checkpointed and the sweep ends."""
@@ -71,7 +71,7 @@ class SweepOutcome:
     """Number of runs that the scheduler ended early."""
     not_started: int = 0
     notes: tuple[str, ...] = ()
-    """What the user should know: nodes that were left out, a budget that was used up."""
+    """Notes for the user: nodes that were left out, a budget that was used up."""
     tracking_errors: tuple[str, ...] = ()
 
     @property
@@ -217,7 +217,7 @@ def _waiting_for_index(call: Callable[[], T]) -> T:
 
 
 class _Notes:
-    """What the user should know: shown at once, and kept for the record."""
+    """Notes for the user: shown at once, and kept for the record."""
 
     def __init__(self, show: Callable[[str], None]) -> None:
         self.show = show
@@ -230,7 +230,7 @@ class _Notes:
 
 @dataclass
 class _Work:
-    """What a sweep has to do."""
+    """Work of a sweep: the runs that are left, and its record."""
 
     plan: Plan
     rule: StoppingRule | None
@@ -260,7 +260,7 @@ class _Work:
         file_text: str,
         submission: Submission | None = None,
     ) -> Self:
-        """What is to do of a plan with its recorded rows."""
+        """Work that is left of a plan with its recorded rows."""
         rule = stopping_rule(plan.schedule, [*plan.runs, *(run for row in plan.examples for run in row.runs)])
         if rule is not None:
             skipped = {*skipped, "stopped"}

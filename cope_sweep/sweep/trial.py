@@ -1,4 +1,4 @@
-"""What Ray Tune schedules: a trial, which trains one run. Its process trains the next run of equal resources, too.
+"""A trial, which Ray Tune schedules: it trains one run. Its process trains the next run of equal resources, too.
 
 `RunTrial` is a class trainable: `step` hands on the next evaluation of a thread that trains, and `reset_config` and
 `cleanup` ask the run to end and wait until it has written its state. (In a function trainable that Tune stops, the
@@ -59,7 +59,7 @@ WATCHDOG_INTERVAL_S = 1.0
 
 @dataclass(frozen=True)
 class SweepContext:
-    """What the processes of a sweep need to know: plain data."""
+    """Facts about a sweep for its processes: plain data."""
 
     sweep_id: str
     location: str
@@ -75,7 +75,7 @@ class SweepContext:
     plugins: tuple[str, ...] = ()
     """Modules to import before a run is received."""
     rule: str = ""
-    """What the scheduler is called in reasons."""
+    """Name of the scheduler in reasons."""
 
 
 class NodeProblem(Exception):
@@ -87,7 +87,7 @@ class NodeProblem(Exception):
 
 
 class Process:
-    """What a process that trains has open. Made once for each process, and used for one run after another."""
+    """A process that trains: its open store, index and log, used for one run after another."""
 
     def __init__(self, sweep: SweepContext, *, gpus: float) -> None:
         """Open the store and the index, import the plugins and try the GPU.
@@ -210,7 +210,7 @@ class Task:
 
     sweep: SweepContext
     run: str
-    """As JSON: it is read after the plugins were imported, which may define its types."""
+    """The run as JSON: it is read after the plugins were imported, which may define its types."""
     resources: Resources
     gpus: float
     """GPUs of each worker."""
@@ -307,7 +307,7 @@ class _ToTrial(UserCallback):
 # -- the trial ---------------------------------------------------------------------------------------------------------
 
 Outcome = Literal["begun", "evaluated", "ended", "elsewhere"]
-"""What a result of a trial says. `elsewhere`: another sweep trains the run."""
+"""Kind of a trial's result. `elsewhere`: another sweep trains the run."""
 
 
 class RunTrial(tune.Trainable):

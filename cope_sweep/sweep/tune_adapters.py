@@ -1,4 +1,4 @@
-"""What connects a sweep with Ray Tune: a Searcher, a Callback, a Stopper, and the Tuner that has them.
+"""Adapters between a sweep and Ray Tune: a Searcher, a Callback, a Stopper, and the Tuner that has them.
 
 Importing this module imports Tune, which takes seconds.
 """

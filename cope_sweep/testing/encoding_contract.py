@@ -247,7 +247,7 @@ def _half_precision_inputs(encoding: Encoding, dims: Dims) -> tuple[Inputs, Inpu
 
 
 def _attention(inputs: Inputs) -> Attention:
-    """What an encoding's `score` receives, with logits in float32 or float64."""
+    """Arguments of an encoding's `score`, with logits in float32 or float64."""
     q, k = (x.to(torch.promote_types(x.dtype, torch.float32)) for x in (inputs.q_BHTK, inputs.k_BHSK))
     visible = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool).tril()
     logits = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5

@@ -69,7 +69,7 @@ class TaskContract:
             assert not _equal(train, task.sequences(split, 0, 0, COUNT)), f"{split} has the sequences of train"
 
     def test_a_data_seed_fixes_the_training_sequences(self, task: Task) -> None:
-        """As sets: a finite training set is visited in an order that still depends on the run's seed."""
+        """Compare as sets: a finite training set is visited in an order that still depends on the run's seed."""
         if not isinstance(task, GeneratedTask):
             pytest.skip("no generated task with a data_seed")
 

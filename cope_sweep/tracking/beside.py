@@ -38,7 +38,7 @@ SYNC_INTERVAL_S = 2.0
 MAX_SYNC_INTERVAL_S = 30.0
 """The interval doubles after each failed sync, up to this."""
 FINAL_TRIES = 5
-"""Of the last sync, in a row and 1 s apart, that may send nothing: the user waits for it."""
+"""Number of tries of the last sync, 1 s apart, that may send nothing: the user waits for it."""
 PATIENCE_S = 120.0
 """How long a sweep waits for its mirror without progress."""
 STOP_S = 30.0
@@ -53,7 +53,7 @@ log = logging.getLogger("cope_sweep.tracking")
 
 @dataclass(frozen=True)
 class MirrorReport:
-    """What a mirror has copied."""
+    """Result of a mirror."""
 
     runs_written: int
     """Number of runs of which anything was sent."""
@@ -175,7 +175,7 @@ class MlflowMirror:
 
 
 def sync_hint(store: Store, uri: str) -> str:
-    """What to do where something was not sent, for the end of an error message."""
+    """Hint for the end of an error message: how to send what is missing."""
     command = shlex.join(["cope-sweep", "sync", "--store", store.location, "--mlflow", redacted(uri)])
     return f"the store has all results; send them to MLflow later with `{command}`"
 

@@ -40,7 +40,7 @@ class Dataset:
     digest: str
     """Equal digests mean the same data, or the same generator of it. At most 36 characters."""
     context: str
-    """What it is used for: `train`, or the name of the test set."""
+    """Its use: `train`, or the name of the test set."""
     source: str
     """The task of the spec, as JSON."""
 

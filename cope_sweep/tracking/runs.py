@@ -39,7 +39,7 @@ MAX_LISTED = 1_000
 
 @dataclass(frozen=True)
 class _Item:
-    """What the index knows of a run."""
+    """Record of a run in the index."""
 
     record: RunRecord
     places: Sequence[Membership]
@@ -73,7 +73,7 @@ class RunMirror:
         return True
 
     def read(self, run_ids: Sequence[str]) -> dict[str, _Item]:
-        """What the index knows of runs."""
+        """Records of runs in the index."""
         records, tracked_ids = self._store.index.records(run_ids), self._mirrored.tracked_ids(run_ids)
         places = self._mirrored.memberships(run_ids)
         return {
@@ -236,7 +236,7 @@ def _reason(record: RunRecord, folder: RunFolder) -> str:
 
 
 def _curve_stamp(folder: RunFolder, record: RunRecord) -> Stamp:
-    """What differs if a run's curve has changed: modification time and size.
+    """Mark of a curve's version: modification time and size.
 
     In an object store, the revision of the record, which changes with every heartbeat.
     """

@@ -23,7 +23,7 @@ PROGRESS_INTERVAL_S = 10.0
 
 @dataclass(frozen=True)
 class Origin:
-    """What the runs of a sweep take from its record."""
+    """Part of a sweep's record that its runs show."""
 
     tags: Mapping[str, str] = field(default_factory=dict)
     note: str = ""

@@ -76,10 +76,10 @@ class TrackerSync:
         self._runs: dict[str, None] = {}
         """Ids of the runs to send, in order."""
         self._begun: set[str] = set()
-        """Those of them that the tracker shows as running."""
+        """Ids of those that the tracker shows as running."""
         self._sweeps: dict[str, int] = {}
         self._received: dict[str, tuple[int, str | None]] = {}
-        """What was sent, and is not noted in the index yet."""
+        """The runs and sweeps that were sent and are not noted in the index yet."""
         self._noted_s = time.monotonic()
         self._revision = 0
         self._failures = 0
@@ -88,7 +88,7 @@ class TrackerSync:
         self.written: set[str] = set()
         """Ids of the runs of which anything was sent."""
         self.errors: dict[str, str] = {}
-        """What could not be sent yet: run or sweep id → the reason."""
+        """Id of a run or sweep that could not be sent yet → the reason."""
 
     @property
     def left(self) -> int:
@@ -370,7 +370,7 @@ class MirrorSession:
         return [self._error, *found] if self._error else found
 
     def _count(self) -> float:
-        """What is left, where another process sends it."""
+        """Number of runs and sweeps that another process still has to send."""
         try:
             return backlog_count(self.store, self.uri)
         except StoreError:
@@ -388,7 +388,7 @@ def backlog_count(store: Store, uri: str) -> int:
 
 
 def mirrored_of(store: Store, uri: str) -> Mirrored:
-    """What the tracker at `uri` has of a store; nothing, where its SQLite file was deleted. Raises StoreError."""
+    """The part of a store that the tracker at `uri` has; nothing where its SQLite file is gone. Raises StoreError."""
     mirrored = store.index.mirrored(tracker_key(store, uri))
     path = sqlite_path(uri)
     if path is not None and not path.exists() and mirrored.newest_tracked_id() is not None:

@@ -35,7 +35,7 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class Share:
-    """What one worker processes in a step, in the memory of the host."""
+    """Sequences that one worker processes in a step, in the memory of the host."""
 
     parts: list[Part]
     targets: int

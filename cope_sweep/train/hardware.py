@@ -1,4 +1,4 @@
-"""What a worker's device can do: bfloat16 on a CPU, peak speeds of GPUs; and what the steps of a training need."""
+"""Abilities of a worker's device: bfloat16 on a CPU, peak speeds of GPUs; and the needs of training steps."""
 
 from __future__ import annotations
 

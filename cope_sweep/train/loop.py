@@ -110,7 +110,7 @@ class TrainingLoop:
         return "finished"
 
     def _beginning(self) -> str:
-        """What the run's log says at the start of an attempt."""
+        """First lines of the run's log in an attempt."""
         runtime, step = self.runtime, self.first_step
         start = f"continues after step {step}" if step else "starts"
         if self.parent and self.continues:

@@ -38,7 +38,7 @@ class TooLarge:
     """The cost of a step for which there was not enough memory."""
 
     peak_memory_bytes: int
-    """Of the process when it was ended."""
+    """Memory of the process when it was ended."""
     step_s: float = math.inf
 
 
@@ -80,7 +80,7 @@ class _Prober:
         self.connection: Connection | None = None
 
     def probe(self, run: RunSpec, resources: Resources) -> StepCost:
-        """What a step of `run` costs with these resources. Raises what the probe raised."""
+        """Cost of a step of `run` with these resources. Raises what the probe raised."""
         process, connection = self._started()
         connection.send((run, resources))
         peak_bytes = 0

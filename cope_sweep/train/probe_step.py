@@ -1,4 +1,4 @@
-"""What a training step of a run costs on this machine, from a few steps in this process."""
+"""Cost of a run's training step on this machine, from a few steps in this process."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class StepProbe:
     step_s: float
     """The median over the timed steps; infinite where there is not enough memory."""
     peak_memory_bytes: int
-    """Of tensors on CUDA, of this whole process on a CPU. It covers steps and one evaluation."""
+    """Peak memory: of tensors on CUDA, of this whole process on a CPU. It covers steps and one evaluation."""
 
     @property
     def fits(self) -> bool:

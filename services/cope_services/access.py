@@ -24,7 +24,7 @@ from cope_services.keys import ApiKey, KeysError, KeysFile
 
 OPEN_PATHS = frozenset({"/", "/docs", "/favicon.ico", "/health/live", "/health/ready", "/openapi.json"})
 OPEN_FOLDERS = ("/docs/", "/static/")
-"""What needs no key: health checks, and the files of the web page and of the documentation."""
+"""Paths that need no key: health checks, and the files of the web page and of the documentation."""
 
 API_KEY = HTTPBearer(auto_error=False, scheme_name="API key", description="`cope-sweep serve --new-key` makes one.")
 

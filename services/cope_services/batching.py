@@ -118,7 +118,7 @@ _Work = _Window | _Generation | _Decoding
 
 @dataclass
 class _Batch:
-    """What a worker computes in a thread, and what it does afterwards in the event loop."""
+    """Work for a thread, and its end in the event loop."""
 
     compute: Callable[[], object]
     finish: Callable[[object], None]
@@ -153,7 +153,7 @@ class Batcher:
         self._counts = BatchCounts()
 
     def stats(self) -> BatcherStats:
-        """What is counted, at this moment. It may be called in any thread, and takes no lock."""
+        """Counters at this moment. It may be called in any thread, and takes no lock."""
         return self._counts.stats(
             requests=self.requests,
             queued_tokens=self.queued_tokens,
@@ -212,11 +212,11 @@ class Batcher:
         return BusyError(f"{reason}; try again in {wait_s} s", retry_after_s=wait_s)
 
     async def prepare(self, compute: Callable[[], T]) -> T:
-        """What `compute` returns: reading texts and making answers, in threads of their own."""
+        """Result of `compute`: reading texts and making answers, in threads of their own."""
         return await to_thread.run_sync(compute, limiter=self._preparations)
 
     async def infer(self, compute: Callable[[], T], *, little: bool = False) -> T:
-        """What `compute` returns, in the threads of batches; `little`: it takes a few milliseconds."""
+        """Result of `compute`, in the threads of batches; `little`: it takes a few milliseconds."""
         return await self._threads.run(compute, alone=not self._queue and not little)
 
     async def score(self, predictor: Predictor, windows: Sequence[Window], top: int = 0) -> list[Scores]:

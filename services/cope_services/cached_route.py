@@ -58,7 +58,7 @@ class Answer:
 
     @property
     def size_bytes(self) -> int:
-        """What it occupies, with its key."""
+        """Bytes that it occupies, with its key."""
         return len(self.body) + 10_000
 
 
@@ -113,11 +113,11 @@ class ReadRoute(APIRoute):
     """A route that answers HEAD where it answers GET. The documentation has GET alone."""
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        """As GET."""
+        """Like GET."""
         return super().matches(self._as_get(scope))
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """As GET; the server leaves out the body of a response to HEAD."""
+        """Like GET; the server leaves out the body of a response to HEAD."""
         await super().handle(self._as_get(scope), receive, send)
 
     def get_route_handler(self) -> Handler:

@@ -35,7 +35,7 @@ class _Choice:
     generation: Generation | None
     """None if no token is asked for."""
     scores: Scores | None = None
-    """Of the prompt; None if they are not asked for, or if the prompt has one token."""
+    """Log-probabilities of the prompt; None if they are not asked for, or if the prompt has one token."""
     begun: bool = False
     ended: bool = False
     sent_tokens: int = 0
@@ -49,7 +49,7 @@ class _Choice:
     )
 
     def next_part(self, request: CompletionRequest, vocabulary: Vocabulary) -> Choice | None:
-        """What has been added since the last call; None for nothing."""
+        """Text that was added since the last call; None for nothing."""
         if self.ended:
             return None
         text, entries = "", []

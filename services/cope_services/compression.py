@@ -16,7 +16,7 @@ MIN_BYTES = 1024
 THREAD_BYTES = 1 << 19
 """Larger pieces are compressed in a thread: they would block the event loop for a millisecond or more."""
 LEVEL = 1
-"""Of ISA-L's levels 0 to 3. A page of runs takes a tenth of zlib's time at level 5, and is a twelfth larger."""
+"""Level of ISA-L, 0 to 3. A page of runs takes a tenth of zlib's time at level 5, and is a twelfth larger."""
 CACHE_BYTES = 32 << 20
 """Compressed bodies in memory, by their ETag."""
 MEDIA_TYPES = frozenset(
@@ -34,7 +34,7 @@ MEDIA_TYPES = frozenset(
         b"text/plain",
     }
 )
-"""What is compressed. Event streams, downloads and pictures are not."""
+"""Media types that are compressed. Event streams, downloads and pictures are not."""
 
 Key = tuple[bytes, bytes, str]
 

@@ -20,7 +20,7 @@ class ClientGoneError(ServiceError):
 
 
 async def while_connected(request: Request, work: Awaitable[T], limit_s: float) -> T:
-    """What `work` returns. It is cancelled when the client leaves (ClientGoneError) or its time is up (TimeLimitError).
+    """Result of `work`. It is cancelled when the client leaves (ClientGoneError) or its time is up (TimeLimitError).
 
     The body of the request has to be read already: the next message of the connection is then its end.
     """

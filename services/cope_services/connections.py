@@ -14,7 +14,7 @@ from cope_services.settings import Settings
 MAX_HEAD_BYTES = 1 << 16
 """Bytes of the first line and the headers of a request."""
 EXTRA_BODY_BYTES = 1 << 24
-"""What a client may send beyond the limit of a body: it reads the answer, 413, only after it has sent something."""
+"""Bytes that a client may send beyond the limit of a body: some read the answer, 413, only after they have sent it."""
 STALL_S = 60.0
 """Time for which a client may leave a response unread. One that reads slowly is not cut off."""
 
@@ -160,7 +160,7 @@ class TimedConnection(HttpToolsProtocol):
         self._refuse_next(400, "bad_request", "this is no valid HTTP request")
 
     def _refuse_next(self, status: int, code: str, detail: str) -> None:
-        """As `_refuse`; but if the response to the request before is not complete, only close the connection."""
+        """Refuse; but if the response to the request before is not complete, only close the connection."""
         if self.cycle is None or self.cycle.response_complete:
             self._refuse(status, code, detail)
         else:

@@ -45,7 +45,7 @@ class Components:
     watchers: Watchers
 
     async def infer(self, request: Request, work: Callable[[], Awaitable[T]]) -> T:
-        """What `work` returns, unless there are too many requests, the client leaves, or the time limit is over."""
+        """Result of `work`, unless there are too many requests, the client leaves, or the time limit is over."""
         with self.predictors.batcher.entered():
             return await while_connected(request, work(), self.predictors.settings.max_seconds)
 
@@ -54,7 +54,7 @@ class Components:
         return await self.find(lambda: self.predictors.get(run_id, lambda: self.finished.find(run_id)))
 
     async def find(self, work: Callable[[], Awaitable[T]]) -> T:
-        """What `work` returns. A run that it does not find may be in a plan that is not made yet: then once more."""
+        """Result of `work`. A run that it does not find may be in a plan that is not made yet: then once more."""
         try:
             return await work()
         except NotFoundError:

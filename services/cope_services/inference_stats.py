@@ -1,4 +1,4 @@
-"""What inference counts, for metrics. Counters only grow; the event loop writes them, and any thread may read them."""
+"""Counters of inference, for metrics. Counters only grow; the event loop writes them, and any thread may read them."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ class InferenceThreads:
         self._executor = ThreadPoolExecutor(count, thread_name_prefix="inference")
 
     async def run(self, compute: Callable[[], T], *, alone: bool) -> T:
-        """What `compute` returns; `alone`: nothing else waits, and it is more than a little.
+        """Result of `compute`; `alone`: nothing else waits, and it is more than a little.
 
         A computation that has not begun when the caller is cancelled is not begun.
         """

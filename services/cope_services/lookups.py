@@ -25,7 +25,7 @@ class Lookups(Generic[T]):
         self._next: dict[Hashable, asyncio.Task[T]] = {}
 
     async def get(self, key: Hashable, compute: Callable[[], T]) -> T:
-        """What `compute` returns or raises."""
+        """Result of `compute`, or its error."""
         task = self._next.get(key)
         if task is None:
             task = self._next[key] = asyncio.create_task(self._run(key, compute, self._running.get(key)))

@@ -49,7 +49,7 @@ class Metrics:
 
 
 class _Inference(Collector):
-    """What the batcher and the models in memory report, read when the metrics are asked for."""
+    """Numbers of the batcher and the models in memory, read when the metrics are asked for."""
 
     def __init__(self, predictors: Predictors) -> None:
         self.predictors = predictors

@@ -88,7 +88,7 @@ class Plans:
         return True
 
     def _missing(self) -> list[Key]:
-        """What is not ready: the sizes of the files first, then their scales."""
+        """Parts that are not ready: the sizes of the files first, then their scales."""
         with contextlib.suppress(OSError):
             return self._files.missing()
         return []

@@ -109,7 +109,7 @@ class Predictors:
         return predictor
 
     def stats(self) -> PredictorsStats:
-        """What is counted, at this moment. It may be called in any thread, and takes no lock."""
+        """Counters at this moment. It may be called in any thread, and takes no lock."""
         return PredictorsStats(
             models=len(self._models),
             model_bytes=int(self._models.currsize),

@@ -45,7 +45,7 @@ class RelayedRequest:
     """A request whose key and size have been checked."""
 
     scope: dict[str, Any]
-    """What is plain data of the ASGI scope, with the key in `cope_key`."""
+    """Plain data of the ASGI scope, with the key in `cope_key`."""
     body: bytes
     run_id: str
     """The run whose model it asks; "" where that is not known."""
@@ -185,7 +185,7 @@ async def _lifespan(receive: Receive, send: Send) -> None:
 
 
 async def messages_of(app: ASGIApp, request: RelayedRequest) -> AsyncGenerator[Messages, None]:
-    """What an application sends for a request: the messages so far, whenever there are some.
+    """Messages of an application for a request: those so far, whenever there are some.
 
     The first ones include the begin of the body: a response is complete then, or it is a stream. Closing the generator
     cancels the application.

@@ -73,7 +73,7 @@ class RunParameters(BaseModel):
 
 
 class AllRunParameters(RunParameters):
-    """As `RunParameters`, of all runs or of those of an ablation."""
+    """`RunParameters` for all runs or for those of an ablation."""
 
     ablation: Annotated[
         str | None, Field(description="Only the runs of this ablation, in plan order.", max_length=200)

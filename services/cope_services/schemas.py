@@ -25,7 +25,7 @@ def error_responses(*statuses: int) -> Responses:
 
 
 INFERENCE_ERRORS = error_responses(409, 413, 415, 429, 504)
-"""What a route that asks a model answers, besides the errors of all routes."""
+"""Answers of a route that asks a model, besides the errors of all routes."""
 
 
 class Health(BaseModel):

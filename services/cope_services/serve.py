@@ -48,9 +48,9 @@ class Replicas(BaseModel):
     target_ongoing_requests: float = Field(8, gt=0)
     """Requests per replica that autoscaling aims at."""
     cpus: float = Field(1, ge=0)
-    """Of a replica."""
+    """CPUs of a replica."""
     gpus: float = Field(0, ge=0)
-    """Of a replica."""
+    """GPUs of a replica."""
     max_queued_requests: int = Field(QUEUED, ge=1)
 
 

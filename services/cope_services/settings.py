@@ -84,7 +84,7 @@ class Settings(BaseSettings):
 
     @cached_property
     def shown_paths(self) -> ShownPaths:
-        """What messages tell clients of the folders of this service."""
+        """Names of this service's folders in messages to clients."""
         store = () if "://" in self.store else (Path(self.store),)
         return ShownPaths((self.ablations, *store))
 

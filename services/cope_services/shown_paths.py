@@ -1,4 +1,4 @@
-"""What messages tell of the service's files: their names, not where on its machine they are."""
+"""Names of the service's files in messages, without their places on its machine."""
 
 from __future__ import annotations
 

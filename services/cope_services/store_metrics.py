@@ -70,7 +70,7 @@ class StoreMetrics(Collector):
 
 
 def _mlflow_backlog(store: Store) -> int | None:
-    """What MLflow lacks, at the address of this environment; None if that is a file which nobody uses."""
+    """Number of runs and sweeps that this environment's MLflow lacks; None if that is a file which nobody uses."""
     uri = resolve_uri(store)
     mirrored = store.index.mirrored(tracker_key(store, uri))
     if uri.startswith("sqlite:") and mirrored.newest_tracked_id() is None:

@@ -19,7 +19,7 @@ from cope_sweep.kernels.dropout import threshold
 MIN_WORK_ITEMS = 8
 """With fewer heads (B·H) than this, the queries of a head are split into groups, so that more threads have work."""
 MAX_GROUPS = 8
-"""Of a head's queries."""
+"""The most groups into which the queries of a head are split."""
 
 poison_scratch = False
 """Whether to fill scratch memory with NaN before use. For tests."""

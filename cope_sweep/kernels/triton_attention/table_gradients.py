@@ -1,4 +1,4 @@
-"""What the backward kernel along rows computes from its prefix sums and stores: gradients of tables, and records.
+"""Gradients of tables and records, which the backward kernel along rows computes from its prefix sums.
 
 Shapes: in names, r rows (queries) and c columns (keys) of a tile.
 """

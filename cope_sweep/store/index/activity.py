@@ -1,4 +1,4 @@
-"""What happens in a store at the moment, in a few numbers, and the nodes that sweeps have left out."""
+"""Activity in a store at the moment, in a few numbers, and the nodes that sweeps have left out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What has changed in a sweep since a revision: for readers that keep what they have read."""
+"""Changes in a sweep since a revision: for readers that keep what they have read."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class MemberState:
 
 @dataclass(frozen=True)
 class SweepChanges:
-    """What has changed in a sweep after a revision."""
+    """Changes in a sweep after a revision."""
 
     revision: int
-    """Of the index when this was read."""
+    """Revision of the index when this was read."""
     sweep: SweepSummary
     members: list[MemberState]
 

@@ -29,7 +29,7 @@ COLUMNS = (
 )  # fmt: skip
 """Columns of `runs` that can be named as they are. `status` can be named, too."""
 TAGS = "tags."
-"""What keys begin with that name the place of a run in sweeps: `tags.row`, `tags.model.position` (a label)."""
+"""Prefix of keys that name the place of a run in sweeps: `tags.row`, `tags.model.position` (a label)."""
 TEXT_COLUMNS = ("run_id", "worker_id", "message", "sweep_id", "parent_id", "status")
 
 

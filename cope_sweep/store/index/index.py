@@ -303,7 +303,7 @@ class Index:
             connection.execute(statement.on_conflict_do_update(index_elements=[locks.c.name], set_=values))
 
     def stops(self, sweep_id: str) -> dict[str, str]:
-        """What was asked to stop of a sweep: run id, or `""` for all of it → why."""
+        """Requests to stop of a sweep: run id, or `""` for all of it → why."""
         with self.database.reading() as connection:
             return self._stops(connection, sweep_id)
 
@@ -348,7 +348,7 @@ class Index:
             connection.execute(delete(locks).where(locks.c.name == name, locks.c.owner == owner))
 
     def mirrored(self, tracker: str) -> Mirrored:
-        """What a tracker has received of this store."""
+        """The part of this store that a tracker has received."""
         return Mirrored(self.database, tracker)
 
     # -- internals -----------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What a tracker has received of a store, and what it lacks.
+"""The part of a store that a tracker has received, and the part that it lacks.
 
 A row of `mirrored` holds the revision at which a tracker received a run or a sweep. What is still trained or executed
 is sent, too, but noted with revision 0: it is complete in the tracker only after its end.
@@ -33,7 +33,7 @@ class Membership:
 
 @dataclass(frozen=True)
 class Backlog:
-    """What a tracker lacks: id → revision, oldest change first."""
+    """The part that a tracker lacks: id → revision, oldest change first."""
 
     runs: dict[str, int]
     sweeps: dict[str, int]
@@ -42,7 +42,7 @@ class Backlog:
 
 
 class Mirrored:
-    """What one tracker has received. Every method raises StoreError and IndexUnavailable, as those of the index."""
+    """The part that one tracker has received. Its methods raise StoreError and IndexUnavailable, as the index does."""
 
     def __init__(self, database: Database, tracker: str) -> None:
         """`tracker` names the tracker in this store's index."""

@@ -1,4 +1,4 @@
-"""What the index answers with and is asked: plain typed data."""
+"""Questions to the index and its answers: plain typed data."""
 
 from __future__ import annotations
 
@@ -129,12 +129,12 @@ class Progress:
 
 @dataclass(frozen=True)
 class Renewal:
-    """What the owner of leases learns when it renews them."""
+    """Answer to the owner of leases when it renews them."""
 
     held: frozenset[str]
     """The runs that it holds."""
     stops: Mapping[str, str]
-    """What was asked to stop: the sweep, as `""`, the start of runs, as `"*"`, or a run, by its id → why."""
+    """Requests to stop: of the sweep, as `""`, the start of runs, as `"*"`, or a run, by its id → why."""
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ class RunRow:
     run_id: str
     status: Status
     spec: Mapping[str, Any]
-    """As JSON: `RunSpec.model_dump(mode="json")`."""
+    """The run as JSON: `RunSpec.model_dump(mode="json")`."""
     attempt: int = 0
     step: int = 0
     worker_id: str | None = None

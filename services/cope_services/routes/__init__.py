@@ -30,7 +30,7 @@ API_ROUTERS = (
     diff.router,
 )
 MODEL_ROUTERS = (perplexity.router, probe.router, version.router)
-"""What is below `/api/v1` and asks models, or says what runs here."""
+"""Routes below `/api/v1` that ask models, or say what runs here."""
 
 
 def include_api(app: FastAPI) -> None:

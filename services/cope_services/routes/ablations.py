@@ -119,7 +119,7 @@ async def get_report(
     accept: Accept = None,
     if_none_match: IfNoneMatch = None,
 ) -> Response:
-    """What the finished runs show: table with comparisons, figures, what is missing, and what made the runs."""
+    """Report on the finished runs: table with comparisons, figures, what is missing, and what made the runs."""
     names = {value: media for media, value in REPORT_MEDIA_TYPES.items()}
     chosen = format or accepted(accept, REPORT_MEDIA_TYPES, "a report")
     body = await components.pictures.report(name, scale, chosen)

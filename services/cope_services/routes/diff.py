@@ -21,7 +21,7 @@ Points = Annotated[
 
 @router.get("/diff", response_model=RunsDifference)
 def get_difference(left: Side, right: Side, components: ComponentsDep, if_none_match: IfNoneMatch = None) -> Response:
-    """What differs between two runs or two sweeps: spec, facts, and metrics (right minus left) with a test."""
+    """Differences between two runs or two sweeps: spec, facts, and metrics (right minus left) with a test."""
     return json_response(components.queries.difference(left, right))
 
 

@@ -106,25 +106,25 @@ async def detokenize(body: DetokenizeRequest, components: ComponentsDep, model: 
 async def create_run_completion(
     run_id: str, body: CompletionRequest, components: ComponentsDep, request: Request
 ) -> Response:
-    """As `/v1/completions`."""
+    """Like `/v1/completions`."""
     return await _complete(_one(run_id, body.model), body, components, request)
 
 
 @run_router.get("/tokenizer_info", dependencies=[INFER], responses=OPENAI_ERRORS)
 async def get_run_tokenizer_info(run_id: str, components: ComponentsDep) -> TokenizerInfo:
-    """As `/tokenizer_info`."""
+    """Like `/tokenizer_info`."""
     return await _tokenizer_info(run_id, components)
 
 
 @run_router.post("/tokenize", dependencies=[INFER, RequireJson], responses=OPENAI_ERRORS)
 async def tokenize_for_run(run_id: str, body: TokenizeRequest, components: ComponentsDep) -> Tokens:
-    """As `/tokenize`."""
+    """Like `/tokenize`."""
     return await _tokenize(_one(run_id, body.model), body, components)
 
 
 @run_router.post("/detokenize", dependencies=[INFER, RequireJson], responses=OPENAI_ERRORS)
 async def detokenize_for_run(run_id: str, body: DetokenizeRequest, components: ComponentsDep) -> Detokenized:
-    """As `/detokenize`."""
+    """Like `/detokenize`."""
     return await _detokenize(_one(run_id, body.model), body, components)
 
 
@@ -151,7 +151,7 @@ async def _predictor(model: str | None, components: Components) -> "Predictor":
 
 
 async def _waiting(model: str | None, components: Components) -> "Predictor":
-    """As `_predictor`, if not too many requests wait."""
+    """`_predictor`, if not too many requests wait."""
     with components.predictors.batcher.entered():
         return await _predictor(model, components)
 
