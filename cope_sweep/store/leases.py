@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from cope_sweep.spec import RunSpec
 from cope_sweep.store.event import Status
-from cope_sweep.store.index import IndexUnavailable, Lease, Progress, Refusal, RunRow
+from cope_sweep.store.index import IndexUnavailable, Lease, Progress, Refusal, RunRow, waiting
 from cope_sweep.store.index.owners import new_owner
 from cope_sweep.store.reading import read_run
 from cope_sweep.store.store import Store
@@ -18,8 +18,8 @@ LEASE_S = 30.0
 """How long a lease holds after its owner was last heard of."""
 RENEWAL_S = 2.0
 """Time between two renewals, which also tell how far a run is, and learn of requests to stop."""
-RETRY_INTERVAL_S = 0.5
-"""Between two tries to reach a database that does not answer."""
+STOP_WAIT_S = 15.0
+"""How long a sweep that was stopped waits for a database that does not answer."""
 
 T = TypeVar("T")
 
@@ -31,9 +31,14 @@ class LeaseHolder:
     another sweep has taken them by then.
     """
 
-    def __init__(self, store: Store, sweep_id: str, *, ttl_s: float = LEASE_S) -> None:
-        """Start to renew the leases that this process takes for the sweep `sweep_id`."""
-        self.store, self.sweep_id, self.ttl_s = store, sweep_id, ttl_s
+    def __init__(
+        self, store: Store, sweep_id: str, *, ttl_s: float = LEASE_S, stop: threading.Event | None = None
+    ) -> None:
+        """Start to renew the leases that this process takes for the sweep `sweep_id`, which `stop` interrupts."""
+        self.store, self.sweep_id, self.ttl_s, self._stop = store, sweep_id, ttl_s, stop
+        self.waits_since_s: float | None = None
+        """Since when a call waits for the database, by the monotonic clock."""
+        self._stopped_s: float | None = None
         self.owner = new_owner(sweep_id)
         self._held: set[str] = set()
         self._lost: set[str] = set()
@@ -115,10 +120,21 @@ class LeaseHolder:
                     continue
 
     def waiting(self, call: Callable[[], T]) -> T:
-        """The result of `call`, which is tried until the database answers, or the holder is closed."""
-        while True:
-            try:
-                return call()
-            except IndexUnavailable:
-                if self._closed.wait(RETRY_INTERVAL_S):
-                    raise
+        """The result of `call`, which is tried until the database answers; `waits_since_s` tells that it does not.
+
+        Raises:
+            IndexNotWritable: At once.
+            IndexUnavailable: The holder was closed, or the sweep was stopped `STOP_WAIT_S` ago.
+        """
+
+        def gives_up(waited_s: float) -> bool:
+            now_s = time.monotonic()
+            self.waits_since_s = self.waits_since_s or now_s - waited_s
+            if self._stop is not None and self._stop.is_set():
+                self._stopped_s = self._stopped_s or now_s
+            return self._closed.is_set() or (self._stopped_s or now_s) < now_s - STOP_WAIT_S
+
+        try:
+            return waiting(call, gives_up)
+        finally:
+            self.waits_since_s = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections import deque
+from collections.abc import Iterator
 
 from cope_sweep.registry import load_plugins
 from cope_sweep.spec import RunSpec
@@ -19,6 +20,9 @@ from cope_sweep.sweep.executor import (
     train_leased,
     worker_id,
 )
+
+WAIT_NOTE_S = 3.0
+"""Time without an event after which a wait for a database is noted."""
 
 
 def run_local(work: Workload) -> None:
@@ -37,7 +41,7 @@ def run_local(work: Workload) -> None:
     worker = _Worker(work, todo)
     worker.start()
     try:
-        while (event := worker.events.get()) is not None:
+        for event in worker.sent():
             if work.suggestions is not None:
                 work.suggestions.publish()
             work.on_event(event)
@@ -62,13 +66,29 @@ class _Worker(threading.Thread):
     def __init__(self, work: Workload, runs: list[RunSpec]) -> None:
         super().__init__(name="training", daemon=True)
         self.work, self.runs = work, deque(runs)
-        self.store, self.suggestions, self.leases = work.store, work.suggestions, LeaseHolder(work.store, work.sweep_id)
+        self.store, self.suggestions = work.store, work.suggestions
+        self.leases = LeaseHolder(work.store, work.sweep_id, stop=work.stop)
         self.failed = 0
         self.elsewhere: dict[str, RunSpec] = {}
         """Runs that other sweeps train."""
         self.events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
         """Events of the runs; None after the last one."""
         self.error: Exception | None = None
+
+    def sent(self) -> Iterator[Event]:
+        """The events of the runs, as they come. Notes where a database keeps the runs waiting."""
+        noted_s: float | None = None
+        while True:
+            try:
+                event = self.events.get(timeout=WAIT_NOTE_S)
+            except queue.Empty:
+                if self.leases.waits_since_s not in (None, noted_s):
+                    noted_s = self.leases.waits_since_s
+                    self.work.on_note("the index does not answer: waiting for it")
+                continue
+            if event is None:
+                return
+            yield event
 
     def run(self) -> None:
         try:

@@ -36,7 +36,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from cope_sweep.spec import Resources, RunSpec
 from cope_sweep.store import Event, LeaseHolder, Refusal, RunRecord, Store, StoreError
-from cope_sweep.store.index import IndexUnavailable
+from cope_sweep.store.index import IndexNotWritable, IndexUnavailable
 from cope_sweep.store.index.activity import note_left_out
 from cope_sweep.sweep.cluster import (
     Needs,
@@ -178,7 +178,7 @@ class RaySweep:
         """
         self.work, self.scratch, self.may_grow = work, scratch, may_grow
         self.store, self.sweep_id, self.suggestions = work.store, work.sweep_id, work.suggestions
-        self.leases = LeaseHolder(self.store, self.sweep_id)
+        self.leases = LeaseHolder(self.store, self.sweep_id, stop=work.stop)
         """For runs whose end this process records."""
         self.runs: dict[str, _Run] = {}
         self.states: dict[State, dict[str, _Run]] = {state: {} for state in get_args(State)}
@@ -413,7 +413,7 @@ class RaySweep:
         """Pass on events until the sweep has ended, or was stopped and its runs are interrupted."""
         looked_s = time.monotonic()
         deadline_s: float | None = None
-        drains = False
+        drains = is_waiting = False
         while not self._is_over():
             with contextlib.suppress(queue.Empty):
                 news = self.news.get(timeout=NEWS_WAIT_S)
@@ -438,8 +438,15 @@ class RaySweep:
             if now_s - looked_s >= LOOK_INTERVAL_S:
                 looked_s = now_s
                 self._look_at_cluster()
-                with contextlib.suppress(IndexUnavailable):
+                try:
                     self._look_at_runs()
+                    is_waiting = False
+                except IndexNotWritable:
+                    raise
+                except IndexUnavailable:
+                    if not is_waiting:
+                        is_waiting = True
+                        self.work.on_note("the index does not answer: waiting for it")
                 if deadline_s is not None and (now_s > deadline_s or not self._any_training()) and self.news.empty():
                     break
         for state in ("alive", "stopping"):  # those that did not answer in time

@@ -32,7 +32,7 @@ from cope_sweep.plan.points import Dimension, dimensions_of
 from cope_sweep.spec import RunSpec, SpecError, default_label
 from cope_sweep.store import Event, RunRecord, Status, Store, SweepRecord, SweepRun
 from cope_sweep.store.errors import DamagedError
-from cope_sweep.store.index import IndexUnavailable
+from cope_sweep.store.index import waiting
 from cope_sweep.store.index.claims import ClaimedRow, append_row, claim_row
 from cope_sweep.sweep.executor import final_event
 
@@ -44,8 +44,6 @@ STEP = "training_iteration"
 
 WRITE_SHARE = 0.1
 """Largest share of the time that goes into writing the record, which holds all rows."""
-RETRY_INTERVAL_S = 0.5
-"""Between two tries to reach a database that does not answer."""
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -512,13 +510,7 @@ class Suggestions:
 
     def _waiting(self, call: Callable[[], T]) -> T:
         """The result of `call`, which is tried until the database answers, or the sweep is stopped."""
-        while True:
-            try:
-                return call()
-            except IndexUnavailable:
-                if self._stopped or self._closed:
-                    raise
-                time.sleep(RETRY_INTERVAL_S)
+        return waiting(call, lambda waited_s: self._stopped or self._closed)
 
     def _write_if_due(self) -> None:
         started_s = time.monotonic()

@@ -12,14 +12,15 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Literal, Self
 
 from cope_sweep.plan import Plan, Row
 from cope_sweep.queries import recorded_plan
 from cope_sweep.spec import Resources, RunSpec
 from cope_sweep.store import Event, Status, Store, StoreError, Submission, SweepRecord, SweepRun
-from cope_sweep.store.index import IndexUnavailable
+from cope_sweep.store.index import waiting
 from cope_sweep.store.index.owners import new_owner
 from cope_sweep.store.provenance import git_commit, processor, versions
 from cope_sweep.sweep.executor import Executor, Workload
@@ -28,8 +29,6 @@ from cope_sweep.sweep.schedulers import StoppingRule, stopping_rule
 if TYPE_CHECKING:
     from cope_sweep.sweep.search import Suggestions
     from cope_sweep.tracking.beside import MlflowMirror
-
-T = TypeVar("T")
 
 INDEX_TIMEOUT_S = 120.0
 """For the index to answer at the end of the sweep."""
@@ -198,22 +197,14 @@ def sweep(
                 )
                 ended_by = Budget() if stop.is_set() else budget
     finally:
-        outcome = _waiting_for_index(lambda: work.outcome(store, time.monotonic() - started_s, notes.texts, ended_by))
-        _waiting_for_index(lambda: store.write_sweep(final_record(work.record, work.plan, store, outcome)))
+        seconds = time.monotonic() - started_s
+        outcome = _wait(lambda: work.outcome(store, seconds, notes.texts, ended_by))
+        _wait(lambda: store.write_sweep(final_record(work.record, work.plan, store, outcome)))
         errors = tuple(mirror.finish(on_sending).errors) if mirror else ()
     return replace(outcome, tracking_errors=errors)
 
 
-def _waiting_for_index(call: Callable[[], T]) -> T:
-    """The result of `call`, which is repeated while the index does not answer, for `INDEX_TIMEOUT_S` at most."""
-    until = time.monotonic() + INDEX_TIMEOUT_S
-    while True:
-        try:
-            return call()
-        except IndexUnavailable:
-            if time.monotonic() > until:
-                raise
-            time.sleep(1.0)
+_wait = partial(waiting, gives_up=lambda waited_s: waited_s > INDEX_TIMEOUT_S)
 
 
 class _Notes:

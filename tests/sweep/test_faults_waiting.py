@@ -1,4 +1,4 @@
-"""What waits for the cluster's head and for the index, and for how long. Without a cluster."""
+"""How long a sweep waits for the cluster's head. Without a cluster."""
 
 import socket
 from types import SimpleNamespace
@@ -7,25 +7,10 @@ from typing import Any
 import pytest
 import ray
 
-from cope_sweep.store.index import IndexUnavailable
 from cope_sweep.sweep import cluster
-from cope_sweep.sweep import sweep as sweep_module
 from cope_sweep.sweep.cluster import check_head
 from cope_sweep.sweep.executor import ClusterLost
 from tests.sweep.ports import free_port
-
-
-class Unavailable:
-    """A call that fails some times because the index does not answer."""
-
-    def __init__(self, failures: int) -> None:
-        self.failures = failures
-
-    def __call__(self) -> str:
-        self.failures -= 1
-        if self.failures >= 0:
-            raise IndexUnavailable("the server is away")
-        return "an answer"
 
 
 @pytest.fixture
@@ -51,11 +36,3 @@ def test_a_head_that_does_not_is_lost_and_nothing_has_failed(head_at: Any) -> No
     head_at(port)
     with pytest.raises(ClusterLost, match=f"127.0.0.1:{port}.*does not answer any more .*run the same command again"):
         check_head()
-
-
-def test_the_end_of_a_sweep_waits_for_the_index(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sweep_module.time, "sleep", lambda duration_s: None)
-    assert sweep_module._waiting_for_index(Unavailable(2)) == "an answer"
-    monkeypatch.setattr(sweep_module, "INDEX_TIMEOUT_S", -1.0)
-    with pytest.raises(IndexUnavailable):
-        sweep_module._waiting_for_index(Unavailable(2))

@@ -3,12 +3,14 @@
 import multiprocessing
 import multiprocessing.pool
 import os
+import threading
 import time
 
 import pytest
 
 from cope_sweep.store import Lease, LeaseHolder, Refusal, Store
-from cope_sweep.store.index import Index, Progress
+from cope_sweep.store import leases as leases_module
+from cope_sweep.store.index import Index, IndexNotWritable, IndexUnavailable, Progress, waiting
 from cope_sweep.store.index.owners import is_gone, new_owner
 from tests.store.index.rows import row
 from tests.store.waiting import until, until_prolonged
@@ -214,3 +216,49 @@ def test_postgresql_is_restarted(postgres, tmp_path):
     assert not holder.is_lost(RUN.run_id)
     holder.close()
     assert store.status(RUN.run_id) == "interrupted"
+
+
+def test_a_database_that_cannot_be_written_is_an_error_at_once(tmp_path):
+    store = Store(tmp_path / "store", create=True)
+    with store.index.database.engine.connect() as connection:  # the pool gives this connection to the next caller
+        connection.exec_driver_sql("PRAGMA max_page_count = 1")
+    leases = LeaseHolder(store, "sweep")
+    with pytest.raises(IndexNotWritable, match=r"index.db cannot be written: database or disk is full; .*--store"):
+        for seed in range(1000):
+            leases.acquire(tiny_run(seed=seed))
+    assert leases.waits_since_s is None
+
+
+def test_a_stopped_sweep_waits_for_a_database_for_a_limited_time(store, monkeypatch):
+    monkeypatch.setattr(leases_module, "STOP_WAIT_S", 0.1)
+    stop = threading.Event()
+    leases = LeaseHolder(store, "sweep", stop=stop)
+    waited = []
+
+    def away():
+        waited.append(leases.waits_since_s)
+        if len(waited) == 3:
+            stop.set()
+        raise IndexUnavailable("the server is away")
+
+    with pytest.raises(IndexUnavailable):
+        leases.waiting(away)
+    assert len(waited) > 3
+    assert waited[0] is None
+    assert waited[2] == waited[1] is not None
+
+
+def test_a_call_is_repeated_while_the_database_does_not_answer(monkeypatch):
+    monkeypatch.setattr(time, "sleep", lambda duration_s: None)
+    calls = []
+
+    def away_twice():
+        calls.append(1)
+        if len(calls) < 3:
+            raise IndexUnavailable("the server is away")
+        return "an answer"
+
+    assert waiting(away_twice, lambda waited_s: False) == "an answer"
+    calls.clear()
+    with pytest.raises(IndexUnavailable):
+        waiting(away_twice, lambda waited_s: len(calls) == 2)
