@@ -59,7 +59,8 @@ def perplexity(
     """Print the perplexity of token sequences or of a text under a finished run's model.
 
     Each token is scored given the tokens before it. A text needs a model that was trained on text (`wikitext`,
-    `code`). A model of another task was trained on its answers only; its perplexity of other tokens means little.
+    `code`); that of a model of another task is labels of its tokens. Such a model was trained on its answers only; its
+    perplexity of other tokens means little.
 
     Example: `cope-sweep perplexity 95199d1142de555d --tokens "3 14 14 7 15"`
 
@@ -77,7 +78,7 @@ def perplexity(
         values = _scored_by(server, run_or_folder, body)
     else:
         values = _scored_here(run_or_folder, root, read_text(text, file) if is_text else sequences, context, stride)
-    line = _text_line(values) if is_text else _tokens_line(values)
+    line = _text_line(values) if "words" in values else _tokens_line(values)
     if as_json:
         print_json(values)
     else:
@@ -94,8 +95,12 @@ def _scored_here(
 
     predictor = Predictor.load(folder)
     try:
-        if isinstance(given, str):
+        if isinstance(given, str) and predictor.reads_text:
             return asdict(predictor.text_perplexity(given, context=context, stride=stride))
+        if isinstance(given, str):  # of labels, as a service reads it
+            if context is not None or stride is not None:
+                raise UserError("--context and --stride are for models that were trained on text")
+            given = [predictor.vocabulary.encode(given)]
         return asdict(predictor.perplexity(given))
     except ValueError as error:
         raise UserError(str(error)) from error

@@ -138,7 +138,7 @@ def is_open(path: str) -> bool:
 
 
 class AllowedHosts:
-    """ASGI middleware that refuses requests for other hosts, and changes that pages of other origins ask for.
+    """ASGI middleware that refuses requests for other hosts, and those of pages of other origins that change or compute.
 
     A page of an attacker can make a browser send requests to this service: directly, which its origin shows, or by
     changing the address of its own name to this machine's (DNS rebinding), which the `Host` header shows.
@@ -162,19 +162,25 @@ class AllowedHosts:
 
     def _check(self, scope: Scope) -> None:
         """Raise UnknownHostError or CrossOriginError."""
-        hosts, origin = [], None
+        hosts, headers = [], {}
         for name, value in scope["headers"]:
+            headers[name] = value.decode("latin-1")
             if name == b"host":
-                hosts.append(value.decode("latin-1"))
-            elif name == b"origin":
-                origin = value.decode("latin-1")
+                hosts.append(headers[name])
         host = _bare(hosts[0]) if len(hosts) == 1 else ""
         if not (host in self.names or (self.any_address and _is_address(host))):
             raise UnknownHostError(
                 f"this service is not {host[:200]!r}; if it should be, start it with `--allow-host NAME` for this name"
             )
-        if origin is not None and scope["method"] not in ("GET", "HEAD") and _origin_host(origin) != host:
-            raise CrossOriginError(f"a page of {origin[:200]} must not ask this service for changes or computations")
+        origin = headers.get(b"origin")
+        changes = scope["method"] not in ("GET", "HEAD") and origin is not None
+        if changes and not _is_same_origin(origin or "", hosts[0], scope.get("scheme", "http")):
+            raise CrossOriginError(f"a page of {(origin or '')[:200]} must not ask this service for changes")
+        # Browsers send no origin with a picture of another page, but this. An address that is opened is a navigation.
+        site, mode = headers.get(b"sec-fetch-site"), headers.get(b"sec-fetch-mode")
+        is_embedded = site in ("cross-site", "same-site") and mode != "navigate"
+        if is_embedded and not is_open(scope["path"]) and b"authorization" not in headers:
+            raise CrossOriginError("a page of another origin must not have this service compute without a key")
 
 
 def is_loopback(host: str) -> bool:
@@ -212,8 +218,17 @@ def _bare(host: str) -> str:
     return host.partition(":")[0].lower().removesuffix(".")
 
 
-def _origin_host(origin: str) -> str | None:
+def _is_same_origin(origin: str, host: str, scheme: str) -> bool:
+    """Whether the `Origin` of a request has the scheme, name and port of its `Host`.
+
+    A proxy that ends TLS in front of this service leaves `http` as the scheme of a request from an `https` page.
+    """
     try:
-        return urlsplit(origin).hostname
-    except ValueError:
-        return None
+        parts = urlsplit(origin)
+        usual = {"http": 80, "https": 443}[parts.scheme]
+        ours = urlsplit(f"//{host}").port
+        theirs = parts.port
+    except (KeyError, ValueError):
+        return False
+    is_downgraded = scheme == "https" and parts.scheme == "http"
+    return not is_downgraded and parts.hostname == _bare(host) and (theirs or usual) == (ours or usual)

@@ -56,6 +56,15 @@ def test_token_ids(trained, run_id):
     assert trained.json("perplexity", f"store/runs/{run_id}/checkpoint", "--file", "ids.json") == measured
 
 
+def test_a_text_of_labels(trained, run_id):
+    """The vocabulary of six is 0 1 2 3, the blank and the marker."""
+    by_ids = trained.json("perplexity", run_id, "--tokens", "0 3 4 5")
+    assert trained.json("perplexity", run_id, "--text", "0 3 _ >") == by_ids
+    assert "over 3 tokens" in trained("perplexity", run_id, "--text", "0 3 _ >")[0]
+    assert "'x' is no label" in trained("perplexity", run_id, "--text", "0 x", code=2)[1]
+    assert "trained on text" in trained("perplexity", run_id, "--text", "0 1", "--stride", "1", code=2)[1]
+
+
 def test_a_token_outside_the_vocabulary(trained, run_id):
     _, err = trained("perplexity", run_id, "--tokens", "0 99", code=2)
     assert "99" in err

@@ -84,6 +84,9 @@ def test_perplexity(trained):
         here, there = trained.json(*words), trained.json(*words, "--server", url)
         assert there == pytest.approx(here, rel=1e-5)
         assert trained(*words, "--server", url)[0].startswith("perplexity ")
+        labels = ("perplexity", run, "--text", "1 2 3 _ >")
+        assert trained.json(*labels) == here
+        assert trained.json(*labels, "--server", url) == there
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from cope_services.access import AllowedHosts, is_loopback, is_open
+from cope_services.access import AllowedHosts, _is_same_origin, is_loopback, is_open
 from cope_services.app import create_app
 from cope_services.keys import KeysFile
 from cope_services.server import check_keys
@@ -229,8 +229,33 @@ def test_pages_of_other_origins_read_nothing_and_change_nothing(client: httpx.Cl
         read = client.get(f"{API}/runs", headers={"origin": origin})
         for each in (response, read):
             assert not [name for name in each.headers if name.startswith("access-control")]
-    own = f"http://{client.base_url.host}:{client.base_url.port}"
-    assert client.post(url, json=body, headers={"origin": own}).status_code == 200
+    host, port = client.base_url.host, client.base_url.port
+    for origin in (f"http://{host}:{port - 1}", f"http://{host}", f"https://{host}:443", f"ftp://{host}:{port}"):
+        check_problem(client.post(url, json=body, headers={"origin": origin}), 403, "cross_origin")
+    for origin in (f"http://{host}:{port}", f"https://{host}:{port}"):  # the latter through a proxy that ends TLS
+        assert client.post(url, json=body, headers={"origin": origin}).status_code == 200
+
+
+@pytest.mark.parametrize(("site", "mode", "status"), [
+    ("cross-site", "no-cors", 403), ("same-site", "cors", 403), ("cross-site", "navigate", 200),
+    ("same-origin", "cors", 200), ("none", "navigate", 200),
+])  # fmt: skip
+def test_pages_of_other_origins_embed_nothing_that_costs(
+    client: httpx.Client, site: str, mode: str, status: int
+) -> None:
+    headers = {"sec-fetch-site": site, "sec-fetch-mode": mode}
+    assert client.get(f"{API}/runs", headers=headers).status_code == status
+    assert client.get("/health/live", headers=headers).status_code == 200
+    # A key is proof of the user's will.
+    assert client.get(f"{API}/runs", headers=headers | {"authorization": "Bearer anything"}).status_code == 200
+
+
+def test_origins_behind_a_proxy_that_ends_tls() -> None:
+    assert _is_same_origin("https://sweeps.example", "sweeps.example", "http")
+    assert _is_same_origin("https://sweeps.example", "sweeps.example:443", "https")
+    assert _is_same_origin("http://[::1]:8000", "[::1]:8000", "http")
+    assert not _is_same_origin("http://sweeps.example", "sweeps.example", "https")
+    assert not _is_same_origin("https://sweeps.example", "sweeps.example:8000", "http")
 
 
 # -- headers
