@@ -138,7 +138,7 @@ def is_open(path: str) -> bool:
 
 
 class AllowedHosts:
-    """ASGI middleware that refuses requests for other hosts, and those of pages of other origins that change or compute.
+    """ASGI middleware that refuses requests for other hosts, and changes and computations for pages of other origins.
 
     A page of an attacker can make a browser send requests to this service: directly, which its origin shows, or by
     changing the address of its own name to this machine's (DNS rebinding), which the `Host` header shows.
