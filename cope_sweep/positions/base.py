@@ -149,7 +149,7 @@ class Encoding(Kind):
         return None
 
 
-Layers = Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1), Strict(False)]
+Layers = Annotated[tuple[Annotated[int, Field(ge=0, le=10**9)], ...], Field(min_length=1), Strict(False)]
 """Accepts a list too: files have no tuples."""
 
 

@@ -118,7 +118,7 @@ class CoPE(ContextualEncoding):
     """Contextual position encoding: an embedding for each integer position, interpolated linearly between them."""
 
     kind: Literal["cope"] = "cope"
-    p_max: Annotated[int, Field(ge=1)] | Literal["full"] = Field(
+    p_max: Annotated[int, Field(ge=1, le=10**9)] | Literal["full"] = Field(
         default=64, description="Number of position embeddings, for positions 0 … p_max − 1; full: context + 1."
     )
     share_layers: bool = Field(default=False, description="One table for all layers, or one for each layer.")

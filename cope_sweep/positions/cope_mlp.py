@@ -29,8 +29,8 @@ class CoPEMLP(ContextualEncoding):
     """Contextual positions, embedded by an MLP with one hidden layer."""
 
     kind: Literal["cope_mlp"] = "cope_mlp"
-    hidden: Annotated[int, Field(ge=1)] = Field(default=64, description="Hidden units: the paper's N.")
-    p_max: Annotated[int, Field(ge=1)] | None = Field(
+    hidden: Annotated[int, Field(ge=1, le=10**9)] = Field(default=64, description="Hidden units: the paper's N.")
+    p_max: Annotated[int, Field(ge=1, le=10**9)] | None = Field(
         default=None, description="Positions are clamped to p_max − 1; null: not clamped."
     )
     activation: Literal["relu", "gelu"] = Field(

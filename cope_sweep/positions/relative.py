@@ -28,7 +28,7 @@ class Relative(AttentionEncoding):
     """A learned vector for each distance i − j, shared by the heads or for each of them."""
 
     kind: Literal["relative"] = "relative"
-    positions: Annotated[int, Field(ge=1)] | Literal["full"] = Field(
+    positions: Annotated[int, Field(ge=1, le=10**9)] | Literal["full"] = Field(
         default="full", description="Number of embeddings, for distances 0 … positions − 1; full: the context."
     )
     far: Literal["none", "last"] = Field(

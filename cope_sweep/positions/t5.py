@@ -26,8 +26,8 @@ class T5(AttentionEncoding):
     """A learned bias for each head and bucket of distances."""
 
     kind: Literal["t5"] = "t5"
-    buckets: Annotated[int, Field(ge=2)] = Field(default=32, description="Number of buckets.")
-    max_distance: Annotated[int, Field(ge=2)] = Field(
+    buckets: Annotated[int, Field(ge=2, le=10**9)] = Field(default=32, description="Number of buckets.")
+    max_distance: Annotated[int, Field(ge=2, le=10**9)] = Field(
         default=128, description="This and larger distances use the last bucket."
     )
     share_layers: bool = Field(default=True, description="One table for all layers, as in T5, or one for each layer.")

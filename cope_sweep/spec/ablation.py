@@ -88,7 +88,7 @@ class Published(Frozen):
     )
     values: dict[MetricName, float] = Field(description="Metric name → published value.")
     std: dict[MetricName, float] = Field(default={}, description="Metric name → published standard deviation.")
-    seeds: Annotated[int | None, Field(ge=2)] = Field(
+    seeds: Annotated[int | None, Field(ge=2, le=10**9)] = Field(
         default=None,
         description="Number of runs behind the values that have a standard deviation; null: the source does not say. "
         "A comparison then assumes 2, the smallest number that has a standard deviation.",

@@ -10,8 +10,8 @@ from cope_sweep.frozen import Frozen
 from cope_sweep.spec.metric_names import MetricName
 from cope_sweep.spec.source import Json
 
-Count = Annotated[int, Field(ge=0)]
-Positive = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=0, le=10**9)]
+Positive = Annotated[int, Field(ge=1, le=10**9)]
 Head = Annotated[tuple[Count, Count], Strict(False)]
 """Layer and head. Accepts a list too: files have no tuples."""
 Metrics = Annotated[list[MetricName], Field(min_length=1)]

@@ -13,13 +13,15 @@ SWEEP_KEYS = frozenset({"groups", "max_failures", "step_timeout_s"})
 class Resources(Frozen):
     """The resources of a sweep, and how it computes. These settings do not change which runs it trains."""
 
-    groups: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
+    groups: Annotated[int, Field(ge=1, le=10**9)] | Literal["auto"] = Field(
         default="auto", description="Runs that are trained at the same time; auto: as many as the cluster has room for."
     )
-    workers: Annotated[int, Field(ge=1)] = Field(
+    workers: Annotated[int, Field(ge=1, le=10**9)] = Field(
         default=1, description="Ray Train workers of a run; several train it data-parallel."
     )
-    cpus: Annotated[int, Field(ge=1)] = Field(default=1, description="CPU cores (and torch threads) per worker.")
+    cpus: Annotated[int, Field(ge=1, le=10**9)] = Field(
+        default=1, description="CPU cores (and torch threads) per worker."
+    )
     gpus: Annotated[float, Field(ge=0)] | Literal["auto"] = Field(
         default="auto",
         description="GPUs per worker; auto: one if the cluster has any. 0.25: four runs of one worker share a GPU.",
@@ -33,7 +35,7 @@ class Resources(Frozen):
     attention: Literal["auto", "reference", "blocked", "native", "triton"] = Field(
         default="auto", description="Attention implementation; auto: the fastest one that this machine supports."
     )
-    micro_batch: Annotated[int, Field(ge=1)] | None = Field(
+    micro_batch: Annotated[int, Field(ge=1, le=10**9)] | None = Field(
         default=None,
         description="Sequences in one forward and backward pass of a worker; gradients are accumulated. null: the "
         "worker's whole share of the batch. A smaller value needs less memory; the gradient is the same.",
@@ -62,7 +64,7 @@ class Resources(Frozen):
         description="Finished runs with a constant learning rate keep the optimiser's state (2 × the model's size), so "
         "that a longer run can continue them. `cope-sweep prune` deletes it.",
     )
-    max_failures: Annotated[int, Field(ge=0)] = Field(
+    max_failures: Annotated[int, Field(ge=0, le=10**9)] = Field(
         default=3, description="How often a run is restarted from its last checkpoint after its process died."
     )
     step_timeout_s: Annotated[float, Field(gt=0)] | None = Field(

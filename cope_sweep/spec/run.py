@@ -17,8 +17,9 @@ from cope_sweep.positions import ENCODINGS, AnyEncoding, Dims, Encoding, check_t
 from cope_sweep.registry import Kind
 from cope_sweep.tasks import AnyTask
 
-Positive = Annotated[int, Field(ge=1)]
-Count = Annotated[int, Field(ge=0)]
+# Every size has a limit, so that no text from outside keeps a process busy before anything is trained.
+Positive = Annotated[int, Field(ge=1, le=10**9)]
+Count = Annotated[int, Field(ge=0, le=10**9)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 
 
@@ -42,7 +43,7 @@ class ModelSpec(Frozen):
         description="gpt2: pre-norm, GELU. llama: pre-norm, RMSNorm, SwiGLU, no biases. "
         "post_norm: the decoder of the released counting runs, ReLU.",
     )
-    layers: Positive = 2
+    layers: Annotated[int, Field(ge=1, le=10_000)] = 2
     dim: Positive = 64
     heads: Positive = 2
     ffn_dim: Positive | None = Field(

@@ -14,7 +14,7 @@ from cope_sweep.spec.distribution import Distribution
 from cope_sweep.spec.metric_names import MetricName
 
 Goal = Literal["min", "max"]
-Positive = Annotated[int, Field(ge=1)]
+Positive = Annotated[int, Field(ge=1, le=10**9)]
 Samples = Annotated[int, Field(ge=1, le=100_000)]
 SearchSeed = Annotated[int, Field(ge=0, lt=2**31)]
 

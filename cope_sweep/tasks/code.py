@@ -39,8 +39,8 @@ class Code(LanguageModelling):
         default=STDLIB,
         description="python-stdlib: the standard library of the running Python; any other name: your own folder.",
     )
-    tokens: Annotated[int, Field(ge=1)] = Field(default=4096, description="Number of tokens in a context.")
-    vocabulary: Annotated[int, Field(ge=257)] = Field(
+    tokens: Annotated[int, Field(ge=1, le=10**9)] = Field(default=4096, description="Number of tokens in a context.")
+    vocabulary: Annotated[int, Field(ge=257, le=10**9)] = Field(
         default=32000, description="Number of token ids of the model; the tokenizer may have fewer."
     )
     suffixes: Patterns = Field(default=(".py",), description="Suffixes of the files to read.")

@@ -74,14 +74,14 @@ class Counting(GeneratedTask):
     METRICS: ClassVar[tuple[str, ...]] = (*Task.METRICS, "majority_baseline_error", "cut")
 
     kind: Literal["counting"] = "counting"
-    variables: Annotated[int, Field(ge=1)] = Field(default=1, description="Number of variables.")
-    operations: Annotated[int, Field(ge=1)] = Field(
+    variables: Annotated[int, Field(ge=1, le=10**9)] = Field(default=1, description="Number of variables.")
+    operations: Annotated[int, Field(ge=1, le=10**9)] = Field(
         default=512, description="Largest number of operations in a sequence."
     )
-    fewest_operations: Annotated[int, Field(ge=1)] = Field(
+    fewest_operations: Annotated[int, Field(ge=1, le=10**9)] = Field(
         default=3, description="Smallest number of operations; numbers up to `operations` are equally likely."
     )
-    maximum: Annotated[int, Field(ge=0)] = Field(default=10, description="Largest value of a variable.")
+    maximum: Annotated[int, Field(ge=0, le=10**9)] = Field(default=10, description="Largest value of a variable.")
     set_weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
         default=1, description="Weight of setting a variable to zero."
     )
@@ -89,11 +89,11 @@ class Counting(GeneratedTask):
     pass_weight: Weight = Field(default=50, description="Weight of passing, in training and in_dist.")
     longer_pass_weight: Weight = Field(default=100, description="Weight of passing in the OOD test set `longer`.")
     shorter_pass_weight: Weight = Field(default=10, description="Weight of passing in the OOD test set `shorter`.")
-    max_tokens: Annotated[int, Field(ge=3)] = Field(
+    max_tokens: Annotated[int, Field(ge=3, le=10**9)] = Field(
         default=512,
         description="Largest number of tokens in a sequence, its answer included; longer ones keep their tail.",
     )
-    train_sequences: Annotated[int, Field(ge=1)] | None = Field(
+    train_sequences: Annotated[int, Field(ge=1, le=10**9)] | None = Field(
         default=10_000, description="Sequences in the training set, visited in epochs; null: no sequence is repeated."
     )
 

@@ -27,7 +27,9 @@ class FlipFlop(GeneratedTask):
     TESTS: ClassVar[tuple[str, ...]] = ("in_dist", "sparse", "dense")
 
     kind: Literal["flip_flop"] = "flip_flop"
-    pairs: Annotated[int, Field(ge=2)] = Field(default=256, description="Number of pairs of an instruction and a bit.")
+    pairs: Annotated[int, Field(ge=2, le=10**9)] = Field(
+        default=256, description="Number of pairs of an instruction and a bit."
+    )
     p_ignore: Probability = Field(default=0.8, description="Probability of `i`, in training and in_dist.")
     sparse_p_ignore: Probability = Field(default=0.98, description="Probability of `i` in the OOD test set `sparse`.")
     dense_p_ignore: Probability = Field(default=0.1, description="Probability of `i` in the OOD test set `dense`.")

@@ -53,12 +53,12 @@ class LanguageModelling(Task):
         default=None,
         description="Folder of the files; null: $COPE_SWEEP_DATA/<corpus>. Not part of a run's identity.",
     )
-    tokens: Annotated[int, Field(ge=1)] = Field(default=1024, description="Number of tokens in a context.")
-    stride: Annotated[int, Field(ge=1)] | None = Field(
+    tokens: Annotated[int, Field(ge=1, le=10**9)] = Field(default=1024, description="Number of tokens in a context.")
+    stride: Annotated[int, Field(ge=1, le=10**9)] | None = Field(
         default=None,
         description="Tokens from the start of one test context to the next; null: `tokens`, without overlap.",
     )
-    vocabulary: Annotated[int, Field(ge=SMALLEST_VOCABULARY)] = Field(
+    vocabulary: Annotated[int, Field(ge=SMALLEST_VOCABULARY, le=10**9)] = Field(
         default=GPT2_IDS, description="Number of token ids of the model; the tokenizer may have fewer."
     )
     tokenizer: Literal["auto", "gpt2", "bpe"] = Field(

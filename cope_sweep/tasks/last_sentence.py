@@ -49,7 +49,7 @@ COMPOSED = "composed"
 TEST_SHARE = 10
 """One in this many sentences can be a last sentence of the test sets; it is never one in training."""
 
-Positive = Annotated[int, Field(ge=1)]
+Positive = Annotated[int, Field(ge=1, le=10**9)]
 
 
 class LastSentence(GeneratedTask):
@@ -67,10 +67,10 @@ class LastSentence(GeneratedTask):
         "Not part of a run's identity.",
     )
     maximum: Positive = Field(default=3, description="Largest answer.")
-    sentences: Annotated[int, Field(ge=2)] = Field(
+    sentences: Annotated[int, Field(ge=2, le=10**9)] = Field(
         default=2, description="Sentences of a context, in training and in_dist."
     )
-    longer_sentences: Annotated[int, Field(ge=2)] = Field(
+    longer_sentences: Annotated[int, Field(ge=2, le=10**9)] = Field(
         default=4, description="Sentences of a context in the OOD test set `longer`."
     )
     fewest_words: Positive = Field(

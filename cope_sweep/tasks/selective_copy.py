@@ -29,15 +29,17 @@ class SelectiveCopy(GeneratedTask):
     TESTS: ClassVar[tuple[str, ...]] = ("in_dist", "dense", "sparse")
 
     kind: Literal["selective_copy"] = "selective_copy"
-    tokens: Annotated[int, Field(ge=1)] = Field(default=256, description="Number of data tokens.")
-    blanks: Annotated[int, Field(ge=0)] = Field(default=256, description="Number of blanks in training and in_dist.")
-    dense_blanks: Annotated[int, Field(ge=0)] = Field(
+    tokens: Annotated[int, Field(ge=1, le=10**9)] = Field(default=256, description="Number of data tokens.")
+    blanks: Annotated[int, Field(ge=0, le=10**9)] = Field(
+        default=256, description="Number of blanks in training and in_dist."
+    )
+    dense_blanks: Annotated[int, Field(ge=0, le=10**9)] = Field(
         default=128, description="Number of blanks in the OOD test set `dense`."
     )
-    sparse_blanks: Annotated[int, Field(ge=0)] = Field(
+    sparse_blanks: Annotated[int, Field(ge=0, le=10**9)] = Field(
         default=512, description="Number of blanks in the OOD test set `sparse`."
     )
-    vocabulary: Annotated[int, Field(ge=4)] = Field(
+    vocabulary: Annotated[int, Field(ge=4, le=10**9)] = Field(
         default=16, description="Number of token ids: data symbols, one blank and one marker."
     )
     copy_from: Literal["markers", "outputs"] = Field(

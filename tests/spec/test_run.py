@@ -174,6 +174,8 @@ def test_execution_is_no_part_of_the_identity():
         ("evaluate", {"contexts": [0]}, "greater than or equal to 1"),
         ("train.warmup", 99, "more than train.steps = 6"),
         ("model.layers", 0, "greater than or equal to 1"),
+        ("model.layers", 10_001, "less than or equal to 10000"),
+        ("model.dim", 10**9 + 2, "less than or equal to 1000000000"),
         ("train.lr", float("inf"), "finite|Input should be"),
         ("seed", -1, "greater than or equal to 0"),
         ("model.position", [{"kind": "cope", "p_max": 0}], "greater than or equal to 1"),

@@ -17,6 +17,25 @@ def test_the_published_schema_is_the_current_one(request):
     assert published == ablation_schema(), "regenerate it: cope-sweep schema > ablations/schema.json"
 
 
+def unlimited(schema, path=()):
+    """The places of integers without an upper limit."""
+    if isinstance(schema, dict):
+        if schema.get("type") == "integer" and not {"maximum", "exclusiveMaximum", "const", "enum"} & schema.keys():
+            yield path
+        for key, value in schema.items():
+            yield from unlimited(value, (*path, key))
+    elif isinstance(schema, list):
+        for each in schema:
+            yield from unlimited(each, path)
+
+
+def test_every_size_has_an_upper_limit():
+    """But the bounds of drawn numbers: a run with a number that is drawn is validated."""
+    assert {path[:4] for path in unlimited(ablation_schema())} == {
+        ("$defs", "Distribution", "properties", name) for name in ("int_uniform", "log_int_uniform")
+    }
+
+
 def test_every_key_is_in_the_schema():
     schema = ablation_schema()
     assert set(schema["properties"]) == set(Ablation.model_json_schema()["properties"])
