@@ -120,7 +120,8 @@ def test_a_schedule_stops_the_run_that_is_worse(store: Store, events: EventLog) 
 def test_a_search_suggests_runs_and_a_schedule_stops_some(store: Store, events: EventLog) -> None:
     """An interrupted search is continued: no row is drawn again, and what was stopped is not trained again."""
     plan = plan_of(
-        base=TINY | {"train": {"steps": 60, "batch": 4}, "evaluate": TINY["evaluate"] | {"every": 10}},
+        # So long that no run has ended before the decision on its first evaluations arrives.
+        base=TINY | {"train": {"steps": 400, "batch": 4}, "evaluate": TINY["evaluate"] | {"every": 10}},
         search={"kind": "optuna", "samples": 8, "space": {"train.lr": {"log_uniform": [1e-7, 1e-1]}}},
         schedule={"kind": "asha", "grace": 10, "reduction": 2},
         seeds=[0],

@@ -46,7 +46,8 @@ def test_longer_contexts_are_measured_or_the_facts_say_why_not(store, text, posi
 
 def test_a_variant_is_the_same_training_evaluated_with_other_fields(store, text):
     """Weights and metrics of the run itself are those without the variant; the variant's are those of a capped run."""
-    relative, contexts = {"model.position": ["relative"]}, {"evaluate.contexts": [16, 48]}
+    # At a high rate, the embeddings become so large that a distance without one is seen in the perplexity.
+    relative, contexts = {"model.position": ["relative"]}, {"evaluate.contexts": [16, 48], "train.lr": 0.3}
     capped_alone = {"model.position": [{"kind": "relative", "far": "last"}]}
     both, plain, capped = (
         text_run(text, **contexts | position)
@@ -64,7 +65,7 @@ def test_a_variant_is_the_same_training_evaluated_with_other_fields(store, text)
     variants = {name.removeprefix("capped/"): x for name, x in results[0].items() if name.startswith("capped/")}
     assert {name: results[0][name] for name in results[1]} == results[1]
     assert variants == {name: results[2][name] for name in variants}
-    assert results[0]["test/perplexity@48"] != results[0]["capped/test/perplexity@48"]
+    assert results[0]["test/perplexity@48"] != pytest.approx(results[0]["capped/test/perplexity@48"], rel=1e-4)
     trained, alone = (weights(store.run(run.run_id)) for run in (both, plain))
     assert trained.keys() == alone.keys()
     assert all(torch.equal(trained[name], alone[name]) for name in alone)
