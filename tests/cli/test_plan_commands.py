@@ -80,7 +80,7 @@ def test_runs_that_are_too_large_are_marked(shell):
 
 def test_years_on_a_cpu_are_not_shown_for_runs_that_may_use_a_gpu(shell, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    large = ("plan", "tiny", "--set", "train.steps=1000000000000")
+    large = ("plan", "tiny", "--set", "train.steps=1000000000", "--set", "train.batch=100000")
     assert "4 to do: needs a GPU (rule of thumb" in " ".join(shell(*large)[0].split())
     assert re.search(r"4 to do: about [\d,]+ y on ", " ".join(shell(*large, "--set", "resources.gpus=0")[0].split()))
 
