@@ -100,7 +100,7 @@ def _scored_here(
         if isinstance(given, str):  # of labels, as a service reads it
             if context is not None or stride is not None:
                 raise UserError("--context and --stride are for models that were trained on text")
-            given = [predictor.vocabulary.encode(given)]
+            given = [predictor.vocabulary.encode(given).tolist()]
         return asdict(predictor.perplexity(given))
     except ValueError as error:
         raise UserError(str(error)) from error
