@@ -18,13 +18,13 @@ help:   ## List the targets
 quickstart: .venv/run.stamp   ## Install, train the quick-start ablation, and print its table
 	$(BIN)/cope-sweep run quickstart
 
-test: .venv/test.stamp   ## Run the tests (under 20 minutes on 2 idle cores)
+test: .venv/test.stamp   ## Run the tests, but those that `make test-all` adds
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not thorough"
 
 test-all: .venv/test.stamp   ## Run all tests, also those of the benchmarks, emulators and random faults
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE)
 
-test-fast: .venv/test.stamp   ## Run the tests that take at most about a second each (under 3 minutes on 2 cores)
+test-fast: .venv/test.stamp   ## Run the tests that take at most about a second each (3 to 6 minutes on 2 cores)
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m fast
 
 lint: .venv/test.stamp   ## Check style, types and import contracts

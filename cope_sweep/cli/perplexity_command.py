@@ -58,9 +58,9 @@ def perplexity(
 ) -> None:
     """Print the perplexity of token sequences or of a text under a finished run's model.
 
-    Each token is scored given the tokens before it. A text needs a model that was trained on text (`wikitext`,
-    `code`); that of a model of another task is labels of its tokens. Such a model was trained on its answers only; its
-    perplexity of other tokens means little.
+    Each token is scored given the tokens before it. For a model that was not trained on text (`wikitext`, `code`), a
+    text is the labels of tokens with blanks between them. Such a model was trained on its answers only; its perplexity
+    of other tokens means little.
 
     Example: `cope-sweep perplexity 95199d1142de555d --tokens "3 14 14 7 15"`
 
@@ -97,11 +97,9 @@ def _scored_here(
     try:
         if isinstance(given, str) and predictor.reads_text:
             return asdict(predictor.text_perplexity(given, context=context, stride=stride))
-        if isinstance(given, str):  # of labels, as a service reads it
-            if context is not None or stride is not None:
-                raise UserError("--context and --stride are for models that were trained on text")
+        if isinstance(given, str):  # of labels
             given = [predictor.vocabulary.encode(given).tolist()]
-        return asdict(predictor.perplexity(given))
+        return asdict(predictor.perplexity(given, context=context, stride=stride))
     except ValueError as error:
         raise UserError(str(error)) from error
 

@@ -141,9 +141,27 @@ class Predictor:
         entries = np.concatenate([[np.nan], *(scores.log_probabilities_N for scores in scored)])
         return TextPerplexity.per_unit(Perplexity.of([entries]), *self.text_units(tokens_T))
 
-    def perplexity(self, token_ids: Sequence[TokenIds]) -> Perplexity:
-        """Perplexity over all sequences together. Raises as `log_probabilities`."""
-        return Perplexity.of(self.log_probabilities(token_ids))
+    def perplexity(
+        self, token_ids: Sequence[TokenIds], *, context: int | None = None, stride: int | None = None
+    ) -> Perplexity:
+        """Perplexity over all sequences together, each read as a whole, or in windows as by `text_perplexity`.
+
+        Args:
+            token_ids: The sequences, each of shape (T,).
+            context: Tokens of a window. None: the whole sequence.
+            stride: Tokens from the begin of a window to the begin of the next, 1 … `context`. None: `context`.
+
+        Raises as `log_probabilities`; TokensError for a stride out of range.
+        """
+        if context is None and stride is None:
+            return Perplexity.of(self.log_probabilities(token_ids))
+        entries = []
+        for index, ids in enumerate(token_ids):
+            tokens_T = validate_sequence(ids, self.vocabulary_size, f"sequence {index}")
+            width = context or len(tokens_T) - 1
+            scored = self.score_windows(windows(tokens_T, width, stride or width))
+            entries.append(np.concatenate([[np.nan], *(scores.log_probabilities_N for scores in scored)]))
+        return Perplexity.of(entries)
 
     def log_probabilities(self, token_ids: Sequence[TokenIds]) -> list[np.ndarray]:
         """For each sequence, float64 of shape (T,): entry t is log p(token t | tokens < t) in nats; entry 0 is NaN.

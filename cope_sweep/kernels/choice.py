@@ -37,11 +37,11 @@ class _Traced:
 _traced = _Traced()
 
 
-Result = TypeVar("Result")
-Parameters = ParamSpec("Parameters")
+R = TypeVar("R")
+P = ParamSpec("P")
 
 
-def constant_when_compiled(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+def constant_when_compiled(function: Callable[P, R]) -> Callable[P, R]:
     """`torch.compiler.assume_constant_result`, which imports the whole compiler (1.5 s) in order to set this mark."""
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function

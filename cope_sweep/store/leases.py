@@ -123,7 +123,7 @@ class LeaseHolder:
         """The result of `call`, which is tried until the database answers; `waits_since_s` tells that it does not.
 
         Raises:
-            IndexNotWritable: At once.
+            IndexUnusable: At once.
             IndexUnavailable: The holder was closed, or the sweep was stopped `STOP_WAIT_S` ago.
         """
 

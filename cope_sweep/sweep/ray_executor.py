@@ -36,7 +36,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from cope_sweep.spec import Resources, RunSpec
 from cope_sweep.store import Event, LeaseHolder, Refusal, RunRecord, Store, StoreError
-from cope_sweep.store.index import IndexNotWritable, IndexUnavailable
+from cope_sweep.store.index import IndexUnavailable, IndexUnusable
 from cope_sweep.store.index.activity import note_left_out
 from cope_sweep.sweep.cluster import (
     Needs,
@@ -114,6 +114,19 @@ def _scratch(store: Store) -> Iterator[tuple[str, str]]:
             store.files.delete(token)
         with contextlib.suppress(OSError):
             (store.root / "ray").rmdir()
+
+
+@contextlib.contextmanager
+def _default_setting(name: str, value: str) -> Iterator[None]:
+    """Set a variable of the environment for the block, unless the user has set it."""
+    if name in os.environ:
+        yield
+        return
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        del os.environ[name]
 
 
 # -- the sweep ---------------------------------------------------------------------------------------------------------
@@ -352,8 +365,10 @@ class RaySweep:
     def execute(self, token: str, logs: Path) -> None:
         """Train the runs. `token` is the name of a file in the store, `logs` the folder of logs."""
         try:
-            self._start(token)
-            self._follow(logs)
+            self._look_at_cluster()
+            with _default_setting("TUNE_MAX_PENDING_TRIALS_PG", str(self._pending_limit())):
+                self._start(token)
+                self._follow(logs)
         except BaseException:
             # Ctrl-C, an error in `on_event`, or a cluster that is lost. Runs in training can still write their states,
             # unless they were given that time before.
@@ -377,7 +392,6 @@ class RaySweep:
         from cope_sweep.sweep import tune_adapters
         from cope_sweep.sweep.trial import SweepContext
 
-        self._look_at_cluster()
         this_node, actor = ray.get_runtime_context().get_node_id(), None
         if self.store.index.database.is_sqlite:
             # On this node, where the file is. Ray restarts it; its callers try again.
@@ -392,12 +406,6 @@ class RaySweep:
             self.sweep_id, self.store.location, token, self.store.index_url, actor, this_node,
             tuple(self.work.plugins), str(self.work.schedule),
         )  # fmt: skip
-        # Trials that wait for a place, or start. An autoscaler sees them. Each makes a placement group, and removes it
-        # where the process of another trial comes free first; and a search should suggest no run long before it starts.
-        at_once = max(1, int(sum(node.resources.get("CPU", 0) for node in self.nodes.values())))
-        if self.may_grow and self.suggestions is None:
-            at_once = max(at_once, PENDING_TRIALS)
-        os.environ.setdefault("TUNE_MAX_PENDING_TRIALS_PG", str(at_once))
         tuner = tune_adapters.tuner_of(self, context)
 
         def fit() -> None:
@@ -408,6 +416,15 @@ class RaySweep:
 
         self.tune = threading.Thread(target=fit, name="tune", daemon=True)
         self.tune.start()
+
+    def _pending_limit(self) -> int:
+        """How many trials may wait for a place or start at the same time.
+
+        An autoscaler sees them. Each makes a placement group, and removes it where the process of another trial comes
+        free first; and a search should suggest no run long before it starts.
+        """
+        cpus = int(sum(node.resources.get("CPU", 0) for node in self.nodes.values()))
+        return max(PENDING_TRIALS if self.may_grow and self.suggestions is None else 1, cpus)
 
     def _follow(self, logs: Path) -> None:
         """Pass on events until the sweep has ended, or was stopped and its runs are interrupted."""
@@ -441,7 +458,7 @@ class RaySweep:
                 try:
                     self._look_at_runs()
                     is_waiting = False
-                except IndexNotWritable:
+                except IndexUnusable:
                     raise
                 except IndexUnavailable:
                     if not is_waiting:

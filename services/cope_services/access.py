@@ -173,9 +173,9 @@ class AllowedHosts:
                 f"this service is not {host[:200]!r}; if it should be, start it with `--allow-host NAME` for this name"
             )
         origin = headers.get(b"origin")
-        changes = scope["method"] not in ("GET", "HEAD") and origin is not None
-        if changes and not _is_same_origin(origin or "", hosts[0], scope.get("scheme", "http")):
-            raise CrossOriginError(f"a page of {(origin or '')[:200]} must not ask this service for changes")
+        is_change = scope["method"] not in ("GET", "HEAD")
+        if is_change and origin is not None and not _is_same_origin(origin, hosts[0], scope.get("scheme", "http")):
+            raise CrossOriginError(f"a page of {origin[:200]} must not ask this service for changes")
         # Browsers send no origin with a picture of another page, but this. An address that is opened is a navigation.
         site, mode = headers.get(b"sec-fetch-site"), headers.get(b"sec-fetch-mode")
         is_embedded = site in ("cross-site", "same-site") and mode != "navigate"

@@ -62,7 +62,10 @@ def test_a_text_of_labels(trained, run_id):
     assert trained.json("perplexity", run_id, "--text", "0 3 _ >") == by_ids
     assert "over 3 tokens" in trained("perplexity", run_id, "--text", "0 3 _ >")[0]
     assert "'x' is no label" in trained("perplexity", run_id, "--text", "0 x", code=2)[1]
-    assert "trained on text" in trained("perplexity", run_id, "--text", "0 1", "--stride", "1", code=2)[1]
+    in_windows = trained.json("perplexity", run_id, "--text", "0 3 _ >", "--context", "2", "--stride", "1")
+    assert in_windows["tokens"] == 3
+    assert in_windows["nll_sum"] != by_ids["nll_sum"]
+    assert "stride" in trained("perplexity", run_id, "--text", "0 3 _ >", "--context", "1", "--stride", "2", code=2)[1]
 
 
 def test_a_token_outside_the_vocabulary(trained, run_id):

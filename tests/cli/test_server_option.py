@@ -87,6 +87,8 @@ def test_perplexity(trained):
         labels = ("perplexity", run, "--text", "1 2 3 _ >")
         assert trained.json(*labels) == here
         assert trained.json(*labels, "--server", url) == there
+        labels = (*labels, "--context", "2", "--stride", "1")
+        assert trained.json(*labels, "--server", url) == pytest.approx(trained.json(*labels), rel=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from cope_sweep.kernels import Inputs, attend, observing, using
-from cope_sweep.kernels.choice import chosen_implementation
+from cope_sweep.kernels.choice import chosen_implementation, constant_when_compiled
 
 
 @pytest.fixture(autouse=True)
@@ -41,3 +41,14 @@ def test_compiled_attention_is_observed():
         assert torch.equal(call(q), expected)
     assert torch.equal(call(q), expected)
     assert calls == [[]]
+
+
+def test_the_mark_of_constants_is_that_of_torch():
+    def ours():
+        return 1
+
+    def theirs():
+        return 1
+
+    assert constant_when_compiled(ours) is ours
+    assert vars(ours) == vars(torch.compiler.assume_constant_result(theirs)) != {}

@@ -1,6 +1,6 @@
 """The index of a store: an SQL database that answers what is asked of many runs."""
 
-from cope_sweep.store.index.database import IndexNotWritable, IndexUnavailable, waiting
+from cope_sweep.store.index.database import IndexUnavailable, IndexUnusable, waiting
 from cope_sweep.store.index.index import Index, status_counts
 from cope_sweep.store.index.model import (
     Filter,
@@ -17,6 +17,6 @@ from cope_sweep.store.index.model import (
 from cope_sweep.store.index.rows import RunRow
 
 __all__ = [
-    "Filter", "Index", "IndexNotWritable", "IndexUnavailable", "Lease", "Progress", "QueryError", "Refusal", "Renewal",
+    "Filter", "Index", "IndexUnavailable", "IndexUnusable", "Lease", "Progress", "QueryError", "Refusal", "Renewal",
     "RunPage", "RunQuery", "RunRecord", "RunRow", "SweepSummary", "status_counts", "waiting",
 ]  # fmt: skip

@@ -36,8 +36,8 @@ WRITE_LOCK = 0x636F7065
 """The number of PostgreSQL's advisory lock that a writing transaction holds."""
 
 
-NOT_WRITABLE = {8: "READONLY", 10: "IOERR", 11: "CORRUPT", 13: "FULL", 26: "NOTADB"}
-"""SQLite's result codes of errors that do not pass by themselves."""
+LASTING_ERRORS = {8, 10, 11, 13, 26}
+"""SQLite's codes of errors that do not pass by themselves: READONLY, IOERR, CORRUPT, FULL, NOTADB."""
 RETRY_INTERVAL_S = 0.5
 """Between two tries to reach a database that does not answer."""
 
@@ -48,8 +48,8 @@ class IndexUnavailable(StoreError):
     """The database does not answer now; the same request may succeed later."""
 
 
-class IndexNotWritable(IndexUnavailable):
-    """The database's file cannot be written: the disk is full, the file is read-only or damaged."""
+class IndexUnusable(IndexUnavailable):
+    """The database's file cannot be used: the disk is full, the file is read-only or damaged."""
 
 
 def waiting(call: Callable[[], T], gives_up: Callable[[float], bool]) -> T:
@@ -60,14 +60,14 @@ def waiting(call: Callable[[], T], gives_up: Callable[[float], bool]) -> T:
         gives_up: Called with the seconds for which it has not answered; whether to raise the error.
 
     Raises:
-        IndexNotWritable: At once.
+        IndexUnusable: At once.
         IndexUnavailable: `gives_up` says so.
     """
     began_s = time.monotonic()
     while True:
         try:
             return call()
-        except IndexNotWritable:
+        except IndexUnusable:
             raise
         except IndexUnavailable:
             if gives_up(time.monotonic() - began_s):
@@ -94,7 +94,7 @@ class Database:
 
         Raises:
             StoreError: The URL is not valid, or the database is newer than this version of cope_sweep.
-            IndexUnavailable: The database cannot be reached or opened, or not be written.
+            IndexUnavailable: The database cannot be reached or opened, or its file cannot be used.
         """
         self.url = url
         self.engine = _engine(url)
@@ -138,9 +138,9 @@ class Database:
             yield
         except DBAPIError as error:
             reason = " ".join(str(error.orig).split()) or type(error.orig).__name__
-            if getattr(error.orig, "sqlite_errorcode", 0) & 0xFF in NOT_WRITABLE:
-                raise IndexNotWritable(
-                    f"the index {redacted(self.url)} cannot be written: {reason}; mend that, or name another folder "
+            if getattr(error.orig, "sqlite_errorcode", 0) & 0xFF in LASTING_ERRORS:
+                raise IndexUnusable(
+                    f"the index {redacted(self.url)} cannot be used: {reason}; mend that, or name another folder "
                     "with --store or another database with --index, and run the same command again"
                 ) from error
             raise IndexUnavailable(f"the index {redacted(self.url)} does not answer: {reason}") from error

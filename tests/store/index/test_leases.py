@@ -10,7 +10,7 @@ import pytest
 
 from cope_sweep.store import Lease, LeaseHolder, Refusal, Store
 from cope_sweep.store import leases as leases_module
-from cope_sweep.store.index import Index, IndexNotWritable, IndexUnavailable, Progress, waiting
+from cope_sweep.store.index import Index, IndexUnavailable, IndexUnusable, Progress, waiting
 from cope_sweep.store.index.owners import is_gone, new_owner
 from tests.store.index.rows import row
 from tests.store.waiting import until, until_prolonged
@@ -218,15 +218,30 @@ def test_postgresql_is_restarted(postgres, tmp_path):
     assert store.status(RUN.run_id) == "interrupted"
 
 
-def test_a_database_that_cannot_be_written_is_an_error_at_once(tmp_path):
+def test_a_full_disk_is_an_error_at_once(tmp_path):
     store = Store(tmp_path / "store", create=True)
     with store.index.database.engine.connect() as connection:  # the pool gives this connection to the next caller
         connection.exec_driver_sql("PRAGMA max_page_count = 1")
     leases = LeaseHolder(store, "sweep")
-    with pytest.raises(IndexNotWritable, match=r"index.db cannot be written: database or disk is full; .*--store"):
+    with pytest.raises(IndexUnusable, match=r"index.db cannot be used: database or disk is full; .*--store"):
         for seed in range(1000):
             leases.acquire(tiny_run(seed=seed))
     assert leases.waits_since_s is None
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (lambda path: path.write_bytes(b"no database" * 100), "file is not a database"),
+        (lambda path: path.write_bytes(path.read_bytes()[:5000]), "malformed"),
+    ],
+)
+def test_a_damaged_database_is_no_reason_to_wait(tmp_path, damage, reason):
+    path = tmp_path / "index.db"
+    Index(f"sqlite:///{path}").database.close()
+    damage(path)
+    with pytest.raises(IndexUnusable, match=f"cannot be used: .*{reason}"):
+        waiting(lambda: Index(f"sqlite:///{path}").statuses(), lambda waited_s: False)
 
 
 def test_a_stopped_sweep_waits_for_a_database_for_a_limited_time(store, monkeypatch):
