@@ -14,6 +14,7 @@ Importing this module imports neither torch nor ray nor sqlalchemy.
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 import os
 import random
@@ -22,42 +23,41 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Self, TypeVar
+from typing import IO, Any, Concatenate, ParamSpec, Self, TypeVar
 from urllib.parse import quote, urlsplit
 
 import httpx
-from pydantic import BaseModel, TypeAdapter
+from pydantic import TypeAdapter
 
-from cope_sweep.errors import UserError
-from cope_sweep.queries.answers import (
-    AblationDetail,
-    AblationSummary,
-    Checkpoint,
-    Curves,
-    PlanStatus,
-    RunDetail,
-    RunLog,
-    RunPage,
-    RunsDifference,
-    RunSummary,
-    SweepDetail,
-    SweepEntry,
-    SweepPage,
-    SweepProgress,
-    SweepState,
+from cope_sweep.api.answers import Checkpoint, RunSummary, SweepEntry, SweepProgress, SweepState
+from cope_sweep.api.questions import (
+    GetAblation,
+    GetCurves,
+    GetDifference,
+    GetLog,
+    GetRun,
+    GetStatus,
+    GetSweep,
+    ListAblations,
+    ListRuns,
+    ListSweeps,
+    Question,
 )
+from cope_sweep.errors import UserError
 
 __all__ = ["Client", "ConnectionFailed", "DownloadError", "RetryPolicy", "ServiceError"]
 
-M = TypeVar("M", bound=BaseModel)
+A = TypeVar("A")
+P = ParamSpec("P")
 
 API = "/api/v1"
 KEY_VARIABLE = "COPE_SWEEP_KEY"
+ALL_RUNS = ListRuns()
 PAGE = 1000
 """Runs or sweeps that are requested at a time."""
 REPEATED_STATUSES = (429, 503)
@@ -116,6 +116,19 @@ class RetryPolicy:
         return wait_s if wait_s <= MAX_WAIT_S else None
 
 
+def _asks(question: Callable[P, Question[A]]) -> Callable[Concatenate[Client, P], A]:
+    """A method that asks a question: it has the parameters and the documentation of the question."""
+
+    def method(client: Client, /, *values: P.args, **named: P.kwargs) -> A:
+        return client.ask(question(*values, **named))
+
+    signature = inspect.signature(question)
+    own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    method.__signature__ = signature.replace(parameters=[own, *signature.parameters.values()])  # type: ignore[attr-defined]
+    method.__doc__ = question.__doc__
+    return method
+
+
 class Client:
     """A client of the service. All methods that send a request raise ServiceError and ConnectionFailed."""
 
@@ -163,32 +176,44 @@ class Client:
         """Close the connections."""
         self._http.close()
 
+    # -- questions -----------------------------------------------------------------------------------------------
+
+    def ask(self, question: Question[A]) -> A:
+        """The answer to a question."""
+        kind = type(question)
+        parts = {each.name: _quoted(getattr(question, each.name)) for each in kind.parameters() if each.in_path}
+        path = kind.path.format_map(parts)
+        answer: A = TypeAdapter(kind.answer_type()).validate_json(self._send("GET", path, question.given()).content)
+        return answer
+
+    ablations = _asks(ListAblations)
+    ablation = _asks(GetAblation)
+    plan_status = _asks(GetStatus)
+    ablation_curves = _asks(GetCurves)
+    run_page = _asks(ListRuns)
+    run = _asks(GetRun)
+    logs = _asks(GetLog)
+    difference = _asks(GetDifference)
+    sweep_page = _asks(ListSweeps)
+    sweep = _asks(GetSweep)
+
+    def runs(self, question: ListRuns = ALL_RUNS) -> Iterator[RunSummary]:
+        """All runs that match a question, whatever its `limit`, requested page by page."""
+        while True:
+            page = self.ask(replace(question, limit=PAGE))
+            yield from page.runs
+            if page.next is None:
+                return
+            question = replace(question, cursor=page.next, offset=0)
+
+    def sweeps(self, ablation: str | None = None) -> Iterator[SweepEntry]:
+        """All sweeps, newest first."""
+        count = 0
+        while (page := self.sweep_page(ablation, PAGE, count)).sweeps:
+            yield from page.sweeps
+            count += len(page.sweeps)
+
     # -- ablations -----------------------------------------------------------------------------------------------
-
-    def ablations(self) -> list[AblationSummary]:
-        """All ablations by name."""
-        return TypeAdapter(list[AblationSummary]).validate_json(self._send("GET", "/ablations").content)
-
-    def ablation(self, name: str, scale: str | None = None) -> AblationDetail:
-        """One ablation with its plan."""
-        return self._get(f"/ablations/{_quoted(name)}", AblationDetail, scale=scale)
-
-    def plan_status(self, name: str, scale: str | None = None) -> PlanStatus:
-        """Each run of an ablation with its progress, in the order of the plan."""
-        return self._get(f"/ablations/{_quoted(name)}/status", PlanStatus, scale=scale)
-
-    def ablation_curves(
-        self,
-        name: str,
-        metric: str | None = None,
-        scale: str | None = None,
-        *,
-        offset: int = 0,
-        limit: int | None = None,
-    ) -> Curves:
-        """A metric of every run of a page of an ablation's rows. `next` of the answer is the next page's offset."""
-        path = f"/ablations/{_quoted(name)}/curves"
-        return self._get(path, Curves, metric=metric, scale=scale, offset=offset or None, limit=limit)
 
     def table(self, name: str, scale: str | None = None, compare: str | None = None) -> dict[str, Any]:
         """The table of an ablation."""
@@ -204,74 +229,10 @@ class Client:
 
     # -- runs ----------------------------------------------------------------------------------------------------
 
-    def run_page(
-        self,
-        filters: Sequence[str] = (),
-        *,
-        statuses: Sequence[str] = (),
-        sweep: str | None = None,
-        ablation: str | None = None,
-        scale: str | None = None,
-        sort: str | None = None,
-        descending: bool = False,
-        limit: int = 100,
-        offset: int = 0,
-        cursor: str | None = None,
-    ) -> RunPage:
-        """A page of the runs that match all filters. A filter is a text, as `model.layers>=4`."""
-        return self._get(
-            "/runs" if ablation is None else f"/ablations/{_quoted(ablation)}/runs",
-            RunPage,
-            filter=list(filters) or None,
-            status=list(statuses) or None,
-            sweep=sweep,
-            scale=scale,
-            sort=sort,
-            order="desc" if descending else None,
-            limit=limit,
-            offset=offset or None,
-            cursor=cursor,
-        )
-
-    def runs(
-        self,
-        filters: Sequence[str] = (),
-        *,
-        statuses: Sequence[str] = (),
-        sweep: str | None = None,
-        ablation: str | None = None,
-        scale: str | None = None,
-        sort: str | None = None,
-        descending: bool = False,
-    ) -> Iterator[RunSummary]:
-        """All runs that match, requested page by page: the arguments of `run_page` but limit, offset and cursor."""
-        cursor: str | None = None
-        while True:
-            page = self.run_page(
-                filters, statuses=statuses, sweep=sweep, ablation=ablation, scale=scale, sort=sort,
-                descending=descending, limit=PAGE, cursor=cursor,
-            )  # fmt: skip
-            yield from page.runs
-            cursor = page.next
-            if cursor is None:
-                return
-
-    def run(self, run_id: str, *, curve: bool = True) -> RunDetail:
-        """One run; with `curve`, its logged rows."""
-        return self._get(f"/runs/{_quoted(run_id)}", RunDetail, curve=str(curve).lower())
-
     def curve(self, run_id: str) -> list[dict[str, float]]:
         """The logged rows of a run, by step."""
         rows: list[dict[str, float]] = self._send("GET", f"/runs/{_quoted(run_id)}/curve").json()
         return rows
-
-    def logs(self, run_id: str, tail: int = 200) -> RunLog:
-        """The last `tail` lines of a run's log."""
-        return self._get(f"/runs/{_quoted(run_id)}/logs", RunLog, tail=tail)
-
-    def difference(self, left: str, right: str) -> RunsDifference:
-        """The differences between two runs or two sweeps."""
-        return self._get("/diff", RunsDifference, left=left, right=right)
 
     def perplexity(self, run_id: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """The perplexity of token ids or texts under a run's model; `body` is that of the service's request.
@@ -284,7 +245,7 @@ class Client:
 
     def checkpoint(self, run_id: str) -> Checkpoint:
         """The files of a finished run's checkpoint, with their digests."""
-        return self._get(f"/runs/{_quoted(run_id)}/checkpoint", Checkpoint)
+        return Checkpoint.model_validate_json(self._send("GET", f"/runs/{_quoted(run_id)}/checkpoint").content)
 
     def download_checkpoint(self, run_id: str, folder: str | Path) -> list[Path]:
         """Download all files of a checkpoint to a folder, and return their paths. Interrupted downloads are continued.
@@ -351,21 +312,6 @@ class Client:
                     return
 
     # -- sweeps --------------------------------------------------------------------------------------------------
-
-    def sweep_page(self, ablation: str | None = None, limit: int = 100, offset: int = 0) -> SweepPage:
-        """A page of sweeps, newest first."""
-        return self._get("/sweeps", SweepPage, ablation=ablation, limit=limit, offset=offset or None)
-
-    def sweeps(self, ablation: str | None = None) -> Iterator[SweepEntry]:
-        """All sweeps, newest first."""
-        count = 0
-        while (page := self.sweep_page(ablation, PAGE, count)).sweeps:
-            yield from page.sweeps
-            count += len(page.sweeps)
-
-    def sweep(self, sweep_id: str) -> SweepDetail:
-        """One sweep with its runs."""
-        return self._get(f"/sweeps/{_quoted(sweep_id)}", SweepDetail)
 
     def submit(
         self,
@@ -441,10 +387,6 @@ class Client:
             last_id = parser.last_id
 
     # -- requests ------------------------------------------------------------------------------------------------
-
-    def _get(self, path: str, kind: type[M], **params: object) -> M:
-        """The answer to a GET request. Parameters that are None are not sent."""
-        return kind.model_validate_json(self._send("GET", path, params).content)
 
     def _send(
         self,

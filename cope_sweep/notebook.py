@@ -172,9 +172,8 @@ def _opened(store: AnyStore, *, create: bool = False) -> Store:
 
 
 def _recorded(ablation: AnyAblation, store: Store) -> Plan:
-    from cope_sweep.queries import recorded_plan, settle
+    from cope_sweep.queries import recorded_plan
 
-    settle(store)
     return recorded_plan(plan(ablation), store)
 
 

@@ -239,7 +239,7 @@ def _draw_declared(
 ) -> None:
     """Draw all declared figures of a plan, or the one with a name. Raises UserError."""
     from cope_sweep.figures.declared import declared_figures, draw_declared
-    from cope_sweep.queries import recorded_plan, settle
+    from cope_sweep.queries import recorded_plan
     from cope_sweep.spec.explain import suggest
 
     known = {each.name: each for each in declared_figures(plan)}
@@ -250,7 +250,6 @@ def _draw_declared(
         raise UserError(
             f"--output is one file, and {plan.name} declares {', '.join(known)}; choose one with --declared"
         )
-    settle(store)
     plan = recorded_plan(plan, store)
     written = []
     for each in chosen:
@@ -266,9 +265,8 @@ def _draw_declared(
 
 def _of_results(kind: FigureKind, plan: Plan, store: Store, options: Options) -> Figure:
     """A figure of a plan's results. Raises UserError where there is nothing to draw."""
-    from cope_sweep.queries import recorded_plan, settle
+    from cope_sweep.queries import recorded_plan
 
-    settle(store)
     made = kind.make(recorded_plan(plan, store), store, options)
     if made.empty:
         raise UserError(_nothing(plan, store))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from cope_sweep.api.questions import GetLog
 from cope_sweep.cli.options import ABLATIONS, STORE, AblationsDir, IndexOpt, Json, StoreOpt, open_store
 from cope_sweep.cli.output import escaped, grid, make_console, print_json, size
 from cope_sweep.cli.remote import ServerOpt, connect, reader
@@ -134,7 +135,7 @@ def logs(
     if as_json and follow:
         raise UserError("--json is one document; leave out --follow")
     if as_json:
-        document = reader(root, index, server).log(run, DEFAULT_TAIL if tail is None else tail)
+        document = reader(root, index, server).ask(GetLog(run, DEFAULT_TAIL if tail is None else tail))
         print_json(document.model_dump())
         return
     read = _remote_log(connect(server), run) if server is not None else _log(open_store(root, index), run)
@@ -222,7 +223,7 @@ def prune(
     store = open_store(root, index)
     if not store.root.is_dir():
         raise UserError(f"no store at {store.root}")
-    store.settle()
+    store.end_expired()
     kept = _planned_runs(ablations) if orphans else None
     found = list(waste(store, older_than_s=older_than * DAY_S, statuses=ended, kept=kept))  # type: ignore[arg-type]
     total = sum(each.size_bytes for each in found)

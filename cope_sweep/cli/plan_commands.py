@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from cope_sweep.api.questions import ListAblations
 from cope_sweep.cli.options import (
     ABLATIONS,
     STORE,
@@ -58,7 +59,7 @@ def list_ablations(
     from cope_sweep.queries import AblationFiles
 
     try:
-        entries = reader(root, index, server, AblationFiles(ablations)).ablations()
+        entries = reader(root, index, server, AblationFiles(ablations)).ask(ListAblations())
     except OSError:
         entries = []
     if not entries:

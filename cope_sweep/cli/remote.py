@@ -4,33 +4,19 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from cope_sweep.cli.options import open_store
 from cope_sweep.cli.output import duration, escaped, make_console, print_json
-from cope_sweep.errors import NotFoundError, UserError
+from cope_sweep.errors import UserError
 
 if TYPE_CHECKING:
+    from cope_sweep.api.answers import SweepProgress
     from cope_sweep.client import Client
     from cope_sweep.queries import AblationFiles, Queries
-    from cope_sweep.queries.answers import (
-        AblationSummary,
-        PlanStatus,
-        RunDetail,
-        RunLog,
-        RunPage,
-        RunsDifference,
-        SweepDetail,
-        SweepPage,
-        SweepProgress,
-    )
-    from cope_sweep.store import RunQuery
-
-T = TypeVar("T")
 
 ServerOpt = Annotated[
     str | None,
@@ -57,22 +43,19 @@ def connect(server: str) -> Client:
 
 def reader(
     root: str, index: str | None, server: str | None, ablations: AblationFiles | None = None
-) -> Queries | RemoteQueries:
-    """Answers questions from a service, or from the store."""
+) -> Queries | Client:
+    """Answers questions: a service, or the store."""
     if server is not None:
-        return RemoteQueries(connect(server))
+        return connect(server)
     from cope_sweep.queries import Queries
 
     return Queries(open_store(root, index), ablations)
 
 
-def location(queries: Queries | RemoteQueries) -> str:
+def location(queries: Queries | Client) -> str:
     """Where the answers are from, for messages."""
-    return (
-        f"the store of {queries.client.server}"
-        if isinstance(queries, RemoteQueries)
-        else f"the store {queries.store.location}"
-    )
+    store = getattr(queries, "store", None)
+    return f"the store {store.location}" if store is not None else f"the store of {queries.server}"  # type: ignore[union-attr]
 
 
 def refuse_local(server: str | None, **options: object) -> None:
@@ -81,66 +64,6 @@ def refuse_local(server: str | None, **options: object) -> None:
         if server is not None and value not in (None, False, [], ""):
             option = {"sets": "--set", "every_run": "--runs"}.get(name, f"--{name.replace('_', '-')}")
             raise UserError(f"{option} needs the files of this machine; leave it out, or leave out --server")
-
-
-class RemoteQueries:
-    """The questions of `cope_sweep.queries.Queries` that commands ask, answered by a service."""
-
-    def __init__(self, client: Client) -> None:
-        self.client = client
-
-    def ablations(self) -> list[AblationSummary]:
-        return self.client.ablations()
-
-    def plan_status(self, name: str, scale: str | None) -> PlanStatus:
-        return self.client.plan_status(name, scale)
-
-    def sweeps(self, *, limit: int) -> SweepPage:
-        return self.client.sweep_page(limit=limit)
-
-    def sweep(self, sweep_id: str) -> SweepDetail:
-        return self._found(lambda: self.client.sweep(sweep_id))
-
-    def run(self, run_id: str, *, with_curve: bool) -> RunDetail:
-        return self._found(lambda: self.client.run(run_id, curve=with_curve))
-
-    def runs(self, query: RunQuery) -> RunPage:
-        if len(query.statuses) > 1:
-            raise UserError("--status can be given once with --server")
-        return self.client.run_page(
-            [f"{each.key}{each.operator}{_value_text(each.value)}" for each in query.filters],
-            statuses=query.statuses,
-            sweep=query.sweep_id,
-            sort=query.sort,
-            descending=query.descending,
-            limit=query.limit,
-            offset=query.offset,
-        )
-
-    def difference(self, left: str, right: str) -> RunsDifference:
-        return self._found(lambda: self.client.difference(left, right))
-
-    def log(self, run_id: str, tail: int) -> RunLog:
-        return self._found(lambda: self.client.logs(run_id, tail))
-
-    @staticmethod
-    def _found(ask: Callable[[], T]) -> T:
-        """The answer. Raises NotFoundError for a 404, as a question to a store does."""
-        from cope_sweep.client import ServiceError
-
-        try:
-            return ask()
-        except ServiceError as error:
-            if error.status == 404:
-                raise NotFoundError(error.detail) from error
-            raise
-
-
-def _value_text(value: float | str | bool) -> str:
-    """A value of a filter as text, so that it is read as the same value."""
-    if isinstance(value, str):
-        return f'"{value}"'
-    return str(value).lower() if isinstance(value, bool) else repr(value)
 
 
 def submit_remotely(

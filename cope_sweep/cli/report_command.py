@@ -233,11 +233,10 @@ def _write_evidence(
     root: str,
     index: str | None,
 ) -> list[Path]:
-    from cope_sweep.queries import recorded_plan, settle
+    from cope_sweep.queries import recorded_plan
     from cope_sweep.report import evidence, write_evidence
 
     plan, store = load_plan(ablation, ablations, scale, sets), open_store(root, index)
-    settle(store)
     return list(write_evidence(evidence(recorded_plan(plan, store), store, scale, against=compare), out))
 
 

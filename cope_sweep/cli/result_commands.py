@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Iterable
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from cope_sweep.api.questions import GetDifference, GetRun, GetStatus, GetSweep, ListSweeps
 from cope_sweep.cli.options import (
     ABLATIONS,
     STORE,
@@ -21,14 +23,15 @@ from cope_sweep.cli.options import (
     load_plan,
 )
 from cope_sweep.cli.output import escaped, grid, make_console, print_json
-from cope_sweep.cli.remote import RemoteQueries, ServerOpt, location, reader, refuse_local
+from cope_sweep.cli.remote import ServerOpt, location, reader, refuse_local
 from cope_sweep.errors import UserError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from cope_sweep.api.answers import Counts, PlanStatus, RunsDifference, RunState, SweepMember
+    from cope_sweep.client import Client
     from cope_sweep.queries import Queries
-    from cope_sweep.queries.answers import Counts, PlanStatus, RunsDifference, RunState, SweepMember
     from cope_sweep.store import Store
 
 MAX_SWEEPS = 100
@@ -59,26 +62,30 @@ def status(
 
     Example: `cope-sweep status 95199d1142de555d`
     """
-    from cope_sweep.queries import plan_status
+    from cope_sweep.queries import Queries, plan_status
     from cope_sweep.store.artifacts import RUN_ID
+    from cope_sweep.store.index import IndexUnavailable
     from cope_sweep.store.sweeps import SWEEP_ID
 
     refuse_local(server, sets=sets)
     queries = reader(root, index, server)
+    if isinstance(queries, Queries):
+        with contextlib.suppress(IndexUnavailable):  # then they read as interrupted
+            queries.store.end_expired()
     if target is None:
         _show_sweeps(queries, as_json)
     elif RUN_ID.fullmatch(target):
         _show_run(queries, target, as_json)
     elif SWEEP_ID.fullmatch(target):
         _show_sweep(queries, target, as_json)
-    elif isinstance(queries, RemoteQueries):
-        _show_plan(queries.plan_status(target, scale), as_json)
-    else:
+    elif isinstance(queries, Queries):
         _show_plan(plan_status(load_plan(target, ablations, scale, sets), queries.store), as_json)
+    else:
+        _show_plan(queries.ask(GetStatus(target, scale)), as_json)
 
 
-def _show_sweeps(queries: Queries | RemoteQueries, as_json: bool) -> None:
-    page = queries.sweeps(limit=MAX_SWEEPS)
+def _show_sweeps(queries: Queries | Client, as_json: bool) -> None:
+    page = queries.ask(ListSweeps(limit=MAX_SWEEPS))
     oldest_first = page.sweeps[::-1]
     if as_json:
         print_json([sweep.model_dump() for sweep in oldest_first])
@@ -94,8 +101,8 @@ def _show_sweeps(queries: Queries | RemoteQueries, as_json: bool) -> None:
     if page.total > len(page.sweeps):
         console.print(f"the newest {len(page.sweeps)} of {page.total} sweeps:")
     console.print(table)
-    if not isinstance(queries, RemoteQueries):
-        _print_backlog(console, queries.store)
+    if (store := getattr(queries, "store", None)) is not None:
+        _print_backlog(console, store)
 
 
 def _print_backlog(console: Console, store: Store) -> None:
@@ -111,8 +118,8 @@ def _print_backlog(console: Console, store: Store) -> None:
         console.print(escaped(text), style="yellow", soft_wrap=True)
 
 
-def _show_sweep(queries: Queries | RemoteQueries, sweep_id: str, as_json: bool) -> None:
-    sweep = queries.sweep(sweep_id)
+def _show_sweep(queries: Queries | Client, sweep_id: str, as_json: bool) -> None:
+    sweep = queries.ask(GetSweep(sweep_id))
     if as_json:
         print_json(sweep.model_dump())
         return
@@ -125,8 +132,8 @@ def _show_sweep(queries: Queries | RemoteQueries, sweep_id: str, as_json: bool) 
     _print_runs(sweep.members)
 
 
-def _show_run(queries: Queries | RemoteQueries, run_id: str, as_json: bool) -> None:
-    run = queries.run(run_id, with_curve=False)
+def _show_run(queries: Queries | Client, run_id: str, as_json: bool) -> None:
+    run = queries.ask(GetRun(run_id, curve=False))
     if run.state.get("status") is None and run.status == "pending":
         raise UserError(f"no run {run_id} in {location(queries)}; `cope-sweep plan ABLATION` lists the ids")
     document = run.model_dump(exclude={"curve", "values"})
@@ -183,7 +190,7 @@ def diff(
 
     Example: `cope-sweep diff 20260730-120000-abcd 20260731-090000-1234 --json`
     """
-    found = reader(root, index, server).difference(left, right)
+    found = reader(root, index, server).ask(GetDifference(left, right))
     if as_json:
         print_json(found.model_dump())
     else:

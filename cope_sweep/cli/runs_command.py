@@ -11,14 +11,14 @@ from typing import IO, TYPE_CHECKING, Annotated
 
 import typer
 
+from cope_sweep.api.questions import ListRuns
 from cope_sweep.cli.options import STORE, IndexOpt, Json, StoreOpt
 from cope_sweep.cli.output import escaped, grid, make_console, print_json
-from cope_sweep.cli.remote import RemoteQueries, ServerOpt, reader, refuse_local
+from cope_sweep.cli.remote import ServerOpt, reader, refuse_local
 from cope_sweep.errors import UserError
 
 if TYPE_CHECKING:
     from cope_sweep.queries import Queries
-    from cope_sweep.store import RunQuery
 
 DEFAULT_RUNS, MAX_RUNS = 100, 1000
 """Runs that are listed."""
@@ -80,29 +80,29 @@ def runs(
     """
     from typing import get_args
 
-    from cope_sweep.queries import parse_filter
-    from cope_sweep.store import RunQuery, Status
+    from cope_sweep.queries import Queries
+    from cope_sweep.store import Status
 
     for name in statuses:
         if name not in get_args(Status):
             raise UserError(f"--status {name}: there is no such status; the statuses are {', '.join(get_args(Status))}")
-    query = RunQuery(
-        tuple(statuses),  # type: ignore[arg-type]
-        sweep_id=sweep,
-        filters=tuple(map(parse_filter, filters)),
+    question = ListRuns(
+        filter=filters,
+        status=statuses,  # type: ignore[arg-type]
+        sweep=sweep,
         sort=sort,
-        descending=descending,
+        order="desc" if descending else "asc",
         limit=limit,
         offset=offset,
     )
     refuse_local(server, format=export, output=output, curves=curves)
     queries = reader(root, index, server)
-    if not isinstance(queries, RemoteQueries) and (export is not None or output is not None):
-        _export(queries, query, _export_format(export, output), output, curves)
+    if isinstance(queries, Queries) and (export is not None or output is not None):
+        _export(queries, question, _export_format(export, output), output, curves)
         return
     if curves:
         raise UserError("--curves exports; name a file with --output FILE, or a format with --format")
-    page = queries.runs(query)
+    page = queries.ask(question)
     if as_json:
         print_json(page.model_dump())
         return
@@ -134,13 +134,13 @@ def _export_format(name: str | None, output: Path | None) -> str:
     return chosen
 
 
-def _export(queries: Queries, query: RunQuery, name: str, output: Path | None, curves: bool) -> None:
+def _export(queries: Queries, question: ListRuns, name: str, output: Path | None, curves: bool) -> None:
     if output is None:
-        queries.export(query, name, sys.stdout.buffer, curves=curves)
+        queries.export(question, name, sys.stdout.buffer, curves=curves)
         return
     try:
         with replaced_file(output) as file:
-            lines = queries.export(query, name, file, curves=curves)
+            lines = queries.export(question, name, file, curves=curves)
     except OSError as error:
         raise UserError(f"{output}: {error.strerror or error}; name another file with --output") from error
     make_console().print(escaped(f"{lines:,} {'logged values' if curves else 'runs'} in {output}"))

@@ -43,7 +43,7 @@ def sync(
     if not store.root.is_dir():
         raise UserError(f"no store in {store.location}; choose the folder with --store")
     uri = resolve_uri(store, mlflow)
-    store.settle()
+    store.end_expired()
     before = backlog_count(store, uri)
     console = make_console()
     if dry_run or not before:

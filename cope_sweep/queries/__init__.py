@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from cope_sweep.queries.ablations import AblationFiles, LoadedPlan
     from cope_sweep.queries.errors import NotFinishedError, NotFoundError
     from cope_sweep.queries.filters import parse_filter
-    from cope_sweep.queries.plans import measured_rates, plan_cost, plan_status, recorded_plan, settle, worker_groups
+    from cope_sweep.queries.plans import measured_rates, plan_cost, plan_status, recorded_plan, worker_groups
     from cope_sweep.queries.queries import Queries
 
 _MODULES = {
@@ -23,14 +23,13 @@ _MODULES = {
     "plan_cost": "plans",
     "plan_status": "plans",
     "recorded_plan": "plans",
-    "settle": "plans",
     "worker_groups": "plans",
     "Queries": "queries",
 }
 
 __all__ = [
     "AblationFiles", "LoadedPlan", "NotFinishedError", "NotFoundError", "Queries", "measured_rates", "parse_filter",
-    "plan_cost", "plan_status", "recorded_plan", "settle", "worker_groups",
+    "plan_cost", "plan_status", "recorded_plan", "worker_groups",
 ]  # fmt: skip
 
 

@@ -11,8 +11,9 @@ from typing import TypeVar
 
 from cachetools import LRUCache
 
+from cope_sweep.api.answers import Curves, CurvesOfRuns, RowCurves, RunCurve, Series
+from cope_sweep.api.questions import GetCurves
 from cope_sweep.plan import Plan
-from cope_sweep.queries.answers import Curves, CurvesOfRuns, RowCurves, RunCurve, Series
 from cope_sweep.spec.explain import suggest
 from cope_sweep.store import QueryError, RunFolder, RunRecord, Store
 from cope_sweep.store.curve import TIME_KEY
@@ -20,8 +21,6 @@ from cope_sweep.store.errors import DamagedError
 
 MAX_POINTS = 200
 """Points of one learning curve of an ablation."""
-MAX_ROWS = 1_000
-"""Rows of an ablation in one answer."""
 MAX_RUNS = 5_000
 """Begun runs of an ablation whose curves are read for one answer: about 5 s, if none is known."""
 MAX_KNOWN_POINTS = 2_000_000
@@ -33,14 +32,6 @@ MAX_NAMES = 50
 """Metrics that a message names."""
 
 Row = dict[str, float]
-
-
-@dataclass(frozen=True)
-class Page:
-    """Some rows of a plan."""
-
-    offset: int = 0
-    limit: int = MAX_ROWS
 
 
 Point = TypeVar("Point", bound=tuple[object, ...])
@@ -91,16 +82,16 @@ class KnownCurves:
         return found
 
 
-def plan_curves(plan: Plan, store: Store, metric: str | None, page: Page, known: KnownCurves | None = None) -> Curves:
-    """A metric (None: the first of the table) of every run of some rows, reduced to about MAX_POINTS points each.
+def plan_curves(plan: Plan, store: Store, question: GetCurves, known: KnownCurves | None = None) -> Curves:
+    """A metric of every run of some rows, reduced to about MAX_POINTS points each.
 
     A run whose curve cannot be read has no points. A page ends where it has MAX_RUNS begun runs. Raises QueryError for
     a metric that no run has logged.
     """
     known = known or KnownCurves()
-    metric = metric or plan.ablation.content.metrics[0].name
+    metric = question.metric or plan.ablation.content.metrics[0].name
     logged: dict[str, None] = {each.name: None for each in plan.ablation.content.metrics}
-    asked = plan.rows[page.offset : page.offset + page.limit]
+    asked = plan.rows[question.offset : question.offset + question.limit]
     records = store.index.records((run.run_id for row in asked for run in row.runs), values=False)
     rows: list[RowCurves] = []
     begun = 0
@@ -118,8 +109,8 @@ def plan_curves(plan: Plan, store: Store, metric: str | None, page: Page, known:
             points = [] if curve is None else curve.points
             series.append(Series(run_id=run.run_id, seed=run.seed, status=record.status, points=points))
         rows.append(RowCurves(row=row.name, series=series))
-    following = page.offset + len(rows)
-    is_whole = page.offset == 0 and following == len(plan.rows)
+    following = question.offset + len(rows)
+    is_whole = question.offset == 0 and following == len(plan.rows)
     if is_whole and metric not in logged and not any(series.points for row in rows for series in row.series):
         raise QueryError(_unknown(metric, list(logged), plan.name))
     following_page = following if following < len(plan.rows) else None

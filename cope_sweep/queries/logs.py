@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from cope_sweep.queries.answers import Attempt, RunLog
+from cope_sweep.api.answers import Attempt, RunLog
 from cope_sweep.store import RunFolder
 from cope_sweep.store.artifacts import LOG_FILE
 from cope_sweep.store.files import check_no_link, read_tail

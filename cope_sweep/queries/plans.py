@@ -9,24 +9,16 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
+from cope_sweep.api.answers import Counts, PlanCost, PlanStatus, RunCost, RunState
 from cope_sweep.plan import Plan, estimates, plan_of_recorded, suggested_estimates, total_seconds
 from cope_sweep.plan.estimate import Shape, StepCost, run_flops, shape_of
-from cope_sweep.queries.answers import Counts, PlanCost, PlanStatus, RunCost, RunState
 from cope_sweep.spec import Resources, RunSpec
 from cope_sweep.store import RunRecord, Status, Store
-from cope_sweep.store.index import IndexUnavailable, summaries
+from cope_sweep.store.index import summaries
 
 WALL_S, RECOMPUTES = "facts.wall_s", "facts.checkpoint_activations"
 ENDED: tuple[Status, ...] = ("finished", "stopped")
 """Runs that the same command does not train again."""
-
-
-def settle(store: Store) -> None:
-    """Read the folders of runs whose owner died, unless the index cannot be written: then they read as interrupted."""
-    try:
-        store.settle()
-    except IndexUnavailable:
-        return
 
 
 def recorded_plan(plan: Plan, store: Store) -> Plan:
@@ -38,7 +30,6 @@ def recorded_plan(plan: Plan, store: Store) -> Plan:
 
 def plan_status(plan: Plan, store: Store) -> PlanStatus:
     """Each run of the plan: status, last known step, worker, and why it failed, was stopped or is damaged."""
-    settle(store)
     plan = recorded_plan(plan, store)
     records = store.index.records((run.run_id for run in plan.runs), values=False)
     kinds = _Kinds(plan)
@@ -80,7 +71,6 @@ def plan_cost(
         leave_out: Statuses of runs that are not to do.
         max_runs: How many runs are to do at most; None: no limit.
     """
-    settle(store)
     plan = recorded_plan(plan, store)
     statuses = store.index.statuses(run.run_id for run in plan.runs)
     estimated = estimates(plan, measured_rates(plan, store), probed)

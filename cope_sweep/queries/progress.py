@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import Counter, deque
 from collections.abc import Callable
 
+from cope_sweep.api.answers import FailedMember, SweepProgress
 from cope_sweep.errors import NotFoundError
-from cope_sweep.queries.answers import FailedMember, SweepProgress
-from cope_sweep.queries.plans import settle
 from cope_sweep.store import Status, Store, SweepSummary
-from cope_sweep.store.index import summaries
+from cope_sweep.store.index import IndexUnavailable, summaries
 from cope_sweep.store.index.changes import MemberState, sweep_changes
 
 ACTIVE: tuple[Status, ...] = ("pending", "running")
@@ -47,7 +47,8 @@ class ProgressTracker:
 
     def poll(self) -> SweepProgress:
         """How far the sweep is. Raises NotFoundError, StoreError."""
-        settle(self.store)
+        with contextlib.suppress(IndexUnavailable):  # who follows a sweep hears that its processes have died
+            self.store.end_expired()
         changes = sweep_changes(self.store.index, self.sweep_id, self.revision)
         if changes is None:
             raise NotFoundError(summaries.no_sweep(self.store.index, self.sweep_id, self.store.location))

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, TypeVar
 
-from cope_sweep.plan import Plan
-from cope_sweep.queries.ablations import AblationFiles, LoadedPlan
-from cope_sweep.queries.answers import (
+from cope_sweep.api.answers import (
     AblationDetail,
     AblationSummary,
     Curves,
@@ -28,17 +26,34 @@ from cope_sweep.queries.answers import (
     SweepMember,
     SweepPage,
 )
-from cope_sweep.queries.curves import MAX_ROWS, KnownCurves, Page, curves_of_runs, plan_curves, run_rows
+from cope_sweep.api.questions import (
+    CompareCurves,
+    GetAblation,
+    GetCurves,
+    GetDifference,
+    GetLog,
+    GetRun,
+    GetStatus,
+    GetSweep,
+    ListAblations,
+    ListPlannedRuns,
+    ListRuns,
+    ListSweeps,
+    Question,
+)
+from cope_sweep.plan import Plan
+from cope_sweep.queries.ablations import AblationFiles, LoadedPlan
+from cope_sweep.queries.curves import KnownCurves, curves_of_runs, plan_curves, run_rows
 from cope_sweep.queries.errors import NotFinishedError, NotFoundError
 from cope_sweep.queries.logs import run_log
-from cope_sweep.queries.plans import plan_status, recorded_plan, settle
+from cope_sweep.queries.plans import plan_status, recorded_plan
 from cope_sweep.queries.records import sweep_fields
-from cope_sweep.queries.runs import PageRequest
 from cope_sweep.queries.runs import detail as run_detail
 from cope_sweep.queries.runs import find as find_run
 from cope_sweep.queries.runs import page as run_page
+from cope_sweep.queries.runs import run_query
 from cope_sweep.spec import SpecError
-from cope_sweep.store import QueryError, RunFolder, RunQuery, RunRecord, Store, SweepSummary
+from cope_sweep.store import QueryError, RunFolder, RunRecord, Store, SweepSummary
 from cope_sweep.store.errors import DamagedError
 from cope_sweep.store.index import summaries
 from cope_sweep.store.store import MEMORY
@@ -46,11 +61,14 @@ from cope_sweep.store.store import MEMORY
 if TYPE_CHECKING:
     from cope_sweep.results import Table
 
+A = TypeVar("A")
+
 
 class Queries:
-    """Questions about a store, and about the ablation files of a folder where it has one. It is thread-safe.
+    """Answers questions about a store, and about the ablation files of a folder where it has one. It is thread-safe.
 
-    Methods raise NotFoundError, NotFinishedError, QueryError, SpecError and StoreError.
+    Reading never writes: a run whose lease has expired reads as interrupted. Methods raise NotFoundError,
+    NotFinishedError, QueryError, SpecError and StoreError.
     """
 
     def __init__(self, store: Store, ablations: AblationFiles | None = None) -> None:
@@ -61,7 +79,7 @@ class Queries:
             ablations: The ablation files; None: none.
         """
         self._store = store
-        self._ablations = ablations
+        self._files = ablations
         self._curves = KnownCurves()
 
     @property
@@ -75,14 +93,19 @@ class Queries:
     @property
     def files(self) -> AblationFiles:
         """The ablation files. Raises NotFoundError where no folder was named."""
-        if self._ablations is None:
+        if self._files is None:
             raise NotFoundError("no folder of ablation files was named")
-        return self._ablations
+        return self._files
 
     def check(self) -> None:
         """Read the folder of the ablations and the index. A missing store counts as an empty one. Raises OSError."""
         self.files.files()
         self.store.index.revision()
+
+    def ask(self, question: Question[A]) -> A:
+        """The answer to a question."""
+        answer: Callable[[Queries, Question[A]], A] = ANSWERS[type(question)]
+        return answer(self, question)
 
     def load(self, name: str, scale: str | None = None) -> LoadedPlan:
         """The plan of an ablation at a scale, with what the search of earlier sweeps has suggested."""
@@ -94,9 +117,8 @@ class Queries:
 
     # -- ablations -----------------------------------------------------------------------------------------------
 
-    def ablations(self) -> list[AblationSummary]:
-        """All ablations by name. An invalid file gives an entry with its error."""
-        settle(self.store)
+    def _ablations(self, _: ListAblations) -> list[AblationSummary]:
+        """By name. An invalid file gives an entry with its error."""
         entries = []
         for name in self.files.files():
             try:
@@ -107,12 +129,11 @@ class Queries:
                 entries.append(AblationSummary(name=name, error=str(error)))
         return entries
 
-    def ablation(self, name: str, scale: str | None = None) -> AblationDetail:
-        """One ablation with its plan at a scale, and its file."""
+    def _ablation(self, question: GetAblation) -> AblationDetail:
+        name = question.name
         text = self.files.file(name).read_text(errors="replace")
-        settle(self.store)
         try:
-            loaded = self.load(name, scale)
+            loaded = self.load(name, question.scale)
             fields = self._ablation_fields(loaded)
         except SpecError as error:
             return AblationDetail(name=name, error=str(error), text=text)
@@ -138,9 +159,8 @@ class Queries:
             text=text,
         )
 
-    def plan_status(self, name: str, scale: str | None = None) -> PlanStatus:
-        """Each run of an ablation's plan at a scale, and how far it is."""
-        return plan_status(self.files.load(name, scale).plan, self.store)
+    def _status(self, question: GetStatus) -> PlanStatus:
+        return plan_status(self.files.load(question.name, question.scale).plan, self.store)
 
     def _ablation_fields(self, loaded: LoadedPlan) -> dict[str, Any]:
         """Raises SpecError, also for a faulty scale."""
@@ -170,13 +190,11 @@ class Queries:
         counts = summaries.plan_counts(self.store.index, runs)
         return ScaleSummary(runs=len(runs), finished=counts.get("finished", 0), counts=counts)
 
-    def curves(self, loaded: LoadedPlan, metric: str | None, *, offset: int = 0, limit: int = MAX_ROWS) -> Curves:
-        """A metric (None: the first of the table) of every run of a page of a plan's rows."""
-        return plan_curves(loaded.plan, self.store, metric, Page(offset, limit), self._curves)
+    def _curves_of_plan(self, question: GetCurves) -> Curves:
+        return plan_curves(self.load(question.name, question.scale).plan, self.store, question, self._curves)
 
     def version(self, loaded: LoadedPlan) -> tuple[object, ...]:
         """A value that changes when an ablation's file or anything in the store changes."""
-        settle(self.store)
         return loaded.stamp, loaded.scale, summaries.version(self.store.index)
 
     def state(self) -> tuple[object, ...]:
@@ -184,91 +202,66 @@ class Queries:
 
         A lease that expires changes it, too.
         """
-        settle(self.store)
         index = self.store.index
-        files = self._ablations.state() if self._ablations else ()
+        files = self._files.state() if self._files else ()
         return files, summaries.version(index), index.expired()
 
     # -- runs ----------------------------------------------------------------------------------------------------
 
-    def runs(
-        self,
-        query: RunQuery,
-        *,
-        ablation: str | None = None,
-        scale: str | None = None,
-        cursor: str | None = None,
-        fields: Sequence[str] = (),
-    ) -> RunPage:
-        """A page of the runs that match a query.
-
-        Without an ablation these are the runs that were begun. With one, they are the runs of its plan in its order,
-        including pending ones; a query with filters, a sweep or an order leaves those out, which have no values.
-
-        Args:
-            query: Conditions, order, and size of the page.
-            ablation: Only the runs of this ablation.
-            scale: A scale of the ablation. Raises QueryError without an ablation.
-            cursor: `next` of the page before. Pages stay exact while runs arrive and end.
-            fields: What is shown of each run: see `runs.PageRequest`.
-        """
-        settle(self.store)
+    def _runs(self, question: ListRuns) -> RunPage:
+        query = run_query(question)
         if query.sweep_id is not None:
-            self._sweep(query.sweep_id)
-        if ablation is not None:
-            query = replace(query, run_ids=tuple(self.load(ablation, scale).runs))
-        elif scale is not None:
-            raise QueryError(f"scale: {scale!r} is that of an ablation; name the ablation, too")
-        place = "" if ablation is None else f"{ablation} {scale}"
-        return run_page(self.store, self._ablations, PageRequest(query, cursor, tuple(fields), place))
+            self._sweep_summary(query.sweep_id)
+        if question.ablation is not None:
+            query = replace(query, run_ids=tuple(self.load(question.ablation, question.scale).runs))
+        elif question.scale is not None:
+            raise QueryError(f"scale: {question.scale!r} is that of an ablation; name the ablation, too")
+        return run_page(self.store, self._files, question, query)
 
-    def export(self, query: RunQuery, output_format: str, file: IO[bytes], *, curves: bool = False) -> int:
+    def export(self, question: ListRuns, output_format: str, file: IO[bytes], *, curves: bool = False) -> int:
         """Write all runs that match a query, or their curves, to a file: `results.export.write_runs`."""
         from cope_sweep.results.export import write_runs
 
-        settle(self.store)
+        query = run_query(question)
         if query.sweep_id is not None:
-            self._sweep(query.sweep_id)
+            self._sweep_summary(query.sweep_id)
         return write_runs(self.store, query, output_format, file, curves=curves)
 
     def table(self, plan: Plan, *, against: str | None = None) -> Table:
         """The table of a plan, with what its search has suggested: `results.table`."""
         from cope_sweep.results import table
 
-        settle(self.store)
         return table(recorded_plan(plan, self.store), self.store, against=against)
 
-    def difference(self, left: str, right: str) -> RunsDifference:
-        """Differences between two runs or two sweeps: `results.difference`."""
+    def _difference(self, question: GetDifference) -> RunsDifference:
         from cope_sweep.results.difference import store_difference
 
-        settle(self.store)
-        return RunsDifference.model_validate(store_difference(self.store, left, right).to_json())
+        found = store_difference(self.store, question.left, question.right)
+        return RunsDifference.model_validate(found.to_json())
 
-    def run(self, run_id: str, *, with_curve: bool = True) -> RunDetail:
-        """A run of the store or of a plan, with what is in its files. What cannot be read of them is left out."""
-        settle(self.store)
-        return run_detail(self.store, self._ablations, run_id, with_curve=with_curve)
+    def _run(self, question: GetRun) -> RunDetail:
+        """What cannot be read of its files is left out."""
+        return run_detail(self.store, self._files, question.run_id, with_curve=question.curve)
 
     def curve(self, run_id: str, metrics: Sequence[str] = (), points: int | None = None) -> list[dict[str, float]]:
         """The logged rows of a run, by step: all, or those of some metrics, and at most `points` (≥ 4) of them."""
-        find_run(self.store, self._ablations, run_id)
+        find_run(self.store, self._files, run_id)
         return run_rows(self.store.run(run_id), metrics, points)
 
-    def curves_of(self, run_ids: Sequence[str], metric: str, points: int | None = None) -> CurvesOfRuns:
-        """A metric of several runs, with steps and seconds, each reduced to at most `points` (≥ 4) points."""
+    def _curves_of_runs(self, question: CompareCurves) -> CurvesOfRuns:
+        run_ids = list(dict.fromkeys(question.run))
         for run_id in run_ids:
-            find_run(self.store, self._ablations, run_id)
-        return curves_of_runs([self.store.run(run_id) for run_id in run_ids], metric, points)
+            find_run(self.store, self._files, run_id)
+        return curves_of_runs([self.store.run(run_id) for run_id in run_ids], question.metric, question.points)
 
-    def log(self, run_id: str, tail: int) -> RunLog:
-        """The last `tail` lines of a run's log; none of a run that was not begun."""
-        find_run(self.store, self._ablations, run_id)
-        return run_log(self.store.run(run_id), tail)
+    def _log(self, question: GetLog) -> RunLog:
+        """No lines of a run that was not begun."""
+        find_run(self.store, self._files, question.run_id)
+        return run_log(self.store.run(question.run_id), question.tail)
 
     def finished(self, run_id: str) -> RunFolder:
         """The folder of a finished run, with its checkpoint on this machine."""
-        record, _ = find_run(self.store, self._ablations, run_id)
+        record, _ = find_run(self.store, self._files, run_id)
         if record.status != "finished":
             raise NotFinishedError(f"run {run_id} is {record.status}; only a finished run has a checkpoint")
         folder = self.store.run(run_id)
@@ -277,26 +270,24 @@ class Queries:
 
     # -- sweeps --------------------------------------------------------------------------------------------------
 
-    def sweeps(self, *, ablation: str | None = None, limit: int = 100, offset: int = 0) -> SweepPage:
-        """A page of the sweeps of the store, newest first."""
-        settle(self.store)
-        index = self.store.index
-        total, found = summaries.sweep_page(index, ablation=ablation, limit=limit, offset=offset)
+    def _sweeps(self, question: ListSweeps) -> SweepPage:
+        index, limit, offset = self.store.index, question.limit, question.offset
+        total, found = summaries.sweep_page(index, ablation=question.ablation, limit=limit, offset=offset)
         counts = summaries.sweep_counts(index, [each.sweep_id for each in found])
         entries = [SweepEntry(**sweep_fields(each), counts=counts.get(each.sweep_id, {})) for each in found]
         return SweepPage(total=total, limit=limit, offset=offset, sweeps=entries)
 
-    def _sweep(self, sweep_id: str) -> SweepSummary:
+    def _sweep_summary(self, sweep_id: str) -> SweepSummary:
         """The index's summary of a sweep. Raises NotFoundError."""
         summary = self.store.index.sweep(sweep_id)
         if summary is None:
             raise NotFoundError(summaries.no_sweep(self.store.index, sweep_id, self.store.location))
         return summary
 
-    def sweep(self, sweep_id: str) -> SweepDetail:
-        """A sweep with the present status of its runs. Where its record cannot be read, the index's summary."""
-        settle(self.store)
-        summary = self._sweep(sweep_id)
+    def _sweep(self, question: GetSweep) -> SweepDetail:
+        """Where its record cannot be read, the index's summary."""
+        sweep_id = question.sweep_id
+        summary = self._sweep_summary(sweep_id)
         counts = summaries.sweep_counts(self.store.index, [sweep_id]).get(sweep_id, {})
         fields = sweep_fields(summary) | {"counts": counts}
         try:
@@ -323,3 +314,19 @@ class Queries:
             )
         kept = record.model_dump(include=set(SweepDetail.model_fields) - set(fields) - {"members", "error"})
         return SweepDetail(**fields, **kept, members=members)
+
+
+ANSWERS: dict[type[Question[Any]], Callable[[Queries, Any], Any]] = {
+    ListAblations: Queries._ablations,
+    GetAblation: Queries._ablation,
+    GetStatus: Queries._status,
+    GetCurves: Queries._curves_of_plan,
+    ListRuns: Queries._runs,
+    ListPlannedRuns: Queries._runs,
+    GetRun: Queries._run,
+    GetLog: Queries._log,
+    GetDifference: Queries._difference,
+    CompareCurves: Queries._curves_of_runs,
+    ListSweeps: Queries._sweeps,
+    GetSweep: Queries._sweep,
+}

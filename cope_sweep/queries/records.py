@@ -6,8 +6,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from cope_sweep.api.answers import RunSummary
 from cope_sweep.queries.ablations import Place
-from cope_sweep.queries.answers import RunSummary
 from cope_sweep.store import RunRecord, SweepSummary
 from cope_sweep.store.errors import DamagedError
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
+from cope_sweep.api.answers import Failure, RunDetail, RunPage, RunSummary
+from cope_sweep.api.questions import ListRuns
 from cope_sweep.queries import cursors
 from cope_sweep.queries.ablations import AblationFiles, Place
-from cope_sweep.queries.answers import Failure, RunDetail, RunPage, RunSummary
 from cope_sweep.queries.errors import NotFoundError
+from cope_sweep.queries.filters import parse_filter
 from cope_sweep.queries.logs import attempts
 from cope_sweep.queries.records import Chosen, chosen, readable, run_fields, summary
 from cope_sweep.store import QueryError, RunQuery, RunRecord, Store
@@ -21,31 +23,32 @@ from cope_sweep.store.values import check_document
 from cope_sweep.tracking.uri import run_page as mlflow_page
 
 
-@dataclass(frozen=True)
-class PageRequest:
-    """A page of runs: the query, where it begins, and what it shows."""
+def run_query(question: ListRuns) -> RunQuery:
+    """The query of the index for a page of runs, without its ablation and cursor. Raises QueryError."""
+    return RunQuery(
+        tuple(question.status),
+        run_ids=None if question.run is None else tuple(question.run),
+        sweep_id=question.sweep,
+        filters=tuple(map(parse_filter, question.filter)),
+        sort=question.sort,
+        descending=question.order == "desc",
+        limit=question.limit,
+        offset=question.offset,
+    )
 
-    query: RunQuery
-    cursor: str | None = None
-    """`next` of the page before; None: the first page, or that of the query's offset."""
-    fields: tuple[str, ...] = ()
-    """Fields of `RunSummary`, and keys of runs as in filters; empty: all fields."""
-    place: str = ""
-    """The ablation and scale whose runs they are; part of the cursor."""
 
-
-def page(store: Store, files: AblationFiles | None, request: PageRequest) -> RunPage:
+def page(store: Store, files: AblationFiles | None, question: ListRuns, query: RunQuery) -> RunPage:
     """A page of runs. Those of a query with only `run_ids` are in their order, with pending ones. Raises QueryError."""
-    query = request.query
     own_keys = _query_keys(query)
-    wanted = chosen(request.fields, own_keys)
+    wanted = chosen(question.fields, own_keys)
     summaries.check_keys(store.index, sorted(wanted.keys - own_keys))
-    if request.cursor is not None:
+    place = "" if question.ablation is None else f"{question.ablation} {question.scale}"
+    if question.cursor is not None:
         if query.offset:
             raise QueryError("a page has a cursor or an offset, not both; leave out the offset")
-        query = replace(query, after=cursors.decode(request.cursor, query, request.place))
+        query = replace(query, after=cursors.decode(question.cursor, query, place))
     total, records, position = _records(store, query, values=wanted.values)
-    following = None if position is None else cursors.encode(position, query, request.place)
+    following = None if position is None else cursors.encode(position, query, place)
     answers = _summaries(store, files, records, wanted)
     return RunPage(total=total, limit=query.limit, offset=query.offset, next=following, runs=answers)
 

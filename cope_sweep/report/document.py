@@ -14,7 +14,7 @@ from jinja2 import Environment
 from markupsafe import Markup
 
 from cope_sweep.plan import Plan
-from cope_sweep.queries import AblationFiles, NotFoundError, recorded_plan, settle
+from cope_sweep.queries import AblationFiles, NotFoundError, recorded_plan
 from cope_sweep.report.evidence import Evidence, ReportError, evidence
 from cope_sweep.report.provenance import Provenance, duration, provenance
 from cope_sweep.spec import SpecError
@@ -102,7 +102,6 @@ def document(files: AblationFiles, store: Store, scale: str | None = None) -> Do
 
     Raises ReportError where no run is finished, or no ablation has the scale; StoreError, OSError.
     """
-    settle(store)
     records: dict[str, RunRecord] = {}
     scales = None if scale is None else (scale,)
     chapters = [_chapter(files, store, name, scales, records) for name in files.files()]
@@ -119,7 +118,6 @@ def document(files: AblationFiles, store: Store, scale: str | None = None) -> Do
 
 def ablation_document(files: AblationFiles, store: Store, name: str, scale: str | None = None) -> Document:
     """The document of one ablation at one scale (None: its own size). Raises as `document`, and NotFoundError."""
-    settle(store)
     files.load(name, scale)
     records: dict[str, RunRecord] = {}
     chapter = _chapter(files, store, name, (scale,), records)

@@ -103,17 +103,17 @@ class Store:
         """The status of one run, from the index; `pending` if it was never begun."""
         return self.index.statuses([run_id]).get(run_id, "pending")
 
-    def settle(self) -> list[str]:
-        """Read the folders of runs whose owner died or whose lease expired; the ids of those runs.
+    def end_expired(self) -> list[str]:
+        """End the runs whose owner died or whose lease expired, as their folders say; return their ids.
 
         Their rows say `running` and become what their files say: interrupted, failed, or finished.
         """
-        settled = []
+        ended = []
         for run_id, owner in self.index.expired():
             row = read_run(self.run(run_id))
             if row is not None and self._end_if_expired(row, owner):
-                settled.append(run_id)
-        return settled
+                ended.append(run_id)
+        return ended
 
     def _end_if_expired(self, row: RunRow, owner: str | None) -> bool:
         if owner is None:

@@ -208,8 +208,15 @@ def node_of_process(actor_id: str) -> str:
     return str(getattr(state, "node_id", None) or "")
 
 
-def check_head() -> None:
-    """Raise ClusterLost if the cluster's head has accepted no connections for `HEAD_TIMEOUT_S`."""
+def check_cluster(this_node: str) -> dict[str, Node]:
+    """The nodes that are alive, by id.
+
+    Args:
+        this_node: The id of the node of this process.
+
+    Raises:
+        ClusterLost: The cluster's head has accepted no connections for `HEAD_TIMEOUT_S`, or this node has died.
+    """
     address = ray.get_runtime_context().gcs_address
     host, _, port = address.rpartition(":")
     until = time.monotonic() + HEAD_TIMEOUT_S
@@ -220,6 +227,12 @@ def check_head() -> None:
                 "run the same command again on a new cluster"
             )
         time.sleep(0.5)
+    found = nodes()
+    if this_node not in found:
+        raise ClusterLost(
+            "Ray's process on this machine, the raylet, has died; finished runs are kept; run the same command again"
+        )
+    return found
 
 
 def needs_of(resources: Resources, there: Mapping[str, Node]) -> Needs:

@@ -41,11 +41,10 @@ from cope_sweep.store.index.activity import note_left_out
 from cope_sweep.sweep.cluster import (
     Needs,
     Node,
-    check_head,
+    check_cluster,
     connected,
     needs_of,
     node_of_process,
-    nodes,
     plugin_runtime_env,
 )
 from cope_sweep.sweep.executor import (
@@ -223,7 +222,8 @@ class RaySweep:
         """Set when the sweep has ended."""
         self.tune: threading.Thread | None = None
         self.index_actor: Any = None
-        self.head_lost = False
+        self.this_node: str = ray.get_runtime_context().get_node_id()
+        self.cluster_lost = False
         """Whether calls of Ray would block."""
         for run in runs:
             self._add(run)
@@ -382,9 +382,9 @@ class RaySweep:
         finally:
             self.ended.set()
             # A thread that is inside of Ray while Ray shuts down would end this process.
-            if self.tune is not None and not self.head_lost:
+            if self.tune is not None and not self.cluster_lost:
                 self.tune.join(TUNE_TIMEOUT_S)
-            if self.index_actor is not None and not self.head_lost:
+            if self.index_actor is not None and not self.cluster_lost:
                 ray.kill(self.index_actor)
             self.leases.close()
 
@@ -392,18 +392,18 @@ class RaySweep:
         from cope_sweep.sweep import tune_adapters
         from cope_sweep.sweep.trial import SweepContext
 
-        this_node, actor = ray.get_runtime_context().get_node_id(), None
+        actor = None
         if self.store.index.database.is_sqlite:
             # On this node, where the file is. Ray restarts it; its callers try again.
             actor = f"cope-sweep-index-{secrets.token_hex(8)}"
-            strategy = NodeAffinitySchedulingStrategy(this_node, soft=False)
+            strategy = NodeAffinitySchedulingStrategy(self.this_node, soft=False)
             self.index_actor = (
                 ray.remote(IndexActor)
                 .options(name=actor, num_cpus=0, max_restarts=-1, max_concurrency=8, scheduling_strategy=strategy)
                 .remote(self.store.location, self.store.index_url)
             )
         context = SweepContext(
-            self.sweep_id, self.store.location, token, self.store.index_url, actor, this_node,
+            self.sweep_id, self.store.location, token, self.store.index_url, actor, self.this_node,
             tuple(self.work.plugins), str(self.work.schedule),
         )  # fmt: skip
         tuner = tune_adapters.tuner_of(self, context)
@@ -573,15 +573,15 @@ class RaySweep:
 
         Raises:
             ClusterError: No node is left that can train, or none has room for any run.
-            ClusterLost: The cluster's head is gone.
+            ClusterLost: The cluster's head is gone, or the node of this process.
         """
         try:
-            check_head()
+            there = check_cluster(self.this_node)
         except ClusterLost:
-            self.head_lost = True
+            self.cluster_lost = True
             raise
         with self.lock:
-            self.nodes = nodes()
+            self.nodes = there
             for kind in list(self.waiting):
                 self._note_kind(kind)
             ends, self.open_ends = self.open_ends, []

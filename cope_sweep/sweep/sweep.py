@@ -155,7 +155,7 @@ def sweep(
         ClusterError: And whatever else the executor raises, after the sweep was recorded as failed or interrupted.
     """
     stop, budget = stop or threading.Event(), budget or Budget()
-    store.settle()
+    store.end_expired()
     work = _Work.of(recorded_plan(plan, store), store, {"finished", *leave_out}, executor_name, file_text, submission)
     notes = _Notes(on_note)
     work.suggest(store, budget.max_runs, on_row, on_event, notes)

@@ -220,7 +220,7 @@ def mirror(
             time.sleep(WORKERS_END_S)
         # What a dead process has left says that it is running. Its leases end here.
         with contextlib.suppress(StoreError):
-            store.settle()
+            store.end_expired()
         return send_all(session, tries=FINAL_TRIES, interrupted=sweep.stop.is_set, on_sending=on_sending)
 
 

@@ -95,8 +95,6 @@ async def _require_json(request: Request) -> None:
 
 ComponentsDep = Annotated[Components, Depends(_components)]
 Scale = Annotated[str | None, Query(description="One of the ablation's scales.", max_length=100)]
-Limit = Annotated[int, Query(ge=1, le=1000, description="Maximum number of sweeps.")]
-Offset = Annotated[int, Query(ge=0, le=2**31, description="Number of sweeps to skip.")]
 
 
 def _finished_run(run_id: str, components: ComponentsDep) -> RunFolder:

@@ -16,7 +16,7 @@ from sse_starlette import ServerSentEvent
 
 from cope_services.errors import BusyError, NoClusterError
 from cope_services.sweep_jobs import SweepJobs
-from cope_sweep.queries.answers import SweepProgress
+from cope_sweep.api.answers import SweepProgress
 from cope_sweep.queries.progress import ACTIVE, ProgressTracker
 from cope_sweep.store import Store
 from cope_sweep.store.index import IndexUnavailable

@@ -4,6 +4,7 @@ import os
 import threading
 import time
 
+from cope_sweep.api.questions import GetLog
 from cope_sweep.store import LeaseHolder, Store
 from cope_sweep.store.index.owners import new_owner
 from tests.store.test_store import sweep_record
@@ -59,10 +60,10 @@ def test_logs_as_json_are_those_of_the_service(stored):
 
     failed = stored.runs[1].run_id
     queries = Queries(Store(stored.folder / "store"))
-    assert stored.json("logs", failed) == queries.log(failed, 200).model_dump()
-    assert stored.json("logs", failed, "--tail", "1") == queries.log(failed, 1).model_dump()
+    assert stored.json("logs", failed) == queries.ask(GetLog(failed, 200)).model_dump()
+    assert stored.json("logs", failed, "--tail", "1") == queries.ask(GetLog(failed, 1)).model_dump()
     out, _ = stored("logs", failed, "--tail", "1")
-    assert out.splitlines() == queries.log(failed, 1).lines
+    assert out.splitlines() == queries.ask(GetLog(failed, 1)).lines
     out, _ = stored("logs", failed, "--tail", "0")
     assert out == ""
     assert "leave out --follow" in stored.json("logs", failed, "--follow", code=2)["error"]["message"]

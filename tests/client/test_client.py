@@ -13,6 +13,8 @@ import httpx
 import pytest
 from cope_services.sweep_schemas import SweepRequest
 
+from cope_sweep.api.answers import SweepProgress
+from cope_sweep.api.questions import GetRun, ListRuns
 from cope_sweep.client import (
     RECONNECT_S,
     Client,
@@ -24,7 +26,6 @@ from cope_sweep.client import (
 )
 from cope_sweep.errors import UserError
 from cope_sweep.queries import Queries
-from cope_sweep.queries.answers import SweepProgress
 from tests.services.sample_store import SampleStore, build, serving
 
 ROOT = Path(__file__).parents[2]
@@ -78,10 +79,10 @@ def test_a_submission_has_the_arguments_of_the_service() -> None:
 @pytest.mark.slow
 def test_answers_are_those_of_the_queries(client: Client, sample: SampleStore) -> None:
     queries, run = Queries(sample.store), sample.ids[0]
-    assert client.run(run).metrics == queries.run(run).metrics
-    assert client.run(run).curve == client.curve(run) == queries.run(run).curve
+    assert client.run(run).metrics == queries.ask(GetRun(run)).metrics
+    assert client.run(run).curve == client.curve(run) == queries.curve(run)
     assert client.run(run, curve=False).curve == []
-    found = client.runs(["model.position=cope"], sort="seed", descending=True)
+    found = client.runs(ListRuns(filter=["model.position=cope"], sort="seed", order="desc"))
     assert [each.run_id for each in found] == [sample.ids[2], sample.ids[0]]
     assert {each.name for each in client.ablations()} == {"broken", "tiny"}
     assert client.ablation("tiny", "longer").runs == 4

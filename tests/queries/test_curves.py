@@ -4,9 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cope_sweep.api.questions import GetCurves
 from cope_sweep.plan import expand
 from cope_sweep.queries import curves
-from cope_sweep.queries.curves import KnownCurves, Page, downsample, plan_curves, thin
+from cope_sweep.queries.curves import KnownCurves, downsample, plan_curves, thin
 from cope_sweep.spec import load_ablation
 from cope_sweep.store import Store
 from tests.plan.test_expand import BASE
@@ -67,7 +68,7 @@ def pages(plan, store, limit, known=None):
     """The pages of curves, one after the other."""
     found, offset = [], 0
     while offset is not None:
-        found.append(plan_curves(plan, store, "train/loss", Page(offset, limit), known))
+        found.append(plan_curves(plan, store, GetCurves(plan.name, "train/loss", None, offset, limit), known))
         offset = found[-1].next
     return found
 

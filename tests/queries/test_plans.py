@@ -75,13 +75,15 @@ def test_a_damaged_run_is_shown_with_its_reason_and_the_rest_is_answered(plan, u
     assert plan_cost(plan, used).to_do == 2
 
 
-def test_a_run_whose_owner_died_is_settled_before_the_answer(plan, store):
+def test_a_run_whose_owner_died_reads_as_interrupted_until_its_lease_is_ended(plan, store):
     """The worker finished it, and its sweep died before it wrote that to the index."""
     run = plan.runs[0]
     folder = begin(store, run)
     assert isinstance(store.index.acquire(read_run(folder), "sweep", 0.0), Lease)
     assert store.index.statuses() == {run.run_id: "interrupted"}
     folder.finish({"in_dist/token_error": 1.0}, {"wall_s": 1.0})
+    assert plan_status(plan, store).counts == {"interrupted": 1, "pending": 2}
+    assert store.end_expired() == [run.run_id]
     assert plan_status(plan, store).counts == {"finished": 1, "pending": 2}
 
 

@@ -4,9 +4,10 @@ import threading
 
 import pytest
 
-from cope_sweep.queries import AblationFiles, NotFinishedError, NotFoundError, Queries, parse_filter
+from cope_sweep.api.questions import GetRun, GetSweep, ListAblations, ListRuns, ListSweeps
+from cope_sweep.queries import AblationFiles, NotFinishedError, NotFoundError, Queries
 from cope_sweep.spec import SpecError
-from cope_sweep.store import QueryError, RunQuery, Store, SweepRecord, SweepRun
+from cope_sweep.store import QueryError, Store, SweepRecord, SweepRun
 from tests.plan.test_expand import BASE
 from tests.results.ablations import begin, end, fail, finish, stop
 
@@ -60,7 +61,7 @@ def ids(plan):
 
 
 def test_ablations_are_counted_and_an_invalid_file_has_its_error(used):
-    bad, good = used.ablations()
+    bad, good = used.ask(ListAblations())
     assert "not valid YAML" in bad.error
     assert (good.name, good.rows, good.seeds, good.runs, good.finished) == ("good", 3, 2, 6, 1)
     assert good.counts == {"finished": 1, "failed": 1, "stopped": 1, "damaged": 1, "pending": 2}
@@ -69,49 +70,49 @@ def test_ablations_are_counted_and_an_invalid_file_has_its_error(used):
 def test_the_runs_of_each_scale_are_counted(used, folder):
     text = (folder / "good.yaml").read_text()
     (folder / "good.yaml").write_text(text + "scales: {first: {seeds: [0]}, deep: {grid: {model.layers: [9]}}}\n")
-    _, good = used.ablations()
+    _, good = used.ask(ListAblations())
     assert {scale: (each.runs, each.finished) for scale, each in good.at_scales.items()} == {
         "first": (3, 1),
         "deep": (2, 0),
     }
     (folder / "good.yaml").write_text(text + "scales: {broken: {set: {model.dims: 3}}}\n")
-    _, faulty = used.ablations()
+    _, faulty = used.ask(ListAblations())
     assert "unknown key 'dims'" in faulty.error
 
 
 def test_a_page_of_runs_has_their_values_and_places(used, plan):
-    page = used.runs(RunQuery(filters=(parse_filter("model.layers>=2"),), sort="seed", descending=True))
+    page = used.ask(ListRuns(filter=("model.layers>=2",), sort="seed", order="desc"))
     assert [run.run_id for run in page.runs] == [ids(plan)[3], ids(plan)[2]]
     assert [run.values for run in page.runs] == [{"model.layers": 2, "seed": 1}, {"model.layers": 2, "seed": 0}]
     assert {run.row for run in page.runs} == {"2"}
     assert page.runs[0].ablations == ["good"]
     assert (page.runs[0].status, page.runs[1].message) == ("damaged", "stopped at step 3 by asha")
-    (found,) = used.runs(RunQuery(filters=(parse_filter("in_dist/token_error<15"),))).runs
+    (found,) = used.ask(ListRuns(filter=("in_dist/token_error<15",))).runs
     assert (found.metrics["in_dist/token_error"], found.values) == (10.0, {"in_dist/token_error": 10.0})
 
 
 def test_without_ablation_files_the_sweeps_know_where_a_run_is(used, plan):
-    run = Queries(used.store).runs(RunQuery(("finished",))).runs[0]
+    run = Queries(used.store).ask(ListRuns(status=("finished",))).runs[0]
     assert (run.ablations, run.row) == (["good"], "1")
 
 
 def test_runs_of_an_ablation_are_in_plan_order_with_pending_ones(used, plan):
-    page = used.runs(RunQuery(limit=4, offset=1), ablation="good")
+    page = used.ask(ListRuns(limit=4, offset=1, ablation="good"))
     assert page.total == 6
     assert [run.run_id for run in page.runs] == [run.run_id for run in plan.runs][1:5]
-    assert used.runs(RunQuery(("pending",)), ablation="good").total == 2
-    begun = used.runs(RunQuery(sort="model.layers", descending=True), ablation="good")
+    assert used.ask(ListRuns(status=("pending",), ablation="good")).total == 2
+    begun = used.ask(ListRuns(sort="model.layers", order="desc", ablation="good"))
     assert begun.total == 4, "runs that were not begun have no values"
     assert [run.values["model.layers"] for run in begun.runs] == [2, 2, 1, 1]
 
 
 def test_an_unknown_key_names_near_ones(used):
     with pytest.raises(QueryError, match="'model.layer'; near ones: model.layers"):
-        used.runs(RunQuery(filters=(parse_filter("model.layer>=2"),)))
+        used.ask(ListRuns(filter=("model.layer>=2",)))
 
 
 def test_a_run_in_every_state(used, plan):
-    finished, failed, stopped, damaged, planned, _ = (used.run(run_id) for run_id in ids(plan))
+    finished, failed, stopped, damaged, planned, _ = (used.ask(GetRun(run_id)) for run_id in ids(plan))
     assert finished.result["metrics"] == finished.metrics
     assert finished.facts == {"device": "cpu"}
     assert [row["step"] for row in finished.curve] == [1, 6, 6]
@@ -123,9 +124,9 @@ def test_a_run_in_every_state(used, plan):
     assert (planned.status, planned.sweeps) == ("pending", [SWEEP])
     assert planned.spec["model"]["layers"] == 3
     with pytest.raises(NotFoundError, match="16 hexadecimal digits"):
-        used.run("../x")
+        used.ask(GetRun("../x"))
     with pytest.raises(NotFoundError, match="no run '0123456789abcdef'"):
-        used.run("0123456789abcdef")
+        used.ask(GetRun("0123456789abcdef"))
 
 
 def test_every_file_of_a_run_may_be_damaged(used, plan):
@@ -134,7 +135,7 @@ def test_every_file_of_a_run_may_be_damaged(used, plan):
     for name in ("spec.json", "state.json", "result.json", "curve.jsonl"):
         (folder / name).unlink()
         (folder / name).mkdir()
-    run = used.run(run_id)
+    run = used.ask(GetRun(run_id))
     assert (run.status, run.state, run.result, run.curve) == ("finished", {}, None, [])
     assert run.metrics["in_dist/token_error"] == 10.0, "the index knows it"
 
@@ -148,24 +149,24 @@ def test_only_a_finished_run_has_a_checkpoint(used, plan):
 def test_sweeps_have_the_present_status_of_their_runs(used, plan):
     runs = [run for row in plan.rows for run in row.runs]
     used.store.write_sweep(sweep_of(plan, runs[:1], "20260731-120000-abcd", started_ms=7, ablation="other"))
-    page = used.sweeps()
+    page = used.ask(ListSweeps())
     assert [sweep.sweep_id for sweep in page.sweeps] == ["20260731-120000-abcd", SWEEP]
     assert page.sweeps[1].counts == {"finished": 1, "failed": 1, "stopped": 1, "damaged": 1, "pending": 1}
     finish(used.store, runs[4], {})
-    assert used.sweeps(ablation="good").sweeps[0].counts["finished"] == 2
-    assert (used.sweeps(limit=1).total, len(used.sweeps(limit=1).sweeps)) == (2, 1)
-    sweep = used.sweep(SWEEP)
+    assert used.ask(ListSweeps(ablation="good")).sweeps[0].counts["finished"] == 2
+    assert (used.ask(ListSweeps(limit=1)).total, len(used.ask(ListSweeps(limit=1)).sweeps)) == (2, 1)
+    sweep = used.ask(GetSweep(SWEEP))
     assert (sweep.runs, sweep.reused, sweep.versions, sweep.error) == (5, 1, {"torch": "2"}, None)
     assert [(run.status, run.reused) for run in sweep.members[:2]] == [("finished", True), ("failed", False)]
 
 
 def test_a_sweep_whose_record_is_damaged_has_its_summary(used):
     (used.store.root / "sweeps" / f"{SWEEP}.json").write_text("{}")
-    sweep = used.sweep(SWEEP)
+    sweep = used.ask(GetSweep(SWEEP))
     assert "not the record of a sweep" in sweep.error
     assert (sweep.counts["finished"], sweep.members) == (1, [])
     with pytest.raises(NotFoundError, match="no sweep 'x'"):
-        used.sweep("x")
+        used.ask(GetSweep("x"))
 
 
 def test_the_version_changes_with_the_store_and_with_the_file(used, plan, folder):
@@ -199,10 +200,10 @@ def test_a_file_is_read_again_when_one_that_it_inherits_from_changes(folder):
 
 def test_a_store_that_appears_later_is_found(queries, plan, tmp_path):
     later = Queries(Store(tmp_path / "later"), queries.files)
-    assert later.runs(RunQuery()).total == 0
+    assert later.ask(ListRuns()).total == 0
     store = Store(tmp_path / "later", create=True)
     finish(store, plan.runs[0], {})
-    assert later.runs(RunQuery()).total == 1
+    assert later.ask(ListRuns()).total == 1
 
 
 def test_a_missing_store_answers_many_threads(tmp_path):
@@ -211,7 +212,7 @@ def test_a_missing_store_answers_many_threads(tmp_path):
     def ask():
         try:
             for _ in range(50):
-                queries.runs(RunQuery())
+                queries.ask(ListRuns())
         except Exception as error:
             problems.append(error)
 

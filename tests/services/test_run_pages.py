@@ -7,8 +7,9 @@ from typing import Any
 import httpx
 import pytest
 
+from cope_sweep.api.questions import ListRuns
 from cope_sweep.queries import Queries
-from cope_sweep.store import RunQuery, SweepRecord, SweepRun
+from cope_sweep.store import SweepRecord, SweepRun
 from cope_sweep.tracking.uri import tracker_key
 from tests.results.ablations import begin, end
 from tests.services.sample_store import API, SampleStore, serving
@@ -36,7 +37,7 @@ def walk(client: httpx.Client, path: str, **params: Any) -> list[str]:
 @pytest.mark.parametrize("limit", [1, 2, 3])
 @pytest.mark.parametrize("sort", ["run_id", "dense/loss", "seed", "status", "model.position"])
 def test_cursors_lead_through_all_runs(client: httpx.Client, sample: SampleStore, sort: str, limit: int) -> None:
-    expected = [run.run_id for run in Queries(sample.store).runs(RunQuery(sort=sort)).runs]
+    expected = [run.run_id for run in Queries(sample.store).ask(ListRuns(sort=sort)).runs]
     assert walk(client, "/runs", sort=sort, limit=limit) == expected
 
 

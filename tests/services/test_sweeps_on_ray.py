@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from cope_sweep.api.answers import SweepProgress
 from cope_sweep.client import Client
-from cope_sweep.queries.answers import SweepProgress
 from cope_sweep.store import Store
 from tests.services.sample_store import TINY
 from tests.sweep.conftest import ray_environment  # noqa: F401 - a fixture

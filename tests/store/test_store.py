@@ -159,9 +159,9 @@ def test_settling_reads_the_folders_of_dead_owners(store):
     lease = holder.acquire(RUN)
     own = store.run(RUN.run_id).begin(RUN, "here", lease.attempt)
     own.finish({"test/loss": 1.5}, {"steps": 6})
-    assert store.settle() == [RUN.run_id]
+    assert store.end_expired() == [RUN.run_id]
     assert store.status(RUN.run_id) == "finished"
-    assert store.settle() == []
+    assert store.end_expired() == []
 
 
 def test_sweeps_are_written_to_their_file_and_to_the_index(store):

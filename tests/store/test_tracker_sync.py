@@ -246,7 +246,7 @@ def test_what_a_dead_process_left_is_backlog(store, plan, tracking):
     assert backlog_count(store, URI) == 1
     store.index.renew(new_owner("tests"), 0.0)  # the lease expires
     assert backlog_count(store, URI) == 2
-    assert store.settle() == [plan.runs[0].run_id]
+    assert store.end_expired() == [plan.runs[0].run_id]
     synced(store, tracking)
     assert run_of(tracking, plan.runs[0]).status == "killed"
     assert sweep_of(tracking, record).status == "killed"

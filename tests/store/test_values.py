@@ -5,10 +5,11 @@ import shutil
 
 import pytest
 
+from cope_sweep.api.questions import GetRun, ListRuns
 from cope_sweep.plan import expand
 from cope_sweep.queries import Queries
 from cope_sweep.spec import load_ablation
-from cope_sweep.store import RunQuery, Store
+from cope_sweep.store import Store
 from cope_sweep.store.rebuild import rebuild
 from tests.plan.test_expand import BASE
 from tests.results.ablations import fail, finish, stop
@@ -59,8 +60,8 @@ def test_no_value_of_a_file_hides_other_runs(plan, tmp_path):
     store.index.clear()
     rebuild(store.files, store.index)
     queries = Queries(Store(tmp_path / "store"))
-    query = RunQuery(limit=1000, sort="in_dist/token_error")
-    page = queries.runs(query)
+    question = ListRuns(limit=1000, sort="in_dist/token_error")
+    page = queries.ask(question)
     assert page.total >= len(cases) * 0.9
     json.loads(page.model_dump_json())
     known = {run.run_id: run for run in page.runs}
@@ -70,7 +71,7 @@ def test_no_value_of_a_file_hides_other_runs(plan, tmp_path):
     assert all(".json: " in run.message for run in damaged)
     for run in runs[::3]:
         if run.run_id in known:
-            json.loads(queries.run(run.run_id).model_dump_json())
+            json.loads(queries.ask(GetRun(run.run_id)).model_dump_json())
 
 
 def test_the_message_names_file_and_key(plan, tmp_path):
@@ -79,6 +80,6 @@ def test_the_message_names_file_and_key(plan, tmp_path):
     finish(store, run, {}, {})
     put(store.run(run.run_id).path / "result.json", ["facts", "device"], "\ud800")
     rebuild(store.files, store.index)
-    message = Queries(store).run(run.run_id).message
+    message = Queries(store).ask(GetRun(run.run_id)).message
     assert "result.json: facts.device: no Unicode text" in message
     assert message.endswith("train the run again")

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Path, Query, Response
+from fastapi import APIRouter, Query, Response
 
 from cope_services.access import READ
 from cope_services.cached_route import CachedRoute
@@ -11,16 +11,14 @@ from cope_services.dependencies import (
     ComponentsDep,
     IfNoneMatch,
     PreparePlan,
-    PreparePlans,
     Scale,
 )
 from cope_services.pictures import MEDIA_TYPES, REPORT_MEDIA_TYPES, REPORT_POLICY
+from cope_services.questions import add_questions
 from cope_services.responses import json_response
-from cope_services.run_pages import PlannedRuns, run_page
 from cope_services.schemas import FigureFormat, FigureInfo, Responses, error_responses
 from cope_services.tables import accepted, negotiate
-from cope_sweep.queries.answers import AblationDetail, AblationSummary, Curves, PlanStatus, RunPage
-from cope_sweep.queries.curves import MAX_ROWS
+from cope_sweep.api.questions import GetAblation, GetCurves, GetStatus, ListAblations, ListPlannedRuns
 from cope_sweep.results.formats import formats
 
 router = APIRouter(
@@ -36,26 +34,7 @@ FIGURE: Responses = {200: {"content": {media: {} for media in MEDIA_TYPES}}, **e
 REPORT: Responses = {200: {"content": {media: {} for media in REPORT_MEDIA_TYPES}}, **error_responses(406, 429)}
 
 
-@router.get("", response_model=list[AblationSummary], dependencies=[PreparePlans])
-def list_ablations(components: ComponentsDep, if_none_match: IfNoneMatch = None) -> Response:
-    """All ablations, with the number of runs by status."""
-    return json_response(components.queries.ablations())
-
-
-@router.get("/{name}", response_model=AblationDetail, dependencies=[PreparePlan])
-def get_ablation(
-    name: str, components: ComponentsDep, scale: Scale = None, if_none_match: IfNoneMatch = None
-) -> Response:
-    """One ablation: its rows, runs and file."""
-    return json_response(components.queries.ablation(name, scale))
-
-
-@router.get("/{name}/status", response_model=PlanStatus, dependencies=[PreparePlan])
-def get_status(
-    name: str, components: ComponentsDep, scale: Scale = None, if_none_match: IfNoneMatch = None
-) -> Response:
-    """Each run of an ablation in plan order: its status, step, worker and message, and the resources that it takes."""
-    return json_response(components.queries.plan_status(name, scale))
+add_questions(router, ListAblations, GetAblation, GetStatus, GetCurves, ListPlannedRuns)
 
 
 @router.get("/{name}/table", response_class=Response, responses=TABLE, dependencies=[PreparePlan])
@@ -124,33 +103,3 @@ async def get_report(
     chosen = format or accepted(accept, REPORT_MEDIA_TYPES, "a report")
     body = await components.pictures.report(name, scale, chosen)
     return Response(body, media_type=names[chosen], headers={"content-security-policy": REPORT_POLICY})
-
-
-@router.get("/{name}/curves", response_model=Curves, dependencies=[PreparePlan])
-def get_curves(
-    name: str,
-    components: ComponentsDep,
-    metric: Annotated[str | None, Query(description="Default: the first metric of the table.", max_length=200)] = None,
-    scale: Scale = None,
-    offset: Annotated[int, Query(ge=0, le=2**31, description="Number of rows to skip: `next` of the page before.")] = 0,
-    limit: Annotated[int, Query(ge=1, le=MAX_ROWS, description="Maximum number of rows.")] = MAX_ROWS,
-    if_none_match: IfNoneMatch = None,
-) -> Response:
-    """Learning curves of a metric: every run of the rows, at most about 200 points each.
-
-    A page also ends where it has 5,000 runs that were begun. Curves are as new as the index, which hears of a running
-    run every few seconds.
-    """
-    loaded = components.queries.load(name, scale)
-    return json_response(components.queries.curves(loaded, metric, offset=offset, limit=limit))
-
-
-@router.get("/{name}/runs", response_model=RunPage)
-async def list_planned_runs(
-    name: Annotated[str, Path(max_length=200)],
-    components: ComponentsDep,
-    parameters: PlannedRuns,
-    if_none_match: IfNoneMatch = None,
-) -> Response:
-    """The runs of an ablation in plan order, including pending ones; with a filter or order, those that were begun."""
-    return await run_page(components, parameters, name)

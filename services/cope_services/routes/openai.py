@@ -31,8 +31,8 @@ from cope_services.openai_schemas import (
 )
 from cope_services.predictors import service_errors
 from cope_services.schemas import Responses
-from cope_sweep.queries.answers import RunSummary
-from cope_sweep.store import RunQuery
+from cope_sweep.api.answers import RunSummary
+from cope_sweep.api.questions import GetRun, ListRuns
 
 if TYPE_CHECKING:
     from cope_sweep.inference import Predictor
@@ -58,8 +58,8 @@ def list_models(
     offset: Annotated[int, Query(ge=0, le=2**31)] = 0,
 ) -> ModelList:
     """The finished runs, newest first."""
-    page = components.queries.runs(
-        RunQuery(("finished",), sort="created_ms", descending=True, limit=limit, offset=offset)
+    page = components.queries.ask(
+        ListRuns(status=("finished",), sort="created_ms", order="desc", limit=limit, offset=offset)
     )
     return ModelList(data=[_model(run) for run in page.runs])
 
@@ -70,7 +70,7 @@ def list_models(
 def get_model(model: str, components: ComponentsDep) -> Model:
     """One finished run."""
     components.queries.finished(model)
-    return _model(components.queries.run(model, with_curve=False))
+    return _model(components.queries.ask(GetRun(model, curve=False)))
 
 
 @router.post("/v1/completions", dependencies=[INFER, RequireJson], responses=COMPLETION_RESPONSES, response_model=None)

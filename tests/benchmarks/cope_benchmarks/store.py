@@ -22,13 +22,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import psutil
 
 from cope_benchmarks.synthetic_store import write_ablation, write_store
+from cope_sweep.api.questions import GetSweep, ListAblations, ListRuns, ListSweeps
 from cope_sweep.cli.output import grid
 from cope_sweep.errors import UserError
 from cope_sweep.plan import expand
-from cope_sweep.queries import AblationFiles, Queries, parse_filter, plan_cost
+from cope_sweep.queries import AblationFiles, Queries, plan_cost
 from cope_sweep.results import table as result_table
 from cope_sweep.spec import load_ablation
-from cope_sweep.store import RunQuery, Store
+from cope_sweep.store import Store
 from cope_sweep.store.index import Index
 from cope_sweep.store.provenance import versions
 from cope_sweep.store.rebuild import check, rebuild
@@ -128,15 +129,16 @@ def _questions(root: Path) -> dict[str, dict[str, float]]:
     store = Store(root / "store")
     queries = Queries(store, AblationFiles(root / "ablations"))
     plan = queries.files.load("small").plan
-    by_model = RunQuery(filters=(parse_filter("model.layers>=3"), parse_filter("model.position=cope")))
-    by_metric = RunQuery(filters=(parse_filter("in_dist/token_error<10"),))
+    by_model = ListRuns(filter=("model.layers>=3", "model.position=cope"))
+    by_metric = ListRuns(filter=("in_dist/token_error<10",))
+    newest = queries.ask(ListSweeps(limit=1)).sweeps[0]
     asked: dict[str, Callable[[], object]] = {
-        "list": queries.ablations,
-        "status": queries.sweeps,
-        "status of a sweep": lambda: queries.sweep(queries.sweeps().sweeps[0].sweep_id),
-        "page, filtered by model": lambda: queries.runs(by_model),
-        "page, filtered by metric": lambda: queries.runs(by_metric),
-        "page, sorted by metric": lambda: queries.runs(RunQuery(sort="in_dist/token_error")),
+        "list": lambda: queries.ask(ListAblations()),
+        "status": lambda: queries.ask(ListSweeps()),
+        "status of a sweep": lambda: queries.ask(GetSweep(newest.sweep_id)),
+        "page, filtered by model": lambda: queries.ask(by_model),
+        "page, filtered by metric": lambda: queries.ask(by_metric),
+        "page, sorted by metric": lambda: queries.ask(ListRuns(sort="in_dist/token_error")),
     }
     for name in ("json", "csv", "markdown", "latex", "html"):
         asked[f"table of 1,000 runs, {name}"] = lambda name=name: getattr(result_table(plan, store), f"to_{name}")()  # type: ignore[misc]

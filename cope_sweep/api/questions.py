@@ -1,0 +1,247 @@
+"""The questions. Each names its route, its answer, and its parameters with their defaults, limits and descriptions.
+
+They are dataclasses with the constraints of `annotated_types` in place of pydantic's models: the command line makes its
+options from them, and importing pydantic would add half to the time of `cope-sweep --help`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from functools import cache
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Literal, TypeVar, get_args, get_type_hints
+
+from annotated_types import Interval, Len, MaxLen
+from typing_extensions import Doc
+
+from cope_sweep.store import Status
+
+if TYPE_CHECKING:  # the types of answers are given by name
+    from cope_sweep.api.answers import (  # noqa: F401
+        AblationDetail,
+        AblationSummary,
+        Curves,
+        CurvesOfRuns,
+        PlanStatus,
+        RunDetail,
+        RunLog,
+        RunPage,
+        RunsDifference,
+        SweepDetail,
+        SweepPage,
+    )
+
+A_co = TypeVar("A_co", covariant=True)
+
+MAX_CURVE_ROWS = 1_000
+"""Rows of an ablation whose curves are on one page."""
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A field of a question."""
+
+    name: str
+    kind: Any
+    """Its type, with the constraints."""
+    default: Any
+    """`dataclasses.MISSING`: it has to be given."""
+    description: str
+    in_path: bool
+    """Whether it is a part of the route's path."""
+
+
+@dataclass(frozen=True)
+class Question(Generic[A_co]):
+    """A question to a store or a service, with an answer of type `A_co`, a name in `cope_sweep.api.answers`."""
+
+    path: ClassVar[str]
+    """The route below `/api/v1`, with fields in braces. The other fields are parameters of the query."""
+
+    @classmethod
+    @cache
+    def parameters(cls) -> tuple[Parameter, ...]:
+        """The fields, in order."""
+        hints = get_type_hints(cls, include_extras=True)
+        in_path = re.findall(r"{(\w+)}", cls.path)
+        found = []
+        for field in fields(cls):
+            kind, *notes = get_args(hints[field.name])
+            (description,) = [note.documentation for note in notes if isinstance(note, Doc)]
+            constraints = [note for note in notes if not isinstance(note, Doc)]
+            kind = Annotated[kind, *constraints] if constraints else kind
+            found.append(Parameter(field.name, kind, field.default, description, field.name in in_path))
+        return tuple(found)
+
+    @classmethod
+    @cache
+    def answer_type(cls) -> Any:
+        """The type of the answer: a pydantic model, or a list of them."""
+        from cope_sweep.api import answers
+
+        (base,) = cls.__orig_bases__  # type: ignore[attr-defined]
+        holder = type("Holder", (), {"__annotations__": {"answer": get_args(base)[0]}})
+        return get_type_hints(holder, vars(answers))["answer"]
+
+    def given(self) -> dict[str, Any]:
+        """The parameters of the query that differ from their defaults."""
+        values = {each.name: getattr(self, each.name) for each in self.parameters() if not each.in_path}
+        defaults = {each.name: each.default for each in self.parameters()}
+        return {name: value for name, value in values.items() if value != defaults[name]}
+
+
+Name = Annotated[str, MaxLen(200), Doc("The name of an ablation.")]
+Scale = Annotated[str | None, MaxLen(100), Doc("One of the ablation's scales.")]
+Side = Annotated[str, MaxLen(100), Doc("The id of a run or sweep.")]
+Points = Annotated[
+    int | None, Interval(ge=4, le=10_000), Doc("At most so many points of a run; spikes stay. Default: all.")
+]
+
+
+@dataclass(frozen=True)
+class ListAblations(Question["list[AblationSummary]"]):
+    """All ablations, with the number of runs by status."""
+
+    path: ClassVar[str] = "/ablations"
+
+
+@dataclass(frozen=True)
+class GetAblation(Question["AblationDetail"]):
+    """One ablation: its rows, runs and file."""
+
+    path: ClassVar[str] = "/ablations/{name}"
+    name: Name
+    scale: Scale = None
+
+
+@dataclass(frozen=True)
+class GetStatus(Question["PlanStatus"]):
+    """Each run of an ablation in plan order: its status, step, worker and message, and the resources that it takes."""
+
+    path: ClassVar[str] = "/ablations/{name}/status"
+    name: Name
+    scale: Scale = None
+
+
+@dataclass(frozen=True)
+class GetCurves(Question["Curves"]):
+    """Learning curves of a metric: every run of the rows, at most about 200 points each.
+
+    A page also ends where it has 5,000 runs that were begun. Curves are as new as the index, which hears of a running
+    run every few seconds.
+    """
+
+    path: ClassVar[str] = "/ablations/{name}/curves"
+    name: Name
+    metric: Annotated[str | None, MaxLen(200), Doc("Default: the first metric of the table.")] = None
+    scale: Scale = None
+    offset: Annotated[int, Interval(ge=0, le=2**31), Doc("Number of rows to skip: `next` of the page before.")] = 0
+    limit: Annotated[int, Interval(ge=1, le=MAX_CURVE_ROWS), Doc("Maximum number of rows.")] = MAX_CURVE_ROWS
+
+
+@dataclass(frozen=True)
+class ListRuns(Question["RunPage"]):
+    """All runs that have been started, filtered and sorted; or the runs of an ablation.
+
+    Those of an ablation are in the order of its plan, with pending ones. A filter, a sweep or an order leaves out
+    pending runs, which have no values.
+    """
+
+    path: ClassVar[str] = "/runs"
+    filter: Annotated[
+        Sequence[str],
+        MaxLen(20),
+        Doc(
+            "A condition that has to hold: `model.layers>=4`, `model.position=cope`, `in_dist/loss<0.5`, "
+            "`facts.device=cuda`, `tags.row=CoPE` (also `tags.sweep`, `tags.ablation`, and the label of an axis). A "
+            "run that lacks the key does not match. May be repeated."
+        ),
+    ] = ()
+    status: Annotated[Sequence[Status], MaxLen(20), Doc("Only runs with this status. May be repeated.")] = ()
+    run: Annotated[
+        Sequence[str] | None, MaxLen(1000), Doc("Only these runs, by their ids, in this order. May be repeated.")
+    ] = None
+    sweep: Annotated[str | None, MaxLen(100), Doc("Only the runs of this sweep.")] = None
+    ablation: Annotated[str | None, MaxLen(200), Doc("Only the runs of this ablation, in plan order.")] = None
+    scale: Scale = None
+    sort: Annotated[str, Doc("A key as in `filter`, or run_id, status, seed, step, created_ms.")] = "run_id"
+    order: Annotated[Literal["asc", "desc"], Doc("Runs without the key come last.")] = "asc"
+    limit: Annotated[int, Interval(ge=1, le=1000), Doc("Maximum number of runs.")] = 100
+    offset: Annotated[int, Interval(ge=0, le=2**31), Doc("Number of runs to skip.")] = 0
+    cursor: Annotated[
+        str | None, MaxLen(2000), Doc("`next` of the page before. Pages stay exact while runs arrive and end.")
+    ] = None
+    fields: Annotated[
+        Sequence[str],
+        MaxLen(50),
+        Doc(
+            "What is shown of each run, as names of its fields (`status,step,metrics`) and keys as in `filter` "
+            "(`model.layers`), whose values are in `values`. May be repeated. Default: all fields."
+        ),
+    ] = ()
+
+
+@dataclass(frozen=True)
+class ListPlannedRuns(ListRuns):
+    """The runs of an ablation in plan order, including pending ones; with a filter or order, those that were begun."""
+
+    path: ClassVar[str] = "/ablations/{ablation}/runs"
+
+
+@dataclass(frozen=True)
+class GetRun(Question["RunDetail"]):
+    """One run: configuration, state, attempts, metrics, facts and logged rows; why it failed."""
+
+    path: ClassVar[str] = "/runs/{run_id}"
+    run_id: Annotated[str, Doc("The id of a run.")]
+    curve: Annotated[bool, Doc("Whether to include the logged rows.")] = True
+
+
+@dataclass(frozen=True)
+class GetLog(Question["RunLog"]):
+    """The end of a run's log, of its last MiB: its attempts, evaluations, and errors with their tracebacks."""
+
+    path: ClassVar[str] = "/runs/{run_id}/logs"
+    run_id: Annotated[str, Doc("The id of a run.")]
+    tail: Annotated[int, Interval(ge=0, le=10_000), Doc("Number of lines from the end.")] = 200
+
+
+@dataclass(frozen=True)
+class GetDifference(Question["RunsDifference"]):
+    """Differences between two runs or two sweeps: spec, facts, and metrics (right minus left) with a test."""
+
+    path: ClassVar[str] = "/diff"
+    left: Side
+    right: Side
+
+
+@dataclass(frozen=True)
+class CompareCurves(Question["CurvesOfRuns"]):
+    """A metric of several runs, by step and by seconds since each run began.
+
+    A run whose curve cannot be read has no points.
+    """
+
+    path: ClassVar[str] = "/curves"
+    run: Annotated[Sequence[str], Len(1, 100), Doc("The id of a run. May be repeated.")]
+    metric: Annotated[str, MaxLen(200), Doc("A metric that the runs have logged: `train/loss`.")]
+    points: Points = None
+
+
+@dataclass(frozen=True)
+class ListSweeps(Question["SweepPage"]):
+    """The sweeps of the store, newest first, with the present number of their runs by status."""
+
+    path: ClassVar[str] = "/sweeps"
+    ablation: Annotated[str | None, MaxLen(200), Doc("Only the sweeps of this ablation.")] = None
+    limit: Annotated[int, Interval(ge=1, le=1000), Doc("Maximum number of sweeps.")] = 100
+    offset: Annotated[int, Interval(ge=0, le=2**31), Doc("Number of sweeps to skip.")] = 0
+
+
+@dataclass(frozen=True)
+class GetSweep(Question["SweepDetail"]):
+    """One sweep: its runs and their status, its ablation file, command, code and machine, and its table."""
+
+    path: ClassVar[str] = "/sweeps/{sweep_id}"
+    sweep_id: Annotated[str, Doc("The id of a sweep.")]
