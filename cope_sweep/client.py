@@ -21,7 +21,7 @@ import random
 import re
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -32,7 +32,7 @@ from typing import IO, Any, Concatenate, ParamSpec, Self, TypeVar
 from urllib.parse import quote, urlsplit
 
 import httpx
-from pydantic import TypeAdapter
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from cope_sweep.api.answers import Checkpoint, RunSummary, SweepEntry, SweepProgress, SweepState
 from cope_sweep.api.questions import (
@@ -48,16 +48,27 @@ from cope_sweep.api.questions import (
     ListSweeps,
     Question,
 )
+from cope_sweep.api.requests import (
+    ModelPerplexity,
+    PerplexityComparison,
+    PerplexityRequest,
+    ProbeRequest,
+    ProbeResponse,
+    SequencesRequest,
+    SweepRequest,
+)
 from cope_sweep.errors import UserError
 
 __all__ = ["Client", "ConnectionFailed", "DownloadError", "RetryPolicy", "ServiceError"]
 
 A = TypeVar("A")
+M = TypeVar("M", bound=BaseModel)
+N = TypeVar("N", bound=BaseModel)
 P = ParamSpec("P")
+F = TypeVar("F", bound=Callable[..., Any])
 
 API = "/api/v1"
 KEY_VARIABLE = "COPE_SWEEP_KEY"
-ALL_RUNS = ListRuns()
 PAGE = 1000
 """Runs or sweeps that are requested at a time."""
 REPEATED_STATUSES = (429, 503)
@@ -122,6 +133,25 @@ def _asks(question: Callable[P, Question[A]]) -> Callable[Concatenate[Client, P]
     def method(client: Client, /, *values: P.args, **named: P.kwargs) -> A:
         return client.ask(question(*values, **named))
 
+    return _documented(method, question)
+
+
+def _lists(question: Callable[P, ListRuns]) -> Callable[Concatenate[Client, P], Iterator[RunSummary]]:
+    """A method that yields all runs of a list, whatever its `limit`: it requests page by page."""
+
+    def method(client: Client, /, *values: P.args, **named: P.kwargs) -> Iterator[RunSummary]:
+        asked = replace(question(*values, **named), limit=PAGE)
+        while True:
+            page = client.ask(asked)
+            yield from page.runs
+            if page.next is None:
+                return
+            asked = replace(asked, cursor=page.next, offset=0)
+
+    return _documented(method, question)
+
+
+def _documented(method: F, question: Callable[..., Any]) -> F:
     signature = inspect.signature(question)
     own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
     method.__signature__ = signature.replace(parameters=[own, *signature.parameters.values()])  # type: ignore[attr-defined]
@@ -191,20 +221,12 @@ class Client:
     plan_status = _asks(GetStatus)
     ablation_curves = _asks(GetCurves)
     run_page = _asks(ListRuns)
+    runs = _lists(ListRuns)
     run = _asks(GetRun)
     logs = _asks(GetLog)
     difference = _asks(GetDifference)
     sweep_page = _asks(ListSweeps)
     sweep = _asks(GetSweep)
-
-    def runs(self, question: ListRuns = ALL_RUNS) -> Iterator[RunSummary]:
-        """All runs that match a question, whatever its `limit`, requested page by page."""
-        while True:
-            page = self.ask(replace(question, limit=PAGE))
-            yield from page.runs
-            if page.next is None:
-                return
-            question = replace(question, cursor=page.next, offset=0)
 
     def sweeps(self, ablation: str | None = None) -> Iterator[SweepEntry]:
         """All sweeps, newest first."""
@@ -234,14 +256,17 @@ class Client:
         rows: list[dict[str, float]] = self._send("GET", f"/runs/{_quoted(run_id)}/curve").json()
         return rows
 
-    def perplexity(self, run_id: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """The perplexity of token ids or texts under a run's model; `body` is that of the service's request.
+    def perplexity(self, run_id: str, request: SequencesRequest | Mapping[str, Any]) -> ModelPerplexity:
+        """The perplexity of token ids or texts under a run's model. The request is not repeated."""
+        return self._post(f"/runs/{_quoted(run_id)}/perplexity", SequencesRequest, request, ModelPerplexity)
 
-        The request is not repeated.
-        """
-        path = f"/runs/{_quoted(run_id)}/perplexity"
-        answer: dict[str, Any] = self._send("POST", path, body=dict(body), repeats=False).json()
-        return answer
+    def compare(self, request: PerplexityRequest | Mapping[str, Any]) -> PerplexityComparison:
+        """The perplexity of token ids or texts under several models. The request is not repeated."""
+        return self._post("/perplexity", PerplexityRequest, request, PerplexityComparison)
+
+    def probe(self, run_id: str, request: ProbeRequest | Mapping[str, Any]) -> ProbeResponse:
+        """What the heads of a run's model do on a sequence. The request is not repeated."""
+        return self._post(f"/runs/{_quoted(run_id)}/probe", ProbeRequest, request, ProbeResponse)
 
     def checkpoint(self, run_id: str) -> Checkpoint:
         """The files of a finished run's checkpoint, with their digests."""
@@ -313,41 +338,20 @@ class Client:
 
     # -- sweeps --------------------------------------------------------------------------------------------------
 
-    def submit(
-        self,
-        *,
-        ablation: str | None = None,
-        name: str | None = None,
-        spec: str | Mapping[str, Any] | None = None,
-        scale: str | None = None,
-        set: Sequence[str] | None = None,  # noqa: A002 -- the name in the service's request
-        only: Sequence[str] | None = None,
-        time_budget_s: float | None = None,
-        max_runs: int | None = None,
-        max_failures: int | None = None,
-        idempotency_key: str | None = None,
-    ) -> SweepState:
-        """Submit a sweep: `ablation`, or `name` and `spec`.
-
-        The request is repeated as a GET is, with an idempotency key, so that no second sweep is made.
+    def execute(self, request: SweepRequest, idempotency_key: str | None = None) -> SweepState:
+        """Submit a sweep. The request is repeated as a GET is: those with the same key mean the same sweep.
 
         Args:
-            ablation: The name of an ablation of the service.
-            name: The name of the ablation in `spec`.
-            spec: An ablation: the text of a file, or the same as an object.
-            scale: One of its scales.
-            set: Values that replace those of the ablation: `KEY=VALUE`.
-            only: The statuses of the runs to train; None: all that have not ended as planned.
-            time_budget_s: Runs in training are checkpointed after it.
-            max_runs: Number of runs to train.
-            max_failures: After so many failed runs, no more are started.
-            idempotency_key: Requests with the same key mean the same sweep; None: a new key.
+            request: The ablation, and which of its runs to train.
+            idempotency_key: None: a new key.
         """
-        body: dict[str, Any] = {"ablation": ablation, "name": name, "spec": spec, "scale": scale, "set": set}
-        body |= {"only": only, "time_budget_s": time_budget_s, "max_runs": max_runs, "max_failures": max_failures}
         headers = {"idempotency-key": idempotency_key or uuid.uuid4().hex}
-        response = self._send("POST", "/sweeps", body=_given(body), headers=headers)
-        return SweepState.model_validate_json(response.content)
+        body = request.model_dump(mode="json", exclude_unset=True)
+        return SweepState.model_validate_json(self._send("POST", "/sweeps", body=body, headers=headers).content)
+
+    def submit(self, *, idempotency_key: str | None = None, **values: Any) -> SweepState:
+        """`execute` with the fields of a `SweepRequest`: `submit(ablation="quickstart", set=["train.steps=100"])`."""
+        return self.execute(_valid(SweepRequest, values), idempotency_key)
 
     def stop(self, sweep_id: str) -> SweepState:
         """Request a sweep to end; its runs write checkpoints."""
@@ -387,6 +391,12 @@ class Client:
             last_id = parser.last_id
 
     # -- requests ------------------------------------------------------------------------------------------------
+
+    def _post(self, path: str, kind: type[M], request: M | Mapping[str, Any], answer: type[N]) -> N:
+        """The answer to a request with a body, which is not repeated."""
+        body = request if isinstance(request, kind) else _valid(kind, request)
+        sent = body.model_dump(mode="json", exclude_unset=True)
+        return answer.model_validate_json(self._send("POST", path, body=sent, repeats=False).content)
 
     def _send(
         self,
@@ -434,6 +444,16 @@ class Client:
         if wait_s is None:
             raise error
         self._sleep(wait_s)
+
+
+def _valid(kind: type[M], values: M | Mapping[str, Any]) -> M:
+    """A request. Raises UserError for values that it cannot have."""
+    try:
+        return kind.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        raise UserError(f"{place}: {first['msg']}" if place else first["msg"]) from error
 
 
 def _quoted(name: str) -> str:

@@ -107,10 +107,10 @@ def _scored_here(
 def _scored_by(server: str, run_id: str, body: dict[str, Any]) -> dict[str, Any]:
     """The same measures from a service. Raises UserError."""
     with connect(server) as client:
-        total = client.perplexity(run_id, body)["total"]
-    values = {key: total[key] for key in ("nll_sum", "tokens", "perplexity", "bits_per_token")}
-    if total.get("text"):
-        values |= {key: total["text"][key] for key in ("words", "size_bytes", "word_perplexity", "bits_per_byte")}
+        total = client.perplexity(run_id, body).total
+    values = total.model_dump(include={"nll_sum", "tokens", "perplexity", "bits_per_token"})
+    if total.text is not None:
+        values |= total.text.model_dump(include={"words", "size_bytes", "word_perplexity", "bits_per_byte"})
     # The service sends null for a number that overflows.
     return {key: math.inf if value is None else value for key, value in values.items()}
 

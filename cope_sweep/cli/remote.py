@@ -70,7 +70,6 @@ def submit_remotely(
     server: str,
     ablation: str,
     *,
-    scale: str | None,
     sets: list[str],
     follow: bool,
     as_json: bool,
@@ -78,7 +77,8 @@ def submit_remotely(
 ) -> None:
     """Submit a sweep to a service, show its progress and exit with the code of the sweep.
 
-    `ablation` is a name that the service knows, or the path of a file, whose text is sent.
+    `ablation` is a name that the service knows, or the path of a file, whose text is sent. `options` are fields of a
+    `SweepRequest`; None: not given.
     """
     path = Path(ablation)
     body: dict[str, Any] = {"ablation": ablation}
@@ -88,7 +88,7 @@ def submit_remotely(
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(f"{path}: {error}") from error
     with connect(server) as client:
-        state = client.submit(**body, scale=scale, set=sets, **options)
+        state = client.submit(**body, set=sets, **{name: value for name, value in options.items() if value is not None})
         if not follow:
             if as_json:
                 print_json(state.model_dump())

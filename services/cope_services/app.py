@@ -17,7 +17,7 @@ from cope_services.headers import SecurityHeaders
 from cope_services.keys import KeysFile
 from cope_services.metrics import Measurement, Metrics
 from cope_services.overload import OverloadGuard
-from cope_services.routes import dashboard, documentation, health, include_api, include_models, metrics
+from cope_services.routes import include_api, include_models, include_pages, pages
 from cope_services.settings import Settings
 from cope_sweep import __version__
 
@@ -86,11 +86,9 @@ def create_app(settings: Settings) -> Service:
     """The service for the ablations and the store of `settings`. This reads no file and starts no thread."""
     app = Service(settings)
     install_error_handlers(app, settings.shown_paths)
-    app.include_router(health.router)
-    app.include_router(metrics.router)
+    app.include_router(pages.health)
+    app.include_router(pages.metrics)
     include_models(app)  # first: routers are asked in this order, and these requests take part of the models' cores
     include_api(app)
-    app.include_router(dashboard.router)
-    app.include_router(documentation.router)
-    app.mount("/static", dashboard.assets)
+    include_pages(app)
     return app

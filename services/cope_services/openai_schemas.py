@@ -6,7 +6,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from cope_services.schemas import Responses, TokenId, Unicode, UnicodeText
+from cope_services.schemas import Responses
+from cope_sweep.api.requests import TokenId, Unicode, UnicodeText
 
 MAX_PROMPTS = 1024
 

@@ -9,7 +9,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from cope_services.errors import TooLargeError
-from cope_services.perplexity_schemas import (
+from cope_services.predictors import Predictors, service_errors
+from cope_services.settings import Settings
+from cope_sweep.api.requests import (
     BestOfRow,
     ModelPerplexity,
     PerplexityRequest,
@@ -18,8 +20,6 @@ from cope_services.perplexity_schemas import (
     SequencesRequest,
     TextUnits,
 )
-from cope_services.predictors import Predictors, service_errors
-from cope_services.settings import Settings
 from cope_sweep.queries import NotFinishedError, NotFoundError, Queries
 from cope_sweep.store import RunFolder
 

@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 
 from cope_services.errors import InvalidError, TooLargeError
-from cope_services.probe_schemas import (
+from cope_sweep.api.requests import (
     MatrixName,
     ProbedEncoding,
     ProbedHead,

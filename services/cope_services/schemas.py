@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import AfterValidator, BaseModel, Field
+from pydantic import BaseModel, Field
 
 Responses = dict[int | str, dict[str, Any]]
 
@@ -43,15 +43,3 @@ class FigureInfo(BaseModel):
     kind: str
     formats: list[FigureFormat]
     url: str = Field(description="Of the figure; add `format`.")
-
-
-def _check_unicode(text: str) -> str:
-    if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
-        raise ValueError("no Unicode text: it has half of a surrogate pair")
-    return text
-
-
-Unicode = AfterValidator(_check_unicode)
-UnicodeText = Annotated[str, Unicode]
-"""JSON can have halves of surrogate pairs, which no encoding can write."""
-TokenId = Annotated[int, Field(strict=True)]

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 
 from cope_services.errors import BusyError, ConflictError, InvalidError, NoClusterError
 from cope_services.settings import Settings
-from cope_services.sweep_schemas import SweepRequest
 from cope_sweep.api.answers import SweepState
+from cope_sweep.api.requests import SweepRequest
 from cope_sweep.plan import Plan, expand
 from cope_sweep.queries import AblationFiles, NotFoundError, Queries
 from cope_sweep.queries.progress import ACTIVE

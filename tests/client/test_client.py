@@ -11,10 +11,9 @@ from pathlib import Path
 
 import httpx
 import pytest
-from cope_services.sweep_schemas import SweepRequest
 
 from cope_sweep.api.answers import SweepProgress
-from cope_sweep.api.questions import GetRun, ListRuns
+from cope_sweep.api.questions import GetRun
 from cope_sweep.client import (
     RECONNECT_S,
     Client,
@@ -71,9 +70,22 @@ def test_it_imports_nothing_heavy() -> None:
     assert done.stdout == "[]\n"
 
 
-def test_a_submission_has_the_arguments_of_the_service() -> None:
-    arguments = list(inspect.signature(Client.submit).parameters)
-    assert arguments == ["self", *SweepRequest.model_fields, "idempotency_key"]
+def test_a_faulty_request_is_refused_before_it_is_sent() -> None:
+    client, _ = scripted(lambda _: httpx.Response(500))
+    with pytest.raises(UserError, match="give either `ablation` or `spec`"):
+        client.submit(set=["seeds=[0]"])
+    with pytest.raises(UserError, match="sed: Extra inputs are not permitted"):
+        client.submit(ablation="quickstart", sed=["seeds=[0]"])
+    with pytest.raises(UserError, match="max_runs: Input should be greater than or equal to 1"):
+        client.submit(ablation="quickstart", max_runs=0)
+    with pytest.raises(UserError, match="give either `tokens` or `text`"):
+        client.perplexity("0123456789abcdef", {})
+
+
+def test_methods_have_the_parameters_of_their_questions() -> None:
+    assert list(inspect.signature(Client.ablation).parameters) == ["self", "name", "scale"]
+    assert str(inspect.signature(Client.run).parameters["curve"].default) == "True"
+    assert (Client.run.__doc__ or "").startswith("One run: configuration")
 
 
 @pytest.mark.slow
@@ -82,7 +94,7 @@ def test_answers_are_those_of_the_queries(client: Client, sample: SampleStore) -
     assert client.run(run).metrics == queries.ask(GetRun(run)).metrics
     assert client.run(run).curve == client.curve(run) == queries.curve(run)
     assert client.run(run, curve=False).curve == []
-    found = client.runs(ListRuns(filter=["model.position=cope"], sort="seed", order="desc"))
+    found = client.runs(["model.position=cope"], sort="seed", order="desc")
     assert [each.run_id for each in found] == [sample.ids[2], sample.ids[0]]
     assert {each.name for each in client.ablations()} == {"broken", "tiny"}
     assert client.ablation("tiny", "longer").runs == 4
@@ -93,7 +105,11 @@ def test_answers_are_those_of_the_queries(client: Client, sample: SampleStore) -
     assert client.difference(run, sample.ids[1]).runs == (1, 1)
     assert client.logs(run, tail=1).truncated
     assert list(client.sweeps()) == []
-    assert client.perplexity(run, {"tokens": [[1, 2, 3]]})["total"]["tokens"] == 2
+    scored = client.perplexity(run, {"tokens": [[1, 2, 3]]})
+    assert scored.total.tokens == 2
+    both = client.compare({"models": [run, sample.ids[1]], "tokens": [[1, 2, 3]]})
+    assert both.results[0] == scored
+    assert client.probe(run, {"tokens": [1, 2, 3], "heads": [0]}).token_ids == [1, 2, 3]
 
 
 @pytest.mark.slow
@@ -279,7 +295,7 @@ def test_a_question_to_a_model_is_not_repeated() -> None:
 
     client, waited = scripted(answer)
     with pytest.raises(ConnectionFailed):
-        client.perplexity("0" * 16, {})
+        client.perplexity("0" * 16, {"tokens": [[1, 2]]})
     assert waited == []
 
 

@@ -47,14 +47,18 @@ def test_what_is_polled_has_an_etag_and_answers_head(client: httpx.Client, sampl
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The queries that reached the store, in order."""
     names: list[str] = []
-    for name in ("ablations", "runs", "state"):
-        original = getattr(Queries, name)
+    ask, state = Queries.ask, Queries.state
 
-        def counted(*args: Any, name: str = name, original: Any = original, **kwargs: Any) -> Any:
-            names.append(name)
-            return original(*args, **kwargs)
+    def counted_ask(queries: Queries, question: Any) -> Any:
+        names.append(type(question).__name__)
+        return ask(queries, question)
 
-        monkeypatch.setattr(Queries, name, counted)
+    def counted_state(queries: Queries) -> Any:
+        names.append("state")
+        return state(queries)
+
+    monkeypatch.setattr(Queries, "ask", counted_ask)
+    monkeypatch.setattr(Queries, "state", counted_state)
     return names
 
 
@@ -67,7 +71,7 @@ def test_an_unchanged_store_is_not_asked_again(
         other = client.get(f"{API}/runs?status=failed").json()
     assert len(bodies) == 1
     assert other["total"] == 1
-    assert (asked.count("runs"), asked.count("state")) == (2, 1)
+    assert (asked.count("ListRuns"), asked.count("state")) == (2, 1)
 
 
 def test_a_change_is_shown_after_the_time_of_the_check(
@@ -90,25 +94,25 @@ def test_answers_of_a_store_that_changes_all_the_time_are_paced(
         for _ in range(5):
             assert client.get(f"{API}/runs").json()["total"] == 3
             end(own_sample.store, begin(own_sample.store, own_sample.plan.runs[3]))
-    assert asked.count("runs") == 1
+    assert asked.count("ListRuns") == 1
 
 
 def test_requests_for_the_same_share_one_making(
     own_sample: SampleStore, monkeypatch: pytest.MonkeyPatch, asked: list[str]
 ) -> None:
-    runs = Queries.runs
+    ask = Queries.ask
 
     def slow(*args: Any, **kwargs: Any) -> Any:
         time.sleep(0.5)
-        return runs(*args, **kwargs)
+        return ask(*args, **kwargs)
 
     monkeypatch.setattr(freshness, "CHECK_EVERY_S", 3600.0)
-    monkeypatch.setattr(Queries, "runs", slow)
+    monkeypatch.setattr(Queries, "ask", slow)
     with serving(own_sample.settings()) as client, ThreadPoolExecutor(8) as threads:
         client.get(f"{API}/sweeps")  # plans and version are known
         bodies = set(threads.map(lambda _: client.get(f"{API}/runs").text, range(8)))
     assert len(bodies) == 1
-    assert asked.count("runs") == 1
+    assert asked.count("ListRuns") == 1
 
 
 def test_an_error_is_not_kept(own_sample: SampleStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,7 +121,7 @@ def test_an_error_is_not_kept(own_sample: SampleStore, monkeypatch: pytest.Monke
 
     with serving(own_sample.settings()) as client:
         with monkeypatch.context() as broken:
-            broken.setattr(Queries, "runs", fail)
+            broken.setattr(Queries, "ask", fail)
             for _ in range(2):
                 assert client.get(f"{API}/runs").status_code == 503
         assert client.get(f"{API}/runs").status_code == 200

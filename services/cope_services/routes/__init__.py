@@ -2,34 +2,20 @@
 
 from fastapi import FastAPI
 
-from cope_services.routes import (
-    ablations,
-    dashboard,
-    diff,
-    documentation,
-    health,
-    metrics,
-    openai,
-    perplexity,
-    probe,
-    runs,
-    sweep_actions,
-    sweeps,
-    version,
-)
+from cope_services.routes import models, openai, pages, reading, sweep_actions
 from cope_services.schemas import error_responses
 
 API_ROUTERS = (
-    ablations.router,
-    runs.pages,
-    runs.files,
-    runs.checkpoints,
-    sweeps.router,
+    reading.ablations,
+    reading.pages,
+    reading.files,
+    reading.checkpoints,
+    reading.sweeps,
     sweep_actions.router,
     sweep_actions.followed,
-    diff.router,
+    reading.comparisons,
 )
-MODEL_ROUTERS = (perplexity.router, probe.router, version.router)
+MODEL_ROUTERS = (models.perplexity, models.probes, pages.version)
 """Routes below `/api/v1` that ask models, or say what runs here."""
 
 
@@ -50,4 +36,11 @@ def include_models(app: FastAPI) -> None:
     app.include_router(openai.run_router)
 
 
-__all__ = ["dashboard", "documentation", "health", "include_api", "include_models", "metrics", "openai"]
+def include_pages(app: FastAPI) -> None:
+    """Add the web page and the documentation."""
+    app.include_router(pages.dashboard)
+    app.include_router(pages.documentation)
+    app.mount("/static", pages.assets)
+
+
+__all__ = ["include_api", "include_models", "include_pages", "pages"]

@@ -13,8 +13,8 @@ from cope_services.dependencies import ComponentsDep, RequireJson
 from cope_services.keys import ApiKey
 from cope_services.schemas import Responses, error_responses
 from cope_services.sweep_events import END_ID, HEARTBEAT_S, SEND_S
-from cope_services.sweep_schemas import SweepRequest
 from cope_sweep.api.answers import SweepProgress, SweepState
+from cope_sweep.api.requests import SweepRequest
 
 
 class EventStream(EventSourceResponse):

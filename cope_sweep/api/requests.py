@@ -1,0 +1,285 @@
+"""The requests that have a body, with their answers: a sweep to execute, sequences to score, a sequence to probe."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self, get_args
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+from cope_sweep.store import Status
+
+
+def _check_unicode(text: str) -> str:
+    if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
+        raise ValueError("no Unicode text: it has half of a surrogate pair")
+    return text
+
+
+Unicode = AfterValidator(_check_unicode)
+UnicodeText = Annotated[str, Unicode]
+"""JSON can have halves of surrogate pairs, which no encoding can write."""
+TokenId = Annotated[int, Field(strict=True)]
+Count = Annotated[int, Field(ge=1, le=1 << 31, strict=True)]
+
+# -- sweeps ---------------------------------------------------------------------------------------------------------
+
+Trainable = Literal["pending", "interrupted", "failed", "stopped", "damaged"]
+"""Statuses of runs that a sweep may train."""
+_Name = Annotated[UnicodeText, Field(min_length=1, max_length=200)]
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class SweepRequest(BaseModel):
+    """A sweep to execute: an ablation of this service by its name, or one in the request."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra={"examples": [{"ablation": "quickstart", "set": ["train.steps=100", "seeds=[0]"]}]},
+    )
+
+    ablation: _Name | None = Field(default=None, description="The name of an ablation.")
+    name: Annotated[str, Field(pattern="^[A-Za-z0-9_-]{1,64}$")] | None = Field(
+        default=None, description="The name of the ablation in `spec`; no ablation file has it."
+    )
+    spec: UnicodeText | dict[str, Any] | None = Field(
+        default=None,
+        description="An ablation: the text of a file (YAML), or the same as an object. It may inherit from an ablation "
+        "of this service. It names no plugins, files and folders.",
+    )
+    scale: Annotated[UnicodeText, Field(max_length=100)] | None = None
+    set: Annotated[list[Annotated[UnicodeText, Field(max_length=10_000)]], Field(max_length=100)] = Field(
+        default=[], description="Values that replace those of the ablation: `KEY=VALUE`, as after `--set`."
+    )
+    only: Annotated[list[Trainable], Field(min_length=1)] | None = Field(
+        default=None,
+        description="Train only the runs with these statuses. Default: all that have not ended as planned.",
+    )
+    time_budget_s: Seconds | None = Field(default=None, description="Runs in training are checkpointed after it.")
+    max_runs: Count | None = Field(default=None, description="Number of runs to train.")
+    max_failures: Count | None = Field(default=None, description="After so many failed runs, no more are started.")
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if (self.ablation is None) == (self.spec is None):
+            raise ValueError("give either `ablation` or `spec`")
+        if (self.name is None) != (self.spec is None):
+            raise ValueError("`name` is the name of the ablation in `spec`; give both or none of them")
+        return self
+
+    @property
+    def leave_out(self) -> list[Status]:
+        """The statuses of runs that are not trained."""
+        return [each for each in get_args(Trainable) if self.only is not None and each not in self.only]
+
+
+# -- perplexity -----------------------------------------------------------------------------------------------------
+
+RunId = Annotated[str, Field(pattern="^[0-9a-f]{16}$")]
+Text = Annotated[str, Field(min_length=1), Unicode]
+
+
+class BestOfRow(BaseModel):
+    """The finished run of a row with the best value of the ablation's first metric."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    ablation: Annotated[UnicodeText, Field(max_length=200)]
+    row: Annotated[UnicodeText, Field(max_length=500, description="The name of the row, as in the table.")]
+    scale: Annotated[UnicodeText, Field(max_length=100)] | None = None
+
+
+class SequencesRequest(BaseModel):
+    """Sequences to score: token ids or texts."""
+
+    model_config = ConfigDict(
+        extra="forbid", json_schema_extra={"examples": [{"tokens": [[3, 14, 14, 7]], "log_probabilities": True}]}
+    )
+
+    tokens: Annotated[list[list[TokenId]], Field(min_length=1, max_length=4096)] | None = Field(
+        default=None, description="Token ids. The first token of each sequence is an input and is not scored."
+    )
+    text: Text | Annotated[list[Text], Field(min_length=1, max_length=4096)] | None = Field(
+        default=None,
+        description="Texts for a model with a tokenizer: the end-of-text token is put before each, so every token is "
+        "scored. For other models: labels of the task's vocabulary with blanks between them.",
+    )
+    context: Count | None = Field(
+        default=None,
+        description="Tokens of a window. Default: for texts, and with `stride`, as many as in training; for token ids "
+        "the whole sequence.",
+    )
+    stride: Count | None = Field(
+        default=None,
+        description="Tokens from the begin of a window to the next, 1 … context. Default: disjoint windows.",
+    )
+    log_probabilities: bool = Field(
+        default=False, description="Whether the response has the log-probability of each token."
+    )
+    token_labels: bool = Field(default=False, description="Whether the response has the ids and labels of the tokens.")
+    top: Annotated[int, Field(ge=0, le=20, strict=True)] = Field(
+        default=0, description="Number of most probable tokens to report in the place of each token."
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if (self.tokens is None) == (self.text is None):
+            raise ValueError("give either `tokens` or `text`")
+        return self
+
+    @property
+    def texts(self) -> list[str]:
+        """The texts; empty if token ids were sent."""
+        return [self.text] if isinstance(self.text, str) else self.text or []
+
+
+class PerplexityRequest(SequencesRequest):
+    """Sequences to score with one or several models."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {"models": ["95199d1142de555d", {"ablation": "quickstart", "row": "CoPE"}], "tokens": [[3, 14, 14, 7]]}
+            ]
+        }
+    )
+
+    models: Annotated[list[RunId | BestOfRow], Field(min_length=1, max_length=32)] = Field(
+        description="Run ids, or the best runs of rows."
+    )
+
+
+class TextUnits(BaseModel):
+    """Measures that do not depend on the tokenizer."""
+
+    words: int = Field(description="Words separated by blanks; line breaks count as words.")
+    size_bytes: int = Field(description="Size in UTF-8.")
+    word_perplexity: float | None = Field(description="exp(nll_sum / words); null if undefined or too large.")
+    byte_perplexity: float | None = Field(description="exp(nll_sum / size_bytes); null if a float overflows.")
+    bits_per_byte: float
+
+
+class ScoredTotal(BaseModel):
+    """Perplexity over tokens; every token has the same weight."""
+
+    nll_sum: float = Field(description="−Σ log p, in nats.")
+    tokens: int = Field(description="Number of scored tokens.")
+    perplexity: float | None = Field(description="exp(nll_sum / tokens); null if a float overflows.")
+    bits_per_token: float
+    text: TextUnits | None = Field(default=None, description="Only for texts of models with a tokenizer.")
+
+
+class ScoredSequence(ScoredTotal):
+    """Perplexity of one sequence. Lists have an entry for each token, of which the first is not scored."""
+
+    log_probabilities: list[float | None] | None = Field(
+        default=None, description="Natural logarithms, one per token; the first is null. Only if requested."
+    )
+    token_ids: list[int] | None = Field(default=None, description="Only with `token_labels`.")
+    labels: list[str] | None = Field(default=None, description="The text of each token. Only with `token_labels`.")
+    top: list[list[tuple[int, float]] | None] | None = Field(
+        default=None, description="Id and log-probability of the most probable tokens; the first entry is null."
+    )
+
+
+class ModelPerplexity(BaseModel):
+    run_id: str
+    context: int | None = Field(default=None, description="Tokens of a window; null: whole sequences.")
+    stride: int | None = None
+    total: ScoredTotal
+    sequences: list[ScoredSequence]
+
+
+class PerplexityComparison(BaseModel):
+    results: list[ModelPerplexity] = Field(description="One per model, in the order of the request.")
+
+
+# -- probes ---------------------------------------------------------------------------------------------------------
+
+ProbeFormat = Literal["json", "svg", "png"]
+MEDIA_TYPES: dict[ProbeFormat, str] = {"json": "application/json", "svg": "image/svg+xml", "png": "image/png"}
+MatrixName = Literal["gates", "positions", "scores", "position_only_attention", "attention"]
+TriangularMatrix = Annotated[
+    list[list[float]],
+    Field(description="Row i is query i; its values are for the keys 0 … i, rounded to six decimal places."),
+]
+Index = Annotated[int, Field(ge=0, strict=True)]
+
+
+class ProbeRequest(BaseModel):
+    """A sequence of token ids or a text, and the requested layers, heads, matrices and marks."""
+
+    model_config = ConfigDict(
+        extra="forbid", json_schema_extra={"examples": [{"tokens": [3, 14, 14, 7], "layers": [0], "heads": [1]}]}
+    )
+
+    tokens: Annotated[list[TokenId], Field(min_length=1)] | None = None
+    text: Annotated[str, Field(min_length=1), Unicode] | None = Field(
+        default=None,
+        description="A text for a model with a tokenizer: the end-of-text token is put before it. For other models: "
+        "labels of the task's vocabulary with blanks between them.",
+    )
+    layers: list[Index] | None = Field(default=None, description="Numbers from 0; null: all.")
+    heads: list[Index] | None = Field(default=None, description="Numbers from 0; null: all.")
+    matrices: list[MatrixName] = Field(
+        default=list(get_args(MatrixName)), description="The requested matrices; an empty list: statistics only."
+    )
+    marks: dict[str, list[Index]] | None = Field(
+        default=None,
+        max_length=16,
+        description="Mark name → indices of the marked tokens; null: the marks of the task or the text.",
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if (self.tokens is None) == (self.text is None):
+            raise ValueError("give either `tokens` or `text`")
+        return self
+
+
+class ProbedMark(BaseModel):
+    """How the gates of a head separate marked tokens from the others; null: undefined for these tokens."""
+
+    tokens_on: int
+    tokens_off: int
+    on: float | None = Field(description="Mean gate of the marked tokens; each gate is a mean over the queries.")
+    off: float | None = Field(description="Mean gate of the other tokens.")
+    auc: float | None = Field(description="P(gate of a marked token > gate of another token); ½ is chance.")
+    effect: float | None = Field(description="Cohen's d.")
+    share: float | None = Field(description="Share of the marked tokens in the sum of gates.")
+
+
+class ProbedEncoding(BaseModel):
+    """Statistics and matrices of an encoding in a head. An encoding without gates has only scores."""
+
+    kind: str
+    limit: int | None = Field(
+        default=None, description="Largest position that the encoding distinguishes, p_max − 1; null: no limit."
+    )
+    clamped: float | None = Field(default=None, description="Share of the pairs with a position beyond the limit.")
+    position_mean: float | None = Field(default=None, description="Mean over the pairs, before the limit.")
+    position_max: float | None = Field(default=None, description="Maximum over the pairs, before the limit.")
+    marks: dict[str, ProbedMark] = {}
+    gates: TriangularMatrix | None = None
+    positions: TriangularMatrix | None = Field(default=None, description="Before the limit.")
+    scores: TriangularMatrix | None = Field(default=None, description="Position logits, added to the attention logits.")
+
+
+class ProbedHead(BaseModel):
+    """Statistics and matrices of a head."""
+
+    layer: int
+    head: int
+    encodings: list[ProbedEncoding] = Field(description="The encodings with gates or position logits.")
+    position_only_attention: TriangularMatrix | None = Field(
+        default=None,
+        description="Softmax of the position logits alone, scaled so that the maximum of each query is 1; "
+        "null if no encoding has position logits.",
+    )
+    attention: TriangularMatrix | None = None
+
+
+class ProbeResponse(BaseModel):
+    run_id: str
+    token_ids: list[int]
+    labels: list[str] = Field(description="The text of each token.")
+    heads: list[ProbedHead]

@@ -1,0 +1,94 @@
+"""Routes that ask models: perplexity, probes."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Header, Query, Request, Response
+from werkzeug.datastructures import MIMEAccept
+from werkzeug.http import parse_accept_header
+
+from cope_services.access import INFER
+from cope_services.dependencies import ComponentsDep, RequireJson
+from cope_services.errors import NotAcceptableError
+from cope_services.perplexity import compare, measure
+from cope_services.schemas import INFERENCE_ERRORS, Responses, error_responses
+from cope_sweep.api.requests import (
+    MEDIA_TYPES,
+    ModelPerplexity,
+    PerplexityComparison,
+    PerplexityRequest,
+    ProbeFormat,
+    ProbeRequest,
+    ProbeResponse,
+    SequencesRequest,
+)
+
+perplexity = APIRouter(tags=["perplexity"], dependencies=[INFER])
+
+
+@perplexity.post(
+    "/perplexity", dependencies=[RequireJson], responses=INFERENCE_ERRORS, response_model=PerplexityComparison
+)
+async def compare_perplexity(body: PerplexityRequest, components: ComponentsDep, request: Request) -> Response:
+    """Perplexity of token ids or texts under several models: runs, or the best runs of rows."""
+    queries, predictors = components.queries, components.predictors
+    answer = await components.infer(request, lambda: components.find(lambda: compare(queries, predictors, body)))
+    return Response(answer, media_type="application/json")
+
+
+@perplexity.post(
+    "/runs/{run_id}/perplexity", dependencies=[RequireJson], responses=INFERENCE_ERRORS, response_model=ModelPerplexity
+)
+async def measure_perplexity(
+    run_id: str, body: SequencesRequest, components: ComponentsDep, request: Request
+) -> Response:
+    """Perplexity of token ids or texts under the model of a finished run: in total and per sequence."""
+
+    async def answer() -> bytes:
+        return await measure(components.predictors, await components.predictor(run_id), body)
+
+    return Response(await components.infer(request, answer), media_type="application/json")
+
+
+probes = APIRouter(tags=["probes"], dependencies=[INFER])
+
+ProbeAccept = Annotated[
+    str | None, Header(description="`image/svg+xml` or `image/png`: a picture. `format` has priority.")
+]
+ProbeFormatName = Annotated[
+    ProbeFormat | None, Query(description="svg or png: a picture, a row of heatmaps for each head, of at most 8 heads.")
+]
+
+RESPONSES: Responses = {
+    200: {"model": ProbeResponse, "content": {MEDIA_TYPES["svg"]: {}, MEDIA_TYPES["png"]: {}}},
+    **error_responses(406),
+    **INFERENCE_ERRORS,
+}
+
+
+@probes.post("/runs/{run_id}/probe", dependencies=[RequireJson], response_model=None, responses=RESPONSES)
+async def probe_heads(
+    run_id: str,
+    body: ProbeRequest,
+    components: ComponentsDep,
+    request: Request,
+    format: ProbeFormatName = None,  # noqa: A002
+    accept: ProbeAccept = None,
+) -> Response:
+    """Gates, positions and attention of each head of a finished run's model for one sequence: arrays or a picture."""
+    output_format = format or _negotiated(accept)
+
+    async def answer() -> bytes:
+        return await components.predictors.probe(await components.predictor(run_id), body, output_format)
+
+    content = await components.infer(request, answer)
+    return Response(content, media_type=MEDIA_TYPES[output_format], headers={"vary": "Accept"})
+
+
+def _negotiated(accept: str | None) -> ProbeFormat:
+    """The format that the client prefers. Raises NotAcceptableError."""
+    media = parse_accept_header(accept or "*/*", MIMEAccept).best_match(MEDIA_TYPES.values())
+    for name, media_type in MEDIA_TYPES.items():
+        if media_type == media:
+            return name
+    known = ", ".join(MEDIA_TYPES.values())
+    raise NotAcceptableError(f"a probe is available as {known}; choose one with Accept or ?format=NAME")
