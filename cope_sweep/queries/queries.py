@@ -195,16 +195,16 @@ class Queries:
 
     def version(self, loaded: LoadedPlan) -> tuple[object, ...]:
         """A value that changes when an ablation's file or anything in the store changes."""
-        return loaded.stamp, loaded.scale, summaries.version(self.store.index)
+        return loaded.stamp, loaded.scale, *self._store_version()
 
     def state(self) -> tuple[object, ...]:
-        """A value that changes when any ablation's file or anything in the store changes: `stat` calls and two queries.
+        """A value that changes when any ablation's file or anything in the store changes: `stat` calls and two queries."""
+        return self._files.state() if self._files else (), *self._store_version()
 
-        A lease that expires changes it, too.
-        """
+    def _store_version(self) -> tuple[object, ...]:
+        """A lease that expires changes it, too: its run reads as interrupted then."""
         index = self.store.index
-        files = self._files.state() if self._files else ()
-        return files, summaries.version(index), index.expired()
+        return summaries.version(index), tuple(index.expired())
 
     # -- runs ----------------------------------------------------------------------------------------------------
 
