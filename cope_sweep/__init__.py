@@ -9,9 +9,6 @@ from typing import Any
 
 __version__ = "0.1.0"
 
-PACKAGES = ("plan", "probe")
-"""Functions that are packages too: `cope_sweep.callable_package`."""
-
 __all__ = ["curves", "figure", "frame", "load_ablation", "plan", "predictor", "probe", "run", "table"]
 
 
@@ -19,8 +16,6 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     # Not an import statement: every module imports this package first.
-    if name in PACKAGES:
-        return importlib.import_module(f"cope_sweep.{name}")
     return getattr(importlib.import_module("cope_sweep.notebook"), name)
 
 

@@ -20,12 +20,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cope_sweep.config import LoadedAblation, Plan, RunSpec, expand, with_overrides
+from cope_sweep.config import load_ablation as _load_file
+from cope_sweep.config.explain import suggest
+from cope_sweep.config.folder import ablations_folder
 from cope_sweep.errors import UserError
-from cope_sweep.plan import Plan, expand
-from cope_sweep.spec import LoadedAblation, RunSpec, with_overrides
-from cope_sweep.spec import load_ablation as _load_file
-from cope_sweep.spec.explain import suggest
-from cope_sweep.spec.folder import ablations_folder
 from cope_sweep.store import Store
 
 if TYPE_CHECKING:
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
 
     from cope_sweep.figures import Figure
     from cope_sweep.inference import Predictor, TokenIds
-    from cope_sweep.probe import Probe
+    from cope_sweep.inference.probe import Probe
     from cope_sweep.results import Table
     from cope_sweep.sweep.sweep import SweepOutcome
 
@@ -160,8 +159,8 @@ def probe(
 
     `tokens` are token ids; by default the first sequence of the task's first test set. Raises UserError.
     """
-    from cope_sweep.probe import probe as make_probe
-    from cope_sweep.probe import split_sequences
+    from cope_sweep.inference.probe import probe as make_probe
+    from cope_sweep.inference.probe import split_sequences
 
     model = predictor(ablation, store, row=row, seed=seed)
     return make_probe(model, split_sequences(model.run.task, None, 0)[0] if tokens is None else tokens)

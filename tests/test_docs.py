@@ -14,13 +14,12 @@ from cope_services.settings import Settings
 from typer.main import get_command
 
 from cope_sweep.cli.application import app as cli
+from cope_sweep.config import expand, load_ablation
+from cope_sweep.config.search import SCHEDULERS, SEARCHES
 from cope_sweep.families import FAMILIES
 from cope_sweep.figures import FIGURES
 from cope_sweep.optim import OPTIMIZERS, SCHEDULES
-from cope_sweep.plan import expand
 from cope_sweep.positions import ENCODINGS
-from cope_sweep.spec import load_ablation
-from cope_sweep.spec.search import SCHEDULERS, SEARCHES
 from cope_sweep.store import Store
 from cope_sweep.tasks import TASKS
 from tests.figures.files import svg_texts

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cope_sweep.config import RunSpec
 from cope_sweep.inference import (
     Decoder,
     Generation,
@@ -25,7 +26,6 @@ from cope_sweep.inference import (
 from cope_sweep.inference.generation import _StoppingText, sample
 from cope_sweep.model import Transformer
 from cope_sweep.positions import ENCODINGS
-from cope_sweep.spec import RunSpec
 from tests.tiny import tiny_run
 
 COMBINATIONS = [

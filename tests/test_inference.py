@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
+from cope_sweep.config import RunSpec
 from cope_sweep.inference import Perplexity, Predictor, TokensError, scoring
 from cope_sweep.model import CheckpointError, Transformer, save_model
-from cope_sweep.spec import RunSpec
 
 RNG = np.random.default_rng(0)
 

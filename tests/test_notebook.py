@@ -8,10 +8,8 @@ import pandas as pd
 import pytest
 
 import cope_sweep
-import cope_sweep.plan
-import cope_sweep.probe
+from cope_sweep.config import Plan
 from cope_sweep.errors import UserError
-from cope_sweep.plan import Plan
 from tests.cli.conftest import TINY
 from tests.test_docs import code_blocks, read
 
@@ -74,9 +72,9 @@ def test_errors(names, folder, call, message):
     assert message in str(raised.value)
 
 
-def test_packages_are_functions_too(folder):
-    assert cope_sweep.plan.Plan is Plan
+def test_functions_are_found_by_name(folder):
     planned = cope_sweep.plan(folder / "ablations" / "quickstart.yaml")
+    assert isinstance(planned, Plan)
     assert cope_sweep.plan(planned) is planned
     assert set(cope_sweep.__all__) <= set(dir(cope_sweep))
     with pytest.raises(AttributeError, match="'cope_sweep' has no attribute 'tables'"):

@@ -253,7 +253,7 @@ PLUGIN = """
 from typing import Literal
 from cope_sweep.positions import ENCODINGS
 from cope_sweep.positions.base import Encoding
-from cope_sweep.spec import RunSpec
+from cope_sweep.config import RunSpec
 
 @ENCODINGS.register
 class Mine(Encoding):
@@ -402,7 +402,7 @@ def test_errors_of_entry_points_name_the_distribution(value, message, tmp_path, 
 SCRIPT = """
 import json
 from cope_sweep.positions import ENCODINGS
-from cope_sweep.spec import RunSpec
+from cope_sweep.config import RunSpec
 from cope_sweep.tasks import TASKS
 
 data = {"task": {"kind": "flip_flop", "pairs": 4}, "model": {"position": ["mine", {"kind": "rope"}]}}

@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from cope_sweep.spec import RunSpec
+from cope_sweep.config import RunSpec
 
 TINY: dict[str, Any] = {
     "task": {

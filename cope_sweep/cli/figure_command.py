@@ -27,8 +27,8 @@ from cope_sweep.figures import FIGURES, Format, MapOptions, Options
 from cope_sweep.figures.kinds import Band, FigureKind, Show
 
 if TYPE_CHECKING:
+    from cope_sweep.config import Plan
     from cope_sweep.figures import Figure
-    from cope_sweep.plan import Plan
     from cope_sweep.store import Store
 
 # Functions import pandas, torch and matplotlib, because `cope-sweep --help` imports this module.
@@ -238,9 +238,9 @@ def _draw_declared(
     as_json: bool,
 ) -> None:
     """Draw all declared figures of a plan, or the one with a name. Raises UserError."""
+    from cope_sweep.config.explain import suggest
     from cope_sweep.figures.declared import declared_figures, draw_declared
     from cope_sweep.queries import recorded_plan
-    from cope_sweep.spec.explain import suggest
 
     known = {each.name: each for each in declared_figures(plan)}
     if name is not None and name not in known:
@@ -282,7 +282,7 @@ def _nothing(plan: Plan, store: Store) -> str:
 
 def _kind(name: str) -> FigureKind:
     """The kind with this name. Raises UserError."""
-    from cope_sweep.spec.explain import suggest
+    from cope_sweep.config.explain import suggest
 
     if name not in FIGURES:
         raise UserError(f"--kind {name}: there is no such figure{suggest(name, FIGURES)}")
@@ -355,7 +355,7 @@ def _map_figure(
 ) -> Figure:
     from cope_sweep.cli.probe_command import text_ids
     from cope_sweep.inference import Predictor
-    from cope_sweep.probe import split_sequences
+    from cope_sweep.inference.probe import split_sequences
 
     if (text, file, split).count(None) < 2:
         raise UserError("more than one source of tokens; give one of --text, --file and --split")

@@ -245,8 +245,7 @@ def prune(
 
 def _planned_runs(folder: Path) -> set[str]:
     """The ids of the runs of all ablations of a folder, at all scales. Raises UserError for a faulty file."""
-    from cope_sweep.plan import expand
-    from cope_sweep.spec import load_ablation, with_overrides
+    from cope_sweep.config import expand, load_ablation, with_overrides
 
     found: set[str] = set()
     paths = sorted(folder.glob("*.yaml"))

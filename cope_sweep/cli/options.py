@@ -11,7 +11,7 @@ import typer
 from cope_sweep.errors import UserError
 
 if TYPE_CHECKING:
-    from cope_sweep.plan import Plan
+    from cope_sweep.config import Plan
     from cope_sweep.store import Store
 
 AblationArg = Annotated[
@@ -26,7 +26,7 @@ CheckpointArg = Annotated[
 
 
 def _or_packaged(folder: Path) -> Path:
-    from cope_sweep.spec.folder import ablations_folder
+    from cope_sweep.config.folder import ablations_folder
 
     return ablations_folder(folder)
 
@@ -76,7 +76,7 @@ ABLATIONS, STORE = Path("ablations"), "store"
 
 def find_ablation(ablation: str, folder: Path) -> Path:
     """The file of an ablation, given its name or its path. Raises UserError where there is none."""
-    from cope_sweep.spec.explain import suggest
+    from cope_sweep.config.explain import suggest
 
     path = Path(ablation)
     if path.suffix in (".yaml", ".yml") or path.is_file():
@@ -92,8 +92,7 @@ def find_ablation(ablation: str, folder: Path) -> Path:
 
 def load_plan(ablation: str, folder: Path, scale: str | None, sets: list[str]) -> Plan:
     """The plan of an ablation at a scale, with the values of `--set`. Raises UserError."""
-    from cope_sweep.plan import expand
-    from cope_sweep.spec import load_ablation, with_overrides
+    from cope_sweep.config import expand, load_ablation, with_overrides
 
     return expand(with_overrides(load_ablation(find_ablation(ablation, folder)), scale=scale, assignments=sets))
 

@@ -27,8 +27,8 @@ from cope_sweep.cli.remote import ServerOpt, reader
 from cope_sweep.errors import UserError
 
 if TYPE_CHECKING:
-    from cope_sweep.plan import Plan
-    from cope_sweep.plan.estimate import Shape, StepCost
+    from cope_sweep.config import Plan
+    from cope_sweep.config.estimate import Shape, StepCost
 
 Probe = Annotated[
     bool,
@@ -179,6 +179,6 @@ def schema() -> None:
 
     Example: `cope-sweep schema > ablations/schema.json`
     """
-    from cope_sweep.spec.schema import ablation_schema
+    from cope_sweep.config.schema import ablation_schema
 
     print_json(ablation_schema())

@@ -15,9 +15,9 @@ from cope_sweep.errors import UserError
 if TYPE_CHECKING:
     import numpy as np
 
+    from cope_sweep.config import RunSpec
     from cope_sweep.inference import Predictor
-    from cope_sweep.probe import HeadStatistics
-    from cope_sweep.spec import RunSpec
+    from cope_sweep.inference.probe import HeadStatistics
 
 # Functions import torch, numpy and matplotlib, because `cope-sweep --help` imports this module.
 
@@ -90,7 +90,7 @@ def probe(
     folder = find_checkpoint(run_or_folder, root)  # before the import of torch, which takes seconds
 
     from cope_sweep.inference import Predictor, validate_token_ids
-    from cope_sweep.probe import head_statistics, split_sequences, token_marks
+    from cope_sweep.inference.probe import head_statistics, split_sequences, token_marks
 
     predictor = Predictor.load(folder)
     run = predictor.run
@@ -182,8 +182,8 @@ def _write_files(
         return
     import numpy as np
 
-    from cope_sweep.probe import probe as compute_matrices
-    from cope_sweep.probe import token_labels
+    from cope_sweep.inference.probe import probe as compute_matrices
+    from cope_sweep.inference.probe import token_labels
 
     run = predictor.run
     matrices = compute_matrices(predictor, tokens_T, layers or None, heads or None)

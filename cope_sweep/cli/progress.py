@@ -16,8 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cope_sweep.cli.output import duration
-from cope_sweep.plan import Plan, Row
-from cope_sweep.spec import Metric
+from cope_sweep.config import Metric, Plan, Row
 from cope_sweep.store import Event, Status, Store
 
 LINE_INTERVAL_S = 10.0

@@ -32,7 +32,7 @@ from cope_sweep.cli.sweep_output import plan_arguments, print_cost, print_next_s
 from cope_sweep.errors import UserError
 
 if TYPE_CHECKING:
-    from cope_sweep.plan import Plan
+    from cope_sweep.config import Plan
     from cope_sweep.store import Status, Store, Submission
     from cope_sweep.sweep.sweep import Budget, SweepOutcome
 

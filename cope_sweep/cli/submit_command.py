@@ -69,7 +69,7 @@ def submit(
 
     Example: `cope-sweep submit quickstart --server http://service:8000`
     """
-    from cope_sweep.spec import load_ablation
+    from cope_sweep.config import load_ablation
     from cope_sweep.sweep.jobs import Cluster, new_submission, submit_job, submit_sweep
 
     seconds = seconds_in(time_budget, "--time-budget") if time_budget else None

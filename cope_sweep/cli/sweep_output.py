@@ -15,8 +15,7 @@ from cope_sweep.cli.output import escaped, estimated_time
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from cope_sweep.plan import Plan
-    from cope_sweep.spec import RunSpec
+    from cope_sweep.config import Plan, RunSpec
     from cope_sweep.store import Status, Store
     from cope_sweep.sweep.sweep import SweepOutcome
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from cope_sweep.config import Plan
 from cope_sweep.errors import NotFoundError
 from cope_sweep.figures.base import Figure, FigureError, Format
 from cope_sweep.figures.declared import Declared, declared_figures, draw_declared
 from cope_sweep.figures.kinds import FIGURES
-from cope_sweep.plan import Plan
 from cope_sweep.store import Store
 
 COMMON = ("summary", "curves", "convergence")

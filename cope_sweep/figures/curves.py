@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
+from cope_sweep.config import Plan, Row
+from cope_sweep.config.explain import suggest
 from cope_sweep.figures.base import Figure, FigureError
 from cope_sweep.figures.kinds import DEFAULTS, Band, Options
 from cope_sweep.figures.runs import (
@@ -20,8 +22,6 @@ from cope_sweep.figures.runs import (
     seed_statistics,
     selected_rows,
 )
-from cope_sweep.plan import Plan, Row
-from cope_sweep.spec.explain import suggest
 from cope_sweep.store import Store
 from cope_sweep.store.curve import TIME_KEY
 from cope_sweep.store.errors import DamagedError

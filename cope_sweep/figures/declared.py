@@ -7,11 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from cope_sweep.config import Plan, RunSpec
+from cope_sweep.config.figure import AnyFigure, Contexts, Convergence, Curves, Maps, Values
 from cope_sweep.figures.base import Figure, FigureError
 from cope_sweep.figures.kinds import FIGURES, MapOptions, Options
-from cope_sweep.plan import Plan
-from cope_sweep.spec import RunSpec
-from cope_sweep.spec.figure import AnyFigure, Contexts, Convergence, Curves, Maps, Values
 from cope_sweep.store import Store
 
 if TYPE_CHECKING:
@@ -76,7 +75,7 @@ def ablation_options(declared: Declared) -> Options:
 
 def _draw_maps(plan: Plan, store: Store, declared: Declared, figure: Maps, scale: str | None) -> Figure:
     from cope_sweep.inference import Predictor
-    from cope_sweep.probe import split_sequences
+    from cope_sweep.inference.probe import split_sequences
 
     run = _wanted_run(plan, declared, figure)
     folder = store.run(run.run_id)

@@ -21,7 +21,7 @@ from matplotlib.patheffects import withStroke
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from cope_sweep.figures.canvas import number, printable, render
-from cope_sweep.probe import HeadStatistics, LayerProbe, Probe, ProbeError, TokenMarks, mean_gates
+from cope_sweep.inference.probe import HeadStatistics, LayerProbe, Probe, ProbeError, TokenMarks, mean_gates
 
 MAX_CELLS = 8 << 20
 """Limit for the cells of all heatmaps of one drawing."""

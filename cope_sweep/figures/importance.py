@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from cope_sweep.config import Plan
 from cope_sweep.figures.base import Figure, FigureError
 from cope_sweep.figures.kinds import DEFAULTS, Options
 from cope_sweep.figures.runs import (
@@ -31,7 +32,6 @@ from cope_sweep.figures.runs import (
     selected_rows,
     setting,
 )
-from cope_sweep.plan import Plan
 from cope_sweep.store import Store
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
+    from cope_sweep.config import Plan
     from cope_sweep.figures.base import Figure
     from cope_sweep.inference import Predictor, TokenIds
-    from cope_sweep.plan import Plan
     from cope_sweep.store import Store
 
 Band = Literal["auto", "interval", "range"]

@@ -13,11 +13,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from cope_sweep.config.explain import suggest
 from cope_sweep.figures.base import Figure, FigureError
 from cope_sweep.figures.kinds import MAP_DEFAULTS, MapOptions, Show
 from cope_sweep.inference import Predictor, TokenIds, validate_token_ids
-from cope_sweep.probe import LayerProbe, ProbeError, TokenMarks, head_statistics, probe, token_labels, token_marks
-from cope_sweep.spec.explain import suggest
+from cope_sweep.inference.probe import (
+    LayerProbe,
+    ProbeError,
+    TokenMarks,
+    head_statistics,
+    probe,
+    token_labels,
+    token_marks,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -49,7 +57,7 @@ class HeadMap:
 def maps(predictor: Predictor, token_ids: TokenIds, options: MapOptions = MAP_DEFAULTS) -> Figure:
     """Maps of the selected heads over one sequence.
 
-    Raises FigureError for what the model or the tokens do not have, and what `cope_sweep.probe.probe` raises.
+    Raises FigureError for what the model or the tokens do not have, and what `cope_sweep.inference.probe.probe` raises.
     """
     run = predictor.run
     tokens_T = validate_token_ids(token_ids, predictor.vocabulary_size)

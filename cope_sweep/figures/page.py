@@ -15,7 +15,7 @@ from markupsafe import Markup
 
 from cope_sweep.figures.canvas import printable
 from cope_sweep.figures.heads import HeadFigure, first_mark, head_figures, svg
-from cope_sweep.probe import HeadStatistics, Probe, TokenMarks
+from cope_sweep.inference.probe import HeadStatistics, Probe, TokenMarks
 
 TEMPLATE = Path(__file__).with_name("page.html.jinja")
 

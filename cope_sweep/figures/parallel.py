@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from cope_sweep.config import Plan, Row
 from cope_sweep.figures.base import Figure, FigureError
 from cope_sweep.figures.kinds import DEFAULTS, Options
 from cope_sweep.figures.runs import (
@@ -21,7 +22,6 @@ from cope_sweep.figures.runs import (
     selected_rows,
     setting,
 )
-from cope_sweep.plan import Plan, Row
 from cope_sweep.store import Store
 
 if TYPE_CHECKING:

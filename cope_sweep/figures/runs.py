@@ -7,12 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from cope_sweep.config import Plan, Row
+from cope_sweep.config.explain import suggest
 from cope_sweep.figures.base import FigureError
 from cope_sweep.figures.kinds import Band
-from cope_sweep.plan import Plan, Row
 from cope_sweep.results import frame, summarise
 from cope_sweep.results.stats import bounds_of
-from cope_sweep.spec.explain import suggest
 from cope_sweep.store import Store
 
 if TYPE_CHECKING:

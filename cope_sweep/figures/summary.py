@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
+from cope_sweep.config import Plan
 from cope_sweep.figures.base import Figure
 from cope_sweep.figures.kinds import DEFAULTS, Band, Options
 from cope_sweep.figures.runs import (
@@ -19,7 +20,6 @@ from cope_sweep.figures.runs import (
     seed_statistics,
     selected_rows,
 )
-from cope_sweep.plan import Plan
 from cope_sweep.store import Store
 
 if TYPE_CHECKING:

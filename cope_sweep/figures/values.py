@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from cope_sweep.config import Plan, Row
+from cope_sweep.config.explain import suggest
 from cope_sweep.figures.base import Figure, FigureError
 from cope_sweep.figures.kinds import DEFAULTS, Band, Options
 from cope_sweep.figures.runs import (
@@ -27,8 +29,6 @@ from cope_sweep.figures.runs import (
     selected_rows,
     setting,
 )
-from cope_sweep.plan import Plan, Row
-from cope_sweep.spec.explain import suggest
 from cope_sweep.store import Store
 
 if TYPE_CHECKING:

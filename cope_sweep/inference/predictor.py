@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from cope_sweep.config import RunSpec
 from cope_sweep.inference.measures import Perplexity, TextPerplexity
 from cope_sweep.inference.scoring import NotFiniteError, Scores, score
 from cope_sweep.inference.tokens import TokenIds, TokensError, validate_sequence
 from cope_sweep.inference.vocabulary import LabelVocabulary, TextVocabulary, Vocabulary
 from cope_sweep.inference.windows import Window, windows
 from cope_sweep.model import CheckpointError, Transformer, check_reach, load_model
-from cope_sweep.spec import RunSpec
 from cope_sweep.text import TOKENIZER_FILE, TextError, TextTokenizer
 
 WINDOWS_PER_CALL = 64

@@ -18,10 +18,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from cope_sweep.config import RunSpec
 from cope_sweep.inference.windows import Window
 from cope_sweep.model import Cache, CheckpointError, Packing, Transformer
 from cope_sweep.positions import Encoding
-from cope_sweep.spec import RunSpec
 
 BATCH_TOKENS = {"cpu": 2048, "cuda": 8192}
 """Limit for the tokens of a batch by device, including padding. A longer window is a batch of its own.

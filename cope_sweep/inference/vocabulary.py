@@ -11,8 +11,8 @@ from typing import Protocol
 
 import numpy as np
 
+from cope_sweep.config import RunSpec
 from cope_sweep.inference.tokens import TokensError
-from cope_sweep.spec import RunSpec
 from cope_sweep.text import END_OF_TEXT, TextTokenizer
 from cope_sweep.text.reading import chunks
 

@@ -18,12 +18,12 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from cope_sweep.config import RunSpec
+from cope_sweep.config.explain import explain
+from cope_sweep.config.source import dotted
 from cope_sweep.errors import UserError
 from cope_sweep.frozen import Frozen
 from cope_sweep.model.transformer import Transformer
-from cope_sweep.spec import RunSpec
-from cope_sweep.spec.explain import explain
-from cope_sweep.spec.source import dotted
 
 FORMAT = 1
 MODEL_FILE = "model.safetensors"

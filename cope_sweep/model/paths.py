@@ -9,8 +9,8 @@ from typing import Literal, NamedTuple
 
 import torch
 
+from cope_sweep.config import Resources, RunSpec
 from cope_sweep.kernels import which
-from cope_sweep.spec import Resources, RunSpec
 
 
 class LayerPaths(NamedTuple):

@@ -18,13 +18,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from cope_sweep.config import RunSpec
 from cope_sweep.kernels.dropout import apply_dropout, at_place, draw_seeds
 from cope_sweep.model.attention import LayerCache, Position, Positions, self_attention
 from cope_sweep.model.loss import output_loss, predict
 from cope_sweep.model.packing import Packing
 from cope_sweep.model.parameters import ParametersByName, PositionParameters, add_parameters, initialise
 from cope_sweep.positions import Encoding
-from cope_sweep.spec import RunSpec
 
 Cache = list[LayerCache]
 """The cached tensors of each layer; start a cached decoding with `[{} for _ in range(layers)]`."""

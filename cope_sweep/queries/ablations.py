@@ -13,9 +13,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from cope_sweep.plan import Plan, expand
+from cope_sweep.config import Plan, RunSpec, SpecError, expand, load_ablation, with_overrides
 from cope_sweep.queries.errors import NotFoundError
-from cope_sweep.spec import RunSpec, SpecError, load_ablation, with_overrides
 from cope_sweep.store import QueryError
 
 SUFFIXES = (".yaml", ".yml")

@@ -13,8 +13,8 @@ from cachetools import LRUCache
 
 from cope_sweep.api.answers import Curves, CurvesOfRuns, RowCurves, RunCurve, Series
 from cope_sweep.api.questions import GetCurves
-from cope_sweep.plan import Plan
-from cope_sweep.spec.explain import suggest
+from cope_sweep.config import Plan
+from cope_sweep.config.explain import suggest
 from cope_sweep.store import QueryError, RunFolder, RunRecord, Store
 from cope_sweep.store.curve import TIME_KEY
 from cope_sweep.store.errors import DamagedError

@@ -10,9 +10,8 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from cope_sweep.api.answers import Counts, PlanCost, PlanStatus, RunCost, RunState
-from cope_sweep.plan import Plan, estimates, plan_of_recorded, suggested_estimates, total_seconds
-from cope_sweep.plan.estimate import Shape, StepCost, run_flops, shape_of
-from cope_sweep.spec import Resources, RunSpec
+from cope_sweep.config import Plan, Resources, RunSpec, estimates, plan_of_recorded, suggested_estimates, total_seconds
+from cope_sweep.config.estimate import Shape, StepCost, run_flops, shape_of
 from cope_sweep.store import RunRecord, Status, Store
 from cope_sweep.store.index import summaries
 

@@ -41,7 +41,7 @@ from cope_sweep.api.questions import (
     ListSweeps,
     Question,
 )
-from cope_sweep.plan import Plan
+from cope_sweep.config import Plan, SpecError
 from cope_sweep.queries.ablations import AblationFiles, LoadedPlan
 from cope_sweep.queries.curves import KnownCurves, curves_of_runs, plan_curves, run_rows
 from cope_sweep.queries.errors import NotFinishedError, NotFoundError
@@ -52,7 +52,6 @@ from cope_sweep.queries.runs import detail as run_detail
 from cope_sweep.queries.runs import find as find_run
 from cope_sweep.queries.runs import page as run_page
 from cope_sweep.queries.runs import run_query
-from cope_sweep.spec import SpecError
 from cope_sweep.store import QueryError, RunFolder, RunRecord, Store, SweepSummary
 from cope_sweep.store.errors import DamagedError
 from cope_sweep.store.index import summaries

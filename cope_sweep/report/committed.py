@@ -6,14 +6,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from cope_sweep.config import Plan, expand, load_ablation, with_overrides
 from cope_sweep.errors import UserError
-from cope_sweep.plan import Plan, expand
 from cope_sweep.report.evidence import reference
 from cope_sweep.report.runs import read_records
 from cope_sweep.results import Table
 from cope_sweep.results.layout import layout
 from cope_sweep.results.render import markdown_text
-from cope_sweep.spec import load_ablation, with_overrides
 from cope_sweep.store import RunRecord
 
 

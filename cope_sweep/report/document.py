@@ -13,11 +13,10 @@ from pathlib import Path
 from jinja2 import Environment
 from markupsafe import Markup
 
-from cope_sweep.plan import Plan
+from cope_sweep.config import Plan, SpecError
 from cope_sweep.queries import AblationFiles, NotFoundError, recorded_plan
 from cope_sweep.report.evidence import Evidence, ReportError, evidence
 from cope_sweep.report.provenance import Provenance, duration, provenance
-from cope_sweep.spec import SpecError
 from cope_sweep.store import RunRecord, Store
 
 TEMPLATE = Path(__file__).with_name("document.html.jinja")

@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from cope_sweep.config import Plan
+from cope_sweep.config.figure import Maps
 from cope_sweep.errors import UserError
 from cope_sweep.figures import Figure
 from cope_sweep.figures.declared import Declared, declared_figures, draw_declared, summary_figure
-from cope_sweep.plan import Plan
 from cope_sweep.report.provenance import Provenance, provenance
 from cope_sweep.report.runs import run_frame, to_parquet
 from cope_sweep.results import Table, table
 from cope_sweep.results.compare import PAPER
 from cope_sweep.results.render import markdown_text
 from cope_sweep.results.table_model import STATUSES
-from cope_sweep.spec.figure import Maps
 from cope_sweep.store import Store
 from cope_sweep.store.files import write_bytes
 

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cope_sweep.plan import Plan
+from cope_sweep.config import Plan
 from cope_sweep.results.frame import frame_of_records
 from cope_sweep.store import RunRecord
 from cope_sweep.store.index.flatten import flatten

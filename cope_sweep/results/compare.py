@@ -28,10 +28,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from decimal import Decimal
 
+from cope_sweep.config.explain import suggest
 from cope_sweep.results.significance import LEVEL, Difference, holm, two_rows
 from cope_sweep.results.stats import Summary, t_quantile
 from cope_sweep.results.table_model import Column, Comparison, MetricCell, PublishedValue, TableModel, TableRow
-from cope_sweep.spec.explain import suggest
 from cope_sweep.store import QueryError
 
 PAPER = "paper"

@@ -18,8 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from cope_sweep.plan import Plan
-from cope_sweep.spec import RunSpec
+from cope_sweep.config import Plan, RunSpec
 from cope_sweep.store import RunRecord, Store
 from cope_sweep.store.index.flatten import flatten
 from cope_sweep.store.index.model import Value

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from cope_sweep.spec import RunSpec
+from cope_sweep.config import RunSpec
 from cope_sweep.store import RunRecord
 
 COMPARED = {"data": "data fingerprint", "tokenizer": "tokenizer", "precision": "precision"}

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from cope_sweep.plan import Plan
+from cope_sweep.config import Plan
 from cope_sweep.results import render
 from cope_sweep.results.compare import compared
 from cope_sweep.results.frame import frame_of_records, read_runs

@@ -8,11 +8,10 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
-from cope_sweep.plan import Plan, Row
+from cope_sweep.config import Plan, Row, RunSpec
 from cope_sweep.results.provenance import differences
 from cope_sweep.results.significance import Difference
 from cope_sweep.results.stats import Bounds, Summary, bounds_of, stuck, summarise
-from cope_sweep.spec import RunSpec
 from cope_sweep.store import RunRecord, Status
 
 STATUSES: tuple[Status, ...] = ("finished", "stopped", "failed", "damaged", "running", "interrupted", "pending")

@@ -30,7 +30,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast, get_args
 
-from cope_sweep.spec import RunSpec
+from cope_sweep.config import RunSpec
 from cope_sweep.store.curve import TIME_KEY, CurveMark, current_names, is_number, parse_curve
 from cope_sweep.store.errors import DamagedError, FencedError
 from cope_sweep.store.event import Status

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
-from cope_sweep.spec import RunSpec
+from cope_sweep.config import RunSpec
 from cope_sweep.store.event import Status
 from cope_sweep.store.index import IndexUnavailable, Lease, Progress, Refusal, RunRow, waiting
 from cope_sweep.store.index.owners import new_owner

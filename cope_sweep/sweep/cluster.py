@@ -24,8 +24,8 @@ from typing import Any, TextIO, cast
 
 import ray
 
+from cope_sweep.config import Resources
 from cope_sweep.registry import load_plugins
-from cope_sweep.spec import Resources
 from cope_sweep.sweep.executor import (
     CONNECT_TIMEOUT_S,
     ClusterError,

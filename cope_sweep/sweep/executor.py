@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from cope_sweep.config import Resources, RunSpec
+from cope_sweep.config.extend import parent_ids
 from cope_sweep.errors import UserError
-from cope_sweep.plan.extend import parent_ids
-from cope_sweep.spec import Resources, RunSpec
 from cope_sweep.store import Event, LeaseHolder, Refusal, RunFolder, Store
 from cope_sweep.store.errors import DamagedError
 from cope_sweep.store.index import Lease, Progress

@@ -20,13 +20,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from cope_sweep.plan import Plan, expand
+from cope_sweep.config import LoadedAblation, Plan, SpecError, expand, with_overrides
+from cope_sweep.config.ablation import validate
+from cope_sweep.config.inherit import with_inherited
+from cope_sweep.config.source import Source, parse_source, source_of
 from cope_sweep.queries import recorded_plan
 from cope_sweep.queries.progress import ACTIVE
-from cope_sweep.spec import LoadedAblation, SpecError, with_overrides
-from cope_sweep.spec.ablation import validate
-from cope_sweep.spec.inherit import with_inherited
-from cope_sweep.spec.source import Source, parse_source, source_of
 from cope_sweep.store import Status, Store, Submission, read_submission, write_submission
 from cope_sweep.sweep.executor import CONNECT_TIMEOUT_S, ClusterError, connection_error, first_line, within
 from cope_sweep.sweep.sweep import ended_record, initial_record, new_sweep_id

@@ -7,8 +7,8 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 
+from cope_sweep.config import RunSpec
 from cope_sweep.registry import load_plugins
-from cope_sweep.spec import RunSpec
 from cope_sweep.store import Event, LeaseHolder, Refusal
 from cope_sweep.sweep.executor import (
     FOREIGN_POLL_INTERVAL_S,

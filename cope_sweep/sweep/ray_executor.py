@@ -34,7 +34,7 @@ from typing import Any, Literal, get_args
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from cope_sweep.spec import Resources, RunSpec
+from cope_sweep.config import Resources, RunSpec
 from cope_sweep.store import Event, LeaseHolder, Refusal, RunRecord, Store, StoreError
 from cope_sweep.store.index import IndexUnavailable, IndexUnusable
 from cope_sweep.store.index.activity import note_left_out

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from cope_sweep.spec import RunSpec
+from cope_sweep.config import RunSpec
 
 if TYPE_CHECKING:
     from ray.tune.schedulers import TrialScheduler
 
-    from cope_sweep.spec.search import EarlyStopping
+    from cope_sweep.config.search import EarlyStopping
 
 TIME = "step"
 """The key of a result by which schedulers measure how far a run is."""

@@ -27,9 +27,8 @@ from optuna.distributions import (
 )
 from ray.tune.search.optuna import OptunaSearch
 
-from cope_sweep.plan import Plan, Row, row_of_draw
-from cope_sweep.plan.points import Dimension, dimensions_of
-from cope_sweep.spec import RunSpec, SpecError, default_label
+from cope_sweep.config import Plan, Row, RunSpec, SpecError, default_label, row_of_draw
+from cope_sweep.config.points import Dimension, dimensions_of
 from cope_sweep.store import Event, RunRecord, Status, Store, SweepRecord, SweepRun
 from cope_sweep.store.errors import DamagedError
 from cope_sweep.store.index import waiting

@@ -35,8 +35,8 @@ from ray import tune
 from ray.train import UserCallback, WorkerGroupError
 from ray.util.queue import Queue
 
+from cope_sweep.config import Resources, RunSpec
 from cope_sweep.registry import PluginError, load_plugins
-from cope_sweep.spec import Resources, RunSpec
 from cope_sweep.store import Event, LeaseHolder, Refusal, Store, StoreError
 from cope_sweep.store.index import Index, Lease
 from cope_sweep.sweep.executor import Parents, RunEnd, evaluations_of, refused, train_leased, worker_id

@@ -16,11 +16,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from cope_sweep.config import RunSpec
 from cope_sweep.kernels import Inputs, Position, attend, reference, using
 from cope_sweep.model import Transformer
 from cope_sweep.positions import Attention, Dims, Encoding
 from cope_sweep.positions.cope import ContextualEncoding
-from cope_sweep.spec import RunSpec
 
 TOKENS = 9
 VOCABULARY = 6

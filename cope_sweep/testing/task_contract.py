@@ -15,8 +15,8 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
+from cope_sweep.config import RunSpec
 from cope_sweep.registry import Kind
-from cope_sweep.spec import RunSpec
 from cope_sweep.tasks import IGNORED, Batch, GeneratedTask, Task
 from cope_sweep.train import Runtime, Trainer
 

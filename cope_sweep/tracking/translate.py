@@ -15,7 +15,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from cope_sweep.spec import NUMERIC_FACTS
+from cope_sweep.config import NUMERIC_FACTS
 from cope_sweep.store.curve import TIME_KEY
 from cope_sweep.store.event import Status
 from cope_sweep.store.index import RunRecord

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from cope_sweep.config import RunSpec
 from cope_sweep.kernels.dropout import sequence_seeds
-from cope_sweep.spec import RunSpec
 from cope_sweep.tasks import IGNORED, Batch, Task
 from cope_sweep.train.runtime import Runtime
 

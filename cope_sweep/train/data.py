@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from cope_sweep.config import RunSpec
 from cope_sweep.errors import UserError
-from cope_sweep.spec import RunSpec
 from cope_sweep.train.collective import gather
 from cope_sweep.train.runtime import Runtime
 

@@ -9,8 +9,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from cope_sweep.config import RunSpec
 from cope_sweep.model import Transformer
-from cope_sweep.spec import RunSpec
 from cope_sweep.tasks import Batch
 from cope_sweep.train.batches import in_parts, own_range, own_sequences, to_device
 from cope_sweep.train.collective import sum_over_workers

@@ -6,7 +6,7 @@ import logging
 
 import torch
 
-from cope_sweep.spec import RunSpec
+from cope_sweep.config import RunSpec
 
 log = logging.getLogger(__name__)
 

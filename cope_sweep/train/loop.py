@@ -8,10 +8,10 @@ import time
 from collections.abc import Callable
 from typing import Any, Literal
 
+from cope_sweep.config import RunSpec
 from cope_sweep.model import check_reach
 from cope_sweep.model.checkpoint import CheckpointError, save_model
 from cope_sweep.optim import Constant
-from cope_sweep.spec import RunSpec
 from cope_sweep.store import RunFolder
 from cope_sweep.store.errors import DamagedError
 from cope_sweep.text import TOKENIZER_FILE

@@ -17,11 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
+from cope_sweep.config import Plan, Resources, RunSpec
+from cope_sweep.config.estimate import Shape, StepCost, shape_of
 from cope_sweep.errors import UserError
-from cope_sweep.plan import Plan
-from cope_sweep.plan.estimate import Shape, StepCost, shape_of
 from cope_sweep.registry import load_plugins
-from cope_sweep.spec import Resources, RunSpec
 
 if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from cope_sweep.spec import RunSpec
+from cope_sweep.config import RunSpec
 from cope_sweep.train.data import prepare_data
 from cope_sweep.train.memory import peak_bytes, reset_peak
 from cope_sweep.train.runtime import Runtime

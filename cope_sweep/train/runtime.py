@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
+from cope_sweep.config import Resources
 from cope_sweep.kernels import Implementation
-from cope_sweep.spec import Resources
 from cope_sweep.train.hardware import warn_of_emulated_bf16
 
 

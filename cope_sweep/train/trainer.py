@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from cope_sweep.config import RunSpec
 from cope_sweep.kernels import set_implementation
 from cope_sweep.model import Transformer
 from cope_sweep.model.transformer import Hidden
-from cope_sweep.spec import RunSpec
 from cope_sweep.train.batches import Batches, Part, to_device
 from cope_sweep.train.collective import sum_over_workers
 from cope_sweep.train.compiled import compiled_hidden

@@ -10,9 +10,9 @@ from urllib.parse import quote, urlencode
 
 from cope_services.errors import BusyError
 from cope_services.schemas import FigureFormat, FigureInfo
+from cope_sweep.config import SpecError
 from cope_sweep.errors import UserError
 from cope_sweep.queries import NotFinishedError, NotFoundError, Queries
-from cope_sweep.spec import SpecError
 from cope_sweep.store import QueryError, StoreError
 
 MAX_WAITING = 32

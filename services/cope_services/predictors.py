@@ -171,8 +171,8 @@ class Predictors:
 def service_errors() -> Iterator[None]:
     """Raise errors of modules that import torch as ServiceErrors."""
     from cope_sweep.inference import NotFiniteError, TokensError
+    from cope_sweep.inference.probe import ProbeError
     from cope_sweep.model import CheckpointError
-    from cope_sweep.probe import ProbeError
 
     try:
         yield

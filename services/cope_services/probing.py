@@ -19,7 +19,7 @@ from cope_sweep.api.requests import (
     TriangularMatrix,
 )
 from cope_sweep.inference import Predictor, validate_token_ids
-from cope_sweep.probe import (
+from cope_sweep.inference.probe import (
     HeadStatistics,
     LayerProbe,
     Probe,

@@ -12,8 +12,8 @@ from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from cope_services.shown_paths import ShownPaths
+from cope_sweep.config.folder import ablations_folder
 from cope_sweep.errors import UserError
-from cope_sweep.spec.folder import ablations_folder
 
 ENV_PREFIX = "COPE_SWEEP_"
 

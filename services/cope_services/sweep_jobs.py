@@ -14,10 +14,9 @@ from cope_services.errors import BusyError, ConflictError, InvalidError, NoClust
 from cope_services.settings import Settings
 from cope_sweep.api.answers import SweepState
 from cope_sweep.api.requests import SweepRequest
-from cope_sweep.plan import Plan, expand
+from cope_sweep.config import LoadedAblation, Plan, SpecError, expand, with_overrides
 from cope_sweep.queries import AblationFiles, NotFoundError, Queries
 from cope_sweep.queries.progress import ACTIVE
-from cope_sweep.spec import LoadedAblation, SpecError, with_overrides
 from cope_sweep.store import Store, Submission, SweepSummary, read_submission
 from cope_sweep.store.index import summaries
 from cope_sweep.store.index.requests import claim, claimed

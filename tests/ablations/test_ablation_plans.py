@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cope_sweep.plan import Plan, estimates, expand, parameter_count, total_seconds
-from cope_sweep.spec import load_ablation, with_overrides
+from cope_sweep.config import Plan, estimates, expand, load_ablation, parameter_count, total_seconds, with_overrides
 
 FOLDER = Path(__file__).parent
 ABLATIONS = FOLDER.parents[1] / "ablations"

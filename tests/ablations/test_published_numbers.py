@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from cope_sweep.plan import Plan, expand, parameter_count
-from cope_sweep.spec import load_ablation
+from cope_sweep.config import Plan, expand, load_ablation, parameter_count
 from tests.ablations import paper
 
 ABLATIONS = Path(__file__).parents[2] / "ablations"

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from cope_sweep.plan import expand
-from cope_sweep.spec import RunSpec, load_ablation, with_overrides
+from cope_sweep.config import RunSpec, expand, load_ablation, with_overrides
 from cope_sweep.train.runtime import Runtime
 from cope_sweep.train.trainer import Trainer
 

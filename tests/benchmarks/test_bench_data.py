@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 from cope_benchmarks.data import PAPER, generated_per_s, trained_per_s, wikitext_or_stand_in
 
-from cope_sweep.spec import RunSpec, load_ablation, with_overrides
+from cope_sweep.config import RunSpec, load_ablation, with_overrides
 from cope_sweep.tasks import TASKS
 from cope_sweep.train import Runtime
 from tests.tiny import tiny_run

@@ -133,9 +133,8 @@ def undisturbed(folder: Path) -> None:
 
 def results(folder: Path) -> dict[str, object]:
     """What a sweep leaves: statuses, curves, table, and the points in MLflow."""
-    from cope_sweep.plan import expand
+    from cope_sweep.config import expand, load_ablation
     from cope_sweep.results import table
-    from cope_sweep.spec import load_ablation
     from cope_sweep.store import Store
 
     store = Store(folder / "store")

@@ -12,8 +12,7 @@ from unittest import mock
 import pytest
 
 from cope_sweep.cli import main
-from cope_sweep.plan import expand
-from cope_sweep.spec import load_ablation
+from cope_sweep.config import expand, load_ablation
 from cope_sweep.store import Store, SweepRecord, SweepRun
 from tests.results.ablations import end, fail, finish, stop
 

@@ -6,8 +6,7 @@ import shutil
 
 import pytest
 
-from cope_sweep.plan import expand
-from cope_sweep.spec import load_ablation
+from cope_sweep.config import expand, load_ablation
 from cope_sweep.store import Store
 from tests.cli.conftest import TINY
 from tests.results.ablations import fail, finish, stop

@@ -12,8 +12,8 @@ import pytest
 
 from cope_sweep.cli import main
 from cope_sweep.inference import Predictor
+from cope_sweep.inference.probe import head_statistics, probe, text_marks
 from cope_sweep.model import Transformer, save_model
-from cope_sweep.probe import head_statistics, probe, text_marks
 from cope_sweep.store import Store
 from cope_sweep.text import TextTokenizer
 from cope_sweep.train import Runtime, train_run

@@ -8,8 +8,7 @@ from rich.console import Console
 
 from cope_sweep.cli import progress
 from cope_sweep.cli.progress import Board, LiveTable, PlainLines, progress_display
-from cope_sweep.plan import expand, row_of_draw
-from cope_sweep.spec import load_ablation
+from cope_sweep.config import expand, load_ablation, row_of_draw
 from cope_sweep.store import Event, Store
 from tests.cli.conftest import TINY
 from tests.results.ablations import finish, stop

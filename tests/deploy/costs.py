@@ -14,8 +14,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from cope_sweep.plan import Row, expand
-from cope_sweep.spec import RunSpec, load_ablation
+from cope_sweep.config import Row, RunSpec, expand, load_ablation
 from cope_sweep.store import Store, SweepRecord, SweepRun
 from cope_sweep.train import Runtime, train_run
 from tests.deploy.composition import BUCKET, ROOT, Composition

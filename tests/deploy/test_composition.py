@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cope_sweep.plan import expand
-from cope_sweep.spec import load_ablation
+from cope_sweep.config import expand, load_ablation
 from cope_sweep.store.index import Index
 from tests.deploy.composition import BUCKET, TOKEN, Composition
 from tests.sweep.runs import wait_until

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 import cope_sweep
+from cope_sweep.config import folder as spec_folder
+from cope_sweep.config.folder import ablations_folder, packaged_ablations
 from cope_sweep.errors import UserError
-from cope_sweep.spec import folder as spec_folder
-from cope_sweep.spec.folder import ablations_folder, packaged_ablations
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cope_sweep.spec import Resources
+from cope_sweep.config import Resources
 from cope_sweep.store import Store, StoreError
 from cope_sweep.sweep.executor import Workload
 from cope_sweep.sweep.local import run_local

@@ -8,10 +8,9 @@ from typing import Literal
 import pytest
 import torch
 
+from cope_sweep.config import RunSpec, parameter_count
 from cope_sweep.families import FAMILIES, GPT2
 from cope_sweep.model import Transformer
-from cope_sweep.plan import parameter_count
-from cope_sweep.spec import RunSpec
 from cope_sweep.train import Runtime, Trainer
 from tests.tiny import tiny_run
 
@@ -79,8 +78,8 @@ def test_a_plan_needs_no_torch():
     """Families and optimisers are declarations: counting parameters and memory does not import torch."""
     script = (
         "import sys\n"
-        "from cope_sweep.plan.estimate import memory_bytes, parameter_count\n"
-        "from cope_sweep.spec import Resources\n"
+        "from cope_sweep.config.estimate import memory_bytes, parameter_count\n"
+        "from cope_sweep.config import Resources\n"
         "from tests.tiny import tiny_run\n"
         "for optimizer in ('adamw', 'muon'):\n"
         "    run = tiny_run(**{'model.family': 'llama', 'train.optimizer': optimizer})\n"

@@ -2,13 +2,12 @@
 
 import pytest
 
+from cope_sweep.config import expand, load_ablation
 from cope_sweep.errors import NotFoundError
 from cope_sweep.figures import FigureError
 from cope_sweep.figures.available import available_figures, draw_available
-from cope_sweep.plan import expand
-from cope_sweep.spec import load_ablation
 from cope_sweep.store import Store
-from tests.plan.test_expand import BASE
+from tests.config.test_expand import BASE
 from tests.results.ablations import finish
 
 DECLARED = """\

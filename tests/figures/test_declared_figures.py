@@ -2,10 +2,9 @@
 
 import pytest
 
+from cope_sweep.config import expand, load_ablation
 from cope_sweep.figures import FigureError, Options
 from cope_sweep.figures.declared import ablation_options, declared_figures, draw_declared, summary_figure
-from cope_sweep.plan import expand
-from cope_sweep.spec import load_ablation
 from cope_sweep.store import Store
 from tests.results.ablations import finish, plan_of
 

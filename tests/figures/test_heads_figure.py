@@ -13,8 +13,8 @@ from matplotlib.image import imread
 from cope_sweep.figures import heads as figure
 from cope_sweep.figures.canvas import printable
 from cope_sweep.figures.heads import HeadFigure, Heatmap, first_mark, head_figures, svg
-from cope_sweep.probe import ProbeError, head_statistics, probe
-from tests.probe.tiny_models import V, tiny_predictor
+from cope_sweep.inference.probe import ProbeError, head_statistics, probe
+from tests.inference.tiny_models import V, tiny_predictor
 
 T = 12
 TOKENS = np.random.default_rng(0).integers(0, V, T)

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from cope_sweep.figures import FIGURES, FigureError, MapOptions
-from cope_sweep.probe import ProbeError, head_statistics, probe
+from cope_sweep.inference.probe import ProbeError, head_statistics, probe
 from tests.figures.files import png_size, svg_texts
-from tests.probe.tiny_models import V, tiny_predictor
+from tests.inference.tiny_models import V, tiny_predictor
 
 TOKENS = np.random.default_rng(0).integers(0, V, 12)
 maps = FIGURES["maps"].make

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from cope_sweep.figures.page import page
-from cope_sweep.probe import probe
-from tests.probe.tiny_models import V, tiny_predictor
+from cope_sweep.inference.probe import probe
+from tests.inference.tiny_models import V, tiny_predictor
 
 T = 6
 TOKENS = np.random.default_rng(0).integers(0, V, T)

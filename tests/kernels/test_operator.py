@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from cope_sweep.config import RunSpec
 from cope_sweep.kernels import attend, make_problem, operator, using
 from cope_sweep.kernels.arguments import DIFFERENTIABLE, Arguments
 from cope_sweep.model import Transformer
 from cope_sweep.positions import T5, ALiBi, CoPE, CoPEALiBi, CoPEMLP, Relative
-from cope_sweep.spec import RunSpec
 from tests.kernels.cases import Case, dropout_seeds, make_inputs, random_tensors
 
 PROBLEMS = {

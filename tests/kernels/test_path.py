@@ -3,10 +3,10 @@
 import pytest
 import torch
 
+from cope_sweep.config import RunSpec
 from cope_sweep.kernels import dispatch, operator, using, which
 from cope_sweep.model import Transformer
 from cope_sweep.positions import CoPE, CoPEMLP, Dims, Encoding
-from cope_sweep.spec import RunSpec
 
 LISTS = {
     "none": [],

@@ -12,12 +12,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from cope_sweep.config import RunSpec
 from cope_sweep.families import GPT2
 from cope_sweep.model import CheckpointError, Transformer, load_model, save_model
 from cope_sweep.optim import AdamW, Constant
 from cope_sweep.positions import CoPE
 from cope_sweep.registry import Kind
-from cope_sweep.spec import RunSpec
 
 
 def run_spec(**model: Any) -> RunSpec:

@@ -2,10 +2,10 @@
 
 import torch
 
+from cope_sweep.config import Resources
 from cope_sweep.kernels import dispatch, path
 from cope_sweep.model import Transformer
 from cope_sweep.model.paths import LayerPaths, attention_paths
-from cope_sweep.spec import Resources
 from tests.tiny import tiny_run
 
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 from pydantic import ValidationError
 
+from cope_sweep.config import Resources
+from cope_sweep.config.estimate import memory_bytes, parameter_count
 from cope_sweep.optim import Muon
-from cope_sweep.plan.estimate import memory_bytes, parameter_count
-from cope_sweep.spec import Resources
 from cope_sweep.train import Runtime, Trainer
 from tests.tiny import tiny_run
 

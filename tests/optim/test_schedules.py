@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cope_sweep.config import TrainSpec
 from cope_sweep.optim import SCHEDULES
-from cope_sweep.spec import TrainSpec
 from tests.tiny import tiny_run
 
 

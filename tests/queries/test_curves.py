@@ -5,12 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cope_sweep.api.questions import GetCurves
-from cope_sweep.plan import expand
+from cope_sweep.config import expand, load_ablation
 from cope_sweep.queries import curves
 from cope_sweep.queries.curves import KnownCurves, downsample, plan_curves, thin
-from cope_sweep.spec import load_ablation
 from cope_sweep.store import Store
-from tests.plan.test_expand import BASE
+from tests.config.test_expand import BASE
 from tests.results.ablations import begin, end
 
 numbers = st.floats(-1e6, 1e6) | st.none()

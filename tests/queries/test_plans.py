@@ -1,12 +1,11 @@
 import pytest
 
-from cope_sweep.plan import expand, parameter_count, row_of_draw
-from cope_sweep.plan.estimate import run_flops, shape_of
+from cope_sweep.config import Resources, expand, load_ablation, parameter_count, row_of_draw, with_overrides
+from cope_sweep.config.estimate import run_flops, shape_of
 from cope_sweep.queries import measured_rates, plan_cost, plan_status, worker_groups
-from cope_sweep.spec import Resources, load_ablation, with_overrides
 from cope_sweep.store import Lease, Store, SweepRecord, SweepRun
 from cope_sweep.store.reading import read_run
-from tests.plan.test_expand import BASE
+from tests.config.test_expand import BASE
 from tests.results.ablations import begin, end, stop
 
 

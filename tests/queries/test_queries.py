@@ -5,10 +5,10 @@ import threading
 import pytest
 
 from cope_sweep.api.questions import GetRun, GetSweep, ListAblations, ListRuns, ListSweeps
+from cope_sweep.config import SpecError
 from cope_sweep.queries import AblationFiles, NotFinishedError, NotFoundError, Queries
-from cope_sweep.spec import SpecError
 from cope_sweep.store import QueryError, Store, SweepRecord, SweepRun
-from tests.plan.test_expand import BASE
+from tests.config.test_expand import BASE
 from tests.results.ablations import begin, end, fail, finish, stop
 
 SWEEP = "20260730-120000-abcd"

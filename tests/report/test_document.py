@@ -6,11 +6,10 @@ from html.parser import HTMLParser
 
 import pytest
 
-from cope_sweep.plan import expand
+from cope_sweep.config import expand, load_ablation, with_overrides
 from cope_sweep.queries import AblationFiles
 from cope_sweep.report import ReportError
 from cope_sweep.report.document import ablation_document, document
-from cope_sweep.spec import load_ablation, with_overrides
 from cope_sweep.store import Store
 from tests.results.ablations import CONTENT, fail, finish
 

@@ -5,11 +5,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from cope_sweep.plan import Plan, expand
+from cope_sweep.config import Plan, RunSpec, expand
+from cope_sweep.config.ablation import validate
+from cope_sweep.config.source import Source
 from cope_sweep.results.runs import run_batches
-from cope_sweep.spec import RunSpec
-from cope_sweep.spec.ablation import validate
-from cope_sweep.spec.source import Source
 from cope_sweep.store import RunFolder, RunQuery, Store
 from cope_sweep.store.reading import read_run
 from tests.tiny import TINY

@@ -3,13 +3,12 @@ import math
 import pytest
 import scipy.stats
 
-from cope_sweep.plan import expand
+from cope_sweep.config import expand, with_overrides
 from cope_sweep.results import table
 from cope_sweep.results.compare import compared, places, with_published
 from cope_sweep.results.layout import layout
 from cope_sweep.results.stats import PERCENT, summarise
 from cope_sweep.results.table_model import PublishedValue
-from cope_sweep.spec import with_overrides
 from cope_sweep.store import QueryError
 from tests.results.ablations import finish, plan_of
 from tests.results.test_table_model import model_of

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cope_sweep.plan import Plan, expand
-from cope_sweep.spec import load_ablation
+from cope_sweep.config import Plan, expand, load_ablation
 from cope_sweep.store.reading import read_run
 from tests.results.ablations import begin, end
 from tests.services.sample_store import SampleStore

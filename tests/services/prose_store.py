@@ -7,9 +7,8 @@ from pathlib import Path
 
 from cope_services.settings import Settings
 
+from cope_sweep.config import expand, load_ablation
 from cope_sweep.inference import Predictor
-from cope_sweep.plan import expand
-from cope_sweep.spec import load_ablation
 from cope_sweep.store import Store
 from cope_sweep.train import Runtime, train_run
 from tests.results.ablations import end

@@ -15,8 +15,7 @@ import uvicorn
 from cope_services.server import configuration, listen
 from cope_services.settings import Settings
 
-from cope_sweep.plan import Plan, expand
-from cope_sweep.spec import load_ablation
+from cope_sweep.config import Plan, expand, load_ablation
 from cope_sweep.store import Store
 from cope_sweep.train import Runtime, train_run
 from tests.results.ablations import end

@@ -9,8 +9,8 @@ import pytest
 from cope_services.app import create_app
 from fastapi.testclient import TestClient
 
+from cope_sweep.config import SpecError
 from cope_sweep.errors import UserError
-from cope_sweep.spec import SpecError
 from cope_sweep.store import StoreError
 from tests.services.sample_store import API, SampleStore
 

@@ -12,8 +12,8 @@ import pytest
 from cope_services import probing
 
 from cope_sweep.inference import Predictor
+from cope_sweep.inference.probe import head_statistics, probe
 from cope_sweep.model import load_model, save_model
-from cope_sweep.probe import head_statistics, probe
 from tests.services.prose_store import ProseStore
 from tests.services.sample_store import API, SampleStore, serving
 

@@ -15,8 +15,7 @@ from zipfile import ZipFile
 import httpx
 import pytest
 
-from cope_sweep.plan import expand
-from cope_sweep.spec import load_ablation
+from cope_sweep.config import expand, load_ablation
 from cope_sweep.store import Store, read_submission
 from cope_sweep.sweep.jobs import job_submission
 from tests.results.ablations import fail, finish

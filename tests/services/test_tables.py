@@ -15,7 +15,7 @@ import pandas as pd
 import pytest
 
 from cope_sweep import results
-from cope_sweep.plan import Plan
+from cope_sweep.config import Plan
 from cope_sweep.results import table
 from cope_sweep.results.difference import store_difference
 from cope_sweep.store import Lease, Store

@@ -5,8 +5,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from cope_sweep.plan import Plan
-from cope_sweep.spec import RunSpec
+from cope_sweep.config import Plan, RunSpec
 from cope_sweep.store import Lease, RunFolder, Store, SweepRecord, SweepRun
 from cope_sweep.store.event import Status
 from cope_sweep.store.index import RunRow

@@ -6,12 +6,11 @@ import shutil
 import pytest
 
 from cope_sweep.api.questions import GetRun, ListRuns
-from cope_sweep.plan import expand
+from cope_sweep.config import expand, load_ablation
 from cope_sweep.queries import Queries
-from cope_sweep.spec import load_ablation
 from cope_sweep.store import Store
 from cope_sweep.store.rebuild import rebuild
-from tests.plan.test_expand import BASE
+from tests.config.test_expand import BASE
 from tests.results.ablations import fail, finish, stop
 
 STRANGE = [

@@ -9,8 +9,7 @@ from typing import Any
 
 import psutil
 
-from cope_sweep.plan import Plan, expand
-from cope_sweep.spec import load_ablation
+from cope_sweep.config import Plan, expand, load_ablation
 from cope_sweep.store import Store
 from tests.sweep import runs
 

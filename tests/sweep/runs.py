@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from cope_sweep.spec import Resources, RunSpec
+from cope_sweep.config import Resources, RunSpec
 from cope_sweep.store import Event, LeaseHolder, Store
 from cope_sweep.sweep.executor import Executor, Workload
 from cope_sweep.train import Outcome

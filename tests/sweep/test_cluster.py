@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import ray
 
-from cope_sweep.spec import Resources
+from cope_sweep.config import Resources
 from cope_sweep.sweep import cluster
 from cope_sweep.sweep.cluster import (
     RAY_MESSAGES_THREAD,

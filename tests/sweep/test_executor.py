@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from cope_sweep.spec import RunSpec
+from cope_sweep.config import RunSpec
 from cope_sweep.store import Event, Store
 from cope_sweep.sweep.executor import (
     Workload,

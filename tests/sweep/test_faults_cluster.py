@@ -30,8 +30,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 def train(file: Path, store: Store, **options: Any) -> SweepOutcome:
     """Execute an ablation on the cluster that this process is connected to, with the groups that its file says."""
-    from cope_sweep.plan import expand
-    from cope_sweep.spec import load_ablation
+    from cope_sweep.config import expand, load_ablation
 
     plan = expand(load_ablation(file))
     resources = plan.ablation.content.resources
@@ -92,8 +91,7 @@ def test_two_drivers_on_different_nodes_train_each_run_once(cluster: str, cluste
 
         import ray
 
-        from cope_sweep.plan import expand
-        from cope_sweep.spec import load_ablation
+        from cope_sweep.config import expand, load_ablation
         from cope_sweep.store import Store
         from cope_sweep.sweep.ray_executor import run_on_ray
         from cope_sweep.sweep.sweep import sweep

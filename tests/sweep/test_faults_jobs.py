@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from cope_sweep.plan import Plan
+from cope_sweep.config import Plan
 from cope_sweep.results import table
 from cope_sweep.store import Store
 from cope_sweep.sweep.executor import Workload

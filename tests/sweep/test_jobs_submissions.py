@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from cope_sweep.config import SpecError, expand, load_ablation, with_overrides
 from cope_sweep.errors import NotFoundError
-from cope_sweep.plan import expand
-from cope_sweep.spec import SpecError, load_ablation, with_overrides
 from cope_sweep.store import Store, read_submission, write_submission
 from cope_sweep.store.errors import DamagedError
 from cope_sweep.sweep.jobs import (

@@ -6,8 +6,8 @@ from functools import partial
 import pytest
 from sqlalchemy import text
 
+from cope_sweep.config import Resources
 from cope_sweep.registry import PluginError
-from cope_sweep.spec import Resources
 from cope_sweep.store import Event, Lease, LeaseHolder, Store
 from cope_sweep.sweep import local
 from cope_sweep.sweep.schedulers import StoppingRule

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cope_sweep.spec import Resources
+from cope_sweep.config import Resources
 from cope_sweep.store import Store
 from cope_sweep.sweep.executor import Parents, Workload
 from cope_sweep.sweep.local import run_local

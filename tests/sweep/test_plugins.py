@@ -26,7 +26,7 @@ DRIVER = """
 import sys
 from cope_sweep.store import Store
 from cope_sweep.registry import load_plugins
-from cope_sweep.spec import Resources
+from cope_sweep.config import Resources
 from cope_sweep.sweep.executor import Workload
 from cope_sweep.sweep.ray_executor import run_on_ray
 from tests.tiny import tiny_run

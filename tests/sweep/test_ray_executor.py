@@ -14,10 +14,9 @@ import psutil
 import pytest
 import ray
 
-from cope_sweep.plan import Row
+from cope_sweep.config import Resources, Row, RunSpec
 from cope_sweep.queries import recorded_plan
 from cope_sweep.registry import load_plugins
-from cope_sweep.spec import Resources, RunSpec
 from cope_sweep.store import Event, Store
 from cope_sweep.sweep import local, ray_executor
 from cope_sweep.sweep.executor import ClusterError
@@ -292,7 +291,7 @@ def test_ray_prints_messages_in_the_thread_that_is_diverted() -> None:
 OWN_CLUSTER = """
 import sys
 from cope_sweep.store import Store
-from cope_sweep.spec import Resources
+from cope_sweep.config import Resources
 from cope_sweep.sweep.executor import Workload
 from cope_sweep.sweep.ray_executor import run_on_ray
 from tests.sweep.runs import LONG

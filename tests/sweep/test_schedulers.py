@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from ray.tune.schedulers import TrialScheduler
 
-from cope_sweep.spec.search import EarlyStopping
+from cope_sweep.config.search import EarlyStopping
 from cope_sweep.sweep.schedulers import StoppingRule, scheduler_of, stopping_rule
 from tests.results.ablations import plan_of
 from tests.sweep.runs import seeds

@@ -6,11 +6,10 @@ from dataclasses import dataclass, field
 import pytest
 from ray.tune.search import Searcher
 
-from cope_sweep.plan import Row, expand, plan_of_recorded
-from cope_sweep.spec import RunSpec
+from cope_sweep.config import Row, RunSpec, expand, plan_of_recorded
 from cope_sweep.store import Status
 from cope_sweep.sweep.search import Known, RowSearch
-from tests.spec.ablations import load
+from tests.config.ablations import load
 
 METRIC = "in_dist/token_error"
 TEXT = """\

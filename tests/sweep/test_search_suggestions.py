@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cope_sweep.plan import Plan, Row
+from cope_sweep.config import Plan, Resources, Row, RunSpec
 from cope_sweep.queries import recorded_plan
 from cope_sweep.results import table
-from cope_sweep.spec import Resources, RunSpec
 from cope_sweep.store import Event, Store
 from cope_sweep.sweep.local import run_local
 from cope_sweep.sweep.search import Suggestions

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from cope_sweep.plan import Plan
-from cope_sweep.spec import Resources, RunSpec
+from cope_sweep.config import Plan, Resources, RunSpec
 from cope_sweep.store import Event, LeaseHolder, Store, SweepRecord
 from cope_sweep.sweep import sweep as sweep_module
 from cope_sweep.sweep.executor import ClusterError, Workload

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from cope_sweep.spec import RunSpec
+from cope_sweep.config import RunSpec
 from cope_sweep.tasks import WikiText
 from cope_sweep.text import END_OF_TEXT, TextError
 from cope_sweep.text.tokenizer import byte_letters

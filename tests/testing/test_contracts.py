@@ -108,7 +108,7 @@ TRAINING = """
 
 def test_it_trains_through_the_public_api(tmp_path):
     from cope_sweep.store import Store
-    from cope_sweep.spec import RunSpec
+    from cope_sweep.config import RunSpec
     from cope_sweep.train import Runtime, train_run
 
     run = RunSpec.model_validate(

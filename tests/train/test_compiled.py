@@ -1,8 +1,8 @@
 import pytest
 import torch
 
+from cope_sweep.config import Resources
 from cope_sweep.model import Transformer
-from cope_sweep.spec import Resources
 from cope_sweep.train import Runtime, Trainer, compiled
 from tests.tiny import tiny_run
 

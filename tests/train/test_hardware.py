@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from cope_sweep.config import Resources
 from cope_sweep.model import Transformer
-from cope_sweep.spec import Resources
 from cope_sweep.train import Runtime, Trainer, train_run
 from cope_sweep.train import facts as facts_module
 from cope_sweep.train.facts import speed_facts

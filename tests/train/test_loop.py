@@ -7,7 +7,7 @@ import time
 import pytest
 import torch
 
-from cope_sweep.spec import Resources
+from cope_sweep.config import Resources
 from cope_sweep.store import Store
 from cope_sweep.train import Runtime, Trainer, train_run
 from cope_sweep.train.resume import load_resume
@@ -88,7 +88,7 @@ def test_a_killed_run_continues_from_its_last_resume_file(tmp_path):
     run = tiny_run(**{"train.steps": 400, "evaluate.every": 400})
     script = textwrap.dedent(f"""
         from cope_sweep.store import Store
-        from cope_sweep.spec import RunSpec
+        from cope_sweep.config import RunSpec
         from cope_sweep.train import Runtime, train_run
         run = RunSpec.model_validate_json({run.model_dump_json()!r})
         train_run(run, Store({str(tmp_path)!r}, create=True), Runtime(checkpoint_every_s=0.02))

@@ -3,13 +3,13 @@ import signal
 
 import pytest
 
+from cope_sweep.config import estimates, expand
+from cope_sweep.config.estimate import shape_of
 from cope_sweep.errors import UserError
-from cope_sweep.plan import estimates, expand
-from cope_sweep.plan.estimate import shape_of
 from cope_sweep.train import probe as probe_module
 from cope_sweep.train.probe import TooLarge, probe_plan
+from tests.config.ablations import TEXT, load
 from tests.results.ablations import plan_of
-from tests.spec.ablations import TEXT, load
 
 LARGE_FFN = 2**23
 """Its two matrices take 0.5 GB, their gradients as much, and the optimiser's state twice that."""

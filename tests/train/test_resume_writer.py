@@ -139,7 +139,7 @@ def test_a_kill_while_a_file_is_written_leaves_the_one_before(tmp_path):
     script = textwrap.dedent(f"""
         import time
         from pathlib import Path
-        from cope_sweep.spec import RunSpec
+        from cope_sweep.config import RunSpec
         from cope_sweep.store import Store
         from cope_sweep.train import Runtime, resume_writer, train_run
         write, calls = resume_writer.write_state, []

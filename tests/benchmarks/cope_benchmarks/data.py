@@ -19,9 +19,9 @@ from typing import Any
 import torch
 
 from cope_benchmarks.timing import machine
+from cope_sweep.config import Resources, RunSpec
+from cope_sweep.config.estimate import step_flops
 from cope_sweep.errors import UserError
-from cope_sweep.plan.estimate import step_flops
-from cope_sweep.spec import Resources, RunSpec
 from cope_sweep.tasks import TASKS, Code, Task, WikiText
 from cope_sweep.train import Runtime, Trainer
 

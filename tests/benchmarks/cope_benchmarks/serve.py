@@ -23,9 +23,8 @@ import psutil
 
 from cope_benchmarks import serve_overload, serve_perplexity, serve_tables
 from cope_benchmarks.serve_perplexity import Served
+from cope_sweep.config import expand, load_ablation
 from cope_sweep.inference import Predictor
-from cope_sweep.plan import expand
-from cope_sweep.spec import load_ablation
 from cope_sweep.store import Store
 from cope_sweep.store.provenance import versions
 

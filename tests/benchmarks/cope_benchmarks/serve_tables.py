@@ -23,8 +23,7 @@ from cope_benchmarks.load import Load, Target
 from cope_benchmarks.load import measure as load_of
 from cope_benchmarks.mlflow_peer import MlflowRuns
 from cope_benchmarks.synthetic_store import indexed_row, write_ablation, write_index
-from cope_sweep.plan import Plan, expand
-from cope_sweep.spec import load_ablation
+from cope_sweep.config import Plan, expand, load_ablation
 from cope_sweep.store import Store
 
 if TYPE_CHECKING:

@@ -18,9 +18,9 @@ from torch import Tensor
 import cope_sweep.model.attention as model_attention
 from cope_benchmarks import peers
 from cope_benchmarks.timing import interleaved, machine
+from cope_sweep.config import RunSpec
 from cope_sweep.kernels import Implementation, Inputs, Positions, attend, using
 from cope_sweep.model import next_token_loss
-from cope_sweep.spec import RunSpec
 from cope_sweep.train import Runtime, Trainer
 
 if TYPE_CHECKING:

@@ -25,8 +25,8 @@ from cope_benchmarks import step
 from cope_benchmarks.gpu import why_not
 from cope_benchmarks.gpu_timing import Deadline, Effort, Journal, facts, markdown, times
 from cope_benchmarks.step_shared import together
+from cope_sweep.config import RunSpec
 from cope_sweep.model import Transformer
-from cope_sweep.spec import RunSpec
 from cope_sweep.train import Runtime, Trainer
 from cope_sweep.train.compiled import mode_of
 from cope_sweep.train.hardware import model_flops_per_token, peak_flops_per_s

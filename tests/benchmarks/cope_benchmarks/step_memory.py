@@ -19,9 +19,9 @@ from rich.table import Table
 from torch import Tensor
 
 from cope_benchmarks.timing import machine
+from cope_sweep.config import RunSpec
 from cope_sweep.families import base
 from cope_sweep.model import next_token_loss
-from cope_sweep.spec import RunSpec
 from cope_sweep.train import Runtime, Trainer
 from cope_sweep.train.batches import Part
 from cope_sweep.train.memory import peak_bytes, reset_peak

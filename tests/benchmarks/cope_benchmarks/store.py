@@ -24,11 +24,10 @@ import psutil
 from cope_benchmarks.synthetic_store import write_ablation, write_store
 from cope_sweep.api.questions import GetSweep, ListAblations, ListRuns, ListSweeps
 from cope_sweep.cli.output import grid
+from cope_sweep.config import expand, load_ablation
 from cope_sweep.errors import UserError
-from cope_sweep.plan import expand
 from cope_sweep.queries import AblationFiles, Queries, plan_cost
 from cope_sweep.results import table as result_table
-from cope_sweep.spec import load_ablation
 from cope_sweep.store import Store
 from cope_sweep.store.index import Index
 from cope_sweep.store.provenance import versions

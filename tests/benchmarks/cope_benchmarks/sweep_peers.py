@@ -23,7 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from cope_sweep.spec import RunSpec
+from cope_sweep.config import RunSpec
 from cope_sweep.store import Store
 
 TAG = "cope_sweep.run_id"
@@ -160,8 +160,7 @@ def _main(way: str, ablation: str, root: str) -> None:
     if way == "log_batch":
         log_batch(root)
         return
-    from cope_sweep.plan import expand
-    from cope_sweep.spec import load_ablation
+    from cope_sweep.config import expand, load_ablation
 
     ways = {"loop": loop, "task": task, "reused_task": reused_task, "bare": bare, "trainer": trainer}
     ways[way](expand(load_ablation(Path(ablation))).runs, root)

@@ -13,8 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from cope_sweep.plan import Plan, expand
-from cope_sweep.spec import RunSpec, load_ablation
+from cope_sweep.config import Plan, RunSpec, expand, load_ablation
 from cope_sweep.store import Store, SweepRecord, SweepRun
 from cope_sweep.store.index import RunRow
 

@@ -1,0 +1,213 @@
+"""Checks of a whole ablation, beyond those of single runs. Each raises SpecError with the line to change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from cope_sweep.config.ablation import LoadedAblation, Point
+from cope_sweep.config.explain import suggest
+from cope_sweep.config.figure import Contexts, Convergence, Curves, Maps, Values
+from cope_sweep.config.points import Assignments, dimensions_of, matches
+from cope_sweep.config.run import NUMERIC_FACTS, RunSpec
+from cope_sweep.config.search import EarlyStopping, Goal, Optuna, RandomSearch
+from cope_sweep.config.source import KeyPath
+
+
+def check_conditions(loaded: LoadedAblation, points: Iterable[Assignments]) -> None:
+    """Raises SpecError for a condition on a key that no point has, which is probably a spelling mistake."""
+    keys = sorted({key for point in points for key in point})
+    content = loaded.content
+    conditions: list[tuple[KeyPath, Point]] = [(("exclude", i), c) for i, c in enumerate(content.exclude)]
+    conditions += [(("when", i, "if"), c.match) for i, c in enumerate(content.when)]
+    conditions += [(("published", i, "match"), p.match) for i, p in enumerate(content.published)]
+    conditions += [(("figures", i, "rows"), f.rows) for i, f in enumerate(content.figures)]
+    for path, condition in conditions:
+        for key in condition:
+            if keys and key not in keys:
+                raise loaded.source.error((*path, key), f"no axis is called {key!r}" + suggest(key, keys))
+
+
+def check_seeds(loaded: LoadedAblation, points: Iterable[Assignments]) -> None:
+    """Raises SpecError where the base or a point sets the seed."""
+    origins: list[KeyPath] = [("base", "seed")] if "seed" in loaded.content.base else []
+    origins += [point["seed"].origin for point in points if "seed" in point]
+    if origins:
+        raise loaded.source.error(
+            origins[0], "seeds are not part of a row; write `seeds: [0, 1, …]` at the top level, beside `base`"
+        )
+
+
+def check_search(loaded: LoadedAblation) -> None:
+    """Raises SpecError where the search space and the rest of the file contradict each other."""
+    content, search = loaded.content, loaded.content.search
+    if not isinstance(search, (RandomSearch, Optuna)):
+        return
+    axes = {*content.grid, *(key for group in content.zip for key in group)}
+    for key in search.space:
+        if key in axes:
+            raise loaded.source.error(
+                ("search", "space", key), f"{key!r} is an axis of the grid, too; remove it from one of them"
+            )
+    if not isinstance(search, Optuna):
+        return
+    name = f"the search {search.kind}"
+    if len(content.seeds) > 1:
+        raise loaded.source.error(
+            ("seeds",),
+            f"{name} trains each point once, but there are {len(content.seeds)} seeds; write `seeds: [0]`, and train "
+            "the best points with further seeds in a grid afterwards",
+        )
+    dimensions = dimensions_of(loaded)
+    if not dimensions:
+        raise loaded.source.error(("search",), f"{name} has nothing to vary; give it a `space`, or the ablation a grid")
+    for dimension in dimensions:
+        if len(set(dimension.labels)) < len(dimension.labels):
+            raise loaded.source.error(
+                dimension.options[0][dimension.keys[0]].origin[:-1],
+                f"{name} needs a different label for each value of {dimension.name}",
+            )
+    _check_conditions_of_suggestions(loaded, {key for dimension in dimensions for key in dimension.keys}, name)
+
+
+def _check_conditions_of_suggestions(loaded: LoadedAblation, varied: set[str], name: str) -> None:
+    content = loaded.content
+    remedy = "remove it, or use `search: random` or a grid"
+    for key in ("exclude", "include"):
+        if getattr(content, key):
+            raise loaded.source.error((key,), f"{name} suggests points itself, so `{key}` has no effect; {remedy}")
+    for index, condition in enumerate(content.when):
+        if condition.grid:
+            raise loaded.source.error(("when", index, "grid"), f"{name} has no conditional axes; {remedy}")
+        for key in sorted(varied & condition.set.keys()):
+            raise loaded.source.error(
+                ("when", index, "set", key), f"{name} varies {key!r}, so it cannot be fixed for some points; {remedy}"
+            )
+
+
+def check_metrics(loaded: LoadedAblation, runs: Sequence[RunSpec]) -> None:
+    """Raises SpecError for a metric of the table that one of `runs` does not report, and for a first one that says
+    nothing about which row is better.
+
+    A metric of a variant (`evaluate.variants`) needs only one run that reports it; cells of other runs stay empty.
+    """
+    first = loaded.content.metrics[0]
+    if not first.compared:
+        raise loaded.source.error(
+            ("metrics", 0, "compared"),
+            f"the first metric decides which row is best, so {first.name!r} cannot be first; put a measured one there",
+        )
+    of_variants = dict.fromkeys(name for run in runs for name in run.variant_metrics)
+    for run in runs:
+        known = [*run.metrics, *of_variants, *(f"facts.{name}" for name in NUMERIC_FACTS)]
+        for index, metric in enumerate(loaded.content.metrics):
+            if metric.name not in known:
+                raise loaded.source.error(
+                    ("metrics", index, "name"),
+                    f"the task {run.task.kind} has no metric {metric.name!r}" + suggest(metric.name, known),
+                )
+
+
+def check_figures(loaded: LoadedAblation, points: Sequence[Assignments], runs: Sequence[RunSpec]) -> None:
+    """Raises SpecError for a figure of an axis, a metric or a seed that the ablation does not have.
+
+    `points` are the rows, and `runs` all kinds of runs.
+    """
+    axes = sorted({key for point in points for key in point})
+    for index, figure in enumerate(loaded.content.figures):
+        path: KeyPath = ("figures", index)
+        names: dict[KeyPath, str] = {}
+        if isinstance(figure, (Curves, Convergence, Values)):
+            names = {(*path, "metrics", number): name for number, name in enumerate(figure.metrics)}
+        elif isinstance(figure, Contexts):
+            names = {(*path, "metric"): figure.metric}
+        for run in runs:
+            known = [name for name in run.metrics if isinstance(figure, Values) or "@" not in name]
+            for place, name in names.items():
+                if name not in known:
+                    message = f"the task {run.task.kind} has no metric {name!r}" + suggest(name, known)
+                    raise loaded.source.error(place, message)
+            if isinstance(figure, Contexts) and not run.evaluate.contexts:
+                raise loaded.source.error(path, "a figure of contexts needs evaluate.contexts, and a row has none")
+        for name, key in (("x", getattr(figure, "x", None)), ("panels", getattr(figure, "panels", None))):
+            if key is not None and key not in axes:
+                raise loaded.source.error((*path, name), f"no axis is called {key!r}" + suggest(key, axes))
+        drawn = sum(matches(point, figure.rows) for point in points)
+        if not drawn or (isinstance(figure, Maps) and drawn > 1):
+            wanted = "one row" if isinstance(figure, Maps) else "at least one row"
+            raise loaded.source.error((*path, "rows"), f"{drawn} rows match, and this figure needs {wanted}")
+        seed = figure.seed if isinstance(figure, Maps) else None
+        if seed is not None and seed not in loaded.content.seeds:
+            raise loaded.source.error((*path, "seed"), f"{seed} is none of the seeds {loaded.content.seeds}")
+
+
+def resolved_search(loaded: LoadedAblation, runs: Sequence[RunSpec]) -> Optuna | None:
+    """The search with metric and goal filled in, if it suggests runs by their results. Raises SpecError.
+
+    `runs` are all kinds of runs that it may suggest.
+    """
+    search = loaded.content.search
+    if not isinstance(search, Optuna):
+        return None
+    metric, goal = _objective(loaded, "search", search, runs)
+    if metric.startswith("facts."):
+        raise loaded.source.error(("search", "metric"), f"{metric!r} is no metric of an evaluation; choose another")
+    return search.model_copy(update={"metric": metric, "goal": goal})
+
+
+def resolved_schedule(loaded: LoadedAblation, runs: Sequence[RunSpec]) -> EarlyStopping | None:
+    """The schedule with metric, goal and grace filled in; None if no run is stopped early. Raises SpecError.
+
+    `runs` are all kinds of runs of the plan.
+    """
+    schedule = loaded.content.schedule
+    if not isinstance(schedule, EarlyStopping):
+        return None
+    metric, goal = _objective(loaded, "schedule", schedule, runs)
+    for run in runs:
+        if run.evaluate.every >= run.train.steps:
+            raise loaded.source.error(
+                ("schedule",),
+                f"the schedule {schedule.kind} compares runs at evaluations before the last step, but evaluate.every = "
+                f"{run.evaluate.every} is not less than train.steps = {run.train.steps}; evaluate more often, or write "
+                "`schedule: none`",
+            )
+        within = run.metrics_in_training
+        if metric not in within:
+            raise loaded.source.error(
+                ("schedule", "metric") if schedule.metric else ("schedule",),
+                f"{metric!r} is not measured before the last step, so runs cannot be compared by it"
+                + suggest(metric, within),
+            )
+    steps = min(run.train.steps for run in runs)
+    if schedule.grace is not None and schedule.grace >= steps:
+        raise loaded.source.error(
+            ("schedule", "grace"),
+            f"grace = {schedule.grace} steps is not less than train.steps = {steps}, so no run would be stopped; "
+            "lower it, or write `schedule: none`",
+        )
+    grace = schedule.grace or max(steps // 10, *(run.evaluate.every for run in runs), 1)
+    return schedule.model_copy(update={"metric": metric, "goal": goal, "grace": min(grace, steps - 1)})
+
+
+def _objective(
+    loaded: LoadedAblation, key: str, spec: EarlyStopping | Optuna, runs: Sequence[RunSpec]
+) -> tuple[str, Goal]:
+    """The metric that `search` or `schedule` compares runs by, and its goal. Raises SpecError."""
+    columns = {metric.name: metric for metric in loaded.content.metrics}
+    name = spec.metric or loaded.content.metrics[0].name
+    for run in runs:
+        if spec.metric and name not in run.metrics:
+            raise loaded.source.error(
+                (key, "metric"), f"the task {run.task.kind} has no metric {name!r}" + suggest(name, run.metrics)
+            )
+    column = columns.get(name)
+    if column is None and spec.goal is None:
+        raise loaded.source.error(
+            (key, "metric"),
+            f"{name!r} is no column of the table, so its goal is not known; add `goal: min` or `goal: max`",
+        )
+    if column is not None and spec.goal not in (None, column.goal):
+        raise loaded.source.error(
+            (key, "goal"), f"{spec.goal} contradicts the goal of the column {name!r}, {column.goal}; remove one of them"
+        )
+    return name, spec.goal or (column.goal if column else "min")

@@ -1,0 +1,266 @@
+"""Estimates of what a plan costs: parameters (exact), time and memory.
+
+Parameters are counted from declared shapes, without building a model, so that planning does not import torch.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import statistics
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Protocol
+
+from cope_sweep.config.expand import Plan
+from cope_sweep.config.resources import Resources
+from cope_sweep.config.run import RunSpec
+from cope_sweep.optim.base import FLOAT32_BYTES
+
+DEFAULT_FLOPS_PER_S = 2e10
+"""Floating-point operations per second and core without measurements: a slow CPU core on small transformers. A fast
+core reaches five times as many."""
+DEFAULT_STEP_S = 2e-3
+"""Seconds per training step without measurements, in addition to the floating-point operations."""
+RULE_OF_THUMB = (
+    f"rule of thumb: {DEFAULT_FLOPS_PER_S / 1e9:.0f} GFLOP/s per core; a fast core takes a fifth of the time"
+)
+PROCESS_BYTES = 600 * 2**20
+"""A worker process with torch loaded, before its first tensor."""
+SAVED_PER_TOKEN_AND_UNIT = 17
+"""Numbers that a block saves for the backward pass, for each token and unit of the model's width."""
+RECOMPUTED_PER_TOKEN_AND_UNIT = 4
+"""The part of these that a block of the family `gpt2` computes again if they are large (`families.base.recomputed`)."""
+RECOMPUTED_ELEMENTS = 2**20
+"""They are large from this number on; the same as in `cope_sweep.families.base`."""
+LOGITS_ARRAYS = 3
+"""Arrays of the logits' size: their softmax, and the gradients of both."""
+OUTPUT_ARRAYS = 3
+"""Arrays of the output layer's size while a loss in chunks is computed: its gradient, which exists before the backward
+pass, and copies that matrix products make of the weight."""
+CHUNK_LOGITS = 10 * 2**20
+"""More logits than these are computed in chunks of that size; the same number as in `cope_sweep.model.loss`."""
+
+
+Shape = tuple[str, str, int, str]
+"""Task, model, batch size and optimiser of a run; runs of equal shape take equal time per step."""
+
+
+class StepCost(Protocol):
+    """Cost of a training step, measured by a probe."""
+
+    @property
+    def step_s(self) -> float:
+        """Seconds per step; infinite where there was not enough memory."""
+
+    @property
+    def peak_memory_bytes(self) -> int:
+        """Peak of the worker process."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """The estimated cost of one run."""
+
+    parameters: int
+    """Exact; of runs that are not known yet, the most."""
+    seconds: float
+    """Training and evaluation on one worker group."""
+    memory_bytes: int
+    """Peak of one worker process; of runs that are not known yet, the most."""
+    basis: str
+    """Source of `seconds`."""
+    fits: bool = True
+    """False where a probe ran out of memory."""
+
+
+def parameter_count(run: RunSpec) -> int:
+    """The number of parameters of a run's model, from the declared shapes; tied weights count once."""
+    return sum(math.prod(shape) * count for _, shape, count in _declared_parameters(run))
+
+
+def _declared_parameters(run: RunSpec) -> Iterator[tuple[str, tuple[int, ...], int]]:
+    """Name, shape and count of the parameters of a run's model.
+
+    Parameters that several layers have alike come once, under the name of one layer, with the number of layers.
+    """
+    family, sizes = run.model.family, run.sizes
+    for name, declared in (family.input_parameters(sizes) | family.output_parameters(sizes)).items():
+        yield name, declared.shape, 1
+    for name, declared in family.block_parameters(sizes).items():
+        yield f"blocks.0.{name}", declared.shape, sizes.layers
+    for encoding in run.model.position:
+        layers = sum(encoding.serves(layer) for layer in range(sizes.layers))
+        for name, parameter in encoding.parameters(run.dims).items():
+            yield f"position.{name}", parameter.shape, layers if parameter.per_layer else 1
+
+
+def step_flops(run: RunSpec, resources: Resources) -> float:
+    """Floating-point operations of a training step.
+
+    A backward pass costs as much as two forward passes, and three if activations are recomputed.
+    """
+    return _step_flops(run, resources, parameter_count(run))
+
+
+def run_flops(run: RunSpec, resources: Resources) -> float:
+    """Floating-point operations of a run with its evaluations.
+
+    This is an upper bound where a test set has fewer than `final_sequences` sequences.
+    """
+    return _run_flops(run, resources, parameter_count(run))
+
+
+def _sequence_flops(run: RunSpec, tokens: int, parameters: int) -> float:
+    """Floating-point operations of the forward pass of one sequence: 2 per parameter and token, plus attention."""
+    per_token: float = 2 * parameters + 4 * run.model.layers * run.model.dim * tokens
+    if any(encoding.scores for encoding in run.model.position):
+        per_token *= 1.5  # gates and look-ups are elementwise: few operations, but bound by memory bandwidth
+    return per_token * tokens
+
+
+def _step_flops(run: RunSpec, resources: Resources, parameters: int) -> float:
+    passes = 4 if resources.checkpoint_activations else 3
+    return passes * run.train.batch * _sequence_flops(run, run.task.length("train"), parameters)
+
+
+def _run_flops(run: RunSpec, resources: Resources, parameters: int) -> float:
+    evaluate, task = run.evaluate, run.task
+    at_every = (run.train.steps - 1) // evaluate.every * evaluate.sequences + evaluate.final_sequences
+    total = run.train.steps * _step_flops(run, resources, parameters)
+    at_every += len(evaluate.variants) * evaluate.final_sequences
+    for split in task.TESTS:
+        total += at_every * _sequence_flops(run, task.length(split), parameters)
+        for context in evaluate.contexts:
+            windows = evaluate.final_sequences * task.length(split) / (evaluate.stride or context)
+            total += (1 + len(evaluate.variants)) * windows * _sequence_flops(run, context, parameters)
+    return total
+
+
+def memory_bytes(run: RunSpec, resources: Resources) -> int:
+    """The peak memory of a worker process.
+
+    It holds weights, gradients, the optimiser's state, what the backward pass needs, and the process itself. Evaluation
+    keeps nothing for a backward pass, so only the logits of longer sequences can need more there.
+    """
+    model, task = run.model, run.task
+    sequences = min(resources.micro_batch or run.train.batch, math.ceil(run.train.batch / resources.workers))
+    tokens = sequences * task.length("train")
+    recomputed = model.family.kind == "gpt2" and tokens * model.feed_forward_dim >= RECOMPUTED_ELEMENTS
+    saved = SAVED_PER_TOKEN_AND_UNIT - (RECOMPUTED_PER_TOKEN_AND_UNIT if recomputed else 0)
+    block = saved * model.dim * tokens
+    scored = any(encoding.scores for encoding in model.position)
+    unfused = any(encoding.scores and not encoding.has_term for encoding in model.position)
+    if resources.attention == "reference" or model.hard_attention or unfused:
+        block += (14 if scored else 3) * model.heads * tokens * task.length("train")
+    activations = model.layers * block
+    if resources.checkpoint_activations:
+        activations = model.layers * model.dim * tokens + block
+    evaluated = [*(sequences * task.length(split) for split in task.TESTS), *run.evaluate.contexts]
+    logits = LOGITS_ARRAYS * min(max(tokens, *evaluated) * task.vocabulary_size, CHUNK_LOGITS)
+    if tokens * task.vocabulary_size > CHUNK_LOGITS:
+        logits += OUTPUT_ARRAYS * model.dim * task.vocabulary_size
+    owners = resources.workers if resources.shard == "optimizer" else 1
+    state = sum(
+        (2 * FLOAT32_BYTES + run.train.optimizer.state_bytes(name, shape) / owners) * math.prod(shape) * count
+        for name, shape, count in _declared_parameters(run)
+    )
+    return PROCESS_BYTES + int(state) + FLOAT32_BYTES * (activations + logits)
+
+
+def estimates(
+    plan: Plan, measured: Mapping[Shape, float] | None = None, probed: Mapping[Shape, StepCost] | None = None
+) -> dict[str, Estimate]:
+    """Run id → estimate, for every run of the plan and of its examples.
+
+    `probed` maps shapes (`shape_of`) to what a few of their steps cost on this machine. `measured` maps the shapes of
+    finished runs to seconds per floating-point operation. Runs of other shapes use the median of these rates. Without
+    measurements, times follow a rule of thumb.
+    """
+    basis = _Basis(measured or {}, probed or {})
+    known: dict[tuple[Any, ...], Estimate] = {}
+    result = {}
+    for row in (*plan.rows, *plan.examples):
+        run = row.runs[0]
+        # The seed and the learning rate do not change the cost. Rows share the parts of their runs.
+        train = run.train
+        optimizer = train.optimizer.model_dump_json()
+        resources = plan.resources_of(row)
+        key = id(run.task), id(run.model), id(run.evaluate), train.steps, train.batch, optimizer, id(resources)
+        estimate = known.get(key)
+        if estimate is None:
+            estimate = known[key] = basis.estimate(run, resources)
+        result.update(dict.fromkeys((run.run_id for run in row.runs), estimate))
+    return result
+
+
+@dataclass(frozen=True)
+class _Basis:
+    """Data from which times and memory are estimated."""
+
+    measured: Mapping[Shape, float]
+    probed: Mapping[Shape, StepCost]
+
+    def estimate(self, run: RunSpec, resources: Resources) -> Estimate:
+        parameters, memory = parameter_count(run), memory_bytes(run, resources)
+        flops = _run_flops(run, resources, parameters)
+        # Two dumps to JSON: only where they are needed.
+        shape = shape_of(run) if self.measured or self.probed else None
+        probe = self.probed.get(shape) if shape else None
+        rate = self.measured.get(shape) if shape else None
+        fits = probe is None or math.isfinite(probe.step_s)
+        if probe is not None and fits:
+            seconds, basis = flops * probe.step_s / _step_flops(run, resources, parameters), "probed on this machine"
+            memory = probe.peak_memory_bytes
+        elif rate is not None:
+            seconds, basis = flops * rate, "measured on this store, same shapes"
+        elif self.measured:
+            seconds, basis = flops * self.median_rate, "scaled from this store's finished runs"
+        else:
+            workers = min(resources.workers, run.train.batch)
+            seconds = run.train.steps * DEFAULT_STEP_S + flops / (workers * resources.cpus * DEFAULT_FLOPS_PER_S)
+            basis = RULE_OF_THUMB
+        return Estimate(parameters, seconds, memory, basis, fits)
+
+    @cached_property
+    def median_rate(self) -> float:
+        return statistics.median(self.measured.values())
+
+
+def suggested_estimates(plan: Plan, estimated: Mapping[str, Estimate]) -> list[Estimate]:
+    """An estimate for each row that the plan's search has still to suggest: the mean of the plan's examples."""
+    if not plan.open_samples:
+        return []
+    examples = [estimated[row.runs[0].run_id] for row in plan.examples]
+    mean = Estimate(
+        max(example.parameters for example in examples),
+        statistics.fmean(example.seconds for example in examples),
+        max(example.memory_bytes for example in examples),
+        examples[0].basis,
+    )
+    return [mean] * plan.open_samples
+
+
+def total_seconds(runs: Iterable[tuple[Estimate, int]]) -> float:
+    """Wall time of `runs` in seconds, if each in order starts as soon as there is room for it.
+
+    `runs` are pairs of an estimate and how many runs of that kind are trained in parallel.
+    """
+    ends: list[tuple[float, float]] = []
+    """When runs in training end, and the part of the machine that they take."""
+    now_s, latest_s, used = 0.0, 0.0, 0.0
+    for estimate, parallel in runs:
+        share = 1 / max(1, parallel)
+        while ends and used + share > 1 + 1e-9:
+            now_s, freed = heapq.heappop(ends)
+            used -= freed
+        heapq.heappush(ends, (now_s + estimate.seconds, share))
+        latest_s, used = max(latest_s, now_s + estimate.seconds), used + share
+    return latest_s
+
+
+def shape_of(run: RunSpec) -> Shape:
+    """The shape of a run: its task, model, batch size and optimiser."""
+    train = run.train
+    return run.task.model_dump_json(), run.model.model_dump_json(), train.batch, train.optimizer.model_dump_json()

@@ -1,0 +1,240 @@
+"""From an ablation to its plan: rows (points of the grid), and runs (a row with a seed), each run once."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from cope_sweep.config.ablation import LoadedAblation, Published
+from cope_sweep.config.builder import RunBuilder
+from cope_sweep.config.checks import (
+    check_conditions,
+    check_figures,
+    check_metrics,
+    check_search,
+    check_seeds,
+    resolved_schedule,
+    resolved_search,
+)
+from cope_sweep.config.points import Assignments, extreme_points, matches, points_of, points_of_draws
+from cope_sweep.config.resources import Resources
+from cope_sweep.config.row_resources import RowResources
+from cope_sweep.config.run import RunSpec
+from cope_sweep.config.search import EarlyStopping, Optuna, RandomSearch
+from cope_sweep.config.source import SpecError
+
+POINTS_PER_RUN = 4
+"""Where the number of runs is limited, so many points may be excluded for each run that is left."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """The runs that differ only by their seed."""
+
+    name: str
+    """Unique in the plan."""
+    labels: dict[str, str]
+    """Axis key → the label of its value in this row."""
+    runs: tuple[RunSpec, ...]
+    """One run per seed, in the order of the ablation's seeds."""
+    published: Published | None = None
+    resources: Resources | None = None
+    """The resources of its runs; None: those of the ablation."""
+    figures: frozenset[int] = frozenset()
+    """The figures of the ablation that draw it, by their index in the file."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that an ablation trains, in order, without duplicates.
+
+    Where a search suggests runs by results, the plan holds those that were suggested so far.
+    """
+
+    ablation: LoadedAblation
+    rows: tuple[Row, ...]
+    schedule: EarlyStopping | None = None
+    """When runs are stopped early, with every setting filled in; None: never."""
+    search: Optuna | None = None
+    """How further rows are suggested, with every setting filled in; None: the plan has all its rows."""
+    examples: tuple[Row, ...] = ()
+    """Rows at the ends of the search space, if further rows are suggested: what those may cost."""
+
+    @property
+    def open_samples(self) -> int:
+        """How many rows the search has still to suggest."""
+        return max(0, self.search.samples - len(self.rows)) if self.search else 0
+
+    @property
+    def name(self) -> str:
+        """The ablation's name."""
+        return self.ablation.name
+
+    @cached_property
+    def axes(self) -> dict[str, str]:
+        """Axis key → its short name in tables: the last part of the key, if no other axis ends with the same part."""
+        keys = list(dict.fromkeys(key for row in self.rows or self.examples for key in row.labels))
+        last_parts = [key.split(".")[-1] for key in keys]
+        return {key: part if last_parts.count(part) == 1 else key for key, part in zip(keys, last_parts, strict=True)}
+
+    @cached_property
+    def runs(self) -> tuple[RunSpec, ...]:
+        """Every run once: the first seed of every row, then the second, …, so that all rows fill at the same rate."""
+        columns = itertools.zip_longest(*(row.runs for row in self.rows))
+        return tuple({run.run_id: run for column in columns for run in column if run is not None}.values())
+
+    @cached_property
+    def own_resources(self) -> dict[str, Resources]:
+        """Run id → resources, of the runs whose resources are not those of the ablation."""
+        return {run.run_id: row.resources for row in self.rows if row.resources is not None for run in row.runs}
+
+    def resources_of(self, row: Row) -> Resources:
+        """The resources of a row's runs."""
+        return row.resources or self.ablation.content.resources
+
+    @cached_property
+    def _rows_by_run(self) -> dict[str, Row]:
+        return {run.run_id: row for row in reversed(self.rows) for run in row.runs}
+
+    def row_of(self, run_id: str) -> Row | None:
+        """The row that holds a run, or None if the plan does not contain the run."""
+        return self._rows_by_run.get(run_id)
+
+    def row_name(self, run_id: str) -> str:
+        """The name of the row that holds a run, or an empty string."""
+        row = self.row_of(run_id)
+        return row.name if row else ""
+
+
+def expand(loaded: LoadedAblation, *, max_runs: int | None = None) -> Plan:
+    """The plan of an ablation. It has no rows yet where a search suggests them by results (`search: optuna`).
+
+    Raises SpecError if a key, value or combination is not valid in a run, if no row is left, or if there are more than
+    `max_runs` runs. That is noticed before the runs are made.
+    """
+    check_search(loaded)
+    if isinstance(loaded.content.search, (RandomSearch, Optuna)):
+        _check_size(loaded, loaded.content.search.samples, max_runs)
+    if isinstance(loaded.content.search, Optuna):
+        return plan_of_draws(loaded, [])
+    points = points_of(loaded, None if max_runs is None else POINTS_PER_RUN * max_runs)
+    check_conditions(loaded, points)
+    check_seeds(loaded, points)
+    points = [p for p in points if not any(matches(p, condition) for condition in loaded.content.exclude)]
+    if not points:
+        raise loaded.source.error(("exclude",), "the ablation has no row left; remove an exclusion")
+    _check_size(loaded, len(points) * len(loaded.content.seeds), max_runs)
+    rows = _rows(loaded, points)
+    kinds = _kinds_of_runs(rows)
+    check_metrics(loaded, kinds)
+    check_figures(loaded, points, kinds)
+    return Plan(loaded, rows, resolved_schedule(loaded, kinds))
+
+
+def _check_size(loaded: LoadedAblation, runs: int, max_runs: int | None) -> None:
+    if max_runs is not None and runs > max_runs:
+        raise loaded.source.error((), f"{runs:,} runs are more than {max_runs:,}; leave out axes, values or seeds")
+
+
+def plan_of_draws(loaded: LoadedAblation, draws: Iterable[Mapping[str, str]]) -> Plan:
+    """The plan of what a search has suggested so far. A draw is the `labels` of its row.
+
+    Raises SpecError if the ablation or a draw is not valid.
+    """
+    check_search(loaded)
+    extremes = extreme_points(loaded)
+    check_conditions(loaded, extremes)
+    check_seeds(loaded, extremes)
+    examples = _rows(loaded, extremes)
+    kinds = _kinds_of_runs(examples)
+    check_metrics(loaded, kinds)
+    rows = _rows(loaded, points_of_draws(loaded, draws))
+    return Plan(loaded, rows, resolved_schedule(loaded, kinds), resolved_search(loaded, kinds), examples)
+
+
+def row_of_draw(loaded: LoadedAblation, draw: Mapping[str, str]) -> Row:
+    """The row with these labels, of an ablation that was expanded already. Raises SpecError if it is not valid."""
+    (row,) = _rows(loaded, points_of_draws(loaded, [draw]))
+    return row
+
+
+def plan_of_recorded(loaded: LoadedAblation, recorded: Iterable[tuple[str, Mapping[str, str]]]) -> Plan:
+    """The plan of what earlier sweeps have suggested: pairs of a run id and the labels of its row.
+
+    A pair that means another run today, or none, is left out: its ablation has changed. Raises SpecError.
+    """
+    draws = []
+    for run_id, labels in recorded:
+        with contextlib.suppress(SpecError):
+            if row_of_draw(loaded, labels).runs[0].run_id == run_id:
+                draws.append(labels)
+    return plan_of_draws(loaded, draws)
+
+
+def _rows(loaded: LoadedAblation, points: Sequence[Assignments]) -> tuple[Row, ...]:
+    """The rows of points, without duplicates. Raises SpecError with one line per problem."""
+    builder, row_resources = RunBuilder(loaded), RowResources(loaded)
+    rows: dict[str, Row] = {}
+    problems: dict[str, None] = {}
+    separated = []
+    for point in points:
+        try:
+            separated.append(row_resources.split(point))
+        except SpecError as error:
+            problems |= dict.fromkeys(str(error).splitlines())
+    ambiguous = _ambiguous_labels(point for point, _ in separated)
+    for point, resources in separated:
+        try:
+            runs = builder.runs(point)
+        except SpecError as error:
+            problems |= dict.fromkeys(str(error).splitlines())
+            continue
+        if runs[0].run_id not in rows:
+            labels = {key: value.label for key, value in point.items()}
+            name = _row_name(labels, ambiguous)
+            rows[runs[0].run_id] = Row(
+                name, labels, runs, _published(loaded, point), resources, _figures(loaded, point)
+            )
+        elif rows[runs[0].run_id].resources != resources:
+            problem = f"the row {rows[runs[0].run_id].name!r} has two kinds of resources; let conditions agree on one"
+            problems[f"{loaded.source.name}: {problem}"] = None
+    if problems:
+        raise SpecError("\n".join(problems))
+    return tuple(rows.values())
+
+
+def _kinds_of_runs(rows: Iterable[Row]) -> list[RunSpec]:
+    """One run for each task, each number of steps and each way of evaluation among `rows`."""
+    kinds: dict[tuple[int, int, int], RunSpec] = {}
+    for row in rows:
+        run = row.runs[0]
+        kinds.setdefault((id(run.task), run.train.steps, id(run.evaluate)), run)
+    return list(kinds.values())
+
+
+def _ambiguous_labels(points: Iterable[Assignments]) -> set[tuple[str, ...]]:
+    """The combinations of labels that occur with different keys."""
+    keys: dict[tuple[str, ...], set[tuple[str, ...]]] = {}
+    for point in points:
+        keys.setdefault(tuple(value.label for value in point.values()), set()).add(tuple(point))
+    return {labels for labels, known in keys.items() if len(known) > 1}
+
+
+def _row_name(labels: dict[str, str], ambiguous: set[tuple[str, ...]]) -> str:
+    """The labels of a row, with their keys if another row has the same labels for other keys."""
+    if tuple(labels.values()) in ambiguous:
+        return " · ".join(f"{key.split('.')[-1]}={label}" for key, label in labels.items())
+    return " · ".join(labels.values()) or "base"
+
+
+def _published(loaded: LoadedAblation, point: Assignments) -> Published | None:
+    """The first matching entry of `published`."""
+    return next((entry for entry in loaded.content.published if matches(point, entry.match)), None)
+
+
+def _figures(loaded: LoadedAblation, point: Assignments) -> frozenset[int]:
+    """The indices of the figures that draw the point."""
+    return frozenset(i for i, figure in enumerate(loaded.content.figures) if matches(point, figure.rows))

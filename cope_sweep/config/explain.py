@@ -1,0 +1,184 @@
+"""Readable messages for validation errors: the key, the value, what would be accepted, and the likely intent."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterable, Iterator
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
+
+from pydantic import BaseModel
+
+from cope_sweep.config.source import KeyPath
+from cope_sweep.registry import Registry
+
+EXPECTED_TYPES = {
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "string_type": "text",
+    "tuple_type": "a list",
+    "list_type": "a list",
+    "dict_type": "a mapping",
+    "model_type": "a mapping",
+    "model_attributes_type": "a mapping",
+}
+"""Type of a pydantic error → what was expected."""
+
+SYNONYMS: dict[str, tuple[str, ...]] = {
+    "layers": ("n_layer", "n_layers", "num_layers", "num_hidden_layers", "depth", "blocks"),
+    "dim": ("d_model", "n_embd", "hidden", "hidden_dim", "hidden_size", "embed_dim", "embedding_dim", "width"),
+    "heads": ("n_head", "n_heads", "num_heads", "num_attention_heads", "attention_heads"),
+    "ffn_dim": ("d_ff", "ff_dim", "d_ffn", "mlp_dim", "mlp_hidden", "feed_forward_dim", "intermediate_size"),
+    "context": ("block_size", "seq_len", "sequence_length", "max_seq_len", "max_length", "n_ctx", "context_length"),
+    "dropout": ("p_drop", "resid_pdrop", "attn_pdrop"),
+    "tied": ("tie_weights", "tie_embeddings", "tie_word_embeddings"),
+    "position": ("positions", "pos_emb", "position_encoding", "positional_encoding", "encodings"),
+    "steps": ("max_steps", "num_steps", "n_steps", "iterations", "max_iters", "updates", "max_train_steps"),
+    "batch": ("batch_size", "train_batch_size", "bs"),
+    "optimizer": ("optim", "optimiser"),
+    "lr": ("learning_rate", "learningrate", "step_size", "alpha"),
+    "betas": ("beta", "adam_betas", "beta1", "beta2", "adam_beta1", "adam_beta2"),
+    "eps": ("epsilon", "adam_eps", "adam_epsilon"),
+    "weight_decay": ("wd", "decay", "l2"),
+    "warmup": ("warmup_steps", "num_warmup_steps", "warmup_iters"),
+    "schedule": ("scheduler", "lr_scheduler", "lr_schedule", "lr_scheduler_type"),
+    "clip": ("grad_clip", "gradient_clip", "grad_norm", "max_grad_norm", "clip_grad_norm", "gradient_clip_val"),
+    "every": ("eval_every", "eval_interval", "eval_steps", "interval"),
+    "seeds": ("seed", "random_seed", "random_seeds"),
+    "cpus": ("num_cpus", "n_cpus", "cores"),
+    "gpus": ("num_gpus", "n_gpus"),
+    "workers": ("num_workers", "n_workers", "world_size"),
+}
+"""Key of an ablation file → what other libraries call it."""
+
+MAX_VALUE_LENGTH = 60
+"""Characters of a value that a message shows."""
+
+
+def explain(error: Any, model: type[BaseModel]) -> tuple[KeyPath, str]:
+    """The key path, as in the file, and the message of one item of pydantic's `ValidationError.errors()`.
+
+    `model` is the class that was validated.
+    """
+    location = tuple(error["loc"])
+    error_type, value = error["type"], error.get("input")
+    annotations, path = _resolve(model, location)
+    if error_type == "extra_forbidden":
+        return path, f"unknown key {path[-1]!r}" + suggest(str(path[-1]), _field_names(model, location[:-1]))
+    if error_type == "missing":
+        return path[:-1], f"the key {path[-1]!r} is missing"
+    if error_type == "union_tag_invalid":
+        kind = error["ctx"]["tag"]
+        return path, f"unknown kind {kind!r}" + suggest(kind, _quoted_names(error["ctx"]["expected_tags"]))
+    if error_type == "union_tag_not_found":
+        return path, f"{_shown(value)} has no `kind`" + suggest("", _kinds(annotations))
+    if error_type == "literal_error":
+        choices = _quoted_names(error["ctx"]["expected"].replace(" or ", ", "))
+        return path, f"{_shown(value)} is not one of the choices" + suggest(str(value), choices)
+    if error_type == "value_error":
+        return path, str(error["ctx"]["error"])
+    if error_type in EXPECTED_TYPES:
+        return path, f"{_shown(value)} is not {EXPECTED_TYPES[error_type]}"
+    message = error["msg"][0].lower() + error["msg"][1:]
+    return path, f"{_shown(value)}: {message}"
+
+
+def suggest(name: str, accepted: Iterable[str]) -> str:
+    """The end of a message about an unknown name: `; did you mean 'x'? accepted: x, y`. Empty if none is accepted.
+
+    The accepted name that `name` is a synonym of is proposed, or else the most similar one, whatever its case; of names
+    that differ in case only, the first.
+    """
+    accepted = list(accepted)
+    if not accepted:
+        return ""
+    folded = name.casefold()
+    meant = [each for each in accepted if folded.replace("-", "_") in SYNONYMS.get(each, ())]
+    if not meant:
+        by_folded = {each.casefold(): each for each in reversed(accepted)}
+        meant = [by_folded[each] for each in difflib.get_close_matches(folded, by_folded, n=1, cutoff=0.5)]
+    hint = f"; did you mean {meant[0]!r}?" if meant else ";"
+    return f"{hint} accepted: {', '.join(accepted)}"
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value, default=str)
+    return text if len(text) <= MAX_VALUE_LENGTH else text[: MAX_VALUE_LENGTH - 3] + "…"
+
+
+def _quoted_names(text: str) -> list[str]:
+    """The names in pydantic's `'a', 'b'`."""
+    return [part.strip().strip("'") for part in text.split(",")]
+
+
+def _resolve(model: type[BaseModel], location: KeyPath) -> tuple[list[Any], KeyPath]:
+    """The possible types at a pydantic error location, and the location as a key path of the file.
+
+    Pydantic's locations also hold the tags and member names of unions, which are no keys of the file.
+    """
+    annotations: list[Any] = [model]
+    path: list[str | int] = []
+    for part in location:
+        inner, is_tag = _descend(annotations, part)
+        is_member_name = not inner and isinstance(part, str) and annotations and not any(map(_is_model, annotations))
+        if is_member_name:
+            continue
+        annotations = inner
+        if not is_tag:
+            path.append(part)
+    return annotations, tuple(path)
+
+
+def _descend(annotations: list[Any], part: str | int) -> tuple[list[Any], bool]:
+    """The possible types one location part below `annotations`, and whether the part is the tag of a union."""
+    models = [annotation for annotation in annotations if _is_model(annotation)]
+    tagged = [model for model in models if _kind(model) == part]
+    if tagged and len(models) > 1:
+        return tagged, True
+    inner: list[Any] = []
+    for annotation in annotations:
+        if _is_model(annotation) and part in annotation.model_fields:
+            field = annotation.model_fields[part]
+            inner += _alternatives(field.annotation, field.metadata)
+        elif get_origin(annotation) in (tuple, list) and isinstance(part, int):
+            inner += _alternatives(get_args(annotation)[0])
+        elif get_origin(annotation) is dict and isinstance(part, str):
+            inner += _alternatives(get_args(annotation)[1])
+    return inner, False
+
+
+def _alternatives(annotation: Any, metadata: Iterable[Any] = ()) -> Iterator[Any]:
+    """The classes of a registry in `metadata`, the members of a union, or the annotation itself."""
+    registry = next((item for item in metadata if isinstance(item, Registry)), None)
+    if registry is not None:
+        yield from registry.classes()
+    elif get_origin(annotation) is Annotated:
+        inner, *inner_metadata = get_args(annotation)
+        yield from _alternatives(inner, inner_metadata)
+    elif get_origin(annotation) in (Union, UnionType):
+        for member in get_args(annotation):
+            yield from _alternatives(member)
+    else:
+        yield annotation
+
+
+def _is_model(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
+
+
+def _kind(model: type[BaseModel]) -> str | None:
+    """The model's `kind`, if it has one."""
+    field = model.model_fields.get("kind")
+    return field.default if field and isinstance(field.default, str) else None
+
+
+def _field_names(model: type[BaseModel], location: KeyPath) -> list[str]:
+    annotations, _ = _resolve(model, location)
+    return sorted({name for annotation in annotations if _is_model(annotation) for name in annotation.model_fields})
+
+
+def _kinds(annotations: list[Any]) -> list[str]:
+    return [kind for annotation in annotations if _is_model(annotation) and (kind := _kind(annotation))]

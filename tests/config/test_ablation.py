@@ -1,0 +1,163 @@
+import json
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from cope_sweep.config import RunSpec, SpecError, default_label, expand, load_ablation
+from cope_sweep.config.ablation import Ablation
+from tests.config.ablations import TEXT, error_of, load
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        ("[1e-3, 2e-3]", "[]", "test.yaml:6: grid: the axis 'train.lr' is empty"),
+        ("seeds: [0, 1]", "seeds: [0, 0]", "test.yaml:9: seeds: seeds [0, 0] contain duplicates"),
+        ("seeds: [0, 1]", "seeds: []", "test.yaml:9: seeds: []: list should have at least 1 item"),
+        ("seeds: [0, 1]", "seeds: [0, -1]", "test.yaml:9: seeds[1]: -1: input should be greater than or equal to 0"),
+        ("seeds: [0, 1]", "seeds: [2147483648]", "test.yaml:9: seeds[0]: 2147483648: input should be less than 2147483648"),
+        ("seeds: [5]", "seeds: [-5]", "test.yaml:12: scales.wide.seeds[0]: -5: input should be greater"),
+        ("title: A test\n", "", "test.yaml: the key 'title' is missing"),
+        ("title:", "tilte:", "test.yaml:1: tilte: unknown key 'tilte'; did you mean 'title'?"),
+        ("seeds: [0, 1]", "zip: [{model.dim: [8, 16], model.heads: [1]}]", "model.dim has 2, model.heads has 1"),
+        ("seeds: [0, 1]", "zip: [{model.dim: []}]", "at least one: model.dim has 0"),
+        ("token_error}", "token_error, goal: mni}", 'metrics[0].goal: "mni" is not one of the choices; did you mean \'min\'?'),
+        ("seeds: [0, 1]", "plugins: [my-package]", "test.yaml:9: plugins[0]: 'my-package' is not the name of a Python module"),
+        ("seeds: [0, 1]", "plugins: [a, b..c]", "test.yaml:9: plugins[1]: 'b..c' is not the name of a Python module"),
+        ("seeds: [0, 1]", "plugins: [my.class]", "'my.class' is not the name of a Python module"),
+    ],
+)  # fmt: skip
+def test_errors_name_file_line_key_and_value(before, after, message):
+    assert before in TEXT
+    assert message in error_of(TEXT.replace(before, after))
+
+
+def test_the_largest_seed_is_accepted():
+    plan = expand(load(TEXT.replace("seeds: [0, 1]", "seeds: [0, 2147483647]")))
+    assert {run.seed for run in plan.runs} == {0, 2**31 - 1}
+
+
+def test_seeds_have_the_bounds_of_a_run():
+    schema = Ablation.model_json_schema()["properties"]["seeds"]["items"]
+    of_run = RunSpec.model_json_schema()["properties"]["seed"]
+    bounds = ("type", "minimum", "exclusiveMaximum")
+    assert [schema[bound] for bound in bounds] == [of_run[bound] for bound in bounds]
+
+
+def test_the_name_is_the_file_name(tmp_path):
+    (tmp_path / "mine.yaml").write_text(TEXT)
+    assert load_ablation(tmp_path / "mine.yaml").name == "mine"
+
+
+@pytest.mark.parametrize(
+    ("value", "label"),
+    [
+        (["cope", "relative"], "cope+relative"),
+        ([{"kind": "cope", "p_max": 16}], "cope(p_max=16)"),
+        ({"capped": {"relative.far": "last"}}, "capped=relative.far=last"),
+        ([], "none"),
+        (128, "128"),
+        (1e-3, "0.001"),
+        (True, "true"),
+        (None, "null"),
+        ("cosine", "cosine"),
+    ],
+)
+def test_default_labels(value, label):
+    assert default_label(value) == label
+
+
+def test_former_metric_names_are_replaced():
+    text = TEXT.replace(
+        "metrics: [{name: in_dist/token_error}]",
+        "metrics: [{name: in_dist/commonest_error}]\n"
+        "published: [{match: {train.lr: 1e-3}, values: {in_dist/commonest_error: 78.0}, std: {in_dist/commonest_error: 1.0}}]",
+    ).replace("wide: {", "wide: {metrics: [{name: longer/commonest_error, label: Base}], ")
+    content = load(text).content
+    assert [metric.name for metric in content.metrics] == ["in_dist/majority_baseline_error"]
+    assert content.published[0].values == {"in_dist/majority_baseline_error": 78.0}
+    assert content.published[0].std == {"in_dist/majority_baseline_error": 1.0}
+    assert [metric.name for metric in content.scales["wide"].metrics] == ["longer/majority_baseline_error"]
+
+
+PLUGIN = textwrap.dedent("""\
+    from typing import Literal
+
+    from cope_sweep.positions import ENCODINGS
+    from cope_sweep.positions.base import Encoding
+
+
+    @ENCODINGS.register
+    class TestEncoding(Encoding):
+        kind: Literal["KIND"] = "KIND"
+    """)
+
+
+@pytest.fixture
+def plugin(tmp_path, monkeypatch):
+    """Writes a module into the folder that plugins are imported from, and returns its name."""
+
+    def write(name, source=PLUGIN):
+        (tmp_path / f"{name}.py").write_text(source.replace("KIND", name))
+        return name
+
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return write
+
+
+def with_plugins(*names):
+    return TEXT.replace("seeds: [0, 1]", f"plugins: [{', '.join(names)}]").replace("[cope]", f"[{names[0]}]")
+
+
+@pytest.mark.slow
+def test_plugins_are_imported_before_the_base_is_validated(plugin, tmp_path):
+    """In a process of its own, because a registered class stays registered."""
+    (tmp_path / "own.yaml").write_text(with_plugins(plugin("spec_test_encoding")))
+    script = textwrap.dedent("""\
+        import json, pathlib
+        from cope_sweep.config import expand
+        from cope_sweep.config import load_ablation, with_overrides
+
+        plan = expand(with_overrides(load_ablation(pathlib.Path("own.yaml")), scale="wide"))
+        print(json.dumps([plan.ablation.content.plugins, plan.runs[0].model_dump(mode="json"), plan.runs[0].versions]))
+        """)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    plugins, run, versions = json.loads(done.stdout)
+    assert plugins == ["spec_test_encoding"]
+    assert [encoding["kind"] for encoding in run["model"]["position"]] == ["spec_test_encoding"]
+    assert versions["spec_test_encoding.spec_test_encoding"] == 1
+
+
+def test_a_missing_plugin_is_an_error_with_its_line(plugin):
+    message = error_of(with_plugins(plugin("spec_test_empty", ""), "spec_test_missing"))
+    assert message.startswith("test.yaml:9: plugins[1]: the plugin spec_test_missing cannot be imported")
+    assert "ModuleNotFoundError" in message
+
+
+def test_a_plugin_that_fails_is_an_error_with_its_line(plugin):
+    message = error_of(with_plugins(plugin("spec_test_broken", "raise ValueError('no such file')")))
+    assert message.startswith("test.yaml:9: plugins[0]: the plugin spec_test_broken cannot be imported")
+    assert "ValueError: no such file" in message
+
+
+def test_a_kind_that_exists_already_is_an_error_with_its_line(plugin):
+    source = PLUGIN.replace('Literal["KIND"] = "KIND"', 'Literal["cope"] = "cope"')
+    message = error_of(with_plugins(plugin("spec_test_duplicate", source)))
+    assert message.startswith(
+        "test.yaml:9: plugins[0]: spec_test_duplicate.TestEncoding: the encoding 'cope' already exists"
+    )
+
+
+def test_plugins_can_be_refused_and_are_not_imported_then(plugin, tmp_path):
+    path = tmp_path / "sent.yaml"
+    path.write_text(with_plugins(plugin("spec_test_refused")))
+    with pytest.raises(SpecError, match=r"sent\.yaml:9: plugins: plugins \(spec_test_refused\) are not allowed here"):
+        load_ablation(path, allow_plugins=False)
+    assert "spec_test_refused" not in sys.modules
+    path.write_text(TEXT)
+    assert load_ablation(path, allow_plugins=False).content.plugins == []

@@ -1,0 +1,264 @@
+import math
+from dataclasses import dataclass, replace
+
+import pytest
+
+from cope_sweep.config import (
+    Resources,
+    estimate,
+    estimates,
+    expand,
+    parameter_count,
+    plan_of_draws,
+    suggested_estimates,
+    total_seconds,
+)
+from cope_sweep.config.ablation import validate
+from cope_sweep.config.estimate import Estimate, memory_bytes, run_flops, shape_of, step_flops
+from cope_sweep.config.source import parse_source
+from cope_sweep.families import base
+from cope_sweep.model import Transformer, loss
+from tests.config.test_expand import BASE
+from tests.tiny import tiny_run
+
+
+@pytest.mark.parametrize(
+    "position",
+    [
+        [],
+        ["absolute"],
+        ["rope", "t5"],
+        ["cope", "absolute"],
+        [
+            {"kind": "cope", "gate": "separate", "layers": [0], "per_head": True},
+            {"kind": "relative", "share_layers": True},
+        ],
+        [{"kind": "cope_mlp", "share_layers": True}, {"kind": "cope_alibi", "slopes": "learned"}],
+    ],
+)
+@pytest.mark.parametrize("family", ["gpt2", "llama", "post_norm"])
+@pytest.mark.parametrize("more", [{}, {"model.tied": False, "model.layers": 3, "model.ffn_dim": 20}])
+def test_parameter_counts_are_exact(position, family, more):
+    run = tiny_run(**{"model.position": position, "model.family": family} | more)
+    assert parameter_count(run) == sum(p.numel() for p in Transformer(run).parameters())
+
+
+GPT2 = {
+    "task.vocabulary": 50257,
+    "model.layers": 12,
+    "model.dim": 768,
+    "model.heads": 12,
+    "model.context": 1024,
+}
+CODE = {
+    "task.vocabulary": 32000,
+    "model.family": "llama",
+    "model.tied": False,
+    "model.layers": 4,
+    "model.dim": 256,
+    "model.heads": 8,
+    "model.ffn_dim": 768,
+    "model.context": 4096,
+}
+COPE = {"kind": "cope", "p_max": 64}
+SHARED = COPE | {"share_layers": True}
+RELATIVE = {"kind": "relative", "share_layers": True}
+
+
+@pytest.mark.parametrize(
+    ("model", "position", "parameters"),
+    [
+        (GPT2, ["absolute"], 124_439_808),
+        (GPT2, [RELATIVE], 123_718_912),
+        (GPT2, [SHARED], 123_657_472),
+        (GPT2, [COPE], 123_702_528),
+        (GPT2, [SHARED, RELATIVE], 123_723_008),
+        (GPT2, [COPE | {"gate": "separate"}], 130_789_632),
+        (GPT2, [SHARED | {"gate": "separate"}], 130_744_576),
+        (CODE, ["rope"], 19_794_176),
+        (CODE, ["absolute"], 20_842_752),
+        (CODE, [SHARED | {"p_max": 4096, "per_head": True}], 20_842_752),
+        (CODE, [COPE | {"p_max": 1024, "per_head": True}], 20_842_752),
+    ],
+)
+def test_parameter_counts_of_the_paper_s_models(model, position, parameters):
+    """The counts match the paper's columns (Tables 5 and 8) for these vocabulary sizes."""
+    assert parameter_count(tiny_run(**model, **{"model.position": position})) == parameters
+
+
+def test_memory_grows_with_stored_activations():
+    small, large = tiny_run(), tiny_run(**{"train.batch": 64, "task.blanks": 500, "model.layers": 4})
+    kept = memory_bytes(large, Resources())
+    assert kept > memory_bytes(small, Resources())
+    assert memory_bytes(large, Resources(attention="reference")) > kept
+    assert memory_bytes(large, Resources(micro_batch=64)) == kept
+    assert memory_bytes(large, Resources(micro_batch=16)) == memory_bytes(large, Resources(workers=4)) < kept
+    assert memory_bytes(large, Resources(checkpoint_activations=True)) < kept
+
+
+@pytest.mark.parametrize(
+    ("resources", "measured"),
+    [
+        (Resources(), 5_039_837_184),
+        (Resources(checkpoint_activations=True), 3_865_661_440),
+        (Resources(micro_batch=1), 4_023_877_632),
+        (Resources(micro_batch=1, checkpoint_activations=True), 3_620_483_072),
+    ],
+)
+def test_memory_is_within_a_fifth_of_what_was_measured(resources, measured):
+    """Measured with 124 M parameters and context 1024 on a CPU."""
+    text = {"kind": "wikitext", "tokens": 1024}
+    run = tiny_run(**{"task": text, "model.position": [SHARED], "train.batch": 4} | GPT2)
+    assert memory_bytes(run, resources) == pytest.approx(measured, rel=0.2)
+
+
+def test_the_sizes_from_which_steps_save_memory_are_those_of_the_steps():
+    assert loss.CHUNK_LOGITS["cpu"] == estimate.CHUNK_LOGITS
+    assert estimate.RECOMPUTED_ELEMENTS == base.RECOMPUTED_ELEMENTS
+
+
+def test_a_divided_optimiser_state_takes_less_memory():
+    run = tiny_run(**GPT2, **{"train.batch": 4})
+    whole, divided = (memory_bytes(run, Resources(workers=4, shard=shard)) for shard in ("off", "optimizer"))
+    assert whole - divided == pytest.approx(8 * 3 / 4 * parameter_count(run))
+
+
+def test_evaluations_add_to_the_cost():
+    run = tiny_run()
+    training = run.train.steps * step_flops(run, Resources())
+    assert training < run_flops(run, Resources()) < 10 * training
+    often, once = tiny_run(**{"evaluate.every": 1}), tiny_run(**{"evaluate.every": 6})
+    assert run_flops(often, Resources()) > run_flops(run, Resources()) > run_flops(once, Resources())
+
+
+def test_recomputing_activations_adds_a_third():
+    again = Resources(checkpoint_activations=True)
+    assert step_flops(tiny_run(), again) == pytest.approx(4 / 3 * step_flops(tiny_run(), Resources()))
+
+
+def test_longer_windows_cost_more_attention():
+    text = {"kind": "code", "tokens": 64, "vocabulary": 300}
+    short, long, sliding = (
+        run_flops(tiny_run(task=text, evaluate={"contexts": contexts, "stride": stride}), Resources())
+        for contexts, stride in (([64], None), ([4096], None), ([4096], 64))
+    )
+    assert short < long < sliding
+
+
+def test_times_follow_the_measured_rates_of_equal_shapes_or_their_median():
+    plan = expand(validate(parse_source(BASE + "grid: {model.layers: [1, 2, 3]}\nseeds: [0, 1]\n", "t"), "t"))
+    one, two, three = (row.runs for row in plan.rows)
+    resources = Resources()
+    without = estimates(plan)
+    assert without.keys() == {run.run_id for run in plan.runs}
+    assert all("rule of thumb" in estimate.basis for estimate in without.values())
+
+    rates = {shape_of(one[0]): 2e-9, shape_of(two[0]): 4e-9}
+    measured = estimates(plan, rates)
+    for run in one:
+        assert measured[run.run_id].seconds == pytest.approx(2e-9 * run_flops(run, resources))
+        assert "measured on this store" in measured[run.run_id].basis
+    for run in three:
+        assert measured[run.run_id].seconds == pytest.approx(3e-9 * run_flops(run, resources))
+        assert "scaled from this store" in measured[run.run_id].basis
+
+
+@dataclass(frozen=True)
+class Cost:
+    step_s: float
+    peak_memory_bytes: int
+
+
+def test_probed_shapes_take_the_time_and_memory_of_their_probe():
+    plan = expand(validate(parse_source(BASE + "grid: {model.layers: [1, 2], train.steps: [10, 20]}\n", "t"), "t"))
+    probed = estimates(plan, {}, {shape_of(plan.runs[0]): Cost(0.25, 123)})
+    resources = Resources()
+    for run in plan.runs[:2]:
+        found = probed[run.run_id]
+        expected = 0.25 * run_flops(run, resources) / step_flops(run, resources)
+        assert found.seconds == pytest.approx(expected)
+        assert 0.25 * run.train.steps < found.seconds < 0.25 * (run.train.steps + 1024)
+        assert (found.memory_bytes, found.basis) == (123, "probed on this machine")
+    assert "rule of thumb" in probed[plan.runs[2].run_id].basis
+    both = estimates(plan, {shape_of(plan.runs[0]): 1.0}, {shape_of(plan.runs[0]): Cost(0.25, 123)})
+    assert both[plan.runs[0].run_id] == probed[plan.runs[0].run_id]
+
+
+def test_a_shape_that_ran_out_of_memory_does_not_fit():
+    plan = expand(validate(parse_source(BASE, "t"), "t"))
+    found = estimates(plan, {}, {shape_of(plan.runs[0]): Cost(math.inf, 123)})[plan.runs[0].run_id]
+    assert not found.fits
+    assert found == replace(estimates(plan)[plan.runs[0].run_id], fits=False)
+
+
+def test_what_a_search_will_suggest_costs_the_mean_of_its_extremes():
+    text = BASE + "search: {kind: optuna, samples: 5, space: {model.layers: {int_uniform: [1, 9]}}}\nseeds: [0]\n"
+    loaded = validate(parse_source(text, "t"), "t")
+    found = estimates(expand(loaded))
+    low, high = (found[row.runs[0].run_id] for row in expand(loaded).examples)
+    suggested = suggested_estimates(expand(loaded), found)
+    assert [each.seconds for each in suggested] == [pytest.approx((low.seconds + high.seconds) / 2)] * 5
+    assert suggested[0].memory_bytes == high.memory_bytes
+    plan = plan_of_draws(loaded, [{"model.layers": "3"}, {"model.layers": "4"}])
+    assert len(suggested_estimates(plan, estimates(plan))) == 3
+    assert suggested_estimates(expand(validate(parse_source(BASE, "t"), "t")), {}) == []
+
+
+def test_rows_of_equal_cost_share_an_estimate():
+    text = BASE + "grid: {train.lr: [1e-3, 2e-3], model.layers: [1, 2], train.optimizer: [adamw, muon]}\n"
+    plan = expand(validate(parse_source(text, "t"), "t"))
+    found = estimates(plan)
+    for run in plan.runs:
+        assert found[run.run_id].parameters == parameter_count(run)
+        assert found[run.run_id].memory_bytes == memory_bytes(run, Resources())
+    assert len({id(estimate) for estimate in found.values()}) == 4
+
+
+def test_estimates_belong_to_their_run():
+    plan = expand(validate(parse_source(BASE + "grid: {model.layers: [1, 2]}\nseeds: [0, 1]\n", "t"), "t"))
+    found = estimates(plan)
+    for run in plan.runs:
+        assert found[run.run_id].parameters == parameter_count(run)
+        assert found[run.run_id].memory_bytes == memory_bytes(run, Resources())
+
+
+def test_the_rule_of_thumb_counts_cores_of_workers_that_have_a_sequence():
+    def seconds(**resources):
+        content = BASE.replace("layers: 1}", "layers: 1}\n  train: {batch: 2, steps: 10}") + f"resources: {resources}\n"
+        plan = expand(validate(parse_source(content, "t"), "t"))
+        return estimates(plan)[plan.runs[0].run_id].seconds
+
+    assert seconds(cpus=1) > seconds(cpus=2) == seconds(workers=2) == seconds(workers=8)
+
+
+def test_each_run_starts_as_soon_as_there_is_room():
+    def taking(*seconds, parallel):
+        return [(Estimate(0, s, 0, ""), parallel) for s in seconds]
+
+    assert total_seconds(taking(4, 2, 2, parallel=2)) == 4
+    assert total_seconds(taking(4, 2, 2, parallel=1)) == 8
+    assert total_seconds(taking(1, 5, 1, 1, 4, parallel=2)) == 7
+    assert total_seconds(taking(3, 1, parallel=5)) == 3
+    assert total_seconds(taking(*[1] * 3000, parallel=3)) == 1000
+    # A run that takes the whole machine waits for both runs before it, and the ones after it wait for it.
+    assert total_seconds([*taking(4, 2, parallel=2), *taking(3, parallel=1), *taking(1, 1, parallel=2)]) == 8
+    assert total_seconds([]) == 0
+
+
+def test_an_encoding_without_fused_kernels_needs_memory_for_all_scores():
+    sizes = {"task.blanks": 500, "train.batch": 16}
+    relu, gelu = (
+        tiny_run(**sizes | {"model.position": [{"kind": "cope_mlp", "activation": activation}]})
+        for activation in ("relu", "gelu")
+    )
+    assert memory_bytes(gelu, Resources()) == memory_bytes(relu, Resources(attention="reference"))
+    assert memory_bytes(gelu, Resources()) > memory_bytes(relu, Resources())
+
+
+def test_variants_cost_evaluations():
+    relative = {"model.position": ["relative"]}
+    plain, both = (
+        tiny_run(**relative | {"evaluate.variants": variants})
+        for variants in ({}, {"capped": {"relative.far": "last"}})
+    )
+    assert run_flops(both, Resources()) > run_flops(plain, Resources())

@@ -1,0 +1,342 @@
+import hashlib
+import itertools
+import json
+import textwrap
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cope_sweep.config import RunSpec, SpecError, expand, load_ablation, points
+from cope_sweep.config.ablation import validate
+from cope_sweep.config.source import parse_source
+
+BASE = textwrap.dedent("""\
+    title: A test
+    base:
+      task: {kind: selective_copy, tokens: 2, blanks: 2, dense_blanks: 1, sparse_blanks: 4}
+      model: {dim: 8, heads: 2, layers: 1}
+    metrics: [{name: in_dist/token_error}]
+    """)
+
+
+HEAD = "title: A test\nmetrics: [{name: in_dist/token_error}]\n"
+
+
+def plan(text, name="test.yaml"):
+    return expand(validate(parse_source(BASE + textwrap.dedent(text), name), "test"))
+
+
+def rows(text):
+    return [row.name for row in plan(text).rows]
+
+
+def test_no_grid_is_one_row():
+    only = plan("seeds: [4, 5]")
+    assert [row.name for row in only.rows] == ["base"]
+    assert [run.seed for run in only.runs] == [4, 5]
+
+
+def test_grid_is_the_product_in_order():
+    text = """
+        grid:
+          model.position: {CoPE: [cope], RoPE: [rope]}
+          model.layers: [1, 2]
+        """
+    assert rows(text) == ["CoPE · 1", "CoPE · 2", "RoPE · 1", "RoPE · 2"]
+    assert plan(text).axes == {"model.position": "position", "model.layers": "layers"}
+
+
+def test_runs_are_ordered_by_seed():
+    order = plan("grid: {model.layers: [1, 2]}\nseeds: [0, 1]").runs
+    assert [(run.seed, run.model.layers) for run in order] == [(0, 1), (0, 2), (1, 1), (1, 2)]
+
+
+def test_zipped_axes_vary_together():
+    text = """
+        grid: {model.layers: [1, 2]}
+        zip: [{model.dim: [8, 16], model.heads: [2, 4]}]
+        """
+    assert rows(text) == ["1 · 8 · 2", "1 · 16 · 4", "2 · 8 · 2", "2 · 16 · 4"]
+
+
+def test_when_adds_axes_and_values_to_some_rows():
+    text = """
+        grid:
+          model.position: {CoPE: [cope], RoPE: [rope]}
+        when:
+          - if: {model.position: RoPE}
+            grid: {train.lr: [1e-3, 2e-3]}
+            set: {model.layers: 2}
+        """
+    unfolded = plan(text).rows
+    assert [row.labels for row in unfolded] == [
+        {"model.position": "CoPE"},
+        {"model.position": "RoPE", "model.layers": "2", "train.lr": "0.001"},
+        {"model.position": "RoPE", "model.layers": "2", "train.lr": "0.002"},
+    ]
+    assert [row.runs[0].model.layers for row in unfolded] == [1, 2, 2]
+
+
+def test_exclusions_by_label_by_value_and_by_any_of_a_list():
+    grid = "grid:\n  model.position: {CoPE: [cope], RoPE: [rope], none: []}\n  model.layers: [1, 2, 3]\n"
+    assert len(rows(grid + "exclude: [{model.position: CoPE, model.layers: 1}]")) == 8
+    assert len(rows(grid + "exclude: [{model.position: [cope]}]")) == 6
+    assert len(rows(grid + "exclude: [{model.position: [CoPE, none], model.layers: [1, 2]}]")) == 5
+
+
+def test_a_point_that_matches_any_exclusion_is_left_out():
+    grid = "grid:\n  model.position: {CoPE: [cope], RoPE: [rope]}\n  model.layers: [1, 2]\n"
+    assert rows(grid + "exclude: [{model.position: CoPE}, {model.layers: 1}]") == ["RoPE · 2"]
+
+
+def test_an_exclusion_needs_all_its_keys():
+    grid = "grid:\n  model.position: {CoPE: [cope], RoPE: [rope]}\n  model.layers: [1, 2]\n"
+    assert rows(grid + "exclude: [{model.position: CoPE, model.layers: 1}]") == ["CoPE · 2", "RoPE · 1", "RoPE · 2"]
+
+
+def test_when_replaces_the_value_of_an_axis():
+    text = """
+        grid: {model.position: {CoPE: [cope], RoPE: [rope]}, model.layers: [1, 2]}
+        when: [{if: {model.position: RoPE, model.layers: 2}, set: {model.layers: 3}}]
+        """
+    assert rows(text) == ["CoPE · 1", "CoPE · 2", "RoPE · 1", "RoPE · 3"]
+    assert [row.runs[0].model.layers for row in plan(text).rows] == [1, 2, 1, 3]
+
+
+def test_include_adds_rows():
+    text = "grid: {model.layers: [1, 2]}\ninclude: [{model.layers: 3, model.dim: 16}]"
+    assert rows(text) == ["1", "2", "3 · 16"]
+
+
+def test_rows_with_equal_labels_have_different_names():
+    text = "include: [{model.layers: 2}, {model.dim: 2}]\nseeds: [0]\n"
+    assert rows("grid: {model.layers: [1]}\n" + text) == ["1", "layers=2", "dim=2"]
+
+
+def test_duplicate_rows_are_merged():
+    text = "grid: {model.layers: [1, 2]}\ninclude: [{model.layers: 2}]"
+    assert rows(text) == ["1", "2"]
+    assert len(plan(text).runs) == 2
+
+
+def test_two_labels_of_the_same_run_are_one_row():
+    text = "grid:\n  model.position: {A: [cope], B: [{kind: cope, p_max: 64}]}"
+    assert rows(text) == ["A"]
+
+
+def test_published_numbers_belong_to_the_matching_row():
+    text = """
+        grid: {model.position: {CoPE: [cope], RoPE: [rope]}}
+        published:
+          - {match: {model.position: RoPE}, values: {in_dist/token_error: 40.1}, source: Table 1}
+        """
+    assert [row.published and row.published.values for row in plan(text).rows] == [None, {"in_dist/token_error": 40.1}]
+
+
+def test_the_first_matching_entry_of_published_is_shown():
+    text = """
+        grid: {model.position: {CoPE: [cope], RoPE: [rope]}, model.layers: [1, 2]}
+        published:
+          - {match: {model.position: RoPE, model.layers: 1}, values: {in_dist/token_error: 1.0}}
+          - {match: {model.position: RoPE}, values: {in_dist/token_error: 2.0}}
+          - {match: {model.layers: [1, 2]}, values: {in_dist/token_error: 3.0}}
+        """
+    assert [row.published.values["in_dist/token_error"] for row in plan(text).rows] == [3.0, 3.0, 1.0, 2.0]
+
+
+def test_every_field_of_an_encoding_reaches_its_parameters():
+    text = """
+        base:
+          task: {kind: selective_copy, tokens: 2, blanks: 2, dense_blanks: 1, sparse_blanks: 4}
+          model: {dim: 8, heads: 2, layers: 1}
+        grid: {model.position: {default: [relative], wide: [{kind: relative, std: 0.5}]}}
+        """
+    default, wide = (row.runs[0] for row in expand(validate(parse_source(HEAD + textwrap.dedent(text), "t"), "t")).rows)
+    stds = [
+        {parameter.std for parameter in run.model.position[0].parameters(run.dims).values()} for run in (default, wide)
+    ]
+    assert stds[1] == {0.5} != stds[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "where"),
+    [
+        ("grid: {seed: [1, 2]}", r"t\.yaml:6: grid\.seed\[0\]"),
+        ("include: [{seed: 3}]", r"t\.yaml:6: include\[0\]\.seed"),
+        (
+            "grid: {model.layers: [1, 2]}\nwhen: [{if: {model.layers: 2}, set: {seed: 1}}]",
+            r"t\.yaml:7: when\[0\]\.set\.seed",
+        ),
+    ],
+)
+def test_seeds_are_not_part_of_a_row(text, where):
+    with pytest.raises(SpecError, match=where + ": seeds are not part of a row; write `seeds:"):
+        plan(text, "t.yaml")
+
+
+def test_a_seed_in_the_base_is_refused():
+    text = BASE.replace("  model: {", "  seed: 3\n  model: {")
+    with pytest.raises(SpecError, match=r"t\.yaml:4: base\.seed: seeds are not part of a row"):
+        expand(validate(parse_source(text, "t.yaml"), "t"))
+
+
+def test_copies_for_further_seeds_have_ids_of_their_own():
+    first, second = plan("seeds: [3, 4]").runs
+    assert second == RunSpec.model_validate(first.model_dump() | {"seed": 4})
+    assert second.run_id == RunSpec.model_validate(first.model_dump() | {"seed": 4}).run_id != first.run_id
+    assert second.model_dump() == first.model_dump() | {"seed": 4}
+    assert second.identity["spec"]["seed"] == 4
+
+
+def test_rows_are_found_by_run():
+    whole = plan("grid: {model.layers: [1, 2]}\nseeds: [0, 1]")
+    for row in whole.rows:
+        for run in row.runs:
+            assert whole.row_of(run.run_id) is row
+            assert whole.row_name(run.run_id) == row.name
+    assert whole.row_of("0" * 16) is None
+    assert whole.row_name("0" * 16) == ""
+
+
+TEXT = "base: {task: {kind: code, tokens: 64}, evaluate: {contexts: [64, 128]}}\n"
+
+
+@pytest.mark.parametrize("name", ["test/perplexity@128", "validation/loss@64", "test/perplexity", "facts.tokens_per_s"])
+def test_metrics_can_name_contexts_and_facts(name):
+    assert expand(validate(parse_source(f'title: T\n{TEXT}metrics: [{{name: "{name}"}}]', "t"), "t")).rows
+
+
+@pytest.mark.parametrize("name", ["test/perplexity@256", "test/token_error@64", "facts.speed"])
+def test_unknown_metrics_are_refused(name):
+    with pytest.raises(SpecError, match=f"the task code has no metric '{name}'.* did you mean"):
+        expand(validate(parse_source(f'title: T\n{TEXT}metrics: [{{name: "{name}"}}]', "t"), "t"))
+
+
+def test_the_first_metric_must_be_one_that_rows_are_compared_by():
+    text = "metrics: [{name: test/perplexity, compared: false}, {name: test/loss}]"
+    with pytest.raises(SpecError, match=r"metrics\[0\]\.compared: the first metric decides which row is best"):
+        expand(validate(parse_source(f"title: T\n{TEXT}{text}", "t"), "t"))
+
+
+def test_errors_of_a_combination_name_its_row():
+    with pytest.raises(SpecError) as caught:
+        plan("grid: {model.heads: [2, 3]}")
+    assert str(caught.value).startswith("test.yaml:4: base.model: model.heads = 3 does not divide model.dim = 8")
+    with pytest.raises(
+        SpecError, match=r"more than train\.steps = 5 \(in the row train\.steps = 5, train\.warmup = 9\)"
+    ):
+        plan("zip: [{train.steps: [5], train.warmup: [9]}]")
+
+
+@given(
+    layers=st.lists(st.integers(1, 3), min_size=1, max_size=3, unique=True),
+    lrs=st.lists(st.sampled_from([1e-3, 2e-3, 5e-3]), min_size=1, max_size=3, unique=True),
+    seeds=st.lists(st.integers(0, 9), min_size=1, max_size=3, unique=True),
+)
+@settings(max_examples=40, deadline=None)
+def test_every_combination_occurs_once(layers, lrs, seeds):
+    runs = plan(f"grid: {{model.layers: {layers}, train.lr: {lrs}}}\nseeds: {seeds}").runs
+    found = [(run.model.layers, run.train.lr, run.seed) for run in runs]
+    assert sorted(found) == sorted(itertools.product(layers, lrs, seeds))
+    assert len({run.run_id for run in runs}) == len(runs)
+
+
+def test_every_ablation_of_the_project_has_a_plan(request):
+    paths = sorted((request.config.rootpath / "ablations").glob("*.yaml"))
+    assert paths
+    for path in paths:
+        assert expand(load_ablation(path)).runs, path
+
+
+@given(
+    position=st.lists(st.sampled_from(["cope", "rope", "absolute"]), max_size=2, unique=True),
+    lr=st.sampled_from([1e-3, 2e-3]),
+    steps=st.integers(20, 22),
+    every=st.sampled_from([10, 100]),
+    seed=st.sampled_from([0, 1, 2**31 - 1]),
+)
+@settings(max_examples=40, deadline=None)
+def test_runs_of_a_plan_are_those_that_are_validated_alone(position, lr, steps, every, seed):
+    text = f"grid: {{model.position: [[cope], {position}], train.lr: [{lr}, 5e-3], train.steps: [{steps}], evaluate.every: [{every}]}}\nseeds: [7, {seed}]\n"
+    for run in plan(text).runs:
+        alone = RunSpec.model_validate_json(run.model_dump_json())
+        assert (alone, alone.run_id) == (run, run.run_id)
+        assert alone.identity == run.identity
+        canonical = json.dumps(run.identity, sort_keys=True, separators=(",", ":"))
+        assert hashlib.sha256(canonical.encode()).hexdigest()[:16] == run.run_id
+
+
+def test_values_of_a_condition_are_shared_too():
+    text = "grid: {train.lr: [1e-3, 2e-3, 3e-3]}\nwhen: [{if: {train.lr: [1e-3, 2e-3]}, set: {model.layers: 2}, grid: {model.position: [[cope], []]}}]"
+    runs = plan(text).runs
+    assert len(runs) == 5
+    assert len({id(run.model) for run in runs}) == 3
+    assert len({id(run.train) for run in runs}) == 3
+
+
+@pytest.mark.parametrize("where", ["grid: {AXES}", "when: [{if: {}, grid: {AXES}}]"])
+def test_more_points_than_can_be_meant_are_refused(where, monkeypatch):
+    monkeypatch.setattr(points, "MAX_POINTS", 1000)
+    values = list(range(1, 101))
+    keys = ("train.steps", "train.batch", "model.layers", "model.dim", "model.heads")
+    axes = ", ".join(f"{key}: {values}" for key in keys)
+    with pytest.raises(SpecError, match="grid: the combinations of the values are more than 1,000 points"):
+        plan(where.replace("AXES", axes))
+
+
+def test_rows_share_what_they_have_in_common():
+    text = "grid: {model.position: [[cope], [rope]], train.lr: [1e-3, 2e-3, 3e-3]}\nseeds: [0, 1]\n"
+    runs = plan(text).runs
+    assert len({id(run.model) for run in runs}) == 2
+    assert len({id(run.train) for run in runs}) == 3
+    assert len({id(run.task) for run in runs}) == 1
+
+
+@pytest.mark.slow
+def test_a_plan_of_100_000_runs():
+    """A bound on CPU time far above what it takes (2 s), so that a quadratic step is noticed."""
+    lrs = [round(1e-5 * (1 + index), 8) for index in range(5000)]
+    text = f"grid: {{model.position: [[cope], [rope], [absolute], []], train.lr: {lrs}}}\nseeds: [0, 1, 2, 3, 4]\n"
+    loaded = validate(parse_source(BASE + text, "t"), "t")
+    started_s = time.process_time()
+    whole = expand(loaded)
+    rows = {run.run_id: whole.row_name(run.run_id) for run in whole.runs}
+    assert time.process_time() - started_s < 20
+    assert len(rows) == 100_000
+    assert len(set(rows.values())) == 20_000
+
+
+VARIANTS = """
+base: {task: {kind: code, tokens: 64}, evaluate: {contexts: [64, 128]}}
+grid: {model.position: {Relative: [relative], CoPE: [cope]}}
+when: [{if: {model.position: Relative}, set: {evaluate.variants: {capped: {relative.far: last}}}}]
+"""
+
+
+def test_a_variant_of_some_rows_can_be_a_column():
+    """Cells of the rows without it stay empty; a name that no row has is refused."""
+    text = f'title: T\n{VARIANTS}metrics: [{{name: "%s"}}]'
+    relative, cope = expand(validate(parse_source(text % "capped/test/perplexity@128", "t"), "t")).rows
+    assert relative.runs[0].variant_metrics
+    assert not cope.runs[0].variant_metrics
+    with pytest.raises(SpecError, match=r"no metric 'caped/test/perplexity'.* did you mean"):
+        expand(validate(parse_source(text % "caped/test/perplexity", "t"), "t"))
+    schedule = "\nschedule: {kind: asha, metric: capped/test/perplexity}"
+    with pytest.raises(SpecError, match="is not measured before the last step|has no metric"):
+        expand(validate(parse_source(text % "capped/test/perplexity" + schedule, "t"), "t"))
+
+
+@pytest.mark.parametrize(
+    ("more", "accepted"),
+    [("seeds: [0, 1]\ngrid: {model.dim: [8, 16]}\n", 4), ("search: {kind: optuna, samples: 9, space: {train.lr: {uniform: [0.1, 1]}}}\n", 9),
+     ("search: {kind: random, samples: 9, space: {train.lr: {uniform: [0.1, 1]}}}\n", 9)],
+)  # fmt: skip
+def test_the_number_of_runs_is_limited(tmp_path, more, accepted):
+    base = "title: x\nbase: {task: counting}\nmetrics: [{name: train/loss}]\n"
+    (tmp_path / "many.yaml").write_text(base + more)
+    loaded = load_ablation(tmp_path / "many.yaml")
+    expand(loaded, max_runs=accepted)
+    with pytest.raises(SpecError, match=f"{accepted} runs are more than {accepted - 1}"):
+        expand(loaded, max_runs=accepted - 1)

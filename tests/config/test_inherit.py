@@ -1,0 +1,180 @@
+"""`inherit`: what a file takes from another, and what is refused."""
+
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from cope_sweep.config import SpecError, expand, load_ablation, with_overrides
+from cope_sweep.config.ablation import validate
+from cope_sweep.config.source import parse_source
+from tests.config.ablations import TEXT
+
+FIGURE = "figures: [{kind: curves, metrics: [in_dist/token_error]}]\n"
+
+
+@pytest.fixture
+def load(tmp_path):
+    """Writes ablation files and loads the first of them."""
+
+    def write_and_load(**texts):
+        for name, text in {"parent": TEXT + FIGURE, **texts}.items():
+            (tmp_path / f"{name}.yaml").write_text(textwrap.dedent(text))
+        return load_ablation(tmp_path / f"{next(iter(texts))}.yaml")
+
+    return write_and_load
+
+
+def error_of(load, **texts):
+    with pytest.raises(SpecError) as caught:
+        expand(load(**texts))
+    return str(caught.value)
+
+
+def test_everything_but_the_description_is_inherited(load):
+    child = load(child="title: Mine\ninherit: parent\n")
+    parent = load(parent=TEXT + FIGURE)
+    assert child.content == parent.content.model_copy(update={"title": "Mine", "inherit": "parent", "figures": []})
+    assert (child.name, [path.name for path in child.source.parents]) == ("child", ["parent.yaml"])
+
+
+def test_runs_of_both_files_are_the_same_runs(load):
+    """So they are trained once: a run is found by its id."""
+    child = load(child="title: Mine\ninherit: parent\ngrid: {train.lr: [2e-3, 4e-3]}\nseeds: [1, 2]\n")
+    parent = expand(load(parent=TEXT))
+    common = {run.run_id for run in expand(child).runs} & {run.run_id for run in parent.runs}
+    assert common == {run.run_id for run in parent.runs if run.train.lr == 2e-3 and run.seed == 1}
+    assert len(common) == 2
+    wide = {run.run_id for run in expand(with_overrides(child, scale="wide")).runs}
+    assert wide == {run.run_id for run in expand(with_overrides(load(parent=TEXT), scale="wide")).runs}
+
+
+def test_mappings_merge_by_key_and_the_rest_is_replaced(load):
+    content = load(
+        child="""\
+            title: Mine
+            inherit: parent
+            base: {model: {dim: 16}, train: {clip: null}}
+            grid: {model.position: {none: []}, model.layers: [1, 2]}
+            metrics: [{name: sparse/token_error}]
+            scales:
+              wide: {set: {train.batch: 8}}
+              tiny: {set: {train.steps: 1}}
+        """
+    ).content
+    assert content.base["model"] == {"dim": 16, "heads": 2, "layers": 1}
+    assert content.base["train"] == {"steps": 6, "clip": None}
+    assert content.grid == {"model.position": {"none": []}, "train.lr": [1e-3, 2e-3], "model.layers": [1, 2]}
+    assert [metric.name for metric in content.metrics] == ["sparse/token_error"]
+    assert content.scales["wide"].set == {"model.dim": 32, "train.batch": 8}
+    assert content.scales["wide"].seeds == [5]
+    assert content.scales["tiny"].set == {"train.steps": 1}
+
+
+def test_a_mapping_of_another_kind_is_replaced(load):
+    content = load(child="title: T\ninherit: parent\nbase: {task: {kind: flip_flop, pairs: 4}}\n").content
+    assert content.base["task"] == {"kind": "flip_flop", "pairs": 4}
+    content = load(child="title: T\ninherit: parent\nbase: {task: {kind: selective_copy, blanks: 3}}\n").content
+    assert content.base["task"] == {
+        "kind": "selective_copy", "tokens": 2, "blanks": 3, "dense_blanks": 1, "sparse_blanks": 4,
+    }  # fmt: skip
+
+
+def test_null_removes_an_axis_or_a_scale(load):
+    content = load(child="title: T\ninherit: parent\ngrid: {train.lr: null}\nscales: {wide: null}\n").content
+    assert list(content.grid) == ["model.position"]
+    assert content.scales == {}
+    content = load(child="title: T\ninherit: parent\nscales: {wide: {grid: {train.lr: null}}}\n").content
+    assert content.scales["wide"].grid == {}
+
+
+def test_a_chain(load):
+    child = load(
+        child="title: C\ninherit: middle\nseeds: [7]\n",
+        middle="title: M\ninherit: parent\nbase: {model: {dim: 16}}\nseeds: [8]\n",
+    )
+    assert (child.content.base["model"]["dim"], child.content.seeds) == (16, [7])
+    assert [path.name for path in child.source.parents] == ["middle.yaml", "parent.yaml"]
+
+
+def test_an_inherited_error_names_both_files(load, tmp_path):
+    message = error_of(
+        load, child="title: C\ninherit: middle\n", middle="title: M\ninherit: parent\nbase: {model: {dims: 16}}\n"
+    )
+    middle, child = tmp_path / "middle.yaml", tmp_path / "child.yaml"
+    assert message.startswith(f"{middle}:3 (inherited by {child}:2): base.model.dims: unknown key 'dims'; did you mean")
+
+
+def test_an_error_of_the_merged_file_names_the_line_that_was_written(load, tmp_path):
+    """The value of the child is not valid with the rest, which is inherited."""
+    message = error_of(load, child="title: C\ninherit: parent\nbase:\n  model:\n    heads: 3\n")
+    assert message.startswith(f"{tmp_path / 'child.yaml'}:4: base.model: model.heads = 3 does not divide model.dim = 8")
+
+
+def test_the_line_of_a_replaced_key_is_that_of_the_child(load, tmp_path):
+    child = load(child="title: C\ninherit: parent\nseeds: [1]\n")
+    assert child.source.location(("seeds", 0)) == f"{tmp_path / 'child.yaml'}:3"
+    assert child.source.location(("seeds", 1)) == f"{tmp_path / 'child.yaml'}:3"
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("parents", "no file {folder}/parents.yaml; did you mean 'parent'? accepted: child, parent"),
+        ("../parent", "'../parent' is not the name of an ablation"),
+        ("/etc/passwd", "'/etc/passwd' is not the name of an ablation"),
+        ("parent.yaml", "'parent.yaml' is not the name of an ablation"),
+        ("''", "'' is not the name of an ablation"),
+        ("[parent]", "['parent'] is not the name of an ablation"),
+        ("child", "files inherit from one another: child → child"),
+    ],
+)
+def test_other_names_are_refused(load, tmp_path, value, message):
+    found = error_of(load, child=f"title: C\ninherit: {value}\n")
+    assert found.startswith(f"{tmp_path / 'child.yaml'}:2: inherit: {message.format(folder=tmp_path)}")
+
+
+def test_a_circle_is_refused(load, tmp_path):
+    message = error_of(load, a="title: A\ninherit: b\n", b="title: B\ninherit: c\n", c="title: C\ninherit: a\n")
+    assert message == (
+        f"{tmp_path / 'c.yaml'}:2: inherit: files inherit from one another: a → b → c → a; remove one `inherit`"
+    )
+
+
+def test_a_faulty_parent_is_named_with_its_heir(load, tmp_path):
+    message = error_of(load, child="title: C\ninherit: broken\n", broken="title: [\n")
+    assert message.startswith(f"{tmp_path / 'broken.yaml'}:")
+    assert message.endswith(f"(inherited by {tmp_path / 'child.yaml'}:2)")
+
+
+def test_a_text_without_folder_reads_no_file():
+    source = parse_source("title: C\ninherit: parent\n", "request")
+    with pytest.raises(SpecError, match="request:2: inherit: 'parent' cannot be read, because this text belongs to no"):
+        validate(source, "sent")
+
+
+def test_a_text_inherits_from_the_folder_that_it_is_given(tmp_path):
+    (tmp_path / "parent.yaml").write_text(TEXT)
+    sent = validate(parse_source("title: C\ninherit: parent\n", "request"), "sent", folder=tmp_path)
+    assert len(expand(sent).runs) == 8
+
+
+def test_plugins_are_inherited_and_can_be_refused(load, tmp_path):
+    text = TEXT.replace("seeds: [0, 1]", "plugins: [no_such_plugin]")
+    (tmp_path / "parent.yaml").write_text(text)
+    (tmp_path / "child.yaml").write_text("title: C\ninherit: parent\n")
+    with pytest.raises(SpecError, match=r"parent\.yaml:9 \(inherited by .*child\.yaml:2\): plugins.* are not allowed"):
+        load_ablation(tmp_path / "child.yaml", allow_plugins=False)
+
+
+def test_overrides_apply_after_inheritance(load):
+    child = load(child="title: C\ninherit: parent\n")
+    plan = expand(with_overrides(child, scale="wide", assignments=["model.dim=16"]))
+    assert {(run.model.dim, run.seed) for run in plan.runs} == {(16, 5)}
+    assert plan.ablation.source.parents == child.source.parents
+
+
+def test_a_relative_path_is_found_from_its_folder(load, tmp_path, monkeypatch):
+    load(child="title: C\ninherit: parent\n")
+    monkeypatch.chdir(tmp_path)
+    assert load_ablation(Path("child.yaml")).content.seeds == [0, 1]

@@ -1,0 +1,143 @@
+import textwrap
+
+import pytest
+
+from cope_sweep.config import expand, with_overrides
+from tests.config.ablations import TEXT, error_of, load
+
+
+@pytest.mark.parametrize(
+    ("assignment", "message"),
+    [
+        ("model.dimm=3", "--set model.dimm=3: base.model.dimm: unknown key 'dimm'; did you mean 'dim'?"),
+        ("model.dim=wide", '--set model.dim=wide: base.model.dim: "wide" is not a whole number'),
+        ("modl.dim=3", "no key 'modl.dim'; it starts with one of task, model, train, evaluate, seeds, metrics, search, schedule, resources"),
+        ("model.dim", "--set model.dim: expected key=value"),
+        ("seeds=[]", "--set seeds=[]: seeds"),
+        ("seed=3", "no key 'seed'"),
+        ("plugins=[os]", "no key 'plugins'"),
+        ("model.dim=[", "--set model.dim=[: not valid YAML"),
+        ("resources.cpu=1", "--set resources.cpu=1: resources.cpu: unknown key 'cpu'; did you mean 'cpus'?"),
+        ("metrics=[{name: in_dist/los}]", "--set metrics=[{name: in_dist/los}]: metrics[0].name: the task selective_copy has no metric"),
+    ],
+)  # fmt: skip
+def test_errors_name_the_option(assignment, message):
+    prefix = "--set model.dim=[:1" if assignment == "model.dim=[" else ""
+    assert (prefix or message) in error_of(TEXT, assignments=[assignment])
+
+
+def test_assignments_replace_base_and_axes():
+    plan = expand(with_overrides(load(), assignments=["model.dim=16", "train.lr=1e-2", "seeds=[3]"]))
+    assert [run.model.dim for run in plan.runs] == [16, 16]
+    assert {run.train.lr for run in plan.runs} == {0.01}
+    assert {run.seed for run in plan.runs} == {3}
+    assert [row.name for row in plan.rows] == ["CoPE", "none"]
+
+
+def test_an_assignment_removes_a_key_from_zipped_axes():
+    text = TEXT + "zip: [{model.layers: [1, 2]}, {model.dim: [8, 16], model.heads: [2, 4]}]\n"
+    plan = expand(with_overrides(load(text), assignments=["model.layers=3", "model.dim=32"]))
+    assert {(run.model.layers, run.model.dim, run.model.heads) for run in plan.runs} == {(3, 32, 2), (3, 32, 4)}
+
+
+def test_resources_are_assigned_key_by_key():
+    text = TEXT + "resources: {cpus: 2, workers: 3}\n"
+    resources = with_overrides(load(text), assignments=["resources.cpus=4"]).content.resources
+    assert (resources.cpus, resources.workers) == (4, 3)
+
+
+def test_scales():
+    plan = expand(with_overrides(load(), scale="wide"))
+    assert {(run.model.dim, run.seed, run.train.lr) for run in plan.runs} == {(32, 5, 5e-3)}
+    assert "unknown scale 'huge'; it has wide" in error_of(TEXT, scale="huge")
+    assert "this ablation has one size" in error_of(TEXT[: TEXT.index("scales")], scale="huge")
+
+
+def test_a_scale_replaces_exclusions_and_published_numbers():
+    text = TEXT + (
+        "  same: {seeds: [0]}\n"
+        "  other: {exclude: [], published: []}\n"
+        "  third:\n"
+        "    exclude: [{model.position: CoPE}]\n"
+        "    published: [{match: {model.position: none}, values: {in_dist/token_error: 7.0}}]\n"
+        "exclude: [{model.position: none}]\n"
+        "published: [{match: {model.position: CoPE}, values: {in_dist/token_error: 3.0}}]\n"
+    )
+
+    def rows(scale):
+        found = expand(with_overrides(load(text), scale=scale)).rows
+        return [(row.name, row.published and row.published.values["in_dist/token_error"]) for row in found]
+
+    assert rows(None) == rows("same") == [("CoPE · 0.001", 3.0), ("CoPE · 0.002", 3.0)]
+    everything = ["CoPE · 0.001", "CoPE · 0.002", "none · 0.001", "none · 0.002"]
+    assert rows("other") == [(name, None) for name in everything]
+    assert rows("third") == [("none · 0.001", 7.0), ("none · 0.002", 7.0)]
+
+
+def test_assignments_win_over_the_scale():
+    plan = expand(with_overrides(load(), scale="wide", assignments=["model.dim=16", "seeds=[7]"]))
+    assert {(run.model.dim, run.seed, run.train.lr) for run in plan.runs} == {(16, 7, 5e-3)}
+
+
+def test_a_scale_may_have_columns_of_its_own():
+    text = TEXT.replace("wide: {", "wide: {metrics: [{name: dense/loss}], ")
+    assert text != TEXT
+    content = with_overrides(load(text), scale="wide").content
+    assert [metric.name for metric in content.metrics] == ["dense/loss"]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        ("grid: {train.lr: [5e-3]}", "grid: {train.lr: [5e-3, -1.0]}", "test.yaml:12: train.lr: -1.0: input should be greater than 0"),
+        ("model.dim: 32", "model.dimm: 32", "test.yaml:12: base.model.dimm: unknown key 'dimm'"),
+        ("wide: {", "wide: {metrics: [{name: dense/los}], ", "test.yaml:12: metrics[0].name: the task selective_copy has no metric 'dense/los'"),
+    ],
+)  # fmt: skip
+def test_errors_in_a_scale_name_its_line(before, after, message):
+    assert message in error_of(TEXT.replace(before, after), scale="wide")
+
+
+CONDITIONS = TEXT.replace("train.lr: [1e-3, 2e-3]", "train.lr: {slow: 1e-3, fast: 2e-3}") + textwrap.dedent("""\
+    published:
+      - {match: {train.lr: slow, model.position: CoPE}, values: {in_dist/token_error: 1.0}}
+      - {match: {train.lr: fast, model.position: CoPE}, values: {in_dist/token_error: 2.0}}
+    exclude: [{train.lr: fast, model.position: none}]
+    when: [{if: {train.lr: [slow, fast]}, set: {train.steps: 7}}, {if: {train.lr: slow}, set: {train.batch: 3}}]
+    """)
+
+
+@pytest.mark.parametrize(
+    ("lr", "rows", "published", "steps", "batch"),
+    [("2e-3", ["CoPE"], [2.0], 7, 64), ("1e-3", ["CoPE", "none"], [1.0], 7, 3), ("5e-3", ["CoPE", "none"], [], 6, 64)],
+)
+def test_conditions_on_an_axis_apply_where_its_key_is_assigned(lr, rows, published, steps, batch):
+    plan = expand(with_overrides(load(CONDITIONS), assignments=[f"train.lr={lr}"]))
+    assert [row.labels["model.position"] for row in plan.rows] == rows
+    assert [each for row in plan.rows if row.published for each in row.published.values.values()] == published
+    assert {(run.train.steps, run.train.batch) for run in plan.runs} == {(steps, batch)}
+
+
+def test_errors_about_later_conditions_keep_their_line():
+    text = CONDITIONS + "  - {if: {model.positoin: CoPE}, set: {train.batch: 5}}\n"
+    text = text.replace(
+        "when: [{if: {train.lr: [slow, fast]}, set: {train.steps: 7}}, {if: {train.lr: slow}, set: {train.batch: 3}}]",
+        "when:\n  - {if: {train.lr: slow}, set: {train.batch: 3}}",
+    )
+    line = 1 + text[: text.index("model.positoin")].count("\n")
+    message = error_of(text, assignments=["train.lr=2e-3"])
+    assert message.startswith(f"test.yaml:{line}: when[0].if.model.positoin: no axis is called 'model.positoin'")
+
+
+def test_the_loaded_ablation_is_left_alone():
+    loaded = load(CONDITIONS)
+    before = loaded.content.model_dump()
+    with_overrides(loaded, scale="wide", assignments=["model.heads=4", "train.lr=2e-3", "resources.cpus=3"])
+    assert loaded.content.model_dump() == before
+    assert loaded.content == load(CONDITIONS).content
+    assert loaded.source == load(CONDITIONS).source
+
+
+def test_without_overrides_nothing_changes():
+    loaded = load()
+    assert with_overrides(loaded) == loaded

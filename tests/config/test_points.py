@@ -1,0 +1,227 @@
+"""Random searches, and searches whose rows are suggested one after another."""
+
+import pytest
+
+from cope_sweep.config import SpecError, expand, plan_of_draws, with_overrides
+from cope_sweep.config.points import dimensions_of
+from tests.config.ablations import TEXT, error_of, load
+
+SINGLE = TEXT.replace("[1e-3, 2e-3]", "[1e-3]").replace("  train.lr: [1e-3]\n", "")
+LINE = 1 + SINGLE.count("\n")
+SPACE = "space: {train.lr: {log_uniform: [1e-4, 1e-2]}, train.warmup: {int_uniform: [0, 6]}}"
+RANDOM = f"{SINGLE}search: {{kind: random, samples: 5, seed: 3, {SPACE}}}\n"
+OPTUNA = f"{SINGLE.replace('[0, 1]', '[0]')}search: {{kind: optuna, samples: 8, {SPACE}}}\n"
+
+
+def draws_of(text, **overrides):
+    """Position → the labels of the draws, in order."""
+    found = {}
+    for row in expand(with_overrides(load(text), **overrides)).rows:
+        found.setdefault(row.labels["model.position"], []).append((row.labels["train.lr"], row.labels["train.warmup"]))
+    return found
+
+
+def test_every_point_of_the_grid_has_the_same_draws():
+    plan, draws = expand(load(RANDOM)), draws_of(RANDOM)
+    assert len(plan.rows) == 2 * 5
+    assert len(plan.runs) == 2 * 5 * 2
+    assert draws["CoPE"] == draws["none"]
+    assert len(set(draws["CoPE"])) == 5
+    assert {run.seed for run in plan.runs} == {0, 1}
+
+
+def test_draws_are_reproducible():
+    """These draws exist in stores: the same file must name the same runs tomorrow."""
+    assert draws_of(RANDOM)["CoPE"] == GOLDEN
+    assert draws_of(RANDOM, assignments=["search.seed=4"])["CoPE"] != GOLDEN
+
+
+GOLDEN = [("0.002894", "4"), ("0.001155", "0"), ("0.002209", "6"), ("0.00215", "6"), ("0.003719", "2")]
+
+
+def test_more_samples_keep_the_earlier_draws():
+    assert draws_of(RANDOM, assignments=["search.samples=9"])["CoPE"][:5] == GOLDEN
+
+
+def test_another_key_in_the_space_changes_no_draw_of_the_others():
+    more = RANDOM.replace("space: {", "space: {train.clip: {uniform: [0.1, 1.0]}, ")
+    assert draws_of(more)["CoPE"] == GOLDEN
+
+
+def test_rows_are_named_after_the_drawn_values():
+    first = expand(load(RANDOM)).rows[0]
+    lr, warmup = GOLDEN[0]
+    assert first.name == f"CoPE · {lr} · {warmup}"
+    assert first.runs[0].train.lr == float(lr)
+    assert first.runs[0].train.warmup == int(warmup)
+
+
+def test_equal_draws_are_one_row():
+    text = SINGLE + "search: {kind: random, samples: 50, space: {model.layers: {choice: [1, 2]}}}\n"
+    assert [row.name for row in expand(load(text)).rows] in (
+        ["CoPE · 1", "CoPE · 2", "none · 1", "none · 2"],
+        ["CoPE · 2", "CoPE · 1", "none · 2", "none · 1"],
+    )
+
+
+def test_conditions_apply_to_drawn_values():
+    text = (
+        SINGLE + "search: {kind: random, samples: 50, space: {model.layers: {choice: [1, 2, 3]}}}\n"
+        "exclude: [{model.position: CoPE, model.layers: 3}]\nwhen: [{if: {model.layers: 2}, set: {train.lr: 5e-3}}]\n"
+    )
+    rows = expand(load(text)).rows
+    assert {row.name for row in rows} == {"CoPE · 1", "CoPE · 2 · 0.005", "none · 1", "none · 2 · 0.005", "none · 3"}
+
+
+@pytest.mark.parametrize(
+    ("search", "message"),
+    [
+        ("{kind: random, samples: 3}", "search: the key 'space' is missing"),
+        (f"{{kind: random, {SPACE}}}", "search: the key 'samples' is missing"),
+        ("{kind: random, samples: 3, space: {}}", "search.space: {}: dictionary should have at least 1 item"),
+        (f"{{kind: random, samples: 0, {SPACE}}}", "search.samples: 0: input should be greater"),
+        ("{kind: rnd, samples: 3}", "search: unknown kind 'rnd'; did you mean 'random'?"),
+        ("{kind: random, samples: 3, space: {train.lr: {loguniform: [1e-4, 1e-2]}}}", "search.space.train.lr.loguniform: unknown key 'loguniform'; did you mean 'log_uniform'?"),
+        ("{kind: random, samples: 3, space: {train.lr: {log_uniform: [0, 1]}}}", "search.space.train.lr: log_uniform: the lower bound 0.0 must be greater than 0"),
+        ("{kind: random, samples: 3, space: {train.lr: [1e-4, 1e-2]}}", "search.space.train.lr: [0.0001, 0.01] is not a mapping"),
+        ("{kind: random, samples: 3, space: {model.dim: {uniform: [8, 16]}}}", "is not a whole number"),
+        ("{kind: random, samples: 3, space: {train.lr: {uniform: [-2, -1]}}}", "train.lr: -1."),
+        ("{kind: random, samples: 3, space: {train.lrr: {uniform: [1, 2]}}}", "train.lrr: unknown key 'lrr'; did you mean 'lr'?"),
+        ("{kind: random, samples: 3, space: {model.position: {choice: [[cope]]}}}", "search.space.model.position: 'model.position' is an axis of the grid, too"),
+        ("{kind: random, samples: 3, space: {seed: {int_uniform: [1, 2]}}}", "search.space.seed: seeds are not part of a row"),
+        ("{kind: optuna, samples: 3, space: {train.lr: {uniform: [1, 2]}}}", "seeds: the search optuna trains each point once, but there are 2 seeds; write `seeds: [0]`"),
+    ],
+)  # fmt: skip
+def test_errors_name_line_key_and_remedy(search, message):
+    found = error_of(SINGLE + f"search: {search}\n")
+    assert message in found
+    assert found.startswith(f"test.yaml:{8 if 'seeds:' in message else LINE}: ")
+
+
+def test_assignments_fix_drawn_keys():
+    fixed = expand(with_overrides(load(RANDOM), assignments=["train.lr=3e-3"]))
+    assert {run.train.lr for run in fixed.runs} == {3e-3}
+    assert [row.labels["train.warmup"] for row in fixed.rows] == 2 * list(dict.fromkeys(warmup for _, warmup in GOLDEN))
+    all_fixed = expand(with_overrides(load(RANDOM), assignments=["train.lr=3e-3", "train.warmup=1"]))
+    assert [row.name for row in all_fixed.rows] == ["CoPE", "none"]
+
+
+def test_distributions_and_kinds_can_be_assigned():
+    names = draws_of(RANDOM, assignments=["search.space.train.lr={choice: [5e-3]}"])["none"]
+    assert [lr for lr, _ in names] == ["0.005"] * len(names)
+    grid = expand(with_overrides(load(RANDOM), assignments=["search.kind=grid"]))
+    assert [row.name for row in grid.rows] == ["CoPE", "none"]
+    optuna = expand(with_overrides(load(RANDOM), assignments=["search.kind=optuna", "seeds=[0]"]))
+    assert (optuna.search.samples, optuna.search.seed, len(optuna.search.space)) == (5, 3, 2)
+
+
+def test_a_scale_may_have_a_search_of_its_own():
+    text = RANDOM.replace(
+        "wide: {", "wide: {search: {kind: random, samples: 2, space: {train.clip: {uniform: [0.1, 1]}}}, "
+    )
+    text = text.replace(", grid: {train.lr: [5e-3]}", "")
+    assert len(expand(with_overrides(load(text), scale="wide")).rows) == 4
+
+
+# -- suggestions --
+
+
+def test_a_search_by_suggestions_has_no_rows_before():
+    plan = expand(load(OPTUNA))
+    assert (plan.rows, plan.runs, plan.open_samples) == ((), (), 8)
+    assert (plan.search.metric, plan.search.goal) == ("in_dist/token_error", "min")
+    assert plan.axes == {"model.position": "position", "train.lr": "lr", "train.warmup": "warmup"}
+    assert [row.name for row in plan.examples] == ["CoPE · 0.0001 · 0", "none · 0.01 · 6"]
+    assert (expand(load(RANDOM)).search, expand(load(RANDOM)).examples) == (None, ())
+
+
+def test_axes_and_space_are_dimensions():
+    text = OPTUNA.replace("grid:", "zip: [{model.layers: [1, 2], train.steps: [6, 12]}]\ngrid:", 1)
+    dimensions = dimensions_of(load(text))
+    assert [dimension.name for dimension in dimensions] == [
+        "model.position", "model.layers+train.steps", "train.lr", "train.warmup",
+    ]  # fmt: skip
+    assert [dimension.labels for dimension in dimensions] == [("CoPE", "none"), ("1 · 6", "2 · 12"), (), ()]
+
+
+DRAWS = [
+    {"model.position": "none", "train.lr": "0.0003", "train.warmup": "2"},
+    {"model.position": "CoPE", "train.lr": "0.001", "train.warmup": "0"},
+]
+
+
+def test_the_plan_of_draws_has_their_rows_in_order():
+    plan = plan_of_draws(load(OPTUNA), [*DRAWS, DRAWS[0]])
+    assert [row.name for row in plan.rows] == ["none · 0.0003 · 2", "CoPE · 0.001 · 0"]
+    assert [(run.train.lr, run.train.warmup, len(run.model.position)) for run in plan.runs] == [
+        (3e-4, 2, 0),
+        (1e-3, 0, 1),
+    ]
+    assert plan.open_samples == 6
+    assert plan.axes == {"model.position": "position", "train.lr": "lr", "train.warmup": "warmup"}
+
+
+def test_a_draw_is_the_labels_of_its_row():
+    text = OPTUNA + "when: [{if: {model.position: CoPE}, set: {train.batch: 32}}]\n"
+    plan = plan_of_draws(load(text), DRAWS)
+    assert plan.rows[1].labels == {**DRAWS[1], "train.batch": "32"}
+    assert plan_of_draws(load(text), [row.labels for row in plan.rows]).rows == plan.rows
+
+
+def test_a_suggested_run_is_the_run_of_a_grid():
+    suggested = plan_of_draws(load(OPTUNA), DRAWS).runs[1]
+    grid = expand(with_overrides(load(SINGLE), assignments=["train.lr=1e-3", "train.warmup=0"]))
+    assert suggested.run_id in {run.run_id for run in grid.runs}
+
+
+@pytest.mark.parametrize(
+    ("draw", "message"),
+    [
+        ({"model.position": "RoPE"}, "a draw does not fit the search: model.position has no value 'RoPE'"),
+        ({"train.lr": "0.5"}, r"0.5 is no number in \[0.0001, 0.01\]"),
+        ({"train.lr": None}, "train.lr has no value"),
+    ],
+)
+def test_draws_of_another_search_are_refused(draw, message):
+    with pytest.raises(SpecError, match=message):
+        plan_of_draws(load(OPTUNA), [DRAWS[0] | draw])
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        ("int_uniform: [0, 6]", "int_uniform: [0, 7]", "train.warmup = 7 is more than train.steps = 6"),
+        ("none: []", "none: [ropey]", "unknown kind 'ropey'; did you mean 'rope'?"),
+        ("{log_uniform: [1e-4, 1e-2]}", "{uniform: [0, 1]}", "train.lr: 0.0: input should be greater than 0"),
+        ("samples: 8", "samples: 8, metric: in_dist/los", "search.metric: the task selective_copy has no metric 'in_dist/los'; did you mean 'in_dist/loss'?"),
+        ("samples: 8", "samples: 8, metric: in_dist/loss", "'in_dist/loss' is no column of the table, so its goal is not known"),
+        ("samples: 8", "samples: 8, goal: max", "search.goal: max contradicts"),
+        ("seeds: [0]", "include: [{model.dim: 16}]", "include: the search optuna suggests points itself, so `include` has no effect"),
+        ("seeds: [0]", "exclude: [{model.position: CoPE}]", "exclude: the search optuna suggests points itself"),
+        ("seeds: [0]", "when: [{if: {model.position: CoPE}, grid: {train.batch: [8, 16]}}]", "when[0].grid: the search optuna has no conditional axes; remove it, or use `search: random`"),
+        ("seeds: [0]", "when: [{if: {model.position: CoPE}, set: {train.lr: 1e-3}}]", "when[0].set.train.lr: the search optuna varies 'train.lr', so it cannot be fixed"),
+        ("seeds: [0]", "when: [{if: {model.positn: CoPE}, set: {train.batch: 8}}]", "when[0].if.model.positn: no axis is called 'model.positn'"),
+        ("{CoPE: [cope], none: []}", "[[cope], cope]", "grid.model.position: the search optuna needs a different label"),
+    ],
+)  # fmt: skip
+def test_impossible_searches_are_refused_before_anything_is_suggested(before, after, message):
+    assert before in OPTUNA
+    assert message in error_of(OPTUNA.replace(before, after))
+
+
+def test_a_search_needs_a_dimension():
+    text = OPTUNA[: OPTUNA.index("grid:")] + OPTUNA[OPTUNA.index("seeds:") :]
+    assert "search: the search optuna has nothing to vary" in error_of(text.replace(SPACE, "space: {}"))
+
+
+def test_the_objective_may_be_a_metric_of_the_last_evaluation():
+    text = (
+        "title: T\nbase:\n  task: {kind: code, tokens: 64}\n  evaluate: {contexts: [64, 128], every: 10}\n"
+        'metrics: [{name: "test/perplexity@128"}]\nsearch: {kind: optuna, samples: 3, space: {train.lr: {log_uniform: [1e-4, 1e-2]}}}\n'
+    )
+    assert expand(load(text)).search.metric == "test/perplexity@128"
+
+
+def test_the_schedule_of_a_search_is_known_before_its_rows():
+    text = OPTUNA.replace("{steps: 6}", "{steps: 60}\n  evaluate: {every: 5}") + "schedule: asha\n"
+    assert expand(load(text)).schedule.grace == 6

@@ -1,0 +1,197 @@
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from cope_sweep.config import RunSpec
+from cope_sweep.families import FAMILIES
+from cope_sweep.optim import OPTIMIZERS, SCHEDULES
+from cope_sweep.positions import ENCODINGS, CoPE, Relative
+from cope_sweep.tasks import SelectiveCopy
+from tests.tiny import tiny_run
+
+
+def test_golden_ids():
+    """These ids exist in stores. If one changes: give the new field the old behaviour as its default."""
+    assert tiny_run().run_id == "b47662f63f2dfe6f"
+    assert tiny_run(seed=1).run_id == "951f3503878e2f29"
+    assert tiny_run(**{"model.position": ["cope"]}).run_id == "3a78258c9dae4f92"
+    assert tiny_run(**{"model.position": [{"kind": "cope", "p_max": 16}, "rope"]}).run_id == "f5c56ef40fac9781"
+    assert RunSpec.model_validate_json('{"task": {"kind": "flip_flop"}}').run_id == "1a9e9ee2afeedda1"
+    sizes = {"model.layers": 3, "model.dim": 16, "train.steps": 9}
+    llama = {"model.family": "llama", "model.position": ["cope"], "train.schedule": "linear", "train.warmup": 1}
+    assert tiny_run(**sizes | llama, seed=1).run_id == "c46d2efb45481434"
+    post_norm = {"model.family": "post_norm", "model.position": ["absolute", "rope"], "train.schedule": "cosine"}
+    more = {"train.warmup": 2, "model.ffn_dim": 24}
+    assert tiny_run(**sizes | post_norm | more, seed=2).run_id == "446029765343c08f"
+
+
+def test_the_identity_has_the_values_that_are_not_default():
+    assert RunSpec(task=SelectiveCopy(tokens=8)).identity == {
+        "spec": {"task": {"kind": "selective_copy", "tokens": 8}},
+        "versions": {"selective_copy": 1},
+    }
+
+
+def test_computing_the_id_does_not_change_the_identity():
+    run = tiny_run()
+    before = run.identity
+    assert run.run_id
+    assert run.identity == before
+
+
+def test_a_default_that_is_written_out_changes_nothing():
+    assert tiny_run(**{"model.dropout": 0.0, "train.schedule": "constant"}).run_id == tiny_run().run_id
+    assert tiny_run(**{"model.position": [{"kind": "cope", "p_max": 64}]}) == tiny_run(**{"model.position": ["cope"]})
+
+
+def test_a_data_seed_is_part_of_the_id():
+    assert tiny_run(**{"task.data_seed": None}).run_id == tiny_run().run_id
+    assert tiny_run(**{"task.data_seed": 0}).run_id != tiny_run().run_id
+
+
+VARIANTS = {"capped": {"relative.far": "last"}}
+
+
+def test_variants_have_metrics_of_their_own_and_are_part_of_the_id():
+    relative = {"model.position": ["relative"]}
+    run, nested = (
+        tiny_run(**relative | {"evaluate.variants": variants})
+        for variants in (VARIANTS, {"capped": {"relative": {"far": "last"}}})
+    )
+    assert run == nested
+    assert hash(run) == hash(nested)
+    assert run.run_id == nested.run_id != tiny_run(**relative).run_id
+    assert tiny_run(**relative | {"evaluate.variants": {}}).run_id == tiny_run(**relative).run_id
+    assert run.variant("capped") == (Relative(far="last"),)
+    assert {"capped/in_dist/token_error", "in_dist/token_error"} <= set(run.metrics)
+    assert not [name for name in run.metrics_in_training if "capped" in name]
+    assert RunSpec.model_validate_json(run.model_dump_json()) == run
+
+
+@pytest.mark.parametrize(
+    ("variants", "message"),
+    [
+        ({"capped": {"relative.positions": 3}}, "capped changes the parameters of relative, which are trained once"),
+        ({"capped": {"cope.gate": "values"}}, r"capped\.cope: model.position has relative, and no cope"),
+        ({"capped": {"relative.fra": "last"}}, r"capped\.relative has no field 'fra'"),
+        ({"capped": {"relative.far": "lsat"}}, r"relative\.far\n.*'none' or 'last'"),
+        ({"capped": {"relative": "last"}}, r"variants\.capped\.relative\n.*should be an object"),
+        ({"in_dist": {"relative.far": "last"}}, "has the name of a split of selective_copy"),
+        ({"a/b": {"relative.far": "last"}}, "should match pattern"),
+    ],
+)
+def test_impossible_variants_are_errors(variants, message):
+    with pytest.raises(ValidationError, match=message):
+        tiny_run(**{"model.position": ["relative"], "evaluate.variants": variants})
+
+
+def test_a_raised_version_changes_the_ids_of_its_users_only(monkeypatch):
+    with_cope, without = tiny_run(**{"model.position": ["cope"]}).run_id, tiny_run().run_id
+    monkeypatch.setattr(CoPE, "VERSION", 2)
+    assert tiny_run(**{"model.position": ["cope"]}).run_id != with_cope
+    assert tiny_run().run_id == without
+
+
+def test_the_version_of_dropout_is_part_of_the_ids_of_runs_that_have_it(monkeypatch):
+    """Version 2: masks no longer depend on how a batch is divided. Runs without dropout keep their ids."""
+    run, without = tiny_run(**{"model.dropout": 0.1}), tiny_run().run_id
+    assert run.versions == {"selective_copy": 1, "model.dropout": 2}
+    assert "model.dropout" not in tiny_run(**{"model.dropout": 0.0}).versions
+    assert run.run_id == "bc6b840faa141cfd"
+    monkeypatch.setattr("cope_sweep.config.run.DROPOUT_VERSION", 3)
+    assert tiny_run(**{"model.dropout": 0.1}).run_id != run.run_id
+    assert tiny_run().run_id == without
+
+
+FAMILY, OPTIMIZER, SCHEDULE = "model.family", "train.optimizer", "train.schedule"
+
+
+@pytest.mark.parametrize(
+    ("key", "cls", "name"),
+    [(FAMILY, cls, f"family.{kind}") for kind, cls in FAMILIES.items()]
+    + [(OPTIMIZER, cls, f"optimizer.{kind}") for kind, cls in OPTIMIZERS.items()]
+    + [(SCHEDULE, cls, f"schedule.{kind}") for kind, cls in SCHEDULES.items()]
+    + [("model.position", cls, kind) for kind, cls in ENCODINGS.items()],
+)
+def test_every_version_is_part_of_the_identity(monkeypatch, key, cls, name):
+    """Version 1 of families, optimisers and schedules is not listed: ids are older than these versions."""
+    kind = name.rpartition(".")[2]
+    value = [kind] if key == "model.position" else kind
+    others = {key: [] if key == "model.position" else next(k for k in REGISTRIES[key] if k != kind)}
+    used, unused = tiny_run(**{key: value}), tiny_run(**others)
+    before, unused_before = used.run_id, unused.run_id
+    assert used.versions.get(name, 1) == cls.VERSION
+    assert (name in used.versions) == (key == "model.position" or cls.VERSION > 1)
+    monkeypatch.setattr(cls, "VERSION", cls.VERSION + 1)
+    assert tiny_run(**{key: value}).versions[name] == cls.VERSION
+    assert tiny_run(**{key: value}).run_id != before
+    assert tiny_run(**others).run_id == unused_before
+
+
+REGISTRIES = {FAMILY: FAMILIES, OPTIMIZER: OPTIMIZERS, SCHEDULE: SCHEDULES}
+
+
+@given(
+    changes=st.fixed_dictionaries(
+        {
+            "seed": st.integers(0, 3),
+            "model.layers": st.integers(1, 3),
+            "train.lr": st.sampled_from([1e-3, 0.001, 2e-3]),
+            "task.tokens": st.integers(1, 3),
+        }
+    ),
+    others=st.fixed_dictionaries(
+        {
+            "seed": st.integers(0, 3),
+            "model.layers": st.integers(1, 3),
+            "train.lr": st.sampled_from([1e-3, 2e-3]),
+            "task.tokens": st.integers(1, 3),
+        }
+    ),
+)
+@settings(max_examples=80, deadline=None)
+def test_ids_are_equal_exactly_where_specs_are(changes, others):
+    a, b = tiny_run(**changes), tiny_run(**others)
+    assert (a.run_id == b.run_id) == (a == b)
+
+
+def test_execution_is_no_part_of_the_identity():
+    text = json.dumps(tiny_run().identity)
+    assert not any(word in text for word in ("device", "precision", "store", "host", "workers"))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("model.heads", 3, "does not divide model.dim = 8; heads that do: 1, 2, 4"),
+        ("model.context", 3, "shorter than the task's longest sequence, 8 tokens"),
+        ("evaluate.contexts", [64], "slides windows over a text, but selective_copy generates sequences"),
+        ("evaluate", {"contexts": [64, 32, 64]}, "evaluate.contexts has 64 twice"),
+        ("evaluate", {"contexts": [64, 32], "stride": 33}, "stride = 33 leaves out tokens.*32"),
+        ("evaluate", {"contexts": [0]}, "greater than or equal to 1"),
+        ("train.warmup", 99, "more than train.steps = 6"),
+        ("model.layers", 0, "greater than or equal to 1"),
+        ("model.layers", 10_001, "less than or equal to 10000"),
+        ("model.dim", 10**9 + 2, "less than or equal to 1000000000"),
+        ("train.lr", float("inf"), "finite|Input should be"),
+        ("seed", -1, "greater than or equal to 0"),
+        ("model.position", [{"kind": "cope", "p_max": 0}], "greater than or equal to 1"),
+        ("model.position", ["learned"], "does not match any of the expected tags"),
+        ("model.dim", "8", "valid integer"),
+        ("model.family", "gpt3", "does not match any of the expected tags"),
+        ("train.optimizer", "sgd", "does not match any of the expected tags"),
+        ("train.schedule", {"kind": "cosine", "cycles": 2}, "Extra inputs are not permitted"),
+        ("train.steps", 1.5, "valid integer"),
+    ],
+)
+def test_impossible_runs_are_refused(key, value, message):
+    with pytest.raises((ValidationError, ValueError), match=message):
+        tiny_run(**{key: value})
+
+
+def test_runs_are_frozen():
+    with pytest.raises(ValidationError, match="frozen"):
+        tiny_run().seed = 3

@@ -1,0 +1,80 @@
+import json
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from cope_sweep.config import Ablation
+from cope_sweep.config.schema import ablation_schema
+from cope_sweep.config.source import parse_source, read_source
+
+ABLATIONS = Path(__file__).parents[2] / "ablations"
+VALIDATOR = jsonschema.Draft202012Validator(ablation_schema())
+
+
+def test_the_published_schema_is_the_current_one(request):
+    published = json.loads((request.config.rootpath / "ablations" / "schema.json").read_text())
+    assert published == ablation_schema(), "regenerate it: cope-sweep schema > ablations/schema.json"
+
+
+def unlimited(schema, path=()):
+    """The places of integers without an upper limit."""
+    if isinstance(schema, dict):
+        if schema.get("type") == "integer" and not {"maximum", "exclusiveMaximum", "const", "enum"} & schema.keys():
+            yield path
+        for key, value in schema.items():
+            yield from unlimited(value, (*path, key))
+    elif isinstance(schema, list):
+        for each in schema:
+            yield from unlimited(each, path)
+
+
+def test_every_size_has_an_upper_limit():
+    """But the bounds of drawn numbers: a run with a number that is drawn is validated."""
+    assert {path[:4] for path in unlimited(ablation_schema())} == {
+        ("$defs", "Distribution", "properties", name) for name in ("int_uniform", "log_int_uniform")
+    }
+
+
+def test_every_key_is_in_the_schema():
+    schema = ablation_schema()
+    assert set(schema["properties"]) == set(Ablation.model_json_schema()["properties"])
+    assert {"task", "model", "train", "evaluate"} <= set(schema["properties"]["base"]["properties"])
+    assert "seed" not in schema["properties"]["base"]["properties"]
+
+
+@pytest.mark.parametrize("path", sorted(ABLATIONS.glob("*.yaml")), ids=lambda path: path.stem)
+def test_the_files_follow_the_schema(path):
+    """As editors check them: also those that inherit, which are incomplete alone."""
+    VALIDATOR.validate(read_source(path).data)
+
+
+@pytest.mark.parametrize("text", ["title: T", "title: T\nbase: {}", "title: T\ninherit: a\ngrid: {model.dim: 3}"])
+def test_incomplete_files_do_not(text):
+    with pytest.raises(jsonschema.ValidationError):
+        VALIDATOR.validate(parse_source(text, "t").data)
+
+
+def test_plugins_are_a_list_of_names():
+    assert ablation_schema()["properties"]["plugins"]["items"] == {"type": "string"}
+
+
+def test_no_key_of_the_base_is_required():
+    assert "required" not in ablation_schema()["properties"]["base"]
+
+
+def test_every_reference_can_be_resolved():
+    schema = ablation_schema()
+    references = []
+
+    def collect(node):
+        if isinstance(node, dict):
+            references.extend(value for key, value in node.items() if key == "$ref")
+            node = list(node.values())
+        if isinstance(node, list):
+            for item in node:
+                collect(item)
+
+    collect(schema)
+    assert references
+    assert {reference.removeprefix("#/$defs/") for reference in references} <= set(schema["$defs"])

@@ -1,0 +1,97 @@
+import pytest
+
+from cope_sweep.config.source import SpecError, dotted, parse_source, parse_value, read_source, set_key
+
+
+def test_scalars_follow_yaml_1_2():
+    data = parse_source("a: 1e-3\nb: on\nc: no\nd: 0o10\ne: true\nf: ~\ng: 1.0\n", "f").data
+    assert data == {"a": 0.001, "b": "on", "c": "no", "d": 8, "e": True, "f": None, "g": 1.0}
+
+
+def test_lines_of_keys_and_items():
+    source = parse_source("a:\n  b: 1\n  c:\n    - x\n    - y: 2\n", "f.yaml")
+    assert source.location(("a", "b")) == "f.yaml:2"
+    assert source.location(("a", "c", 1, "y")) == "f.yaml:5"
+    assert source.location(("a", "c", 1, "unknown")) == "f.yaml:5"
+    assert source.location(("z",)) == "f.yaml"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: [1, 2\nb: 3\n", r"f:\d: not valid YAML"),
+        ("a: 1\na: 2\n", "f:2: not valid YAML.*a"),
+        ("- 1\n", "f: expected a mapping"),
+        ("", "f: expected a mapping"),
+        ("a: .nan\n", "f:1: a: .*not text, a number"),
+        ("a: 2024-01-01\n", "f:1: a: 2024-01-01 is not text, a number"),
+        ("1: x\n", "key 1 is not text"),
+        ("a: !!python/object/apply:os.system [ls]\n", "f:1: a: the YAML tag .*is not supported; remove it"),
+        ("a: !!python/name:os.system x\n", "f:1: a"),
+        (
+            "a: &a [1, 2]\n"
+            + "".join(f"{c}: &{c} [{', '.join(['*' + p] * 9)}]\n" for p, c in zip("abcdefg", "bcdefgh", strict=True)),
+            "too large",
+        ),
+        ("\t\n", "not valid YAML|expected a mapping"),
+    ],
+)
+def test_invalid_files_are_refused_with_the_line(text, message):
+    with pytest.raises(SpecError, match=message):
+        parse_source(text, "f")
+
+
+def test_unreadable_files(tmp_path):
+    with pytest.raises(SpecError, match="No such file"):
+        read_source(tmp_path / "none.yaml")
+    with pytest.raises(SpecError, match="Is a directory"):
+        read_source(tmp_path)
+    (tmp_path / "latin.yaml").write_bytes(b"a: \xff\n")
+    with pytest.raises(SpecError, match="not UTF-8"):
+        read_source(tmp_path / "latin.yaml")
+
+
+def test_values_are_plain_data():
+    """Also where ruamel has classes of its own: for anchors, hexadecimal numbers, quotes and blocks."""
+    text = "a: &b true\nc: *b\nd: 0x1F\ne: 1_000\nf: 'x'\ng: |\n  y\nh: &i 2.50\nj: {k: *i}\nl: [&m 3, *m]\n"
+    data = parse_source(text, "f").data
+    assert data == {
+        "a": True,
+        "c": True,
+        "d": 31,
+        "e": 1000,
+        "f": "x",
+        "g": "y\n",
+        "h": 2.5,
+        "j": {"k": 2.5},
+        "l": [3, 3],
+    }
+    values = [*data.values(), data["j"]["k"], *data["l"], *data]
+    assert {type(value) for value in values} == {bool, int, float, str, dict, list}
+
+
+def test_set_key_copies_what_other_data_may_share():
+    shared = {"dim": 8}
+    data = {"model": shared, "train": 3}
+    set_key(data, "model.dim", 16)
+    set_key(data, "evaluate.windows.every", 5)
+    set_key(data, "seed", 1)
+    set_key(data, "train", 4)
+    assert data == {"model": {"dim": 16}, "train": 4, "evaluate": {"windows": {"every": 5}}, "seed": 1}
+    assert shared == {"dim": 8}
+
+
+def test_set_key_reads_text_as_a_kind_and_leaves_what_cannot_hold_keys():
+    data = {"task": "flip_flop", "train": 3, "model": None}
+    for key in ("task.length", "train.lr", "model.dim"):
+        set_key(data, key, 64)
+    assert data == {"task": {"kind": "flip_flop", "length": 64}, "train": 3, "model": None}
+
+
+def test_values_of_options():
+    assert parse_value("[cope, {kind: rope}]", "--set x") == ["cope", {"kind": "rope"}]
+    assert parse_value("1e-3", "--set x") == 0.001
+
+
+def test_dotted():
+    assert dotted(("model", "position", 0, "p_max")) == "model.position[0].p_max"

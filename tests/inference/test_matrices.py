@@ -1,0 +1,251 @@
+"""Matrices equal an independent computation from the weights, explain the model's output, and are limited in size."""
+
+import numpy as np
+import pytest
+import torch
+
+from cope_sweep.inference import TokensError
+from cope_sweep.inference.probe import ProbeError, matrices, matrix_count, probe, probe_layers
+from cope_sweep.kernels import attention_weights, observing, using, visible
+from cope_sweep.model import CheckpointError
+from tests.inference.numpy_reference import run_model
+from tests.inference.tiny_models import V, tiny_predictor
+
+CPU = torch.device("cpu")
+TOKENS = np.random.default_rng(3).integers(0, V, 14)
+
+POSITIONS = {
+    "keys": [{"kind": "cope", "p_max": 4}],
+    "full": [{"kind": "cope", "p_max": "full", "share_layers": True}],
+    "values": [{"kind": "cope", "p_max": 5, "gate": "values", "per_head": True}],
+    "separate": [{"kind": "cope", "p_max": 5, "gate": "separate"}],
+    "before rotation": [{"kind": "cope", "p_max": 5}, "rope"],
+    "after rotation": [{"kind": "cope", "p_max": 5, "gate_after_rotation": True}, "rope"],
+    "separate, rotated": ["rope", {"kind": "cope", "p_max": 5, "gate": "separate"}],
+    "mlp": [{"kind": "cope_mlp", "hidden": 7, "p_max": 6}],
+    "mlp, never stopping": [{"kind": "cope_mlp", "hidden": 7, "gate": "values"}],
+    "alibi": [{"kind": "cope_alibi", "slopes": [0.5, 0.1]}],
+    "alibi, separate": [{"kind": "cope_alibi", "slopes": [0.5, 0.1], "gate": "separate", "slope_sign": 1}],
+    "two contextual": [{"kind": "cope", "p_max": 4}, {"kind": "cope_alibi", "slopes": [0.3, 0.2], "gate": "values"}],
+    "in one layer": [{"kind": "cope", "p_max": 4, "layers": [1]}],
+    "cope + relative": [{"kind": "cope", "p_max": 4}, "relative"],
+    "relative": ["relative"],
+    "plain alibi": [{"kind": "alibi", "slopes": [0.5, 0.25]}],
+    "rope": ["rope"],
+    "absolute": ["absolute"],
+    "none": [],
+}
+
+
+@pytest.mark.parametrize("name", POSITIONS)
+def test_matrices_equal_an_independent_computation(name):
+    predictor = tiny_predictor(POSITIONS[name])
+    _, expected = run_model(predictor.model.state_dict(), predictor.run, TOKENS)
+    found = probe(predictor, TOKENS)
+    assert [each.layer for each in found.layers] == [0, 1]
+    for layer, reference in zip(found.layers, expected, strict=True):
+        assert layer.heads == (0, 1)
+        assert set(layer.contextual) == set(reference.gates)
+        assert set(layer.scores_HTT) == set(reference.scores)
+        for kind, contextual in layer.contextual.items():
+            close(contextual.gates_HTT, reference.gates[kind])
+            close(contextual.positions_HTT, reference.positions[kind])
+        for kind, scores_HTT in layer.scores_HTT.items():
+            close(scores_HTT, reference.scores[kind])
+        close(layer.attention_HTT, reference.attention)
+        assert (layer.position_only_attention_HTT is None) == (reference.position_only is None)
+        if layer.position_only_attention_HTT is not None:
+            close(layer.position_only_attention_HTT, reference.position_only)
+
+
+def close(found, reference):
+    # The model computes in float64 and rounds once to float32, so half a unit in the last place would do.
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, reference, rtol=2e-6, atol=2e-6)
+
+
+@pytest.mark.parametrize("name", POSITIONS)
+def test_attention_explains_the_models_output(name):
+    predictor = tiny_predictor(POSITIONS[name])
+    found = probe(predictor, TOKENS)
+    for each in found.layers:
+        np.testing.assert_allclose(each.attention_HTT.sum(-1), 1, rtol=1e-6)
+        assert (np.triu(each.attention_HTT, 1) == 0).all()
+    attention = [each.attention_HTT.astype(np.float64) for each in found.layers]
+    logits, _ = run_model(predictor.model.state_dict(), predictor.run, TOKENS, attention)
+    with torch.inference_mode():
+        expected = predictor.model(torch.from_numpy(TOKENS)[None])[0].numpy()
+    np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["keys", "two contextual", "cope + relative", "plain alibi"])
+def test_position_only_attention_has_a_maximum_of_1_for_each_query(name):
+    for each in probe(tiny_predictor(POSITIONS[name]), TOKENS).layers:
+        np.testing.assert_array_equal(each.position_only_attention_HTT.max(-1), 1)
+        assert (np.triu(each.position_only_attention_HTT, 1) == 0).all()
+
+
+def test_with_gates_of_1_positions_count_tokens():
+    # Eq. 4: where all gates are 1, p_ij = i − j + 1.
+    predictor = tiny_predictor([{"kind": "cope", "p_max": 4}])
+    for block in predictor.model.blocks:
+        block.attention.qkv.weight.zero_()
+        block.attention.qkv.bias.fill_(20.0)  # q·k/√K = 800
+    cope = probe(predictor, TOKENS).layers[1].contextual["cope"]
+    i, j = np.indices((14, 14))
+    np.testing.assert_array_equal(cope.gates_HTT[0], np.tril(np.ones((14, 14))))
+    np.testing.assert_array_equal(cope.positions_HTT[0], np.where(j <= i, i - j + 1, 0))
+    np.testing.assert_array_equal(cope.clamped_positions_HTT[0], np.where(j <= i, np.minimum(i - j + 1, 3), 0))
+    assert cope.limit == 3
+
+
+def test_figure_1():
+    # "Alice was tired . She tried reading . A rabb -it came": token 1 is the full stop, and the gates open on it alone.
+    predictor = tiny_predictor([{"kind": "cope", "p_max": 8, "gate": "separate"}], layers=1, heads=1, dim=4)
+    attention, norm = predictor.model.blocks[0].attention, predictor.model.blocks[0].attention_norm
+    separate = predictor.model.position[0].layers["0"]
+    predictor.model.embedding.weight.copy_(torch.tensor([[1, -1, 0, 0], [0, 0, 1, -1]]).repeat(3, 1) * 1.0)
+    norm.weight.fill_(1)
+    norm.bias.zero_()
+    attention.qkv.weight.zero_()
+    attention.qkv.bias.zero_()
+    attention.qkv.bias[:4] = 40.0  # every query is the same
+    separate["gate_weight"].copy_(torch.tensor([[0, 0, 1, 0]] * 4))
+    separate["gate_bias"].fill_(-0.7)  # the stop's third component is √2 after the norm, all others' 0
+    sentence = [0, 2, 4, 1, 0, 2, 4, 1, 0, 2, 4, 0]
+    cope = probe(predictor, sentence).layers[0].contextual["cope"]
+    assert cope.gates_HTT[0, 11].round(3).tolist() == [0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 0]
+    assert cope.positions_HTT[0, 11].round(3).tolist() == [2, 2, 2, 2, 1, 1, 1, 1, 0, 0, 0, 0]
+    assert cope.positions_HTT[0, 6].round(3).tolist() == [1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("name", ["keys", "separate, rotated", "after rotation", "two contextual", "cope + relative"])
+def test_the_block_size_does_not_change_the_matrices(name, monkeypatch):
+    predictor = tiny_predictor(POSITIONS[name])
+    whole = probe(predictor, TOKENS).arrays()
+    monkeypatch.setattr(matrices, "SCRATCH_BYTES", 40 * 2 * 14 * 3)  # three queries at a time
+    parts = probe(predictor, TOKENS).arrays()
+    assert whole.keys() == parts.keys()
+    for key, value in whole.items():
+        np.testing.assert_allclose(parts[key], value, rtol=1e-6, atol=1e-7, err_msg=key)
+
+
+def test_selected_layers_and_heads_equal_those_of_the_whole_probe():
+    predictor = tiny_predictor(POSITIONS["keys"], layers=3, heads=4)
+    whole, some = probe(predictor, TOKENS), probe(predictor, TOKENS, layers=[1, 0], heads=[3, 1])
+    assert [(each.layer, each.heads) for each in some.layers] == [(0, (1, 3)), (1, (1, 3))]
+    for selected, all_heads in zip(some.layers, whole.layers[:2], strict=True):
+        np.testing.assert_array_equal(selected.attention_HTT, all_heads.attention_HTT[[1, 3]])
+        np.testing.assert_array_equal(
+            selected.position_only_attention_HTT, all_heads.position_only_attention_HTT[[1, 3]]
+        )
+        for part in ("gates_HTT", "positions_HTT", "clamped_positions_HTT"):
+            selected_HTT, all_HTT = (getattr(each.contextual["cope"], part) for each in (selected, all_heads))
+            np.testing.assert_array_equal(selected_HTT, all_HTT[[1, 3]])
+
+
+def test_probing_layer_by_layer_gives_the_same_matrices():
+    predictor, layers = tiny_predictor(POSITIONS["keys"]), []
+    probe_layers(predictor, TOKENS, layers.append)
+    for one, other in zip(layers, probe(predictor, TOKENS).layers, strict=True):
+        np.testing.assert_array_equal(one.attention_HTT, other.attention_HTT)
+
+
+def test_the_matrices_do_not_depend_on_the_kernel():
+    predictor = tiny_predictor(POSITIONS["keys"])
+    with using("reference"):
+        expected = probe(predictor, TOKENS).arrays()
+    for key, value in probe(predictor, TOKENS).arrays().items():
+        np.testing.assert_allclose(value, expected[key], rtol=1e-6, atol=1e-7)
+
+
+def test_hard_attention_is_one_hot_but_position_only_attention_is_soft():
+    each = probe(tiny_predictor(POSITIONS["keys"], hard_attention=True), TOKENS).layers[0]
+    np.testing.assert_allclose(np.sort(each.attention_HTT, -1)[..., -1], 1, atol=1e-6)
+    np.testing.assert_allclose(each.attention_HTT.sum(-1), 1, atol=1e-6)
+    assert ((each.position_only_attention_HTT > 0) & (each.position_only_attention_HTT < 1)).any()
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama", "post_norm"])
+def test_every_family_is_probed_layer_by_layer(family):
+    predictor, weights = tiny_predictor(["cope"], family=family, layers=3), []
+    with observing(
+        lambda inputs, positions: weights.append(attention_weights(inputs, positions, visible(14, 14, CPU))[0])
+    ):
+        predictor.model(torch.from_numpy(TOKENS)[None])
+    found = probe(predictor, TOKENS)
+    assert [each.layer for each in found.layers] == [0, 1, 2]
+    for each, weights_HTT in zip(found.layers, weights, strict=True):
+        close(each.attention_HTT, weights_HTT.numpy())
+
+
+def test_names_of_arrays():
+    arrays = probe(tiny_predictor(POSITIONS["cope + relative"], layers=1), TOKENS).arrays()
+    layer = [
+        "heads",
+        "cope/gates",
+        "cope/positions",
+        "cope/stopped",
+        "cope/scores",
+        "relative/scores",
+        "position_only_attention",
+        "attention",
+    ]
+    assert list(arrays) == ["tokens", *(f"layer0/{name}" for name in layer)]
+
+
+@pytest.mark.parametrize(
+    ("ids", "chosen", "error", "message"),
+    [
+        ([], {}, TokensError, "no tokens"),
+        ([0, 6], {}, TokensError, r"the sequence, position 1: token id 6 is out of range; .* 0 … 5"),
+        ([0, 1.5], {}, TokensError, "1.5 is not a token id"),
+        ([0], {"layers": [2]}, ProbeError, "there is no layer 2: this model has layers 0 … 1"),
+        ([0], {"heads": [-1]}, ProbeError, "there is no head -1: this model has heads 0 … 1"),
+    ],
+)
+def test_invalid_requests(ids, chosen, error, message):
+    with pytest.raises(error, match=message):
+        probe(tiny_predictor(POSITIONS["keys"]), ids, **chosen)
+
+
+def test_a_sequence_beyond_absolute_positions_is_refused():
+    predictor = tiny_predictor(["absolute"])
+    with pytest.raises(TokensError, match="the sequence of 40 tokens is too long: absolute .* 24 embeddings"):
+        probe(predictor, [0] * 40)
+
+
+def test_too_large_probes_are_refused_before_the_model_runs(monkeypatch):
+    predictor = tiny_predictor(POSITIONS["keys"])
+    monkeypatch.setattr(matrices, "MAX_BYTES", 4 * 14**2 * 2 * 5)  # one layer's: 2 heads, 5 matrices
+    monkeypatch.setattr(predictor.model, "forward", None)
+    with pytest.raises(ProbeError, match="14 tokens, 2 layers and 2 heads would take .* choose fewer layers or heads"):
+        probe(predictor, TOKENS)
+    monkeypatch.undo()
+    monkeypatch.setattr(matrices, "MAX_BYTES", 4 * 14**2 * 2 * 5)
+    found = []
+    probe_layers(predictor, TOKENS, found.append)
+    assert len(found) == 2
+    held = sum(array.nbytes for name, array in probe(predictor, TOKENS, layers=[0]).arrays().items() if "/" in name)
+    assert held == 4 * 14**2 * 2 * 6 + 16  # `stopped` is computed on access
+
+
+@pytest.mark.parametrize("name", ["separate", "mlp", "rope", "none"])
+def test_damaged_weights_are_reported(name):
+    for parameter in ("embedding.weight", "blocks.1.attention.qkv.weight", "position.0"):
+        predictor = tiny_predictor(POSITIONS[name])
+        damaged = [each for known, each in predictor.model.named_parameters() if known.startswith(parameter)]
+        for each in damaged:
+            each.fill_(torch.nan)
+        if damaged:
+            with pytest.raises(CheckpointError, match="layer . computes values that are not finite"):
+                probe(predictor, [5, 5, 5])
+
+
+@pytest.mark.parametrize("name", POSITIONS)
+def test_matrix_count_is_the_number_of_matrices_of_a_head(name):
+    predictor = tiny_predictor(POSITIONS[name])
+    for layer in (0, 1):
+        arrays = probe(predictor, TOKENS, layers=[layer]).arrays()
+        matrices = [key for key, value in arrays.items() if value.ndim == 3 and not key.endswith("/stopped")]
+        assert matrix_count(predictor.run, layer) == len(matrices)

@@ -1,0 +1,19 @@
+"""The Python example in `cope_sweep/inference/probe/README.md` runs."""
+
+import re
+from pathlib import Path
+
+import cope_sweep.inference.probe
+from cope_sweep.model import Transformer, save_model
+from tests.tiny import tiny_run
+
+
+def test_the_python_example(tmp_path):
+    text = (Path(cope_sweep.inference.probe.__file__).parent / "README.md").read_text(encoding="utf-8")
+    example = re.search(r"```python\n(.*?)```", text, re.DOTALL)[1]
+    run = tiny_run(**{"model.position": ["cope"]}, **{"task.vocabulary": 16})
+    save_model(tmp_path, Transformer(run), run)
+    names = {}
+    exec(example.replace("store/runs/95199d1142de555d/checkpoint", tmp_path.as_posix()), names)
+    assert names["gates_HTT"].shape == (2, 6, 6)
+    assert names["statistics"][0].marks["data"].tokens_on == 2  # 3 and 0; 14 … 15 are not data
