@@ -197,7 +197,7 @@ class Queries:
         return loaded.stamp, loaded.scale, *self._store_version()
 
     def state(self) -> tuple[object, ...]:
-        """A value that changes when any ablation's file or anything in the store changes: `stat` calls and two queries."""
+        """A value that changes when any file or anything in the store changes: `stat` calls and two queries."""
         return self._files.state() if self._files else (), *self._store_version()
 
     def _store_version(self) -> tuple[object, ...]:
