@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from threading import Lock
 
 from anyio import to_thread
-from cachetools import LRUCache
 from isal import isal_zlib
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -17,8 +15,6 @@ THREAD_BYTES = 1 << 19
 """Larger pieces are compressed in a thread: they would block the event loop for a millisecond or more."""
 LEVEL = 1
 """Level of ISA-L, 0 to 3. A page of runs takes a tenth of zlib's time at level 5, and is a twelfth larger."""
-CACHE_BYTES = 32 << 20
-"""Compressed bodies in memory, by their ETag."""
 MEDIA_TYPES = frozenset(
     {
         b"application/javascript",
@@ -36,44 +32,24 @@ MEDIA_TYPES = frozenset(
 )
 """Media types that are compressed. Event streams, downloads and pictures are not."""
 
-Key = tuple[bytes, bytes, str]
-
 
 class Compression:
     """Compresses a response if the client accepts it, its media type is one of `MEDIA_TYPES` and it is not a range."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
-        self._cache: LRUCache[Key, bytes] = LRUCache(CACHE_BYTES, getsizeof=len)
-        self._lock = Lock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] == "HEAD":
             return await self.app(scope, receive, send)
         accepted = next((value for name, value in scope["headers"] if name == b"accept-encoding"), b"")
-        return await self.app(
-            scope, receive, _Response(self, scope, send, accepts_gzip(accepted.decode("latin-1"))).send
-        )
-
-    async def whole(self, key: Key | None, body: bytes) -> bytes:
-        """A compressed body, from the cache if it has an ETag."""
-        if key is not None:
-            with self._lock:
-                if (known := self._cache.get(key)) is not None:
-                    return known
-        compressed = await _in_thread_if_large(isal_zlib.compressobj(LEVEL, wbits=31), body, last=True)
-        if key is not None and len(compressed) <= CACHE_BYTES:
-            with self._lock:
-                self._cache[key] = compressed
-        return compressed
+        return await self.app(scope, receive, _Response(send, accepts_gzip(accepted.decode("latin-1"))).send)
 
 
 @dataclass
 class _Response:
     """One response on its way to the client."""
 
-    compression: Compression
-    scope: Scope
     to_client: Send
     accepted: bool
     start: Message | None = None
@@ -118,8 +94,8 @@ class _Response:
             self.stream = isal_zlib.compressobj(LEVEL, wbits=31)
             message = await _next(self.stream, message)
         else:
-            key = (self.scope["path"].encode(), self.scope["query_string"], etag) if etag else None
-            message = {**message, "body": await self.compression.whole(key, body)}
+            compressed = await _in_thread_if_large(isal_zlib.compressobj(LEVEL, wbits=31), body, last=True)
+            message = {**message, "body": compressed}
             headers["content-length"] = str(len(message["body"]))
         await self.to_client(start)
         return message

@@ -12,7 +12,7 @@ COMMON_ERRORS = (421, 500, 503)
 """Errors of all routes: a host that is not this service; an error in the server; a folder that cannot be read."""
 KEY_ERRORS = (401, 403)
 """Errors of the routes that need a key."""
-BODY_ERRORS = (400, 403, 408, 413, 415)
+BODY_ERRORS = (400, 403, 413, 415)
 """Errors of the routes with a body: invalid JSON, another origin, too slow, too many bytes, not declared as JSON."""
 HEADERS = {
     "401": ("WWW-Authenticate", "The scheme, `Bearer`, and what is wrong with the key.", {"type": "string"}),

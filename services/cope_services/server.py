@@ -13,7 +13,6 @@ import uvicorn
 
 from cope_services.access import is_loopback, is_wildcard
 from cope_services.app import create_app
-from cope_services.connections import timed_connection
 from cope_services.keys import KeysFile
 from cope_services.metrics import ACCESS
 from cope_services.settings import Settings, load_settings
@@ -61,11 +60,11 @@ def serve(settings: Settings) -> int:
 
 
 def configuration(settings: Settings) -> uvicorn.Config:
-    """Uvicorn's configuration: uvloop, which Windows does not have, and connections with time limits."""
+    """Uvicorn's configuration, with uvloop, which Windows does not have."""
     return uvicorn.Config(
         create_app(settings),
         loop="auto",
-        http=timed_connection(settings),
+        http="httptools",
         ws="none",
         log_level="warning",
         access_log=False,  # uvicorn's has queries, which may hold secrets; `Measurement` writes another

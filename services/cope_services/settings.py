@@ -54,11 +54,6 @@ class Settings(BaseSettings):
     max_probe_values: Count = Field(default=1 << 20, description="Numbers in the matrices of one probe.")
     max_plan_runs: Count = Field(default=100_000, description="Runs of an ablation at one scale.")
     max_body_bytes: Count = Field(default=1 << 20, description="Size of a request body.")
-    max_connections: Count = Field(
-        default=512, description="Open connections; for another one, the one that has been idle longest is closed."
-    )
-    head_seconds: Seconds = Field(default=10, description="Time in which a client has to send the head of a request.")
-    body_seconds: Seconds = Field(default=30, description="Time in which a client has to send the body of a request.")
     max_model_bytes: Count = Field(default=4 << 30, description="Weights in memory.")
     max_cache_bytes: Count = Field(default=1 << 30, description="Keys and values of generations in memory.")
     max_inferences: Annotated[int, Field(ge=0)] = Field(

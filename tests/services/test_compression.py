@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-from typing import Any
 
 import httpx
 import pytest
@@ -12,7 +11,6 @@ from cope_services.compression import Compression, accepts_gzip
 from fastapi.testclient import TestClient
 from hypothesis import given
 from hypothesis import strategies as st
-from isal import isal_zlib
 
 from tests.services.sample_store import API, SampleStore
 
@@ -67,37 +65,6 @@ def test_the_etag_of_a_compressed_body_is_weak_and_revalidates(client: httpx.Cli
         assert "accept-ranges" not in packed.headers
         for etag in (plain.headers["etag"], packed.headers["etag"]):
             assert raw(client, path, if_none_match=etag).status_code == 304
-
-
-def test_a_body_with_an_etag_is_compressed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    bodies, compressed = {"/a": b"a" * 2000, "/b": b"b" * 2000}, []
-    original = isal_zlib.compressobj
-
-    def count(*arguments: Any, **more: Any) -> Any:
-        compressed.append(arguments)
-        return original(*arguments, **more)
-
-    monkeypatch.setattr(isal_zlib, "compressobj", count)
-    etag = [b'"1"']
-    client = TestClient(Compression(_app(lambda scope: (bodies[scope["path"]], etag[0]))), headers=GZIP)
-    for _ in range(3):
-        for path, body in bodies.items():
-            assert client.get(path).content == body
-            assert client.get(f"{path}?q").content == body
-    assert len(compressed) == 4
-    etag[0], bodies["/a"] = b'"2"', b"c" * 2000
-    assert client.get("/a").content == b"c" * 2000
-    assert len(compressed) == 5
-
-
-def _app(answer: Any) -> Any:
-    async def app(scope, receive, send):
-        body, etag = answer(scope)
-        headers = [(b"content-type", b"application/json"), (b"etag", etag)]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": body})
-
-    return app
 
 
 @given(st.lists(st.binary(max_size=3000), max_size=6), st.sampled_from([b"text/plain", b"text/event-stream"]))
