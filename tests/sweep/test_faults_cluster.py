@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -210,3 +211,23 @@ def test_the_death_of_the_head_is_noticed_and_another_cluster_goes_on(
     assert max(attempts(store, plan)) == 2
     for run in plan.runs:
         assert max(Counter(logged(store, run.run_id)).values()) == 1
+
+
+def test_a_sweep_whose_raylet_dies_has_no_failed_runs(ray_environment: dict[str, str], tmp_path: Path) -> None:
+    plan = write_ablation(tmp_path / "raylet.yaml", {"Long": 20 * LONG})
+    store = Store(tmp_path / "store", create=True)
+    command = [*RUN, str(tmp_path / "raylet.yaml"), "--store", str(store.root), "--no-mlflow"]
+    with (tmp_path / "output").open("w") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=output)
+        wait_until(lambda: process.poll() is not None or all(is_training(store, run.run_id) for run in plan.runs))
+        started = psutil.Process(process.pid).children(recursive=True)
+        (raylet,) = [each for each in started if each.name() == "raylet"]
+        raylet.kill()
+        process.wait()
+    text = (tmp_path / "output").read_text()
+    assert process.returncode == 130, text
+    (error,) = [line for line in text.splitlines() if line.startswith("error:")]
+    assert error.startswith("error: Ray's process on this machine, the raylet, has died")
+    assert {store.status(run.run_id) for run in plan.runs} == {"interrupted"}
+    left = [each for each in started if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]
+    wait_until(lambda: not any(each.is_running() for each in left))
