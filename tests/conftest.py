@@ -9,8 +9,6 @@ THOROUGH = (
     "benchmarks/test_bench_",  # the benchmarks' own tests
     "benchmarks/test_gpu_",
     "chaos/",
-    "deploy/test_composition.py",
-    "deploy/test_dockerfile.py",
     "kernels/test_ptx_",  # the emulator of PTX
     "kernels/test_triton.py",  # Triton's interpreter
 )

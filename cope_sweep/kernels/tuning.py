@@ -1,6 +1,6 @@
 """Tile sizes, numbers of warps and of pipeline stages of the Triton kernels, from a table.
 
-The table is `tuning.json`, which `cope-sweep bench tune` measures and writes. Nothing is measured in training: the same
+The table is `tuning.json`, which `make gpu STAGE=tune` measures and writes. Nothing is measured in training: the same
 inputs use the same configurations, and so give the same bits, in every process. `COPE_SWEEP_TUNING` in the environment
 names another table.
 
@@ -75,7 +75,7 @@ class Table:
         if not of_kind:
             raise ValueError(
                 f"{self.path}: no entry for {architecture}, bits {bits}, contextual {str(contextual).lower()}: "
-                "add one, or measure it with cope-sweep bench tune"
+                "add one, or measure it with make gpu STAGE=tune"
             )
         head_dims = {entry.head_dim for entry in of_kind}
         nearest_head_dim = min((d for d in head_dims if d >= head_dim), default=max(head_dims))

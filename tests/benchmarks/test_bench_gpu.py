@@ -1,30 +1,18 @@
 """The benchmark of GPU kernels and their tuning, as far as a CPU can run them; `test_gpu_stages.py` interprets kernels."""
 
-import json
-from dataclasses import replace
+import sys
 
 import pytest
 import torch
-from cope_benchmarks import gpu, gpu_peers, gpu_timing, tune
-from cope_benchmarks.exact import compare, exact
-from cope_benchmarks.gpu import (
-    CASES,
-    COMPILED,
-    DRY_CASES,
-    LISTING,
-    MEMORY,
-    OF_SDPA,
-    TRITON,
-    Case,
-    measure,
-    table,
-    tiny,
-)
+from cope_benchmarks import compiling, gpu, gpu_timing, sanitizer, step, tune
+from cope_benchmarks.gpu import CASES, LISTING, MEMORY, OF_SDPA, TRITON, Case, tiny
 from cope_benchmarks.gpu_problems import Problem
-from cope_benchmarks.gpu_timing import Deadline, Effort, Journal, graph_time, times
+from cope_benchmarks.gpu_timing import Deadline, Journal, times
+from cope_benchmarks.report import GOALS
 
 from cope_sweep.kernels import tuning
 from cope_sweep.kernels.tuning import KERNELS, incompatible, read_table
+from cope_sweep.train import compiled
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -35,68 +23,35 @@ def one_thread():
     torch.set_num_threads(threads)
 
 
-@pytest.fixture
-def interpreted(monkeypatch):
-    """The dry run is allowed, but no kernel is: `row` replaces the measurement of a case."""
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
-
-    def row(case, device):
-        return {"alternatives": {TRITON: {"failed": "no"}}, "ratios": {}, "goals": [], "measured": case.name}
-
-    monkeypatch.setattr(gpu, "_row", row)
-
-
-def test_without_a_gpu_the_reason_is_reported(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert "no CUDA device" in measure()["skipped"]
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    assert "needs TRITON_INTERPRET=1" in table(measure(device="cpu"))
-
-
-def test_the_most_important_shapes_are_the_first_and_have_the_targets():
-    targets = {case.name: case.at_most[OF_SDPA] for case in CASES if case.at_most}
-    assert targets == {"T 4096": 1.25, "T 1024": 2.0, "T 16384": 1.1, "T 4096, never saturating": 3.0}
-    assert [case.at_most.get(MEMORY) for case in CASES[:3]] == [1.2] * 3
-    assert next(case for case in CASES if case.at_least).at_least == {LISTING: 10, COMPILED: 4}
-    assert list(targets) == [case.name for case in CASES[:4]]
+def test_the_most_important_shapes_are_the_first_and_have_the_goals():
+    with_goals = list(dict.fromkeys(name.partition(": ")[0] for name in GOALS["gpu"]))
+    assert with_goals == [case.name for case in CASES[:5]]
     assert len({case.name for case in CASES}) == len(CASES)
-    assert {case.problem.head_dim for case in CASES} == {32, 64, 128}
     assert all(case.problem.batch * case.problem.tokens <= gpu.TOKENS for case in CASES)
 
 
-def test_cases_are_written_as_they_come_and_the_same_command_continues(interpreted, tmp_path, monkeypatch):
-    cases = CASES[:3]
-    allowed = iter([True, True, False])
+def test_cases_are_written_as_they_come_and_the_same_command_continues(tmp_path, monkeypatch):
+    monkeypatch.setattr(gpu, "_row", lambda case, device: {"alternatives": {TRITON: {"failed": "no"}}, "ratios": {}})
+    allowed = iter([True, True, False, True])
     monkeypatch.setattr(Deadline, "allows_another", lambda self: next(allowed))
-    first = measure(tmp_path, "cpu", cases=cases)
-    assert [row["key"] for row in first["rows"]] == ["T 4096", "T 1024"]
-    assert first["left"] == ["T 16384"]
+    first = gpu.measure(tmp_path, "cpu", 1.0, CASES[:3])
+    assert ([row["key"] for row in first["rows"]], first["left"]) == (["T 4096", "T 1024"], ["T 16384"])
     assert "Not measured yet: T 16384." in (tmp_path / "gpu.md").read_text()
-    allowed = iter([True])
-    second = measure(tmp_path, "cpu", cases=cases)
-    assert [row["key"] for row in second["rows"]] == [case.name for case in cases]
-    assert second["left"] == []
-    assert json.loads((tmp_path / "gpu.json").read_text()) == second
+    assert gpu.measure(tmp_path, "cpu", 1.0, CASES[:3])["left"] == []
     assert len((tmp_path / "gpu.jsonl").read_text().splitlines()) == 4
 
 
-def test_results_of_another_machine_are_not_continued(tmp_path):
-    path = tmp_path / "gpu.jsonl"
-    Journal(path, {"device": "A"}).add({"key": "x", "ms": 1})
-    assert Journal(path, {"device": "A"}).rows == {"x": {"key": "x", "ms": 1}}
-    with pytest.raises(ValueError, match=r"gpu\.jsonl: measured elsewhere .*Delete the file, or use another folder"):
-        Journal(path, {"device": "B"})
-
-
-def test_a_line_that_was_not_written_to_its_end_is_measured_again(tmp_path):
+def test_a_journal_is_continued_on_the_same_machine_only(tmp_path):
     path = tmp_path / "gpu.jsonl"
     Journal(path, {"device": "A"}).add({"key": "x", "ms": 1})
     with path.open("a") as file:
-        file.write('{"key": "y", "m')
+        file.write('{"key": "y", "m')  # the process ended
     journal = Journal(path, {"device": "A"})
     assert list(journal.rows) == ["x"]
     journal.add({"key": "y", "ms": 2})
     assert list(Journal(path, {"device": "A"}).rows) == ["x", "y"]
+    with pytest.raises(ValueError, match=r"gpu\.jsonl: measured elsewhere .*Delete the file, or use another folder"):
+        Journal(path, {"device": "B"})
 
 
 def test_a_step_that_could_outlast_the_budget_does_not_begin(monkeypatch):
@@ -110,54 +65,41 @@ def test_a_step_that_could_outlast_the_budget_does_not_begin(monkeypatch):
     assert not deadline.allows_another()  # until 101
 
 
-def test_times_are_those_of_one_call():
-    calls = []
-    measured = times({"a": lambda: calls.append(1)}, "cpu", Effort(turns=3, turn_ms=0.0))["a"]
-    assert len(calls) == 1 + 1 + 3
-    assert 0 <= measured["quartile_1_ms"] <= measured["median_ms"] <= measured["quartile_3_ms"]
-
-
-def test_alternatives_are_checked_and_timed():
-    case = next(case for case in DRY_CASES if LISTING in case.beside)
-    row = gpu._row(tiny(case), "cpu")
+def test_alternatives_are_checked_and_timed(monkeypatch):
+    row = gpu._row(tiny(next(case for case in CASES if LISTING in case.beside)), "cpu")
     found = row["alternatives"]
     # Triton does not interpret in this process.
     assert "not fused: it needs a GPU" in found.pop(TRITON)["failed"]
     assert set(found) == {"SDPA, flash", "SDPA, math", "blocked", LISTING}
-    for name, alternative in found.items():
-        assert alternative.get("forward", {}).get("median_ms", 0) > 0, (name, alternative)
-        assert alternative["error"] < 0.1
+    assert all(each["forward"]["median_ms"] > 0 and each["error"] < 0.1 for each in found.values())
     assert set(row["configurations"]) == set(KERNELS)
-
-
-def test_an_alternative_with_wrong_results_is_not_timed(monkeypatch):
-    correct = gpu_peers.sdpa
-    monkeypatch.setattr(gpu_peers, "sdpa", lambda *given: lambda x: correct(*given)(x) * 1.05)
+    correct = gpu._sdpa
+    monkeypatch.setattr(gpu, "_sdpa", lambda *given: correct(*given) * 1.05)
     row = gpu._row(Case("one", Problem(heads=1, tokens=20, head_dim=16), ("SDPA, math",)), "cpu")
     assert "output is off by" in row["alternatives"]["SDPA, math"]["failed"]
 
 
-@pytest.mark.parametrize(
-    "problem",
-    [Problem(p_max=None, alibi=True, tokens=40, head_dim=16), Problem(p_max=None, relative="full", tokens=40)],
-)
-def test_flex_attention_computes_the_same_bias(problem):
-    # Its backward pass needs a GPU.
-    problem = replace(problem, dtype="float32")
-    leaves, weight = problem.leaves()
-    with torch.no_grad():
-        out = gpu_peers.flex(problem, "cpu")(leaves)
-    expected = exact(problem.build, leaves, weight)
-    computed = {**expected, "output": out}
-    assert compare(problem.build, leaves, weight, computed, torch.float32).wrong is None
-
-
 def alternative(ms, mib=7.0, host_ms=0.1, **more):
-    def taken(ms):
-        return {"median_ms": ms, "host_ms": host_ms}
+    found = {name: {"median_ms": each, "host_ms": host_ms} for name, each in zip(gpu.PHASES, (1, 2, ms), strict=True)}
+    return {**found, "extra_mib": mib, "error": 2e-3, **more}
 
-    times = {"forward": taken(1), "backward": taken(2), "forward_backward": taken(ms)}
-    return {**times, "extra_mib": mib, "error": 2e-3, **more}
+
+def test_ratios_are_those_of_the_device_s_times_to_the_fastest_sdpa_and_the_table_shows_them():
+    found = {
+        TRITON: alternative(3.0, 12.0, host_ms=2.9, graph={"median_ms": 1.25}),
+        "SDPA, flash": alternative(0.5, 10.0),
+        "SDPA, cuDNN": {"failed": "no kernel"},
+        LISTING: alternative(27.0),
+    }
+    ratios = gpu._ratios(found)
+    assert ratios == {"SDPA, flash": 0.4, LISTING: 21.6, OF_SDPA: 2.5, MEMORY: 1.2}
+    assert gpu._ratios({TRITON: {"failed": "wrong"}, "SDPA, flash": alternative(1.0)}) == {}
+    row = {"key": "T 4096", "ratios": ratios, "alternatives": found}
+    measured = {"device": "H200", "capability": "9.0", "torch": "2.15", "triton": "3.9", "rows": [row], "left": []}
+    text = gpu.table(measured)
+    assert f"| T 4096: {OF_SDPA} | ≤ 1.25 | 2.5 | no |" in text
+    assert "| T 4096 | triton (host-bound) | 1.000 | 2.000 | 3.000 (graph: 1.250) | 2.50 | – | 12 | 2.0e-03 |" in text
+    assert "| T 4096 | SDPA, cuDNN | failed: no kernel |" in text
 
 
 class Stand:
@@ -182,71 +124,33 @@ def test_a_graph_is_recorded_after_a_call_and_its_replays_are_timed(monkeypatch)
         monkeypatch.setattr(torch.cuda, name, lambda *_: Stand(calls))
     monkeypatch.setattr(torch.cuda, "graph", lambda graph, stream: Stand(calls))
     monkeypatch.setattr(gpu_timing, "times", lambda runs, *_: {n: {"median_ms": run()} for n, run in runs.items()})
-    assert graph_time(lambda: calls.append("run")) == {"median_ms": None}
+    assert gpu_timing.graph_time(lambda: calls.append("run")) == {"median_ms": None}
     assert calls == ["wait_stream", "run", "end", "wait_stream", "run", "end", "replay"]
-    assert graph_time(lambda: 1 / 0) == {"failed": "ZeroDivisionError: division by zero"}
+    assert gpu_timing.graph_time(lambda: 1 / 0) == {"failed": "ZeroDivisionError: division by zero"}
 
 
-def test_ratios_are_those_of_the_device_s_times_to_the_fastest_sdpa():
-    found = {
-        TRITON: alternative(3.0, 12.0),
-        "SDPA, flash": alternative(1.5, 10.0),
-        "SDPA, cuDNN": {"failed": "no kernel"},
-        "SDPA, efficient": alternative(2.0, 5.0),
-        LISTING: alternative(27.0),
-    }
-    ratios = {"SDPA, flash": 0.5, "SDPA, efficient": 0.667, LISTING: 9.0, OF_SDPA: 2.0, MEMORY: 1.2}
-    assert gpu._ratios(found) == ratios
-    # The graph's time is the device's.
-    found["SDPA, efficient"]["graph"] = {"median_ms": 1.0}
-    assert gpu._ratios(found)[OF_SDPA] == 3.0
-    assert gpu._ratios(found)[MEMORY] == 2.4
-    found["SDPA, efficient"]["graph"] = {"failed": "it waits"}
-    assert gpu._ratios(found) == ratios
-    case = Case("one", Problem(), at_most={OF_SDPA: 2.5, MEMORY: 1.1}, at_least={LISTING: 10, COMPILED: 4})
-    assert gpu._goals(case, ratios) == [
-        {"what": OF_SDPA, "goal": "≤ 2.5", "measured": 2.0, "reached": True},
-        {"what": MEMORY, "goal": "≤ 1.1", "measured": 1.2, "reached": False},
-        {"what": f"time of {LISTING} ÷ ours", "goal": "≥ 10", "measured": 9.0, "reached": False},
-    ]
-    assert gpu._ratios({TRITON: {"failed": "wrong"}, "SDPA, flash": alternative(1.0)}) == {}
-
-
-def test_the_table_shows_goals_ratios_and_what_failed():
-    row = {
-        "key": "T 4096", "ratios": {"SDPA, flash": 0.5, OF_SDPA: 2.0},
-        "goals": [{"what": OF_SDPA, "goal": "≤ 1.25", "measured": 2.0, "reached": False}],
-        "alternatives": {
-            TRITON: alternative(3, host_ms=2.9, graph={"median_ms": 1.25}),
-            "SDPA, flash": alternative(1.5),
-            "SDPA, cuDNN": {"failed": "no kernel"},
-        },
-    }  # fmt: skip
-    measured = {"device": "H200", "capability": "9.0", "torch": "2.15", "triton": "3.9", "rows": [row], "left": []}
-    text = table(measured)
-    assert "| T 4096 | time ÷ fastest SDPA | ≤ 1.25 | 2.00 | no |" in text
-    assert "| T 4096 | triton (host-bound) | 1.000 | 2.000 | 3.000 (graph: 1.250) | 2.00 | – | 7 | 2.0e-03 |" in text
-    assert "| T 4096 | SDPA, flash | 1.000 | 2.000 | 1.500 | – | 0.50 | 7 | 2.0e-03 |" in text
-    assert "| T 4096 | SDPA, cuDNN | failed: no kernel |" in text
+def test_times_are_those_of_one_call():
+    calls = []
+    measured = times({"a": lambda: calls.append(1)}, "cpu")["a"]
+    assert len(calls) == 1 + 1 + 1
+    assert 0 <= measured["quartile_1_ms"] <= measured["median_ms"]
 
 
 # Tuning
 
 
-@pytest.mark.parametrize("kind", tune.KINDS, ids=lambda kind: kind.name)
-def test_there_are_candidates_whose_tiles_fit_together(kind, monkeypatch):
+@pytest.mark.parametrize("problem", tune.KINDS, ids=lambda problem: problem.name)
+def test_there_are_candidates_whose_tiles_fit_together(problem, monkeypatch):
     monkeypatch.setattr(tuning, "architecture_of", lambda device: "sm_90")
-    best = gpu.configurations(kind.problem, "cuda")
+    best = gpu.configurations(problem, "cuda")
     for kernel in KERNELS:
-        found = tune.trials(kernel, best, kind.problem, "cuda")
+        found = tune.trials(kernel, best, problem, "cuda")
         assert found[0] == best
-        assert len(found) > 2 or kind.problem.dtype == "float32" or kind.problem.head_dim == 256
+        assert len(found) > 2 or problem.dtype == "float32" or problem.head_dim == 256
         assert not any(incompatible(trial) for trial in found)
-        assert len({str(trial) for trial in found}) == len(found)
 
 
 def test_the_fastest_correct_configuration_is_written(monkeypatch, tmp_path):
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
     monkeypatch.setattr(tune, "_wrong", lambda trial, *_: "off" if trial["backward_keys"]["BLOCK_S"] == 16 else None)
     speeds = {(16, 16, 16): 3.0, (16, 16, 32): 2.0, (32, 16, 16): 1.0}
 
@@ -256,21 +160,137 @@ def test_the_fastest_correct_configuration_is_written(monkeypatch, tmp_path):
 
     monkeypatch.setattr(tune, "_time_ms", time_ms)
     # The table's own configuration is wrong here: its column kernel has BLOCK_S 16.
-    failed = tune.measure(tmp_path / "none.json", None, "cpu")
+    failed = tune.measure(tmp_path / "none", "cpu", 10.0)
     assert failed["rows"][0]["failed"] == "no configuration of forward is correct: off"
     assert "| failed: no configuration of forward is correct: off |" in tune.table_of(failed)
-    assert not (tmp_path / "none.json").exists()
+    assert not (tmp_path / "none" / "tuning.json").exists()
     monkeypatch.setattr(tune, "_wrong", lambda *_: None)
-    measured = tune.measure(tmp_path / "table.json", tmp_path, "cpu")
-    [row] = measured["rows"]
+    [row] = tune.measure(tmp_path, "cpu", 10.0)["rows"]
     assert row["before_ms"]["forward"] == 3.0
     assert row["after_ms"] == {"forward": 1.0, "backward_rows": 1.0, "backward_keys": 1.0}
-    written = read_table(tmp_path / "table.json")
-    problem = tune.TINY[0].problem
+    problem = tune.TINY[0]
+    written = read_table(tmp_path / "tuning.json")
     entry = written.nearest("interpreter", 16, True, problem.head_dim, problem.entries, problem.keys)
     assert entry.kernels["forward"]["BLOCK_T"] == 32
-    assert entry.source.startswith("measured on CPU")
     assert len(written.entries) == len(read_table(tuning.PATH).entries) + 1
-    assert "| forward |" in tune.table_of(measured)
     monkeypatch.setattr(tune, "_tuned", lambda *_: pytest.fail("this kind has been measured"))
-    assert tune.measure(tmp_path / "other.json", tmp_path, "cpu")["left"] == []
+    assert tune.measure(tmp_path, "cpu", 10.0)["left"] == []
+
+
+# Compiling
+
+
+SIMPLE = Problem(batch=3, heads=4, tokens=64, p_max=None, alibi=True, projection=True, lengths=(64, 3, 9))
+
+
+@pytest.mark.slow
+def test_all_kernels_of_a_problem_are_compiled_for_a_gpu_that_is_not_there(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    with compiling.compiling_for(90):
+        compiling.compile_kernels(SIMPLE, None, "cpu")
+    ptx = {path.stem: path.read_text() for path in tmp_path.glob("*/*.ptx")}
+    assert set(ptx) == set(KERNELS)
+    assert all(".target sm_90a" in text for text in ptx.values())
+
+
+@pytest.mark.slow
+def test_kernels_that_cannot_be_compiled_ahead_do_not_stop_the_measurement(monkeypatch):
+    # There is no GPU, so that the other process fails.
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    with compiling.Compiling({"some": [(SIMPLE, None)]}, "cuda") as ahead:
+        ahead.wait("some")
+        [future] = ahead._futures["some"]
+        assert future.exception() is not None
+
+
+def test_failures_are_printed_and_counted(monkeypatch, capsys):
+    def compile_or_fail(problem, configurations, device):
+        if problem.alibi:
+            raise ValueError("first line\nout of registers")
+
+    monkeypatch.setattr(compiling, "compile_kernels", compile_or_fail)
+    monkeypatch.setattr(compiling, "everything", lambda: [("a", SIMPLE, None), ("b", Problem(), None)])
+    assert compiling.main([]) == 1
+    assert capsys.readouterr().out == "a: ValueError: out of registers\nsm_90: 2 problems, 1 failed\n"
+
+
+# Training steps
+
+
+@pytest.mark.slow
+def test_a_compiled_step_is_checked_timed_and_says_how_it_was_compiled(monkeypatch):
+    name = "CoPE(64), blocked" + step.COMPILED
+    monkeypatch.setitem(step.GPU_ALTERNATIVES, name, (step.COPE, step.attend_with("blocked"), "blocked"))
+    monkeypatch.setattr(compiled, "BACKEND", "aot_eager")
+    row = step._row(step.TINY["tiny"], name, "cpu", "CPU")
+    assert row["tokens_per_s"] == pytest.approx(1e3 * 17 / row["step"]["median_ms"], rel=1e-3)
+    assert row["compiled"] == {"mode": "default", "graph_breaks": 0, "skipped_cuda_graphs": 0}
+    torch.compiler.reset()
+
+    def broken(graph, inputs):
+        raise RuntimeError("no compiler here")
+
+    # It is not measured as if it were compiled.
+    monkeypatch.setattr(compiled, "BACKEND", broken)
+    with pytest.raises(Exception, match="no compiler here"):
+        step._row(step.TINY["tiny"], name, "cpu", "CPU")
+    torch.compiler.reset()
+
+
+def test_the_table_says_what_was_compiled_and_how():
+    def row(name, ms, **more):
+        found = {"model": "m", "attention": name, "step": {"median_ms": ms}, "tokens_per_s": 1e3, "mfu": None}
+        return {**found, "peak_mib": 7, **more}
+
+    graphs = {"mode": "reduce-overhead", "graph_breaks": 0, "skipped_cuda_graphs": 2}
+    rows = [row(step.SDPA, 2.0), row("a", 3.0, compiled=graphs)]
+    text = step.gpu_table({"device": "H200", "torch": "2.15", "triton": "3.9", "rows": rows, "left": []})
+    assert "| m | a (CUDA graphs, 2 skipped cuda graphs) | 3.00 | 1.50 | 1,000 |" in text
+
+
+# compute-sanitizer, by a stand-in
+
+
+@pytest.fixture
+def tool(tmp_path, monkeypatch):
+    """A stand-in that writes its arguments to a file; `tool(memcheck=…)` determines the commands by check."""
+    path, calls = tmp_path / "compute-sanitizer", tmp_path / "calls"
+
+    def make(*, probe="exit 0", memcheck="exit 0", racecheck="exit 0"):
+        path.write_text(
+            f'#!/bin/sh\necho "$PYTORCH_NO_CUDA_MEMORY_CACHING $*" >> {calls}\n'
+            f'case "$*" in *import*) {probe} ;; *memcheck*) {memcheck} ;; *racecheck*) {racecheck} ;; esac\n'
+        )
+        path.chmod(0o755)
+        monkeypatch.setattr(sanitizer, "TOOLS", ("compute-sanitizer", str(path)))
+        return calls
+
+    return make
+
+
+def test_memory_and_races_are_checked_after_the_tool_has_proved_that_it_works(tool, tmp_path):
+    calls = tool()
+    assert sanitizer.sanitize(tmp_path, ("-c", "pass")) == sanitizer.Outcome("compute-sanitizer found nothing")
+    options = f"--error-exitcode {sanitizer.FOUND} {sys.executable} -c"
+    expected = [
+        f"--tool memcheck {options} {sanitizer.PROBE}",
+        f"--tool memcheck {options} pass",
+        f"--tool racecheck {options} pass",
+    ]
+    assert calls.read_text().splitlines() == [f"1 {line}" for line in expected]
+
+
+@pytest.mark.parametrize(
+    ("commands", "note", "wrong"),
+    [
+        ({"probe": "exit 86"}, "does not work here: exit code 86", False),
+        ({"memcheck": "exit 86"}, "--tool memcheck found errors", True),
+        ({"racecheck": "exit 86"}, "--tool racecheck found errors", True),
+        ({"memcheck": "exit 1"}, "no result of compute-sanitizer --tool memcheck: exit code 1", False),
+    ],
+)
+def test_only_what_the_tool_finds_in_kernels_is_wrong(commands, note, wrong, tool, tmp_path):
+    tool(**commands)
+    outcome = sanitizer.sanitize(tmp_path, ("-c", "pass"))
+    assert note in outcome.note
+    assert outcome.wrong == wrong

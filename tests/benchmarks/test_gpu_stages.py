@@ -42,26 +42,24 @@ def test_finished_stages_are_not_repeated_unless_forced(ran, tmp_path):
     command = ["--device", "cpu", "--out", str(tmp_path)]
     assert main(command) == 0
     assert ran == ["tests", "tune", "bench", "step"]
-    assert main([*command, "--paper"]) == 0
-    assert ran[4:] == ["paper"]
     (tmp_path / "tune.jsonl").write_text("{}")
     assert main([*command, "--force"]) == 0
-    assert ran[5:] == ["tests", "tune", "bench", "step"]
+    assert ran[4:] == ["tests", "tune", "bench", "step"]
     assert not (tmp_path / "tune.jsonl").exists()
 
 
 def test_nothing_is_measured_with_wrong_kernels(ran, tmp_path):
     ran.results = {"tests": "failed"}
-    assert run_stages(Setting("cpu", tmp_path, "store"), ["tests", "tune"]) == 1
+    assert run_stages(Setting("cpu", tmp_path), ["tests", "tune"]) == 1
     assert ran == ["tests"]
     assert stages_of(tmp_path) == {"tests": "failed"}
     ran.results = {"tests": "unfinished"}
-    assert run_stages(Setting("cpu", tmp_path, "store"), ["tests", "tune"]) == gpu_stages.UNFINISHED
+    assert run_stages(Setting("cpu", tmp_path), ["tests", "tune"]) == gpu_stages.UNFINISHED
     assert ran == ["tests", "tests"]
 
 
 def test_the_other_stages_are_measured_where_one_fails(ran, tmp_path):
-    setting = Setting("cpu", tmp_path, "store")
+    setting = Setting("cpu", tmp_path)
     ran.results = {"tune": "failed", "bench": "unfinished"}
     assert run_stages(setting, ["tests", "tune", "bench", "step"]) == 1
     assert ran == ["tests", "tune", "bench", "step"]
@@ -71,7 +69,7 @@ def test_the_other_stages_are_measured_where_one_fails(ran, tmp_path):
 
 
 def test_a_stage_whose_time_ended_is_continued_and_a_skipped_one_is_tried_again(ran, tmp_path):
-    setting = Setting("cpu", tmp_path, "store")
+    setting = Setting("cpu", tmp_path)
     ran.results = {"bench": "unfinished", "step": "skipped"}
     assert run_stages(setting, ["tune", "bench", "step"]) == gpu_stages.UNFINISHED
     ran.results = {}
@@ -81,7 +79,7 @@ def test_a_stage_whose_time_ended_is_continued_and_a_skipped_one_is_tried_again(
 
 
 def test_later_stages_use_the_table_that_was_measured(tmp_path):
-    setting = Setting("cuda", tmp_path, "store")
+    setting = Setting("cuda", tmp_path)
     assert "COPE_SWEEP_TUNING" not in setting.environment
     (tmp_path / "tuning.json").write_text("{}")
     assert setting.environment["COPE_SWEEP_TUNING"] == str(tmp_path / "tuning.json")
@@ -92,30 +90,20 @@ def test_without_a_gpu_the_way_out_is_named(capsys, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert main([]) == 1
     assert "make gpu DEVICE=cpu" in capsys.readouterr().err
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (7, 5))
+    assert main([]) == 1
+    assert "older than compute capability 8.0" in capsys.readouterr().err
 
 
 def test_packages_that_are_missing_are_named_with_the_command_that_brings_them(tmp_path, monkeypatch, capsys):
     assert lacking(("json", "no_such_package", "no_such.module")) == ["no_such_package", "no_such.module"]
-    monkeypatch.setattr(gpu_stages, "NEEDED", {"step": ("json", "no_such_package")})
+    monkeypatch.setattr(gpu_stages, "NEEDED", ("json", "no_such_package"))
     assert main(["--child", "step", "--out", str(tmp_path)]) == gpu_stages.SKIPPED
     assert "needs no_such_package: pip install --target wheels no_such_package" in capsys.readouterr().out
     monkeypatch.setattr(gpu_stages, "BASE", ("no_such_package",))
     assert main([]) == 1
     assert "lacks no_such_package; make gpu PYTHON=" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("absent", "limits"), [((), []), (("ray",), ["--local"]), (("ray", "mlflow"), ["--local", "--no-mlflow"])]
-)
-def test_tables_of_the_paper_are_trained_without_ray_and_mlflow_too(absent, limits, tmp_path, monkeypatch):
-    commands = []
-    monkeypatch.setattr(gpu_stages, "lacking", lambda names: [name for name in names if name in absent])
-    monkeypatch.setattr(gpu_stages, "_cli", lambda *arguments: commands.append(arguments) or 0)
-    assert main(["--child", "paper", "--out", str(tmp_path)]) == 0
-    trained = [command for command in commands if command[0] == "run"]
-    assert [command[1] for command in trained] == list(gpu_stages.PAPER)
-    assert all(list(command[6:]) == limits for command in trained)
-    assert all("--compare" in command for command in commands if command[0] == "report")
 
 
 @pytest.mark.parametrize(
@@ -137,11 +125,11 @@ def test_make_gpu_passes_its_settings_on():
         found = subprocess.run(made, cwd=ROOT, env=env, capture_output=True, text=True, check=True)
         return found.stdout.replace("\\\n", " ").split()
 
-    given = command("PYTHON=python9", "STAGE=tests tune", "OUT=there", "STORE=kept", "PAPER=1", "FORCE=1", "DEVICE=cpu")
+    given = command("PYTHON=python9", "STAGE=tests tune", "OUT=there", "FORCE=1", "DEVICE=cpu")
     assert given[1:4] == ["python9", "-m", "cope_benchmarks.gpu_stages"]
-    options = "--store kept --device cpu --out there --paper --force --stage tests --stage tune"
+    options = "--device cpu --out there --force --stage tests --stage tune"
     assert given[4:] == options.split()
-    assert command()[4:] == ["--store", "store", "--device", "cuda"]
+    assert command()[4:] == ["--device", "cuda"]
 
 
 @pytest.mark.slow
@@ -152,7 +140,7 @@ def test_a_stage_that_takes_too_long_is_ended_with_its_children(tmp_path, monkey
     fake.chmod(0o755)
     monkeypatch.setattr(gpu_stages.sys, "executable", str(fake))
     monkeypatch.setattr(gpu_stages, "LIMIT_S", 5.0)
-    assert gpu_stages._run("tests", Setting("cpu", tmp_path, "store")) == ("unfinished", "took longer than 5 s")
+    assert gpu_stages._run("tests", Setting("cpu", tmp_path)) == ("unfinished", "took longer than 5 s")
     state = Path(f"/proc/{marker.read_text().strip()}/stat")
     end = time.monotonic() + 60
     while _runs(state) and time.monotonic() < end:  # a killed process may need a moment

@@ -1,8 +1,42 @@
-"""What tests ask of Kubernetes' manifests: pods, references to secrets, KubeRay's schemas."""
+"""Kubernetes' manifests: as files, as `kubectl kustomize` builds them, and what tests ask of them."""
 
 import gzip
 import json
+import shutil
+import subprocess
 from pathlib import Path
+
+import pytest
+from ruamel.yaml import YAML
+
+needs_kubectl = pytest.mark.skipif(shutil.which("kubectl") is None, reason="needs kubectl")
+
+
+def load_all(text):
+    """The documents of a YAML text, in YAML 1.1, which Kubernetes' tools read: there, a quoted "true" is text."""
+    yaml = YAML(typ="safe", pure=True)
+    yaml.version = (1, 1)
+    return list(yaml.load_all(text))
+
+
+def kustomization(folder):
+    (found,) = load_all((folder / "kustomization.yaml").read_text())
+    return found
+
+
+def files_of(folder):
+    """The manifests of the files that a kustomization names, and of its folders. Patches and namespaces are not applied."""
+    found = []
+    for name in kustomization(folder).get("resources", []):
+        path = folder / name
+        found += files_of(path) if path.is_dir() else load_all(path.read_text())
+    return found
+
+
+def built(folder):
+    """The manifests as `kubectl apply -k` would send them."""
+    command = ["kubectl", "kustomize", str(folder)]
+    return load_all(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 
 def crd(plural):

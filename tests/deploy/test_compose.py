@@ -2,7 +2,9 @@
 
 import gzip
 import json
+import os
 import re
+import subprocess
 from pathlib import Path
 
 import jsonschema
@@ -130,6 +132,24 @@ def test_secrets_come_from_files_only():
                 if value.startswith("/run/secrets/"):
                     assert value.removeprefix("/run/secrets/") in service["secrets"]
     assert not re.search(r"PASSWORD|SECRET|TOKEN", (DEPLOY / ".env.example").read_text())
+
+
+def test_everything_of_ray_has_the_token():
+    for name in ("ray-head", "ray-worker", "service"):
+        environment = SERVICES[name]["environment"]
+        assert environment["RAY_AUTH_MODE"] == "token"
+        assert environment["RAY_AUTH_TOKEN_PATH"] == "/run/secrets/ray_token"
+
+
+def test_secrets_are_read_when_a_container_starts(tmp_path):
+    """The password of PostgreSQL gets into the environment of the command, and into no command line."""
+    (tmp_path / "postgres_password").write_text("0123")
+    environment = {"PATH": os.environ["PATH"], "POSTGRES_PASSWORD_FILE": str(tmp_path / "postgres_password")}
+    command = ["sh", DEPLOY / "compose" / "with-secrets.sh", "env"]
+    found = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert "COPE_SWEEP_INDEX=postgresql://cope:0123@postgres" in found.stdout, found.stderr
+    for service in SERVICES.values():
+        assert not re.search(r"\$\{?\w*(PASSWORD|TOKEN|SECRET)", json.dumps(service.get("command", [])))
 
 
 def test_the_example_of_settings_has_every_variable_with_its_default():

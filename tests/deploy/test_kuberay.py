@@ -1,5 +1,6 @@
 """The manifests of deploy/kuberay: against the schemas of Kubernetes and KubeRay, against each other, and against pyproject."""
 
+import copy
 import ipaddress
 import re
 import tomllib
@@ -11,14 +12,23 @@ import pytest
 from packaging.requirements import Requirement
 
 import cope_sweep
-from tests.deploy.kustomize import build, load_all
-from tests.deploy.manifests import crd, one, pod_specs, references
+from tests.deploy.manifests import (
+    built,
+    crd,
+    files_of,
+    kustomization,
+    load_all,
+    needs_kubectl,
+    one,
+    pod_specs,
+    references,
+)
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "deploy" / "kuberay"
 OVERLAYS = ("cpu", "gpu", "spot")
-BUILT = {name: build(FOLDER / "overlays" / name) for name in OVERLAYS} | {"base": build(FOLDER / "base")}
-JOB = load_all(FOLDER / "job" / "rayjob.yaml")
+BASE = files_of(FOLDER / "base")
+JOB = load_all((FOLDER / "job" / "rayjob.yaml").read_text())
 SECRETS = {
     "ray-token": {"auth_token"},
     "redis": {"password"},
@@ -27,7 +37,6 @@ SECRETS = {
     "api-keys": set(),
 }
 """The secrets that deploy/README.md makes, and the keys that manifests read one by one."""
-EVERYTHING = [pytest.param(each, id=name) for name, each in BUILT.items()]
 
 
 @pytest.fixture(scope="module")
@@ -35,21 +44,35 @@ def crds():
     return {"RayCluster": crd("rayclusters"), "RayJob": crd("rayjobs")}
 
 
-@pytest.mark.parametrize("manifests", EVERYTHING)
-def test_manifests_are_valid(manifests, crds):
-    for each in [*manifests, *JOB]:
+@pytest.fixture(scope="module")
+def overlays():
+    return {name: built(FOLDER / "overlays" / name) for name in OVERLAYS}
+
+
+def test_the_files_are_valid(crds):
+    check([*BASE, *JOB], crds)
+
+
+@needs_kubectl
+@pytest.mark.parametrize("name", OVERLAYS)
+def test_what_kubectl_builds_is_valid(name, overlays, crds):
+    check(overlays[name], crds)
+
+
+def check(manifests, crds):
+    for each in manifests:
         if each["apiVersion"] == "ray.io/v1":
             jsonschema.Draft202012Validator(crds[each["kind"]]).validate(each)
         else:
             kubernetes_validate.validate(each, "1.36", strict=True)
     # The schemas of KubeRay leave pods open in places; those of Kubernetes do not.
-    for name, _, spec in pod_specs([*manifests, *JOB]):
+    for name, _, spec in pod_specs(manifests):
         pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}
         kubernetes_validate.validate(pod, "1.36", strict=True)
 
 
 def test_a_misspelt_field_is_found(crds):
-    (cluster,) = [each for each in build(FOLDER / "base") if each["kind"] == "RayCluster"]
+    cluster = copy.deepcopy(one(BASE, "RayCluster", "sweeps"))
     cluster["spec"]["headGroupSpec"]["rayStartParameters"] = {}
     with pytest.raises(jsonschema.ValidationError, match="rayStartParameters"):
         jsonschema.Draft202012Validator(crds["RayCluster"]).validate(cluster)
@@ -58,37 +81,25 @@ def test_a_misspelt_field_is_found(crds):
 def test_the_ray_version_is_the_one_that_is_installed():
     dependencies = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
     (ray,) = [each for each in map(Requirement, dependencies) if each.name == "ray"]
-    for manifests in BUILT.values():
-        assert f"=={one(manifests, 'RayCluster', 'sweeps')['spec']['rayVersion']}" == str(ray.specifier)
+    assert f"=={one(BASE, 'RayCluster', 'sweeps')['spec']['rayVersion']}" == str(ray.specifier)
 
 
-@pytest.mark.parametrize(
-    ("name", "tag"),
-    [("base", ""), ("cpu", ""), ("gpu", "-cuda"), ("spot", "-cuda")],
-)
-def test_image_tags_are_the_version(name, tag):
-    images = {
-        pod: {container["image"] for container in spec["containers"]}
-        for pod, _, spec in pod_specs([*BUILT[name], *JOB])
-    }
+def test_image_tags_are_the_version():
+    images = {pod: {each["image"] for each in spec["containers"]} for pod, _, spec in pod_specs([*BASE, *JOB])}
     assert images.pop("redis") == {"redis:7.4-bookworm"}
-    ours = f"cope-sweep:{cope_sweep.__version__}"
-    ray = {
-        "head",
-        *(group["groupName"] for group in one(BUILT[name], "RayCluster", "sweeps")["spec"]["workerGroupSpecs"]),
-    }
-    assert images == {pod: {ours + tag if pod in ray else ours} for pod in images}
+    assert images == {pod: {f"cope-sweep:{cope_sweep.__version__}"} for pod in images}
+    with_cuda = re.findall(r"cope-sweep:[\w.-]+", (FOLDER / "overlays" / "gpu" / "workers.yaml").read_text())
+    assert with_cuda == [f"cope-sweep:{cope_sweep.__version__}-cuda"] * 2  # of the head and of the workers
 
 
 def test_secrets_are_referred_to_and_never_included():
-    for manifests in BUILT.values():
-        assert "Secret" not in {each["kind"] for each in manifests}
-        found = set(references([*manifests, *JOB]))
-        assert {name for name, _ in found} == SECRETS.keys()
-        assert {(name, key) for name, key in found if key} == {
-            (name, key) for name in SECRETS for key in SECRETS[name]
-        } - {(name, key) for name, key in found if not key}
-    cluster = one(BUILT["base"], "RayCluster", "sweeps")["spec"]
+    assert "Secret" not in {each["kind"] for each in BASE}
+    found = set(references([*BASE, *JOB]))
+    assert {name for name, _ in found} == SECRETS.keys()
+    assert {(name, key) for name, key in found if key} == {(name, key) for name in SECRETS for key in SECRETS[name]} - {
+        (name, key) for name, key in found if not key
+    }
+    cluster = one(BASE, "RayCluster", "sweeps")["spec"]
     assert cluster["authOptions"] == {"mode": "token", "secretName": "ray-token"}
     submitter = JOB[0]["spec"]["submitterPodTemplate"]["spec"]["containers"][0]
     environment = {each["name"]: each for each in submitter["env"]}
@@ -105,11 +116,10 @@ def test_the_readme_makes_every_secret_and_key():
             assert f"--from-literal={key}=" in command[1]
 
 
-@pytest.mark.parametrize("manifests", EVERYTHING)
-def test_services_lead_to_ports_of_pods_and_configured_addresses_to_services(manifests):
-    pods = list(pod_specs(manifests))
+def test_services_lead_to_ports_of_pods_and_configured_addresses_to_services():
+    pods = list(pod_specs(BASE))
     addresses = set()
-    for each in manifests:
+    for each in BASE:
         if each["kind"] != "Service":
             continue
         selected = [spec for _, labels, spec in pods if each["spec"]["selector"].items() <= labels.items()]
@@ -121,21 +131,20 @@ def test_services_lead_to_ports_of_pods_and_configured_addresses_to_services(man
     # KubeRay makes a service for the head of each cluster.
     (service,) = [spec["containers"][0] for name, _, spec in pods if name == "service"]
     environment = {each["name"]: each.get("value") for each in service["env"]}
-    cluster = one(manifests, "RayCluster", "sweeps")
+    cluster = one(BASE, "RayCluster", "sweeps")
     assert environment["COPE_SWEEP_RAY_ADDRESS"] == f"http://{cluster['metadata']['name']}-head-svc:8265"
-    settings = one(manifests, "ConfigMap", "cope-sweep")["data"]
+    settings = one(BASE, "ConfigMap", "cope-sweep")["data"]
     assert settings["MLFLOW_TRACKING_URI"].removeprefix("http://") in addresses
     assert set(settings["MLFLOW_SERVER_ALLOWED_HOSTS"].split(",")) >= {"mlflow:5000", "localhost:5000"}
-    assert one(manifests, "RayCluster", "sweeps")["spec"]["gcsFaultToleranceOptions"]["redisAddress"] in addresses
+    assert one(BASE, "RayCluster", "sweeps")["spec"]["gcsFaultToleranceOptions"]["redisAddress"] in addresses
 
 
-@pytest.mark.parametrize("manifests", EVERYTHING)
-def test_every_pod_is_restricted(manifests):
+def test_every_pod_is_restricted():
     """What the namespace's pod security standard `restricted` asks, and a limit of memory."""
-    assert one(manifests, "Namespace", "cope-sweep")["metadata"]["labels"] == {
+    assert one(BASE, "Namespace", "cope-sweep")["metadata"]["labels"] == {
         "pod-security.kubernetes.io/enforce": "restricted"
     }
-    for name, _, spec in pod_specs([*manifests, *JOB]):
+    for name, _, spec in pod_specs([*BASE, *JOB]):
         assert spec["securityContext"]["runAsNonRoot"], name
         assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}, name
         assert name == "head" or spec["automountServiceAccountToken"] is False, name  # the autoscaler asks Kubernetes
@@ -148,14 +157,11 @@ def test_every_pod_is_restricted(manifests):
             assert mounted == {each["name"] for each in spec.get("volumes", [])} | claims, name
 
 
-@pytest.mark.parametrize("manifests", EVERYTHING)
-def test_network_policies_allow_what_the_parts_need_and_deny_the_rest(manifests):
-    policies = {each["metadata"]["name"]: each["spec"] for each in manifests if each["kind"] == "NetworkPolicy"}
+def test_network_policies_allow_what_the_parts_need_and_deny_the_rest():
+    policies = {each["metadata"]["name"]: each["spec"] for each in BASE if each["kind"] == "NetworkPolicy"}
     assert policies.pop("deny-all") == {"podSelector": {}, "policyTypes": ["Ingress"]}
-    pods = {name: labels for name, labels, _ in pod_specs([*manifests, *JOB])}
-    ports = {
-        each["metadata"]["name"]: each["spec"]["ports"][0]["port"] for each in manifests if each["kind"] == "Service"
-    }
+    pods = {name: labels for name, labels, _ in pod_specs([*BASE, *JOB])}
+    ports = {each["metadata"]["name"]: each["spec"]["ports"][0]["port"] for each in BASE if each["kind"] == "Service"}
 
     def selects(selector, labels):
         expressions = selector.get("matchExpressions", [])
@@ -190,23 +196,43 @@ def test_network_policies_allow_what_the_parts_need_and_deny_the_rest(manifests)
     assert policies["service"]["ingress"][0]["ports"] == [{"port": ports["service"]}]
 
 
-@pytest.mark.parametrize("manifests", EVERYTHING)
-def test_disruption_budgets_select_pods(manifests):
-    pods = [labels for _, labels, _ in pod_specs(manifests)]
-    budgets = [each["spec"] for each in manifests if each["kind"] == "PodDisruptionBudget"]
+def test_disruption_budgets_select_pods():
+    pods = [labels for _, labels, _ in pod_specs(BASE)]
+    budgets = [each["spec"] for each in BASE if each["kind"] == "PodDisruptionBudget"]
     assert len(budgets) == 3
     for budget in budgets:
         assert sum(budget["selector"]["matchLabels"].items() <= labels.items() for labels in pods) == 1
 
 
-def test_overlays_differ_in_workers_only():
+@pytest.mark.parametrize("name", OVERLAYS)
+def test_patches_are_of_resources_and_fields_that_exist(name):
+    folder = FOLDER / "overlays" / name
+    found = kustomization(folder)
+    assert all((folder / each / "kustomization.yaml").is_file() for each in found["resources"])
+    for patch in found["patches"]:
+        target, (operations,) = patch["target"], load_all((folder / patch["path"]).read_text())
+        manifest = one(files_of(folder), target["kind"], target["name"])
+        assert manifest["apiVersion"].partition("/")[0] == target["group"]
+        for each in operations:
+            parent = manifest
+            *names, last = each["path"].split("/")[1:]
+            for key in names:
+                if isinstance(parent, dict) and key == "tolerations":  # which the overlay below has added
+                    break
+                parent = parent[int(key) if isinstance(parent, list) else key]
+            else:
+                assert each["op"] == "add" or last in parent, each
+
+
+@needs_kubectl
+def test_overlays_differ_in_workers_only(overlays):
     def without_workers(manifests):
         return [each for each in manifests if each["kind"] != "RayCluster"]
 
-    groups = {}
+    base, groups = built(FOLDER / "base"), {}
     for name in OVERLAYS:
-        assert without_workers(BUILT[name]) == without_workers(BUILT["base"])
-        (groups[name],) = one(BUILT[name], "RayCluster", "sweeps")["spec"]["workerGroupSpecs"]
+        assert without_workers(overlays[name]) == without_workers(base)
+        (groups[name],) = one(overlays[name], "RayCluster", "sweeps")["spec"]["workerGroupSpecs"]
         assert groups[name]["minReplicas"] == 0
     limits = {name: group["template"]["spec"]["containers"][0]["resources"]["limits"] for name, group in groups.items()}
     assert "nvidia.com/gpu" not in limits["cpu"]

@@ -13,13 +13,13 @@ from ray.serve.schema import ServeDeploySchema
 from ruamel.yaml import YAML
 
 import cope_sweep
-from tests.deploy.kustomize import build
-from tests.deploy.manifests import crd, one, pod_specs, references
+from tests.deploy.manifests import built, crd, files_of, kustomization, needs_kubectl, one, pod_specs, references
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "deploy" / "kuberay"
-BASE = build(FOLDER / "base")
-PARTS = {name: build(FOLDER / name) for name in ("models", "monitoring")}
+BASE = files_of(FOLDER / "base")
+PARTS = {name: files_of(FOLDER / name) for name in ("models", "monitoring")}
+MONITORING = FOLDER.parent / "monitoring"
 SERVICE = one(PARTS["models"], "RayService", "models")
 OF_KUBERAY = {"models-serve-svc": 8000, "models-head-svc": 8265, "sweeps-head-svc": 8265}
 """The services that KubeRay makes, and their ports."""
@@ -30,14 +30,34 @@ def serve_config():
 
 
 @pytest.mark.parametrize("name", PARTS)
-def test_manifests_are_valid(name):
-    for each in PARTS[name]:
+def test_the_files_are_valid(name):
+    check(PARTS[name])
+
+
+@needs_kubectl
+@pytest.mark.parametrize("name", PARTS)
+def test_what_kubectl_builds_is_valid(name):
+    manifests = built(FOLDER / name)
+    check(manifests)
+    assert {each["metadata"]["namespace"] for each in manifests} == {"cope-sweep"}
+    if name == "monitoring":
+        assert one(manifests, "ConfigMap", "monitoring")["data"] == config_files()
+
+
+def config_files():
+    """The files that monitoring mounts, by name."""
+    (generated,) = kustomization(MONITORING)["configMapGenerator"]
+    assert generated["name"] == "monitoring"
+    return {name: (MONITORING / name).read_text() for name in generated["files"]}
+
+
+def check(manifests):
+    for each in manifests:
         if each["apiVersion"] == "ray.io/v1":
             jsonschema.Draft202012Validator(crd("rayservices")).validate(each)
         else:
             kubernetes_validate.validate(each, "1.36", strict=True)
-        assert each["metadata"]["namespace"] == "cope-sweep"
-    for pod, _, spec in pod_specs(PARTS[name]):
+    for pod, _, spec in pod_specs(manifests):
         found = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": pod}, "spec": spec}
         kubernetes_validate.validate(found, "1.36", strict=True)
 
@@ -102,7 +122,7 @@ def test_secrets_are_those_that_the_readme_makes():
 
 def test_prometheus_reads_every_pod_of_the_services():
     manifests = [*BASE, *PARTS["monitoring"]]
-    files = one(PARTS["monitoring"], "ConfigMap", "monitoring")["data"]
+    files = config_files()
     config = YAML(typ="safe", pure=True).load(files["prometheus-kubernetes.yml"])
     pods = list(pod_specs(manifests))
     for job in config["scrape_configs"]:
@@ -129,7 +149,7 @@ def test_prometheus_reads_every_pod_of_the_services():
 
 
 def test_grafana_has_the_dashboard_and_the_data_source():
-    files = one(PARTS["monitoring"], "ConfigMap", "monitoring")["data"]
+    files = config_files()
     ((_, _, spec),) = [each for each in pod_specs(PARTS["monitoring"]) if each[0] == "grafana"]
     mounted = {each["mountPath"]: each.get("subPath") for each in spec["containers"][0]["volumeMounts"]}
     assert {name for name in mounted.values() if name} <= files.keys()

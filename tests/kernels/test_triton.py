@@ -45,7 +45,7 @@ def report(capsys, compiled):
     ids=lambda x: str(x).removeprefix("torch."),
 )
 def test_compiles(capsys, capability, dtype, head_dim):
-    from cope_benchmarks.kernels_ahead import compile_ahead
+    from cope_benchmarks.compiling import compile_ahead
 
     compiled = compile_ahead(capability, dtype, head_dim)
     report(capsys, compiled)
@@ -63,7 +63,7 @@ def test_compiles(capsys, capability, dtype, head_dim):
 
 
 def test_instructions_of_a_loop_are_those_of_its_shortest_way():
-    from cope_benchmarks.kernels_ahead import loop_lengths
+    from cope_benchmarks.compiling import loop_lengths
 
     code = """
     .L_x_1:
@@ -91,21 +91,21 @@ def test_instructions_of_a_loop_are_those_of_its_shortest_way():
 
 
 def test_compiles_with_all_terms(capsys):
-    from cope_benchmarks.kernels_ahead import compile_ahead
+    from cope_benchmarks.compiling import compile_ahead
 
-    heads = torch.zeros(3, 1, 1, 1024, 32, dtype=BF16)
+    heads = torch.zeros(3, 2, 2, 1024, 32, dtype=BF16)
     terms = {
-        "base_q": heads[0], "gate_k": heads[1], "m": torch.zeros(1), "relative": torch.zeros(1, 100, 32, dtype=BF16),
-        "distance_bias": torch.zeros(1, 129), "distance_slope": torch.zeros(1), "seeds": torch.tensor([1]),
-        "lengths": torch.tensor([5]), "far_last": True, "dropout": 0.1,
+        "base_q": heads[0], "gate_k": heads[1], "m": torch.zeros(2), "relative": torch.zeros(2, 100, 32, dtype=BF16),
+        "distance_bias": torch.zeros(2, 129), "distance_slope": torch.zeros(2), "seeds": torch.tensor([1, 2]),
+        "lengths": torch.tensor([5, 7]), "far_last": True, "dropout": 0.1,
     }  # fmt: skip
     report(capsys, compile_ahead(90, BF16, 32, p_max=1025, **terms))
 
 
 def test_compiles_with_segments(capsys):
-    from cope_benchmarks.kernels_ahead import compile_ahead
+    from cope_benchmarks.compiling import compile_ahead
 
-    tables = torch.zeros(2, 1, 1, 1024, 65)
+    tables = torch.zeros(2, 2, 2, 1024, 65)
     terms = {"knots": torch.zeros(64), "segment_slope": tables[0], "segment_intercept": tables[1], "limit": 63.0}
     report(capsys, compile_ahead(90, BF16, 64, p_max=0, **terms))
 

@@ -20,7 +20,7 @@ import pytest
 from cope_services.keys import KeysFile
 from ruamel.yaml import YAML
 
-from tests.deploy.kustomize import load_all
+from tests.deploy.manifests import load_all
 from tests.services.prose_store import ProseStore
 from tests.services.sample_store import API, serving
 from tests.sweep.ports import free_port
@@ -67,7 +67,7 @@ def serve(prose: ProseStore) -> Iterator[Serve]:
         (folder / name).mkdir()
     keys = KeysFile(folder / "keys.json")
     key, reading_key = keys.create("all", ["read", "infer"]), keys.create("reader", ["read"])
-    [manifest] = load_all(ROOT / "deploy" / "kuberay" / "models" / "rayservice.yaml")
+    [manifest] = load_all((ROOT / "deploy" / "kuberay" / "models" / "rayservice.yaml").read_text())
     config = YAML(typ="safe", pure=True).load(manifest["spec"]["serveConfigV2"])
     port = free_port()
     config["http_options"] = {"host": "127.0.0.1", "port": port}

@@ -1,4 +1,4 @@
-"""Benchmark of CoPE attention on a CPU, forward and backward: our kernels, the paper's listing, torch's SDPA and others.
+"""Benchmark of CoPE attention on a CPU, forward and backward: our kernels, the paper's listing and torch's SDPA.
 
 Gates are about ½, so positions saturate after about 2·p_max keys; at shape D, never. Outputs and gradients are checked
 before anything is timed: they are compared with a float64 result on the same inputs, and an alternative that fails is
@@ -7,22 +7,23 @@ not timed.
 
 from __future__ import annotations
 
+import ctypes
+import platform
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from rich.table import Table
 from torch import Tensor
 
 from cope_benchmarks import peers
 from cope_benchmarks.peers import Attend, Leaves
-from cope_benchmarks.timing import extra_peak_mb, interleaved, machine
+from cope_benchmarks.report import interleaved, machine, markdown
 from cope_sweep.kernels import Implementation, Inputs, Position, attend
-from cope_sweep.positions import CoPE, CoPEMLP, Dims, Relative
+from cope_sweep.positions import CoPE, CoPEMLP, Dims
 from cope_sweep.positions.base import Encoding
+from cope_sweep.train.memory import peak_bytes, reset_peak
 
-REPETITIONS = 9
 DENSITIES = (0.02, 0.1, 0.25, 0.5, 0.75, 0.9, 0.98)
 HIDDEN = 64
 MAX_ERROR, MEAN_ERROR = 0.05, 1e-3
@@ -49,17 +50,15 @@ SHAPES = (
     Shape("D", 2, 2, 1024, 32, 1024),
 )
 
-LISTING, SDPA, NATIVE, BLOCKED, MLP = (
-    "the paper's listing", "SDPA, no positions", "native", "blocked", f"native, CoPE-MLP({HIDDEN})",
-)  # fmt: skip
+LISTING, SDPA, NATIVE = "the paper's listing", "SDPA, no positions", "native"
 
 
 def measure(
-    shapes: tuple[Shape, ...] = SHAPES, repetitions: int = REPETITIONS, *, compiled: bool = True, densities: bool = True
+    repetitions: int, shapes: tuple[Shape, ...] = SHAPES, densities: tuple[float, ...] = DENSITIES
 ) -> dict[str, Any]:
-    """Times, ratios and extra memory at each shape; native and SDPA at `DENSITIES`, mean gates from near 0 to near 1."""
-    timed = [_shape(shape, repetitions, compiled) for shape in shapes]
-    at_densities = [_density(density, repetitions) for density in DENSITIES] if densities else []
+    """Times, ratios and extra memory at each shape; native and SDPA with mean gates from near 0 to near 1."""
+    timed = [_shape(shape, repetitions) for shape in shapes]
+    at_densities = [_density(shapes[0], density, repetitions) for density in densities]
     # Last, because it changes how memory is allocated.
     for _, add_memory in timed:
         add_memory()
@@ -71,32 +70,26 @@ def measure(
     }
 
 
-def table(measured: dict[str, Any]) -> Table:
-    """The measurement as a table: medians, and ratios of forward + backward."""
-    result = Table(title="Attention, ms (median, and spread of the middle half)", title_justify="left")
-    for head in ("shape", "attention", "forward", "forward + backward", "listing ÷ this", "this ÷ SDPA", "extra MB"):
-        result.add_column(head, justify="left" if head in ("shape", "attention") else "right")
+def table(measured: dict[str, Any]) -> str:
+    """The measurement in Markdown: medians and spreads in ms, and ratios of forward + backward."""
+    rows = []
     for shape in measured["shapes"]:
         for row in shape["rows"]:
             if "failed" in row:
-                result.add_row(shape["shape"], row["attention"], f"[red]{row['failed']}[/red]")
+                rows.append([shape["shape"], row["attention"], row["failed"], *[""] * 4])
                 continue
-            forward, total = row["forward"], row["forward_backward"]
-            result.add_row(
-                shape["shape"],
-                row["attention"],
-                f"{forward['median_ms']:.1f} ± {forward['spread_ms']:.1f}",
-                f"{total['median_ms']:.1f} ± {total['spread_ms']:.1f}",
+            rows.append([
+                shape["shape"], row["attention"],
+                *(f"{row[key]['median_ms']:.1f} ± {row[key]['spread_ms']:.1f}" for key in ("forward", "forward_backward")),
                 *(f"{row[key]:.2f}" if key in row else "–" for key in ("times_faster_than_listing", "of_sdpa")),
                 f"{row['extra_mb']:.1f}",
-            )
-        result.add_section()
+            ])  # fmt: skip
     for row in measured["densities"]:
         total = row["forward_backward"]["median_ms"]
-        result.add_row(
-            "A", f"native, gates {row['mean_gate']:.2f}", "", f"{total:.1f}", "–", f"{row['of_sdpa']:.2f}", ""
-        )
-    return result
+        gates = f"native, gates {row['mean_gate']:.2f}"
+        rows.append(["A", gates, "", f"{total:.1f}", "–", f"{row['of_sdpa']:.2f}", ""])
+    heads = ("shape", "attention", "forward", "forward + backward", "listing ÷ this", "this ÷ SDPA", "extra MB")
+    return markdown(heads, rows, left=2)
 
 
 def of_encoding(encoding: Encoding, implementation: Implementation) -> Attend:
@@ -106,36 +99,24 @@ def of_encoding(encoding: Encoding, implementation: Implementation) -> Attend:
     )
 
 
-def _alternatives(shape: Shape, compiled: bool) -> dict[str, tuple[Attend, Attend]]:
+def _alternatives(shape: Shape) -> dict[str, tuple[Attend, Attend]]:
     """By name: an alternative, and the function that computes the expected result in float64."""
     cope, mlp = CoPE(p_max=shape.p_max), CoPEMLP(hidden=HIDDEN)
     expected = of_encoding(cope, "blocked")
-    alternatives = {
-        NATIVE: (of_encoding(cope, "native"), expected),
-        BLOCKED: (of_encoding(cope, "blocked"), peers.listing if shape.tokens <= 1024 else expected),
-        LISTING: (peers.listing, expected),
-    }
-    if compiled:
-        alternatives["the listing, torch.compile"] = (torch.compile(peers.listing, dynamic=False), expected)
-    if peers.has_x_transformers():
-        alternatives["x-transformers' CoPE"] = (peers.x_transformers, expected)
-    relative = Relative(positions=shape.tokens)
-
-    def by_blocked(x: Leaves) -> Tensor:
-        return of_encoding(relative, "blocked")({**x, "e": x["e_relative"]})
-
     return {
-        **alternatives,
+        NATIVE: (of_encoding(cope, "native"), expected),
+        "blocked": (expected, peers.listing if shape.tokens <= 1024 else expected),
+        LISTING: (peers.listing, expected),
+        "the listing, torch.compile": (torch.compile(peers.listing, dynamic=False), expected),
         SDPA: (peers.sdpa, lambda x: attend(Inputs.plain(x["q"], x["k"], x["v"]), [], implementation="blocked")),
-        "Shaw, skewed": (peers.shaw, by_blocked),
-        MLP: (of_encoding(mlp, "native"), of_encoding(mlp, "blocked")),
+        f"native, CoPE-MLP({HIDDEN})": (of_encoding(mlp, "native"), of_encoding(mlp, "blocked")),
     }
 
 
-def _shape(shape: Shape, repetitions: int, compiled: bool) -> tuple[dict[str, Any], Callable[[], None]]:
+def _shape(shape: Shape, repetitions: int) -> tuple[dict[str, Any], Callable[[], None]]:
     """Times and ratios at a shape, and a function that adds the extra memory to them."""
     leaves, weight = _inputs(shape)
-    alternatives = _alternatives(shape, compiled)
+    alternatives = _alternatives(shape)
     failures = {
         name: _failure(alternative, expected, leaves, weight) for name, (alternative, expected) in alternatives.items()
     }
@@ -161,14 +142,13 @@ def _shape(shape: Shape, repetitions: int, compiled: bool) -> tuple[dict[str, An
         results = 4 * sum(leaves[name].numel() for name in ("q", "k", "v", "v", "e"))
         for row in rows:
             if "failed" not in row:
-                row["extra_mb"] = extra_peak_mb(_phases(correct[row["attention"]], leaves, weight)[1], results)
+                row["extra_mb"] = _extra_peak_mb(_phases(correct[row["attention"]], leaves, weight)[1], results)
 
     return {**vars(shape), "shape": shape.name, "rows": rows}, add_memory
 
 
-def _density(mean_gate: float, repetitions: int) -> dict[str, Any]:
-    """Native and SDPA at shape A, with every gate about `mean_gate`."""
-    shape = SHAPES[0]
+def _density(shape: Shape, mean_gate: float, repetitions: int) -> dict[str, Any]:
+    """Native and SDPA, with every gate about `mean_gate`."""
     leaves, weight = inputs_with_gates(shape, mean_gate)
     alternatives = {NATIVE: of_encoding(CoPE(p_max=shape.p_max), "native"), SDPA: peers.sdpa}
     times = interleaved(
@@ -198,7 +178,6 @@ def _inputs(shape: Shape) -> tuple[Leaves, Tensor]:
 
     leaves = {"q": heads(), "k": heads(), "v": heads()}
     leaves["e"] = torch.randn(shape.p_max, K, generator=rng) * 0.1
-    leaves["e_relative"] = torch.randn(T, K, generator=rng) * 0.1
     for name, parameter in CoPEMLP(hidden=HIDDEN).parameters(Dims(H * K, H, 1, T)).items():
         leaves[name] = torch.randn(parameter.shape, generator=rng) * (parameter.std or 0.02)
     return {name: x.requires_grad_() for name, x in leaves.items()}, heads()
@@ -237,3 +216,22 @@ def _output_and_gradients(alternative: Attend, leaves: Leaves, weight: Tensor) -
     out = alternative(leaves)
     gradients = torch.autograd.grad(out, list(leaves.values()), weight, allow_unused=True)
     return {"output": out.detach(), **dict(zip(leaves, gradients, strict=True))}
+
+
+def _extra_peak_mb(step: Callable[[], Any], result_bytes: int) -> float:
+    """Peak memory of a step in MB, beyond what was allocated before and the bytes of its results."""
+    _release_free_memory()
+    step()  # allocates the buffers that libraries keep
+    _release_free_memory()
+    reset_peak("cpu")
+    before = peak_bytes("cpu")
+    step()
+    return round(max(0, peak_bytes("cpu") - before - result_bytes) / 1e6, 1)
+
+
+def _release_free_memory() -> None:
+    """Return free memory to the system (with glibc), so that a later step's allocations raise the peak."""
+    if platform.libc_ver()[0] == "glibc":
+        libc = ctypes.CDLL(None)
+        libc.mallopt(-3, 1 << 16)  # M_MMAP_THRESHOLD: from now on, large blocks are returned when they are freed
+        libc.malloc_trim(0)

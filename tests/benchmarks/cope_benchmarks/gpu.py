@@ -1,4 +1,4 @@
-"""Benchmark of the fused kernels on a GPU, beside torch's SDPA, flex_attention and the paper's listing.
+"""Benchmark of the fused kernels on a GPU, beside torch's SDPA and the paper's listing: the stage `bench` of `make gpu`.
 
 Times include everything that CoPE adds, such as the product q·e and its gradient. Before an alternative is timed, its
 output and gradients are compared with float64, on one sequence and two heads of the same kind (`exact.py`); a wrong one
@@ -12,61 +12,58 @@ command then continues.
 from __future__ import annotations
 
 import gc
-import json
-import os
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from cope_benchmarks import gpu_peers as peers
+from cope_benchmarks import peers
+from cope_benchmarks.compiling import Compiling, one_sequence
 from cope_benchmarks.exact import Expected, computed_by
-from cope_benchmarks.gpu_compile import Compiling, one_sequence
-from cope_benchmarks.gpu_peers import BACKENDS, Attend
 from cope_benchmarks.gpu_problems import DTYPES, Problem
 from cope_benchmarks.gpu_timing import (
     Deadline,
-    Effort,
     Journal,
     device_ms,
     extra_mib,
     facts,
     graph_time,
     host_bound,
-    markdown,
+    left_over,
     phases,
     times,
-)
+    title,
+)  # fmt: skip
+from cope_benchmarks.peers import Attend, Leaves
+from cope_benchmarks.report import MEMORY, OF_SDPA, goals_table, markdown, save
 from cope_sweep.kernels import operator, tuning
 
-BUDGET_S = 540.0
 TOKENS = 65536
 """Tokens of a batch, which determine the number of sequences."""
+BACKENDS = {
+    "SDPA, flash": SDPBackend.FLASH_ATTENTION,
+    "SDPA, cuDNN": SDPBackend.CUDNN_ATTENTION,
+    "SDPA, efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "SDPA, math": SDPBackend.MATH,
+}
 TRITON, BLOCKED, LISTING, COMPILED = "triton", "blocked", "the paper's listing", "the listing, torch.compile"
-FLEX = "flex_attention"
 FUSED_SDPA = tuple(name for name in BACKENDS if name != "SDPA, math")
 QUADRATIC = ("SDPA, math", LISTING, COMPILED)
 PHASES = ("forward", "backward", "forward_backward")
-CPU_EFFORT = Effort(turns=1, turn_ms=0.0)
-
-
-OF_SDPA, MEMORY = "time ÷ fastest SDPA", "memory ÷ fastest SDPA"
 
 
 @dataclass(frozen=True)
 class Case:
-    """A problem, what it is measured beside, and what we aim at."""
+    """A problem, and what it is measured beside. Its goals are in `report.GOALS`."""
 
     name: str
     problem: Problem
     beside: tuple[str, ...] = FUSED_SDPA
-    at_most: Mapping[str, float] = field(default_factory=dict)
-    """The largest `OF_SDPA` and `MEMORY`."""
-    at_least: Mapping[str, float] = field(default_factory=dict)
-    """How many times as long others take, by name."""
 
 
 def _problem(tokens: int, **options: Any) -> Problem:
@@ -74,22 +71,21 @@ def _problem(tokens: int, **options: Any) -> Problem:
 
 
 def _cases() -> tuple[Case, ...]:
-    single: dict[str, Any] = {"batch": 1, "heads": 16}
     all_peers = (*FUSED_SDPA, "SDPA, math", BLOCKED, LISTING, COMPILED)
     gates = (0.02, 0.1, 0.25, 0.75, 0.9, 0.98)
     return (
-        Case("T 4096", _problem(4096), at_most={OF_SDPA: 1.25, MEMORY: 1.2}),
-        Case("T 1024", _problem(1024), at_most={OF_SDPA: 2.0, MEMORY: 1.2}),
-        Case("T 16384", _problem(16384), at_most={OF_SDPA: 1.1, MEMORY: 1.2}),
-        Case("T 4096, never saturating", _problem(4096, p_max="full"), at_most={OF_SDPA: 3.0}),
-        Case("T 4096, one sequence", Problem(tokens=4096, **single), all_peers, at_least={LISTING: 10, COMPILED: 4}),
+        Case("T 4096", _problem(4096)),
+        Case("T 1024", _problem(1024)),
+        Case("T 16384", _problem(16384)),
+        Case("T 4096, never saturating", _problem(4096, p_max="full")),
+        Case("T 4096, one sequence", Problem(tokens=4096, heads=16, batch=1), all_peers),
         Case("T 1024, four sequences", Problem(tokens=1024, heads=16, batch=4), all_peers),
         Case("T 4096, views of a projection", _problem(4096, projection=True)),
         Case("T 4096, dropout", _problem(4096, dropout=0.1)),
         Case("T 512, Flip-Flop's batch", Problem(batch=16, heads=4, tokens=512, projection=True)),
-        Case("T 4096, ALiBi", _problem(4096, p_max=None, alibi=True), (*FUSED_SDPA, FLEX)),
-        Case("T 4096, relative", _problem(4096, p_max=None, relative=256), FUSED_SDPA),
-        Case("T 1024, relative, all distances", _problem(1024, p_max=None, relative="full"), (*FUSED_SDPA, FLEX)),
+        Case("T 4096, ALiBi", _problem(4096, p_max=None, alibi=True)),
+        Case("T 4096, relative", _problem(4096, p_max=None, relative=256)),
+        Case("T 1024, relative, all distances", _problem(1024, p_max=None, relative="full")),
         Case("T 1024, never saturating", _problem(1024, p_max="full")),
         Case("T 16384, never saturating", _problem(16384, p_max="full")),
         *(Case(f"T {t}, head dim 128", _problem(t, head_dim=128, heads=8)) for t in (4096, 1024, 16384)),
@@ -108,42 +104,25 @@ DRY_CASES = tuple(case for case in CASES if case.name in ("T 4096", "T 4096, one
 
 
 def tiny(case: Case) -> Case:
-    """The case at a size for Triton's interpreter, without goals."""
+    """The case at a size for Triton's interpreter."""
     problem = case.problem
     p_max = min(problem.p_max, 6) if isinstance(problem.p_max, int) else problem.p_max
     relative = min(problem.relative, 7) if isinstance(problem.relative, int) else problem.relative
     small = replace(problem, batch=1, heads=1, tokens=20, head_dim=16, p_max=p_max, relative=relative)
-    beside = tuple(name for name in case.beside if name not in (COMPILED, *FUSED_SDPA[1:]))
+    beside = tuple(
+        name for name in case.beside if name not in (COMPILED, *FUSED_SDPA[1:])
+    )  # a CPU's fused one is "flash"
     return Case(case.name, small, beside)
 
 
-def why_not(device: str) -> str | None:
-    """Why there is nothing to measure here; None: there is a GPU, or Triton interprets."""
-    if device == "cpu":
-        interpreted = os.environ.get("TRITON_INTERPRET") == "1"
-        return None if interpreted else "a dry run on a CPU needs TRITON_INTERPRET=1 in the environment"
-    if not torch.cuda.is_available():
-        return "no CUDA device: GPU attention is not measured"
-    if torch.cuda.get_device_capability() < (8, 0):
-        return "the GPU is older than compute capability 8.0: GPU attention is not measured"
-    return None
+def measure(folder: Path, device: str, budget_s: float, cases: tuple[Case, ...] = CASES) -> dict[str, Any]:
+    """Measure the cases that `folder` does not have yet, and write `gpu.jsonl`, `gpu.json` and `gpu.md`.
 
-
-def measure(
-    folder: Path | None = None, device: str = "cuda", budget_s: float = BUDGET_S, cases: tuple[Case, ...] = CASES
-) -> dict[str, Any]:
-    """Measure the cases that `folder` does not have yet; `{"skipped": reason}` where there is nothing to measure.
-
-    Results are written to `gpu.jsonl`, `gpu.json` and `gpu.md` in `folder`. Raises ValueError if it has results of
-    another machine.
+    Raises ValueError if the folder has results of another machine.
     """
-    skipped = why_not(device)
-    if skipped:
-        return {"skipped": skipped, "rows": []}
     if device == "cpu":
         cases = tuple(tiny(case) for case in cases)
-    journal = Journal(folder / "gpu.jsonl" if folder else None, facts(device))
-    deadline = Deadline(budget_s)
+    journal, deadline = Journal(folder / "gpu.jsonl", facts(device)), Deadline(budget_s)
     todo = [case for case in cases if case.name not in journal.rows]
     with Compiling({case.name: [(case.problem, None)] for case in todo}, device) as compiling:
         for case in todo:
@@ -151,25 +130,19 @@ def measure(
                 break
             compiling.wait(case.name)
             journal.add({"key": case.name, **_row(case, device)})
-    left = [case.name for case in cases if case.name not in journal.rows]
-    measured = {**journal.header, "rows": list(journal.rows.values()), "left": left}
-    if folder:
-        (folder / "gpu.json").write_text(json.dumps(measured, indent=1) + "\n", encoding="utf-8")
-        (folder / "gpu.md").write_text(table(measured), encoding="utf-8")
+    measured = journal.measured(case.name for case in cases)
+    save(folder, "gpu", measured, table(measured))
     return measured
 
 
 def table(measured: dict[str, Any]) -> str:
-    """The measurement in Markdown: times, the ratio of ours to the fastest SDPA, of others to ours, and memory."""
-    if "skipped" in measured:
-        return measured["skipped"] + "\n"  # type: ignore[no-any-return]
+    """The measurement in Markdown: goals, times, the ratio of ours to the fastest SDPA, of others to ours, and memory."""
     rows = []
-    goals = []
+    numbers: dict[str, float] = {}
     for row in measured["rows"]:
-        goals += [
-            [row["key"], goal["what"], goal["goal"], f"{goal['measured']:.2f}", "yes" if goal["reached"] else "no"]
-            for goal in row["goals"]
-        ]
+        for name, ratio in row["ratios"].items():
+            what = name if name in (OF_SDPA, MEMORY) else f"time of {name} ÷ ours"
+            numbers[f"{row['key']}: {what}"] = ratio
         for name, found in row["alternatives"].items():
             if "failed" in found:
                 rows.append([row["key"], name, f"failed: {found['failed']}", *[""] * 6])
@@ -177,11 +150,11 @@ def table(measured: dict[str, Any]) -> str:
             cells = [f"{found[phase]['median_ms']:.3f}" for phase in PHASES]
             if "median_ms" in found.get("graph", {}):
                 cells[-1] += f" (graph: {found['graph']['median_ms']:.3f})"
-            ratio = row["ratios"].get(OF_SDPA) if name == TRITON else None
+            of_sdpa = row["ratios"].get(OF_SDPA) if name == TRITON else None
             slower = row["ratios"].get(name)
             rows.append([
                 row["key"], name + (" (host-bound)" if measured.get("capability") and host_bound(found) else ""), *cells,
-                "–" if ratio is None else f"{ratio:.2f}",
+                "–" if of_sdpa is None else f"{of_sdpa:.2f}",
                 "–" if slower is None else f"{slower:.2f}",
                 "–" if found["extra_mib"] is None else f"{found['extra_mib']:.0f}",
                 f"{found['error']:.1e}" if "error" in found else "–",
@@ -190,10 +163,9 @@ def table(measured: dict[str, Any]) -> str:
         "case", "attention", "forward, ms", "backward, ms", "forward + backward, ms", "this ÷ fastest SDPA",
         "this ÷ triton", "extra MiB", "error",
     )  # fmt: skip
-    left = f"\nNot measured yet: {', '.join(measured['left'])}.\n" if measured["left"] else ""
-    title = f"{measured['device']}, torch {measured['torch']}, Triton {measured['triton']}"
-    reached = markdown(("case", "what", "goal", "measured", "reached"), goals) + "\n" if goals else ""
-    return f"{title}\n\n{reached}{markdown(heads, rows)}{left}"
+    # A dry run has other sizes.
+    goals = goals_table("gpu", numbers) if measured.get("capability") else ""
+    return f"{title(measured)}\n\n{goals}\n{markdown(heads, rows, left=2)}{left_over(measured)}"
 
 
 def _row(case: Case, device: str) -> dict[str, Any]:
@@ -207,12 +179,10 @@ def _row(case: Case, device: str) -> dict[str, Any]:
             found[name] = {"failed": _first_line(error)}
     timed = {name: _alternative(problem, name, device) for name, row in found.items() if "failed" not in row}
     _add_times(found, timed, problem, device)
-    ratios = _ratios(found)
     return {
         "problem": asdict(problem),
         "alternatives": found,
-        "ratios": ratios,
-        "goals": _goals(case, ratios),
+        "ratios": _ratios(found),
         "configurations": configurations(problem, device),
     }
 
@@ -233,20 +203,6 @@ def _ratios(found: dict[str, dict[str, Any]]) -> dict[str, float]:
     return ratios
 
 
-def _goals(case: Case, ratios: Mapping[str, float]) -> list[dict[str, Any]]:
-    """What we aim at, as far as it was measured."""
-    found = []
-    for what, limit in case.at_most.items():
-        if what in ratios:
-            reached = ratios[what] <= limit
-            found.append({"what": what, "goal": f"≤ {limit:g}", "measured": ratios[what], "reached": reached})
-    for name, limit in case.at_least.items():
-        if name in ratios:
-            what, reached = f"time of {name} ÷ ours", ratios[name] >= limit
-            found.append({"what": what, "goal": f"≥ {limit:g}", "measured": ratios[name], "reached": reached})
-    return found
-
-
 def configurations(problem: Problem, device: str) -> dict[str, dict[str, int]]:
     """The configuration of each kernel for a problem."""
     architecture = tuning.architecture_of(torch.device(device))
@@ -261,14 +217,28 @@ def configurations(problem: Problem, device: str) -> dict[str, dict[str, int]]:
 
 def _alternative(problem: Problem, name: str, device: str) -> Attend:
     if name in BACKENDS:
-        return peers.sdpa(problem, name)
+        return lambda x: _sdpa(problem, x, BACKENDS[name])
     if name == TRITON:
         from cope_sweep.kernels import triton_attention
 
         return lambda x: triton_attention.attend(problem.build(x))
     if name == BLOCKED:
         return lambda x: operator.attention(problem.build(x), "blocked")
-    return {LISTING: peers.listing, COMPILED: peers.listing_compiled, FLEX: peers.flex}[name](problem, device)
+
+    def listing(x: Leaves) -> Tensor:
+        """The paper's listing, under autocast if the type is not float32: then sums of gates are float32, as in its users' code."""
+        dtype = x["q"].dtype
+        with torch.autocast(device, dtype=dtype, enabled=dtype in (torch.bfloat16, torch.float16)):
+            return peers.listing(x).to(dtype)
+
+    return torch.compile(listing, dynamic=False) if name == COMPILED else listing
+
+
+def _sdpa(problem: Problem, x: Leaves, backend: SDPBackend) -> Tensor:
+    """Attention without positions by one backend, on the same queries, keys and values."""
+    q, k, v = x["qkv"].permute(2, 0, 3, 1, 4) if problem.projection else (x["q"], x["k"], x["v"])
+    with sdpa_kernel(backend):
+        return F.scaled_dot_product_attention(q, k, v, dropout_p=problem.dropout, is_causal=True)
 
 
 def _checked(case: Case, name: str, device: str, expected: dict[Problem, Expected]) -> dict[str, Any]:
@@ -298,7 +268,6 @@ def _add_times(found: dict[str, Any], timed: dict[str, Attend], problem: Problem
     """Add times and memory of the alternatives to their rows."""
     leaves, do = problem.leaves(device)
     given = {name: x.requires_grad_() for name, x in leaves.items()}
-    effort = Effort() if device == "cuda" else CPU_EFFORT
     # Those whose memory is O(T²) are measured alone, so that the others' graphs leave room for theirs.
     groups = [[name for name in timed if name not in QUADRATIC], *([name] for name in timed if name in QUADRATIC)]
     for group in groups:
@@ -308,11 +277,11 @@ def _add_times(found: dict[str, Any], timed: dict[str, Attend], problem: Problem
             for name, run in runs.items():
                 rows[name]["extra_mib"] = extra_mib(run["forward_backward"], device)
             for phase in PHASES:
-                for name, taken in times({name: run[phase] for name, run in runs.items()}, device, effort).items():
+                for name, taken in times({name: run[phase] for name, run in runs.items()}, device).items():
                     rows[name][phase] = taken
             if any(host_bound(row) for row in rows.values()) and device == "cuda":
                 for name, run in runs.items():
-                    rows[name]["graph"] = graph_time(run["forward_backward"], effort)
+                    rows[name]["graph"] = graph_time(run["forward_backward"])
             for name, row in rows.items():
                 found[name].update(row)
         except Exception as error:  # out of memory, for example

@@ -1,17 +1,16 @@
 """Checks, tunes and measures the kernels on a GPU, stage after stage: `make gpu`.
 
-    python -m cope_benchmarks.gpu_stages [--device cpu] [--out FOLDER] [--force] [--paper] [--stage NAME …]
+    python -m cope_benchmarks.gpu_stages [--device cpu] [--out FOLDER] [--force] [--stage NAME …]
 
     tests      the kernels against float64, and compute-sanitizer where it is installed; the others need it passed
     tune       configurations of the kernels → tuning.json, which the later stages use
-    bench      attention, beside SDPA, flex_attention and the paper's listing
+    bench      attention, beside SDPA and the paper's listing
     step       training steps of the paper's models
-    paper      with --paper: tables 2, 3, 4 and 7 at published size, as far as the time goes
 
 Each stage takes less than ten minutes, in a process of its own. Finished stages are in `stages.json` in the folder; the
 same command continues with the others, and a stage continues where it ended. With device `cpu`, it is a dry run: tiny
-shapes, Triton's interpreter. Needs torch, Triton, NumPy and pytest; `step` and `paper` also the packages of training,
-without which they are skipped.
+shapes, Triton's interpreter. Needs torch, Triton, NumPy and pytest; `step` also the packages of training, without which it
+is skipped.
 
 Exit codes: 0 everything is done or skipped; 1 a stage failed; 3 time ended before everything was done: repeat it.
 """
@@ -28,17 +27,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cope_benchmarks.sanitizer import sanitize
-
 ROOT = Path(__file__).resolve().parents[3]
 RESULTS = ROOT / "tests" / "benchmarks" / "results" / "gpu"
-STAGES = ("tests", "tune", "bench", "step", "paper")
+STAGES = ("tests", "tune", "bench", "step")
 LIMIT_S = 580.0
 """Longest time of a stage."""
 BUDGET_S = 520.0
@@ -46,19 +43,14 @@ BUDGET_S = 520.0
 MAX_SHARDS = 8
 SHARD_BYTES = 10e9
 """Memory of the GPU for a process of tests: 19 float64 arrays of `exact.BLOCK_ENTRIES`, and torch, need 6 GB."""
-PAPER = ("flip_flop", "selective_copy", "counting", "counting_ood", "flip_flop_architectures")
 BASE = ("torch", "triton", "numpy", "pytest")
-_OF_STEP = ("cachetools", "psutil", "pydantic", "ruamel.yaml", "safetensors", "sqlalchemy")
-NEEDED = {"step": _OF_STEP, "paper": (*_OF_STEP, "alembic", "matplotlib", "pandas", "pyarrow", "rich", "typer")}
-"""Packages that a stage needs beside `BASE`. `paper` uses Ray and MLflow too, where they are installed."""
+NEEDED = ("cachetools", "psutil", "pydantic", "ruamel.yaml", "safetensors", "sqlalchemy")
+"""Packages that `step` needs beside `BASE`."""
 TESTS = ROOT / "tests" / "kernels" / "test_triton_gpu.py"
 NO_TEST = 5
 """Pytest's exit code where no test was left to run."""
 SKIPPED, UNFINISHED = 4, 3
 """Exit codes of a stage's process."""
-BUDGET_USED_UP = 130
-"""Exit code of `cope-sweep run` where its time budget ended."""
-MIN_PAPER_S = 20
 
 
 @dataclass(frozen=True)
@@ -67,7 +59,6 @@ class Setting:
 
     device: str
     out: Path
-    store: str
 
     @property
     def environment(self) -> Mapping[str, str]:
@@ -93,8 +84,6 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--out", type=Path, help="folder of the results")
     parser.add_argument("--force", action="store_true", help="begin again")
-    parser.add_argument("--paper", action="store_true", help="also train tables of the paper")
-    parser.add_argument("--store", default="store", help="store of the runs of --paper")
     parser.add_argument("--stage", action="append", choices=STAGES, help="this stage only; may be repeated")
     parser.add_argument("--child", choices=STAGES, help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
@@ -102,17 +91,15 @@ def main(arguments: list[str] | None = None) -> int:
     if missing:
         print(f"{sys.executable} lacks {', '.join(missing)}; make gpu PYTHON=… names another", file=sys.stderr)  # noqa: T201
         return 1
+    if not given.child and (reason := _why_not(given.device)):
+        print(reason, file=sys.stderr)  # noqa: T201
+        return 1
     if given.out is None:
-        try:
-            given.out = _default_folder(given.device)
-        except RuntimeError as error:
-            print(error, file=sys.stderr)  # noqa: T201
-            return 1
-    setting = Setting(given.device, given.out.resolve(), given.store)
+        given.out = _default_folder(given.device)
+    setting = Setting(given.device, given.out.resolve())
     if given.child:
         return _CHILDREN[given.child](setting)
-    chosen = given.stage or [name for name in STAGES if name != "paper" or given.paper]
-    return run_stages(setting, chosen, force=given.force)
+    return run_stages(setting, given.stage or list(STAGES), force=given.force)
 
 
 def run_stages(setting: Setting, stages: list[str], *, force: bool = False) -> int:
@@ -147,7 +134,7 @@ def run_stages(setting: Setting, stages: list[str], *, force: bool = False) -> i
 def _run(stage: str, setting: Setting) -> tuple[str, str]:
     """Run a stage in a process of its own; returns its result and a note."""
     command = [sys.executable, "-m", "cope_benchmarks.gpu_stages", "--child", stage]
-    command += ["--device", setting.device, "--out", str(setting.out), "--store", setting.store]
+    command += ["--device", setting.device, "--out", str(setting.out)]
     with (setting.out / f"{stage}.log").open("w", encoding="utf-8") as log:
         process = subprocess.Popen(
             command, cwd=ROOT, env=setting.environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
@@ -167,14 +154,24 @@ def _run(stage: str, setting: Setting) -> tuple[str, str]:
     return result, last if result != "failed" else f"{last} (see {setting.out / f'{stage}.log'})"
 
 
+def _why_not(device: str) -> str | None:
+    """Why nothing can be measured here; None: there is a GPU, or this is a dry run."""
+    import torch
+
+    if device == "cpu":
+        return None
+    if not torch.cuda.is_available():
+        return "torch sees no CUDA device here; `make gpu DEVICE=cpu` is a dry run"
+    old = torch.cuda.get_device_capability() < (8, 0)
+    return "the GPU is older than compute capability 8.0, which the kernels need" if old else None
+
+
 def _default_folder(device: str) -> Path:
     """tests/benchmarks/results/gpu/<name of the GPU>; for a dry run, a temporary folder."""
     if device == "cpu":
         return Path(tempfile.gettempdir()) / "cope-sweep-gpu-dry-run"
     import torch
 
-    if not torch.cuda.is_available():
-        raise RuntimeError("torch sees no CUDA device here; `make gpu DEVICE=cpu` is a dry run")
     return RESULTS / re.sub(r"[^a-z0-9]+", "_", torch.cuda.get_device_name().lower()).strip("_")
 
 
@@ -193,13 +190,6 @@ def _say(line: str) -> None:
 def _tests(setting: Setting) -> int:
     from cope_benchmarks.outcomes import BEGUN, read_outcomes
 
-    if setting.device == "cpu":
-        from cope_benchmarks import interpreter
-
-        reason = interpreter.why_not()
-        if reason:
-            _say(reason)
-            return 1
     journal = setting.out / "tests.jsonl"
     codes = _pytest(journal, _shards() if setting.device == "cuda" else 1)
     outcomes = read_outcomes(journal)
@@ -217,6 +207,8 @@ def _tests(setting: Setting) -> int:
     if setting.device == "cpu":
         _say(f"{summary}; no compute-sanitizer in a dry run")
         return 0
+    from cope_benchmarks.sanitizer import sanitize
+
     sanitized = sanitize(ROOT)
     # What is wrong in the kernels stops the command; a tool can also be wrong, so the next stages can be asked for.
     way_out = f" (see {setting.out / 'tests.log'}; make gpu STAGE=tune goes on all the same)" if sanitized.wrong else ""
@@ -247,64 +239,25 @@ def _pytest(journal: Path, shards: int) -> list[int]:
 
 
 def _tune(setting: Setting) -> int:
-    from cope_benchmarks.tune import measure, table_of
+    from cope_benchmarks.tune import measure
 
-    measured = measure(setting.out / "tuning.json", setting.out, setting.device, BUDGET_S - 60)
-    (setting.out / "tune.md").write_text(table_of(measured), encoding="utf-8")
-    return _end(measured, "kinds of problems")
+    return _end(measure(setting.out, setting.device, BUDGET_S - 60), "kinds of problems")
 
 
 def _bench(setting: Setting) -> int:
     from cope_benchmarks.gpu import CASES, DRY_CASES, measure
 
-    return _end(
-        measure(setting.out, setting.device, BUDGET_S, CASES if setting.device == "cuda" else DRY_CASES), "cases"
-    )
+    cases = CASES if setting.device == "cuda" else DRY_CASES
+    return _end(measure(setting.out, setting.device, BUDGET_S, cases), "cases")
 
 
 def _step(setting: Setting) -> int:
-    if skipped := _skipped("step"):
-        return skipped
-    from cope_benchmarks.step_cuda import measure
+    if missing := lacking(NEEDED):
+        _say(f"needs {', '.join(missing)}: pip install --target wheels {' '.join(missing)}, and PYTHONPATH=wheels")
+        return SKIPPED
+    from cope_benchmarks.step import measure_gpu
 
-    return _end(measure(setting.out, setting.device, BUDGET_S), "training steps")
-
-
-def _paper(setting: Setting) -> int:
-    if skipped := _skipped("paper"):
-        return skipped
-    # Without Ray, runs are trained one after another in one process; without MLflow, the store alone has them.
-    limits = ["--local"] * bool(lacking(("ray",))) + ["--no-mlflow"] * bool(lacking(("mlflow",)))
-    end = time.monotonic() + BUDGET_S - 30
-    # A dry run trains one run of two steps.
-    changes = ["--set", "train.steps=2", "--set", "seeds=[0]"] if setting.device == "cpu" else []
-    if setting.device == "cpu":
-        limits = ["--local", "--no-mlflow", "--max-runs", "1"]
-    names = PAPER if setting.device == "cuda" else ("quickstart",)
-    unfinished = []
-    for name in names:
-        left = int(end - time.monotonic())
-        if left < MIN_PAPER_S:
-            unfinished.append(name)
-            continue
-        common = [name, "--store", setting.store, *changes]
-        code = _cli("run", *common, "--time-budget", f"{left}s", *limits)
-        if code == BUDGET_USED_UP:
-            unfinished.append(name)
-        elif code:
-            _say(f"cope-sweep run {name} ended with {code}")
-            return 1
-        published = ["--compare", "paper"] if setting.device == "cuda" else []
-        _cli("report", *common, *published, "--out", str(setting.out / "paper"))  # its errors are in the log
-    if unfinished and setting.device == "cuda":
-        _say(f"not finished: {', '.join(unfinished)}")
-        return UNFINISHED
-    _say(f"trained {', '.join(names)}")
-    return 0
-
-
-def _cli(*arguments: str) -> int:
-    return subprocess.run([sys.executable, "-m", "cope_sweep.cli", *arguments], cwd=ROOT).returncode
+    return _end(measure_gpu(setting.out, setting.device, BUDGET_S), "training steps")
 
 
 def _shards() -> int:
@@ -315,7 +268,7 @@ def _shards() -> int:
     return max(1, min(MAX_SHARDS, os.cpu_count() or 1, int(memory / SHARD_BYTES)))
 
 
-def lacking(packages: tuple[str, ...]) -> list[str]:
+def lacking(packages: Sequence[str]) -> list[str]:
     """Those that cannot be imported."""
 
     def found(name: str) -> bool:
@@ -327,27 +280,13 @@ def lacking(packages: tuple[str, ...]) -> list[str]:
     return [name for name in packages if not found(name)]
 
 
-def _skipped(stage: str) -> int:
-    """The exit code of a stage that lacks packages, after a message; 0: it has all."""
-    missing = lacking(NEEDED[stage])
-    if not missing:
-        return 0
-    _say(f"needs {', '.join(missing)}: pip install --target wheels {' '.join(missing)}, and PYTHONPATH=wheels")
-    return SKIPPED
-
-
 def _end(measured: dict[str, Any], what: str) -> int:
-    if "skipped" in measured:
-        _say(measured["skipped"])
-        return SKIPPED
     rows, left = len(measured["rows"]), len(measured["left"])
     _say(f"{rows} {what}" + (f", {left} left" if left else ""))
     return UNFINISHED if left else 0
 
 
-_CHILDREN: dict[str, Callable[[Setting], int]] = {
-    "tests": _tests, "tune": _tune, "bench": _bench, "step": _step, "paper": _paper,
-}  # fmt: skip
+_CHILDREN: dict[str, Callable[[Setting], int]] = {"tests": _tests, "tune": _tune, "bench": _bench, "step": _step}
 
 if __name__ == "__main__":
     sys.exit(main())

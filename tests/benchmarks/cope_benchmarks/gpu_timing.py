@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,35 +20,30 @@ import torch
 from torch import Tensor
 
 Run = Callable[[], object]
-TURN_MS = 20.0
-"""Shortest time of a turn."""
 MAX_CALLS = 100
 WARM_UPS = 3
 
 
-@dataclass(frozen=True)
-class Effort:
-    """How long is measured."""
+def times(runs: dict[str, Run], device: str, turns: int = 11, turn_ms: float = 20.0) -> dict[str, dict[str, float]]:
+    """By name: median and quartiles of the time of a call, in ms, and the median time on the host.
 
-    turns: int = 11
-    turn_ms: float = TURN_MS
-
-
-def times(runs: dict[str, Run], device: str, effort: Effort = Effort()) -> dict[str, dict[str, float]]:
-    """By name: median and quartiles of the time of a call, in ms, and the median time on the host."""
-    calls = {name: _calls(run, device, effort) for name, run in runs.items()}
+    A turn takes at least `turn_ms`. On a CPU there is one turn of one call.
+    """
+    if device != "cuda":
+        turns, turn_ms = 1, 0.0
+    calls = {name: _calls(run, device, turn_ms) for name, run in runs.items()}
     measured: dict[str, list[tuple[float, float]]] = {name: [] for name in runs}
-    for _ in range(effort.turns):
+    for _ in range(turns):
         for name, run in runs.items():
             measured[name].append(_turn(run, calls[name], device))
-    return {name: _summary(turns) for name, turns in measured.items()}
+    return {name: _summary(taken) for name, taken in measured.items()}
 
 
-def _calls(run: Run, device: str, effort: Effort) -> int:
+def _calls(run: Run, device: str, turn_ms: float) -> int:
     for _ in range(WARM_UPS if device == "cuda" else 1):
         run()
     once, _ = _turn(run, 1, device)
-    return max(1, min(MAX_CALLS, int(effort.turn_ms / max(once, 1e-3))))
+    return max(1, min(MAX_CALLS, int(turn_ms / max(once, 1e-3))))
 
 
 def _turn(run: Run, calls: int, device: str) -> tuple[float, float]:
@@ -94,7 +89,7 @@ def device_ms(row: dict[str, Any]) -> float:
     return found
 
 
-def graph_time(run: Run, effort: Effort = Effort()) -> dict[str, Any]:
+def graph_time(run: Run) -> dict[str, Any]:
     """The time of a call as a CUDA graph, whose kernels follow each other without the host; or why there is none."""
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     graph = torch.cuda.CUDAGraph()
@@ -105,7 +100,7 @@ def graph_time(run: Run, effort: Effort = Effort()) -> dict[str, Any]:
         torch.cuda.current_stream().wait_stream(stream)
         with torch.cuda.graph(graph, stream=stream):
             run()
-        return times({"graph": graph.replay}, "cuda", effort)["graph"]
+        return times({"graph": graph.replay}, "cuda")["graph"]
     except Exception as error:  # an alternative may wait for the device, which a graph cannot
         torch.cuda.synchronize()
         return {"failed": f"{type(error).__name__}: {error}".splitlines()[0][:200]}
@@ -164,16 +159,18 @@ class Journal:
     Raises ValueError if the file is of another machine, version or setting.
     """
 
-    path: Path | None
+    path: Path
     header: dict[str, Any]
     rows: dict[str, dict[str, Any]] = field(default_factory=dict)
     """By key."""
 
     def __post_init__(self) -> None:
-        if self.path is None:
-            return
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        lines = self.path.read_text(encoding="utf-8").splitlines() if self.path.exists() else []
+        text = self.path.read_text(encoding="utf-8") if self.path.exists() else ""
+        if not text.endswith("\n"):  # the process ended while it wrote the last line
+            text = text[: text.rfind("\n") + 1]
+            self.path.write_text(text, encoding="utf-8")
+        lines = text.splitlines()
         if not lines:
             self.path.write_text(json.dumps(self.header) + "\n", encoding="utf-8")
         elif json.loads(lines[0]) != json.loads(json.dumps(self.header)):
@@ -182,24 +179,17 @@ class Journal:
                 "Delete the file, or use another folder"
             )
         for line in lines[1:]:
-            try:
-                row = json.loads(line)
-            except ValueError:  # the process ended while it wrote the last line
-                continue
+            row = json.loads(line)
             self.rows[row["key"]] = row
 
     def add(self, row: dict[str, Any]) -> None:
         self.rows[row["key"]] = row
-        if self.path is not None:
-            with self.path.open("a", encoding="utf-8") as file:
-                file.write("\n" * _unfinished(self.path) + json.dumps(row) + "\n")
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
 
-
-def _unfinished(path: Path) -> bool:
-    """Whether the last line of the file has no end."""
-    with path.open("rb") as file:
-        file.seek(-1, 2)
-        return file.read(1) != b"\n"
+    def measured(self, todo: Iterable[str]) -> dict[str, Any]:
+        """The header, the rows, and the keys of what is left to do."""
+        return {**self.header, "rows": list(self.rows.values()), "left": [key for key in todo if key not in self.rows]}
 
 
 class Deadline:
@@ -217,7 +207,10 @@ class Deadline:
         return now + self.longest < self.end
 
 
-def markdown(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table in Markdown; the first column is left-aligned."""
-    lines = [list(heads), ["---", *["---:"] * (len(heads) - 1)], *rows]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+def title(measured: dict[str, Any]) -> str:
+    return f"{measured['device']}, torch {measured['torch']}, Triton {measured['triton']}"
+
+
+def left_over(measured: dict[str, Any]) -> str:
+    """A line for what was not measured; empty if that is nothing."""
+    return f"\nNot measured yet: {', '.join(measured['left'])}.\n" if measured["left"] else ""

@@ -5,7 +5,6 @@ Shapes: B batch, H heads, T tokens, K head dim, P positions.
 
 from __future__ import annotations
 
-import importlib.util
 import math
 from collections.abc import Callable
 
@@ -14,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 Leaves = dict[str, Tensor]
-"""q, k, v (B, H, T, K), e (P, K), and e_relative (T, K)."""
+"""q, k, v (B, H, T, K) and e (P, K)."""
 Attend = Callable[[Leaves], Tensor]
 
 
@@ -44,32 +43,3 @@ def listing(x: Leaves) -> Tensor:
 def sdpa(x: Leaves) -> Tensor:
     """torch's scaled_dot_product_attention, causal, without positions."""
     return F.scaled_dot_product_attention(x["q"], x["k"], x["v"], is_causal=True)
-
-
-def shaw(x: Leaves) -> Tensor:
-    """Relative positions by the skew trick (Huang et al. 2018, "Music Transformer"), without a (T, T, K) array."""
-    q, k, v = x["q"], x["k"], x["v"]
-    T, K = q.shape[-2:]
-    by_distance = q @ x["e_relative"].flip(0).T  # column c: distance T − 1 − c
-    skewed = F.pad(by_distance, (1, 0)).view(*q.shape[:2], T + 1, T)[:, :, 1:]
-    masked = torch.ones(T, T, dtype=torch.bool, device=q.device).triu(1)
-    return (q @ k.transpose(-1, -2) / math.sqrt(K) + skewed).masked_fill(masked, -torch.inf).softmax(-1) @ v
-
-
-def x_transformers(x: Leaves) -> Tensor:
-    """Attention with the CoPE module of x-transformers, called as its attention calls it."""
-    from x_transformers.x_transformers import CoPE  # type: ignore[import-not-found,import-untyped,unused-ignore]
-
-    q, k, v = x["q"], x["k"], x["v"]
-    T, K = q.shape[-2:]
-    module = CoPE(dim=K, heads=q.shape[1], max_pos=len(x["e"])).to(q)
-    del module.pos_emb  # a parameter, replaced by our tensor to get its gradient
-    module.pos_emb = x["e"]
-    masked = torch.ones(T, T, dtype=torch.bool, device=q.device).triu(1)
-    logits = (q @ k.transpose(-1, -2) / math.sqrt(K)).masked_fill(masked, -torch.inf)
-    out: Tensor = (logits + module(q, logits)).softmax(-1) @ v
-    return out
-
-
-def has_x_transformers() -> bool:
-    return importlib.util.find_spec("x_transformers") is not None

@@ -1,4 +1,6 @@
-"""compute-sanitizer on small problems (`gpu_small.py`): accesses outside memory, and races in shared memory.
+"""compute-sanitizer on small problems: accesses outside memory, and races in shared memory.
+
+    compute-sanitizer --tool memcheck python -m cope_benchmarks.sanitizer
 
 The tool belongs to the CUDA toolkit. Where it is missing, or does not work (as under some virtual machines), its result is
 missing; that is reported and nothing else. Only what it finds in the kernels is an error.
@@ -12,6 +14,12 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import torch
+
+from cope_benchmarks.exact import computed_by
+from cope_benchmarks.gpu_problems import Problem
 
 TOOLS = ("compute-sanitizer", "/usr/local/cuda/bin/compute-sanitizer")
 CHECKS = ("memcheck", "racecheck")
@@ -21,6 +29,15 @@ LIMIT_S = 120.0
 """Longest time of a check."""
 PROBE = "import torch; print((torch.ones(4, device='cuda') + 1).sum().item())"
 
+SIZE: dict[str, Any] = {"batch": 2, "heads": 2, "tokens": 250, "projection": True}
+PROBLEMS = (
+    Problem(**SIZE),
+    Problem(p_max="full", dtype="float32", **SIZE),
+    Problem(gate="separate", mean_gate=1 - 1e-7, dropout=0.1, relative=30, far="last", lengths=(250, 77), **SIZE),
+    Problem(p_max=None, slope=True, head_dim=80, **SIZE),
+    Problem(batch=2, tokens=90, cached=160, buckets=40, alibi=True, gate="keys", per_head=True, float32_tables=True),
+)
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -29,7 +46,7 @@ class Outcome:
     """Whether it found an error in the kernels."""
 
 
-def sanitize(folder: Path, program: tuple[str, ...] = ("-m", "cope_benchmarks.gpu_small")) -> Outcome:
+def sanitize(folder: Path, program: tuple[str, ...] = ("-m", "cope_benchmarks.sanitizer")) -> Outcome:
     """Run the checks on a Python program, which is started in `folder`; their output goes to this process's."""
     tool = next(filter(None, map(shutil.which, TOOLS)), None)
     if tool is None:
@@ -62,3 +79,18 @@ def _check(tool: str, check: str, program: tuple[str, ...], folder: Path) -> int
 
 def _meaning(code: int | None) -> str:
     return f"more than {LIMIT_S:.0f} s" if code is None else f"exit code {code}"
+
+
+def main(device: str = "cuda") -> None:
+    """Compute output and gradients of each problem."""
+    from cope_sweep.kernels import triton_attention
+
+    for problem in PROBLEMS:
+        leaves, weight = problem.leaves(device)
+        computed_by(triton_attention.attend, problem.build, leaves, weight)
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,122 +1,288 @@
-"""Benchmark of the service: a model is trained for one step, and a server of its own process serves it.
+"""Benchmark of the service, a process of its own: perplexity, and tables and pages of a store of many runs.
 
-What is measured is in `serve_perplexity`, `serve_overload` and `serve_tables`.
+Perplexity: the same sequences by 32 clients, by one client, and offline by the same model. Reading: ten clients ask for a
+table or a page, compared with a constant route. The clients are coroutines of this process, whose requests are prepared as
+bytes, because they share the cores with the server. All take turns, and a ratio is the median over the turns of the ratio
+within a turn: a slow moment of the machine affects both sides.
 """
 
 from __future__ import annotations
 
-import http.client
+import asyncio
+import json
 import os
-import platform
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import repeat
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
+from typing import Any
+from urllib.parse import quote, urlsplit
 
-import psutil
+import numpy as np
 
-from cope_benchmarks import serve_overload, serve_perplexity, serve_tables
-from cope_benchmarks.serve_perplexity import Served
+from cope_benchmarks.report import Rows
+from cope_benchmarks.store import indexed_row, write_ablation, write_index
 from cope_sweep.config import expand, load_ablation
+from cope_sweep.errors import UserError
 from cope_sweep.inference import Predictor
 from cope_sweep.store import Store
-from cope_sweep.store.provenance import versions
 
-if TYPE_CHECKING:
-    from rich.table import Table
-
+CLIENTS, SEQUENCES, TURNS = 32, 512, 5
+LENGTHS = (16, 256)
+"""Shortest and longest sequence, in tokens."""
+IDLE_REQUESTS, IDLE_TOKENS = 40, 32
+RUNS, READERS, SECONDS = 100_000, 10, 2.0
+CHANGES = 5
+"""Runs that end while their table is polled."""
 START_S = 120
+QUEUE_TOKENS = 1 << 15
+"""The queue has room for all clients."""
+API = "/api/v1"
+PAGE = f"{API}/runs?sort=in_dist%2Ftoken_error&limit=100&filter={quote('model.layers=4')}&filter={quote('model.position=cope')}"
+ABLATION = """\
+title: A model to serve
+base:
+  task: {kind: selective_copy, tokens: 16, blanks: 224, dense_blanks: 112, sparse_blanks: 224, vocabulary: 512}
+  model: {layers: 4, dim: 256, heads: 4, position: [cope]}
+  train: {steps: 1, batch: 1}
+  evaluate: {every: 1, sequences: 1, final_sequences: 1}
+metrics:
+  - {name: in_dist/loss}
+"""
+"""A model as in a small ablation: 3 M weights, and 256 tokens of context."""
+
+Address = tuple[str, int]
 
 
-def measure(overload_s: float = 0, runs: int = 0, **workload: int) -> dict[str, Any]:
-    """Train a model for one step, serve it, and measure: about two minutes, and `overload_s` seconds of overload.
-
-    With `runs`, also a store of so many runs: about five minutes more for 100,000.
-    """
-    load = psutil.getloadavg()[0]
-    with tempfile.TemporaryDirectory(prefix="cope-sweep-bench-") as folder:
-        run_id = _train(Path(folder))
-        predictor = Predictor.load(Store(f"{folder}/store").run(run_id).checkpoint)
-        # The queue has room for all clients of `serve_perplexity`.
-        limits = {"COPE_SWEEP_MAX_QUEUE_TOKENS": str(serve_overload.QUEUE_TOKENS)}
-        with serving(Path(folder), limits) as (address, process, start_s):
-            measured = serve_perplexity.measure(Served(address, run_id, predictor, process), **workload)
-            if overload_s:
-                measured["overload"] = serve_overload.measure(address, run_id, process, overload_s)
-        if runs:
-            measured["reading"] = measure_reading(Path(folder) / "reading", runs)
-    return {
-        "machine": {"processor": platform.processor() or platform.machine(), "cpus": os.cpu_count(), "load": load},
-        "versions": versions(),
-        **measured,
-        "start_s": round(start_s, 2),
-    }
+def measure(runs: int = RUNS) -> dict[str, Any]:
+    """Train a model for one step, serve it, and measure; then the same with a store of `runs` runs, a multiple of 1,000."""
+    if runs < 1000 or runs % 1000:
+        raise UserError(f"--runs {runs}: a multiple of 1,000")
+    rows = Rows("serve")
+    with tempfile.TemporaryDirectory(prefix="cope-sweep-bench-") as name:
+        perplexity(rows, Path(name) / "model")
+        reading(rows, Path(name) / "reading", runs)
+    return rows.measured(runs=runs, clients=CLIENTS, sequences=SEQUENCES, turns=TURNS)
 
 
-def measure_reading(folder: Path, runs: int, **options: Any) -> dict[str, Any]:
-    """Tables and pages of runs of a store with `runs` runs, which is written to `folder`."""
-    serve_tables.write(folder, runs)
-    with serving(folder) as (address, process, _):
-        return serve_tables.measure(address, process, folder, **options)
-
-
-def table(measured: dict[str, Any]) -> Table:
-    """The measurement beside the goals."""
-    shown = serve_perplexity.table(measured)
-    if "overload" in measured:
-        serve_overload.add_rows(shown, measured["overload"])
-    if "reading" in measured:
-        serve_tables.add_rows(shown, measured["reading"])
-    return shown
-
-
-def _train(folder: Path) -> str:
-    """Train the model; its run id."""
-    ablations = folder / "ablations"
-    ablations.mkdir()
-    (ablations / "served.yaml").write_text(serve_perplexity.ABLATION, encoding="utf-8")
+def perplexity(rows: Rows, folder: Path) -> None:
+    """Tokens/s of clients and offline, and what an idle service adds to a request. Answers are compared first."""
+    (folder / "ablations").mkdir(parents=True)
+    (folder / "ablations" / "served.yaml").write_text(ABLATION, encoding="utf-8")
     command = [sys.executable, "-m", "cope_sweep.cli", "run", "served", "--local", "--no-mlflow"]
-    options = ["--store", str(folder / "store"), "--ablations", str(ablations)]
-    subprocess.run([*command, *options], check=True, capture_output=True)
-    return expand(load_ablation(ablations / "served.yaml")).runs[0].run_id
+    subprocess.run([*command, *_options(folder)], check=True, capture_output=True)
+    run_id = expand(load_ablation(folder / "ablations" / "served.yaml")).runs[0].run_id
+    predictor = Predictor.load(Store(folder / "store").run(run_id).checkpoint)
+    rng = np.random.default_rng(0)
+    tokens = [rng.integers(0, 510, length).tolist() for length in rng.integers(*LENGTHS, SEQUENCES, endpoint=True)]
+    scored = sum(map(len, tokens)) - len(tokens)
+    with serving(folder, {"COPE_SWEEP_MAX_QUEUE_TOKENS": str(QUEUE_TOKENS)}) as (address, start_s):
+        requests = [_request(address, run_id, each) for each in tokens]
+        expected = [-float(np.nansum(scores)) for scores in predictor.log_probabilities(tokens)]
+        found = [json.loads(answer)["total"]["nll_sum"] for answer in ask(address, requests, CLIENTS)]
+        if not np.allclose(found, expected, rtol=1e-5, atol=1e-5):
+            raise RuntimeError("the server's log-probabilities are not those of the model: nothing is measured")
+        ways: dict[str, Callable[[], object]] = {
+            "offline": lambda: predictor.log_probabilities(tokens),
+            f"{CLIENTS} clients": lambda: ask(address, requests, CLIENTS),
+            "one at a time": lambda: ask(address, requests, 1),
+        }
+        taken = _in_turns({name: lambda way=way: _seconds(way) for name, way in ways.items()})  # type: ignore[misc]
+        added_ms = _idle_added_ms(address, predictor, run_id)
+    for name, times in taken.items():
+        rows.add(f"perplexity, {name}", scored / statistics.median(times), " tokens/s")
+    for other in ("offline", "one at a time"):
+        rows.add(f"{CLIENTS} clients ÷ {other}", _ratio(taken[other], taken[f"{CLIENTS} clients"]), " ×")
+    rows.add("added to one request when idle", added_ms, " ms")
+    rows.add("from the start to ready", start_s, " s")
+
+
+def _idle_added_ms(address: Address, predictor: Predictor, run_id: str) -> float:
+    """What a short request takes more than the model alone, when nothing else is asked."""
+    sequence = list(range(IDLE_TOKENS + 1))
+    request = _request(address, run_id, sequence)
+    service, model = [], []
+    for _ in range(IDLE_REQUESTS):
+        service.append(_seconds(lambda: ask(address, [request], 1)))
+        model.append(_seconds(lambda: predictor.log_probabilities([sequence])))
+    return 1e3 * (statistics.median(service) - statistics.median(model))
+
+
+def reading(rows: Rows, folder: Path, runs: int) -> None:
+    """Requests per second for tables and a page of runs, and how soon a table shows a run that has ended."""
+    (folder / "ablations").mkdir(parents=True)
+    tables = {f"table of {number:,} runs": number for number in (100, 1000)}
+    for number in tables.values():
+        write_ablation(folder / "ablations" / f"runs{number}.yaml", number)
+    write_index(folder / "store", write_ablation(folder / "all.yaml", runs))
+    paths = {name: f"{API}/ablations/runs{number}/table" for name, number in tables.items()}
+    paths["filtered page of runs"] = PAGE
+    with serving(folder) as (address, _):
+        first_ms = {name: 1e3 * _seconds(lambda path=path: fetch(address, path)) for name, path in paths.items()}  # type: ignore[misc]
+        targets = {"constant route": (_get(address, "/health/live"), 200)}
+        for name, path in paths.items():
+            targets[name] = (_get(address, path, "Accept-Encoding: gzip\r\n"), 200)
+            if name in tables:
+                etag = fetch(address, path)
+                targets[f"{name}, unchanged (304)"] = (_get(address, path, f"If-None-Match: {etag}\r\n"), 304)
+        rates = _in_turns({name: lambda target=target: load(address, *target) for name, target in targets.items()})  # type: ignore[misc]
+        fresh_s = _fresh_s(address, folder)
+    for name, found in rates.items():
+        rows.add(name, statistics.median(found), " requests/s")
+        if name != "constant route":
+            rows.add(f"{name} ÷ constant route", _ratio(found, rates["constant route"]), " ×")
+    for name, taken_ms in first_ms.items():
+        rows.add(f"{name}, computed", taken_ms, " ms")
+    rows.add("table after the end of a run, at most", max(fresh_s), " s")
+
+
+def _fresh_s(address: Address, folder: Path) -> list[float]:
+    """Seconds from the end of a run until its table is another one, while it is polled."""
+    plan = expand(load_ablation(folder / "ablations" / "runs1000.yaml"))
+    store, path = Store(folder / "store"), f"{API}/ablations/runs1000/table"
+    found = []
+    for number in range(CHANGES):
+        before = fetch(address, path)
+        store.index.write([indexed_row(plan.runs[number], number, seed=time.time_ns())])
+        start_s = time.perf_counter()
+        while fetch(address, path) == before:
+            if time.perf_counter() - start_s > 60:
+                raise TimeoutError("the table has not changed within 60 s of the end of a run")
+        found.append(time.perf_counter() - start_s)
+        time.sleep(1.0)
+    return found
+
+
+# The server and its clients -------------------------------------------------------------------------------------------
 
 
 @contextmanager
-def serving(
-    folder: Path, settings: Mapping[str, str] = MappingProxyType({})
-) -> Iterator[tuple[tuple[str, int], psutil.Process, float]]:
-    """Host and port of a server for the store of `folder`, its process, and the seconds until it was ready."""
-    command = [sys.executable, "-m", "cope_sweep.cli", "serve", "--port", "0"]
-    options = ["--store", str(folder / "store"), "--ablations", str(folder / "ablations")]
-    environment = {**os.environ, **settings}
+def serving(folder: Path, settings: Mapping[str, str] = MappingProxyType({})) -> Iterator[tuple[Address, float]]:
+    """Host and port of a server for the store of `folder`, and the seconds until it was ready."""
+    command = [sys.executable, "-m", "cope_sweep.cli", "serve", "--port", "0", *_options(folder)]
     start_s = time.perf_counter()
-    with subprocess.Popen([*command, *options], stdout=subprocess.PIPE, text=True, env=environment) as server:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, **settings}) as server:
         try:
             assert server.stdout is not None
             url = urlsplit(server.stdout.readline().split()[0])
             address = url.hostname or "", url.port or 0
-            _wait_until_ready(address)
-            yield address, psutil.Process(server.pid), time.perf_counter() - start_s
+            while not _is_ready(address):
+                if time.perf_counter() - start_s > START_S:
+                    raise TimeoutError(f"the server was not ready within {START_S} s")
+                time.sleep(0.02)
+            yield address, time.perf_counter() - start_s
         finally:
             server.terminate()
 
 
-def _wait_until_ready(address: tuple[str, int]) -> None:
-    deadline_s = time.monotonic() + START_S
-    while True:
-        try:
-            connection = http.client.HTTPConnection(*address, timeout=10)
-            connection.request("GET", "/health/ready")
-            if connection.getresponse().status == 200:
+def _options(folder: Path) -> list[str]:
+    return ["--store", str(folder / "store"), "--ablations", str(folder / "ablations")]
+
+
+def _is_ready(address: Address) -> bool:
+    try:
+        fetch(address, "/health/ready")
+    except (OSError, urllib.error.HTTPError):
+        return False
+    return True
+
+
+def fetch(address: Address, path: str) -> str | None:
+    """The ETag of an answer, over a connection of its own."""
+    with urllib.request.urlopen(f"http://{address[0]}:{address[1]}{path}", timeout=300) as response:
+        response.read()
+        tag: str | None = response.headers["etag"]
+        return tag
+
+
+def _get(address: Address, path: str, headers: str = "") -> bytes:
+    return f"GET {path} HTTP/1.1\r\nHost: {address[0]}\r\n{headers}\r\n".encode()
+
+
+def _request(address: Address, run_id: str, tokens: Sequence[int]) -> bytes:
+    body = json.dumps({"tokens": [list(tokens)]})
+    head = f"POST {API}/runs/{run_id}/perplexity HTTP/1.1\r\nhost: {address[0]}:{address[1]}\r\n"
+    return f"{head}content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n{body}".encode()
+
+
+def ask(address: Address, requests: Sequence[bytes], clients: int) -> list[bytes]:
+    """The bodies of the answers. Each client has one connection and takes the next request when it has an answer."""
+    answers: dict[int, bytes] = {}
+    waiting = iter(enumerate(requests))
+    _run_clients(address, clients, waiting, answers.__setitem__, 200)
+    return [answers[number] for number in range(len(requests))]
+
+
+def load(address: Address, request: bytes, status: int) -> float:
+    """Answers per second to `READERS` clients that repeat a request for `SECONDS`."""
+    end_s, answers = time.perf_counter() + SECONDS, [0]
+
+    def until_end() -> Iterator[tuple[int, bytes]]:
+        for each in repeat(request):
+            if time.perf_counter() > end_s:
                 return
-        except OSError:
-            pass
-        if time.monotonic() > deadline_s:
-            raise TimeoutError(f"the server was not ready within {START_S} s")
-        time.sleep(0.02)
+            yield 0, each
+
+    def count(_: int, __: bytes) -> None:
+        answers[0] += 1
+
+    taken_s = _seconds(lambda: _run_clients(address, READERS, until_end(), count, status))
+    return answers[0] / taken_s
+
+
+def _run_clients(
+    address: Address,
+    clients: int,
+    waiting: Iterator[tuple[int, bytes]],
+    answered: Callable[[int, bytes], None],
+    status: int,
+) -> None:
+    async def client() -> None:
+        reader, writer = await asyncio.open_connection(*address)
+        for number, request in waiting:
+            writer.write(request)
+            head = (await reader.readuntil(b"\r\n\r\n")).lower()
+            length = 0 if status == 304 else int(head.split(b"content-length:")[1].split(b"\r\n", 1)[0])
+            body = await reader.readexactly(length)
+            if int(head[9:12]) != status:
+                raise RuntimeError(f"the server answered {head[:300]!r}: {body[:500]!r}")
+            answered(number, body)
+        writer.close()
+
+    async def all_clients() -> None:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(clients):
+                group.create_task(client())
+
+    import uvloop
+
+    uvloop.run(all_clients())  # a client then takes a third of the time of asyncio's
+
+
+def _in_turns(ways: Mapping[str, Callable[[], float]]) -> dict[str, list[float]]:
+    """What each way returns in `TURNS` turns, after one that compiles and starts threads."""
+    found: dict[str, list[float]] = {name: [] for name in ways}
+    for turn in range(TURNS + 1):
+        for name, way in ways.items():
+            value = way()
+            if turn:
+                found[name].append(value)
+    return found
+
+
+def _ratio(values: Sequence[float], others: Sequence[float]) -> float:
+    return statistics.median(a / b for a, b in zip(values, others, strict=True))
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    start_s = time.perf_counter()
+    work()
+    return time.perf_counter() - start_s

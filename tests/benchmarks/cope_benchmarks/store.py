@@ -1,243 +1,277 @@
-"""Benchmark of the read side: a synthetic store of many finished runs is indexed, asked, compared and checked.
+"""Benchmark of the read side: a synthetic store of many finished runs is indexed, asked, compared and tabulated.
 
-Commands are measured in processes of their own, against the same command on an empty store: the difference is what the
-store's size costs. Wall-clock and CPU time are the least of three; on a machine that runs other work, trust the latter.
+The store has the files that training leaves, with random metrics and a checkpoint of 1 kB. Times are the least of three,
+wall clock; CPU time is in brackets: on a machine that runs other work, trust it. A report is a command in a process of its
+own; what it takes to report one run of the same store is subtracted.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
-import platform
+import random
 import resource
-import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
-import psutil
-
-from cope_benchmarks.synthetic_store import write_ablation, write_store
-from cope_sweep.api.questions import GetSweep, ListAblations, ListRuns, ListSweeps
-from cope_sweep.cli.output import grid
-from cope_sweep.config import expand, load_ablation
+from cope_benchmarks.report import Rows
+from cope_sweep.api.questions import ListAblations, ListRuns, ListSweeps
+from cope_sweep.config import Plan, RunSpec, expand, load_ablation
 from cope_sweep.errors import UserError
-from cope_sweep.queries import AblationFiles, Queries, plan_cost
+from cope_sweep.queries import AblationFiles, Queries
 from cope_sweep.results import table as result_table
-from cope_sweep.store import Store
-from cope_sweep.store.index import Index
-from cope_sweep.store.provenance import versions
+from cope_sweep.store import Store, SweepRecord, SweepRun
+from cope_sweep.store.index import Index, RunRow
 from cope_sweep.store.rebuild import check, rebuild
 
-if TYPE_CHECKING:
-    from rich.table import Table
-
-RUNS = 100_000
-SMALL, MEDIUM = 1_000, 10_000
-"""Runs of the ablation whose table is made, and of the smaller plan that is compared."""
+ABLATION = """\
+title: Many short runs
+base:
+  task: {kind: selective_copy, tokens: 4, blanks: 12, dense_blanks: 6, sparse_blanks: 24}
+  model: {dim: 32, heads: 2}
+  train: {steps: 50, batch: 16}
+  evaluate: {every: 50, sequences: 32, final_sequences: 32}
+grid:
+  model.layers: [1, 2, 3, 4]
+  model.position: {none: [], absolute: [absolute], RoPE: [rope], CoPE: [cope], CoPE and RoPE: [cope, rope]}
+  train.lr: RATES
+seeds: [0, 1, 2, 3, 4]
+metrics:
+  - {name: in_dist/token_error, label: In-dist., unit: "%"}
+  - {name: dense/token_error, label: OOD dense, unit: "%"}
+  - {name: sparse/token_error, label: OOD sparse, unit: "%"}
+"""
+RUNS_PER_RATE = 100
+CURVE_ROWS = 20
+CREATED_MS = 1_790_000_000_000
+RUN_MS = 2_000
+SWEEP_RUNS = 5_000
+"""Runs of one sweep."""
+WEIGHTS = bytes(1024)
+RUNS, SMALL, MEDIUM = 100_000, 1_000, 10_000
+"""Runs of the store, of the smaller table, and of the smaller plan."""
 REPETITIONS = 3
-QUICK_S = 0.2
-"""What a question may take beyond the start of a process."""
-GOALS = {
-    "list": QUICK_S, "status": QUICK_S, "page, filtered by model": QUICK_S, "page, filtered by metric": QUICK_S,
-    "page, sorted by metric": QUICK_S, "table of 1,000 runs, json": 0.5, "table of 1,000 runs, csv": 0.5,
-    "table of 1,000 runs, markdown": 0.5, "table of 1,000 runs, latex": 0.5, "table of 1,000 runs, html": 0.5,
-}  # fmt: skip
-PLAN_GOALS_S = {MEDIUM: 2.0, RUNS: 20.0}
-"""Runs of a plan → seconds in which it is expanded, hashed and compared."""
-REBUILT_PER_S = 2_000
-
 T = TypeVar("T")
 
 
-class Seconds(NamedTuple):
-    """How long something took."""
-
-    wall: float
-    cpu: float
-
-    def rounded(self) -> dict[str, float]:
-        return {"wall_s": round(self.wall, 4), "cpu_s": round(self.cpu, 4)}
-
-    def __str__(self) -> str:
-        return f"{self.wall:.2f} s ({self.cpu:.2f})" if self.cpu > 1 else f"{self.wall:.3f} s ({self.cpu:.3f})"
-
-
-def measure(runs: int = RUNS, folder: Path | None = None) -> dict[str, Any]:
-    """Write a store of `runs` runs (a multiple of 100, at least 10,000) and measure it: about five minutes for 100,000.
-
-    `folder` is used and kept, with the store in it; None: a temporary one.
-    """
-    if runs < MEDIUM or runs % 100:
-        raise UserError(f"--runs {runs}: a multiple of 100, and at least {MEDIUM:,}")
-    load = psutil.getloadavg()[0]
-    root = folder or Path(tempfile.mkdtemp(prefix="cope-sweep-bench-"))
-    try:
-        _write(root, runs)
-        measured = {
-            "runs": runs,
-            "rebuild": _rebuild(root),
-            "questions": _questions(root),
-            "plans": [_plan(root, number) for number in (MEDIUM, runs)],
-            "commands": _commands(root),
-            "check": _check(root),
-        }
-    finally:
-        if folder is None:
-            shutil.rmtree(root)
-    return measured | {
-        "goals_s": GOALS | {f"plan of {runs:,} runs": goal for runs, goal in PLAN_GOALS_S.items()},
-        "machine": {
-            "host": platform.node(),
-            "cpus": len(os.sched_getaffinity(0)),
-            "load": [round(load, 1), round(psutil.getloadavg()[0], 1)],
-        },
-        "versions": versions(),
-    }
+def measure(runs: int = RUNS) -> dict[str, Any]:
+    """Write a store of `runs` runs (a multiple of 100, at least 10,000) and measure it: about eight minutes for 100,000."""
+    if runs < MEDIUM or runs % RUNS_PER_RATE:
+        raise UserError(f"--runs {runs}: a multiple of {RUNS_PER_RATE}, and at least {MEDIUM:,}")
+    rows = Rows("store")
+    with tempfile.TemporaryDirectory(prefix="cope-sweep-bench-") as name:
+        root = Path(name)
+        (root / "ablations").mkdir()
+        plans = {number: write_ablation(_file(root, number), number) for number in (SMALL, MEDIUM, runs)}
+        one = _file(root, SMALL).read_text()
+        _file(root, 1).write_text(one.partition("grid:")[0] + "seeds: [0]\n" + one[one.index("metrics:") :])
+        store = write_store(root / "store", plans[runs])
+        rebuilt, _ = timed(lambda: rebuild(store.files, Index(store.index_url)), 1)
+        rows.add("rebuild the index", runs / rebuilt[0], " runs/s", f", {runs:,} runs")
+        _questions(rows, root, plans[SMALL])
+        for number in (MEDIUM, runs):
+            taken, _ = timed(lambda number=number: _compare(_file(root, number), store), 1)  # type: ignore[misc]
+            what = "all" if number == runs else f"{MEDIUM:,}"
+            _add(rows, f"plan of {what} runs: expand, hash, compare", taken)
+        _reports(rows, root, runs)
+        taken, differences = timed(lambda: list(check(store.files, store.index)), 1)
+        if differences:
+            raise RuntimeError(f"the store is not what its index says: {differences[0]}")
+        _add(rows, "check of all runs", taken)
+    return rows.measured(runs=runs)
 
 
-def _write(root: Path, runs: int) -> None:
-    """The ablation `small` and the store, unless it is there."""
-    (root / "ablations").mkdir(parents=True, exist_ok=True)
-    (root / "plans").mkdir(exist_ok=True)
-    write_ablation(root / "ablations" / "small.yaml", SMALL)
-    if not (root / "store").exists():
-        write_store(root / "store", write_ablation(root / "plans" / "all.yaml", runs))
+def _file(root: Path, runs: int) -> Path:
+    return root / "ablations" / f"runs{runs}.yaml"
 
 
-def _rebuild(root: Path) -> dict[str, Any]:
-    (root / "store" / "index.db").unlink(missing_ok=True)
-    store = Store(root / "store")
-    index = Index(store.index_url)
-    seconds, report = timed(lambda: rebuild(store.files, index), 1)
-    index.close()
-    return {
-        **seconds.rounded(),
-        "runs_per_s": round(report.runs / seconds.wall),
-        "runs_per_cpu_s": round(report.runs / seconds.cpu),
-        "index_bytes": (root / "store" / "index.db").stat().st_size,
-    }
+def _add(rows: Rows, what: str, taken: tuple[float, float]) -> None:
+    rows.add(what, taken[0], " s", f" ({taken[1]:.3g})")
 
 
-def _questions(root: Path) -> dict[str, dict[str, float]]:
-    """What the queries take in this process. The plan of the small ablation was expanded before."""
+def _questions(rows: Rows, root: Path, plan: Plan) -> None:
+    """What the queries of commands and of the service take, in this process."""
     store = Store(root / "store")
     queries = Queries(store, AblationFiles(root / "ablations"))
-    plan = queries.files.load("small").plan
     by_model = ListRuns(filter=("model.layers>=3", "model.position=cope"))
     by_metric = ListRuns(filter=("in_dist/token_error<10",))
-    newest = queries.ask(ListSweeps(limit=1)).sweeps[0]
     asked: dict[str, Callable[[], object]] = {
-        "list": lambda: queries.ask(ListAblations()),
-        "status": lambda: queries.ask(ListSweeps()),
-        "status of a sweep": lambda: queries.ask(GetSweep(newest.sweep_id)),
+        "list of ablations": lambda: queries.ask(ListAblations()),
+        "status of sweeps": lambda: queries.ask(ListSweeps()),
         "page, filtered by model": lambda: queries.ask(by_model),
         "page, filtered by metric": lambda: queries.ask(by_metric),
         "page, sorted by metric": lambda: queries.ask(ListRuns(sort="in_dist/token_error")),
+        f"table of {SMALL:,} runs": lambda: result_table(plan, store).to_markdown(),
     }
-    for name in ("json", "csv", "markdown", "latex", "html"):
-        asked[f"table of 1,000 runs, {name}"] = lambda name=name: getattr(result_table(plan, store), f"to_{name}")()  # type: ignore[misc]
-    return {name: timed(ask)[0].rounded() for name, ask in asked.items()}
+    for name, ask in asked.items():
+        _add(rows, name, timed(ask)[0])
 
 
-def _plan(root: Path, runs: int) -> dict[str, Any]:
-    """Expand and hash a plan, compare it with the store, and estimate what is left."""
-    path = root / "plans" / f"plan{runs}.yaml"
-    write_ablation(path, runs)
-    index = Store(root / "store").index
-    expanded, plan = timed(lambda: expand(load_ablation(path)), 1)
-    hashed, ids = timed(lambda: [run.run_id for run in plan.runs], 1)
-    compared, statuses = timed(lambda: index.statuses(ids), 1)
-    estimated, _ = timed(lambda: plan_cost(plan, Store(root / "store")), 1)
-    return {
-        "runs": len(ids),
-        "finished": sum(status == "finished" for status in statuses.values()),
-        "expanded": expanded.rounded(),
-        "hashed": hashed.rounded(),
-        "compared": compared.rounded(),
-        "estimated": estimated.rounded(),
-        "peak_memory_bytes": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
-    }
+def _compare(path: Path, store: Store) -> None:
+    store.index.statuses([run.run_id for run in expand(load_ablation(path)).runs])
 
 
-def _commands(root: Path) -> dict[str, dict[str, dict[str, float]]]:
-    """Whole commands on the store and on an empty one."""
-    commands = {
-        "list": ["list"],
-        "status": ["status"],
-        "page, filtered by model": ["runs", "--filter", "model.layers>=3", "--filter", "model.position=cope"],
-        "page, sorted by metric": ["runs", "--sort", "in_dist/token_error"],
-        "table of 1,000 runs, markdown": ["report", "small", "--format", "markdown"],
-        "table of 1,000 runs, csv": ["report", "small", "--format", "csv"],
-    }
-    Store(root / "empty", create=True).index.close()
-    return {
-        name: {store: least(partial(command_seconds, root, words, store)).rounded() for store in ("store", "empty")}
-        for name, words in commands.items()
-    }
+def _reports(rows: Rows, root: Path, runs: int) -> None:
+    """`cope-sweep report`, beyond the same command for one run that is not in the store."""
+    start = least(lambda: command_seconds(root, ["report", "runs1"]))
+    for number in (SMALL, runs):
+        whole = least(lambda number=number: command_seconds(root, ["report", f"runs{number}"]))  # type: ignore[misc]
+        what = "all" if number == runs else f"{SMALL:,}"
+        _add(rows, f"report of {what} runs, beyond its start", (whole[0] - start[0], whole[1] - start[1]))
+    _add(rows, "start of a report", start)
 
 
-def least(measure_once: Callable[[], Seconds], repetitions: int | None = None) -> Seconds:
-    """The least wall-clock time and the least CPU time of several measurements."""
-    taken = [measure_once() for _ in range(repetitions or REPETITIONS)]
-    return Seconds(min(each.wall for each in taken), min(each.cpu for each in taken))
-
-
-def command_seconds(root: Path, words: list[str], store: str) -> Seconds:
-    """A command on the store of this name in `root`, with the ablations there, in a process of its own."""
-    if store == "empty" and words[0] == "runs":
-        words = words[:1]  # no run of an empty store has these keys
-    command = [sys.executable, "-m", "cope_sweep.cli", *words, "--store", str(root / store)]
+def command_seconds(root: Path, words: list[str]) -> tuple[float, float]:
+    """Wall-clock and CPU time of a command on the store in `root`, in a process of its own."""
+    command = [sys.executable, "-m", "cope_sweep.cli", *words, "--store", str(root / "store")]
     environment = os.environ | {"COPE_SWEEP_ABLATIONS": str(root / "ablations")}
     start_s, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run(command, check=True, capture_output=True, env=environment)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return Seconds(time.perf_counter() - start_s, cpu_s)
+    return time.perf_counter() - start_s, cpu_s
 
 
-def _check(root: Path) -> dict[str, Any]:
-    store = Store(root / "store")
-    seconds, found = timed(lambda: list(check(store.files, store.index)), 1)
-    return {**seconds.rounded(), "differences": len(found)}
+def least(measure_once: Callable[[], tuple[float, float]], repetitions: int = REPETITIONS) -> tuple[float, float]:
+    """The least wall-clock time and the least CPU time of several measurements."""
+    wall, cpu = zip(*(measure_once() for _ in range(repetitions)), strict=True)
+    return min(wall), min(cpu)
 
 
-def timed(call: Callable[[], T], repetitions: int | None = None) -> tuple[Seconds, T]:
+def timed(call: Callable[[], T], repetitions: int = REPETITIONS) -> tuple[tuple[float, float], T]:
     """The least times of a call in this process, and its last result."""
-    taken = []
-    for _ in range(repetitions or REPETITIONS):
+    results: list[T] = []
+
+    def once() -> tuple[float, float]:
         start_s, start_cpu_s = time.perf_counter(), time.process_time()
-        result = call()
-        taken.append(Seconds(time.perf_counter() - start_s, time.process_time() - start_cpu_s))
-    return Seconds(min(each.wall for each in taken), min(each.cpu for each in taken)), result
+        results.append(call())
+        return time.perf_counter() - start_s, time.process_time() - start_cpu_s
+
+    return least(once, repetitions), results[-1]
 
 
-def table(measured: dict[str, Any]) -> Table:
-    """The measurement as a table: wall-clock time and, in brackets, CPU time of each question, and its goal."""
-    shown = grid("wall-clock (CPU) time", "in the process", "as a command", "on an empty store", "goal")
-    rebuilt = measured["rebuild"]
-    rate = f"{rebuilt['runs_per_s']:,} ({rebuilt['runs_per_cpu_s']:,}) runs/s"
-    shown.add_row(f"rebuild the index of {measured['runs']:,} runs", rate, "", "", f"≥ {REBUILT_PER_S:,} runs/s")
-    for name, seconds in measured["questions"].items():
-        command = measured["commands"].get(name, {})
-        goal = f"≤ {GOALS[name]} s" if name in GOALS else ""
-        shown.add_row(name, _text(seconds), *(_text(command.get(store)) for store in ("store", "empty")), goal)
-    for plan in measured["plans"]:
-        goal = f"≤ {PLAN_GOALS_S[plan['runs']]:g} s" if plan["runs"] in PLAN_GOALS_S else ""
-        compared = _text(plan["expanded"], plan["hashed"], plan["compared"])
-        shown.add_row(f"plan of {plan['runs']:,} runs: expand, hash, compare", compared, "", "", goal)
-        shown.add_row("– of it, compare", _text(plan["compared"]), "", "", "")
-        shown.add_row("– estimates of time and memory", _text(plan["estimated"]), "", "", "")
-    shown.add_row("check of all runs", _text(measured["check"]), "", "", "")
-    return shown
+# The synthetic store --------------------------------------------------------------------------------------------------
 
 
-def _text(*taken: dict[str, float] | None) -> str:
-    """The sum of measurements; empty where there is none."""
-    known = [each for each in taken if each]
-    total = Seconds(sum(each["wall_s"] for each in known), sum(each["cpu_s"] for each in known))
-    return str(total) if known else ""
+def write_ablation(path: Path, runs: int) -> Plan:
+    """Write an ablation of `runs` runs, a multiple of 100, and return its plan; that of fewer runs is a part of it."""
+    rates = [round(1e-5 * (index + 1), 5) for index in range(runs // RUNS_PER_RATE)]
+    path.write_text(ABLATION.replace("RATES", json.dumps(rates)))
+    return expand(load_ablation(path))
+
+
+def write_store(root: Path, plan: Plan) -> Store:
+    """Write the folders of all runs of a plan, each finished, and the records of the sweeps that trained them.
+
+    The index is not written: see `cope_sweep.store.rebuild`.
+    """
+    store = Store(root, create=True)
+    metrics = random.Random(0)
+    for number, run in enumerate(plan.runs):
+        _write_run(os.path.join(root, "runs", run.run_id), run, number, metrics)
+    for record in _sweeps(plan):
+        text = json.dumps(record.model_dump(mode="json"), indent=1)
+        (root / "sweeps" / f"{record.sweep_id}.json").write_text(text)
+    return store
+
+
+def write_index(root: Path, plan: Plan) -> Store:
+    """A store whose index has all runs of a plan, each finished, and their sweeps, without any run folder."""
+    store = Store(root, create=True)
+    store.index.mark_built()
+    source = random.Random(0)
+    rows = [_row(run, number, _metrics(source)) for number, run in enumerate(plan.runs)]
+    for start in range(0, len(rows), SWEEP_RUNS):
+        store.index.write(rows[start : start + SWEEP_RUNS])
+    for record in _sweeps(plan):
+        store.write_sweep(record)
+    return store
+
+
+def indexed_row(run: RunSpec, number: int, seed: int) -> RunRow:
+    """The row of a finished run with metrics of its own."""
+    return _row(run, number, _metrics(random.Random(seed)))
+
+
+def _row(run: RunSpec, number: int, metrics: dict[str, float]) -> RunRow:
+    created_ms = CREATED_MS + number * RUN_MS
+    return RunRow(
+        run.run_id, "finished", run.model_dump(mode="json"), attempt=1, step=50, worker_id="node-1:4711",
+        created_ms=created_ms, updated_ms=created_ms, ended_ms=created_ms + RUN_MS, metrics=metrics,
+        facts=_facts(run),
+    )  # fmt: skip
+
+
+def _metrics(source: random.Random) -> dict[str, float]:
+    return {
+        f"{split}/{name}": 100 * source.random()
+        for split in ("in_dist", "dense", "sparse")
+        for name in ("token_error", "sequence_error", "loss")
+    }
+
+
+def _write_run(folder: str, run: RunSpec, number: int, source: random.Random) -> None:
+    created_ms = CREATED_MS + number * RUN_MS
+    values = _metrics(source)
+    contents = {
+        "checkpoint/config.json": json.dumps({"model": run.model.model_dump(mode="json")}).encode(),
+        "checkpoint/model.safetensors": WEIGHTS,
+        "curve.jsonl": _curve(created_ms, values).encode(),
+    }
+    files = {name: _digest(content) for name, content in contents.items()}
+    spec = {"run_id": run.run_id, "spec": run.model_dump(mode="json"), "created_ms": created_ms}
+    state = {"status": "running", "updated_ms": created_ms, "worker_id": "node-1:4711", "attempt": 1}
+    metrics = {"train/loss": 1.5, "train/lr": 1e-3, **values}
+    result = {"metrics": metrics, "facts": _facts(run), "files": files, "ended_ms": created_ms + RUN_MS}
+    for name, content in (("spec", spec), ("state", state), ("result", result)):
+        contents[f"{name}.json"] = json.dumps(content, indent=1).encode()
+    os.makedirs(f"{folder}/checkpoint")
+    for name, written in contents.items():
+        with open(f"{folder}/{name}", "wb") as file:
+            file.write(written)
+
+
+def _curve(created_ms: int, final: dict[str, float]) -> str:
+    rows = [
+        {"step": step, "time_ms": created_ms + step, "train/loss": 3.0 / step, "train/lr": 1e-3}
+        for step in range(1, CURVE_ROWS)
+    ]
+    return "".join(json.dumps(row) + "\n" for row in [*rows, {"step": 50, "time_ms": created_ms + 50, **final}])
+
+
+def _facts(run: RunSpec) -> dict[str, Any]:
+    return {
+        "steps": 50, "resumed_from_step": 0, "tokens_per_s": 86553.2, "train_s": 0.198, "wall_s": 1.497,
+        "parameters": 13_280 * run.model.layers, "peak_memory_bytes": 775_409_664, "device": "cpu",
+        "precision": "fp32", "threads": 1, "workers": 1, "micro_batch": 16, "checkpoint_activations": False,
+        "worker_id": "node-1:4711", "host": "node-1", "python": "3.11.7", "torch": "2.15.0",
+    }  # fmt: skip
+
+
+def _sweeps(plan: Plan) -> Iterator[SweepRecord]:
+    """Sweeps of SWEEP_RUNS runs each, one after another."""
+    for number, start in enumerate(range(0, len(plan.runs), SWEEP_RUNS)):
+        started_ms = CREATED_MS + start * RUN_MS
+        yield SweepRecord(
+            sweep_id=f"20260730-12{number // 60:02}{number % 60:02}-abcd", ablation=plan.name,
+            title=plan.ablation.content.title, hypothesis="", executor="ray", command=["cope-sweep", "run", plan.name],
+            status="finished", started_ms=started_ms, ended_ms=started_ms + SWEEP_RUNS * RUN_MS,
+            versions={"torch": "2.15.0"}, machine={}, metrics=[], reused=[],
+            runs=[_member(plan, run) for run in plan.runs[start : start + SWEEP_RUNS]],
+        )  # fmt: skip
+
+
+def _member(plan: Plan, run: RunSpec) -> SweepRun:
+    row = plan.row_of(run.run_id)
+    assert row is not None
+    return SweepRun(run_id=run.run_id, row=row.name, labels=row.labels, seed=run.seed)
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()

@@ -1,7 +1,10 @@
-"""Benchmark of the sweep: many trivial runs, MLflow, the time between two runs, other ways to use Ray, and faults.
+"""Benchmark of the sweep: many trivial runs, MLflow, the time between two runs, other ways to use Ray, and a killed process.
+
+    python -m cope_benchmarks.sweep WAY ablation.yaml --store STORE      trains the runs in another way, see `WAYS`
 
 Real commands are measured, each in processes of its own, from the stores that they write. The sweep and a bare class
-trainable of Tune take turns, so that a slow moment of the machine affects both.
+trainable of Tune take turns, so that a slow moment of the machine affects both. All ways start the same cluster as the
+sweep; all runs use one torch thread.
 """
 
 from __future__ import annotations
@@ -9,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import platform
 import signal
 import sqlite3
 import statistics
@@ -17,21 +19,17 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psutil
 
-from cope_benchmarks.sweep_peers import TAG
-from cope_sweep.cli.output import grid
+from cope_benchmarks.report import Rows
+from cope_sweep.config import RunSpec
 from cope_sweep.store import RunFolder, Store
-from cope_sweep.store.provenance import versions
-from cope_sweep.sweep.cluster import usable_cpus
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 ABLATION = """\
 title: Many short runs
@@ -45,55 +43,31 @@ metrics:
   - {name: in_dist/token_error, label: In-dist., unit: "%"}
 resources: {groups: GROUPS, device: cpu}
 """
-SHORT_STEPS = 50
+SHORT_STEPS, SHORT_RUNS, TRAINER_RUNS = 50, 20, 4
+"""Runs that are trained in several ways. A TorchTrainer takes 10 to 30 s a run, so it trains fewer."""
 LONG_RUNS, LONG_STEPS, LONG_RUN_S = 6, 600, 30.0
-"""Runs of a few seconds, one after another in one process; the gap is also given as a share of runs of 30 s."""
+"""Runs of a few seconds, one after another in one process; the gap is given as a share of runs of 30 s."""
 ENDLESS_STEPS = 10_000_000
 SETTLE_S = 3.0
 """From the first step of the last run to the death of a process."""
-SAMPLE_INTERVAL_S = 0.5
-POLL_INTERVAL_S = 0.02
 TIMEOUT_S = 900.0
 WARM = 0.2
 """Share of the runs after which the growth of memory is measured."""
-GOALS = {
-    "runs_per_s": 25.0, "of_bare": 0.8, "bytes_per_run": 50e3, "share_of_30_s": 0.01, "of_trainer": 20.0,
-    "of_task": 3.0, "first_step_s": 20.0,
-}  # fmt: skip
-TRIAL = "trial"
-KINDS = {"ray::RunTrial": TRIAL, "ray::Trial": TRIAL, "ray::IndexActor": "index actor", "ray::IDLE": "idle"}
-"""How the titles of processes begin → their kind. Ray keeps idle processes ready."""
-PARTS = ("trivial_runs", "mlflow", "gap", "ways", "recovery")
-TITLES = {
-    "engine": "the sweep", "bare": "a bare Tune trainable", "loop": "a plain loop, one at a time",
-    "task": "a Ray task each, in a new process", "reused_task": "a Ray task each, in processes used again",
-    "trainer": "a TorchTrainer each",
-}  # fmt: skip
-"""The ways to train the same runs: the sweep, and those of `sweep_peers`."""
-WAYS = tuple(TITLES)
-REPEATED = ("engine", "bare")
-
-Usage = dict[str, dict[str, float]]
-"""Kind of process → `processes` (their number), and sums of `rss` in bytes and `cpu_s`."""
-
-
-# -- a command that trains ---------------------------------------------------------------------------------------------
 
 
 @dataclass
 class Measured:
-    """When a command was started, when it began and ended its runs, and what its processes used."""
+    """When a command was started, when it began and ended its runs, and the memory of its first process."""
 
     start_s: float
     whole_s: float
     spans_s: list[tuple[float, float]]
     """Begin and end of each run, by time of day, in the order of their begins."""
-    samples: list[tuple[int, Usage]] = field(default_factory=list)
-    """Number of runs that had begun, and what the processes used."""
+    samples: list[tuple[int, int]] = field(default_factory=list)
+    """Number of runs that had begun, and bytes of the driver."""
 
     @property
     def ends_s(self) -> list[float]:
-        """When runs ended, in order."""
         return sorted(end for _, end in self.spans_s)
 
     @property
@@ -113,48 +87,31 @@ class Measured:
         each_s = (ends_s[-1] - ends_s[parallel - 1]) / (number - parallel) if parallel else total_s
         return wanted / (total_s + (wanted - number) * each_s)
 
-    def gaps_s(self) -> list[float]:
-        """The time from the end of each run to the begin of the next, in the only process that trains."""
-        return [after[0] - before[1] for before, after in itertools.pairwise(self.spans_s)]
-
-    def growth(self, name: str) -> dict[str, float]:
-        """What each kind of process used per run, of `rss` or `cpu_s`, from a fifth of the runs to the end.
-
-        Empty where there are too few samples.
-        """
-        found: dict[str, float] = {}
-        # When the sweep ends, the processes of its trials end before the driver.
-        samples = [each for each in self.samples if each[0] >= WARM * len(self.spans_s) and TRIAL in each[1]]
-        for kind in samples[0][1] if samples else ():
-            of_kind = [(number, usage[kind]) for number, usage in samples if kind in usage]
-            most = max(used["processes"] for _, used in of_kind)  # a process that has ended would count as a loss
-            known = [(number, used[name]) for number, used in of_kind if used["processes"] == most]
-            (first, before), (last, after) = known[0], known[-1]
-            if last > first:
-                found[kind] = (after - before) / (last - first)
-        return found
+    def growth_bytes(self) -> float:
+        """Bytes by which the driver grew per run, from a fifth of the runs to the end; 0 where samples are too few."""
+        warm = [each for each in self.samples if each[0] >= WARM * len(self.spans_s)]
+        if len(warm) < 2 or warm[0][0] == warm[-1][0]:
+            return 0
+        return (warm[-1][1] - warm[0][1]) / (warm[-1][0] - warm[0][0])
 
 
 def execute(command: Sequence[str], store: Path) -> Measured:
-    """Execute a command that trains runs into a new store, and measure it.
-
-    Raises:
-        subprocess.CalledProcessError: The command failed. It holds the command's output.
-    """
+    """Execute a command that trains runs into a new store, and measure it. Raises CalledProcessError, with its output."""
     opened = Store(store, create=True)
-    samples: list[tuple[int, Usage]] = []
+    samples: list[tuple[int, int]] = []
     start_s = time.time()
     with started(command, store) as process:
+        driver = psutil.Process(process.pid)
         while process.poll() is None:
-            samples.append((len(os.listdir(store / "runs")), usage_by_kind(process.pid)))
+            with contextlib.suppress(psutil.Error):
+                samples.append((len(os.listdir(store / "runs")), driver.memory_info().rss))
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(SAMPLE_INTERVAL_S)
+                process.wait(0.5)
         whole_s = time.time() - start_s
     return Measured(start_s, whole_s, sorted(map(_span_s, opened.files.run_folders())), samples)
 
 
 def _span_s(folder: RunFolder) -> tuple[float, float]:
-    """Begin and end of a run, by time of day."""
     spec, result = folder.spec, folder.result
     if spec is None or result is None:
         raise RuntimeError(f"{folder.path}: the run is not finished; look into its state.json")
@@ -165,16 +122,15 @@ def _span_s(folder: RunFolder) -> tuple[float, float]:
 def started(command: Sequence[str], store: Path, exit_code: int = 0) -> Iterator[subprocess.Popen[str]]:
     """Start a command on a store and wait for its end. Raises CalledProcessError, with its output, for other exit codes.
 
-    Compiled modules are kept: else each new process would compile those that it imports, which takes longer than the
-    runs. Ray does not ask for a token.
+    Compiled modules are kept: else each new process would compile those that it imports, which takes longer than the runs.
     """
     left_out = ("PYTHONDONTWRITEBYTECODE", "RAY_ADDRESS", "MLFLOW_TRACKING_URI")
     environment = {name: value for name, value in os.environ.items() if name not in left_out}
     if "PYTHONDONTWRITEBYTECODE" in os.environ:
         environment.setdefault("PYTHONPYCACHEPREFIX", f"{tempfile.gettempdir()}/cope-sweep-pycache-{os.getuid()}")
     environment |= {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
+    arguments = [sys.executable, "-m", *command, "--store", str(store)]
     with tempfile.TemporaryFile("w+") as output:
-        arguments = [sys.executable, "-m", *command, "--store", str(store)]
         with subprocess.Popen(
             arguments, stdout=output, stderr=subprocess.STDOUT, text=True, env=environment
         ) as process:
@@ -186,165 +142,81 @@ def started(command: Sequence[str], store: Path, exit_code: int = 0) -> Iterator
             raise error
 
 
-def usage_by_kind(driver: int) -> Usage:
-    """What a command and all that it starts use: driver, trial, index actor, mirror, idle, or Ray (its own)."""
-    found: Usage = {}
-    processes: list[psutil.Process] = []
-    with contextlib.suppress(psutil.Error):
-        processes = [psutil.Process(driver), *psutil.Process(driver).children(recursive=True)]
-    for process in processes:
-        with contextlib.suppress(psutil.Error):
-            line, cpu = " ".join(process.cmdline()), process.cpu_times()
-            kind = next((kind for start, kind in KINDS.items() if line.startswith(start)), "Ray")
-            kind = "driver" if process.pid == driver else "mirror" if "-m cope_sweep." in line else kind
-            values = {"processes": 1, "rss": process.memory_info().rss, "cpu_s": cpu.user + cpu.system}
-            sums = found.setdefault(kind, dict.fromkeys(values, 0))
-            for name, value in values.items():
-                sums[name] += value
-    return found
-
-
-# -- the parts ---------------------------------------------------------------------------------------------------------
-
-
-def measure(
-    runs: int = 1_000,
-    short_runs: int = 20,
-    peer_runs: int = 4,
-    repetitions: int = 3,
-    *,
-    ways: Collection[str] = WAYS,
-    parts: Collection[str] = PARTS,
-) -> dict[str, Any]:
-    """Measure the sweep on this machine.
-
-    Args:
-        runs: Runs of one step.
-        short_runs: Runs of 50 steps, which are trained in several ways.
-        peer_runs: How many of them are trained by one TorchTrainer each, which takes 10 to 30 s a run.
-        repetitions: How many times the sweep and the bare trainable train the same runs.
-        ways: The ways to train the same runs.
-        parts: What to measure.
-
-    Raises:
-        subprocess.CalledProcessError: A command failed. It holds the command's output.
-    """
-    load = _load()
+def measure(runs: int = 1_000, repetitions: int = 3) -> dict[str, Any]:
+    """Measure the sweep with `runs` runs of one step, in turns with a bare trainable."""
+    rows = Rows("sweep")
     with tempfile.TemporaryDirectory(prefix="cope-sweep-bench-") as name:
-        folder = Path(name)
-        measures: dict[str, Callable[[], dict[str, Any]]] = {
-            "trivial_runs": lambda: _trivial(folder, runs, repetitions),
-            "mlflow": lambda: _mlflow(folder, runs),
-            "gap": lambda: _gap(folder),
-            "ways": lambda: _ways(folder, short_runs, peer_runs, repetitions, ways),
-            "recovery": lambda: _recovery(folder),
-        }
-        measured = {part: measures[part]() | {"load": _load()} for part in PARTS if part in parts}
-    machine = {"host": platform.node(), "cpus": usable_cpus(), "load": [load, _load()]}
-    return measured | {"goals": GOALS, "machine": machine, "versions": versions()}
+        for part in (trivial_runs, with_mlflow, gap, ways, recovery):
+            part(rows, Path(name), runs, repetitions)
+    return rows.measured(runs=runs, repetitions=repetitions)
 
 
-def _trivial(folder: Path, runs: int, repetitions: int) -> dict[str, Any]:
-    """Runs of one step through the whole command, and by a bare trainable. Details are of the median repetition."""
+def trivial_runs(rows: Rows, folder: Path, runs: int, repetitions: int) -> None:
+    """Runs of one step through the whole command, and by a bare trainable: the medians of the repetitions."""
     ablation = _ablation(folder / "trivial.yaml", runs, 1)
-    done = _in_turns({way: _command(way, ablation) for way in REPEATED}, folder, repetitions)
-    for each in done.values():
-        each.sort(key=lambda one: one.steady_rate)
-    median = {way: each[len(each) // 2] for way, each in done.items()}
-    own = median["engine"]
-    return {
-        "runs": runs,
-        "runs_per_s": {way: round(one.steady_rate, 2) for way, one in median.items()},
-        "all_runs_per_s": {way: [round(one.steady_rate, 2) for one in each] for way, each in done.items()},
-        "of_bare": round(own.steady_rate / median["bare"].steady_rate, 3),
-        "first_run_ended_s": round(own.ends_s[0] - own.start_s, 2),
-        "whole_command_s": round(own.whole_s, 2),
-        "driver_bytes_per_run": round(own.growth("rss").get("driver", 0)),
-        "cpu_ms_per_run": {
-            way: {kind: round(1000 * cpu_s, 1) for kind, cpu_s in one.growth("cpu_s").items()}
-            for way, one in median.items()
-        },
-    }
+    done: dict[str, list[Measured]] = {"sweep": [], "bare": []}
+    for turn in range(repetitions):
+        for way in ("bare", "sweep") if turn % 2 else ("sweep", "bare"):
+            done[way].append(execute(command_of(way, ablation), folder / f"{way}{turn}"))
+    own, bare = (sorted(each, key=lambda one: one.steady_rate)[len(each) // 2] for each in done.values())
+    rows.add("runs of 1 step", own.steady_rate, " runs/s", f", {runs:,} in {own.whole_s:.0f} s")
+    rows.add("– by a bare Tune trainable", bare.steady_rate, " runs/s")
+    rows.add("runs of 1 step, ÷ a bare Tune trainable", own.steady_rate / bare.steady_rate, " ×")
+    rows.add("growth of the driver", own.growth_bytes() / 1e3, " KB/run")
+    rows.add("from the command to the end of the first run", own.ends_s[0] - own.start_s, " s")
 
 
-def _mlflow(folder: Path, runs: int) -> dict[str, Any]:
-    """The same runs with MLflow. Then all are sent once more: by `cope-sweep sync`, and by plain calls of MLflow."""
+def with_mlflow(rows: Rows, folder: Path, runs: int, repetitions: int) -> None:
+    """The same runs with MLflow. Raises RuntimeError unless all are finished there, too."""
     store = folder / "mlflow"
     done = execute(["cope_sweep.cli", "run", str(_ablation(folder / "mlflow.yaml", runs, 1))], store)
-    query = "SELECT status, COUNT(*) FROM runs JOIN tags t USING (run_uuid) WHERE t.key = ? GROUP BY 1"
+    query = "SELECT COUNT(*) FROM runs JOIN tags t USING (run_uuid) WHERE t.key = 'cope_sweep.run_id' AND status = 'FINISHED'"
     with contextlib.closing(sqlite3.connect(store / "mlflow.db")) as database:
-        statuses = dict(database.execute(query, (TAG,)).fetchall())
-        ((points,),) = database.execute("SELECT COUNT(*) FROM metrics").fetchall()
-    sync = ["cope_sweep.cli", "sync", "--mlflow", f"sqlite:///{store}/sync.db"]
-    sent_s = {}
-    for name, command in {"sync": sync, "log_batch": _command("log_batch", folder)}.items():
-        start_s = time.monotonic()
-        with started(command, store):
-            pass
-        sent_s[name] = round(time.monotonic() - start_s, 2)
-    return {
-        "runs": runs,
-        "training_s": round(done.ends_s[-1] - done.spans_s[0][0], 2),
-        "after_training_s": round(done.start_s + done.whole_s - done.ends_s[-1], 2),
-        "whole_command_s": round(done.whole_s, 2),
-        "runs_by_status": statuses,
-        "points": points,
-        "sent_again_s": sent_s,
-        "of_log_batch": round(sent_s["sync"] / sent_s["log_batch"], 2),
-    }
+        ((finished,),) = database.execute(query).fetchall()
+    if finished != runs:
+        raise RuntimeError(f"of {runs} runs, {finished} are finished in MLflow")
+    after_s = done.start_s + done.whole_s - done.ends_s[-1]
+    rows.add("runs of 1 step with MLflow", done.steady_rate, " runs/s", f", and {after_s:.0f} s after the last")
 
 
-def _gap(folder: Path) -> dict[str, Any]:
+def gap(rows: Rows, folder: Path, runs: int, repetitions: int) -> None:
     """Runs of some seconds in one process: the time from the result of a run to the begin of the next."""
-    ablation = _ablation(folder / "long.yaml", LONG_RUNS, LONG_STEPS, groups=1)
-    done = execute(_command("engine", ablation), folder / "long")
-    gaps_s = done.gaps_s()
-    return {
-        "run_s": round(statistics.median(end - start for start, end in done.spans_s), 2),
-        "median_ms": round(1000 * statistics.median(gaps_s), 1),
-        "most_ms": round(1000 * max(gaps_s), 1),
-        "share_of_30_s": round(statistics.mean(gaps_s) / LONG_RUN_S, 5),
-    }
+    done = execute(
+        command_of("sweep", _ablation(folder / "long.yaml", LONG_RUNS, LONG_STEPS, groups=1)), folder / "long"
+    )
+    gaps_s = [after[0] - before[1] for before, after in itertools.pairwise(done.spans_s)]
+    rows.add("between two runs, median", 1e3 * statistics.median(gaps_s), " ms")
+    rows.add("between two runs, of runs of 30 s", 100 * statistics.mean(gaps_s) / LONG_RUN_S, "%")
 
 
-def _ways(folder: Path, runs: int, trainer_runs: int, repetitions: int, wanted: Collection[str]) -> dict[str, Any]:
-    """The same short runs by the sweep, by a bare trainable, in a plain loop, and by other ways to use Ray."""
-    short = _ablation(folder / "short.yaml", runs, SHORT_STEPS)
-    few = _ablation(folder / "few.yaml", trainer_runs, SHORT_STEPS)
-    commands = {way: _command(way, few if way == "trainer" else short) for way in WAYS if way in wanted}
-    found: dict[str, dict[str, Any]] = {}
-    for way, each in _in_turns(commands, folder, repetitions).items():
-        rates = [round(one.rate(runs, usable_cpus()), 4) for one in each]
-        whole_s = round(statistics.median(one.whole_s for one in each), 2)
-        found[way] = {
-            "runs": len(each[0].spans_s), "runs_per_s": statistics.median(rates), "all_runs_per_s": rates,
-            "whole_command_s": whole_s,
-        }  # fmt: skip
-        if "engine" in found:
-            found[way]["engine_is_faster_by"] = round(found["engine"]["runs_per_s"] / found[way]["runs_per_s"], 2)
-    return {"steps": SHORT_STEPS, "ways": found}
+def ways(rows: Rows, folder: Path, runs: int, repetitions: int) -> None:
+    """The same short runs by the sweep, and by other ways to use Ray."""
+    from cope_sweep.sweep.cluster import usable_cpus
+
+    rates = {}
+    for way in ("sweep", "task", "trainer"):
+        number = TRAINER_RUNS if way == "trainer" else SHORT_RUNS
+        done = execute(command_of(way, _ablation(folder / f"{way}.yaml", number, SHORT_STEPS)), folder / f"short_{way}")
+        rates[way] = done.rate(SHORT_RUNS, usable_cpus())
+    rows.add(f"{SHORT_RUNS} runs of 50 steps", rates["sweep"], " runs/s")
+    for way, name in (("task", "a Ray task each"), ("trainer", "a TorchTrainer each")):
+        rows.add(f"runs of 50 steps, ÷ {name}", rates["sweep"] / rates[way], " ×", f" ({rates[way]:.3g} runs/s)")
 
 
-def _recovery(folder: Path) -> dict[str, Any]:
+def recovery(rows: Rows, folder: Path, runs: int, repetitions: int) -> None:
     """Kill one of two processes that train: how long until its run makes a step again. Raises TimeoutError."""
     root = folder / "recovery"
     store = Store(root, create=True)
-    command = _command("engine", _ablation(folder / "recovery.yaml", 2, ENDLESS_STEPS, groups=2))
+    command = command_of("sweep", _ablation(folder / "recovery.yaml", 2, ENDLESS_STEPS, groups=2))
     with started(command, root, exit_code=130) as process:  # interrupted
         try:
             _wait_for(lambda: sum(bool(each.curve()) for each in store.files.run_folders()) == 2, process)
             time.sleep(SETTLE_S)
             run = store.files.run_folders()[0]
-            os.kill(_pid(run), signal.SIGKILL)
+            os.kill(int(run.state["worker_id"].rpartition(":")[2]), signal.SIGKILL)
             killed_s = time.time()
             _wait_for(lambda: any(row["time_ms"] / 1000 > killed_s for row in run.curve(times=True)), process)
-            first_step_s = time.time() - killed_s
-            trial = psutil.Process(_pid(run))
-            return {
-                "first_step_s": round(first_step_s, 2),
-                "process_started_s": round(trial.create_time() - killed_s, 2),
-                "process_cpu_s": round(sum(trial.cpu_times()[:2]), 2),
-            }
+            rows.add("a training process is killed: until the next step", time.time() - killed_s, " s")
         finally:
             process.send_signal(signal.SIGTERM)
 
@@ -354,30 +226,14 @@ def _wait_for(condition: Callable[[], bool], process: subprocess.Popen[str]) -> 
     while not condition():
         if process.poll() is not None or time.monotonic() > until:
             raise TimeoutError("the sweep has ended, or no step was made in time")
-        time.sleep(POLL_INTERVAL_S)
+        time.sleep(0.02)
 
 
-def _pid(run: RunFolder) -> int:
-    """The process that trains a run."""
-    return int(run.state["worker_id"].rpartition(":")[2])
-
-
-def _in_turns(commands: Mapping[str, list[str]], folder: Path, repetitions: int) -> dict[str, list[Measured]]:
-    """Execute each command once; those of `REPEATED` so many times, in turns, in changing order."""
-    done: dict[str, list[Measured]] = {name: [] for name in commands}
-    for turn in range(repetitions):
-        for name in list(commands)[:: -1 if turn % 2 else 1]:
-            if turn == 0 or name in REPEATED:
-                with tempfile.TemporaryDirectory(dir=folder) as store:
-                    done[name].append(execute(commands[name], Path(store)))
-    return done
-
-
-def _command(way: str, ablation: Path) -> list[str]:
+def command_of(way: str, ablation: Path) -> list[str]:
     """The module and its arguments."""
-    if way == "engine":
+    if way == "sweep":
         return ["cope_sweep.cli", "run", str(ablation), "--no-mlflow"]
-    return ["cope_benchmarks.sweep_peers", way, str(ablation)]
+    return ["cope_benchmarks.sweep", way, str(ablation)]
 
 
 def _ablation(path: Path, runs: int, steps: int, groups: int | str = "auto") -> Path:
@@ -388,66 +244,102 @@ def _ablation(path: Path, runs: int, steps: int, groups: int | str = "auto") -> 
     return path
 
 
-def _load() -> float:
-    return round(psutil.getloadavg()[0], 2)
+# Other ways to train the runs -----------------------------------------------------------------------------------------
 
 
-# -- the table ---------------------------------------------------------------------------------------------------------
+def train(run: RunSpec, root: str) -> None:
+    """Train one run."""
+    from cope_sweep.sweep.executor import worker_id
+    from cope_sweep.train import Runtime, train_run
+
+    train_run(run, Store(root), Runtime(worker_id=worker_id()))
 
 
-def table(measured: Mapping[str, Any]) -> Table:
-    """The measurement as a table, with the goals. It has the parts that were measured."""
-    shown = grid("", "measured", "goal")
-    rows = {"trivial_runs": _trivial_rows, "mlflow": _mlflow_rows, "gap": _gap_rows, "ways": _way_rows}
-    for part, rows_of in (rows | {"recovery": _recovery_rows}).items():
-        for name, value, *goal in rows_of(measured[part], measured["goals"]) if part in measured else ():
-            shown.add_row(name, value, *(goal or [""]))
-    return shown
+def task(runs: Sequence[RunSpec], root: str, cpus: int) -> None:
+    """A Ray task per run. Each gets a new process, as tasks with GPUs do by default."""
+    import ray
+
+    remote = ray.remote(num_cpus=1, max_calls=1)(train)
+    ray.get([remote.remote(run, root) for run in runs])
 
 
-Rows = Iterator[tuple[str, ...]]
-"""Name, value and, where there is one, goal."""
+def bare(runs: Sequence[RunSpec], root: str, cpus: int) -> None:
+    """A class trainable of Tune with `reuse_actors`, which calls `train_run`: no leases, no index, no table."""
+    from ray import tune
+
+    class Trial(tune.Trainable):
+        @classmethod
+        def default_resource_request(cls, config: dict[str, Any]) -> tune.PlacementGroupFactory:
+            return tune.PlacementGroupFactory([{"CPU": 1}])
+
+        def setup(self, config: dict[str, Any]) -> None:
+            self.run = config["run"]
+            self.thread = ThreadPoolExecutor(1)  # torch keeps a pool of threads for each thread that it computes in
+
+        def reset_config(self, config: dict[str, Any]) -> bool:
+            self.run = config["run"]
+            return True
+
+        def step(self) -> dict[str, Any]:
+            self.thread.submit(train, RunSpec.model_validate_json(self.run), root).result()
+            return {"done": True}
+
+    _tune(Trial, runs, cpus)
 
 
-def _trivial_rows(part: dict[str, Any], goals: dict[str, float]) -> Rows:
-    rates, number = part["runs_per_s"], f"{part['runs']:,} runs of 1 step"
-    yield number, f"{rates['engine']:.1f} runs/s, {part['whole_command_s']:.0f} s in all", f"≥ {goals['runs_per_s']:g}"
-    text = f"{rates['bare']:.1f} runs/s; the sweep: {part['of_bare']:.2f} ×"
-    yield f"{number}: {TITLES['bare']}", text, f"≥ {goals['of_bare']:g} ×"
-    growth = f"{part['driver_bytes_per_run'] / 1e3:.1f} KB/run"
-    yield "– growth of the driver", growth, f"≤ {goals['bytes_per_run'] / 1e3:g}"
-    for way, cpu_ms in part["cpu_ms_per_run"].items():
-        parts = ", ".join(f"{kind} {value:.0f}" for kind, value in cpu_ms.items() if value >= 1)
-        yield f"– CPU time of a run, ms: {TITLES[way]}", parts
-    yield "– from the command to the end of the first run", f"{part['first_run_ended_s']:.1f} s"
+def trainer(runs: Sequence[RunSpec], root: str, cpus: int) -> None:
+    """A TorchTrainer with one worker in each Tune trial, as Ray documents it."""
+    from ray import tune
+    from ray.train import RunConfig, ScalingConfig
+    from ray.train.torch import TorchTrainer
+
+    def worker(config: dict[str, Any]) -> None:
+        train(RunSpec.model_validate_json(config["run"]), root)
+
+    def trial(config: dict[str, Any]) -> None:
+        with tempfile.TemporaryDirectory() as scratch:
+            TorchTrainer(
+                worker,
+                train_loop_config=config,
+                scaling_config=ScalingConfig(num_workers=1, resources_per_worker={"CPU": 0.5}),
+                run_config=RunConfig(storage_path=scratch),
+            ).fit()
+
+    _tune(tune.with_resources(trial, {"CPU": 0.5}), runs, cpus)
 
 
-def _mlflow_rows(part: dict[str, Any], goals: dict[str, float]) -> Rows:
-    text = f"{part['training_s']:.0f} s of training, {part['after_training_s']:.0f} s after it"
-    yield f"{part['runs']:,} runs of 1 step with MLflow", f"{text}, {part['whole_command_s']:.0f} s in all"
-    statuses = ", ".join(f"{number:,} {status}" for status, number in part["runs_by_status"].items())
-    yield "– runs in MLflow", statuses, f"{part['runs']:,} FINISHED"
-    sent = part["sent_again_s"]
-    text = f"{sent['sync']:.0f} s; plain `log_batch` {sent['log_batch']:.0f} s; {part['of_log_batch']:.2f} ×"
-    yield f"– sent again by `cope-sweep sync`, {part['points']:,} points", text
+def _tune(trainable: Any, runs: Sequence[RunSpec], cpus: int) -> None:
+    """Have Tune start a trial for each run, as many at a time as there are CPUs."""
+    from ray import tune
+
+    with tempfile.TemporaryDirectory() as scratch:
+        results = tune.Tuner(
+            trainable,
+            param_space={"run": tune.grid_search([run.model_dump_json() for run in runs])},
+            tune_config=tune.TuneConfig(
+                reuse_actors=True,
+                max_concurrent_trials=cpus,
+                trial_dirname_creator=lambda trial: str(trial.trial_id),  # else the run's JSON is in the name
+            ),
+            run_config=tune.RunConfig(
+                storage_path=scratch, verbose=0, checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False)
+            ),
+        ).fit()
+    if results.errors:
+        raise results.errors[0]
 
 
-def _gap_rows(part: dict[str, Any], goals: dict[str, float]) -> Rows:
-    text = f"{part['median_ms']:.0f} ms ({part['most_ms']:.0f})"
-    yield f"between two runs of {part['run_s']:.1f} s, median (most)", text
-    yield "– of the time, runs of 30 s", f"{part['share_of_30_s']:.2%}", f"≤ {goals['share_of_30_s']:.0%}"
+WAYS = {"bare": bare, "task": task, "trainer": trainer}
 
 
-def _way_rows(part: dict[str, Any], goals: dict[str, float]) -> Rows:
-    for way, found in part["ways"].items():
-        text = f"{found['runs_per_s']:.3g} runs/s, {found['whole_command_s']:.0f} s in all"
-        if way != "engine" and "engine_is_faster_by" in found:
-            text += f"; the sweep: {found['engine_is_faster_by']:.3g} ×"
-        goal = f"≥ {goals[f'of_{way}']:g} ×" if f"of_{way}" in goals else ""
-        yield f"{found['runs']} runs of {part['steps']} steps: {TITLES[way]}", text, goal
+def main(way: str, ablation: str, root: str) -> None:
+    from cope_sweep.config import expand, load_ablation
+    from cope_sweep.sweep.cluster import connected, usable_cpus
+
+    runs = expand(load_ablation(Path(ablation))).runs
+    with tempfile.TemporaryDirectory() as folder, connected(None, Path(folder) / "ray.log"):
+        WAYS[way](runs, root, usable_cpus())
 
 
-def _recovery_rows(part: dict[str, Any], goals: dict[str, float]) -> Rows:
-    text = f"{part['first_step_s']:.1f} s, of them {part['process_started_s']:.1f} s until its process starts, which "
-    text += f"then uses {part['process_cpu_s']:.1f} s of CPU time; load {part['load']:g}"
-    yield "a training process is killed: until the first step", text, f"≤ {goals['first_step_s']:g} s"
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], sys.argv[4])

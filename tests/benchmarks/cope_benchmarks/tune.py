@@ -1,4 +1,4 @@
-"""Measures configurations of the Triton kernels, and writes the table that the kernels read (`kernels/tuning.py`).
+"""Measures configurations of the Triton kernels, and writes a table for them: the stage `tune` of `make gpu`.
 
 For each kind of problem, the kernels are tuned one after another: those of the backward pass with the best forward
 kernel. Only tile sizes that fit together are tried. A configuration whose results differ from float64 is not used.
@@ -9,21 +9,21 @@ The table is written after each kind of problem, and the same command continues.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from cope_benchmarks.compiling import Compiling, one_sequence
 from cope_benchmarks.exact import compare, computed_by
-from cope_benchmarks.gpu import configurations, why_not
-from cope_benchmarks.gpu_compile import Compiling, one_sequence
+from cope_benchmarks.gpu import configurations
 from cope_benchmarks.gpu_problems import DTYPES, Problem
-from cope_benchmarks.gpu_timing import Deadline, Effort, Journal, facts, markdown, phases, times
+from cope_benchmarks.gpu_timing import Deadline, Journal, facts, left_over, phases, times, title
+from cope_benchmarks.report import markdown
 from cope_sweep.kernels import tuning
 from cope_sweep.kernels.tuning import Configuration, Configurations, Entry, Table, incompatible
 
-BUDGET_S = 540.0
 TOKENS = 32768
 """Tokens of a batch."""
 
@@ -52,20 +52,8 @@ _INTERPRETER: dict[str, tuple[Sizes, ...]] = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Kind:
-    """A kind of problem that gets an entry."""
-
-    problem: Problem
-
-    @property
-    def name(self) -> str:
-        return self.problem.name
-
-
-def _kind(tokens: int, head_dim: int = 64, **options: Any) -> Kind:
-    heads = 1024 // head_dim
-    return Kind(Problem(batch=TOKENS // tokens, heads=heads, tokens=tokens, head_dim=head_dim, **options))
+def _kind(tokens: int, head_dim: int = 64, **options: Any) -> Problem:
+    return Problem(batch=TOKENS // tokens, heads=1024 // head_dim, tokens=tokens, head_dim=head_dim, **options)
 
 
 KINDS = (
@@ -82,8 +70,8 @@ KINDS = (
     _kind(1024, p_max="full"),
     _kind(4096, head_dim=256),
 )
-"""The most important first. Float16 uses the entries of bfloat16."""
-TINY = (Kind(Problem(batch=1, heads=1, tokens=20, head_dim=16, p_max=6)),)
+"""Kinds of problems that get an entry each, the most important first. Float16 uses the entries of bfloat16."""
+TINY = (Problem(batch=1, heads=1, tokens=20, head_dim=16, p_max=6),)
 
 
 def candidates(kernel: str, problem: Problem, device: str) -> Iterator[Configuration]:
@@ -108,29 +96,19 @@ def trials(kernel: str, best: Configurations, problem: Problem, device: str) -> 
     return found
 
 
-def measure(
-    path: Path,
-    folder: Path | None = None,
-    device: str = "cuda",
-    budget_s: float = BUDGET_S,
-    kinds: tuple[Kind, ...] = KINDS,
-) -> dict[str, Any]:
-    """Tune the kinds of problems that `folder` does not have yet, and write their entries to the table at `path`.
+def measure(folder: Path, device: str, budget_s: float) -> dict[str, Any]:
+    """Tune the kinds of problems that `folder` does not have yet; write `tuning.json`, `tune.jsonl` and `tune.md` there.
 
-    `path` need not exist: a copy of the committed table is made. Raises ValueError for a bad table.
+    The new table is a copy of the committed one with other entries. Raises ValueError for a bad table.
     """
-    skipped = why_not(device)
-    if skipped:
-        return {"skipped": skipped, "rows": []}
-    if device == "cpu":
-        kinds = TINY
+    kinds, path = KINDS if device == "cuda" else TINY, folder / "tuning.json"
     table = Table(tuning.read_table(path if path.exists() else tuning.PATH).entries, path)
     header = facts(device)
-    journal = Journal(folder / "tune.jsonl" if folder else None, header)
+    journal = Journal(folder / "tune.jsonl", header)
     table = table.updated([Entry(**row["entry"]) for row in journal.rows.values() if "entry" in row])
     deadline = Deadline(budget_s)
     todo = [kind for kind in kinds if kind.name not in journal.rows]
-    work = {kind.name: [(kind.problem, trial) for trial in trials_of(kind.problem, device)] for kind in todo}
+    work = {kind.name: [(kind, trial) for trial in trials_of(kind, device)] for kind in todo}
     with Compiling(work, device) as compiling:
         for kind in todo:
             if not deadline.allows_another():
@@ -139,32 +117,26 @@ def measure(
             row = {"key": kind.name, **_tuned(kind, device, header)}
             if "entry" in row:
                 table = table.updated([Entry(**row["entry"])])
-                path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(table.to_json(), encoding="utf-8")
             journal.add(row)
-    left = [kind.name for kind in kinds if kind.name not in journal.rows]
-    return {**header, "rows": list(journal.rows.values()), "left": left, "table": str(path)}
+    measured = journal.measured(kind.name for kind in kinds)
+    (folder / "tune.md").write_text(table_of(measured), encoding="utf-8")
+    return measured
 
 
 def table_of(measured: dict[str, Any]) -> str:
     """The measurement in Markdown."""
-    if "skipped" in measured:
-        return measured["skipped"] + "\n"  # type: ignore[no-any-return]
     rows = [
         [row["key"], kernel, " ".join(f"{k}={v}" for k, v in row["entry"]["kernels"][kernel].items()),
          f"{row['before_ms'][kernel]:.3f}", f"{row['after_ms'][kernel]:.3f}"]
         for row in measured["rows"] if "entry" in row for kernel in tuning.KERNELS
     ]  # fmt: skip
     rows += [[row["key"], "", f"failed: {row['failed']}", "", ""] for row in measured["rows"] if "failed" in row]
-    left = f"\nNot measured yet: {', '.join(measured['left'])}.\n" if measured["left"] else ""
     heads = ("problem", "kernel", "configuration", "ms with the table's", "ms with this")
-    return (
-        f"{measured['device']}, torch {measured['torch']}, Triton {measured['triton']}\n\n{markdown(heads, rows)}{left}"
-    )
+    return f"{title(measured)}\n\n{markdown(heads, rows)}{left_over(measured)}"
 
 
-def _tuned(kind: Kind, device: str, header: dict[str, Any]) -> dict[str, Any]:
-    problem = kind.problem
+def _tuned(problem: Problem, device: str, header: dict[str, Any]) -> dict[str, Any]:
     best: Configurations = configurations(problem, device)
     before, after, failures = {}, {}, []
     for kernel in tuning.KERNELS:
@@ -196,15 +168,14 @@ def _time_ms(trial: Configurations, phase: str, problem: Problem, device: str) -
     given = {name: x.requires_grad_() for name, x in leaves.items()}
     with tuning.using_configurations(trial):
         run = phases(lambda: triton_attention.attend(problem.build(given)), list(given.values()), do)[phase]
-        effort = Effort(turns=5, turn_ms=10.0) if device == "cuda" else Effort(turns=1, turn_ms=0.0)
-        return times({phase: run}, device, effort)[phase]["median_ms"]
+        return times({phase: run}, device, turns=5, turn_ms=10.0)[phase]["median_ms"]
 
 
 def _wrong(trial: Configurations, problem: Problem, device: str) -> str | None:
     """Why a configuration cannot be used: it needs more registers or memory than there are, or gives wrong results."""
     from cope_sweep.kernels import triton_attention
 
-    small = _small(problem)
+    small = replace(one_sequence(problem), tokens=min(1024, problem.tokens))
     leaves, weight = small.leaves(device)
     try:
         with tuning.using_configurations(trial):
@@ -212,10 +183,6 @@ def _wrong(trial: Configurations, problem: Problem, device: str) -> str | None:
     except Exception as error:  # Triton's errors have many types
         return f"{type(error).__name__}: {error}".splitlines()[0][:200]
     return compare(small.build, leaves, weight, computed, DTYPES[problem.dtype]).wrong
-
-
-def _small(problem: Problem) -> Problem:
-    return replace(one_sequence(problem), tokens=min(1024, problem.tokens))
 
 
 def trials_of(problem: Problem, device: str) -> list[Configurations]:

@@ -1,0 +1,342 @@
+"""Compiles the Triton kernels without launching them: ahead of a measurement, and for GPUs that need not be there.
+
+    python -m cope_benchmarks.compiling [--capability 90]      everything that `make gpu` launches, some minutes of a core
+
+It prints each failure, and exits with 1 if there is one. `cope-sweep bench instructions` counts what the kernels compile to:
+registers, spills, and the instructions of a tile. Inner loops are found in the machine code by their backward branches. The
+*general* loop computes gates, which need a reciprocal; the *plain* one computes weights without gates.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+
+from cope_benchmarks.exact import computed_by
+from cope_benchmarks.gpu_problems import Problem
+from cope_benchmarks.report import markdown
+from cope_sweep.kernels import operator, tuning
+from cope_sweep.kernels.arguments import Arguments
+from cope_sweep.kernels.tuning import Configurations, using_configurations
+
+PROCESSES = 8
+CAPABILITIES = (80, 90)
+TILE, WARPS = 64 * 32, 4
+"""Instructions are counted for a tile of 64 × 32 scores, in each of 4 warps."""
+
+# Ahead of a measurement -----------------------------------------------------------------------------------------------
+
+
+class Compiling:
+    """Compiles in other processes within a `with` block; Triton keeps the kernels on disk, for all. On a CPU it does nothing."""
+
+    def __init__(self, work: Mapping[str, Sequence[tuple[Problem, Configurations | None]]], device: str) -> None:
+        """`work`: by a name for `wait`, problems and configurations of the kernels; None: those of the table."""
+        self._work, self._device = work, device
+        self._pool: ProcessPoolExecutor | None = None
+        self._futures: dict[str, list[Future[None]]] = {}
+
+    def __enter__(self) -> Compiling:
+        if self._device != "cuda" or not self._work:
+            return self
+        processes = min(PROCESSES, os.cpu_count() or 1)
+        self._pool = ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn"))
+        for name, problems in self._work.items():
+            futures = self._futures.setdefault(name, [])
+            try:
+                futures += [self._pool.submit(compile_kernels, *each, self._device) for each in problems]
+            except BrokenProcessPool:  # then kernels are compiled where they are launched
+                break
+        return self
+
+    def wait(self, name: str) -> None:
+        """Wait until the kernels of this name are compiled, or cannot be: then their launch raises the error."""
+        wait(self._futures.get(name, []))
+
+    def __exit__(self, *_: object) -> None:
+        if self._pool:
+            self._pool.shutdown(wait=True, cancel_futures=True)
+
+
+def compile_kernels(problem: Problem, configurations: Configurations | None, device: str) -> None:
+    """Compile the kernels that a problem launches, forward and backward, by launches of a small problem of its kind."""
+    from cope_sweep.kernels import triton_attention
+    from cope_sweep.kernels.triton_attention import launch
+
+    small = one_sequence(problem)
+    leaves, weight = small.leaves(device)
+    chosen = using_configurations(configurations) if configurations else nullcontext()
+    compiled = {name: _CompiledOnly(kernel) for name, kernel in launch.KERNELS.items()}
+    with chosen, mock.patch.dict(launch.KERNELS, compiled):
+        computed_by(triton_attention.attend, small.build, leaves, weight)
+
+
+class _CompiledOnly:
+    """Takes the place of a kernel: its launches compile it."""
+
+    def __init__(self, kernel: Any) -> None:
+        self._kernel = kernel
+
+    def __getitem__(self, grid: Any) -> Any:
+        return partial(self._kernel.warmup, grid=grid)
+
+
+def one_sequence(problem: Problem) -> Problem:
+    """The problem with one sequence and at most two heads: the same kernels, in little memory."""
+    lengths = problem.lengths and problem.lengths[:1]
+    return replace(problem, batch=1, heads=min(2, problem.heads), lengths=lengths)
+
+
+# For a GPU that is not there ------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def compiling_for(capability: int) -> Iterator[None]:
+    """Let Triton compile for this GPU within a `with` block, on a machine that has none."""
+
+    import triton  # type: ignore[import-untyped]
+    from triton.backends.compiler import GPUTarget  # type: ignore[import-untyped]
+
+    from cope_sweep.kernels import triton_attention
+    from cope_sweep.kernels.triton_attention import launch
+
+    class Driver:
+        def get_current_target(self) -> Any:
+            return GPUTarget("cuda", capability, 32)
+
+        def get_current_device(self) -> int:
+            return 0
+
+        def get_current_stream(self, device: int) -> int:
+            return 0
+
+    architecture = f"sm_{capability}"
+    with ExitStack() as stack:
+        stack.callback(triton.runtime.driver.set_active, None)  # then Triton looks for a GPU at its next launch
+        for kernel in launch.KERNELS.values():  # what this process has compiled, for whichever GPU
+            kernel.device_caches.clear()
+            stack.callback(kernel.device_caches.clear)
+        triton.runtime.driver.set_active(Driver())
+        stack.enter_context(mock.patch.object(launch, "architecture_of", return_value=architecture))
+        stack.enter_context(mock.patch.object(tuning, "architecture_of", return_value=architecture))
+        # `why_not` asks for a GPU unless Triton interprets.
+        stack.enter_context(mock.patch.object(triton_attention, "INTERPRETED", True))
+        yield
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--capability", type=int, default=90, help="80 for A100, 90 for H100 and H200")
+    given = parser.parse_args(arguments)
+    done = failed = 0
+    with compiling_for(given.capability):
+        for name, problem, configurations in everything():
+            done += 1
+            try:
+                compile_kernels(problem, configurations, "cpu")
+            except Exception as error:  # Triton's errors have many types
+                failed += 1
+                text = str(error).strip().splitlines()
+                sys.stdout.write(f"{name}: {type(error).__name__}: {text[-1] if text else ''}\n")
+    sys.stdout.write(f"sm_{given.capability}: {done} problems, {failed} failed\n")
+    return 1 if failed else 0
+
+
+def everything() -> Iterator[tuple[str, Problem, Configurations | None]]:
+    """What `make gpu` launches: tests, cases, the sanitizer's problems, and the configurations that are tuned."""
+    from cope_benchmarks import gpu, sanitizer, tune
+    from cope_sweep.kernels import triton_attention
+
+    with mock.patch.object(torch.cuda, "is_available", return_value=True):
+        from tests.kernels import test_triton_gpu
+
+    for name, problem in test_triton_gpu.CASES.items():
+        if triton_attention.why_not(problem.build(problem.leaves()[0])) is None:
+            yield f"test: {name}", problem, None
+    for case in gpu.CASES:
+        yield f"case: {case.name}", case.problem, None
+    for problem in sanitizer.PROBLEMS:
+        yield f"sanitizer: {problem.name}", problem, None
+    for kind in tune.KINDS:
+        for trial in tune.trials_of(kind, "cuda"):
+            yield f"tuned: {kind.name}: {trial}", kind, trial
+
+
+# What the kernels compile to ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A kernel compiled for one GPU."""
+
+    kernel: str
+    capability: int
+    dtype: str
+    head_dim: int
+    registers: int
+    """Of a thread."""
+    spilled: int
+    """Bytes of a thread that are stored to local memory because registers are lacking."""
+    shared: int
+    """Bytes of shared memory of a block."""
+    general: float | None
+    """Instructions of each of 4 warps for 64 × 32 scores in a general tile that is not on the diagonal.
+
+    Without those that store records for `backward_keys`, which are skipped at every second tile.
+    """
+    plain: float | None
+    """The same in a plain tile."""
+
+    @property
+    def ratio(self) -> float | None:
+        return None if self.general is None or self.plain is None else self.general / self.plain
+
+
+def measure(head_dims: tuple[int, ...] = (64, 128), dtype: torch.dtype = torch.bfloat16) -> dict[str, Any]:
+    """Compile CoPE's kernels (p_max 64) for all `CAPABILITIES`, and count."""
+    kernels = [k for capability in CAPABILITIES for dim in head_dims for k in compile_ahead(capability, dtype, dim)]
+    return {
+        "torch": torch.__version__,
+        "kernels": [{**asdict(kernel), "ratio": kernel.ratio} for kernel in kernels],
+    }
+
+
+def table(measured: Mapping[str, Any]) -> str:
+    """The measurement in Markdown."""
+    rows = []
+    for kernel in measured["kernels"]:
+        counts = ["–" if kernel[name] is None else f"{kernel[name]:.0f}" for name in ("general", "plain")]
+        sizes = [str(kernel[name]) for name in ("head_dim", "registers", "spilled", "shared")]
+        ratio = "–" if kernel["ratio"] is None else f"{kernel['ratio']:.2f}"
+        rows.append([kernel["kernel"], f"sm_{kernel['capability']}", kernel["dtype"], *sizes, *counts, ratio])
+    heads = ("kernel", "GPU", "type", "head dim", "registers", "spilled B", "shared B", "general", "plain", "ratio")
+    return markdown(heads, rows, left=3)
+
+
+def numbers(measured: Mapping[str, Any]) -> dict[str, float]:
+    """Ratios and spilled bytes, by the names of the goals."""
+    found = {}
+    for each in measured["kernels"]:
+        name = f"{each['kernel']}, sm_{each['capability']}, head dim {each['head_dim']}"
+        found[f"{name}: spilled"] = each["spilled"]
+        if each["ratio"] is not None:
+            found[f"{name}: general ÷ plain"] = each["ratio"]
+    return found
+
+
+def compile_ahead(
+    capability: int, dtype: torch.dtype, head_dim: int, p_max: int = 64, tokens: int = 1024, **changes: Any
+) -> list[Compiled]:
+    """Compile the kernels of CoPE for a GPU of this compute capability. `changes`: other fields of `Arguments`."""
+    from cope_sweep.kernels.triton_attention import launch
+
+    # Two sequences and heads: Triton makes special kernels for sizes of 1.
+    q, k, v = torch.zeros(3, 2, 2, tokens, head_dim, dtype=dtype)
+    none = dict.fromkeys(Arguments._fields)
+    none |= {"limit": float("inf"), "e_scale": 1.0, "relative_scale": 1.0, "far_last": False, "dropout": 0.0}
+    e = torch.zeros(p_max, head_dim, dtype=dtype) if p_max else None
+    given = Arguments(**{**none, "q": q, "k": k, "v": v, "e": e, "scale": head_dim**-0.5, **changes})
+    compiled: dict[str, Compiled] = {}
+
+    def compile_instead(kernel: str, grid: Any, arguments: dict[str, Any], sizes: Mapping[str, int]) -> None:
+        done = launch.KERNELS[kernel].warmup(grid=grid, **arguments, **sizes, **launch.OPTIONS)
+        compiled[kernel] = _counted(kernel, done, capability, dtype, head_dim, sizes)
+
+    with compiling_for(capability), mock.patch.object(launch, "run", compile_instead):
+        outputs = operator.empty_outputs(given, "triton")
+        launch.forward(given, *outputs)
+        launch.backward(given, q, *outputs, operator.empty_gradients(given, "triton"))
+    return list(compiled.values())
+
+
+def _counted(
+    kernel: str, done: Any, capability: int, dtype: torch.dtype, head_dim: int, sizes: Mapping[str, int]
+) -> Compiled:
+    """What a compiled kernel uses."""
+    usage = _printed("cuobjdump", "--dump-resource-usage", done.asm["cubin"])
+    found = [re.search(pattern, usage) for pattern in (r"REG:(\d+)", r"STACK:(\d+)")]
+    # Registers are spilled to the stack; the kernels have no other use for it.
+    registers, spilled = (int(match[1]) for match in found if match is not None)
+    rows, keys = (sizes["BLOCK_T"], sizes["BLOCK_S"])
+    plain = sizes["PLAIN_T"] * keys if "PLAIN_T" in sizes else rows * sizes["PLAIN_S"]
+    loops = loop_lengths(_printed("nvdisasm", "--print-code", done.asm["cubin"]))
+    per_tile = [
+        None if length is None else length * (sizes["num_warps"] / WARPS) * TILE / scores
+        for length, scores in zip(loops, (rows * keys, plain), strict=True)
+    ]
+    name = str(dtype).removeprefix("torch.")
+    return Compiled(kernel, capability, name, head_dim, registers, spilled, done.metadata.shared, *per_tile)
+
+
+def _printed(tool: str, option: str, cubin: bytes) -> str:
+    """What one of the tools that Triton brings prints of a compiled kernel."""
+    import triton
+
+    path = Path(triton.backends.nvidia.__file__).parent / "bin" / tool
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        return subprocess.run([path, option, file.name], capture_output=True, text=True, check=True).stdout
+
+
+def loop_lengths(code: str) -> tuple[int | None, int | None]:
+    """Instructions of the general and of the plain loop in disassembled code; None for a loop that is not there.
+
+    Of a loop with branches, those of the shortest way through it.
+    """
+    instructions: list[str] = []
+    labels: dict[str, int] = {}
+    for line in code.splitlines():
+        if label := re.match(r"\s*(\.L_x_\d+):", line):
+            labels[label[1]] = len(instructions)
+        elif instruction := re.match(r"\s*/\*[0-9a-f]{4,}\*/\s+(.*);", line):
+            instructions.append(instruction[1])
+    targets = {at: labels[found[1]] for at, text in enumerate(instructions) if (found := _BRANCH.search(text))}
+    general: list[int] = []
+    plain: list[int] = []
+    for end, start in targets.items():
+        body = " ".join(instructions[start : end + 1])
+        # What has an EXIT is no loop: the compiler has moved code away.
+        if start < end and "MMA" in body and "MUFU.EX2" in body and "EXIT" not in body:
+            length = _shortest_way(instructions, targets, start, end)
+            (general if "MUFU.RCP" in body else plain).append(length)
+    return max(general, default=None), max(plain, default=None)
+
+
+_BRANCH = re.compile(r"BRA.*`\((\.L_x_\d+)\)")
+
+
+def _shortest_way(instructions: Sequence[str], targets: Mapping[int, int], start: int, end: int) -> int:
+    """The number of instructions on the shortest way from one to another, with both."""
+    steps = {start: 1}
+    waiting = deque([start])
+    while waiting:
+        at = waiting.popleft()
+        following = [] if re.match(r"(BRA|EXIT)\b", instructions[at]) else [at + 1]
+        following += [targets[at]] if at in targets else []
+        for each in following:
+            if each not in steps and each < len(instructions):
+                steps[each] = steps[at] + 1
+                waiting.append(each)
+    return steps[end]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

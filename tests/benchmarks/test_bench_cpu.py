@@ -1,0 +1,168 @@
+"""The benchmarks of a CPU measure what they say, at small sizes."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from cope_benchmarks import attention, data, serve, step, store, sweep
+from cope_benchmarks.report import GOALS, AtMost, Rows, goals_table, table_of_rows
+from typer.testing import CliRunner
+
+from cope_sweep.cli.application import app
+from cope_sweep.store.rebuild import check
+from tests.tiny import tiny_run
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_every_goal_is_in_the_readme():
+    text = (ROOT / "tests" / "benchmarks" / "README.md").read_text()
+    for bench, goals in GOALS.items():
+        for what, goal in goals.items():
+            assert f"| `{bench}` | {what} | {goal} |" in text
+
+
+@pytest.mark.parametrize("bench", ["sweep", "store", "serve", "data"])
+def test_stored_measurements_have_the_names_of_goals(bench):
+    measured = json.loads((ROOT / "tests" / "benchmarks" / "results" / f"{bench}.json").read_text())
+    assert set(GOALS[bench]) <= set(measured["rows"])
+
+
+def test_goals_are_shown_beside_what_was_measured(monkeypatch):
+    monkeypatch.setitem(GOALS, "some", {"size": AtMost(5, " B"), "other": AtMost(1)})
+    rows = Rows("some")
+    rows.add("size", 12_345.6, " B", " of all")
+    rows.add("more", 0.5)
+    measured = rows.measured()
+    assert "| size | 12,346 B of all | ≤ 5 B |\n| more | 0.5 |  |\n" in table_of_rows(measured)
+    assert "| size | ≤ 5 B | 7 B | no |" in goals_table("some", {"size": 7.0})
+
+
+def test_a_folder_that_cannot_be_written_is_reported_before_anything_is_measured(tmp_path):
+    (tmp_path / "file").write_text("not a folder")
+    result = CliRunner().invoke(app, ["bench", "attention", "--keep", str(tmp_path / "file" / "results")])
+    assert result.exit_code == 2
+    assert re.search(r"--keep .*file/results: .*name a folder", " ".join(result.output.split()))
+
+
+LIMITED = """
+from cope_benchmarks.command import limit_to_avx2
+limit_to_avx2()
+from cope_sweep.kernels.native import build
+print(build.best_target())
+"""
+
+
+@pytest.mark.slow
+def test_avx2_limits_torch_and_the_native_kernels():
+    """In a process of its own: torch reads the limit when it is imported."""
+    if torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"):
+        pytest.skip("the processor has no AVX2")
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", LIMITED], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["avx2"]
+
+
+TINY = attention.Shape("tiny", 2, 2, 70, 16, 9)
+
+
+@pytest.mark.slow
+def test_alternatives_of_attention_are_checked_and_timed(monkeypatch):
+    rows = attention.measure(2, (TINY,), (0.25,))["shapes"][0]["rows"]
+    found = {row["attention"]: row for row in rows}
+    assert not [name for name, row in found.items() if "failed" in row]
+    assert all(row["forward"]["median_ms"] > 0 and row["extra_mb"] >= 0 for row in rows)
+    ratio = (
+        found[attention.NATIVE]["forward_backward"]["median_ms"]
+        / found[attention.SDPA]["forward_backward"]["median_ms"]
+    )
+    assert found[attention.NATIVE]["of_sdpa"] == pytest.approx(ratio, abs=1e-3)
+
+    # What is wrong is not timed, and there are no ratios to it.
+    listing, sdpa = attention.peers.listing, attention.peers.sdpa
+    monkeypatch.setattr(attention.peers, "listing", lambda x: listing(x) * 1.2)
+    monkeypatch.setattr(attention.peers, "sdpa", lambda x: sdpa({**x, "v": x["v"].detach()}))
+    measured = attention.measure(2, (TINY,), ())
+    wrong = {row["attention"]: row for row in measured["shapes"][0]["rows"]}
+    assert "output is off by" in wrong[attention.LISTING]["failed"]
+    assert wrong[attention.SDPA]["failed"] == "no gradient of v"
+    assert "times_faster_than_listing" not in wrong[attention.NATIVE]
+    assert "| tiny | native |" in attention.table(measured)
+
+
+@pytest.mark.slow
+def test_alternatives_of_a_training_step_are_checked_and_timed(monkeypatch):
+    monkeypatch.setattr(step, "MODELS", step.TINY)
+    listing = step.peers.listing
+    monkeypatch.setattr(step.peers, "listing", lambda x: listing(x) * 1.2)
+    measured = step.measure(2)
+    rows = {row["attention"]: row for row in measured["models"][0]["rows"]}
+    assert [name for name, row in rows.items() if "failed" in row] == ["CoPE, the paper's listing"]
+    assert step.numbers(measured)["tiny: SDPA, no positions ÷ SDPA"] == 1
+    assert "| tiny | CoPE, native |" in step.table(measured)
+
+
+def test_a_synthetic_store_is_a_finished_ablation(tmp_path):
+    plan = store.write_ablation(tmp_path / "all.yaml", 200)
+    found = store.write_store(tmp_path / "store", plan)
+    assert set(found.index.statuses().values()) == {"finished"}
+    assert list(check(found.files, found.index, checksums=True)) == []
+    assert [each.runs for each in found.index.sweeps()] == [200]
+
+
+@pytest.mark.slow
+def test_a_small_store(monkeypatch):
+    monkeypatch.setattr(store, "SMALL", 1000)
+    monkeypatch.setattr(store, "MEDIUM", 1000)
+    monkeypatch.setattr(store, "REPETITIONS", 1)
+    rows = store.measure(1100)["rows"]
+    assert "plan of all runs: expand, hash, compare" in rows
+    assert set(GOALS["store"]) - set(rows) == {"plan of 10,000 runs: expand, hash, compare"}
+
+
+@pytest.mark.slow
+def test_a_server(monkeypatch):
+    for name, value in {"SEQUENCES": 8, "TURNS": 1, "IDLE_REQUESTS": 3, "SECONDS": 0.2, "CHANGES": 1}.items():
+        monkeypatch.setattr(serve, name, value)
+    monkeypatch.setattr(serve, "ABLATION", serve.ABLATION.replace("layers: 4, dim: 256", "layers: 1, dim: 32"))
+    assert set(GOALS["serve"]) <= set(serve.measure(1000)["rows"])
+
+
+def test_the_throughput_of_few_runs_counts_the_start_of_every_run():
+    # Two runs at a time. Each takes 1 s, and its processes start within 9 s.
+    few = sweep.Measured(0.0, 40.0, [(9.0, 10.0), (9.0, 10.0), (19.0, 20.0), (19.0, 20.0)])
+    assert few.rate(20, 2) == pytest.approx(20 / (10 * 10.0 - 9.0))
+    assert few.rate(4, 2) == pytest.approx(4 / 11.0)
+    assert few.steady_rate == pytest.approx(3 / 10.0)
+
+
+def test_growth_is_measured_after_a_fifth_of_the_runs():
+    spans_s = [(float(number), number + 0.5) for number in range(10)]
+    assert sweep.Measured(0.0, 11.0, spans_s, [(0, 50), (2, 100), (6, 140), (10, 180)]).growth_bytes() == 10
+    assert sweep.Measured(0.0, 11.0, spans_s, [(2, 100)]).growth_bytes() == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_small_sweep(tmp_path, monkeypatch):
+    monkeypatch.delenv("RAY_TMPDIR", raising=False)
+    rows = Rows("sweep")
+    for part in (sweep.trivial_runs, sweep.recovery):  # the others take minutes
+        part(rows, tmp_path, 10, 1)
+    assert all(row["number"] > 0 for name, row in rows.rows.items() if name != "growth of the driver")
+    with pytest.raises(subprocess.CalledProcessError) as caught:
+        sweep.execute(sweep.command_of("task", tmp_path / "missing.yaml"), tmp_path / "store")
+    assert "missing.yaml" in caught.value.output
+
+
+@pytest.mark.slow
+def test_sequences_are_generated_and_trained_on():
+    run = tiny_run()
+    assert data.generated_per_s(run.task, 4) > 0
+    assert data.trained_per_s(run, data.Runtime(), 4) > 0
+    assert data.run_of("flip_flop").model.layers == 4
