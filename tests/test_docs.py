@@ -31,7 +31,7 @@ ROOMS = (
     "cope_sweep",
     "cope_sweep/kernels",
     "cope_sweep/positions",
-    "cope_sweep/probe",
+    "cope_sweep/inference/probe",
     "cope_sweep/store",
     "cope_sweep/sweep",
     "cope_sweep/tasks",
