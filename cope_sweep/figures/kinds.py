@@ -69,7 +69,7 @@ class FigureKind:
     needs: Literal["ablation", "checkpoint"]
     """ablation: called with a plan, a store and Options. checkpoint: with a Predictor, token ids and MapOptions."""
     make: Callable[..., Figure]
-    """Computes the data. Raises FigureError, StoreError; for a checkpoint what `cope_sweep.probe` raises."""
+    """Computes the data. Raises FigureError, StoreError; for a checkpoint what `cope_sweep.inference.probe` raises."""
 
 
 def _curves(plan: Plan, store: Store, options: Options = DEFAULTS) -> Figure:
