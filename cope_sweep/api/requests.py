@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from cope_sweep.store import Status
+from cope_sweep.store import Budget, Status
 
 
 def _check_unicode(text: str) -> str:
@@ -26,15 +26,13 @@ Count = Annotated[int, Field(ge=1, le=1 << 31, strict=True)]
 Trainable = Literal["pending", "interrupted", "failed", "stopped", "damaged"]
 """Statuses of runs that a sweep may train."""
 _Name = Annotated[UnicodeText, Field(min_length=1, max_length=200)]
-Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
-class SweepRequest(BaseModel):
+class SweepRequest(Budget):
     """A sweep to execute: an ablation of this service by its name, or one in the request."""
 
     model_config = ConfigDict(
-        extra="forbid",
-        json_schema_extra={"examples": [{"ablation": "quickstart", "set": ["train.steps=100", "seeds=[0]"]}]},
+        json_schema_extra={"examples": [{"ablation": "quickstart", "set": ["train.steps=100", "seeds=[0]"]}]}
     )
 
     ablation: _Name | None = Field(default=None, description="The name of an ablation.")
@@ -54,9 +52,6 @@ class SweepRequest(BaseModel):
         default=None,
         description="Train only the runs with these statuses. Default: all that have not ended as planned.",
     )
-    time_budget_s: Seconds | None = Field(default=None, description="Runs in training are checkpointed after it.")
-    max_runs: Count | None = Field(default=None, description="Number of runs to train.")
-    max_failures: Count | None = Field(default=None, description="After so many failed runs, no more are started.")
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -1,4 +1,4 @@
-"""The commands `list`, `plan` and `schema`. They need no torch, except for `plan --probe` and `plan --attention`."""
+"""The commands `list`, `plan` and `schema`. They need no torch, except for `plan --measure` and `plan --attention`."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from cope_sweep.config import Plan
     from cope_sweep.config.estimate import Shape, StepCost
 
-Probe = Annotated[
+Measure = Annotated[
     bool,
     typer.Option(
-        "--probe", help="Train a few steps of each distinct shape here, and estimate time and memory from them."
+        "--measure", help="Train a few steps of each distinct shape here, and estimate time and memory from them."
     ),
 ]
 AttentionOpt = Annotated[
@@ -90,13 +90,13 @@ def plan(
     ablations: AblationsDir = ABLATIONS,
     root: StoreOpt = STORE,
     index: IndexOpt = None,
-    probe: Probe = False,
+    measure: Measure = False,
     attention: AttentionOpt = False,
     as_json: Json = False,
 ) -> None:
     """Show the runs of an ablation: status, parameters, and an estimate of time and memory. Nothing is recorded.
 
-    Example: `cope-sweep plan quickstart --set train.steps=1000 --probe`
+    Example: `cope-sweep plan quickstart --set train.steps=1000 --measure`
     """
     import psutil
 
@@ -106,11 +106,11 @@ def plan(
     if attention:
         _show_attention(planned, as_json)
         return
-    probed = _probe(recorded_plan(planned, store)) if probe else None
+    timed = _timed(recorded_plan(planned, store)) if measure else None
     resources = planned.ablation.content.resources
     may_use_gpu = resources.device != "cpu" and resources.gpus != 0
     limit_bytes = math.inf if may_use_gpu and has_gpu() else psutil.virtual_memory().total
-    costs = plan_cost(planned, store, probed, limit_bytes)
+    costs = plan_cost(planned, store, timed, limit_bytes)
     if as_json:
         print_json(costs.model_dump())
         return
@@ -139,13 +139,13 @@ def plan(
     console.print(text)
 
 
-def _probe(plan: Plan) -> Mapping[Shape, StepCost]:
-    """Probe the plan's shapes, and say on standard error which."""
-    from cope_sweep.train.probe import probe_plan
+def _timed(plan: Plan) -> Mapping[Shape, StepCost]:
+    """Measure the shapes of the plan, and say on standard error which."""
+    from cope_sweep.train.measure import measure_plan
 
     console = make_console(stderr=True)
-    return probe_plan(
-        plan, on_probe=lambda row, number, total: console.print(f"probing {number} of {total}: {escaped(row)}")
+    return measure_plan(
+        plan, on_shape=lambda row, number, total: console.print(f"measuring {number} of {total}: {escaped(row)}")
     )
 
 

@@ -33,8 +33,8 @@ from cope_sweep.errors import UserError
 
 if TYPE_CHECKING:
     from cope_sweep.config import Plan
-    from cope_sweep.store import Status, Store, Submission
-    from cope_sweep.sweep.sweep import Budget, SweepOutcome
+    from cope_sweep.store import Budget, Status, Store, Submission
+    from cope_sweep.sweep.sweep import SweepOutcome
 
 RAY_JOB_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 """Ray sets this environment variable for the driver of a job."""
@@ -124,13 +124,14 @@ def run(
 
     Example: `cope-sweep run quickstart --local --set seeds=[0,1,2,3,4]`
     """
-    from cope_sweep.sweep.sweep import Budget
+    from cope_sweep.store import Budget
 
     if submission is not None:
         _run_submission(submission, root, index, as_json, local=local, address=address)
     if ablation is None:
         raise UserError("name an ablation; `cope-sweep list` shows them")
-    budget = Budget(seconds_in(time_budget, "--time-budget") if time_budget else None, max_runs, max_failures)
+    seconds = seconds_in(time_budget, "--time-budget") if time_budget else None
+    budget = Budget(time_budget_s=seconds, max_runs=max_runs, max_failures=max_failures)
     _run(
         ablation, scale, sets, ablations, root, index, as_json,
         local=local, address=address, groups=groups, budget=budget, mlflow=mlflow, no_mlflow=no_mlflow,
@@ -161,7 +162,7 @@ def retry(
 
     Example: `cope-sweep retry quickstart --failed`
     """
-    from cope_sweep.sweep.sweep import Budget
+    from cope_sweep.store import Budget
 
     if not failed and not stopped:
         raise UserError("say which runs to train again: --failed, --stopped, or both")
@@ -228,7 +229,6 @@ def _run_submission(
 ) -> None:
     """Execute a submitted sweep, show the table and exit. Where that cannot begin, the sweep is recorded as failed."""
     from cope_sweep.sweep.jobs import failing, job_submission
-    from cope_sweep.sweep.sweep import Budget
 
     store = open_store(root, index, create=True)
     with failing(store, sweep_id):
@@ -242,7 +242,7 @@ def _run_submission(
             address=address,
             groups=None,
             leave_out=set(submitted.leave_out),
-            budget=Budget(submitted.time_budget_s, submitted.max_runs, submitted.max_failures),
+            budget=submitted,
             tracking_uri=uri,
             submission=submitted,
         )

@@ -73,11 +73,12 @@ def submit(
     from cope_sweep.sweep.jobs import Cluster, new_submission, submit_job, submit_sweep
 
     seconds = seconds_in(time_budget, "--time-budget") if time_budget else None
+    limits = {"time_budget_s": seconds, "max_runs": max_runs, "max_failures": max_failures}
     if server is not None:
         refuse_local(server, store=store, mlflow=mlflow, index=index)
         submit_remotely(
             server, ablation, scale=scale, sets=sets, follow=follow, as_json=as_json,
-            time_budget_s=seconds, max_runs=max_runs, max_failures=max_failures,
+            **limits,
         )  # fmt: skip
         return
     plan = load_plan(ablation, working_dir / ABLATIONS, scale, sets)  # a faulty file fails here, not on the cluster
@@ -94,23 +95,18 @@ def submit(
     def on_line(line: str) -> None:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
-    budget: dict[str, Any] = {
-        "time_budget_s": seconds,
-        "max_runs": max_runs,
-        "max_failures": max_failures,
-        "mlflow": mlflow,
-    }
+    options: dict[str, Any] = {**limits, "mlflow": mlflow}
     cluster = Cluster(address, working_dir, environment={INDEX_VARIABLE: index} if index else {})  # may hold a password
     if is_here or "://" in store or Path(store).is_dir():
         path = find_ablation(ablation, working_dir / ABLATIONS)
         submission = new_submission(
-            load_ablation(path), file_text=path.read_text(encoding="utf-8"), scale=scale, sets=sets, **budget
+            load_ablation(path), file_text=path.read_text(encoding="utf-8"), scale=scale, sets=sets, **options
         )
         shared = open_store(store, index, create=True)
         outcome = submit_sweep(submission, plan, shared, cluster, follow=follow, on_line=on_line)
     else:
         # Only the cluster can reach the store: the job reads the ablation from the folder that is sent.
-        arguments = ["run", ablation, "--store", store, *overrides(scale, sets), *_options(budget)]
+        arguments = ["run", ablation, "--store", store, *overrides(scale, sets), *_options(options)]
         outcome = submit_job(arguments, cluster, follow=follow, on_line=on_line)
     if as_json:
         print_json(outcome.__dict__)
@@ -120,8 +116,8 @@ def submit(
     raise typer.Exit(outcome.exit_code)
 
 
-def _options(budget: dict[str, Any]) -> list[str]:
+def _options(fields: dict[str, Any]) -> list[str]:
     """The options of `run` for fields of a Submission."""
     names = {"time_budget_s": "--time-budget", "max_runs": "--max-runs", "max_failures": "--max-failures"}
     names |= {"mlflow": "--mlflow"}
-    return [word for key, value in budget.items() if value is not None for word in (names[key], str(value))]
+    return [word for key, value in fields.items() if value is not None for word in (names[key], str(value))]

@@ -48,7 +48,7 @@ Shape = tuple[str, str, int, str]
 
 
 class StepCost(Protocol):
-    """Cost of a training step, measured by a probe."""
+    """Cost of a training step, measured by a few steps."""
 
     @property
     def step_s(self) -> float:
@@ -72,7 +72,7 @@ class Estimate:
     basis: str
     """Source of `seconds`."""
     fits: bool = True
-    """False where a probe ran out of memory."""
+    """False where measuring it ran out of memory."""
 
 
 def parameter_count(run: RunSpec) -> int:
@@ -170,15 +170,15 @@ def memory_bytes(run: RunSpec, resources: Resources) -> int:
 
 
 def estimates(
-    plan: Plan, measured: Mapping[Shape, float] | None = None, probed: Mapping[Shape, StepCost] | None = None
+    plan: Plan, measured: Mapping[Shape, float] | None = None, timed: Mapping[Shape, StepCost] | None = None
 ) -> dict[str, Estimate]:
     """Run id → estimate, for every run of the plan and of its examples.
 
-    `probed` maps shapes (`shape_of`) to what a few of their steps cost on this machine. `measured` maps the shapes of
+    `timed` maps shapes (`shape_of`) to what a few of their steps cost on this machine. `measured` maps the shapes of
     finished runs to seconds per floating-point operation. Runs of other shapes use the median of these rates. Without
     measurements, times follow a rule of thumb.
     """
-    basis = _Basis(measured or {}, probed or {})
+    basis = _Basis(measured or {}, timed or {})
     known: dict[tuple[Any, ...], Estimate] = {}
     result = {}
     for row in (*plan.rows, *plan.examples):
@@ -200,19 +200,19 @@ class _Basis:
     """Data from which times and memory are estimated."""
 
     measured: Mapping[Shape, float]
-    probed: Mapping[Shape, StepCost]
+    timed: Mapping[Shape, StepCost]
 
     def estimate(self, run: RunSpec, resources: Resources) -> Estimate:
         parameters, memory = parameter_count(run), memory_bytes(run, resources)
         flops = _run_flops(run, resources, parameters)
         # Two dumps to JSON: only where they are needed.
-        shape = shape_of(run) if self.measured or self.probed else None
-        probe = self.probed.get(shape) if shape else None
+        shape = shape_of(run) if self.measured or self.timed else None
+        step = self.timed.get(shape) if shape else None
         rate = self.measured.get(shape) if shape else None
-        fits = probe is None or math.isfinite(probe.step_s)
-        if probe is not None and fits:
-            seconds, basis = flops * probe.step_s / _step_flops(run, resources, parameters), "probed on this machine"
-            memory = probe.peak_memory_bytes
+        fits = step is None or math.isfinite(step.step_s)
+        if step is not None and fits:
+            seconds, basis = flops * step.step_s / _step_flops(run, resources, parameters), "measured on this machine"
+            memory = step.peak_memory_bytes
         elif rate is not None:
             seconds, basis = flops * rate, "measured on this store, same shapes"
         elif self.measured:

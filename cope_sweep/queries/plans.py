@@ -54,7 +54,7 @@ def plan_status(plan: Plan, store: Store) -> PlanStatus:
 def plan_cost(
     plan: Plan,
     store: Store,
-    probed: Mapping[Shape, StepCost] | None = None,
+    timed: Mapping[Shape, StepCost] | None = None,
     memory_limit_bytes: float = math.inf,
     *,
     leave_out: Collection[Status] = ENDED,
@@ -65,14 +65,14 @@ def plan_cost(
     Args:
         plan: The plan.
         store: The store.
-        probed: Shape → what a few of its steps cost on this machine.
+        timed: Shape → what a few of its steps cost on this machine.
         memory_limit_bytes: A run whose workers together need more does not fit.
         leave_out: Statuses of runs that are not to do.
         max_runs: How many runs are to do at most; None: no limit.
     """
     plan = recorded_plan(plan, store)
     statuses = store.index.statuses(run.run_id for run in plan.runs)
-    estimated = estimates(plan, measured_rates(plan, store), probed)
+    estimated = estimates(plan, measured_rates(plan, store), timed)
     kinds = _Kinds(plan)
     runs = []
     for run in plan.runs:

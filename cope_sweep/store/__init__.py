@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from cope_sweep.store.artifacts import RunFolder
+    from cope_sweep.store.budget import Budget
     from cope_sweep.store.errors import StoreError
     from cope_sweep.store.event import Event, Status
     from cope_sweep.store.index import Filter, Lease, QueryError, Refusal, RunPage, RunQuery, RunRecord, SweepSummary
@@ -31,6 +32,7 @@ _MODULES = {
     "SweepSummary": "index",
     "LeaseHolder": "leases",
     "Store": "store",
+    "Budget": "budget",
     "Submission": "submissions",
     "read_submission": "submissions",
     "write_submission": "submissions",
@@ -39,9 +41,9 @@ _MODULES = {
 }
 
 __all__ = [
-    "Event", "Filter", "Lease", "LeaseHolder", "QueryError", "Refusal", "RunFolder", "RunPage", "RunQuery", "RunRecord",
-    "Status", "Store", "StoreError", "Submission", "SweepRecord", "SweepRun", "SweepSummary", "read_submission",
-    "write_submission",
+    "Budget", "Event", "Filter", "Lease", "LeaseHolder", "QueryError", "Refusal", "RunFolder", "RunPage", "RunQuery",
+    "RunRecord", "Status", "Store", "StoreError", "Submission", "SweepRecord", "SweepRun", "SweepSummary",
+    "read_submission", "write_submission",
 ]  # fmt: skip
 
 

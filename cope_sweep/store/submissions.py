@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field, ValidationError
 
 from cope_sweep.errors import NotFoundError
-from cope_sweep.frozen import Frozen
+from cope_sweep.store.budget import Budget
 from cope_sweep.store.errors import DamagedError
 from cope_sweep.store.event import Status
 from cope_sweep.store.files import parse_json
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from cope_sweep.store.store import Store
 
 
-class Submission(Frozen):
+class Submission(Budget):
     """A submitted sweep."""
 
     sweep_id: str
@@ -37,9 +37,6 @@ class Submission(Frozen):
     """`KEY=VALUE`, as after `--set`."""
     leave_out: list[Status] = Field(default=[])
     """Runs with these statuses are not trained."""
-    time_budget_s: float | None = None
-    max_runs: int | None = None
-    max_failures: int | None = None
     mlflow: str | None = None
     """MLflow's address as the cluster sees it; null: the database in the store."""
     no_mlflow: bool = False

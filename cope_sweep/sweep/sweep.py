@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Literal, Self
 
 from cope_sweep.config import Plan, Resources, Row, RunSpec
 from cope_sweep.queries import recorded_plan
-from cope_sweep.store import Event, Status, Store, StoreError, Submission, SweepRecord, SweepRun
+from cope_sweep.store import Budget, Event, Status, Store, StoreError, Submission, SweepRecord, SweepRun
 from cope_sweep.store.index import waiting
 from cope_sweep.store.index.owners import new_owner
 from cope_sweep.store.provenance import git_commit, processor, versions
@@ -36,18 +36,6 @@ STOP_POLL_INTERVAL_S = 2.0
 STOP_PREFIX = "stopped: "
 """Begins each note that says why a sweep ended before its last run."""
 STOP_NOTE = f"{STOP_PREFIX}a stop was requested"
-
-
-@dataclass(frozen=True)
-class Budget:
-    """Limits of a sweep. Runs that are left then are trained by the next one."""
-
-    time_s: float | None = None
-    """Seconds after which the runs in training are checkpointed and the sweep ends."""
-    max_runs: int | None = None
-    """The number of runs that it may train."""
-    max_failures: int | None = None
-    """After this number of failed runs, no more are started."""
 
 
 @dataclass(frozen=True)
@@ -173,7 +161,7 @@ def sweep(
     try:
         with (
             stopping_on_signals(stop),
-            _stopping_on_request(store, work.record.sweep_id, stop, budget.time_s, notes.texts),
+            _stopping_on_request(store, work.record.sweep_id, stop, budget.time_budget_s, notes.texts),
         ):
             if _is_requested(store, work.record.sweep_id):  # before the job had started
                 notes.texts.append(STOP_NOTE)

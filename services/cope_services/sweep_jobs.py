@@ -17,7 +17,7 @@ from cope_sweep.api.requests import SweepRequest
 from cope_sweep.config import LoadedAblation, Plan, SpecError, expand, with_overrides
 from cope_sweep.queries import AblationFiles, NotFoundError, Queries
 from cope_sweep.queries.progress import ACTIVE
-from cope_sweep.store import Store, Submission, SweepSummary, read_submission
+from cope_sweep.store import Budget, Store, Submission, SweepSummary, read_submission
 from cope_sweep.store.index import summaries
 from cope_sweep.store.index.requests import claim, claimed
 from cope_sweep.store.store import INDEX_VARIABLE
@@ -74,9 +74,7 @@ class SweepJobs:
             scale=request.scale,
             sets=request.set,
             leave_out=request.leave_out,
-            time_budget_s=request.time_budget_s,
-            max_runs=request.max_runs,
-            max_failures=request.max_failures,
+            **request.model_dump(include=set(Budget.model_fields)),
             request=digest,
         )
         return self._start(submission, plan, cluster, None if key is None else f"submit {key}")

@@ -61,13 +61,13 @@ def test_the_kernels_of_a_plan(shell):
 
 
 @pytest.mark.slow
-def test_a_probe_measures_each_shape(shell):
-    costs = shell.json("plan", "tiny", "--probe")
-    assert {run["basis"] for run in costs["runs"]} == {"probed on this machine"}
+def test_each_shape_is_measured(shell):
+    costs = shell.json("plan", "tiny", "--measure")
+    assert {run["basis"] for run in costs["runs"]} == {"measured on this machine"}
     assert 0 < costs["estimated_s"] < 600
-    out, err = shell("plan", "tiny", "--probe")
-    assert "probed on this machine" in " ".join(out.split())
-    assert [line.split(":")[0] for line in err.splitlines()] == ["probing 1 of 2", "probing 2 of 2"]
+    out, err = shell("plan", "tiny", "--measure")
+    assert "measured on this machine" in " ".join(out.split())
+    assert [line.split(":")[0] for line in err.splitlines()] == ["measuring 1 of 2", "measuring 2 of 2"]
 
 
 def test_runs_that_are_too_large_are_marked(shell):

@@ -178,7 +178,7 @@ def test_probed_shapes_take_the_time_and_memory_of_their_probe():
         expected = 0.25 * run_flops(run, resources) / step_flops(run, resources)
         assert found.seconds == pytest.approx(expected)
         assert 0.25 * run.train.steps < found.seconds < 0.25 * (run.train.steps + 1024)
-        assert (found.memory_bytes, found.basis) == (123, "probed on this machine")
+        assert (found.memory_bytes, found.basis) == (123, "measured on this machine")
     assert "rule of thumb" in probed[plan.runs[2].run_id].basis
     both = estimates(plan, {shape_of(plan.runs[0]): 1.0}, {shape_of(plan.runs[0]): Cost(0.25, 123)})
     assert both[plan.runs[0].run_id] == probed[plan.runs[0].run_id]

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from cope_sweep.config import Plan, Resources, RunSpec
-from cope_sweep.store import Event, LeaseHolder, Store, SweepRecord
+from cope_sweep.store import Budget, Event, LeaseHolder, Store, SweepRecord
 from cope_sweep.sweep import sweep as sweep_module
 from cope_sweep.sweep.executor import ClusterError, Workload
 from cope_sweep.sweep.schedulers import StoppingRule
-from cope_sweep.sweep.sweep import Budget, SweepOutcome, stopping_on_signals, sweep
+from cope_sweep.sweep.sweep import SweepOutcome, stopping_on_signals, sweep
 from tests.results.ablations import plan_of
 from tests.sweep.runs import TIMEOUT_S, Recorded, other_sweep
 
@@ -254,7 +254,7 @@ def test_an_interrupted_sweep_does_not_blame_its_budget(store: Store) -> None:
 
 
 def test_a_time_budget_stops_the_sweep(store: Store) -> None:
-    outcome = start(plan_of(), store, Waiting(store, []), budget=Budget(time_s=0.2))
+    outcome = start(plan_of(), store, Waiting(store, []), budget=Budget(time_budget_s=0.2))
     assert 0.2 <= outcome.seconds < TIMEOUT_S
     assert (outcome.not_started, outcome.exit_code) == (6, 130)
     assert outcome.notes == ("stopped: the time budget of 0.2 s is used up",)

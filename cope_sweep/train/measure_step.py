@@ -25,7 +25,7 @@ CPU_OUT_OF_MEMORY = "DefaultCPUAllocator: can't allocate memory"
 
 
 @dataclass(frozen=True)
-class StepProbe:
+class MeasuredStep:
     """The measured cost of a training step."""
 
     step_s: float
@@ -39,7 +39,7 @@ class StepProbe:
         return math.isfinite(self.step_s)
 
 
-def probe_step(spec: RunSpec, runtime: Runtime, *, workers: int = 1, steps: int = 5) -> StepProbe:
+def measure_step(spec: RunSpec, runtime: Runtime, *, workers: int = 1, steps: int = 5) -> MeasuredStep:
     """Train `steps` steps of `spec` and evaluate once, without writing anything.
 
     Prepares the task's data, which may take longer than the steps.
@@ -72,7 +72,7 @@ def probe_step(spec: RunSpec, runtime: Runtime, *, workers: int = 1, steps: int 
         step_s = math.inf
     peak = peak_bytes(runtime.device)
     _free_memory()
-    return StepProbe(step_s, peak)
+    return MeasuredStep(step_s, peak)
 
 
 def _median_step_s(trainer: Trainer) -> float:

@@ -1,6 +1,6 @@
-"""Probes the shapes of a plan: what a step of each distinct shape costs on this machine.
+"""Measures the shapes of a plan: what a step of each distinct shape costs on this machine.
 
-Shapes are probed in a process of their own, which may run out of memory. Linux ends a process that does, without any
+Shapes are measured in a process of their own, which may run out of memory. Linux ends a process that does, without any
 error in it, and may choose another one of this machine. So the process is watched, and ended before.
 """
 
@@ -41,36 +41,36 @@ class TooLarge:
     step_s: float = math.inf
 
 
-def probe_plan(
+def measure_plan(
     plan: Plan,
     *,
     steps: int = 5,
     limit_bytes: float = math.inf,
-    on_probe: Callable[[str, int, int], None] = lambda row, number, total: None,
+    on_shape: Callable[[str, int, int], None] = lambda row, number, total: None,
 ) -> dict[Shape, StepCost]:
     """Shape → measured cost, for every distinct shape of the plan's rows and examples. Give it to `estimates`.
 
     Args:
-        plan: The plan. Each row is probed with its resources.
+        plan: The plan. Each row is measured with its resources.
         steps: Number of timed steps of each shape.
         limit_bytes: The most memory that the process may use, besides what the machine has left.
-        on_probe: Called before each probe with the name of the first row of that shape, the number of the probe and
-            how many there are.
+        on_shape: Called before each measurement with the name of the first row of that shape, the number of the shape
+            and how many there are.
 
     Raises:
         UserError: The data of a task cannot be used.
     """
     rows = {shape_of(row.runs[0]): row for row in reversed((*plan.rows, *plan.examples))}
-    probes: dict[Shape, StepCost] = {}
-    with contextlib.closing(_Prober(tuple(plan.ablation.content.plugins), steps, limit_bytes)) as prober:
+    costs: dict[Shape, StepCost] = {}
+    with contextlib.closing(_Measurer(tuple(plan.ablation.content.plugins), steps, limit_bytes)) as measurer:
         for number, (shape, row) in enumerate(reversed(rows.items()), start=1):
-            on_probe(row.name, number, len(rows))
-            probes[shape] = prober.probe(row.runs[0], plan.resources_of(row))
-    return probes
+            on_shape(row.name, number, len(rows))
+            costs[shape] = measurer.measure(row.runs[0], plan.resources_of(row))
+    return costs
 
 
-class _Prober:
-    """A process that probes one run after another. After it has died, the next run gets a new one."""
+class _Measurer:
+    """A process that measures one run after another. After it has died, the next run gets a new one."""
 
     def __init__(self, plugins: tuple[str, ...], steps: int, limit_bytes: float) -> None:
         self.settings = (plugins, steps)
@@ -78,8 +78,8 @@ class _Prober:
         self.process: BaseProcess | None = None
         self.connection: Connection | None = None
 
-    def probe(self, run: RunSpec, resources: Resources) -> StepCost:
-        """Cost of a step of `run` with these resources. Raises what the probe raised."""
+    def measure(self, run: RunSpec, resources: Resources) -> StepCost:
+        """Cost of a step of `run` with these resources. Raises what the measurement raised."""
         process, connection = self._started()
         connection.send((run, resources))
         peak_bytes = 0
@@ -98,8 +98,8 @@ class _Prober:
         self.process = None
         if process.exitcode != -9:  # neither this process nor Linux has ended it for its memory
             raise UserError(
-                f"the process that probed {run.run_id} ended with exit code {process.exitcode}; "
-                "`cope-sweep run … --local` shows what it prints, and `plan` without --probe estimates without it"
+                f"the process that measured {run.run_id} ended with exit code {process.exitcode}; "
+                "`cope-sweep run … --local` shows what it prints, and `plan` without --measure estimates without it"
             )
         return TooLarge(peak_bytes)
 
@@ -120,15 +120,15 @@ class _Prober:
 
 
 def _serve(connection: Connection, plugins: tuple[str, ...], steps: int) -> None:
-    """Probe each run that is sent with its resources, and send its cost or an exception."""
+    """Measure each run that is sent with its resources, and send its cost or an exception."""
     load_plugins(plugins)
-    from cope_sweep.train.probe_step import probe_step
+    from cope_sweep.train.measure_step import measure_step
     from cope_sweep.train.runtime import Runtime
 
     for run, resources in _received(connection):
         try:
-            runtime = Runtime.of(resources, worker_id="probe")
-            answer: object = probe_step(run, runtime, workers=resources.workers, steps=steps)
+            runtime = Runtime.of(resources, worker_id="measure")
+            answer: object = measure_step(run, runtime, workers=resources.workers, steps=steps)
         except Exception as error:
             answer = error
         connection.send(answer)
