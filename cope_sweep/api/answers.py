@@ -202,12 +202,12 @@ class ChangedValue(BaseModel):
 class MetricTest(BaseModel):
     """Right minus left: of the means over finished runs, with a test where there are enough of them."""
 
-    test: str
     n: tuple[int, int]
     difference: float | None
     ci_low: float | None
     ci_high: float | None
-    p: float | None
+    p: float | None = Field(description="Of the exact permutation test, not corrected.")
+    smallest_p: float | None = Field(description="The least p that so many runs can have.")
 
 
 class MetricChange(BaseModel):

@@ -134,7 +134,7 @@ class GetCurves(Question["Curves"]):
 
     path: ClassVar[str] = "/ablations/{name}/curves"
     name: Name
-    metric: Annotated[str | None, MaxLen(200), Doc("Default: the first metric of the table.")] = None
+    metric: Annotated[str | None, MaxLen(200), Doc("Default: the primary metric of the ablation.")] = None
     scale: Scale = None
     offset: Annotated[int, Interval(ge=0, le=2**31), Doc("Number of rows to skip: `next` of the page before.")] = 0
     limit: Annotated[int, Interval(ge=1, le=MAX_CURVE_ROWS), Doc("Maximum number of rows.")] = MAX_CURVE_ROWS

@@ -74,7 +74,7 @@ Text = Annotated[str, Field(min_length=1), Unicode]
 
 
 class BestOfRow(BaseModel):
-    """The finished run of a row with the best value of the ablation's first metric."""
+    """The finished run of a row with the best value of the ablation's primary metric."""
 
     model_config = ConfigDict(extra="forbid")
 

@@ -83,6 +83,15 @@ def report(
     all_ablations: Annotated[
         bool, typer.Option("--all", help="All ablations, at all scales or at that of --scale; needs --out.")
     ] = False,
+    committed: Annotated[
+        Path | None,
+        typer.Option(
+            "--from",
+            metavar="DIR",
+            help="The runs of a report in this folder, as --out writes it, instead of those of a store.",
+            show_default=False,
+        ),
+    ] = None,
     scale: ScaleOpt = None,
     sets: Sets = [],
     ablations: AblationsDir = ABLATIONS,
@@ -101,13 +110,17 @@ def report(
 
     Example: `cope-sweep report quickstart --compare CoPE --json`
 
+    Example: `cope-sweep report flip_flop --from ablations/results`
+
     Example: `cope-sweep report quickstart --runs --format parquet -o runs.parquet`
 
     Example: `cope-sweep report flip_flop --scale small --out ablations/results`
 
     Example: `cope-sweep report --all --out results`
     """
-    refuse_local(server, sets=sets, out=out, all=all_ablations)
+    refuse_local(server, sets=sets, out=out, all=all_ablations, **{"from": committed})
+    if committed is not None and (out is not None or all_ablations or sets):
+        raise UserError("--from shows the runs of a report as they are; leave out --out, --all and --set")
     if all_ablations or out is not None:
         if output is not None or every_run or output_format != "terminal" or (all_ablations and (compare or sets)):
             raise UserError(
@@ -128,7 +141,11 @@ def report(
         _put(content, output)
         return
     with _without_collection():
-        results = _table(ablation, compare, scale, sets, ablations, root, index)
+        results = (
+            _table(ablation, compare, scale, sets, ablations, root, index)
+            if committed is None
+            else _committed_table(committed, ablations, ablation, scale, compare)
+        )
         if output is None and name == "terminal":
             make_console().print(results.to_rich())
             return
@@ -188,6 +205,12 @@ def _table(
     from cope_sweep.queries import Queries
 
     return Queries(open_store(root, index)).table(load_plan(ablation, ablations, scale, sets), against=compare)
+
+
+def _committed_table(folder: Path, ablations: Path, ablation: str, scale: str | None, compare: str | None) -> Table:
+    from cope_sweep.report.committed import committed_table
+
+    return committed_table(folder, ablations, ablation, scale, compare)
 
 
 def _put(content: bytes, output: Path | None) -> None:

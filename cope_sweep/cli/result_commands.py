@@ -183,8 +183,8 @@ def diff(
 ) -> None:
     """Show what differs between two runs or two sweeps: values of their specs, facts, and metrics with a test.
 
-    The metrics of two sweeps are compared row by row, over the finished runs: a paired t test where seeds are shared,
-    else Welch's; p is corrected for all metrics shown (Holm). Differences are right minus left.
+    The metrics of two sweeps are compared row by row, over the finished runs, by exact permutation tests; p is
+    corrected for all metrics shown (Holm). Differences are right minus left.
 
     Example: `cope-sweep diff 95199d1142de555d 0c51a9e3f6d2b874`
 
@@ -210,7 +210,7 @@ def _print_difference(found: RunsDifference) -> None:
         for change in changes:
             table.add_row(*(escaped("–" if text is None else text) for text in (change.key, change.left, change.right)))
         console.print(table if changes else f"the same {title}s")
-    table = grid("row", "metric", "left", "right", "difference", "interval (95 %)", "p (Holm)", "test")
+    table = grid("row", "metric", "left", "right", "difference", "interval (95 %)", "p (Holm)", "runs")
     for each in found.metrics:
         test = each.difference
         interval = "" if test.ci_low is None else f"{test.ci_low:+.4g} … {test.ci_high:+.4g}"
@@ -220,8 +220,7 @@ def _print_difference(found: RunsDifference) -> None:
             interval,
             _number(each.p_adjusted, ".3g"),
         )
-        name = f"{test.test}, n = {test.n[0]} and {test.n[1]}" if test.test else f"n = {test.n[0]} and {test.n[1]}"
-        table.add_row(*map(escaped, (each.row, each.metric, *numbers, name)))
+        table.add_row(*map(escaped, (each.row, each.metric, *numbers, f"{test.n[0]}, {test.n[1]}")))
     console.print(table if found.metrics else "no metric that both have")
     for side, rows in (("left", found.only_left), ("right", found.only_right)):
         if rows:

@@ -53,7 +53,7 @@ class Condition(Frozen):
 
 
 class Metric(Frozen):
-    """A column of the table. The first metric decides which row is best overall."""
+    """A column of the table."""
 
     name: MetricName = Field(
         description="As runs report it: `in_dist/token_error`, `test/perplexity@2048`, `facts.tokens_per_s`, …"
@@ -72,6 +72,11 @@ class Metric(Frozen):
         "such as those of CSV and JSON, are not scaled.",
     )
     decimals: Annotated[int, Field(ge=0, le=6)] = Field(default=2, description="Digits after the decimal point.")
+    learned: Annotated[float | None, Field(allow_inf_nan=False)] = Field(
+        default=None,
+        description="For a task that a run learns or does not learn: a run whose value is at least as good as this one "
+        "has learned it. Tables then show the share of the seeds that have, with its interval.",
+    )
 
     @property
     def title(self) -> str:
@@ -100,6 +105,9 @@ class Scale(Frozen):
     """A named size of the same ablation, chosen with `--scale NAME`."""
 
     description: str = ""
+    title: str | None = Field(
+        default=None, description="A title that replaces the ablation's own: of another text, say."
+    )
     set: Point = Field(default={}, description="Dotted keys of a run, and values that replace those of the base.")
     grid: dict[str, Axis] = Field(default={}, description="Axes that replace those of the same key.")
     exclude: list[Point] | None = Field(default=None, description="Exclusions that replace the ablation's own.")
@@ -109,6 +117,8 @@ class Scale(Frozen):
     metrics: Annotated[list[Metric] | None, Field(min_length=1)] = Field(
         default=None, description="Columns that replace the ablation's own."
     )
+    primary: MetricName | None = Field(default=None, description="A primary metric that replaces the ablation's own.")
+    exploratory: bool | None = Field(default=None, description="Replaces the ablation's own.")
     published: list[Published] | None = Field(
         default=None,
         description="Published numbers that replace the ablation's own; [] where a scale cannot be compared with them.",
@@ -145,8 +155,15 @@ class Ablation(Frozen):
     )
     include: list[Point] = Field(default=[], description="Single rows to add to the grid.")
     seeds: Annotated[list[Seed], Field(min_length=1)] = Field(default=[0], description="Each row is run once per seed.")
-    metrics: Annotated[list[Metric], Field(min_length=1)] = Field(
-        description="The table's columns; the first is the main metric."
+    metrics: Annotated[list[Metric], Field(min_length=1)] = Field(description="The table's columns.")
+    primary: MetricName | None = Field(
+        default=None,
+        description="The metric of `metrics` that the hypothesis is about; null: the first. Rows are tested by it "
+        "alone, the others are descriptive. Searches, schedules and the best run of a row go by it, too.",
+    )
+    exploratory: bool = Field(
+        default=False,
+        description="Whether the recipe was chosen by looking at results like those that are reported. Reports say so.",
     )
     search: AnySearch = Field(
         default=GridSearch(),
@@ -162,6 +179,11 @@ class Ablation(Frozen):
     figures: list[AnyFigure] = Field(default=[], description="What to draw from the runs, in addition to the table.")
     scales: dict[str, Scale] = {}
     resources: Resources = Resources()
+
+    @property
+    def primary_metric(self) -> Metric:
+        """The metric that rows are tested by."""
+        return next((metric for metric in self.metrics if metric.name == self.primary), self.metrics[0])
 
     @field_validator("grid", mode="after")
     @classmethod

@@ -85,16 +85,22 @@ def _check_conditions_of_suggestions(loaded: LoadedAblation, varied: set[str], n
 
 
 def check_metrics(loaded: LoadedAblation, runs: Sequence[RunSpec]) -> None:
-    """Raises SpecError for a metric of the table that one of `runs` does not report, and for a first one that says
-    nothing about which row is better.
+    """Raises SpecError for a metric of the table that one of `runs` does not report, and for a primary one that is no
+    column or says nothing about which row is better.
 
     A metric of a variant (`evaluate.variants`) needs only one run that reports it; cells of other runs stay empty.
     """
-    first = loaded.content.metrics[0]
-    if not first.compared:
+    content = loaded.content
+    names = [metric.name for metric in content.metrics]
+    if content.primary is not None and content.primary not in names:
+        hint = suggest(content.primary, names) or f"; the columns are {', '.join(names)}"
+        raise loaded.source.error(("primary",), f"the table has no column {content.primary!r}{hint}")
+    if not content.primary_metric.compared:
+        index = names.index(content.primary_metric.name)
         raise loaded.source.error(
-            ("metrics", 0, "compared"),
-            f"the first metric decides which row is best, so {first.name!r} cannot be first; put a measured one there",
+            ("metrics", index, "compared"),
+            f"the primary metric decides which row is best, so it cannot be {names[index]!r}; name a measured one: "
+            "`primary: METRIC`",
         )
     of_variants = dict.fromkeys(name for run in runs for name in run.variant_metrics)
     for run in runs:
@@ -194,7 +200,7 @@ def _objective(
 ) -> tuple[str, Goal]:
     """The metric that `search` or `schedule` compares runs by, and its goal. Raises SpecError."""
     columns = {metric.name: metric for metric in loaded.content.metrics}
-    name = spec.metric or loaded.content.metrics[0].name
+    name = spec.metric or loaded.content.primary_metric.name
     for run in runs:
         if spec.metric and name not in run.metrics:
             raise loaded.source.error(

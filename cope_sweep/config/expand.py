@@ -175,7 +175,7 @@ def plan_of_recorded(loaded: LoadedAblation, recorded: Iterable[tuple[str, Mappi
 
 
 def _rows(loaded: LoadedAblation, points: Sequence[Assignments]) -> tuple[Row, ...]:
-    """The rows of points, without duplicates. Raises SpecError with one line per problem."""
+    """The rows of points; a point that is given twice is one row. Raises SpecError with one line per problem."""
     builder, row_resources = RunBuilder(loaded), RowResources(loaded)
     rows: dict[str, Row] = {}
     problems: dict[str, None] = {}
@@ -192,14 +192,16 @@ def _rows(loaded: LoadedAblation, points: Sequence[Assignments]) -> tuple[Row, .
         except SpecError as error:
             problems |= dict.fromkeys(str(error).splitlines())
             continue
-        if runs[0].run_id not in rows:
-            labels = {key: value.label for key, value in point.items()}
-            name = _row_name(labels, ambiguous)
-            rows[runs[0].run_id] = Row(
-                name, labels, runs, _published(loaded, point), resources, _figures(loaded, point)
-            )
-        elif rows[runs[0].run_id].resources != resources:
-            problem = f"the row {rows[runs[0].run_id].name!r} has two kinds of resources; let conditions agree on one"
+        labels = {key: value.label for key, value in point.items()}
+        name = _row_name(labels, ambiguous)
+        known = rows.setdefault(
+            runs[0].run_id, Row(name, labels, runs, _published(loaded, point), resources, _figures(loaded, point))
+        )
+        if known.name != name:
+            problem = f"the rows {known.name!r} and {name!r} are the same configuration; remove one of them"
+            problems[f"{loaded.source.name}: {problem}"] = None
+        elif known.resources != resources:
+            problem = f"the row {known.name!r} has two kinds of resources; let conditions agree on one"
             problems[f"{loaded.source.name}: {problem}"] = None
     if problems:
         raise SpecError("\n".join(problems))

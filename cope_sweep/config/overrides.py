@@ -17,9 +17,9 @@ from cope_sweep.registry import Registry
 RUN_KEYS = tuple(name for name in RunSpec.model_fields if name != "seed")
 TRAINED_KEYS = ("task", "model", "train")
 """Keys of a run that decide what is trained; `evaluate` only decides how it is measured."""
-ABLATION_KEYS = ("seeds", "metrics", "search", "schedule", "resources")
+ABLATION_KEYS = ("seeds", "metrics", "primary", "search", "schedule", "resources")
 """Top-level keys of an ablation that `--set` replaces, in addition to the keys of a run."""
-SCALED_KEYS = ("exclude", "seeds", "metrics", "published", "search", "schedule")
+SCALED_KEYS = ("title", "exclude", "seeds", "metrics", "primary", "exploratory", "published", "search", "schedule")
 """Top-level keys of an ablation that a scale replaces."""
 REGISTRIES: dict[str, Registry[Any]] = {"search": SEARCHES, "schedule": SCHEDULERS}
 
@@ -31,7 +31,7 @@ def with_overrides(
 ) -> LoadedAblation:
     """The ablation at a named scale, with `key=value` assignments applied after it.
 
-    A key of a run replaces the value in the base, and removes the axis of that key. `seeds`, `metrics`,
+    A key of a run replaces the value in the base, and removes the axis of that key. `seeds`, `metrics`, `primary`,
     `search.<key>`, `schedule.<key>` and `resources.<key>` replace the ablation's own; the last also those of single
     rows. Raises SpecError.
     """

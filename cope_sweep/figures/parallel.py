@@ -34,12 +34,12 @@ MAX_TICKS = 9
 
 
 def parallel(plan: Plan, store: Store, options: Options = DEFAULTS) -> Figure:
-    """The axes with several values, and one metric (default: the table's first). Raises FigureError without axes."""
+    """The axes with several values, and one metric (default: the primary one). Raises FigureError without axes."""
     runs = final_values(plan, store, options.rows)
     if len(options.metrics) > 1:
         raise FigureError("parallel coordinates show one metric; give --metric once")
     (metric,) = check_metrics(plan, options.metrics, metric_columns(runs, plan)) or (
-        plan.ablation.content.metrics[0].name,
+        plan.ablation.content.primary_metric.name,
     )
     rows = selected_rows(plan, options.rows)
     keys = [key for key in plan.axes if len({row.labels.get(key) for row in rows}) > 1]

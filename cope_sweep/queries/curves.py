@@ -89,7 +89,7 @@ def plan_curves(plan: Plan, store: Store, question: GetCurves, known: KnownCurve
     a metric that no run has logged.
     """
     known = known or KnownCurves()
-    metric = question.metric or plan.ablation.content.metrics[0].name
+    metric = question.metric or plan.ablation.content.primary_metric.name
     logged: dict[str, None] = {each.name: None for each in plan.ablation.content.metrics}
     asked = plan.rows[question.offset : question.offset + question.limit]
     records = store.index.records((run.run_id for row in asked for run in row.runs), values=False)

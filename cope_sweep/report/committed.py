@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cope_sweep.config import Plan, expand, load_ablation, with_overrides
@@ -49,29 +49,56 @@ class Committed:
         return Table(self.plan, self.records, reference(self.plan))
 
 
+def committed_table(folder: Path, ablations: Path, name: str, scale: str | None, against: str | None) -> Table:
+    """The table of one report of a folder.
+
+    Without `scale` it is that of the ablation's own size, or else the only one of the ablation. `against` is as in
+    `results.Table`; None: the comparison of the report.
+
+    Raises UserError where there is no such report, or a stale one.
+    """
+    known = {path.stem.partition(".")[2]: path for path in sorted(folder.glob(f"{name}.*parquet"))}
+    wanted = scale or ("" if "" in known or len(known) != 1 else next(iter(known)))
+    if wanted not in known:
+        others = ", ".join(f"--scale {each}" if each else "its own size" for each in known)
+        hint = f"; it has reports at: {others}" if known else ""
+        option = f" --scale {wanted}" if wanted else ""
+        raise UserError(f"{folder} has no report of {name}{option}{hint}")
+    found = _read(known[wanted], ablations)
+    return found.table if against is None else replace(found.table, against=against)
+
+
 def read_committed(results: Path, ablations: Path) -> Iterator[Committed]:
     """The reports of a folder by name. Raises UserError for one without ablation file, or without its scale."""
     for path in sorted(results.glob("*.parquet")):
-        name, _, scale = path.stem.partition(".")
-        file = ablations / f"{name}.yaml"
-        if not file.exists():
-            raise UserError(f"{path}: there is no ablation {name!r} in {ablations}; delete the report")
-        plan = expand(with_overrides(load_ablation(file), scale=scale or None))
-        yield Committed(path, scale or None, plan, read_records(path))
+        yield _read(path, ablations)
+
+
+def _read(path: Path, ablations: Path) -> Committed:
+    name, _, scale = path.stem.partition(".")
+    file = ablations / f"{name}.yaml"
+    if not file.exists():
+        raise UserError(f"{path}: there is no ablation {name!r} in {ablations}; delete the report")
+    plan = expand(with_overrides(load_ablation(file), scale=scale or None))
+    try:
+        return Committed(path, scale or None, plan, read_records(path))
+    except (ValueError, KeyError) as error:  # pyarrow's errors are ValueErrors
+        raise UserError(f"{path}: not the runs of a report ({str(error).splitlines()[0]})") from error
 
 
 def overview(reports: Iterable[Committed], folder: str) -> str:
-    """A Markdown table: for each report the values of the table's first metric, with a link into `folder`.
+    """A Markdown table: for each report the values of the primary metric and what they say, with a link into `folder`.
 
     Raises UserError where a report is stale.
     """
-    lines = ["| ablation | scale | metric | mean ± standard deviation over seeds |", "| --- | --- | --- | --- |"]
+    lines = ["| ablation | scale | mean ± standard deviation over seeds | result |", "| --- | --- | --- | --- |"]
     for each in reports:
         drawn, model = layout(each.table.model), each.table.model
-        column = next(i for i, header in enumerate(drawn.headers) if header.text == model.columns[0].title)
+        column = next(i for i, header in enumerate(drawn.headers) if header.text == model.primary.title)
         values = ", ".join(
             f"{markdown_text(row.row)} {cells[column].text}" for row, cells in zip(model.rows, drawn.rows, strict=True)
         )
         link = f"[{markdown_text(model.title)}]({folder}/{each.path.stem}.md)"
-        lines.append(f"| {link} | {each.scale or 'own'} | {markdown_text(model.columns[0].title)} | {values} |")
+        values = f"{markdown_text(model.primary.title)}: {values}"
+        lines.append(f"| {link} | {each.scale or 'own'} | {values} | {markdown_text(model.answer)} |")
     return "\n".join(lines) + "\n"

@@ -15,7 +15,7 @@ from markupsafe import Markup
 
 from cope_sweep.config import Plan, SpecError
 from cope_sweep.queries import AblationFiles, NotFoundError, recorded_plan
-from cope_sweep.report.evidence import Evidence, ReportError, evidence
+from cope_sweep.report.evidence import EXPLORATORY, Evidence, ReportError, evidence
 from cope_sweep.report.provenance import Provenance, duration, provenance
 from cope_sweep.store import RunRecord, Store
 
@@ -76,7 +76,7 @@ class Document:
         )
         return template.render(
             title=TITLE, chapters=self.chapters, provenance=self.provenance, missing=list(self._missing()),
-            tables=_tables, pictures=_pictures, compute=duration(self.provenance.compute_s),
+            exploratory=EXPLORATORY, tables=_tables, pictures=_pictures, compute=duration(self.provenance.compute_s),
         )  # fmt: skip
 
     def _missing(self) -> Iterator[tuple[str, str, str]]:

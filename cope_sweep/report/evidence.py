@@ -21,6 +21,7 @@ from cope_sweep.results.table_model import STATUSES
 from cope_sweep.store import Store
 from cope_sweep.store.files import write_bytes
 
+EXPLORATORY = "Exploratory: the recipe was chosen by looking at results like these."
 POSITION, METHOD = "model.position", "cope"
 
 
@@ -81,12 +82,10 @@ class Evidence:
             lines.append(f"{self.plan.open_samples} rows that the search has still to suggest")
         return (*lines, *(f"{each.name}: {each.problem}" for each in self.figures if each.figure is None))
 
-    @cached_property
-    def verdicts(self) -> tuple[tuple[str, int], ...]:
-        """Verdict → number of its comparisons, the most frequent first."""
-        cells = (cell for row in self.table.model.rows for cell in row.metrics.values())
-        counts = Counter(cell.comparison.verdict for cell in cells if cell.comparison)
-        return tuple(sorted(counts.items(), key=lambda each: (-each[1], each[0])))
+    @property
+    def answer(self) -> str:
+        """The verdicts in a sentence; empty where nothing was compared."""
+        return self.table.model.answer
 
     def files(self) -> dict[str, bytes]:
         """File name → content: the runs, the report, and the figures. The same store gives the same bytes."""
@@ -100,10 +99,13 @@ class Evidence:
         content = self.plan.ablation.content
         parts = [f"# {markdown_text(content.title)}"]
         parts += [f"Hypothesis: {markdown_text(content.hypothesis)}"] if content.hypothesis else []
-        parts += [f"Reproduces: {markdown_text(content.reproduces)}."] if content.reproduces else []
+        parts += [f"**Result: {markdown_text(self.answer)}**"] if self.answer else []
+        parts += [EXPLORATORY] if content.exploratory else []
+        if content.reproduces:
+            size = ", at another size than the paper's" if self.table.model.replaced else ""
+            parts.append(f"Reproduces: {markdown_text(content.reproduces)}{size}.")
         parts += [f"Scale `{self.scale}`: {markdown_text(self.size)}"] if self.scale else []
         parts += ["## Results", self.table.to_markdown().strip()]
-        parts += [f"Verdicts: {', '.join(f'{n} {verdict}' for verdict, n in self.verdicts)}."] if self.verdicts else []
         for each in self.figures:
             if each.name in pictures:
                 title = markdown_text(each.title) + (f", as {markdown_text(each.source)}" if each.source else "")

@@ -1,7 +1,10 @@
 """Comparisons in a table: every row with one of them, and the cells with the published numbers.
 
-With a row, or with the rows that have one label of an axis, p is corrected by Holm's method for all comparisons of the
-table. A row is `better` or `worse` where the corrected p is below 5 %, else `cannot tell`.
+With a row, or with the rows that have one label of an axis, rows are tested by the primary metric alone: the exact
+permutation test of `significance`, its p corrected by Holm's method for all comparisons of that metric. A row is
+`better` or `worse` where the corrected p is at most 5 %, else `cannot tell`. Where no data could bring the corrected p
+so low, because there are too few seeds for so many rows, and for all other metrics, a comparison is `descriptive`: a
+difference without a verdict.
 
 With the paper, at its scale, a cell
 
@@ -9,11 +12,12 @@ With the paper, at its scale, a cell
     differs      if it does not, and the 95 % interval of the difference excludes 0
     cannot tell  otherwise: more seeds are needed
 
-The interval is Welch's, from our mean and standard deviation over n runs, and from the published ones, over the number
-of seeds that the paper names; half a unit of the last published digit is uncertain as well. If the paper gives a
-standard deviation and no number of seeds, 2 are assumed, the least possible: the interval is then the widest. A value
-without a standard deviation counts as one further run that varies as ours do. The margin is `MARGIN_STDS` published
-standard deviations, or `MARGIN_SHARE` of a value without one, but at least one unit of its last digit.
+The paper gives no values of single runs to permute, so this interval is Welch's, from our mean and standard deviation
+over n runs, and from the published ones, over the number of seeds that the paper names; half a unit of the last
+published digit is uncertain as well. If the paper gives a standard deviation and no number of seeds, 2 are assumed, the
+least possible: the interval is then the widest. A value without a standard deviation counts as one further run that
+varies as ours do. The margin is `MARGIN_STDS` published standard deviations, or `MARGIN_SHARE` of a value without one,
+but at least one unit of its last digit.
 
 A number of parameters is the same for all seeds. It agrees within one unit of the last published digit, else differs.
 
@@ -24,25 +28,31 @@ the one that is best in the paper.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from decimal import Decimal
 
 from cope_sweep.config.explain import suggest
-from cope_sweep.results.significance import LEVEL, Difference, holm, two_rows
+from cope_sweep.results.significance import TELLS, Difference, holm, two_rows
 from cope_sweep.results.stats import Summary, t_quantile
 from cope_sweep.results.table_model import Column, Comparison, MetricCell, PublishedValue, TableModel, TableRow
 from cope_sweep.store import QueryError
 
 PAPER = "paper"
 MARGIN_STDS, MARGIN_SHARE = 2.0, 0.01
-TELLS = 1 - LEVEL
-"""p below which rows differ."""
 
-ROW_RULE = (
-    "Difference: row minus {row}, with its 95 % interval; paired t test where seeds are shared, else Welch's; p is "
-    "corrected for {tests} comparisons (Holm); below 0.05 the row is better or worse, else this n cannot tell."
+ROW_RULE = "Difference of {metric}: row minus {row}, with its 95 % interval, which holds for one comparison alone. "
+TEST_RULE = (
+    "Exact permutation test; p is corrected for {tests} (Holm). With {runs} it is at least {floor}; up to "
+    "0.05 {means}, else this n cannot tell. "
 )
+DESCRIPTIVE_RULE = (
+    "With {runs} and {tests} the corrected p of an exact permutation test is at least {floor}, so no row "
+    "can be told from another: the table is descriptive. "
+)
+OTHERS_RULE = "The other metrics are descriptive."
+MEANS = "the row is better or worse", "the order is the same or opposite"
 PAPER_RULE = (
     "Compared with the paper: agrees, if the 90 % interval of the difference (Welch, from the published standard "
     f"deviation and number of seeds) is within ± {MARGIN_STDS:g} published standard deviations "
@@ -54,10 +64,30 @@ SINGLE_RULE = "Published values without a standard deviation count as one run th
 EXACT_RULE = "The number of parameters agrees within one unit of the last published digit."
 ORDER_RULE = (
     "These runs are not of the paper's size ({keys} differ), so their values cannot agree with it. Compared is the "
-    "order: each row with the one that is best in the paper; paired t test where seeds are shared, else Welch's; p is "
-    "corrected for {tests} comparisons (Holm); below 0.05 the order is the same or opposite, else this n cannot tell."
+    "order by {metric}: each row with the one that is best in the paper. "
 )
 SHOWN_KEYS = 3
+DESCRIPTIVE = "descriptive"
+PHRASES = {
+    "better": ("is better than {against}", "are better than {against}"),
+    "worse": ("is worse than {against}", "are worse than {against}"),
+    "same order": ("is worse than {against}, as in the paper", "are worse than {against}, as in the paper"),
+    "opposite order": (
+        "is better than {against}, unlike in the paper",
+        "are better than {against}, unlike in the paper",
+    ),
+    "cannot tell": ("cannot be told from {against}", "cannot be told from {against}"),
+    DESCRIPTIVE: (
+        "was not tested against {against}: too few seeds",
+        "were not tested against {against}: too few seeds",
+    ),
+}
+"""Verdict → what an answer says of one row, and of several."""
+PAPER_PHRASES = {
+    "agrees": ("agrees with ours", "agree with ours"),
+    "differs": ("differs from ours", "differ from ours"),
+    "cannot tell": ("cannot be told from ours", "cannot be told from ours"),
+}
 
 
 def compared(model: TableModel, against: str) -> TableModel:
@@ -120,9 +150,9 @@ def _with_rows(model: TableModel, others: Mapping[str, TableRow], label: str, te
         cell, other = row.metrics[column.name], others[row.row].metrics[column.name]
         return Comparison(label, two_rows(cell.values, other.values), "") if cell.values and other.values else None
 
-    return _corrected(
-        model, compare, lambda column, each: _direction(column, each, ("better", "worse")), ROW_RULE, text or label
-    )
+    found = _tested(model, model.primary, compare, ("better", "worse"), MEANS[0])
+    rule = ROW_RULE.format(metric=model.primary.label, row=text or label) + found.rules[-1]
+    return replace(found, rules=(*model.rules, rule))
 
 
 def _order(model: TableModel) -> TableModel:
@@ -138,11 +168,12 @@ def _order(model: TableModel) -> TableModel:
             return None
         return Comparison(other.row, two_rows(cell.values, with_cell.values), "")
 
-    def verdict(column: Column, each: Comparison) -> str:
-        return _direction(column, each, ("opposite order", "same order"))
-
+    published = [c for c in model.columns if any(row.metrics[c.name].published for row in model.rows)]
+    column = model.primary if model.primary in published else next((c for c in published if c.compared), model.primary)
+    found = _tested(model, column, compare, ("opposite order", "same order"), MEANS[1])
     keys = ", ".join(model.replaced[:SHOWN_KEYS]) + (", …" if len(model.replaced) > SHOWN_KEYS else "")
-    return _corrected(model, compare, verdict, ORDER_RULE, "", keys)
+    rule = ORDER_RULE.format(keys=keys, metric=column.label) + found.rules[-1]
+    return replace(found, rules=(*model.rules, rule))
 
 
 def _published_best(model: TableModel, column: Column) -> TableRow | None:
@@ -152,32 +183,76 @@ def _published_best(model: TableModel, column: Column) -> TableRow | None:
     return min(published, key=lambda pair: sign * pair[0])[1] if published else None
 
 
-def _direction(column: Column, each: Comparison, words: tuple[str, str]) -> str:
-    """The first word for a row that is better, the second for a worse one."""
-    if each.p_adjusted is None or not each.p_adjusted < TELLS:
-        return "cannot tell"
-    lower = each.difference.difference < 0
-    return words[0] if lower == (column.goal == "min") else words[1]
-
-
-def _corrected(
+def _tested(
     model: TableModel,
+    column: Column,
     compare: Callable[[TableRow, Column], Comparison | None],
-    verdict: Callable[[Column, Comparison], str],
-    rule: str,
-    row: str,
-    keys: str = "",
+    words: tuple[str, str],
+    means: str,
 ) -> TableModel:
-    """The table with comparisons whose p is corrected, and their verdicts."""
-    places = [(row, column) for row in model.rows for column in model.columns]
-    found = [(row, column, each) for row, column in places if (each := compare(row, column)) is not None]
-    adjusted = holm([each.difference.p for _, _, each in found])
-    comparisons = {}
-    for (at, column, each), p in zip(found, adjusted, strict=True):
-        with_p = replace(each, p_adjusted=None if math.isnan(p) else p)
-        comparisons[at.row, column.name] = replace(with_p, verdict=verdict(column, with_p))
+    """The table with its comparisons, those of one column with corrected p and verdicts; its last rule says how.
+
+    The first of `words` is the verdict of a row that is better, the second that of a worse one.
+    """
+    places = [(row, each) for row in model.rows for each in model.columns]
+    found = {(row.row, at.name): each for row, at in places if (each := compare(row, at)) is not None}
+    tested = {key: each for key, each in found.items() if key[1] == column.name}
+    adjusted = holm([each.difference.p for each in tested.values()])
+    floors = holm([each.difference.smallest_p for each in tested.values()])
+    comparisons = {key: replace(each, verdict=DESCRIPTIVE) for key, each in found.items()}
+    for (key, each), p, floor in zip(tested.items(), adjusted, floors, strict=True):
+        verdict = DESCRIPTIVE
+        if floor <= TELLS:
+            lower = each.difference.difference < 0
+            verdict = "cannot tell" if p > TELLS else words[0] if lower == (column.goal == "min") else words[1]
+        comparisons[key] = replace(each, p_adjusted=None if math.isnan(p) else p, verdict=verdict)
+    rule = "Too few runs are finished for a test. "
     tests = sum(not math.isnan(p) for p in adjusted)
-    return _filled(model, comparisons, rule.format(row=row, tests=tests, keys=keys))
+    if tests:
+        sizes = sorted({n for each in tested.values() for n in each.difference.n if min(each.difference.n) > 1})
+        floor = min(floor for floor in floors if not math.isnan(floor))
+        runs = f"{' or '.join(map(str, sizes))} runs a row"
+        text = TEST_RULE if floor <= TELLS else DESCRIPTIVE_RULE
+        rule = text.format(runs=runs, tests=f"{tests} comparison{'s' * (tests > 1)}", floor=p_text(floor), means=means)
+    others = any(each.compared and each is not column for each in model.columns)
+    filled = _filled(model, comparisons, rule + (OTHERS_RULE if others else ""))
+    return replace(filled, answer=_answer(filled, column))
+
+
+def p_text(p: float) -> str:
+    """`0.042`, or `0.0004` where three digits would be 0."""
+    return f"{p:.3f}" if p >= 0.0995 / 100 else f"{p:.1g}"
+
+
+def _answer(model: TableModel, column: Column) -> str:
+    """The verdicts of a column in a sentence: which rows are better, worse, or not told apart, and than what."""
+    found = [(row.row, each) for row in model.rows if (each := row.metrics[column.name].comparison) is not None]
+    if not found:
+        return ""
+    parts = []
+    for verdict, others in _by_verdict(found).items():
+        for against, rows in others.items():
+            listed, p = _listed([row for row, _ in rows]), [e.p_adjusted for _, e in rows if e.p_adjusted is not None]
+            one, many = PHRASES[verdict]
+            text = f"{listed} {one if len(rows) == 1 else many}".format(against=against)
+            if verdict == "cannot tell" and p:
+                text += f" (p ≥ {p_text(min(p))})"
+            elif verdict != DESCRIPTIVE and p:
+                text += f" (p {'=' if len(p) == 1 else '≤'} {p_text(max(p))})"
+            parts.append(text)
+    return f"By {column.title}: {'; '.join(parts)}."
+
+
+def _by_verdict(found: Iterable[tuple[str, Comparison]]) -> dict[str, dict[str, list[tuple[str, Comparison]]]]:
+    """Verdict → the row of the comparison → the rows that were compared with it, in the order of `PHRASES`."""
+    grouped: dict[str, dict[str, list[tuple[str, Comparison]]]] = {verdict: {} for verdict in PHRASES}
+    for row, each in found:
+        grouped[each.verdict].setdefault(each.against, []).append((row, each))
+    return grouped
+
+
+def _listed(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def _with_paper(model: TableModel) -> TableModel:
@@ -192,7 +267,11 @@ def _with_paper(model: TableModel) -> TableModel:
         for row, column, summary, published in pairs
         if published is not None
     }
-    return _filled(model, comparisons, " ".join(_paper_rules((c, p) for _, c, _, p in pairs if p is not None)))
+    rule = " ".join(_paper_rules((c, p) for _, c, _, p in pairs if p is not None))
+    counts = Counter(each.verdict for each in comparisons.values())
+    texts = [f"{n} {words[n > 1]}" for verdict, words in PAPER_PHRASES.items() if (n := counts[verdict])]
+    answer = f"Of {len(comparisons)} published numbers, {_listed(texts)}." if texts else ""
+    return replace(_filled(model, comparisons, rule), answer=answer)
 
 
 def _paper_rules(compared_cells: Iterable[tuple[Column, PublishedValue]]) -> Iterable[str]:
@@ -238,7 +317,7 @@ def with_published(ours: Summary, published: PublishedValue, *, scale: float = 1
     from scipy.special import stdtr
 
     p = 2 * float(stdtr(dof, -abs(difference) / error))
-    test = Difference(difference, difference - t95, difference + t95, p, n=n, test="Welch t")
+    test = Difference(difference, difference - t95, difference + t95, p, n=n)
     agrees = abs(difference) + t90 <= margin * (1 + 1e-9)
     verdict = "agrees" if agrees else "differs" if abs(difference) > t95 else "cannot tell"
     return Comparison(PAPER, test, verdict, margin=margin)

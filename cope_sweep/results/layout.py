@@ -1,4 +1,4 @@
-"""The texts of a table, which every text format renders: headings, cells and notes.
+"""The texts of a table and of its comparisons, which every text format renders: headings, cells and notes.
 
 A cell shows `mean ± std` over the finished seeds, followed by `(n=1)` if seeds are missing, or `–` if all are missing.
 Its digits are those of the metric, or of the published value beside it if that has more, or those a small mean needs.
@@ -7,10 +7,10 @@ Its digits are those of the metric, or of the published value beside it if that 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from cope_sweep.results.compare import PAPER, places
+from cope_sweep.results.compare import PAPER, p_text, places
 from cope_sweep.results.stats import STUCK_RULE
 from cope_sweep.results.table_model import Column, Comparison, MetricCell, PublishedValue, TableModel, TableRow
 
@@ -45,60 +45,119 @@ class Layout:
 
     headers: tuple[ColumnHeader, ...]
     rows: tuple[tuple[TextCell, ...], ...]
-    note: str
+    note: str = ""
     """Legend of the numbers."""
     rules: tuple[str, ...] = ()
-    """How they were compared."""
+    """How rows were compared."""
     warnings: tuple[str, ...] = ()
     """Why they may not be comparable."""
 
     @property
     def notes(self) -> tuple[str, ...]:
         """All sentences below the table, the warnings first."""
-        return (*(f"Warning: {text}" for text in self.warnings), self.note, *self.rules)
+        return (*(f"Warning: {text}" for text in self.warnings), *([self.note] if self.note else []), *self.rules)
 
 
 def layout(model: TableModel) -> Layout:
     """The texts of a table.
 
-    Columns: axes; parameters, if known and not a metric of the table; each metric, its published values and its
-    comparison, if any row has them; and the progress of the runs, if some are missing.
+    Columns: axes; parameters, if known and not a metric of the table; each metric, the seeds that have learned the task
+    by it, and its published values, if any row has them; and the progress of the runs, if some are missing.
     """
     published = {c.name for c in model.columns if any(row.metrics[c.name].published for row in model.rows)}
-    compared = {c.name for c in model.columns if any(row.metrics[c.name].comparison for row in model.rows)}
     incomplete = any(not row.complete for row in model.rows)
     sized = any(row.parameters is not None for row in model.rows) and not any(c.exact for c in model.columns)
     headers = [ColumnHeader(name, numeric=False) for name in model.axes.values() or ["row"]]
     headers += [ColumnHeader("parameters")] if sized else []
     for column in model.columns:
         headers.append(ColumnHeader(column.title))
+        if column.learned is not None:
+            headers.append(ColumnHeader(_learned_title(column)))
         if column.name in published:
             headers.append(ColumnHeader(f"{column.label}, published"))
-        if column.name in compared:
-            headers.append(ColumnHeader(f"{column.label}, {_against(model, column)}"))
     headers += [ColumnHeader("runs", numeric=False)] if incomplete else []
     rows = []
     for row in model.rows:
-        cells = [TextCell(row.labels.get(key, "")) for key in model.axes] or [TextCell(row.row)]
+        cells = _label_cells(model, row)
         if sized:
             cells.append(TextCell(MISSING if row.parameters is None else f"{row.parameters:,}"))
         for column in model.columns:
             metric = row.metrics[column.name]
             cells.append(_metric_cell(metric, column, row))
+            if column.learned is not None:
+                cells.append(_learned_cell(metric))
             if column.name in published:
                 cells.append(_published_cell(metric.published, column))
-            if column.name in compared:
-                cells.append(_comparison_cell(metric, column))
         if incomplete:
             cells.append(TextCell(row.progress))
         rows.append(tuple(cells))
-    return Layout(tuple(headers), tuple(rows), _note(model), model.rules, model.warnings)
+    return Layout(tuple(headers), tuple(rows), _note(model), warnings=model.warnings)
 
 
-def _against(model: TableModel, column: Column) -> str:
-    found = (row.metrics[column.name].comparison for row in model.rows)
-    name = next(each.against for each in found if each is not None)
-    return "against the paper" if name == PAPER else f"minus {name}"
+def comparison_layout(model: TableModel) -> Layout | None:
+    """The texts of the comparisons, a line for each; None without any.
+
+    With a row: the comparisons that were tested, or that too few seeds left untested. With the paper: every number.
+    """
+    found = [
+        (column, row, cell, cell.comparison)
+        for column in sorted(model.columns, key=lambda column: not column.primary)
+        for row in model.rows
+        if (cell := row.metrics[column.name]).comparison is not None
+    ]
+    if not found:
+        return None
+    if found[0][3].against == PAPER:
+        titles: tuple[str, ...] = ("metric", "difference", "margin", "verdict")
+        lines: list[tuple[str, ...]] = [_paper_cells(column, cell, each) for column, _, cell, each in found]
+    else:
+        first = found[0][0]
+        found = [each for each in found if each[0] is first]
+        titles = ("difference", "95 % interval", "p", "verdict", "Hedges' g", "detectable")
+        lines = [_tested_cells(column, cell, each) for column, _, cell, each in found]
+    against = len({each.against for *_, each in found}) > 1
+    headers = [ColumnHeader(name, numeric=False) for name in model.axes.values() or ["row"]]
+    headers += [ColumnHeader("against", numeric=False)] * against
+    headers += [ColumnHeader(title, numeric=title not in ("metric", "verdict")) for title in titles]
+    rows = [
+        (*_label_cells(model, row), *([TextCell(each.against)] * against), *map(TextCell, cells))
+        for (_, row, _, each), cells in zip(found, lines, strict=True)
+    ]
+    return Layout(tuple(headers), tuple(rows), rules=model.rules)
+
+
+def _label_cells(model: TableModel, row: TableRow) -> list[TextCell]:
+    return [TextCell(row.labels.get(key, "")) for key in model.axes] or [TextCell(row.row)]
+
+
+def _learned_title(column: Column) -> str:
+    sign = "≤" if column.goal == "min" else "≥"
+    return f"{column.label} {sign} {(column.learned or 0.0) * column.scale:g}"
+
+
+def _learned_cell(cell: MetricCell) -> TextCell:
+    if cell.learned is None or not cell.learned.n:
+        return TextCell(MISSING)
+    low, high = (100 * end for end in cell.learned.interval)
+    return TextCell(f"{cell.learned.k}/{cell.learned.n} ({low:.0f}–{high:.0f} %)")
+
+
+def _paper_cells(column: Column, cell: MetricCell, each: Comparison) -> tuple[str, ...]:
+    """Metric, difference, margin, verdict."""
+    digits = decimals_of(column, cell)
+    show, margin = _printer(column, digits, "+z"), _printer(column, digits)
+    return column.label, show(each.difference.difference), f"± {margin(each.margin or 0)}", each.verdict
+
+
+def _tested_cells(column: Column, cell: MetricCell, each: Comparison) -> tuple[str, ...]:
+    """Difference, interval, p, verdict, effect, detectable difference."""
+    found, digits = each.difference, decimals_of(column, cell)
+    show = _printer(column, digits)
+    interval = MISSING if math.isnan(found.ci_low) else f"[{show(found.ci_low)}, {show(found.ci_high)}]"
+    p = MISSING if each.p_adjusted is None else p_text(each.p_adjusted)
+    effect = MISSING if math.isnan(found.effect) else f"{found.effect:.1f}"
+    detectable = MISSING if math.isnan(found.detectable) else show(found.detectable)
+    return _printer(column, digits, "+z")(found.difference), interval, p, each.verdict, effect, detectable
 
 
 def decimals_of(column: Column, cell: MetricCell) -> int:
@@ -159,41 +218,6 @@ def _published_cell(published: PublishedValue | None, column: Column) -> TextCel
     return TextCell(text, hint=published.source)
 
 
-def _comparison_cell(cell: MetricCell, column: Column) -> TextCell:
-    comparison = cell.comparison
-    if comparison is None:
-        return TextCell(MISSING)
-    found, digits = comparison.difference, decimals_of(column, cell)
-    show = _printer(column, digits)
-    text = _printer(column, digits, "+z")(found.difference)
-    interval = "" if math.isnan(found.ci_low) else f"[{show(found.ci_low)}, {show(found.ci_high)}]"
-    hint = [f"n = {found.n[0]} and {found.n[1]}"] + ([f"95 % interval {interval}"] if interval else [])
-    if comparison.against == PAPER:
-        hint.append(f"margin {show(comparison.margin or 0)}")
-        return TextCell(f"{text}: {comparison.verdict}", hint="; ".join(hint))
-    return TextCell(
-        f"{text} {interval}".strip() + f": {_p_text(comparison)}",
-        hint="; ".join([*hint, *_details(comparison, show)]),
-    )
-
-
-def _p_text(comparison: Comparison) -> str:
-    if comparison.p_adjusted is None:
-        return comparison.verdict
-    p = "p < 0.001" if comparison.p_adjusted < 0.001 else f"p = {comparison.p_adjusted:.3f}"
-    return f"{comparison.verdict}, {p}"
-
-
-def _details(comparison: Comparison, show: Callable[[float], str]) -> Iterable[str]:
-    found = comparison.difference
-    if found.test:
-        yield f"{found.test}: p = {found.p:.3g}, exact p = {found.p_exact:.3g}"
-    if not math.isnan(found.effect):
-        yield f"Hedges' g {found.effect:.2f} [{found.effect_low:.2f}, {found.effect_high:.2f}]"
-    if not math.isnan(found.detectable):
-        yield f"detectable with 80 % power: {show(found.detectable)}"
-
-
 def _note(model: TableModel) -> str:
     seeds = sorted({row.seeds for row in model.rows})
     counts = " or ".join(map(str, seeds))
@@ -210,6 +234,8 @@ def _note(model: TableModel) -> str:
     ]
     if far:
         parts += [f"stuck: {', '.join(far)}", STUCK_RULE]
+    if any(column.learned is not None for column in model.columns):
+        parts.append("k/n: seeds that learned the task, with the 95 % interval of their share (Wilson)")
     sources = dict.fromkeys(c.published.source for _, _, c in cells if c.published and c.published.source)
     if sources:
         parts.append(f"published: {', '.join(sources)}")

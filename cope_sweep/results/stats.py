@@ -20,6 +20,8 @@ CONFIDENCE_LEVEL = 0.95
 """Level of the confidence intervals in tables."""
 BOOTSTRAP_FROM = 20
 """Number of seeds from which the interval is bootstrapped. With fewer, BCa intervals cover too little."""
+NORMAL_QUANTILE = 1.959963984540054
+"""z with P(Z ≤ z) = 0.975."""
 RESAMPLES = 2_000
 """Resamples of a bootstrap, drawn with a fixed seed."""
 
@@ -146,6 +148,24 @@ def t_quantile(probability: float, dof: float) -> float:
     from scipy.special import stdtrit
 
     return float(stdtrit(dof, probability))
+
+
+@dataclass(frozen=True)
+class Share:
+    """k of n seeds."""
+
+    k: int
+    n: int
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The 95 % interval of the probability (Wilson, 1927); NaN for n = 0."""
+        if self.n == 0:
+            return math.nan, math.nan
+        z2, p = NORMAL_QUANTILE**2, self.k / self.n
+        middle = (p + z2 / (2 * self.n)) / (1 + z2 / self.n)
+        half = math.sqrt(z2 * (p * (1 - p) / self.n + z2 / (4 * self.n**2))) / (1 + z2 / self.n)
+        return max(0.0, middle - half), min(1.0, middle + half)
 
 
 def stuck(values: Sequence[float], goal: Literal["min", "max"], bounds: Bounds = UNBOUNDED) -> list[bool]:

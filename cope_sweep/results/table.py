@@ -17,7 +17,7 @@ from cope_sweep.store import RunRecord, Store
 
 if TYPE_CHECKING:
     import pandas as pd
-    from rich.table import Table as RichTable
+    from rich.console import Group
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,9 @@ class Table:
         <metric>.median, .low, .high, .stuck                    least and greatest value, number of stuck seeds
         <metric>.published, .published_std                      the paper's numbers, if it has them
         <metric>.best                                           whether it is the best mean of the complete rows
-        <metric>.difference, .difference_low, .difference_high, .p, .p_exact, .p_adjusted, .effect, .verdict
-                                                                of a comparison, if there is one: `results.compare`
+        <metric>.learned                                        the number of seeds that learned the task
+        <metric>.difference, .difference_low, .difference_high, .p, .smallest_p, .p_adjusted, .effect, .detectable,
+        <metric>.verdict                                        of a comparison, if there is one: `results.compare`
         """
         import pandas as pd
 
@@ -75,6 +76,9 @@ class Table:
             for part in ("ci_low", "ci_high", "median", "low", "high"):
                 columns[f"{column.name}.{part}"] = _floats([getattr(cell.summary, part) for cell in cells])
             columns[f"{column.name}.stuck"] = pd.Series([len(cell.stuck) for cell in cells], dtype="int64")
+            if column.learned is not None:
+                learned = [cell.learned.k if cell.learned else None for cell in cells]
+                columns[f"{column.name}.learned"] = pd.Series(learned, dtype="Int64")
             published = [cell.published for cell in cells]
             columns[f"{column.name}.published"] = _floats([each.value if each else None for each in published])
             columns[f"{column.name}.published_std"] = _floats([each.std if each else None for each in published])
@@ -96,13 +100,16 @@ class Table:
             "axes": dict(self.model.axes),
             "metrics": [
                 {"name": c.name, "label": c.label, "title": c.title, "goal": c.goal, "unit": c.unit,
-                 "decimals": c.decimals, "scale": c.scale, "compared": c.compared}
+                 "decimals": c.decimals, "scale": c.scale, "compared": c.compared, "primary": c.primary,
+                 "learned": c.learned}
                 for c in self.model.columns
             ],
             "complete": self.complete,
             "stopped": self.model.stopped,
             "scaled": list(self.model.replaced),
-            "compared": None if self.against is None else {"against": self.against, "rules": list(self.model.rules)},
+            "compared": None if self.against is None else {
+                "against": self.against, "rules": list(self.model.rules), "answer": self.model.answer,
+            },
             "warnings": list(self.model.warnings),
             "rows": [_row_json(row) for row in self.model.rows],
         }  # fmt: skip
@@ -117,7 +124,7 @@ class Table:
         return content
 
     def to_markdown(self) -> str:
-        """A GitHub-flavoured Markdown table and a note."""
+        """GitHub-flavoured Markdown tables and their notes."""
         return render.markdown(self.model)
 
     def to_latex(self) -> str:
@@ -125,15 +132,15 @@ class Table:
         return render.latex(self.model)
 
     def to_html(self, *, runs_url: str | None = None, anchors: str = "") -> str:
-        """An HTML `<table>` element, and one of the runs; all text is escaped. For the arguments see `render.html`."""
+        """HTML `<table>` elements: rows, comparisons, runs; all text is escaped. Arguments: see `render.html`."""
         return render.html(self.model, runs_url=runs_url, anchors=anchors)
 
     def _repr_html_(self) -> str:
         """How notebooks show the table."""
         return self.to_html()
 
-    def to_rich(self) -> RichTable:
-        """A table for terminals."""
+    def to_rich(self) -> Group:
+        """Tables for terminals."""
         return render.rich(self.model)
 
 
@@ -177,6 +184,10 @@ def _cell_json(cell: MetricCell, row: TableRow) -> dict[str, Any]:
             "value": published.value, "std": published.std, "seeds": published.seeds, "source": published.source,
         } if published else None,
         "best": cell.best,
+        "learned": None if cell.learned is None else {
+            "k": cell.learned.k, "n": cell.learned.n,
+            "interval": [end for end in cell.learned.interval if not math.isnan(end)] or None,
+        },
         "comparison": _comparison_json(cell.comparison) if cell.comparison else None,
     }  # fmt: skip
 
@@ -199,7 +210,7 @@ def _comparison_columns(metric: str, comparisons: list[Comparison | None]) -> di
     import pandas as pd
 
     names = {"difference": "difference", "difference_low": "ci_low", "difference_high": "ci_high", "p": "p",
-             "p_exact": "p_exact", "effect": "effect"}  # fmt: skip
+             "smallest_p": "smallest_p", "effect": "effect", "detectable": "detectable"}  # fmt: skip
     columns: dict[str, pd.Series[Any]] = {
         f"{metric}.{name}": _floats([getattr(each.difference, field) if each else None for each in comparisons])
         for name, field in names.items()

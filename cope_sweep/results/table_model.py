@@ -11,7 +11,7 @@ from typing import Literal
 from cope_sweep.config import Plan, Row, RunSpec
 from cope_sweep.results.provenance import differences
 from cope_sweep.results.significance import Difference
-from cope_sweep.results.stats import Bounds, Summary, bounds_of, stuck, summarise
+from cope_sweep.results.stats import Bounds, Share, Summary, bounds_of, stuck, summarise
 from cope_sweep.store import RunRecord, Status
 
 STATUSES: tuple[Status, ...] = ("finished", "stopped", "failed", "damaged", "running", "interrupted", "pending")
@@ -35,6 +35,10 @@ class Column:
     """Factor of printed values; the unit is that of the product."""
     compared: bool = True
     """Whether rows are compared by it; else no value is the best, stuck or tested."""
+    primary: bool = False
+    """Whether rows are tested by it: one column of a table is, and the others are descriptive."""
+    learned: float | None = None
+    """A run whose value is at least as good as this one has learned the task."""
 
     @property
     def exact(self) -> bool:
@@ -74,7 +78,7 @@ class Comparison:
     verdict: str
     """See the rules in `results.compare`."""
     p_adjusted: float | None = None
-    """p with Holm's correction for all comparisons of the table; None: not corrected."""
+    """p with Holm's correction for all comparisons of the primary metric; None: this is not one of them."""
     margin: float | None = None
     """Differences up to this one agree with the paper."""
 
@@ -91,6 +95,8 @@ class MetricCell:
     """Seed → value, of the finished runs that have one."""
     stuck: tuple[int, ...] = ()
     """Seeds that are far worse than the others: `stats.stuck`."""
+    learned: Share | None = None
+    """The seeds that have learned the task; None: the file does not say from which value on."""
     comparison: Comparison | None = None
 
 
@@ -151,6 +157,13 @@ class TableModel:
     """Reasons why the rows are not comparable."""
     rules: tuple[str, ...] = ()
     """How the comparisons were made."""
+    answer: str = ""
+    """What they say, in a sentence."""
+
+    @property
+    def primary(self) -> Column:
+        """The column that rows are tested by."""
+        return next(column for column in self.columns if column.primary)
 
     @cached_property
     def stopped(self) -> int:
@@ -171,6 +184,8 @@ def table_model(plan: Plan, records: Mapping[str, RunRecord]) -> TableModel:
             metric.decimals,
             metric.scale,
             metric.compared,
+            metric is content.primary_metric,
+            metric.learned,
         )
         for metric in content.metrics
     )
@@ -194,8 +209,17 @@ def _table_row(row: Row, records: Mapping[str, RunRecord], columns: Iterable[Col
             _published_value(row, column.name),
             values=values,
             stuck=tuple(seed for seed, is_far in zip(values, far, strict=True) if is_far),
+            learned=_learned(column, values.values()),
         )
     return TableRow(row.name, row.labels, runs, cells)
+
+
+def _learned(column: Column, values: Iterable[float]) -> Share | None:
+    """The values that are at least as good as the one from which on the task is learned."""
+    if column.learned is None:
+        return None
+    are = [value <= column.learned if column.goal == "min" else value >= column.learned for value in values]
+    return Share(sum(are), len(are))
 
 
 def _published_value(row: Row, metric: str) -> PublishedValue | None:

@@ -72,13 +72,13 @@ def find_model(queries: Queries, model: str | BestOfRow) -> RunFolder:
 
 
 def best_of_row(queries: Queries, wanted: BestOfRow) -> str:
-    """The id of the row's finished run with the best value of the ablation's first metric."""
+    """The id of the row's finished run with the best value of the ablation's primary metric."""
     plan = queries.load(wanted.ablation, wanted.scale).plan
     row = next((row for row in plan.rows if row.name == wanted.row), None)
     if row is None:
         known = ", ".join(repr(row.name) for row in plan.rows[:20])
         raise NotFoundError(f"{wanted.ablation} has no row {wanted.row[:80]!r}; its rows are {known}")
-    metric = plan.ablation.content.metrics[0]
+    metric = plan.ablation.content.primary_metric
     records = queries.store.index.records([run.run_id for run in row.runs])
     values = {
         run_id: value

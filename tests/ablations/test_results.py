@@ -6,20 +6,22 @@ from xml.etree import ElementTree
 
 import pandas as pd
 import pytest
+import scipy.stats
 
 from cope_sweep.errors import UserError
 from cope_sweep.report.committed import overview, read_committed
+from cope_sweep.results.render import markdown_text
 from cope_sweep.results.stats import summarise
 from tests.ablations.update_readme import ABLATIONS, RESULTS, ROOT, all_results, with_results
 
 STEMS = sorted(path.stem for path in RESULTS.glob("*.parquet"))
 VALUE = re.compile(r"(?P<mean>-?\d+\.\d+)(?: ± (?P<std>\d+\.\d+))?(?: \(n=(?P<n>\d+)\))?")
-VERDICT = re.compile(r"(agrees|differs|cannot tell|same order|opposite order|better|worse)")
 
 
-def table_lines(text):
-    """The cells of the first table of a Markdown text: headings, then rows."""
-    block = re.search(r"^## Results\n\n((?:\|.*\n)+)", text, re.MULTILINE)[1]
+def table_lines(text, number=0):
+    """The cells of a table of the results: headings, then rows."""
+    results = text.partition("\n## Results\n")[2].partition("\n## Provenance\n")[0]
+    block = re.findall(r"(?:^\|.*\n)+", results, re.MULTILINE)[number]
     split = [re.split(r"(?<!\\)\|", line)[1:-1] for line in block.splitlines()]
     cells = [[re.sub(r"\\(.)", r"\1", cell.strip().strip("*")) for cell in line] for line in split]
     return cells[0], cells[2:]
@@ -58,10 +60,45 @@ def check_numbers(report, text):
 
 def check_verdicts(report, text):
     """Compare the verdicts of a report with those that follow from its runs."""
-    _, rows = table_lines(text)
-    for row, cells in zip(report.table.model.rows, rows, strict=True):
-        due = [cell.comparison.verdict for cell in row.metrics.values() if cell.comparison]
-        assert [match[1] for cell in cells if (match := VERDICT.search(cell.partition(": ")[2]))] == due, row.row
+    model = report.table.model
+    due = [row.metrics[model.primary.name].comparison for row in model.rows]
+    due = [each for each in due if each]
+    if not due:
+        assert "**Result" not in text
+        return
+    headings, rows = table_lines(text, 1)
+    assert [cells[headings.index("verdict")] for cells in rows] == [each.verdict for each in due]
+    assert f"**Result: {markdown_text(model.answer)}**\n" in text
+    for each in due:  # by other code
+        a, b = (row.metrics[model.primary.name].values for row in (_row_of(model, each), _reference(model, each)))
+        p = scipy.stats.permutation_test(
+            (list(a.values()), list(b.values())), _mean_difference, vectorized=True, n_resamples=20_000
+        ).pvalue
+        # scipy doubles the smaller tail, which is the same where the rows have as many runs.
+        assert len(a) != len(b) or each.difference.p == pytest.approx(p), each
+
+
+def _mean_difference(x, y, axis):
+    return x.mean(axis=axis) - y.mean(axis=axis)
+
+
+def _row_of(model, comparison):
+    return next(row for row in model.rows if row.metrics[model.primary.name].comparison is comparison)
+
+
+def _reference(model, comparison):
+    """The row that a row was compared with: of a label, the one with the same labels of the other axes."""
+    row = _row_of(model, comparison)
+    known = {each.row: each for each in model.rows}
+    if comparison.against in known:
+        return known[comparison.against]
+    (found,) = [
+        each
+        for each in model.rows
+        if comparison.against in each.labels.values()
+        and all(each.labels.get(key, label) in (label, comparison.against) for key, label in row.labels.items())
+    ]
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +144,7 @@ def test_a_wrong_number_and_a_stale_report_are_found(tmp_path):
     with pytest.raises(AssertionError):
         check_numbers(report, good.replace(shown[0], f" {int(shown[1]) + 1}{shown[2]}", 1))
     with pytest.raises(AssertionError):
-        check_verdicts(report, good.replace(": worse", ": better", 1).replace(": cannot tell", ": better", 1))
+        check_verdicts(report, good.replace("| descriptive", "| better", 1))
 
     (ablations / "quickstart.yaml").write_text(text.replace("steps: 450", "steps: 451"))
     (report,) = read_committed(results, ablations)

@@ -34,10 +34,34 @@ def test_the_evidence_of_one_ablation(declaring):
     assert "data token" in svg_texts(before[2])
     text = before[3].decode()
     assert "`cope-sweep run tiny --local --no-mlflow --json`" in text
-    assert "In-dist., minus CoPE" in text
+    assert "row minus the row with position = CoPE" in text
     compared = declaring("report", "tiny", "--compare", "none", "--out", "out")[0]
     assert compared
-    assert "In-dist., minus none" in (folder / names[3]).read_text()
+    assert "row minus none" in (folder / names[3]).read_text()
+
+
+def test_a_report_is_shown_without_a_store(declaring, tmp_path):
+    declaring("report", "tiny", "--out", "out")
+    known = declaring.json("report", "tiny", "--compare", "CoPE")
+    found = declaring.json("report", "tiny", "--from", "out", "--store", str(tmp_path / "nowhere"))
+    means = [[row["metrics"]["in_dist/token_error"]["mean"] for row in each["rows"]] for each in (known, found)]
+    assert means[0] == means[1]
+    assert found["compared"]["against"] == "model.position=CoPE"
+    assert declaring.json("report", "tiny", "--from", "out", "--compare", "none")["compared"]["against"] == "none"
+    assert not (tmp_path / "nowhere").exists()
+    for arguments, message in (
+        (("quickstart", "--from", "out"), "out has no report of quickstart"),
+        (
+            ("tiny", "--from", "out", "--scale", "small"),
+            "no report of tiny --scale small; it has reports at: its own size",
+        ),
+        (("tiny", "--from", "out", "--out", "more"), "leave out --out"),
+    ):
+        assert message in declaring("report", *arguments, code=2)[1].replace("\n", " ")
+    (declaring.folder / "out/tiny.parquet").write_bytes(b"PAR1 not really")
+    assert "out/tiny.parquet: not the runs of a report" in declaring("report", "tiny", "--from", "out", code=2)[
+        1
+    ].replace("\n", " ")
 
 
 def test_the_document_of_all(declaring):

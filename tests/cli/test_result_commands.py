@@ -175,8 +175,11 @@ def test_report_compares_rows(stored):
     for run in stored.runs:
         finish(stored.store, run, {"in_dist/token_error": 1.0 + run.seed})
     out, _ = stored("report", "tiny", "--compare", "CoPE")
-    assert "In-dist., minus CoPE" in out
-    assert "corrected for 1 comparisons (Holm)" in " ".join(out.split())
+    assert "Difference of In-dist.: row minus CoPE" in " ".join(out.split())
+    assert (
+        "With 2 runs a row and 1 comparison the corrected p of an exact permutation test is at least 0.333"
+        in " ".join(out.split())
+    )
     assert stored.json("report", "tiny", "--compare", "none")["rows"][0]["metrics"]["in_dist/token_error"][
         "comparison"
     ]["n"] == [2, 2]

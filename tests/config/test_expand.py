@@ -121,9 +121,9 @@ def test_duplicate_rows_are_merged():
     assert len(plan(text).runs) == 2
 
 
-def test_two_labels_of_the_same_run_are_one_row():
-    text = "grid:\n  model.position: {A: [cope], B: [{kind: cope, p_max: 64}]}"
-    assert rows(text) == ["A"]
+def test_two_labels_of_the_same_configuration_are_an_error():
+    with pytest.raises(SpecError, match="the rows 'A' and 'B' are the same configuration; remove one of them"):
+        rows("grid:\n  model.position: {A: [cope], B: [{kind: cope, p_max: 64}]}")
 
 
 def test_published_numbers_belong_to_the_matching_row():
@@ -214,10 +214,16 @@ def test_unknown_metrics_are_refused(name):
         expand(validate(parse_source(f'title: T\n{TEXT}metrics: [{{name: "{name}"}}]', "t"), "t"))
 
 
-def test_the_first_metric_must_be_one_that_rows_are_compared_by():
+def test_the_primary_metric_must_be_one_that_rows_are_compared_by():
+    def expanded(text):
+        return expand(validate(parse_source(f"title: T\n{TEXT}{text}", "t"), "t"))
+
     text = "metrics: [{name: test/perplexity, compared: false}, {name: test/loss}]"
-    with pytest.raises(SpecError, match=r"metrics\[0\]\.compared: the first metric decides which row is best"):
-        expand(validate(parse_source(f"title: T\n{TEXT}{text}", "t"), "t"))
+    with pytest.raises(SpecError, match=r"metrics\[0\]\.compared: the primary metric decides which row is best"):
+        expanded(text)
+    assert expanded(f"{text}\nprimary: test/loss").ablation.content.primary_metric.name == "test/loss"
+    with pytest.raises(SpecError, match=r"primary: the table has no column 'test/los'; did you mean 'test/loss'"):
+        expanded(f"{text}\nprimary: test/los")
 
 
 def test_errors_of_a_combination_name_its_row():

@@ -11,7 +11,7 @@ from tests.config.ablations import TEXT, error_of, load
     [
         ("model.dimm=3", "--set model.dimm=3: base.model.dimm: unknown key 'dimm'; did you mean 'dim'?"),
         ("model.dim=wide", '--set model.dim=wide: base.model.dim: "wide" is not a whole number'),
-        ("modl.dim=3", "no key 'modl.dim'; it starts with one of task, model, train, evaluate, seeds, metrics, search, schedule, resources"),
+        ("modl.dim=3", "no key 'modl.dim'; it starts with one of task, model, train, evaluate, seeds, metrics, primary, search, schedule, resources"),
         ("model.dim", "--set model.dim: expected key=value"),
         ("seeds=[]", "--set seeds=[]: seeds"),
         ("seed=3", "no key 'seed'"),

@@ -47,8 +47,9 @@ def test_files(store, tmp_path):
     assert text.startswith("# Does it copy? 100 % & more\n")
     assert "![Two](copying.curves.svg)" in text
     assert " 10.50 ± 0.71 |" in text
-    assert "against" not in text  # nothing is published, so rows are compared with CoPE
-    assert "In-dist., minus CoPE" in text
+    assert "**Result: By In-dist. (%): a\\_b \\<c\\> and None were not tested against CoPE: too few seeds.**" in text
+    assert "Difference of In-dist.: row minus the row with position = CoPE" in text
+    assert "Exploratory" not in text
     assert "## Missing" not in text
     texts = svg_texts((tmp_path / "new/out/copying.curves.svg").read_bytes())
     assert {"Two", "CoPE, n = 2", "None, n = 2"} <= set(texts)
@@ -104,7 +105,7 @@ def test_a_row_without_finished_reference_is_not_compared(store):
     plan = plan_of()
     finish(store, plan.rows[1].runs[0], {"in_dist/token_error": 5.0, "dense/loss": 0.5})
     found = evidence(plan, store)
-    assert found.verdicts == ()
+    assert found.answer == ""
     assert "+nan" not in found.to_markdown({})
 
 

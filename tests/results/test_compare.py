@@ -6,7 +6,7 @@ import scipy.stats
 from cope_sweep.config import expand, with_overrides
 from cope_sweep.results import table
 from cope_sweep.results.compare import compared, places, with_published
-from cope_sweep.results.layout import layout
+from cope_sweep.results.layout import comparison_layout, layout
 from cope_sweep.results.stats import PERCENT, summarise
 from cope_sweep.results.table_model import PublishedValue
 from cope_sweep.store import QueryError
@@ -90,12 +90,13 @@ def test_what_is_assumed_about_published_values_is_printed():
     def rules(**published):
         plan = plan_of(published=[row | published], metrics=[*METRIC, *parameters], seeds=[0, 1, 2])
         model = compared(model_of(plan, 4.8, 4.9, 5.0, parameters=123_653_376), "paper")
-        return layout(model).rules[0], [cell.text for cell in layout(model).rows[0]]
+        drawn = comparison_layout(model)
+        return drawn.rules[0], [cell.text for row in drawn.rows for cell in row]
 
     text, drawn = rules()
     assert "without a standard deviation count as one run" in text
     assert "does not say how many seeds" not in text
-    assert drawn[-4:-1] == ["123.7", "124.4", "-0.7: differs"]
+    assert drawn[-5:] == ["CoPE", "facts.parameters", "-0.7", "± 0.1", "differs"]
     assert "does not say how many seeds are behind Table 9; 2 are" in rules(std={"in_dist/token_error": 1.0})[0]
     assert "2 are assumed" not in rules(std={"in_dist/token_error": 1.0}, seeds=3)[0]
     assert text.endswith("The number of parameters agrees within one unit of the last published digit.")
@@ -120,24 +121,61 @@ def cells(model, metric="in_dist/token_error"):
     return [row.metrics[metric].comparison for row in model.rows]
 
 
-def test_rows_are_compared_with_one_of_them():
-    model = compared(
-        model_of(plan_of(seeds=[0, 1, 2, 3]), 1.0, 1.1, 0.9, 1.05, 5.0, 5.2, 5.1, 5.3, 1.1, 1.0, 1.2, 0.9), "CoPE"
-    )
+FIVE = (1.0, 1.1, 0.9, 1.05, 0.95, 5.0, 5.2, 5.1, 5.3, 5.4, 1.1, 1.0, 1.2, 0.9, 0.8)
+"""Values of five seeds of three rows: the second is far from the first, the third is not."""
+
+
+def test_rows_are_compared_with_one_of_them_by_the_primary_metric():
+    model = compared(model_of(plan_of(seeds=[0, 1, 2, 3, 4]), *FIVE), "CoPE")
     own, far, near = cells(model)
     assert own is None
     assert (far.verdict, near.verdict) == ("worse", "cannot tell")
-    assert far.difference.paired
-    assert far.p_adjusted == pytest.approx(
-        4 * min(each.difference.p for each in (far, cells(model, "dense/loss")[1])), rel=0.5
+    # The least p of 5 and 5 runs is 2 / 252, and there are two comparisons of the primary metric.
+    assert far.p_adjusted == pytest.approx(2 * 2 / 252)
+    other = cells(model, "dense/loss")[1]
+    assert (other.verdict, other.p_adjusted) == ("descriptive", None)
+    assert other.difference.difference != 0
+    (rule,) = model.rules
+    assert "corrected for 2 comparisons (Holm). With 5 runs a row it is at least 0.016" in rule
+    assert "holds for one comparison alone" in rule
+    assert rule.endswith("The other metrics are descriptive.")
+    assert (
+        model.answer
+        == "By In-dist. (%): a_b <c> is worse than CoPE (p = 0.016); None cannot be told from CoPE (p ≥ 1.000)."
     )
-    assert cells(model, "dense/loss")[1].verdict == "better", "its goal is max"
-    assert "corrected for 4 comparisons" in model.rules[0]
-    texts = [[cell.text for cell in row] for row in layout(model).rows]
-    assert texts[0][2] == "–"
-    assert texts[1][2].startswith("+4.14 [")
-    assert "worse, p = 0.00" in texts[1][2] or "worse, p < 0.001" in texts[1][2]
-    assert layout(model).headers[2].text == "In-dist., minus CoPE"
+    drawn = comparison_layout(model)
+    assert [header.text for header in drawn.headers] == [
+        "position", "difference", "95 % interval", "p", "verdict", "Hedges' g", "detectable",
+    ]  # fmt: skip
+    assert [cell.text for cell in drawn.rows[0]][:5] == ["a_b <c>", "+4.20", "[4.00, 4.40]", "0.016", "worse"]
+    assert len(drawn.rows) == 2
+    assert all("minus" not in header.text for header in layout(model).headers)
+
+
+def test_another_metric_may_be_the_primary_one():
+    model = compared(model_of(plan_of(seeds=[0, 1, 2, 3, 4], primary="dense/loss"), *FIVE), "CoPE")
+    assert [each.verdict for each in cells(model, "dense/loss")[1:]] == ["better", "cannot tell"], "its goal is max"
+    assert {each.verdict for each in cells(model)[1:]} == {"descriptive"}
+    assert model.answer.startswith("By dense/loss: a_b <c> is better than CoPE")
+
+
+def test_too_few_seeds_for_a_test_make_a_table_descriptive():
+    model = compared(model_of(plan_of(seeds=[0, 1, 2]), 1.0, 1.1, 0.9, 5.0, 5.2, 5.1, 1.1, 1.0, 1.2), "CoPE")
+    assert {each.verdict for each in cells(model)[1:]} == {"descriptive"}
+    assert (
+        "With 3 runs a row and 2 comparisons the corrected p of an exact permutation test is at least 0.200"
+        in model.rules[0]
+    )
+    assert model.answer == "By In-dist. (%): a_b <c> and None were not tested against CoPE: too few seeds."
+    one = compared(model_of(plan_of(seeds=[0]), 1.0, 5.0, 1.1), "CoPE")
+    assert one.rules[0].endswith("Too few runs are finished for a test. The other metrics are descriptive.")
+
+
+def test_a_total_failure_differs_from_a_success():
+    """100.000 ± 0.000 against 0.000 ± 0.000 cannot be `cannot tell` beside 65.1 ± 0.2 with `worse`."""
+    values = (*[0.0] * 5, *[100.0] * 5, 65.0, 65.1, 65.3, 64.9, 65.2)
+    model = compared(model_of(plan_of(seeds=[0, 1, 2, 3, 4], metrics=METRIC), *values), "CoPE")
+    assert [each.verdict for each in cells(model)[1:]] == ["worse", "worse"]
 
 
 def test_a_column_that_is_not_compared_has_no_best_stuck_or_tested_value():
@@ -145,14 +183,10 @@ def test_a_column_that_is_not_compared_has_no_best_stuck_or_tested_value():
         {"name": "in_dist/token_error", "unit": "%"},
         {"name": "dense/loss", "goal": "max", "compared": False},
     ]
-    values = (1.0, 1.1, 0.9, 99.0, 5.0, 5.2, 5.1, 5.3, 1.1, 1.0, 1.2, 0.9)
-    model = compared(model_of(plan_of(seeds=[0, 1, 2, 3], metrics=metrics), *values), "CoPE")
+    model = compared(model_of(plan_of(seeds=[0, 1, 2, 3, 4], metrics=metrics), *FIVE), "CoPE")
     assert cells(model, "dense/loss") == [None, None, None]
     assert not any(row.metrics["dense/loss"].best or row.metrics["dense/loss"].stuck for row in model.rows)
-    assert "corrected for 2 comparisons" in model.rules[0], "the p of the others is not weakened"
-    headers = [header.text for header in layout(model).headers]
-    assert headers.count("dense/loss") == 1
-    assert not any("dense/loss, minus" in header for header in headers)
+    assert "other metrics" not in model.rules[0]
 
 
 def test_an_unknown_row_names_the_rows():
@@ -166,15 +200,21 @@ def test_cells_are_compared_with_the_paper():
     plan = plan_of(published=PUBLISHED, metrics=METRIC, seeds=[0, 1, 2])
     model = compared(model_of(plan, 4.8, 4.9, 5.0, 60.0, 61.0, 62.0, 5.0, None, 40.0), "paper")
     assert [each.verdict for each in cells(model)] == ["agrees", "differs", "cannot tell"]
-    drawn = layout(model)
-    assert drawn.headers[3].text == "In-dist., against the paper"
-    assert [row[3].text for row in drawn.rows] == ["+0.00: agrees", "+40.70: differs", "+0.80: cannot tell"]
+    drawn = comparison_layout(model)
+    assert [header.text for header in drawn.headers] == ["position", "metric", "difference", "margin", "verdict"]
+    assert [[cell.text for cell in row][2:] for row in drawn.rows] == [
+        ["+0.00", "± 0.80", "agrees"], ["+40.70", "± 5.80", "differs"], ["+0.80", "± 15.80", "cannot tell"],
+    ]  # fmt: skip
     assert "90 % interval" in drawn.notes[-1]
+    assert (
+        model.answer
+        == "Of 3 published numbers, 1 agrees with ours, 1 differs from ours and 1 cannot be told from ours."
+    )
 
 
 def scaled(**changes):
     plan = plan_of(
-        published=PUBLISHED, metrics=METRIC, seeds=[0, 1, 2, 3], scales={"small": {"set": {"train.steps": 3}}}
+        published=PUBLISHED, metrics=METRIC, seeds=[0, 1, 2, 3, 4], scales={"small": {"set": {"train.steps": 3}}}
     )
     return expand(with_overrides(plan.ablation, **changes))
 
@@ -182,12 +222,15 @@ def scaled(**changes):
 def test_at_another_scale_the_order_is_compared():
     plan = scaled(scale="small")
     assert plan.ablation.replaced == ("train.steps",)
-    model = compared(model_of(plan, 1.0, 1.1, 0.9, 1.05, 5.0, 5.2, 5.1, 5.3, 0.1, 0.2, 0.0, 0.1), "paper")
+    values = (1.0, 1.1, 0.9, 1.05, 1.2, 5.0, 5.2, 5.1, 5.3, 5.4, 0.1, 0.2, 0.0, 0.1, 0.3)
+    model = compared(model_of(plan, *values), "paper")
     best, second, third = cells(model)
     assert best is None, "CoPE is best in the paper"
     assert (second.against, second.verdict, third.verdict) == ("CoPE", "same order", "opposite order")
     assert "not of the paper's size (train.steps differ)" in model.rules[0]
     assert "values cannot agree" in model.rules[0]
+    assert "a_b <c> is worse than CoPE, as in the paper" in model.answer
+    assert "None is better than CoPE, unlike in the paper" in model.answer
 
 
 def test_only_keys_that_decide_what_is_trained_make_another_scale():
@@ -220,7 +263,8 @@ def test_comparisons_are_in_json_and_frames(store):
     got = drawn.to_json()
     assert got["compared"]["against"] == "CoPE"
     found = got["rows"][2]["metrics"]["in_dist/token_error"]["comparison"]
-    assert (found["against"], found["n"], found["paired"], found["test"]) == ("CoPE", [3, 3], True, "paired t")
+    assert (found["against"], found["n"], found["smallest_p"]) == ("CoPE", [3, 3], pytest.approx(0.1))
+    assert got["compared"]["answer"].startswith("By In-dist. (%): a_b <c> and None were not tested")
     frame = drawn.frame
     # Squares of the seeds 0, 1, 2 have the mean 5/3: 10 + 2 · 5/3 − 5/3, and 20 + 3 · 5/3 − 5/3.
     assert frame["in_dist/token_error.difference"].tolist()[1:] == pytest.approx([10 + 5 / 3, 20 + 10 / 3])
@@ -228,4 +272,4 @@ def test_comparisons_are_in_json_and_frames(store):
     assert frame["in_dist/token_error.verdict"].isna().tolist() == [True, False, False]
     assert frame["dense/loss.p"].tolist()[1:] == [1.0, 1.0]
     for text in (drawn.to_markdown(), drawn.to_latex(), drawn.to_html()):
-        assert "cannot tell" in text
+        assert "descriptive" in text

@@ -12,6 +12,7 @@ from cope_sweep.results.stats import (
     NON_NEGATIVE,
     PERCENT,
     UNBOUNDED,
+    Share,
     bounds_of,
     stuck,
     t_quantile,
@@ -206,3 +207,13 @@ def test_bootstrapped_intervals_cover_the_true_mean():
     rng = np.random.default_rng(0)
     intervals = [summarise(row) for row in rng.normal(3.0, 2.0, (300, BOOTSTRAP_FROM)).tolist()]
     assert np.mean([s.ci_low <= 3.0 <= s.ci_high for s in intervals]) > 0.88
+
+
+# statsmodels 0.15: proportion_confint(k, n, method="wilson").
+@pytest.mark.parametrize(("k", "n", "low", "high"), [(5, 5, 0.5655, 1.0), (0, 5, 0.0, 0.4345), (3, 10, 0.1078, 0.6032)])
+def test_the_interval_of_a_share(k, n, low, high):
+    assert Share(k, n).interval == pytest.approx((low, high), abs=1e-4)
+
+
+def test_no_seed_has_no_share():
+    assert all(map(math.isnan, Share(0, 0).interval))

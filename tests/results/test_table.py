@@ -6,6 +6,7 @@ import pandas as pd
 import pytest
 
 from cope_sweep.results import table
+from cope_sweep.results.layout import layout
 from cope_sweep.store import Store
 from tests.results.ablations import COUNTING, end, finish, plan_of, stop
 
@@ -77,7 +78,7 @@ def test_json_is_plain(partial):
     assert other["metrics"]["in_dist/token_error"] == {
         "mean": 1.0, "std": None, "n": 1, "ci": None, "ci_method": None, "median": 1.0, "range": [1.0, 1.0],
         "values": [{"run_id": other["runs"][0]["run_id"], "seed": 0, "value": 1.0, "stuck": False}],
-        "published": None, "best": False, "comparison": None,
+        "published": None, "best": False, "learned": None, "comparison": None,
     }  # fmt: skip
     assert none["counts"] == {
         "finished": 0, "stopped": 0, "failed": 1, "damaged": 0, "running": 0, "interrupted": 0, "pending": 1,
@@ -164,3 +165,25 @@ def test_results_under_a_former_metric_name_are_shown(store):
     assert row["in_dist/majority_baseline_error.mean"] == 75.0
     assert row["in_dist/majority_baseline_error.n"] == 2
     assert row["in_dist/majority_baseline_error.published"] == 78.0
+
+
+def test_the_seeds_that_learned_the_task_are_counted(store):
+    metrics = [
+        {"name": "in_dist/token_error", "label": "In-dist.", "unit": "%", "learned": 1.0},
+        {"name": "dense/loss", "goal": "max", "learned": 0.5},
+    ]
+    plan = plan_of(seeds=[0, 1, 2, 3, 4], metrics=metrics)
+    for run, error in zip(plan.rows[0].runs, (0.0, 1.0, 1.01, 0.2, 60.0), strict=True):
+        finish(store, run, {"in_dist/token_error": error, "dense/loss": error / 2})
+    drawn = table(plan, store)
+    assert [header.text for header in layout(drawn.model).headers][2:6] == [
+        "In-dist. (%)", "In-dist. ≤ 1", "dense/loss", "dense/loss ≥ 0.5",
+    ]  # fmt: skip
+    texts = [cell.text for cell in layout(drawn.model).rows[0]]
+    assert (texts[3], texts[5]) == ("3/5 (23–88 %)", "3/5 (23–88 %)")
+    assert layout(drawn.model).rows[1][3].text == "–"
+    found = drawn.to_json()["rows"][0]["metrics"]["in_dist/token_error"]["learned"]
+    assert (found["k"], found["n"]) == (3, 5)
+    assert found["interval"] == pytest.approx([0.2307, 0.8824], abs=1e-4)
+    assert drawn.frame["in_dist/token_error.learned"].tolist()[0] == 3
+    assert "seeds that learned the task" in drawn.to_markdown()

@@ -31,7 +31,7 @@ function widest(rows, metric) {
 
 /** The verdict, with its numbers as a title and for screen readers. */
 function verdict(comparison, metric) {
-  if (!comparison) return null;
+  if (!comparison || comparison.verdict === "descriptive") return null;
   const { verdict: text, difference, ci_low: low, ci_high: high, p_adjusted: p, against } = comparison;
   const digits = Math.max(metric.decimals, 2);
   const hint = [
