@@ -66,7 +66,13 @@ def test_answers_are_as_documented(client: httpx.Client, sample: SampleStore, mo
 def _ask(
     operation: APIOperation, mode: GenerationMode, sample: SampleStore, statuses: Counter[int], **call: Any
 ) -> None:
-    real = {"run_id": sample.ids, "model": sample.ids, "name": ["tiny", "broken"], "file": ["model.safetensors"]}
+    real = {
+        "run_id": sample.ids,
+        "model": sample.ids,
+        "name": ["tiny", "broken"],
+        "ablation": ["tiny"],
+        "file": ["model.safetensors"],
+    }
 
     @seed(1)
     @settings(
@@ -84,6 +90,8 @@ def _ask(
                     case.path_parameters[name] = data.draw(st.sampled_from(real[name]))
         response = case.call(**call)
         statuses[response.status_code] += 1
+        if response.status_code == 400 and response.content == b"Invalid HTTP request received.":
+            return  # no HTTP: uvicorn answers, the service never sees it
         # The service has no Ray cluster, which it says with a 503.
         no_cluster = response.status_code == 503 and response.json()["code"] == "no_cluster"
         case.validate_response(response, checks=CHECKS[1:] if no_cluster else CHECKS)
