@@ -11,6 +11,8 @@ or the environment variable COPE_SWEEP_PLUGINS names it:
 
 from __future__ import annotations
 
+import ast
+import hashlib
 import importlib
 import importlib.metadata
 import inspect
@@ -18,6 +20,7 @@ import os
 import sys
 import threading
 from collections.abc import Iterable, Iterator
+from functools import cache
 from typing import Any, ClassVar, Generic, TypeVar, get_args
 
 from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
@@ -43,6 +46,9 @@ class Kind(Frozen):
     VERSION: ClassVar[int] = 1
     """Increase it when the same spec starts to mean a different computation: every run that uses it gets a new id."""
 
+    SAME_SOURCES: ClassVar[tuple[str, ...]] = ()
+    """Digests of earlier sources of a plugin that computed the same: runs that were trained with them are kept."""
+
     NON_IDENTITY_FIELDS: ClassVar[tuple[str, ...]] = ()
     """Names of fields that are not part of a run's identity, for example the folder of the data."""
 
@@ -60,10 +66,28 @@ class Kind(Frozen):
         kind: str = cls.model_fields["kind"].default
         return kind if cls.__module__.startswith(BUILT_IN) else f"{cls.__module__}.{kind}"
 
+    @classmethod
+    def source(cls) -> str | None:
+        """A digest of the code of the class's module, without comments; None for a built-in class.
+
+        It is recorded with each run, so that runs of two codes are not mixed in a row.
+        """
+        return None if cls.__module__.startswith(BUILT_IN) else _source_digest(cls.__module__)
+
     def dump(self, mode: str = "json") -> Any:
         """The spec as plain data: a mapping; the `kind` alone for a `BARE` class with all fields at their defaults."""
         data = self.model_dump(mode=mode)
         return data["kind"] if self.BARE and not self.model_dump(exclude={"kind"}, exclude_defaults=True) else data
+
+
+@cache
+def _source_digest(module: str) -> str | None:
+    """12 hex digits; None where the module has no source."""
+    try:
+        tree = ast.parse(inspect.getsource(sys.modules[module]))
+    except (KeyError, OSError, TypeError, SyntaxError):
+        return None
+    return hashlib.sha256(ast.dump(tree).encode()).hexdigest()[:12]
 
 
 K = TypeVar("K", bound=Kind)

@@ -75,8 +75,8 @@ def report(
         typer.Option(
             "--out",
             metavar="DIR",
-            help="Write the evidence to this folder: the runs (Parquet), the table with comparisons and provenance "
-            "(Markdown), and the figures (SVG). With --all: one HTML document.",
+            help="Write the evidence to this folder: the runs and their curves (Parquet), the table with comparisons "
+            "and provenance (Markdown), and the figures (SVG). With --all: one HTML document.",
             show_default=False,
         ),
     ] = None,

@@ -339,6 +339,17 @@ class RunSpec(Frozen):
             | {f"{noun}.{part.qualified_kind()}": part.VERSION for noun, part in others.items() if part.VERSION != 1}
         )
 
+    @property
+    def plugins(self) -> dict[str, type[Kind]]:
+        """Qualified kind → class, of the parts that are not built in and whose source is known."""
+        parts = (self.task, *self.model.position, self.model.family, self.train.optimizer, self.train.schedule)
+        return {part.qualified_kind(): type(part) for part in parts if part.source() is not None}
+
+    @property
+    def plugin_sources(self) -> str | None:
+        """`my_module.my_encoding 0123456789ab`, joined by commas; None without plugins."""
+        return ", ".join(f"{kind} {cls.source()}" for kind, cls in sorted(self.plugins.items())) or None
+
 
 _SORTED_FIELDS = sorted(RunSpec.model_fields)
 """`task` is among them, is required, and follows `seed`."""

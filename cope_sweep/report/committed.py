@@ -9,7 +9,7 @@ from pathlib import Path
 from cope_sweep.config import Plan, expand, load_ablation, with_overrides
 from cope_sweep.errors import UserError
 from cope_sweep.report.evidence import reference
-from cope_sweep.report.runs import read_records
+from cope_sweep.report.runs import read_records, run_files
 from cope_sweep.results import Table
 from cope_sweep.results.layout import layout
 from cope_sweep.results.render import markdown_text
@@ -57,7 +57,7 @@ def committed_table(folder: Path, ablations: Path, name: str, scale: str | None,
 
     Raises UserError where there is no such report, or a stale one.
     """
-    known = {path.stem.partition(".")[2]: path for path in sorted(folder.glob(f"{name}.*parquet"))}
+    known = {path.stem.partition(".")[2]: path for path in (*run_files(folder, name), *run_files(folder, f"{name}.*"))}
     wanted = scale or ("" if "" in known or len(known) != 1 else next(iter(known)))
     if wanted not in known:
         others = ", ".join(f"--scale {each}" if each else "its own size" for each in known)
@@ -70,7 +70,7 @@ def committed_table(folder: Path, ablations: Path, name: str, scale: str | None,
 
 def read_committed(results: Path, ablations: Path) -> Iterator[Committed]:
     """The reports of a folder by name. Raises UserError for one without ablation file, or without its scale."""
-    for path in sorted(results.glob("*.parquet")):
+    for path in run_files(results):
         yield _read(path, ablations)
 
 

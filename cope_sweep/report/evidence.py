@@ -12,10 +12,11 @@ from cope_sweep.config.figure import Maps
 from cope_sweep.errors import UserError
 from cope_sweep.figures import Figure
 from cope_sweep.figures.declared import Declared, declared_figures, draw_declared, summary_figure
-from cope_sweep.report.provenance import Provenance, provenance
-from cope_sweep.report.runs import run_frame, to_parquet
+from cope_sweep.report.provenance import Provenance, provenance, sweeps_of
+from cope_sweep.report.runs import CURVES, run_frame, to_parquet
 from cope_sweep.results import Table, table
 from cope_sweep.results.compare import PAPER
+from cope_sweep.results.frame import curves
 from cope_sweep.results.render import markdown_text
 from cope_sweep.results.table_model import STATUSES
 from cope_sweep.store import Store
@@ -51,6 +52,7 @@ class Evidence:
     table: Table
     figures: tuple[Drawn, ...]
     provenance: Provenance
+    store: Store
 
     @property
     def stem(self) -> str:
@@ -88,8 +90,13 @@ class Evidence:
         return self.table.model.answer
 
     def files(self) -> dict[str, bytes]:
-        """File name → content: the runs, the report, and the figures. The same store gives the same bytes."""
-        found = {f"{self.stem}.parquet": to_parquet(run_frame(self.plan, self.table.records))}
+        """File name → content: runs, learning curves, report and figures. The same store gives the same bytes."""
+        records = self.table.records
+        frame = run_frame(self.plan, records, sweeps_of(records.values(), self.store))
+        found = {
+            f"{self.stem}.parquet": to_parquet(frame),
+            f"{self.stem}{CURVES}": to_parquet(curves(self.plan, self.store)),
+        }
         pictures = {each.name: f"{self.stem}.{each.name}.svg" for each in self.figures if each.figure is not None}
         found |= {pictures[each.name]: each.figure.render("svg") for each in self.figures if each.figure is not None}
         return found | {f"{self.stem}.md": self.to_markdown(pictures).encode()}
@@ -143,7 +150,7 @@ def evidence(plan: Plan, store: Store, scale: str | None = None, *, against: str
     figures = tuple(_drawn(plan, store, each, scale) for each in declared_figures(plan))
     if not figures:
         figures = (Drawn("summary", plan.ablation.content.title, "", summary_figure(plan, store)),)
-    return Evidence(plan, scale, results, figures, provenance(results.records.values(), store))
+    return Evidence(plan, scale, results, figures, provenance(results.records.values(), store), store)
 
 
 def reference(plan: Plan) -> str | None:

@@ -56,8 +56,7 @@ class Provenance:
 def provenance(records: Iterable[RunRecord], store: Store) -> Provenance:
     """Provenance of the finished runs among `records`. Raises StoreError."""
     finished = sorted({each.run_id: each for each in records if each.status == "finished"}.values(), key=_run_id)
-    ids = sorted({each.sweep_id for each in finished if each.sweep_id})
-    sweeps = {sweep_id: sweep for sweep_id in ids if (sweep := _sweep(store, sweep_id)) is not None}
+    sweeps = sweeps_of(finished, store)
     own = [sweeps.get(each.sweep_id or "") for each in finished]
     return Provenance(
         len(finished),
@@ -69,6 +68,12 @@ def provenance(records: Iterable[RunRecord], store: Store) -> Provenance:
         _date(max((each.ended_ms for each in finished if each.ended_ms is not None), default=None)),
         float(sum(each.facts.get("wall_s") or 0.0 for each in finished)),
     )
+
+
+def sweeps_of(records: Iterable[RunRecord], store: Store) -> dict[str, SweepRecord]:
+    """Sweep id → record, of the sweeps that trained these runs last and whose records can be read."""
+    ids = sorted({each.sweep_id for each in records if each.sweep_id})
+    return {sweep_id: sweep for sweep_id in ids if (sweep := _sweep(store, sweep_id)) is not None}
 
 
 def public_command(words: Sequence[str]) -> str:

@@ -8,6 +8,7 @@ One line per run of the plan, finished or not, in the plan's order:
     <metric>, …                of finished runs: `in_dist/token_error`
     facts.<name>, …            of finished runs: parameters, durations, device, versions of Python and torch
     sweep_id, created_ms, ended_ms
+    commit, versions, cpu      of the sweep that trained it last: the Git commit, the packages, the processor
 
 Names of hosts and processes are left out, and so are the messages of failed runs, which may name folders.
 """
@@ -16,23 +17,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from cope_sweep.config import Plan
 from cope_sweep.results.frame import frame_of_records
-from cope_sweep.store import RunRecord
+from cope_sweep.store import RunRecord, SweepRecord
 from cope_sweep.store.index.flatten import flatten
 
 if TYPE_CHECKING:
     import pandas as pd
 
+CURVES = ".curves.parquet"
+"""Suffix of a second file, with the learning curves: run_id, row, seed, step, metric and value of each logged value."""
 LEFT_OUT = ("message", "facts.host", "facts.worker_id")
 LABEL, FACT = "label.", "facts."
 TIMES = ("created_ms", "ended_ms")
 
 
-def run_frame(plan: Plan, records: Mapping[str, RunRecord]) -> pd.DataFrame:
-    """The frame; the module describes it. `records` has every run of the plan."""
+def run_frame(
+    plan: Plan, records: Mapping[str, RunRecord], sweeps: Mapping[str, SweepRecord] = MappingProxyType({})
+) -> pd.DataFrame:
+    """The frame; the module describes it. `records` has every run of the plan, `sweeps` those that trained them."""
     import pandas as pd
 
     results = frame_of_records(plan, records)
@@ -46,14 +52,29 @@ def run_frame(plan: Plan, records: Mapping[str, RunRecord]) -> pd.DataFrame:
     own = [records[run.run_id] for run in ordered]
     places: dict[str, Any] = {"sweep_id": pd.Series([each.sweep_id for each in own], dtype="str")}
     places |= {name: pd.Series([getattr(each, name) for each in own], dtype="Int64") for name in TIMES}
+    trained = [sweeps.get(each.sweep_id or "") for each in own]
+    places |= {
+        "commit": pd.Series([each and each.git_commit for each in trained], dtype="str"),
+        "versions": pd.Series([each and _versions(each) for each in trained], dtype="str"),
+        "cpu": pd.Series([each and each.machine.get("cpu") for each in trained], dtype="str"),
+    }
     others = labels.drop(columns=[*head, *(key for key in keys if key in labels)])
     return pd.concat([labels[head], config, others, pd.DataFrame(places)], axis=1)
 
 
+def _versions(sweep: SweepRecord) -> str:
+    return ", ".join(f"{name} {version}" for name, version in sorted(sweep.versions.items()))
+
+
 def to_parquet(frame: pd.DataFrame) -> bytes:
     """The content of a Parquet file."""
-    content: bytes = frame.to_parquet(None, engine="pyarrow", index=False)
+    content: bytes = frame.to_parquet(None, engine="pyarrow", index=False, compression="zstd")
     return content
+
+
+def run_files(folder: Path, pattern: str = "*") -> list[Path]:
+    """The files of runs in a folder of reports, by name."""
+    return [path for path in sorted(folder.glob(f"{pattern}.parquet")) if not path.name.endswith(CURVES)]
 
 
 def read_records(path: Path) -> dict[str, RunRecord]:

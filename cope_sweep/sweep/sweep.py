@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self
 
-from cope_sweep.config import Plan, Resources, Row, RunSpec
+from cope_sweep.config import Plan, Resources, Row, RunSpec, SpecError
 from cope_sweep.queries import recorded_plan
 from cope_sweep.store import Budget, Event, Status, Store, StoreError, Submission, SweepRecord, SweepRun
 from cope_sweep.store.index import waiting
@@ -245,6 +245,7 @@ class _Work:
         statuses = store.index.statuses(run.run_id for run in plan.runs)
         todo = [run for run in plan.runs if statuses.get(run.run_id, "pending") not in skipped]
         reused = [run.run_id for run in plan.runs if statuses.get(run.run_id) == "finished"]
+        _check_plugins(plan, store, reused)
         record = initial_record(plan, reused, executor_name, file_text, submission)
         owner = new_owner(record.sweep_id)
         ended = [run.run_id for run in todo if statuses.get(run.run_id) in ("failed", "stopped")]
@@ -321,6 +322,20 @@ class _Work:
         if (len(self.todo) > budget.max_runs) if search is None else (search.missing and not search.left):
             return f"the budget of {budget.max_runs} run{'s' * (budget.max_runs != 1)} is used up"
         return None
+
+
+def _check_plugins(plan: Plan, store: Store, finished: Collection[str]) -> None:
+    """Raises SpecError where a finished run was trained with another source of a plugin, so that no row mixes two."""
+    runs = {run.run_id: run for run in plan.runs if run.plugins}
+    for run_id, record in store.index.records(runs.keys() & set(finished)).items() if runs else ():
+        known = dict(part.split(" ") for part in str(record.facts.get("plugins") or "").split(", ") if part)
+        for kind, cls in runs[run_id].plugins.items():
+            if known.get(kind, cls.source()) not in (cls.source(), *cls.SAME_SOURCES):
+                raise SpecError(
+                    f"run {run_id} of {plan.name} was trained with another source of {kind} ({known[kind]}; it is "
+                    f"{cls.source()} today). If the new one computes something else, increase VERSION of "
+                    f"{cls.__name__}: its runs get new ids. If not, add {known[kind]!r} to its SAME_SOURCES"
+                )
 
 
 def _nothing_to_train(

@@ -43,7 +43,7 @@ def machine_facts(trainer: Trainer) -> dict[str, Any]:
         "host": platform.node(),
         "python": platform.python_version(),
         "torch": torch.__version__,
-    }
+    } | ({"plugins": sources} if (sources := trainer.spec.plugin_sources) else {})
 
 
 def _device_name(runtime: Runtime) -> str:

@@ -10,11 +10,12 @@ import scipy.stats
 
 from cope_sweep.errors import UserError
 from cope_sweep.report.committed import overview, read_committed
+from cope_sweep.report.runs import run_files
 from cope_sweep.results.render import markdown_text
 from cope_sweep.results.stats import summarise
 from tests.ablations.update_readme import ABLATIONS, RESULTS, ROOT, all_results, with_results
 
-STEMS = sorted(path.stem for path in RESULTS.glob("*.parquet"))
+STEMS = [path.stem for path in run_files(RESULTS)]
 VALUE = re.compile(r"(?P<mean>-?\d+\.\d+)(?: ± (?P<std>\d+\.\d+))?(?: \(n=(?P<n>\d+)\))?")
 
 

@@ -3,6 +3,7 @@
 import shutil
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from tests.figures.files import svg_texts
@@ -25,19 +26,24 @@ def declaring(trained, shell):
 
 
 def test_the_evidence_of_one_ablation(declaring):
-    names = ["out/tiny.parquet", "out/tiny.curves.svg", "out/tiny.maps.svg", "out/tiny.md"]
+    names = ["out/tiny.parquet", "out/tiny.curves.parquet", "out/tiny.curves.svg", "out/tiny.maps.svg", "out/tiny.md"]
     assert declaring("report", "tiny", "--out", "out")[0].splitlines() == names
     folder = Path(declaring.folder)
     before = [(folder / name).read_bytes() for name in names]
     assert declaring.json("report", "tiny", "--out", "out") == {"files": names}
     assert [(folder / name).read_bytes() for name in names] == before
-    assert "data token" in svg_texts(before[2])
-    text = before[3].decode()
+    assert "data token" in svg_texts(before[3])
+    runs, logged = (pd.read_parquet(folder / name) for name in names[:2])
+    assert runs["versions"].str.contains("torch ").all()
+    assert runs["commit"].notna().all()
+    last = logged[(logged["metric"] == "in_dist/token_error")].groupby("run_id")["value"].last()
+    assert last.to_dict() == dict(zip(runs["run_id"], runs["in_dist/token_error"], strict=True))
+    text = before[4].decode()
     assert "`cope-sweep run tiny --local --no-mlflow --json`" in text
     assert "row minus the row with position = CoPE" in text
     compared = declaring("report", "tiny", "--compare", "none", "--out", "out")[0]
     assert compared
-    assert "row minus none" in (folder / names[3]).read_text()
+    assert "row minus none" in (folder / names[4]).read_text()
 
 
 def test_a_report_is_shown_without_a_store(declaring, tmp_path):

@@ -41,7 +41,12 @@ def test_files(store, tmp_path):
     finished_runs(plan, store)
     found = evidence(plan, store)
     paths = write_evidence(found, tmp_path / "new" / "out")
-    assert sorted(path.name for path in paths) == ["copying.curves.svg", "copying.md", "copying.parquet"]
+    assert sorted(path.name for path in paths) == [
+        "copying.curves.parquet",
+        "copying.curves.svg",
+        "copying.md",
+        "copying.parquet",
+    ]
     assert [path.read_bytes() for path in paths] == list(evidence(plan, Store(store.root)).files().values())
     text = (tmp_path / "new/out/copying.md").read_text()
     assert text.startswith("# Does it copy? 100 % & more\n")

@@ -10,6 +10,7 @@ import pytest
 from cope_sweep.registry import PluginError
 from cope_sweep.store import Store
 from cope_sweep.sweep.cluster import plugin_runtime_env
+from tests.tiny import TINY
 
 ROOT = Path(__file__).parents[2]
 ENCODING = """
@@ -89,3 +90,52 @@ def test_workers_train_with_plugins_from_another_folder(
     assert done.returncode == 0, done.stderr
     folders = Store(tmp_path / "store").files.run_folders()
     assert [run.status for run in folders] == ["finished", "finished"]
+
+
+CHANGING = """
+from typing import Literal
+
+from cope_sweep.positions import ENCODINGS
+
+
+@ENCODINGS.register
+class Changing(ENCODINGS["absolute"]):
+    kind: Literal["changing"] = "changing"
+"""
+CHANGING_ABLATION = f"""
+title: A plugin that changes
+plugins: [changing_position]
+base: {TINY | {"model": TINY["model"] | {"position": ["changing"]}}}
+metrics: [{{name: in_dist/token_error}}]
+"""
+
+
+def test_runs_of_another_source_of_a_plugin_are_not_mixed_with_new_ones(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "changing.yaml").write_text(CHANGING_ABLATION)
+    environment = os.environ | {"PYTHONPATH": f"{folder}{os.pathsep}{ROOT}"}
+
+    def train(code: str, seeds: str) -> subprocess.CompletedProcess[str]:
+        (folder / "changing_position.py").write_text(code)
+        command = [sys.executable, "-m", "cope_sweep.cli", "run", "changing.yaml", "--local", "--no-mlflow"]
+        return subprocess.run(
+            [*command, "--set", f"seeds={seeds}"],
+            cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240, check=False,
+        )  # fmt: skip
+
+    assert train(CHANGING, "[0]").returncode == 0
+    index = Store(tmp_path / "store").index
+    (run,) = index.records(index.statuses()).values()
+    kind, digest = str(run.facts["plugins"]).split(" ")
+    assert kind == "changing_position.changing"
+    commented = train(f"# A comment.\n{CHANGING}", "[0]")
+    assert commented.returncode == 0, commented.stderr
+    changed = train(f"{CHANGING}    scale: float = 1.0\n", "[0, 1]")
+    assert changed.returncode == 2
+    assert f"another source of changing_position.changing ({digest}; it is " in changed.stderr
+    assert "increase VERSION of Changing" in changed.stderr
+    assert len(index.statuses()) == 1
+    same = train(f'{CHANGING}    scale: float = 1.0\n    SAME_SOURCES = ("{digest}",)\n', "[0, 1]")
+    assert same.returncode == 0, same.stderr
+    newer = train(f"{CHANGING}    VERSION = 2\n", "[0]")
+    assert newer.returncode == 0, newer.stderr
+    assert len(index.statuses()) == 3
