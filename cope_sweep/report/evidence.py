@@ -14,10 +14,11 @@ from cope_sweep.figures import Figure
 from cope_sweep.figures.declared import Declared, declared_figures, draw_declared, summary_figure
 from cope_sweep.report.provenance import Provenance, provenance, sweeps_of
 from cope_sweep.report.runs import CURVES, run_frame, to_parquet
+from cope_sweep.report.shortcuts import Shortcuts, shortcuts
 from cope_sweep.results import Table, table
 from cope_sweep.results.compare import PAPER
 from cope_sweep.results.frame import curves
-from cope_sweep.results.render import markdown_text
+from cope_sweep.results.render import markdown_table, markdown_text
 from cope_sweep.results.table_model import STATUSES
 from cope_sweep.store import Store
 from cope_sweep.store.files import write_bytes
@@ -89,6 +90,11 @@ class Evidence:
         """The verdicts in a sentence; empty where nothing was compared."""
         return self.table.model.answer
 
+    @cached_property
+    def shortcuts(self) -> Shortcuts | None:
+        """The errors of rules that do not solve the tasks; None where the tasks have none."""
+        return shortcuts(self.table.model)
+
     def files(self) -> dict[str, bytes]:
         """File name → content: runs, learning curves, report and figures. The same store gives the same bytes."""
         records = self.table.records
@@ -113,6 +119,12 @@ class Evidence:
             parts.append(f"Reproduces: {markdown_text(content.reproduces)}{size}.")
         parts += [f"Scale `{self.scale}`: {markdown_text(self.size)}"] if self.scale else []
         parts += ["## Results", self.table.to_markdown().strip()]
+        if self.shortcuts is not None:
+            drawn = self.shortcuts.layout
+            parts += ["### Shortcuts", markdown_table(drawn), markdown_text(drawn.note)]
+            parts += ["\n".join(f"- {markdown_text(text)}" for text in self.shortcuts.alike)] * bool(
+                self.shortcuts.alike
+            )
         for each in self.figures:
             if each.name in pictures:
                 title = markdown_text(each.title) + (f", as {markdown_text(each.source)}" if each.source else "")

@@ -26,7 +26,7 @@ def markdown(model: TableModel) -> str:
     """GitHub-flavoured Markdown tables and their notes. Columns are aligned in the source as well."""
     parts = []
     for drawn in _layouts(model):
-        parts.append(_markdown_table(drawn))
+        parts.append(markdown_table(drawn))
         for index, text in enumerate(map(markdown_text, drawn.notes)):
             parts.append(f"**{text}**" if index < len(drawn.warnings) else text)
     return "\n\n".join(parts) + "\n"
@@ -38,7 +38,8 @@ def _layouts(model: TableModel) -> list[Layout]:
     return [layout(model)] + ([comparisons] if comparisons else [])
 
 
-def _markdown_table(drawn: Layout) -> str:
+def markdown_table(drawn: Layout) -> str:
+    """The headings and rows alone."""
     grid = [[markdown_text(header.text) for header in drawn.headers]]
     for row in drawn.rows:
         texts = [markdown_text(cell.text) for cell in row]
@@ -125,13 +126,12 @@ def html(model: TableModel, *, runs_url: str | None = None, anchors: str = "") -
     """
     # pandas' Styler does not escape `title` attributes, and cannot set `scope` or the class of a heading.
     classes = ("ablation", "comparison")
-    tables = [
-        _html_table(drawn, name, runs_url, anchors) for drawn, name in zip(_layouts(model), classes, strict=False)
-    ]
+    tables = [html_table(drawn, name, runs_url, anchors) for drawn, name in zip(_layouts(model), classes, strict=False)]
     return "".join(tables) + (_html_runs(model, anchors) if runs_url is None else "")
 
 
-def _html_table(drawn: Layout, name: str, runs_url: str | None, anchors: str) -> str:
+def html_table(drawn: Layout, name: str, runs_url: str | None = None, anchors: str = "") -> str:
+    """A `<table>` element of the class `name`."""
     headers = "".join(
         f'<th scope="col"{_html_class(number=header.numeric)}>{_html_text(header.text)}</th>'
         for header in drawn.headers

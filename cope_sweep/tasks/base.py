@@ -97,6 +97,21 @@ class Task(Kind):
         """
         return {}
 
+    def shortcuts(self, inputs_NT: np.ndarray) -> dict[str, np.ndarray]:
+        """The answers of simple rules that do not solve the task, by the rules' names: (N,) or (N, T) token ids.
+
+        A model that errs as often as one of them may follow it.
+        """
+        return {}
+
+    def shortcut_errors(self, split: str, count: int) -> dict[str, float]:
+        """Rule → its token error in percent on the first `count` sequences of a test set. Raises as `sequences`."""
+        batch = self.sequences(split, 0, 0, count)
+        answers = {name: a if a.ndim == 2 else a[:, None] for name, a in self.shortcuts(batch.inputs_NT).items()}
+        return {
+            name: 100 * float((each != batch.targets_NT)[batch.answers_NT].mean()) for name, each in answers.items()
+        }
+
     def token_label(self, token: int) -> str:
         """A short name of a token id, for tables and figures."""
         return str(token)

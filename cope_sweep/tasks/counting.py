@@ -127,6 +127,29 @@ class Counting(GeneratedTask):
             "pass": tokens_NT == token("pass;"),
         }
 
+    def shortcuts(self, inputs_NT: np.ndarray) -> dict[str, np.ndarray]:
+        token = self.labels.index
+        last_N1 = (inputs_NT != token("_")).sum(1, keepdims=True) - 1
+        asked_N1 = np.take_along_axis(inputs_NT, last_N1, axis=1)
+        named_NT = np.roll(inputs_NT, 1, axis=1) == asked_N1  # the variable stands before `=` and `++;`
+        increments_NT, sets_NT = inputs_NT == token("++;"), inputs_NT == token("=")
+        place_T = np.arange(inputs_NT.shape[1])
+
+        def counted(what_NT: np.ndarray, since_NT: np.ndarray) -> np.ndarray:
+            start_N1 = np.where(since_NT, place_T, -1).max(1, keepdims=True)
+            counts_N: np.ndarray = np.minimum((what_NT & (place_T > start_N1)).sum(1), self.maximum)
+            return counts_N
+
+        never_NT = np.zeros_like(sets_NT)
+        rules = {"all increments": counted(increments_NT, never_NT)}
+        if self.variables > 1:
+            rules |= {
+                "its increments, without resets": counted(increments_NT & named_NT, never_NT),
+                "all increments since its reset": counted(increments_NT, sets_NT & named_NT),
+                "all increments since the last reset of any": counted(increments_NT, sets_NT),
+            }
+        return rules
+
     def token_label(self, token: int) -> str:
         return self.labels[token]
 

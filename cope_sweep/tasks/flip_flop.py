@@ -47,6 +47,10 @@ class FlipFlop(GeneratedTask):
     def marks(self, tokens_NT: np.ndarray) -> dict[str, np.ndarray]:
         return {"w": tokens_NT == WRITE, "i": tokens_NT == IGNORE, "r": tokens_NT == READ, "bit": tokens_NT < WRITE}
 
+    def shortcuts(self, inputs_NT: np.ndarray) -> dict[str, np.ndarray]:
+        before_NT = np.roll(inputs_NT, 1, axis=1)  # an instruction follows the bit of the pair before
+        return {"the last bit, ignored or not": before_NT}
+
     def token_label(self, token: int) -> str:
         return "01wir"[token]
 

@@ -8,9 +8,11 @@ import pytest
 from cope_sweep.report import ReportError, evidence, reference, write_evidence
 from cope_sweep.report.provenance import duration, provenance, public_command
 from cope_sweep.report.runs import read_records, run_frame
+from cope_sweep.report.shortcuts import SEQUENCES
 from cope_sweep.store import Store, SweepRecord, SweepRun
 from tests.figures.files import svg_texts
 from tests.results.ablations import CONTENT, fail, finish, plan_of
+from tests.tiny import TINY
 
 FIGURES = [
     {
@@ -174,3 +176,37 @@ def test_commands_name_no_place():
 @pytest.mark.parametrize(("seconds", "text"), [(45, "45 s"), (600, "10 min"), (3600 * 3 + 300, "3 h 05 min")])
 def test_durations(seconds, text):
     assert duration(seconds) == text
+
+
+COUNTING_CONTENT = {
+    "base": TINY | {"task": {"kind": "counting", "variables": 2, "operations": 12, "max_tokens": 40}},
+    "metrics": [
+        {"name": "in_dist/token_error", "label": "In-dist.", "unit": "%"},
+        {"name": "longer/token_error", "label": "Longer", "unit": "%"},
+        {"name": "in_dist/loss"},
+    ],
+    "seeds": [0, 1, 2],
+}
+
+
+def test_rows_that_score_like_a_shortcut_are_named(store):
+    plan = plan_of(**COUNTING_CONTENT)
+    rule = plan.runs[0].task.shortcut_errors("in_dist", SEQUENCES)
+    near = rule["its increments, without resets"]
+    for row, errors in zip(plan.rows, ([0.0, 0.1, near], [near, 1.1 * near, 0.0], [2 * near] * 3), strict=True):
+        for run, error in zip(row.runs, errors, strict=True):
+            finish(store, run, {"in_dist/token_error": error, "longer/token_error": 99.0, "in_dist/loss": 1.0})
+    found = evidence(plan, store).shortcuts
+    assert [header.text for header in found.layout.headers] == ["rule", "In-dist. (%)", "Longer (%)"]
+    assert len(found.layout.rows) == 4
+    assert [text for text in found.alike if "without resets" in text] == [
+        f"a_b <c> scores like “its increments, without resets” in In-dist.: median {near:.2f}, the rule {near:.2f} %."
+    ]
+    assert "### Shortcuts" in evidence(plan, store).to_markdown({})
+
+
+def test_a_task_without_shortcuts_has_no_table_of_them(store):
+    plan = plan_of()
+    finished_runs(plan, store)
+    assert evidence(plan, store).shortcuts is None
+    assert "Shortcuts" not in evidence(plan, store).to_markdown({})

@@ -281,3 +281,63 @@ def test_test_sets_are_not_finite():
 def test_impossible_specs_are_errors(fields, message):
     with pytest.raises(ValidationError, match=message):
         Counting(**fields)
+
+
+def replayed(task, words, counts_all, resets_any, resets_own):
+    """What a rule counts, by reading the operations of a sequence."""
+    found, rest = operations(words)
+    asked = rest[1]
+    count = 0
+    for kind, variable in found:
+        if kind == "set" and (resets_any or (resets_own and variable == asked)):
+            count = 0
+        count += kind == "increment" and (counts_all or variable == asked)
+    return min(count, task.maximum)
+
+
+@settings(max_examples=30, deadline=None)
+@given(specs.filter(lambda task: task.variables > 1), st.integers(0, 3))
+def test_shortcuts_are_the_rules_that_they_are_named_after(task, seed):
+    batch = task.sequences("in_dist", seed, 0, 8)
+    rules = {
+        "all increments": (True, False, False),
+        "its increments, without resets": (False, False, False),
+        "all increments since its reset": (True, False, True),
+        "all increments since the last reset of any": (True, True, False),
+    }
+    answers = task.shortcuts(batch.inputs_NT)
+    assert answers.keys() == rules.keys()
+    for rule, how in rules.items():
+        due = [replayed(task, text(task, inputs), *how) for inputs in batch.inputs_NT]
+        assert answers[rule].tolist() == due, rule
+
+
+def test_shortcuts_of_one_variable_and_their_errors():
+    # pass; a = 0 ; a ++; a ++; a = 0 ; a ++; print a: the answer is 1, and there are 3 increments.
+    task = Counting(operations=30, max_tokens=40, pass_weight=4, set_weight=2)
+    assert list(task.shortcuts(task.sequences("in_dist", 0, 0, 4).inputs_NT)) == ["all increments"]
+    label = task.labels.index
+    words = [
+        "pass;",
+        "a",
+        "=",
+        "0",
+        ";",
+        "a",
+        "++;",
+        "a",
+        "++;",
+        "a",
+        "=",
+        "0",
+        ";",
+        "a",
+        "++;",
+        "print",
+        "a",
+        "_",
+        "_",
+    ]
+    assert task.shortcuts(np.array([[label(word) for word in words]]))["all increments"].tolist() == [3]
+    errors = task.shortcut_errors("shorter", 500)
+    assert 0 < errors["all increments"] < 100

@@ -85,3 +85,12 @@ def test_the_last_bit_read_is_uniform(split):
 def test_sizes_of_the_paper():
     assert FlipFlop().length("train") == 511  # 256 pairs, the last bit being predicted
     assert FlipFlop().vocabulary_size == 5
+
+
+def test_the_shortcut_repeats_the_bit_before():
+    task = FlipFlop(pairs=20)
+    tokens = np.array([[W, 0, I, 1, R, 0, I, 1, W, 1, R]])
+    answer = task.shortcuts(tokens)["the last bit, ignored or not"]
+    assert (answer[0, 4], answer[0, 10]) == (1, 1)  # the first is wrong: 0 was written
+    # A read is answered wrongly where the pair before is ignored and its bit differs: p · ½.
+    assert task.shortcut_errors("in_dist", 4000)["the last bit, ignored or not"] == pytest.approx(40, abs=2)

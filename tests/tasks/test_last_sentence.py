@@ -284,3 +284,12 @@ def test_a_text_without_questions_is_an_error(tmp_path):
 def test_impossible_specs_are_errors(fields, message):
     with pytest.raises(ValidationError, match=message):
         LastSentence(**fields)
+
+
+def test_the_shortcut_counts_in_all_sentences():
+    task = LastSentence(maximum=3, vocabulary=20, fewest_words=3, most_words=5)
+    end, query, pad, word = task.end, task.end + 1, task.end + 2, 9
+    tokens = np.array([[word, 8, word, end, 8, word, 10, end, query, word, pad]])
+    assert task.shortcuts(tokens)["all sentences"].tolist() == [3]
+    errors = [task.shortcut_errors(split, 500)["all sentences"] for split in ("in_dist", "absent")]
+    assert 0 < errors[0] < errors[1] == 100
