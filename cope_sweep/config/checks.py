@@ -11,6 +11,7 @@ from cope_sweep.config.points import Assignments, dimensions_of, matches
 from cope_sweep.config.run import NUMERIC_FACTS, RunSpec
 from cope_sweep.config.search import EarlyStopping, Goal, Optuna, RandomSearch
 from cope_sweep.config.source import KeyPath
+from cope_sweep.tasks import VALIDATION
 
 
 def check_conditions(loaded: LoadedAblation, points: Iterable[Assignments]) -> None:
@@ -195,18 +196,25 @@ def resolved_schedule(loaded: LoadedAblation, runs: Sequence[RunSpec]) -> EarlyS
     return schedule.model_copy(update={"metric": metric, "goal": goal, "grace": min(grace, steps - 1)})
 
 
+def _validation_metric(loaded: LoadedAblation, runs: Sequence[RunSpec]) -> str:
+    """The quantity of the primary metric on the validation set, where all of `runs` evaluate one; else that metric."""
+    primary = loaded.content.primary_metric.name
+    wanted = f"{VALIDATION}/{primary.rpartition('/')[2]}"
+    return wanted if runs and all(wanted in run.metrics for run in runs) else primary
+
+
 def _objective(
     loaded: LoadedAblation, key: str, spec: EarlyStopping | Optuna, runs: Sequence[RunSpec]
 ) -> tuple[str, Goal]:
     """The metric that `search` or `schedule` compares runs by, and its goal. Raises SpecError."""
     columns = {metric.name: metric for metric in loaded.content.metrics}
-    name = spec.metric or loaded.content.primary_metric.name
+    name = spec.metric or _validation_metric(loaded, runs)
     for run in runs:
         if spec.metric and name not in run.metrics:
             raise loaded.source.error(
                 (key, "metric"), f"the task {run.task.kind} has no metric {name!r}" + suggest(name, run.metrics)
             )
-    column = columns.get(name)
+    column = columns.get(name) or (None if spec.metric else loaded.content.primary_metric)
     if column is None and spec.goal is None:
         raise loaded.source.error(
             (key, "metric"),

@@ -130,7 +130,7 @@ def _run_flops(run: RunSpec, resources: Resources, parameters: int) -> float:
     at_every = (run.train.steps - 1) // evaluate.every * evaluate.sequences + evaluate.final_sequences
     total = run.train.steps * _step_flops(run, resources, parameters)
     at_every += len(evaluate.variants) * evaluate.final_sequences
-    for split in task.TESTS:
+    for split in run.test_sets:
         total += at_every * _sequence_flops(run, task.length(split), parameters)
         for context in evaluate.contexts:
             windows = evaluate.final_sequences * task.length(split) / (evaluate.stride or context)
@@ -157,7 +157,7 @@ def memory_bytes(run: RunSpec, resources: Resources) -> int:
     activations = model.layers * block
     if resources.checkpoint_activations:
         activations = model.layers * model.dim * tokens + block
-    evaluated = [*(sequences * task.length(split) for split in task.TESTS), *run.evaluate.contexts]
+    evaluated = [*(sequences * task.length(split) for split in run.test_sets), *run.evaluate.contexts]
     logits = LOGITS_ARRAYS * min(max(tokens, *evaluated) * task.vocabulary_size, CHUNK_LOGITS)
     if tokens * task.vocabulary_size > CHUNK_LOGITS:
         logits += OUTPUT_ARRAYS * model.dim * task.vocabulary_size

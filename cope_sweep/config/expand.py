@@ -25,6 +25,7 @@ from cope_sweep.config.row_resources import RowResources
 from cope_sweep.config.run import RunSpec
 from cope_sweep.config.search import EarlyStopping, Optuna, RandomSearch
 from cope_sweep.config.source import SpecError
+from cope_sweep.tasks import VALIDATION
 
 POINTS_PER_RUN = 4
 """Where the number of runs is limited, so many points may be excluded for each run that is left."""
@@ -62,6 +63,14 @@ class Plan:
     """How further rows are suggested, with every setting filled in; None: the plan has all its rows."""
     examples: tuple[Row, ...] = ()
     """Rows at the ends of the search space, if further rows are suggested: what those may cost."""
+
+    @property
+    def reported_choices(self) -> tuple[tuple[str, str], ...]:
+        """Key and metric of a search or schedule that chooses runs by a test set that the table reports."""
+        reported = {metric.name for metric in self.ablation.content.metrics}
+        choosers = (("search", self.search), ("schedule", self.schedule))
+        chosen = [(key, each.metric) for key, each in choosers if each is not None and each.metric is not None]
+        return tuple((key, name) for key, name in chosen if name in reported and name.split("/")[0] != VALIDATION)
 
     @property
     def open_samples(self) -> int:

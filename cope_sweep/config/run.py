@@ -15,7 +15,7 @@ from cope_sweep.frozen import Frozen
 from cope_sweep.optim import AdamW, AnyOptimizer, AnySchedule, Constant, OptimizerSettings
 from cope_sweep.positions import ENCODINGS, AnyEncoding, Dims, Encoding, check_together
 from cope_sweep.registry import Kind
-from cope_sweep.tasks import AnyTask
+from cope_sweep.tasks import VALIDATION, AnyTask
 
 # Every size has a limit, so that no text from outside keeps a process busy before anything is trained.
 Positive = Annotated[int, Field(ge=1, le=10**9)]
@@ -140,6 +140,11 @@ class EvaluateSpec(Frozen):
     final_sequences: Positive = Field(
         default=1024, description="Sequences of each test set in the evaluation after the last step."
     )
+    validation: bool = Field(
+        default=False,
+        description="For generated tasks: also evaluate a validation set, which has other sequences of the kind of the "
+        "training ones. Searches and schedules then choose by it, and not by a test set that the table reports.",
+    )
     contexts: Annotated[tuple[Positive, ...], Strict(False)] = Field(
         default=(),
         description="For tasks that read a text: window lengths in tokens. After the last step, the test sets are "
@@ -202,6 +207,8 @@ class RunSpec(Frozen):
                 f"evaluate.contexts = {list(self.evaluate.contexts)} slides windows over a text, but {self.task.kind} "
                 "generates sequences; remove it, and set the lengths of the task's test sets instead"
             )
+        if self.evaluate.validation and VALIDATION not in self.task.splits:
+            raise ValueError(f"evaluate.validation: the task {self.task.kind} has no validation set; remove it")
         if self.train.warmup > self.train.steps:
             raise ValueError(f"train.warmup = {self.train.warmup} is more than train.steps = {self.train.steps}")
         check_together(self.model.position, self.dims)
@@ -210,7 +217,7 @@ class RunSpec(Frozen):
         return self
 
     def _check_variant(self, name: str) -> None:
-        if name in self.task.TESTS or name == "train":
+        if name in self.task.splits:
             raise ValueError(f"evaluate.variants.{name} has the name of a split of {self.task.kind}; choose another")
         changed = self.variant(name)
         check_together(changed, self.dims)
@@ -259,6 +266,11 @@ class RunSpec(Frozen):
         return ModelSizes(self.task.vocabulary_size, model.dim, model.layers, model.feed_forward_dim, model.tied)
 
     @property
+    def test_sets(self) -> tuple[str, ...]:
+        """The splits that are evaluated."""
+        return tuple(dict.fromkeys((*self.task.TESTS, *([VALIDATION] if self.evaluate.validation else []))))
+
+    @property
     def metrics(self) -> tuple[str, ...]:
         """The names of a finished run's metrics: `test/perplexity`, `test/perplexity@2048`, `train/loss`."""
         return (*self._final_metrics(""), *self.variant_metrics, "train/loss")
@@ -270,13 +282,13 @@ class RunSpec(Frozen):
 
     def _final_metrics(self, prefix: str) -> Iterator[str]:
         suffixes = ("", *(f"@{context}" for context in self.evaluate.contexts))
-        for split in self.task.TESTS:
+        for split in self.test_sets:
             yield from (f"{prefix}{split}/{name}{at}" for at in suffixes for name in self.task.METRICS)
 
     @property
     def metrics_in_training(self) -> tuple[str, ...]:
         """The names of the metrics that every evaluation measures, not only the one after the last step."""
-        tests = (f"{split}/{name}" for split in self.task.TESTS for name in self.task.METRICS)
+        tests = (f"{split}/{name}" for split in self.test_sets for name in self.task.METRICS)
         return (*tests, "train/loss")
 
     @cached_property

@@ -35,7 +35,9 @@ class EarlyStopping(ScheduleSpec):
     """The settings of all schedules that stop runs early."""
 
     metric: MetricName | None = Field(
-        default=None, description="The metric that runs are compared by at each evaluation; null: the primary metric."
+        default=None,
+        description="The metric that runs are compared by at each evaluation; null: the primary metric, on the "
+        "validation set where there is one.",
     )
     goal: Goal | None = Field(
         default=None, description="Whether lower or higher values are better; null: as in the metric's column."
@@ -99,7 +101,10 @@ class Optuna(SearchSpec):
     kind: Literal["optuna"] = "optuna"
     samples: Samples = Field(description="Number of runs to suggest.")
     seed: SearchSeed = Field(default=0, description="Seed of the sampler.")
-    metric: MetricName | None = Field(default=None, description="The metric to optimise; null: the primary metric.")
+    metric: MetricName | None = Field(
+        default=None,
+        description="The metric to optimise; null: the primary metric, on the validation set where there is one.",
+    )
     goal: Goal | None = Field(
         default=None, description="Whether lower or higher values are better; null: as in the metric's column."
     )

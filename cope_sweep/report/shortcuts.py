@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from cope_sweep.config import RunSpec
 from cope_sweep.results.layout import ColumnHeader, Layout, TextCell, decimals_of
 from cope_sweep.results.table_model import Column, TableModel, TableRow
-from cope_sweep.tasks import Task
 
 ERROR = "token_error"
 SEQUENCES = 4096
@@ -32,13 +32,14 @@ class Shortcuts:
 def shortcuts(model: TableModel) -> Shortcuts | None:
     """The shortcuts of a table's tasks; None where no column is a token error or no task has any."""
     columns = {column: split for column in model.columns if (split := _split(column)) is not None and column.compared}
-    by_task: dict[str, tuple[Task, list[TableRow]]] = {}
+    by_task: dict[str, tuple[RunSpec, list[TableRow]]] = {}
     for row in model.rows:
-        task = row.runs[0][0].task
-        by_task.setdefault(task.model_dump_json(exclude={"data_seed", "train_sequences"}), (task, []))[1].append(row)
+        run = row.runs[0][0]
+        key = run.task.model_dump_json(exclude={"data_seed", "train_sequences"})
+        by_task.setdefault(key, (run, []))[1].append(row)
     lines, alike = [], []
-    for task, rows in by_task.values():
-        errors = {column: task.shortcut_errors(split, SEQUENCES) for column, split in columns.items()}
+    for run, rows in by_task.values():
+        errors = {column: run.task.shortcut_errors(split, SEQUENCES) for column, split in columns.items()}
         rules = list(dict.fromkeys(rule for found in errors.values() for rule in found))
         names = ", ".join(row.row for row in rows)
         for rule in rules:

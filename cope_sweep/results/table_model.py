@@ -192,8 +192,17 @@ def table_model(plan: Plan, records: Mapping[str, RunRecord]) -> TableModel:
     rows = [_table_row(row, records, columns) for row in plan.rows]
     return TableModel(
         plan.name, content.title, plan.axes, columns, tuple(_mark_best(rows, columns)), plan.ablation.replaced,
-        differences((row.row, run, record) for row in rows for run, record in row.runs),
+        (*_chosen_by(plan), *differences((row.row, run, record) for row in rows for run, record in row.runs)),
     )  # fmt: skip
+
+
+def _chosen_by(plan: Plan) -> Iterable[str]:
+    """A sentence where a search or schedule has chosen by a metric that the table reports."""
+    for key, metric in plan.reported_choices:
+        yield (
+            f"The {key} chose runs by {metric}, which this table reports, so that it looks better than it is; with "
+            "`evaluate.validation: true` it goes by a validation set"
+        )
 
 
 def _table_row(row: Row, records: Mapping[str, RunRecord], columns: Iterable[Column]) -> TableRow:

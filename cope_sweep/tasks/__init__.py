@@ -3,7 +3,7 @@
 from typing import Annotated
 
 from cope_sweep.registry import Registry
-from cope_sweep.tasks.base import IGNORED, Batch, GeneratedTask, Task
+from cope_sweep.tasks.base import IGNORED, VALIDATION, Batch, GeneratedTask, Task
 from cope_sweep.tasks.code import Code
 from cope_sweep.tasks.counting import Counting
 from cope_sweep.tasks.flip_flop import FlipFlop
@@ -24,6 +24,7 @@ AnyTask = Annotated[Task, TASKS]
 __all__ = [
     "IGNORED",
     "TASKS",
+    "VALIDATION",
     "AnyTask",
     "Batch",
     "Code",

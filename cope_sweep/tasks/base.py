@@ -23,6 +23,9 @@ from cope_sweep.registry import Kind
 IGNORED = -100
 """The target of a token without a target; the loss skips it (torch's convention, `ignore_index`)."""
 
+VALIDATION = "validation"
+"""The split of generated tasks that searches and schedules choose by: further sequences of the training ones' kind."""
+
 BLOCK = 64
 """Sequences that are generated together."""
 
@@ -136,10 +139,15 @@ class Task(Kind):
         offset = start - first * BLOCK
         return Batch.concatenate(blocks)[offset : offset + count]
 
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """All splits."""
+        return ("train", *self.TESTS)
+
     def check_split(self, split: str) -> None:
         """Raise ValueError for a split that the task does not have."""
-        if split not in ("train", *self.TESTS):
-            raise ValueError(f"unknown split {split!r}; this task has {', '.join(('train', *self.TESTS))}")
+        if split not in self.splits:
+            raise ValueError(f"unknown split {split!r}; this task has {', '.join(self.splits)}")
 
     # -- tasks that read a text
 
@@ -187,7 +195,8 @@ class Task(Kind):
 class GeneratedTask(Task):
     """A task whose sequences are generated. The run's seed or `data_seed` decides the training sequences.
 
-    Test sets depend on neither: they are the same sequences for all runs of a task.
+    Test sets and the validation set depend on neither: they are the same sequences for all runs of a task. Those of
+    the validation set are of the kind of the training sequences.
     """
 
     data_seed: Annotated[int, Field(ge=0, lt=2**31)] | None = Field(
@@ -195,6 +204,10 @@ class GeneratedTask(Task):
         description="Seed of the training sequences, so that runs with different seeds train on the same ones; null: "
         "the run's seed.",
     )
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys((*super().splits, VALIDATION)))
 
     def sequences(self, split: str, seed: int, start: int, count: int) -> Batch:
         return super().sequences(split, self.seed_of_data(split, seed), start, count)

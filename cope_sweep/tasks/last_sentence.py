@@ -233,7 +233,7 @@ class _Questions:
         self, split: str, answers_N: np.ndarray, rng: np.random.Generator
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Words, (N,), contexts with these answers, (N, T − 2), and the lengths of the contexts, (N,)."""
-        table = self.tables["in_dist" if split == "absent" else split]
+        table = self.tables[split if split in self.tables else "in_dist"]  # absent, validation
         words_N = rng.choice(self.queried, len(answers_N))
         last_N = table.pick(words_N * (self.task.maximum + 1) + answers_N, rng.random(len(answers_N)))
         starts_N = self.first[last_N + 1 - self.task.context_sentences(split)]

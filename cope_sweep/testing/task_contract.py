@@ -168,7 +168,7 @@ def _run(task: Task) -> RunSpec:
 
 
 def _splits(task: Task) -> tuple[str, ...]:
-    return ("train", *task.TESTS)
+    return task.splits
 
 
 def _equal(one: Batch, other: Batch) -> bool:

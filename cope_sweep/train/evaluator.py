@@ -41,7 +41,7 @@ class Evaluator:
     def evaluate(self, sequences: int) -> dict[str, float]:
         """The task's metrics on the first `sequences` sequences of each test set, or on all of a shorter set."""
         measured: dict[str, float] = {}
-        for split in self._spec.task.TESTS:
+        for split in self._spec.test_sets:
             sums = self._sums(self._test_shares(split, sequences))
             measured |= {f"{split}/{name}": value for name, value in metrics(sums, self._spec.task.METRICS).items()}
         return measured

@@ -219,7 +219,7 @@ def test_the_objective_may_be_a_metric_of_the_last_evaluation():
         "title: T\nbase:\n  task: {kind: code, tokens: 64}\n  evaluate: {contexts: [64, 128], every: 10}\n"
         'metrics: [{name: "test/perplexity@128"}]\nsearch: {kind: optuna, samples: 3, space: {train.lr: {log_uniform: [1e-4, 1e-2]}}}\n'
     )
-    assert expand(load(text)).search.metric == "test/perplexity@128"
+    assert expand(load(text)).search.metric == "validation/perplexity@128"
 
 
 def test_the_schedule_of_a_search_is_known_before_its_rows():

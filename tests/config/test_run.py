@@ -195,3 +195,19 @@ def test_impossible_runs_are_refused(key, value, message):
 def test_runs_are_frozen():
     with pytest.raises(ValidationError, match="frozen"):
         tiny_run().seed = 3
+
+
+def test_a_validation_set_is_evaluated_where_it_is_wanted():
+    plain, validated = tiny_run(), tiny_run(**{"evaluate.validation": True})
+    assert plain.run_id != validated.run_id
+    assert plain.test_sets == plain.task.TESTS
+    assert validated.test_sets == (*plain.task.TESTS, "validation")
+    assert "validation/token_error" in validated.metrics
+    assert "validation/token_error" in validated.metrics_in_training
+    assert not any(name.startswith("validation/") for name in plain.metrics)
+    with pytest.raises(ValidationError, match="evaluate.variants.validation has the name of a split"):
+        tiny_run(**{"model.position": ["relative"], "evaluate.variants": {"validation": {"relative.far": "last"}}})
+
+
+def test_the_id_of_a_run_without_a_validation_set_stays():
+    assert tiny_run(**{"evaluate.validation": False}).run_id == tiny_run().run_id

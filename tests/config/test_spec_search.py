@@ -70,7 +70,7 @@ def test_a_metric_of_the_last_evaluation_alone_is_refused():
         "title: T\nbase:\n  task: {kind: code, tokens: 64}\n  evaluate: {contexts: [64, 128], every: 10}\n"
         'metrics: [{name: "test/perplexity@128"}]\nschedule: asha\n'
     )
-    assert "test.yaml:6: schedule: 'test/perplexity@128' is not measured before the last step" in error_of(text)
+    assert "test.yaml:6: schedule: 'validation/perplexity@128' is not measured before the last step" in error_of(text)
     own = text.replace("schedule: asha", 'schedule: {kind: asha, metric: "test/perplexity@128"}')
     assert "test.yaml:6: schedule.metric: 'test/perplexity@128' is not measured" in error_of(own)
 

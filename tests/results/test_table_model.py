@@ -1,9 +1,11 @@
 import math
 
+import pytest
+
 from cope_sweep.results.render import markdown
 from cope_sweep.results.table_model import table_model
 from cope_sweep.store import RunRecord
-from tests.results.ablations import plan_of
+from tests.results.ablations import CONTENT, plan_of
 
 
 def model_of(plan, *values, **facts):
@@ -74,3 +76,21 @@ def test_a_value_that_a_run_lacks_does_not_count():
     assert cell.summary.n == 0
     assert math.isnan(cell.summary.mean)
     assert model_of(plan, 1.0, 2.0, tokens_per_s=5).rows[0].metrics["facts.tokens_per_s"].summary.mean == 5.0
+
+
+@pytest.mark.parametrize("key", ["search", "schedule"])
+def test_a_choice_by_a_reported_metric_is_a_warning(key):
+    chooser = {
+        "search": {"kind": "optuna", "space": {"train.lr": {"log_uniform": [1e-4, 1e-2]}}, "samples": 2},
+        "schedule": {"kind": "asha", "grace": 2},
+    }[key]
+    base = CONTENT["base"] | {"train": {"steps": 60, "batch": 2}, "evaluate": {"every": 5}}
+    grid = {} if key == "search" else CONTENT["grid"]
+
+    def warnings(evaluate):
+        plan = plan_of(base=base | {"evaluate": {"every": 5, **evaluate}}, grid=grid, seeds=[0], **{key: chooser})
+        return table_model(plan, {run.run_id: RunRecord(run.run_id) for run in plan.runs}).warnings
+
+    (warning,) = warnings({})
+    assert warning.startswith(f"The {key} chose runs by in_dist/token_error, which this table reports")
+    assert warnings({"validation": True}) == ()

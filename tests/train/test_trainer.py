@@ -213,3 +213,11 @@ def test_dropout_masks_depend_on_seed_and_step():
     assert not torch.equal(first, second)
     assert torch.equal(first, again[0])
     assert not torch.equal(first, other[0])
+
+
+def test_the_validation_set_is_measured_beside_the_test_sets():
+    plain, validated = (Trainer(tiny_run(**{"evaluate.validation": wanted}), Runtime(threads=1)) for wanted in (False, True))
+    measured = validated.evaluate(8)
+    assert {name.split("/")[0] for name in measured} == {*plain.spec.task.TESTS, "validation"}
+    assert {name: measured[name] for name in plain.evaluate(8)} == plain.evaluate(8)
+    assert measured["validation/loss"] != measured["in_dist/loss"]
