@@ -31,12 +31,15 @@ def make_console(*, stderr: bool = False) -> Console:
 
 
 def grid(*columns: str) -> Table:
-    """An empty table without lines, for a terminal. Columns of numbers are right-aligned."""
+    """An empty table without lines, for a terminal. Columns of numbers are right-aligned.
+
+    The first column names the rows; it is not cut where the terminal is narrow.
+    """
     from rich.table import Table
 
     table = Table(box=None, padding=(0, 2, 0, 0))
-    for column in columns:
-        table.add_column(column, justify="right" if column in RIGHT_ALIGNED else "left")
+    for index, column in enumerate(columns):
+        table.add_column(column, justify="right" if column in RIGHT_ALIGNED else "left", no_wrap=index == 0)
     return table
 
 

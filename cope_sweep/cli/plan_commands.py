@@ -27,9 +27,14 @@ from cope_sweep.cli.remote import ServerOpt, reader
 from cope_sweep.errors import UserError
 
 if TYPE_CHECKING:
+    from cope_sweep.api.answers import AblationSummary
     from cope_sweep.config import Plan
     from cope_sweep.config.estimate import Shape, StepCost
 
+WIDE = 120
+"""Columns of a terminal in which `list` says what each ablation reproduces."""
+RESULTS = "results"
+"""The folder of reports beside the ablation files."""
 Measure = Annotated[
     bool,
     typer.Option(
@@ -68,7 +73,9 @@ def list_ablations(
     if as_json:
         print_json([entry.model_dump(exclude_none=True) for entry in entries])
         return
-    table = grid("ablation", "title", "reproduces", "rows × seeds", "finished", "others", "finished at scales")
+    console = make_console()
+    is_wide = console.width >= WIDE
+    table = grid("ablation", "title", *["reproduces", "rows × seeds"] * is_wide, "finished", "others")
     for entry in entries:
         if entry.error is not None:
             table.add_row(escaped(entry.name), f"[red]{escaped(entry.error)}[/red]")
@@ -76,11 +83,21 @@ def list_ablations(
             others = ", ".join(
                 f"{number} {status}" for status, number in entry.counts.items() if status not in ("finished", "pending")
             )
-            texts = (entry.name, entry.title, entry.reproduces)
-            counts = (f"{entry.rows} × {entry.seeds}", f"{entry.finished} of {entry.runs}", others)
-            scales = ", ".join(f"{name} {each.finished} of {each.runs}" for name, each in entry.at_scales.items())
-            table.add_row(*map(escaped, texts), *counts, escaped(scales))
-    make_console().print(table)
+            more = (entry.reproduces, f"{entry.rows} × {entry.seeds}") if is_wide else ()
+            finished = [f"{entry.finished} of {entry.runs}"]
+            finished += [f"{name} {each.finished} of {each.runs}" for name, each in entry.at_scales.items()]
+            table.add_row(*map(escaped, (entry.name, entry.title, *more, "\n".join(finished), others)))
+    console.print(table)
+    if server is None and not any(_has_finished(entry) for entry in entries) and (ablations / RESULTS).is_dir():
+        console.print(
+            f"Nothing is finished in this store. {escaped(ablations / RESULTS)} has results: "
+            f"cope-sweep report flip_flop --from {escaped(ablations / RESULTS)}",
+            soft_wrap=True,
+        )
+
+
+def _has_finished(entry: AblationSummary) -> bool:
+    return bool(entry.finished or any(each.finished for each in entry.at_scales.values()))
 
 
 def plan(

@@ -216,7 +216,9 @@ def test_dropout_masks_depend_on_seed_and_step():
 
 
 def test_the_validation_set_is_measured_beside_the_test_sets():
-    plain, validated = (Trainer(tiny_run(**{"evaluate.validation": wanted}), Runtime(threads=1)) for wanted in (False, True))
+    plain, validated = (
+        Trainer(tiny_run(**{"evaluate.validation": wanted}), Runtime(threads=1)) for wanted in (False, True)
+    )
     measured = validated.evaluate(8)
     assert {name.split("/")[0] for name in measured} == {*plain.spec.task.TESTS, "validation"}
     assert {name: measured[name] for name in plain.evaluate(8)} == plain.evaluate(8)
