@@ -8,8 +8,6 @@ the run was first begun, plus 1 ms per step. So sending a point twice gives the 
 
 from __future__ import annotations
 
-import contextlib
-import getpass
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -68,16 +66,13 @@ def sweep_tags(places: Iterable[Membership]) -> dict[str, str]:
 
 
 def origin_tags(record: SweepRecord) -> dict[str, str]:
-    """Tags that say where a sweep and its runs come from: ablation, commit, versions, machine, user."""
+    """Tags that say where a sweep and its runs come from: ablation, commit, versions, machine."""
     tags = {f"{TAG}sweep_id": record.sweep_id, f"{TAG}ablation": record.ablation}
     tags |= {f"{TAG}{name}": value for name, value in flat({"versions": record.versions}).items()}
     tags |= {f"{TAG}{name}": value for name, value in flat({"machine": record.machine}).items()}
     tags |= {"mlflow.source.name": " ".join(record.command), "mlflow.source.type": "JOB"}
     if record.git_commit:
         tags["mlflow.source.git.commit"] = record.git_commit
-    # The user id of a container may have no name.
-    with contextlib.suppress(KeyError, OSError):
-        tags["mlflow.user"] = getpass.getuser()
     return tags
 
 

@@ -94,7 +94,7 @@ def test_the_small_scales_take_minutes():
         ("relative_reading", "counting", "Released code", "", 6),
         ("relative_reading", "counting", "Released code", "small", 5),
         ("cope_p_max", "selective_copy", "full", "", 3),
-        ("cope_p_max", "selective_copy", "full", "small", 3),
+        ("cope_p_max", "selective_copy", "full", "small", 5),
         ("wikitext_changes", "wikitext", "None", "", 1),
         ("wikitext_changes", "wikitext", "None", "small", 3),
         ("length_generalisation", "wikitext", "1024", "", 3),

@@ -135,3 +135,15 @@ def test_bad_input(shell, words, message):
     _, err = shell(*words, code=2)
     assert message in " ".join(err.split())
     assert not (shell.folder / "store").exists()
+
+
+def test_an_empty_store_points_to_results_beside_the_files(shell):
+    assert "has results" not in shell("list")[0]
+    (shell.folder / "ablations/results").mkdir()
+    assert "cope-sweep report flip_flop --from ablations/results" in shell("list")[0]
+
+
+def test_ids_are_whole_in_a_narrow_terminal(shell, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    (run, *_) = shell.json("plan", "tiny")["runs"]
+    assert run["run_id"] in shell("plan", "tiny")[0]
