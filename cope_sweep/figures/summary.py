@@ -31,21 +31,23 @@ COLUMNS = {
     "row": "str", "metric": "str", "n": "int64", "seeds": "int64", "mean": "float64", "std": "float64",
     "low": "float64", "high": "float64", "published": "float64", "published_std": "float64",
 }  # fmt: skip
+SEEDS_BELOW = 0.3
+"""Distance of the dots of the seeds from the line of their row, in rows."""
 MEASURED, PUBLISHED = "#0072B2", "#D55E00"
 
 
 def summary(plan: Plan, store: Store, options: Options = DEFAULTS) -> Figure:
-    """Final metrics (default: those of the table) of every row."""
+    """Final metrics (default: those of the table by which rows are compared) of every row, with those of each seed."""
     runs = final_values(plan, store, options.rows)
     metrics = check_metrics(plan, options.metrics, metric_columns(runs, plan)) or tuple(
-        metric.name for metric in plan.ablation.content.metrics
+        metric.name for metric in plan.ablation.content.metrics if metric.compared
     )
     titles = [metric_title(plan, name) for name in metrics]
     counts = runs[runs["status"] == "finished"].groupby("row").size()
     band = chosen_band(options.band, counts)
     data = summary_frame(plan, runs, titles, band, options.rows)
     title = options.title or plan.ablation.content.title
-    return Figure("summary", title, data, partial(_draw, data, titles, band, title, options.log))
+    return Figure("summary", title, data, partial(_draw, data, runs, titles, band, title, options.log))
 
 
 def summary_frame(
@@ -76,7 +78,14 @@ def summary_frame(
     return pd.DataFrame(lines, columns=list(COLUMNS)).astype(COLUMNS)
 
 
-def _draw(data: pd.DataFrame, titles: Sequence[MetricTitle], band: Band, title: str, log: bool | None) -> Drawing:
+def _draw(
+    data: pd.DataFrame,
+    runs: pd.DataFrame,
+    titles: Sequence[MetricTitle],
+    band: Band,
+    title: str,
+    log: bool | None,
+) -> Drawing:
     from cope_sweep.figures import canvas
     from cope_sweep.figures.scales import metric_axis
 
@@ -91,14 +100,24 @@ def _draw(data: pd.DataFrame, titles: Sequence[MetricTitle], band: Band, title: 
     for index, (panel, metric) in enumerate(zip(axes, titles, strict=True)):
         shown = data[data["metric"] == metric.name]
         _draw_points(panel, shown, [rows.index(row) for row in shown["row"]])
+        seeds = runs.loc[runs["row"].isin(rows) & runs[metric.name].notna(), ["row", metric.name]]
+        panel.plot(
+            seeds[metric.name], [rows.index(row) + SEEDS_BELOW for row in seeds["row"]],
+            ".", color=MEASURED, alpha=0.45, markersize=3.5, markeredgewidth=0, clip_on=False,
+        )  # fmt: skip
         values = [*shown["mean"], *shown["low"], *shown["high"], *shown["published"]]
+        values += [*seeds[metric.name]]
         values += [*(shown["published"] - shown["published_std"]).clip(lower=0)]
         metric_axis(panel, values, metric.quantity, log=log, percent=metric.unit == "%", which="x")
         panel.set_title(canvas.shortened(metric.label), loc="left")
         panel.set_ylim(len(rows) - 0.5, -0.5)
         texts = [_row_text(data[data["row"] == row], row) for row in rows] if index % columns == 0 else [""] * len(rows)
         panel.set_yticks(range(len(rows)), [canvas.shortened(text, 40) for text in texts])
-    note = f"mean of n finished seeds; bars: {band_text(band)}" if (data["n"] > 1).any() else "single seeds"
+    note = (
+        f"mean of n finished seeds; small dots: seeds; bars: {band_text(band)}"
+        if (data["n"] > 1).any()
+        else "single seeds"
+    )
     handles = [axes[0].plot([], [], "o", color=MEASURED)[0]]
     labels = ["measured"]
     if data["published"].notna().any():
