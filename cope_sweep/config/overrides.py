@@ -68,10 +68,13 @@ def _values(axis: Axis) -> list[Json]:
 
 def _apply_scale(data: dict[str, Json], lines: Lines, scale: str) -> None:
     chosen, origin = data["scales"][scale], ("scales", scale)
+    grid = chosen.get("grid", {})
+    # An inherited scale may set a key whose axis the same scale has here: the axis stays, with the figures over it.
     for key, value in chosen.get("set", {}).items():
-        _fix(data, lines, key, value)
-        _move_lines(lines, (*origin, "set", key), ("base", *key.split(".")))
-    for key, axis in chosen.get("grid", {}).items():
+        if key not in grid:
+            _fix(data, lines, key, value)
+            _move_lines(lines, (*origin, "set", key), ("base", *key.split(".")))
+    for key, axis in grid.items():
         data.setdefault("grid", {})[key] = axis
         _move_lines(lines, (*origin, "grid", key), ("grid", key))
     for key in SCALED_KEYS:

@@ -74,6 +74,17 @@ def test_a_scale_replaces_exclusions_and_published_numbers():
     assert rows("third") == [("none · 0.001", 7.0), ("none · 0.002", 7.0)]
 
 
+def test_a_scale_keeps_the_figures_over_an_axis_that_it_sets_and_has():
+    """The key is set by the scale that is inherited, and its axis comes from the scale that inherits."""
+    figures = "figures: [{kind: values, x: train.lr, metrics: [in_dist/token_error]}]\n"
+    text = TEXT.replace("wide: {set: {", "wide: {set: {train.lr: 3e-3, ") + figures
+    assert "train.lr: 3e-3" in text
+    wide = with_overrides(load(text), scale="wide")
+    assert [figure.x for figure in wide.content.figures] == ["train.lr"]
+    assert {run.train.lr for run in expand(wide).runs} == {5e-3}
+    assert with_overrides(load(text), scale="wide", assignments=["train.lr=1e-2"]).content.figures == []
+
+
 def test_assignments_win_over_the_scale():
     plan = expand(with_overrides(load(), scale="wide", assignments=["model.dim=16", "seeds=[7]"]))
     assert {(run.model.dim, run.seed, run.train.lr) for run in plan.runs} == {(16, 7, 5e-3)}
