@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -194,14 +194,16 @@ def _rows(loaded: LoadedAblation, points: Sequence[Assignments]) -> tuple[Row, .
             separated.append(row_resources.split(point))
         except SpecError as error:
             problems |= dict.fromkeys(str(error).splitlines())
-    ambiguous = _ambiguous_labels(point for point, _ in separated)
+    content = loaded.content
+    varied = {*content.grid, *(key for group in content.zip for key in group), *getattr(content.search, "space", ())}
+    ambiguous = _ambiguous_labels(_labels(point, varied) for point, _ in separated)
     for point, resources in separated:
         try:
             runs = builder.runs(point)
         except SpecError as error:
             problems |= dict.fromkeys(str(error).splitlines())
             continue
-        labels = {key: value.label for key, value in point.items()}
+        labels = _labels(point, varied)
         name = _row_name(labels, ambiguous)
         known = rows.setdefault(
             runs[0].run_id, Row(name, labels, runs, _published(loaded, point), resources, _figures(loaded, point))
@@ -226,11 +228,20 @@ def _kinds_of_runs(rows: Iterable[Row]) -> list[RunSpec]:
     return list(kinds.values())
 
 
-def _ambiguous_labels(points: Iterable[Assignments]) -> set[tuple[str, ...]]:
+def _labels(point: Assignments, varied: Collection[str]) -> dict[str, str]:
+    """Axis key → label. What a condition sets follows from these, so it is none, unless it replaces an axis's value."""
+    return {
+        key: value.label
+        for key, value in point.items()
+        if key in varied or value.origin[0] != "when" or value.origin[2] != "set"
+    }
+
+
+def _ambiguous_labels(rows: Iterable[Mapping[str, str]]) -> set[tuple[str, ...]]:
     """The combinations of labels that occur with different keys."""
     keys: dict[tuple[str, ...], set[tuple[str, ...]]] = {}
-    for point in points:
-        keys.setdefault(tuple(value.label for value in point.values()), set()).add(tuple(point))
+    for labels in rows:
+        keys.setdefault(tuple(labels.values()), set()).add(tuple(labels))
     return {labels for labels, known in keys.items() if len(known) > 1}
 
 

@@ -73,8 +73,8 @@ def test_when_adds_axes_and_values_to_some_rows():
     unfolded = plan(text).rows
     assert [row.labels for row in unfolded] == [
         {"model.position": "CoPE"},
-        {"model.position": "RoPE", "model.layers": "2", "train.lr": "0.001"},
-        {"model.position": "RoPE", "model.layers": "2", "train.lr": "0.002"},
+        {"model.position": "RoPE", "train.lr": "0.001"},
+        {"model.position": "RoPE", "train.lr": "0.002"},
     ]
     assert [row.runs[0].model.layers for row in unfolded] == [1, 2, 2]
 

@@ -70,7 +70,8 @@ def test_conditions_apply_to_drawn_values():
         "exclude: [{model.position: CoPE, model.layers: 3}]\nwhen: [{if: {model.layers: 2}, set: {train.lr: 5e-3}}]\n"
     )
     rows = expand(load(text)).rows
-    assert {row.name for row in rows} == {"CoPE · 1", "CoPE · 2 · 0.005", "none · 1", "none · 2 · 0.005", "none · 3"}
+    assert {row.name for row in rows} == {"CoPE · 1", "CoPE · 2", "none · 1", "none · 2", "none · 3"}
+    assert {row.runs[0].train.lr for row in rows if row.labels["model.layers"] == "2"} == {5e-3}
 
 
 @pytest.mark.parametrize(
@@ -164,7 +165,8 @@ def test_the_plan_of_draws_has_their_rows_in_order():
 def test_a_draw_is_the_labels_of_its_row():
     text = OPTUNA + "when: [{if: {model.position: CoPE}, set: {train.batch: 32}}]\n"
     plan = plan_of_draws(load(text), DRAWS)
-    assert plan.rows[1].labels == {**DRAWS[1], "train.batch": "32"}
+    assert plan.rows[1].labels == DRAWS[1]
+    assert plan.rows[1].runs[0].train.batch == 32
     assert plan_of_draws(load(text), [row.labels for row in plan.rows]).rows == plan.rows
 
 
