@@ -13,7 +13,6 @@ ABLATIONS = FOLDER.parents[1] / "ablations"
 NAMES = sorted(path.stem for path in ABLATIONS.glob("*.yaml"))
 IDS = FOLDER / "run_ids.json"
 """File → scale ("" for none) → row → the id of its first run. `python -m tests.ablations.pin_run_ids` writes it."""
-FIVE_SEEDS = ("flip_flop", "selective_copy", "counting", "position_logit_scale", "relative_reading")
 
 
 @lru_cache
@@ -59,8 +58,8 @@ def test_ids_are_pinned(name, scale):
 
 @pytest.mark.parametrize("name", sorted(set(NAMES) - {"quickstart"}))
 def test_every_file_has_a_small_scale_with_enough_seeds(name):
-    seeds = plan(name, "small").ablation.content.seeds
-    assert len(seeds) >= (5 if name in FIVE_SEEDS else 3)
+    """With 3 seeds a row no exact test reaches 0.05."""
+    assert len(plan(name, "small").ablation.content.seeds) >= (3 if name == "last_sentence" else 5)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -82,30 +81,30 @@ def test_the_small_scales_take_minutes():
     ("name", "other", "rows", "scale", "number"),
     [
         ("flip_flop", "flip_flop_architectures", None, "", 9),
-        ("flip_flop", "flip_flop_architectures", None, "small", 9),
+        ("flip_flop", "flip_flop_architectures", None, "small", 15),
         ("flip_flop_architectures", "flip_flop_convergence", None, "", 30),
-        ("flip_flop_architectures", "flip_flop_convergence", None, "small", 24),
-        ("counting_ood", "counting", None, "", 9),
-        ("counting_ood", "counting", None, "small", 15),
+        ("flip_flop_architectures", "flip_flop_convergence", None, "small", 48),
+        ("counting_ood", "counting", None, "", 12),
+        ("counting_ood", "counting", None, "small", 20),
         ("counting_data", "counting", "10k", "", 6),
-        ("counting_data", "counting", "1k", "small", 6),
+        ("counting_data", "counting", "1k", "small", 10),
         ("position_logit_scale", "counting", "CoPE, divided by √d", "", 6),
         ("position_logit_scale", "counting", "CoPE, divided by √d", "small", 5),
-        ("relative_reading", "counting", "Released code", "", 6),
-        ("relative_reading", "counting", "Released code", "small", 5),
+        ("relative_reading", "counting", None, "", 12),
+        ("relative_reading", "counting", None, "small", 10),
         ("cope_p_max", "selective_copy", "full", "", 3),
         ("cope_p_max", "selective_copy", "full", "small", 5),
         ("wikitext_changes", "wikitext", "None", "", 1),
-        ("wikitext_changes", "wikitext", "None", "small", 3),
+        ("wikitext_changes", "wikitext", "None", "small", 5),
         ("length_generalisation", "wikitext", "1024", "", 3),
-        ("length_generalisation", "wikitext", "128", "small", 9),
+        ("length_generalisation", "wikitext", "128", "small", 15),
         ("attention_maps", "wikitext_changes", "sep-keys", "", 1),
-        ("attention_maps", "wikitext_changes", "sep-keys", "small", 3),
-        ("gates", "attention_maps", "sep-keys", "small", 3),
+        ("attention_maps", "wikitext_changes", "sep-keys", "small", 5),
+        ("gates", "attention_maps", "sep-keys", "small", 5),
         ("embedding_sharing", "code", "Per head, shared by layers", "", 1),
-        ("embedding_sharing", "code", "Per head, shared by layers", "small", 3),
+        ("embedding_sharing", "code", "Per head, shared by layers", "small", 5),
         ("gates_and_rope", "code", None, "", 2),
-        ("gates_and_rope", "code", None, "small", 6),
+        ("gates_and_rope", "code", None, "small", 10),
     ],
 )
 def test_runs_that_files_share(name, other, rows, scale, number):
