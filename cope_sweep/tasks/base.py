@@ -13,7 +13,7 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, ClassVar, Protocol
+from typing import Annotated, ClassVar, Protocol, Self
 
 import numpy as np
 from pydantic import Field
@@ -80,6 +80,9 @@ class Task(Kind):
     METRICS: ClassVar[tuple[str, ...]] = ("token_error", "sequence_error", "loss")
     """The metrics of every test set: errors in percent, loss in nats per target."""
 
+    LENGTHS: ClassVar[tuple[str, ...]] = ()
+    """The fields that make sequences longer: `longer` multiplies them. Empty where a task has no longer sequences."""
+
     @property
     @abstractmethod
     def vocabulary_size(self) -> int:
@@ -143,6 +146,12 @@ class Task(Kind):
     def splits(self) -> tuple[str, ...]:
         """All splits."""
         return ("train", *self.TESTS)
+
+    def longer(self, times: int) -> Self:
+        """The task with sequences that are so many times as long, with the same tokens. Raises ValueError."""
+        if not self.LENGTHS:
+            raise ValueError(f"the task {self.kind} has no longer sequences (`LENGTHS`)")
+        return self.model_copy(update={name: times * getattr(self, name) for name in self.LENGTHS})
 
     def check_split(self, split: str) -> None:
         """Raise ValueError for a split that the task does not have."""

@@ -72,6 +72,7 @@ class Counting(GeneratedTask):
 
     TESTS: ClassVar[tuple[str, ...]] = ("in_dist", "longer", "shorter")
     METRICS: ClassVar[tuple[str, ...]] = (*Task.METRICS, "majority_baseline_error", "cut")
+    LENGTHS: ClassVar[tuple[str, ...]] = ("operations", "fewest_operations", "max_tokens")
 
     kind: Literal["counting"] = "counting"
     variables: Annotated[int, Field(ge=1, le=10**9)] = Field(default=1, description="Number of variables.")

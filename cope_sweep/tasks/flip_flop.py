@@ -25,6 +25,7 @@ class FlipFlop(GeneratedTask):
     """Recall the bit last written, past any number of ignored ones."""
 
     TESTS: ClassVar[tuple[str, ...]] = ("in_dist", "sparse", "dense")
+    LENGTHS: ClassVar[tuple[str, ...]] = ("pairs",)
 
     kind: Literal["flip_flop"] = "flip_flop"
     pairs: Annotated[int, Field(ge=2, le=10**9)] = Field(

@@ -27,6 +27,7 @@ class SelectiveCopy(GeneratedTask):
     """Copy the data tokens of a sequence in order, without its blanks."""
 
     TESTS: ClassVar[tuple[str, ...]] = ("in_dist", "dense", "sparse")
+    LENGTHS: ClassVar[tuple[str, ...]] = ("tokens", "blanks", "dense_blanks", "sparse_blanks")
 
     kind: Literal["selective_copy"] = "selective_copy"
     tokens: Annotated[int, Field(ge=1, le=10**9)] = Field(default=256, description="Number of data tokens.")

@@ -138,6 +138,20 @@ class TaskContract:
                 assert mark.dtype == bool, name
         assert all(mark.any() for mark in task.marks(tokens_NT).values()), "a mark without any token"
 
+    def test_longer_sequences_have_the_same_tokens(self, task: Task) -> None:
+        """Sequences of the first test set, where the task has longer ones; other tasks say that they have none."""
+        if not task.LENGTHS:
+            with pytest.raises(ValueError, match=task.kind):
+                task.longer(2)
+            return
+        longer, first = task.longer(3), task.TESTS[0]
+        assert longer.vocabulary_size == task.vocabulary_size
+        assert 2 * task.length(first) < longer.length(first) <= 3 * task.length(first) + 3
+        batch = longer.sequences(first, 0, 0, 8)
+        assert batch.inputs_NT.shape == (8, longer.length(first))
+        assert batch.inputs_NT.max() < task.vocabulary_size
+        assert batch.answers_NT.any(1).all()
+
     def test_every_token_has_a_label(self, task: Task) -> None:
         labels = [task.token_label(token) for token in range(min(task.vocabulary_size, 1000))]
         assert all(isinstance(label, str) and label for label in labels)
