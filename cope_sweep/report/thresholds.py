@@ -40,8 +40,8 @@ def thresholds(model: TableModel, curves: pd.DataFrame) -> Layout | None:
     sign = "≤" if column.goal == "min" else "≥"
     note = (
         f"The first evaluation with {column.label} {sign} {column.learned * column.scale:g} {column.unit}: the median "
-        f"of the seeds, and its {100 * LEVEL:g} % bootstrap interval. A seed that never reaches it counts as later than "
-        "the end of training. A seed that reaches it may lose it again."
+        f"of the seeds, and its {100 * LEVEL:g} % bootstrap interval. A seed that never reaches it counts as later "
+        "than the end of training. A seed that reaches it may lose it again."
     )
     return Layout(tuple(headers), tuple(lines), note)
 
