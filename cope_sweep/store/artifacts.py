@@ -169,22 +169,26 @@ class RunFolder:
             The folder, for this attempt to write to.
 
         Raises:
-            FencedError: A newer attempt has begun.
+            FencedError: This or a newer attempt has begun, or an earlier one has finished the run.
         """
         self.repair(spec)
         earlier = int(self.state.get("attempt", 0))
         own = replace(self, attempt=earlier + 1 if attempt is None else attempt)
+        if own.attempt is not None and own.attempt <= earlier:
+            # Also the same number: the index forgets a lease without a folder when it is made again.
+            raise FencedError(f"run {self.run_id}: attempt {earlier} has begun; attempt {own.attempt} ends")
         # Message and traceback of an earlier attempt are dropped.
         state = {"status": "running", "updated_ms": _now_ms(), "worker_id": worker_id, "attempt": own.attempt}
         own._write("state.json", state)
         own._delete_older()
-        if own.result is not None:
-            raise FencedError(f"run {self.run_id}: an earlier attempt has finished it")
         own._fetch("curve.jsonl", "resume.safetensors", LOG_FILE)
         return own
 
     def _delete_older(self) -> None:
-        """Delete temporary files of older attempts and their checkpoint, which is of no use without a result."""
+        """Delete temporary files of older attempts, and their checkpoint, which is of no use without a result.
+
+        Raises FencedError if an older one has finished the run.
+        """
         for path in self.path.glob(".*"):
             number = path.name.split(".")[-2]
             if number.isdigit() and int(number) >= (self.attempt or 0):
@@ -193,6 +197,8 @@ class RunFolder:
                 shutil.rmtree(path, ignore_errors=True)
             elif number:  # `.nfs…` is a file that NFS keeps for who has it open; former versions wrote no number
                 path.unlink(missing_ok=True)
+        if self.result is not None:  # from here on, no older attempt can write one
+            raise FencedError(f"run {self.run_id}: an earlier attempt has finished it")
         shutil.rmtree(self.checkpoint, ignore_errors=True)
 
     def repair(self, spec: RunSpec) -> None:

@@ -153,7 +153,8 @@ def check(
         elif index.sweep(record.sweep_id) is None:
             yield Difference(record.sweep_id, "the sweep is not in the index")
     folders = files.run_folders()
-    missing = set(index.statuses()) - {folder.run_id for folder in folders}
+    known_ids = {run_id for run_id, status in index.statuses().items() if status != "running"}
+    missing = known_ids - {folder.run_id for folder in folders}
     yield from (Difference(run_id, "in the index, but without a folder") for run_id in sorted(missing))
     for start in range(0, len(folders), BATCH_RUNS):
         batch = folders[start : start + BATCH_RUNS]

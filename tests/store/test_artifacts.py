@@ -92,7 +92,7 @@ def write_resume(own):
 @pytest.mark.parametrize(
     "write",
     [
-        lambda old: old.begin(RUN, "old", 1),
+        lambda old: old.begin(RUN, "old", 2),
         lambda old: old.rewind(0),
         lambda old: old.log({"step": 2, "loss": 9.0}),
         lambda old: old.set_state("interrupted"),
@@ -111,10 +111,10 @@ def test_an_attempt_that_is_paused_before_it_writes_changes_nothing(folder, monk
 
     def pause(self, **options):
         check_fence(self, **options)
-        if self.attempt == 1:
+        if self.attempt != 3:
             looks.append(1)
             if len(looks) == look:
-                new = folder.begin(RUN, "new", 2)
+                new = folder.begin(RUN, "new", 3)
                 new.rewind(1)
                 new.log({"step": 2, "loss": 1.0})
                 write_resume(new)
@@ -140,10 +140,19 @@ def test_a_new_attempt_deletes_what_older_ones_have_left(folder):
     assert sorted(os.listdir(folder.path)) == [".resume.safetensors.9.x2", "spec.json", "state.json"]
 
 
+def test_an_attempt_begins_once(folder):
+    folder.begin(RUN, "here", 1)
+    with pytest.raises(FencedError, match="attempt 1 has begun"):
+        folder.begin(RUN, "there", 1)
+
+
 def test_a_finished_run_is_not_begun(folder):
-    folder.begin(RUN, "late", 1).finish({}, {})  # after the next one has seen that there is no result
+    late = folder.begin(RUN, "late", 1)  # it ends after the next one has seen that there is no result
+    write_checkpoint(late)
+    late.finish({}, {})
     with pytest.raises(FencedError, match="an earlier attempt has finished it"):
         folder.begin(RUN, "here", 2)
+    assert (folder.checkpoint / "config.json").exists()
 
 
 def test_rows_have_the_time_of_day(folder):
