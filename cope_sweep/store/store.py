@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from cope_sweep.store.event import Status
 from cope_sweep.store.index import Index, RunRow
 from cope_sweep.store.layout import StoreFiles
 from cope_sweep.store.reading import read_run
-from cope_sweep.store.rebuild import rebuild
+from cope_sweep.store.rebuild import mark_lost, rebuild
 from cope_sweep.store.sweeps import SweepRecord, parse_sweep, sweep_members
 
 INDEX_VARIABLE = "COPE_SWEEP_INDEX"
@@ -114,6 +115,16 @@ class Store:
             if row is not None and self._end_if_expired(row, owner):
                 ended.append(run_id)
         return ended
+
+    def mark_lost(self, run_ids: Iterable[str]) -> dict[str, str]:
+        """Mark those of the runs as damaged that were finished and have lost a file; run id → what. Raises StoreError.
+
+        A file whose content has changed is found by `rebuild.check` only.
+        """
+        statuses = self.index.statuses(run_ids)
+        return mark_lost(
+            self.files, self.index, [run_id for run_id, status in statuses.items() if status == "finished"]
+        )
 
     def _end_if_expired(self, row: RunRow, owner: str | None) -> bool:
         if owner is None:
