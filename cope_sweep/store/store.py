@@ -22,7 +22,7 @@ from pathlib import Path
 from cope_sweep.store.artifacts import RunFolder
 from cope_sweep.store.errors import StoreError
 from cope_sweep.store.event import Status
-from cope_sweep.store.index import Index, RunRow
+from cope_sweep.store.index import Index, IndexUnusable, RunRow
 from cope_sweep.store.layout import StoreFiles
 from cope_sweep.store.reading import read_run
 from cope_sweep.store.rebuild import mark_lost, rebuild
@@ -79,13 +79,19 @@ class Store:
     def index(self) -> Index:
         """The index. That of a store which has none is made from the run folders, which takes 0.5 ms per run.
 
-        Where the store does not exist or cannot be written, the index is in memory. Raises StoreError.
+        Where the store does not exist, or cannot be written and has no index that can be read without writing, the
+        index is in memory. Raises StoreError.
         """
         url = self.index_url
         can_be_made = (self.root / "runs").is_dir() and os.access(self.root, os.W_OK)
         if self._index_url is None and not can_be_made and not (self.root / "index.db").exists():
             url = MEMORY
-        index = Index(url)
+        try:
+            index = Index(url)
+        except IndexUnusable:  # SQLite has to write to read a write-ahead log
+            if self._index_url is not None or os.access(self.root, os.W_OK):
+                raise
+            index = Index(MEMORY)
         if not index.is_built():
             rebuild(self.files, index)
         return index

@@ -3,6 +3,8 @@
 
 import itertools
 import os
+import re
+import resource
 import shutil
 
 import pytest
@@ -181,3 +183,24 @@ def test_an_unfinished_run_without_its_spec_is_trained(trained, tmp_path):
     shell("store", "rebuild")
     shell("run", "tiny", "--local", "--no-mlflow", "--time-budget", "60s")
     assert rows(shell) == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size_kb", [135, 200])
+def test_a_full_disk_ends_a_sweep_in_one_line(shell, size_kb):
+    """No file may become larger: the index cannot be made, or not be written any more."""
+    limits = (size_kb * 1024,) * 2
+    process = shell.start(
+        "run", "tiny", "--local", "--no-mlflow", "--set", f"seeds={list(range(40))}",
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, limits),
+    )  # fmt: skip
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 2
+    assert re.fullmatch(
+        r"error: the index sqlite:.*index.db cannot be used: .*run the same command again", last_line(err)
+    )
+    assert "Traceback" not in err
+
+
+def last_line(text):
+    return text.splitlines()[-1]

@@ -201,6 +201,7 @@ def test_a_full_disk_is_an_error_at_once(tmp_path):
     [
         (lambda path: path.write_bytes(b"no database" * 100), "file is not a database"),
         (lambda path: path.write_bytes(path.read_bytes()[:5000]), "malformed"),
+        (lambda path: (path.unlink(), path.mkdir()), "unable to open database file"),
     ],
 )
 def test_a_damaged_database_is_no_reason_to_wait(tmp_path, damage, reason):
