@@ -87,16 +87,19 @@ class SequencesRequest(BaseModel):
     """Sequences to score: token ids or texts."""
 
     model_config = ConfigDict(
-        extra="forbid", json_schema_extra={"examples": [{"tokens": [[3, 14, 14, 7]], "log_probabilities": True}]}
+        extra="forbid",
+        json_schema_extra={"examples": [{"tokens": [[14, 3, 14, 7, 15, 3, 7]], "log_probabilities": True}]},
     )
 
     tokens: Annotated[list[list[TokenId]], Field(min_length=1, max_length=4096)] | None = Field(
-        default=None, description="Token ids. The first token of each sequence is an input and is not scored."
+        default=None,
+        description="Token ids of whole sequences, their answers included. Scored are those that the task trains, and "
+        "never the first.",
     )
     text: Text | Annotated[list[Text], Field(min_length=1, max_length=4096)] | None = Field(
         default=None,
         description="Texts for a model with a tokenizer: the end-of-text token is put before each, so every token is "
-        "scored. For other models: labels of the task's vocabulary with blanks between them.",
+        "scored. For other models: labels of the task's vocabulary with blanks between them, the answers included.",
     )
     context: Count | None = Field(
         default=None,
@@ -133,7 +136,10 @@ class PerplexityRequest(SequencesRequest):
     model_config = ConfigDict(
         json_schema_extra={
             "examples": [
-                {"models": ["95199d1142de555d", {"ablation": "quickstart", "row": "CoPE"}], "tokens": [[3, 14, 14, 7]]}
+                {
+                    "models": ["95199d1142de555d", {"ablation": "quickstart", "row": "CoPE"}],
+                    "tokens": [[14, 3, 14, 7, 15, 3, 7]],
+                }
             ]
         }
     )
@@ -154,25 +160,30 @@ class TextUnits(BaseModel):
 
 
 class ScoredTotal(BaseModel):
-    """Perplexity over tokens; every token has the same weight."""
+    """Perplexity over the tokens that the task trains; each has the same weight."""
 
     nll_sum: float = Field(description="−Σ log p, in nats.")
-    tokens: int = Field(description="Number of scored tokens.")
+    tokens: int = Field(description="Number of scored tokens: those that the task trains.")
+    positions: int = Field(description="Number of all tokens but the first of each sequence.")
     perplexity: float | None = Field(description="exp(nll_sum / tokens); null if a float overflows.")
     bits_per_token: float
     text: TextUnits | None = Field(default=None, description="Only for texts of models with a tokenizer.")
 
 
 class ScoredSequence(ScoredTotal):
-    """Perplexity of one sequence. Lists have an entry for each token, of which the first is not scored."""
+    """Perplexity of one sequence. Lists have an entry for each token, null where it is not scored."""
 
     log_probabilities: list[float | None] | None = Field(
-        default=None, description="Natural logarithms, one per token; the first is null. Only if requested."
+        default=None, description="Natural logarithms, one per token; null: not scored. Only if requested."
     )
     token_ids: list[int] | None = Field(default=None, description="Only with `token_labels`.")
+    input_ids: list[int] | None = Field(
+        default=None,
+        description="What the model reads in the places of all tokens but the last. Only with `token_labels`.",
+    )
     labels: list[str] | None = Field(default=None, description="The text of each token. Only with `token_labels`.")
     top: list[list[tuple[int, float]] | None] | None = Field(
-        default=None, description="Id and log-probability of the most probable tokens; the first entry is null."
+        default=None, description="Id and log-probability of the most probable tokens; null: not scored."
     )
 
 
@@ -180,6 +191,7 @@ class ModelPerplexity(BaseModel):
     run_id: str
     context: int | None = Field(default=None, description="Tokens of a window; null: whole sequences.")
     stride: int | None = None
+    scored: str = Field(description="The tokens that the task trains, in words.")
     total: ScoredTotal
     sequences: list[ScoredSequence]
 

@@ -71,7 +71,10 @@ class CompletionRequest(Strict):
     logprobs: Annotated[int, Field(ge=0, le=20, strict=True)] | None = Field(
         default=None, description="Number of most probable tokens to report besides the chosen one."
     )
-    echo: bool = Field(default=False, description="Whether the prompt is repeated, with its log-probabilities.")
+    echo: bool = Field(
+        default=False,
+        description="Whether the prompt is repeated, with the log-probabilities of the tokens that the task trains.",
+    )
     stop: StopText | Annotated[list[StopText], Field(max_length=16)] | None = Field(
         default=None, description="Texts before which the completion ends. `logprobs` has their tokens, too."
     )
@@ -114,7 +117,7 @@ class CompletionRequest(Strict):
 
 
 class Logprobs(BaseModel):
-    """One entry per token. The first token of an echoed prompt has no log-probability."""
+    """One entry per token. Tokens of an echoed prompt that the task does not train have none, nor has the first."""
 
     tokens: list[str] = []
     token_logprobs: list[float | None] = []

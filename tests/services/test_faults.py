@@ -27,7 +27,7 @@ PATIENCE_S = 60
 
 
 def ask(client: httpx.Client, run_id: str, status: int = 200) -> Any:
-    response = client.post(f"{API}/runs/{run_id}/perplexity", json={"tokens": [[1, 2, 3]]})
+    response = client.post(f"{API}/runs/{run_id}/perplexity", json={"tokens": [[1, 15, 3]]})
     assert response.status_code == status, response.text
     return response.json()
 
