@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from cope_sweep.store import Budget, Status
 
@@ -19,7 +19,30 @@ Unicode = AfterValidator(_check_unicode)
 UnicodeText = Annotated[str, Unicode]
 """JSON can have halves of surrogate pairs, which no encoding can write."""
 TokenId = Annotated[int, Field(strict=True)]
+TokenIds = Annotated[list[TokenId], Field(fail_fast=True)]
+"""A list that is validated up to its first error: a body of 1 MB can have 250,000."""
 Count = Annotated[int, Field(ge=1, le=1 << 31, strict=True)]
+
+MAX_KEYS = 100
+
+
+def _check_keys(value: object) -> object:
+    """The value. Raises ValueError for a mapping of so many keys that an error for each of them would take seconds."""
+    if isinstance(value, dict) and len(value) > MAX_KEYS:
+        raise ValueError(f"more than {MAX_KEYS} keys")
+    return value
+
+
+class Body(BaseModel):
+    """A body of a request, which has no other keys than its fields. It is validated in bounded time."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_keys(cls, data: Any) -> Any:
+        return _check_keys(data)
+
 
 # -- sweeps ---------------------------------------------------------------------------------------------------------
 
@@ -28,7 +51,7 @@ Trainable = Literal["pending", "interrupted", "failed", "stopped", "damaged"]
 _Name = Annotated[UnicodeText, Field(min_length=1, max_length=200)]
 
 
-class SweepRequest(Budget):
+class SweepRequest(Body, Budget):
     """A sweep to execute: an ablation of this service by its name, or one in the request."""
 
     model_config = ConfigDict(
@@ -48,7 +71,7 @@ class SweepRequest(Budget):
     set: Annotated[list[Annotated[UnicodeText, Field(max_length=10_000)]], Field(max_length=100)] = Field(
         default=[], description="Values that replace those of the ablation: `KEY=VALUE`, as after `--set`."
     )
-    only: Annotated[list[Trainable], Field(min_length=1)] | None = Field(
+    only: Annotated[list[Trainable], Field(min_length=1, fail_fast=True)] | None = Field(
         default=None,
         description="Train only the runs with these statuses. Default: all that have not ended as planned.",
     )
@@ -73,17 +96,15 @@ RunId = Annotated[str, Field(pattern="^[0-9a-f]{16}$")]
 Text = Annotated[str, Field(min_length=1), Unicode]
 
 
-class BestOfRow(BaseModel):
+class BestOfRow(Body):
     """The finished run of a row with the best value of the ablation's primary metric."""
-
-    model_config = ConfigDict(extra="forbid")
 
     ablation: Annotated[UnicodeText, Field(max_length=200)]
     row: Annotated[UnicodeText, Field(max_length=500, description="The name of the row, as in the table.")]
     scale: Annotated[UnicodeText, Field(max_length=100)] | None = None
 
 
-class SequencesRequest(BaseModel):
+class SequencesRequest(Body):
     """Sequences to score: token ids or texts."""
 
     model_config = ConfigDict(
@@ -91,12 +112,12 @@ class SequencesRequest(BaseModel):
         json_schema_extra={"examples": [{"tokens": [[14, 3, 14, 7, 15, 3, 7]], "log_probabilities": True}]},
     )
 
-    tokens: Annotated[list[list[TokenId]], Field(min_length=1, max_length=4096)] | None = Field(
+    tokens: Annotated[list[TokenIds], Field(min_length=1, max_length=4096, fail_fast=True)] | None = Field(
         default=None,
         description="Token ids of whole sequences, their answers included. Scored are those that the task trains, and "
         "never the first.",
     )
-    text: Text | Annotated[list[Text], Field(min_length=1, max_length=4096)] | None = Field(
+    text: Text | Annotated[list[Text], Field(min_length=1, max_length=4096, fail_fast=True)] | None = Field(
         default=None,
         description="Texts for a model with a tokenizer: the end-of-text token is put before each, so every token is "
         "scored. For other models: labels of the task's vocabulary with blanks between them, the answers included.",
@@ -144,7 +165,7 @@ class PerplexityRequest(SequencesRequest):
         }
     )
 
-    models: Annotated[list[RunId | BestOfRow], Field(min_length=1, max_length=32)] = Field(
+    models: Annotated[list[RunId | BestOfRow], Field(min_length=1, max_length=32, fail_fast=True)] = Field(
         description="Run ids, or the best runs of rows."
     )
 
@@ -210,27 +231,26 @@ TriangularMatrix = Annotated[
     Field(description="Row i is query i; its values are for the keys 0 … i, rounded to six decimal places."),
 ]
 Index = Annotated[int, Field(ge=0, strict=True)]
+Indices = Annotated[list[Index], Field(fail_fast=True)]
 
 
-class ProbeRequest(BaseModel):
+class ProbeRequest(Body):
     """A sequence of token ids or a text, and the requested layers, heads, matrices and marks."""
 
-    model_config = ConfigDict(
-        extra="forbid", json_schema_extra={"examples": [{"tokens": [3, 14, 14, 7], "layers": [0], "heads": [1]}]}
-    )
+    model_config = ConfigDict(json_schema_extra={"examples": [{"tokens": [3, 14, 14, 7], "layers": [0], "heads": [1]}]})
 
-    tokens: Annotated[list[TokenId], Field(min_length=1)] | None = None
+    tokens: Annotated[TokenIds, Field(min_length=1)] | None = None
     text: Annotated[str, Field(min_length=1), Unicode] | None = Field(
         default=None,
         description="A text for a model with a tokenizer: the end-of-text token is put before it. For other models: "
         "labels of the task's vocabulary with blanks between them.",
     )
-    layers: list[Index] | None = Field(default=None, description="Numbers from 0; null: all.")
-    heads: list[Index] | None = Field(default=None, description="Numbers from 0; null: all.")
-    matrices: list[MatrixName] = Field(
+    layers: Indices | None = Field(default=None, description="Numbers from 0; null: all.")
+    heads: Indices | None = Field(default=None, description="Numbers from 0; null: all.")
+    matrices: Annotated[list[MatrixName], Field(fail_fast=True)] = Field(
         default=list(get_args(MatrixName)), description="The requested matrices; an empty list: statistics only."
     )
-    marks: dict[str, list[Index]] | None = Field(
+    marks: Annotated[dict[str, Indices], BeforeValidator(_check_keys)] | None = Field(
         default=None,
         max_length=16,
         description="Mark name → indices of the marked tokens; null: the marks of the task or the text.",

@@ -15,6 +15,7 @@ from cope_services.settings import Settings
 from cope_sweep.api.answers import SweepState
 from cope_sweep.api.requests import SweepRequest
 from cope_sweep.config import LoadedAblation, Plan, SpecError, expand, with_overrides
+from cope_sweep.config.source import TOO_LARGE
 from cope_sweep.queries import AblationFiles, NotFoundError, Queries
 from cope_sweep.queries.progress import ACTIVE
 from cope_sweep.store import Budget, Store, Submission, SweepSummary, read_submission
@@ -63,7 +64,10 @@ class SweepJobs:
             InvalidError: The ablation, or a value of the request, is not valid; or the key means another request.
             NotFoundError: There is no such ablation.
         """
-        digest = hashlib.sha256(request.model_dump_json().encode()).hexdigest()[:32]
+        try:
+            digest = hashlib.sha256(request.model_dump_json().encode()).hexdigest()[:32]
+        except ValueError as error:  # pydantic writes at most 255 levels
+            raise InvalidError(f"spec: {TOO_LARGE}") from error
         if key is not None and (known := self._known(f"submit {key}", digest)) is not None:
             return known
         loaded, text, plan = self._planned(request)

@@ -79,7 +79,7 @@ def addresses(site: Site) -> dict[str, tuple[str, str]]:
         "scatter": (f"runs?status=finished&sel={cope}&sel={absolute}&way=scatter", "circle"),
         "sweeps": ("sweeps", "table.sweeps"),
         "sweep": (f"sweeps/{site.sweep_id}", "#members"),
-        "playground": (f"playground?run={cope}&run={absolute}&ask=1&text=1 _ 0 _ > >", ".matrix canvas"),
+        "playground": (f"playground?run={cope}&run={absolute}&ask=1&text=1 _ 0 _ > 1 0", ".matrix canvas"),
         "nothing": ("nothing/here", ".error"),
     }
 
