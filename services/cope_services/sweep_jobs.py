@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import os
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+
+from fastapi.concurrency import run_in_threadpool
 
 from cope_services.errors import BusyError, ConflictError, InvalidError, NoClusterError
 from cope_services.settings import Settings
@@ -35,12 +38,15 @@ from cope_sweep.sweep.jobs import (
     retried,
     settle_submission,
     start_submission,
+    stop_job,
     submitted_plan,
 )
 
 KEY_TTL_S = 7 * 86_400.0
 """How long an idempotency key is remembered."""
 RETRY_AFTER_S = 30
+RECONCILE_S = 5.0
+"""Between two looks at the jobs of the sweeps that have not ended."""
 START_TIMEOUT_S = 300.0
 """A sweep without a job is taken for lost when it was submitted so long ago."""
 
@@ -110,14 +116,29 @@ class SweepJobs:
         return self._start(again, submitted_plan(again), cluster, f"retry {sweep_id}", while_active=True)
 
     def stop(self, sweep_id: str) -> SweepState:
-        """Ask a sweep to end: its runs write checkpoints. Has no effect on one that has ended. Raises NotFoundError."""
-        summary = self.require(sweep_id)
-        if summary.status == "pending" and self.settings.ray_address:
-            self.reconcile(sweep_id)
-            summary = self.require(sweep_id)
-        if summary.status in ACTIVE:
+        """Ask a sweep to end: its runs write checkpoints. The job of one that has not begun is stopped.
+
+        Has no effect on one that has ended. Raises NotFoundError, NoClusterError.
+        """
+        if self.require(sweep_id).status in ACTIVE:
             self.queries.store.request_stop(sweep_id)
+        if self.require(sweep_id).status == "pending" and self.settings.ray_address:
+            with self._cluster_errors():
+                stop_job(self.settings.ray_address, sweep_id)
+                self.reconcile(sweep_id)
         return self._state(sweep_id)
+
+    async def keep_reconciled(self) -> None:
+        """Record the ends of jobs that have ended without doing so, until this task is cancelled."""
+        while self.settings.ray_address:
+            await asyncio.sleep(RECONCILE_S)
+            with suppress(Exception):  # the cluster or the store does not answer: next time
+                await run_in_threadpool(self.reconcile_all)
+
+    def reconcile_all(self) -> None:
+        """`reconcile` for all sweeps that have not ended. Raises ClusterError, StoreError."""
+        for each in summaries.sweeps_with_status(self.queries.store.index, ACTIVE):
+            self.reconcile(each.sweep_id)
 
     def reconcile(self, sweep_id: str) -> None:
         """Record the end of a submitted sweep whose job has ended without doing so. Raises ClusterError."""
@@ -128,10 +149,11 @@ class SweepJobs:
             return
         outcome = job_outcome(self.settings.ray_address, sweep_id)
         if outcome is None:
-            if time.time() - submission.submitted_ms / 1000 > START_TIMEOUT_S:
+            # A sweep of the command line may be on another cluster.
+            if submission.request and time.time() - submission.submitted_ms / 1000 > START_TIMEOUT_S:
                 settle_submission(store, sweep_id, "the cluster does not know it (any more)")
         elif outcome.status in ("SUCCEEDED", "FAILED", "STOPPED"):
-            settle_submission(store, sweep_id, outcome.message)
+            settle_submission(store, sweep_id, "it was stopped" if outcome.status == "STOPPED" else outcome.message)
 
     # -- internals -----------------------------------------------------------------------------------------------
 
