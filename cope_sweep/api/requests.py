@@ -250,9 +250,8 @@ class ProbeRequest(Body):
     matrices: Annotated[list[MatrixName], Field(fail_fast=True)] = Field(
         default=list(get_args(MatrixName)), description="The requested matrices; an empty list: statistics only."
     )
-    marks: Annotated[dict[str, Indices], BeforeValidator(_check_keys)] | None = Field(
+    marks: Annotated[dict[str, Indices], Field(max_length=16), BeforeValidator(_check_keys)] | None = Field(
         default=None,
-        max_length=16,
         description="Mark name → indices of the marked tokens; null: the marks of the task or the text.",
     )
 
