@@ -118,6 +118,16 @@ class TaskContract:
             assert batch.answers_NT.any(axis=1).all()
             assert (batch.targets_NT[batch.answers_NT] != IGNORED).all()
 
+    def test_whole_sequences_have_the_targets_of_training(self, task: Task) -> None:
+        """`with_targets` of sequences that contain their answers gives the inputs and targets of the split."""
+        for split in _splits(task):
+            batch = task.sequences(split, 0, 0, 20)
+            scored_NT = batch.targets_NT != IGNORED
+            read_NT = np.logical_or.accumulate(scored_NT[:, ::-1], axis=1)[:, ::-1]  # up to the last target
+            again = task.with_targets(batch.whole())
+            assert (again.targets_NT == batch.targets_NT)[read_NT].all()
+            assert (again.inputs_NT == batch.inputs_NT)[read_NT].all()
+
     def test_an_unknown_split_is_an_error(self, task: Task) -> None:
         with pytest.raises(ValueError, match="no-such-split"):
             task.sequences("no-such-split", 0, 0, 1)
