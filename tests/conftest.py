@@ -10,13 +10,14 @@ THOROUGH = (
     "benchmarks/test_gpu_",
     "chaos/",
     "kernels/test_ptx_",  # the emulator of PTX
+    "kernels/test_triton_compiled.py",  # the same
     "kernels/test_triton.py",  # Triton's interpreter
 )
 """Files, by the begin of their paths, whose tests only `make test-all` runs. Single tests have the mark `thorough`."""
 
 # The same examples on every run, so that a failure is one of the change and not of chance; new ones by hand:
 # HYPOTHESIS_PROFILE=random python -m pytest …
-hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None, print_blob=True)
+hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None, print_blob=True, max_examples=50)
 hypothesis.settings.register_profile("random", deadline=None, print_blob=True, max_examples=1000)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 

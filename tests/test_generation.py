@@ -39,9 +39,10 @@ COMBINATIONS = [
 CONTEXT = 24
 
 
-def predictor(*position: object, seed: int = 1, **model: object) -> Predictor:
+def predictor(*position: object, seed: int = 1, copy_from: str = "outputs", **model: object) -> Predictor:
     """A float64 model with random weights; vocabulary 16."""
     task = {"kind": "selective_copy", "tokens": 4, "blanks": 16, "dense_blanks": 2, "sparse_blanks": 16}
+    task["copy_from"] = copy_from
     fields = {"layers": 2, "dim": 16, "heads": 2, "position": list(position)} | model
     run = RunSpec.model_validate(tiny_run(task=task).model_dump() | {"task": task, "model": fields})
     net = Transformer(run).double().eval().requires_grad_(False)
@@ -196,6 +197,15 @@ def test_labels_are_read_and_written() -> None:
     assert [labels.label(token) for token in (2, 0)] == [" w", " 0"]
     with pytest.raises(TokensError, match="flip_flop has no text tokenizer, and 'hello' is no label .* 0 1 w i r"):
         labels.encode("w hello")
+
+
+def test_a_model_that_was_trained_on_markers_reads_them_in_the_places_of_its_answers() -> None:
+    model = predictor("cope", copy_from="markers")
+    generation = Generation(model, np.array([3, 14, 7, 15]), Sampling(max_tokens=3, temperature=0))
+    generate([generation])
+    with torch.no_grad():
+        logits_TV = model.model(torch.tensor([[3, 14, 7, 15, 15, 15]]))[0, 3:]
+    assert generation.ids == [3, 14, 7, 15, *logits_TV.argmax(-1).tolist()]
 
 
 @pytest.mark.parametrize("task", [{"kind": "counting"}, {"kind": "selective_copy", "tokens": 4, "blanks": 4}])

@@ -56,10 +56,11 @@ def with_logits(logits: torch.Tensor) -> Predictor:
 @pytest.mark.parametrize("vocabulary", [4, 14, 16, 50])
 def test_a_uniform_model_has_the_vocabulary_size_as_perplexity(vocabulary: int) -> None:
     uniform = with_logits(torch.zeros(vocabulary))
-    result = uniform.perplexity([[0, 1, 2, 3], [3, 3]])
+    marker = vocabulary - 1  # the data tokens after it are scored
+    result = uniform.perplexity([[marker, 0, 1, 1], [1, marker, 0]])
     assert result.perplexity == pytest.approx(vocabulary, rel=1e-14)
     assert result.bits_per_token == pytest.approx(math.log2(vocabulary), rel=1e-14)
-    assert result.tokens == 4
+    assert (result.tokens, result.positions) == (4, 5)
 
 
 def test_a_known_distribution() -> None:
@@ -69,7 +70,7 @@ def test_a_known_distribution() -> None:
     assert np.isnan([first[0], second[0]]).all()
     np.testing.assert_allclose(first[1:], np.log([0.5, 0.25, 0.125]), rtol=1e-7)
     np.testing.assert_allclose(second[1:], np.log([0.5]), rtol=1e-7)
-    result = model.perplexity([[3, 0, 1, 2], [0, 0]])
+    result = Perplexity.of([first, second])
     # Every token has the same weight: 1 + 2 + 3 + 1 bits over 4 tokens, not the mean of the means of the sequences.
     assert result.bits_per_token == pytest.approx(7 / 4, rel=1e-7)
     assert result.perplexity == pytest.approx(2 ** (7 / 4), rel=1e-7)
@@ -186,7 +187,7 @@ def test_damaged_weights_are_reported() -> None:
     with torch.no_grad():
         model.model.embedding.weight[3] = math.nan
     with pytest.raises(CheckpointError, match="not numbers"):
-        model.perplexity([[3, 3]])
+        model.log_probabilities([[3, 3]])
 
 
 def test_a_perplexity_beyond_float_is_infinite() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from cope_sweep.store import Budget, Status
 
@@ -19,7 +19,30 @@ Unicode = AfterValidator(_check_unicode)
 UnicodeText = Annotated[str, Unicode]
 """JSON can have halves of surrogate pairs, which no encoding can write."""
 TokenId = Annotated[int, Field(strict=True)]
+TokenIds = Annotated[list[TokenId], Field(fail_fast=True)]
+"""A list that is validated up to its first error: a body of 1 MB can have 250,000."""
 Count = Annotated[int, Field(ge=1, le=1 << 31, strict=True)]
+
+MAX_KEYS = 100
+
+
+def _check_keys(value: object) -> object:
+    """The value. Raises ValueError for a mapping of so many keys that an error for each of them would take seconds."""
+    if isinstance(value, dict) and len(value) > MAX_KEYS:
+        raise ValueError(f"more than {MAX_KEYS} keys")
+    return value
+
+
+class Body(BaseModel):
+    """A body of a request, which has no other keys than its fields. It is validated in bounded time."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_keys(cls, data: Any) -> Any:
+        return _check_keys(data)
+
 
 # -- sweeps ---------------------------------------------------------------------------------------------------------
 
@@ -28,7 +51,7 @@ Trainable = Literal["pending", "interrupted", "failed", "stopped", "damaged"]
 _Name = Annotated[UnicodeText, Field(min_length=1, max_length=200)]
 
 
-class SweepRequest(Budget):
+class SweepRequest(Body, Budget):
     """A sweep to execute: an ablation of this service by its name, or one in the request."""
 
     model_config = ConfigDict(
@@ -48,7 +71,7 @@ class SweepRequest(Budget):
     set: Annotated[list[Annotated[UnicodeText, Field(max_length=10_000)]], Field(max_length=100)] = Field(
         default=[], description="Values that replace those of the ablation: `KEY=VALUE`, as after `--set`."
     )
-    only: Annotated[list[Trainable], Field(min_length=1)] | None = Field(
+    only: Annotated[list[Trainable], Field(min_length=1, fail_fast=True)] | None = Field(
         default=None,
         description="Train only the runs with these statuses. Default: all that have not ended as planned.",
     )
@@ -73,30 +96,31 @@ RunId = Annotated[str, Field(pattern="^[0-9a-f]{16}$")]
 Text = Annotated[str, Field(min_length=1), Unicode]
 
 
-class BestOfRow(BaseModel):
+class BestOfRow(Body):
     """The finished run of a row with the best value of the ablation's primary metric."""
-
-    model_config = ConfigDict(extra="forbid")
 
     ablation: Annotated[UnicodeText, Field(max_length=200)]
     row: Annotated[UnicodeText, Field(max_length=500, description="The name of the row, as in the table.")]
     scale: Annotated[UnicodeText, Field(max_length=100)] | None = None
 
 
-class SequencesRequest(BaseModel):
+class SequencesRequest(Body):
     """Sequences to score: token ids or texts."""
 
     model_config = ConfigDict(
-        extra="forbid", json_schema_extra={"examples": [{"tokens": [[3, 14, 14, 7]], "log_probabilities": True}]}
+        extra="forbid",
+        json_schema_extra={"examples": [{"tokens": [[14, 3, 14, 7, 15, 3, 7]], "log_probabilities": True}]},
     )
 
-    tokens: Annotated[list[list[TokenId]], Field(min_length=1, max_length=4096)] | None = Field(
-        default=None, description="Token ids. The first token of each sequence is an input and is not scored."
+    tokens: Annotated[list[TokenIds], Field(min_length=1, max_length=4096, fail_fast=True)] | None = Field(
+        default=None,
+        description="Token ids of whole sequences, their answers included. Scored are those that the task trains, and "
+        "never the first.",
     )
-    text: Text | Annotated[list[Text], Field(min_length=1, max_length=4096)] | None = Field(
+    text: Text | Annotated[list[Text], Field(min_length=1, max_length=4096, fail_fast=True)] | None = Field(
         default=None,
         description="Texts for a model with a tokenizer: the end-of-text token is put before each, so every token is "
-        "scored. For other models: labels of the task's vocabulary with blanks between them.",
+        "scored. For other models: labels of the task's vocabulary with blanks between them, the answers included.",
     )
     context: Count | None = Field(
         default=None,
@@ -133,12 +157,15 @@ class PerplexityRequest(SequencesRequest):
     model_config = ConfigDict(
         json_schema_extra={
             "examples": [
-                {"models": ["95199d1142de555d", {"ablation": "quickstart", "row": "CoPE"}], "tokens": [[3, 14, 14, 7]]}
+                {
+                    "models": ["95199d1142de555d", {"ablation": "quickstart", "row": "CoPE"}],
+                    "tokens": [[14, 3, 14, 7, 15, 3, 7]],
+                }
             ]
         }
     )
 
-    models: Annotated[list[RunId | BestOfRow], Field(min_length=1, max_length=32)] = Field(
+    models: Annotated[list[RunId | BestOfRow], Field(min_length=1, max_length=32, fail_fast=True)] = Field(
         description="Run ids, or the best runs of rows."
     )
 
@@ -154,25 +181,30 @@ class TextUnits(BaseModel):
 
 
 class ScoredTotal(BaseModel):
-    """Perplexity over tokens; every token has the same weight."""
+    """Perplexity over the tokens that the task trains; each has the same weight."""
 
     nll_sum: float = Field(description="−Σ log p, in nats.")
-    tokens: int = Field(description="Number of scored tokens.")
+    tokens: int = Field(description="Number of scored tokens: those that the task trains.")
+    positions: int = Field(description="Number of all tokens but the first of each sequence.")
     perplexity: float | None = Field(description="exp(nll_sum / tokens); null if a float overflows.")
     bits_per_token: float
     text: TextUnits | None = Field(default=None, description="Only for texts of models with a tokenizer.")
 
 
 class ScoredSequence(ScoredTotal):
-    """Perplexity of one sequence. Lists have an entry for each token, of which the first is not scored."""
+    """Perplexity of one sequence. Lists have an entry for each token, null where it is not scored."""
 
     log_probabilities: list[float | None] | None = Field(
-        default=None, description="Natural logarithms, one per token; the first is null. Only if requested."
+        default=None, description="Natural logarithms, one per token; null: not scored. Only if requested."
     )
     token_ids: list[int] | None = Field(default=None, description="Only with `token_labels`.")
+    input_ids: list[int] | None = Field(
+        default=None,
+        description="What the model reads in the places of all tokens but the last. Only with `token_labels`.",
+    )
     labels: list[str] | None = Field(default=None, description="The text of each token. Only with `token_labels`.")
     top: list[list[tuple[int, float]] | None] | None = Field(
-        default=None, description="Id and log-probability of the most probable tokens; the first entry is null."
+        default=None, description="Id and log-probability of the most probable tokens; null: not scored."
     )
 
 
@@ -180,6 +212,7 @@ class ModelPerplexity(BaseModel):
     run_id: str
     context: int | None = Field(default=None, description="Tokens of a window; null: whole sequences.")
     stride: int | None = None
+    scored: str = Field(description="The tokens that the task trains, in words.")
     total: ScoredTotal
     sequences: list[ScoredSequence]
 
@@ -198,29 +231,27 @@ TriangularMatrix = Annotated[
     Field(description="Row i is query i; its values are for the keys 0 … i, rounded to six decimal places."),
 ]
 Index = Annotated[int, Field(ge=0, strict=True)]
+Indices = Annotated[list[Index], Field(fail_fast=True)]
 
 
-class ProbeRequest(BaseModel):
+class ProbeRequest(Body):
     """A sequence of token ids or a text, and the requested layers, heads, matrices and marks."""
 
-    model_config = ConfigDict(
-        extra="forbid", json_schema_extra={"examples": [{"tokens": [3, 14, 14, 7], "layers": [0], "heads": [1]}]}
-    )
+    model_config = ConfigDict(json_schema_extra={"examples": [{"tokens": [3, 14, 14, 7], "layers": [0], "heads": [1]}]})
 
-    tokens: Annotated[list[TokenId], Field(min_length=1)] | None = None
+    tokens: Annotated[TokenIds, Field(min_length=1)] | None = None
     text: Annotated[str, Field(min_length=1), Unicode] | None = Field(
         default=None,
         description="A text for a model with a tokenizer: the end-of-text token is put before it. For other models: "
         "labels of the task's vocabulary with blanks between them.",
     )
-    layers: list[Index] | None = Field(default=None, description="Numbers from 0; null: all.")
-    heads: list[Index] | None = Field(default=None, description="Numbers from 0; null: all.")
-    matrices: list[MatrixName] = Field(
+    layers: Indices | None = Field(default=None, description="Numbers from 0; null: all.")
+    heads: Indices | None = Field(default=None, description="Numbers from 0; null: all.")
+    matrices: Annotated[list[MatrixName], Field(fail_fast=True)] = Field(
         default=list(get_args(MatrixName)), description="The requested matrices; an empty list: statistics only."
     )
-    marks: dict[str, list[Index]] | None = Field(
+    marks: Annotated[dict[str, Indices], Field(max_length=16), BeforeValidator(_check_keys)] | None = Field(
         default=None,
-        max_length=16,
         description="Mark name → indices of the marked tokens; null: the marks of the task or the text.",
     )
 

@@ -59,10 +59,10 @@ def perplexity(
     """Print the perplexity of token sequences or of a text under a finished run's model.
 
     Each token is scored given the tokens before it. For a model that was not trained on text (`wikitext`, `code`), a
-    text is the labels of tokens with blanks between them. Such a model was trained on its answers only; its perplexity
-    of other tokens means little.
+    text is the labels of tokens with blanks between them. Such a model is scored on what its task trains, the answers,
+    so a sequence has to contain them.
 
-    Example: `cope-sweep perplexity 95199d1142de555d --tokens "3 14 14 7 15"`
+    Example: `cope-sweep perplexity 95199d1142de555d --text "_ 3 _ 7 > 3 7"`
 
     Example: `cope-sweep perplexity 0b1c2d3e4f506172 --file notes.txt --stride 128`
     """
@@ -108,7 +108,7 @@ def _scored_by(server: str, run_id: str, body: dict[str, Any]) -> dict[str, Any]
     """The same measures from a service. Raises UserError."""
     with connect(server) as client:
         total = client.perplexity(run_id, body).total
-    values = total.model_dump(include={"nll_sum", "tokens", "perplexity", "bits_per_token"})
+    values = total.model_dump(include={"nll_sum", "tokens", "positions", "perplexity", "bits_per_token"})
     if total.text is not None:
         values |= total.text.model_dump(include={"words", "size_bytes", "word_perplexity", "bits_per_byte"})
     # The service sends null for a number that overflows.
@@ -125,8 +125,8 @@ def _text_line(scored: dict[str, Any]) -> str:
 
 def _tokens_line(scored: dict[str, Any]) -> str:
     return (
-        f"perplexity {scored['perplexity']:.4f} over {scored['tokens']} tokens "
-        f"({scored['bits_per_token']:.4f} bits per token)"
+        f"perplexity {scored['perplexity']:.4f} over the {scored['tokens']} of {scored['positions']} tokens that the "
+        f"task trains ({scored['bits_per_token']:.4f} bits per token)"
     )
 
 

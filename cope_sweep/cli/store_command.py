@@ -59,26 +59,40 @@ def check(
     checksums: Annotated[
         bool, typer.Option("--checksums", help="Read curves and checkpoints, too, and compare their SHA-256.")
     ] = False,
+    repair: Annotated[
+        bool,
+        typer.Option(
+            "--repair",
+            help="Rename damaged files to `NAME.damaged`, mark their runs, and make the index again: the same "
+            "`cope-sweep run` trains again what is lost.",
+        ),
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Compare the index with the files, and say what is damaged and what to do.
 
-    Exit codes: 0 nothing differs, 1 something does.
+    Exit codes: 0 nothing differs, 1 something does, or did before `--repair`.
 
     Example: `cope-sweep store check --checksums`
     """
     from cope_sweep.store.rebuild import check as check_store
+    from cope_sweep.store.rebuild import repair as repair_store
 
     store = _existing_store(root, index)
     with _progress("checking runs") as on_progress:
         found = list(check_store(store.files, store.index, checksums=checksums, on_progress=on_progress))
+        if repair and found:
+            repair_store(store.files, store.index, found)
     if as_json:
         print_json([each.__dict__ for each in found])
     elif found:
         console = make_console()
         for each in found:  # one line each, whatever the width of the terminal
             console.print(escaped(f"{each.item}: {each.problem}"), style="red", soft_wrap=True, highlight=False)
-            console.print(escaped(f"    {each.way_out}"), soft_wrap=True, highlight=False)
+            if not repair:
+                console.print(escaped(f"    {each.way_out}"), soft_wrap=True, highlight=False)
+        if repair:
+            console.print("The index is made again. The same `cope-sweep run` trains again what is lost.")
     else:
         make_console().print("nothing differs, nothing is damaged")
     raise typer.Exit(DIFFERENT if found else 0)

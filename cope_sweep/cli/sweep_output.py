@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from cope_sweep.sweep.sweep import SweepOutcome
 
 EXAMPLE_TEXT = "Of position, and of context."
+MAX_EXAMPLE_TOKENS = 64
 
 
 def print_cost(
@@ -92,8 +93,8 @@ def print_next_steps(console: Console, plan: Plan, store: Store, uri: str | None
     steps.append((serve, "the REST service, and a page at http://127.0.0.1:8000"))
     statuses = store.index.statuses(each.run_id for each in plan.runs)
     finished = next((each for each in plan.runs if statuses.get(each.run_id) == "finished"), None)
-    if finished:
-        words = [f"{prefix}cope-sweep", "perplexity", finished.run_id, *_example_input(finished, store), *at_store]
+    if finished and (example := _example_input(finished, store)):
+        words = [f"{prefix}cope-sweep", "perplexity", finished.run_id, *example, *at_store]
         steps.append((shlex.join(words), "the perplexity of token ids or a text under a checkpoint"))
     console.print("Next:", style="bold")
     for command, description in steps:
@@ -103,8 +104,10 @@ def print_next_steps(console: Console, plan: Plan, store: Store, uri: str | None
 
 
 def _example_input(run: RunSpec, store: Store) -> list[str]:
-    """Arguments of `perplexity` that fit the run's task: a text, or the first tokens of a test sequence."""
+    """Arguments of `perplexity` that fit the run's task: a text, or a test sequence if it is short; else none."""
     if (store.run(run.run_id).checkpoint / "tokenizer.json").exists():
         return ["--text", EXAMPLE_TEXT]
-    tokens = run.task.sequences(run.task.TESTS[0], 0, 0, 1).inputs_NT[0, :8]
+    if run.task.length(run.task.TESTS[0]) > MAX_EXAMPLE_TOKENS:
+        return []
+    tokens = run.task.sequences(run.task.TESTS[0], 0, 0, 1).whole()[0]
     return ["--tokens", " ".join(map(str, tokens))]

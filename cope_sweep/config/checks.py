@@ -133,8 +133,9 @@ def check_figures(loaded: LoadedAblation, points: Sequence[Assignments], runs: S
                 if name not in known:
                     message = f"the task {run.task.kind} has no metric {name!r}" + suggest(name, known)
                     raise loaded.source.error(place, message)
-            if isinstance(figure, Contexts) and not run.evaluate.contexts:
-                raise loaded.source.error(path, "a figure of contexts needs evaluate.contexts, and a row has none")
+            if isinstance(figure, Contexts) and not (run.evaluate.contexts or run.evaluate.lengths):
+                needed = "evaluate.contexts or evaluate.lengths"
+                raise loaded.source.error(path, f"a figure of contexts needs {needed}, and a row has none")
         for name, key in (("x", getattr(figure, "x", None)), ("panels", getattr(figure, "panels", None))):
             if key is not None and key not in axes:
                 raise loaded.source.error((*path, name), f"no axis is called {key!r}" + suggest(key, axes))

@@ -135,6 +135,9 @@ def _run_flops(run: RunSpec, resources: Resources, parameters: int) -> float:
         for context in evaluate.contexts:
             windows = evaluate.final_sequences * task.length(split) / (evaluate.stride or context)
             total += (1 + len(evaluate.variants)) * windows * _sequence_flops(run, context, parameters)
+    for times in evaluate.lengths:
+        longer = _sequence_flops(run, task.longer(times).length(task.TESTS[0]), parameters)
+        total += (1 + len(evaluate.variants)) * evaluate.final_sequences * longer
     return total
 
 
@@ -157,7 +160,8 @@ def memory_bytes(run: RunSpec, resources: Resources) -> int:
     activations = model.layers * block
     if resources.checkpoint_activations:
         activations = model.layers * model.dim * tokens + block
-    evaluated = [*(sequences * task.length(split) for split in run.test_sets), *run.evaluate.contexts]
+    longest = (task.longer(times).length(task.TESTS[0]) for times in run.evaluate.lengths)
+    evaluated = [*(sequences * task.length(split) for split in run.test_sets), *run.evaluate.contexts, *longest]
     logits = LOGITS_ARRAYS * min(max(tokens, *evaluated) * task.vocabulary_size, CHUNK_LOGITS)
     if tokens * task.vocabulary_size > CHUNK_LOGITS:
         logits += OUTPUT_ARRAYS * model.dim * task.vocabulary_size

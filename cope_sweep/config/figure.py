@@ -54,7 +54,10 @@ class Values(_Figure):
 
 
 class Contexts(_Figure):
-    """A metric of a text against the length of the evaluation context (`evaluate.contexts`): a line for each row.
+    """A metric against the length of the evaluated sequences: a line for each row.
+
+    Lengths are those of windows over a text (`evaluate.contexts`), or multiples of the trained length
+    (`evaluate.lengths`).
 
     Variants of the evaluation (`evaluate.variants`) have lines of their own.
     """

@@ -151,6 +151,11 @@ class EvaluateSpec(Frozen):
         "also evaluated on windows of these lengths (`validation/perplexity@2048`). Lengths beyond the training "
         "length show length generalisation.",
     )
+    lengths: Annotated[tuple[Annotated[int, Field(ge=2, le=1024)], ...], Strict(False)] = Field(
+        default=(),
+        description="For tasks that generate sequences: multiples of the trained length. After the last step, the "
+        "first test set is also evaluated with sequences so many times as long (`in_dist/token_error@4x`).",
+    )
     stride: Positive | None = Field(
         default=None,
         description="Tokens from the start of one window to the start of the next; null: the window length, so that "
@@ -168,9 +173,9 @@ class EvaluateSpec(Frozen):
 
     @model_validator(mode="after")
     def _check_windows(self) -> Self:
-        twice = [context for context in self.contexts if self.contexts.count(context) > 1]
-        if twice:
-            raise ValueError(f"evaluate.contexts has {twice[0]} twice; remove one")
+        for key, values in (("contexts", self.contexts), ("lengths", self.lengths)):
+            if twice := [value for value in values if values.count(value) > 1]:
+                raise ValueError(f"evaluate.{key} has {twice[0]} twice; remove one")
         if self.stride is not None and self.stride > min(self.contexts, default=self.stride):
             raise ValueError(
                 f"evaluate.stride = {self.stride} leaves out tokens; set it to at most the shortest of "
@@ -205,7 +210,12 @@ class RunSpec(Frozen):
         if self.evaluate.contexts and not self.task.has_windows:
             raise ValueError(
                 f"evaluate.contexts = {list(self.evaluate.contexts)} slides windows over a text, but {self.task.kind} "
-                "generates sequences; remove it, and set the lengths of the task's test sets instead"
+                "generates sequences; remove it, and set evaluate.lengths instead"
+            )
+        if self.evaluate.lengths and not self.task.LENGTHS:
+            raise ValueError(
+                f"evaluate.lengths = {list(self.evaluate.lengths)}: the task {self.task.kind} has no longer sequences; "
+                "remove it" + (", and set evaluate.contexts instead" if self.task.has_windows else "")
             )
         if self.evaluate.validation and VALIDATION not in self.task.splits:
             raise ValueError(f"evaluate.validation: the task {self.task.kind} has no validation set; remove it")
@@ -282,8 +292,10 @@ class RunSpec(Frozen):
 
     def _final_metrics(self, prefix: str) -> Iterator[str]:
         suffixes = ("", *(f"@{context}" for context in self.evaluate.contexts))
+        lengths = tuple(f"@{times}x" for times in self.evaluate.lengths)
         for split in self.test_sets:
-            yield from (f"{prefix}{split}/{name}{at}" for at in suffixes for name in self.task.METRICS)
+            longer = lengths if split == self.task.TESTS[0] else ()
+            yield from (f"{prefix}{split}/{name}{at}" for at in (*suffixes, *longer) for name in self.task.METRICS)
 
     @property
     def metrics_in_training(self) -> tuple[str, ...]:

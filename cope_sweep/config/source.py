@@ -16,6 +16,8 @@ from typing import Any
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.events import CollectionEndEvent, CollectionStartEvent
+from ruamel.yaml.parser import RoundTripParser
 from ruamel.yaml.scalarbool import ScalarBoolean
 
 from cope_sweep.errors import UserError
@@ -28,8 +30,14 @@ KeyPath = tuple[str | int, ...]
 
 MAX_DEPTH = 30
 """Largest number of nested levels in a file. It stops aliases that contain themselves."""
-MAX_VALUES = 50_000
+MAX_CHARACTERS = 200_000
+"""Largest length of a file: parsing takes 10 µs per character."""
+MAX_VALUES = 20_000
 """Largest number of values in a file. It stops aliases that expand exponentially."""
+TOO_LARGE = f"more than {MAX_DEPTH} levels or {MAX_VALUES:,} values"
+MAX_NUMBER = 10**18
+"""Larger whole numbers are refused."""
+TOO_MANY_DIGITS = "the number has too many digits; whole numbers have at most 18"
 
 
 class SpecError(UserError):
@@ -106,8 +114,12 @@ def read_source(path: Path) -> Source:
 
 def parse_source(text: str, name: str) -> Source:
     """Parse YAML text; error messages call it `name`. Raises SpecError."""
+    if len(text) > MAX_CHARACTERS:
+        raise SpecError(f"{name}: {len(text):,} characters; a declaration has at most {MAX_CHARACTERS:,}")
+    yaml = YAML(typ="rt")
+    yaml.Parser = _LimitedParser
     try:
-        loaded = YAML(typ="rt").load(io.StringIO(text))
+        loaded = yaml.load(io.StringIO(text))
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         location = f"{name}:{mark.line + 1}" if mark else name
@@ -121,6 +133,20 @@ def parse_source(text: str, name: str) -> Source:
     return Source(name, data, lines)
 
 
+class _LimitedParser(RoundTripParser):
+    """Stops at a text that is too deep or too large, before anything is made of it."""
+
+    depth = events = 0
+
+    def get_event(self) -> Any:
+        event = super().get_event()
+        self.events += 1
+        self.depth += isinstance(event, CollectionStartEvent) - isinstance(event, CollectionEndEvent)
+        if self.depth > MAX_DEPTH + 1 or self.events > MAX_VALUES:
+            raise MarkedYAMLError(problem=TOO_LARGE, problem_mark=event.start_mark)
+        return event
+
+
 def source_of(data: Json, name: str) -> Source:
     """A mapping from JSON as if it were a file; error messages call it `name`. Raises SpecError."""
     if not isinstance(data, dict):
@@ -131,11 +157,13 @@ def source_of(data: Json, name: str) -> Source:
         path, value = open_values.pop()
         values += 1
         if len(path) > MAX_DEPTH or values > MAX_VALUES:
-            raise SpecError(f"{name}: {dotted(path[:3])}: more than {MAX_DEPTH} levels or {MAX_VALUES:,} values")
+            raise SpecError(f"{name}: {dotted(path[:3])}: {TOO_LARGE}")
         if isinstance(value, dict):
             open_values += [((*path, key), inner) for key, inner in value.items()]
         elif isinstance(value, list):
             open_values += [((*path, index), inner) for index, inner in enumerate(value)]
+        elif isinstance(value, int) and abs(value) >= MAX_NUMBER:
+            raise SpecError(f"{name}: {dotted(path)}: {TOO_MANY_DIGITS}")
         elif isinstance(value, float) and not math.isfinite(value):
             raise SpecError(f"{name}: {dotted(path)}: {value} is not a finite number")
     return Source(name, data)
@@ -153,8 +181,7 @@ def _plain(node: Any, path: KeyPath, lines: dict[KeyPath, int | str], name: str)
     if len(path) > MAX_DEPTH or len(lines) > MAX_VALUES:
         raise source.error(
             path[:3],
-            f"the file is too deep or too large: more than {MAX_DEPTH} levels or {MAX_VALUES:,} values; "
-            "does an alias contain itself?",
+            f"the file is too deep or too large: {TOO_LARGE}; does an alias contain itself?",
         )
     if isinstance(node, (CommentedMap, CommentedSeq)) and node.tag.value:
         raise source.error(path, f"the YAML tag {node.tag.value} is not supported; remove it")
@@ -177,6 +204,8 @@ def _plain(node: Any, path: KeyPath, lines: dict[KeyPath, int | str], name: str)
         return node
     if isinstance(node, ScalarBoolean):
         return bool(node)
+    if isinstance(node, int) and abs(node) >= MAX_NUMBER:
+        raise source.error(path, TOO_MANY_DIGITS)
     for plain in (str, int, float):
         if isinstance(node, plain) and not (isinstance(node, float) and not math.isfinite(node)):
             return plain(node)

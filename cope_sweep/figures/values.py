@@ -41,7 +41,8 @@ COLUMNS = {
     "mean": "float64", "std": "float64", "low": "float64", "high": "float64", "published": "float64",
 }  # fmt: skip
 TRAINING_CONTEXT = "task.tokens"
-CONTEXT = re.compile(r"(?P<metric>.+)@(?P<tokens>\d+)")
+LENGTH = re.compile(r"(?P<metric>.+)@(?P<length>\d+)(?P<times>x?)")
+"""A metric at another length: `test/perplexity@1024` (tokens), `in_dist/token_error@4x` (times the trained length)."""
 
 
 @dataclass(frozen=True)
@@ -88,13 +89,21 @@ def _evaluations(row: Row, name: str) -> list[tuple[str, str]]:
 
 
 def contexts(plan: Plan, store: Store, options: Options = DEFAULTS) -> Figure:
-    """A metric `<test set>/<metric>@<tokens>` against the tokens (default: the first such metric of the table)."""
+    """A metric at several lengths against the length (default: the first such metric of the table).
+
+    The lengths are tokens, or, where sequences are generated, times the trained length, at which the metric itself is.
+    """
     rows = selected_rows(plan, options.rows)
     runs = final_values(plan, store, options.rows)
-    found = {name: match for name in metric_columns(runs, plan) if (match := CONTEXT.fullmatch(name))}
+    columns_of_runs = metric_columns(runs, plan)
+    found = {name: match for name in columns_of_runs if (match := LENGTH.fullmatch(name))}
     known = list(dict.fromkeys(match["metric"] for match in found.values()))
     if not known:
-        raise FigureError(f"no metric of {plan.name} is of a context (as test/perplexity@1024); see evaluate.contexts")
+        raise FigureError(
+            f"no metric of {plan.name} is of another length (test/perplexity@1024, in_dist/token_error@4x); see "
+            "evaluate.contexts and evaluate.lengths"
+        )
+    multiples = any(match["times"] for match in found.values())
     wanted = tuple(name.partition("@")[0] for name in options.metrics) or known[:1]
     for name in wanted:
         if name not in known:
@@ -103,18 +112,21 @@ def contexts(plan: Plan, store: Store, options: Options = DEFAULTS) -> Figure:
     names = _series(plan, rows, {}, {panel_key, None})
     points = []
     for base in dict.fromkeys(wanted):
-        columns = [(name, int(match["tokens"])) for name, match in found.items() if match["metric"] == base]
+        columns = [(name, int(match["length"])) for name, match in found.items() if match["metric"] == base]
+        if multiples and base in columns_of_runs:
+            columns.insert(0, (base, 1))
         title = metric_title(plan, columns[0][0])
         title = MetricTitle(base, base, title.unit, title.goal)
         shown = title if len(set(wanted)) > 1 or not panel_key else None
         points += [
-            _Point(row, _panel_title(row, panel_key, shown), title, prefix + column, name, float(tokens), "")
+            _Point(row, _panel_title(row, panel_key, shown), title, prefix + column, name, float(length), "")
             for row in rows
             for prefix, name in _evaluations(row, names[row.name])
-            for column, tokens in sorted(columns, key=lambda each: each[1])
-            if prefix + column in found
+            for column, length in sorted(columns, key=lambda each: each[1])
+            if prefix + column in columns_of_runs
         ]
-    return _figure("contexts", plan, runs, points, options, x_title="evaluation context (tokens)", numeric=True)
+    x_title = "length of a test sequence (times the trained length)" if multiples else "evaluation context (tokens)"
+    return _figure("contexts", plan, runs, points, options, x_title=x_title, numeric=True)
 
 
 def _default_panels(plan: Plan) -> str | None:

@@ -2,9 +2,9 @@
 
     log p(token t | tokens < t),  perplexity = exp(−Σ log p / n),  bits per token = −Σ log p / (n·ln 2)
 
-The first token of a sequence has no context: it is an input and is not scored. A sequence of T tokens has n = T − 1
-scored tokens, and entry 0 of its log-probabilities is NaN. A text is preceded by the end-of-text token, as in training,
-so every token of the text is scored.
+Perplexity is over the n tokens that the task trains (`Task.with_targets`); the model was never asked for the others.
+The first token of a sequence has no context: it is an input and is never scored. A text is preceded by the end-of-text
+token, as in training, so every token of the text is scored.
 
 Batching and windows change results by rounding errors only. The same call gives the same bits.
 

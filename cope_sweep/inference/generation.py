@@ -200,7 +200,7 @@ class Decoder:
         model = predictor.model
         self._cache = self._cache or [{} for _ in model.blocks]
         until = self._read + 1 if self._read else min(len(each.ids) for each in self.generations)
-        tokens_BT = torch.tensor([each.ids[self._read : until] for each in self.generations])
+        tokens_BT = torch.tensor([predictor.reading(each.ids)[self._read : until] for each in self.generations])
         hidden_BTD = read(model, predictor.run, tokens_BT.to(model.embedding.weight.device), self._cache)
         logits_BV = model.logits(hidden_BTD[:, -1]).double().cpu().numpy()
         self._read = until

@@ -19,18 +19,22 @@ class Perplexity:
     nll_sum: float
     """−Σ log p, in nats."""
     tokens: int
-    """Number of scored tokens: all but the first of each sequence."""
+    """Number of scored tokens: those that the task trains (`Task.with_targets`)."""
+    positions: int
+    """Number of all tokens but the first of each sequence."""
     perplexity: float
     """exp(nll_sum / tokens); infinite where a float overflows."""
     bits_per_token: float
 
     @staticmethod
     def of(log_probabilities: Iterable[np.ndarray]) -> Perplexity:
-        """Perplexity over all sequences, from the arrays that `Predictor.log_probabilities` returns."""
-        scored = [entry for sequence in log_probabilities for entry in sequence[1:].tolist()]
+        """Perplexity over all sequences, from the log-probabilities of their tokens; NaN: the token is not scored."""
+        sequences = list(log_probabilities)
+        scored = [entry for sequence in sequences for entry in sequence[~np.isnan(sequence)].tolist()]
+        positions = sum(len(sequence) - 1 for sequence in sequences)
         nll_sum = -math.fsum(scored)
         mean = nll_sum / len(scored)
-        return Perplexity(nll_sum, len(scored), _exp(mean), mean / math.log(2))
+        return Perplexity(nll_sum, len(scored), positions, _exp(mean), mean / math.log(2))
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from cope_sweep.inference.tokens import TokenIds, TokensError, validate_sequence
 from cope_sweep.inference.vocabulary import LabelVocabulary, TextVocabulary, Vocabulary
 from cope_sweep.inference.windows import Window, windows
 from cope_sweep.model import CheckpointError, Transformer, check_reach, load_model
+from cope_sweep.tasks import IGNORED, Task
 from cope_sweep.text import TOKENIZER_FILE, TextError, TextTokenizer
 
 WINDOWS_PER_CALL = 64
@@ -109,6 +110,13 @@ class Predictor:
         """The text of token ids: the tokenizer's, or the labels of the task. Raises CheckpointError."""
         return TextVocabulary(self.tokenizer) if self.reads_text else LabelVocabulary(self.run)
 
+    def reading(self, ids: list[int]) -> list[int]:
+        """What the model reads in the places of token ids: themselves, but for a task that trains on others."""
+        if type(self.run.task).with_targets is Task.with_targets:
+            return ids
+        inputs: list[int] = self.trained(np.array(ids))[0].tolist()
+        return inputs
+
     def text_tokens(self, text: str) -> np.ndarray:
         """The ids of a text with the end-of-text token before them, so that every token of the text is scored.
 
@@ -135,36 +143,58 @@ class Predictor:
         Raises TokensError for an empty text, for a stride out of range, and for a context longer than an encoding
         supports; CheckpointError as `tokenizer`.
         """
-        context = context or self.context
         tokens_T = self.text_tokens(text)
-        scored = self.score_windows(windows(tokens_T, context, stride or context))
-        entries = np.concatenate([[np.nan], *(scores.log_probabilities_N for scores in scored)])
-        return TextPerplexity.per_unit(Perplexity.of([entries]), *self.text_units(tokens_T))
+        return TextPerplexity.per_unit(
+            self.perplexity([tokens_T], context=context or self.context, stride=stride), *self.text_units(tokens_T)
+        )
 
     def perplexity(
         self, token_ids: Sequence[TokenIds], *, context: int | None = None, stride: int | None = None
     ) -> Perplexity:
-        """Perplexity over all sequences together, each read as a whole, or in windows as by `text_perplexity`.
+        """Perplexity of what the task trains in all sequences together, which contain the answers.
+
+        Each is read as a whole, or in windows as by `text_perplexity`.
 
         Args:
             token_ids: The sequences, each of shape (T,).
             context: Tokens of a window. None: the whole sequence.
             stride: Tokens from the begin of a window to the begin of the next, 1 … `context`. None: `context`.
 
-        Raises as `log_probabilities`; TokensError for a stride out of range.
+        Raises as `log_probabilities`; TokensError for a stride out of range, and for a sequence of which the task
+        trains no token.
         """
-        if context is None and stride is None:
-            return Perplexity.of(self.log_probabilities(token_ids))
-        entries = []
+        sequences = []
         for index, ids in enumerate(token_ids):
             tokens_T = validate_sequence(ids, self.vocabulary_size, f"sequence {index}")
+            inputs_T, trained_T = self.trained(tokens_T)
+            self.check_trained(trained_T, f"sequence {index}")
             width = context or len(tokens_T) - 1
-            scored = self.score_windows(windows(tokens_T, width, stride or width))
-            entries.append(np.concatenate([[np.nan], *(scores.log_probabilities_N for scores in scored)]))
+            sequences.append((trained_T, list(windows(tokens_T, width, stride or width, inputs_T))))
+        scored = self.score_windows(window for _, parts in sequences for window in parts)
+        entries = []
+        for trained_T, parts in sequences:
+            log_p_T = np.concatenate([[np.nan], *(next(scored).log_probabilities_N for _ in parts)])
+            entries.append(np.where(trained_T, log_p_T, np.nan))
         return Perplexity.of(entries)
+
+    def trained(self, tokens_T: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """What the model reads in the places of tokens, (T,), and which of the tokens the task trains, bool (T,)."""
+        batch = self.run.task.with_targets(np.append(tokens_T, 0)[None])
+        return batch.inputs_NT[0], np.concatenate(([False], batch.targets_NT[0, :-1] != IGNORED))
+
+    def check_trained(self, trained_T: np.ndarray, name: str) -> None:
+        """Raise TokensError for a sequence of which the task trains no token."""
+        if not trained_T.any():
+            task = self.run.task
+            raise TokensError(
+                f"{name} has no token that is scored: the task {task.kind} trains only {task.TRAINED}; add the answer "
+                "that the model should give"
+            )
 
     def log_probabilities(self, token_ids: Sequence[TokenIds]) -> list[np.ndarray]:
         """For each sequence, float64 of shape (T,): entry t is log p(token t | tokens < t) in nats; entry 0 is NaN.
+
+        The model reads the tokens as they are, and all are scored, those too that the task does not train.
 
         Raises TokensError (a ValueError) for a sequence of fewer than two tokens, for an entry that is no token id of
         this model, and for a sequence longer than an encoding supports; NotFiniteError where the model's outputs are

@@ -143,7 +143,8 @@ def _hidden(model: Transformer, run: RunSpec, windows: Sequence[Window]) -> Tens
     lengths = [window.reads for window in windows]
     tokens_BT = np.zeros((len(windows), max(lengths)), dtype=np.int64)
     for row, window in enumerate(windows):
-        tokens_BT[row, : window.reads] = window.tokens_T[: window.reads]
+        inputs_T = window.tokens_T if window.inputs_T is None else window.inputs_T
+        tokens_BT[row, : window.reads] = inputs_T[: window.reads]
     device = model.embedding.weight.device
     return read(model, run, torch.from_numpy(tokens_BT).to(device), packing=Packing(lengths, device))[0]
 

@@ -17,6 +17,7 @@ from cope_sweep.config import Plan, SpecError
 from cope_sweep.queries import AblationFiles, NotFoundError, recorded_plan
 from cope_sweep.report.evidence import EXPLORATORY, Evidence, ReportError, evidence
 from cope_sweep.report.provenance import Provenance, duration, provenance
+from cope_sweep.results.layout import Layout
 from cope_sweep.results.render import html_table
 from cope_sweep.store import RunRecord, Store
 
@@ -77,7 +78,7 @@ class Document:
         )
         return template.render(
             title=TITLE, chapters=self.chapters, provenance=self.provenance, missing=list(self._missing()),
-            exploratory=EXPLORATORY, tables=_tables, shortcut_table=_shortcut_table, pictures=_pictures,
+            exploratory=EXPLORATORY, tables=_tables, further_table=_further_table, pictures=_pictures,
             compute=duration(self.provenance.compute_s),
         )  # fmt: skip
 
@@ -169,8 +170,8 @@ def _tables(found: Evidence) -> tuple[Markup, Markup]:
     return Markup(rows), Markup(separator + runs)  # noqa: S704 - `results.render` escapes all text
 
 
-def _shortcut_table(found: Evidence) -> Markup:
-    return Markup(html_table(found.shortcuts.layout, "shortcuts") if found.shortcuts else "")  # noqa: S704 - escaped
+def _further_table(layout: Layout, name: str) -> Markup:
+    return Markup(html_table(layout, name))  # noqa: S704 - escaped
 
 
 def _pictures(found: Evidence) -> list[dict[str, str]]:

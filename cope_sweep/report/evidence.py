@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cope_sweep.config import Plan
 from cope_sweep.config.figure import Maps
@@ -15,13 +16,18 @@ from cope_sweep.figures.declared import Declared, declared_figures, draw_declare
 from cope_sweep.report.provenance import Provenance, provenance, sweeps_of
 from cope_sweep.report.runs import CURVES, run_frame, to_parquet
 from cope_sweep.report.shortcuts import Shortcuts, shortcuts
+from cope_sweep.report.thresholds import thresholds
 from cope_sweep.results import Table, table
 from cope_sweep.results.compare import PAPER
 from cope_sweep.results.frame import curves
+from cope_sweep.results.layout import Layout
 from cope_sweep.results.render import markdown_table, markdown_text
 from cope_sweep.results.table_model import STATUSES
 from cope_sweep.store import Store
 from cope_sweep.store.files import write_bytes
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 EXPLORATORY = "Exploratory: the recipe was chosen by looking at results like these."
 POSITION, METHOD = "model.position", "cope"
@@ -95,13 +101,23 @@ class Evidence:
         """The errors of rules that do not solve the tasks; None where the tasks have none."""
         return shortcuts(self.table.model)
 
+    @cached_property
+    def curves(self) -> pd.DataFrame:
+        """The learning curves of the runs, as `results.frame.curves` has them."""
+        return curves(self.plan, self.store)
+
+    @cached_property
+    def thresholds(self) -> Layout | None:
+        """Steps and sequences until the task is learned; None where the file does not say from which value on."""
+        return thresholds(self.table.model, self.curves)
+
     def files(self) -> dict[str, bytes]:
         """File name → content: runs, learning curves, report and figures. The same store gives the same bytes."""
         records = self.table.records
         frame = run_frame(self.plan, records, sweeps_of(records.values(), self.store))
         found = {
             f"{self.stem}.parquet": to_parquet(frame),
-            f"{self.stem}{CURVES}": to_parquet(curves(self.plan, self.store)),
+            f"{self.stem}{CURVES}": to_parquet(self.curves),
         }
         pictures = {each.name: f"{self.stem}.{each.name}.svg" for each in self.figures if each.figure is not None}
         found |= {pictures[each.name]: each.figure.render("svg") for each in self.figures if each.figure is not None}
@@ -125,6 +141,12 @@ class Evidence:
             parts += ["\n".join(f"- {markdown_text(text)}" for text in self.shortcuts.alike)] * bool(
                 self.shortcuts.alike
             )
+        if self.thresholds is not None:
+            parts += [
+                "### Until the task is learned",
+                markdown_table(self.thresholds),
+                markdown_text(self.thresholds.note),
+            ]
         for each in self.figures:
             if each.name in pictures:
                 title = markdown_text(each.title) + (f", as {markdown_text(each.source)}" if each.source else "")

@@ -13,6 +13,11 @@
 
 Files are written to a temporary file in the same folder and renamed, so a reader never sees a partial file. Whether a
 run that says `running` is still in training is not in its files: the index has its lease.
+
+An older attempt, whose process was paused, cannot replace a newer one's files. Its temporary files have its number in
+their names. It looks for a newer attempt when such a file is complete, and then renames it; a newer attempt first
+writes its number to `state.json` and then deletes the temporary files of older ones. So the older one sees the number,
+or has renamed its file before the newer attempt reads any, or finds nothing to rename.
 """
 
 from __future__ import annotations
@@ -20,7 +25,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 import re
 import shutil
 import tempfile
@@ -41,8 +45,6 @@ from cope_sweep.store.files import (
     read_bytes,
     replacing,
     sha256,
-    write_bytes,
-    write_json,
 )
 from cope_sweep.store.objects import ObjectFolder
 
@@ -52,6 +54,8 @@ PUBLISH_CURVE_EVERY_S = 5.0
 CHECK_FENCE_EVERY_S = 1.0
 """Shortest time between two looks for a newer attempt in an object store."""
 LOG_FILE = "log.txt"
+CHECKED = {"curve.jsonl", "checkpoint"}
+"""The file and the folder of whose content a result has checksums."""
 
 
 @dataclass(frozen=True)
@@ -105,8 +109,10 @@ class RunFolder:
         result = self._document("result.json")
         if result is None:
             return None
-        metrics, facts = result.get("metrics"), result.get("facts")
+        metrics, facts, files = result.get("metrics"), result.get("facts"), result.get("files", {})
         if not isinstance(facts, dict) or not isinstance(metrics, dict) or not all(map(is_number, metrics.values())):
+            raise DamagedError(f"{self.path / 'result.json'}: not the result of a run")
+        if not isinstance(files, dict) or {name.partition("/")[0] for name in files} - CHECKED:
             raise DamagedError(f"{self.path / 'result.json'}: not the result of a run")
         return result | {"metrics": current_names(metrics)}
 
@@ -163,17 +169,37 @@ class RunFolder:
             The folder, for this attempt to write to.
 
         Raises:
-            FencedError: A newer attempt has begun.
+            FencedError: This or a newer attempt has begun, or an earlier one has finished the run.
         """
         self.repair(spec)
         earlier = int(self.state.get("attempt", 0))
         own = replace(self, attempt=earlier + 1 if attempt is None else attempt)
-        own.check_fence()
-        own._fetch("curve.jsonl", "resume.safetensors", LOG_FILE)
+        if own.attempt is not None and own.attempt <= earlier:
+            # Also the same number: the index forgets a lease without a folder when it is made again.
+            raise FencedError(f"run {self.run_id}: attempt {earlier} has begun; attempt {own.attempt} ends")
         # Message and traceback of an earlier attempt are dropped.
         state = {"status": "running", "updated_ms": _now_ms(), "worker_id": worker_id, "attempt": own.attempt}
         own._write("state.json", state)
+        own._delete_older()
+        own._fetch("curve.jsonl", "resume.safetensors", LOG_FILE)
         return own
+
+    def _delete_older(self) -> None:
+        """Delete temporary files of older attempts, and their checkpoint, which is of no use without a result.
+
+        Raises FencedError if an older one has finished the run.
+        """
+        for path in self.path.glob(".*"):
+            number = path.name.split(".")[-2]
+            if number.isdigit() and int(number) >= (self.attempt or 0):
+                continue
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            elif number:  # `.nfs…` is a file that NFS keeps for who has it open; former versions wrote no number
+                path.unlink(missing_ok=True)
+        if self.result is not None:  # from here on, no older attempt can write one
+            raise FencedError(f"run {self.run_id}: an earlier attempt has finished it")
+        shutil.rmtree(self.checkpoint, ignore_errors=True)
 
     def repair(self, spec: RunSpec) -> None:
         """Put files that cannot be read aside as `<name>.damaged`, and write the spec if there is none."""
@@ -193,20 +219,37 @@ class RunFolder:
         target = self.path / f"{name}.damaged"
         if target.is_dir() and not target.is_symlink():
             shutil.rmtree(target)
+        else:
+            target.unlink(missing_ok=True)
         with contextlib.suppress(FileNotFoundError):
             (self.path / name).replace(target)
         if self.objects and (content := self.content(name)) is not None:
             self.objects.write(self._object(f"{name}.damaged"), content)
             self.objects.delete(self._object(name))
 
-    def check_fence(self) -> None:
+    def mark_damaged(self, problems: Mapping[str, str]) -> None:
+        """Put damaged files aside, so that the run can be trained again. Raises FencedError.
+
+        `problems` are the files, and what is wrong with each. A finished run without its curve or checkpoint is
+        finished no more. Damage of its spec or state alone needs no training: the next attempt writes them.
+        """
+        check_no_link(self.path)
+        for name in sorted({name.partition("/")[0] for name in problems}):
+            self.put_aside(name)
+        if problems.keys() - {"spec.json", "state.json"}:
+            self.put_aside("result.json")
+            if self.spec is not None:  # else it reads as if it had never been begun
+                self.path.mkdir(parents=True, exist_ok=True)
+                own = replace(self, attempt=int(self.state.get("attempt", 0)))
+                own.set_state("damaged", message="; ".join(problems.values()))
+
+    def check_fence(self, *, every_s: float = 0.0) -> None:
         """Raise FencedError if a newer attempt than this one has begun.
 
-        Between this check and a write a newer attempt may still begin. What is written then does no harm: a run is
-        deterministic, rows of one step are read once, and the resume file names its step.
+        In an object store each check is a request: it is left out within `every_s` of the last one.
         """
-        if self.objects and time.monotonic() - self._published_s.get("fence", 0.0) < CHECK_FENCE_EVERY_S:
-            return  # each check is a request
+        if self.objects and time.monotonic() - self._published_s.get("fence", float("-inf")) < every_s:
+            return
         self._published_s["fence"] = time.monotonic()
         with contextlib.suppress(DamagedError):
             newest = int(self.state.get("attempt", 0))
@@ -243,28 +286,32 @@ class RunFolder:
         self.check_fence()
         path = self.path / "curve.jsonl"
         if step and mark:
-            os.truncate(path, mark["bytes"])
+            self._write_curve(read_bytes(path, mark["bytes"]) or b"")
             return
         try:
             rows = [row for row in self.curve(times=True) if row["step"] <= step]
         except DamagedError:
             self.put_aside(path.name)
             rows = []
-        with replacing(path) as temporary:
-            temporary.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        self._write_curve("".join(json.dumps(row) + "\n" for row in rows).encode())
+
+    def _write_curve(self, content: bytes) -> None:
+        # Always a new file: what an older attempt appends to the one that it has opened is not read.
+        with self._replacing("curve.jsonl") as temporary:
+            temporary.write_bytes(content)
 
     def log(self, row: Mapping[str, float]) -> None:
         """Append one row, which has the key `step`, with the time of day. Raises FencedError."""
-        self.check_fence()
         step = {"step": row["step"], TIME_KEY: _now_ms()}
         with (self.path / "curve.jsonl").open("a") as file:
+            self.check_fence(every_s=CHECK_FENCE_EVERY_S)  # after the file was opened, see `_write_curve`
             file.write(json.dumps(step | dict(row), allow_nan=False) + "\n")
         if self.objects and time.monotonic() - self._published_s.get("curve.jsonl", 0.0) > PUBLISH_CURVE_EVERY_S:
             self._publish("curve.jsonl")
 
     def note(self, text: str) -> None:
         """Append lines with the time of day to the run's log, for people. Raises FencedError."""
-        self.check_fence()
+        self.check_fence(every_s=CHECK_FENCE_EVERY_S)
         now = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime())
         with (self.path / LOG_FILE).open("a", encoding="utf-8") as file:
             file.writelines(f"{now}  {line}\n" for line in text.splitlines())
@@ -281,26 +328,42 @@ class RunFolder:
     @contextlib.contextmanager
     def writing_resume(self) -> Iterator[Path]:
         """A temporary path that replaces the resume file when the block ends without an error. Raises FencedError."""
-        with replacing(self.resume) as temporary:
+        with self._replacing(self.resume.name) as temporary:
             yield temporary
-            self.check_fence()
         self._publish("curve.jsonl", self.resume.name)
 
     @contextlib.contextmanager
+    def _replacing(self, name: str) -> Iterator[Path]:
+        """A temporary path that replaces a file of this attempt when the block ends. Raises FencedError."""
+        try:
+            with replacing(self.path / name, f"{self.attempt or 0}.") as temporary:
+                yield temporary
+                self.check_fence()
+        except FileNotFoundError:
+            self.check_fence()  # a newer attempt has deleted it
+            raise
+
+    @contextlib.contextmanager
     def writing_checkpoint(self) -> Iterator[Path]:
-        """A temporary folder that replaces `checkpoint` when the block ends without an error. Raises FencedError."""
-        with self._replacing_checkpoint() as temporary:
-            yield temporary
-            self.check_fence()
+        """A temporary folder that becomes `checkpoint` when the block ends without an error. Raises FencedError.
+
+        An attempt writes one checkpoint.
+        """
+        try:
+            with self._new_checkpoint() as temporary:
+                yield temporary
+                self.check_fence()
+        except FileNotFoundError:
+            self.check_fence()  # a newer attempt has deleted it
+            raise
         self._publish(*(f"checkpoint/{file.name}" for file in sorted(self.checkpoint.iterdir())))
 
     @contextlib.contextmanager
-    def _replacing_checkpoint(self) -> Iterator[Path]:
+    def _new_checkpoint(self) -> Iterator[Path]:
         self.path.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(dir=self.path, prefix=".checkpoint."))
+        temporary = Path(tempfile.mkdtemp(dir=self.path, prefix=f".checkpoint.{self.attempt or 0}."))
         try:
             yield temporary
-            shutil.rmtree(self.checkpoint, ignore_errors=True)
             temporary.chmod(0o755)
             temporary.replace(self.checkpoint)
         finally:
@@ -340,9 +403,8 @@ class RunFolder:
 
     def copy_curve(self, source: RunFolder, mark: CurveMark) -> None:
         """Begin the curve with the first rows of another run's. Raises DamagedError, FencedError."""
-        self.check_fence()
         source.check_curve(mark)
-        write_bytes(self.path / "curve.jsonl", read_bytes(source.path / "curve.jsonl", mark["bytes"]) or b"")
+        self._write_curve(read_bytes(source.path / "curve.jsonl", mark["bytes"]) or b"")
 
     def fetch_checkpoint(self) -> Path:
         """The folder of the trained model on this machine. Copied from an object store once. Raises StoreError.
@@ -352,9 +414,13 @@ class RunFolder:
         """
         check_checkpoint(self.checkpoint)
         if self.objects and not self.checkpoint.is_dir() and (names := self.objects.names(self._object("checkpoint"))):
-            with self._replacing_checkpoint() as temporary:
-                for name in names:
-                    self.objects.download(self._object(f"checkpoint/{name}"), temporary / name)
+            try:
+                with self._new_checkpoint() as temporary:
+                    for name in names:
+                        self.objects.download(self._object(f"checkpoint/{name}"), temporary / name)
+            except OSError:
+                if not self.checkpoint.is_dir():  # else another process was faster
+                    raise
         return self.checkpoint
 
     # -- where the files are -------------------------------------------------------------------------------------
@@ -375,8 +441,9 @@ class RunFolder:
         return None if content is None else parse_json(content, self.path / name)
 
     def _write(self, name: str, document: Mapping[str, Any]) -> None:
-        """Write a JSON object."""
-        write_json(self.path / name, document)
+        """Write a JSON object. Raises FencedError, and ValueError where it contains NaN or an infinity."""
+        with self._replacing(name) as temporary:
+            temporary.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n")
         self._publish(name)
 
     def _publish(self, *names: str) -> None:

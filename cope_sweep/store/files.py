@@ -17,12 +17,12 @@ from cope_sweep.store.errors import DamagedError
 
 
 @contextlib.contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """A temporary path in the same folder, which replaces `path` when the block ends.
+def replacing(path: Path, tag: str = "") -> Iterator[Path]:
+    """A temporary path in the same folder, which replaces `path` when the block ends. `tag` begins its last part.
 
     If the block raises, the temporary file is deleted and `path` is unchanged.
     """
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.{tag}")
     os.close(descriptor)
     temporary = Path(name)
     try:
@@ -39,16 +39,6 @@ def write_bytes(path: Path, content: bytes) -> None:
     """Write a file, atomically. Raises OSError."""
     with replacing(path) as temporary:
         temporary.write_bytes(content)
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Write `value` as JSON, atomically.
-
-    Raises:
-        ValueError: `value` contains NaN or an infinity.
-    """
-    with replacing(path) as temporary:
-        temporary.write_text(json.dumps(value, indent=1, allow_nan=False) + "\n")
 
 
 def check_no_link(*folders: Path) -> None:

@@ -75,7 +75,7 @@ class LeaseHolder:
             self._progress.pop(run_id, None)
         row = read_run(self.store.run(run_id), self.sweep_id)
         if row is None:
-            self.waiting(lambda: self.store.index.delete([run_id]))
+            self.waiting(lambda: self.store.index.delete([run_id], owner=self.owner))
             return "pending"
         if not self.waiting(lambda: self.store.index.end(row, self.owner)):
             with self._lock:

@@ -54,28 +54,40 @@ class RunContents:
     def _attempt(self) -> Any:
         return self._read("state").get("attempt", 0)
 
-    def damage(self, *, checksums: bool = False) -> list[str]:
-        """Problems of the files, one line each; with `checksums`, the content of curve and checkpoint, too."""
-        problems = []
-        found: dict[str, Any] = {}
-        for name in ("spec", "state", "result", "curve"):
+    def damage(self, *, checksums: bool = False) -> dict[str, str]:
+        """File → what is wrong with it, in one line; with `checksums`, the content of curve and checkpoint, too."""
+        problems = {}
+        for name, file in (("spec", "spec.json"), ("state", "state.json"), ("result", "result.json"), ("curve", CURVE)):
             try:
-                found[name] = self._read(name)
+                self._read(name)
             except DamagedError as error:
-                problems.append(str(error))
-        result = found.get("result")
-        if result is not None and found.get("spec", "damaged") is None:
-            problems.append(f"{self.folder.path / 'spec.json'}: missing")
-        for name, digest in (result or {}).get("files", {}).items() if checksums else ():
+                problems[file] = str(error)
+        if "result.json" in problems or self._read("result") is None:
+            return problems
+        return self.lost(checksums=checksums) | problems
+
+    def lost(self, *, checksums: bool = False) -> dict[str, str]:
+        """File → what is wrong with it, of those that a finished run has to have: its result, and what that names.
+
+        Each is opened; with `checksums`, also read.
+        """
+        try:
+            result = self._read("result")
+        except DamagedError as error:
+            return {"result.json": str(error)}
+        if result is None:
+            return {"result.json": f"{self.folder.path / 'result.json'}: missing"}
+        problems = {}
+        for name, digest in {"spec.json": None, **result.get("files", {})}.items():
             try:
-                content = self._read(CURVE) if name == CURVE else self.folder.content(name)
+                content = self.folder.content(name, -1 if checksums else 0)
             except DamagedError as error:
-                problems.append(str(error))
+                problems[name] = str(error)
                 continue
             if content is None:
-                problems.append(f"{self.folder.path / name}: No such file or directory")
-            elif hashlib.sha256(content).hexdigest() != digest:
-                problems.append(f"{self.folder.path / name}: has changed since the run was finished (SHA-256)")
+                problems[name] = f"{self.folder.path / name}: missing"
+            elif checksums and digest and hashlib.sha256(content).hexdigest() != digest:
+                problems[name] = f"{self.folder.path / name}: has changed since the run was finished (SHA-256)"
         return problems
 
     def _read(self, name: str) -> Any:
@@ -129,7 +141,7 @@ class RunContents:
         status: Status = state.get("status", "interrupted")
         return RunRow(
             folder.run_id,
-            "interrupted" if status in ("running", "finished", "pending", "damaged") else status,
+            "interrupted" if status in ("running", "finished", "pending") else status,
             spec,
             attempt=state.get("attempt", 0),
             step=_last_step(folder, curve),

@@ -1,10 +1,12 @@
-"""Makes the index again from the files of a store, and compares both."""
+"""Makes the index again from the files of a store, compares both, and marks runs whose files are damaged."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from cope_sweep.store.artifacts import RunFolder
 from cope_sweep.store.errors import DamagedError
@@ -18,6 +20,7 @@ BATCH_RUNS = 2000
 REQUESTS_AT_ONCE = 16
 """Runs that are read from an object store at the same time."""
 
+T = TypeVar("T")
 OnProgress = Callable[[int, int], None]
 """Called with the number of runs read so far, and of all runs."""
 
@@ -42,9 +45,11 @@ class Difference:
     """Run id, or path of a sweep's record."""
     problem: str
     way_out: str = "cope-sweep store rebuild"
+    file: str | None = None
+    """The damaged file in the run's folder."""
 
 
-TRAIN_AGAIN = "the same `cope-sweep run` trains it again"
+TRAIN_AGAIN = "cope-sweep store check{} --repair; then the same `cope-sweep run` trains again what is lost"
 RESTORE = "restore the file from a copy, or delete it"
 
 
@@ -88,11 +93,54 @@ def _rows(folders: Sequence[RunFolder], last_sweep: Mapping[str, str]) -> list[R
     def read(folder: RunFolder) -> RunRow | None:
         return read_run(folder, last_sweep.get(folder.run_id))
 
+    return [row for row in _each(folders, read) if row is not None]
+
+
+def _each(folders: Sequence[RunFolder], read: Callable[[RunFolder], T]) -> list[T]:
     if any(folder.objects for folder in folders):
         # Three requests for each run. Threads gain nothing on a local disk, where parsing takes the time.
         with ThreadPoolExecutor(REQUESTS_AT_ONCE) as pool:
-            return [row for row in pool.map(read, folders) if row is not None]
-    return [row for row in map(read, folders) if row is not None]
+            return list(pool.map(read, folders))
+    return list(map(read, folders))
+
+
+def mark_lost(files: StoreFiles, index: Index, finished: Iterable[str]) -> dict[str, str]:
+    """Mark those of the runs as damaged that the index has as finished and that have lost their result or another file.
+
+    Their files are opened, and nothing but the result is read: 0.1 ms per run on a local disk.
+
+    Returns:
+        Run id → what is wrong.
+    """
+    folders = [files.run(run_id) for run_id in finished]
+    lost = {
+        folder: problems
+        for folder, problems in zip(folders, _each(folders, lambda each: RunContents(each).lost()), strict=True)
+        if problems
+    }
+    for folder, problems in lost.items():
+        _mark(folder, problems)
+        if (row := read_run(folder)) is None:
+            index.delete([folder.run_id])  # it is as if it had never been begun
+        else:
+            index.write([row])
+    return {folder.run_id: next(iter(problems.values())) for folder, problems in lost.items()}
+
+
+def _mark(folder: RunFolder, problems: Mapping[str, str]) -> None:
+    with contextlib.suppress(DamagedError):  # a link, which only its owner can replace
+        folder.mark_damaged(problems)
+
+
+def repair(files: StoreFiles, index: Index, found: Iterable[Difference]) -> None:
+    """Put the damaged files aside that `check` has found, mark their runs, and make the index again."""
+    damaged: dict[str, dict[str, str]] = {}
+    for each in found:
+        if each.file is not None:
+            damaged.setdefault(each.item, {})[each.file] = each.problem
+    for run_id, problems in damaged.items():
+        _mark(files.run(run_id), problems)
+    rebuild(files, index)
 
 
 def check(
@@ -105,17 +153,21 @@ def check(
         elif index.sweep(record.sweep_id) is None:
             yield Difference(record.sweep_id, "the sweep is not in the index")
     folders = files.run_folders()
-    missing = set(index.statuses()) - {folder.run_id for folder in folders}
+    known_ids = {run_id for run_id, status in index.statuses().items() if status != "running"}
+    missing = known_ids - {folder.run_id for folder in folders}
     yield from (Difference(run_id, "in the index, but without a folder") for run_id in sorted(missing))
     for start in range(0, len(folders), BATCH_RUNS):
         batch = folders[start : start + BATCH_RUNS]
         known = index.records(folder.run_id for folder in batch)
         for folder in batch:
-            contents = RunContents(folder)
-            for problem in contents.damage(checksums=checksums):
-                yield Difference(folder.run_id, problem, TRAIN_AGAIN)
-            row, indexed = contents.row(), known.get(folder.run_id)
-            if row is None or (indexed is not None and indexed.status == "running"):
+            contents, indexed = RunContents(folder), known.get(folder.run_id)
+            if indexed is not None and indexed.status == "running":
+                continue
+            for file, problem in contents.damage(checksums=checksums).items():
+                way_out = TRAIN_AGAIN.format(" --checksums" if checksums else "")
+                yield Difference(folder.run_id, problem, way_out, file)
+            row = contents.row()
+            if row is None:
                 continue
             if indexed is None:
                 yield Difference(folder.run_id, f"{row.status} by its files, and not in the index")

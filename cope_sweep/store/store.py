@@ -15,16 +15,17 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
 
 from cope_sweep.store.artifacts import RunFolder
 from cope_sweep.store.errors import StoreError
 from cope_sweep.store.event import Status
-from cope_sweep.store.index import Index, RunRow
+from cope_sweep.store.index import Index, IndexUnusable, RunRow
 from cope_sweep.store.layout import StoreFiles
 from cope_sweep.store.reading import read_run
-from cope_sweep.store.rebuild import rebuild
+from cope_sweep.store.rebuild import mark_lost, rebuild
 from cope_sweep.store.sweeps import SweepRecord, parse_sweep, sweep_members
 
 INDEX_VARIABLE = "COPE_SWEEP_INDEX"
@@ -78,13 +79,19 @@ class Store:
     def index(self) -> Index:
         """The index. That of a store which has none is made from the run folders, which takes 0.5 ms per run.
 
-        Where the store does not exist or cannot be written, the index is in memory. Raises StoreError.
+        Where the store does not exist, or cannot be written and has no index that can be read without writing, the
+        index is in memory. Raises StoreError.
         """
         url = self.index_url
         can_be_made = (self.root / "runs").is_dir() and os.access(self.root, os.W_OK)
         if self._index_url is None and not can_be_made and not (self.root / "index.db").exists():
             url = MEMORY
-        index = Index(url)
+        try:
+            index = Index(url)
+        except IndexUnusable:  # SQLite has to write to read a write-ahead log
+            if self._index_url is not None or os.access(self.root, os.W_OK):
+                raise
+            index = Index(MEMORY)
         if not index.is_built():
             rebuild(self.files, index)
         return index
@@ -114,6 +121,16 @@ class Store:
             if row is not None and self._end_if_expired(row, owner):
                 ended.append(run_id)
         return ended
+
+    def mark_lost(self, run_ids: Iterable[str]) -> dict[str, str]:
+        """Mark those of the runs as damaged that were finished and have lost a file; run id → what. Raises StoreError.
+
+        A file whose content has changed is found by `rebuild.check` only.
+        """
+        statuses = self.index.statuses(run_ids)
+        return mark_lost(
+            self.files, self.index, [run_id for run_id, status in statuses.items() if status == "finished"]
+        )
 
     def _end_if_expired(self, row: RunRow, owner: str | None) -> bool:
         if owner is None:

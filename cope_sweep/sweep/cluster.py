@@ -334,7 +334,7 @@ def _start(cpus: int, runtime_env: dict[str, Any]) -> None:
             ray.init(
                 address="local",
                 num_cpus=cpus,
-                include_dashboard=True,
+                include_dashboard=False,  # nobody has its token, and it takes a second of CPU time
                 log_to_driver=False,
                 configure_logging=False,
                 runtime_env=runtime_env or None,

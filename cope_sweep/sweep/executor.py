@@ -9,7 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from cope_sweep.config import Resources, RunSpec
@@ -208,6 +208,8 @@ def train_leased(
         attempt=lease.attempt, parent_id=parent_id, on_event=pass_on, should_stop=request,
     )  # fmt: skip
     elsewhere = RunEnd(Event(run.run_id, "pending", steps=run.train.steps), elsewhere=True)
+    if outcome == "fenced":
+        leases.end(run.run_id)  # where the index has lost the number of attempts, it learns it from the folder
     if outcome == "fenced" or leases.is_lost(run.run_id):
         return elsewhere
     if outcome == "stopped":
@@ -248,8 +250,8 @@ def _unfinished_folder(run: RunSpec, store: Store) -> tuple[RunFolder | None, di
         if folder.result is not None:
             return None, {}
     try:
-        if folder.spec is not None and folder.state:
-            return folder, folder.state
+        if folder.spec is not None and (state := folder.state):
+            return replace(folder, attempt=int(state.get("attempt", 0))), state
     except DamagedError:
         pass
     return folder.begin(run, ""), {}

@@ -238,6 +238,15 @@ def job_outcome(address: str, job_id: str, token: str | None = None) -> JobOutco
     return next((_outcome(job_id, each) for each in known if each.submission_id == job_id), None)
 
 
+def stop_job(address: str, job_id: str) -> None:
+    """Ask the cluster to stop a job; has no effect on a job that has ended, or that it does not know.
+
+    Raises ClusterError as `job_outcome`.
+    """
+    with contextlib.suppress(OSError, RuntimeError):
+        _client(address, None).stop_job(job_id)
+
+
 def _has_no_agent_yet(error: RuntimeError) -> bool:
     """Whether a job was refused because the cluster's job agent is still starting.
 
@@ -489,10 +498,15 @@ def failing(store: Store, sweep_id: str) -> Iterator[None]:
         raise
 
 
+MAX_NOTE = 500
+
+
 def settle_submission(store: Store, sweep_id: str, message: str | None) -> None:
     """Record the end of a sweep whose job has ended without recording it."""
-    reason = message or "its log is in Ray's dashboard"
-    end_submission(store, sweep_id, f"the job ended before the sweep did: {' '.join(reason.split())}", ACTIVE)
+    lines = [line.strip() for line in (message or "its log is in Ray's dashboard").splitlines() if line.strip()]
+    # Of a traceback, the last line has the error.
+    reason = lines[0] if len(lines) == 1 else f"{lines[0]} … {lines[-1]}"
+    end_submission(store, sweep_id, f"the job ended before the sweep did: {reason[:MAX_NOTE]}", ACTIVE)
 
 
 def end_submission(store: Store, sweep_id: str, note: str, statuses: Sequence[Status]) -> None:

@@ -142,9 +142,13 @@ def sweep(
         ClusterError: And whatever else the executor raises, after the sweep was recorded as failed or interrupted.
     """
     stop, budget = stop or threading.Event(), budget or Budget()
-    store.end_expired()
-    work = _Work.of(recorded_plan(plan, store), store, {"finished", *leave_out}, executor_name, file_text, submission)
     notes = _Notes(on_note)
+    store.end_expired()
+    plan = recorded_plan(plan, store)
+    if lost := store.mark_lost(run.run_id for run in plan.runs):
+        number = "a finished run is" if len(lost) == 1 else f"{len(lost)} finished runs are"
+        notes(f"{number} damaged, and what is lost is trained again: {next(iter(lost.values()))}")
+    work = _Work.of(plan, store, {"finished", *leave_out}, executor_name, file_text, submission)
     work.suggest(store, budget.max_runs, on_row, on_event, notes)
     if not (work.todo or (work.suggestions and work.suggestions.is_recorded)):
         outcome = _nothing_to_train(work, store, tracking_uri, on_sending)

@@ -13,7 +13,7 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, ClassVar, Protocol
+from typing import Annotated, ClassVar, Protocol, Self
 
 import numpy as np
 from pydantic import Field
@@ -50,6 +50,12 @@ class Batch:
         units_N = {name: counts[rows] for name, counts in self.units_N.items()}
         return Batch(self.inputs_NT[rows], self.targets_NT[rows], self.answers_NT[rows], units_N)
 
+    def whole(self) -> np.ndarray:
+        """The sequences with their answers, (N, T + 1), as `Task.with_targets` takes them."""
+        following_NT = np.concatenate((self.inputs_NT[:, 1:], self.inputs_NT[:, -1:]), axis=1)
+        next_NT = np.where(self.targets_NT != IGNORED, self.targets_NT, following_NT)
+        return np.concatenate((self.inputs_NT[:, :1], next_NT), axis=1)
+
     @staticmethod
     def concatenate(batches: list[Batch]) -> Batch:
         """One batch of all sequences, in order."""
@@ -80,6 +86,12 @@ class Task(Kind):
     METRICS: ClassVar[tuple[str, ...]] = ("token_error", "sequence_error", "loss")
     """The metrics of every test set: errors in percent, loss in nats per target."""
 
+    LENGTHS: ClassVar[tuple[str, ...]] = ()
+    """The fields that make sequences longer: `longer` multiplies them. Empty where a task has no longer sequences."""
+
+    TRAINED: ClassVar[str] = "every token but the first"
+    """The tokens of a sequence that are targets in training, in words. Only their perplexity says something."""
+
     @property
     @abstractmethod
     def vocabulary_size(self) -> int:
@@ -92,6 +104,13 @@ class Task(Kind):
     def generate(self, split: str, rng: np.random.Generator, count: int) -> Batch:
         """`count` sequences of this split, with all randomness from `rng`. Not needed if `sequences` is overridden."""
         raise NotImplementedError(f"the task {self.kind} has no `generate`; call `sequences`")
+
+    def with_targets(self, tokens_NL: np.ndarray) -> Batch:
+        """Inputs and targets, (N, L − 1), of sequences that contain their answers, as in training.
+
+        Here each token is the target of the token before it. Tasks that train fewer override this and `TRAINED`.
+        """
+        return Batch(tokens_NL[:, :-1], tokens_NL[:, 1:], np.ones_like(tokens_NL[:, 1:], dtype=bool))
 
     def marks(self, tokens_NT: np.ndarray) -> dict[str, np.ndarray]:
         """Sets of tokens that a head may count, by name, for probes to compare with gates.
@@ -143,6 +162,12 @@ class Task(Kind):
     def splits(self) -> tuple[str, ...]:
         """All splits."""
         return ("train", *self.TESTS)
+
+    def longer(self, times: int) -> Self:
+        """The task with sequences that are so many times as long, with the same tokens. Raises ValueError."""
+        if not self.LENGTHS:
+            raise ValueError(f"the task {self.kind} has no longer sequences (`LENGTHS`)")
+        return self.model_copy(update={name: times * getattr(self, name) for name in self.LENGTHS})
 
     def check_split(self, split: str) -> None:
         """Raise ValueError for a split that the task does not have."""

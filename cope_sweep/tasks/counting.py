@@ -72,6 +72,9 @@ class Counting(GeneratedTask):
 
     TESTS: ClassVar[tuple[str, ...]] = ("in_dist", "longer", "shorter")
     METRICS: ClassVar[tuple[str, ...]] = (*Task.METRICS, "majority_baseline_error", "cut")
+    LENGTHS: ClassVar[tuple[str, ...]] = ("operations", "fewest_operations", "max_tokens")
+
+    TRAINED: ClassVar[str] = "the number after `print` and a variable"
 
     kind: Literal["counting"] = "counting"
     variables: Annotated[int, Field(ge=1, le=10**9)] = Field(default=1, description="Number of variables.")
@@ -118,6 +121,13 @@ class Counting(GeneratedTask):
 
     def length(self, split: str) -> int:
         return min(self.max_tokens, 4 * self.operations + 3) - 1
+
+    def with_targets(self, tokens_NL: np.ndarray) -> Batch:
+        inputs, following = tokens_NL[:, :-1], tokens_NL[:, 1:]
+        answers = following <= self.maximum
+        answers[:, :1] = False
+        answers[:, 1:] &= inputs[:, :-1] == self.labels.index("print")
+        return Batch(inputs, np.where(answers, following, IGNORED), answers)
 
     def marks(self, tokens_NT: np.ndarray) -> dict[str, np.ndarray]:
         token = self.labels.index

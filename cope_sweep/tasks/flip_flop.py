@@ -25,6 +25,9 @@ class FlipFlop(GeneratedTask):
     """Recall the bit last written, past any number of ignored ones."""
 
     TESTS: ClassVar[tuple[str, ...]] = ("in_dist", "sparse", "dense")
+    LENGTHS: ClassVar[tuple[str, ...]] = ("pairs",)
+
+    TRAINED: ClassVar[str] = "the bit after each `r` (with `loss: all` every token)"
 
     kind: Literal["flip_flop"] = "flip_flop"
     pairs: Annotated[int, Field(ge=2, le=10**9)] = Field(
@@ -66,8 +69,10 @@ class FlipFlop(GeneratedTask):
         written = np.take_along_axis(bits, last_write, axis=1)
         bits = np.where(instructions == READ, written, bits)
 
-        tokens = np.stack((instructions, bits), axis=2).reshape(count, -1).astype(np.int64)
-        inputs, following = tokens[:, :-1], tokens[:, 1:]
+        return self.with_targets(np.stack((instructions, bits), axis=2).reshape(count, -1).astype(np.int64))
+
+    def with_targets(self, tokens_NL: np.ndarray) -> Batch:
+        inputs, following = tokens_NL[:, :-1], tokens_NL[:, 1:]
         answers = inputs == READ
         targets = following.copy() if self.loss == "all" else np.where(answers, following, IGNORED)
         return Batch(inputs, targets, answers)

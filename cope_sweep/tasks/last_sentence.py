@@ -57,6 +57,7 @@ class LastSentence(GeneratedTask):
 
     TESTS: ClassVar[tuple[str, ...]] = ("in_dist", "absent", "longer")
     METRICS: ClassVar[tuple[str, ...]] = (*Task.METRICS, "majority_baseline_error")
+    TRAINED: ClassVar[str] = "the number after the query, which is a separator and a word"
     NON_IDENTITY_FIELDS: ClassVar[tuple[str, ...]] = ("folder",)
 
     kind: Literal["last_sentence"] = "last_sentence"
@@ -126,6 +127,13 @@ class LastSentence(GeneratedTask):
     def context_sentences(self, split: str) -> int:
         """Number of sentences in a context of this split."""
         return self.longer_sentences if split == "longer" else self.sentences
+
+    def with_targets(self, tokens_NL: np.ndarray) -> Batch:
+        inputs, following = tokens_NL[:, :-1], tokens_NL[:, 1:]
+        answers = following <= self.maximum
+        answers[:, :1] = False
+        answers[:, 1:] &= inputs[:, :-1] == self.end + 1
+        return Batch(inputs, np.where(answers, following, IGNORED), answers)
 
     def marks(self, tokens_NT: np.ndarray) -> dict[str, np.ndarray]:
         return {"end of sentence": tokens_NT == self.end, "word": tokens_NT >= self._words}

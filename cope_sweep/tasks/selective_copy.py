@@ -27,6 +27,9 @@ class SelectiveCopy(GeneratedTask):
     """Copy the data tokens of a sequence in order, without its blanks."""
 
     TESTS: ClassVar[tuple[str, ...]] = ("in_dist", "dense", "sparse")
+    LENGTHS: ClassVar[tuple[str, ...]] = ("tokens", "blanks", "dense_blanks", "sparse_blanks")
+
+    TRAINED: ClassVar[str] = "the data tokens after the first marker `>`"
 
     kind: Literal["selective_copy"] = "selective_copy"
     tokens: Annotated[int, Field(ge=1, le=10**9)] = Field(default=256, description="Number of data tokens.")
@@ -72,11 +75,17 @@ class SelectiveCopy(GeneratedTask):
         # The first `tokens` of a random order of the slots, sorted: all subsets of slots are equally likely.
         data_slots = np.sort(rng.permuted(np.tile(np.arange(slots), (count, 1)), axis=1)[:, : self.tokens], axis=1)
 
-        inputs = np.full((count, slots + self.tokens), blank, dtype=np.int64)
-        np.put_along_axis(inputs, data_slots, data, axis=1)
-        inputs[:, slots:] = marker
-        if self.copy_from == "outputs":
-            inputs[:, slots + 1 :] = data[:, :-1]
-        targets = np.full_like(inputs, IGNORED)
-        targets[:, slots:] = data
+        tokens = np.full((count, slots + 1 + self.tokens), blank, dtype=np.int64)
+        np.put_along_axis(tokens, data_slots, data, axis=1)
+        tokens[:, slots] = marker
+        tokens[:, slots + 1 :] = data
+        return self.with_targets(tokens)
+
+    def with_targets(self, tokens_NL: np.ndarray) -> Batch:
+        blank, marker = self.vocabulary - 2, self.vocabulary - 1
+        inputs, following = tokens_NL[:, :-1], tokens_NL[:, 1:]
+        copies = np.logical_or.accumulate(inputs == marker, axis=1)
+        if self.copy_from == "markers":
+            inputs = np.where(copies, marker, inputs)
+        targets = np.where(copies & (following < blank), following, IGNORED)
         return Batch(inputs, targets, targets != IGNORED)

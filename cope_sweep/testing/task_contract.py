@@ -118,6 +118,16 @@ class TaskContract:
             assert batch.answers_NT.any(axis=1).all()
             assert (batch.targets_NT[batch.answers_NT] != IGNORED).all()
 
+    def test_whole_sequences_have_the_targets_of_training(self, task: Task) -> None:
+        """`with_targets` of sequences that contain their answers gives the inputs and targets of the split."""
+        for split in _splits(task):
+            batch = task.sequences(split, 0, 0, 20)
+            scored_NT = batch.targets_NT != IGNORED
+            read_NT = np.logical_or.accumulate(scored_NT[:, ::-1], axis=1)[:, ::-1]  # up to the last target
+            again = task.with_targets(batch.whole())
+            assert (again.targets_NT == batch.targets_NT)[read_NT].all()
+            assert (again.inputs_NT == batch.inputs_NT)[read_NT].all()
+
     def test_an_unknown_split_is_an_error(self, task: Task) -> None:
         with pytest.raises(ValueError, match="no-such-split"):
             task.sequences("no-such-split", 0, 0, 1)
@@ -137,6 +147,20 @@ class TaskContract:
                 assert mark.shape == tokens.shape, name
                 assert mark.dtype == bool, name
         assert all(mark.any() for mark in task.marks(tokens_NT).values()), "a mark without any token"
+
+    def test_longer_sequences_have_the_same_tokens(self, task: Task) -> None:
+        """Sequences of the first test set, where the task has longer ones; other tasks say that they have none."""
+        if not task.LENGTHS:
+            with pytest.raises(ValueError, match=task.kind):
+                task.longer(2)
+            return
+        longer, first = task.longer(3), task.TESTS[0]
+        assert longer.vocabulary_size == task.vocabulary_size
+        assert 2 * task.length(first) < longer.length(first) <= 3 * task.length(first) + 3
+        batch = longer.sequences(first, 0, 0, 8)
+        assert batch.inputs_NT.shape == (8, longer.length(first))
+        assert batch.inputs_NT.max() < task.vocabulary_size
+        assert batch.answers_NT.any(1).all()
 
     def test_every_token_has_a_label(self, task: Task) -> None:
         labels = [task.token_label(token) for token in range(min(task.vocabulary_size, 1000))]

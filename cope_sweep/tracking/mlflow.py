@@ -80,8 +80,8 @@ class MlflowTracking:
         self._artifact_root = database.parent / "mlartifacts" if database else None
         self._database = database if database and not on_network(database) else None
         with self._errors("opened"), _migration_lock(database):
-            if database is not None and not database.exists():
-                _create(database)
+            if database is not None:
+                _check(database) if database.exists() else _create(database)
             if self._database is not None:
                 _use_write_ahead_log(self._database)
             self._client = MlflowClient(tracking_uri=uri)
@@ -331,6 +331,12 @@ def _migration_lock(database: Path | None) -> Iterator[None]:
     with database.with_name(database.name + ".lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+def _check(database: Path) -> None:
+    """Raise sqlite3.DatabaseError for a file that is no database: MLflow would try it again for 100 s."""
+    with contextlib.closing(sqlite3.connect(f"{database.absolute().as_uri()}?mode=ro", uri=True)) as connection:
+        connection.execute("SELECT count(*) FROM sqlite_master")
 
 
 def _create(database: Path) -> None:

@@ -68,6 +68,20 @@ class Evaluator:
             measured |= {f"{split}/{name}@{context}": value for name, value in metrics(sums, task.METRICS).items()}
         return measured
 
+    def evaluate_longer(self, times: int, sequences: int) -> dict[str, float]:
+        """The task's metrics on sequences of the first test set that are so many times as long.
+
+        They are named `in_dist/token_error@4x`. A forward pass takes no more tokens than in training, but at least one
+        sequence. Raises ValueError where an encoding has no position for so many tokens, or the task no such sequences.
+        """
+        task, runtime = self._spec.task.longer(times), self._runtime
+        at_once = max(1, (runtime.micro_batch or math.ceil(self._spec.train.batch / runtime.world_size)) // times)
+        size, split = at_once * runtime.world_size, task.TESTS[0]
+        counts = ((start, min(size, sequences - start)) for start in range(0, sequences, size))
+        own = (own_sequences(task, split, TEST_SEED, start, count, runtime) for start, count in counts)
+        measured = metrics(self._sums(self._on_device(batch, at_once) for batch in own), task.METRICS)
+        return {f"{split}/{name}@{times}x": value for name, value in measured.items()}
+
     def _test_shares(self, split: str, sequences: int) -> Iterator[TestShare]:
         """The worker's shares of the first `sequences` sequences of a test set, or of all of a shorter one."""
         size = self._spec.train.batch

@@ -256,34 +256,40 @@ class TrainingLoop:
         """Log the metrics after the last step, with each variant; returns what was not measured, and why."""
         sequences = self.spec.evaluate.final_sequences
         self._log_evaluation(self.trainer.evaluate(sequences))
-        left_out = [self._evaluate_windows()]
+        left_out = [self._evaluate_other_lengths()]
         for variant in self.spec.evaluate.variants:
             with self.trainer.model.encodings(self.spec.variant(variant)):
                 self._log_evaluation(_prefixed(f"{variant}/", self.trainer.evaluate(sequences)))
-                left_out.append(self._evaluate_windows(f"{variant}/"))
+                left_out.append(self._evaluate_other_lengths(f"{variant}/"))
         return "; ".join(dict.fromkeys(reason for reason in left_out if reason))
 
-    def _evaluate_windows(self, prefix: str = "") -> str:
-        """Log the metrics on windows of each context; returns which contexts were not measured, and why.
+    def _evaluate_other_lengths(self, prefix: str = "") -> str:
+        """Log the metrics on windows of each context and on longer sequences; returns which were left out, and why.
 
         `prefix` begins the names of the metrics.
         """
-        evaluate = self.spec.evaluate
-        out_of_reach: dict[int, str] = {}
+        evaluate, task = self.spec.evaluate, self.spec.task
+        lengths: list[tuple[str, int, int, Callable[[int, int], dict[str, float]]]] = [
+            (str(context), context, context, self.trainer.evaluate_windows) for context in evaluate.contexts
+        ]
+        for times in evaluate.lengths:
+            tokens = task.longer(times).length(task.TESTS[0])
+            lengths.append((f"{times}x", tokens, times, self.trainer.evaluate_longer))
+        out_of_reach: dict[str, str] = {}
         not_finite = []
-        for context in evaluate.contexts:
+        for name, tokens, length, evaluate_at in lengths:
             try:
-                check_reach(self.spec, context)
+                check_reach(self.spec, tokens)
             except ValueError as error:
-                out_of_reach[context] = str(error)
+                out_of_reach[name] = str(error)
                 continue
-            measured = _prefixed(prefix, self.trainer.evaluate_windows(context, evaluate.final_sequences))
+            measured = _prefixed(prefix, evaluate_at(length, evaluate.final_sequences))
             # The model may break down beyond its training length. The run does not fail for that.
             finite = {name: value for name, value in measured.items() if math.isfinite(value)}
             not_finite += [f"{name} is {value}" for name, value in measured.items() if name not in finite]
             self.reporter.log(finite)
-        reasons = list(out_of_reach.values())[:1]  # the same for all contexts
-        return "; ".join([f"{', '.join(map(str, out_of_reach))}: {reason}" for reason in reasons] + not_finite)
+        reasons = list(out_of_reach.values())[:1]  # the same for all lengths
+        return "; ".join([f"{', '.join(out_of_reach)}: {reason}" for reason in reasons] + not_finite)
 
 
 def _prefixed(prefix: str, metrics: dict[str, float]) -> dict[str, float]:

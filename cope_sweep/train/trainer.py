@@ -124,6 +124,10 @@ class Trainer:
         """The task's metrics on windows of `context` tokens; see `Evaluator.evaluate_windows`."""
         return self._evaluator.evaluate_windows(context, sequences)
 
+    def evaluate_longer(self, times: int, sequences: int) -> dict[str, float]:
+        """The task's metrics on sequences so many times as long; see `Evaluator.evaluate_longer`."""
+        return self._evaluator.evaluate_longer(times, sequences)
+
     def close(self) -> None:
         """End the thread that makes batches."""
         self._batches.close()

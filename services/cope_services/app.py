@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 from fastapi import FastAPI
@@ -32,9 +35,9 @@ listens on loopback only, and has no keys, needs none.
 class Service(FastAPI):
     """The application, with middleware around everything: errors of the server have headers and are counted, too."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, **options: Any) -> None:
         super().__init__(
-            title="cope_sweep", version=__version__, description=DESCRIPTION, docs_url=None, redoc_url=None
+            title="cope_sweep", version=__version__, description=DESCRIPTION, docs_url=None, redoc_url=None, **options
         )
         self.settings = settings
         self.state.components = Components.create(settings)
@@ -82,9 +85,17 @@ def create_model_app(settings: Settings) -> ModelRoutes:
     return app
 
 
+@asynccontextmanager
+async def _with_sweeps(app: Service) -> AsyncIterator[None]:
+    """While the application runs, sweeps whose jobs have died are noticed."""
+    task = asyncio.create_task(app.state.components.sweeps.keep_reconciled())
+    yield
+    task.cancel()
+
+
 def create_app(settings: Settings) -> Service:
     """The service for the ablations and the store of `settings`. This reads no file and starts no thread."""
-    app = Service(settings)
+    app = Service(settings, lifespan=_with_sweeps)
     install_error_handlers(app, settings.shown_paths)
     app.include_router(pages.health)
     app.include_router(pages.metrics)

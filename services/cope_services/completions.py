@@ -32,6 +32,8 @@ class _Choice:
 
     index: int
     prompt: list[int]
+    trained: list[bool]
+    """Which tokens of the prompt the task trains; only these have log-probabilities."""
     generation: Generation | None
     """None if no token is asked for."""
     scores: Scores | None = None
@@ -55,7 +57,7 @@ class _Choice:
         text, entries = "", []
         if request.echo and not self.begun:
             text = b"".join(map(vocabulary.piece, self.prompt)).decode(errors="replace")
-            entries = _prompt_entries(self.prompt, self.scores, request.logprobs or 0)
+            entries = _prompt_entries(self.prompt, self.trained, self.scores, request.logprobs or 0)
         self.begun = True
         reason: Literal["stop", "length"] | None = "length"
         if self.generation is not None:
@@ -86,14 +88,14 @@ class _Choice:
         return logprobs
 
 
-def _prompt_entries(prompt: list[int], scores: Scores | None, top: int) -> list[Entry]:
-    """The entries of a prompt's tokens. The first has no log-probability: nothing precedes it."""
+def _prompt_entries(prompt: list[int], trained: list[bool], scores: Scores | None, top: int) -> list[Entry]:
+    """The entries of a prompt's tokens. Only those after the first that the task trains have log-probabilities."""
     entries: list[Entry] = [(prompt[0], None, [])]
     if scores is not None:
         ids_NK, tops_NK = scores.top_ids_NK[:, :top].tolist(), scores.top_log_probabilities_NK[:, :top].tolist()
         log_p_N = scores.log_probabilities_N.tolist()
-        for token, log_p, ids, tops in zip(prompt[1:], log_p_N, ids_NK, tops_NK, strict=True):
-            entries.append((token, log_p, list(zip(ids, tops, strict=True))))
+        for token, scored, log_p, ids, tops in zip(prompt[1:], trained[1:], log_p_N, ids_NK, tops_NK, strict=True):
+            entries.append((token, log_p, list(zip(ids, tops, strict=True))) if scored else (token, None, []))
     return entries
 
 
@@ -166,11 +168,12 @@ def _choices(predictor: Predictor, request: CompletionRequest, settings: Setting
             raise TooLargeError(f"prompt {number} has {len(tokens_T)} tokens; the limit is {settings.max_tokens}")
         if _scores_prompt(request):
             predictor.check_reach(len(tokens_T) - 1, f"prompt {number} of {len(tokens_T)} tokens")
+        trained = predictor.trained(tokens_T)[1].tolist()
         for copy in range(request.n):
             # Each completion has its own random numbers, which do not depend on what else is asked for.
             seed = None if request.seed is None else (request.seed % (1 << 64), number, copy)
             generation = Generation(predictor, tokens_T, sampling, seed) if sampling.max_tokens else None
-            choices.append(_Choice(len(choices), tokens_T.tolist(), generation))
+            choices.append(_Choice(len(choices), tokens_T.tolist(), trained, generation))
     cost = _cost(request, choices)
     if cost > settings.max_request_tokens:
         raise TooLargeError(
@@ -223,7 +226,7 @@ async def _score_prompts(
         # A generation that shortened its prompt starts from other tokens.
         read_last = first is not None and len(first.ids) == len(prompt)
         if read_last or len(prompt) > 1:
-            windows[number] = Window(np.array(prompt), read_last=read_last)
+            windows[number] = Window(np.array(prompt), np.array(predictor.reading(prompt)), read_last=read_last)
     scored = await predictors.batcher.score(predictor, list(windows.values()), top=request.logprobs or 0)
     for number, scores in zip(windows, scored, strict=True):
         scores.check(predictor.run)

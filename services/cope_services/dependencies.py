@@ -71,7 +71,7 @@ class Components:
         predictors = Predictors(checkpoints, settings)
         answers, plans, finished = Answers(Freshness(queries)), Plans(files), FinishedRuns(queries)
         jobs = SweepJobs(queries, settings)
-        watchers = Watchers(lambda: queries.store, jobs, settings.max_listeners)
+        watchers = Watchers(lambda: queries.store, settings.max_listeners)
         tables, pictures = Tables(queries), Pictures(queries)
         return cls(
             queries, answers, plans, tables, pictures, checkpoints, predictors, finished, jobs, watchers

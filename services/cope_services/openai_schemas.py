@@ -7,12 +7,12 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from cope_services.schemas import Responses
-from cope_sweep.api.requests import TokenId, Unicode, UnicodeText
+from cope_sweep.api.requests import Body, TokenIds, Unicode, UnicodeText
 
 MAX_PROMPTS = 1024
 
 ModelName = Annotated[UnicodeText, Field(max_length=200)]
-Ids = Annotated[list[TokenId], Field(min_length=1)]
+Ids = Annotated[TokenIds, Field(min_length=1)]
 StopText = Annotated[str, Field(min_length=1, max_length=200), Unicode]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 
@@ -33,15 +33,11 @@ OPENAI_ERRORS: Responses = {"4XX": {"model": OpenAIError}, "5XX": {"model": Open
 """The documentation of the error responses: with these, FastAPI does not add a 422, which is never sent."""
 
 
-class Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-
-class StreamOptions(Strict):
+class StreamOptions(Body):
     include_usage: bool = False
 
 
-class CompletionRequest(Strict):
+class CompletionRequest(Body):
     """A completion request. Fields of OpenAI's API that change nothing here are accepted with their defaults only."""
 
     model_config = ConfigDict(
@@ -52,8 +48,8 @@ class CompletionRequest(Strict):
     prompt: (
         UnicodeText
         | Ids
-        | Annotated[list[UnicodeText], Field(min_length=1, max_length=MAX_PROMPTS)]
-        | Annotated[list[Ids], Field(min_length=1, max_length=MAX_PROMPTS)]
+        | Annotated[list[UnicodeText], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)]
+        | Annotated[list[Ids], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)]
     ) = Field(
         description="A text, token ids, or a list of either. For a model without a tokenizer, a text consists of "
         "labels of its vocabulary with blanks between them. An empty text is the end-of-text token."
@@ -71,8 +67,11 @@ class CompletionRequest(Strict):
     logprobs: Annotated[int, Field(ge=0, le=20, strict=True)] | None = Field(
         default=None, description="Number of most probable tokens to report besides the chosen one."
     )
-    echo: bool = Field(default=False, description="Whether the prompt is repeated, with its log-probabilities.")
-    stop: StopText | Annotated[list[StopText], Field(max_length=16)] | None = Field(
+    echo: bool = Field(
+        default=False,
+        description="Whether the prompt is repeated, with the log-probabilities of the tokens that the task trains.",
+    )
+    stop: StopText | Annotated[list[StopText], Field(max_length=16, fail_fast=True)] | None = Field(
         default=None, description="Texts before which the completion ends. `logprobs` has their tokens, too."
     )
     seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 64, strict=True)] | None = None
@@ -114,7 +113,7 @@ class CompletionRequest(Strict):
 
 
 class Logprobs(BaseModel):
-    """One entry per token. The first token of an echoed prompt has no log-probability."""
+    """One entry per token. Tokens of an echoed prompt that the task does not train have none, nor has the first."""
 
     tokens: list[str] = []
     token_logprobs: list[float | None] = []
@@ -173,7 +172,7 @@ class TokenizerInfo(BaseModel):
     chat_template: str | None = None
 
 
-class TokenizeRequest(Strict):
+class TokenizeRequest(Body):
     model: ModelName | None = None
     prompt: UnicodeText
     add_special_tokens: bool = Field(default=True, description="Changes nothing: no special tokens are added.")
@@ -185,9 +184,9 @@ class Tokens(BaseModel):
     max_model_len: int
 
 
-class DetokenizeRequest(Strict):
+class DetokenizeRequest(Body):
     model: ModelName | None = None
-    tokens: list[TokenId]
+    tokens: TokenIds
 
 
 class Detokenized(BaseModel):

@@ -39,6 +39,10 @@ class _Sequence:
     """One sequence of a request for one model."""
 
     tokens_L: np.ndarray
+    inputs_L: np.ndarray
+    """What the model reads in their places."""
+    trained_L: np.ndarray
+    """Which tokens the task trains: the scored ones."""
     windows: list[Window]
     units: tuple[int, int] | None
     """Words and bytes; None for token ids."""
@@ -130,6 +134,8 @@ def _sequences(
             else:
                 ids = predictor.vocabulary.encode(each) if isinstance(each, str) else each
                 tokens_L = validate_sequence(ids, predictor.vocabulary_size, f"sequence {index}")
+            inputs_L, trained_L = predictor.trained(tokens_L)
+            predictor.check_trained(trained_L, f"sequence {index}")
             width = context or len(tokens_L) - 1
             stride = request.stride or width
             # Counted before any window exists: a small stride makes many.
@@ -144,10 +150,10 @@ def _sequences(
                     f"the model would read more than {settings.max_request_tokens} tokens, the limit of a request; "
                     "choose a larger `stride`, or send several requests"
                 )
-            parts = list(windows(tokens_L, width, stride))
+            parts = list(windows(tokens_L, width, stride, inputs_L))
             widest = max(window.reads for window in parts)
             predictor.check_reach(widest, f"sequence {index} of {widest + 1} tokens")
-            found.append(_Sequence(tokens_L, parts, units))
+            found.append(_Sequence(tokens_L, inputs_L, trained_L, parts, units))
     return found
 
 
@@ -167,26 +173,27 @@ def _answer(
     answers: list[ScoredSequence] = []
     for sequence in sequences:
         scores = [next(remaining).check(predictor.run) for _ in sequence.windows]
+        trained = sequence.trained_L.tolist()
         log_p_L = np.concatenate([[np.nan], *(each.log_probabilities_N for each in scores)])
-        entries.append(log_p_L)
-        fields = _total(Perplexity.of([log_p_L]), [sequence])
+        entries.append(np.where(sequence.trained_L, log_p_L, np.nan))
+        fields = _total(Perplexity.of(entries[-1:]), [sequence])
         if request.log_probabilities:
-            fields["log_probabilities"] = [None, *log_p_L[1:].tolist()]
+            fields["log_probabilities"] = _where(trained, log_p_L.tolist())
         if request.token_labels:
             fields["token_ids"] = sequence.tokens_L.tolist()
+            fields["input_ids"] = sequence.inputs_L[:-1].tolist()
             fields["labels"] = [predictor.vocabulary.label(token) for token in fields["token_ids"]]
         if request.top:
             ids_LK = np.concatenate([each.top_ids_NK[:, : request.top] for each in scores])
             tops_LK = np.concatenate([each.top_log_probabilities_NK[:, : request.top] for each in scores])
-            fields["top"] = [
-                None,
-                *(list(zip(*row, strict=True)) for row in zip(ids_LK.tolist(), tops_LK.tolist(), strict=True)),
-            ]
+            rows = zip(ids_LK.tolist(), tops_LK.tolist(), strict=True)
+            fields["top"] = _where(trained, [None, *(list(zip(*row, strict=True)) for row in rows)])
         answers.append(ScoredSequence(**fields))
     answer = ModelPerplexity(
         run_id=predictor.run.run_id,
         context=context,
         stride=request.stride or context,
+        scored=predictor.run.task.TRAINED,
         total=ScoredTotal(**_total(Perplexity.of(entries), sequences)),
         sequences=answers,
     )
@@ -200,6 +207,7 @@ def _total(perplexity: Perplexity, sequences: list[_Sequence]) -> dict[str, Any]
     fields: dict[str, Any] = {
         "nll_sum": perplexity.nll_sum,
         "tokens": perplexity.tokens,
+        "positions": perplexity.positions,
         "perplexity": _finite(perplexity.perplexity),
         "bits_per_token": perplexity.bits_per_token,
     }
@@ -215,6 +223,11 @@ def _total(perplexity: Perplexity, sequences: list[_Sequence]) -> dict[str, Any]
             bits_per_byte=text.bits_per_byte,
         )
     return fields
+
+
+def _where(mask: list[bool], values: list[T]) -> list[T | None]:
+    """The values where the mask is true, else None."""
+    return [value if holds else None for value, holds in zip(values, mask, strict=True)]
 
 
 def _finite(value: float) -> float | None:

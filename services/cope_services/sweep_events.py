@@ -7,15 +7,13 @@ a slow listener misses older ones, and nothing is queued for it.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 
 from fastapi.concurrency import run_in_threadpool
 from sse_starlette import ServerSentEvent
 
-from cope_services.errors import BusyError, NoClusterError
-from cope_services.sweep_jobs import SweepJobs
+from cope_services.errors import BusyError
 from cope_sweep.api.answers import SweepProgress
 from cope_sweep.queries.progress import ACTIVE, ProgressTracker
 from cope_sweep.store import Store
@@ -27,8 +25,6 @@ HEARTBEAT_S = 15
 """Between two comments on a quiet connection."""
 SEND_S = 10.0
 """A client that has not taken an event after this time is not followed any more: it may connect again."""
-STALLED_S = 20.0
-"""The cluster is asked for the job of a sweep in which nothing has changed for so long."""
 END_ID = "end"
 """The id of the last event: a client that has it needs no other."""
 RETRY_AFTER_S = 10
@@ -37,8 +33,8 @@ RETRY_AFTER_S = 10
 class Watchers:
     """The watchers of the sweeps that somebody follows."""
 
-    def __init__(self, store: Callable[[], Store], jobs: SweepJobs, max_listeners: int) -> None:
-        self.store, self.jobs, self.max_listeners = store, jobs, max_listeners
+    def __init__(self, store: Callable[[], Store], max_listeners: int) -> None:
+        self.store, self.max_listeners = store, max_listeners
         self.listeners = 0
         self.watchers: dict[str, _Watcher] = {}
 
@@ -53,7 +49,7 @@ class Watchers:
         self.require_place()
         watcher = self.watchers.get(sweep_id)
         if watcher is None:
-            watcher = self.watchers[sweep_id] = _Watcher(sweep_id, self.store, self.jobs)
+            watcher = self.watchers[sweep_id] = _Watcher(sweep_id, self.store)
         self.listeners += 1
         watcher.listeners += 1
         try:
@@ -79,13 +75,12 @@ class Watchers:
 class _Watcher:
     """Follows a sweep for its listeners."""
 
-    def __init__(self, sweep_id: str, store: Callable[[], Store], jobs: SweepJobs) -> None:
-        self.sweep_id, self.store, self.jobs = sweep_id, store, jobs
+    def __init__(self, sweep_id: str, store: Callable[[], Store]) -> None:
+        self.sweep_id, self.store = sweep_id, store
         self.listeners = 0
         self._tracker: ProgressTracker | None = None
         self._latest: ServerSentEvent | None = None
         self._shown: SweepProgress | None = None
-        self._changed_s = time.monotonic()
         self._news = asyncio.Event()
         self._task = asyncio.get_running_loop().create_task(self._watch())
 
@@ -117,20 +112,14 @@ class _Watcher:
         store = self.store()
         if self._tracker is None or self._tracker.store is not store:
             self._tracker = ProgressTracker(store, self.sweep_id)
-        progress = self._tracker.poll()
-        if progress.status in ACTIVE and time.monotonic() - self._changed_s > STALLED_S:
-            self._changed_s = time.monotonic()
-            if self.jobs.settings.ray_address:
-                with suppress(NoClusterError):
-                    self.jobs.reconcile(self.sweep_id)
-        return progress
+        return self._tracker.poll()
 
     def _publish(self, progress: SweepProgress) -> bool:
         """Tell the listeners what is new; whether the sweep has ended."""
         ended = progress.status not in ACTIVE
         # The remaining time alone is no news: it would be sent every second.
         if ended or self._shown is None or _without_eta(progress) != _without_eta(self._shown):
-            self._shown, self._changed_s = progress, time.monotonic()
+            self._shown = progress
             number = f"{self._tracker.revision if self._tracker else 0}"
             self._latest = ServerSentEvent(
                 progress.model_dump_json(), event="end" if ended else "progress", id=END_ID if ended else number

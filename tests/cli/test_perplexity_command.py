@@ -41,31 +41,35 @@ def run_id(trained):
 
 
 def test_token_ids(trained, run_id):
-    measured = trained.json("perplexity", run_id, "--tokens", "0 1 2 3", "--tokens", "4,5")
+    """Marker 5 starts the copy, which is what the task trains."""
+    measured = trained.json("perplexity", run_id, "--tokens", "0 4 1 5 0 1", "--tokens", "2,5,2")
     assert measured["perplexity"] > 1
-    assert measured["tokens"] == 3 + 1
-    out, _ = trained("perplexity", run_id, "--tokens", "0 1 2 3", "--tokens", "4 5")
-    assert (
-        out
-        == f"perplexity {measured['perplexity']:.4f} over 4 tokens ({measured['bits_per_token']:.4f} bits per token)\n"
+    assert (measured["tokens"], measured["positions"]) == (2 + 1, 5 + 2)
+    out, _ = trained("perplexity", run_id, "--tokens", "0 4 1 5 0 1", "--tokens", "2 5 2")
+    assert out == (
+        f"perplexity {measured['perplexity']:.4f} over the 3 of 7 tokens that the task trains "
+        f"({measured['bits_per_token']:.4f} bits per token)\n"
     )
-    (trained.folder / "ids.json").write_text(json.dumps([[0, 1, 2, 3], [4, 5]]))
+    (trained.folder / "ids.json").write_text(json.dumps([[0, 4, 1, 5, 0, 1], [2, 5, 2]]))
     assert trained.json("perplexity", run_id, "--file", "ids.json") == measured
-    out, _ = trained("perplexity", run_id, "--file", "-", "--json", stdin="[[0, 1, 2, 3], [4, 5]]")
+    out, _ = trained("perplexity", run_id, "--file", "-", "--json", stdin="[[0, 4, 1, 5, 0, 1], [2, 5, 2]]")
     assert json.loads(out) == measured
     assert trained.json("perplexity", f"store/runs/{run_id}/checkpoint", "--file", "ids.json") == measured
 
 
 def test_a_text_of_labels(trained, run_id):
     """The vocabulary of six is 0 1 2 3, the blank and the marker."""
-    by_ids = trained.json("perplexity", run_id, "--tokens", "0 3 4 5")
-    assert trained.json("perplexity", run_id, "--text", "0 3 _ >") == by_ids
-    assert "over 3 tokens" in trained("perplexity", run_id, "--text", "0 3 _ >")[0]
+    text = "0 _ 3 > 0 3"
+    by_ids = trained.json("perplexity", run_id, "--tokens", "0 4 3 5 0 3")
+    assert trained.json("perplexity", run_id, "--text", text) == by_ids
+    assert "over the 2 of 5 tokens that" in trained("perplexity", run_id, "--text", text)[0]
     assert "'x' is no label" in trained("perplexity", run_id, "--text", "0 x", code=2)[1]
-    in_windows = trained.json("perplexity", run_id, "--text", "0 3 _ >", "--context", "2", "--stride", "1")
-    assert in_windows["tokens"] == 3
+    in_windows = trained.json("perplexity", run_id, "--text", text, "--context", "2", "--stride", "1")
+    assert in_windows["tokens"] == 2
     assert in_windows["nll_sum"] != by_ids["nll_sum"]
-    assert "stride" in trained("perplexity", run_id, "--text", "0 3 _ >", "--context", "1", "--stride", "2", code=2)[1]
+    assert "stride" in trained("perplexity", run_id, "--text", text, "--context", "1", "--stride", "2", code=2)[1]
+    _, err = trained("perplexity", run_id, "--text", "0 _ 3 >", code=2)
+    assert "trains only the data tokens after the first marker `>`; add the answer" in " ".join(err.split())
 
 
 def test_a_token_outside_the_vocabulary(trained, run_id):

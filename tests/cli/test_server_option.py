@@ -79,12 +79,12 @@ def test_a_report_is_written_to_a_file(stored):
 
 def test_perplexity(trained):
     run = trained.json("runs", "--status", "finished")["runs"][0]["run_id"]
-    words = ("perplexity", run, "--tokens", "1 2 3 4 5")
+    words = ("perplexity", run, "--tokens", "1 4 2 5 1 2")
     with service(trained) as url:
         here, there = trained.json(*words), trained.json(*words, "--server", url)
         assert there == pytest.approx(here, rel=1e-5)
         assert trained(*words, "--server", url)[0].startswith("perplexity ")
-        labels = ("perplexity", run, "--text", "1 2 3 _ >")
+        labels = ("perplexity", run, "--text", "1 _ 2 > 1 2")
         assert trained.json(*labels) == here
         assert trained.json(*labels, "--server", url) == there
         labels = (*labels, "--context", "2", "--stride", "1")

@@ -74,7 +74,7 @@ def points_and_inputs(store):
         return [database.execute(f"SELECT count(*) FROM {table}").fetchone() for table in ("metrics", "inputs")]
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_sync_that_is_killed_again_and_again_duplicates_nothing(shell, store):
     """Killed at times that differ: while it starts, between two runs, in the middle of one."""
     uri = f"sqlite:///{store.root}/mlflow.db"

@@ -105,9 +105,9 @@ def test_answers_are_those_of_the_queries(client: Client, sample: SampleStore) -
     assert client.difference(run, sample.ids[1]).runs == (1, 1)
     assert client.logs(run, tail=1).truncated
     assert list(client.sweeps()) == []
-    scored = client.perplexity(run, {"tokens": [[1, 2, 3]]})
-    assert scored.total.tokens == 2
-    both = client.compare({"models": [run, sample.ids[1]], "tokens": [[1, 2, 3]]})
+    scored = client.perplexity(run, {"tokens": [[1, 15, 3]]})
+    assert (scored.total.tokens, scored.total.positions) == (1, 2)
+    both = client.compare({"models": [run, sample.ids[1]], "tokens": [[1, 15, 3]]})
     assert both.results[0] == scored
     assert client.probe(run, {"tokens": [1, 2, 3], "heads": [0]}).token_ids == [1, 2, 3]
 

@@ -145,6 +145,12 @@ def test_longer_windows_cost_more_attention():
     assert short < long < sliding
 
 
+def test_longer_sequences_cost_more():
+    runs = [tiny_run(evaluate={"lengths": lengths}) for lengths in ([], [2], [2, 16])]
+    costs = [run_flops(run, Resources()) for run in runs]
+    assert costs == sorted(set(costs))
+
+
 def test_times_follow_the_measured_rates_of_equal_shapes_or_their_median():
     plan = expand(validate(parse_source(BASE + "grid: {model.layers: [1, 2, 3]}\nseeds: [0, 1]\n", "t"), "t"))
     one, two, three = (row.runs for row in plan.rows)

@@ -172,6 +172,8 @@ def test_execution_is_no_part_of_the_identity():
         ("evaluate", {"contexts": [64, 32, 64]}, "evaluate.contexts has 64 twice"),
         ("evaluate", {"contexts": [64, 32], "stride": 33}, "stride = 33 leaves out tokens.*32"),
         ("evaluate", {"contexts": [0]}, "greater than or equal to 1"),
+        ("evaluate", {"lengths": [2, 4, 2]}, "evaluate.lengths has 2 twice"),
+        ("evaluate", {"lengths": [1]}, "greater than or equal to 2"),
         ("train.warmup", 99, "more than train.steps = 6"),
         ("model.layers", 0, "greater than or equal to 1"),
         ("model.layers", 10_001, "less than or equal to 10000"),

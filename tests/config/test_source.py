@@ -41,6 +41,24 @@ def test_invalid_files_are_refused_with_the_line(text, message):
         parse_source(text, "f")
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: " + "{b: " * 3000, "test.yaml:1: not valid YAML: more than 30 levels"),
+        ("a: " + "[" * 20_000, "test.yaml:1: not valid YAML: more than 30 levels"),
+        ("a: " + "1" * 20_000, "test.yaml: not valid YAML: Exceeds the limit"),
+        ("a: 0x" + "f" * 20_000, "test.yaml:1: a: the number has too many digits"),
+        ("a: " + "9" * 4000, "test.yaml:1: a: the number has too many digits"),
+        ("a: [" + "1, " * 25_000 + "]", "test.yaml:1: not valid YAML: more than 30 levels or 20,000 values"),
+        ("a: [" + "1, " * 200_000 + "]", "test.yaml: 600,005 characters; a declaration has at most 200,000"),
+    ],
+)
+def test_the_size_of_a_text_is_bounded_before_it_is_parsed(text, message):
+    with pytest.raises(SpecError) as refused:
+        parse_source(text, "test.yaml")
+    assert message in str(refused.value)
+
+
 def test_unreadable_files(tmp_path):
     with pytest.raises(SpecError, match="No such file"):
         read_source(tmp_path / "none.yaml")

@@ -98,6 +98,31 @@ def test_contexts_by_hand(store):
     assert lines(test, "metric", "x", "mean")[0] == ["test/perplexity", 8.0, 1.0]
 
 
+def test_lengths_by_hand(store):
+    """The metric at the trained length is the first point. Absolute positions have no other."""
+    base = {"task": {"kind": "flip_flop", "pairs": 4}, "evaluate": {"lengths": [2, 4]}}
+    names = ["in_dist/token_error", "in_dist/token_error@2x", "in_dist/token_error@4x"]
+    plan = plan_of(
+        base=base,
+        grid={"model.position": {"CoPE": ["cope"], "Absolute": ["absolute"]}},
+        metrics=[{"name": name, "label": name} for name in names],
+        published=[],
+    )
+    cope, absolute = plan.rows
+    for run in cope.runs:
+        finish(store, run, dict(zip(names, (1.0, 2.0, 4.0), strict=True)))
+    for run in absolute.runs:
+        finish(store, run, {names[0]: 9.0})
+    figure = FIGURES["contexts"].make(plan, store, Options())
+    assert figure.frame[["series", "x", "mean"]].dropna().values.tolist() == [
+        ["CoPE", 1.0, 1.0],
+        ["CoPE", 2.0, 2.0],
+        ["CoPE", 4.0, 4.0],
+        ["Absolute", 1.0, 9.0],
+    ]
+    assert "length of a test sequence (times the trained length)" in svg_texts(figure.render("svg"))
+
+
 def test_contexts_have_a_panel_for_each_training_length(store):
     plan = context_plan(grid={"task.tokens": [8, 4], "model.position": {"CoPE": ["cope"], "none": []}})
     for run in plan.runs:
@@ -108,7 +133,7 @@ def test_contexts_have_a_panel_for_each_training_length(store):
 
 
 def test_an_ablation_without_contexts_says_so(grid_plan, grid_store):
-    with pytest.raises(FigureError, match="no metric of widths is of a context"):
+    with pytest.raises(FigureError, match="no metric of widths is of another length"):
         FIGURES["contexts"].make(grid_plan, grid_store, Options())
 
 

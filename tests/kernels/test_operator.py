@@ -126,7 +126,7 @@ def test_a_chosen_implementation_with_dropout_compiles_as_one_graph(implementati
 
 
 # 15 s of an idle core, for the C++ compiler; a busy machine took 240 s.
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.timeout(1500)
 def test_attention_compiles_with_inductor():
     case = Case((CoPE(p_max=5),), queries=40)

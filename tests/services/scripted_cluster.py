@@ -22,6 +22,8 @@ class ScriptedCluster:
     """Id → what the dashboard tells of the job. Tests change `status`."""
     submitted: list[dict[str, Any]] = field(default_factory=list)
     """The requests to submit a job."""
+    stopped: list[str] = field(default_factory=list)
+    """The jobs that were asked to stop."""
     refuses: bool = False
     """Whether jobs are refused."""
     packages: dict[str, bytes] | None = None
@@ -47,6 +49,9 @@ class ScriptedCluster:
                     "driver_exit_code": None, "message": "a message",
                 }  # fmt: skip
                 return 200, json.dumps({"job_id": job_id, "submission_id": job_id}).encode()
+            case "POST", ["jobs", job_id, "stop"] if job_id in self.jobs:
+                self.stopped.append(job_id)
+                return 200, b'{"stopped": true}'
             case "GET", ["jobs", ""]:
                 return 200, json.dumps(list(self.jobs.values())).encode()
             case "GET", ["jobs", job_id] if job_id in self.jobs:

@@ -27,6 +27,13 @@ POLLED = [
 ]  # fmt: skip
 
 
+@pytest.mark.parametrize("path", ["/", "/docs", "/health/live", "/health/ready", "/metrics", f"{API}/version"])
+def test_pages_and_health_checks_answer_head(client: httpx.Client, path: str) -> None:
+    head = client.head(path)
+    assert (head.status_code, head.content) == (200, b"")
+    assert head.headers["content-type"] == client.get(path).headers["content-type"]
+
+
 @pytest.mark.parametrize("path", POLLED)
 def test_what_is_polled_has_an_etag_and_answers_head(client: httpx.Client, sample: SampleStore, path: str) -> None:
     url = API + path.format(run=sample.ids[0])

@@ -61,7 +61,7 @@ def test_requests_are_counted_by_template_method_and_status(asked: TestClient, s
 def test_inference_is_counted(sample: SampleStore) -> None:
     with serving(sample.settings()) as client:
         for _ in range(2):
-            body = {"tokens": [[1, 2, 3, 4], [5, 6, 7]]}
+            body = {"tokens": [[1, 15, 3, 4], [15, 6, 7]]}
             assert client.post(f"{API}/runs/{sample.ids[0]}/perplexity", json=body).status_code == 200
         found = samples(client)
     assert found[("cope_inference_scored_tokens_total",)] == 2 * (3 + 2)

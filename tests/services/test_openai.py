@@ -192,6 +192,11 @@ def test_a_task_without_text_has_labels(prose_client: httpx.Client, prose: Prose
     by_label = complete(prose_client, run_id, "w 0 i 1 r", **fields)["choices"]
     assert by_label == complete(prose_client, run_id, [2, 0, 3, 1, 4], **fields)["choices"]
     assert by_label[0]["logprobs"]["tokens"][:5] == [" w", " 0", " i", " 1", " r"]
+    fields["max_tokens"] = 0
+    [choice] = complete(prose_client, run_id, "w 0 i 1 r 0 i 1", **fields)["choices"]
+    logprobs = choice["logprobs"]["token_logprobs"]  # the task trains the bit after `r` only
+    assert [value is not None for value in logprobs] == [False, False, False, False, False, True, False, False]
+    assert logprobs[5] == pytest.approx(prose.predictor(run_id).log_probabilities([[2, 0, 3, 1, 4, 0]])[0][5], rel=1e-5)
     error = complete(prose_client, run_id, "hello", 400)
     assert error["code"] == "invalid_tokens"
     assert "has no text tokenizer, and 'hello' is no label" in error["message"]

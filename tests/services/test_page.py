@@ -79,7 +79,7 @@ def addresses(site: Site) -> dict[str, tuple[str, str]]:
         "scatter": (f"runs?status=finished&sel={cope}&sel={absolute}&way=scatter", "circle"),
         "sweeps": ("sweeps", "table.sweeps"),
         "sweep": (f"sweeps/{site.sweep_id}", "#members"),
-        "playground": (f"playground?run={cope}&run={absolute}&ask=1&text=1 _ 0 _ > >", ".matrix canvas"),
+        "playground": (f"playground?run={cope}&run={absolute}&ask=1&text=1 _ 0 _ > 1 0", ".matrix canvas"),
         "nothing": ("nothing/here", ".error"),
     }
 
@@ -273,7 +273,7 @@ def test_unchanged_answers_are_not_sent_again_and_a_hidden_tab_asks_nothing(visi
 
 def test_the_playground_shows_the_numbers_of_the_api(visitor: Visitor, site: Site) -> None:
     run_id = site.sample.ids[0]
-    text = "1 _ 0 _ > >"
+    text = "1 _ 0 _ > 1 0"
     page = visitor.open(f"playground?run={run_id}", "input:checked")
     page.get_by_label("Text", exact=True).fill(text)
     page.get_by_role("button", name="Measure").click()

@@ -125,6 +125,10 @@ def test_labels_are_scored_as_ids(prose_client: httpx.Client, prose: ProseStore)
     [ids] = ask(prose_client, models=[prose.flip_flop], tokens=[[2, 0, 3, 1, 4, 0]], context=16)
     assert labels["total"] == ids["total"]
     assert "text" not in labels["total"]
+    assert (labels["total"]["tokens"], labels["total"]["positions"]) == (1, 5)
+    assert labels["scored"] == "the bit after each `r` (with `loss: all` every token)"
+    error = ask(prose_client, 422, models=[prose.flip_flop], text="w 0 i 1")
+    assert "trains only the bit after each `r`" in error["detail"]
     assert "is no label" in ask(prose_client, 422, models=[prose.flip_flop], text="the cat")["detail"]
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import numpy as np
 import pytest
+import torch
 from cope_services import predictors as predictors_module
 from cope_services.checkpoints import Checkpoints
 from cope_services.predictors import FinishedRuns, Predictors
@@ -24,7 +24,8 @@ from tests.services.sample_store import API, SampleStore, serving
 
 ONE_MODEL = 7_000
 """Bytes: more than one of the sample's models, less than two."""
-SEQUENCES = [[1, 2, 14, 3, 15], [4, 14], [0, 0, 0, 0, 0, 0, 0]]
+SEQUENCES = [[1, 14, 14, 3, 15, 1, 3], [15, 4], [0, 15, 0, 0, 0, 0, 0]]
+"""14 is the blank; the data tokens after the marker 15 are the copy, which is scored."""
 
 
 def ask(client: httpx.Client, run_id: str, tokens: Any, status: int = 200, **more: Any) -> Any:
@@ -40,23 +41,35 @@ def test_the_values_are_those_of_the_predictor(client: httpx.Client, sample: Sam
     total = predictor.perplexity(SEQUENCES)
     assert answer["run_id"] == sample.ids[index]
     assert answer["total"] == total.__dict__
-    for sequence, scores in zip(answer["sequences"], predictor.log_probabilities(SEQUENCES), strict=True):
-        assert sequence["log_probabilities"][0] is None
-        assert sequence["log_probabilities"][1:] == scores[1:].tolist()
-        assert sequence["nll_sum"] == pytest.approx(-np.nansum(scores))
-        assert sequence["tokens"] == len(scores) - 1
+    read = [[1, 14, 14, 3, 15, 15, 15], [15, 15], [0, 15, 15, 15, 15, 15, 15]]  # markers in the places of the copy
+    for sequence, ids, inputs in zip(answer["sequences"], SEQUENCES, read, strict=True):
+        copied = ids.index(15) + 1
+        with torch.no_grad():
+            logits_TV = predictor.model(torch.tensor([inputs]))[0].double()
+        scores = logits_TV.log_softmax(-1)[range(copied - 1, len(ids) - 1), ids[copied:]].tolist()
+        assert sequence["log_probabilities"][:copied] == [None] * copied
+        assert sequence["log_probabilities"][copied:] == pytest.approx(scores, rel=1e-5)
+        assert sequence["nll_sum"] == pytest.approx(-sum(scores), rel=1e-5)
+        assert (sequence["tokens"], sequence["positions"]) == (len(scores), len(ids) - 1)
+
+
+def test_a_sequence_without_an_answer_is_refused(client: httpx.Client, sample: SampleStore) -> None:
+    for tokens in ([[1, 15, 3], [14, 3, 15]], [[1, 15, 3], [1, 15, 15]]):
+        error = ask(client, sample.ids[0], tokens, 422)
+        assert error["code"] == "invalid_tokens"
+        assert "sequence 1 has no token that is scored: the task selective_copy trains only the data" in error["detail"]
 
 
 def test_log_probabilities_are_optional(client: httpx.Client, sample: SampleStore) -> None:
-    [sequence] = ask(client, sample.ids[0], [[1, 2, 3]])["sequences"]
-    assert set(sequence) == {"nll_sum", "tokens", "perplexity", "bits_per_token"}
+    [sequence] = ask(client, sample.ids[0], [[1, 15, 3]])["sequences"]
+    assert set(sequence) == {"nll_sum", "tokens", "positions", "perplexity", "bits_per_token"}
 
 
 @pytest.mark.parametrize(
     ("tokens", "message"),
     [
         ([[1, 99]], "sequence 0, position 1: token id 99 is out of range; this model's vocabulary is 0 … 15 (16 ids)"),
-        ([[1, 2], [3, -1]], "sequence 1, position 1: token id -1 is out of range"),
+        ([[15, 2], [3, -1]], "sequence 1, position 1: token id -1 is out of range"),
         ([[1, 10**300]], "sequence 0, position 1: token id of more than 60 digits is out of range"),
         ([[]], "sequence 0 has 0 tokens"),
         ([[1]], "sequence 0 has 1 tokens"),
@@ -81,9 +94,12 @@ def test_unknown_keys_are_refused(client: httpx.Client, sample: SampleStore) -> 
 
 
 def test_too_many_tokens_and_too_long_sequences(client: httpx.Client, sample: SampleStore) -> None:
-    assert "1001 tokens; a sequence or window may have 1000" in ask(client, sample.ids[0], [[1] * 1001], 413)["detail"]
-    assert ask(client, sample.ids[0], [[1] * 1000])["total"]["tokens"] == 999  # CoPE extrapolates
-    error = ask(client, sample.ids[1], [[1, 2], [1] * 40], 422)  # absolute does not
+    assert (
+        "1001 tokens; a sequence or window may have 1000"
+        in ask(client, sample.ids[0], [[15] + [1] * 1000], 413)["detail"]
+    )
+    assert ask(client, sample.ids[0], [[15] + [1] * 999])["total"]["tokens"] == 999  # CoPE extrapolates
+    error = ask(client, sample.ids[1], [[15, 2], [15] + [1] * 39], 422)  # absolute does not
     assert error["code"] == "invalid_tokens"
     assert "sequence 1 of 40 tokens is too long" in error["detail"]
 
@@ -98,24 +114,24 @@ def test_runs_that_cannot_answer(client: httpx.Client, sample: SampleStore) -> N
 def test_a_truncated_checkpoint_is_reported(own_sample: SampleStore) -> None:
     path = own_sample.store.run(own_sample.ids[0]).checkpoint / "model.safetensors"
     with serving(own_sample.settings()) as client:
-        whole, before = path.read_bytes(), ask(client, own_sample.ids[0], [[1, 2, 3]])
+        whole, before = path.read_bytes(), ask(client, own_sample.ids[0], [[1, 15, 3]])
         path.write_bytes(whole[:-10])
-        error = ask(client, own_sample.ids[0], [[1, 2, 3]], 409)
+        error = ask(client, own_sample.ids[0], [[1, 15, 3]], 409)
         assert error["code"] == "damaged_checkpoint"
         assert "was it cut short?" in error["detail"]
         path.write_bytes(whole)
-        assert ask(client, own_sample.ids[0], [[1, 2, 3]]) == before
+        assert ask(client, own_sample.ids[0], [[1, 15, 3]]) == before
 
 
 def test_a_changed_checkpoint_is_loaded_again(own_sample: SampleStore) -> None:
     folder = own_sample.store.run(own_sample.ids[0])
     with serving(own_sample.settings()) as client:
-        before = ask(client, own_sample.ids[0], [[1, 2, 3]])["total"]
+        before = ask(client, own_sample.ids[0], [[1, 15, 3]])["total"]
         model, spec = load_model(folder.checkpoint)
         model.norm.weight.mul_(2)
         with folder.writing_checkpoint() as temporary:
             save_model(temporary, model, spec)
-        assert ask(client, own_sample.ids[0], [[1, 2, 3]])["total"] != before
+        assert ask(client, own_sample.ids[0], [[1, 15, 3]])["total"] != before
 
 
 def test_the_files_of_a_model_are_asked_for_once_within_a_moment(
@@ -123,9 +139,9 @@ def test_the_files_of_a_model_are_asked_for_once_within_a_moment(
 ) -> None:
     monkeypatch.setattr(predictors_module, "FRESH_S", 3600)
     with serving(own_sample.settings()) as client:
-        before = ask(client, own_sample.ids[0], [[1, 2, 3]])
+        before = ask(client, own_sample.ids[0], [[1, 15, 3]])
         monkeypatch.setattr(Predictors, "_find", lambda self, find: pytest.fail("looked up again"))
-        assert ask(client, own_sample.ids[0], [[1, 2, 3]]) == before
+        assert ask(client, own_sample.ids[0], [[1, 15, 3]]) == before
 
 
 def test_many_simultaneous_requests(sample: SampleStore) -> None:

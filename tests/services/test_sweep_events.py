@@ -14,7 +14,6 @@ from cope_services import sweep_events
 from cope_services.errors import BusyError
 from cope_services.routes.sweep_actions import EventStream
 from cope_services.sweep_events import Watchers
-from cope_services.sweep_jobs import SweepJobs
 from sse_starlette import ServerSentEvent
 
 from cope_sweep.client import EventParser, ServerEvent
@@ -220,7 +219,7 @@ def test_listeners_share_a_watcher_and_a_slow_one_gets_the_latest(
     own_sample: SampleStore, sweep: Sweep, fast: None
 ) -> None:
     queries = Queries(own_sample.store)
-    watchers = Watchers(lambda: queries.store, SweepJobs(queries, own_sample.settings()), 100)
+    watchers = Watchers(lambda: queries.store, 100)
 
     async def scenario() -> None:
         streams = [watchers.events(SWEEP, None) for _ in range(50)]
@@ -244,7 +243,7 @@ def test_listeners_share_a_watcher_and_a_slow_one_gets_the_latest(
 
 def test_a_place_is_needed_to_listen(own_sample: SampleStore, sweep: Sweep) -> None:
     queries = Queries(own_sample.store)
-    watchers = Watchers(lambda: queries.store, SweepJobs(queries, own_sample.settings()), 0)
+    watchers = Watchers(lambda: queries.store, 0)
     with pytest.raises(BusyError, match="0 clients follow sweeps"):
         watchers.require_place()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
@@ -14,6 +15,7 @@ from zipfile import ZipFile
 
 import httpx
 import pytest
+from cope_services import sweep_jobs
 
 from cope_sweep.config import expand, load_ablation
 from cope_sweep.store import Store, read_submission
@@ -142,6 +144,8 @@ TEXT = {"kind": "wikitext", "folder": "/etc", "tokens": 8, "vocabulary": 300}
         ({"spec": {**BASE, "grid": {"train.lr": [1e-9 * i for i in range(1, 500)]}}}, "more than 400 points"),
         ({"spec": BASE, "name": "tiny"}, "has the name 'tiny'"),
         ({"spec": {"a": {"b": float("1e300")}}}, "base"),
+        ({"spec": json.loads('{"a":' * 400 + "1" + "}" * 400)}, "more than 30 levels"),
+        ({"spec": "a: " + "{b: " * 3000}, "more than 30 levels"),
     ],
 )
 def test_an_invalid_spec_is_refused_with_key_and_value(serve: Serve, body: dict[str, Any], message: str) -> None:
@@ -233,6 +237,27 @@ def test_sweeps_at_a_time_are_limited_until_their_jobs_have_ended(serve: Serve, 
     assert "the driver was killed" in ended["notes"][-1]
 
 
+def test_a_job_that_has_failed_ends_its_sweep_without_a_listener(
+    serve: Serve, cluster: ScriptedCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweep_jobs, "RECONCILE_S", 0.05)
+    client = serve()
+    sweep = submit(client, ablation="tiny").json()
+    message = (
+        "runtime_env setup failed: \nTraceback (most recent call last):\n  File x\nModuleNotFoundError: No module 'y'"
+    )
+    cluster.jobs[sweep["sweep_id"]] |= {"status": "FAILED", "message": message}
+    deadline = time.monotonic() + 60
+    while client.get(f"{API}/sweeps").json()["sweeps"][0]["status"] == "pending":
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    ended = client.get(sweep["url"]).json()
+    assert ended["status"] == "failed"
+    assert ended["notes"][-1] == (
+        "the job ended before the sweep did: runtime_env setup failed: … ModuleNotFoundError: No module 'y'"
+    )
+
+
 def test_stop_and_retry(serve: Serve, cluster: ScriptedCluster, folder: Path) -> None:
     client = serve()
     sweep = submit(client, ablation="tiny").json()
@@ -242,6 +267,7 @@ def test_stop_and_retry(serve: Serve, cluster: ScriptedCluster, folder: Path) ->
         stopped = client.post(f"{url}/stop")
         assert (stopped.status_code, stopped.json()["stop_requested"]) == (202, True)
     assert store.stop_requested(sweep["sweep_id"])
+    assert cluster.stopped == [sweep["sweep_id"]] * 2  # the job, because it has not begun the sweep
 
     _, plan = job_submission(store, sweep["sweep_id"])
     for run in plan.runs[:3]:

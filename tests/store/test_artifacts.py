@@ -1,5 +1,6 @@
 """The store: run folders, their status, atomic files."""
 
+import contextlib
 import json
 import os
 import resource
@@ -9,9 +10,9 @@ import time
 
 import pytest
 
-from cope_sweep.store import Store, StoreError
+from cope_sweep.store import RunFolder, Store, StoreError
 from cope_sweep.store.errors import DamagedError, FencedError
-from cope_sweep.store.files import parse_json, replacing, write_json
+from cope_sweep.store.files import parse_json, replacing, write_bytes
 from cope_sweep.store.reading import RunContents
 from tests.tiny import tiny_run
 
@@ -77,6 +78,83 @@ def test_an_older_attempt_writes_nothing(folder):
     assert {path: path.read_bytes() for path in folder.path.iterdir()} == before
 
 
+def write_checkpoint(own):
+    with own.writing_checkpoint() as path:
+        (path / "config.json").write_text(str(own.attempt))
+
+
+def write_resume(own):
+    with own.writing_resume() as path:
+        path.write_text(str(own.attempt))
+
+
+@pytest.mark.parametrize("look", [1, 2])
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda old: old.begin(RUN, "old", 2),
+        lambda old: old.rewind(0),
+        lambda old: old.log({"step": 2, "loss": 9.0}),
+        lambda old: old.set_state("interrupted"),
+        lambda old: old.finish({}, {}),
+        write_checkpoint,
+        write_resume,
+    ],
+    ids=["begin", "rewind", "log", "state", "finish", "checkpoint", "resume"],
+)
+def test_an_attempt_that_is_paused_before_it_writes_changes_nothing(folder, monkeypatch, write, look):
+    """It is paused after it has looked for a newer attempt, which begins then, and writes everything."""
+    old = folder.begin(RUN, "old", 1)
+    old.log({"step": 1, "loss": 2.0})
+    looks, after = [], {}
+    check_fence = RunFolder.check_fence
+
+    def pause(self, **options):
+        check_fence(self, **options)
+        if self.attempt != 3:
+            looks.append(1)
+            if len(looks) == look:
+                new = folder.begin(RUN, "new", 3)
+                new.rewind(1)
+                new.log({"step": 2, "loss": 1.0})
+                write_resume(new)
+                write_checkpoint(new)
+                after.update({path: path.read_bytes() for path in folder.path.rglob("*") if path.is_file()})
+
+    monkeypatch.setattr(RunFolder, "check_fence", pause)
+    with contextlib.suppress(FencedError):
+        write(old)
+    if after:  # some look once only
+        assert {path: path.read_bytes() for path in folder.path.rglob("*") if path.is_file()} == after
+    assert after or look == 2
+
+
+def test_a_new_attempt_deletes_what_older_ones_have_left(folder):
+    folder.begin(RUN, "killed", 1)
+    for name in (".result.json.abc", ".curve.jsonl.1.x1", ".resume.safetensors.9.x2"):
+        (folder.path / name).write_bytes(b"")
+    for name in (".checkpoint.1.x3", "checkpoint"):
+        (folder.path / name).mkdir()
+        (folder.path / name / "model.safetensors").write_bytes(b"")
+    folder.begin(RUN, "here", 2)
+    assert sorted(os.listdir(folder.path)) == [".resume.safetensors.9.x2", "spec.json", "state.json"]
+
+
+def test_an_attempt_begins_once(folder):
+    folder.begin(RUN, "here", 1)
+    with pytest.raises(FencedError, match="attempt 1 has begun"):
+        folder.begin(RUN, "there", 1)
+
+
+def test_a_finished_run_is_not_begun(folder):
+    late = folder.begin(RUN, "late", 1)  # it ends after the next one has seen that there is no result
+    write_checkpoint(late)
+    late.finish({}, {})
+    with pytest.raises(FencedError, match="an earlier attempt has finished it"):
+        folder.begin(RUN, "here", 2)
+    assert (folder.checkpoint / "config.json").exists()
+
+
 def test_rows_have_the_time_of_day(folder):
     before = int(time.time() * 1000)
     folder.begin(RUN, "here").log({"step": 1, "loss": 2.0})
@@ -125,26 +203,23 @@ def test_an_error_while_a_file_is_replaced_keeps_the_old_file(tmp_path):
     assert os.listdir(tmp_path) == ["file"]
 
 
-def test_an_error_while_a_checkpoint_is_written_keeps_the_old_checkpoint(folder):
+def test_an_error_while_a_checkpoint_is_written_leaves_none(folder):
     own = folder.begin(RUN, "here")
-    with own.writing_checkpoint() as path:
-        (path / "config.json").write_text("1")
     with pytest.raises(RuntimeError), own.writing_checkpoint() as path:
-        (path / "config.json").write_text("2")
+        (path / "config.json").write_text("1")
         raise RuntimeError
-    assert (folder.checkpoint / "config.json").read_text() == "1"
-    assert not [name for name in os.listdir(folder.path) if name.startswith(".checkpoint")]
+    assert sorted(os.listdir(folder.path)) == ["spec.json", "state.json"]
 
 
-def test_a_crash_while_json_is_written_keeps_the_old_file(tmp_path):
+def test_a_full_disk_while_a_file_is_written_keeps_the_old_file(tmp_path):
     path = tmp_path / "file.json"
-    write_json(path, {"value": "before"})
+    write_bytes(path, b'{"value": "before"}')
     child = os.fork()
     if child == 0:
         # The disk is "full" in the middle of the file.
         try:
             resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
-            write_json(path, {"value": list(range(10_000))})
+            write_bytes(path, json.dumps(list(range(10_000))).encode())
         except OSError:
             os._exit(7)
         os._exit(0)
@@ -157,12 +232,12 @@ def test_a_reader_never_sees_a_partial_file(tmp_path):
     """A writer replaces a file of 100 kB; each read has to return one of the two values."""
     path = tmp_path / "file.json"
     values = [{"value": [number] * 20_000} for number in (1, 2)]
-    write_json(path, values[0])
+    write_bytes(path, json.dumps(values[0]).encode())
     done = threading.Event()
 
     def write():
         for turn in range(60):
-            write_json(path, values[turn % 2])
+            write_bytes(path, json.dumps(values[turn % 2]).encode())
         done.set()
 
     writer = threading.Thread(target=write)
@@ -215,10 +290,10 @@ def test_checksums_show_what_has_changed(folder):
     with own.writing_checkpoint() as path:
         (path / "model.safetensors").write_bytes(b"weights")
     own.finish({}, {})
-    assert RunContents(folder).damage(checksums=True) == []
+    assert RunContents(folder).damage(checksums=True) == {}
     (folder.checkpoint / "model.safetensors").write_bytes(b"WEIGHTS")
     (folder.path / "curve.jsonl").unlink()
-    assert RunContents(folder).damage() == []
-    changed, missing = sorted(RunContents(folder).damage(checksums=True))
-    assert "model.safetensors: has changed" in changed
-    assert "curve.jsonl: No such file" in missing
+    missing = {"curve.jsonl": f"{folder.path / 'curve.jsonl'}: missing"}
+    assert RunContents(folder).damage() == missing
+    changed = f"{folder.checkpoint / 'model.safetensors'}: has changed since the run was finished (SHA-256)"
+    assert RunContents(folder).damage(checksums=True) == missing | {"checkpoint/model.safetensors": changed}

@@ -39,9 +39,13 @@ def test_what_is_named(store):
     for run, name in [(stopped, "resume"), (failed, "resume"), (done, "final_state")]:
         aged(store.run(run.run_id).path / f"{name}.safetensors")
     aged(store.run(done.run_id).path / "state.json.damaged")
-    aged(store.run(done.run_id).path / ".result.json.abc")
+    aged(store.run(done.run_id).path / ".result.json.1.abc")
+    (store.run(failed.run_id).path / ".checkpoint.1.abc").mkdir()
+    aged(store.run(failed.run_id).path / ".checkpoint.1.abc")
     assert store.index.statuses()  # the index is made
-    old = {f"{done.run_id}/state.json.damaged", f"{done.run_id}/.result.json.abc"}
+    old = {f"{done.run_id}/state.json.damaged", f"{done.run_id}/.result.json.1.abc"} | {
+        f"{failed.run_id}/.checkpoint.1.abc"
+    }
     assert found(store) == old
     assert found(store, statuses=["stopped"]) == old | {f"{stopped.run_id}/resume.safetensors"}
     assert found(store, statuses=["finished"]) == old | {f"{done.run_id}/final_state.safetensors"}

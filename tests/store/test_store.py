@@ -56,6 +56,8 @@ def test_a_store_that_cannot_be_written_is_read(store, monkeypatch):
     monkeypatch.setattr(os, "access", lambda path, mode: path != store.root)
     assert Store(store.root).status(RUN.run_id) == "finished"
     assert not (store.root / "index.db").exists()
+    (store.root / "index.db").mkdir()  # SQLite cannot open it, as it cannot on a read-only file system
+    assert Store(store.root).status(RUN.run_id) == "finished"
 
 
 def test_a_store_without_an_index_is_indexed_when_it_is_opened(store):

@@ -78,6 +78,7 @@ def test_a_sweep_waits_for_postgresql_and_goes_on(cluster: str, postgres: Any, t
     assert record_of(store, outcome).status == "finished"
 
 
+@pytest.mark.thorough
 def test_two_drivers_on_different_nodes_train_each_run_once(cluster: str, cluster_nodes: Any, tmp_path: Path) -> None:
     file = tmp_path / "shared.yaml"
     plan = write_ablation(file, {"Short": SHORT, "Long": LONG}, seeds=2)

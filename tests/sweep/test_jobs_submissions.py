@@ -161,7 +161,7 @@ def test_a_mapping_and_a_text_are_the_same_spec(child: Path) -> None:
     ("spec", "message"),
     [
         ({"title": float("inf")}, "mine: title: inf is not a finite number"),
-        ({"a": [[0] * 100] * 600}, "more than 30 levels or 50,000 values"),
+        ({"a": [[0] * 100] * 600}, "more than 30 levels or 20,000 values"),
         ({"title": "x", "inherit": "parent", "plugins": ["json"]}, "plugins .json. are not allowed here"),
         ("!!python/object/apply:os.system ['true']", "mine"),
         ("[]", "expected a mapping"),

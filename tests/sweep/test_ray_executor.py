@@ -85,6 +85,7 @@ def test_two_workers_train_a_run_as_one_worker_does(store: Store, tmp_path: Path
         assert result["metrics"] == pytest.approx(expected["metrics"], rel=1e-4)
 
 
+@pytest.mark.thorough
 def test_runs_of_one_and_of_two_workers_in_one_sweep(store: Store, events: EventLog) -> None:
     """On two CPUs they cannot train side by side: the larger ones are not left until the end."""
     runs = seeds(4)
@@ -145,6 +146,7 @@ def test_a_search_suggests_runs_and_a_schedule_stops_some(store: Store, events: 
     assert run(Budget()).sweep_id is None
 
 
+@pytest.mark.thorough
 def test_groups_follow_the_cluster(store: Store, events: EventLog, cluster_nodes: Any) -> None:
     """A node is added: it trains. It is removed: its run is continued elsewhere, and that counts as no failure.
 

@@ -182,7 +182,7 @@ def test_operations_have_the_declared_weights():
     kinds = {"set": 0, "increment": 0, "pass": 0}
     pairs = np.zeros((3, 3), dtype=int)
     lengths = np.zeros(61, dtype=int)
-    for inputs in task.sequences("train", 0, 0, 3000).inputs_NT:
+    for inputs in task.sequences("train", 0, 0, 600).inputs_NT:
         found, _ = operations(text(task, inputs))
         lengths[len(found)] += 1
         free = [kind for kind, _ in found][[kind for kind, _ in found].index("set") + 1 :]

@@ -133,6 +133,21 @@ def test_windows_cover_as_much_text_as_the_sequences(text, batch):
     assert measured["test/perplexity@64"] == pytest.approx(cross_entropy(trainer, "test", 192), rel=1e-6)
 
 
+@pytest.mark.parametrize("batch", [1, 6, 64])
+def test_longer_sequences_are_those_of_the_longer_task(batch):
+    """The same weights on the task with 3 times the pairs, whose test set is evaluated as it is."""
+    short = {"kind": "flip_flop", "pairs": 4}
+    trainer = Trainer(tiny_run(task=short, **{"evaluate.lengths": [3], "train.batch": batch}), Runtime())
+    longer = Trainer(tiny_run(task=short | {"pairs": 12}, **{"train.batch": batch}), Runtime())
+    longer.model.load_state_dict(trainer.model.state_dict())
+    expected = longer.evaluate(20)
+    measured = trainer.evaluate_longer(3, 20)
+    assert set(measured) == {f"in_dist/{name}@3x" for name in ("token_error", "sequence_error", "loss")}
+    assert set(measured) <= set(trainer.spec.metrics)
+    for name, value in measured.items():
+        assert value == pytest.approx(expected[name.removesuffix("@3x")], rel=1e-5)
+
+
 @pytest.mark.parametrize("batch", [3, 5, 64])
 def test_a_short_test_set_is_measured_completely_and_once(text, batch):
     small_batches, one_batch = text_trainer(text, **{"train.batch": batch}), text_trainer(text)

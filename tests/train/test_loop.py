@@ -44,6 +44,20 @@ def test_longer_contexts_are_measured_or_the_facts_say_why_not(store, text, posi
         assert facts["contexts_left_out"].startswith("32, 64: absolute position encoding has 16 embeddings")
 
 
+@pytest.mark.parametrize("position", ["cope", "absolute"])
+def test_longer_sequences_are_measured_or_the_facts_say_why_not(store, position):
+    task = {"kind": "flip_flop", "pairs": 4}
+    run = tiny_run(task=task, **{"model.position": [position], "evaluate.lengths": [2, 4]})
+    assert train_run(run, store, Runtime()) == "finished"
+    metrics, facts = store.run(run.run_id).result["metrics"], store.run(run.run_id).result["facts"]
+    assert {name for name in metrics if "@" in name} == (
+        {f"in_dist/{name}@{times}x" for times in (2, 4) for name in run.task.METRICS} if position == "cope" else set()
+    )
+    reason = "2x, 4x: absolute position encoding has 7 embeddings, and the input has 15 tokens"
+    assert facts.get("contexts_left_out", reason).startswith(reason)
+    assert ("contexts_left_out" in facts) == (position == "absolute")
+
+
 def test_a_variant_is_the_same_training_evaluated_with_other_fields(store, text):
     """Weights and metrics of the run itself are those without the variant; the variant's are those of a capped run."""
     # At a high rate, the embeddings become so large that a distance without one is seen in the perplexity.

@@ -59,7 +59,7 @@ def test_a_resumed_run_is_the_same_to_the_bit(tmp_path, dropout, position, optim
         ]
     ),
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @pytest.mark.slow
 def test_a_run_stopped_at_any_steps_ends_the_same_to_the_bit(
     tmp_path_factory, stops, micro_batch, checkpoint_activations, dropout, schedule, warmup, position, task, optimizer

@@ -79,7 +79,7 @@ def test_an_older_attempt_cannot_begin(store):
     store.run(run.run_id).begin(run, "newer", 3)
     assert train_run(run, store, Runtime(), attempt=2) == "fenced"
     assert store.run(run.run_id).state["worker_id"] == "newer"
-    assert train_run(run, store, Runtime(), attempt=3) == "finished"
+    assert train_run(run, store, Runtime(), attempt=4) == "finished"
 
 
 def test_an_attempt_ends_when_a_newer_one_begins(store):

@@ -36,8 +36,8 @@ WRITE_LOCK = 0x636F7065
 """The number of PostgreSQL's advisory lock that a writing transaction holds."""
 
 
-LASTING_ERRORS = {8, 10, 11, 13, 26}
-"""SQLite's codes of errors that do not pass by themselves: READONLY, IOERR, CORRUPT, FULL, NOTADB."""
+LASTING_ERRORS = {8, 10, 11, 13, 14, 26}
+"""SQLite's codes of errors that do not pass by themselves: READONLY, IOERR, CORRUPT, FULL, CANTOPEN, NOTADB."""
 RETRY_INTERVAL_S = 0.5
 """Between two tries to reach a database that does not answer."""
 

@@ -186,14 +186,16 @@ class Index:
                 connection.execute(delete(table))
         self._writer.forget()
 
-    def delete(self, run_ids: Iterable[str]) -> None:
-        """Delete runs from the index."""
+    def delete(self, run_ids: Iterable[str], *, owner: str | None = None) -> None:
+        """Delete runs from the index; with `owner`, only those whose lease it holds."""
         with self.database.writing() as connection:
             next_revision(connection)  # readers that keep what they have read see that something has changed
             for chunk in chunks(run_ids):
-                ids = connection.execute(select(runs.c.id).where(runs.c.run_id.in_(chunk))).scalars()
-                delete_values(connection, ids.all())
-                connection.execute(delete(runs).where(runs.c.run_id.in_(chunk)))
+                wanted = (
+                    runs.c.run_id.in_(chunk) if owner is None else and_(runs.c.run_id.in_(chunk), runs.c.owner == owner)
+                )
+                delete_values(connection, connection.execute(select(runs.c.id).where(wanted)).scalars().all())
+                connection.execute(delete(runs).where(wanted))
 
     # -- leases --------------------------------------------------------------------------------------------------
 

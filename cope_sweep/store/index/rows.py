@@ -12,7 +12,7 @@ from functools import cache, lru_cache
 from typing import Any, cast
 
 from cachetools import LRUCache
-from sqlalchemy import ARRAY, Connection, String, any_, bindparam, delete, func, literal, select, update
+from sqlalchemy import ARRAY, Connection, String, any_, bindparam, case, delete, func, literal, select, update
 from sqlalchemy.dialects import sqlite
 from sqlalchemy.sql import ColumnElement
 
@@ -190,6 +190,8 @@ def _write_run(dialect: str, names: tuple[str, ...]) -> Any:
     """The statement that inserts or replaces a run's row. Built once: building takes longer than executing."""
     statement = _insert(dialect, runs)
     replaced = {name: statement.excluded[name] for name in names if name != "run_id"}
+    # Never less: the file that has the number may be lost, and an attempt with a number of before could still write.
+    replaced["attempt"] = case((replaced["attempt"] > runs.c.attempt, replaced["attempt"]), else_=runs.c.attempt)
     return statement.on_conflict_do_update(index_elements=[runs.c.run_id], set_=replaced)
 
 

@@ -1,9 +1,9 @@
-// Texts to begin with, by the kind of a task. Those of synthetic tasks are sequences of their generators.
+// Texts to begin with, by the kind of a task. Those of synthetic tasks are sequences of their generators with the answers.
 
 export const EXAMPLES = {
   flip_flop: "w 0 i 1 i 1 r 0 i 1 w 1 i 0 i 0 i 1 i 0 r 1 i 0 i 0 w 0 i 1 i 1 r 0",
   counting: "a = 0 ; pass; a ++; pass; pass; a ++; pass; a ++; pass; print a 3",
-  selective_copy: "_ 1 _ _ 0 1 _ 0 > > > >",
+  selective_copy: "_ 1 _ _ 0 1 _ 0 > 1 0 1 0",
   wikitext:
     "The position of a token can be counted in words or in sentences. A model that attends to the last sentence has to know where it begins. The last sentence is this one.",
   code: "def mean(values):\n    total = 0\n    for value in values:\n        total += value\n    return total / len(values)\n",

@@ -13,6 +13,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import BaseModel, Field
 
 from cope_services.access import READ
+from cope_services.cached_route import ReadRoute
 from cope_services.dependencies import ComponentsDep
 from cope_services.errors import NotReadyError
 from cope_services.headers import PAGE_POLICY
@@ -24,7 +25,7 @@ from cope_sweep.errors import NotFoundError
 DASHBOARD = Path(__file__).parent.parent / "dashboard"
 HEADERS = {"content-security-policy": PAGE_POLICY}
 
-dashboard = APIRouter(include_in_schema=False)
+dashboard = APIRouter(include_in_schema=False, route_class=ReadRoute)
 assets = StaticFiles(directory=DASHBOARD)
 
 
@@ -40,7 +41,7 @@ DOCUMENTATION_FILES = {
     "swagger-ui.css": Path(swagger_ui_bundle.swagger_ui_path) / "swagger-ui.css",
 }
 
-documentation = APIRouter(include_in_schema=False)
+documentation = APIRouter(include_in_schema=False, route_class=ReadRoute)
 
 
 @documentation.get("/docs")
@@ -55,7 +56,7 @@ def documentation_file(name: str) -> FileResponse:
     return FileResponse(DOCUMENTATION_FILES[name])
 
 
-health = APIRouter(prefix="/health", tags=["health"])
+health = APIRouter(prefix="/health", tags=["health"], route_class=ReadRoute)
 
 
 @health.get("/live")
@@ -74,7 +75,7 @@ def ready(components: ComponentsDep) -> Health:
     return Health(status="ready")
 
 
-metrics = APIRouter(tags=["health"], dependencies=[READ])
+metrics = APIRouter(tags=["health"], dependencies=[READ], route_class=ReadRoute)
 
 
 @metrics.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
@@ -83,7 +84,7 @@ def get_metrics(request: Request) -> Response:
     return Response(generate_latest(request.app.metrics.registry), headers={"content-type": CONTENT_TYPE_LATEST})
 
 
-version = APIRouter(prefix="/version", tags=["health"], dependencies=[READ])
+version = APIRouter(prefix="/version", tags=["health"], dependencies=[READ], route_class=ReadRoute)
 
 
 class Version(BaseModel):

@@ -50,7 +50,7 @@ PAGE = f"{API}/runs?sort=in_dist%2Ftoken_error&limit=100&filter={quote('model.la
 ABLATION = """\
 title: A model to serve
 base:
-  task: {kind: selective_copy, tokens: 16, blanks: 224, dense_blanks: 112, sparse_blanks: 224, vocabulary: 512}
+  task: {kind: selective_copy, tokens: 16, blanks: 224, dense_blanks: 112, sparse_blanks: 224, vocabulary: 512, copy_from: outputs}
   model: {layers: 4, dim: 256, heads: 4, position: [cope]}
   train: {steps: 1, batch: 1}
   evaluate: {every: 1, sequences: 1, final_sequences: 1}
@@ -58,6 +58,9 @@ metrics:
   - {name: in_dist/loss}
 """
 """A model as in a small ablation: 3 M weights, and 256 tokens of context."""
+
+MARKER = 511
+"""Every token after it is scored."""
 
 Address = tuple[str, int]
 
@@ -82,7 +85,8 @@ def perplexity(rows: Rows, folder: Path) -> None:
     run_id = expand(load_ablation(folder / "ablations" / "served.yaml")).runs[0].run_id
     predictor = Predictor.load(Store(folder / "store").run(run_id).checkpoint)
     rng = np.random.default_rng(0)
-    tokens = [rng.integers(0, 510, length).tolist() for length in rng.integers(*LENGTHS, SEQUENCES, endpoint=True)]
+    lengths = rng.integers(*LENGTHS, SEQUENCES, endpoint=True)
+    tokens = [[MARKER, *rng.integers(0, 510, length - 1).tolist()] for length in lengths]
     scored = sum(map(len, tokens)) - len(tokens)
     with serving(folder, {"COPE_SWEEP_MAX_QUEUE_TOKENS": str(QUEUE_TOKENS)}) as (address, start_s):
         requests = [_request(address, run_id, each) for each in tokens]
@@ -107,7 +111,7 @@ def perplexity(rows: Rows, folder: Path) -> None:
 
 def _idle_added_ms(address: Address, predictor: Predictor, run_id: str) -> float:
     """What a short request takes more than the model alone, when nothing else is asked."""
-    sequence = list(range(IDLE_TOKENS + 1))
+    sequence = [MARKER, *range(IDLE_TOKENS)]
     request = _request(address, run_id, sequence)
     service, model = [], []
     for _ in range(IDLE_REQUESTS):

@@ -196,7 +196,7 @@ def test_sweeps(index):
     [
         ("mysql://u:secret@host/x", r"mysql://u:\*\*\*@host/x' is no index; accepted: sqlite:///PATH"),
         ("nonsense", "is no index"),
-        ("sqlite:////proc/none/index.db", "does not answer: unable to open database file"),
+        ("sqlite:////proc/none/index.db", "cannot be used: unable to open database file"),
         ("postgresql://127.0.0.1:1/none", "does not answer"),
     ],
 )

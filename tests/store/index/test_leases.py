@@ -1,4 +1,4 @@
-"""Leases in the index: one holder, expiry, attempts; and the thread that renews them."""
+"""Leases in the index, and the thread that renews them. Who gets a lease is in `test_protocol.py`."""
 
 import multiprocessing
 import multiprocessing.pool
@@ -20,45 +20,12 @@ RUN = tiny_run()
 A, B = "a@other/machine-1:1:1", "b@other/machine-2:1:1"
 
 
-def test_one_owner_at_a_time(index):
-    assert index.acquire(row(status="running"), A, 60) == Lease(RUN.run_id, 1)
-    assert index.acquire(row(status="running"), B, 60) == Refusal("leased", A)
-    assert index.statuses() == {RUN.run_id: "running"}
-    assert index.records([RUN.run_id])[RUN.run_id].sweep_id == "a"
-    assert index.end(row(status="interrupted", attempt=1), A)
-    assert index.acquire(row(status="running"), B, 60) == Lease(RUN.run_id, 2)
-
-
-def test_an_expired_lease_reads_as_interrupted_and_can_be_taken(index):
-    index.acquire(row(status="running"), A, 0.0)
-    assert index.statuses() == {RUN.run_id: "interrupted"}
-    assert index.expired() == [(RUN.run_id, A)]
-    assert index.acquire(row(status="running"), B, 60) == Lease(RUN.run_id, 2)
-    assert not index.end(row(status="finished"), A)  # the older attempt changes nothing
-    assert index.statuses() == {RUN.run_id: "running"}
-    assert index.renew(A, 60).held == set()
-
-
-def test_a_finished_run_is_not_leased(index):
-    index.write([row()])
-    assert index.acquire(row(status="running"), A, 60) == Refusal("finished")
-
-
 def test_renewing_prolongs_and_notes_progress(index):
     index.acquire(row(status="running"), A, 0.0)
     progress = {RUN.run_id: Progress(4, "w", {"train/loss": 0.5}), "0" * 16: Progress(1, "w")}
     assert index.renew(A, 60, progress).held == {RUN.run_id}
     record = index.records([RUN.run_id])[RUN.run_id]
     assert (record.status, record.step, record.worker_id, record.metrics) == ("running", 4, "w", {"train/loss": 0.5})
-
-
-def test_a_later_process_of_the_same_sweep_takes_a_run_over(index):
-    """The process that had it died on another machine, where the index cannot see that."""
-    later = "a@other/machine-3:2:2"
-    index.acquire(row(status="running"), A, 60)
-    assert index.acquire(row(status="running"), later, 60) == Lease(RUN.run_id, 2)
-    assert index.renew(A, 60).held == set()
-    assert index.renew(later, 60).held == {RUN.run_id}
 
 
 @pytest.mark.parametrize("what", ["", "*"])
@@ -135,11 +102,11 @@ def _take_all(url, name, start, results):
 
 
 @pytest.mark.slow
-def test_eight_writers_at_once(index_url):
-    """Each run is taken by exactly one of eight processes, and nobody sees `database is locked`."""
+def test_four_writers_at_once(index_url):
+    """Each run is taken by exactly one of four processes, and nobody sees `database is locked`."""
     context = multiprocessing.get_context("spawn")
     start, results = context.Event(), context.Queue()
-    writers = [context.Process(target=_take_all, args=(index_url, f"w{n}", start, results)) for n in range(8)]
+    writers = [context.Process(target=_take_all, args=(index_url, f"w{n}", start, results)) for n in range(4)]
     for writer in writers:
         writer.start()
     time.sleep(3)  # most of them have started
@@ -148,7 +115,7 @@ def test_eight_writers_at_once(index_url):
     for writer in writers:
         writer.join()
     assert sorted(seed for seeds in taken for seed in seeds) == list(range(25))
-    assert [writer.exitcode for writer in writers] == [0] * 8
+    assert [writer.exitcode for writer in writers] == [0] * 4
 
 
 # -- the holder ------------------------------------------------------------------------------------------------------
@@ -234,6 +201,7 @@ def test_a_full_disk_is_an_error_at_once(tmp_path):
     [
         (lambda path: path.write_bytes(b"no database" * 100), "file is not a database"),
         (lambda path: path.write_bytes(path.read_bytes()[:5000]), "malformed"),
+        (lambda path: (path.unlink(), path.mkdir()), "unable to open database file"),
     ],
 )
 def test_a_damaged_database_is_no_reason_to_wait(tmp_path, damage, reason):

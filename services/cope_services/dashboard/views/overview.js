@@ -57,17 +57,15 @@ export function overview(root) {
   return {
     title: () => "Ablations",
     async refresh() {
-      const [ablations, running] = await Promise.all([
+      const [ablations, finished, running] = await Promise.all([
         get(at("ablations")),
+        get(at("runs", { status: "finished", limit: 1 })), // a run can be in several ablations
         get(at("sweeps", { limit: 20 })).catch(() => ({ sweeps: [] })),
       ]);
       if (!started) replace(root, h("div", { class: "head" }, h("h1", {}, "Ablations"), intro), active, list);
       started = true;
-      part("list", JSON.stringify([ablations, Math.floor(Date.now() / 60_000)]), () => {
-        const finished = ablations
-          .flatMap((each) => (each.error ? [] : sizes(each)))
-          .reduce((sum, { counts }) => sum + (counts.finished ?? 0), 0);
-        intro.textContent = `${plural(ablations.length, "ablation")}, ${plural(finished, "finished run")}`;
+      part("list", JSON.stringify([ablations, finished.total, Math.floor(Date.now() / 60_000)]), () => {
+        intro.textContent = `${plural(ablations.length, "ablation")}, ${plural(finished.total, "finished run")}`;
         const sorted = [...ablations].sort(order);
         const [first, rest] = [
           sorted.filter((each) => isTrained(each) || each.error),

@@ -9,8 +9,6 @@ import { choiceFields, loadChoice } from "./checkpoint_choice.js";
 import { heads } from "./heads.js";
 import { legend, surprise } from "./surprise.js";
 
-const PARTIAL = "A task such as this one may train only the answers in a sequence. Other tokens can then be surprising.";
-
 /** Whether a run has an encoding that counts with gates. */
 const hasGates = (run) => run.spec?.model.position.some((each) => each.kind.startsWith("cope"));
 
@@ -21,13 +19,15 @@ const nameOf = (run) => `${run.row ?? run.run_id}${run.seed === null ? "" : `, s
 
 function totals(results, nameOfId) {
   const units = results.some((each) => each.total.text);
-  const best = Math.min(...results.map((each) => each.total.perplexity ?? Infinity));
-  const names = ["perplexity", "bits per token", "tokens", ...(units ? ["word perplexity", "bits per byte"] : [])];
+  const texts = results.map((each) => JSON.stringify([each.scored, each.sequences[0].labels]));
+  const comparable = texts.every((each) => each === texts[0]); // perplexities of the same tokens
+  const best = comparable && Math.min(...results.map((each) => each.total.perplexity ?? Infinity));
+  const names = ["perplexity", "bits per token", "scored tokens", ...(units ? ["word perplexity", "bits per byte"] : [])];
   const rows = results.map(({ run_id: id, total }) => [
     h("a", { href: link(["runs", id]) }, nameOfId(id)),
     h("span", { class: total.perplexity === best ? "best" : null }, number(total.perplexity)),
     fixed(total.bits_per_token, 3),
-    total.tokens,
+    `${total.tokens} of ${total.positions}`,
     ...(units ? [number(total.text?.word_perplexity), fixed(total.text?.bits_per_byte, 3)] : []),
   ]);
   return table("Perplexity", ["checkpoint", ...names.map((name) => [name, "number"])], rows);
@@ -64,7 +64,7 @@ export function playground(root) {
         h("label", { for: "text" }, "Text"),
         area,
         h("p", { id: "text-help", class: "note" },
-          "A model without a tokenizer reads the labels of its task's vocabulary, with blanks between them: ",
+          "A model without a tokenizer reads the labels of its task's vocabulary, with blanks between them, and is scored on the answers: ",
           h("code", {}, "w 0 i 1 r 0"),
         ),
         h("div", { class: "actions" },
@@ -77,7 +77,7 @@ export function playground(root) {
 
   function drawResults(answers, signal) {
     const place = h("div");
-    const synthetic = answers.every((answer) => !answer.total.text);
+    const scored = [...new Set(answers.map((answer) => answer.scored))];
     replace(
       results,
       section("Perplexity", { id: "perplexity" }, totals(answers, nameOfId)),
@@ -85,13 +85,13 @@ export function playground(root) {
         "Surprise of each token",
         { id: "surprise" },
         legend(),
-        synthetic && h("p", { class: "note" }, PARTIAL),
+        h("p", { class: "note" }, `Scored: ${scored.join("; ")}. A task trains no other token.`),
         surprise(answers, nameOfId),
       ),
       place,
     );
     const counting = answers.map((answer) => runs.get(answer.run_id)).filter(hasGates);
-    const tokens = new Map(answers.map((answer) => [answer.run_id, answer.sequences[0].token_ids]));
+    const tokens = new Map(answers.map((answer) => [answer.run_id, answer.sequences[0].input_ids]));
     if (counting.length) heads(place, { tokens, runs: counting, nameOf, signal });
   }
 

@@ -33,7 +33,7 @@ const bits = (logProbability) => fixed(Math.max(0, -logProbability / Math.LN2), 
 /** Cells of one token under one model. */
 function measured({ log_probabilities: logs, top }, i, names) {
   return logs[i] === null
-    ? [h("td", {}, "input"), h("td"), h("td")]
+    ? [h("td", {}, "not scored"), h("td"), h("td")]
     : [
         h("td", { class: "number" }, bits(logs[i])),
         h("td", { class: "number" }, percent(logs[i])),

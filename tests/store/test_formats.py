@@ -1,0 +1,71 @@
+"""Stores as earlier versions have written them, one in each folder of `formats`: opened, rebuilt, resumed and served.
+
+A store has a finished run and an interrupted one, small enough for Git; its index is SQL text.
+"""
+
+import json
+import shutil
+import sqlite3
+from pathlib import Path
+
+import pytest
+from cope_services.settings import Settings
+
+from cope_sweep.store import Store
+from cope_sweep.store.index.database import HEAD
+from tests.cli.conftest import Shell
+from tests.services.sample_store import API, serving
+
+FORMATS = sorted(path for path in (Path(__file__).parent / "formats").iterdir() if path.is_dir())
+
+
+@pytest.fixture(params=FORMATS, ids=lambda path: path.name)
+def old(request, tmp_path):
+    """A folder with a store of an earlier version, and the ablation of its sweep."""
+    shell = Shell(tmp_path)
+    store = tmp_path / "store"
+    shutil.copytree(request.param, store)
+    with sqlite3.connect(store / "index.db") as database:
+        database.executescript((store / "index.sql").read_text())
+    (sweep,) = (store / "sweeps").iterdir()
+    shell.write("tiny", json.loads(sweep.read_text())["file_text"])
+    shell.finished, shell.interrupted = sorted(
+        (path.name for path in (store / "runs").iterdir()),
+        key=lambda run_id: not (store / "runs" / run_id / "result.json").exists(),
+    )
+    return shell
+
+
+def test_there_is_a_store_of_this_version():
+    assert (Path(__file__).parent / "formats" / f"index-{HEAD}").is_dir()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("indexed", [True, False])
+def test_a_store_of_an_earlier_version(old, indexed):
+    if not indexed:
+        (old.folder / "store" / "index.db").unlink()
+    statuses = {old.finished: "finished", old.interrupted: "interrupted"}
+    store = Store(old.folder / "store")
+    assert store.index.statuses() == statuses
+    assert store.index.records([old.finished])[old.finished].metrics == store.run(old.finished).result["metrics"]
+    store.index.close()
+    assert old.json("store", "check", "--checksums") == []
+    assert old.json("store", "rebuild")["damaged"] == {}
+    assert {run["run_id"]: run["status"] for run in old.json("runs")["runs"]} == statuses
+
+    settings = {"store": old.folder / "store", "ablations": old.folder / "ablations", "device": "cpu"}
+    with serving(Settings.model_validate(settings | {"keys_file": old.folder / "keys.json"})) as client:
+        assert client.get(f"{API}/runs/{old.finished}").json()["status"] == "finished"
+        body = {"models": [old.finished], "tokens": [[0, 1, 2]]}
+        answer = client.post(f"{API}/perplexity", json=body)
+        assert answer.status_code == 200, answer.text
+
+    outcome = old.json("run", "tiny", "--local", "--no-mlflow")["sweep"]
+    if {
+        run["run_id"] for run in old.json("status", "tiny")["runs"]
+    } == statuses.keys():  # else a task has a new VERSION
+        assert (outcome["trained"], outcome["reused"]) == (1, 1)
+        result = Store(old.folder / "store").run(old.interrupted).result
+        assert result["facts"]["resumed_from_step"] > 0
+        assert "restarted" not in result["facts"]
