@@ -41,7 +41,9 @@ class Figure:
     def render(self, file_format: Format) -> bytes:
         """The content of a file in this format."""
         if file_format == "csv":
-            return self.frame.to_csv(index=False, lineterminator="\n").encode("utf-8", "backslashreplace")
+            from cope_sweep.results.csv_text import csv_text
+
+            return csv_text(self.frame).encode("utf-8", "backslashreplace")
         from cope_sweep.figures.canvas import render
 
         return render(self.draw, file_format)

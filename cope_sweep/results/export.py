@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import IO, TYPE_CHECKING, Any
 
+from cope_sweep.results.csv_text import csv_column
 from cope_sweep.results.runs import run_batches
 from cope_sweep.store import RunQuery, Store
 from cope_sweep.store.errors import DamagedError
@@ -96,18 +97,14 @@ def _write_parquet(schema: pa.Schema, found: Iterator[pa.RecordBatch], file: IO[
 
 def _write_csv(schema: pa.Schema, found: Iterator[pa.RecordBatch], file: IO[bytes]) -> int:
     import pyarrow as pa
-    from pyarrow import compute, csv
+    from pyarrow import csv
 
     flat = pa.schema([(each.name, pa.string() if pa.types.is_list(each.type) else each.type) for each in schema])
     lines = 0
     options = csv.WriteOptions(quoting_style="needed")
     with csv.CSVWriter(file, flat, write_options=options) as writer:
         for batch in found:
-            columns = [
-                compute.binary_join(column, " ") if pa.types.is_list(column.type) else column
-                for column in batch.columns
-            ]
-            writer.write_batch(pa.record_batch(columns, flat))
+            writer.write_batch(pa.record_batch([*map(csv_column, batch.columns)], flat))
             lines += batch.num_rows
     return lines
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from cope_sweep.config import Plan
 from cope_sweep.results import render
 from cope_sweep.results.compare import compared
+from cope_sweep.results.csv_text import csv_text
 from cope_sweep.results.frame import frame_of_records, read_runs
 from cope_sweep.results.table_model import STATUSES, Comparison, MetricCell, TableModel, TableRow, table_model
 from cope_sweep.store import RunRecord, Store
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from rich.console import Group
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Table:
     """The results of an ablation, and their output formats."""
 
@@ -116,7 +117,7 @@ class Table:
 
     def to_csv(self, *, runs: bool = False) -> str:
         """`frame` as CSV, or one line per run."""
-        return (self.runs if runs else self.frame).to_csv(index=False, lineterminator="\n")
+        return csv_text(self.runs if runs else self.frame)
 
     def to_parquet(self, *, runs: bool = False) -> bytes:
         """`frame`, or one line per run, as a Parquet file."""
@@ -134,6 +135,12 @@ class Table:
     def to_html(self, *, runs_url: str | None = None, anchors: str = "") -> str:
         """HTML `<table>` elements: rows, comparisons, runs; all text is escaped. Arguments: see `render.html`."""
         return render.html(self.model, runs_url=runs_url, anchors=anchors)
+
+    def __str__(self) -> str:
+        return self.to_markdown()
+
+    def __repr__(self) -> str:
+        return f"<table of {self.plan.name}: {len(self.plan.rows)} rows, {len(self.plan.runs)} runs; print() shows it>"
 
     def _repr_html_(self) -> str:
         """How notebooks show the table."""

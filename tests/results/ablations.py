@@ -70,8 +70,10 @@ def stop(store: Store, run: RunSpec, message: str = "stopped at step 3 by asha")
 
 
 def begin(store: Store, run: RunSpec, worker_id: str = "here") -> RunFolder:
-    """Begin `run`, as a worker does: only its files say so."""
-    return store.run(run.run_id).begin(run, worker_id)
+    """Begin `run`, as a worker does: only its files say so. A result that it has is lost, else nobody trains it again."""
+    folder = store.run(run.run_id)
+    (folder.path / "result.json").unlink(missing_ok=True)
+    return folder.begin(run, worker_id)
 
 
 def end(store: Store, folder: RunFolder) -> None:
