@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -129,6 +130,7 @@ def test_a_changed_checkpoint_is_loaded_again(own_sample: SampleStore) -> None:
         before = ask(client, own_sample.ids[0], [[1, 15, 3]])["total"]
         model, spec = load_model(folder.checkpoint)
         model.norm.weight.mul_(2)
+        shutil.rmtree(folder.checkpoint)
         with folder.writing_checkpoint() as temporary:
             save_model(temporary, model, spec)
         assert ask(client, own_sample.ids[0], [[1, 15, 3]])["total"] != before

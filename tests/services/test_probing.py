@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from typing import Any
 from xml.etree import ElementTree
 
@@ -211,6 +212,7 @@ def test_damaged_weights_are_reported(own_sample: SampleStore) -> None:
     folder = own_sample.store.run(own_sample.ids[0])
     model, spec = load_model(folder.checkpoint)
     model.embedding.weight.fill_(float("nan"))
+    shutil.rmtree(folder.checkpoint)
     with folder.writing_checkpoint() as temporary:
         save_model(temporary, model, spec)
     with serving(own_sample.settings()) as client:
