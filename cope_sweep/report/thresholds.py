@@ -16,7 +16,7 @@ LEVEL = 0.95
 
 
 def thresholds(model: TableModel, curves: pd.DataFrame) -> Layout | None:
-    """The table; None where no column says from which value on the task is learned, or no seed ever has.
+    """The table of the finished runs; None where no column says from which value on the task is learned, or none has.
 
     Args:
         model: The table of results.
@@ -25,7 +25,9 @@ def thresholds(model: TableModel, curves: pd.DataFrame) -> Layout | None:
     column = next((column for column in model.columns if column.learned is not None), None)
     if column is None or column.learned is None:
         return None
-    first_steps = _first_steps(curves, column, column.learned)
+    # A run that has not finished may still learn the task.
+    finished = [run.run_id for row in model.rows for run, record in row.runs if record.status == "finished"]
+    first_steps = _first_steps(curves[curves["run_id"].isin(finished)], column, column.learned)
     lines = []
     for row in model.rows:
         train = row.runs[0][0].train

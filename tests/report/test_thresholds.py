@@ -21,8 +21,8 @@ def store(tmp_path):
     return Store(tmp_path / "store", create=True)
 
 
-def finished(plan, store, curves):
-    for run in plan.runs:
+def finished(runs, store, curves):
+    for run in runs:
         folder = begin(store, run)
         for step, error in curves[run.seed].items():
             folder.log({"step": step, ERROR: error})
@@ -41,7 +41,7 @@ def plan_with(**metric):
 
 def test_median_and_interval_by_hand(store):
     plan = plan_with(learned=5.0)
-    finished(plan, store, CURVES)
+    finished(plan.runs, store, CURVES)
     found = evidence(plan, store)
     batch = plan.runs[0].train.batch
     assert [[cell.text for cell in line] for line in found.thresholds.rows] == [
@@ -52,9 +52,17 @@ def test_median_and_interval_by_hand(store):
     assert "The first evaluation with In-dist. ≤ 5 %: the median of the seeds" in text
 
 
+def test_runs_that_have_not_finished_are_left_out(store):
+    plan = plan_with(learned=5.0)
+    finished(plan.runs[:2], store, CURVES)
+    begin(store, plan.runs[2]).log({"step": 2, ERROR: 70.0})  # in training, or killed
+    ((_, seeds, *_),) = evidence(plan, store).thresholds.rows
+    assert seeds.text == "2/2"
+
+
 def test_no_table_where_no_seed_learns_or_nothing_is_to_be_learned(store):
     never, nothing = plan_with(learned=0.1), plan_with()
-    finished(never, store, CURVES)
+    finished(never.runs, store, CURVES)
     assert evidence(never, store).thresholds is None
     assert evidence(nothing, store).thresholds is None
 
