@@ -23,6 +23,7 @@ from cope_sweep.kernels.inputs import Inputs, Positions
 from cope_sweep.positions.terms import (
     ContextualTerm,
     DistanceBias,
+    KeyBias,
     LookUp,
     PiecewiseLinear,
     RelativeLookUp,
@@ -56,6 +57,8 @@ class Arguments(NamedTuple):
     """RelativeLookUp: (R, K) or (H, R, K)."""
     distance_bias: Tensor | None = None
     """DistanceBias: (H, R)."""
+    key_bias: Tensor | None = None
+    """KeyBias: (B, H, S)."""
     knots: Tensor | None = None
     """PiecewiseLinear: (N,). This and what follows has no gradient."""
     distance_slope: Tensor | None = None
@@ -79,7 +82,7 @@ class Arguments(NamedTuple):
         return self.e is not None or self.segment_slope is not None or self.m is not None
 
 
-DIFFERENTIABLE = 11
+DIFFERENTIABLE = 12
 """Number of fields of `Arguments`, from the first, that have gradients."""
 QUERIES_AND_KEYS = 5
 """Number of fields, from the first, of shape (B, H, T or S, K)."""
@@ -95,12 +98,15 @@ def schema() -> str:
 def make_problem(inputs: Inputs, positions: Positions, dropout: float, seeds_B: Tensor | None) -> Arguments | str:
     """The problem for these inputs and encodings, or why the fused kernels cannot express it, for a log message.
 
-    They cannot express hard attention, an encoding without a `term`, two terms of a kind, contextual encodings whose
-    gates differ, and a table of rotated queries beside one (or gates) of unrotated ones. Raises ValueError if gate keys
-    of an encoding are missing from the inputs.
+    They cannot express hard attention, another normalisation than the softmax, an encoding without a `term`, two terms
+    of a kind, contextual encodings whose gates differ, and a table of rotated queries beside one (or gates) of
+    unrotated ones. Raises ValueError if gate keys of an encoding are missing from the inputs.
     """
     if inputs.hard:
         return "attention is hard, and fused kernels compute the softmax only"
+    for position in positions:
+        if position.encoding.weighs:
+            return f"{position.encoding.kind} replaces the softmax, and fused kernels compute the softmax only"
     fields: dict[str, Any] = {}
     table_queries: list[Tensor] = []
     gate_keys: list[Tensor | None] = []
@@ -109,7 +115,8 @@ def make_problem(inputs: Inputs, positions: Positions, dropout: float, seeds_B: 
         if not encoding.scores:
             continue
         query_BHTK = inputs.rotated_q_BHTK if encoding.uses_rotated_query else inputs.q_BHTK
-        term = encoding.term(position.parameters, query_BHTK)
+        features_BHSF = inputs.features_BHSF[index] if inputs.features_BHSF else None
+        term = encoding.term(position.parameters, query_BHTK, inputs.k_BHSK.shape[2], features_BHSF)
         if term is None:
             return f"the score of {encoding.kind} with these options has no form for fused kernels"
         of_term = _fields_of(term)
@@ -155,6 +162,8 @@ def _fields_of(term: Term) -> dict[str, Any]:
         return {"relative": term.e_RK, "relative_scale": term.scale, "far_last": term.far == "last"}
     if isinstance(term, DistanceBias):
         return {"distance_bias": term.b_HR}
+    if isinstance(term, KeyBias):
+        return {"key_bias": term.b_BHS}
     return {"distance_slope": term.m_H}
 
 
@@ -166,10 +175,10 @@ def _gate_keys(inputs: Inputs, term: ContextualTerm, index: int) -> Tensor | Non
         return inputs.k_BHSK
     if term.gate == "values":
         return inputs.v_BHSK
-    keys_BHSK = inputs.gate_k_BHSK[index]
+    keys_BHSK = inputs.features_BHSF[index]
     if keys_BHSK is None:
         raise ValueError(
-            f"encoding {index} has gate: separate, and Inputs.gate_k_BHSK[{index}] is None: pass its gate keys"
+            f"encoding {index} has gate: separate, and Inputs.features_BHSF[{index}] is None: pass its gate keys"
         )
     return keys_BHSK
 

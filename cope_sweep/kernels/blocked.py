@@ -96,6 +96,8 @@ def _block_backward(
     if x.base_q is not x.q:
         grads.base_q[heads, rows] = 0
     grads.add_distances(block, ds_NRC)
+    if grads.key_bias is not None:
+        block.add_columns(grads.key_bias, ds_NRC.sum(1)[..., None])
     if given.contextual:
         dlogits_NRU = grads.add_contextual(block, scores, ds_NRC)
         U = dlogits_NRU.shape[-1]
@@ -122,7 +124,8 @@ class Gradients:
             self.gate_k = of.gate_k.flatten(0, 1)
         self.segment_slope, self.segment_intercept = map(flatten_heads, (of.segment_slope, of.segment_intercept))
         self.e, self.m, self.relative, self.distance_bias = of.e, of.m, of.relative, of.distance_bias
-        for summed in (of.k, of.v, of.gate_k, of.e, of.m, of.relative, of.distance_bias):
+        self.key_bias = None if of.key_bias is None else of.key_bias.flatten(0, 1)[..., None]
+        for summed in (of.k, of.v, of.gate_k, of.e, of.m, of.relative, of.distance_bias, of.key_bias):
             if summed is not None:
                 summed.zero_()
 

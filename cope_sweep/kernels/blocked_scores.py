@@ -79,6 +79,7 @@ class Tensors:
         self.base_q = self.q if given.base_q is None else given.base_q.flatten(0, 1)
         self.gate_k = flatten_heads(given.gate_k)
         self.segment_slope, self.segment_intercept = map(flatten_heads, (given.segment_slope, given.segment_intercept))
+        self.key_bias = None if given.key_bias is None else given.key_bias.flatten(0, 1)[..., None]
         self._reversed: dict[int, Tensor] = {}
         self._first_head = -1
 
@@ -161,6 +162,8 @@ def scores_of(x: Tensors, block: Block, width: int, is_known: bool = False) -> t
         _add_contextual(x, block, scores, width)
     if given.relative is not None or given.distance_bias is not None or given.distance_slope is not None:
         _add_distance(x, block, s_NRC)
+    if x.key_bias is not None:
+        s_NRC += x.columns(block, x.key_bias)[..., 0][:, None]
     s_NRC[..., :R].masked_fill_(hidden, -torch.inf)
     return scores, width
 

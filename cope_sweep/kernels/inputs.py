@@ -35,8 +35,8 @@ class Inputs:
     v_BHSK: Tensor
     rotated_q_BHTK: Tensor
     rotated_k_BHSK: Tensor
-    gate_k_BHSK: Sequence[Tensor | None]
-    """For each encoding, its own gate keys, (B, H, S, K); None if it has none."""
+    features_BHSF: Sequence[Tensor | None]
+    """For each encoding, its features of all tokens, as gate keys; None if it has none."""
     hard: bool = False
     """One-hot attention to the largest logit; the gradient is that of the softmax ("straight through")."""
     lengths_B: Tensor | None = None
@@ -45,7 +45,7 @@ class Inputs:
 
     @staticmethod
     def plain(q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor) -> Inputs:
-        """Inputs without rotation and without gate keys."""
+        """Inputs without rotation and without features."""
         return Inputs(q_BHTK, k_BHSK, v_BHSK, q_BHTK, k_BHSK, ())
 
     @property

@@ -85,18 +85,19 @@ def which(
             for encoding in encodings
         ]
         h_BSD = empty(batch, keys, dims.dim)
-        gate_k_BSD = [position.encoding.gate_keys(position.parameters, h_BSD) for position in positions]
-        rotated_q_BHTK, rotated_k_BHSK = q_BHTK, k_BHSK
-        for position in positions:
-            rotated_q_BHTK = position.encoding.rotate(position.parameters, rotated_q_BHTK, keys - q_BHTK.shape[2])
-            rotated_k_BHSK = position.encoding.rotate(position.parameters, rotated_k_BHSK, 0)
+        features_BSX = [position.encoding.features(position.parameters, h_BSD) for position in positions]
+        features = [None if x is None else x.view(batch, keys, dims.heads, -1).transpose(1, 2) for x in features_BSX]
+        rotated_q_BHTK, rotated_k_BHSK, start = q_BHTK, k_BHSK, keys - q_BHTK.shape[2]
+        for position, x in zip(positions, features, strict=True):
+            rotated_q_BHTK = position.encoding.rotate(position.parameters, rotated_q_BHTK, start, x)
+            rotated_k_BHSK = position.encoding.rotate(position.parameters, rotated_k_BHSK, 0, x, keys=True)
         inputs = Inputs(
             q_BHTK,
             k_BHSK,
             v_BHSK,
             rotated_q_BHTK,
             rotated_k_BHSK,
-            [None if x is None else x.view(batch, keys, dims.heads, -1).transpose(1, 2) for x in gate_k_BSD],
+            features,
             hard,
             torch.empty(batch, dtype=torch.int64, device=device) if padded else None,
         )
@@ -133,7 +134,8 @@ def choose(
 def _fastest(inputs: Inputs, positions: Positions, dropout: float, seeds_B: Tensor | None) -> Path:
     T, S, on_cpu = inputs.q_BHTK.shape[2], inputs.k_BHSK.shape[2], inputs.q_BHTK.device.type == "cpu"
     # torch's attention would draw the dropout mask of the whole batch from its generator.
-    no_scores = not (any(position.encoding.scores for position in positions) or dropout or inputs.hard)
+    plain = not any(position.encoding.scores or position.encoding.weighs for position in positions)
+    no_scores = plain and not (dropout or inputs.hard)
     no_scores &= inputs.lengths_B is None
     native_is_faster = on_cpu and S >= MIN_NATIVE_KEYS and inputs.q_BHTK.dtype == torch.float32
     if no_scores and T in (1, S) and not native_is_faster:

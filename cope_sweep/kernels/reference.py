@@ -44,7 +44,7 @@ def _at_least_float32(inputs: Inputs, positions: Positions) -> tuple[Inputs, Pos
 
     names = ("q_BHTK", "k_BHSK", "v_BHSK", "rotated_q_BHTK", "rotated_k_BHSK")
     tensors: dict[str, Any] = {name: convert(getattr(inputs, name)) for name in names}
-    tensors["gate_k_BHSK"] = [convert(gate_k) for gate_k in inputs.gate_k_BHSK]
+    tensors["features_BHSF"] = [convert(features) for features in inputs.features_BHSF]
     return replace(inputs, **tensors), [
         Position(position.encoding, {name: cast(Tensor, convert(x)) for name, x in position.parameters.items()})
         for position in positions
@@ -72,14 +72,20 @@ def visible(queries: int, keys: int, device: torch.device) -> Tensor:
 
 
 def attention_weights(inputs: Inputs, positions: Positions, visible_TS: Tensor) -> Tensor:
-    """The attention weights, (B, H, T, S), before dropout; each row sums to 1."""
+    """The attention weights, (B, H, T, S), before dropout: the softmax, or what an encoding has in its place."""
     logits_BHTS = inputs.rotated_q_BHTK @ inputs.rotated_k_BHSK.transpose(-1, -2) / inputs.q_BHTK.shape[-1] ** 0.5
-    total_BHTS = logits_BHTS
-    for position, attention in zip(positions, seen(inputs, positions, logits_BHTS, visible_TS), strict=True):
+    total_BHTS, of_each = logits_BHTS, seen(inputs, positions, logits_BHTS, visible_TS)
+    for position, attention in zip(positions, of_each, strict=True):
         score_BHTS = position.encoding.score(position.parameters, attention)
         if score_BHTS is not None:
             total_BHTS = total_BHTS + score_BHTS
-    weights_BHTS: Tensor = total_BHTS.masked_fill(~visible_TS, -torch.inf).softmax(dim=-1)
+    weighing = [(p, a) for p, a in zip(positions, of_each, strict=True) if p.encoding.weighs]
+    weights_BHTS: Tensor
+    if weighing:
+        ((position, attention),) = weighing
+        weights_BHTS = position.encoding.weights(position.parameters, attention, total_BHTS)
+    else:
+        weights_BHTS = total_BHTS.masked_fill(~visible_TS, -torch.inf).softmax(dim=-1)
     if not inputs.hard:
         return weights_BHTS
     one_hot_BHTS = F.one_hot(weights_BHTS.argmax(dim=-1), weights_BHTS.shape[-1]).to(weights_BHTS)
@@ -93,6 +99,6 @@ def seen(inputs: Inputs, positions: Positions, logits_BHTS: Tensor, visible_TS: 
     plain = Attention(inputs.q_BHTK, inputs.k_BHSK, inputs.v_BHSK, logits_BHTS, visible_TS, rotated=inputs.rotated)
     rotated = replace(plain, q_BHQK=inputs.rotated_q_BHTK, k_BHSK=inputs.rotated_k_BHSK, rotated=False)
     return [
-        replace(rotated if position.encoding.uses_rotated_query else plain, gate_k_BHSK=gate_k_BHSK)
-        for position, gate_k_BHSK in zip(positions, inputs.gate_k_BHSK or [None] * len(positions), strict=True)
+        replace(rotated if position.encoding.uses_rotated_query else plain, features_BHSF=features_BHSF)
+        for position, features_BHSF in zip(positions, inputs.features_BHSF or [None] * len(positions), strict=True)
     ]

@@ -53,24 +53,27 @@ def self_attention(
     qkv_BT3HK = qkv_BTX.view(B, T, 3, heads, -1)
     q_BHTK, k_BHTK, v_BHTK = qkv_BT3HK.permute(2, 0, 3, 1, 4)
     start = cache["v"].shape[2] if cache else 0
-    rotated_q, rotated_k = q_BHTK, k_BHTK
-    for position in positions:
-        rotated_q = position.encoding.rotate(position.parameters, rotated_q, start)
-        rotated_k = position.encoding.rotate(position.parameters, rotated_k, start)
     sources: dict[str, Tensor] = {"v": v_BHTK, "k": k_BHTK}
-    if rotated_k is not k_BHTK:
-        sources["rotated_k"] = rotated_k
     for index, position in enumerate(positions):
-        gate_k_BTD = position.encoding.gate_keys(position.parameters, x_BTD)
-        if gate_k_BTD is not None:
+        features_BTX = position.encoding.features(position.parameters, x_BTD)
+        if features_BTX is not None:
             if packing is not None:
-                gate_k_BTD = packing.unpack(gate_k_BTD)
+                features_BTX = packing.unpack(features_BTX)
             # Selecting index 0 makes the gradient contiguous. Without it, sums over the gradient round differently, and
             # runs no longer give the same numbers to the bit as before.
-            sources[f"gate_k{index}"] = gate_k_BTD.view(B, T, 1, heads, -1)[:, :, 0].transpose(1, 2)
+            sources[f"features{index}"] = features_BTX.view(B, T, 1, heads, -1)[:, :, 0].transpose(1, 2)
+    cached = {} if cache is None else cache
+    sources = {name: torch.cat((cached[name], new), dim=2) if name in cached else new for name, new in sources.items()}
+    features = [sources.get(f"features{index}") for index in range(len(positions))]
+    rotated_q, rotated_k = q_BHTK, k_BHTK
+    for position, features_BHSF in zip(positions, features, strict=True):
+        rotated_q = position.encoding.rotate(position.parameters, rotated_q, start, features_BHSF)
+        rotated_k = position.encoding.rotate(position.parameters, rotated_k, start, features_BHSF, keys=True)
+    if rotated_k is not k_BHTK:
+        sources["rotated_k"] = (
+            torch.cat((cached["rotated_k"], rotated_k), dim=2) if "rotated_k" in cached else rotated_k
+        )
     if cache is not None:
-        for name, new in sources.items():
-            sources[name] = torch.cat((cache[name], new), dim=2) if name in cache else new
         cache.update(sources)
     inputs = Inputs(
         q_BHTK,
@@ -78,7 +81,7 @@ def self_attention(
         sources["v"],
         rotated_q,
         sources.get("rotated_k", sources["k"]),
-        [sources.get(f"gate_k{index}") for index in range(len(positions))],
+        features,
         hard,
         lengths_B,
     )

@@ -87,7 +87,7 @@ class PositionParameters(nn.Module):
 
     @torch.no_grad()
     def initialise(self, dims: Dims, generator: torch.Generator) -> None:
-        """Draw from the declared distributions. Parameters with neither a bound nor a standard deviation stay zero."""
+        """Draw from the declared distributions."""
         declared = self.encoding.parameters(dims)
         for name, parameter in self.named_parameters():
             declaration = declared[name.split(".")[-1]]
@@ -95,3 +95,5 @@ class PositionParameters(nn.Module):
                 initialise_parameter(parameter, Uniform(declaration.bound), generator)
             elif declaration.std:
                 initialise_parameter(parameter, Normal(declaration.std), generator)
+            if declaration.centre:
+                parameter.add_(declaration.centre)

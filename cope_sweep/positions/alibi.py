@@ -57,7 +57,9 @@ class ALiBi(AttentionEncoding):
     def score(self, parameters: Mapping[str, Tensor], attention: Attention) -> Tensor:
         return -self._slopes(attention.q_BHQK)[None, :, None, None] * distances(attention)
 
-    def term(self, parameters: Mapping[str, Tensor], q_BHQK: Tensor) -> DistanceSlope:
+    def term(
+        self, parameters: Mapping[str, Tensor], q_BHQK: Tensor, keys: int, features_BHSF: Tensor | None
+    ) -> DistanceSlope:
         return DistanceSlope(-self._slopes(q_BHQK))
 
     def _slopes(self, q_BHQK: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ Shapes: B batch, T tokens, D model dim, H heads, K head dim, Q queries, S keys (
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from cope_sweep.positions.terms import Term
+
+FLOAT32_BYTES = 4
 
 
 @dataclass(frozen=True)
@@ -48,16 +51,18 @@ class Parameter:
 
     shape: tuple[int, ...]
     std: float = 0.0
-    """Standard deviation of the normal initialisation; 0 means zeros."""
+    """Standard deviation of the normal initialisation; 0: all are `centre`."""
     per_layer: bool = False
     """True: one for each layer that the encoding serves. False: one that all layers share."""
     bound: float | None = None
     """The initialisation is uniform on ± this; None: it is normal, with `std`."""
+    centre: float = 0.0
+    """Mean of the initialisation."""
 
 
 @dataclass(frozen=True)
 class Attention:
-    """The tensors of one attention layer that a `score` hook receives.
+    """The tensors of one attention layer that the hooks `score` and `weights` receive.
 
     The queries belong to the last Q of the S tokens: Q = S in a full pass, Q = 1 in a step of cached decoding.
     """
@@ -72,8 +77,8 @@ class Attention:
     """q·k/√K, after rotation, before scores are added and before the mask."""
     visible_QS: Tensor
     """bool: key s is not after query q."""
-    gate_k_BHSK: Tensor | None = None
-    """The result of this encoding's `gate_keys`, split into heads; None if it has none."""
+    features_BHSF: Tensor | None = None
+    """The result of this encoding's `features`, split into heads; None if it has none."""
     rotated: bool = False
     """Whether queries and keys were rotated after these. If so, `logits_BHQS` is not q·k/√K of the tensors above."""
 
@@ -90,6 +95,11 @@ class Encoding(Kind):
     def rotates(self) -> bool:
         """Whether this encoding rotates queries and keys."""
         return type(self).rotate is not Encoding.rotate
+
+    @property
+    def weighs(self) -> bool:
+        """Whether this encoding replaces the softmax."""
+        return type(self).weights is not Encoding.weights
 
     @property
     def has_term(self) -> bool:
@@ -125,13 +135,29 @@ class Encoding(Kind):
         """
         return x_BTD
 
-    def rotate(self, parameters: Mapping[str, Tensor], x_BHTK: Tensor, start: int) -> Tensor:
-        """Queries or keys, (B, H, T, K), rotated by their positions `start`, `start` + 1, …"""
-        return x_BHTK
+    def features(self, parameters: Mapping[str, Tensor], h_BTD: Tensor) -> Tensor | None:
+        """Features of each token for `rotate`, `score`, `term` and `weights`, (B, T, H·F), or None.
 
-    def gate_keys(self, parameters: Mapping[str, Tensor], h_BTD: Tensor) -> Tensor | None:
-        """Separate keys for this encoding's gates, (B, T, D), computed from the attention layer's input; or None."""
+        They are computed from the attention layer's input, of each token alone: decoding keeps those of earlier tokens,
+        with the keys. Attention splits them into heads, (B, H, S, F). What mixes tokens, as a running sum or a
+        convolution, is computed where it is used, from those of all S tokens.
+        """
         return None
+
+    def rotate(
+        self,
+        parameters: Mapping[str, Tensor],
+        x_BHTK: Tensor,
+        start: int,
+        features_BHSF: Tensor | None = None,
+        *,
+        keys: bool = False,
+    ) -> Tensor:
+        """Queries, or `keys`, (B, H, T, K), rotated by their positions `start`, `start` + 1, …
+
+        `features_BHSF` are this encoding's `features` of the tokens 0 … S − 1, with S ≥ `start` + T.
+        """
+        return x_BHTK
 
     def score(self, parameters: Mapping[str, Tensor], attention: Attention) -> Tensor | None:
         """A bias to add to the attention logits, broadcastable to (B, H, Q, S); or None.
@@ -140,13 +166,23 @@ class Encoding(Kind):
         """
         return None
 
-    def term(self, parameters: Mapping[str, Tensor], q_BHQK: Tensor) -> Term | None:
+    def term(
+        self, parameters: Mapping[str, Tensor], q_BHQK: Tensor, keys: int, features_BHSF: Tensor | None
+    ) -> Term | None:
         """The same bias as `score`, in the form that the fused kernels understand (see `terms`).
 
-        `q_BHQK` are the queries that `score` receives. None means that no term expresses the bias: attention with this
-        encoding then calls `score`.
+        `q_BHQK` are the queries that `score` receives, and `keys` is S. None means that no term expresses the bias:
+        attention with this encoding then calls `score`.
         """
         return None
+
+    def weights(self, parameters: Mapping[str, Tensor], attention: Attention, logits_BHQS: Tensor) -> Tensor:
+        """The attention weights, (B, H, Q, S), ≥ 0, from the logits with all scores added; 0 for keys after the query.
+
+        The default is the softmax. Fused kernels compute nothing else.
+        """
+        weights_BHQS: Tensor = logits_BHQS.masked_fill(~attention.visible_QS, -math.inf).softmax(dim=-1)
+        return weights_BHQS
 
 
 Layers = Annotated[tuple[Annotated[int, Field(ge=0, le=10**9)], ...], Field(min_length=1), Strict(False)]
@@ -168,3 +204,35 @@ class AttentionEncoding(Encoding):
                 f"{self.kind}.layers names layer {beyond[0]}, and model.layers = {dims.layers}; "
                 f"the layers are 0 to {dims.layers - 1}"
             )
+
+
+def projection(name: str, rows: int, dims: Dims) -> dict[str, Parameter]:
+    """A linear layer of each attention layer, from its input to `rows` numbers, initialised as the family's."""
+    bound = dims.linear_bound
+    return {
+        f"{name}_weight": Parameter((rows, dims.dim), std=0.02, per_layer=True, bound=bound),
+        f"{name}_bias": Parameter((rows,), per_layer=True, bound=bound),
+    }
+
+
+def project(parameters: Mapping[str, Tensor], name: str, h_BTD: Tensor) -> Tensor:
+    """The output of the linear layer `name` of `projection`, (B, T, rows)."""
+    return h_BTD @ parameters[f"{name}_weight"].T + parameters[f"{name}_bias"]
+
+
+def at_least_float32(x: Tensor) -> Tensor:
+    """The same numbers; float32 if they have fewer bits."""
+    return x.float() if x.element_size() < FLOAT32_BYTES else x
+
+
+def causal_convolution(x_BHSF: Tensor, taps_XW: Tensor) -> Tensor:
+    """Each feature of each head convolved along the tokens with its own W taps, the last for the token itself.
+
+    `taps_XW` has X = H·F rows; tokens before the first are zeros.
+    """
+    import torch.nn.functional as F
+
+    B, H, S, features = x_BHSF.shape
+    padded = F.pad(x_BHSF.transpose(2, 3).reshape(B, H * features, S), (taps_XW.shape[1] - 1, 0))
+    convolved = F.conv1d(padded, taps_XW[:, None].to(padded.dtype), groups=H * features)
+    return convolved.view(B, H, features, S).transpose(2, 3)

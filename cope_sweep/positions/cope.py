@@ -25,14 +25,21 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from cope_sweep.positions.base import Attention, AttentionEncoding, Dims, Parameter
+from cope_sweep.positions.base import (
+    Attention,
+    AttentionEncoding,
+    Dims,
+    Parameter,
+    at_least_float32,
+    project,
+    projection,
+)
 from cope_sweep.positions.terms import GateSource, LookUp
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 Gate = Literal["keys", "values", "separate"]
-FLOAT32_BYTES = 4
 
 
 class ContextualEncoding(AttentionEncoding):
@@ -69,22 +76,15 @@ class ContextualEncoding(AttentionEncoding):
 
     def gate_parameters(self, dims: Dims) -> dict[str, Parameter]:
         """W_g and its bias, for each layer, if gates have separate keys; otherwise nothing."""
-        if self.gate != "separate":
-            return {}
-        bound = dims.linear_bound
-        return {
-            "gate_weight": Parameter((dims.dim, dims.dim), std=0.02, per_layer=True, bound=bound),
-            "gate_bias": Parameter((dims.dim,), per_layer=True, bound=bound),
-        }
+        return projection("gate", dims.dim, dims) if self.gate == "separate" else {}
 
-    def gate_keys(self, parameters: Mapping[str, Tensor], h_BTD: Tensor) -> Tensor | None:
-        if self.gate != "separate":
-            return None
-        return h_BTD @ parameters["gate_weight"].T + parameters["gate_bias"]
+    def features(self, parameters: Mapping[str, Tensor], h_BTD: Tensor) -> Tensor | None:
+        """The separate keys of the gates."""
+        return project(parameters, "gate", h_BTD) if self.gate == "separate" else None
 
     def gates(self, attention: Attention) -> Tensor:
         """g_ij, shape (B, H, Q, S), float32 or float64; 0 for keys after the query."""
-        return _at_least_float32(self._gate_logits(attention)).sigmoid().masked_fill(~attention.visible_QS, 0)
+        return at_least_float32(self._gate_logits(attention)).sigmoid().masked_fill(~attention.visible_QS, 0)
 
     def positions(self, attention: Attention) -> Tensor:
         """p_ij, shape (B, H, Q, S), not clamped, float32 or float64; 0 for keys after the query."""
@@ -104,14 +104,10 @@ class ContextualEncoding(AttentionEncoding):
             return attention.logits_BHQS
         keys_BHSK: Tensor | None = attention.k_BHSK
         if self.gate != "keys":
-            keys_BHSK = attention.v_BHSK if self.gate == "values" else attention.gate_k_BHSK
-        assert keys_BHSK is not None  # noqa: S101 - the model calls gate_keys first
-        q_BHQK, keys_BHSK = _at_least_float32(attention.q_BHQK), _at_least_float32(keys_BHSK)
+            keys_BHSK = attention.v_BHSK if self.gate == "values" else attention.features_BHSF
+        assert keys_BHSK is not None  # noqa: S101 - the model calls features first
+        q_BHQK, keys_BHSK = at_least_float32(attention.q_BHQK), at_least_float32(keys_BHSK)
         return q_BHQK @ keys_BHSK.transpose(-1, -2) / math.sqrt(keys_BHSK.shape[-1])
-
-
-def _at_least_float32(x: Tensor) -> Tensor:
-    return x.float() if x.element_size() < FLOAT32_BYTES else x
 
 
 class CoPE(ContextualEncoding):
@@ -147,7 +143,7 @@ class CoPE(ContextualEncoding):
         above = z_BHQP.gather(-1, p_BHQS.detach().ceil().long().clamp_(min=0))
         return below + (p_BHQS - floor) * (above - below)
 
-    def term(self, parameters: Mapping[str, Tensor], q_BHQK: Tensor) -> LookUp:
+    def term(self, parameters: Mapping[str, Tensor], q_BHQK: Tensor, keys: int, features_BHSF: Tensor | None) -> LookUp:
         return LookUp(q_BHQK, parameters["e"], self._scale(parameters["e"]), self.gate_source)
 
     def _scale(self, e_PK: Tensor) -> float:

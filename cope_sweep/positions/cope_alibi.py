@@ -45,7 +45,7 @@ class CoPEALiBi(ContextualEncoding):
     def score(self, parameters: Mapping[str, Tensor], attention: Attention) -> Tensor:
         return self._slopes(parameters, attention.q_BHQK)[:, None, None] * self.positions(attention)
 
-    def term(self, parameters: Mapping[str, Tensor], q_BHQK: Tensor) -> Slope:
+    def term(self, parameters: Mapping[str, Tensor], q_BHQK: Tensor, keys: int, features_BHSF: Tensor | None) -> Slope:
         return Slope(self._slopes(parameters, q_BHQK), self.gate_source)
 
     def _slopes(self, parameters: Mapping[str, Tensor], q_BHQK: Tensor) -> Tensor:

@@ -73,7 +73,9 @@ class CoPEMLP(ContextualEncoding):
         score_BHQS = units_BHQS + q_BHQK @ parameters["b2"][:, None]
         return score_BHQS / q_BHQK.shape[-1] ** 0.5 if self.scale_positions else score_BHQS
 
-    def term(self, parameters: Mapping[str, Tensor], q_BHQK: Tensor) -> PiecewiseLinear | None:
+    def term(
+        self, parameters: Mapping[str, Tensor], q_BHQK: Tensor, keys: int, features_BHSF: Tensor | None
+    ) -> PiecewiseLinear | None:
         """The same bias as a piecewise linear function of p: q·e(p) = slope[n]·p + intercept[n] in segment n.
 
         The knots −b₁/w₁ are the same for all queries, so a query needs only two tables of N + 1 entries. None with

@@ -7,19 +7,33 @@ from typing import Annotated
 from cope_sweep.positions.absolute import Absolute
 from cope_sweep.positions.alibi import ALiBi
 from cope_sweep.positions.base import Attention, Dims, Encoding, Parameter
-from cope_sweep.positions.cope import CoPE
+from cope_sweep.positions.cope import ContextualEncoding, CoPE
 from cope_sweep.positions.cope_alibi import CoPEALiBi
 from cope_sweep.positions.cope_mlp import CoPEMLP
+from cope_sweep.positions.dape import DAPE
+from cope_sweep.positions.darope import DaRoPE
+from cope_sweep.positions.fire import FIRE
+from cope_sweep.positions.fox import FoX
+from cope_sweep.positions.grape_ap import GrapeAP
+from cope_sweep.positions.kerple import Kerple
+from cope_sweep.positions.path import PaTH
 from cope_sweep.positions.relative import Relative
 from cope_sweep.positions.rope import RoPE
+from cope_sweep.positions.selective_rope import SelectiveRoPE
 from cope_sweep.positions.sinusoidal import Sinusoidal
+from cope_sweep.positions.stick_breaking import StickBreaking
 from cope_sweep.positions.t5 import T5
+from cope_sweep.positions.tra import TRA
+from cope_sweep.positions.xpos import XPos
 from cope_sweep.registry import Registry
 
 ENCODINGS = Registry(
     "encoding",
     Encoding,
-    (Absolute, Sinusoidal, Relative, RoPE, ALiBi, T5, CoPE, CoPEMLP, CoPEALiBi),
+    (
+        *(Absolute, Sinusoidal, Relative, RoPE, ALiBi, T5, CoPE, CoPEMLP, CoPEALiBi),
+        *(FoX, PaTH, StickBreaking, TRA, GrapeAP, DaRoPE, SelectiveRoPE, FIRE, Kerple, DAPE, XPos),
+    ),
     entry_points="cope_sweep.positions",
 )
 
@@ -46,11 +60,18 @@ def check_together(encodings: Sequence[Encoding], dims: Dims) -> None:
         )
     for encoding in encodings:
         encoding.check(dims)
-        if encoding.uses_rotated_query and not any(other.rotates for other in encodings):
+        contextual = isinstance(encoding, ContextualEncoding) and encoding.uses_rotated_query
+        if contextual and not any(other.rotates for other in encodings):
             raise ValueError(
                 f"{encoding.kind}.rotated_query has no effect, because no encoding of model.position rotates queries; "
                 "remove it, or add rope"
             )
+    replacing = [encoding for encoding in encodings if encoding.weighs]
+    if shared := _common_layers(replacing, dims):
+        kinds_there = " and ".join(encoding.kind for encoding in replacing)
+        raise ValueError(
+            f"model.position has {kinds_there} in layer {shared[0]}, and each replaces the softmax; keep one"
+        )
 
 
 def _common_layers(encodings: Sequence[Encoding], dims: Dims) -> list[int]:

@@ -58,7 +58,9 @@ class Relative(AttentionEncoding):
         bias_BHQS = z_BHQP.gather(-1, index_QS.expand(*z_BHQP.shape[:2], *index_QS.shape))
         return bias_BHQS if self.far == "last" else bias_BHQS * (distance_QS < rows)
 
-    def term(self, parameters: Mapping[str, Tensor], q_BHQK: Tensor) -> RelativeLookUp:
+    def term(
+        self, parameters: Mapping[str, Tensor], q_BHQK: Tensor, keys: int, features_BHSF: Tensor | None
+    ) -> RelativeLookUp:
         return RelativeLookUp(q_BHQK, parameters["e"], self._scale(parameters["e"]), self.far)
 
     def _scale(self, e_PK: Tensor) -> float:

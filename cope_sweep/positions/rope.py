@@ -3,14 +3,25 @@
 At position t the pair of components (k, k + K/2) is rotated by t·base^(−2k/K), the layout of Llama. A score then
 depends on positions only through their difference.
 
+Variants: partial RoPE (Barbero et al. 2025, p-RoPE) rotates only the fastest pairs. Three change the angles of a
+trained model for sequences `factor` times as long, in an evaluation (`evaluate.variants`):
+
+    pi     (Chen et al. 2023)    all angles divided by the factor s
+    ntk    (bloc97 2023)         base·s^(K/(K − 2)): the fastest pair keeps its angles, the slowest's are divided by s
+    yarn   (Peng et al. 2024)    angles of pairs with fewer than 1 turn in the trained length L divided by s, with more
+                                 than 32 turns kept, with a linear ramp between; queries and keys times 0.1·ln s + 1
+
+YaRN's ramp is that of the paper, over turns; its code has one over the indices of pairs.
+
 Shapes: B batch, H heads, T tokens, K head dim, C = K/2 pairs of components.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
@@ -20,6 +31,9 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+YARN_TURNS = 1.0, 32.0
+"""Pairs with fewer turns in the trained length are interpolated; with more, kept."""
+
 
 class RoPE(AttentionEncoding):
     """Rotary position embedding."""
@@ -28,24 +42,81 @@ class RoPE(AttentionEncoding):
     base: float = Field(
         default=10_000.0, gt=1, description="The slowest pair completes a turn in about 2π·base tokens."
     )
+    rotated: float = Field(
+        default=1.0, ge=0, le=1, description="Share of the pairs that rotate, the fastest ones (partial RoPE)."
+    )
+    scaling: Literal["none", "pi", "ntk", "yarn"] = Field(
+        default="none", description="How a trained model's angles are changed for longer sequences."
+    )
+    factor: float = Field(default=1.0, ge=1, description="With `scaling`: how many times as long.")
+    trained: Annotated[int, Field(ge=1, le=10**9)] | None = Field(
+        default=None, description="With `scaling: yarn`: the length of the training sequences."
+    )
 
     def check(self, dims: Dims) -> None:
         super().check(dims)
-        if dims.head_dim % 2:
-            raise ValueError(
-                f"rope rotates pairs of components, and the head dimension {dims.dim}/{dims.heads} = {dims.head_dim} "
-                "is odd; choose model.dim and model.heads with an even quotient"
-            )
+        check_even(self.kind, dims)
+        if self.scaling == "yarn" and self.trained is None:
+            raise ValueError("rope.scaling: yarn needs rope.trained, the length of the training sequences")
+        if self.scaling == "none" and self.factor != 1:
+            raise ValueError("rope.factor has no effect with scaling: none; choose pi, ntk or yarn")
+        if self.scaling == "ntk" and dims.head_dim == 2:
+            raise ValueError("rope.scaling: ntk needs a head dimension above 2: with one pair there is no slowest one")
 
-    def rotate(self, parameters: Mapping[str, Tensor], x_BHTK: Tensor, start: int) -> Tensor:
+    def rotate(
+        self,
+        parameters: Mapping[str, Tensor],
+        x_BHTK: Tensor,
+        start: int,
+        features_BHSF: Tensor | None = None,
+        *,
+        keys: bool = False,
+    ) -> Tensor:
+        return turned(x_BHTK, *_rotation(self, start, x_BHTK))
+
+    def rates(self, head_dim: int, device: torch.device | None = None) -> Tensor:
+        """The angle of each pair at position 1, in radians, (C,) float64."""
         import torch
 
-        cos_TC, sin_TC = _rotation(self.base, start, x_BHTK)
-        a, b = x_BHTK.chunk(2, dim=-1)
-        return torch.cat((a * cos_TC - b * sin_TC, b * cos_TC + a * sin_TC), dim=-1)
+        base, s = self.base, self.factor
+        if self.scaling == "ntk":
+            base *= s ** (head_dim / (head_dim - 2))
+        rate_C = base ** (-torch.arange(0, head_dim, 2, dtype=torch.float64, device=device) / head_dim)
+        if self.scaling == "pi":
+            rate_C = rate_C / s
+        elif self.scaling == "yarn" and self.trained is not None:
+            few, many = YARN_TURNS
+            kept_C = ((self.trained * rate_C / (2 * math.pi) - few) / (many - few)).clamp(0, 1)
+            rate_C = rate_C * kept_C + rate_C / s * (1 - kept_C)
+        if self.rotated < 1:
+            rate_C[round(self.rotated * len(rate_C)) :] = 0
+        return rate_C
+
+    @property
+    def magnitude(self) -> float:
+        """Factor of queries and keys: YaRN's temperature."""
+        return 0.1 * math.log(self.factor) + 1 if self.scaling == "yarn" else 1.0
 
 
-def _rotation(base: float, start: int, x_BHTK: Tensor) -> tuple[Tensor, Tensor]:
+def check_even(kind: str, dims: Dims) -> None:
+    """Raise ValueError if the head dimension has no pairs of components."""
+    if dims.head_dim % 2:
+        raise ValueError(
+            f"{kind} rotates pairs of components, and the head dimension {dims.dim}/{dims.heads} = {dims.head_dim} "
+            "is odd; choose model.dim and model.heads with an even quotient"
+        )
+
+
+def turned(x_BHTK: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Pairs (k, k + K/2) of components turned by angles with these cosines and sines, (T, C) or (B, H, T, C)."""
+    import torch
+
+    cos, sin = cos.to(x_BHTK.dtype), sin.to(x_BHTK.dtype)
+    a, b = x_BHTK.chunk(2, dim=-1)
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
+
+
+def _rotation(rope: RoPE, start: int, x_BHTK: Tensor) -> tuple[Tensor, Tensor]:
     """Cosine and sine of the angle of each pair of components of `x_BHTK`, (T, C), in its type and on its device.
 
     They are kept: layers, queries and keys share them. While torch.compile traces, they are part of the graph, which
@@ -54,7 +125,7 @@ def _rotation(base: float, start: int, x_BHTK: Tensor) -> tuple[Tensor, Tensor]:
     import torch
 
     T, K = x_BHTK.shape[-2:]
-    wanted = (base, K, start, T, x_BHTK.dtype, x_BHTK.device)
+    wanted = (rope, K, start, T, x_BHTK.dtype, x_BHTK.device)
     # What is computed with fake tensors, or while a CUDA graph is captured, has no values to keep.
     if torch.compiler.is_compiling() or type(x_BHTK) is not torch.Tensor:
         return _cos_and_sin(*wanted)
@@ -64,22 +135,24 @@ def _rotation(base: float, start: int, x_BHTK: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _cos_and_sin(
-    base: float, head_dim: int, start: int, tokens: int, dtype: torch.dtype, device: torch.device
+    rope: RoPE, head_dim: int, start: int, tokens: int, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor]:
     import torch
 
     # In float64: at position 10⁵ a float32 angle has an error of up to 4·10⁻³.
-    rate_C = base ** (-torch.arange(0, head_dim, 2, dtype=torch.float64, device=device) / head_dim)
-    angle_TC = torch.arange(start, start + tokens, device=device)[:, None] * rate_C
-    return angle_TC.cos().to(dtype), angle_TC.sin().to(dtype)
+    angle_TC = torch.arange(start, start + tokens, device=device)[:, None] * rope.rates(head_dim, device)
+    cos_TC, sin_TC = angle_TC.cos(), angle_TC.sin()
+    if rope.magnitude != 1:
+        cos_TC, sin_TC = cos_TC * rope.magnitude, sin_TC * rope.magnitude
+    return cos_TC.to(dtype), sin_TC.to(dtype)
 
 
 @functools.lru_cache(maxsize=8)
 def _kept_cos_and_sin(
-    base: float, head_dim: int, start: int, tokens: int, dtype: torch.dtype, device: torch.device
+    rope: RoPE, head_dim: int, start: int, tokens: int, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor]:
     import torch
 
     # Tensors made in inference mode could not be used in a training step later.
     with torch.inference_mode(False), torch.no_grad():
-        return _cos_and_sin(base, head_dim, start, tokens, dtype, device)
+        return _cos_and_sin(rope, head_dim, start, tokens, dtype, device)

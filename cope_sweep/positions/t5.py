@@ -47,7 +47,9 @@ class T5(AttentionEncoding):
         bucket_QS = self.bucket(distances(attention).clamp(min=0))
         return parameters["b"][bucket_QS].permute(2, 0, 1)[None]
 
-    def term(self, parameters: Mapping[str, Tensor], q_BHQK: Tensor) -> DistanceBias:
+    def term(
+        self, parameters: Mapping[str, Tensor], q_BHQK: Tensor, keys: int, features_BHSF: Tensor | None
+    ) -> DistanceBias:
         import torch
 
         distance_R = torch.arange(self.max_distance + 1, device=q_BHQK.device)

@@ -11,8 +11,11 @@ An encoding's `score` computes its whole (B, H, Q, S) bias. Its `term` describes
         RelativeLookUp    z_i[i − j]
         DistanceBias      b_h[i − j]
         DistanceSlope     m_h·(i − j)
+    a function of the key:
+        KeyBias           b_hj
 
-Shapes: B batch, H heads, Q queries, K head dim, P positions, N knots, M = N + 1 segments, R distances.
+Shapes: B batch, H heads, Q queries, K head dim, P positions, N knots, M = N + 1 segments,
+R distances, S keys.
 """
 
 from __future__ import annotations
@@ -90,5 +93,12 @@ class DistanceSlope:
     m_H: Tensor
 
 
+@dataclass(frozen=True)
+class KeyBias:
+    """b_hj, one number for each key and head."""
+
+    b_BHS: Tensor
+
+
 ContextualTerm = LookUp | PiecewiseLinear | Slope
-Term = ContextualTerm | RelativeLookUp | DistanceBias | DistanceSlope
+Term = ContextualTerm | RelativeLookUp | DistanceBias | DistanceSlope | KeyBias

@@ -70,11 +70,14 @@ class EncodingContract:
 
         With parameters at their initial zeros, and all gates near ½, many of the tests would pass by accident.
         """
-        model = Transformer(self.run(spec, **fields)).double().eval()
+        run = self.run(spec, **fields)
+        model = Transformer(run).double().eval()
         rng = torch.Generator().manual_seed(1)
         with torch.no_grad():
-            for parameter in model.position.parameters():
-                parameter.normal_(0, 1, generator=rng)
+            for encoding, module in zip(run.model.position, model.position, strict=True):
+                declared = encoding.parameters(run.dims)
+                for name, parameter in module.named_parameters():
+                    parameter.normal_(declared[name.split(".")[-1]].centre, 1, generator=rng)
             for name, parameter in model.named_parameters():
                 if name.endswith("qkv.weight"):
                     parameter.mul_(30)
@@ -251,7 +254,7 @@ def _attention(inputs: Inputs) -> Attention:
     q, k = (x.to(torch.promote_types(x.dtype, torch.float32)) for x in (inputs.q_BHTK, inputs.k_BHSK))
     visible = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool).tril()
     logits = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5
-    return Attention(inputs.q_BHTK, inputs.k_BHSK, inputs.v_BHSK, logits, visible, inputs.gate_k_BHSK[0])
+    return Attention(inputs.q_BHTK, inputs.k_BHSK, inputs.v_BHSK, logits, visible, inputs.features_BHSF[0])
 
 
 def _embedding_leaf(model: Transformer, tokens_BT: Tensor) -> Tensor:

@@ -55,7 +55,7 @@ def test_a_fault_of_1e_3_in_one_gradient_is_rejected(case, name):
             Scaled.apply(x, 1e-3 * (name == each))
             for each, x in (("q", inputs.q_BHTK), ("k", inputs.k_BHSK), ("v", inputs.v_BHSK))
         )
-        return reference(Inputs(q, k, v, q, k, inputs.gate_k_BHSK), positions, dropout, seed)
+        return reference(Inputs(q, k, v, q, k, inputs.features_BHSF), positions, dropout, seed)
 
     errors = errors_over_rounding(case, faulty, torch.float32)
     assert [wrong for wrong, error in errors.items() if error > 4] == [name]

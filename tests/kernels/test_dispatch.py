@@ -30,9 +30,9 @@ class Probe(ALiBi):
         CALLS.append("score")
         return super().score(parameters, attention)
 
-    def term(self, parameters, q_BHQK):
+    def term(self, parameters, q_BHQK, keys, features_BHSF):
         CALLS.append("term")
-        return super().term(parameters, q_BHQK)
+        return super().term(parameters, q_BHQK, keys, features_BHSF)
 
 
 CALLS = []

@@ -94,7 +94,7 @@ def test_gates_come_from_keys_values_or_separate_keys():
     for gate, source in (("keys", keys.k_BHSK), ("values", keys.v_BHSK), ("separate", separate)):
         gates = torch.sigmoid(keys.q_BHQK @ source.transpose(-1, -2) / 3**0.5).tril()
         expected = gates.flip(-1).cumsum(-1).flip(-1)
-        torch.testing.assert_close(CoPE(gate=gate).positions(replace(keys, gate_k_BHSK=separate)), expected)
+        torch.testing.assert_close(CoPE(gate=gate).positions(replace(keys, features_BHSF=separate)), expected)
 
 
 def test_gates_use_queries_and_keys_before_rotation_by_default():

@@ -80,5 +80,6 @@ def test_one_kind_can_occur_twice_in_different_layers():
 def test_the_built_in_encodings():
     built_in = [kind for kind, cls in ENCODINGS.items() if cls.__module__.startswith("cope_sweep.")]
     assert sorted(built_in) == [
-        "absolute", "alibi", "cope", "cope_alibi", "cope_mlp", "relative", "rope", "sinusoidal", "t5",
+        "absolute", "alibi", "cope", "cope_alibi", "cope_mlp", "dape", "darope", "fire", "fox", "grape_ap", "kerple",
+        "path", "relative", "rope", "selective_rope", "sinusoidal", "stick_breaking", "t5", "tra", "xpos",
     ]  # fmt: skip

@@ -99,3 +99,55 @@ def test_fake_tensors_are_not_kept(kept):
     with FakeTensorMode():
         RoPE().rotate({}, torch.empty(1, 1, 3, 4), 0)
     assert kept().currsize == 0
+
+
+def angles(head_dim=8, **fields):
+    """Angles of the pairs at position 1, from where `rotate` puts the unit vectors."""
+    unit = torch.eye(head_dim, dtype=torch.float64)[: head_dim // 2, None]  # the first components of the pairs
+    turned = RoPE(**fields).rotate({}, unit[None], 1)[0, :, 0]
+    pairs = range(head_dim // 2)
+    return [math.atan2(turned[c, c + head_dim // 2], turned[c, c]) for c in pairs], turned.norm(dim=-1).tolist()
+
+
+def test_partial_rope_rotates_the_fastest_pairs():
+    assert angles(base=16, rotated=0.5)[0] == pytest.approx([1, 0.5, 0, 0])
+
+
+def test_interpolation_divides_all_angles():
+    assert angles(base=16, scaling="pi", factor=4)[0] == pytest.approx([0.25, 0.125, 0.0625, 0.03125])
+
+
+def test_ntk_keeps_the_fastest_pair_and_divides_the_slowest():
+    found, _ = angles(base=16, scaling="ntk", factor=4)
+    assert found[0] == pytest.approx(1)
+    assert found[-1] == pytest.approx(0.125 / 4)
+
+
+def test_yarn_interpolates_pairs_with_few_turns_and_scales_queries_and_keys():
+    """Trained on 100 tokens, base 10⁴: 15.9, 1.59, 0.159 and 0.0159 turns; the ramp from 1 to 32 keeps 0.481 of the first."""
+    found, lengths = angles(scaling="yarn", factor=2, trained=100)
+    first, second = (100 * rate / (2 * math.pi) for rate in (1, 0.1))
+    kept = [(turns - 1) / 31 for turns in (first, second)] + [0, 0]
+    rates = [10.0**-c for c in range(4)]
+    expected = [rate * share + rate / 2 * (1 - share) for rate, share in zip(rates, kept, strict=True)]
+    assert found == pytest.approx(expected)
+    assert lengths == pytest.approx([0.1 * math.log(2) + 1] * 4)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"scaling": "yarn", "factor": 2}, r"rope\.scaling: yarn needs rope\.trained"),
+        ({"factor": 2}, r"rope\.factor has no effect with scaling: none"),
+        ({"scaling": "ntk", "factor": 2}, r"ntk needs a head dimension above 2"),
+    ],
+)
+def test_variants_that_mean_nothing_are_errors(fields, message):
+    with pytest.raises(ValidationError, match=message):
+        tiny_run(**{"model.position": [{"kind": "rope", **fields}], "model.dim": 4, "model.heads": 2})
+
+
+def test_longer_evaluation_is_a_variant_of_the_same_run():
+    variant = {"YaRN": {"rope.scaling": "yarn", "rope.factor": 4, "rope.trained": 8}}
+    run = tiny_run(**{"model.position": ["rope"], "evaluate.variants": variant})
+    assert run.variant("YaRN")[0] == RoPE(scaling="yarn", factor=4, trained=8)

@@ -75,7 +75,7 @@ class LayerProbe:
     position_only_attention_HTT: np.ndarray | None
     """float32; None where no encoding has position logits."""
     attention_HTT: np.ndarray
-    """float32; each row sums to 1."""
+    """float32; each row sums to 1, unless an encoding replaces the softmax."""
 
 
 @dataclass(frozen=True)
@@ -275,5 +275,5 @@ def _query_block(inputs: Inputs, start: int, stop: int) -> Inputs:
         # `Inputs.rotated` compares identities: without rotation these must be the same tensors.
         rotated_q_BHTK=inputs.rotated_q_BHTK[:, :, start:stop] if inputs.rotated else q_BHTK,
         rotated_k_BHSK=inputs.rotated_k_BHSK[:, :, :stop] if inputs.rotated else k_BHSK,
-        gate_k_BHSK=[each if each is None else each[:, :, :stop] for each in inputs.gate_k_BHSK],
+        features_BHSF=[each if each is None else each[:, :, :stop] for each in inputs.features_BHSF],
     )

@@ -61,6 +61,10 @@ static void backward_block(const NativeProblem& x, BackwardScratch& m, const Gra
                 xs ? xs + at : nullptr, ys ? ys + at : nullptr);
             if (!m.only_total && (x.relative || x.distance_bias))
                 distance_gradients(x, m.distances.gradient(r), dbias, first + r, tile * TILE, ds + at);
+            if (!m.only_total && x.key_bias) {
+                const int visible = int(std::min<int64_t>(TILE, first + r - tile * TILE + 1));
+                for (int l = 0; l < visible; ++l) m.dkey_bias[tile * TILE + l] += ds[at + l];
+            }
         }
     };
     const auto value_products = [&](int64_t tile) {
@@ -82,8 +86,8 @@ static void backward_block(const NativeProblem& x, BackwardScratch& m, const Gra
         weighted(rows, tile == block, xs, m.gate_rows + tile * TILE * width, width, dbase_q);
     };
 
-    // The gradients of scores are needed separately if gates have logits of their own, and for distance tables.
-    float* own = x.separate() || x.relative || x.distance_bias ? static_cast<float*>(m.ds) : nullptr;
+    // The gradients of scores are needed separately if gates have logits of their own, and for biases by distance or key.
+    float* own = x.separate() || x.relative || x.distance_bias || x.key_bias ? static_cast<float*>(m.ds) : nullptr;
     int64_t tile = block;
     int held = 0;
     for (; tile >= 0 && held < MAX_HELD_TILES && unsaturated() && !linear(); --tile, ++held) {
@@ -160,13 +164,14 @@ struct PartialSums {
     const size_t head, table, distances;  // floats of an item
     Scratch heads;                        // of dk, of dv and of dgate_k of all items, if a head has several items
     Scratch tables, distance_tables;
+    Scratch key_biases;
     std::vector<float> dm, dbias;
 
     explicit PartialSums(const NativeProblem& x)
         : head(BackwardScratch::head(x)), table(Table::size(x, x.e ? x.P : 0, POSITIONS_AHEAD)),
           distances(Table::size(x, x.relative ? x.R : 0, DISTANCES_AHEAD)), heads(x, x.groups > 1 ? head * x.items() * (x.separate() ? 3 : 2) : 0),
-          tables(x, table * x.items()), distance_tables(x, distances * x.items()), dm(x.items()),
-          dbias(x.distance_bias ? x.items() * x.biases : 0) {}
+          tables(x, table * x.items()), distance_tables(x, distances * x.items()),
+          key_biases(x, x.key_bias ? x.items() * x.S : 0), dm(x.items()), dbias(x.distance_bias ? x.items() * x.biases : 0) {}
 
     // Begin an item with sums of 0.
     void begin(const NativeProblem& x, BackwardScratch& m, int64_t item) const {
@@ -177,8 +182,10 @@ struct PartialSums {
         m.dgate_k = split && x.separate() ? of_heads(2) : m.own_dgate_k;
         m.de = tables + item * table;
         m.drelative = distance_tables + item * distances;
+        m.dkey_bias = key_biases + item * x.S;
         zero(m.dk, head), zero(m.dv, head), zero(m.de, table), zero(m.drelative, distances);
         if (x.separate()) zero(m.dgate_k, head);
+        if (x.key_bias) zero(m.dkey_bias, x.S);
     }
 
     void write_tables(const NativeProblem& x, const Gradients& to) const {
@@ -187,10 +194,12 @@ struct PartialSums {
         if (x.relative) write_table(x, to.relative, x.R, DISTANCES_AHEAD, x.relative_head, x.relative_scale / x.scale, distance_tables, distances);
         if (x.m) zero(to.m, x.H);
         if (x.distance_bias) zero(to.distance_bias, x.H * x.biases);
+        if (x.key_bias) zero(to.key_bias, x.heads() * x.S);
         for (int64_t item = 0; item < x.items(); ++item) {
             const int64_t h = item / x.groups % x.H;
             if (x.m) to.m[h] += dm[item];
             for (int64_t n = 0; x.distance_bias && n < x.biases; ++n) to.distance_bias[h * x.biases + n] += dbias[item * x.biases + n];
+            for (int64_t t = 0; x.key_bias && t < x.S; ++t) to.key_bias[item / x.groups * x.S + t] += key_biases[item * x.S + t];
         }
     }
 };

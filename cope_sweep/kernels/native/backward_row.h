@@ -52,7 +52,7 @@ struct BackwardScratch : BlockScratch {
     float lse[TILE], delta[TILE];
     float dp_total[TILE];    // D
     bool only_total = false;  // visit tiles for D only
-    float *dk, *dv, *dgate_k, *de, *drelative;  // sums of the item
+    float *dk, *dv, *dgate_k, *de, *drelative, *dkey_bias;  // sums of the item
 
     static size_t head(const NativeProblem& x, bool wanted = true) { return wanted ? x.tiles() * TILE * x.width() : 0; }
     explicit BackwardScratch(const NativeProblem& x)

@@ -20,6 +20,7 @@ static inline Row begin_row(const NativeProblem& x, const Table& positions, cons
         if (x.P == 1) row.far = row.table[0];
     }
     if (x.relative) row.relative = distances.row(r);
+    if (x.key_bias) row.key_bias = x.key_bias + (b * x.H + h) * x.S;
     if (x.knots) {
         const int64_t first = x.query(b, h, i - x.start()) * x.segments();
         row.slope = x.segment_slope + first;

@@ -21,8 +21,8 @@ struct NativeProblem : abi::Problem {
     bool gates() const { return e || knots || m; }
     bool separate() const { return gate_k.data != nullptr; }
     bool rotated() const { return base_q.data != nullptr; }
-    bool distances() const { return relative || distance_bias || distance_slope; }
-    bool simple() const { return !distances() && !threshold && !m; }  // scores need no more than logits and a table or segments
+    bool additive() const { return relative || distance_bias || distance_slope || key_bias; }  // biases without a position
+    bool simple() const { return !additive() && !threshold && !m; }  // scores need no more than logits and a table or segments
     int64_t heads() const { return B * H; }
     int64_t items() const { return heads() * groups; }  // units of work; each has its own partial sums
     int64_t start() const { return S - T; }  // the token of the first query

@@ -16,6 +16,7 @@ struct Row {
     const float* table;  // products with the table of positions; W floats after its last entry can be read
     const float *slope, *intercept;
     const float* relative;  // products with the table of distances
+    const float* key_bias;  // of each key
 };
 
 // The bias of W keys at positions p, by a table whose last entry is `last`.
@@ -84,8 +85,9 @@ template <bool FULL> static inline double walk(const float* logits, int vectors,
     return position;
 }
 
-// Add the scores by distance of query i to the keys j … j + W·vectors − 1; those after the query get arbitrary values.
-static inline void add_distance_scores(const NativeProblem& x, const Row& row, int64_t h, int64_t i, int64_t j, int vectors, vf* scores) {
+// Add the scores by distance of query i, and by key, to the keys j … j + W·vectors − 1; those after the query get arbitrary
+// values.
+static inline void add_biases(const NativeProblem& x, const Row& row, int64_t h, int64_t i, int64_t j, int vectors, vf* scores) {
     auto add = [&](const float* table, int64_t size, bool far_last) {
         for (int v = 0; v < vectors; ++v) {
             const int64_t nearest = i - j - v * W - (W - 1), farthest = i - j - v * W;
@@ -106,6 +108,13 @@ static inline void add_distance_scores(const NativeProblem& x, const Row& row, i
     if (x.distance_slope) {
         const float m = x.distance_slope[h];
         for (int v = 0; v < vectors; ++v) scores[v] += m * to_float(int32_t(i - j - v * W) - iota());
+    }
+    for (int v = 0; row.key_bias && v < vectors; ++v) {
+        const int64_t first = j + v * W;
+        if (first + W <= x.S)
+            scores[v] += load(row.key_bias + first);
+        else
+            for (int l = 0; first + l < x.S; ++l) scores[v][l] += row.key_bias[first + l];
     }
 }
 
@@ -158,7 +167,7 @@ static inline bool row_scores(const NativeProblem& x, Row& row, int64_t h, int64
         for (int v = 0; v < VECTORS; ++v)
             if (FULL || v < vectors) scores[v] = load(s + v * W) + constant;
     }
-    if (!FULL && x.distances()) add_distance_scores(x, row, h, i, j, vectors, scores);
+    if (!FULL && x.additive()) add_biases(x, row, h, i, j, vectors, scores);
     return counts;
 }
 

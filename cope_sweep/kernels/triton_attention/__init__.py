@@ -52,6 +52,8 @@ def why_not(given: Arguments) -> str | None:
         return f"there are {q.shape[2]} queries of {given.k.shape[2]} tokens"
     if given.knots is not None and given.e is not None:
         return "it does not compute CoPE and CoPE-MLP in one layer"
+    if given.key_bias is not None:
+        return "it has no bias of keys"
     return None
 
 

@@ -1,0 +1,60 @@
+"""FIRE (Li et al. 2024): a learned function of the distance, relative to the query's position.
+
+    a_ij = softmax_j(q_i·k_j/√K + MLP_h(ψ(i − j)/ψ(max(i, L))))        ψ(z) = log(|c·z| + 1)
+
+The MLP has one input, N hidden units with ReLU and H outputs; it, c (which starts at 0.1) and the threshold L (512
+times a learned factor that starts at 1) are those of a layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
+
+from cope_sweep.positions.base import Attention, AttentionEncoding, Dims, Parameter
+from cope_sweep.positions.relative import distances
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+EPS = 1e-6
+SLOPE = 0.01
+"""Of LeakyReLU below 0."""
+
+
+class FIRE(AttentionEncoding):
+    """Functional interpolation of relative positions."""
+
+    kind: Literal["fire"] = "fire"
+    hidden: int = Field(default=32, ge=1, le=10**6, description="Hidden units of the MLP.")
+    threshold: float = Field(
+        default=512.0, gt=0, description="Initial L: earlier queries divide distances by ψ(L), later ones by ψ(i)."
+    )
+    activation: Literal["relu", "leaky_relu"] = Field(default="relu", description="leaky_relu: as DAPE uses FIRE.")
+
+    def parameters(self, dims: Dims) -> Mapping[str, Parameter]:
+        inner = self.hidden**-0.5
+        return {
+            "w1": Parameter((self.hidden,), per_layer=True, bound=1.0),
+            "b1": Parameter((self.hidden,), per_layer=True, bound=1.0),
+            "w2": Parameter((dims.heads, self.hidden), per_layer=True, bound=inner),
+            "b2": Parameter((dims.heads,), per_layer=True, bound=inner),
+            "c": Parameter((1,), per_layer=True, centre=0.1),
+            "factor": Parameter((1,), per_layer=True, centre=1.0),
+        }
+
+    def score(self, parameters: Mapping[str, Tensor], attention: Attention) -> Tensor:
+        import torch
+        import torch.nn.functional as F
+
+        c, threshold = parameters["c"], (self.threshold * parameters["factor"]).abs()
+        Q, S = attention.visible_QS.shape
+        i_Q1 = torch.arange(S - Q, S, device=c.device, dtype=c.dtype)[:, None]
+        distance_QS = distances(attention).clamp(min=0).to(c.dtype)
+        normaliser_Q1 = ((c * i_Q1.maximum(threshold)).abs() + 1).log()
+        share_QS1 = (((c * distance_QS).abs() + 1).log() / (normaliser_Q1 + EPS))[..., None]
+        units_QSN = share_QS1 * parameters["w1"] + parameters["b1"]
+        units_QSN = units_QSN.relu() if self.activation == "relu" else F.leaky_relu(units_QSN, SLOPE)
+        return (units_QSN @ parameters["w2"].T + parameters["b2"]).permute(2, 0, 1)[None]

@@ -1,0 +1,70 @@
+"""FoX, the Forgetting Transformer (Lin et al. 2025), and CABLE (Veisi et al. 2025): a decay that depends on the tokens.
+
+    a_ij = softmax_j(q_i·k_j/√K + Σ_{j < l ≤ i} log σ(w_h·x_l + b_h))                      FoX
+
+x_l is the input of the attention layer. With c_t = Σ_{l ≤ t} log σ(…) the bias is c_i − c_j, and c_i cancels in the
+softmax: fused kernels add −c_j, one number for each key and head. Sums are in float32, whatever the model's precision.
+
+CABLE as released is the same bias, since −softplus(−z) = log σ(z), beside q·k without the factor 1/√K:
+`scaled: false`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
+
+from cope_sweep.positions.base import (
+    Attention,
+    AttentionEncoding,
+    Dims,
+    Parameter,
+    at_least_float32,
+    project,
+    projection,
+)
+from cope_sweep.positions.terms import KeyBias
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class FoX(AttentionEncoding):
+    """Forget gates: each token decays the attention to all tokens before it."""
+
+    kind: Literal["fox"] = "fox"
+    scaled: bool = Field(default=True, description="Whether q·k is divided by √K. false: CABLE, as released.")
+
+    def parameters(self, dims: Dims) -> Mapping[str, Parameter]:
+        return projection("forget", dims.heads, dims)
+
+    def features(self, parameters: Mapping[str, Tensor], h_BTD: Tensor) -> Tensor:
+        """The logit of each head's forget gate."""
+        return project(parameters, "forget", h_BTD)
+
+    def score(self, parameters: Mapping[str, Tensor], attention: Attention) -> Tensor:
+        assert attention.features_BHSF is not None  # noqa: S101 - the model calls features first
+        c_BHS = _decay(attention.features_BHSF)
+        Q, S = attention.visible_QS.shape
+        bias_BHQS = c_BHS[:, :, S - Q :, None] - c_BHS[:, :, None]
+        if self.scaled:
+            return bias_BHQS
+        return bias_BHQS + (math.sqrt(attention.q_BHQK.shape[-1]) - 1) * attention.logits_BHQS
+
+    def term(
+        self, parameters: Mapping[str, Tensor], q_BHQK: Tensor, keys: int, features_BHSF: Tensor | None
+    ) -> KeyBias | None:
+        if not self.scaled or features_BHSF is None:
+            return None
+        return KeyBias(-_decay(features_BHSF))
+
+
+def _decay(features_BHSF: Tensor) -> Tensor:
+    """c_t, the sum of the logarithms of all gates up to each token, (B, H, S)."""
+    import torch.nn.functional as F
+
+    c_BHS: Tensor = F.logsigmoid(at_least_float32(features_BHSF[..., 0])).cumsum(-1)
+    return c_BHS

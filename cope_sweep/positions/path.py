@@ -1,0 +1,86 @@
+"""PaTH (Yang et al. 2025): a product of Householder-like matrices, which depend on the tokens, between key and query.
+
+    s_ij = k_jᵀ·H_{j+1}·H_{j+2} ⋯ H_i·q_i/√K            H_t = I − β_t·w_t·w_tᵀ
+    β_t = 2·σ(u_h·x_t + b_h)                            w_t = unit vector of SiLU(conv₃(W₂·W₁·x)_t), per head
+
+The convolution is causal, of 3 taps for each channel; W₂·W₁ has rank 32. SiLU is in the released code only.
+
+With c_it = w_t·(H_{t+1} ⋯ H_i·q_i) the score is q_i·k_j − Σ_{j < t ≤ i} β_t·c_it·(w_t·k_j), and all c solve one
+triangular system, C·(I + strict lower triangle of β_u·w_u·w_t) = lower triangle of Q·Wᵀ: the compact WY form over the
+whole sequence. It replaces q·k/√K. With RoPE, q and k are the rotated ones.
+
+Shapes: t, u tokens (W is (S, K)); R rank.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
+
+from cope_sweep.positions.base import (
+    Attention,
+    AttentionEncoding,
+    Dims,
+    Parameter,
+    at_least_float32,
+    causal_convolution,
+    project,
+    projection,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+TAPS = 3
+EPS = 1e-6
+"""Inside the root of the unit vector, as released."""
+
+
+class PaTH(AttentionEncoding):
+    """Accumulated Householder transformations between a key and a query."""
+
+    kind: Literal["path"] = "path"
+    rank: int = Field(default=32, ge=1, le=10**6, description="Rank of the projection to w.")
+
+    @property
+    def uses_rotated_query(self) -> bool:
+        return True
+
+    def parameters(self, dims: Dims) -> Mapping[str, Parameter]:
+        bound = dims.linear_bound
+        return {
+            "down": Parameter((self.rank, dims.dim), std=0.02, per_layer=True, bound=bound),
+            "up": Parameter((dims.dim, self.rank), std=0.02, per_layer=True, bound=bound),
+            "taps": Parameter((dims.dim, TAPS), per_layer=True, bound=TAPS**-0.5),
+            **projection("beta", dims.heads, dims),
+        }
+
+    def features(self, parameters: Mapping[str, Tensor], h_BTD: Tensor) -> Tensor:
+        """W₂·W₁·x and the logit of β, K + 1 numbers for each head."""
+        import torch
+
+        beta_BTH1 = project(parameters, "beta", h_BTD)[..., None]
+        w_BTD = h_BTD @ parameters["down"].T @ parameters["up"].T
+        w_BTHK = w_BTD.view(*beta_BTH1.shape[:3], -1)
+        return torch.cat((w_BTHK, beta_BTH1.to(w_BTHK.dtype)), dim=-1).flatten(2)
+
+    def score(self, parameters: Mapping[str, Tensor], attention: Attention) -> Tensor:
+        import torch
+        import torch.nn.functional as F
+
+        assert attention.features_BHSF is not None  # noqa: S101 - the model calls features first
+        features_BHSF = at_least_float32(attention.features_BHSF)
+        q_BHQK, k_BHSK = at_least_float32(attention.q_BHQK), at_least_float32(attention.k_BHSK)
+        w_BHSK = F.silu(causal_convolution(features_BHSF[..., :-1], parameters["taps"]))
+        w_BHSK = w_BHSK * (w_BHSK.square().sum(-1, keepdim=True) + EPS).rsqrt()
+        beta_BHS1 = 2 * features_BHSF[..., -1:].sigmoid()
+        w_BHKS = w_BHSK.transpose(-1, -2)
+        between_BHSS = (beta_BHS1 * w_BHSK @ w_BHKS).tril(-1)  # row u, column t: β_u·w_u·w_t
+        products_BHQS = (q_BHQK @ w_BHKS).masked_fill(~attention.visible_QS, 0)
+        c_BHQS = torch.linalg.solve_triangular(between_BHSS, products_BHQS, upper=False, left=False, unitriangular=True)
+        taken_BHSS = (beta_BHS1 * w_BHSK @ k_BHSK.transpose(-1, -2)).tril(-1)  # row t, column j: β_t·w_t·k_j
+        changed_BHQS: Tensor = q_BHQK @ k_BHSK.transpose(-1, -2) - c_BHQS @ taken_BHSS
+        return changed_BHQS / math.sqrt(q_BHQK.shape[-1]) - attention.logits_BHQS

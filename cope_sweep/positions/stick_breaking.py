@@ -1,0 +1,44 @@
+"""Stick-breaking attention (Tan et al. 2025): each key takes its share of what nearer keys have left.
+
+    A_ij = σ(s_ij)·Π_{j < k < i} (1 − σ(s_ik))     for j < i,        s_ij = q_i·k_j/√K
+
+It replaces the softmax. A query's own key is left out, and the remainder 1 − Σ_j A_ij is dropped, or given to the
+query's own value (`remainder: self`). The product is the sum of log σ(−s) in logarithms, from the query to earlier
+tokens, as CoPE's positions are. There are no parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
+
+from cope_sweep.positions.base import Attention, AttentionEncoding
+from cope_sweep.positions.relative import distances
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class StickBreaking(AttentionEncoding):
+    """Weights that break a stick of length 1 from the nearest key to earlier ones, in place of the softmax."""
+
+    kind: Literal["stick_breaking"] = "stick_breaking"
+    remainder: Literal["drop", "self"] = Field(
+        default="drop",
+        description="What becomes of the weight that no key has taken: dropped, or of the query's token.",
+    )
+
+    def weights(self, parameters: Mapping[str, Tensor], attention: Attention, logits_BHQS: Tensor) -> Tensor:
+        import torch.nn.functional as F
+
+        distance_QS = distances(attention)
+        earlier_QS = distance_QS > 0
+        left_BHQS = F.logsigmoid(-logits_BHQS).masked_fill(~earlier_QS, 0)  # log (1 − σ(s))
+        from_key_BHQS = left_BHQS.flip(-1).cumsum(-1).flip(-1)
+        nearer_BHQS = from_key_BHQS - left_BHQS
+        weights_BHQS = (F.logsigmoid(logits_BHQS) + nearer_BHQS).exp().masked_fill(~earlier_QS, 0)
+        if self.remainder == "drop":
+            return weights_BHQS
+        return weights_BHQS + from_key_BHQS[..., :1].exp() * (distance_QS == 0)

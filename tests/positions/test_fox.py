@@ -1,0 +1,74 @@
+import math
+
+import pytest
+import torch
+
+from cope_sweep.kernels import Inputs, Position, attend, attention_weights, visible
+from cope_sweep.positions.fox import FoX
+from cope_sweep.testing import EncodingContract
+from tests.positions import naive
+
+
+class TestFoX(EncodingContract):
+    specs = [FoX(), FoX(scaled=False), [FoX(layers=(1,)), "cope"], ["fox", "rope", "t5"]]
+    extrapolates = True
+
+
+@pytest.mark.parametrize("queries", [None, 2])
+def test_the_bias_sums_the_logarithms_of_the_gates_after_the_key(queries):
+    attention = naive.attention(queries=queries, features=1)
+    score = FoX().score({}, attention)
+    gates = attention.features_BHSF[0, :, :, 0]
+    for h, row, i, j in naive.pairs(attention):
+        expected = sum(naive.log_sigmoid(gates[h, token]) for token in range(j + 1, i + 1))
+        assert score[0, h, row, j] == pytest.approx(expected, abs=1e-12)
+
+
+def test_a_head_that_keeps_half_halves_the_weight_per_token():
+    """All gates ½ and q = 0: the weights are 2^−(i − j) of their sum, worked by hand for three tokens."""
+    zeros = torch.zeros(1, 1, 3, 2, dtype=torch.float64)
+    inputs = Inputs(zeros, zeros, zeros, zeros, zeros, [torch.zeros(1, 1, 3, 1, dtype=torch.float64)])
+    weights = attention_weights(inputs, [Position(FoX())], visible(3, 3, torch.device("cpu")))
+    assert weights[0, 0, 2].tolist() == pytest.approx([1 / 7, 2 / 7, 4 / 7])
+
+
+def test_cable_as_released_does_not_divide_by_the_root_of_the_head_dimension():
+    attention = naive.attention(features=1)
+    undivided = attention.logits_BHQS + FoX(scaled=False).score({}, attention)
+    expected = attention.q_BHQK @ attention.k_BHSK.mT + FoX().score({}, attention)
+    torch.testing.assert_close(undivided, expected)
+
+
+@pytest.mark.parametrize("implementation", ["blocked", "native"])
+@pytest.mark.parametrize(
+    ("queries", "tokens", "lengths"), [(150, 150, None), (40, 200, None), (130, 130, [130, 7, 64])]
+)
+def test_fused_kernels_add_the_bias_of_keys(implementation, queries, tokens, lengths):
+    """Outputs and gradients, those of the gates included, for sizes that do and do not fill a tile of 64."""
+    rng = torch.Generator().manual_seed(0)
+    batch = 3
+
+    def drawn(*shape):
+        return torch.randn(*shape, generator=rng)
+
+    q, k, v = drawn(batch, 2, queries, 20), drawn(batch, 2, tokens, 20), drawn(batch, 2, tokens, 20)
+    gates, weight = drawn(batch, 2, tokens, 1) + 3, drawn(batch, 2, queries, 20)
+
+    def run(implementation, dtype):
+        leaves = [x.to(dtype).requires_grad_() for x in (q, k, v, gates)]
+        inputs = Inputs(*leaves[:3], *leaves[:2], [leaves[3]], lengths_B=lengths and torch.tensor(lengths))
+        out = attend(inputs, [Position(FoX())], implementation=implementation)
+        (out * weight.to(dtype)).sum().backward()
+        return [out.detach(), *(leaf.grad for leaf in leaves)]
+
+    for expected, actual in zip(run("reference", torch.float64), run(implementation, torch.float32), strict=True):
+        scale = expected.abs().max().item()
+        torch.testing.assert_close(actual.double(), expected, rtol=0, atol=2e-5 * max(1.0, scale))
+
+
+def test_a_decay_of_thousands_is_exact_in_half_precision():
+    """2,000 gates of −1.3133: in bfloat16 the sum would be off by up to 8, and the weights of near keys by e⁸."""
+    gates = torch.full((1, 1, 2000, 1), -1.0, dtype=torch.bfloat16)
+    bias = FoX().term({}, torch.zeros(1, 1, 2000, 2, dtype=torch.bfloat16), 2000, gates).b_BHS
+    assert bias.dtype == torch.float32
+    assert (bias[0, 0, -1] - bias[0, 0, -2]).item() == pytest.approx(math.log1p(math.e), abs=1e-3)

@@ -1,0 +1,46 @@
+import math
+
+import pytest
+import torch
+
+from cope_sweep.positions.path import EPS, PaTH
+from cope_sweep.testing import EncodingContract
+from tests.positions import naive
+
+
+class TestPaTH(EncodingContract):
+    specs = [PaTH(rank=3), [PaTH(rank=2, layers=(1,)), "rope"], ["path", "fox"]]
+    extrapolates = True
+
+
+@pytest.mark.parametrize("queries", [None, 2])
+def test_the_score_is_the_product_of_the_matrices_between_key_and_query(queries):
+    """Each matrix H_t is built, and they are multiplied one by one."""
+    attention = naive.attention(tokens=7, queries=queries, features=5)
+    taps = naive.normal(8, 3)
+    scores = attention.logits_BHQS + PaTH().score({"taps": taps}, attention)
+    features = attention.features_BHSF[0]
+    for h, row, i, j in naive.pairs(attention):
+        changed = attention.q_BHQK[0, h, row]
+        for t in range(i, j, -1):
+            mixed = sum(
+                taps[4 * h : 4 * h + 4, 2 - back] * features[h, t - back, :4] for back in range(3) if t - back >= 0
+            )
+            w = mixed * mixed.sigmoid()
+            w = w / (w.square().sum() + EPS).sqrt()
+            beta = 2 / (1 + math.exp(-features[h, t, 4]))
+            changed = changed - beta * w * (w @ changed)
+        assert scores[0, h, row, j] == pytest.approx(float(changed @ attention.k_BHSK[0, h, j]) / 2, abs=1e-10)
+
+
+def test_a_reflection_by_hand():
+    """One head of two numbers, w = (1, 0) and β = 2 at both tokens: each step between negates the first component."""
+    attention = naive.attention(heads=1, tokens=3, head_dim=2, features=3)
+    attention.features_BHSF[..., :2] = torch.tensor([1e4, 0.0])
+    attention.features_BHSF[..., 2] = 1e4
+    taps = torch.tensor([[0.0, 0.0, 1.0]] * 2, dtype=torch.float64)
+    scores = attention.logits_BHQS + PaTH().score({"taps": taps}, attention)
+    q, k = attention.q_BHQK[0, 0, 2], attention.k_BHSK[0, 0]
+    negated = q * torch.tensor([-1.0, 1.0])
+    expected = torch.stack([q @ k[0], negated @ k[1], q @ k[2]]) / math.sqrt(2)
+    torch.testing.assert_close(scores[0, 0, 2], expected)
