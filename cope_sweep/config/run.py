@@ -217,6 +217,8 @@ class RunSpec(Frozen):
                 f"evaluate.lengths = {list(self.evaluate.lengths)}: the task {self.task.kind} has no longer sequences; "
                 "remove it" + (", and set evaluate.contexts instead" if self.task.has_windows else "")
             )
+        for times in self.evaluate.lengths:
+            self.task.longer(times)  # raises ValueError where it has no such sequences
         if self.evaluate.validation and VALIDATION not in self.task.splits:
             raise ValueError(f"evaluate.validation: the task {self.task.kind} has no validation set; remove it")
         if self.train.warmup > self.train.steps:

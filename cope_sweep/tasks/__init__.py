@@ -8,13 +8,14 @@ from cope_sweep.tasks.code import Code
 from cope_sweep.tasks.counting import Counting
 from cope_sweep.tasks.flip_flop import FlipFlop
 from cope_sweep.tasks.last_sentence import LastSentence
+from cope_sweep.tasks.mqar import MQAR, MQRAR
 from cope_sweep.tasks.selective_copy import SelectiveCopy
 from cope_sweep.tasks.wikitext import WikiText
 
 TASKS = Registry(
     "task",
     Task,  # type: ignore[type-abstract]
-    (FlipFlop, SelectiveCopy, Counting, LastSentence, WikiText, Code),
+    (FlipFlop, SelectiveCopy, Counting, LastSentence, MQAR, MQRAR, WikiText, Code),
     entry_points="cope_sweep.tasks",
 )
 
@@ -23,6 +24,8 @@ AnyTask = Annotated[Task, TASKS]
 
 __all__ = [
     "IGNORED",
+    "MQAR",
+    "MQRAR",
     "TASKS",
     "VALIDATION",
     "AnyTask",

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cope_sweep.tasks import TASKS, Code, Counting, FlipFlop, LastSentence, SelectiveCopy, Task, WikiText
+from cope_sweep.tasks import MQAR, MQRAR, TASKS, Code, Counting, FlipFlop, LastSentence, SelectiveCopy, Task, WikiText
 from cope_sweep.testing.options import kinds_to_test
 from cope_sweep.testing.task_contract import TaskContract
 
@@ -32,6 +32,8 @@ SMALL: dict[str, Task | Callable[[Path], Task]] = {
     "selective_copy": SelectiveCopy(tokens=3, blanks=4, dense_blanks=1, sparse_blanks=9),
     "counting": Counting(operations=12, max_tokens=25, pass_weight=4, train_sequences=50),
     "last_sentence": LastSentence(most_words=7, vocabulary=40),
+    "mqar": MQAR(vocabulary=20, tokens=24, pairs=2, more_pairs=5),
+    "mqrar": MQRAR(vocabulary=60, tokens=20, variables=2, more_variables=4),
     "wikitext": _wikitext,
     "code": _code,
 }

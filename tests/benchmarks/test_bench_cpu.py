@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from cope_benchmarks import attention, data, serve, step, store, sweep
+from cope_benchmarks import attention, data, prefill, serve, step, store, sweep
 from cope_benchmarks.report import GOALS, AtMost, Rows, goals_table, table_of_rows
 from typer.testing import CliRunner
 
 from cope_sweep.cli.application import app
 from cope_sweep.store.rebuild import check
+from cope_sweep.tasks import MQAR
 from tests.tiny import tiny_run
 
 ROOT = Path(__file__).parents[2]
@@ -105,6 +106,32 @@ def test_alternatives_of_a_training_step_are_checked_and_timed(monkeypatch):
     assert [name for name, row in rows.items() if "failed" in row] == ["CoPE, the paper's listing"]
     assert step.numbers(measured)["tiny: SDPA, no positions ÷ SDPA"] == 1
     assert "| tiny | CoPE, native |" in step.table(measured)
+
+
+@pytest.mark.slow
+def test_prefill_is_checked_and_timed(monkeypatch):
+    monkeypatch.setattr(prefill, "GPT2_SMALL", {"dim": 32, "heads": 2})
+    measured = prefill.measure(["alibi", "[cope, rope]"], [60, 140], ["fp32", "bf16"], 2, layers=1, vocabulary=50)
+    names = [*prefill.ALTERNATIVES, "alibi", "[cope, rope]"]
+    assert list(measured["rows"]) == [
+        f"{tokens} tokens, {precision}: {name}"
+        for precision in ("fp32", "bf16")
+        for tokens in (60, 140)
+        for name in names
+    ]
+    assert all(row["number"] > 0 for row in measured["rows"].values())
+    without, rope = (measured["rows"][f"140 tokens, bf16: {name}"] for name in ("no encoding", "RoPE"))
+    ratio = rope["number"] / without["number"]
+    assert float(rope["text"].split(", ")[-1].removesuffix(" × no encoding")) == pytest.approx(ratio, abs=1e-3)
+
+    # An encoding whose logits are wrong is not timed.
+    monkeypatch.setitem(prefill.LIMITS, "fp32", -1.0)
+    rows = prefill.measure([], [60], ["fp32"], 2, layers=1, vocabulary=50)["rows"]
+    assert all(row["number"] == 0 and "logits are off by" in row["text"] for row in rows.values())
+
+
+def test_a_task_without_an_ablation_has_its_default_fields():
+    assert data.run_of("mqar").task == MQAR()
 
 
 def test_a_synthetic_store_is_a_finished_ablation(tmp_path):

@@ -7,13 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cope_sweep.tasks import Counting, FlipFlop, LastSentence, SelectiveCopy, WikiText
+from cope_sweep.tasks import MQAR, MQRAR, Counting, FlipFlop, LastSentence, SelectiveCopy, WikiText
 
 TASKS = [
     FlipFlop(pairs=6),
     SelectiveCopy(tokens=3, blanks=4, dense_blanks=1, sparse_blanks=9),
     Counting(operations=12, max_tokens=25, pass_weight=4, train_sequences=None),
     LastSentence(most_words=7, vocabulary=40),
+    MQAR(vocabulary=200, tokens=24, more_pairs=5),
+    MQRAR(vocabulary=60, tokens=20, variables=2, more_variables=4, n_back=2),
 ]
 each_task = pytest.mark.parametrize("task", TASKS, ids=lambda task: task.kind)
 
@@ -48,7 +50,9 @@ def test_no_two_splits_share_a_generator(task, monkeypatch):
     assert len({(seed, key) for seed, key, _ in keys}) == 2 * len(splits)
 
 
-@pytest.mark.parametrize("task", [FlipFlop(), SelectiveCopy(), LastSentence()], ids=lambda task: task.kind)
+@pytest.mark.parametrize(
+    "task", [FlipFlop(), SelectiveCopy(), LastSentence(), MQAR(), MQRAR()], ids=lambda task: task.kind
+)
 def test_no_sequence_is_repeated_at_the_size_of_the_paper(task):
     seen = [row.tobytes() for split in ("train", *task.TESTS) for row in task.sequences(split, 0, 0, 1000).inputs_NT]
     assert len(set(seen)) == len(seen)
@@ -100,6 +104,8 @@ def test_an_unknown_split_is_an_error():
         (TASKS[1], "5eeecfe73d8ad7e2"),
         (TASKS[2], "6e2d89f5f1b107e4"),
         (TASKS[3], "52f5e37fd68f055a"),
+        (TASKS[4], "7a328ab84fc762f3"),
+        (TASKS[5], "4d35fcf6a79cdd2a"),
         (Counting(operations=12, max_tokens=25, variables=3, train_sequences=70), "3383d0cd0cf1c928"),
     ],
     ids=lambda value: getattr(value, "kind", ""),

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cope_sweep.tasks import Counting, FlipFlop, LastSentence, SelectiveCopy
+from cope_sweep.tasks import MQAR, MQRAR, Counting, FlipFlop, LastSentence, SelectiveCopy
 from cope_sweep.testing import TaskContract
 from cope_sweep.testing.test_tasks import TestRegisteredTasks  # noqa: F401 - pytest runs it here
 from tests.texts import prose
@@ -20,5 +20,7 @@ class TestVariants(TaskContract):
         FlipFlop(pairs=5, loss="all"),
         SelectiveCopy(tokens=2, blanks=3, dense_blanks=1, sparse_blanks=5, copy_from="outputs"),
         Counting(operations=12, variables=3, max_tokens=25, pass_weight=4, train_sequences=None),
+        MQAR(vocabulary=9, tokens=20, pairs=3, more_pairs=2, power_a=1, random_non_queries=True),
+        MQRAR(vocabulary=60, tokens=20, variables=2, more_variables=3, n_back=3),
         words_of_a_text,
     ]

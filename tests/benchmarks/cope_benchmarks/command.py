@@ -7,7 +7,7 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -31,6 +31,7 @@ Threads = Annotated[
         "--threads", min=1, help="Number of torch threads; with 1, CPU time is measured.", show_default="all cores"
     ),
 ]
+Precision = Literal["fp32", "bf16"]
 Repetitions = Annotated[
     int, typer.Option("--repetitions", min=2, help="How many times each alternative is timed, in turns.")
 ]
@@ -73,6 +74,34 @@ def step(as_json: Json = False, keep: Keep = None, threads: Threads = None, repe
     _prepare(keep, threads)
     measured = measure(repetitions)
     _show("step", measured, table(measured), as_json, keep, numbers(measured))
+
+
+@app.command()
+def prefill(
+    as_json: Json = False,
+    keep: Keep = None,
+    threads: Threads = None,
+    repetitions: Repetitions = 3,
+    positions: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--position", help="A further value of model.position: `fox`, `[cope, rope]`.", show_default=False
+        ),
+    ] = None,
+    tokens: Annotated[list[int], typer.Option("--tokens", min=1, help="Length of the prompt.")] = [1024, 4096],  # noqa: B006
+    precisions: Annotated[list[Precision], typer.Option("--precision", help="Number format.")] = ["fp32", "bf16"],  # noqa: B006
+    layers: Annotated[int, typer.Option("--layers", min=1, help="Layers of the model; GPT-2 small has 12.")] = 12,
+) -> None:
+    """Measure the forward pass of a model of GPT-2 small's size over a prompt: no encoding, RoPE, CoPE and the paper's listing.
+
+    On a GPU if there is one. The listing needs gigabytes of memory at 4,096 tokens.
+
+    Example: `cope-sweep bench prefill --position fox --tokens 1024 --precision fp32`
+    """
+    from cope_benchmarks.prefill import measure
+
+    _prepare(keep, threads)
+    _show_rows(measure(positions or (), tokens, precisions, repetitions, layers), as_json, keep)
 
 
 @app.command()

@@ -50,7 +50,9 @@ def measure() -> dict[str, Any]:
 
 
 def run_of(kind: str) -> RunSpec:
-    """The first run of the task's ablation at the paper's size, with absolute positions."""
+    """The first run of the task's ablation at the paper's size, with absolute positions; without one, the defaults."""
+    if not (ABLATIONS / f"{kind}.yaml").exists():
+        return RunSpec.model_validate({"task": {"kind": kind}, "model": {"position": ["absolute"]}})
     ablation = load_ablation(ABLATIONS / f"{kind}.yaml")
     scale = "paper" if "paper" in ablation.content.scales else None
     base: dict[str, Any] = with_overrides(ablation, scale=scale).content.base

@@ -1,0 +1,114 @@
+"""Benchmark of prefill: the forward pass of a whole model over a prompt, up to the logits of the next token.
+
+The model has the size of GPT-2 small, random weights, and one sequence; its encodings change. The rates are those of one
+process: CoPE by the kernel that training and inference choose, and by the equation of the paper's listing (the kernel
+`reference`). Before anything is timed, the logits are compared with those of `reference` in float32, over a short prompt.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from cope_benchmarks.report import Rows, interleaved
+from cope_sweep.config import RunSpec
+from cope_sweep.config.source import parse_value
+from cope_sweep.kernels import Implementation, using
+from cope_sweep.model import Transformer
+from cope_sweep.train import Runtime
+
+GPT2_SMALL = {"family": "gpt2", "layers": 12, "dim": 768, "heads": 12}
+VOCABULARY = 50_257
+NONE = "no encoding"
+ALTERNATIVES: dict[str, tuple[Any, Implementation]] = {
+    NONE: ([], "auto"),
+    "RoPE": (["rope"], "auto"),
+    "CoPE": (["cope"], "auto"),
+    "CoPE, the paper's listing": (["cope"], "reference"),
+}
+"""By name: `model.position`, and the kernel."""
+LIMITS = {"fp32": 1e-3, "bf16": 5e-2}
+"""Limits of the relative error of the logits of a short prompt."""
+SHORT = 128
+
+
+def measure(
+    positions: Sequence[str],
+    tokens: Sequence[int],
+    precisions: Sequence[str],
+    repetitions: int,
+    layers: int = 12,
+    vocabulary: int = VOCABULARY,
+) -> dict[str, Any]:
+    """Tokens per second of each encoding, and their ratio to those without any, by length and precision.
+
+    Args:
+        positions: Further values of `model.position`, as text: `fox`, `[cope, rope]`.
+        tokens: Lengths of the prompt.
+        precisions: `fp32`, `bf16`.
+        repetitions: How many times each alternative is timed, in turns.
+        layers: Layers of the model.
+        vocabulary: Its token ids.
+    """
+    alternatives = dict(ALTERNATIVES)
+    for text in positions:
+        value = parse_value(text, "--position")
+        alternatives[text] = (value if isinstance(value, list) else [value], "auto")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = GPT2_SMALL | {"layers": layers}
+    models = {
+        name: Transformer(_run(model, position, max(tokens), vocabulary)).to(device).eval()
+        for name, (position, _) in alternatives.items()
+    }
+    rows = Rows("prefill")
+    for precision in precisions:
+        runtime = Runtime(device=device, precision=precision)
+        short = min(SHORT, *tokens)
+        errors = {name: _error(models[name], alternatives[name][1], runtime, short) for name in models}
+        for length in tokens:
+            steps = {
+                name: [_pass(models[name], alternatives[name][1], runtime, length)]
+                for name, error in errors.items()
+                if error <= LIMITS[precision]
+            }
+            rates = {
+                name: 1e3 * length / times[0]["median_ms"] for name, times in interleaved(steps, repetitions).items()
+            }
+            for name, error in errors.items():
+                if name in rates:
+                    ratio = f", {rates[name] / rates[NONE]:.3f} × {NONE}" if name != NONE and NONE in rates else ""
+                    rows.add(f"{length} tokens, {precision}: {name}", rates[name], " tokens/s", ratio)
+                else:
+                    rows.add(f"{length} tokens, {precision}: {name}", 0.0, more=f": logits are off by {error:.1e}")
+    return rows.measured(device=device, model=model | {"vocabulary": vocabulary})
+
+
+def _run(model: dict[str, Any], position: Any, tokens: int, vocabulary: int) -> RunSpec:
+    task = {"kind": "selective_copy", "vocabulary": vocabulary, "tokens": 1, "blanks": 0}
+    spec = {"task": task, "model": model | {"position": position, "context": tokens}}
+    return RunSpec.model_validate_json(json.dumps(spec))
+
+
+def _pass(model: Transformer, kernel: Implementation, runtime: Runtime, tokens: int) -> Callable[[], torch.Tensor]:
+    """A function that computes the logits of the token after a prompt of so many random tokens, (1, 1, V)."""
+    random = torch.Generator().manual_seed(0)
+    tokens_1T = torch.randint(model.vocabulary_size, (1, tokens), generator=random).to(runtime.device)
+
+    @torch.inference_mode()
+    def compute() -> torch.Tensor:
+        with using(kernel), runtime.autocast():
+            logits_11V = model.logits(model.hidden(tokens_1T)[:, -1:])
+        if runtime.device == "cuda":
+            torch.cuda.synchronize()
+        return logits_11V.float()
+
+    return compute
+
+
+def _error(model: Transformer, kernel: Implementation, runtime: Runtime, tokens: int) -> float:
+    """The relative error of the logits after so many tokens, compared with `reference` in float32."""
+    exact = _pass(model, "reference", Runtime(device=runtime.device), tokens)()
+    return float((_pass(model, kernel, runtime, tokens)() - exact).norm() / exact.norm())
