@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 
-from cope_sweep.kernels import native
+from cope_sweep.kernels import native, self_check
 from cope_sweep.kernels.arguments import Arguments, make_problem
 from cope_sweep.kernels.choice import Implementation, constant_when_compiled
 from cope_sweep.kernels.inputs import Inputs, Position, Positions
@@ -55,7 +56,8 @@ def which(
 ) -> tuple[PathName, str | None]:
     """The path of a layer's attention on this machine, and why it is not a faster one (None: it is the fastest).
 
-    Nothing is computed, and no memory is used. A path on `cuda` can be asked for on a machine without a GPU.
+    No attention is computed, but for the check of a kernel that was not used here before (`self_check.py`). A path on
+    `cuda` can be asked for on a machine without a GPU.
 
     Args:
         encodings: those that serve the layer.
@@ -70,10 +72,8 @@ def which(
         implementation: the one that the caller asks for.
 
     """
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
     keys = dims.context
-    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+    with _empty_tensors(device), torch.no_grad():
 
         def empty(*shape: int) -> torch.Tensor:
             return torch.empty(shape, dtype=dtype, device=device)
@@ -103,6 +103,18 @@ def which(
         )
         path = choose(inputs, positions, dropout, implementation)
     return path.name, path.reason
+
+
+def _empty_tensors(device: str) -> AbstractContextManager[Any]:
+    """A context in which tensors on a GPU need neither a GPU nor its memory.
+
+    On a CPU nothing writes to the memory of empty tensors, and importing fake ones would take a second.
+    """
+    if device == "cpu":
+        return nullcontext()
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    return FakeTensorMode(allow_non_fake_inputs=True)
 
 
 def choose(
@@ -161,14 +173,16 @@ def _fastest(inputs: Inputs, positions: Positions, dropout: float, seeds_B: Tens
 
 
 def _why_not(problem: Arguments, implementation: Literal["native", "triton"]) -> str | None:
-    """Why the kernels of this name cannot compute the problem; None: they can."""
+    """Why the kernels of this name cannot compute the problem, or not on this machine; None: they can."""
     if implementation == "native":
-        return native.why_not(problem)
-    if not _has_triton():
+        reason = native.why_not(problem)
+    elif not _has_triton():
         return "Triton is not installed"
-    from cope_sweep.kernels import triton_attention
+    else:
+        from cope_sweep.kernels import triton_attention
 
-    return triton_attention.why_not(problem)
+        reason = triton_attention.why_not(problem)
+    return reason or self_check.why_not(implementation, problem)
 
 
 @constant_when_compiled

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import groupby
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -24,8 +24,8 @@ class LayerPaths(NamedTuple):
     """Why a fused kernel for the device is not used; None: it is, or none is needed."""
 
 
-def attention_paths(run: RunSpec, resources: Resources, device: Literal["cpu", "cuda"]) -> list[LayerPaths]:
-    """The path of each layer of a training step on `device`, which this machine need not have."""
+def attention_paths(run: RunSpec, resources: Resources, device: str) -> list[LayerPaths]:
+    """The path of each layer of a training step on `device`, `cpu` or `cuda`, which this machine need not have."""
     bf16 = resources.precision == "bf16" or (resources.precision == "auto" and device == "cuda")
     dims = replace(run.dims, context=run.task.length("train"))
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import platform
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
+from cope_sweep.config import Resources, RunSpec
+from cope_sweep.model.paths import attention_paths
 from cope_sweep.train.hardware import model_flops_per_token, peak_flops_per_s
 from cope_sweep.train.memory import peak_bytes
 from cope_sweep.train.runtime import Runtime
@@ -34,6 +36,7 @@ def machine_facts(trainer: Trainer) -> dict[str, Any]:
         "peak_memory_bytes": peak_bytes(runtime.device),
         "device": _device_name(runtime),
         "precision": runtime.precision,
+        "attention": _attention(trainer.spec, runtime),
         "threads": runtime.threads,
         "workers": runtime.world_size,
         "micro_batch": min(runtime.micro_batch or share, share),
@@ -44,6 +47,16 @@ def machine_facts(trainer: Trainer) -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": torch.__version__,
     } | ({"plugins": sources} if (sources := trainer.spec.plugin_sources) else {})
+
+
+def _attention(spec: RunSpec, runtime: Runtime) -> str:
+    """By which kernels a training step computes attention, and why not by faster ones: `native`, for example."""
+    precision: Literal["bf16", "fp32"] = "bf16" if runtime.precision == "bf16" else "fp32"
+    texts = []
+    for path in attention_paths(spec, Resources(precision=precision, attention=runtime.attention), runtime.device):
+        text = path.name + (f" ({path.reason})" if path.reason else "")
+        texts.append(f"layers {path.layers[0]}–{path.layers[1]}: {text}")
+    return ", ".join(texts) if len(texts) > 1 else text
 
 
 def _device_name(runtime: Runtime) -> str:

@@ -17,7 +17,7 @@ pytest.importorskip("triton")
 import triton
 import triton.language as tl
 
-from cope_sweep.kernels import make_problem, triton_attention
+from cope_sweep.kernels import make_problem, self_check, triton_attention
 from cope_sweep.kernels.arguments import Arguments
 from cope_sweep.kernels.operator import attention
 from cope_sweep.kernels.triton_attention import launch, tables, tiles, workspace
@@ -333,3 +333,19 @@ def test_why_not_names_cope_beside_cope_mlp():
     problem, dtype = case(CoPE(p_max=3), CoPEMLP(hidden=3))
     inputs, positions = make_inputs(problem, {n: x.to(dtype) for n, x in random_tensors(problem, dtype).items()})
     assert "CoPE and CoPE-MLP" in triton_attention.why_not(make_problem(inputs, positions, 0.0, None))
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.1])
+def test_the_self_check_of_kernels_on_a_new_gpu_tells_right_from_wrong(monkeypatch, factor):
+    monkeypatch.setattr(self_check, "TOKENS", 50)
+    original = triton_attention.backward
+
+    def changed(*arguments):
+        original(*arguments)
+        arguments[-1][2].mul_(factor)
+
+    monkeypatch.setattr(triton_attention, "backward", changed)
+    names = ("base_q", "e", "relative", "lengths", "dropout")
+    errors = self_check.relative_errors("triton", torch.device("cpu"), torch.bfloat16, 12, names)
+    wrong = {name for name, error in errors.items() if error > self_check.TOLERANCES[torch.bfloat16]}
+    assert wrong == (set() if factor == 1 else {"gradient of v"})

@@ -1,0 +1,210 @@
+"""Checks a fused kernel against the reference at its first use on a type of processor.
+
+A kernel may be wrong on a processor, or with a driver or a compiler, on which nobody has tried it. So before a process
+uses a kernel for a kind of problem, it looks for a record that the kernel has passed here; without one, it compares the
+output and all gradients of a small problem with the reference, which takes well under a second for `native`. Where they
+differ, `auto` falls back to PyTorch, with a warning that says by how much.
+
+Records are files in the cache of the user, whose names are hashes of what they hold: the processor, the driver, the
+versions of torch and Triton, the sources of this package, and the kind of problem. Only passes are recorded.
+
+Not covered: sizes at which kernels use other tiles (more tokens, more positions), and results that change from call to
+call. `tests/kernels` and `make gpu` compare many sizes.
+
+Shapes: B batch, H heads, T tokens, K head dim.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import platform
+import re
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_type_hints
+
+import torch
+from torch import Tensor
+
+from cope_sweep.kernels import operator
+from cope_sweep.kernels.arguments import Arguments, make_problem
+from cope_sweep.kernels.choice import constant_when_compiled
+from cope_sweep.kernels.inputs import Inputs, Position, Positions
+from cope_sweep.kernels.native import build
+from cope_sweep.kernels.reference import reference
+
+if TYPE_CHECKING:
+    from cope_sweep.positions import Encoding
+
+BATCH, HEADS, TOKENS, POSITIONS = 2, 2, 160, 12
+"""Sizes of the problem. Tokens fill several tiles, and most positions are beyond the last embedding."""
+TOLERANCES = {torch.float32: 5e-3, torch.bfloat16: 5e-2, torch.float16: 1e-2}
+"""The largest norm of a result's error, relative to the norm of the result. Correct kernels stayed below half
+of it for all kinds of problem; in float32, without TF32, below 1e-5."""
+
+HEAD_DIMS = (12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+"""A problem is checked at the smallest of these that is not below its own head dim. Every second one fills the Triton
+kernels' blocks, and the others leave a part empty."""
+
+_OPTIONAL = [name for name, kind in get_type_hints(Arguments).items() if kind == Tensor | None and name != "seeds"]
+
+Results = dict[str, Tensor]
+"""By name: the output, and the gradient of each input and parameter."""
+
+
+def why_not(kernel: str, given: Arguments) -> str | None:
+    """Why the results of `native` or `triton` for such a problem are not to be trusted here; None: they are right.
+
+    A plan for a GPU that this machine does not have is not checked.
+    """
+    q = given.q
+    if kernel == "triton" and not (q.is_cuda and torch.cuda.is_available()):
+        return None
+    names = tuple(name for name in _OPTIONAL if getattr(given, name) is not None)
+    names += ("dropout",) if given.dropout else ()
+    # By comparisons, which torch.compile can guard where sizes are symbols.
+    head_dim = next((size for size in HEAD_DIMS if q.shape[-1] <= size), HEAD_DIMS[-1])
+    return _why_not(kernel, q.device.index, q.dtype, head_dim, names)
+
+
+@constant_when_compiled
+def _why_not(kernel: str, index: int | None, dtype: torch.dtype, head_dim: int, names: tuple[str, ...]) -> str | None:
+    return _checked(kernel, index, build.target, dtype, head_dim, names)
+
+
+@functools.cache
+def _checked(
+    kernel: str, index: int | None, target: str | None, dtype: torch.dtype, head_dim: int, names: tuple[str, ...]
+) -> str | None:
+    """Run the check, unless it has passed before, and record a pass. `target`: the instruction set of `native`."""
+    machine = _gpu(index) if kernel == "triton" else {"cpu": _cpu(), "target": target or build.best_target()}
+    device = torch.device("cuda", index or 0) if kernel == "triton" else torch.device("cpu")
+    kind = {"kernel": kernel, "dtype": str(dtype), "head_dim": head_dim, "given": names}
+    text = json.dumps({**machine, "torch": torch.__version__, "sources": _sources(), **kind})
+    record = build.cache_dir() / "checked" / f"{kernel}-{hashlib.sha256(text.encode()).hexdigest()[:24]}.json"
+    if record.exists():
+        return None
+    name = next(iter(machine.values()))
+    try:
+        # A new thread has none of the caller's modes: fake tensors, inference, autocast, a default device.
+        with ThreadPoolExecutor(1) as thread:
+            errors = thread.submit(relative_errors, kernel, device, dtype, head_dim, names).result()
+    except Exception as error:
+        return f"its check on this {name} ended with {type(error).__name__}: {str(error).partition(chr(10))[0]}"
+    wrong = [f"{name} by {error:.2g}" for name, error in errors.items() if not error <= TOLERANCES[dtype]]
+    if wrong:
+        return f"its results on this {name} are wrong (relative errors in a small problem: {', '.join(wrong)})"
+    with suppress(OSError):  # without a record, the next process checks again
+        record.parent.mkdir(parents=True, exist_ok=True)
+        record.write_text(text, encoding="utf-8")
+    return None
+
+
+def relative_errors(
+    kernel: str, device: torch.device, dtype: torch.dtype, head_dim: int, names: tuple[str, ...]
+) -> dict[str, float]:
+    """By name of a result: the norm of its error, relative to the norm of the exact result.
+
+    `names` are the fields of `Arguments` that a kernel is given beside q, k and v: tensors, and `dropout`.
+    """
+    tensors, encodings = _random_problem(dtype, head_dim, names)
+    dropout = 0.1 if "dropout" in names else 0.0
+
+    def results(to: torch.device, dtype: torch.dtype, attend: Callable[..., Tensor]) -> Results:
+        # Parameters stay in float32 where attention computes in half precision, as under autocast in training.
+        of_parameters = torch.promote_types(dtype, torch.float32)
+        leaves = {n: x.to(to, of_parameters if "." in n else dtype).requires_grad_() for n, x in tensors.items()}
+        q, k, v, rotated_q = leaves["q"], leaves["k"], leaves["v"], leaves.get("rotated_q", leaves["q"])
+        lengths_B = torch.tensor([TOKENS, TOKENS - 37], device=to) if "lengths" in names else None
+        inputs = Inputs(q, k, v, rotated_q, k, [None] * len(encodings), lengths_B=lengths_B)
+        positions = [
+            Position(
+                encoding, {name.partition(".")[2]: x for name, x in leaves.items() if name.startswith(f"{index}.")}
+            )
+            for index, encoding in enumerate(encodings)
+        ]
+        with torch.autocast(to.type, dtype, enabled=dtype.itemsize < of_parameters.itemsize):
+            out = attend(inputs, positions, dropout, torch.arange(BATCH, device=to))
+        weight_BHTK = torch.linspace(-1, 1, out.numel(), dtype=torch.float64).sin_().view_as(out).to(out)
+        gradients = torch.autograd.grad((out * weight_BHTK).sum(), list(leaves.values()))
+        return {"output": out.detach(), **{f"gradient of {n}": x for n, x in zip(leaves, gradients, strict=True)}}
+
+    def by_kernel(inputs: Inputs, positions: Positions, dropout: float, seeds_B: Tensor) -> Tensor:
+        problem = make_problem(inputs, positions, dropout, seeds_B)
+        assert isinstance(problem, Arguments), problem  # noqa: S101 - tests make every kind of problem
+        return operator.attention(problem, kernel)
+
+    exact = results(torch.device("cpu"), torch.float64, reference)
+    computed = results(device, dtype, by_kernel)
+    return {
+        name: ((computed[name].cpu().double() - x).norm() / x.norm()).item()
+        for name, x in exact.items()
+        # Their gradients cancel. The kernels' gradients of CoPE-MLP's tables are in those of q and w₂, too.
+        if not name.endswith((".w1", ".b1", ".b2"))
+    }
+
+
+def _random_problem(
+    dtype: torch.dtype, head_dim: int, names: tuple[str, ...]
+) -> tuple[dict[str, Tensor], list[Encoding]]:
+    """Inputs and parameters by name, in float64 but exact in `dtype`; "0.e" is parameter e of encoding 0."""
+    from cope_sweep.positions import T5, ALiBi, CoPE, CoPEALiBi, CoPEMLP, Dims, Relative
+
+    # Gates whose keys are not those of the attention: from the values.
+    gates: dict[str, Any] = {"gate": "values"} if "gate_k" in names else {"gate_after_rotation": "base_q" in names}
+    of_field = {
+        "e": CoPE(p_max=POSITIONS, **gates),
+        "segment_slope": CoPEMLP(hidden=9, **gates),
+        "m": CoPEALiBi(slopes="learned", **gates),
+        "relative": Relative(positions=3 * POSITIONS),
+        "distance_bias": T5(buckets=8, max_distance=3 * POSITIONS),
+        "distance_slope": ALiBi(),
+    }
+    encodings = [encoding for name, encoding in of_field.items() if name in names]
+    rng = torch.Generator().manual_seed(0)
+
+    def normal(shape: tuple[int, ...], std: float = 1.0) -> Tensor:
+        return torch.randn(shape, generator=rng, dtype=torch.float64) * std
+
+    inputs = ["q", "k", "v", *(["rotated_q"] if "base_q" in names else [])]
+    tensors = {name: normal((BATCH, HEADS, TOKENS, head_dim)) for name in inputs}
+    stds = {"e": head_dim**-0.5, "w1": 0.2, "b1": 1.0, "w2": head_dim**-0.5, "m": 0.1}
+    for index, encoding in enumerate(encodings):
+        for name, parameter in encoding.parameters(Dims(HEADS * head_dim, HEADS, 1, TOKENS)).items():
+            tensors[f"{index}.{name}"] = normal(parameter.shape, stds.get(name, 0.5))
+    return {name: x.to(dtype).double() for name, x in tensors.items()}, encodings
+
+
+def _gpu(index: int | None) -> dict[str, str]:
+    import triton  # type: ignore[import-untyped]
+
+    driver = Path("/sys/module/nvidia/version")
+    return {
+        "gpu": torch.cuda.get_device_name(index),
+        "driver": driver.read_text(encoding="utf-8").strip() if driver.exists() else "",
+        "cuda": str(torch.version.cuda),
+        "triton": triton.__version__,
+    }
+
+
+def _cpu() -> str:
+    """The model of the processor; the architecture, where the system does not say."""
+    try:
+        known = re.search(r"^model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
+    except OSError:
+        known = None
+    return known[1] if known else platform.processor() or platform.machine()
+
+
+@functools.cache
+def _sources() -> str:
+    """A digest of the files of this package."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.rglob("*")):
+        if path.suffix in (".py", ".h", ".cpp", ".json"):
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
