@@ -120,7 +120,8 @@ def relative_errors(
         leaves = {n: x.to(to, of_parameters if "." in n else dtype).requires_grad_() for n, x in tensors.items()}
         q, k, v, rotated_q = leaves["q"], leaves["k"], leaves["v"], leaves.get("rotated_q", leaves["q"])
         lengths_B = torch.tensor([TOKENS, TOKENS - 37], device=to) if "lengths" in names else None
-        inputs = Inputs(q, k, v, rotated_q, k, [None] * len(encodings), lengths_B=lengths_B)
+        features = [leaves["features"] if encoding.kind == "fox" else None for encoding in encodings]
+        inputs = Inputs(q, k, v, rotated_q, k, features, lengths_B=lengths_B)
         positions = [
             Position(
                 encoding, {name.partition(".")[2]: x for name, x in leaves.items() if name.startswith(f"{index}.")}
@@ -153,6 +154,7 @@ def _random_problem(
 ) -> tuple[dict[str, Tensor], list[Encoding]]:
     """Inputs and parameters by name, in float64 but exact in `dtype`; "0.e" is parameter e of encoding 0."""
     from cope_sweep.positions import T5, ALiBi, CoPE, CoPEALiBi, CoPEMLP, Dims, Relative
+    from cope_sweep.positions.fox import FoX
 
     # Gates whose keys are not those of the attention: from the values.
     gates: dict[str, Any] = {"gate": "values"} if "gate_k" in names else {"gate_after_rotation": "base_q" in names}
@@ -163,6 +165,7 @@ def _random_problem(
         "relative": Relative(positions=3 * POSITIONS),
         "distance_bias": T5(buckets=8, max_distance=3 * POSITIONS),
         "distance_slope": ALiBi(),
+        "key_bias": FoX(),
     }
     encodings = [encoding for name, encoding in of_field.items() if name in names]
     rng = torch.Generator().manual_seed(0)
@@ -172,9 +175,13 @@ def _random_problem(
 
     inputs = ["q", "k", "v", *(["rotated_q"] if "base_q" in names else [])]
     tensors = {name: normal((BATCH, HEADS, TOKENS, head_dim)) for name in inputs}
+    if "key_bias" in names:
+        tensors["features"] = 3 + normal((BATCH, HEADS, TOKENS, 1))
     stds = {"e": head_dim**-0.5, "w1": 0.2, "b1": 1.0, "w2": head_dim**-0.5, "m": 0.1}
     for index, encoding in enumerate(encodings):
         for name, parameter in encoding.parameters(Dims(HEADS * head_dim, HEADS, 1, TOKENS)).items():
+            if encoding.kind == "fox":  # its features are given
+                continue
             tensors[f"{index}.{name}"] = normal(parameter.shape, stds.get(name, 0.5))
     return {name: x.to(dtype).double() for name, x in tensors.items()}, encodings
 

@@ -24,6 +24,8 @@ KINDS = [
     (*MLP, "gate_k"),
     ("m", "distance_bias", "distance_slope"),
     ("e", "m", "relative"),
+    ("key_bias",),
+    ("e", "base_q", "gate_k", "key_bias"),
 ]
 DIMS = Dims(8, 2, 1, 40)
 
