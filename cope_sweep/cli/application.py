@@ -13,6 +13,7 @@ import typer
 from typer.core import TyperGroup
 
 from cope_sweep.cli import (
+    best_command,
     figure_command,
     manage_commands,
     perplexity_command,
@@ -112,6 +113,7 @@ app.command()(manage_commands.stop)
 app.command()(result_commands.status)
 app.command()(runs_command.runs)
 app.command()(report_command.report)
+app.command()(best_command.best)
 app.command()(result_commands.diff)
 app.command()(figure_command.figure)
 app.command()(manage_commands.logs)

@@ -197,7 +197,7 @@ def resolved_schedule(loaded: LoadedAblation, runs: Sequence[RunSpec]) -> EarlyS
     return schedule.model_copy(update={"metric": metric, "goal": goal, "grace": min(grace, steps - 1)})
 
 
-def _validation_metric(loaded: LoadedAblation, runs: Sequence[RunSpec]) -> str:
+def validation_metric(loaded: LoadedAblation, runs: Sequence[RunSpec]) -> str:
     """The quantity of the primary metric on the validation set, where all of `runs` evaluate one; else that metric."""
     primary = loaded.content.primary_metric.name
     wanted = f"{VALIDATION}/{primary.rpartition('/')[2]}"
@@ -209,7 +209,7 @@ def _objective(
 ) -> tuple[str, Goal]:
     """The metric that `search` or `schedule` compares runs by, and its goal. Raises SpecError."""
     columns = {metric.name: metric for metric in loaded.content.metrics}
-    name = spec.metric or _validation_metric(loaded, runs)
+    name = spec.metric or validation_metric(loaded, runs)
     for run in runs:
         if spec.metric and name not in run.metrics:
             raise loaded.source.error(
