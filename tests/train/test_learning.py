@@ -20,6 +20,8 @@ GENERATED = {
         "train_sequences": 2000,
     },
     "last_sentence": {"maximum": 1, "fewest_words": 1, "most_words": 3, "vocabulary": 9},
+    "mqar": {"vocabulary": 6, "tokens": 8, "pairs": 2, "more_pairs": 1},
+    "mqrar": {"vocabulary": 16, "tokens": 16, "variables": 1, "more_variables": 1, "n_back": 2},
 }
 
 
