@@ -89,7 +89,9 @@ def prefill(
         ),
     ] = None,
     tokens: Annotated[list[int], typer.Option("--tokens", min=1, help="Length of the prompt.")] = [1024, 4096],  # noqa: B006
-    precisions: Annotated[list[Precision], typer.Option("--precision", help="Number format.")] = ["fp32", "bf16"],  # noqa: B006
+    precision: Annotated[
+        Precision | None, typer.Option("--precision", help="Number format. Default: both.", show_default=False)
+    ] = None,
     layers: Annotated[int, typer.Option("--layers", min=1, help="Layers of the model; GPT-2 small has 12.")] = 12,
 ) -> None:
     """Measure the forward pass of a model of GPT-2 small's size over a prompt: no encoding, RoPE, CoPE and the paper's listing.
@@ -101,6 +103,7 @@ def prefill(
     from cope_benchmarks.prefill import measure
 
     _prepare(keep, threads)
+    precisions: list[Precision] = [precision] if precision else ["fp32", "bf16"]
     _show_rows(measure(positions or (), tokens, precisions, repetitions, layers), as_json, keep)
 
 
