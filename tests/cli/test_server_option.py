@@ -50,9 +50,9 @@ def test_questions_are_answered_as_from_the_store(stored):
         ("runs", "--sweep", sweep, "--limit", "2"),
         ("diff", run, stored.runs[2].run_id),
         ("diff", sweep, sweep),
-        ("report", "tiny"),
-        ("report", "tiny", "--format", "latex"),
-        ("report", "tiny", "--json"),
+        ("table", "tiny"),
+        ("table", "tiny", "--format", "latex"),
+        ("table", "tiny", "--json"),
         ("logs", stored.runs[1].run_id),
     ]
     stored.environment["COLUMNS"] = "160"  # the width at which the service renders a table
@@ -72,8 +72,8 @@ def here_status(shell, sweep):
 
 def test_a_report_is_written_to_a_file(stored):
     with service(stored) as url:
-        stored("report", "tiny", "--runs", "-o", "there.csv", "--format", "csv", "--server", url)
-    stored("report", "tiny", "--runs", "-o", "here.csv", "--format", "csv")
+        stored("table", "tiny", "--runs", "-o", "there.csv", "--format", "csv", "--server", url)
+    stored("table", "tiny", "--runs", "-o", "here.csv", "--format", "csv")
     assert (stored.folder / "there.csv").read_bytes() == (stored.folder / "here.csv").read_bytes()
 
 
@@ -99,7 +99,7 @@ def test_perplexity(trained):
         (("status", "20200101-000000-00"), "no sweep"),
         (("logs", "0123456789abcdef"), "no run"),
         (("stop", "20200101-000000-00"), "no sweep"),
-        (("report", "tiny", "--set", "seeds=[0]"), "--set needs the files of this machine"),
+        (("table", "tiny", "--set", "seeds=[0]"), "--set needs the files of this machine"),
         (("runs", "--format", "csv"), "--format needs the files of this machine"),
         (("submit", "tiny"), "--ray-address"),
         (("retry", "tiny", "--failed", "--local"), "--local needs the files of this machine"),

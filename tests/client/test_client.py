@@ -94,7 +94,7 @@ def test_answers_are_those_of_the_queries(client: Client, sample: SampleStore) -
     assert client.run(run).metrics == queries.ask(GetRun(run)).metrics
     assert client.run(run).curve == client.curve(run) == queries.curve(run)
     assert client.run(run, curve=False).curve == []
-    found = client.runs(["model.position=cope"], sort="seed", order="desc")
+    found = client.runs(["model.position=cope"], sort="seed", descending=True)
     assert [each.run_id for each in found] == [sample.ids[2], sample.ids[0]]
     assert {each.name for each in client.ablations()} == {"broken", "tiny"}
     assert client.ablation("tiny", "longer").runs == 4

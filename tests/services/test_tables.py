@@ -81,7 +81,7 @@ def test_rows_are_compared(client: httpx.Client, sample: SampleStore) -> None:
     row = sample.plan.rows[0].name
     assert (
         get(client, "/ablations/tiny/table", params={"compare": row})
-        == table(sample.plan, sample.store, against=row).to_json()
+        == table(sample.plan, sample.store, compare=row).to_json()
     )
     assert get(client, "/ablations/tiny/table")["compared"] is None
     error = get(client, "/ablations/tiny/table?compare=nothing", 422)
@@ -144,7 +144,7 @@ def computed_tables(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     def counted(plan: Plan, store: Store, *, against: str | None = None) -> results.Table:
         names.append(plan.name)
         time.sleep(0.05)
-        return table(plan, store, against=against)
+        return table(plan, store, compare=against)
 
     monkeypatch.setattr(results, "table", counted)
     return names
