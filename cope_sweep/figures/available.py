@@ -48,14 +48,13 @@ def available_figures(plan: Plan) -> tuple[Available, ...]:
 
 def draw_available(plan: Plan, store: Store, question: GetFigure) -> bytes:
     """The file of a figure. Raises NotFoundError, StoreError, and FigureError for one that cannot be drawn now."""
-    made = figure(plan, store, question)
     file_format = question.format or "svg"
     if len(plan.rows) > MAX_ROWS and file_format != "csv" and not question.row:
         raise FigureError(
             f"{plan.name} has {len(plan.rows):,} rows, and pictures show at most {MAX_ROWS}; take the data as csv, or "
             "draw some rows with `row`"
         )
-    return made.render(file_format)
+    return figure(plan, store, question).render(file_format)
 
 
 def figure(plan: Plan, store: Store, question: GetFigure) -> Figure:

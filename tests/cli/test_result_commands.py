@@ -135,7 +135,10 @@ def test_report_exports_every_run(stored):
         (["status", "20260101-000000-abcd"], "no sweep '20260101-000000-abcd'"),
         (["status", "--index", "mysql://x"], "is no index; accepted: sqlite:///PATH and postgresql://"),
         (["table", "tiny", "--format", "parquet"], "name a file"),
-        (["table", "tiny", "--runs", "--format", "latex"], "latex has no lines for single runs: choose the format csv or parquet"),
+        (
+            ["table", "tiny", "--runs", "--format", "latex"],
+            "latex has no lines for single runs: choose the format csv or parquet",
+        ),
         (["table", "tiny", "--format", "exe"], "no format 'exe'; the formats are: json, csv, markdown"),
         (["table", "tiny", "--compare", "CoPe"], "no row 'CoPe'; did you mean 'CoPE'?"),
         (["table", "tiny", "--compare", "paper"], "tiny has no published numbers"),

@@ -160,7 +160,7 @@ def test_runs_are_filtered_and_sorted_by_their_values(client: httpx.Client, samp
         ({"filter": "model.layers"}, "is no condition"),
         ({"filter": "seed=many"}, "seed is a number"),
         ({"sort": "in_dist/tokenerror"}, "near ones: in_dist/token_error"),
-        ({"order": "up"}, "order"),
+        ({"descending": "up"}, "descending"),
     ],
 )
 def test_a_faulty_filter_is_explained(client: httpx.Client, params: dict[str, str], message: str) -> None:

@@ -61,7 +61,7 @@ def test_a_cursor_of_another_query_is_refused(client: httpx.Client) -> None:
 @pytest.mark.parametrize(
     ("query", "message"),
     [
-        ("limit=0", "limit"), ("limit=x", "limit"), ("offset=-1", "offset"), ("order=up", "order"),
+        ("limit=0", "limit"), ("limit=x", "limit"), ("offset=-1", "offset"), ("descending=up", "descending"),
         ("status=none", "status"), ("sort=nothing", "no run of this store has 'nothing'"), ("filter=seed", "no condition"),
         ("filter=seed%3Da", "seed is a number"), ("fields=nothing", "no run of this store has 'nothing'"),
     ],
