@@ -6,7 +6,7 @@
         sweep = client.submit(ablation="quickstart", set=["train.steps=100"])
         for progress in client.events(sweep.sweep_id):
             print(progress.counts)
-        print(client.rendered_table("quickstart", "markdown").decode())
+        print(client.table("quickstart", "markdown").decode())
 
 Importing this module imports neither torch nor ray nor sqlalchemy.
 """
@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-import json
 import os
 import random
 import re
@@ -36,25 +35,28 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from cope_sweep.api.answers import Checkpoint, RunSummary, SweepEntry, SweepProgress, SweepState
 from cope_sweep.api.questions import (
+    ExportRuns,
     GetAblation,
     GetCurves,
-    GetDifference,
+    GetDiff,
+    GetFigure,
     GetLog,
+    GetPlan,
+    GetReport,
     GetRun,
-    GetStatus,
     GetSweep,
+    GetTable,
     ListAblations,
+    ListFigures,
     ListRuns,
     ListSweeps,
     Question,
 )
 from cope_sweep.api.requests import (
-    ModelPerplexity,
     PerplexityComparison,
     PerplexityRequest,
     ProbeRequest,
     ProbeResponse,
-    SequencesRequest,
     SweepRequest,
 )
 from cope_sweep.errors import UserError
@@ -213,18 +215,24 @@ class Client:
         kind = type(question)
         parts = {each.name: _quoted(getattr(question, each.name)) for each in kind.parameters() if each.in_path}
         path = kind.path.format_map(parts)
-        answer: A = TypeAdapter(kind.answer_type()).validate_json(self._send("GET", path, question.given()).content)
+        content: Any = self._send("GET", path, question.given()).content
+        answer: A = content if kind.answer_type() is bytes else TypeAdapter(kind.answer_type()).validate_json(content)
         return answer
 
     ablations = _asks(ListAblations)
     ablation = _asks(GetAblation)
-    plan_status = _asks(GetStatus)
+    plan = _asks(GetPlan)
     ablation_curves = _asks(GetCurves)
     run_page = _asks(ListRuns)
     runs = _lists(ListRuns)
     run = _asks(GetRun)
     logs = _asks(GetLog)
-    difference = _asks(GetDifference)
+    diff = _asks(GetDiff)
+    table = _asks(GetTable)
+    report = _asks(GetReport)
+    figures = _asks(ListFigures)
+    figure = _asks(GetFigure)
+    export = _asks(ExportRuns)
     sweep_page = _asks(ListSweeps)
     sweep = _asks(GetSweep)
 
@@ -235,20 +243,6 @@ class Client:
             yield from page.sweeps
             count += len(page.sweeps)
 
-    # -- ablations -----------------------------------------------------------------------------------------------
-
-    def table(self, name: str, scale: str | None = None, compare: str | None = None) -> dict[str, Any]:
-        """The table of an ablation."""
-        answer: dict[str, Any] = json.loads(self.rendered_table(name, "json", scale, compare))
-        return answer
-
-    def rendered_table(
-        self, name: str, output_format: str, scale: str | None = None, compare: str | None = None, *, runs: bool = False
-    ) -> bytes:
-        """The table in a format: markdown, latex, csv, parquet, html or json; with `runs`, one line for each run."""
-        params = {"format": output_format, "scale": scale, "compare": compare, "runs": runs or None}
-        return self._send("GET", f"/ablations/{_quoted(name)}/table", params).content
-
     # -- runs ----------------------------------------------------------------------------------------------------
 
     def curve(self, run_id: str) -> list[dict[str, float]]:
@@ -256,12 +250,8 @@ class Client:
         rows: list[dict[str, float]] = self._send("GET", f"/runs/{_quoted(run_id)}/curve").json()
         return rows
 
-    def perplexity(self, run_id: str, request: SequencesRequest | Mapping[str, Any]) -> ModelPerplexity:
-        """The perplexity of token ids or texts under a run's model. The request is not repeated."""
-        return self._post(f"/runs/{_quoted(run_id)}/perplexity", SequencesRequest, request, ModelPerplexity)
-
-    def compare(self, request: PerplexityRequest | Mapping[str, Any]) -> PerplexityComparison:
-        """The perplexity of token ids or texts under several models. The request is not repeated."""
+    def perplexity(self, request: PerplexityRequest | Mapping[str, Any]) -> PerplexityComparison:
+        """The perplexity of token ids or texts under one or several models. The request is not repeated."""
         return self._post("/perplexity", PerplexityRequest, request, PerplexityComparison)
 
     def probe(self, run_id: str, request: ProbeRequest | Mapping[str, Any]) -> ProbeResponse:

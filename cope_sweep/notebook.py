@@ -2,7 +2,7 @@
 
     ablation = cope_sweep.load_ablation("quickstart")
     cope_sweep.run(ablation)                          # trains the runs that are not finished, in this process
-    cope_sweep.table(ablation, against="CoPE")        # draws itself as the last expression of a notebook's cell
+    cope_sweep.table(ablation, compare="CoPE")        # draws itself as the last expression of a notebook's cell
     cope_sweep.frame(ablation)                        # pandas: one line per run
     cope_sweep.curves(ablation)                       # pandas: one line per logged value
     cope_sweep.figure(ablation, "summary")
@@ -86,15 +86,15 @@ def run(ablation: AnyAblation, store: AnyStore = STORE) -> SweepOutcome:
     )  # fmt: skip
 
 
-def table(ablation: AnyAblation, store: AnyStore = STORE, *, against: str | None = None) -> Table:
+def table(ablation: AnyAblation, store: AnyStore = STORE, *, compare: str | None = None) -> Table:
     """The table of an ablation from its finished runs; notebooks show it as HTML.
 
-    `against`: `paper`, the name of a row, or `model.position=CoPE`; see `cope_sweep.results.compare`. Raises UserError.
+    `compare`: `paper`, the name of a row, or `model.position=CoPE`; see `cope_sweep.results.compare`. Raises UserError.
     """
     from cope_sweep.results import table as make_table
 
     opened = _opened(store)
-    return make_table(_recorded(ablation, opened), opened, against=against)
+    return make_table(_recorded(ablation, opened), opened, compare=compare)
 
 
 def frame(ablation: AnyAblation, store: AnyStore = STORE) -> pd.DataFrame:

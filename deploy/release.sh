@@ -24,8 +24,8 @@ fresh_run() { env -i HOME="$fresh/home" PATH="$fresh/env/bin:/usr/bin:/bin" COLU
 tiny=(--set train.steps=4 --set train.batch=4 --set evaluate.final_sequences=8)
 fresh_run cope-sweep list
 fresh_run cope-sweep run quickstart --local "${tiny[@]}"
-fresh_run cope-sweep report quickstart "${tiny[@]}" --format markdown
-[ "$(fresh_run cope-sweep report quickstart "${tiny[@]}" --format csv | wc -l)" -ge 4 ]
+fresh_run cope-sweep table quickstart "${tiny[@]}" --format markdown
+[ "$(fresh_run cope-sweep table quickstart "${tiny[@]}" --format csv | wc -l)" -ge 4 ]
 cd "$root"
 ls -l dist
 echo "dist/ holds version $version; the wheel trained quickstart in a fresh environment"

@@ -45,7 +45,7 @@ def test_the_example_of_the_readme(names):
 
 
 def test_tables_and_figures_draw_themselves(names, folder):
-    table = cope_sweep.table(names["ablation"], folder / "store", against="CoPE")
+    table = cope_sweep.table(names["ablation"], folder / "store", compare="CoPE")
     assert table._repr_html_().startswith('<table class="ablation">')
     assert "In-dist.: row minus CoPE" in table._repr_html_()
     figure = cope_sweep.figure(names["ablation"], "summary", folder / "store")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
@@ -74,6 +74,17 @@ class AblationDetail(AblationSummary):
     metrics: list[MetricInfo] = []
     plan: list[PlannedRow] = []
     text: str = Field(description="The content of the file.")
+
+
+class FigureInfo(BaseModel):
+    """A figure of an ablation."""
+
+    name: str
+    title: str
+    kind: str
+    declared: bool = Field(description="Whether the ablation's file declares it.")
+    formats: list[Literal["png", "svg", "pdf", "csv"]]
+    url: str = Field(description="Of the figure; add `format`.")
 
 
 class RunSummary(BaseModel):
@@ -221,7 +232,7 @@ class MetricChange(BaseModel):
     p_adjusted: float | None = Field(description="With Holm's correction for all metrics of the comparison.")
 
 
-class RunsDifference(BaseModel):
+class RunsDiff(BaseModel):
     """Two runs or two sweeps side by side."""
 
     left: str
@@ -326,8 +337,8 @@ class SweepDetail(SweepEntry):
     error: str | None = Field(default=None, description="Why its record cannot be read; its fields are then empty.")
 
 
-class RunState(BaseModel):
-    """How far a run of a plan is."""
+class RunCost(BaseModel):
+    """A run of a plan: how far it is, and its estimated cost."""
 
     run_id: str
     row: str
@@ -337,24 +348,6 @@ class RunState(BaseModel):
     steps: int
     worker_id: str | None
     message: str | None
-    resources: str = Field(description="What a worker group takes that trains it.")
-
-
-class PlanStatus(BaseModel):
-    """The runs of a plan in its order, with their status."""
-
-    ablation: str
-    counts: Counts
-    runs: list[RunState]
-
-
-class RunCost(BaseModel):
-    """The estimated cost of a run of a plan."""
-
-    run_id: str
-    row: str
-    seed: int
-    status: Status
     parameters: int
     estimated_s: float
     estimated_memory_bytes: int
@@ -374,6 +367,7 @@ class PlanCost(BaseModel):
     to_suggest: int = Field(description="Those of them that the search has still to suggest; they are not in `runs`.")
     basis: str | None = Field(description="What the time of the first of them was estimated from.")
     estimated_s: float
+    lacks_gpu: bool = Field(description="Whether the runs may use a GPU, and the machine that was asked has none.")
     runs: list[RunCost]
 
 

@@ -23,11 +23,12 @@ if TYPE_CHECKING:  # the types of answers are given by name
         AblationSummary,
         Curves,
         CurvesOfRuns,
-        PlanStatus,
+        FigureInfo,
+        PlanCost,
         RunDetail,
         RunLog,
         RunPage,
-        RunsDifference,
+        RunsDiff,
         SweepDetail,
         SweepPage,
     )
@@ -77,10 +78,10 @@ class Question(Generic[A_co]):
     @classmethod
     @cache
     def answer_type(cls) -> Any:
-        """The type of the answer: a pydantic model, or a list of them."""
+        """The type of the answer: a pydantic model, a list of them, or the bytes of a file."""
         from cope_sweep.api import answers
 
-        (base,) = cls.__orig_bases__  # type: ignore[attr-defined]
+        base = cls.__orig_bases__[-1]  # type: ignore[attr-defined]
         holder = type("Holder", (), {"__annotations__": {"answer": get_args(base)[0]}})
         return get_type_hints(holder, vars(answers))["answer"]
 
@@ -92,8 +93,9 @@ class Question(Generic[A_co]):
 
 
 Name = Annotated[str, MaxLen(200), Doc("The name of an ablation.")]
-Scale = Annotated[str | None, MaxLen(100), Doc("One of the ablation's scales.")]
+Scale = Annotated[str | None, MaxLen(100), Doc("A named size of the ablation: one of its scales.")]
 Side = Annotated[str, MaxLen(100), Doc("The id of a run or sweep.")]
+RunId = Annotated[str, MaxLen(100), Doc("The id of a run, or its first digits: four or more that no other run has.")]
 Points = Annotated[
     int | None, Interval(ge=4, le=10_000), Doc("At most so many points of a run; spikes stay. Default: all.")
 ]
@@ -116,10 +118,13 @@ class GetAblation(Question["AblationDetail"]):
 
 
 @dataclass(frozen=True)
-class GetStatus(Question["PlanStatus"]):
-    """Each run of an ablation in plan order: its status, step, worker and message, and the resources that it takes."""
+class GetPlan(Question["PlanCost"]):
+    """Each run of an ablation in plan order: status, step, worker, message, parameters, estimated time and memory.
 
-    path: ClassVar[str] = "/ablations/{name}/status"
+    Estimates are for the machine that answers.
+    """
+
+    path: ClassVar[str] = "/ablations/{name}/plan"
     name: Name
     scale: Scale = None
 
@@ -141,14 +146,91 @@ class GetCurves(Question["Curves"]):
 
 
 @dataclass(frozen=True)
-class ListRuns(Question["RunPage"]):
-    """All runs that have been started, filtered and sorted; or the runs of an ablation.
+class GetTable(Question[bytes]):
+    """The result table: mean ± standard deviation over seeds, and the published numbers."""
 
-    Those of an ablation are in the order of its plan, with pending ones. A filter, a sweep or an order leaves out
-    pending runs, which have no values.
+    path: ClassVar[str] = "/ablations/{name}/table"
+    name: Name
+    format: Annotated[
+        str | None,
+        MaxLen(100),
+        Doc("json, csv, markdown, latex, html, parquet, terminal, or one of an installed package. Default: json."),
+    ] = None
+    scale: Scale = None
+    compare: Annotated[
+        str | None,
+        MaxLen(500),
+        Doc(
+            "Compare the rows with one of them by its name, or with the published numbers: `paper`; or, as in "
+            "`model.position=CoPE`, each row with the one that has this label and the same other labels. The rule is "
+            "below the table."
+        ),
+    ] = None
+    runs: Annotated[bool, Doc("One line for each run instead of each row (csv, parquet).")] = False
+
+
+@dataclass(frozen=True)
+class GetReport(Question[bytes]):
+    """The report on the finished runs: table with comparisons, figures, what is missing, and what made the runs."""
+
+    path: ClassVar[str] = "/ablations/{name}/report"
+    name: Name
+    format: Annotated[Literal["html", "markdown"] | None, Doc("Default: html.")] = None
+    scale: Scale = None
+
+
+@dataclass(frozen=True)
+class ListFigures(Question["list[FigureInfo]"]):
+    """The figures of an ablation: those that its file declares, and those that any ablation has."""
+
+    path: ClassVar[str] = "/ablations/{name}/figures"
+    name: Name
+    scale: Scale = None
+
+
+@dataclass(frozen=True)
+class GetFigure(Question[bytes]):
+    """A figure of the finished runs, or its data.
+
+    An ablation has the figures that its file declares, and each kind with the options that are given here.
     """
 
-    path: ClassVar[str] = "/runs"
+    path: ClassVar[str] = "/ablations/{name}/figures/{figure}"
+    name: Name
+    figure: Annotated[
+        str, MaxLen(100), Doc("The name of a declared figure, as `curves` or `maps-2`, or a kind: see the list.")
+    ]
+    metric: Annotated[Sequence[str], MaxLen(20), Doc("A metric. May be repeated. Default: those of the table.")] = ()
+    x: Annotated[
+        str | None,
+        MaxLen(200),
+        Doc(
+            "curves, convergence: `step` or `time`. values: an axis, another key of a run, or a fact "
+            "(`facts.parameters`). Default: the first axis with numbers."
+        ),
+    ] = None
+    panels: Annotated[str | None, MaxLen(200), Doc("values, contexts: an axis; a panel for each value.")] = None
+    row: Annotated[Sequence[str], MaxLen(300), Doc("A row. May be repeated. Default: all.")] = ()
+    band: Annotated[
+        Literal["auto", "interval", "range"],
+        Doc(
+            "interval: 95 % interval of the mean. range: least and greatest value. auto: the range if a row has two "
+            "seeds, else the interval."
+        ),
+    ] = "auto"
+    log: Annotated[bool | None, Doc("Whether the metrics' axis is logarithmic. Default: as the data ask for.")] = None
+    log_x: Annotated[bool | None, Doc("Whether the other axis is logarithmic. Default: as the data ask for.")] = None
+    title: Annotated[str, MaxLen(200), Doc("Above the figure. Default: the ablation's title.")] = ""
+    scale: Scale = None
+    format: Annotated[Literal["png", "svg", "pdf", "csv"] | None, Doc("csv: the data that is drawn. Default: svg.")] = (
+        None
+    )
+
+
+@dataclass(frozen=True)
+class RunFilter:
+    """Which runs, and their order."""
+
     filter: Annotated[
         Sequence[str],
         MaxLen(20),
@@ -165,8 +247,21 @@ class ListRuns(Question["RunPage"]):
     sweep: Annotated[str | None, MaxLen(100), Doc("Only the runs of this sweep.")] = None
     ablation: Annotated[str | None, MaxLen(200), Doc("Only the runs of this ablation, in plan order.")] = None
     scale: Scale = None
-    sort: Annotated[str, Doc("A key as in `filter`, or run_id, status, seed, step, created_ms.")] = "run_id"
-    order: Annotated[Literal["asc", "desc"], Doc("Runs without the key come last.")] = "asc"
+    sort: Annotated[
+        str, Doc("A key as in `filter`, or run_id, status, seed, step, created_ms. Runs without it come last.")
+    ] = "run_id"
+    descending: Annotated[bool, Doc("The greatest first.")] = False
+
+
+@dataclass(frozen=True)
+class ListRuns(RunFilter, Question["RunPage"]):
+    """All runs that have been started, filtered and sorted; or the runs of an ablation.
+
+    Those of an ablation are in the order of its plan, with pending ones. A filter, a sweep or an order leaves out
+    pending runs, which have no values.
+    """
+
+    path: ClassVar[str] = "/runs"
     limit: Annotated[int, Interval(ge=1, le=1000), Doc("Maximum number of runs.")] = 100
     offset: Annotated[int, Interval(ge=0, le=2**31), Doc("Number of runs to skip.")] = 0
     cursor: Annotated[
@@ -190,11 +285,23 @@ class ListPlannedRuns(ListRuns):
 
 
 @dataclass(frozen=True)
+class ExportRuns(RunFilter, Question[bytes]):
+    """All matching runs that have been started, a line for each, with all their values; or their learning curves.
+
+    A line has the configuration by dotted keys, seed, sweeps, metrics, and facts such as versions and durations.
+    """
+
+    path: ClassVar[str] = "/runs/export"
+    format: Annotated[Literal["parquet", "csv", "json"] | None, Doc("The format of the file. Default: csv.")] = None
+    curves: Annotated[bool, Doc("The learning curves instead: one line for each logged value of a run.")] = False
+
+
+@dataclass(frozen=True)
 class GetRun(Question["RunDetail"]):
     """One run: configuration, state, attempts, metrics, facts and logged rows; why it failed."""
 
     path: ClassVar[str] = "/runs/{run_id}"
-    run_id: Annotated[str, Doc("The id of a run.")]
+    run_id: RunId
     curve: Annotated[bool, Doc("Whether to include the logged rows.")] = True
 
 
@@ -203,12 +310,12 @@ class GetLog(Question["RunLog"]):
     """The end of a run's log, of its last MiB: its attempts, evaluations, and errors with their tracebacks."""
 
     path: ClassVar[str] = "/runs/{run_id}/logs"
-    run_id: Annotated[str, Doc("The id of a run.")]
+    run_id: RunId
     tail: Annotated[int, Interval(ge=0, le=10_000), Doc("Number of lines from the end.")] = 200
 
 
 @dataclass(frozen=True)
-class GetDifference(Question["RunsDifference"]):
+class GetDiff(Question["RunsDiff"]):
     """Differences between two runs or two sweeps: spec, facts, and metrics (right minus left) with a test."""
 
     path: ClassVar[str] = "/diff"

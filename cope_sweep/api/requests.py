@@ -104,14 +104,23 @@ class BestOfRow(Body):
     scale: Annotated[UnicodeText, Field(max_length=100)] | None = None
 
 
-class SequencesRequest(Body):
-    """Sequences to score: token ids or texts."""
+class PerplexityRequest(Body):
+    """Sequences to score with one or several models: token ids or texts."""
 
     model_config = ConfigDict(
-        extra="forbid",
-        json_schema_extra={"examples": [{"tokens": [[14, 3, 14, 7, 15, 3, 7]], "log_probabilities": True}]},
+        json_schema_extra={
+            "examples": [
+                {
+                    "models": ["95199d1142de555d", {"ablation": "quickstart", "row": "CoPE"}],
+                    "tokens": [[14, 3, 14, 7, 15, 3, 7]],
+                }
+            ]
+        }
     )
 
+    models: Annotated[list[RunId | BestOfRow], Field(min_length=1, max_length=32, fail_fast=True)] = Field(
+        description="Run ids, or the best runs of rows."
+    )
     tokens: Annotated[list[TokenIds], Field(min_length=1, max_length=4096, fail_fast=True)] | None = Field(
         default=None,
         description="Token ids of whole sequences, their answers included. Scored are those that the task trains, and "
@@ -149,25 +158,6 @@ class SequencesRequest(Body):
     def texts(self) -> list[str]:
         """The texts; empty if token ids were sent."""
         return [self.text] if isinstance(self.text, str) else self.text or []
-
-
-class PerplexityRequest(SequencesRequest):
-    """Sequences to score with one or several models."""
-
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {
-                    "models": ["95199d1142de555d", {"ablation": "quickstart", "row": "CoPE"}],
-                    "tokens": [[14, 3, 14, 7, 15, 3, 7]],
-                }
-            ]
-        }
-    )
-
-    models: Annotated[list[RunId | BestOfRow], Field(min_length=1, max_length=32, fail_fast=True)] = Field(
-        description="Run ids, or the best runs of rows."
-    )
 
 
 class TextUnits(BaseModel):

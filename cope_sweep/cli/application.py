@@ -7,10 +7,13 @@ import importlib.metadata
 import os
 import sys
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from typing import Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
+from typer.main import get_command_from_info
+from typer.models import CommandInfo
 
 from cope_sweep.cli import (
     best_command,
@@ -19,13 +22,13 @@ from cope_sweep.cli import (
     perplexity_command,
     plan_commands,
     probe_command,
-    report_command,
     result_commands,
     run_commands,
     runs_command,
     store_command,
     submit_command,
     sync_command,
+    table_command,
 )
 from cope_sweep.cli.output import escaped, make_console, print_json
 from cope_sweep.errors import UserError
@@ -35,6 +38,38 @@ COMMANDS_GROUP = "cope_sweep.commands"
 
 BROKEN_PIPE = 141
 """The exit code where a reader of standard output closed the pipe: 128 + SIGPIPE."""
+
+
+class LazyCommand(TyperCommand):
+    """A command whose options are made when they are needed: `--help` of the application lists twenty commands."""
+
+    function: Callable[..., None]
+
+    @cached_property
+    def made(self) -> Any:
+        """The command with its options."""
+        info = CommandInfo(self.name, callback=self.function)
+        command = get_command_from_info(info, pretty_exceptions_short=False, rich_markup_mode=self.rich_markup_mode)
+        self.callback = command.callback
+        return command
+
+    @property
+    def params(self) -> list[Any]:
+        params: list[Any] = self.made.params
+        return params
+
+    @params.setter
+    def params(self, _: list[Any]) -> None:
+        """There are none when the command is created."""
+
+
+def add(name: str, function: Callable[..., None]) -> None:
+    """Add a command to the application."""
+
+    def callback() -> None: ...
+
+    callback.__doc__ = function.__doc__
+    app.command(name, cls=type("Own", (LazyCommand,), {"function": staticmethod(function)}))(callback)
 
 
 class CommandGroup(TyperGroup):
@@ -98,31 +133,32 @@ seed is one *run*. A finished run is never trained again.
 - `cope-sweep list` shows the ablations
 - `cope-sweep plan quickstart` shows the runs of one, and an estimate of time and memory
 - `cope-sweep run quickstart` trains the runs that are not finished
-- `cope-sweep report quickstart --format latex` prints the table
+- `cope-sweep table quickstart --format latex` prints the table
 - `cope-sweep serve` serves tables, checkpoints and perplexity over REST, with a web page
 
 Exit codes: 0 success, 1 some runs failed, 2 bad input, 130 interrupted, 141 standard output was closed.
 """,
 )
-app.command("list")(plan_commands.list_ablations)
-app.command()(plan_commands.plan)
-app.command()(run_commands.run)
-app.command()(submit_command.submit)
-app.command()(run_commands.retry)
-app.command()(manage_commands.stop)
-app.command()(result_commands.status)
-app.command()(runs_command.runs)
-app.command()(report_command.report)
-app.command()(best_command.best)
-app.command()(result_commands.diff)
-app.command()(figure_command.figure)
-app.command()(manage_commands.logs)
-app.command()(sync_command.sync)
-app.command()(perplexity_command.perplexity)
-app.command()(probe_command.probe)
+add("list", plan_commands.list_ablations)
+add("plan", plan_commands.plan)
+add("run", run_commands.run)
+add("submit", submit_command.submit)
+add("retry", run_commands.retry)
+add("stop", manage_commands.stop)
+add("status", result_commands.status)
+add("runs", runs_command.runs)
+add("table", table_command.table)
+add("report", table_command.report)
+add("best", best_command.best)
+add("diff", result_commands.diff)
+add("figure", figure_command.figure)
+add("logs", manage_commands.logs)
+add("sync", sync_command.sync)
+add("perplexity", perplexity_command.perplexity)
+add("probe", probe_command.probe)
 app.add_typer(store_command.app, name="store")
-app.command()(manage_commands.prune)
-app.command()(plan_commands.schema)
+add("prune", manage_commands.prune)
+add("schema", plan_commands.schema)
 
 
 def add_installed_commands() -> None:
@@ -135,7 +171,7 @@ def add_installed_commands() -> None:
         if isinstance(command, typer.Typer):
             app.add_typer(command, name=entry_point.name)
         else:
-            app.command(entry_point.name)(command)
+            add(entry_point.name, command)
 
 
 def _unavailable(name: str) -> Callable[[], None]:

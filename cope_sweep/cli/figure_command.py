@@ -2,176 +2,84 @@
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cope_sweep.cli.options import (
-    ABLATIONS,
-    STORE,
-    AblationsDir,
-    IndexOpt,
-    Json,
-    ScaleOpt,
-    Sets,
-    StoreOpt,
-    find_checkpoint,
-    load_plan,
-    open_store,
-)
-from cope_sweep.cli.output import escaped, make_console, print_json
+from cope_sweep.api.questions import GetFigure
+from cope_sweep.cli.options import SCALE, Json, find_checkpoint
+from cope_sweep.cli.output import escaped, make_console, print_json, size
+from cope_sweep.cli.source import Source, argument, asks, option
 from cope_sweep.errors import UserError
-from cope_sweep.figures import FIGURES, Format, MapOptions, Options
-from cope_sweep.figures.kinds import Band, FigureKind, Show
+from cope_sweep.figures import FIGURES, MapOptions
+from cope_sweep.figures.kinds import Show
 
 if TYPE_CHECKING:
-    from cope_sweep.config import Plan
     from cope_sweep.figures import Figure
-    from cope_sweep.store import Store
 
 # Functions import pandas, torch and matplotlib, because `cope-sweep --help` imports this module.
 
-KINDS = ", ".join(FIGURES)
 MAPS_PANEL = "Options of maps"
+SUFFIXES = {".png": "png", ".svg": "svg", ".pdf": "pdf", ".csv": "csv"}
 
 
+def _of_maps(*flags: str, help: str, metavar: str | None = None, min: int | None = None) -> typer.models.OptionInfo:  # noqa: A002
+    """An option of the figures that need a checkpoint: they are drawn on this machine."""
+    info: typer.models.OptionInfo = typer.Option(
+        *flags, help=help, metavar=metavar, min=min, show_default=False, rich_help_panel=MAPS_PANEL
+    )
+    return info
+
+
+@asks(
+    GetFigure, "sets", "ablations",
+    local=["show", "heads", "mark", "split", "position", "text", "file", "first", "seed"],
+    name=argument(
+        metavar="ABLATION|RUN",
+        help="Name of an ablation, or path of its file. For `maps` also the id of a finished run, or a checkpoint "
+        "folder; of an ablation, the first finished run.",
+    ),
+    figure=option(
+        "--kind", "-k", "--declared", metavar="KIND", default=None, kind=str | None, show_default=False,
+        help=f"{', '.join(FIGURES)}; or one of the figures that the ablation declares, as `maps-2`. Default: all that "
+        "it declares; where it declares none, or options select what is drawn, curves.",
+    ),
+    metric=option("--metric", "-m"), log=option("--log/--linear"), log_x=option("--log-x/--linear-x"), scale=SCALE,
+    format=option(help="csv: the data that is drawn. Default: by the suffix of --output, or else png."),
+)  # fmt: skip
 def figure(
-    name: Annotated[
-        str,
-        typer.Argument(
-            metavar="ABLATION|RUN",
-            help="Name of an ablation, or path of its file. For `maps` also the id of a finished run, or a checkpoint "
-            "folder; of an ablation, the first finished run.",
-            show_default=False,
-        ),
-    ],
-    kind: Annotated[
-        str | None,
-        typer.Option(
-            "--kind",
-            "-k",
-            metavar="KIND",
-            help=f"{KINDS}. Default: all figures that the ablation declares; where it declares none, or options select "
-            "what is drawn, curves.",
-            show_default=False,
-        ),
-    ] = None,
-    declared: Annotated[
-        str | None,
-        typer.Option(
-            "--declared",
-            metavar="NAME",
-            help="One of the figures that the ablation declares, as `curves` or `maps-2`.",
-            show_default=False,
-        ),
-    ] = None,
-    metrics: Annotated[
-        list[str], typer.Option("--metric", "-m", help="A metric; repeatable. Default: those of the table.")
-    ] = [],
-    x: Annotated[
-        str | None,
-        typer.Option(
-            "--x",
-            help="curves, convergence: `step` or `time`. values: an axis, another key of a run, or a fact "
-            "(`facts.parameters`). Default: the first axis with numbers.",
-            show_default=False,
-        ),
-    ] = None,
-    panels: Annotated[
-        str | None,
-        typer.Option("--panels", help="values, contexts: an axis; a panel for each value.", show_default=False),
-    ] = None,
-    rows: Annotated[list[str], typer.Option("--row", help="A row; repeatable. Default: all.")] = [],
-    band: Annotated[
-        Band,
-        typer.Option(
-            "--band",
-            help="interval: 95 % interval of the mean. range: least and greatest value. auto: the range if a row has "
-            "two seeds, else the interval.",
-        ),
-    ] = "auto",
-    log: Annotated[
-        bool | None,
-        typer.Option("--log/--linear", help="The metrics' axis. Default: as the data ask for.", show_default=False),
-    ] = None,
-    log_x: Annotated[
-        bool | None,
-        typer.Option("--log-x/--linear-x", help="The other axis. Default: as the data ask for.", show_default=False),
-    ] = None,
-    title: Annotated[str, typer.Option("--title", help="Above the figure. Default: the ablation's title.")] = "",
-    file_format: Annotated[
-        Format | None,
-        typer.Option("--format", help="Default: the suffix of --output, or else png.", show_default=False),
-    ] = None,
+    question: GetFigure,
+    source: Source,
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", help="Default: NAME-KIND.FORMAT, and for one figure as csv, standard output."),
     ] = None,
-    show: Annotated[
-        Show, typer.Option("--show", help="What the maps show.", rich_help_panel=MAPS_PANEL)
-    ] = "position_attention",
+    show: Annotated[Show | None, _of_maps("--show", help="What the maps show. Default: position_attention.")] = None,
     heads: Annotated[
         list[str],
-        typer.Option(
+        _of_maps(
             "--head",
             metavar="LAYER.HEAD",
             help="A head, counted from 0; repeatable. Default: the four whose gates separate the marked tokens best.",
-            rich_help_panel=MAPS_PANEL,
         ),
     ] = [],
     mark: Annotated[
         str | None,
-        typer.Option(
-            "--mark",
-            help="Marked tokens, drawn as plus signs: a name from the task or the text (`newline`, …).",
-            show_default=False,
-            rich_help_panel=MAPS_PANEL,
-        ),
+        _of_maps("--mark", help="Marked tokens, drawn as plus signs: a name from the task or the text (`newline`, …)."),
     ] = None,
     split: Annotated[
-        str | None,
-        typer.Option(
-            "--split",
-            help="A split of the run's task. Default: the first test set.",
-            show_default=False,
-            rich_help_panel=MAPS_PANEL,
-        ),
+        str | None, _of_maps("--split", help="A split of the run's task. Default: the first test set.")
     ] = None,
     position: Annotated[
-        int, typer.Option("--sequence", min=0, help="Index of the sequence in its split.", rich_help_panel=MAPS_PANEL)
-    ] = 0,
-    text: Annotated[
-        str | None,
-        typer.Option(
-            "--text", help="A text, or `-` for standard input.", show_default=False, rich_help_panel=MAPS_PANEL
-        ),
+        int | None, _of_maps("--sequence", min=0, help="Index of the sequence in its split. Default: 0.")
     ] = None,
-    file: Annotated[
-        Path | None, typer.Option("--file", help="A text file.", show_default=False, rich_help_panel=MAPS_PANEL)
-    ] = None,
-    first: Annotated[
-        int | None,
-        typer.Option(
-            "--first",
-            min=1,
-            help="Use only the first tokens of the sequence.",
-            show_default=False,
-            rich_help_panel=MAPS_PANEL,
-        ),
-    ] = None,
-    seed: Annotated[
-        int | None,
-        typer.Option(
-            "--seed", help="Of an ablation: the seed of the run.", show_default=False, rich_help_panel=MAPS_PANEL
-        ),
-    ] = None,
-    scale: ScaleOpt = None,
-    sets: Sets = [],
-    ablations: AblationsDir = ABLATIONS,
-    root: StoreOpt = STORE,
-    index: IndexOpt = None,
+    text: Annotated[str | None, _of_maps("--text", help="A text, or `-` for standard input.")] = None,
+    file: Annotated[Path | None, _of_maps("--file", help="A text file.")] = None,
+    first: Annotated[int | None, _of_maps("--first", min=1, help="Use only the first tokens of the sequence.")] = None,
+    seed: Annotated[int | None, _of_maps("--seed", help="Of an ablation: the seed of the run.")] = None,
     as_json: Json = False,
 ) -> None:
     """Draw a figure of an ablation's results, or of what the heads of a trained model attend to, as PNG, SVG or PDF.
@@ -191,7 +99,7 @@ def figure(
 
     Example: `cope-sweep figure quickstart -o curves.svg`
 
-    Example: `cope-sweep figure attention_maps --scale small --declared maps-2`
+    Example: `cope-sweep figure attention_maps --scale small --kind maps-2`
 
     Example: `cope-sweep figure quickstart --kind summary --format pdf`
 
@@ -199,109 +107,60 @@ def figure(
 
     Example: `cope-sweep figure quickstart --kind maps --row CoPE --show gates --mark data -o gates.png`
     """
-    selected = any(
-        [metrics, x, panels, rows, log is not None, log_x is not None, title, heads, mark, split, text, file]
-    )
-    if declared is not None or (kind is None and not (selected or first or seed is not None) and _is_ablation(name)):
-        plan, store = load_plan(name, ablations, scale, sets), open_store(root, index)
-        if declared is not None or plan.ablation.content.figures:
-            _draw_declared(plan, store, declared, scale, file_format, output, as_json)
-            return
-    chosen = _kind(kind or "curves")
-    target = _target(name, chosen, file_format, output)
-    chosen_format = file_format or (_suffix_format(target) if target else "csv")
-    if chosen.needs == "checkpoint":
-        folder = _checkpoint(name, rows, seed, scale, sets, ablations, root, index)
-        maps = MapOptions(show=show, heads=_pairs(heads) or 4, mark=mark, title=title)
-        made = _map_figure(chosen, folder, maps, text=text, file=file, split=split, position=position, first=first)
-    else:
-        options = Options(tuple(metrics), tuple(rows), x, panels, band, log, log_x, title)
-        made = _of_results(chosen, load_plan(name, ablations, scale, sets), open_store(root, index), options)
-    written = _write(made, target, chosen_format, as_json)
-    if as_json and written:
-        print_json(written[0])
+    kind: str | None = question.figure
+    of_maps = (show, *heads, mark, split, position, text, file, first, seed)
+    is_checkpoint = _is_checkpoint(question.name)
+    own = replace(question, figure="", format=None) != GetFigure(question.name, "", scale=question.scale)
+    selects = own or any(each is not None for each in of_maps)
+    declared: list[str] = []
+    if not is_checkpoint and not selects and kind in (None, "maps"):
+        declared = source.declared(question.name, question.scale)
+    maps: Figure | None = None
+    if is_checkpoint or (kind == "maps" and "maps" not in declared):
+        if source.server:
+            raise UserError("maps that no file declares need a checkpoint on this machine; leave out --server")
+        kind, options = "maps", MapOptions(show or "position_attention", _pairs(heads) or 4, mark, question.title)
+        folder = _checkpoint(question, source, seed)
+        maps = _maps(folder, options, text=text, file=file, split=split, position=position or 0, first=first)
+    wanted = [kind] if kind else declared or ["curves"]
+    if output is not None and len(wanted) > 1:
+        raise UserError(f"--output is one file; {question.name} declares {', '.join(declared)}; choose one with --kind")
+
+    def write(question: GetFigure, file: IO[bytes]) -> None:
+        if maps is None:
+            source.write(question, file)
+        else:
+            file.write(maps.render(question.format or "png"))
+
+    written = [_save(replace(question, figure=each), output, write, several=len(wanted) > 1) for each in wanted]
+    files = [each for each in written if each]
+    if as_json and files:
+        print_json(files if kind is None and declared else files[0])
+    elif not as_json:
+        for each in files:
+            make_console().print(escaped(f"{each['file']}: {size(each['bytes'])}"), soft_wrap=True, highlight=False)
 
 
-def _is_ablation(name: str) -> bool:
+def _save(
+    question: GetFigure, output: Path | None, write: Callable[[GetFigure, IO[bytes]], None], *, several: bool
+) -> dict[str, Any]:
+    """Write a figure, and return what the JSON answer says of its file; nothing of standard output."""
+    from cope_sweep.cli.files import save
+
+    if output is None and (question.format != "csv" or several):
+        output = Path(f"{Path(question.name).stem}-{question.figure}.{question.format or 'png'}")
+    if output is not None and question.format is None and output.suffix.lower() not in SUFFIXES:
+        raise UserError(f"{output}: its suffix names no format; end it with {', '.join(SUFFIXES)}, or give --format")
+    written = save(question, output, write, default="png", suffixes=SUFFIXES)
+    if output is None:
+        return {}
+    return {"file": str(output), "kind": question.figure, "format": written, "bytes": output.stat().st_size}
+
+
+def _is_checkpoint(name: str) -> bool:
     from cope_sweep.store.artifacts import RUN_ID
 
-    return not (RUN_ID.fullmatch(name) or Path(name).is_dir())
-
-
-def _draw_declared(
-    plan: Plan,
-    store: Store,
-    name: str | None,
-    scale: str | None,
-    file_format: Format | None,
-    output: Path | None,
-    as_json: bool,
-) -> None:
-    """Draw all declared figures of a plan, or the one with a name. Raises UserError."""
-    from cope_sweep.config.explain import suggest
-    from cope_sweep.figures.declared import declared_figures, draw_declared
-    from cope_sweep.queries import recorded_plan
-
-    known = {each.name: each for each in declared_figures(plan)}
-    if name is not None and name not in known:
-        raise UserError(f"--declared {name}: {plan.name} declares no such figure{suggest(name, known) or ', and none'}")
-    chosen = list(known.values()) if name is None else [known[name]]
-    if output is not None and len(chosen) > 1:
-        raise UserError(
-            f"--output is one file, and {plan.name} declares {', '.join(known)}; choose one with --declared"
-        )
-    plan = recorded_plan(plan, store)
-    written = []
-    for each in chosen:
-        made = draw_declared(plan, store, each, scale=scale)
-        if made.empty:
-            raise UserError(_nothing(plan, store))
-        target = output or Path(f"{plan.name}-{each.name}.{file_format or 'png'}")
-        to_stdout = output is None and file_format == "csv" and len(chosen) == 1
-        written += _write(made, None if to_stdout else target, file_format or _suffix_format(target), as_json)
-    if as_json and written:
-        print_json(written)
-
-
-def _of_results(kind: FigureKind, plan: Plan, store: Store, options: Options) -> Figure:
-    """A figure of a plan's results. Raises UserError where there is nothing to draw."""
-    from cope_sweep.queries import recorded_plan
-
-    made = kind.make(recorded_plan(plan, store), store, options)
-    if made.empty:
-        raise UserError(_nothing(plan, store))
-    return made
-
-
-def _nothing(plan: Plan, store: Store) -> str:
-    return (
-        f"nothing to draw: no run, or too few, of {plan.name} are finished in the store {store.location}; train them "
-        f"with: cope-sweep run {plan.name}"
-    )
-
-
-def _kind(name: str) -> FigureKind:
-    """The kind with this name. Raises UserError."""
-    from cope_sweep.config.explain import suggest
-
-    if name not in FIGURES:
-        raise UserError(f"--kind {name}: there is no such figure{suggest(name, FIGURES)}")
-    return FIGURES[name]
-
-
-def _target(name: str, kind: FigureKind, file_format: Format | None, output: Path | None) -> Path | None:
-    """The file to write; None: standard output."""
-    if output is not None:
-        return output
-    if file_format == "csv":
-        return None
-    return Path(f"{Path(name).stem}-{kind.name}.{file_format or 'png'}")
-
-
-def _suffix_format(path: Path) -> Format:
-    from cope_sweep.figures.base import format_of
-
-    return format_of(path)
+    return bool(RUN_ID.fullmatch(name) or Path(name).is_dir())
 
 
 def _pairs(heads: list[str]) -> tuple[tuple[int, int], ...]:
@@ -315,24 +174,14 @@ def _pairs(heads: list[str]) -> tuple[tuple[int, int], ...]:
     return tuple(pairs)
 
 
-def _checkpoint(
-    name: str,
-    rows: list[str],
-    seed: int | None,
-    scale: str | None,
-    sets: list[str],
-    ablations: Path,
-    root: str,
-    index: str | None,
-) -> Path:
+def _checkpoint(question: GetFigure, source: Source, seed: int | None) -> Path:
     """The checkpoint of a run, of a folder, or of the first finished run of an ablation. Raises UserError."""
-    from cope_sweep.store.artifacts import RUN_ID
-
-    if RUN_ID.fullmatch(name) or Path(name).is_dir():
-        return find_checkpoint(name, root)
+    name, rows = question.name, list(question.row)
+    if _is_checkpoint(name):
+        return find_checkpoint(name, source.store)
     from cope_sweep.figures.runs import selected_rows
 
-    plan, store = load_plan(name, ablations, scale, sets), open_store(root, index)
+    plan, store = source.queries.load(name, question.scale).plan, source.store
     runs = [run for row in selected_rows(plan, rows) for run in row.runs if seed is None or run.seed == seed]
     statuses = store.index.statuses(run.run_id for run in runs)
     for run in runs:
@@ -342,8 +191,7 @@ def _checkpoint(
     raise UserError(f"no run{wanted} of {plan.name} is finished in the store {store.location}; see `cope-sweep status`")
 
 
-def _map_figure(
-    kind: FigureKind,
+def _maps(
     folder: Path,
     options: MapOptions,
     *,
@@ -364,19 +212,4 @@ def _map_figure(
         ids = split_sequences(predictor.run.task, split, position)[0]
     else:
         ids = text_ids(text, file, predictor)
-    return kind.make(predictor, ids[:first], options)
-
-
-def _write(made: Figure, target: Path | None, file_format: Format, quiet: bool) -> list[dict[str, str | int]]:
-    """Write a figure; returns what the JSON answer says of each file."""
-    content = made.render(file_format)
-    if target is None:
-        sys.stdout.write(content.decode())
-        return []
-    try:
-        target.write_bytes(content)
-    except OSError as error:
-        raise UserError(f"{target}: {error.strerror or error}; name another file with --output") from error
-    if not quiet:
-        make_console().print(f"{escaped(target)}: {escaped(made.title)}", soft_wrap=True, highlight=False)
-    return [{"file": str(target), "kind": made.kind, "format": file_format, "bytes": len(content)}]
+    return FIGURES["maps"].make(predictor, ids[:first], options)

@@ -13,7 +13,7 @@ import typer
 from cope_sweep.api.questions import GetLog
 from cope_sweep.cli.options import ABLATIONS, STORE, AblationsDir, IndexOpt, Json, StoreOpt, open_store
 from cope_sweep.cli.output import escaped, grid, make_console, print_json, size
-from cope_sweep.cli.remote import ServerOpt, connect, reader
+from cope_sweep.cli.source import Source, argument, asks, option
 from cope_sweep.errors import UserError
 
 if TYPE_CHECKING:
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from cope_sweep.store import Store
 
 POLL_INTERVAL_S = 0.5
-DEFAULT_TAIL = 200
-"""Lines of a log as JSON."""
 DAY_S = 86400.0
 TAIL_CHARACTERS = 2000
 """Number of characters of a shown log by which its end is found again."""
@@ -31,15 +29,14 @@ MAX_LINES = 10_000
 RESUMED_STATUSES = ("finished", "stopped", "failed", "interrupted")
 
 
+@asks(None)
 def stop(
     sweep: Annotated[
         str, typer.Argument(metavar="SWEEP", help="Id of a sweep, as `cope-sweep status` lists them; `all`: every one.")
     ],
+    source: Source,
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until the sweep has ended.")] = True,
     timeout_s: Annotated[float, typer.Option("--timeout", metavar="SECONDS", help="How long to wait.")] = 120.0,
-    root: StoreOpt = STORE,
-    index: IndexOpt = None,
-    server: ServerOpt = None,
     as_json: Json = False,
 ) -> None:
     """Stop a sweep on whatever machine it runs: its runs write checkpoints, and the same `run` command continues.
@@ -48,7 +45,7 @@ def stop(
 
     Example: `cope-sweep stop 20261121-101500-3f2a`
     """
-    sweeps = RemoteSweeps(connect(server)) if server is not None else StoreSweeps(open_store(root, index))
+    sweeps = RemoteSweeps(source.client) if source.client else StoreSweeps(source.store)
     active = sweeps.active()
     if sweep != "all" and sweep not in active:
         sweeps.check(sweep)
@@ -114,16 +111,14 @@ class RemoteSweeps:
         self.client.stop(sweep_id)
 
 
+@asks(
+    GetLog, run_id=argument(metavar="RUN"),
+    tail=option("--tail", kind=int | None, default=None, help="Only so many lines from the end; with --json 200."),
+)  # fmt: skip
 def logs(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="Id of a run.", show_default=False)],
+    question: GetLog,
+    source: Source,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run ends.")] = False,
-    tail: Annotated[
-        int | None,
-        typer.Option("--tail", min=0, help="Only so many lines from the end; with --json 200.", show_default=False),
-    ] = None,
-    root: StoreOpt = STORE,
-    index: IndexOpt = None,
-    server: ServerOpt = None,
     as_json: Json = False,
 ) -> None:
     """Print the log of a run: its attempts, evaluations, and errors with their tracebacks.
@@ -134,11 +129,12 @@ def logs(
     """
     if as_json and follow:
         raise UserError("--json is one document; leave out --follow")
+    run, tail = question.run_id, question.tail
     if as_json:
-        document = reader(root, index, server).ask(GetLog(run, DEFAULT_TAIL if tail is None else tail))
-        print_json(document.model_dump())
+        asked = GetLog(run) if tail is None else question
+        print_json(source.ask(asked).model_dump())
         return
-    read = _remote_log(connect(server), run) if server is not None else _log(open_store(root, index), run)
+    read = _remote_log(source.client, run) if source.client else _log(source.store, run)
     shown = ""
     for turn in itertools.count():
         text, running = read()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -20,6 +21,11 @@ AblationArg = Annotated[
         metavar="ABLATION", help="Name of an ablation (see `cope-sweep list`) or path of its file.", show_default=False
     ),
 ]
+ABLATION = {
+    "argument": True, "metavar": "ABLATION", "help": "Name of an ablation (see `cope-sweep list`) or path of its file.",
+}  # fmt: skip
+"""How the name of an ablation is shown, which may be a path here."""
+SCALE = {"flags": ("--scale",), "metavar": "NAME"}
 CheckpointArg = Annotated[
     str, typer.Argument(metavar="RUN", help="Id of a finished run, or a checkpoint folder.", show_default=False)
 ]
@@ -40,10 +46,26 @@ AblationsDir = Annotated[
         callback=_or_packaged,
     ),
 ]
+SERVER_VARIABLE = "COPE_SWEEP_SERVER"
+
+
+def _not_of_a_service(context: typer.Context, value: str) -> str:
+    """Raise UserError where a command that asks no service would use a store that nobody named, and one is set."""
+    asks_a_service = any(each.name == "server" for each in context.command.params)
+    source = context.get_parameter_source("root")
+    if os.environ.get(SERVER_VARIABLE) and not asks_a_service and (source is None or source.name != "COMMANDLINE"):
+        raise UserError(
+            f"{SERVER_VARIABLE} names a service, and `{context.info_name}` uses a store of this machine: name it with "
+            f"--store, or unset {SERVER_VARIABLE}"
+        )
+    return value
+
+
 StoreOpt = Annotated[
     str,
     typer.Option(
         "--store",
+        callback=_not_of_a_service,
         envvar="COPE_SWEEP_STORE",
         help="Folder that holds the runs, checkpoints and MLflow's database; or `s3://BUCKET/PREFIX`, `gs://…`.",
     ),
@@ -104,7 +126,7 @@ def open_store(root: str, index: str | None = None, *, create: bool = False) -> 
     return Store(root, index=index, create=create)
 
 
-def find_checkpoint(run_or_folder: str, root: str) -> Path:
+def find_checkpoint(run_or_folder: str, store: Store) -> Path:
     """The checkpoint folder of a finished run, or the folder that was named. Raises UserError."""
     from cope_sweep.store.artifacts import RUN_ID
 
@@ -112,7 +134,7 @@ def find_checkpoint(run_or_folder: str, root: str) -> Path:
         return Path(run_or_folder)
     from cope_sweep.store.reading import RunContents
 
-    folder = open_store(root).run(run_or_folder)  # its files alone say whether it is finished
+    folder = store.run(run_or_folder)  # its files alone say whether it is finished
     if folder.status != "finished":
         raise UserError(f"run {run_or_folder} is {folder.status}; only finished runs have a checkpoint")
     if lost := RunContents(folder).lost():

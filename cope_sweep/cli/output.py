@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -19,8 +17,6 @@ YEAR_DAYS = 365.25
 YEAR_S = YEAR_DAYS * DAY_S
 HOURS_MATTER_DAYS = 10
 """Shorter durations are shown with their hours."""
-GPU_DEVICES = Path("/dev")
-"""The folder of the GPUs' device files, `nvidia0`, …"""
 
 
 def make_console(*, stderr: bool = False) -> Console:
@@ -75,17 +71,9 @@ def duration(seconds: float) -> str:
     return f"{years:.1f} y" if years < 9.95 else f"{years:,.0f} y"
 
 
-def estimated_time(seconds: float, *, may_use_gpu: bool) -> str:
-    """The estimated duration of training; `needs a GPU` for more than a year on a machine without one.
-
-    `may_use_gpu` is false where the resources of the ablation rule a GPU out; then the duration is given.
-    """
-    return "needs a GPU" if seconds > YEAR_S and may_use_gpu and not has_gpu() else duration(seconds)
-
-
-def has_gpu() -> bool:
-    """Whether this machine has a GPU that this process may use. Does not import torch."""
-    return os.environ.get("CUDA_VISIBLE_DEVICES") not in ("", "-1") and any(GPU_DEVICES.glob("nvidia[0-9]*"))
+def estimated_time(seconds: float, *, lacks_gpu: bool) -> str:
+    """The estimated duration of training; `needs a GPU` for more than a year where one may be used and is not there."""
+    return "needs a GPU" if seconds > YEAR_S and lacks_gpu else duration(seconds)
 
 
 def quantity(number: float) -> str:

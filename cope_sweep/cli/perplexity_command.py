@@ -5,22 +5,21 @@ from __future__ import annotations
 import json
 import math
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cope_sweep.cli.options import STORE, CheckpointArg, Json, StoreOpt, find_checkpoint, read_text, token_ids
+from cope_sweep.cli.options import CheckpointArg, Json, find_checkpoint, read_text, token_ids
 from cope_sweep.cli.output import make_console, print_json
-from cope_sweep.cli.remote import ServerOpt, connect
+from cope_sweep.cli.source import Source, asks, option
 from cope_sweep.errors import UserError
 
-TokensOpt = Annotated[
-    list[str],
-    typer.Option("--tokens", metavar='"ID ID …"', help="A sequence of token ids. May be repeated.", show_default=False),
-]
-TextOpt = Annotated[str | None, typer.Option("--text", help="A text; `-` reads standard input.", show_default=False)]
+if TYPE_CHECKING:
+    from cope_sweep.client import Client
+
 FileOpt = Annotated[
     Path | None,
     typer.Option(
@@ -29,32 +28,16 @@ FileOpt = Annotated[
         show_default=False,
     ),
 ]
-ContextOpt = Annotated[
-    int | None,
-    typer.Option(
-        min=1, help="For a text: tokens in a window. Default: the context of the training.", show_default=False
-    ),
-]
-StrideOpt = Annotated[
-    int | None,
-    typer.Option(
-        min=1,
-        help="For a text: tokens from the start of one window to the next. Default: the context (disjoint windows).",
-        show_default=False,
-    ),
-]
 
 
+@asks(
+    "cope_sweep.api.requests:PerplexityRequest",
+    without=["models", "log_probabilities", "token_labels", "top"],
+    tokens=option(kind=list[str], metavar='"ID ID …"', help="A sequence of token ids. May be repeated."),
+    text=option(kind=str | None, help="A text; `-` reads standard input."),
+)
 def perplexity(
-    run_or_folder: CheckpointArg,
-    tokens: TokensOpt = [],
-    text: TextOpt = None,
-    file: FileOpt = None,
-    context: ContextOpt = None,
-    stride: StrideOpt = None,
-    root: StoreOpt = STORE,
-    server: ServerOpt = None,
-    as_json: Json = False,
+    run_or_folder: CheckpointArg, request: dict[str, Any], source: Source, file: FileOpt = None, as_json: Json = False
 ) -> None:
     """Print the perplexity of token sequences or of a text under a finished run's model.
 
@@ -66,18 +49,19 @@ def perplexity(
 
     Example: `cope-sweep perplexity 0b1c2d3e4f506172 --file notes.txt --stride 128`
     """
+    tokens, text, context, stride = (request[name] for name in ("tokens", "text", "context", "stride"))
     is_text = text is not None or (file is not None and str(file) != "-" and file.suffix != ".json")
     if is_text and (tokens or (text is not None and file is not None)):
         raise UserError("give one of --text, --file and --tokens")
     if not is_text and (context is not None or stride is not None):
         raise UserError("--context and --stride are for a text: --text, or --file notes.txt")
-    sequences = [] if is_text else _sequences(tokens, file)
-    if server is not None:
-        body: dict[str, Any] = {"text": read_text(text, file)} if is_text else {"tokens": sequences}
-        body |= {name: value for name, value in (("context", context), ("stride", stride)) if value is not None}
-        values = _scored_by(server, run_or_folder, body)
+    given = read_text(text, file) if is_text else _sequences(tokens, file)
+    if source.client is not None:
+        scored = {"text" if is_text else "tokens": given, "context": context, "stride": stride}
+        body = {"models": [run_or_folder]} | {name: value for name, value in scored.items() if value is not None}
+        values = _scored_by(source.client, body)
     else:
-        values = _scored_here(run_or_folder, root, read_text(text, file) if is_text else sequences, context, stride)
+        values = _scored_here(find_checkpoint(run_or_folder, source.store), given, context, stride)
     line = _text_line(values) if "words" in values else _tokens_line(values)
     if as_json:
         print_json(values)
@@ -85,12 +69,8 @@ def perplexity(
         make_console().print(line, soft_wrap=True)
 
 
-def _scored_here(
-    run_or_folder: str, root: str, given: str | list[list[int]], context: int | None, stride: int | None
-) -> dict[str, Any]:
+def _scored_here(folder: Path, given: str | list[list[int]], context: int | None, stride: int | None) -> dict[str, Any]:
     """The measures of a text or of token sequences under a checkpoint of this machine. Raises UserError."""
-    folder = find_checkpoint(run_or_folder, root)  # before torch is imported, which takes seconds
-
     from cope_sweep.inference import Predictor
 
     predictor = Predictor.load(folder)
@@ -104,10 +84,9 @@ def _scored_here(
         raise UserError(str(error)) from error
 
 
-def _scored_by(server: str, run_id: str, body: dict[str, Any]) -> dict[str, Any]:
+def _scored_by(client: Client, body: dict[str, Any]) -> dict[str, Any]:
     """The same measures from a service. Raises UserError."""
-    with connect(server) as client:
-        total = client.perplexity(run_id, body).total
+    total = client.perplexity(body).results[0].total
     values = total.model_dump(include={"nll_sum", "tokens", "positions", "perplexity", "bits_per_token"})
     if total.text is not None:
         values |= total.text.model_dump(include={"words", "size_bytes", "word_perplexity", "bits_per_byte"})
@@ -130,7 +109,7 @@ def _tokens_line(scored: dict[str, Any]) -> str:
     )
 
 
-def _sequences(tokens: list[str], file: Path | None) -> list[list[int]]:
+def _sequences(tokens: Sequence[str], file: Path | None) -> list[list[int]]:
     """The token sequences of `--tokens` and `--file`. Raises UserError."""
     sequences = [token_ids(text) for text in tokens]
     if file is not None:

@@ -2,34 +2,19 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cope_sweep.api.questions import ListAblations
-from cope_sweep.cli.options import (
-    ABLATIONS,
-    STORE,
-    AblationArg,
-    AblationsDir,
-    IndexOpt,
-    Json,
-    ScaleOpt,
-    Sets,
-    StoreOpt,
-    load_plan,
-    open_store,
-)
-from cope_sweep.cli.output import escaped, estimated_time, grid, has_gpu, make_console, print_json, quantity, size
-from cope_sweep.cli.remote import ServerOpt, reader
+from cope_sweep.api.questions import GetPlan, ListAblations
+from cope_sweep.cli.options import ABLATION, SCALE, Json
+from cope_sweep.cli.output import escaped, estimated_time, grid, make_console, print_json, quantity, size
+from cope_sweep.cli.source import Source, asks
 from cope_sweep.errors import UserError
 
 if TYPE_CHECKING:
-    from cope_sweep.api.answers import AblationSummary
+    from cope_sweep.api.answers import AblationSummary, PlanCost
     from cope_sweep.config import Plan
-    from cope_sweep.config.estimate import Shape, StepCost
 
 WIDE = 120
 """Columns of a terminal in which `list` says what each ablation reproduces."""
@@ -50,26 +35,19 @@ AttentionOpt = Annotated[
 ]
 
 
-def list_ablations(
-    ablations: AblationsDir = ABLATIONS,
-    root: StoreOpt = STORE,
-    index: IndexOpt = None,
-    server: ServerOpt = None,
-    as_json: Json = False,
-) -> None:
+@asks(ListAblations, "ablations")
+def list_ablations(question: ListAblations, source: Source, as_json: Json = False) -> None:
     """List the ablations, the table or figure that each reproduces, and how many of their runs are finished.
 
     Example: `cope-sweep list`
     """
-    from cope_sweep.queries import AblationFiles
-
     try:
-        entries = reader(root, index, server, AblationFiles(ablations)).ask(ListAblations())
+        entries = source.ask(question)
     except OSError:
         entries = []
     if not entries:
-        place = f"at {server}" if server else f"in {ablations.absolute()}; choose another folder with --ablations"
-        raise UserError(f"no ablation files (*.yaml) {place}")
+        folder = f"in {source.ablations.absolute()}; choose another folder with --ablations"
+        raise UserError(f"no ablation files (*.yaml) {f'at {source.server}' if source.server else folder}")
     if as_json:
         print_json([entry.model_dump(exclude_none=True) for entry in entries])
         return
@@ -88,10 +66,11 @@ def list_ablations(
             finished += [f"{name} {each.finished} of {each.runs}" for name, each in entry.at_scales.items()]
             table.add_row(*map(escaped, (entry.name, entry.title, *more, "\n".join(finished), others)))
     console.print(table)
-    if server is None and not any(_has_finished(entry) for entry in entries) and (ablations / RESULTS).is_dir():
+    results = source.ablations / RESULTS
+    if not (source.server or any(_has_finished(entry) for entry in entries)) and results.is_dir():
         console.print(
-            f"Nothing is finished in this store. {escaped(ablations / RESULTS)} has results: "
-            f"cope-sweep report flip_flop --from {escaped(ablations / RESULTS)}",
+            f"Nothing is finished in this store. {escaped(results)} has results: "
+            f"cope-sweep table flip_flop --from {escaped(results)}",
             soft_wrap=True,
         )
 
@@ -100,34 +79,18 @@ def _has_finished(entry: AblationSummary) -> bool:
     return bool(entry.finished or any(each.finished for each in entry.at_scales.values()))
 
 
+@asks(GetPlan, "sets", "ablations", local=["measure", "attention"], name=ABLATION, scale=SCALE)
 def plan(
-    ablation: AblationArg,
-    scale: ScaleOpt = None,
-    sets: Sets = [],
-    ablations: AblationsDir = ABLATIONS,
-    root: StoreOpt = STORE,
-    index: IndexOpt = None,
-    measure: Measure = False,
-    attention: AttentionOpt = False,
-    as_json: Json = False,
+    question: GetPlan, source: Source, measure: Measure = False, attention: AttentionOpt = False, as_json: Json = False
 ) -> None:
     """Show the runs of an ablation: status, parameters, and an estimate of time and memory. Nothing is recorded.
 
     Example: `cope-sweep plan quickstart --set train.steps=1000 --measure`
     """
-    import psutil
-
-    from cope_sweep.queries import plan_cost, recorded_plan
-
-    planned, store = load_plan(ablation, ablations, scale, sets), open_store(root, index)
     if attention:
-        _show_attention(planned, as_json)
+        _show_attention(source.plan(question.name, question.scale), as_json)
         return
-    timed = _timed(recorded_plan(planned, store)) if measure else None
-    resources = planned.ablation.content.resources
-    may_use_gpu = resources.device != "cpu" and resources.gpus != 0
-    limit_bytes = math.inf if may_use_gpu and has_gpu() else psutil.virtual_memory().total
-    costs = plan_cost(planned, store, timed, limit_bytes)
+    costs = _measured(source, question) if measure else source.ask(question)
     if as_json:
         print_json(costs.model_dump())
         return
@@ -136,7 +99,7 @@ def plan(
     for run in costs.runs:
         cells = (run.run_id, escaped(run.row), str(run.seed), run.status, quantity(run.parameters))
         memory = size(run.estimated_memory_bytes)
-        time = estimated_time(run.estimated_s, may_use_gpu=may_use_gpu)
+        time = estimated_time(run.estimated_s, lacks_gpu=costs.lacks_gpu)
         table.add_row(
             *cells, time, memory if run.fits else f"[red]{memory}: too large[/red]", *[run.resources] * shapes_differ
         )
@@ -147,7 +110,7 @@ def plan(
     text = f"{costs.finished} finished{stopped}, {costs.to_do} to do"
     if costs.to_do:
         text += f" ({costs.to_suggest} still to be suggested)" if costs.to_suggest else ""
-        time = estimated_time(costs.estimated_s, may_use_gpu=may_use_gpu)
+        time = estimated_time(costs.estimated_s, lacks_gpu=costs.lacks_gpu)
         up_to = "up to " * shapes_differ
         about = f"about {time} on {up_to}{groups} worker group{'s' * (groups > 1)}" if time[0].isdigit() else time
         text += f": {about} ({costs.basis})"
@@ -156,14 +119,17 @@ def plan(
     console.print(text)
 
 
-def _timed(plan: Plan) -> Mapping[Shape, StepCost]:
-    """Measure the shapes of the plan, and say on standard error which."""
+def _measured(source: Source, question: GetPlan) -> PlanCost:
+    """The plan with the cost of each of its shapes, which are measured here and named on standard error."""
+    from cope_sweep.queries import plan_cost, recorded_plan
     from cope_sweep.train.measure import measure_plan
 
     console = make_console(stderr=True)
-    return measure_plan(
-        plan, on_shape=lambda row, number, total: console.print(f"measuring {number} of {total}: {escaped(row)}")
+    planned = recorded_plan(source.plan(question.name, question.scale), source.store)
+    timed = measure_plan(
+        planned, on_shape=lambda row, number, total: console.print(f"measuring {number} of {total}: {escaped(row)}")
     )
+    return plan_cost(planned, source.store, timed)
 
 
 def _show_attention(plan: Plan, as_json: bool) -> None:

@@ -1,73 +1,29 @@
-"""Questions of commands to a service with `--server`, in the place of the store of this machine."""
+"""Sweeps that a service executes: submitted with `--server`, and followed to their end."""
 
 from __future__ import annotations
 
 import math
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from cope_sweep.cli.options import open_store
 from cope_sweep.cli.output import duration, escaped, make_console, print_json
 from cope_sweep.errors import UserError
 
 if TYPE_CHECKING:
     from cope_sweep.api.answers import SweepProgress
     from cope_sweep.client import Client
-    from cope_sweep.queries import AblationFiles, Queries
 
-ServerOpt = Annotated[
-    str | None,
-    typer.Option(
-        "--server",
-        metavar="URL",
-        envvar="COPE_SWEEP_SERVER",
-        help="Ask this service in the place of a store; its API key is in COPE_SWEEP_KEY.",
-        show_default=False,
-    ),
-]
 PROGRESS_INTERVAL_S = 10.0
 """Between two lines about a sweep in which no run has begun or ended."""
 EXIT_CODES = {"finished": 0, "failed": 1, "interrupted": 130}
 """Exit codes by the status of a sweep at its end."""
 
 
-def connect(server: str) -> Client:
-    """A client of the service. Raises UserError for what is no address."""
-    from cope_sweep.client import Client
-
-    return Client(server)
-
-
-def reader(
-    root: str, index: str | None, server: str | None, ablations: AblationFiles | None = None
-) -> Queries | Client:
-    """Answers questions: a service, or the store."""
-    if server is not None:
-        return connect(server)
-    from cope_sweep.queries import Queries
-
-    return Queries(open_store(root, index), ablations)
-
-
-def location(queries: Queries | Client) -> str:
-    """Where the answers are from, for messages."""
-    store = getattr(queries, "store", None)
-    return f"the store {store.location}" if store is not None else f"the store of {queries.server}"  # type: ignore[union-attr]
-
-
-def refuse_local(server: str | None, **options: object) -> None:
-    """Raise UserError for options that need the files of this machine: `sets` for `--set`."""
-    for name, value in options.items():
-        if server is not None and value not in (None, False, [], ""):
-            option = {"sets": "--set", "every_run": "--runs"}.get(name, f"--{name.replace('_', '-')}")
-            raise UserError(f"{option} needs the files of this machine; leave it out, or leave out --server")
-
-
 def submit_remotely(
-    server: str,
+    client: Client,
     ablation: str,
     *,
     sets: list[str],
@@ -87,7 +43,7 @@ def submit_remotely(
             body = {"name": path.stem, "spec": path.read_text(encoding="utf-8")}
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(f"{path}: {error}") from error
-    with connect(server) as client:
+    with client:
         state = client.submit(**body, set=sets, **{name: value for name, value in options.items() if value is not None})
         if not follow:
             if as_json:

@@ -6,32 +6,18 @@ import contextlib
 import json
 import os
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from cope_sweep.api.questions import GetDifference, GetRun, GetStatus, GetSweep, ListSweeps
-from cope_sweep.cli.options import (
-    ABLATIONS,
-    STORE,
-    AblationsDir,
-    IndexOpt,
-    Json,
-    ScaleOpt,
-    Sets,
-    StoreOpt,
-    load_plan,
-)
+from cope_sweep.api.questions import GetDiff, GetPlan, GetRun, GetSweep, ListSweeps
+from cope_sweep.cli.options import SCALE, Json
 from cope_sweep.cli.output import escaped, grid, make_console, print_json
-from cope_sweep.cli.remote import ServerOpt, location, reader, refuse_local
+from cope_sweep.cli.source import Source, argument, asks
 from cope_sweep.errors import UserError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from cope_sweep.api.answers import Counts, PlanStatus, RunsDifference, RunState, SweepMember
-    from cope_sweep.client import Client
-    from cope_sweep.queries import Queries
+    from cope_sweep.api.answers import Counts, RunCost, RunsDiff, SweepMember
     from cope_sweep.store import Store
 
 MAX_SWEEPS = 100
@@ -39,59 +25,51 @@ MAX_SWEEPS = 100
 BROKEN = ("failed", "damaged")
 
 
-def status(
-    target: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[ABLATION|RUN|SWEEP]",
-            help="An ablation, or the id of a run or sweep. Default: the newest sweeps of this store.",
-            show_default=False,
-        ),
-    ] = None,
-    scale: ScaleOpt = None,
-    sets: Sets = [],
-    ablations: AblationsDir = ABLATIONS,
-    root: StoreOpt = STORE,
-    index: IndexOpt = None,
-    server: ServerOpt = None,
-    as_json: Json = False,
-) -> None:
+@asks(
+    GetPlan, "sets", "ablations", scale=SCALE,
+    name=argument(
+        metavar="[ABLATION|RUN|SWEEP]",
+        help="An ablation, or the id of a run or sweep. Default: the newest sweeps of this store.",
+        default=None,
+    ),
+)  # fmt: skip
+def status(question: GetPlan, source: Source, as_json: Json = False) -> None:
     """Show the status of sweeps and runs, and why runs failed, were stopped or are damaged.
 
     Example: `cope-sweep status quickstart`
 
     Example: `cope-sweep status 95199d1142de555d`
     """
-    from cope_sweep.queries import Queries, plan_status
     from cope_sweep.store.artifacts import RUN_ID
     from cope_sweep.store.index import IndexUnavailable
     from cope_sweep.store.sweeps import SWEEP_ID
 
-    refuse_local(server, sets=sets)
-    queries = reader(root, index, server)
-    if isinstance(queries, Queries):
+    target: str | None = question.name
+    if not source.server:
         with contextlib.suppress(IndexUnavailable):  # then they read as interrupted
-            queries.store.end_expired()
+            source.store.end_expired()
     if target is None:
-        _show_sweeps(queries, as_json)
+        _show_sweeps(source, as_json)
     elif RUN_ID.fullmatch(target):
-        _show_run(queries, target, as_json)
+        _show_run(source, target, as_json)
     elif SWEEP_ID.fullmatch(target):
-        _show_sweep(queries, target, as_json)
-    elif isinstance(queries, Queries):
-        _show_plan(plan_status(load_plan(target, ablations, scale, sets), queries.store), as_json)
+        _show_sweep(source, target, as_json)
     else:
-        _show_plan(queries.ask(GetStatus(target, scale)), as_json)
+        found = source.ask(question)
+        if as_json:
+            print_json(found.model_dump())
+        else:
+            _print_runs(found.runs)
 
 
-def _show_sweeps(queries: Queries | Client, as_json: bool) -> None:
-    page = queries.ask(ListSweeps(limit=MAX_SWEEPS))
+def _show_sweeps(source: Source, as_json: bool) -> None:
+    page = source.ask(ListSweeps(limit=MAX_SWEEPS))
     oldest_first = page.sweeps[::-1]
     if as_json:
         print_json([sweep.model_dump() for sweep in oldest_first])
         return
     if not page.sweeps:
-        make_console().print(f"no sweep in {location(queries)}; start one with: cope-sweep run quickstart")
+        make_console().print(f"no sweep in {source.location}; start one with: cope-sweep run quickstart")
         return
     table = grid("sweep", "ablation", "status", "executor", "runs")
     for sweep in oldest_first:
@@ -101,8 +79,8 @@ def _show_sweeps(queries: Queries | Client, as_json: bool) -> None:
     if page.total > len(page.sweeps):
         console.print(f"the newest {len(page.sweeps)} of {page.total} sweeps:")
     console.print(table)
-    if (store := getattr(queries, "store", None)) is not None:
-        _print_backlog(console, store)
+    if not source.server:
+        _print_backlog(console, source.store)
 
 
 def _print_backlog(console: Console, store: Store) -> None:
@@ -118,8 +96,8 @@ def _print_backlog(console: Console, store: Store) -> None:
         console.print(escaped(text), style="yellow", soft_wrap=True)
 
 
-def _show_sweep(queries: Queries | Client, sweep_id: str, as_json: bool) -> None:
-    sweep = queries.ask(GetSweep(sweep_id))
+def _show_sweep(source: Source, sweep_id: str, as_json: bool) -> None:
+    sweep = source.ask(GetSweep(sweep_id))
     if as_json:
         print_json(sweep.model_dump())
         return
@@ -132,10 +110,10 @@ def _show_sweep(queries: Queries | Client, sweep_id: str, as_json: bool) -> None
     _print_runs(sweep.members)
 
 
-def _show_run(queries: Queries | Client, run_id: str, as_json: bool) -> None:
-    run = queries.ask(GetRun(run_id, curve=False))
+def _show_run(source: Source, run_id: str, as_json: bool) -> None:
+    run = source.ask(GetRun(run_id, curve=False))
     if run.state.get("status") is None and run.status == "pending":
-        raise UserError(f"no run {run_id} in {location(queries)}; `cope-sweep plan ABLATION` lists the ids")
+        raise UserError(f"no run {run_id} in {source.location}; `cope-sweep plan ABLATION` lists the ids")
     document = run.model_dump(exclude={"curve", "values"})
     if as_json:
         print_json(document)
@@ -148,14 +126,7 @@ def _show_run(queries: Queries | Client, run_id: str, as_json: bool) -> None:
         console.print(traceback, style="red", markup=False, highlight=False)
 
 
-def _show_plan(statuses: PlanStatus, as_json: bool) -> None:
-    if as_json:
-        print_json(statuses.model_dump())
-    else:
-        _print_runs(statuses.runs)
-
-
-def _print_runs(runs: Iterable[RunState | SweepMember]) -> None:
+def _print_runs(runs: Iterable[RunCost | SweepMember]) -> None:
     runs = list(runs)
     shapes = [getattr(run, "resources", "") for run in runs]
     shown = len(set(shapes)) > 1
@@ -173,14 +144,11 @@ def _counts_text(counts: Counts) -> str:
     return ", ".join(f"{number} {name}" for name, number in sorted(counts.items(), key=lambda each: -each[1]))
 
 
-def diff(
-    left: Annotated[str, typer.Argument(metavar="RUN|SWEEP", help="The id of a run or sweep.", show_default=False)],
-    right: Annotated[str, typer.Argument(metavar="RUN|SWEEP", help="The id of another one.", show_default=False)],
-    root: StoreOpt = STORE,
-    index: IndexOpt = None,
-    server: ServerOpt = None,
-    as_json: Json = False,
-) -> None:
+SIDE = argument(metavar="RUN|SWEEP")
+
+
+@asks(GetDiff, left=SIDE, right=SIDE)
+def diff(question: GetDiff, source: Source, as_json: Json = False) -> None:
     """Show what differs between two runs or two sweeps: values of their specs, facts, and metrics with a test.
 
     The metrics of two sweeps are compared row by row, over the finished runs, by exact permutation tests; p is
@@ -190,18 +158,18 @@ def diff(
 
     Example: `cope-sweep diff 20260730-120000-abcd 20260731-090000-1234 --json`
     """
-    found = reader(root, index, server).ask(GetDifference(left, right))
+    found = source.ask(question)
     if as_json:
         print_json(found.model_dump())
     else:
-        _print_difference(found)
+        _print_diff(found)
 
 
 def _number(value: float | None, form: str) -> str:
     return "" if value is None else format(value, form)
 
 
-def _print_difference(found: RunsDifference) -> None:
+def _print_diff(found: RunsDiff) -> None:
     console = make_console()
     for name, total, finished in zip((found.left, found.right), found.runs, found.finished, strict=True):
         console.print(escaped(f"{name}: {finished} of {total} runs finished"))

@@ -7,27 +7,23 @@ import os
 import shlex
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from cope_sweep.cli.options import (
-    ABLATIONS,
-    STORE,
     AblationArg,
-    AblationsDir,
-    IndexOpt,
     Json,
     ScaleOpt,
     Sets,
-    StoreOpt,
     find_ablation,
     load_plan,
     open_store,
     seconds_in,
 )
 from cope_sweep.cli.output import escaped, make_console, print_json
-from cope_sweep.cli.remote import ServerOpt, refuse_local, submit_remotely
+from cope_sweep.cli.remote import submit_remotely
+from cope_sweep.cli.source import Source, asks, option
 from cope_sweep.cli.sweep_output import plan_arguments, print_cost, print_next_steps, print_outcome
 from cope_sweep.errors import UserError
 
@@ -38,6 +34,9 @@ if TYPE_CHECKING:
 
 RAY_JOB_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 """Ray sets this environment variable for the driver of a job."""
+
+TO_THE_END = ["schedule.kind=none"]
+"""The `--set` with which no schedule stops a run."""
 
 LocalOpt = Annotated[bool, typer.Option("--local", help="Train in this process, without Ray.")]
 RayAddressOpt = Annotated[
@@ -52,22 +51,12 @@ GroupsOpt = Annotated[
     int | None,
     typer.Option(min=1, help="Worker groups that train side by side. Default: as many as fit.", show_default=False),
 ]
-TimeBudgetOpt = Annotated[
-    str | None,
-    typer.Option(
-        "--time-budget",
-        metavar="TIME",
-        help="Stop after this time (`90m`, `2h`, `1d`): runs in training write checkpoints.",
-        show_default=False,
-    ),
-]
-MaxRunsOpt = Annotated[
-    int | None, typer.Option("--max-runs", min=1, help="Train at most so many runs.", show_default=False)
-]
-MaxFailuresOpt = Annotated[
-    int | None,
-    typer.Option("--max-failures", min=1, help="After so many failed runs, start no more.", show_default=False),
-]
+TIME_BUDGET = option(
+    "--time-budget",
+    metavar="TIME",
+    kind=str | None,
+    help="Stop after this time (`90m`, `2h`, `1d`): runs in training write checkpoints.",
+)
 KeepFailedOpt = Annotated[bool, typer.Option("--keep-failed", help="Do not try failed runs again.")]
 MlflowOpt = Annotated[
     str | None,
@@ -85,7 +74,9 @@ SubmissionOpt = Annotated[
 ]
 
 
+@asks("cope_sweep.store:Budget", "ablations", remote=False, time_budget_s=TIME_BUDGET)
 def run(
+    *,
     ablation: Annotated[
         str | None,
         typer.Argument(
@@ -101,14 +92,10 @@ def run(
     groups: GroupsOpt = None,
     keep_failed: KeepFailedOpt = False,
     mlflow: MlflowOpt = None,
-    time_budget: TimeBudgetOpt = None,
-    max_runs: MaxRunsOpt = None,
-    max_failures: MaxFailuresOpt = None,
+    request: dict[str, Any],
     no_mlflow: Annotated[bool, typer.Option("--no-mlflow", help="Record in the store only.")] = False,
     submission: SubmissionOpt = None,
-    ablations: AblationsDir = ABLATIONS,
-    root: StoreOpt = STORE,
-    index: IndexOpt = None,
+    source: Source,
     as_json: Json = False,
 ) -> None:
     """Train the runs that are not finished, record them in the store and in MLflow, and print the table.
@@ -127,19 +114,25 @@ def run(
     from cope_sweep.store import Budget
 
     if submission is not None:
-        _run_submission(submission, root, index, as_json, local=local, address=address)
+        _run_submission(submission, source, as_json, local=local, address=address)
     if ablation is None:
         raise UserError("name an ablation; `cope-sweep list` shows them")
-    seconds = seconds_in(time_budget, "--time-budget") if time_budget else None
-    budget = Budget(time_budget_s=seconds, max_runs=max_runs, max_failures=max_failures)
     _run(
-        ablation, scale, sets, ablations, root, index, as_json,
-        local=local, address=address, groups=groups, budget=budget, mlflow=mlflow, no_mlflow=no_mlflow,
-        leave_out={"failed"} if keep_failed else set(),
+        ablation, scale, sets, source, as_json,
+        local=local, address=address, groups=groups, budget=Budget(**in_seconds(request)), mlflow=mlflow,
+        no_mlflow=no_mlflow, leave_out={"failed"} if keep_failed else set(),
     )  # fmt: skip
 
 
+def in_seconds(budget: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a budget, with the seconds of `--time-budget`. Raises UserError."""
+    time = budget["time_budget_s"]
+    return budget | {"time_budget_s": seconds_in(time, "--time-budget") if time else None}
+
+
+@asks(None, "ablations", local=["local", "address", "groups", "mlflow", "no_mlflow"])
 def retry(
+    *,
     ablation: AblationArg,
     failed: Annotated[bool, typer.Option("--failed", help="Train failed runs again, from their last state.")] = False,
     stopped: Annotated[
@@ -152,10 +145,7 @@ def retry(
     groups: GroupsOpt = None,
     mlflow: MlflowOpt = None,
     no_mlflow: Annotated[bool, typer.Option("--no-mlflow", help="Record in the store only.")] = False,
-    ablations: AblationsDir = ABLATIONS,
-    root: StoreOpt = STORE,
-    index: IndexOpt = None,
-    server: ServerOpt = None,
+    source: Source,
     as_json: Json = False,
 ) -> None:
     """Train only the runs of an ablation that failed, or were stopped early; `run` trains all that are not finished.
@@ -167,14 +157,13 @@ def retry(
     if not failed and not stopped:
         raise UserError("say which runs to train again: --failed, --stopped, or both")
     wanted = (["failed"] if failed else []) + (["stopped"] if stopped else [])
-    if server is not None:
-        refuse_local(server, local=local, address=address, groups=groups, mlflow=mlflow, no_mlflow=no_mlflow)
-        sets = [*sets, *(["schedule.kind=none"] if stopped else [])]
-        submit_remotely(server, ablation, scale=scale, sets=sets, follow=True, as_json=as_json, only=wanted)
+    if source.client is not None:
+        sets = [*sets, *TO_THE_END] if stopped else sets
+        submit_remotely(source.client, ablation, scale=scale, sets=sets, follow=True, as_json=as_json, only=wanted)
         return
     leave_out: set[Status] = {"pending", "interrupted", "failed", "stopped", "damaged"}
     _run(
-        ablation, scale, sets, ablations, root, index, as_json,
+        ablation, scale, sets, source, as_json,
         local=local, address=address, groups=groups, budget=Budget(), mlflow=mlflow, no_mlflow=no_mlflow,
         leave_out={status for status in leave_out if status not in wanted}, to_the_end=stopped,
     )  # fmt: skip
@@ -184,9 +173,7 @@ def _run(
     ablation: str,
     scale: str | None,
     sets: list[str],
-    ablations: Path,
-    root: str,
-    index: str | None,
+    source: Source,
     as_json: bool,
     *,
     local: bool,
@@ -202,18 +189,19 @@ def _run(
 
     `leave_out` are statuses of runs that are not trained; with `to_the_end` the file's schedule stops none.
     """
+    root = source.root
     if RAY_JOB_VARIABLE in os.environ and "://" not in root and not Path(root).is_absolute():
         raise UserError(
             f"in a Ray job the folder {Path.cwd()} is temporary, and the store {root} would be deleted with it; "
             "name a lasting folder that all nodes share: --store /shared/store"
         )
-    plan = load_plan(ablation, ablations, scale, [*sets, *(["schedule.kind=none"] if to_the_end else [])])
-    store = open_store(root, index, create=True)
+    plan = load_plan(ablation, source.ablations, scale, [*sets, *TO_THE_END] if to_the_end else sets)
+    store = open_store(root, source.index, create=True)
     uri = _checked_uri(store, mlflow, no_mlflow)
     outcome = _execute(
         plan,
         store,
-        file_text=find_ablation(ablation, ablations).read_text(encoding="utf-8"),
+        file_text=find_ablation(ablation, source.ablations).read_text(encoding="utf-8"),
         local=local,
         address=address,
         groups=groups,
@@ -224,13 +212,11 @@ def _run(
     _show_and_exit(outcome, plan, store, uri, plan_arguments(ablation, scale, sets, root), as_json)
 
 
-def _run_submission(
-    sweep_id: str, root: str, index: str | None, as_json: bool, *, local: bool, address: str | None
-) -> None:
+def _run_submission(sweep_id: str, source: Source, as_json: bool, *, local: bool, address: str | None) -> None:
     """Execute a submitted sweep, show the table and exit. Where that cannot begin, the sweep is recorded as failed."""
     from cope_sweep.sweep.jobs import failing, job_submission
 
-    store = open_store(root, index, create=True)
+    store = open_store(source.root, source.index, create=True)
     with failing(store, sweep_id):
         submitted, plan = job_submission(store, sweep_id)
         uri = _checked_uri(store, submitted.mlflow, submitted.no_mlflow)

@@ -12,18 +12,17 @@ from cope_sweep.cli.options import (
     ABLATIONS,
     STORE,
     AblationArg,
-    IndexOpt,
     Json,
     ScaleOpt,
     Sets,
     find_ablation,
     load_plan,
     open_store,
-    seconds_in,
 )
 from cope_sweep.cli.output import escaped, make_console, print_json
-from cope_sweep.cli.remote import ServerOpt, refuse_local, submit_remotely
-from cope_sweep.cli.run_commands import MaxFailuresOpt, MaxRunsOpt, TimeBudgetOpt
+from cope_sweep.cli.remote import submit_remotely
+from cope_sweep.cli.run_commands import TIME_BUDGET, in_seconds
+from cope_sweep.cli.source import Source, asks
 from cope_sweep.cli.sweep_output import overrides, print_cost
 from cope_sweep.errors import UserError
 
@@ -33,7 +32,14 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 DashboardOpt = Annotated[str, typer.Option(envvar="RAY_API_SERVER_ADDRESS", help="The dashboard of the Ray cluster.")]
 
 
+@asks(
+    "cope_sweep.store:Budget",
+    local=["address", "store", "mlflow", "working_dir"],
+    without=["root"],
+    time_budget_s=TIME_BUDGET,
+)
 def submit(
+    *,
     ablation: AblationArg,
     address: DashboardOpt = "http://127.0.0.1:8265",
     scale: ScaleOpt = None,
@@ -54,11 +60,8 @@ def submit(
         str | None,
         typer.Option("--mlflow", metavar="URI", help="MLflow's address as the cluster sees it.", show_default=False),
     ] = None,
-    index: IndexOpt = None,
-    time_budget: TimeBudgetOpt = None,
-    max_runs: MaxRunsOpt = None,
-    max_failures: MaxFailuresOpt = None,
-    server: ServerOpt = None,
+    request: dict[str, Any],
+    source: Source,
     as_json: Json = False,
 ) -> None:
     """Run the ablation as a Ray job on a cluster, as `ray job submit` does; with `--server`, on that of a service.
@@ -72,14 +75,9 @@ def submit(
     from cope_sweep.config import load_ablation
     from cope_sweep.sweep.jobs import Cluster, new_submission, submit_job, submit_sweep
 
-    seconds = seconds_in(time_budget, "--time-budget") if time_budget else None
-    limits = {"time_budget_s": seconds, "max_runs": max_runs, "max_failures": max_failures}
-    if server is not None:
-        refuse_local(server, store=store, mlflow=mlflow, index=index)
-        submit_remotely(
-            server, ablation, scale=scale, sets=sets, follow=follow, as_json=as_json,
-            **limits,
-        )  # fmt: skip
+    limits, index = in_seconds(request), source.index
+    if source.client is not None:
+        submit_remotely(source.client, ablation, scale=scale, sets=sets, follow=follow, as_json=as_json, **limits)
         return
     plan = load_plan(ablation, working_dir / ABLATIONS, scale, sets)  # a faulty file fails here, not on the cluster
     is_here = urlsplit(address if "://" in address else f"//{address}").hostname in LOOPBACK
@@ -90,7 +88,7 @@ def submit(
             )
         store = str(Path(STORE).absolute())
     console = make_console(stderr=True)
-    print_cost(console, plan, open_store(store, index), max_runs=max_runs)
+    print_cost(console, plan, open_store(store, index), max_runs=limits["max_runs"])
 
     def on_line(line: str) -> None:
         console.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from cope_sweep.queries.ablations import AblationFiles, LoadedPlan
     from cope_sweep.queries.errors import NotFinishedError, NotFoundError
     from cope_sweep.queries.filters import parse_filter
-    from cope_sweep.queries.plans import measured_rates, plan_cost, plan_status, recorded_plan, worker_groups
+    from cope_sweep.queries.plans import measured_rates, plan_cost, recorded_plan, worker_groups
     from cope_sweep.queries.queries import Queries
 
 _MODULES = {
@@ -21,7 +21,6 @@ _MODULES = {
     "parse_filter": "filters",
     "measured_rates": "plans",
     "plan_cost": "plans",
-    "plan_status": "plans",
     "recorded_plan": "plans",
     "worker_groups": "plans",
     "Queries": "queries",
@@ -29,7 +28,7 @@ _MODULES = {
 
 __all__ = [
     "AblationFiles", "LoadedPlan", "NotFinishedError", "NotFoundError", "Queries", "measured_rates", "parse_filter",
-    "plan_cost", "plan_status", "recorded_plan", "worker_groups",
+    "plan_cost", "recorded_plan", "worker_groups",
 ]  # fmt: skip
 
 

@@ -8,8 +8,11 @@ import statistics
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
-from cope_sweep.api.answers import Counts, PlanCost, PlanStatus, RunCost, RunState
+import psutil
+
+from cope_sweep.api.answers import Counts, PlanCost, RunCost
 from cope_sweep.config import Plan, Resources, RunSpec, estimates, plan_of_recorded, suggested_estimates, total_seconds
 from cope_sweep.config.estimate import Shape, StepCost, run_flops, shape_of
 from cope_sweep.store import RunRecord, Status, Store
@@ -18,6 +21,8 @@ from cope_sweep.store.index import summaries
 WALL_S, RECOMPUTES = "facts.wall_s", "facts.checkpoint_activations"
 ENDED: tuple[Status, ...] = ("finished", "stopped")
 """Runs that the same command does not train again."""
+GPU_DEVICES = Path("/dev")
+"""The folder of the GPUs' device files, `nvidia0`, …"""
 
 
 def recorded_plan(plan: Plan, store: Store) -> Plan:
@@ -27,35 +32,10 @@ def recorded_plan(plan: Plan, store: Store) -> Plan:
     return plan_of_recorded(plan.ablation, summaries.recorded_rows(store.index, plan.name))
 
 
-def plan_status(plan: Plan, store: Store) -> PlanStatus:
-    """Each run of the plan: status, last known step, worker, and why it failed, was stopped or is damaged."""
-    plan = recorded_plan(plan, store)
-    records = store.index.records((run.run_id for run in plan.runs), values=False)
-    kinds = _Kinds(plan)
-    runs = []
-    for run in plan.runs:
-        record = records.get(run.run_id) or RunRecord(run.run_id)
-        runs.append(
-            RunState(
-                run_id=run.run_id,
-                row=plan.row_name(run.run_id),
-                seed=run.seed,
-                status=record.status,
-                step=record.step,
-                steps=run.train.steps,
-                worker_id=record.worker_id,
-                message=record.message,
-                resources=kinds.of_run(run.run_id).shape,
-            )
-        )
-    return PlanStatus(ablation=plan.name, counts=counted(run.status for run in runs), runs=runs)
-
-
 def plan_cost(
     plan: Plan,
     store: Store,
     timed: Mapping[Shape, StepCost] | None = None,
-    memory_limit_bytes: float = math.inf,
     *,
     leave_out: Collection[Status] = ENDED,
     max_runs: int | None = None,
@@ -66,23 +46,32 @@ def plan_cost(
         plan: The plan.
         store: The store.
         timed: Shape → what a few of its steps cost on this machine.
-        memory_limit_bytes: A run whose workers together need more does not fit.
         leave_out: Statuses of runs that are not to do.
         max_runs: How many runs are to do at most; None: no limit.
     """
     plan = recorded_plan(plan, store)
-    statuses = store.index.statuses(run.run_id for run in plan.runs)
+    records = store.index.records((run.run_id for run in plan.runs), values=False)
     estimated = estimates(plan, measured_rates(plan, store), timed)
     kinds = _Kinds(plan)
+    resources = plan.ablation.content.resources
+    may_use_gpu = resources.device != "cpu" and resources.gpus != 0
+    lacks_gpu = may_use_gpu and not has_gpu()
+    # The memory of a GPU is not known here.
+    memory_limit_bytes = math.inf if may_use_gpu and not lacks_gpu else psutil.virtual_memory().total
     runs = []
     for run in plan.runs:
         estimate, kind = estimated[run.run_id], kinds.of_run(run.run_id)
+        record = records.get(run.run_id) or RunRecord(run.run_id)
         runs.append(
             RunCost(
                 run_id=run.run_id,
                 row=plan.row_name(run.run_id),
                 seed=run.seed,
-                status=statuses.get(run.run_id, "pending"),
+                status=record.status,
+                step=record.step,
+                steps=run.train.steps,
+                worker_id=record.worker_id,
+                message=record.message,
                 parameters=estimate.parameters,
                 estimated_s=_rounded(estimate.seconds),
                 estimated_memory_bytes=estimate.memory_bytes,
@@ -104,8 +93,14 @@ def plan_cost(
         to_suggest=len(suggested),
         basis=to_do[0][0].basis if to_do else None,
         estimated_s=_rounded(total_seconds(to_do)),
+        lacks_gpu=lacks_gpu,
         runs=runs,
     )
+
+
+def has_gpu() -> bool:
+    """Whether this machine has a GPU that this process may use. Does not import torch."""
+    return os.environ.get("CUDA_VISIBLE_DEVICES") not in ("", "-1") and any(GPU_DEVICES.glob("nvidia[0-9]*"))
 
 
 def counted(statuses: Iterable[Status]) -> Counts:

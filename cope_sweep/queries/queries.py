@@ -13,13 +13,13 @@ from cope_sweep.api.answers import (
     Curves,
     CurvesOfRuns,
     MetricInfo,
+    PlanCost,
     PlannedRow,
     PlannedRun,
-    PlanStatus,
     RunDetail,
     RunLog,
     RunPage,
-    RunsDifference,
+    RunsDiff,
     ScaleSummary,
     SweepDetail,
     SweepEntry,
@@ -28,31 +28,33 @@ from cope_sweep.api.answers import (
 )
 from cope_sweep.api.questions import (
     CompareCurves,
+    ExportRuns,
     GetAblation,
     GetCurves,
-    GetDifference,
+    GetDiff,
     GetLog,
+    GetPlan,
     GetRun,
-    GetStatus,
     GetSweep,
     ListAblations,
     ListPlannedRuns,
     ListRuns,
     ListSweeps,
     Question,
+    RunFilter,
 )
 from cope_sweep.config import Plan, SpecError
 from cope_sweep.queries.ablations import AblationFiles, LoadedPlan
 from cope_sweep.queries.curves import KnownCurves, curves_of_runs, plan_curves, run_rows
 from cope_sweep.queries.errors import NotFinishedError, NotFoundError
 from cope_sweep.queries.logs import run_log
-from cope_sweep.queries.plans import plan_status, recorded_plan
+from cope_sweep.queries.plans import plan_cost, recorded_plan
 from cope_sweep.queries.records import sweep_fields
 from cope_sweep.queries.runs import detail as run_detail
 from cope_sweep.queries.runs import find as find_run
 from cope_sweep.queries.runs import page as run_page
 from cope_sweep.queries.runs import run_query
-from cope_sweep.store import QueryError, RunFolder, RunRecord, Store, SweepSummary
+from cope_sweep.store import QueryError, RunFolder, RunQuery, RunRecord, Store, SweepSummary
 from cope_sweep.store.errors import DamagedError
 from cope_sweep.store.index import summaries
 from cope_sweep.store.store import MEMORY
@@ -158,8 +160,8 @@ class Queries:
             text=text,
         )
 
-    def _status(self, question: GetStatus) -> PlanStatus:
-        return plan_status(self.files.load(question.name, question.scale).plan, self.store)
+    def _plan(self, question: GetPlan) -> PlanCost:
+        return plan_cost(self.files.load(question.name, question.scale).plan, self.store)
 
     def _ablation_fields(self, loaded: LoadedPlan) -> dict[str, Any]:
         """Raises SpecError, also for a faulty scale."""
@@ -208,6 +210,10 @@ class Queries:
     # -- runs ----------------------------------------------------------------------------------------------------
 
     def _runs(self, question: ListRuns) -> RunPage:
+        query = replace(self._run_query(question), limit=question.limit, offset=question.offset)
+        return run_page(self.store, self._files, question, query)
+
+    def _run_query(self, question: RunFilter) -> RunQuery:
         query = run_query(question)
         if query.sweep_id is not None:
             self._sweep_summary(query.sweep_id)
@@ -215,28 +221,25 @@ class Queries:
             query = replace(query, run_ids=tuple(self.load(question.ablation, question.scale).runs))
         elif question.scale is not None:
             raise QueryError(f"scale: {question.scale!r} is that of an ablation; name the ablation, too")
-        return run_page(self.store, self._files, question, query)
+        return query
 
-    def export(self, question: ListRuns, output_format: str, file: IO[bytes], *, curves: bool = False) -> int:
-        """Write all runs that match a query, or their curves, to a file: `results.export.write_runs`."""
+    def export(self, question: ExportRuns, file: IO[bytes]) -> int:
+        """Write all runs that match, or their curves, to a file, and return the number of its lines."""
         from cope_sweep.results.export import write_runs
 
-        query = run_query(question)
-        if query.sweep_id is not None:
-            self._sweep_summary(query.sweep_id)
-        return write_runs(self.store, query, output_format, file, curves=curves)
+        return write_runs(self.store, self._run_query(question), question.format or "csv", file, curves=question.curves)
 
-    def table(self, plan: Plan, *, against: str | None = None) -> Table:
+    def table(self, plan: Plan, *, compare: str | None = None) -> Table:
         """The table of a plan, with what its search has suggested: `results.table`."""
         from cope_sweep.results import table
 
-        return table(recorded_plan(plan, self.store), self.store, against=against)
+        return table(recorded_plan(plan, self.store), self.store, compare=compare)
 
-    def _difference(self, question: GetDifference) -> RunsDifference:
+    def _diff(self, question: GetDiff) -> RunsDiff:
         from cope_sweep.results.difference import store_difference
 
         found = store_difference(self.store, question.left, question.right)
-        return RunsDifference.model_validate(found.to_json())
+        return RunsDiff.model_validate(found.to_json())
 
     def _run(self, question: GetRun) -> RunDetail:
         """What cannot be read of its files is left out."""
@@ -318,13 +321,13 @@ class Queries:
 ANSWERS: dict[type[Question[Any]], Callable[[Queries, Any], Any]] = {
     ListAblations: Queries._ablations,
     GetAblation: Queries._ablation,
-    GetStatus: Queries._status,
+    GetPlan: Queries._plan,
     GetCurves: Queries._curves_of_plan,
     ListRuns: Queries._runs,
     ListPlannedRuns: Queries._runs,
     GetRun: Queries._run,
     GetLog: Queries._log,
-    GetDifference: Queries._difference,
+    GetDiff: Queries._diff,
     CompareCurves: Queries._curves_of_runs,
     ListSweeps: Queries._sweeps,
     GetSweep: Queries._sweep,

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from cope_sweep.api.answers import Failure, RunDetail, RunPage, RunSummary
-from cope_sweep.api.questions import ListRuns
+from cope_sweep.api.questions import ListRuns, RunFilter
 from cope_sweep.queries import cursors
 from cope_sweep.queries.ablations import AblationFiles, Place
 from cope_sweep.queries.errors import NotFoundError
@@ -23,17 +23,15 @@ from cope_sweep.store.values import check_document
 from cope_sweep.tracking.uri import run_page as mlflow_page
 
 
-def run_query(question: ListRuns) -> RunQuery:
-    """The query of the index for a page of runs, without its ablation and cursor. Raises QueryError."""
+def run_query(question: RunFilter) -> RunQuery:
+    """The query of the index for runs, without ablation and page. Raises QueryError."""
     return RunQuery(
         tuple(question.status),
         run_ids=None if question.run is None else tuple(question.run),
         sweep_id=question.sweep,
         filters=tuple(map(parse_filter, question.filter)),
         sort=question.sort,
-        descending=question.order == "desc",
-        limit=question.limit,
-        offset=question.offset,
+        descending=question.descending,
     )
 
 

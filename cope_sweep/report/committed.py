@@ -49,10 +49,10 @@ class Committed:
         return Table(self.plan, self.records, reference(self.plan))
 
 
-def committed_table(folder: Path, ablations: Path, name: str, scale: str | None, against: str | None) -> Table:
+def committed_table(folder: Path, ablations: Path, name: str, scale: str | None, compare: str | None) -> Table:
     """The table of one report of a folder.
 
-    Without `scale` it is that of the ablation's own size, or else the only one of the ablation. `against` is as in
+    Without `scale` it is that of the ablation's own size, or else the only one of the ablation. `compare` is as in
     `results.Table`; None: the comparison of the report.
 
     Raises UserError where there is no such report, or a stale one.
@@ -65,7 +65,7 @@ def committed_table(folder: Path, ablations: Path, name: str, scale: str | None,
         option = f" --scale {wanted}" if wanted else ""
         raise UserError(f"{folder} has no report of {name}{option}{hint}")
     found = _read(known[wanted], ablations)
-    return found.table if against is None else replace(found.table, against=against)
+    return found.table if compare is None else replace(found.table, compare=compare)
 
 
 def read_committed(results: Path, ablations: Path) -> Iterator[Committed]:

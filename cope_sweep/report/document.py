@@ -6,15 +6,16 @@ It loads nothing from elsewhere: its figures are `data:` URIs, and it has no scr
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from jinja2 import Environment
 from markupsafe import Markup
 
+from cope_sweep.api.questions import GetReport
 from cope_sweep.config import Plan, SpecError
-from cope_sweep.queries import AblationFiles, NotFoundError, recorded_plan
+from cope_sweep.queries import AblationFiles, NotFoundError, Queries, recorded_plan
 from cope_sweep.report.evidence import EXPLORATORY, Evidence, ReportError, evidence
 from cope_sweep.report.provenance import Provenance, duration, provenance
 from cope_sweep.results.layout import Layout
@@ -118,25 +119,29 @@ def document(files: AblationFiles, store: Store, scale: str | None = None) -> Do
     return Document(tuple(chapters), provenance(records.values(), store))
 
 
-def ablation_document(files: AblationFiles, store: Store, name: str, scale: str | None = None) -> Document:
-    """The document of one ablation at one scale (None: its own size). Raises as `document`, and NotFoundError."""
-    files.load(name, scale)
-    records: dict[str, RunRecord] = {}
-    chapter = _chapter(files, store, name, (scale,), records)
-    if not chapter.reports:
-        option = f" --scale {scale}" if scale else ""
-        raise ReportError(
-            f"no run of {name}{option} is finished in the store {store.location}; train them with: "
-            f"cope-sweep run {name}{option}"
-        )
-    return Document((chapter,), provenance(records.values(), store))
+def report_file(queries: Queries, question: GetReport, figure_url: Callable[[str], str]) -> bytes:
+    """The report of one ablation at one scale. In Markdown, `figure_url` gives the addresses of its figures.
+
+    Raises ReportError where no run is finished, NotFoundError, QueryError, SpecError, StoreError.
+    """
+    found = evidence(queries.load(question.name, question.scale).plan, queries.store, question.scale)
+    if question.format == "markdown":
+        return found.to_markdown({each.name: figure_url(each.name) for each in found.figures if each.figure}).encode()
+    return ablation_document(found, queries.store).to_html().encode()
+
+
+def ablation_document(found: Evidence, store: Store) -> Document:
+    """The document of one ablation at one scale."""
+    finished = sum(record.status == "finished" for record in found.table.records.values())
+    size = Size(found.scale, len(found.plan.runs), finished, found)
+    return Document((_sized(found.plan, (size,)),), provenance(found.table.records.values(), store))
 
 
 def _chapter(
     files: AblationFiles,
     store: Store,
     name: str,
-    wanted: Sequence[str | None] | None,
+    wanted: Sequence[str] | None,
     records: dict[str, RunRecord],
 ) -> Chapter:
     """The chapter of an ablation at some scales (None: all). Adds the records of its finished runs to `records`."""
@@ -153,7 +158,12 @@ def _chapter(
         return Chapter(name, "", "", "", (), str(error))
     for size in sizes:
         records |= size.evidence.table.records if size.evidence else {}
-    return Chapter(name, content.title, content.reproduces, " ".join(content.hypothesis.split()), tuple(sizes))
+    return _sized(base, tuple(sizes))
+
+
+def _sized(plan: Plan, sizes: tuple[Size, ...]) -> Chapter:
+    content = plan.ablation.content
+    return Chapter(plan.name, content.title, content.reproduces, " ".join(content.hypothesis.split()), sizes)
 
 
 def _size(plan: Plan, store: Store, scale: str | None) -> Size:

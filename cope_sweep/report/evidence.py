@@ -158,23 +158,23 @@ class Evidence:
 
     @property
     def _options(self) -> str:
-        against = self.table.against
+        against = self.table.compare
         scale = f" --scale {self.scale}" if self.scale else ""
         return scale + (f" --compare {_quoted(against)}" if against else "") + " --out ablations/results"
 
 
-def evidence(plan: Plan, store: Store, scale: str | None = None, *, against: str | None = None) -> Evidence:
+def evidence(plan: Plan, store: Store, scale: str | None = None, *, compare: str | None = None) -> Evidence:
     """The evidence of a plan at a scale, from the runs that are finished.
 
     Args:
         plan: The plan.
         store: The store.
         scale: The scale that the plan was made with.
-        against: What the rows are compared with, as in `results.Table`; None: `reference(plan)`.
+        compare: What the rows are compared with, as in `results.Table`; None: `reference(plan)`.
 
     Raises ReportError where no run is finished, StoreError.
     """
-    results = table(plan, store, against=against or reference(plan))
+    results = table(plan, store, compare=compare or reference(plan))
     if not any(record.status == "finished" for record in results.records.values()):
         option = f" --scale {scale}" if scale else ""
         raise ReportError(

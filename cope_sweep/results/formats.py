@@ -38,6 +38,17 @@ class Format:
     binary: bool = False
     """Whether it is not text."""
 
+    def file(self, table: Table, *, runs: bool = False, runs_url: str | None = None) -> bytes:
+        """The table; with `runs`, one line for each run. Raises QueryError where this format has no such lines."""
+        if not runs or self.name == "json":  # which always holds every run
+            return self.render(table, runs_url)
+        if self.render_runs is None:
+            able = " or ".join(each.name for each in formats().values() if each.render_runs)
+            raise QueryError(
+                f"{self.name} has no lines for single runs: choose the format {able}; json holds every run"
+            )
+        return self.render_runs(table)
+
 
 @cache
 def formats() -> Mapping[str, Format]:

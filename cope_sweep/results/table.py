@@ -29,14 +29,14 @@ class Table:
     records: Mapping[str, RunRecord]
     """Run id → record, for every run of the plan."""
 
-    against: str | None = None
+    compare: str | None = None
     """Reference of the comparison: the name of a row, or `paper`."""
 
     @cached_property
     def model(self) -> TableModel:
-        """The content of the table. Raises UserError if it cannot be compared with `against`."""
+        """The content of the table. Raises UserError if it cannot be compared with `compare`."""
         model = table_model(self.plan, self.records)
-        return model if self.against is None else compared(model, self.against)
+        return model if self.compare is None else compared(model, self.compare)
 
     @cached_property
     def runs(self) -> pd.DataFrame:
@@ -84,7 +84,7 @@ class Table:
             columns[f"{column.name}.published"] = _floats([each.value if each else None for each in published])
             columns[f"{column.name}.published_std"] = _floats([each.std if each else None for each in published])
             columns[f"{column.name}.best"] = pd.Series([cell.best for cell in cells], dtype="bool")
-            if self.against is not None:
+            if self.compare is not None:
                 columns |= _comparison_columns(column.name, [cell.comparison for cell in cells])
         return pd.DataFrame(columns)
 
@@ -108,8 +108,8 @@ class Table:
             "complete": self.complete,
             "stopped": self.model.stopped,
             "scaled": list(self.model.replaced),
-            "compared": None if self.against is None else {
-                "against": self.against, "rules": list(self.model.rules), "answer": self.model.answer,
+            "compared": None if self.compare is None else {
+                "against": self.compare, "rules": list(self.model.rules), "answer": self.model.answer,
             },
             "warnings": list(self.model.warnings),
             "rows": [_row_json(row) for row in self.model.rows],
@@ -151,9 +151,9 @@ class Table:
         return render.rich(self.model)
 
 
-def table(plan: Plan, store: Store, *, against: str | None = None) -> Table:
-    """The table of `plan` from the runs in the store, finished or not; `against`: see `Table`. Raises StoreError."""
-    return Table(plan, read_runs(plan, store), against)
+def table(plan: Plan, store: Store, *, compare: str | None = None) -> Table:
+    """The table of `plan` from the runs in the store, finished or not; `compare`: see `Table`. Raises StoreError."""
+    return Table(plan, read_runs(plan, store), compare)
 
 
 def _row_json(row: TableRow) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
-from fastapi import Depends, Header, Path, Query, Request
+from fastapi import Depends, Header, Request
 
 from cope_services.cached_route import Answers
 from cope_services.checkpoints import Checkpoints
@@ -94,26 +94,19 @@ async def _require_json(request: Request) -> None:
 
 
 ComponentsDep = Annotated[Components, Depends(_components)]
-Scale = Annotated[str | None, Query(description="One of the ablation's scales.", max_length=100)]
 
 
 def _finished_run(run_id: str, components: ComponentsDep) -> RunFolder:
     return components.queries.finished(run_id)
 
 
-async def _prepare(components: ComponentsDep, name: Annotated[str, Path(max_length=200)], scale: Scale = None) -> None:
-    await components.plans.prepare(name, scale)
-
-
 async def _prepare_all(components: ComponentsDep) -> None:
     await components.plans.prepare_all()
 
 
-PreparePlan = Depends(_prepare)
-"""The plan of the ablation in the path is made when the route is called, if it can be made."""
 PreparePlans = Depends(_prepare_all)
 """The plans of all ablations are made, or are being made."""
 FinishedRun = Annotated[RunFolder, Depends(_finished_run)]
 RequireJson = Depends(_require_json)
-Accept = Annotated[str | None, Header(description="Media type of the table; the parameter `format` has priority.")]
+Accept = Annotated[str | None, Header(description="Media type of the file; the parameter `format` has priority.")]
 IfNoneMatch = Annotated[str | None, Header(description="ETag of the version that the client has.")]

@@ -10,7 +10,7 @@ from cope_services.batching import Batcher
 from cope_services.errors import BusyError, error_response
 
 INFERENCE_PATH = re.compile(
-    r"/api/v1/perplexity|/api/v1/runs/[^/]+/(perplexity|probe)|(/openai/[^/]+)?/(v1/completions|tokenize|detokenize)"
+    r"/api/v1/perplexity|/api/v1/runs/[^/]+/probe|(/openai/[^/]+)?/(v1/completions|tokenize|detokenize)"
 )
 
 

@@ -17,15 +17,14 @@ from cope_sweep.api.requests import (
     PerplexityRequest,
     ScoredSequence,
     ScoredTotal,
-    SequencesRequest,
     TextUnits,
 )
 from cope_sweep.queries import NotFinishedError, NotFoundError, Queries
-from cope_sweep.store import RunFolder
 
 if TYPE_CHECKING:
     import numpy as np
 
+    from cope_services.dependencies import Components
     from cope_sweep.inference import Perplexity, Predictor, Scores, Window
 
 T = TypeVar("T")
@@ -48,7 +47,7 @@ class _Sequence:
     """Words and bytes; None for token ids."""
 
 
-async def compare(queries: Queries, predictors: Predictors, request: PerplexityRequest) -> bytes:
+async def compare(components: Components, request: PerplexityRequest) -> bytes:
     """The perplexity of each model of the request, in its order: a PerplexityComparison as JSON.
 
     One model after the other, so that the models of one request need not fit into memory together.
@@ -56,23 +55,19 @@ async def compare(queries: Queries, predictors: Predictors, request: PerplexityR
     Raises NotFoundError, NotFinishedError, TooLargeError, BusyError, InvalidTokensError, InvalidError,
     NotFiniteOutputError, DamagedCheckpointError.
     """
-    folders = [
-        await predictors.folders.get(_key(model), partial(find_model, queries, model)) for model in request.models
+    queries, predictors = components.queries, components.predictors
+    run_ids = [
+        model
+        if isinstance(model, str)
+        else await predictors.best.get(_key(model), partial(best_of_row, queries, model))
+        for model in request.models
     ]
-    answers = [
-        await measure(predictors, await predictors.get(run_id, partial(queries.finished, run_id)), request)
-        for run_id in [folder.run_id for folder in folders]
-    ]
+    answers = [await measure(predictors, await components.predictor(run_id), request) for run_id in run_ids]
     return b'{"results":[' + b",".join(answers) + b"]}"
 
 
-def _key(model: str | BestOfRow) -> Hashable:
-    return model if isinstance(model, str) else (model.ablation, model.scale, model.row)
-
-
-def find_model(queries: Queries, model: str | BestOfRow) -> RunFolder:
-    """The folder of a finished run, given by its id or as the best of a row."""
-    return queries.finished(model if isinstance(model, str) else best_of_row(queries, model))
+def _key(model: BestOfRow) -> Hashable:
+    return model.ablation, model.scale, model.row
 
 
 def best_of_row(queries: Queries, wanted: BestOfRow) -> str:
@@ -97,7 +92,7 @@ def best_of_row(queries: Queries, wanted: BestOfRow) -> str:
     return choose(sorted(values), key=values.__getitem__)
 
 
-async def measure(predictors: Predictors, predictor: Predictor, request: SequencesRequest) -> bytes:
+async def measure(predictors: Predictors, predictor: Predictor, request: PerplexityRequest) -> bytes:
     """The perplexity of one model: a ModelPerplexity as JSON. Raises as `compare`."""
     batcher = predictors.batcher
     context = request.context or (predictor.context if request.stride or request.text is not None else None)
@@ -117,7 +112,7 @@ async def _here(compute: Callable[[], T]) -> T:
 
 
 def _sequences(
-    predictor: Predictor, request: SequencesRequest, context: int | None, settings: Settings
+    predictor: Predictor, request: PerplexityRequest, context: int | None, settings: Settings
 ) -> list[_Sequence]:
     """The tokens and windows of each sequence. Raises TooLargeError, InvalidTokensError, DamagedCheckpointError."""
     from cope_sweep.inference import tokens_read, validate_sequence, windows
@@ -159,7 +154,7 @@ def _sequences(
 
 def _answer(
     predictor: Predictor,
-    request: SequencesRequest,
+    request: PerplexityRequest,
     sequences: list[_Sequence],
     scored: list[Scores],
     context: int | None,

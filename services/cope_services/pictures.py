@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import Literal, TypeVar
 from urllib.parse import quote, urlencode
 
 from cope_services.errors import BusyError
-from cope_services.schemas import FigureFormat, FigureInfo
+from cope_sweep.api.answers import FigureInfo
+from cope_sweep.api.questions import GetFigure, GetReport, ListFigures
 from cope_sweep.config import SpecError
 from cope_sweep.errors import UserError
 from cope_sweep.queries import NotFinishedError, NotFoundError, Queries
@@ -17,10 +18,10 @@ from cope_sweep.store import QueryError, StoreError
 
 MAX_WAITING = 32
 """Figures and reports that wait to be made. Answers that are known do not wait."""
-MEDIA_TYPES: dict[str, FigureFormat] = {
+MEDIA_TYPES: dict[str, Literal["svg", "png", "pdf", "csv"]] = {
     "image/svg+xml": "svg", "image/png": "png", "application/pdf": "pdf", "text/csv": "csv",
 }  # fmt: skip
-REPORT_MEDIA_TYPES = {"text/html": "html", "text/markdown": "markdown"}
+REPORT_MEDIA_TYPES: dict[str, Literal["html", "markdown"]] = {"text/html": "html", "text/markdown": "markdown"}
 REPORT_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 """A report has its styles and pictures in itself, and no script."""
 
@@ -35,29 +36,31 @@ class Pictures:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="pictures")
         self._waiting = 0
 
-    def listing(self, name: str, scale: str | None) -> list[FigureInfo]:
+    def listing(self, question: ListFigures) -> list[FigureInfo]:
         """The figures of an ablation. Raises UserError."""
         from cope_sweep.figures.available import available_figures
 
+        name, scale = question.name, question.scale
         query = f"?{urlencode({'scale': scale})}" if scale else ""
         return [
             FigureInfo(
                 name=each.name,
                 title=each.title,
                 kind=each.kind,
+                declared=each.declared,
                 formats=["png", "svg", "pdf", "csv"],
                 url=f"/api/v1/ablations/{quote(name, safe='')}/figures/{quote(each.name)}{query}",
             )
             for each in available_figures(self._queries.load(name, scale).plan)
         ]
 
-    async def figure(self, name: str, scale: str | None, figure: str, file_format: FigureFormat) -> bytes:
+    async def figure(self, question: GetFigure) -> bytes:
         """The file of a figure. Raises UserError, BusyError."""
-        return await self._made(lambda: self._figure(name, scale, figure, file_format))
+        return await self._made(lambda: self._figure(question))
 
-    async def report(self, name: str, scale: str | None, output_format: str) -> bytes:
+    async def report(self, question: GetReport) -> bytes:
         """The report of an ablation. Raises UserError, BusyError."""
-        return await self._made(lambda: self._report(name, scale, output_format))
+        return await self._made(lambda: self._report(question))
 
     async def _made(self, make: Callable[[], T]) -> T:
         if self._waiting >= MAX_WAITING:
@@ -68,29 +71,24 @@ class Pictures:
         finally:
             self._waiting -= 1
 
-    def _figure(self, name: str, scale: str | None, figure: str, file_format: FigureFormat) -> bytes:
+    def _figure(self, question: GetFigure) -> bytes:
         from cope_sweep.figures.available import draw_available
 
-        plan = self._queries.load(name, scale).plan
+        plan = self._queries.load(question.name, question.scale).plan
         try:
-            return draw_available(plan, self._queries.store, figure, file_format, scale=scale)
+            return draw_available(plan, self._queries.store, question)
         except (NotFoundError, QueryError, SpecError, StoreError):
             raise
         except UserError as error:  # no finished run, no checkpoint, no such mark in the tokens
             raise NotFinishedError(str(error)) from error
 
-    def _report(self, name: str, scale: str | None, output_format: str) -> bytes:
-        from cope_sweep.report import ReportError, evidence
-        from cope_sweep.report.document import ablation_document
+    def _report(self, question: GetReport) -> bytes:
+        from cope_sweep.report import ReportError
+        from cope_sweep.report.document import report_file
 
+        url = f"/api/v1/ablations/{quote(question.name, safe='')}/figures/"
+        query = urlencode({"format": "svg"} | ({"scale": question.scale} if question.scale else {}))
         try:
-            if output_format == "html":
-                document = ablation_document(self._queries.files, self._queries.store, name, scale)
-                return document.to_html().encode()
-            found = evidence(self._queries.load(name, scale).plan, self._queries.store, scale)
-            query = urlencode({"format": "svg"} | ({"scale": scale} if scale else {}))
-            base = f"/api/v1/ablations/{quote(name, safe='')}/figures"
-            drawn = [each.name for each in found.figures if each.figure is not None]
-            return found.to_markdown({each: f"{base}/{quote(each)}?{query}" for each in drawn}).encode()
+            return report_file(self._queries, question, lambda figure: f"{url}{quote(figure)}?{query}")
         except ReportError as error:
             raise NotFinishedError(str(error)) from error

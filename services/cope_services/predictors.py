@@ -75,6 +75,8 @@ class Predictors:
         self._checkpoints = checkpoints
         self.folders: Lookups[RunFolder] = Lookups(LOOKUPS)
         """Look-ups of the folders of runs."""
+        self.best: Lookups[str] = Lookups(LOOKUPS)
+        """Look-ups of the best runs of rows."""
         self._lookups: Lookups[Predictor] = Lookups(LOOKUPS)
         self._latest: WeakValueDictionary[Hashable, Predictor] = WeakValueDictionary()
         self._fresh: TTLCache[Hashable, ref[Predictor]] = TTLCache(MAX_KNOWN, FRESH_S)

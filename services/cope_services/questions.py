@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Awaitable, Callable
 from dataclasses import MISSING
 from typing import Annotated, Any
 
@@ -10,32 +11,51 @@ from fastapi import APIRouter, Path, Query, Response
 from pydantic import BaseModel, Field, create_model
 from starlette.concurrency import run_in_threadpool
 
-from cope_services.dependencies import Components, ComponentsDep, IfNoneMatch
+from cope_services.dependencies import Accept, Components, ComponentsDep, IfNoneMatch
 from cope_services.responses import json_response
-from cope_sweep.api.questions import CompareCurves, GetDifference, GetSweep, ListRuns, ListSweeps, Parameter, Question
+from cope_services.schemas import Responses
+from cope_sweep.api.questions import CompareCurves, GetDiff, GetSweep, ListRuns, ListSweeps, Parameter, Question
 
-WITHOUT_PLANS = (GetDifference, CompareCurves, ListSweeps, GetSweep)
+WITHOUT_PLANS = (GetDiff, CompareCurves, ListSweeps, GetSweep)
 """Questions about the store alone: they do not wait for plans of ablation files."""
 
 
+Answerer = Callable[[Components, Any, str | None], Awaitable[Response]]
+"""Answers a question; for a file, in the format that the question or else the Accept header names."""
+
+
 def add_questions(router: APIRouter, *questions: type[Question[Any]]) -> None:
-    """Add a GET route for each question. The prefix of the router is the begin of their paths."""
+    """Add a GET route for each question that the queries answer."""
     for question in questions:
-        route = router.get(question.path.removeprefix(router.prefix), response_model=question.answer_type())
-        route(_endpoint(question))
+        add_question(router, question, _ask)
 
 
-def _endpoint(question: type[Question[Any]]) -> Any:
+def add_question(
+    router: APIRouter, question: type[Question[Any]], answer: Answerer, responses: Responses | None = None
+) -> None:
+    """Add a GET route for a question. The prefix of the router is the begin of its path."""
+    model = question.answer_type()
+    documented: dict[str, Any] = {"response_class": Response} if model is bytes else {"response_model": model}
+    route = router.get(question.path.removeprefix(router.prefix), responses=responses, **documented)
+    route(_endpoint(question, answer))
+
+
+def _endpoint(question: type[Question[Any]], respond: Answerer) -> Any:
     """The function that answers a question; its signature tells FastAPI the parameters."""
     in_path = [each for each in question.parameters() if each.in_path]
 
-    async def answer(components: Components, query: BaseModel, if_none_match: str | None, **names: str) -> Response:
-        return await _ask(components, question(**names, **dict(query)))
+    async def answer(
+        components: Components, query: BaseModel, if_none_match: str | None, accept: str | None = None, **names: str
+    ) -> Response:
+        asked = question(**names, **dict(query))
+        await _prepare(components, asked)
+        return await respond(components, asked, accept)
 
     own = {
         "components": ComponentsDep,
         **{each.name: Annotated[each.kind, Path(description=each.description)] for each in in_path},
         "query": Annotated[_query_model(question), Query()],
+        **({"accept": Accept} if question.answer_type() is bytes else {}),
         "if_none_match": IfNoneMatch,
     }
     parameters = [
@@ -43,7 +63,7 @@ def _endpoint(question: type[Question[Any]]) -> Any:
             name,
             inspect.Parameter.KEYWORD_ONLY,
             annotation=kind,
-            default=None if name == "if_none_match" else inspect.Parameter.empty,
+            default=None if name in ("accept", "if_none_match") else inspect.Parameter.empty,
         )
         for name, kind in own.items()
     ]
@@ -71,14 +91,19 @@ def _function_name(question: type[Question[Any]]) -> str:
     return "".join(f"_{each.lower()}" if each.isupper() else each for each in question.__name__).lstrip("_")
 
 
-async def _ask(components: Components, question: Question[Any]) -> Response:
-    """The answer as JSON, when the plans that it needs are made."""
-    if not isinstance(question, WITHOUT_PLANS):
-        name = getattr(question, "name", None) or getattr(question, "ablation", None)
-        if name is None or isinstance(question, ListRuns):
-            await components.plans.prepare_all()
-        if name is not None:
-            await components.plans.prepare(name, getattr(question, "scale", None))
+async def _prepare(components: Components, question: Question[Any]) -> None:
+    """Return when the plans are made that the question needs."""
+    if isinstance(question, WITHOUT_PLANS):
+        return
+    name = getattr(question, "name", None) or getattr(question, "ablation", None)
+    if name is None or isinstance(question, ListRuns):
+        await components.plans.prepare_all()
+    if name is not None:
+        await components.plans.prepare(name, getattr(question, "scale", None))
+
+
+async def _ask(components: Components, question: Question[Any], accept: str | None) -> Response:
+    """The answer as JSON."""
 
     def answer() -> Response:
         chosen = isinstance(question, ListRuns) and bool(question.fields)

@@ -30,16 +30,3 @@ INFERENCE_ERRORS = error_responses(409, 413, 415, 429, 504)
 
 class Health(BaseModel):
     status: str
-
-
-FigureFormat = Literal["png", "svg", "pdf", "csv"]
-
-
-class FigureInfo(BaseModel):
-    """A figure of an ablation."""
-
-    name: str
-    title: str
-    kind: str
-    formats: list[FigureFormat]
-    url: str = Field(description="Of the figure; add `format`.")

@@ -11,6 +11,7 @@ from werkzeug.datastructures import MIMEAccept
 from werkzeug.http import parse_accept_header
 
 from cope_services.errors import NotAcceptableError
+from cope_sweep.api.questions import GetTable
 from cope_sweep.queries import LoadedPlan, Queries
 from cope_sweep.results.formats import Format, find_format, formats
 
@@ -35,18 +36,13 @@ class Tables:
             LRUCache(MAX_CACHED_RUNS, lambda table: len(table.records) + 1),
             key=lambda state, *_: state,
             condition=Condition(),
-        )(lambda _, loaded, against: queries.table(loaded.plan, against=against))
+        )(lambda _, loaded, compare: queries.table(loaded.plan, compare=compare))
 
-    def table(
-        self, name: str, scale: str | None, output_format: Format, *, runs: bool = False, against: str | None = None
-    ) -> bytes:
-        """The table of an ablation. With `runs`, formats that can have a line for each run. Raises UserError."""
-        loaded = self._queries.load(name, scale)
-        state = self._queries.version(loaded), name, against
-        whole = self._cached(state, loaded, against)
-        if runs and output_format.render_runs is not None:
-            return output_format.render_runs(whole)
-        return output_format.render(whole, RUNS_URL)
+    def table(self, question: GetTable, output_format: Format) -> bytes:
+        """The table of an ablation. Raises UserError."""
+        loaded = self._queries.load(question.name, question.scale)
+        state = self._queries.version(loaded), question.name, question.compare
+        return output_format.file(self._cached(state, loaded, question.compare), runs=question.runs, runs_url=RUNS_URL)
 
 
 def negotiate(output_format: str | None, accept: str | None) -> Format:

@@ -55,7 +55,8 @@ class Shell:
 
     def __call__(self, *words, code=0, stdin=""):
         """Run the command in this process; its standard output and standard error."""
-        out, err = io.StringIO(), io.StringIO()
+        written, err = io.BytesIO(), io.StringIO()
+        out = io.TextIOWrapper(written, encoding="utf-8", newline="", write_through=True)  # files are written as bytes
         with (
             contextlib.chdir(self.folder),
             mock.patch.dict(os.environ, self.environment, clear=True),
@@ -66,9 +67,9 @@ class Shell:
             pytest.raises(SystemExit) as ended,
         ):
             main()
-        exit_code = ended.value.code or 0
-        assert exit_code == code, f"{words} exited with {exit_code}:\n{out.getvalue()}\n{err.getvalue()}"
-        return out.getvalue(), err.getvalue()
+        exit_code, text = ended.value.code or 0, written.getvalue().decode()
+        assert exit_code == code, f"{words} exited with {exit_code}:\n{text}\n{err.getvalue()}"
+        return text, err.getvalue()
 
     def json(self, *words, code=0):
         return json.loads(self(*words, "--json", code=code)[0])

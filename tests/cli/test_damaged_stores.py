@@ -85,7 +85,7 @@ def test_every_command_answers(damaged, rebuilt):
     for words in (
         ["list"],
         ["plan", "tiny"],
-        ["report", "tiny"],
+        ["table", "tiny"],
         ["runs", "--limit", "1000"],
         ["status"],
         ["store", "rebuild"],
@@ -99,7 +99,7 @@ def test_every_command_answers(damaged, rebuilt):
             assert damaged.json("status", run_id)["status"] == known[run_id]
     found = {problem["item"] for problem in damaged.json("store", "check", "--checksums", code=1)}
     assert damaged.good not in found
-    row = damaged.json("report", "tiny")["rows"][0]
+    row = damaged.json("table", "tiny")["rows"][0]
     assert row["counts"]["finished"] == row["metrics"]["in_dist/token_error"]["n"]
 
 
@@ -115,7 +115,7 @@ LOSSES = [
 
 
 def rows(shell):
-    return shell.json("report", "tiny")["rows"]
+    return shell.json("table", "tiny")["rows"]
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import shutil
 
 import pandas as pd
@@ -23,7 +24,7 @@ def test_the_data_of_each_kind(stored, kind):
 
 def test_files_have_the_format_of_their_suffix(stored):
     out, _ = stored("figure", "tiny", "-o", "curves.svg", "--title", "Tiny <copy>")
-    assert out == "curves.svg: Tiny <copy>\n"
+    assert re.fullmatch(r"curves.svg: \d+\.\d KiB\n", out)
     texts = svg_texts((stored.folder / "curves.svg").read_bytes())
     assert {"Tiny <copy>", "CoPE, n = 1, 1 unfinished (dotted)"} <= set(texts)
     stored("figure", "tiny", "-k", "summary", "--output", "any.name", "--format", "pdf")
@@ -66,7 +67,7 @@ def test_maps_of_a_run_and_of_an_ablation(trained):
     [
         (
             ["--kind", "curve"],
-            "--kind curve: there is no such figure; did you mean 'curves'? accepted: curves, convergence",
+            "tiny has no figure 'curve'; did you mean 'curves'? accepted: curves, convergence",
         ),
         (["--row", "CoPe"], "tiny has no row 'CoPe'; did you mean 'CoPE'? accepted: CoPE, none"),
         (["--metric", "train/los"], "no run of tiny has logged 'train/los'; did you mean 'train/loss'?"),

@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cope_sweep.cli import output
-from cope_sweep.cli.output import duration, estimated_time, grid, has_gpu, quantity, size
+from cope_sweep.cli.output import duration, estimated_time, grid, quantity, size
+from cope_sweep.queries import plans
+from cope_sweep.queries.plans import has_gpu
 
 
 @pytest.mark.parametrize(
@@ -41,7 +42,7 @@ def test_durations_are_short(seconds):
 
 @pytest.fixture(params=[False, True], ids=["no GPU", "a GPU"])
 def gpu(request, tmp_path, monkeypatch):
-    monkeypatch.setattr(output, "GPU_DEVICES", tmp_path)
+    monkeypatch.setattr(plans, "GPU_DEVICES", tmp_path)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if request.param:
         (tmp_path / "nvidia0").touch()
@@ -51,9 +52,9 @@ def gpu(request, tmp_path, monkeypatch):
 
 def test_years_without_the_gpu_that_may_be_used_are_not_given(gpu):
     year_s = 365.25 * 86400
-    assert estimated_time(2 * year_s, may_use_gpu=True) == ("2.0 y" if gpu else "needs a GPU")
-    assert estimated_time(2 * year_s, may_use_gpu=False) == "2.0 y"
-    assert estimated_time(0.5 * year_s, may_use_gpu=True) == "183 d"
+    assert estimated_time(2 * year_s, lacks_gpu=not gpu) == ("2.0 y" if gpu else "needs a GPU")
+    assert estimated_time(2 * year_s, lacks_gpu=False) == "2.0 y"
+    assert estimated_time(0.5 * year_s, lacks_gpu=not gpu) == "183 d"
 
 
 def test_a_hidden_gpu_does_not_count(gpu, monkeypatch):

@@ -101,7 +101,7 @@ from cope_sweep.cli import main
 atexit.register(lambda: sys.stderr.write(str([name for name in {heavy} if name in sys.modules])))
 main()
 """
-    for words in (["list"], ["status"], ["status", "tiny"], ["plan", "tiny"], ["runs"], ["report", "tiny"]):
+    for words in (["list"], ["status"], ["status", "tiny"], ["plan", "tiny"], ["runs"], ["table", "tiny"]):
         command = [sys.executable, "-c", code, *words]
         done = subprocess.run(command, cwd=stored.folder, env=stored.environment, capture_output=True, text=True)
         assert (done.returncode, done.stderr) == (0, "[]")
@@ -140,7 +140,7 @@ def test_bad_input(shell, words, message):
 def test_an_empty_store_points_to_results_beside_the_files(shell):
     assert "has results" not in shell("list")[0]
     (shell.folder / "ablations/results").mkdir()
-    assert "cope-sweep report flip_flop --from ablations/results" in shell("list")[0]
+    assert "cope-sweep table flip_flop --from ablations/results" in shell("list")[0]
 
 
 def test_ids_are_whole_in_a_narrow_terminal(shell, monkeypatch):

@@ -48,24 +48,24 @@ def test_the_evidence_of_one_ablation(declaring):
 
 def test_a_report_is_shown_without_a_store(declaring, tmp_path):
     declaring("report", "tiny", "--out", "out")
-    known = declaring.json("report", "tiny", "--compare", "CoPE")
-    found = declaring.json("report", "tiny", "--from", "out", "--store", str(tmp_path / "nowhere"))
+    known = declaring.json("table", "tiny", "--compare", "CoPE")
+    found = declaring.json("table", "tiny", "--from", "out", "--store", str(tmp_path / "nowhere"))
     means = [[row["metrics"]["in_dist/token_error"]["mean"] for row in each["rows"]] for each in (known, found)]
     assert means[0] == means[1]
     assert found["compared"]["against"] == "model.position=CoPE"
-    assert declaring.json("report", "tiny", "--from", "out", "--compare", "none")["compared"]["against"] == "none"
+    assert declaring.json("table", "tiny", "--from", "out", "--compare", "none")["compared"]["against"] == "none"
     assert not (tmp_path / "nowhere").exists()
-    for arguments, message in (
-        (("quickstart", "--from", "out"), "out has no report of quickstart"),
+    for words, message in (
+        (("table", "quickstart", "--from", "out"), "out has no report of quickstart"),
         (
-            ("tiny", "--from", "out", "--scale", "small"),
+            ("table", "tiny", "--from", "out", "--scale", "small"),
             "no report of tiny --scale small; it has reports at: its own size",
         ),
-        (("tiny", "--from", "out", "--out", "more"), "leave out --out"),
+        (("table", "tiny", "--from", "out", "--set", "seeds=[0]"), "leave out --set"),
     ):
-        assert message in declaring("report", *arguments, code=2)[1].replace("\n", " ")
+        assert message in declaring(*words, code=2)[1].replace("\n", " ")
     (declaring.folder / "out/tiny.parquet").write_bytes(b"PAR1 not really")
-    assert "out/tiny.parquet: not the runs of a report" in declaring("report", "tiny", "--from", "out", code=2)[
+    assert "out/tiny.parquet: not the runs of a report" in declaring("table", "tiny", "--from", "out", code=2)[
         1
     ].replace("\n", " ")
 
@@ -89,19 +89,20 @@ def test_declared_figures_are_drawn_without_a_kind(declaring):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["report"], "name an ablation, or write --all --out DIR"),
+        (["report"], "name one ablation, or write --all --out DIR"),
         (["report", "--all"], "--all writes a document; name a folder for it with --out DIR"),
         (["report", "tiny", "--all", "--out", "out"], "name one ablation, or write --all"),
         (["report", "--out", "out"], "name one ablation, or write --all"),
-        (["report", "tiny", "--out", "out", "--format", "csv"], "--out writes files of fixed formats"),
+        (["report", "tiny", "--out", "out", "--format", "html"], "--out writes files of fixed formats"),
+        (["report", "tiny", "--compare", "CoPE"], "--compare and --json are of the files of --out DIR"),
         (["report", "other", "--out", "out"], "train them with: cope-sweep run other"),
         (["report", "--all", "--scale", "small", "--out", "out"], "at the scale small is finished in the store"),
         (["report", "tiny", "--out", "ablations/tiny.yaml/out"], "name another folder with --out"),
-        (["figure", "tiny", "--declared", "map"], "tiny declares no such figure; did you mean 'maps'?"),
-        (["figure", "other", "--declared", "maps"], "other declares no such figure, and none"),
-        (["figure", "tiny", "-o", "all.svg"], "tiny declares curves, maps; choose one with --declared"),
-        (["report", "tiny", "--compare", "position=CoP"], "has no label 'CoP'; did you mean 'CoPE'?"),
-        (["report", "tiny", "--compare", "dim=8"], "tiny has no axis 'dim'"),
+        (["figure", "tiny", "--declared", "map"], "tiny has no figure 'map'; did you mean 'maps'?"),
+        (["figure", "other", "--declared", "maps-2"], "other has no figure 'maps-2'"),
+        (["figure", "tiny", "-o", "all.svg"], "tiny declares curves, maps; choose one with --kind"),
+        (["table", "tiny", "--compare", "position=CoP"], "has no label 'CoP'; did you mean 'CoPE'?"),
+        (["table", "tiny", "--compare", "dim=8"], "tiny has no axis 'dim'"),
     ],
 )
 def test_errors(declaring, words, message):

@@ -72,7 +72,7 @@ def test_status_shows_the_traceback_of_a_failed_run(stored):
 
 
 def test_report_says_what_was_stopped(stored):
-    out, _ = stored("report", "tiny", "--format", "markdown")
+    out, _ = stored("table", "tiny", "--format", "markdown")
     assert "1 run was stopped early and not averaged" in out.replace("\n", " ")
     assert "1/2: 1 failed" in out
     assert "0/2: 1 stopped, 1 damaged" in out
@@ -103,28 +103,28 @@ def test_the_index_may_be_in_another_database(stored, tmp_path):
     ],
 )
 def test_report_formats(stored, output_format, text):
-    out, _ = stored("report", "tiny", "--format", output_format)
+    out, _ = stored("table", "tiny", "--format", output_format)
     assert text in out
     assert "CoPE" in out
 
 
 def test_report_writes_a_file(stored):
-    assert stored("report", "tiny", "--output", "table.md") == ("", "")
-    assert (stored.folder / "table.md").read_text() == stored("report", "tiny", "--format", "markdown")[0]
-    assert stored.json("report", "tiny")["rows"][0]["row"] == "CoPE"
+    assert stored("table", "tiny", "--output", "table.md") == ("", "")
+    assert (stored.folder / "table.md").read_text() == stored("table", "tiny", "--format", "markdown")[0]
+    assert stored.json("table", "tiny")["rows"][0]["row"] == "CoPE"
 
 
 def test_report_exports_every_run(stored):
     for run in stored.runs:
         finish(stored.store, run, {"in_dist/token_error": 1.0})
-    stored("report", "tiny", "--runs", "--format", "parquet", "--output", "runs.parquet")
+    stored("table", "tiny", "--runs", "--format", "parquet", "--output", "runs.parquet")
     frame = pd.read_parquet(stored.folder / "runs.parquet")
     assert len(frame) == 4
     assert set(frame["seed"]) == {0, 1}
     assert frame["in_dist/token_error"].notna().all()
-    stored("report", "tiny", "--runs", "--format", "csv", "--output", "runs.csv")
+    stored("table", "tiny", "--runs", "--format", "csv", "--output", "runs.csv")
     assert len(pd.read_csv(stored.folder / "runs.csv")) == 4
-    stored("report", "tiny", "--format", "parquet", "--output", "rows.parquet")
+    stored("table", "tiny", "--format", "parquet", "--output", "rows.parquet")
     assert list(pd.read_parquet(stored.folder / "rows.parquet")["row"]) == ["CoPE", "none"]
 
 
@@ -134,18 +134,21 @@ def test_report_exports_every_run(stored):
         (["status", "0123456789abcdef"], "no run '0123456789abcdef'"),
         (["status", "20260101-000000-abcd"], "no sweep '20260101-000000-abcd'"),
         (["status", "--index", "mysql://x"], "is no index; accepted: sqlite:///PATH and postgresql://"),
-        (["report", "tiny", "--format", "parquet"], "name a file"),
-        (["report", "tiny", "--runs", "--format", "latex"], "--runs needs --format csv or parquet"),
-        (["report", "tiny", "--format", "exe"], "no format 'exe'; the formats are: json, csv, markdown"),
-        (["report", "tiny", "--compare", "CoPe"], "no row 'CoPe'; did you mean 'CoPE'?"),
-        (["report", "tiny", "--compare", "paper"], "tiny has no published numbers"),
-        (["report", "tiny", "--runs"], "--runs needs --format csv or parquet, not terminal"),
+        (["table", "tiny", "--format", "parquet"], "name a file"),
         (
-            ["report", "tiny", "--format", "csv", "--output", "nowhere/x.csv"],
+            ["table", "tiny", "--runs", "--format", "latex"],
+            "latex has no lines for single runs: choose the format csv or parquet",
+        ),
+        (["table", "tiny", "--format", "exe"], "no format 'exe'; the formats are: json, csv, markdown"),
+        (["table", "tiny", "--compare", "CoPe"], "no row 'CoPe'; did you mean 'CoPE'?"),
+        (["table", "tiny", "--compare", "paper"], "tiny has no published numbers"),
+        (["table", "tiny", "--runs"], "terminal has no lines for single runs"),
+        (
+            ["table", "tiny", "--format", "csv", "--output", "nowhere/x.csv"],
             "nowhere/x.csv: No such file or directory",
         ),
         (
-            ["report", "tiny", "--format", "parquet", "--output", "nowhere/x.parquet"],
+            ["table", "tiny", "--format", "parquet", "--output", "nowhere/x.parquet"],
             "nowhere/x.parquet: No such file or directory",
         ),
     ],
@@ -174,12 +177,12 @@ def test_diff_of_two_runs(stored):
 def test_report_compares_rows(stored):
     for run in stored.runs:
         finish(stored.store, run, {"in_dist/token_error": 1.0 + run.seed})
-    out, _ = stored("report", "tiny", "--compare", "CoPE")
+    out, _ = stored("table", "tiny", "--compare", "CoPE")
     assert "Difference of In-dist.: row minus CoPE" in " ".join(out.split())
     assert (
         "With 2 runs a row and 1 comparison the corrected p of an exact permutation test is at least 0.333"
         in " ".join(out.split())
     )
-    assert stored.json("report", "tiny", "--compare", "none")["rows"][0]["metrics"]["in_dist/token_error"][
-        "comparison"
-    ]["n"] == [2, 2]
+    assert stored.json("table", "tiny", "--compare", "none")["rows"][0]["metrics"]["in_dist/token_error"]["comparison"][
+        "n"
+    ] == [2, 2]

@@ -41,13 +41,13 @@ def test_run_records_in_mlflow(shell):
 def test_run_shows_what_to_do_next(trained):
     out, _ = trained("run", "tiny", "--local")
     assert "Nothing to train: all 4 runs are finished." in out
-    assert "cope-sweep report tiny --format latex" in out
+    assert "cope-sweep table tiny --format latex" in out
     assert f"mlflow ui --backend-store-uri sqlite:///{trained.folder}/store/mlflow.db" in out
     assert "cope-sweep perplexity " in out
     assert " --tokens '" in out
     assert "cope-sweep serve " in out
     out, _ = trained("run", "tiny", "--local", "--no-mlflow", "--store", "./store", "--set", "seeds=[0]")
-    assert "cope-sweep report tiny --set 'seeds=[0]' --format latex" in out
+    assert "cope-sweep table tiny --set 'seeds=[0]' --format latex" in out
     assert "mlflow ui" not in out
 
 
@@ -292,10 +292,10 @@ def test_a_search_is_continued_and_every_command_shows_its_rows(shell):
     assert "tiny: A tiny copy: 3 to suggest · starting workers" in err
     assert "1 finished · 2 to suggest" in err
     assert "with 2 runs to do" in out
-    first = shell.json("report", "tiny", "--format", "json")["rows"]
+    first = shell.json("table", "tiny", "--format", "json")["rows"]
     sweep = shell.json(*words)["sweep"]
     assert (sweep["trained"], sweep["reused"], sweep["not_started"]) == (2, 1, 0)
-    rows = shell.json("report", "tiny", "--format", "json")["rows"]
+    rows = shell.json("table", "tiny", "--format", "json")["rows"]
     assert len({row["row"] for row in rows}) == 3
     assert rows[0] == first[0]
     assert shell.json("status", "tiny")["counts"] == shell.json("plan", "tiny")["counts"] == {"finished": 3}

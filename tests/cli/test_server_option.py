@@ -50,31 +50,85 @@ def test_questions_are_answered_as_from_the_store(stored):
         ("runs", "--sweep", sweep, "--limit", "2"),
         ("diff", run, stored.runs[2].run_id),
         ("diff", sweep, sweep),
-        ("report", "tiny"),
-        ("report", "tiny", "--format", "latex"),
-        ("report", "tiny", "--json"),
+        ("table", "tiny"),
+        ("table", "tiny", "--format", "latex"),
+        ("table", "tiny", "--json"),
         ("logs", stored.runs[1].run_id),
+        ("plan", "tiny"),
+        ("plan", "tiny", "--json"),
+        ("table", "tiny", "--compare", "CoPE"),
+        ("runs", "--ablation", "tiny"),
+        ("runs", "--format", "csv", "--filter", "model.position=cope"),
+        ("runs", "--curves", "--format", "json"),
+        ("figure", "tiny", "--format", "csv", "--metric", "train/loss", "--row", "CoPE"),
+        ("figure", "tiny", "--kind", "summary", "--format", "csv"),
     ]
     stored.environment["COLUMNS"] = "160"  # the width at which the service renders a table
     with service(stored) as url:
         for words in questions:
             here, there = stored(*words)[0], stored(*words, "--server", url)[0]
             assert plain(there) == plain(here), words
+
+
+def test_no_command_silently_uses_a_local_store(stored):
+    with service(stored) as url:
+        here = stored("status", stored.sweep_id)[0]
         stored.environment["COPE_SWEEP_SERVER"] = url
-        assert plain(stored("status", sweep, "--store", "nowhere")[0]) == plain(here_status(stored, sweep))
+        (stored.folder / "store").rename(stored.folder / "elsewhere")
+        assert plain(stored("status", "--store", "elsewhere", stored.sweep_id)[0]) == plain(here), "it was named"
+        (stored.folder / "elsewhere").rename(stored.folder / "store")
+        assert plain(stored("status", stored.sweep_id)[0]) == plain(here)
+        for words in (["run", "tiny"], ["prune"], ["sync"], ["store", "check"], ["store", "rebuild"], ["serve"]):
+            _, err = stored(*words, code=2)
+            assert f"COPE_SWEEP_SERVER names a service, and `{words[-1] if words[0] == 'store' else words[0]}`" in err
+        assert "0 B in 0 files" in stored("prune", "--store", "store")[0]
+        for words in (
+            ["plan", "tiny", "--measure"],
+            ["table", "tiny", "--set", "seeds=[0]"],
+            ["report", "--all", "--out", "o"],
+        ):
+            assert "needs the files of this machine" in " ".join(stored(*words, code=2)[1].split())
 
 
-def here_status(shell, sweep):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delitem(shell.environment, "COPE_SWEEP_SERVER")
-        return shell("status", sweep)[0]
+def test_figures_and_exports_are_files(stored):
+    with service(stored) as url:
+        for words in (
+            ("runs", "-o", "runs.parquet"),
+            ("figure", "tiny", "--kind", "summary", "-o", "summary.svg"),
+            ("report", "tiny", "-o", "report.html"),
+        ):
+            path = stored.folder / words[-1]
+            contents = []
+            for server in ((), ("--server", url)):
+                stored(*words, *server)
+                contents.append(path.read_bytes())
+                path.unlink()
+            assert contents[0] == contents[1], words
+        answer = stored.json("figure", "tiny", "--server", url)
+        assert (answer["file"], answer["kind"], answer["format"]) == ("tiny-curves.png", "curves", "png")
 
 
 def test_a_report_is_written_to_a_file(stored):
     with service(stored) as url:
-        stored("report", "tiny", "--runs", "-o", "there.csv", "--format", "csv", "--server", url)
-    stored("report", "tiny", "--runs", "-o", "here.csv", "--format", "csv")
+        stored("table", "tiny", "--runs", "-o", "there.csv", "--format", "csv", "--server", url)
+    stored("table", "tiny", "--runs", "-o", "here.csv", "--format", "csv")
     assert (stored.folder / "there.csv").read_bytes() == (stored.folder / "here.csv").read_bytes()
+
+
+def test_probe(trained):
+    run = trained.json("runs", "--filter", "model.position=cope", "--status", "finished")["runs"][0]["run_id"]
+    with service(trained) as url:
+        for words in (("--index", "1"), ("--tokens", "1 4 2 5 1 2", "--head", "0"), ("--mark", "data")):
+            here, there = (trained.json("probe", run, *words, *server) for server in ((), ("--server", url)))
+            assert [head["layer"] for head in here["heads"]] == [head["layer"] for head in there["heads"]]
+            for one, other in zip(here["heads"], there["heads"], strict=True):
+                assert one["marks"].keys() == other["marks"].keys()
+                for name, mark in one["marks"].items():
+                    assert other["marks"][name] == pytest.approx(mark, rel=1e-4)
+        assert "AUC" in trained("probe", run, "--server", url)[0]
+        assert "--count needs the files" in " ".join(
+            trained("probe", run, "--count", "2", "--server", url, code=2)[1].split()
+        )
 
 
 def test_perplexity(trained):
@@ -99,8 +153,11 @@ def test_perplexity(trained):
         (("status", "20200101-000000-00"), "no sweep"),
         (("logs", "0123456789abcdef"), "no run"),
         (("stop", "20200101-000000-00"), "no sweep"),
-        (("report", "tiny", "--set", "seeds=[0]"), "--set needs the files of this machine"),
-        (("runs", "--format", "csv"), "--format needs the files of this machine"),
+        (("table", "tiny", "--set", "seeds=[0]"), "--set needs the files of this machine"),
+        (("report", "tiny", "--out", "o"), "--out needs the files of this machine"),
+        (("figure", "tiny", "--kind", "maps", "--show", "gates"), "--show needs the files of this machine"),
+        (("figure", "0123456789abcdef"), "need a checkpoint on this machine"),
+        (("status", "--store", "here"), "--store needs the files of this machine"),
         (("submit", "tiny"), "--ray-address"),
         (("retry", "tiny", "--failed", "--local"), "--local needs the files of this machine"),
     ],

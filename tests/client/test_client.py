@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -79,7 +80,7 @@ def test_a_faulty_request_is_refused_before_it_is_sent() -> None:
     with pytest.raises(UserError, match="max_runs: Input should be greater than or equal to 1"):
         client.submit(ablation="quickstart", max_runs=0)
     with pytest.raises(UserError, match="give either `tokens` or `text`"):
-        client.perplexity("0123456789abcdef", {})
+        client.perplexity({"models": ["0123456789abcdef"]})
 
 
 def test_methods_have_the_parameters_of_their_questions() -> None:
@@ -94,21 +95,28 @@ def test_answers_are_those_of_the_queries(client: Client, sample: SampleStore) -
     assert client.run(run).metrics == queries.ask(GetRun(run)).metrics
     assert client.run(run).curve == client.curve(run) == queries.curve(run)
     assert client.run(run, curve=False).curve == []
-    found = client.runs(["model.position=cope"], sort="seed", order="desc")
+    found = client.runs(["model.position=cope"], sort="seed", descending=True)
     assert [each.run_id for each in found] == [sample.ids[2], sample.ids[0]]
     assert {each.name for each in client.ablations()} == {"broken", "tiny"}
     assert client.ablation("tiny", "longer").runs == 4
-    assert client.plan_status("tiny").counts == {"finished": 2, "failed": 1, "pending": 1}
+    assert client.plan("tiny").counts == {"finished": 2, "failed": 1, "pending": 1}
     assert client.ablation_curves("tiny").rows[0].series[0].run_id == run
-    assert client.table("tiny")["rows"][0]["row"] == "CoPE"
-    assert client.rendered_table("tiny", "csv", runs=True).decode().count("\n") == 5
-    assert client.difference(run, sample.ids[1]).runs == (1, 1)
+    assert json.loads(client.table("tiny"))["rows"][0]["row"] == "CoPE"
+    assert client.table("tiny", "csv", runs=True).decode().count("\n") == 5
+    assert client.diff(run, sample.ids[1]).runs == (1, 1)
     assert client.logs(run, tail=1).truncated
     assert list(client.sweeps()) == []
-    scored = client.perplexity(run, {"tokens": [[1, 15, 3]]})
+    (scored,) = client.perplexity({"models": [run], "tokens": [[1, 15, 3]]}).results
     assert (scored.total.tokens, scored.total.positions) == (1, 2)
-    both = client.compare({"models": [run, sample.ids[1]], "tokens": [[1, 15, 3]]})
+    both = client.perplexity({"models": [run, sample.ids[1]], "tokens": [[1, 15, 3]]})
     assert both.results[0] == scored
+    assert client.report("tiny", "markdown").startswith(b"# Selective copy, tiny")
+    assert client.export(["model.position=cope"], format="csv").startswith(b'"run_id",')
+    names = {each.name: each.declared for each in client.figures("tiny")}
+    assert not names["summary"]
+    rows = client.figure("tiny", "curves", metric=["train/loss"], row=["CoPE"], format="csv").decode().splitlines()[1:]
+    assert {line.split(",")[0] for line in rows} == {"CoPE"}
+    assert {line.split(",")[1] for line in rows} == {"train/loss"}
     assert client.probe(run, {"tokens": [1, 2, 3], "heads": [0]}).token_ids == [1, 2, 3]
 
 
@@ -295,7 +303,7 @@ def test_a_question_to_a_model_is_not_repeated() -> None:
 
     client, waited = scripted(answer)
     with pytest.raises(ConnectionFailed):
-        client.perplexity("0" * 16, {"tokens": [[1, 2]]})
+        client.perplexity({"models": ["0" * 16], "tokens": [[1, 2]]})
     assert waited == []
 
 

@@ -46,8 +46,8 @@ def scraped(tmp_path_factory):
             (first, *_) = client.get("/v1/models").json()["data"]
             body = {"model": first["id"], "prompt": [1, 2, 3], "max_tokens": 2}
             assert client.post("/v1/completions", json=body).status_code == 200
-            body = {"tokens": [[1, 15, 3]]}
-            assert client.post(f"/api/v1/runs/{first['id']}/perplexity", json=body).status_code == 200
+            body = {"models": [first["id"]], "tokens": [[1, 15, 3]]}
+            assert client.post("/api/v1/perplexity", json=body).status_code == 200
             text = client.get("/metrics").text
     labels, values = defaultdict(lambda: defaultdict(set)), {}
     for family in text_string_to_metric_families(text):

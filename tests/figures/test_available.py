@@ -2,6 +2,7 @@
 
 import pytest
 
+from cope_sweep.api.questions import GetFigure
 from cope_sweep.config import expand, load_ablation
 from cope_sweep.errors import NotFoundError
 from cope_sweep.figures import FigureError
@@ -32,6 +33,18 @@ def store(plan, tmp_path):
     return store
 
 
+def draw(plan, store, name, file_format, **options):
+    return draw_available(plan, store, GetFigure(plan.name, name, format=file_format, **options))
+
+
+def test_options_are_of_a_kind_not_of_a_declared_figure(plan, store):
+    def rows(**options):
+        return [line.split(",")[0] for line in draw(plan, store, "values", "csv", **options).decode().splitlines()[1:]]
+
+    assert len(rows()) == 3
+    assert len(rows(row=(plan.rows[0].name,))) == 1
+
+
 def test_declared_figures_come_first(plan):
     found = available_figures(plan)
     assert [each.name for each in found[:3]] == ["values", "curves-1", "curves-2"]
@@ -49,18 +62,19 @@ def test_an_ablation_without_axis_has_fewer(tmp_path):
 
 
 def test_every_figure_is_drawn(plan, store):
-    text = draw_available(plan, store, "values", "csv").decode()
+    text = draw(plan, store, "values", "csv").decode()
     assert [line.split(",")[3] for line in text.splitlines()[1:]] == ["1.0", "2.0", "3.0"]
     for each in available_figures(plan):
-        header, *lines = draw_available(plan, store, each.name, "csv").splitlines()
+        header, *lines = draw(plan, store, each.name, "csv").splitlines()
         assert b"," in header
         assert lines or "curves" in each.name or each.name == "convergence"
 
 
 def test_what_cannot_be_drawn(plan, store, monkeypatch):
-    with pytest.raises(NotFoundError, match="its figures are: values, curves-1"):
-        draw_available(plan, store, "none", "svg")
+    with pytest.raises(NotFoundError, match="accepted: values, curves-1"):
+        draw(plan, store, "none", "svg")
     monkeypatch.setattr("cope_sweep.figures.available.MAX_ROWS", 2)
     with pytest.raises(FigureError, match="3 rows, and pictures show at most 2"):
-        draw_available(plan, store, "summary", "svg")
-    assert draw_available(plan, store, "summary", "csv")
+        draw(plan, store, "summary", "svg")
+    assert draw(plan, store, "summary", "csv")
+    assert draw(plan, store, "summary", "svg", row=(plan.rows[0].name,))

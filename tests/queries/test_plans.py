@@ -2,7 +2,7 @@ import pytest
 
 from cope_sweep.config import Resources, expand, load_ablation, parameter_count, row_of_draw, with_overrides
 from cope_sweep.config.estimate import run_flops, shape_of
-from cope_sweep.queries import measured_rates, plan_cost, plan_status, worker_groups
+from cope_sweep.queries import measured_rates, plan_cost, worker_groups
 from cope_sweep.store import Lease, Store, SweepRecord, SweepRun
 from cope_sweep.store.reading import read_run
 from tests.config.test_expand import BASE
@@ -57,7 +57,7 @@ def test_costs(plan, used):
 
 
 def test_status_of_runs(plan, used):
-    finished, failed, stopped = plan_status(plan, used).runs
+    finished, failed, stopped = plan_cost(plan, used).runs
     assert (finished.status, finished.worker_id, finished.message) == ("finished", "node-1", None)
     assert (failed.status, failed.worker_id, failed.message) == ("failed", "node-2", "ValueError: no")
     assert (failed.step, failed.steps) == (7, plan.runs[1].train.steps)
@@ -68,7 +68,7 @@ def test_a_damaged_run_is_shown_with_its_reason_and_the_rest_is_answered(plan, u
     folder = used.run(plan.runs[0].run_id)
     (folder.path / "result.json").write_bytes(b"\xff")
     end(used, folder)
-    damaged, failed, _ = plan_status(plan, used).runs
+    damaged, failed, _ = plan_cost(plan, used).runs
     assert (damaged.status, failed.status) == ("damaged", "failed")
     assert "result.json: not valid JSON" in damaged.message
     assert plan_cost(plan, used).to_do == 2
@@ -81,9 +81,9 @@ def test_a_run_whose_owner_died_reads_as_interrupted_until_its_lease_is_ended(pl
     assert isinstance(store.index.acquire(read_run(folder), "sweep", 0.0), Lease)
     assert store.index.statuses() == {run.run_id: "interrupted"}
     folder.finish({"in_dist/token_error": 1.0}, {"wall_s": 1.0})
-    assert plan_status(plan, store).counts == {"interrupted": 1, "pending": 2}
+    assert plan_cost(plan, store).counts == {"interrupted": 1, "pending": 2}
     assert store.end_expired() == [run.run_id]
-    assert plan_status(plan, store).counts == {"finished": 1, "pending": 2}
+    assert plan_cost(plan, store).counts == {"finished": 1, "pending": 2}
 
 
 def test_rates_are_medians_over_the_finished_runs_of_a_shape(tmp_path, store):
@@ -128,7 +128,7 @@ def test_what_a_search_has_suggested_is_part_of_the_plan(tmp_path, store):
     )  # fmt: skip
     store.write_sweep(record)
     finish(store, run)
-    (known,) = plan_status(plan, store).runs
+    (known,) = plan_cost(plan, store).runs
     assert (known.run_id, known.status) == (run.run_id, "finished")
     costs = plan_cost(plan, store)
     assert (costs.finished, costs.to_do, costs.to_suggest) == (1, 2, 2)

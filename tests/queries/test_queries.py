@@ -81,7 +81,7 @@ def test_the_runs_of_each_scale_are_counted(used, folder):
 
 
 def test_a_page_of_runs_has_their_values_and_places(used, plan):
-    page = used.ask(ListRuns(filter=("model.layers>=2",), sort="seed", order="desc"))
+    page = used.ask(ListRuns(filter=("model.layers>=2",), sort="seed", descending=True))
     assert [run.run_id for run in page.runs] == [ids(plan)[3], ids(plan)[2]]
     assert [run.values for run in page.runs] == [{"model.layers": 2, "seed": 1}, {"model.layers": 2, "seed": 0}]
     assert {run.row for run in page.runs} == {"2"}
@@ -101,7 +101,7 @@ def test_runs_of_an_ablation_are_in_plan_order_with_pending_ones(used, plan):
     assert page.total == 6
     assert [run.run_id for run in page.runs] == [run.run_id for run in plan.runs][1:5]
     assert used.ask(ListRuns(status=("pending",), ablation="good")).total == 2
-    begun = used.ask(ListRuns(sort="model.layers", order="desc", ablation="good"))
+    begun = used.ask(ListRuns(sort="model.layers", descending=True, ablation="good"))
     assert begun.total == 4, "runs that were not begun have no values"
     assert [run.values["model.layers"] for run in begun.runs] == [2, 2, 1, 1]
 

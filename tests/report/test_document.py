@@ -6,10 +6,11 @@ from html.parser import HTMLParser
 
 import pytest
 
+from cope_sweep.api.questions import GetReport
 from cope_sweep.config import expand, load_ablation, with_overrides
-from cope_sweep.queries import AblationFiles
-from cope_sweep.report import ReportError
-from cope_sweep.report.document import ablation_document, document
+from cope_sweep.queries import AblationFiles, Queries
+from cope_sweep.report import ReportError, evidence
+from cope_sweep.report.document import ablation_document, document, report_file
 from cope_sweep.store import Store
 from tests.results.ablations import CONTENT, fail, finish
 
@@ -94,11 +95,14 @@ def test_nothing_finished(files, tmp_path):
 def test_the_document_of_one_ablation(files, tmp_path):
     store = Store(tmp_path / "store", create=True)
     name = next(iter(files.files()))
+    question = GetReport(name)
     with pytest.raises(ReportError, match=f"cope-sweep run {name}"):
-        ablation_document(files, store, name)
+        report_file(Queries(store, files), question, str)
     plan = files.load(name).plan
     finish(store, plan.runs[0], {metric.name: 1.0 for metric in plan.ablation.content.metrics})
-    found = ablation_document(files, store, name)
+    found = ablation_document(evidence(plan, store), store)
     assert [(chapter.name, [size.scale for size in chapter.sizes]) for chapter in found.chapters] == [(name, [None])]
     assert found.chapters[0].sizes[0].finished == 1
-    assert "<script>alert" not in found.to_html()
+    page = report_file(Queries(store, files), question, str).decode()
+    assert page == found.to_html()
+    assert "<script>alert" not in page

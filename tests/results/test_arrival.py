@@ -59,7 +59,7 @@ def write(store, events, order):
 
 def rendered(store):
     """The content of the table, and what only one format shows: runs by status, and links to them."""
-    drawn = table(PLAN, store, against="CoPE")
+    drawn = table(PLAN, store, compare="CoPE")
     return drawn.to_json(), drawn.to_csv(), drawn.to_html()
 
 
@@ -102,14 +102,14 @@ LOSSES = {
 
 def partial_table(store, against):
     write(store, [], range(len(RUNS)))
-    return table(PLAN, store, against=against)
+    return table(PLAN, store, compare=against)
 
 
 def five_seeds_table(store, against):
     for row in SEEDS_PLAN.rows:
         for run, error, loss in zip(row.runs, ERRORS[row.name], LOSSES[row.name], strict=True):
             finish(store, run, {"in_dist/token_error": error, "dense/loss": loss})
-    return table(SEEDS_PLAN, store, against=against)
+    return table(SEEDS_PLAN, store, compare=against)
 
 
 @pytest.mark.parametrize(

@@ -259,7 +259,7 @@ def test_comparisons_are_in_json_and_frames(store):
     for index, row in enumerate(plan.rows):
         for run in row.runs:
             finish(store, run, {"in_dist/token_error": 10.0 * index + run.seed**2 * (index + 1), "dense/loss": 1.0})
-    drawn = table(plan, store, against="CoPE")
+    drawn = table(plan, store, compare="CoPE")
     got = drawn.to_json()
     assert got["compared"]["against"] == "CoPE"
     found = got["rows"][2]["metrics"]["in_dist/token_error"]["comparison"]

@@ -83,7 +83,7 @@ def test_latex_compiles(store, tmp_path, against):
         for run in row.runs:
             values = {"in_dist/token_error": 10.0 * index + run.seed, "dense/loss": -1.0 * run.seed}
             finish(store, run, values, {"precision": f"fp{index}_x"})
-    text = table(plan, store, against=against).to_latex()
+    text = table(plan, store, compare=against).to_latex()
     document = rf"\documentclass{{article}}\usepackage{{booktabs}}\begin{{document}}{text}\end{{document}}"
     (tmp_path / "table.tex").write_text(document)
     done = subprocess.run(

@@ -84,15 +84,14 @@ def test_the_document_has_the_scope_of_every_route(client: httpx.Client) -> None
 
 
 def test_a_scope_does_not_include_another(locked: httpx.Client, secrets: dict[str, str], sample: SampleStore) -> None:
-    tokens = {"tokens": [[1, 15, 3]]}
     requests = [
         ("read", "GET", f"{API}/runs", None),
         ("read", "GET", "/v1/models", None),
         ("read", "GET", "/metrics", None),
         ("read", "GET", f"{API}/version", None),
         ("read", "GET", f"{API}/runs/{sample.ids[0]}/checkpoint/model.safetensors", None),
-        ("infer", "POST", f"{API}/runs/{sample.ids[0]}/perplexity", tokens),
-        ("infer", "POST", f"{API}/perplexity", tokens | {"models": [sample.ids[0]]}),
+        ("infer", "POST", f"{API}/perplexity", {"tokens": [[1, 15, 3]], "models": [sample.ids[0]]}),
+        ("infer", "POST", f"{API}/runs/{sample.ids[0]}/probe", {"tokens": [1, 15, 3]}),
         ("infer", "GET", f"/tokenizer_info?model={sample.ids[0]}", None),
     ]
     for needed, method, path, body in requests:
@@ -220,7 +219,7 @@ def test_another_host_gets_nothing(client: httpx.Client) -> None:
 
 
 def test_pages_of_other_origins_read_nothing_and_change_nothing(client: httpx.Client, sample: SampleStore) -> None:
-    url, body = f"{API}/runs/{sample.ids[0]}/perplexity", {"tokens": [[1, 15, 3]]}
+    url, body = f"{API}/perplexity", {"models": [sample.ids[0]], "tokens": [[1, 15, 3]]}
     for origin in ("http://evil.example", "null", "http://127.0.0.1.evil.example", "http://[", "http://localhost:1"):
         check_problem(client.post(url, json=body, headers={"origin": origin}), 403, "cross_origin")
         preflight = {"origin": origin, "access-control-request-method": "POST"}

@@ -146,7 +146,7 @@ def test_runs_are_filtered_and_sorted_by_their_values(client: httpx.Client, samp
     assert ids(filter=["model.position=cope", "status=finished"]) == [cope]
     assert ids(filter=["model.layers>=1", "facts.parameters>0"], sort="seed") == sorted([cope, absolute])
     errors = {run_id: sample.store.index.records([run_id])[run_id].metrics["dense/loss"] for run_id in (cope, absolute)}
-    assert ids(sort="dense/loss", order="desc") == [*sorted(errors, key=lambda each: -errors[each]), failed]
+    assert ids(sort="dense/loss", descending=True) == [*sorted(errors, key=lambda each: -errors[each]), failed]
     page = get(client, "/runs", params={"sort": "dense/loss", "limit": 1, "offset": 1})
     assert (page["total"], page["limit"], page["offset"], len(page["runs"])) == (3, 1, 1, 1)
     assert page["runs"][0]["values"]["dense/loss"] == max(errors.values())
@@ -160,7 +160,7 @@ def test_runs_are_filtered_and_sorted_by_their_values(client: httpx.Client, samp
         ({"filter": "model.layers"}, "is no condition"),
         ({"filter": "seed=many"}, "seed is a number"),
         ({"sort": "in_dist/tokenerror"}, "near ones: in_dist/token_error"),
-        ({"order": "up"}, "order"),
+        ({"descending": "up"}, "descending"),
     ],
 )
 def test_a_faulty_filter_is_explained(client: httpx.Client, params: dict[str, str], message: str) -> None:

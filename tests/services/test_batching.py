@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 import threading
 import time
@@ -359,7 +360,7 @@ def test_a_generation_that_takes_too_long_is_cancelled(gate: Gate) -> None:
 
 
 def ask(client: httpx.Client, run_id: str, tokens: list[list[int]]) -> httpx.Response:
-    return client.post(f"{API}/runs/{run_id}/perplexity", json={"tokens": tokens})
+    return client.post(f"{API}/perplexity", json={"models": [run_id], "tokens": tokens})
 
 
 def wait_for(condition: Callable[[], object]) -> None:
@@ -383,8 +384,7 @@ def test_overload_is_refused_with_429_and_the_rest_is_answered(prose: ProseStore
 
 
 def test_a_full_queue_refuses_before_the_body_is_read(prose: ProseStore, gate: Gate) -> None:
-    path = f"{API}/runs/{prose.cope[0]}/perplexity"
-    head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 99\r\n\r\n"
+    head = f"POST {API}/perplexity HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 99\r\n\r\n"
     with serving(prose.settings(max_queue_tokens=20)) as client, ThreadPoolExecutor(1) as threads:
         first = threads.submit(ask, client, prose.cope[0], [list(range(18))])
         wait_for(lambda: gate.batches)
@@ -411,8 +411,8 @@ def test_a_client_that_leaves_frees_the_queue(prose: ProseStore, gate: Gate, bat
     with serving(prose.settings(max_queue_tokens=100, max_inferences=1)) as client, ThreadPoolExecutor(1) as threads:
         first = threads.submit(ask, client, run_id, [[1, 2, 3]])
         wait_for(lambda: gate.batches)
-        body = b'{"tokens": [[' + b",".join([b"7"] * 91) + b"]]}"
-        head = f"POST {API}/runs/{run_id}/perplexity HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+        body = json.dumps({"models": [run_id], "tokens": [[7] * 91]}).encode()
+        head = f"POST {API}/perplexity HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
         with socket.create_connection((client.base_url.host, client.base_url.port)) as leaving:
             leaving.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
             wait_for(lambda: batchers[0].queued_tokens == 92)

@@ -12,7 +12,7 @@ from cope_services.openai_schemas import CompletionRequest, DetokenizeRequest, T
 from fastapi.testclient import TestClient
 from pydantic import BaseModel, ValidationError
 
-from cope_sweep.api.requests import ProbeRequest, SequencesRequest, SweepRequest
+from cope_sweep.api.requests import PerplexityRequest, ProbeRequest, SweepRequest
 from cope_sweep.config import SpecError
 from cope_sweep.errors import UserError
 from cope_sweep.store import StoreError
@@ -97,8 +97,8 @@ def test_the_openai_protocol_has_its_own_errors(client: httpx.Client, sample: Sa
         (b" " * (1 << 21), 413, "too_large"),
     ],
 )
-def test_invalid_bodies(client: httpx.Client, sample: SampleStore, content: bytes, status: int, code: str) -> None:
-    url, headers = f"{API}/runs/{sample.ids[0]}/perplexity", {"content-type": "application/json"}
+def test_invalid_bodies(client: httpx.Client, content: bytes, status: int, code: str) -> None:
+    url, headers = f"{API}/perplexity", {"content-type": "application/json"}
     response = client.post(url, content=content, headers=headers)
     assert (response.status_code, response.json()["code"]) == (status, code), response.text
 
@@ -110,10 +110,10 @@ KEYS = {f"a{number}": 1 for number in range(50_000)}
 @pytest.mark.parametrize(
     ("model", "body"),
     [
-        (SequencesRequest, {"tokens": [MANY]}),
-        (SequencesRequest, {"tokens": MANY}),
-        (SequencesRequest, {"text": [1] * 4000}),
-        (SequencesRequest, KEYS),
+        (PerplexityRequest, {"tokens": [MANY]}),
+        (PerplexityRequest, {"tokens": MANY}),
+        (PerplexityRequest, {"text": [1] * 4000}),
+        (PerplexityRequest, KEYS),
         (ProbeRequest, {"tokens": MANY}),
         (ProbeRequest, {"tokens": [1], "layers": MANY, "heads": MANY, "matrices": MANY}),
         (ProbeRequest, {"tokens": [1], "marks": {"a": MANY}}),
@@ -135,8 +135,8 @@ def test_few_errors_of_a_large_body_are_collected(model: type[BaseModel], body: 
 
 @pytest.mark.parametrize("media", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""])
 def test_only_json_is_accepted(client: httpx.Client, sample: SampleStore, media: str) -> None:
-    content = json.dumps({"tokens": [[1, 2]]}).encode()
-    url = f"{API}/runs/{sample.ids[0]}/perplexity"
+    content = json.dumps({"models": [sample.ids[0]], "tokens": [[1, 2]]}).encode()
+    url = f"{API}/perplexity"
     response = client.post(url, content=content, headers={"content-type": media} if media else {})
     assert (response.status_code, response.json()["code"]) == (415, "unsupported_media_type")
 

@@ -50,8 +50,8 @@ def test_files_of_runs(own_sample: SampleStore, kind: str) -> None:
         assert client.get(f"{API}/curves?run={run_id}&metric=train/loss").json()["series"][0]["points"] == []
         for path in ("checkpoint", "checkpoint/model.safetensors", "checkpoint/config.json"):
             assert client.get(f"{API}/runs/{run_id}/{path}").json()["code"] == "damaged_store"
-        body = {"tokens": [[1, 15, 3]]}
-        assert client.post(f"{API}/runs/{run_id}/perplexity", json=body).status_code >= 400
+        body = {"models": [run_id], "tokens": [[1, 15, 3]]}
+        assert client.post(f"{API}/perplexity", json=body).status_code >= 400
         assert client.get(f"{API}/ablations/tiny/curves").status_code == 200
 
 

@@ -72,7 +72,7 @@ def test_completions(prose_client: httpx.Client, prose: ProseStore, row: str, bo
 @SETTINGS
 def test_perplexity(prose_client: httpx.Client, prose: ProseStore, body: dict[str, Any]) -> None:
     check(prose_client, f"{API}/perplexity", {"models": [prose.cope[0], prose.flip_flop]} | body)
-    check(prose_client, f"{API}/runs/{prose.absolute[0]}/perplexity", {k: v for k, v in body.items() if k != "models"})
+    check(prose_client, f"{API}/perplexity", body | {"models": [prose.absolute[0]]})
 
 
 @given(prompt=VALUES, tokens=VALUES)

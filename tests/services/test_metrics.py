@@ -61,8 +61,8 @@ def test_requests_are_counted_by_template_method_and_status(asked: TestClient, s
 def test_inference_is_counted(sample: SampleStore) -> None:
     with serving(sample.settings()) as client:
         for _ in range(2):
-            body = {"tokens": [[1, 15, 3, 4], [15, 6, 7]]}
-            assert client.post(f"{API}/runs/{sample.ids[0]}/perplexity", json=body).status_code == 200
+            body = {"models": [sample.ids[0]], "tokens": [[1, 15, 3, 4], [15, 6, 7]]}
+            assert client.post(f"{API}/perplexity", json=body).status_code == 200
         found = samples(client)
     assert found[("cope_inference_scored_tokens_total",)] == 2 * (3 + 2)
     assert found[("cope_inference_batch_windows_sum",)] == 4

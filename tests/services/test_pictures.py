@@ -56,7 +56,7 @@ def test_the_data_are_those_of_the_runs(client: httpx.Client, sample: SampleStor
 def test_unknown_figures_are_not_found(client: httpx.Client) -> None:
     error = client.get(f"{FIGURES}/none").json()
     assert error["code"] == "not_found"
-    assert "its figures are: summary, curves" in error["detail"]
+    assert "accepted: curves, convergence" in error["detail"]
     assert client.get(f"{API}/ablations/none/figures").status_code == 404
     assert client.get(f"{API}/ablations/broken/figures").json()["code"] == "invalid_ablation"
     assert client.get(f"{FIGURES}/summary?format=gif").status_code == 422

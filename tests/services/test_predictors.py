@@ -30,9 +30,9 @@ SEQUENCES = [[1, 14, 14, 3, 15, 1, 3], [15, 4], [0, 15, 0, 0, 0, 0, 0]]
 
 
 def ask(client: httpx.Client, run_id: str, tokens: Any, status: int = 200, **more: Any) -> Any:
-    response = client.post(f"{API}/runs/{run_id}/perplexity", json={"tokens": tokens} | more)
+    response = client.post(f"{API}/perplexity", json={"models": [run_id], "tokens": tokens} | more)
     assert response.status_code == status, response.text
-    return response.json()
+    return response.json()["results"][0] if status == 200 else response.json()
 
 
 @pytest.mark.parametrize("index", [0, 1])

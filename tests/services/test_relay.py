@@ -21,7 +21,7 @@ from starlette.types import ASGIApp
 from tests.services.sample_store import API, SampleStore
 
 RUN = "0123456789abcdef"
-PATH = f"/api/v1/runs/{RUN}/perplexity"
+PATH = f"/api/v1/runs/{RUN}/probe"
 DONE: Messages = [
     {"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"application/json")]},
     {"type": "http.response.body", "body": b"{}"},
@@ -245,8 +245,8 @@ def test_the_routes_of_a_replica_answer_as_the_service(sample: SampleStore, clie
     app = create_model_app(sample.settings())
     relay = Relay(lambda request: messages_of(app, request), 60)
     for path, body in (
-        (f"{API}/runs/{sample.ids[0]}/perplexity", {"tokens": [[15, 2, 3, 4]], "log_probabilities": True}),
-        (f"{API}/runs/{sample.ids[3]}/perplexity", {"tokens": [[1, 2]]}),
+        (f"{API}/perplexity", {"models": [sample.ids[0]], "tokens": [[15, 2, 3, 4]], "log_probabilities": True}),
+        (f"{API}/perplexity", {"models": [sample.ids[3]], "tokens": [[1, 2]]}),
         ("/v1/completions", {"model": sample.ids[1], "prompt": [1, 2], "max_tokens": 2, "temperature": 0}),
         ("/v1/completions", {"model": "0123456789abcdef", "prompt": [1, 2]}),
     ):

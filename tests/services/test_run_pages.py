@@ -44,7 +44,7 @@ def test_cursors_lead_through_all_runs(client: httpx.Client, sample: SampleStore
 def test_cursors_lead_through_a_plan(client: httpx.Client, sample: SampleStore) -> None:
     assert walk(client, "/ablations/tiny/runs", limit=3) == sample.ids
     assert walk(client, "/runs", ablation="tiny", limit=1, status="finished") == sample.ids[:2]
-    by_seed = walk(client, "/runs", ablation="tiny", limit=1, sort="seed", order="desc")
+    by_seed = walk(client, "/runs", ablation="tiny", limit=1, sort="seed", descending=True)
     assert by_seed[0] == sample.ids[2]
 
 
@@ -61,7 +61,7 @@ def test_a_cursor_of_another_query_is_refused(client: httpx.Client) -> None:
 @pytest.mark.parametrize(
     ("query", "message"),
     [
-        ("limit=0", "limit"), ("limit=x", "limit"), ("offset=-1", "offset"), ("order=up", "order"),
+        ("limit=0", "limit"), ("limit=x", "limit"), ("offset=-1", "offset"), ("descending=up", "descending"),
         ("status=none", "status"), ("sort=nothing", "no run of this store has 'nothing'"), ("filter=seed", "no condition"),
         ("filter=seed%3Da", "seed is a number"), ("fields=nothing", "no run of this store has 'nothing'"),
     ],

@@ -130,7 +130,7 @@ def bearer(key: str) -> dict[str, str]:
 
 
 REQUESTS: dict[str, tuple[str, str, Any]] = {
-    "perplexity": ("POST", f"{API}/runs/COPE/perplexity", {"text": TEXT, "log_probabilities": True, "top": 2}),
+    "perplexity": ("POST", f"{API}/perplexity", {"models": ["COPE"], "text": TEXT, "log_probabilities": True, "top": 2}),
     "several models": ("POST", f"{API}/perplexity", {"models": ["COPE", {"ablation": "prose", "row": "Absolute"}], "text": [TEXT, "a"]}),
     "completion": ("POST", "/v1/completions", {"model": "COPE", "prompt": TEXT[:7], "max_tokens": 6, "seed": 3, "logprobs": 2}),
     "completion in the path": ("POST", "/openai/COPE/v1/completions", {"prompt": [1, 2], "max_tokens": 4, "temperature": 0, "echo": True}),
@@ -140,12 +140,12 @@ REQUESTS: dict[str, tuple[str, str, Any]] = {
     "models": ("GET", "/v1/models", None),
     "one model": ("GET", "/v1/models/COPE", None),
     "tokenizer": ("GET", "/tokenizer_info?model=COPE", None),
-    "unknown run": ("POST", f"{API}/runs/0123456789abcdef/perplexity", {"text": TEXT}),
+    "unknown run": ("POST", f"{API}/perplexity", {"models": ["0123456789abcdef"], "text": TEXT}),
     "unknown model": ("POST", "/v1/completions", {"model": "0123456789abcdef", "prompt": TEXT}),
-    "invalid": ("POST", f"{API}/runs/COPE/perplexity", {"tokens": [[1]]}),
+    "invalid": ("POST", f"{API}/perplexity", {"models": ["COPE"], "tokens": [[1]]}),
     "invalid completion": ("POST", "/v1/completions", {"model": "COPE", "prompt": TEXT, "n": 0}),
-    "too large": ("POST", f"{API}/runs/COPE/perplexity", {"text": "a" * (1 << 20)}),
-    "method": ("GET", f"{API}/runs/COPE/perplexity", None),
+    "too large": ("POST", f"{API}/perplexity", {"models": ["COPE"], "text": "a" * (1 << 20)}),
+    "method": ("GET", f"{API}/perplexity", None),
 }  # fmt: skip
 
 
@@ -173,14 +173,14 @@ def test_serve_answers_as_the_service_does(serve: Serve, prose: ProseStore) -> N
         client.headers.update(bearer(serve.key))
         for name in REQUESTS:
             if name == "method":  # Serve has fewer routes
-                assert client.get(f"{API}/runs/{prose.cope[0]}/perplexity").status_code == 404
+                assert client.get(f"{API}/perplexity").status_code == 404
                 continue
             expected = answer(service, name, prose.cope[0])
             assert answer(client, name, prose.cope[0]) == expected, name
 
 
 def test_keys_scopes_and_hosts_are_checked(serve: Serve, prose: ProseStore) -> None:
-    path, body = f"{serve.url}{API}/runs/{prose.cope[0]}/perplexity", {"tokens": [[1, 2]]}
+    path, body = f"{serve.url}{API}/perplexity", {"models": [prose.cope[0]], "tokens": [[1, 2]]}
     assert httpx.post(path, json=body).status_code == 401
     assert httpx.post(path, json=body, headers=bearer("cope_wrong")).status_code == 401
     refused = httpx.post(path, json=body, headers=bearer(serve.reading_key), timeout=60)
@@ -197,7 +197,9 @@ def test_a_killed_replica_loses_no_request(serve: Serve, prose: ProseStore) -> N
     async def ask_all() -> list[httpx.Response]:
         async with httpx.AsyncClient(base_url=serve.url, headers=bearer(serve.key), timeout=300) as client:
             requests = [
-                asyncio.create_task(client.post(f"{API}/runs/{runs[number % len(runs)]}/perplexity", json=body))
+                asyncio.create_task(
+                    client.post(f"{API}/perplexity", json=body | {"models": [runs[number % len(runs)]]})
+                )
                 for number in range(24)
             ]
             # The first answer says that the replicas compute: the others wait in their queues.
@@ -209,8 +211,9 @@ def test_a_killed_replica_loses_no_request(serve: Serve, prose: ProseStore) -> N
     assert len(serve.replicas()) == 2
     responses = asyncio.run(ask_all())
     assert [each.status_code for each in responses] == [200] * 24
-    for number, response in enumerate(responses):
-        assert response.json()["run_id"] == runs[number % len(runs)]
-        assert response.json()["total"] == responses[number % len(runs)].json()["total"]
+    answers = [each.json()["results"][0] for each in responses]
+    for number, answer in enumerate(answers):
+        assert answer["run_id"] == runs[number % len(runs)]
+        assert answer["total"] == answers[number % len(runs)]["total"]
     assert "a replica died before its response" in serve.log("gateway")
     wait_until(lambda: len(serve.replicas()) == 2)  # Serve has started another one

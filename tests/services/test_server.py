@@ -64,8 +64,8 @@ def test_from_start_to_stop(sample: SampleStore) -> None:
         assert rest.status_code == 206
         assert got + rest.content == whole
 
-        body = {"tokens": [[15, 2, 3, 4]], "log_probabilities": True}
-        answer = client.post(f"/api/v1/runs/{sample.ids[0]}/perplexity", json=body).json()
+        body = {"models": [sample.ids[0]], "tokens": [[15, 2, 3, 4]], "log_probabilities": True}
+        answer = client.post("/api/v1/perplexity", json=body).json()["results"][0]
         assert len(answer["sequences"][0]["log_probabilities"]) == 4
 
         server.send_signal(signal.SIGINT)

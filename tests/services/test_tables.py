@@ -81,7 +81,7 @@ def test_rows_are_compared(client: httpx.Client, sample: SampleStore) -> None:
     row = sample.plan.rows[0].name
     assert (
         get(client, "/ablations/tiny/table", params={"compare": row})
-        == table(sample.plan, sample.store, against=row).to_json()
+        == table(sample.plan, sample.store, compare=row).to_json()
     )
     assert get(client, "/ablations/tiny/table")["compared"] is None
     error = get(client, "/ablations/tiny/table?compare=nothing", 422)
@@ -141,10 +141,10 @@ def computed_tables(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the tables that are computed, in order. Each takes 50 ms longer than usual."""
     names: list[str] = []
 
-    def counted(plan: Plan, store: Store, *, against: str | None = None) -> results.Table:
+    def counted(plan: Plan, store: Store, *, compare: str | None = None) -> results.Table:
         names.append(plan.name)
         time.sleep(0.05)
-        return table(plan, store, against=against)
+        return table(plan, store, compare=compare)
 
     monkeypatch.setattr(results, "table", counted)
     return names
@@ -166,7 +166,7 @@ def test_simultaneous_requests_share_one_computation(sample: SampleStore, comput
 
 def test_a_failed_computation_is_not_cached(sample: SampleStore, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as broken, serving(sample.settings()) as client:
-        broken.setattr(results, "table", lambda plan, store, against: fail("no answer"))
+        broken.setattr(results, "table", lambda plan, store, compare: fail("no answer"))
         for _ in range(2):
             assert get(client, "/ablations/tiny/table", 503)["code"] == "not_ready"
         broken.undo()

@@ -8,6 +8,7 @@ from cope_services.schemas import error_responses
 API_ROUTERS = (
     reading.ablations,
     reading.pages,
+    reading.exports,
     reading.files,
     reading.checkpoints,
     reading.sweeps,

@@ -9,17 +9,15 @@ from werkzeug.http import parse_accept_header
 from cope_services.access import INFER
 from cope_services.dependencies import ComponentsDep, RequireJson
 from cope_services.errors import NotAcceptableError
-from cope_services.perplexity import compare, measure
+from cope_services.perplexity import compare
 from cope_services.schemas import INFERENCE_ERRORS, Responses, error_responses
 from cope_sweep.api.requests import (
     MEDIA_TYPES,
-    ModelPerplexity,
     PerplexityComparison,
     PerplexityRequest,
     ProbeFormat,
     ProbeRequest,
     ProbeResponse,
-    SequencesRequest,
 )
 
 perplexity = APIRouter(tags=["perplexity"], dependencies=[INFER])
@@ -29,24 +27,11 @@ perplexity = APIRouter(tags=["perplexity"], dependencies=[INFER])
     "/perplexity", dependencies=[RequireJson], responses=INFERENCE_ERRORS, response_model=PerplexityComparison
 )
 async def compare_perplexity(body: PerplexityRequest, components: ComponentsDep, request: Request) -> Response:
-    """Perplexity of token ids or texts under several models: runs, or the best runs of rows."""
-    queries, predictors = components.queries, components.predictors
-    answer = await components.infer(request, lambda: components.find(lambda: compare(queries, predictors, body)))
+    """Perplexity of token ids or texts, in total and per sequence, under one or several models: runs, or the best runs
+    of rows.
+    """
+    answer = await components.infer(request, lambda: components.find(lambda: compare(components, body)))
     return Response(answer, media_type="application/json")
-
-
-@perplexity.post(
-    "/runs/{run_id}/perplexity", dependencies=[RequireJson], responses=INFERENCE_ERRORS, response_model=ModelPerplexity
-)
-async def measure_perplexity(
-    run_id: str, body: SequencesRequest, components: ComponentsDep, request: Request
-) -> Response:
-    """Perplexity of token ids or texts under the model of a finished run: in total and per sequence."""
-
-    async def answer() -> bytes:
-        return await measure(components.predictors, await components.predictor(run_id), body)
-
-    return Response(await components.infer(request, answer), media_type="application/json")
 
 
 probes = APIRouter(tags=["probes"], dependencies=[INFER])

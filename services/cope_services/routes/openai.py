@@ -59,7 +59,7 @@ def list_models(
 ) -> ModelList:
     """The finished runs, newest first."""
     page = components.queries.ask(
-        ListRuns(status=("finished",), sort="created_ms", order="desc", limit=limit, offset=offset)
+        ListRuns(status=("finished",), sort="created_ms", descending=True, limit=limit, offset=offset)
     )
     return ModelList(data=[_model(run) for run in page.runs])
 

@@ -1,36 +1,45 @@
 """Routes of ablations, runs and sweeps: most are made from the questions of `cope_sweep.api`."""
 
+import tempfile
+from dataclasses import replace
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Response
+from fastapi.responses import FileResponse
+from starlette.background import BackgroundTask
+from starlette.concurrency import run_in_threadpool
 
 from cope_services.access import READ
 from cope_services.cached_route import CachedRoute, ReadRoute, RunFilesRoute
 from cope_services.dependencies import (
-    Accept,
+    Components,
     ComponentsDep,
     FinishedRun,
     IfNoneMatch,
-    PreparePlan,
     PreparePlans,
-    Scale,
 )
 from cope_services.pictures import MEDIA_TYPES, REPORT_MEDIA_TYPES, REPORT_POLICY
-from cope_services.questions import add_questions
+from cope_services.questions import add_question, add_questions
 from cope_services.responses import RowsFormat, download, json_response, rows_response
-from cope_services.schemas import FigureFormat, FigureInfo, Responses, error_responses
+from cope_services.schemas import Responses, error_responses
 from cope_services.tables import accepted, negotiate
 from cope_sweep.api.answers import Checkpoint
 from cope_sweep.api.questions import (
     CompareCurves,
+    ExportRuns,
     GetAblation,
     GetCurves,
-    GetDifference,
+    GetDiff,
+    GetFigure,
     GetLog,
+    GetPlan,
+    GetReport,
     GetRun,
-    GetStatus,
     GetSweep,
+    GetTable,
     ListAblations,
+    ListFigures,
     ListPlannedRuns,
     ListRuns,
     ListSweeps,
@@ -48,82 +57,47 @@ ablations = APIRouter(
 
 TABLE: Responses = {200: {"content": {each.media_type: {} for each in formats().values()}}, **error_responses(406)}
 FIGURE: Responses = {200: {"content": {media: {} for media in MEDIA_TYPES}}, **error_responses(406, 429)}
+EXPORT_MEDIA_TYPES: dict[str, Literal["parquet", "csv", "json"]] = {
+    "text/csv": "csv", "application/vnd.apache.parquet": "parquet", "application/json": "json",
+}  # fmt: skip
+EXPORT: Responses = {200: {"content": {media: {} for media in EXPORT_MEDIA_TYPES}}, **error_responses(406)}
 REPORT: Responses = {200: {"content": {media: {} for media in REPORT_MEDIA_TYPES}}, **error_responses(406, 429)}
 
 
-add_questions(ablations, ListAblations, GetAblation, GetStatus, GetCurves, ListPlannedRuns)
+add_questions(ablations, ListAblations, GetAblation, GetPlan, GetCurves, ListPlannedRuns)
 
 
-@ablations.get("/{name}/table", response_class=Response, responses=TABLE, dependencies=[PreparePlan])
-def get_table(
-    name: str,
-    components: ComponentsDep,
-    format: Annotated[  # noqa: A002
-        str | None,
-        Query(description="Default: by the Accept header, else JSON.", json_schema_extra={"enum": list(formats())}),
-    ] = None,
-    scale: Scale = None,
-    runs: Annotated[bool, Query(description="CSV and Parquet: one line per run instead of one per row.")] = False,
-    compare: Annotated[
-        str | None,
-        Query(description="Compare the rows with this one, or with the published numbers: `paper`.", max_length=500),
-    ] = None,
-    accept: Accept = None,
-    if_none_match: IfNoneMatch = None,
-) -> Response:
-    """The result table: mean ± standard deviation over seeds, and the published numbers."""
-    chosen = negotiate(format, accept)
-    body = components.tables.table(name, scale, chosen, runs=runs, against=compare)
+async def _table(components: Components, question: GetTable, accept: str | None) -> Response:
+    chosen = negotiate(question.format, accept)
+    body = await run_in_threadpool(components.tables.table, question, chosen)
     return Response(body, media_type=chosen.media_type)
 
 
-@ablations.get("/{name}/figures", response_model=list[FigureInfo], dependencies=[PreparePlan])
-def list_figures(
-    name: str, components: ComponentsDep, scale: Scale = None, if_none_match: IfNoneMatch = None
-) -> Response:
-    """The figures of an ablation: those that its file declares, and those that any ablation has."""
-    return json_response(components.pictures.listing(name, scale))
+async def _figure(components: Components, question: GetFigure, accept: str | None) -> Response:
+    chosen = question.format or accepted(accept, MEDIA_TYPES, "a figure")
+    body = await components.pictures.figure(replace(question, format=chosen))
+    return Response(body, media_type=next(media for media, name in MEDIA_TYPES.items() if name == chosen))
 
 
-@ablations.get("/{name}/figures/{figure}", response_class=Response, responses=FIGURE, dependencies=[PreparePlan])
-async def get_figure(
-    name: str,
-    figure: str,
-    components: ComponentsDep,
-    scale: Scale = None,
-    format: Annotated[  # noqa: A002
-        FigureFormat | None, Query(description="Default: by the Accept header, else SVG; csv: what is drawn.")
-    ] = None,
-    accept: Accept = None,
-    if_none_match: IfNoneMatch = None,
-) -> Response:
-    """A figure of the finished runs, or its data."""
-    names = {value: media for media, value in MEDIA_TYPES.items()}
-    chosen = format or accepted(accept, MEDIA_TYPES, "a figure")
-    body = await components.pictures.figure(name, scale, figure, chosen)
-    return Response(body, media_type=names[chosen])
+async def _report(components: Components, question: GetReport, accept: str | None) -> Response:
+    chosen = question.format or accepted(accept, REPORT_MEDIA_TYPES, "a report")
+    body = await components.pictures.report(replace(question, format=chosen))
+    media = next(media for media, name in REPORT_MEDIA_TYPES.items() if name == chosen)
+    return Response(body, media_type=media, headers={"content-security-policy": REPORT_POLICY})
 
 
-@ablations.get("/{name}/report", response_class=Response, responses=REPORT, dependencies=[PreparePlan])
-async def get_report(
-    name: str,
-    components: ComponentsDep,
-    scale: Scale = None,
-    format: Annotated[  # noqa: A002
-        Literal["html", "markdown"] | None, Query(description="Default: by the Accept header, else HTML.")
-    ] = None,
-    accept: Accept = None,
-    if_none_match: IfNoneMatch = None,
-) -> Response:
-    """Report on the finished runs: table with comparisons, figures, what is missing, and what made the runs."""
-    names = {value: media for media, value in REPORT_MEDIA_TYPES.items()}
-    chosen = format or accepted(accept, REPORT_MEDIA_TYPES, "a report")
-    body = await components.pictures.report(name, scale, chosen)
-    return Response(body, media_type=names[chosen], headers={"content-security-policy": REPORT_POLICY})
+async def _figures(components: Components, question: ListFigures, accept: str | None) -> Response:
+    return json_response(await run_in_threadpool(components.pictures.listing, question))
 
+
+add_question(ablations, GetTable, _table, TABLE)
+add_question(ablations, ListFigures, _figures)
+add_question(ablations, GetFigure, _figure, FIGURE)
+add_question(ablations, GetReport, _report, REPORT)
 
 READING: dict[str, Any] = {"prefix": "/runs", "tags": ["runs"], "dependencies": [READ]}
 pages = APIRouter(**READING, responses={304: {}}, route_class=CachedRoute)
+exports = APIRouter(**READING, route_class=ReadRoute)
 files = APIRouter(**READING, responses={304: {}}, route_class=RunFilesRoute)
 checkpoints = APIRouter(**READING, route_class=ReadRoute)
 
@@ -131,6 +105,23 @@ FILE: Responses = {200: {"content": {"application/octet-stream": {}}}, 206: {}, 
 
 
 add_questions(pages, ListRuns)
+
+
+async def _export(components: Components, question: ExportRuns, accept: str | None) -> Response:
+    chosen = question.format or accepted(accept, EXPORT_MEDIA_TYPES, "an export")
+    file = tempfile.NamedTemporaryFile(delete=False)  # noqa: SIM115 - it is deleted when it was sent
+    remove = BackgroundTask(Path(file.name).unlink, missing_ok=True)
+    try:
+        with file:
+            await run_in_threadpool(components.queries.export, replace(question, format=chosen), file)
+    except BaseException:
+        await remove()
+        raise
+    media = next(media for media, name in EXPORT_MEDIA_TYPES.items() if name == chosen)
+    return FileResponse(file.name, media_type=media, filename=f"runs.{chosen}", background=remove)
+
+
+add_question(exports, ExportRuns, _export, EXPORT)
 add_questions(files, GetRun, GetLog)
 
 
@@ -167,7 +158,7 @@ def get_checkpoint_file(
 
 
 comparisons = APIRouter(tags=["runs"], dependencies=[READ], responses={304: {}}, route_class=RunFilesRoute)
-add_questions(comparisons, GetDifference, CompareCurves)
+add_questions(comparisons, GetDiff, CompareCurves)
 
 
 sweeps = APIRouter(prefix="/sweeps", tags=["sweeps"], dependencies=[READ], responses={304: {}}, route_class=CachedRoute)

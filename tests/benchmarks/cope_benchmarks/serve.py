@@ -212,8 +212,8 @@ def _get(address: Address, path: str, headers: str = "") -> bytes:
 
 
 def _request(address: Address, run_id: str, tokens: Sequence[int]) -> bytes:
-    body = json.dumps({"tokens": [list(tokens)]})
-    head = f"POST {API}/runs/{run_id}/perplexity HTTP/1.1\r\nhost: {address[0]}:{address[1]}\r\n"
+    body = json.dumps({"models": [run_id], "tokens": [list(tokens)]})
+    head = f"POST {API}/perplexity HTTP/1.1\r\nhost: {address[0]}:{address[1]}\r\n"
     return f"{head}content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n{body}".encode()
 
 

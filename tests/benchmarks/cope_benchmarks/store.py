@@ -118,10 +118,10 @@ def _compare(path: Path, store: Store) -> None:
 
 
 def _reports(rows: Rows, root: Path, runs: int) -> None:
-    """`cope-sweep report`, beyond the same command for one run that is not in the store."""
-    start = least(lambda: command_seconds(root, ["report", "runs1"]))
+    """`cope-sweep table`, beyond the same command for one run that is not in the store."""
+    start = least(lambda: command_seconds(root, ["table", "runs1"]))
     for number in (SMALL, runs):
-        whole = least(lambda number=number: command_seconds(root, ["report", f"runs{number}"]))  # type: ignore[misc]
+        whole = least(lambda number=number: command_seconds(root, ["table", f"runs{number}"]))  # type: ignore[misc]
         what = "all" if number == runs else f"{SMALL:,}"
         _add(rows, f"report of {what} runs, beyond its start", (whole[0] - start[0], whole[1] - start[1]))
     _add(rows, "start of a report", start)

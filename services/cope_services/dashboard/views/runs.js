@@ -34,7 +34,7 @@ function queryOf(params) {
     filter: params.getAll("filter"),
     run: params.getAll("ids"),
     sort,
-    order,
+    descending: order === "desc",
     fields: keys.length ? [...SUMMARY, ...keys].join(",") : null,
     ...Object.fromEntries(["status", "ablation", "sweep", "scale"].map((name) => [name, params.get(name)])),
   };

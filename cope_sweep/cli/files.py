@@ -1,0 +1,122 @@
+"""The ablation files that commands name, and the files that answer questions: written by a store, or by a service."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import IO, Any
+
+from cope_sweep.api.questions import ExportRuns, GetFigure, GetReport, GetTable, Question
+from cope_sweep.cli.options import load_plan
+from cope_sweep.errors import UserError
+from cope_sweep.queries import AblationFiles, LoadedPlan, Queries
+from cope_sweep.queries.ablations import Place
+
+BINARY = ("parquet", "png", "pdf")
+
+
+class NamedFiles(AblationFiles):
+    """Ablations by name or path. A run is looked for in the store alone: the plans of all files take a second."""
+
+    def __init__(self, folder: Path, sets: Sequence[str] = ()) -> None:
+        super().__init__(folder)
+        self._sets = sets
+
+    def load(self, name: str, scale: str | None = None) -> LoadedPlan:
+        """The plan of an ablation at a scale, with the values of `--set`. Raises UserError."""
+        if not self._sets and self.folder.is_dir() and name in self.files():
+            return super().load(name, scale)
+        plan = load_plan(name, self.folder, scale, list(self._sets))
+        return LoadedPlan(plan, {run.run_id: run for run in plan.runs}, (), scale)
+
+    def places(self, run_ids: Iterable[str]) -> dict[str, list[Place]]:
+        """None."""
+        return {}
+
+
+def write(queries: Queries, question: Question[bytes], file: IO[bytes]) -> None:
+    """Write the file that answers a question about a store. Raises UserError."""
+    match question:
+        case ExportRuns():
+            queries.export(question, file)
+        case GetTable(name=name, scale=scale):
+            from cope_sweep.results import find_format
+
+            table = queries.table(queries.load(name, scale).plan, compare=question.compare)
+            file.write(find_format(question.format or "json").file(table, runs=question.runs))
+        case GetReport():
+            from cope_sweep.report.document import report_file
+
+            file.write(report_file(queries, question, lambda figure: f"{question.name}.{figure}.svg"))
+        case GetFigure(name=name, scale=scale):
+            from cope_sweep.figures.available import figure
+
+            made = figure(queries.load(name, scale).plan, queries.store, question)
+            if made.empty:
+                raise UserError(
+                    f"nothing to draw: no run, or too few, of {name} are finished in the store "
+                    f"{queries.store.location}; train them with: cope-sweep run {name}"
+                )
+            file.write(made.render(question.format or "svg"))
+
+
+def save(
+    question: Any,
+    output: Path | None,
+    write: Callable[[Any, IO[bytes]], object],
+    *,
+    default: str,
+    suffixes: Mapping[str, str],
+    binary: Collection[str] = BINARY,
+) -> str:
+    """Write the file that answers a question to a path, or to standard output, and return its format.
+
+    Args:
+        question: The question.
+        output: The path; None: standard output.
+        write: Writes the answer to a file.
+        default: The format where neither the question nor the path's suffix names one.
+        suffixes: Suffix of a file → its format.
+        binary: Formats that are no text.
+
+    Raises UserError.
+    """
+    chosen = question.format or suffixes.get("" if output is None else output.suffix.lower(), default)
+    question = replace(question, format=chosen)
+    if output is None:
+        if chosen in binary:
+            raise UserError(f"{chosen} is binary; name a file for it with --output FILE")
+        write(question, standard_output())
+        return chosen
+    try:
+        with replaced_file(output) as file:
+            write(question, file)
+    except OSError as error:
+        raise UserError(f"{output}: {error.strerror or error}; name another file with --output") from error
+    return chosen
+
+
+def standard_output() -> IO[bytes]:
+    """Standard output for bytes, after what was printed to it."""
+    sys.stdout.flush()
+    return sys.stdout.buffer
+
+
+@contextlib.contextmanager
+def replaced_file(path: Path) -> Iterator[IO[bytes]]:
+    """A file to write, which takes this path at the end, so that an error leaves the path as it was."""
+    if path.exists() and not path.is_file():  # such as /dev/stdout
+        with path.open("wb") as file:
+            yield file
+        return
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with temporary.open("wb") as file:
+            yield file
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
