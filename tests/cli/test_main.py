@@ -23,7 +23,7 @@ HEAVY = ["torch", "ray", "mlflow", "pandas", "numpy", "pydantic", "fastapi", "ma
 
 def test_the_commands():
     own = {
-        "diff", "figure", "list", "logs", "perplexity", "plan", "probe", "prune", "report", "retry", "run", "runs", "schema",
+        "best", "diff", "figure", "list", "logs", "perplexity", "plan", "probe", "prune", "report", "retry", "run", "runs", "schema",
         "status", "stop", "store", "submit", "sync", "table",
     }  # fmt: skip
     assert set(COMMANDS) == own | {"serve", "bench"}  # the last two are entry points of other packages
