@@ -40,6 +40,10 @@ MLP = {"mlp_w1": "mlp2.0.weight", "mlp_b1": "mlp2.0.bias", "mlp_w2": "mlp2.2.wei
 # file, case: our encoding, and the authors' name of each of our parameters
 CASES = {
     ("alibi", "default"): (ALiBi(), {}),
+    ("cable", "default"): (
+        FoX(scaled=False),
+        {"forget_weight": "-h_attn.weight", "forget_bias": "-h_attn.bias"},
+    ),
     ("dape", "alibi"): (DAPE(bias="alibi", hidden=5), MLP),
     ("dape", "fire"): (DAPE(bias="fire"), MLP | {f"fire_{ours}": theirs for ours, theirs in FIRE_NAMES.items()}),
     ("dape", "kerple"): (
@@ -49,6 +53,7 @@ CASES = {
     ("fire", "default"): (FIRE(hidden=5, threshold=3), FIRE_NAMES),
     ("fox", "default"): (FoX(), {"forget_weight": "f_proj.weight", "forget_bias": "f_proj.bias"}),
     ("grape_ap", "released"): (GrapeAP(reading="released", size=6), {"path": "c_p.weight"}),
+    ("kerple", "clamped"): (Kerple(), KERPLE),
     ("kerple", "default"): (Kerple(), KERPLE),
     ("path", "default"): (
         PaTH(rank=3),
