@@ -3,7 +3,7 @@
     a_ij = softmax_j(q_i·k_j/√K + MLP_h(ψ(i − j)/ψ(max(i, L))))        ψ(z) = log(|c·z| + 1)
 
 The MLP has one input, N hidden units with ReLU and H outputs; it, c (which starts at 0.1) and the threshold L (512
-times a learned factor that starts at 1) are those of a layer.
+times a learned factor that starts at 1) are those of a layer. DAPE's training code starts FIRE from half that L.
 """
 
 from __future__ import annotations

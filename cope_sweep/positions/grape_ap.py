@@ -5,7 +5,8 @@
 with m_h ALiBi's slopes, and R(l) a rotation of all pairs of components by l radians (the base of its frequencies is 1).
 Text and released code differ: in the text both p are divided by their root mean squares, pairs are neighbours and the
 rotation is by +l; in the code (`reading: released`) only that of the key is normalised, pairs are (c, c + P/2), and the
-rotation is by −l.
+rotation is by −l, with sines and cosines rounded to bfloat16, which this file leaves out. Its W_p starts from
+N(0, 1/(4·D)), ours as the family's linear layers.
 """
 
 from __future__ import annotations
@@ -26,8 +27,6 @@ from cope_sweep.positions.base import (
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-EPS = 1e-6
 
 
 class GrapeAP(AttentionEncoding):
@@ -60,7 +59,7 @@ class GrapeAP(AttentionEncoding):
 
         assert attention.features_BHSF is not None  # noqa: S101 - the model calls features first
         p_BHSF = at_least_float32(attention.features_BHSF)
-        normed_BHSF = p_BHSF * (p_BHSF.square().mean(-1, keepdim=True) + EPS).rsqrt()
+        normed_BHSF = F.rms_norm(p_BHSF, p_BHSF.shape[-1:])
         Q, S = attention.visible_QS.shape
         of_query_BHQF = (normed_BHSF if self.reading == "text" else p_BHSF)[:, :, S - Q :]
         logits_BHQS = of_query_BHQF @ self._rotated(normed_BHSF).transpose(-1, -2) / p_BHSF.shape[-1]

@@ -42,5 +42,10 @@ class Kerple(AttentionEncoding):
 def _bias(parameters: Mapping[str, Tensor], distance: Tensor) -> Tensor:
     """The bias of each head at these distances, of one or two dimensions after that of the heads."""
     shape = (-1,) + (1,) * max(1, distance.dim() - 1)
-    p, a = (parameters[name].clamp(min=LEAST).view(shape) for name in ("p", "a"))
+    p, a = (_at_least(parameters[name]).view(shape) for name in ("p", "a"))
     return -p * (a * distance).log1p()
+
+
+def _at_least(x: Tensor) -> Tensor:
+    """`x`, or 0.01 where it is less; the gradient passes in both cases, as released, so that x can grow again."""
+    return x.detach().clamp(min=LEAST) + (x - x.detach())

@@ -3,7 +3,9 @@
     s_ij = k_jᵀ·H_{j+1}·H_{j+2} ⋯ H_i·q_i/√K            H_t = I − β_t·w_t·w_tᵀ
     β_t = 2·σ(u_h·x_t + b_h)                            w_t = unit vector of SiLU(conv₃(W₂·W₁·x)_t), per head
 
-The convolution is causal, of 3 taps for each channel; W₂·W₁ has rank 32. SiLU is in the released code only.
+The convolution is causal, of 3 taps for each channel; W₂·W₁ has rank 32. SiLU is in the released code only. Its
+taps start from N(0, 0.02²), where w is so short that ε counts (|w| ≈ 0.85 after division, at dim 64); ours start as
+those of torch's convolution, ±1/√3.
 
 With c_it = w_t·(H_{t+1} ⋯ H_i·q_i) the score is q_i·k_j − Σ_{j < t ≤ i} β_t·c_it·(w_t·k_j), and all c solve one
 triangular system, C·(I + strict lower triangle of β_u·w_u·w_t) = lower triangle of Q·Wᵀ: the compact WY form over the

@@ -4,7 +4,8 @@
     φ = conv₄(W₂·W₁·x/|x|), K/2 numbers for each head
 
 The convolution is causal, of 4 taps for each number; W₂·W₁ has a low rank. The released code takes the unit vector of
-each head's slice of x (`unit: head`), the text that of x.
+each head's slice of x (`unit: head`), the text that of x. Its taps start from N(0, 0.02²), ours as those of
+torch's convolution, ±1/2: initial angles are small in both, and in its model smaller.
 
 Shapes: C = K/2 pairs of components.
 """
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 TAPS = 4
+EPS = 1e-6
+"""Inside the root of the unit vector, as released."""
 BASE = 500_000.0
 
 
@@ -49,14 +52,10 @@ class SelectiveRoPE(AttentionEncoding):
 
     def features(self, parameters: Mapping[str, Tensor], h_BTD: Tensor) -> Tensor:
         """W₂·W₁·x/|x|, before the convolution."""
-        import torch.nn.functional as F
-
         up_HCR = parameters["up"]
-        if self.unit == "head":
-            unit_BTD = F.normalize(h_BTD.reshape(*h_BTD.shape[:2], len(up_HCR), -1), dim=-1).flatten(2)
-        else:
-            unit_BTD = F.normalize(h_BTD, dim=-1)
-        return unit_BTD @ parameters["down"].T @ up_HCR.flatten(0, 1).T
+        parts = at_least_float32(h_BTD).reshape(*h_BTD.shape[:2], len(up_HCR) if self.unit == "head" else 1, -1)
+        unit = parts * (parts.square().sum(-1, keepdim=True) + EPS).rsqrt()
+        return unit.flatten(2).to(h_BTD.dtype) @ parameters["down"].T @ up_HCR.flatten(0, 1).T
 
     def rotate(
         self,

@@ -5,7 +5,8 @@
     a_ij = softmax_j(S_ij + D_ij) over the keys with S_ij > 0; a row without such a key is 0
 
 It replaces q·k/√K and the softmax's mask. With RoPE, q and k are the rotated ones. Whether the key itself is counted
-cancels in the softmax.
+cancels in the softmax. The released code drops out logits, and w and b start as torch's linear layers; ours drops out
+weights, and starts as the family's linear layers.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ import torch
 from pydantic import ValidationError
 
 from cope_sweep.positions.alibi import standard_slopes
-from cope_sweep.positions.grape_ap import EPS, GrapeAP
+from cope_sweep.positions.grape_ap import GrapeAP
 from cope_sweep.testing import EncodingContract
 from tests.positions import naive
 from tests.tiny import tiny_run
@@ -22,7 +22,7 @@ def test_the_bias_sums_the_gates_of_the_keys_after_the_key(reading, queries):
     attention = naive.attention(tokens=5, queries=queries, features=4)
     score = GrapeAP(reading=reading).score({}, attention)
     p = attention.features_BHSF[0]
-    normed = p / (p.square().mean(-1, keepdim=True) + EPS).sqrt()
+    normed = p / p.square().mean(-1, keepdim=True).sqrt()
 
     def rotated(x, angle):
         turned = x.clone()
