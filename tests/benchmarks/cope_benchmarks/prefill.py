@@ -87,7 +87,8 @@ def measure(
 
 
 def _run(model: dict[str, Any], position: Any, tokens: int, vocabulary: int) -> RunSpec:
-    task = {"kind": "selective_copy", "vocabulary": vocabulary, "tokens": 1, "blanks": 0}
+    lengths = dict.fromkeys(("blanks", "dense_blanks", "sparse_blanks"), 0)
+    task = {"kind": "selective_copy", "vocabulary": vocabulary, "tokens": 1} | lengths  # nothing of it is read
     spec = {"task": task, "model": model | {"position": position, "context": tokens}}
     return RunSpec.model_validate_json(json.dumps(spec))
 
