@@ -46,7 +46,7 @@ def measure(
     """Tokens per second of each encoding, and their ratio to those without any, by length and precision.
 
     Args:
-        positions: Further values of `model.position`, as text: `fox`, `[cope, rope]`.
+        positions: Further values of `model.position`, as text: `alibi`, `[cope, rope]`.
         tokens: Lengths of the prompt.
         precisions: `fp32`, `bf16`.
         repetitions: How many times each alternative is timed, in turns.
