@@ -6,8 +6,9 @@ import os
 import sys
 import tempfile
 from collections.abc import Mapping
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
@@ -21,6 +22,14 @@ app = typer.Typer(
     help="Measure kernels, training steps, data, the sweep, the store and the service on this machine.",
 )
 
+
+class Precision(StrEnum):
+    """Number formats of `bench prefill`."""
+
+    fp32 = "fp32"
+    bf16 = "bf16"
+
+
 Keep = Annotated[
     Path | None,
     typer.Option("--keep", help="Write the measurement to this folder, as JSON and Markdown.", show_default=False),
@@ -31,7 +40,6 @@ Threads = Annotated[
         "--threads", min=1, help="Number of torch threads; with 1, CPU time is measured.", show_default="all cores"
     ),
 ]
-Precision = Literal["fp32", "bf16"]
 Repetitions = Annotated[
     int, typer.Option("--repetitions", min=2, help="How many times each alternative is timed, in turns.")
 ]
@@ -85,25 +93,25 @@ def prefill(
     positions: Annotated[
         list[str] | None,
         typer.Option(
-            "--position", help="A further value of model.position: `fox`, `[cope, rope]`.", show_default=False
+            "--position", help="A further value of model.position: `alibi`, `[cope, rope]`.", show_default=False
         ),
     ] = None,
     tokens: Annotated[list[int], typer.Option("--tokens", min=1, help="Length of the prompt.")] = [1024, 4096],  # noqa: B006
-    precision: Annotated[
-        Precision | None, typer.Option("--precision", help="Number format. Default: both.", show_default=False)
-    ] = None,
+    precisions: Annotated[list[Precision], typer.Option("--precision", help="Number format.")] = [
+        Precision.fp32,
+        Precision.bf16,
+    ],  # noqa: B006
     layers: Annotated[int, typer.Option("--layers", min=1, help="Layers of the model; GPT-2 small has 12.")] = 12,
 ) -> None:
     """Measure the forward pass of a model of GPT-2 small's size over a prompt: no encoding, RoPE, CoPE and the paper's listing.
 
     On a GPU if there is one. The listing needs gigabytes of memory at 4,096 tokens.
 
-    Example: `cope-sweep bench prefill --position fox --tokens 1024 --precision fp32`
+    Example: `cope-sweep bench prefill --position alibi --tokens 1024 --precision fp32`
     """
     from cope_benchmarks.prefill import measure
 
     _prepare(keep, threads)
-    precisions: list[Precision] = [precision] if precision else ["fp32", "bf16"]
     _show_rows(measure(positions or (), tokens, precisions, repetitions, layers), as_json, keep)
 
 

@@ -46,7 +46,7 @@ def measure(
     """Tokens per second of each encoding, and their ratio to those without any, by length and precision.
 
     Args:
-        positions: Further values of `model.position`, as text: `fox`, `[cope, rope]`.
+        positions: Further values of `model.position`, as text: `alibi`, `[cope, rope]`.
         tokens: Lengths of the prompt.
         precisions: `fp32`, `bf16`.
         repetitions: How many times each alternative is timed, in turns.
@@ -87,7 +87,8 @@ def measure(
 
 
 def _run(model: dict[str, Any], position: Any, tokens: int, vocabulary: int) -> RunSpec:
-    task = {"kind": "selective_copy", "vocabulary": vocabulary, "tokens": 1, "blanks": 0}
+    lengths = dict.fromkeys(("blanks", "dense_blanks", "sparse_blanks"), 0)
+    task = {"kind": "selective_copy", "vocabulary": vocabulary, "tokens": 1} | lengths  # nothing of it is read
     spec = {"task": task, "model": model | {"position": position, "context": tokens}}
     return RunSpec.model_validate_json(json.dumps(spec))
 
