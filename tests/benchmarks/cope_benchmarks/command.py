@@ -6,8 +6,9 @@ import os
 import sys
 import tempfile
 from collections.abc import Mapping
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
@@ -31,10 +32,16 @@ Threads = Annotated[
         "--threads", min=1, help="Number of torch threads; with 1, CPU time is measured.", show_default="all cores"
     ),
 ]
-Precision = Literal["fp32", "bf16"]
 Repetitions = Annotated[
     int, typer.Option("--repetitions", min=2, help="How many times each alternative is timed, in turns.")
 ]
+
+
+class Precision(StrEnum):
+    """A number format, as an enumeration: Typer takes no list of literals."""
+
+    FP32 = "fp32"
+    BF16 = "bf16"
 
 
 @app.command()
@@ -89,7 +96,7 @@ def prefill(
         ),
     ] = None,
     tokens: Annotated[list[int], typer.Option("--tokens", min=1, help="Length of the prompt.")] = [1024, 4096],  # noqa: B006
-    precisions: Annotated[list[Precision], typer.Option("--precision", help="Number format.")] = ["fp32", "bf16"],  # noqa: B006
+    precisions: Annotated[list[Precision], typer.Option("--precision", help="Number format.")] = list(Precision),  # noqa: B006
     layers: Annotated[int, typer.Option("--layers", min=1, help="Layers of the model; GPT-2 small has 12.")] = 12,
 ) -> None:
     """Measure the forward pass of a model of GPT-2 small's size over a prompt: no encoding, RoPE, CoPE and the paper's listing.
@@ -101,7 +108,9 @@ def prefill(
     from cope_benchmarks.prefill import measure
 
     _prepare(keep, threads)
-    _show_rows(measure(positions or (), tokens, precisions, repetitions, layers), as_json, keep)
+    _show_rows(
+        measure(positions or (), tokens, [each.value for each in precisions], repetitions, layers), as_json, keep
+    )
 
 
 @app.command()
