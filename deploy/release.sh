@@ -5,7 +5,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 root=$PWD bin=$PWD/.venv/bin
 version=$("$bin/python" -c 'import pathlib, re; print(re.search(r"__version__ = \"(.+)\"", pathlib.Path("cope_sweep/__init__.py").read_text())[1])')
-grep -q "^## $version\$" deploy/CHANGELOG.md || { echo "deploy/CHANGELOG.md has no section \"## $version\"" >&2; exit 1; }
+grep -q "^## $version\$" CHANGELOG.md || { echo "CHANGELOG.md has no section \"## $version\"" >&2; exit 1; }
 
 rm -rf dist
 "$bin/python" -m build --installer uv

@@ -1,5 +1,6 @@
 """The wheel: what is in it, and that it works in a folder that is no checkout."""
 
+import hashlib
 import json
 import os
 import re
@@ -10,6 +11,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from ruamel.yaml import YAML
 
 import cope_sweep
 from cope_sweep.config import folder as spec_folder
@@ -24,8 +26,18 @@ TINY = ("--set", "train.steps=2", "--set", "train.batch=4", "--set", "evaluate.f
 def test_the_version_is_in_one_place():
     assert "version" not in PROJECT["project"]
     assert PROJECT["tool"]["hatch"]["version"] == {"path": "cope_sweep/__init__.py"}
-    newest = re.search(r"^## (\S+)$", (ROOT / "deploy" / "CHANGELOG.md").read_text(), re.MULTILINE)
+    newest = re.search(r"^## (\d\S*)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert newest[1] == cope_sweep.__version__
+
+
+def test_the_license_is_declared_and_cited():
+    assert (PROJECT["project"]["license"], PROJECT["project"]["license-files"]) == ("Apache-2.0", ["LICENSE"])
+    # The text of apache.org: nothing is added or left out.
+    digest = hashlib.sha256((ROOT / "LICENSE").read_bytes()).hexdigest()
+    assert digest == "cfc7749b96f63bd31c3c42b5c471bf756814053e847c10f3eb003417bc523d30"
+    citation = YAML(typ="safe", pure=True).load(ROOT / "CITATION.cff")
+    assert citation.keys() >= {"cff-version", "message", "title", "authors", "abstract", "type"}
+    assert (citation["license"], citation["version"]) == ("Apache-2.0", cope_sweep.__version__)
 
 
 def test_the_release_target_calls_the_script():
@@ -84,6 +96,8 @@ def test_the_wheel_holds_the_files_of_both_packages(installed):
     assert files(installed / "cope_services") == files(ROOT / "services" / "cope_services")
     (metadata,) = installed.glob("*.dist-info/METADATA")
     assert f"\nVersion: {cope_sweep.__version__}\n" in metadata.read_text()
+    assert "\nLicense-Expression: Apache-2.0\n" in metadata.read_text()
+    assert (metadata.parent / "licenses" / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
 
 
 @pytest.mark.slow
