@@ -97,10 +97,10 @@ def prefill(
         ),
     ] = None,
     tokens: Annotated[list[int], typer.Option("--tokens", min=1, help="Length of the prompt.")] = [1024, 4096],  # noqa: B006
-    precisions: Annotated[list[Precision], typer.Option("--precision", help="Number format.")] = [
+    precisions: Annotated[list[Precision], typer.Option("--precision", help="Number format.")] = [  # noqa: B006
         Precision.fp32,
         Precision.bf16,
-    ],  # noqa: B006
+    ],
     layers: Annotated[int, typer.Option("--layers", min=1, help="Layers of the model; GPT-2 small has 12.")] = 12,
 ) -> None:
     """Measure the forward pass of a model of GPT-2 small's size over a prompt: no encoding, RoPE, CoPE and the paper's listing.
