@@ -58,7 +58,14 @@ class Source:
     """The files that it inherits from, nearest first."""
 
     def location(self, path: KeyPath) -> str:
-        """Where the deepest known part of `path` was written: `file:line`, or a command-line option."""
+        """Where the deepest known part of `path` was written: `file:line`, or a command-line option.
+
+        Of an error about several keys, `--set` options of some of them are the place: without them the file is valid.
+        """
+        if path and not isinstance(self.lines.get(path), str):
+            below = [line for known, line in self.lines.items() if known[: len(path)] == path and isinstance(line, str)]
+            if options := [line for line in below if line.startswith("--set ")]:
+                return ", ".join(options)
         for length in range(len(path), 0, -1):
             line = self.lines.get(path[:length])
             if line is not None:
