@@ -102,9 +102,15 @@ def duration(seconds: float) -> str:
     return f"{years:.1f} y" if years < 9.95 else f"{years:,.0f} y"
 
 
-def estimated_time(seconds: float, *, lacks_gpu: bool) -> str:
-    """The estimated duration of training; `needs a GPU` for more than a year where one may be used and is not there."""
-    return "needs a GPU" if seconds > YEAR_S and lacks_gpu else duration(seconds)
+def estimated_time(seconds: float, least_s: float, *, lacks_gpu: bool) -> str:
+    """The estimated duration of training, or its range: `14 s to 1 min 08 s`.
+
+    `needs a GPU` for more than a year where one may be used and is not there.
+    """
+    if seconds > YEAR_S and lacks_gpu:
+        return "needs a GPU"
+    least, most = duration(least_s), duration(seconds)
+    return most if least == most else f"{least} to {most}"
 
 
 def quantity(number: float) -> str:

@@ -102,7 +102,8 @@ def plan(
     for run in costs.runs:
         cells = (run.run_id, escaped(run.row), str(run.seed), run.status, quantity(run.parameters))
         memory = size(run.estimated_memory_bytes)
-        time = estimated_time(run.estimated_s, lacks_gpu=costs.lacks_gpu)
+        time = estimated_time(run.estimated_s, run.estimated_s, lacks_gpu=costs.lacks_gpu)
+        time = f"≤ {time}" if run.least_s < run.estimated_s and time[0].isdigit() else time
         table.add_row(
             *cells, time, memory if run.fits else f"[red]{memory}: too large[/red]", *[run.resources] * shapes_differ
         )
@@ -114,7 +115,7 @@ def plan(
     text = f"{costs.finished} finished{stopped}, {costs.to_do} to do"
     if costs.to_do:
         text += f" ({costs.to_suggest} still to be suggested)" if costs.to_suggest else ""
-        time = estimated_time(costs.estimated_s, lacks_gpu=costs.lacks_gpu)
+        time = estimated_time(costs.estimated_s, costs.least_s, lacks_gpu=costs.lacks_gpu)
         up_to = "up to " * shapes_differ
         about = f"about {time} on {up_to}{groups} worker group{'s' * (groups > 1)}" if time[0].isdigit() else time
         text += f": {about} ({costs.basis})"

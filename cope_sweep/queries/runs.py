@@ -108,7 +108,7 @@ PREFIX = re.compile(r"[0-9a-f]{4,15}")
 
 
 def full_id(store: Store, text: str) -> str:
-    """The id of the one run in the index that begins with these digits; else the text. Raises QueryError for several."""
+    """The id of the one run in the index that begins with these digits; else the text. Raises QueryError."""
     if not PREFIX.fullmatch(text):
         return text
     query = select(run_table.c.run_id).where(run_table.c.run_id.startswith(text)).order_by(run_table.c.run_id).limit(3)
