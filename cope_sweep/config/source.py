@@ -10,6 +10,7 @@ import io
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -119,8 +120,12 @@ def read_source(path: Path) -> Source:
     return parse_source(text, str(path))
 
 
+@lru_cache(maxsize=64)
 def parse_source(text: str, name: str) -> Source:
-    """Parse YAML text; error messages call it `name`. Raises SpecError."""
+    """Parse YAML text; error messages call it `name`. Raises SpecError.
+
+    Texts are kept: most files of a folder are read once more for each file that inherits from them.
+    """
     if len(text) > MAX_CHARACTERS:
         raise SpecError(f"{name}: {len(text):,} characters; a declaration has at most {MAX_CHARACTERS:,}")
     yaml = YAML(typ="rt")
