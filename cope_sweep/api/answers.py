@@ -350,6 +350,7 @@ class RunCost(BaseModel):
     message: str | None
     parameters: int
     estimated_s: float
+    least_s: float = Field(description="The same on a fast core, where nothing was measured; else the same.")
     estimated_memory_bytes: int
     basis: str
     fits: bool = Field(description="Whether the machine that was asked has enough memory, as far as is known.")
@@ -367,6 +368,7 @@ class PlanCost(BaseModel):
     to_suggest: int = Field(description="Those of them that the search has still to suggest; they are not in `runs`.")
     basis: str | None = Field(description="What the time of the first of them was estimated from.")
     estimated_s: float
+    least_s: float = Field(description="The same on fast cores, where nothing was measured; else the same.")
     lacks_gpu: bool = Field(description="Whether the runs may use a GPU, and the machine that was asked has none.")
     runs: list[RunCost]
 

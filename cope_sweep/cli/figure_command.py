@@ -107,6 +107,7 @@ def figure(
 
     Example: `cope-sweep figure quickstart --kind maps --row CoPE --show gates --mark data -o gates.png`
     """
+    question = replace(question, name=source.run_or_ablation(question.name))
     kind: str | None = question.figure
     of_maps = (show, *heads, mark, split, position, text, file, first, seed)
     is_checkpoint = _is_checkpoint(question.name)

@@ -12,7 +12,7 @@ import typer
 
 from cope_sweep.api.questions import GetLog
 from cope_sweep.cli.options import ABLATIONS, STORE, AblationsDir, IndexOpt, Json, StoreOpt, open_store
-from cope_sweep.cli.output import escaped, grid, make_console, print_json, size
+from cope_sweep.cli.output import escaped, grid, make_console, print_json, print_table, size
 from cope_sweep.cli.source import Source, argument, asks, option
 from cope_sweep.errors import UserError
 
@@ -129,7 +129,7 @@ def logs(
     """
     if as_json and follow:
         raise UserError("--json is one document; leave out --follow")
-    run, tail = question.run_id, question.tail
+    run, tail = source.run_id(question.run_id), question.tail
     if as_json:
         asked = GetLog(run) if tail is None else question
         print_json(source.ask(asked).model_dump())
@@ -234,7 +234,7 @@ def prune(
         table.add_row(escaped(each.path.relative_to(store.root)), escaped(each.reason), size(each.size_bytes))
     console = make_console()
     if found:
-        console.print(table)
+        print_table(table)
     hint = "" if yes or not found else "; --yes deletes it"
     console.print(f"{size(total)} in {len(found)} files and folders {'deleted' if yes else 'can be deleted'}{hint}")
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -12,6 +14,12 @@ if TYPE_CHECKING:
 
 RIGHT_ALIGNED = ("seed", "parameters", "time", "memory", "step", "finished")
 """Columns that hold numbers."""
+NAMES = ("run", "ablation", "sweep", "status")
+"""Columns of what one types, and of single words: they are not wrapped."""
+UNLIMITED = 10_000
+"""Columns of a console whose lines are not wrapped."""
+LEAST_WRAPPED = 12
+"""Columns of a terminal that a wrapped text has at least."""
 DAY_S = 86_400
 YEAR_DAYS = 365.25
 YEAR_S = YEAR_DAYS * DAY_S
@@ -20,23 +28,46 @@ HOURS_MATTER_DAYS = 10
 
 
 def make_console(*, stderr: bool = False) -> Console:
-    """A console on standard output, or on standard error."""
+    """A console on standard output, or on standard error. Lines in a file or a pipe are as long as they need to be."""
     from rich.console import Console
 
-    return Console(stderr=stderr)
+    console = Console(stderr=stderr)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = UNLIMITED
+    return console
 
 
 def grid(*columns: str) -> Table:
-    """An empty table without lines, for a terminal. Columns of numbers are right-aligned.
-
-    The first column names the rows; it is not cut where the terminal is narrow.
-    """
+    """An empty table without lines, for `print_table`. Columns of numbers are right-aligned."""
     from rich.table import Table
 
     table = Table(box=None, padding=(0, 2, 0, 0))
     for index, column in enumerate(columns):
-        table.add_column(column, justify="right" if column in RIGHT_ALIGNED else "left", no_wrap=index == 0)
+        whole = index == 0 or column in (*RIGHT_ALIGNED, *NAMES)
+        table.add_column(column, justify="right" if column in RIGHT_ALIGNED else "left", no_wrap=whole)
     return table
+
+
+def print_table(table: Table, optional: Sequence[str] = ()) -> None:
+    """Print a table of `grid` to standard output.
+
+    In a narrow terminal it has no `optional` columns, as far as it takes, the first of them first. Names and numbers
+    are printed whole: where the rest cannot be wrapped enough, lines are longer than the terminal is wide.
+    """
+    from rich.measure import Measurement
+
+    console = make_console()
+    wide = console.options.update(max_width=UNLIMITED)
+    for name in optional:
+        if Measurement.get(console, wide, table).maximum <= console.width:
+            break
+        table.columns = [column for column in table.columns if column.header != name]
+    least = sum(
+        (each.maximum if column.no_wrap else min(each.maximum, LEAST_WRAPPED)) + 2
+        for column in table.columns
+        for each in [table._measure_column(console, wide, column)]
+    )
+    console.print(table, width=max(console.width, least), crop=False)
 
 
 def escaped(text: object) -> str:
@@ -71,9 +102,15 @@ def duration(seconds: float) -> str:
     return f"{years:.1f} y" if years < 9.95 else f"{years:,.0f} y"
 
 
-def estimated_time(seconds: float, *, lacks_gpu: bool) -> str:
-    """The estimated duration of training; `needs a GPU` for more than a year where one may be used and is not there."""
-    return "needs a GPU" if seconds > YEAR_S and lacks_gpu else duration(seconds)
+def estimated_time(seconds: float, least_s: float, *, lacks_gpu: bool) -> str:
+    """The estimated duration of training, or its range: `14 s to 1 min 08 s`.
+
+    `needs a GPU` for more than a year where one may be used and is not there.
+    """
+    if seconds > YEAR_S and lacks_gpu:
+        return "needs a GPU"
+    least, most = duration(least_s), duration(seconds)
+    return most if least == most else f"{least} to {most}"
 
 
 def quantity(number: float) -> str:

@@ -49,6 +49,7 @@ def perplexity(
 
     Example: `cope-sweep perplexity 0b1c2d3e4f506172 --file notes.txt --stride 128`
     """
+    run_or_folder = source.run_id(run_or_folder)
     tokens, text, context, stride = (request[name] for name in ("tokens", "text", "context", "stride"))
     is_text = text is not None or (file is not None and str(file) != "-" and file.suffix != ".json")
     if is_text and (tokens or (text is not None and file is not None)):

@@ -8,7 +8,7 @@ import typer
 
 from cope_sweep.api.questions import GetPlan, ListAblations
 from cope_sweep.cli.options import ABLATION, SCALE, Json
-from cope_sweep.cli.output import escaped, estimated_time, grid, make_console, print_json, quantity, size
+from cope_sweep.cli.output import escaped, estimated_time, grid, make_console, print_json, print_table, quantity, size
 from cope_sweep.cli.source import Source, asks
 from cope_sweep.errors import UserError
 
@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from cope_sweep.api.answers import AblationSummary, PlanCost
     from cope_sweep.config import Plan
 
-WIDE = 120
-"""Columns of a terminal in which `list` says what each ablation reproduces."""
 RESULTS = "results"
 """The folder of reports beside the ablation files."""
 Measure = Annotated[
@@ -51,9 +49,7 @@ def list_ablations(question: ListAblations, source: Source, as_json: Json = Fals
     if as_json:
         print_json([entry.model_dump(exclude_none=True) for entry in entries])
         return
-    console = make_console()
-    is_wide = console.width >= WIDE
-    table = grid("ablation", "title", *["reproduces", "rows × seeds"] * is_wide, "finished", "others")
+    table = grid("ablation", "title", "reproduces", "rows × seeds", "finished", "others")
     for entry in entries:
         if entry.error is not None:
             table.add_row(escaped(entry.name), f"[red]{escaped(entry.error)}[/red]")
@@ -61,14 +57,21 @@ def list_ablations(question: ListAblations, source: Source, as_json: Json = Fals
             others = ", ".join(
                 f"{number} {status}" for status, number in entry.counts.items() if status not in ("finished", "pending")
             )
-            more = (entry.reproduces, f"{entry.rows} × {entry.seeds}") if is_wide else ()
+            more = (entry.reproduces, f"{entry.rows} × {entry.seeds}")
             finished = [f"{entry.finished} of {entry.runs}"]
             finished += [f"{name} {each.finished} of {each.runs}" for name, each in entry.at_scales.items()]
             table.add_row(*map(escaped, (entry.name, entry.title, *more, "\n".join(finished), others)))
-    console.print(table)
+    print_table(
+        table,
+        [
+            "reproduces",
+            "rows × seeds",
+            *["others"] * (not any(entry.counts.keys() - {"finished", "pending"} for entry in entries)),
+        ],
+    )
     results = source.ablations / RESULTS
     if not (source.server or any(_has_finished(entry) for entry in entries)) and results.is_dir():
-        console.print(
+        make_console().print(
             f"Nothing is finished in this store. {escaped(results)} has results: "
             f"cope-sweep table flip_flop --from {escaped(results)}",
             soft_wrap=True,
@@ -99,22 +102,23 @@ def plan(
     for run in costs.runs:
         cells = (run.run_id, escaped(run.row), str(run.seed), run.status, quantity(run.parameters))
         memory = size(run.estimated_memory_bytes)
-        time = estimated_time(run.estimated_s, lacks_gpu=costs.lacks_gpu)
+        time = estimated_time(run.estimated_s, run.estimated_s, lacks_gpu=costs.lacks_gpu)
+        time = f"≤ {time}" if run.least_s < run.estimated_s and time[0].isdigit() else time
         table.add_row(
             *cells, time, memory if run.fits else f"[red]{memory}: too large[/red]", *[run.resources] * shapes_differ
         )
     console = make_console()
-    console.print(table)
+    too_large = sum(not run.fits for run in costs.runs)
+    print_table(table, [*["memory"] * (not too_large), "parameters", "resources", "memory", "seed"])
     groups = costs.worker_groups
     stopped = f", {costs.counts['stopped']} stopped early" if "stopped" in costs.counts else ""
     text = f"{costs.finished} finished{stopped}, {costs.to_do} to do"
     if costs.to_do:
         text += f" ({costs.to_suggest} still to be suggested)" if costs.to_suggest else ""
-        time = estimated_time(costs.estimated_s, lacks_gpu=costs.lacks_gpu)
+        time = estimated_time(costs.estimated_s, costs.least_s, lacks_gpu=costs.lacks_gpu)
         up_to = "up to " * shapes_differ
         about = f"about {time} on {up_to}{groups} worker group{'s' * (groups > 1)}" if time[0].isdigit() else time
         text += f": {about} ({costs.basis})"
-    too_large = sum(not run.fits for run in costs.runs)
     text += f"; {too_large} do not fit in the memory of this machine" if too_large else ""
     console.print(text)
 
@@ -154,7 +158,7 @@ def _show_attention(plan: Plan, as_json: bool) -> None:
     table = grid("row", "layers", "device", "attention", "why no fused kernel")
     for row, device, path in found:
         table.add_row(escaped(row), "–".join(map(str, path.layers)), device, path.name, escaped(path.reason or ""))
-    make_console().print(table)
+    print_table(table)
 
 
 def schema() -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from cope_sweep.cli.options import CheckpointArg, Json, find_checkpoint, read_text, token_ids
-from cope_sweep.cli.output import escaped, grid, make_console, print_json
+from cope_sweep.cli.output import escaped, grid, make_console, print_json, print_table
 from cope_sweep.cli.source import Source, asks, option
 from cope_sweep.errors import UserError
 
@@ -91,6 +91,7 @@ def probe(
 
     Example: `cope-sweep probe 95199d1142de555d --split sparse --layer 0 --mark data --html probe.html --out probe.npz`
     """
+    run_or_folder = source.run_id(run_or_folder)
     tokens, text, layers, heads, marks = (request[name] for name in ("tokens", "text", "layers", "heads", "marks"))
     if (tokens, text, file, split).count(None) < 3:
         raise UserError("more than one source of tokens; give one of --tokens, --text, --file and --split")
@@ -274,9 +275,8 @@ def _print_table(statistics: list[dict[str, Any]]) -> None:
                 *cells,
                 *(positions if is_first else ()),
             )
-    console = make_console()
-    console.print(table)
-    console.print(
+    print_table(table)
+    make_console().print(
         "on, else: mean gate on the marked tokens and on the others; AUC: how well the gates separate them; d: Cohen's "
         "d; share: the marked tokens' share of the sum of gates; beyond: pairs beyond the last embedding; p: positions "
         "before that limit",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from cope_sweep.api.questions import GetDiff, GetPlan, GetRun, GetSweep, ListSweeps
 from cope_sweep.cli.options import SCALE, Json
-from cope_sweep.cli.output import escaped, grid, make_console, print_json
+from cope_sweep.cli.output import escaped, grid, make_console, print_json, print_table
 from cope_sweep.cli.source import Source, argument, asks
 from cope_sweep.errors import UserError
 
@@ -44,7 +44,7 @@ def status(question: GetPlan, source: Source, as_json: Json = False) -> None:
     from cope_sweep.store.index import IndexUnavailable
     from cope_sweep.store.sweeps import SWEEP_ID
 
-    target: str | None = question.name
+    target: str | None = question.name and source.run_or_ablation(question.name)
     if not source.server:
         with contextlib.suppress(IndexUnavailable):  # then they read as interrupted
             source.store.end_expired()
@@ -78,7 +78,7 @@ def _show_sweeps(source: Source, as_json: bool) -> None:
     console = make_console()
     if page.total > len(page.sweeps):
         console.print(f"the newest {len(page.sweeps)} of {page.total} sweeps:")
-    console.print(table)
+    print_table(table)
     if not source.server:
         _print_backlog(console, source.store)
 
@@ -136,7 +136,7 @@ def _print_runs(runs: Iterable[RunCost | SweepMember]) -> None:
         cells = (run.run_id, run.row, run.seed, run.status, step, *[shape] * shown)
         cells += (run.worker_id or "", run.message or "")
         table.add_row(*map(escaped, cells), style="red" if run.status in BROKEN else "")
-    make_console().print(table)
+    print_table(table, ["worker", "resources"])
 
 
 def _counts_text(counts: Counts) -> str:
@@ -177,7 +177,7 @@ def _print_diff(found: RunsDiff) -> None:
         table = grid(title, "left", "right")
         for change in changes:
             table.add_row(*(escaped("–" if text is None else text) for text in (change.key, change.left, change.right)))
-        console.print(table if changes else f"the same {title}s")
+        print_table(table) if changes else console.print(f"the same {title}s")
     table = grid("row", "metric", "left", "right", "difference", "interval (95 %)", "p (Holm)", "runs")
     for each in found.metrics:
         test = each.difference
@@ -189,7 +189,7 @@ def _print_diff(found: RunsDiff) -> None:
             _number(each.p_adjusted, ".3g"),
         )
         table.add_row(*map(escaped, (each.row, each.metric, *numbers, f"{test.n[0]}, {test.n[1]}")))
-    console.print(table if found.metrics else "no metric that both have")
+    print_table(table) if found.metrics else console.print("no metric that both have")
     for side, rows in (("left", found.only_left), ("right", found.only_right)):
         if rows:
             console.print(escaped(f"rows of the {side} sweep only: {', '.join(rows)}"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
+import sys
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -261,7 +262,10 @@ def _show_and_exit(
         console = make_console()
         console.print(results.to_rich())
         print_outcome(console, outcome, same_plan)
-        print_next_steps(console, recorded_plan(plan, store), store, uri, same_plan)
+        submitted = "--submission" in sys.argv
+        again = f"run {same_plan}" if submitted else shlex.join(sys.argv[1:])
+        left = again if outcome.left else None
+        print_next_steps(console, recorded_plan(plan, store), store, uri, same_plan, again=left)
     raise typer.Exit(outcome.exit_code)
 
 

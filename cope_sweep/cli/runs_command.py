@@ -10,7 +10,7 @@ import typer
 
 from cope_sweep.api.questions import ExportRuns, ListRuns, RunFilter
 from cope_sweep.cli.options import Json
-from cope_sweep.cli.output import escaped, grid, make_console, print_json
+from cope_sweep.cli.output import escaped, grid, make_console, print_json, print_table
 from cope_sweep.cli.source import Source, asks, option
 from cope_sweep.errors import UserError
 
@@ -73,11 +73,10 @@ def runs(
             *map(escaped, (*start, *values, run.message or "")),
             style="red" if run.status in ("failed", "damaged") else "",
         )
-    console = make_console()
-    console.print(table)
+    print_table(table, ["ablation", "step", "seed"])
     if page.total > len(page.runs):
         first, last = min(question.offset + 1, page.total), question.offset + len(page.runs)
-        console.print(f"runs {first} to {last} of {page.total}; --limit and --offset show others")
+        make_console().print(f"runs {first} to {last} of {page.total}; --limit and --offset show others")
 
 
 def _export(source: Source, question: ListRuns, name: str | None, output: Path | None, curves: bool) -> None:

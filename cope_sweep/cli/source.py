@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import re
 import types
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import MISSING, dataclass
@@ -52,6 +53,10 @@ WHERE: dict[str, tuple[Any, Any]] = {
     "server": (ServerOpt, None),
 }
 """Parameter → its type and default: what names a store and ablation files, or a service."""
+
+
+PREFIX = re.compile(r"[0-9a-f]{4,15}")
+"""The begin of a run's id."""
 
 
 @dataclass
@@ -96,6 +101,24 @@ class Source:
     def ask(self, question: Question[A]) -> A:
         """The answer to a question. Raises UserError."""
         return (self.client or self.queries).ask(question)
+
+    def run_id(self, text: str) -> str:
+        """The id of the run whose id begins with these digits, at least four; else the text. Raises UserError."""
+        if not PREFIX.fullmatch(text) or Path(text).exists():
+            return text
+        if self.client is None:
+            return self.queries.run_id(text)
+        from cope_sweep.api.questions import GetRun
+
+        return self.client.ask(GetRun(text, curve=False)).run_id
+
+    def run_or_ablation(self, text: str) -> str:
+        """The same as `run_id` for what is no ablation. Raises UserError."""
+        if self.client is None:
+            names = [path.stem for path in self.ablations.glob("*.yaml")]
+        else:
+            names = [each.name for each in self.client.ablations()] if PREFIX.fullmatch(text) else []
+        return text if text in names else self.run_id(text)
 
     def write(self, question: Question[bytes], file: IO[bytes]) -> None:
         """Write the file that answers a question. Raises UserError."""

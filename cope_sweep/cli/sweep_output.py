@@ -35,7 +35,7 @@ def print_cost(
     ended: list[Status] = ["finished"] if plan.schedule is None else ["finished", "stopped"]
     costs = plan_cost(plan, store, leave_out={*ended, *leave_out}, max_runs=max_runs)
     if costs.to_do:
-        time = estimated_time(costs.estimated_s, lacks_gpu=costs.lacks_gpu)
+        time = estimated_time(costs.estimated_s, costs.least_s, lacks_gpu=costs.lacks_gpu)
         text = f"{_runs(costs.to_do)} to train: about {time} ({costs.basis})"
         console.print(escaped(text), soft_wrap=True, style="dim")
 
@@ -81,11 +81,14 @@ def _runs(number: int) -> str:
     return f"{number} run{'s' * (number != 1)}"
 
 
-def print_next_steps(console: Console, plan: Plan, store: Store, uri: str | None, same_plan: str) -> None:
-    """Commands that are useful after a sweep."""
+def print_next_steps(
+    console: Console, plan: Plan, store: Store, uri: str | None, same_plan: str, *, again: str | None
+) -> None:
+    """Commands that are useful after a sweep; `again` are the words after `cope-sweep` that continue it."""
     prefix = _executable_folder()
     at_store = [] if store.root == Path(STORE).absolute() else ["--store", str(store.root)]
-    steps = [(f"{prefix}cope-sweep table {same_plan} --format latex", "the table in LaTeX")]
+    steps = [] if again is None else [(f"{prefix}cope-sweep {again}", "continues with the runs that are left")]
+    steps.append((f"{prefix}cope-sweep table {same_plan} --format latex", "the table in LaTeX"))
     if uri and uri.startswith("sqlite:"):
         steps.append((f"{prefix}mlflow ui --backend-store-uri {uri}", "curves, parameters and files of every run"))
     serve = shlex.join([f"{prefix}cope-sweep", "serve", *at_store])

@@ -9,7 +9,7 @@ from typing import Annotated, Self
 
 from pydantic import AfterValidator, Field, ValidationError, field_validator, model_validator
 
-from cope_sweep.config.explain import explain
+from cope_sweep.config.explain import explain_all
 from cope_sweep.config.figure import AnyFigure
 from cope_sweep.config.inherit import with_inherited
 from cope_sweep.config.metric_names import MetricName
@@ -239,8 +239,8 @@ def validate(source: Source, name: str, *, folder: Path | None = None, allow_plu
     try:
         content = Ablation.model_validate(source.data)
     except ValidationError as error:
-        problems = [explain(item, Ablation) for item in error.errors(include_url=False)]
-        raise SpecError("\n".join(dict.fromkeys(str(source.error(*problem)) for problem in problems))) from error
+        problems = [str(source.error(*problem)) for problem in explain_all(error, Ablation)]
+        raise SpecError("\n".join(problems)) from error
     if content.plugins and not allow_plugins:
         raise source.error(
             ("plugins",),

@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from cope_sweep.config.ablation import LoadedAblation
-from cope_sweep.config.explain import explain
+from cope_sweep.config.explain import explain_all
 from cope_sweep.config.points import Assignments
 from cope_sweep.config.run import PartTexts, RunSpec
 from cope_sweep.config.source import KeyPath, SpecError, dotted, set_key
@@ -67,8 +67,8 @@ class RunBuilder:
         try:
             RunSpec.model_validate(data)
         except ValidationError as error:
-            problems = [explain(item, RunSpec) for item in error.errors(include_url=False)]
-            return SpecError("\n".join(_located(self.loaded, point, path, message) for path, message in problems))
+            problems = (_located(self.loaded, point, *problem) for problem in explain_all(error, RunSpec))
+            return SpecError("\n".join(problems))
         raise AssertionError("a run is valid exactly if its parts and their combination are")
 
 

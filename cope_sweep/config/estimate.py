@@ -19,12 +19,13 @@ from cope_sweep.config.run import RunSpec
 from cope_sweep.optim.base import FLOAT32_BYTES
 
 DEFAULT_FLOPS_PER_S = 2e10
-"""Floating-point operations per second and core without measurements: a slow CPU core on small transformers. A fast
-core reaches five times as many."""
+"""Floating-point operations per second and core without measurements: a slow CPU core on small transformers."""
+FAST = 5
+"""A fast core reaches so many times as many."""
 DEFAULT_STEP_S = 2e-3
 """Seconds per training step without measurements, in addition to the floating-point operations."""
 RULE_OF_THUMB = (
-    f"rule of thumb: {DEFAULT_FLOPS_PER_S / 1e9:.0f} GFLOP/s per core; a fast core takes a fifth of the time"
+    f"rule of thumb: {DEFAULT_FLOPS_PER_S / 1e9:.0f} to {FAST * DEFAULT_FLOPS_PER_S / 1e9:.0f} GFLOP/s per core"
 )
 PROCESS_BYTES = 600 * 2**20
 """A worker process with torch loaded, before its first tensor."""
@@ -73,6 +74,11 @@ class Estimate:
     """Source of `seconds`."""
     fits: bool = True
     """False where measuring it ran out of memory."""
+
+    @property
+    def least_s(self) -> float:
+        """`seconds` on a fast core, where nothing was measured; else the same."""
+        return self.seconds / FAST if self.basis == RULE_OF_THUMB else self.seconds
 
 
 def parameter_count(run: RunSpec) -> int:

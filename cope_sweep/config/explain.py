@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from cope_sweep.config.source import KeyPath
 from cope_sweep.registry import Registry
@@ -56,6 +56,15 @@ SYNONYMS: dict[str, tuple[str, ...]] = {
 
 MAX_VALUE_LENGTH = 60
 """Characters of a value that a message shows."""
+
+
+def explain_all(error: ValidationError, model: type[BaseModel]) -> Iterator[tuple[KeyPath, str]]:
+    """The key paths and messages of a validation error. A value that fits none of several types is one problem."""
+    found: dict[KeyPath, dict[str, None]] = {}
+    for item in error.errors(include_url=False):
+        path, message = explain(item, model)
+        found.setdefault(path, {})[message] = None
+    return ((path, ", or ".join(messages)) for path, messages in found.items())
 
 
 def explain(error: Any, model: type[BaseModel]) -> tuple[KeyPath, str]:

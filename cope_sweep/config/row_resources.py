@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pydantic import ValidationError
 
 from cope_sweep.config.ablation import LoadedAblation
-from cope_sweep.config.explain import explain
+from cope_sweep.config.explain import explain_all
 from cope_sweep.config.points import Assignments
 from cope_sweep.config.resources import SWEEP_KEYS, Resources
 from cope_sweep.config.source import KeyPath, SpecError, dotted
@@ -52,7 +52,7 @@ class RowResources:
         try:
             own = Resources.model_validate(common.model_dump() | values)
         except ValidationError as error:
-            problems = [explain(item, Resources) for item in error.errors(include_url=False)]
+            problems = explain_all(error, Resources)
             raise SpecError(
                 "\n".join(
                     f"{source.location(point[PREFIX + str(path[0])].origin)}: {PREFIX}{dotted(path)}: {message}"

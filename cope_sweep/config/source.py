@@ -10,6 +10,7 @@ import io
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,14 @@ class Source:
     """The files that it inherits from, nearest first."""
 
     def location(self, path: KeyPath) -> str:
-        """Where the deepest known part of `path` was written: `file:line`, or a command-line option."""
+        """Where the deepest known part of `path` was written: `file:line`, or a command-line option.
+
+        Of an error about several keys, `--set` options of some of them are the place: without them the file is valid.
+        """
+        if path and not isinstance(self.lines.get(path), str):
+            below = [line for known, line in self.lines.items() if known[: len(path)] == path and isinstance(line, str)]
+            if options := [line for line in below if line.startswith("--set ")]:
+                return ", ".join(options)
         for length in range(len(path), 0, -1):
             line = self.lines.get(path[:length])
             if line is not None:
@@ -112,8 +120,12 @@ def read_source(path: Path) -> Source:
     return parse_source(text, str(path))
 
 
+@lru_cache(maxsize=64)
 def parse_source(text: str, name: str) -> Source:
-    """Parse YAML text; error messages call it `name`. Raises SpecError."""
+    """Parse YAML text; error messages call it `name`. Raises SpecError.
+
+    Texts are kept: most files of a folder are read once more for each file that inherits from them.
+    """
     if len(text) > MAX_CHARACTERS:
         raise SpecError(f"{name}: {len(text):,} characters; a declaration has at most {MAX_CHARACTERS:,}")
     yaml = YAML(typ="rt")

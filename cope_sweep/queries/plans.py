@@ -7,7 +7,7 @@ import os
 import statistics
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
@@ -74,6 +74,7 @@ def plan_cost(
                 message=record.message,
                 parameters=estimate.parameters,
                 estimated_s=_rounded(estimate.seconds),
+                least_s=_rounded(estimate.least_s),
                 estimated_memory_bytes=estimate.memory_bytes,
                 basis=estimate.basis,
                 fits=estimate.fits and estimate.memory_bytes * kind.workers <= memory_limit_bytes,
@@ -84,6 +85,7 @@ def plan_cost(
     to_do = [(estimated[run.run_id], kinds.of_run(run.run_id).parallel) for run in runs if run.status not in leave_out]
     to_do = [*to_do, *((estimate, kinds.common.parallel) for estimate in suggested)][:max_runs]
     counts = counted(run.status for run in runs)
+    least = [(replace(estimate, seconds=estimate.least_s), parallel) for estimate, parallel in to_do]
     return PlanCost(
         ablation=plan.name,
         worker_groups=worker_groups(plan),
@@ -93,6 +95,7 @@ def plan_cost(
         to_suggest=len(suggested),
         basis=to_do[0][0].basis if to_do else None,
         estimated_s=_rounded(total_seconds(to_do)),
+        least_s=_rounded(total_seconds(least)),
         lacks_gpu=lacks_gpu,
         runs=runs,
     )

@@ -52,8 +52,8 @@ from cope_sweep.queries.plans import plan_cost, recorded_plan
 from cope_sweep.queries.records import sweep_fields
 from cope_sweep.queries.runs import detail as run_detail
 from cope_sweep.queries.runs import find as find_run
+from cope_sweep.queries.runs import full_id, run_query
 from cope_sweep.queries.runs import page as run_page
-from cope_sweep.queries.runs import run_query
 from cope_sweep.store import QueryError, RunFolder, RunQuery, RunRecord, Store, SweepSummary
 from cope_sweep.store.errors import DamagedError
 from cope_sweep.store.index import summaries
@@ -235,34 +235,41 @@ class Queries:
 
         return table(recorded_plan(plan, self.store), self.store, compare=compare)
 
+    def run_id(self, text: str) -> str:
+        """The id of the run whose id begins with these digits, at least four; else the text. Raises QueryError."""
+        return full_id(self.store, text)
+
     def _diff(self, question: GetDiff) -> RunsDiff:
         from cope_sweep.results.difference import store_difference
 
-        found = store_difference(self.store, question.left, question.right)
+        found = store_difference(self.store, self.run_id(question.left), self.run_id(question.right))
         return RunsDiff.model_validate(found.to_json())
 
     def _run(self, question: GetRun) -> RunDetail:
         """What cannot be read of its files is left out."""
-        return run_detail(self.store, self._files, question.run_id, with_curve=question.curve)
+        return run_detail(self.store, self._files, self.run_id(question.run_id), with_curve=question.curve)
 
     def curve(self, run_id: str, metrics: Sequence[str] = (), points: int | None = None) -> list[dict[str, float]]:
         """The logged rows of a run, by step: all, or those of some metrics, and at most `points` (≥ 4) of them."""
+        run_id = self.run_id(run_id)
         find_run(self.store, self._files, run_id)
         return run_rows(self.store.run(run_id), metrics, points)
 
     def _curves_of_runs(self, question: CompareCurves) -> CurvesOfRuns:
-        run_ids = list(dict.fromkeys(question.run))
+        run_ids = list(dict.fromkeys(map(self.run_id, question.run)))
         for run_id in run_ids:
             find_run(self.store, self._files, run_id)
         return curves_of_runs([self.store.run(run_id) for run_id in run_ids], question.metric, question.points)
 
     def _log(self, question: GetLog) -> RunLog:
         """No lines of a run that was not begun."""
-        find_run(self.store, self._files, question.run_id)
-        return run_log(self.store.run(question.run_id), question.tail)
+        run_id = self.run_id(question.run_id)
+        find_run(self.store, self._files, run_id)
+        return run_log(self.store.run(run_id), question.tail)
 
     def finished(self, run_id: str) -> RunFolder:
         """The folder of a finished run, with its checkpoint on this machine."""
+        run_id = self.run_id(run_id)
         record, _ = find_run(self.store, self._files, run_id)
         if record.status != "finished":
             raise NotFinishedError(f"run {run_id} is {record.status}; only a finished run has a checkpoint")

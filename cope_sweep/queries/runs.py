@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
+
+from sqlalchemy import select
 
 from cope_sweep.api.answers import Failure, RunDetail, RunPage, RunSummary
 from cope_sweep.api.questions import ListRuns, RunFilter
@@ -19,6 +22,7 @@ from cope_sweep.store.artifacts import RUN_ID
 from cope_sweep.store.index import summaries
 from cope_sweep.store.index.filters import TAGS
 from cope_sweep.store.index.model import Position
+from cope_sweep.store.index.tables import runs as run_table
 from cope_sweep.store.values import check_document
 from cope_sweep.tracking.uri import run_page as mlflow_page
 
@@ -97,6 +101,22 @@ def places(store: Store, files: AblationFiles | None, run_ids: Sequence[str]) ->
     for run_id, in_sweeps in summaries.places(store.index, run_ids).items():
         found.setdefault(run_id, []).extend(Place(ablation, row) for _, ablation, row in in_sweeps)
     return found
+
+
+PREFIX = re.compile(r"[0-9a-f]{4,15}")
+"""The begin of a run's id."""
+
+
+def full_id(store: Store, text: str) -> str:
+    """The id of the one run in the index that begins with these digits; else the text. Raises QueryError."""
+    if not PREFIX.fullmatch(text):
+        return text
+    query = select(run_table.c.run_id).where(run_table.c.run_id.startswith(text)).order_by(run_table.c.run_id).limit(3)
+    with store.index.database.reading() as connection:
+        found: list[str] = list(connection.execute(query).scalars())
+    if len(found) > 1:
+        raise QueryError(f"{text}: the ids of several runs begin so, as {' and '.join(found)}; type more digits")
+    return found[0] if found else text
 
 
 def find(store: Store, files: AblationFiles | None, run_id: str) -> tuple[RunRecord, list[Place]]:

@@ -52,9 +52,10 @@ def gpu(request, tmp_path, monkeypatch):
 
 def test_years_without_the_gpu_that_may_be_used_are_not_given(gpu):
     year_s = 365.25 * 86400
-    assert estimated_time(2 * year_s, lacks_gpu=not gpu) == ("2.0 y" if gpu else "needs a GPU")
-    assert estimated_time(2 * year_s, lacks_gpu=False) == "2.0 y"
-    assert estimated_time(0.5 * year_s, lacks_gpu=not gpu) == "183 d"
+    assert estimated_time(2 * year_s, 2 * year_s, lacks_gpu=not gpu) == ("2.0 y" if gpu else "needs a GPU")
+    assert estimated_time(2 * year_s, 2 * year_s, lacks_gpu=False) == "2.0 y"
+    assert estimated_time(0.5 * year_s, 0.5 * year_s, lacks_gpu=not gpu) == "183 d"
+    assert estimated_time(100, 20, lacks_gpu=not gpu) == "20 s to 1 min 40 s"
 
 
 def test_a_hidden_gpu_does_not_count(gpu, monkeypatch):

@@ -39,7 +39,7 @@ def test_plan(stored):
     assert (plan["finished"], plan["to_do"]) == (1, 2)
     assert plan["counts"] == {"finished": 1, "stopped": 1, "pending": 2}
     assert {run["parameters"] for run in plan["runs"]} == {936, 936 + 64 * 4}
-    assert plan["estimated_s"] > 0
+    assert plan["estimated_s"] == plan["least_s"] > 0, "scaled from the finished run"
     out, _ = stored("plan", "tiny", "--set", "seeds=[0,7]")
     assert "1 finished, 1 stopped early, 2 to do: about " in out
     assert "1.2 k" in out
@@ -82,7 +82,9 @@ def test_years_on_a_cpu_are_not_shown_for_runs_that_may_use_a_gpu(shell, monkeyp
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     large = ("plan", "tiny", "--set", "train.steps=1000000000", "--set", "train.batch=100000")
     assert "4 to do: needs a GPU (rule of thumb" in " ".join(shell(*large)[0].split())
-    assert re.search(r"4 to do: about [\d,]+ y on ", " ".join(shell(*large, "--set", "resources.gpus=0")[0].split()))
+    assert re.search(
+        r"4 to do: about [\d.,]+ y to [\d,]+ y on ", " ".join(shell(*large, "--set", "resources.gpus=0")[0].split())
+    )
 
 
 def test_a_plan_that_is_finished_has_no_estimate(stored):
@@ -118,6 +120,13 @@ def test_an_ablation_is_found_by_path(shell):
     assert shell.json("plan", "ablations/tiny.yaml")["ablation"] == "tiny"
 
 
+def test_without_measurements_a_time_is_a_range(shell):
+    plan = shell.json("plan", "tiny", "--set", "train.steps=100000")
+    assert plan["estimated_s"] == pytest.approx(5 * plan["least_s"], rel=0.02)
+    out = " ".join(shell("plan", "tiny", "--set", "train.steps=100000")[0].split())
+    assert re.search(r"4 to do: about \d+ min \d\d s to \d+ min \d\d s on \d+ worker groups? ", out)
+
+
 def test_schema(shell):
     assert json.loads(shell("schema")[0])["title"] == "A cope-sweep ablation"
 
@@ -147,3 +156,56 @@ def test_ids_are_whole_in_a_narrow_terminal(shell, monkeypatch):
     monkeypatch.setenv("COLUMNS", "60")
     (run, *_) = shell.json("plan", "tiny")["runs"]
     assert run["run_id"] in shell("plan", "tiny")[0]
+
+
+@pytest.fixture
+def crowded(shell):
+    """An ablation with long names of rows."""
+    text = (shell.folder / "ablations" / "tiny.yaml").read_text()
+    shell.write(
+        "crowded", text.replace("CoPE: [cope]", "CoPE with contextual gates in every one of its layers: [cope]")
+    )
+    return shell
+
+
+def test_a_plan_fits_a_terminal_of_80_columns(crowded):
+    crowded.environment["COLUMNS"] = "80"
+    lines = crowded("plan", "crowded")[0].splitlines()
+    (run, *_) = crowded.json("plan", "crowded")["runs"]
+    assert max(map(len, lines)) <= 80
+    assert len([line for line in lines if "≤ 0 s" in line or "≤ 1 s" in line]) == 4, "times are on one line"
+    assert run["run_id"] in lines[1]
+    first = next(i for i, line in enumerate(lines) if run["run_id"] in line)
+    assert set(run["row"].split()) <= set(" ".join(lines[first : first + 3]).split())
+    assert "parameters" not in lines[0]
+    crowded.environment["COLUMNS"] = "160"
+    assert "parameters" in crowded("plan", "crowded")[0]
+
+
+@pytest.mark.slow
+def test_a_table_in_a_pipe_is_whole(crowded):
+    del crowded.environment["COLUMNS"]
+    process = crowded.start("plan", "crowded")
+    out, err = process.communicate(timeout=120)
+    assert (process.returncode, err) == (0, "")
+    assert "parameters" in out
+    assert (
+        len([line for line in out.splitlines() if "CoPE with contextual gates in every one of its layers" in line]) == 2
+    )
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("model.heads=3", "error: --set model.heads=3: base.model: model.heads = 3 does not divide"),
+        ("task.kind=foo", "error: --set task.kind=foo: base.task: unknown kind 'foo'"),
+        (
+            "model.position=[{kind: cope, p_max: 0}]",
+            "0: input should be greater than or equal to 1, or 0 is not one of",
+        ),
+    ],
+)
+def test_errors_of_set_name_the_option_once(shell, value, message):
+    _, err = shell("plan", "tiny", "--set", value, code=2)
+    assert message in " ".join(err.split())
+    assert err.count("--set") == 1

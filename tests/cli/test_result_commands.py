@@ -3,8 +3,10 @@ from collections import Counter
 
 import pandas as pd
 import pytest
+from sqlalchemy import update
 
 from cope_sweep.store import Store
+from cope_sweep.store.index.tables import runs
 from tests.results.ablations import finish
 
 
@@ -186,3 +188,19 @@ def test_report_compares_rows(stored):
     assert stored.json("table", "tiny", "--compare", "none")["rows"][0]["metrics"]["in_dist/token_error"]["comparison"][
         "n"
     ] == [2, 2]
+
+
+def test_a_run_is_named_by_its_first_digits(stored):
+    first, second = stored.runs[0].run_id, stored.runs[1].run_id
+    assert stored.json("status", first[:6])["run_id"] == first
+    assert stored.json("logs", first[:6])["run_id"] == first
+    assert stored.json("diff", first[:6], second[:7])["left"] == first
+    assert "no ablation" in stored("status", first[:5] + "0" if first[5] != "0" else first[:5] + "1", code=2)[1]
+    assert "no ablation 'abc'" in stored("status", "abc", code=2)[1], "three digits are not enough"
+    twin = first[:8] + "00000000"
+    with stored.store.index.database.writing() as connection:
+        connection.execute(update(runs).where(runs.c.run_id == second).values(run_id=twin))
+    err = " ".join(stored("status", first[:8], code=2)[1].split())
+    assert f"{first[:8]}: the ids of several runs begin so" in err
+    stored.write(first[:6], (stored.folder / "ablations" / "tiny.yaml").read_text())
+    assert stored.json("status", first[:6])["ablation"] == first[:6], "an ablation has this name"

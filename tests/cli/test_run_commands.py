@@ -97,6 +97,7 @@ def test_a_used_up_budget_is_said(shell, options, reason, left):
     out, _ = shell("run", "tiny", "--local", "--no-mlflow", *options, code=130)
     text = f"Interrupted with {left} runs to do: {reason}; the same command continues from there."
     assert text in " ".join(out.split())
+    assert f"cope-sweep run tiny --local --no-mlflow {' '.join(options)}   continues" in out
     assert (
         f"stopped: {reason}"
         in shell.json("run", "tiny", "--local", "--no-mlflow", *options, code=130)["sweep"]["notes"]

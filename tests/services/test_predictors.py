@@ -107,7 +107,7 @@ def test_too_many_tokens_and_too_long_sequences(client: httpx.Client, sample: Sa
 
 def test_runs_that_cannot_answer(client: httpx.Client, sample: SampleStore) -> None:
     assert ask(client, "0123456789abcdef", [[1, 2]], 404)["code"] == "not_found"
-    assert ask(client, "..%2f..", [[1, 2]], 404)["code"] == "not_found"
+    assert ask(client, "..%2f..", [[1, 2]], 422)["code"] == "invalid_request"
     assert "is failed" in ask(client, sample.ids[2], [[1, 2]], 409)["detail"]
     assert "is pending" in ask(client, sample.ids[3], [[1, 2]], 409)["detail"]
 
