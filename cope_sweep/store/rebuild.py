@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -113,11 +114,12 @@ def mark_lost(files: StoreFiles, index: Index, finished: Iterable[str]) -> dict[
         Run id → what is wrong.
     """
     folders = [files.run(run_id) for run_id in finished]
-    lost = {
-        folder: problems
+    seem_lost = [
+        folder
         for folder, problems in zip(folders, _each(folders, lambda each: RunContents(each).lost()), strict=True)
         if problems
-    }
+    ]
+    lost = {folder: problems for folder in seem_lost if (problems := _lost_at_second_look(folder))}
     for folder, problems in lost.items():
         _mark(folder, problems)
         if (row := read_run(folder)) is None:
@@ -125,6 +127,18 @@ def mark_lost(files: StoreFiles, index: Index, finished: Iterable[str]) -> dict[
         else:
             index.write([row])
     return {folder.run_id: next(iter(problems.values())) for folder, problems in lost.items()}
+
+
+def _lost_at_second_look(folder: RunFolder) -> dict[str, str]:
+    """`RunContents.lost`, after the folders were listed.
+
+    A client of a network file system remembers that a file was missing, also when another machine has written it since.
+    Listing a folder makes it ask again.
+    """
+    for path in (folder.path.parent, folder.path, folder.checkpoint):
+        with contextlib.suppress(OSError):
+            os.listdir(path)  # noqa: PTH208 - `iterdir` lists nothing before it is used
+    return RunContents(folder).lost()
 
 
 def _mark(folder: RunFolder, problems: Mapping[str, str]) -> None:

@@ -131,9 +131,10 @@ class _Worker(threading.Thread):
             end = refused(run, self.store, lease)
         else:
             runtime = Runtime.of(self.work.resources_of(run.run_id), worker_id=worker_id())
+            parent_id = self.leases.waiting(lambda: Parents(self.store).of(run))
             end = train_leased(
                 run, self.store, runtime, self.leases, lease,
-                parent_id=Parents(self.store).of(run), on_event=self.events.put,
+                parent_id=parent_id, on_event=self.events.put,
                 should_stop=lambda: "interrupted" if self.work.stop.is_set() else None,
             )  # fmt: skip
         if end.elsewhere:
@@ -145,7 +146,7 @@ class _Worker(threading.Thread):
 
     def _follow_elsewhere(self) -> None:
         """Report the runs that other sweeps have ended; train those that they gave up."""
-        statuses = self.store.index.statuses(self.elsewhere)
+        statuses = self.leases.waiting(lambda: self.store.index.statuses(self.elsewhere))
         for run_id, run in list(self.elsewhere.items()):
             status = statuses.get(run_id, "pending")
             if status == "running" or self.work.is_draining(self.failed):

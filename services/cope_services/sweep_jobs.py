@@ -136,9 +136,15 @@ class SweepJobs:
                 await run_in_threadpool(self.reconcile_all)
 
     def reconcile_all(self) -> None:
-        """`reconcile` for all sweeps that have not ended. Raises ClusterError, StoreError."""
+        """`reconcile` for all sweeps that have not ended. Raises the first error, after it has looked at all."""
+        errors = []
         for each in summaries.sweeps_with_status(self.queries.store.index, ACTIVE):
-            self.reconcile(each.sweep_id)
+            try:
+                self.reconcile(each.sweep_id)
+            except Exception as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
 
     def reconcile(self, sweep_id: str) -> None:
         """Record the end of a submitted sweep whose job has ended without doing so. Raises ClusterError."""

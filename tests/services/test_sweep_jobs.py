@@ -258,6 +258,21 @@ def test_a_job_that_has_failed_ends_its_sweep_without_a_listener(
     )
 
 
+def test_a_sweep_whose_record_is_damaged_keeps_no_other_from_being_reconciled(
+    serve: Serve, cluster: ScriptedCluster, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweep_jobs, "RECONCILE_S", 0.05)
+    client = serve()
+    ids = [submit(client, ablation="tiny", set=[f"train.steps={steps}"]).json()["sweep_id"] for steps in (3, 4, 5)]
+    (folder / "store" / "submissions" / f"{ids[1]}.json").write_text("no JSON")
+    for sweep_id in ids:
+        cluster.jobs[sweep_id] |= {"status": "FAILED"}
+    deadline = time.monotonic() + 60
+    while [client.get(f"{API}/sweeps/{each}").json()["status"] for each in (ids[0], ids[2])] != ["failed"] * 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
 def test_stop_and_retry(serve: Serve, cluster: ScriptedCluster, folder: Path) -> None:
     client = serve()
     sweep = submit(client, ablation="tiny").json()

@@ -6,9 +6,11 @@ import shutil
 
 import pytest
 
-from cope_sweep.store import LeaseHolder, Store, StoreError, SweepRecord
+from cope_sweep.store import LeaseHolder, Store, StoreError, SweepRecord, files
 from cope_sweep.store.index.tables import metadata
+from cope_sweep.store.reading import read_run
 from cope_sweep.store.rebuild import check, rebuild
+from tests.store.index.rows import row
 from tests.tiny import tiny_run
 
 RUN = tiny_run()
@@ -190,3 +192,30 @@ def test_the_index_can_be_elsewhere(store, tmp_path, monkeypatch):
     monkeypatch.setenv("COPE_SWEEP_INDEX", url)
     assert Store(store.root).status(RUN.run_id) == "finished"
     assert not (store.root / "index.db").exists()
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_file_that_only_seems_to_be_missing_does_not_damage_a_run(store, monkeypatch, lost):
+    """A client of NFS remembers that another machine's file was missing, until it lists the folder."""
+    finish(store, RUN)
+    store.index.acquire(row(RUN, "running"), "a@other/machine:1:1", 60)
+    store.index.end(read_run(store.run(RUN.run_id)), "a@other/machine:1:1")
+    result = store.run(RUN.run_id).path / "result.json"
+    if lost:
+        result.unlink()
+    remembered, opened, listed = {result}, files.open_regular, os.listdir
+
+    def open_regular(path):
+        if path in remembered:
+            raise FileNotFoundError(2, "remembered", str(path))
+        return opened(path)
+
+    def listdir(path="."):
+        remembered.difference_update({each for each in remembered if each.parent == path})
+        return listed(path)
+
+    monkeypatch.setattr(files, "open_regular", open_regular)
+    monkeypatch.setattr(os, "listdir", listdir)
+    assert set(store.mark_lost([RUN.run_id])) == ({RUN.run_id} if lost else set())
+    assert store.status(RUN.run_id) == ("damaged" if lost else "finished")
+    assert store.run(RUN.run_id).status == ("damaged" if lost else "finished")
