@@ -1,5 +1,6 @@
 """The READMEs name everything that exists, and everything that they show works."""
 
+import importlib.util
 import re
 import shlex
 import shutil
@@ -8,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from cope_benchmarks.command import app as bench
 from cope_services.app import create_app
 from cope_services.settings import Settings
@@ -38,7 +40,8 @@ ROOMS = (
     "services",
     "tests/benchmarks",
 )
-READMES = ("README.md", "ablations/results/README.md", *(f"{room}/README.md" for room in ROOMS))
+PROJECT_FILES = ("CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")
+READMES = ("README.md", *PROJECT_FILES, "ablations/results/README.md", *(f"{room}/README.md" for room in ROOMS))
 COMMANDS = sorted(command for command in get_command(cli).commands)
 BENCHES = sorted(f"bench {command}" for command in get_command(bench).commands)
 
@@ -64,6 +67,19 @@ def headings(text):
 
 def test_the_main_readme_is_short():
     assert len(read("README.md").splitlines()) <= 200
+
+
+def test_the_main_readme_ends_with_the_files_of_the_project():
+    links = re.findall(r"\]\((\S+)\)", read("README.md").splitlines()[-1])
+    assert set(links) == {*PROJECT_FILES, "CITATION.cff", "LICENSE"}
+
+
+@pytest.mark.parametrize("name", PROJECT_FILES)
+def test_files_and_modules_that_are_named_exist(name):
+    named = re.findall(r"`((?:tests|cope_sweep|services|deploy|ablations|\.ci)/[^`\s]*)`", read(name))
+    assert [path for path in named if "NAME" not in path and not (ROOT / path).exists()] == []
+    modules = re.findall(r"python -m ([a-z_.]+)", read(name))
+    assert all(importlib.util.find_spec(module) for module in modules)
 
 
 @pytest.mark.parametrize("room", ROOMS)
@@ -191,7 +207,9 @@ def test_ablations_in_examples_can_be_planned(name, tmp_path):
 
 def test_the_main_example_has_the_rows_that_it_says(tmp_path):
     (tmp_path / "example.yaml").write_text(code_blocks(read("README.md"), "yaml")[0])
-    assert len(expand(load_ablation(tmp_path / "example.yaml")).rows) == 3 * 2
+    plan = expand(load_ablation(tmp_path / "example.yaml"))
+    assert [len(row.runs) for row in plan.rows] == [5] * 3
+    assert f"{len(plan.runs)} runs" in read("README.md")
 
 
 def test_the_example_of_all_keys_uses_them(tmp_path):
@@ -217,6 +235,12 @@ def test_the_encoding_of_the_main_readme_trains(tmp_path):
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
     assert '"trained": 1' in done.stdout
+
+
+def test_the_example_of_attention_computes_what_the_reference_does():
+    names = {}
+    exec(code_blocks(read("cope_sweep/kernels/README.md"), "python")[0], names)
+    torch.testing.assert_close(names["out"], names["expected"])
 
 
 @pytest.mark.parametrize("kind", FIGURES)

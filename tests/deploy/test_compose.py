@@ -48,6 +48,19 @@ def test_a_misspelt_key_is_found(schema):
         jsonschema.Draft202012Validator(schema).validate(wrong)
 
 
+def test_the_gpus_are_reserved_for_the_worker_alone(schema):
+    """And no service gets two values from the two files, but that mapping."""
+    more = load(DEPLOY / "compose.gpu.yaml")
+    jsonschema.Draft202012Validator(schema).validate(more)
+    ((name, service),) = more["services"].items()
+    ((_, reserved),) = service["deploy"]["resources"].items()
+    (device,) = reserved["devices"]
+    assert (name, service.keys(), reserved.keys()) == ("ray-worker", {"deploy"}, {"devices"})
+    assert (device["driver"], device["capabilities"], device["count"]) == ("nvidia", ["gpu"], "all")
+    assert "reservations" not in SERVICES[name]["deploy"]["resources"]
+    assert "--num-gpus" not in " ".join(SERVICES[name]["command"])  # Ray finds those that the container has
+
+
 @EVERY_SERVICE
 def test_what_a_service_names_is_defined(name):
     service = SERVICES[name]

@@ -44,5 +44,5 @@ def test_commands_and_options_exist(line):
     while words and words[0] in getattr(command, "commands", {}):
         command = command.commands[words.pop(0)]
     assert not getattr(command, "commands", None), f"no command: {line}"
-    known = {option for parameter in command.params for option in parameter.opts}
+    known = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
     assert {word for word in words if word.startswith("--")} <= known

@@ -1,0 +1,117 @@
+"""deploy/slurm: the job is executed with commands of Slurm and Ray that record their arguments. No test starts Slurm."""
+
+import json
+import os
+import re
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from ray.scripts.scripts import cli as ray
+from typer.main import get_command
+
+from cope_sweep.cli.application import app
+
+JOB = Path(__file__).parents[2] / "deploy" / "slurm" / "sweep.sbatch"
+TEXT = JOB.read_text()
+# https://slurm.schedmd.com/sbatch.html: "output environment variables", and options that srun has, too.
+VARIABLES = {
+    "SLURM_JOB_NODELIST": "node[1-2]",
+    "SLURM_JOB_NUM_NODES": "2",
+    "SLURM_CPUS_PER_TASK": "16",
+    "SLURM_JOB_END_TIME": str(int(time.time()) + 8 * 3600),
+}
+OPTIONS = {"--job-name", "--nodes", "--ntasks-per-node", "--cpus-per-task", "--gpus-per-node", "--time", "--exclusive"}
+RECORDER = """#!/bin/sh
+python3 -c 'import json, os, sys; print(json.dumps([sys.argv[1:], os.environ.get("RAY_AUTH_MODE")]))' "$(basename "$0")" "$@" >> "$CALLS"
+case "$(basename "$0")" in
+  scontrol) printf 'node1\\nnode2\\n' ;;
+  # Of `srun ray symmetric-run … -- COMMAND`, the command, which Ray executes on the first node; unless Ray does not start.
+  srun) [ -z "${RAY_FAILS:-}" ] || exit 0; while [ "$1" != -- ]; do shift; done; shift; "$@" ;;
+  cope-sweep) exit 130 ;;
+esac
+"""
+
+
+@pytest.fixture
+def execute(tmp_path):
+    """Execute the job: the process, and the recorded commands with their RAY_AUTH_MODE."""
+    for name in ("scontrol", "srun", "ray", "cope-sweep"):
+        (tmp_path / name).write_text(RECORDER)
+        (tmp_path / name).chmod(0o755)
+    calls = tmp_path / "calls"
+
+    def run(*words, **variables):
+        environment = VARIABLES | variables | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "CALLS": str(calls)}
+        done = subprocess.run(["bash", JOB, *words], env=environment, capture_output=True, text=True, timeout=60)
+        return done, [json.loads(line) for line in calls.read_text().splitlines()] if calls.exists() else []
+
+    return run
+
+
+def options(words):
+    return {word.partition("=")[0] for word in words if word.startswith("--")}
+
+
+def test_the_syntax():
+    done = subprocess.run(["bash", "-n", JOB], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_slurm_documents_what_is_used():
+    assert set(re.findall(r"\bSLURM_\w+", TEXT)) - {"SLURM_"} == VARIABLES.keys()
+    directives = re.findall(r"^#SBATCH (.*)$", TEXT, re.MULTILINE)
+    (example,) = re.findall(r"^# +sbatch (.*?) deploy/slurm", TEXT, re.MULTILINE)
+    assert options([*directives, *example.split()]) == OPTIONS
+    # Slurm ignores directives after the first command.
+    assert "#SBATCH" not in TEXT.partition("\nset -")[2]
+
+
+def test_the_commands_that_are_executed(execute):
+    done, calls = execute("quickstart", "--store", "/shared/store", "--set", "seeds=[0, 1]")
+    assert done.returncode == 130, done.stderr  # that of the sweep: something is left
+    calls = {call[0]: (call, auth_mode) for call, auth_mode in calls}
+    (token, _), (scontrol, _), (srun, auth_mode), (sweep, _) = (
+        calls[name] for name in ("ray", "scontrol", "srun", "cope-sweep")
+    )
+    assert token == ["ray", "get-auth-token", "--generate"]
+    ray.commands["get-auth-token"].make_context("get-auth-token", token[2:])
+    assert scontrol == ["scontrol", "show", "hostnames", "node[1-2]"]
+    assert auth_mode == "token"  # of all processes that srun starts
+
+    start = srun.index("ray")
+    assert options(srun[:start]) <= OPTIONS
+    assert "--nodes=2" in srun
+    separator = srun.index("--")
+    symmetric = ray.commands["symmetric-run"].make_context("symmetric-run", srun[start + 2 : separator])
+    assert srun[start : start + 2] == ["ray", "symmetric-run"]
+    assert (symmetric.params["address"], symmetric.params["min_nodes"]) == ("node1:6379", 2)
+    # What symmetric-run passes on has to be an option of `ray start`, which it does not set itself.
+    passed = list(symmetric.params["ray_args_and_entrypoint"])
+    assert not options(passed) & {"--head", "--node-ip-address", "--port", "--block"}
+    started = ray.commands["start"].make_context("start", passed)
+    assert (started.params["num_cpus"], started.params["disable_usage_stats"]) == (16, True)
+
+    assert sweep[:2] == ["cope-sweep", "run"]
+    run = get_command(app).commands["run"]
+    values = run.make_context("run", sweep[2:]).params
+    given = {parameter.opts[0]: values[parameter.name] for parameter in run.params if parameter.name in values}
+    assert given["ablation"] == "quickstart"
+    assert (given["--address"], given["--store"], given["--set"]) == ("node1:6379", "/shared/store", ["seeds=[0, 1]"])
+    minutes = int(re.fullmatch(r"(\d+)m", sweep[sweep.index("--time-budget") + 1])[1])
+    assert 8 * 60 - 10 - 5 <= minutes <= 8 * 60 - 10
+
+
+def test_a_job_whose_ray_does_not_start_has_failed(execute):
+    """`ray symmetric-run` exits with 0 then."""
+    done, calls = execute("quickstart", RAY_FAILS="1")
+    assert (done.returncode, "cope-sweep" in [call[0] for call, _ in calls]) == (1, False)
+    assert "Ray did not start" in done.stderr
+
+
+def test_a_job_without_an_ablation_starts_nothing(execute):
+    done, calls = execute()
+    assert done.returncode == 1
+    assert "name an ablation" in done.stderr
+    assert calls == []
