@@ -96,7 +96,7 @@ def probe(
     if (tokens, text, file, split).count(None) < 3:
         raise UserError("more than one source of tokens; give one of --tokens, --text, --file and --split")
     if source.client is not None:
-        body = {"layers": layers or None, "heads": heads or None, "matrices": []}
+        body: dict[str, Any] = {"layers": layers or None, "heads": heads or None, "matrices": []}
         if text is not None or file is not None:
             body["text"] = read_text(text, file)
         elif tokens is not None:

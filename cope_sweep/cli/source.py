@@ -305,11 +305,15 @@ def _plain(kind: Any) -> Any:
         lists = [part for part in parts if get_origin(part) is list]
         return lists[0] if lists else Union[tuple(parts)]  # noqa: UP007 - of a tuple
     if isinstance(get_origin(kind), type) and issubclass(get_origin(kind), Sequence):
-        of = _plain(get_args(kind)[0])
-        if get_origin(of) is Literal:  # which Typer does not have in lists
-            of = StrEnum("Choice", {each: each for each in get_args(of)})
-        return list[of]  # type: ignore[valid-type]
+        element: Any = _plain(get_args(kind)[0])
+        if get_origin(element) is Literal:  # which Typer does not have in lists
+            element = _choice({each: each for each in get_args(element)})
+        return list[element]
     return kind
+
+
+def _choice(values: dict[str, str]) -> Any:
+    return StrEnum("Choice", values)
 
 
 def _limits(kind: Any) -> dict[str, Any]:
