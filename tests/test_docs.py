@@ -14,6 +14,7 @@ from cope_benchmarks.command import app as bench
 from cope_services.app import create_app
 from cope_services.settings import Settings
 from typer.main import get_command
+from typer.testing import CliRunner
 
 from cope_sweep.cli.application import app as cli
 from cope_sweep.config import expand, load_ablation
@@ -205,11 +206,19 @@ def test_ablations_in_examples_can_be_planned(name, tmp_path):
             assert expand(load_ablation(path)).rows
 
 
-def test_the_main_example_has_the_rows_that_it_says(tmp_path):
+def test_the_main_example_can_have_a_verdict(tmp_path, monkeypatch):
     (tmp_path / "example.yaml").write_text(code_blocks(read("README.md"), "yaml")[0])
     plan = expand(load_ablation(tmp_path / "example.yaml"))
     assert [len(row.runs) for row in plan.rows] == [5] * 3
     assert f"{len(plan.runs)} runs" in read("README.md")
+    store = Store(tmp_path / "store", create=True)
+    for row, error in zip(plan.rows, (0.1, 60.0, 0.1), strict=True):
+        for seed, run in enumerate(row.runs):
+            finish(store, run, {"in_dist/token_error": error * (1 + seed / 10)})
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(cli, ["report", "example.yaml", "--compare", "CoPE", "--format", "markdown"])
+    verdicts = dict(re.findall(r"^\| (CoPE[^|]*?) +\|.* (worse|better|cannot tell|descriptive) +\|", done.output, re.M))
+    assert verdicts == {"CoPE, 4 positions": "worse", "CoPE + RoPE": "cannot tell"}, done.output
 
 
 def test_the_example_of_all_keys_uses_them(tmp_path):
