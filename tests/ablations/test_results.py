@@ -13,8 +13,10 @@ from cope_sweep.report.committed import overview, read_committed
 from cope_sweep.report.runs import run_files
 from cope_sweep.results.render import markdown_text
 from cope_sweep.results.stats import summarise
+from cope_sweep.store import Store
 from tests.ablations.update_readme import ABLATIONS, RESULTS, ROOT, all_results, with_results
 
+PAPER_SIZE = RESULTS / "paper_size"
 STEMS = [path.stem for path in run_files(RESULTS)]
 VALUE = re.compile(r"(?P<mean>-?\d+\.\d+)(?: ± (?P<std>\d+\.\d+))?(?: \(n=(?P<n>\d+)\))?")
 
@@ -62,6 +64,9 @@ def check_numbers(report, text):
 def check_verdicts(report, text):
     """Compare the verdicts of a report with those that follow from its runs."""
     model = report.table.model
+    if any(row.published for row in report.plan.rows):
+        check_published(report, text)
+        return
     due = [row.metrics[model.primary.name].comparison for row in model.rows]
     due = [each for each in due if each]
     if not due:
@@ -77,6 +82,18 @@ def check_verdicts(report, text):
         ).pvalue
         # scipy doubles the smaller tail, which is the same where the rows have as many runs.
         assert len(a) != len(b) or each.difference.p == pytest.approx(p), each
+
+
+def check_published(report, text):
+    """Compare the differences from published numbers with the runs in the report's frame."""
+    frame = pd.read_parquet(report.path)
+    expected = []
+    for row in report.plan.rows:
+        own = frame[frame["run_id"].isin([run.run_id for run in row.runs])]
+        published = row.published.values if row.published else {}
+        expected += [own[name].mean() - value for name, value in published.items() if own[name].notna().any()]
+    headings, rows = table_lines(text, 1)
+    assert [float(cells[headings.index("difference")]) for cells in rows] == pytest.approx(expected, abs=0.00501)
 
 
 def _mean_difference(x, y, axis):
@@ -119,10 +136,24 @@ def test_the_numbers_of_a_report_are_those_of_its_runs(stem, reports):
 
 def test_every_file_belongs_to_a_report():
     for path in RESULTS.iterdir():
-        known = path.name in ("README.md", "quickstart.svg") or path.name.startswith(
+        known = path.name in ("README.md", "quickstart.svg", PAPER_SIZE.name) or path.name.startswith(
             tuple(f"{stem}." for stem in STEMS)
         )
         assert known, f"{path.name} belongs to no report; delete it"
+
+
+def test_the_report_of_the_paper_s_size_is_that_of_its_store(tmp_path, reports):
+    """The runs whose folders are kept are the finished ones of the report, with the same numbers."""
+    folder = tmp_path / "store"
+    shutil.copytree(PAPER_SIZE, folder)
+    store = Store(folder)  # without an index, which is made of the folders
+    report = reports["flip_flop_architectures.two_cores"]
+    finished = {run_id: each for run_id, each in report.records.items() if each.status == "finished"}
+    kept = store.index.records(finished)
+    assert finished
+    assert finished.keys() == {path.name for path in (PAPER_SIZE / "runs").iterdir()}
+    for run_id, each in finished.items():
+        assert kept[run_id].metrics == pytest.approx(each.metrics)
 
 
 def test_the_readmes_have_these_results():
