@@ -35,6 +35,8 @@ if TYPE_CHECKING:  # the types of answers are given by name
 
 A_co = TypeVar("A_co", covariant=True)
 
+RUN_PREFIX = re.compile(r"[0-9a-f]{4,15}")
+"""The first digits of a run's id."""
 MAX_CURVE_ROWS = 1_000
 """Rows of an ablation whose curves are on one page."""
 

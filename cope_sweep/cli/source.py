@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import re
 import types
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import MISSING, dataclass
@@ -23,6 +22,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, Literal, TypeVar, Union, g
 
 import typer
 
+from cope_sweep.api.questions import RUN_PREFIX
 from cope_sweep.cli.options import ABLATIONS, SERVER_VARIABLE, STORE, AblationsDir, IndexOpt, Sets, StoreOpt, load_plan
 from cope_sweep.errors import UserError
 
@@ -53,10 +53,6 @@ WHERE: dict[str, tuple[Any, Any]] = {
     "server": (ServerOpt, None),
 }
 """Parameter → its type and default: what names a store and ablation files, or a service."""
-
-
-PREFIX = re.compile(r"[0-9a-f]{4,15}")
-"""The begin of a run's id."""
 
 
 @dataclass
@@ -104,7 +100,7 @@ class Source:
 
     def run_id(self, text: str) -> str:
         """The id of the run whose id begins with these digits, at least four; else the text. Raises UserError."""
-        if not PREFIX.fullmatch(text) or Path(text).exists():
+        if not RUN_PREFIX.fullmatch(text) or Path(text).exists():
             return text
         if self.client is None:
             return self.queries.run_id(text)
@@ -117,7 +113,7 @@ class Source:
         if self.client is None:
             names = [path.stem for path in self.ablations.glob("*.yaml")]
         else:
-            names = [each.name for each in self.client.ablations()] if PREFIX.fullmatch(text) else []
+            names = [each.name for each in self.client.ablations()] if RUN_PREFIX.fullmatch(text) else []
         return text if text in names else self.run_id(text)
 
     def write(self, question: Question[bytes], file: IO[bytes]) -> None:
@@ -211,14 +207,13 @@ class Command:
         return [each for each in found if each.name not in self._without]
 
     def _parameters(self) -> Iterator[inspect.Parameter]:
-        for own in inspect.signature(self._function).parameters.values():
+        for own in inspect.signature(self._function, eval_str=True).parameters.values():
             if own.name in ("question", "request"):
                 yield from (_shown(each, self._shown.get(each.name, {})) for each in self._fields)
             elif own.name == "source":
                 yield from (_parameter(name, *WHERE[name]) for name in self._where)
             else:
-                kind = eval(own.annotation, self._function.__globals__)  # noqa: S307 - an annotation of our own
-                yield _parameter(own.name, kind, own.default)
+                yield _parameter(own.name, own.annotation, own.default)
 
     def __call__(self, typer_context: typer.Context, **values: Any) -> None:
         """Call the function with the question and the source that the options name. Raises UserError."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 from sqlalchemy import select
 
 from cope_sweep.api.answers import Failure, RunDetail, RunPage, RunSummary
-from cope_sweep.api.questions import ListRuns, RunFilter
+from cope_sweep.api.questions import RUN_PREFIX, ListRuns, RunFilter
 from cope_sweep.queries import cursors
 from cope_sweep.queries.ablations import AblationFiles, Place
 from cope_sweep.queries.errors import NotFoundError
@@ -103,13 +102,9 @@ def places(store: Store, files: AblationFiles | None, run_ids: Sequence[str]) ->
     return found
 
 
-PREFIX = re.compile(r"[0-9a-f]{4,15}")
-"""The begin of a run's id."""
-
-
 def full_id(store: Store, text: str) -> str:
     """The id of the one run in the index that begins with these digits; else the text. Raises QueryError."""
-    if not PREFIX.fullmatch(text):
+    if not RUN_PREFIX.fullmatch(text):
         return text
     query = select(run_table.c.run_id).where(run_table.c.run_id.startswith(text)).order_by(run_table.c.run_id).limit(3)
     with store.index.database.reading() as connection:
