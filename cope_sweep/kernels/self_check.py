@@ -156,7 +156,7 @@ def _random_problem(
 
     # Gates whose keys are not those of the attention: from the values.
     gates: dict[str, Any] = {"gate": "values"} if "gate_k" in names else {"gate_after_rotation": "base_q" in names}
-    of_field = {
+    of_field: dict[str, Encoding] = {
         "e": CoPE(p_max=POSITIONS, **gates),
         "segment_slope": CoPEMLP(hidden=9, **gates),
         "m": CoPEALiBi(slopes="learned", **gates),

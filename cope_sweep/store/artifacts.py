@@ -16,8 +16,9 @@ run that says `running` is still in training is not in its files: the index has 
 
 An older attempt, whose process was paused, cannot replace a newer one's files. Its temporary files have its number in
 their names. It looks for a newer attempt when such a file is complete, and then renames it; a newer attempt first
-writes its number to `state.json` and then deletes the temporary files of older ones. So the older one sees the number,
-or has renamed its file before the newer attempt reads any, or finds nothing to rename.
+writes its number to `state.json`, deletes the temporary files of older ones, and begins again with both where an older
+number has replaced its own meanwhile. So the older one sees the number, or has renamed its file before the newer
+attempt reads any, or finds nothing to rename.
 """
 
 from __future__ import annotations
