@@ -16,8 +16,9 @@ run that says `running` is still in training is not in its files: the index has 
 
 An older attempt, whose process was paused, cannot replace a newer one's files. Its temporary files have its number in
 their names. It looks for a newer attempt when such a file is complete, and then renames it; a newer attempt first
-writes its number to `state.json` and then deletes the temporary files of older ones. So the older one sees the number,
-or has renamed its file before the newer attempt reads any, or finds nothing to rename.
+writes its number to `state.json`, deletes the temporary files of older ones, and begins again with both where an older
+number has replaced its own meanwhile. So the older one sees the number, or has renamed its file before the newer
+attempt reads any, or finds nothing to rename.
 """
 
 from __future__ import annotations
@@ -171,7 +172,8 @@ class RunFolder:
         Raises:
             FencedError: This or a newer attempt has begun, or an earlier one has finished the run.
         """
-        self.repair(spec)
+        # With its number, temporary files of this attempt, too, are deleted by newer ones only, which it then notices.
+        replace(self, attempt=attempt).repair(spec)
         earlier = int(self.state.get("attempt", 0))
         own = replace(self, attempt=earlier + 1 if attempt is None else attempt)
         if own.attempt is not None and own.attempt <= earlier:
@@ -179,16 +181,21 @@ class RunFolder:
             raise FencedError(f"run {self.run_id}: attempt {earlier} has begun; attempt {own.attempt} ends")
         # Message and traceback of an earlier attempt are dropped.
         state = {"status": "running", "updated_ms": _now_ms(), "worker_id": worker_id, "attempt": own.attempt}
-        own._write("state.json", state)
-        own._delete_older()
+        # An older attempt that has looked before the number was written may rename its own `state.json` over it, until
+        # its temporary files are deleted, and would then see its own number.
+        while True:
+            own._write("state.json", state)
+            own._delete_older()
+            if own.state.get("attempt") == own.attempt:
+                break
+        if own.result is not None:  # from here on, no older attempt can write one
+            raise FencedError(f"run {self.run_id}: an earlier attempt has finished it")
+        shutil.rmtree(own.checkpoint, ignore_errors=True)  # of no use without a result
         own._fetch("curve.jsonl", "resume.safetensors", LOG_FILE)
         return own
 
     def _delete_older(self) -> None:
-        """Delete temporary files of older attempts, and their checkpoint, which is of no use without a result.
-
-        Raises FencedError if an older one has finished the run.
-        """
+        """Delete temporary files of older attempts."""
         for path in self.path.glob(".*"):
             number = path.name.split(".")[-2]
             if number.isdigit() and int(number) >= (self.attempt or 0):
@@ -197,9 +204,6 @@ class RunFolder:
                 shutil.rmtree(path, ignore_errors=True)
             elif number:  # `.nfs…` is a file that NFS keeps for who has it open; former versions wrote no number
                 path.unlink(missing_ok=True)
-        if self.result is not None:  # from here on, no older attempt can write one
-            raise FencedError(f"run {self.run_id}: an earlier attempt has finished it")
-        shutil.rmtree(self.checkpoint, ignore_errors=True)
 
     def repair(self, spec: RunSpec) -> None:
         """Put files that cannot be read aside as `<name>.damaged`, and write the spec if there is none."""

@@ -11,6 +11,7 @@ What is not the real code is the training itself (`Loop`), which writes the numb
 import contextlib
 import functools
 import json
+import random
 import shutil
 import tempfile
 import threading
@@ -242,11 +243,12 @@ class Explorer:
         self.visited, self.worlds, self.ends = set(), 0, 0
 
     def explore(self, limit=None):
-        """Visit all states. Raises Violation."""
+        """Visit all states, or `limit` of them, in random order. Raises Violation."""
+        order = random.Random(0)
         with self._prepared():
             paths = [()]
             while paths and len(self.visited) < (limit or float("inf")):
-                path, world = paths.pop(), World(self)
+                path, world = paths.pop(order.randrange(len(paths))), World(self)
                 self.worlds += 1
                 try:
                     for choice in path[:-1]:
