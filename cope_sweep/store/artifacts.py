@@ -26,6 +26,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 import re
 import shutil
 import tempfile
@@ -190,7 +191,7 @@ class RunFolder:
                 break
         if own.result is not None:  # from here on, no older attempt can write one
             raise FencedError(f"run {self.run_id}: an earlier attempt has finished it")
-        shutil.rmtree(own.checkpoint, ignore_errors=True)  # of no use without a result
+        own._delete_checkpoint()
         own._fetch("curve.jsonl", "resume.safetensors", LOG_FILE)
         return own
 
@@ -204,6 +205,26 @@ class RunFolder:
                 shutil.rmtree(path, ignore_errors=True)
             elif number:  # `.nfs…` is a file that NFS keeps for who has it open; former versions wrote no number
                 path.unlink(missing_ok=True)
+
+    def _delete_checkpoint(self) -> None:
+        """Delete the checkpoint of an older attempt, which is of no use without a result. Raises FencedError.
+
+        A newer attempt may put its own in place at any time: only what was there before the look for it is deleted.
+        """
+        try:
+            folder = os.open(self.checkpoint, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        except OSError:  # none, or no folder
+            return
+        try:
+            self.check_fence()
+            for name in os.listdir(folder):  # noqa: PTH208 - through the descriptor
+                shutil.rmtree(name, ignore_errors=True, dir_fd=folder)
+                with contextlib.suppress(OSError):
+                    os.unlink(name, dir_fd=folder)
+        finally:
+            os.close(folder)
+        with contextlib.suppress(OSError):  # it is gone, or a newer one is in its place
+            self.checkpoint.rmdir()
 
     def repair(self, spec: RunSpec) -> None:
         """Put files that cannot be read aside as `<name>.damaged`, and write the spec if there is none."""

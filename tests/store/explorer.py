@@ -11,6 +11,7 @@ What is not the real code is the training itself (`Loop`), which writes the numb
 import contextlib
 import functools
 import json
+import os
 import random
 import shutil
 import tempfile
@@ -28,6 +29,7 @@ from cope_sweep.store import artifacts as store_artifacts
 from cope_sweep.store import files as store_files
 from cope_sweep.store.index import Index
 from cope_sweep.store.index.database import Database
+from cope_sweep.store.index.tables import metadata
 from cope_sweep.store.leases import LEASE_S
 from cope_sweep.store.rebuild import check
 from cope_sweep.sweep.executor import refused, train_leased
@@ -273,7 +275,8 @@ class Explorer:
         return self.connection.execute(query, (World.current.now_s,)).fetchall()
 
     def reset(self):
-        self.connection.deserialize(self.empty)
+        for table in self.tables:
+            self.connection.execute(f"DELETE FROM {table}")
         self.index._writer.forget()
         shutil.rmtree(self.store.root / "runs")
         (self.store.root / "runs").mkdir()
@@ -286,8 +289,8 @@ class Explorer:
             self.index = Index("sqlite://")
             self.index.mark_built()
             self.store = Store(Path(folder) / "store", index=self.index, create=True)
-            self.connection = self.index.database.engine.raw_connection().driver_connection
-            self.empty = self.connection.serialize()
+            self.connection = self.index.database.engine.raw_connection().driver_connection  # the only one
+            self.tables = [table.name for table in reversed(metadata.sorted_tables) if table.name != "counters"]
             patch = lambda target, name, new: stack.enter_context(mock.patch.object(target, name, new))  # noqa: E731
             patch(train_run_module(), "TrainingLoop", Loop)
             patch(threading.Thread, "start", lambda self: None)  # `renewed` stands for the thread of a LeaseHolder
@@ -302,7 +305,8 @@ class Explorer:
                 read = pausing(store_files.open_regular, lambda path: path.name in ("state.json", "result.json"))
                 patch(store_files, "open_regular", read)
                 patch(shutil, "rmtree", pausing(shutil.rmtree, lambda path: Path(path).exists()))
-                for name in ("replace", "unlink"):
+                patch(os, "listdir", pausing(os.listdir, lambda path=".": isinstance(path, int)))
+                for name in ("replace", "unlink", "rmdir"):
                     patch(Path, name, pausing(getattr(Path, name), lambda path, *_: path.exists()))
             yield
 
