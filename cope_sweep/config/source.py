@@ -1,25 +1,20 @@
 """YAML files, parsed to plain data together with the line of every key, so that errors can name it.
 
-Scalars follow the core schema of YAML 1.2: `1e-3` is a number and `on` is text. Duplicate keys are errors. Only values
-that JSON can express are accepted.
+Scalars follow the core schema of YAML 1.2: `1e-3` is a number and `on` is text; `_` may stand between digits. Duplicate
+keys are errors. Only values that JSON can express are accepted. PyYAML's parser in C gives the events.
 """
 
 from __future__ import annotations
 
-import io
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from ruamel.yaml import YAML
-from ruamel.yaml.comments import CommentedMap, CommentedSeq
-from ruamel.yaml.error import MarkedYAMLError, YAMLError
-from ruamel.yaml.events import CollectionEndEvent, CollectionStartEvent
-from ruamel.yaml.parser import RoundTripParser
-from ruamel.yaml.scalarbool import ScalarBoolean
+import yaml  # type: ignore[import-untyped]
 
 from cope_sweep.errors import UserError
 
@@ -32,13 +27,28 @@ KeyPath = tuple[str | int, ...]
 MAX_DEPTH = 30
 """Largest number of nested levels in a file. It stops aliases that contain themselves."""
 MAX_CHARACTERS = 200_000
-"""Largest length of a file: parsing takes 10 µs per character."""
+"""Largest length of a file."""
 MAX_VALUES = 20_000
 """Largest number of values in a file. It stops aliases that expand exponentially."""
 TOO_LARGE = f"more than {MAX_DEPTH} levels or {MAX_VALUES:,} values"
 MAX_NUMBER = 10**18
 """Larger whole numbers are refused."""
 TOO_MANY_DIGITS = "the number has too many digits; whole numbers have at most 18"
+MAX_DIGITS = 100
+"""Longer whole numbers are not read: Python takes a time that grows with the square of the digits."""
+
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_CONSTANTS: dict[str, bool | None] = {
+    **dict.fromkeys(("", "~", "null", "Null", "NULL")),
+    **dict.fromkeys(("true", "True", "TRUE"), True),
+    **dict.fromkeys(("false", "False", "FALSE"), False),
+}
+_BASES = {"0b": 2, "0o": 8, "0x": 16}
+_INTEGER = re.compile("[-+]?(0b[01_]+|0o[0-7_]+|0x[0-9a-fA-F_]+|[0-9][0-9_]*)")
+_EXPONENT = "[eE][-+]?[0-9]+"
+_FLOAT = re.compile(rf"[-+]?([0-9][0-9_]*(\.[0-9_]*({_EXPONENT})?|{_EXPONENT})|\.[0-9][0-9_]*({_EXPONENT})?)")
+_NOT_FINITE = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
+_DATE = re.compile("[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}([Tt \t]|$)")
 
 
 class SpecError(UserError):
@@ -128,35 +138,67 @@ def parse_source(text: str, name: str) -> Source:
     """
     if len(text) > MAX_CHARACTERS:
         raise SpecError(f"{name}: {len(text):,} characters; a declaration has at most {MAX_CHARACTERS:,}")
-    yaml = YAML(typ="rt")
-    yaml.Parser = _LimitedParser
-    try:
-        loaded = yaml.load(io.StringIO(text))
-    except MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        location = f"{name}:{mark.line + 1}" if mark else name
-        raise SpecError(f"{location}: not valid YAML: {error.problem or error.context}") from error
-    except (YAMLError, ValueError) as error:
-        raise SpecError(f"{name}: not valid YAML: {error}") from error
-    if not isinstance(loaded, CommentedMap):
+    root = _parsed(text, name)
+    if root is None or root.kind != "mapping":
         raise SpecError(f"{name}: expected a mapping of keys, as in ablations/quickstart.yaml")
     lines: dict[KeyPath, int | str] = {}
-    data = _plain(loaded, (), lines, name)
+    data = _plain(root, (), lines, name)
     return Source(name, data, lines)
 
 
-class _LimitedParser(RoundTripParser):
-    """Stops at a text that is too deep or too large, before anything is made of it."""
+@dataclass(eq=False, slots=True)
+class _Node:
+    """A value of a YAML text. Aliases are the node of their anchor."""
 
-    depth = events = 0
+    kind: Literal["scalar", "sequence", "mapping"]
+    line: int
+    tag: str | None
+    text: str = ""
+    is_plain: bool = False
+    """Whether a scalar is written without quotes, so that it may be a number, true, false or null."""
+    items: list[_Node] = field(default_factory=list)
+    """Items of a sequence; keys and values of a mapping, in turn."""
 
-    def get_event(self) -> Any:
-        event = super().get_event()
-        self.events += 1
-        self.depth += isinstance(event, CollectionStartEvent) - isinstance(event, CollectionEndEvent)
-        if self.depth > MAX_DEPTH + 1 or self.events > MAX_VALUES:
-            raise MarkedYAMLError(problem=TOO_LARGE, problem_mark=event.start_mark)
-        return event
+
+def _parsed(text: str, name: str) -> _Node | None:
+    """The node of a text; None: it is empty. Stops at a text that is too deep or too large. Raises SpecError."""
+    anchors: dict[str, _Node] = {}
+    open_nodes = [_Node("sequence", 0, None)]
+
+    def error(message: object, line: int | None) -> SpecError:
+        return SpecError(f"{name}{'' if line is None else f':{line}'}: not valid YAML: {message}")
+
+    try:
+        for number, event in enumerate(yaml.parse(text, Loader=_LOADER)):
+            line = event.start_mark.line + 1
+            if number > MAX_VALUES or len(open_nodes) > MAX_DEPTH + 1:
+                raise error(TOO_LARGE, line)
+            if isinstance(event, (yaml.MappingEndEvent, yaml.SequenceEndEvent)):
+                open_nodes.pop()
+            if isinstance(event, yaml.AliasEvent):
+                if event.anchor not in anchors:
+                    raise error(f"found undefined alias {event.anchor!r}", line)
+                open_nodes[-1].items.append(anchors[event.anchor])
+            if not isinstance(event, yaml.NodeEvent) or isinstance(event, yaml.AliasEvent):
+                continue
+            if isinstance(event, yaml.ScalarEvent):
+                node = _Node("scalar", line, event.tag, event.value, event.implicit[0])
+            else:
+                node = _Node("mapping" if isinstance(event, yaml.MappingStartEvent) else "sequence", line, event.tag)
+            open_nodes[-1].items.append(node)
+            if event.anchor:
+                anchors[event.anchor] = node
+            if node.kind != "scalar":
+                open_nodes.append(node)
+    except yaml.MarkedYAMLError as problem:
+        mark = problem.problem_mark or problem.context_mark
+        raise error(problem.problem or problem.context, mark.line + 1 if mark else None) from problem
+    except yaml.YAMLError as problem:
+        raise error(str(problem).partition("\n")[0], None) from problem
+    documents = open_nodes[0].items
+    if len(documents) > 1:
+        raise error("more than one document", documents[1].line)
+    return documents[0] if documents else None
 
 
 def source_of(data: Json, name: str) -> Source:
@@ -187,7 +229,7 @@ def parse_value(text: str, name: str) -> Json:
     return source.data.get("value")
 
 
-def _plain(node: Any, path: KeyPath, lines: dict[KeyPath, int | str], name: str) -> Json:
+def _plain(node: _Node, path: KeyPath, lines: dict[KeyPath, int | str], name: str) -> Json:
     """A YAML node as plain data. Adds the lines of its keys and items to `lines`."""
     source = Source(name, {}, lines)
     if len(path) > MAX_DEPTH or len(lines) > MAX_VALUES:
@@ -195,30 +237,48 @@ def _plain(node: Any, path: KeyPath, lines: dict[KeyPath, int | str], name: str)
             path[:3],
             f"the file is too deep or too large: {TOO_LARGE}; does an alias contain itself?",
         )
-    if isinstance(node, (CommentedMap, CommentedSeq)) and node.tag.value:
-        raise source.error(path, f"the YAML tag {node.tag.value} is not supported; remove it")
-    if isinstance(node, CommentedMap):
-        result = {}
-        for key, value in node.items():
-            if not isinstance(key, str):
-                raise SpecError(f"{name}:{node.lc.line + 1}: {dotted(path)}: key {key!r} is not text; quote it")
-            if node.lc.data and key in node.lc.data:
-                lines[*path, key] = node.lc.key(key)[0] + 1
-            result[str(key)] = _plain(value, (*path, key), lines, name)
+    if node.tag is not None:
+        raise source.error(path, f"the YAML tag {node.tag} is not supported; remove it")
+    if node.kind == "sequence":
+        for index, item in enumerate(node.items):
+            lines[*path, index] = item.line
+        return [_plain(item, (*path, index), lines, name) for index, item in enumerate(node.items)]
+    if node.kind == "mapping":
+        result: dict[str, Json] = {}
+        for key_node, value in zip(node.items[::2], node.items[1::2], strict=True):
+            key = _scalar(key_node, path, source) if key_node.kind == "scalar" else None
+            if key == "<<" and key_node.is_plain:
+                raise SpecError(
+                    f"{name}:{key_node.line}: merge keys (<<) are not supported; write the keys, or `inherit`"
+                )
+            if not isinstance(key, str) or key_node.tag is not None:
+                written = key_node.text or f"a {key_node.kind}"
+                raise SpecError(f"{name}:{key_node.line}: {dotted(path)}: key {written} is not text; quote it")
+            if key in result:
+                raise SpecError(f"{name}:{key_node.line}: not valid YAML: the key {key!r} is here twice")
+            lines[*path, key] = key_node.line
+            result[key] = _plain(value, (*path, key), lines, name)
         return result
-    if isinstance(node, CommentedSeq):
-        for index in range(len(node)):
-            if node.lc.data and index in node.lc.data:
-                lines[*path, index] = node.lc.item(index)[0] + 1
-        return [_plain(value, (*path, index), lines, name) for index, value in enumerate(node)]
-    # ruamel's scalars are subclasses that also remember how they were written.
-    if node is None or isinstance(node, bool):
-        return node
-    if isinstance(node, ScalarBoolean):
-        return bool(node)
-    if isinstance(node, int) and abs(node) >= MAX_NUMBER:
-        raise source.error(path, TOO_MANY_DIGITS)
-    for plain in (str, int, float):
-        if isinstance(node, plain) and not (isinstance(node, float) and not math.isfinite(node)):
-            return plain(node)
-    raise source.error(path, f"{node} is not text, a number, true, false or null")
+    return _scalar(node, path, source)
+
+
+def _scalar(node: _Node, path: KeyPath, source: Source) -> Json:
+    """The value of a scalar by the core schema. Raises SpecError for a number that JSON does not have, or a date."""
+    text = node.text
+    if not node.is_plain:
+        return text
+    if text in _CONSTANTS:
+        return _CONSTANTS[text]
+    if _INTEGER.fullmatch(text):
+        base = _BASES.get(text.lstrip("+-")[:2], 10)
+        value = int(text.replace("_", ""), base) if len(text) < MAX_DIGITS else MAX_NUMBER
+        if abs(value) >= MAX_NUMBER:
+            raise source.error(path, TOO_MANY_DIGITS)
+        return value
+    if _FLOAT.fullmatch(text):
+        number = float(text.replace("_", ""))
+        if math.isfinite(number):
+            return number
+    elif not (_NOT_FINITE.fullmatch(text) or _DATE.match(text)):
+        return text
+    raise source.error(path, f"{text} is not text, a number, true, false or null")

@@ -22,7 +22,7 @@ from tests.config.ablations import TEXT, error_of, load
     ],
 )  # fmt: skip
 def test_errors_name_the_option(assignment, message):
-    prefix = "--set model.dim=[:1" if assignment == "model.dim=[" else ""
+    prefix = "--set model.dim=[:2" if assignment == "model.dim=[" else ""
     assert (prefix or message) in error_of(TEXT, assignments=[assignment])
 
 

@@ -67,7 +67,7 @@ def test_kernels_their_gpu_tests_and_benchmarks_need_torch_triton_numpy_and_pyte
 
 @pytest.mark.slow
 def test_training_steps_need_the_packages_that_make_gpu_names():
-    of_those = ("annotated_types", "greenlet", "pydantic_core", "ruamel", "typing_extensions", "typing_inspection")
+    of_those = ("annotated_types", "greenlet", "pydantic_core", "_yaml", "typing_extensions", "typing_inspection")
     done = import_with_few_packages("cope_benchmarks.step", packages=(*NEEDED, *of_those))
     assert done.returncode == 0, done.stderr[-3000:]
 

@@ -44,7 +44,7 @@ MAX_SHARDS = 8
 SHARD_BYTES = 10e9
 """Memory of the GPU for a process of tests: 19 float64 arrays of `exact.BLOCK_ENTRIES`, and torch, need 6 GB."""
 BASE = ("torch", "triton", "numpy", "pytest")
-NEEDED = ("cachetools", "psutil", "pydantic", "ruamel.yaml", "safetensors", "sqlalchemy")
+NEEDED = ("cachetools", "psutil", "pydantic", "yaml", "safetensors", "sqlalchemy")
 """Packages that `step` needs beside `BASE`."""
 TESTS = ROOT / "tests" / "kernels" / "test_triton_gpu.py"
 NO_TEST = 5
