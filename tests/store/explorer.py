@@ -1,4 +1,4 @@
-"""All interleavings of two sweeps that train the same runs: the real code of index, leases and run folders, step by step.
+"""The interleavings of two sweeps that train the same runs: the real code of index, leases and run folders, step by step.
 
 Each process is a greenlet. It pauses before each transaction of the index, and with `files` also before it reads the number
 of the attempt or the result, and before it renames or deletes a file. Then any process goes on, one is killed, or the leases

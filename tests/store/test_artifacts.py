@@ -297,3 +297,42 @@ def test_checksums_show_what_has_changed(folder):
     assert RunContents(folder).damage() == missing
     changed = f"{folder.checkpoint / 'model.safetensors'}: has changed since the run was finished (SHA-256)"
     assert RunContents(folder).damage(checksums=True) == missing | {"checkpoint/model.safetensors": changed}
+
+
+def test_an_older_attempt_that_replaces_the_number_of_a_newer_one_ends(store, monkeypatch):
+    """It was paused after it had looked for a newer attempt, and before it renamed its own `state.json`."""
+    older = store.run(RUN.run_id).begin(RUN, "here", 1)
+    state = (older.path / "state.json").read_text()
+    delete = RunFolder._delete_older
+    overtaken = []
+
+    def rename_first(self):
+        if not overtaken:
+            overtaken.append((self.path / "state.json").write_text(state))
+        delete(self)
+
+    monkeypatch.setattr(RunFolder, "_delete_older", rename_first)
+    newer = store.run(RUN.run_id).begin(RUN, "here", 2)
+    assert newer.state["attempt"] == 2
+    with pytest.raises(FencedError):
+        older.set_state("interrupted")
+
+
+def test_an_attempt_that_is_overtaken_while_it_begins_deletes_no_newer_checkpoint(store, monkeypatch):
+    check = RunFolder.check_fence
+    left = store.run(RUN.run_id).begin(RUN, "here", 1)
+    with left.writing_checkpoint() as path:
+        (path / "config.json").write_text("1")
+
+    def newer_begins(self, **options):
+        if self.attempt == 2 and self.state.get("attempt") == 2:
+            monkeypatch.setattr(RunFolder, "check_fence", check)
+            newer = store.run(RUN.run_id).begin(RUN, "here", 3)
+            with newer.writing_checkpoint() as path:
+                (path / "config.json").write_text("3")
+        check(self, **options)
+
+    monkeypatch.setattr(RunFolder, "check_fence", newer_begins)
+    with pytest.raises(FencedError):
+        store.run(RUN.run_id).begin(RUN, "here", 2)
+    assert (store.run(RUN.run_id).checkpoint / "config.json").read_text() == "3"
