@@ -14,6 +14,7 @@ import json
 import os
 import random
 import shutil
+import sys
 import tempfile
 import threading
 import time
@@ -315,3 +316,15 @@ def train_run_module():
     import sys
 
     return sys.modules[train_run.__module__]
+
+
+def main(words):
+    """Explore, and print the numbers of states and of ends: `RUNS EVENTS FILES LIMIT` as JSON."""
+    runs, events, files, limit = (json.loads(word) for word in words)
+    explorer = Explorer(runs, events, files=files)
+    explorer.explore(limit)
+    print(json.dumps([len(explorer.visited), explorer.ends]))  # noqa: T201
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
