@@ -174,7 +174,12 @@ class RunFolder:
             FencedError: This or a newer attempt has begun, or an earlier one has finished the run.
         """
         # With its number, temporary files of this attempt, too, are deleted by newer ones only, which it then notices.
-        replace(self, attempt=attempt).repair(spec)
+        try:
+            replace(self, attempt=attempt).repair(spec)
+        except FencedError:
+            # The number may also be that of an index that has forgotten the run, which then needs the spec to read it.
+            with contextlib.suppress(FileNotFoundError):  # a newer attempt has deleted the temporary file
+                self.repair(spec)
         earlier = int(self.state.get("attempt", 0))
         own = replace(self, attempt=earlier + 1 if attempt is None else attempt)
         if own.attempt is not None and own.attempt <= earlier:

@@ -206,7 +206,8 @@ def test_an_unknown_run_or_sweep_is_not_found(client: httpx.Client, sample: Samp
     for sides in ((sample.ids[0], unknown), (unknown, sample.ids[0])):
         error = get(client, "/diff", 404, params=dict(zip(("left", "right"), sides, strict=True)))
         assert error["code"] == "not_found"
-    near = get(client, "/diff", 404, params={"left": sample.ids[0][:-1], "right": unknown})["detail"]
+    misspelt = sample.ids[0][:-1] + ("0" if sample.ids[0][-1] != "0" else "1")
+    near = get(client, "/diff", 404, params={"left": misspelt, "right": unknown})["detail"]
     assert f"did you mean {sample.ids[0]}" in near
     assert get(client, f"/sweeps/{unknown}", 404)["code"] == "not_found"
     assert get(client, "/runs", 404, params={"sweep": unknown})["code"] == "not_found"
