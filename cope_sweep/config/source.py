@@ -44,7 +44,7 @@ _CONSTANTS: dict[str, bool | None] = {
     **dict.fromkeys(("false", "False", "FALSE"), False),
 }
 _BASES = {"0b": 2, "0o": 8, "0x": 16}
-_INTEGER = re.compile("[-+]?(0b[01_]+|0o[0-7_]+|0x[0-9a-fA-F_]+|[0-9][0-9_]*)")
+_INTEGER = re.compile("[-+]?(0b_*[01][01_]*|0o_*[0-7][0-7_]*|0x_*[0-9a-fA-F][0-9a-fA-F_]*|[0-9][0-9_]*)")
 _EXPONENT = "[eE][-+]?[0-9]+"
 _FLOAT = re.compile(rf"[-+]?([0-9][0-9_]*(\.[0-9_]*({_EXPONENT})?|{_EXPONENT})|\.[0-9][0-9_]*({_EXPONENT})?)")
 _NOT_FINITE = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
@@ -193,6 +193,8 @@ def _parsed(text: str, name: str) -> _Node | None:
     except yaml.MarkedYAMLError as problem:
         mark = problem.problem_mark or problem.context_mark
         raise error(problem.problem or problem.context, mark.line + 1 if mark else None) from problem
+    except UnicodeEncodeError as problem:  # of a command line that is no UTF-8, or of JSON
+        raise error("no Unicode text: it has half of a surrogate pair", None) from problem
     except yaml.YAMLError as problem:
         raise error(str(problem).partition("\n")[0], None) from problem
     documents = open_nodes[0].items

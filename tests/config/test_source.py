@@ -1,4 +1,9 @@
+import contextlib
+import json
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cope_sweep.config.source import SpecError, dotted, parse_source, parse_value, read_source, set_key
 
@@ -13,7 +18,7 @@ def test_scalars_follow_yaml_1_2():
     [
         ("010", 10), ("-0x1f", -31), ("+12", 12), ("0b11", 3), ("1_0.5", 10.5), (".5", 0.5), ("1.", 1.0), ("-.5e3", -500.0),
         ("12:30", "12:30"), ("0o8", "0o8"), ("_1", "_1"), ("1.2.3", "1.2.3"), ("'1'", "1"), ('"true"', "true"), ("", None),
-        ("2024-1-1x", "2024-1-1x"), ("NULL", None), ("True", True), ("yes", "yes"), (".", "."),
+        ("0x_", "0x_"), ("0b__", "0b__"), ("0x_f", 15), ("2024-1-1x", "2024-1-1x"), ("NULL", None), ("True", True), ("yes", "yes"), (".", "."),
     ],
 )  # fmt: skip
 def test_plain_scalars(text, value):
@@ -53,6 +58,8 @@ def test_lines_of_keys_and_items():
         ("a: &a {x: 1}\nb: {<<: *a}\n", "f:2: merge keys .* are not supported"),
         ("? [1]\n: 2\n", "f:1: .*key a sequence is not text"),
         ("a: 1e400\n", "f:1: a: 1e400 is not text, a number"),
+        ("a: \udcff\n", "f: not valid YAML: no Unicode text"),
+        ("a: \x01\n", "f: not valid YAML: unacceptable character"),
     ],
 )
 def test_invalid_files_are_refused_with_the_line(text, message):
@@ -132,3 +139,9 @@ def test_values_of_options():
 
 def test_dotted():
     assert dotted(("model", "position", 0, "p_max")) == "model.position[0].p_max"
+
+
+@given(st.text(st.sampled_from("-+0123456789abefox_.: ~'\"[]{},&*!<\n#|>%@`\ud800é"), max_size=40))
+def test_any_text_is_read_or_refused(text):
+    with contextlib.suppress(SpecError):
+        json.dumps(parse_source(text, "f").data, allow_nan=False)
