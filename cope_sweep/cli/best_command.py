@@ -82,8 +82,8 @@ def best(
     table = grid("row", *(f"of {each}" for each in budgets), "best draw", "edge", "not ended")
     for each in found:
         cells = [each.name, *(_score(each, first) for first in budgets)]
-        values = each.best().values if each.best() else {}  # type: ignore[union-attr]
-        drawn = ", ".join(f"{key}={json.dumps(value)}" for key, value in values.items())
+        chosen = each.best()
+        drawn = ", ".join(f"{key}={json.dumps(value)}" for key, value in chosen.values.items()) if chosen else ""
         table.add_row(*map(escaped, (*cells, drawn, ", ".join(each.at_edge), each.missing or "")))
     console = make_console()
     console.print(table)
