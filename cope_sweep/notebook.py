@@ -30,10 +30,10 @@ from cope_sweep.store import Store
 if TYPE_CHECKING:
     import pandas as pd
 
-    from cope_sweep.figures import Figure
     from cope_sweep.inference import Predictor, TokenIds
     from cope_sweep.inference.probe import Probe
-    from cope_sweep.results import Table
+    from cope_sweep.read.figures import Figure
+    from cope_sweep.read.tables import Table
     from cope_sweep.sweep.sweep import SweepOutcome
 
 STORE = "store"
@@ -89,17 +89,17 @@ def run(ablation: AnyAblation, store: AnyStore = STORE) -> SweepOutcome:
 def table(ablation: AnyAblation, store: AnyStore = STORE, *, compare: str | None = None) -> Table:
     """The table of an ablation from its finished runs; notebooks show it as HTML.
 
-    `compare`: `paper`, the name of a row, or `model.position=CoPE`; see `cope_sweep.results.compare`. Raises UserError.
+    `compare`: `paper`, the name of a row, or `model.position=CoPE`, see `read.tables.compare`. Raises UserError.
     """
-    from cope_sweep.results import table as make_table
+    from cope_sweep.read.tables import table as make_table
 
     opened = _opened(store)
     return make_table(_recorded(ablation, opened), opened, compare=compare)
 
 
 def frame(ablation: AnyAblation, store: AnyStore = STORE) -> pd.DataFrame:
-    """One line per run, with its labels, metrics and facts: `cope_sweep.results.frame`. Raises UserError."""
-    from cope_sweep.results import frame as make_frame
+    """One line per run, with its labels, metrics and facts: `cope_sweep.read.tables.frame`. Raises UserError."""
+    from cope_sweep.read.tables import frame as make_frame
 
     opened = _opened(store)
     return make_frame(_recorded(ablation, opened), opened)
@@ -107,7 +107,7 @@ def frame(ablation: AnyAblation, store: AnyStore = STORE) -> pd.DataFrame:
 
 def curves(ablation: AnyAblation, store: AnyStore = STORE) -> pd.DataFrame:
     """The learning curves: run_id, row, seed, step, metric, value. Raises UserError."""
-    from cope_sweep.results import curves as make_curves
+    from cope_sweep.read.tables import curves as make_curves
 
     opened = _opened(store)
     return make_curves(_recorded(ablation, opened), opened)
@@ -116,11 +116,11 @@ def curves(ablation: AnyAblation, store: AnyStore = STORE) -> pd.DataFrame:
 def figure(ablation: AnyAblation, kind: str = "curves", store: AnyStore = STORE, **options: Any) -> Figure:
     """A figure; notebooks show it, and `.write(Path("curves.svg"))` saves it.
 
-    `kind` is one of `cope_sweep.figures.FIGURES`, or the name of a figure that the ablation declares, as `maps-2`.
-    `options` are the fields of `cope_sweep.figures.Options`. Raises UserError.
+    `kind` is one of `cope_sweep.read.figures.FIGURES`, or the name of a figure that the ablation declares, as `maps-2`.
+    `options` are the fields of `cope_sweep.read.figures.Options`. Raises UserError.
     """
-    from cope_sweep.figures import FIGURES, Options
-    from cope_sweep.figures.declared import declared_figures, draw_declared
+    from cope_sweep.read.figures import FIGURES, Options
+    from cope_sweep.read.figures.declared import declared_figures, draw_declared
 
     opened = _opened(store)
     planned = _recorded(ablation, opened)
@@ -171,7 +171,7 @@ def _opened(store: AnyStore, *, create: bool = False) -> Store:
 
 
 def _recorded(ablation: AnyAblation, store: Store) -> Plan:
-    from cope_sweep.queries import recorded_plan
+    from cope_sweep.read.queries import recorded_plan
 
     return recorded_plan(plan(ablation), store)
 

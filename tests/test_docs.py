@@ -20,13 +20,13 @@ from cope_sweep.cli.application import app as cli
 from cope_sweep.config import expand, load_ablation
 from cope_sweep.config.search import SCHEDULERS, SEARCHES
 from cope_sweep.families import FAMILIES
-from cope_sweep.figures import FIGURES
 from cope_sweep.optim import OPTIMIZERS, SCHEDULES
 from cope_sweep.positions import ENCODINGS
+from cope_sweep.read.figures import FIGURES
 from cope_sweep.store import Store
 from cope_sweep.tasks import TASKS
-from tests.figures.files import svg_texts
-from tests.results.ablations import finish
+from tests.read.figures.files import svg_texts
+from tests.read.tables.ablations import finish
 
 ROOT = Path(__file__).parent.parent
 ROOMS = (

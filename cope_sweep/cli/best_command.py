@@ -26,7 +26,7 @@ from cope_sweep.cli.output import escaped, grid, make_console, print_json
 from cope_sweep.errors import UserError
 
 if TYPE_CHECKING:
-    from cope_sweep.results.best import Tuned
+    from cope_sweep.read.tables.best import Tuned
 
 
 def best(
@@ -60,8 +60,8 @@ def best(
     Example: `cope-sweep best encodings_tuning --yaml`
     """
     from cope_sweep.config.checks import validation_metric
-    from cope_sweep.results.best import conditions, tuned_rows
-    from cope_sweep.results.frame import read_runs
+    from cope_sweep.read.tables.best import conditions, tuned_rows
+    from cope_sweep.read.tables.frame import read_runs
 
     if as_yaml and as_json:
         raise UserError("--yaml and --json are two forms of the answer; leave one out")

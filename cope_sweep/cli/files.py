@@ -13,8 +13,8 @@ from typing import IO, Any
 from cope_sweep.api.questions import ExportRuns, GetFigure, GetReport, GetTable, Question
 from cope_sweep.cli.options import load_plan
 from cope_sweep.errors import UserError
-from cope_sweep.queries import AblationFiles, LoadedPlan, Queries
-from cope_sweep.queries.ablations import Place
+from cope_sweep.read.queries import AblationFiles, LoadedPlan, Queries
+from cope_sweep.read.queries.ablations import Place
 
 BINARY = ("parquet", "png", "pdf")
 
@@ -44,16 +44,16 @@ def write(queries: Queries, question: Question[bytes], file: IO[bytes]) -> None:
         case ExportRuns():
             queries.export(question, file)
         case GetTable(name=name, scale=scale):
-            from cope_sweep.results import find_format
+            from cope_sweep.read.tables import find_format
 
             table = queries.table(queries.load(name, scale).plan, compare=question.compare)
             file.write(find_format(question.format or "json").file(table, runs=question.runs))
         case GetReport():
-            from cope_sweep.report.document import report_file
+            from cope_sweep.read.reports.document import report_file
 
             file.write(report_file(queries, question, lambda figure: f"{question.name}.{figure}.svg"))
         case GetFigure(name=name, scale=scale):
-            from cope_sweep.figures.available import figure
+            from cope_sweep.read.figures.available import figure
 
             made = figure(queries.load(name, scale).plan, queries.store, question)
             if made.empty:

@@ -76,7 +76,7 @@ class StoreSweeps:
 
     def active(self) -> set[str]:
         """The sweeps that were submitted or are executed."""
-        from cope_sweep.queries.progress import ACTIVE
+        from cope_sweep.read.queries.progress import ACTIVE
 
         return {each.sweep_id for each in self.store.index.sweeps() if each.status in ACTIVE}
 
@@ -98,7 +98,7 @@ class RemoteSweeps:
 
     def active(self) -> set[str]:
         """The newest sweeps that were submitted or are executed."""
-        from cope_sweep.queries.progress import ACTIVE
+        from cope_sweep.read.queries.progress import ACTIVE
 
         return {each.sweep_id for each in self.client.sweep_page(limit=1000).sweeps if each.status in ACTIVE}
 

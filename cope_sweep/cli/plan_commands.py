@@ -125,7 +125,7 @@ def plan(
 
 def _measured(source: Source, question: GetPlan) -> PlanCost:
     """The plan with the cost of each of its shapes, which are measured here and named on standard error."""
-    from cope_sweep.queries import plan_cost, recorded_plan
+    from cope_sweep.read.queries import plan_cost, recorded_plan
     from cope_sweep.train.measure import measure_plan
 
     console = make_console(stderr=True)

@@ -250,8 +250,8 @@ def _checked_uri(store: Store, mlflow: str | None, no_mlflow: bool) -> str | Non
 def _show_and_exit(
     outcome: SweepOutcome, plan: Plan, store: Store, uri: str | None, same_plan: str, as_json: bool
 ) -> None:
-    from cope_sweep.queries import recorded_plan
-    from cope_sweep.results import table
+    from cope_sweep.read.queries import recorded_plan
+    from cope_sweep.read.tables import table
 
     for problem in outcome.tracking_errors:
         make_console(stderr=True).print(f"[yellow]MLflow:[/yellow] {escaped(problem)}")
@@ -285,7 +285,7 @@ def _execute(
     """Execute the plan with a display of its progress on standard error."""
     from cope_sweep.cli.progress import progress_display
     from cope_sweep.cli.sending import SendingBar
-    from cope_sweep.queries import recorded_plan
+    from cope_sweep.read.queries import recorded_plan
     from cope_sweep.sweep.sweep import sweep
 
     plan = recorded_plan(plan, store)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from cope_sweep.api.questions import Parameter, Question
     from cope_sweep.client import Client
     from cope_sweep.config import Plan
-    from cope_sweep.queries import Queries
+    from cope_sweep.read.queries import Queries
     from cope_sweep.store import Store
 
 A = TypeVar("A")
@@ -78,7 +78,7 @@ class Source:
     def queries(self) -> Queries:
         """The store and the ablation files of this machine."""
         from cope_sweep.cli.files import NamedFiles
-        from cope_sweep.queries import Queries
+        from cope_sweep.read.queries import Queries
 
         return Queries(self.store, NamedFiles(self.ablations, self.sets))
 
@@ -129,7 +129,7 @@ class Source:
         """The figures that the file of an ablation declares. Raises UserError."""
         if self.client is not None:
             return [each.name for each in self.client.figures(name, scale) if each.declared]
-        from cope_sweep.figures.declared import declared_figures
+        from cope_sweep.read.figures.declared import declared_figures
 
         return [each.name for each in declared_figures(self.queries.load(name, scale).plan)]
 

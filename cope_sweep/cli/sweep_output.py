@@ -30,7 +30,7 @@ def print_cost(
 
     `leave_out` are further statuses of runs that it does not train, and `max_runs` is how many it trains at most.
     """
-    from cope_sweep.queries import plan_cost
+    from cope_sweep.read.queries import plan_cost
 
     ended: list[Status] = ["finished"] if plan.schedule is None else ["finished", "stopped"]
     costs = plan_cost(plan, store, leave_out={*ended, *leave_out}, max_runs=max_runs)

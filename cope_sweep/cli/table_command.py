@@ -19,7 +19,7 @@ from cope_sweep.cli.source import Source, argument, asks, option
 from cope_sweep.errors import UserError
 
 if TYPE_CHECKING:
-    from cope_sweep.results import Table
+    from cope_sweep.read.tables import Table
 
 # Functions import pandas and matplotlib, because `cope-sweep --help` imports this module.
 
@@ -73,7 +73,7 @@ def table(
             make_console().print(_table(question, source, committed).to_rich())
             return
         from cope_sweep.cli.files import save
-        from cope_sweep.results import find_format, formats
+        from cope_sweep.read.tables import find_format, formats
 
         def write(question: GetTable, file: IO[bytes]) -> None:
             made = _table(question, source, committed)
@@ -92,7 +92,7 @@ def _table(question: GetTable, source: Source, committed: Path | None) -> Table:
     if committed is None:
         plan = source.queries.load(question.name, question.scale).plan
         return source.queries.table(plan, compare=question.compare)
-    from cope_sweep.report.committed import committed_table
+    from cope_sweep.read.reports.committed import committed_table
 
     return committed_table(committed, source.ablations, question.name, question.scale, question.compare)
 
@@ -180,14 +180,14 @@ def report(
 
 
 def _evidence(out: Path, question: GetReport, source: Source, compare: str | None) -> list[Path]:
-    from cope_sweep.report import evidence, write_evidence
+    from cope_sweep.read.reports import evidence, write_evidence
 
     plan = source.queries.load(question.name, question.scale).plan
     return list(write_evidence(evidence(plan, source.store, question.scale, compare=compare), out))
 
 
 def _document(out: Path, question: GetReport, source: Source) -> list[Path]:
-    from cope_sweep.report.document import document
+    from cope_sweep.read.reports.document import document
     from cope_sweep.store.files import write_bytes
 
     content = document(source.queries.files, source.store, question.scale).to_html().encode()

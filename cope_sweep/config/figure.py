@@ -1,4 +1,4 @@
-"""Figures that an ablation file declares. `cope_sweep.figures` draws them."""
+"""Figures that an ablation file declares. `cope_sweep.read.figures` draws them."""
 
 from __future__ import annotations
 

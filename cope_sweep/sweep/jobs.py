@@ -24,8 +24,8 @@ from cope_sweep.config import LoadedAblation, Plan, SpecError, expand, with_over
 from cope_sweep.config.ablation import validate
 from cope_sweep.config.inherit import with_inherited
 from cope_sweep.config.source import Source, parse_source, source_of
-from cope_sweep.queries import recorded_plan
-from cope_sweep.queries.progress import ACTIVE
+from cope_sweep.read.queries import recorded_plan
+from cope_sweep.read.queries.progress import ACTIVE
 from cope_sweep.store import Status, Store, Submission, read_submission, write_submission
 from cope_sweep.sweep.executor import CONNECT_TIMEOUT_S, ClusterError, connection_error, first_line, within
 from cope_sweep.sweep.sweep import ended_record, initial_record, new_sweep_id

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self
 
 from cope_sweep.config import Plan, Resources, Row, RunSpec, SpecError
-from cope_sweep.queries import recorded_plan
+from cope_sweep.read.queries import recorded_plan
 from cope_sweep.store import Budget, Event, Status, Store, StoreError, Submission, SweepRecord, SweepRun
 from cope_sweep.store.index import waiting
 from cope_sweep.store.index.owners import new_owner
@@ -447,7 +447,7 @@ def initial_record(
 
 def final_record(record: SweepRecord, plan: Plan, store: Store, outcome: SweepOutcome) -> SweepRecord:
     """The record with what is known at the end: status, time, table and notes."""
-    from cope_sweep.results import table
+    from cope_sweep.read.tables import table
 
     final = table(plan, store)
     status: Status = "interrupted" if outcome.exit_code == 130 else "failed" if outcome.failed else "finished"

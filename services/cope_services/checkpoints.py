@@ -13,7 +13,7 @@ from urllib.parse import quote
 from cachetools import LRUCache, cached
 
 from cope_sweep.api.answers import Checkpoint, CheckpointFile
-from cope_sweep.queries import NotFoundError
+from cope_sweep.read.queries import NotFoundError
 from cope_sweep.store import RunFolder
 
 MAX_DIGESTS = 1024

@@ -20,7 +20,7 @@ from cope_services.settings import Settings
 from cope_services.sweep_events import Watchers
 from cope_services.sweep_jobs import SweepJobs
 from cope_services.tables import Tables
-from cope_sweep.queries import AblationFiles, NotFoundError, Queries
+from cope_sweep.read.queries import AblationFiles, NotFoundError, Queries
 from cope_sweep.store import RunFolder, Store
 
 if TYPE_CHECKING:

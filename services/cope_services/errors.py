@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cope_sweep.config import SpecError
 from cope_sweep.errors import UserError
-from cope_sweep.queries import NotFinishedError, NotFoundError
+from cope_sweep.read.queries import NotFinishedError, NotFoundError
 from cope_sweep.store import QueryError, StoreError
 from cope_sweep.store.index import IndexUnavailable
 

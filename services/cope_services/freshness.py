@@ -12,7 +12,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 from cope_sweep import __version__
-from cope_sweep.queries import Queries
+from cope_sweep.read.queries import Queries
 
 CHECK_EVERY_S = 0.5
 PATIENCE_S = 1.0

@@ -19,7 +19,7 @@ from cope_sweep.api.requests import (
     ScoredTotal,
     TextUnits,
 )
-from cope_sweep.queries import NotFinishedError, NotFoundError, Queries
+from cope_sweep.read.queries import NotFinishedError, NotFoundError, Queries
 
 if TYPE_CHECKING:
     import numpy as np

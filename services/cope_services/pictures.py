@@ -13,7 +13,7 @@ from cope_sweep.api.answers import FigureInfo
 from cope_sweep.api.questions import GetFigure, GetReport, ListFigures
 from cope_sweep.config import SpecError
 from cope_sweep.errors import UserError
-from cope_sweep.queries import NotFinishedError, NotFoundError, Queries
+from cope_sweep.read.queries import NotFinishedError, NotFoundError, Queries
 from cope_sweep.store import QueryError, StoreError
 
 MAX_WAITING = 32
@@ -38,7 +38,7 @@ class Pictures:
 
     def listing(self, question: ListFigures) -> list[FigureInfo]:
         """The figures of an ablation. Raises UserError."""
-        from cope_sweep.figures.available import available_figures
+        from cope_sweep.read.figures.available import available_figures
 
         name, scale = question.name, question.scale
         query = f"?{urlencode({'scale': scale})}" if scale else ""
@@ -72,7 +72,7 @@ class Pictures:
             self._waiting -= 1
 
     def _figure(self, question: GetFigure) -> bytes:
-        from cope_sweep.figures.available import draw_available
+        from cope_sweep.read.figures.available import draw_available
 
         plan = self._queries.load(question.name, question.scale).plan
         try:
@@ -83,8 +83,8 @@ class Pictures:
             raise NotFinishedError(str(error)) from error
 
     def _report(self, question: GetReport) -> bytes:
-        from cope_sweep.report import ReportError
-        from cope_sweep.report.document import report_file
+        from cope_sweep.read.reports import ReportError
+        from cope_sweep.read.reports.document import report_file
 
         url = f"/api/v1/ablations/{quote(question.name, safe='')}/figures/"
         query = urlencode({"format": "svg"} | ({"scale": question.scale} if question.scale else {}))

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from starlette.concurrency import run_in_threadpool
 
 from cope_sweep.errors import UserError
-from cope_sweep.queries import AblationFiles
+from cope_sweep.read.queries import AblationFiles
 
 MAX_THREADS = 4
 """Plans that are made at a time."""

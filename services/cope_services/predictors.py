@@ -25,7 +25,7 @@ from cope_services.inference_stats import PredictorsStats
 from cope_services.lookups import Lookups
 from cope_services.settings import Settings
 from cope_sweep.api.requests import ProbeFormat, ProbeRequest
-from cope_sweep.queries import Queries
+from cope_sweep.read.queries import Queries
 from cope_sweep.store import RunFolder
 from cope_sweep.store.errors import DamagedError
 

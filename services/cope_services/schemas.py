@@ -1,4 +1,4 @@
-"""JSON schemas of requests, and of responses that are not answers of `cope_sweep.queries`."""
+"""JSON schemas of requests, and of responses that are not answers of `cope_sweep.read.queries`."""
 
 from __future__ import annotations
 

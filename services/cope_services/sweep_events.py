@@ -15,7 +15,7 @@ from sse_starlette import ServerSentEvent
 
 from cope_services.errors import BusyError
 from cope_sweep.api.answers import SweepProgress
-from cope_sweep.queries.progress import ACTIVE, ProgressTracker
+from cope_sweep.read.queries.progress import ACTIVE, ProgressTracker
 from cope_sweep.store import Store
 from cope_sweep.store.index import IndexUnavailable
 

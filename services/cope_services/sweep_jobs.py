@@ -19,8 +19,8 @@ from cope_sweep.api.answers import SweepState
 from cope_sweep.api.requests import SweepRequest
 from cope_sweep.config import LoadedAblation, Plan, SpecError, expand, with_overrides
 from cope_sweep.config.source import TOO_LARGE
-from cope_sweep.queries import AblationFiles, NotFoundError, Queries
-from cope_sweep.queries.progress import ACTIVE
+from cope_sweep.read.queries import AblationFiles, NotFoundError, Queries
+from cope_sweep.read.queries.progress import ACTIVE
 from cope_sweep.store import Budget, Store, Submission, SweepSummary, read_submission
 from cope_sweep.store.index import summaries
 from cope_sweep.store.index.requests import claim, claimed

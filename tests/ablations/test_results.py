@@ -9,10 +9,10 @@ import pytest
 import scipy.stats
 
 from cope_sweep.errors import UserError
-from cope_sweep.report.committed import overview, read_committed
-from cope_sweep.report.runs import run_files
-from cope_sweep.results.render import markdown_text
-from cope_sweep.results.stats import summarise
+from cope_sweep.read.reports.committed import overview, read_committed
+from cope_sweep.read.reports.runs import run_files
+from cope_sweep.read.tables.render import markdown_text
+from cope_sweep.read.tables.stats import summarise
 from cope_sweep.store import Store
 from tests.ablations.update_readme import ABLATIONS, RESULTS, ROOT, all_results, with_results
 

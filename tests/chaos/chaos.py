@@ -134,7 +134,7 @@ def undisturbed(folder: Path) -> None:
 def results(folder: Path) -> dict[str, object]:
     """What a sweep leaves: statuses, curves, table, and the points in MLflow."""
     from cope_sweep.config import expand, load_ablation
-    from cope_sweep.results import table
+    from cope_sweep.read.tables import table
     from cope_sweep.store import Store
 
     store = Store(folder / "store")

@@ -14,7 +14,7 @@ import pytest
 from cope_sweep.cli import main
 from cope_sweep.config import expand, load_ablation
 from cope_sweep.store import Store, SweepRecord, SweepRun
-from tests.results.ablations import end, fail, finish, stop
+from tests.read.tables.ablations import end, fail, finish, stop
 
 TINY = textwrap.dedent("""\
     title: A tiny copy

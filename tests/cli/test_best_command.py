@@ -6,7 +6,7 @@ import yaml
 from cope_sweep.config import expand, load_ablation
 from cope_sweep.store import Store
 from tests.cli.conftest import TINY
-from tests.results.ablations import finish
+from tests.read.tables.ablations import finish
 
 SEARCH = "search: {kind: random, samples: 3, space: {train.lr: {log_uniform: [1e-4, 1e-2]}}}\n"
 

@@ -12,7 +12,7 @@ import pytest
 from cope_sweep.config import expand, load_ablation
 from cope_sweep.store import Store
 from tests.cli.conftest import TINY, Shell
-from tests.results.ablations import fail, finish, stop
+from tests.read.tables.ablations import fail, finish, stop
 
 FILES = ("spec.json", "state.json", "result.json", "curve.jsonl", "checkpoint/config.json", "checkpoint")
 

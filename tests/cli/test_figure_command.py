@@ -8,8 +8,8 @@ import shutil
 import pandas as pd
 import pytest
 
-from cope_sweep.figures import FIGURES
-from tests.figures.files import png_size, svg_texts
+from cope_sweep.read.figures import FIGURES
+from tests.read.figures.files import png_size, svg_texts
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,7 @@ def test_logs(stored):
 
 
 def test_logs_as_json_are_those_of_the_service(stored):
-    from cope_sweep.queries import Queries
+    from cope_sweep.read.queries import Queries
     from cope_sweep.store import Store
 
     failed = stored.runs[1].run_id

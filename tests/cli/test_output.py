@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cope_sweep.cli.output import duration, estimated_time, grid, quantity, size
-from cope_sweep.queries import plans
-from cope_sweep.queries.plans import has_gpu
+from cope_sweep.read.queries import plans
+from cope_sweep.read.queries.plans import has_gpu
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from tests.results.ablations import finish
+from tests.read.tables.ablations import finish
 
 
 def test_list(stored):

@@ -6,7 +6,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from tests.figures.files import svg_texts
+from tests.read.figures.files import svg_texts
 
 FIGURES = """\
 figures:

@@ -7,7 +7,7 @@ from sqlalchemy import update
 
 from cope_sweep.store import Store
 from cope_sweep.store.index.tables import runs
-from tests.results.ablations import finish
+from tests.read.tables.ablations import finish
 
 
 def test_status_of_an_ablation(stored):

@@ -11,7 +11,7 @@ from cope_services.settings import Settings
 from cope_sweep.store import read_submission
 from cope_sweep.store.index.owners import new_owner
 from cope_sweep.store.sweeps import SweepRecord
-from tests.results.ablations import finish
+from tests.read.tables.ablations import finish
 from tests.services.sample_store import serving
 from tests.services.scripted_cluster import scripted_cluster
 from tests.store.test_store import sweep_record

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from cope_sweep.store import Store
-from tests.results.ablations import begin, finish
+from tests.read.tables.ablations import begin, finish
 
 
 def test_rebuild_makes_the_same_index_again(stored):

@@ -16,7 +16,7 @@ from cope_sweep.cli import sending
 from cope_sweep.cli.sending import SendingBar
 from cope_sweep.store import Store
 from cope_sweep.tracking.sync import backlog_count
-from tests.results.ablations import plan_of
+from tests.read.tables.ablations import plan_of
 from tests.store.sweeps import end_sweep, finish, write_sweep
 from tests.store.waiting import until
 from tests.sweep.ports import free_port

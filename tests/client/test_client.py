@@ -25,7 +25,7 @@ from cope_sweep.client import (
     ServiceError,
 )
 from cope_sweep.errors import UserError
-from cope_sweep.queries import Queries
+from cope_sweep.read.queries import Queries
 from tests.services.sample_store import SampleStore, build, serving
 
 ROOT = Path(__file__).parents[2]

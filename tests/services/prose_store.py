@@ -11,7 +11,7 @@ from cope_sweep.config import expand, load_ablation
 from cope_sweep.inference import Predictor
 from cope_sweep.store import Store
 from cope_sweep.train import Runtime, train_run
-from tests.results.ablations import end
+from tests.read.tables.ablations import end
 from tests.texts import write_corpus
 
 PROSE = """\

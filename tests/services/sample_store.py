@@ -18,7 +18,7 @@ from cope_services.settings import Settings
 from cope_sweep.config import Plan, expand, load_ablation
 from cope_sweep.store import Store
 from cope_sweep.train import Runtime, train_run
-from tests.results.ablations import end
+from tests.read.tables.ablations import end
 
 API = "/api/v1"
 

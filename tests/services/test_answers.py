@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from cope_sweep.store import SweepRecord, SweepRun
-from tests.results.ablations import begin, end
+from tests.read.tables.ablations import begin, end
 from tests.services.sample_store import API, TINY, SampleStore, serving
 
 

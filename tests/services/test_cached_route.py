@@ -14,9 +14,9 @@ from cope_services import cached_route, freshness
 from cope_services.freshness import Freshness
 from cope_services.keys import KeysFile
 
-from cope_sweep.queries import Queries
+from cope_sweep.read.queries import Queries
 from cope_sweep.store.index import IndexUnavailable
-from tests.results.ablations import begin, end
+from tests.read.tables.ablations import begin, end
 from tests.services.sample_store import API, SampleStore, serving
 
 POLLED = [

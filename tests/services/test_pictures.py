@@ -11,8 +11,8 @@ import httpx
 import pytest
 from cope_services import pictures
 
-from cope_sweep.figures import available
-from cope_sweep.figures.available import available_figures
+from cope_sweep.read.figures import available
+from cope_sweep.read.figures.available import available_figures
 from tests.services.sample_store import API, SampleStore, serving
 
 FIGURES = f"{API}/ablations/tiny/figures"

@@ -12,7 +12,7 @@ import httpx
 import pytest
 from cope_services import plans
 
-from cope_sweep.queries import ablations
+from cope_sweep.read.queries import ablations
 from tests.services.sample_store import API, TINY, SampleStore, serving
 
 BIG = "big"

@@ -19,7 +19,7 @@ from cope_services.predictors import FinishedRuns, Predictors
 
 from cope_sweep.inference import Predictor
 from cope_sweep.model import load_model, save_model
-from cope_sweep.queries import AblationFiles, NotFinishedError, Queries
+from cope_sweep.read.queries import AblationFiles, NotFinishedError, Queries
 from cope_sweep.store.reading import read_run
 from tests.services.sample_store import API, SampleStore, serving
 

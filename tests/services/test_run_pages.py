@@ -8,10 +8,10 @@ import httpx
 import pytest
 
 from cope_sweep.api.questions import ListRuns
-from cope_sweep.queries import Queries
+from cope_sweep.read.queries import Queries
 from cope_sweep.store import SweepRecord, SweepRun
 from cope_sweep.tracking.uri import tracker_key
-from tests.results.ablations import begin, end
+from tests.read.tables.ablations import begin, end
 from tests.services.sample_store import API, SampleStore, serving
 
 

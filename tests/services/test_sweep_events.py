@@ -17,8 +17,8 @@ from cope_services.sweep_events import Watchers
 from sse_starlette import ServerSentEvent
 
 from cope_sweep.client import EventParser, ServerEvent
-from cope_sweep.queries import Queries
-from cope_sweep.queries.progress import ProgressTracker
+from cope_sweep.read.queries import Queries
+from cope_sweep.read.queries.progress import ProgressTracker
 from cope_sweep.store import Store, SweepRecord, SweepRun
 from cope_sweep.store.index.rows import RunRow
 from tests.services.sample_store import API, SampleStore, serving
@@ -113,7 +113,7 @@ def test_the_tracker_sums_up_a_sweep(sweep: Sweep) -> None:
 
 
 def test_the_tracker_reads_what_has_changed_only(sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
-    from cope_sweep.queries import progress
+    from cope_sweep.read.queries import progress
 
     read: list[int] = []
 

@@ -20,7 +20,7 @@ from cope_services import sweep_jobs
 from cope_sweep.config import expand, load_ablation
 from cope_sweep.store import Store, read_submission
 from cope_sweep.sweep.jobs import job_submission
-from tests.results.ablations import fail, finish
+from tests.read.tables.ablations import fail, finish
 from tests.services.sample_store import API, TINY, serving
 from tests.services.scripted_cluster import ScriptedCluster, scripted_cluster
 

@@ -14,14 +14,14 @@ import httpx
 import pandas as pd
 import pytest
 
-from cope_sweep import results
 from cope_sweep.config import Plan, RunSpec
-from cope_sweep.results import table
-from cope_sweep.results.difference import store_difference
+from cope_sweep.read import tables as results
+from cope_sweep.read.tables import table
+from cope_sweep.read.tables.difference import store_difference
 from cope_sweep.store import Lease, Store
 from cope_sweep.store.index import IndexUnavailable
 from cope_sweep.store.reading import read_run
-from tests.results.ablations import begin, end
+from tests.read.tables.ablations import begin, end
 from tests.services.sample_store import API, SampleStore, serving
 
 

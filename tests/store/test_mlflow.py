@@ -19,7 +19,7 @@ from cope_sweep.tracking.port import Point, TrackingError
 from cope_sweep.tracking.sync import TrackerSync, backlog_count
 from cope_sweep.tracking.translate import TAG
 from cope_sweep.tracking.uri import tracker_key
-from tests.results.ablations import plan_of
+from tests.read.tables.ablations import plan_of
 from tests.store.sweeps import end, end_sweep, fail, finish, write_sweep
 from tests.store.trackers import client_of
 from tests.sweep.ports import free_port

@@ -16,7 +16,7 @@ from cope_sweep.tracking.mlflow import MlflowTracking
 from cope_sweep.tracking.sync import MirrorLock, MirrorSession, backlog_count
 from cope_sweep.tracking.translate import TAG
 from cope_sweep.tracking.uri import tracker_key
-from tests.results.ablations import plan_of
+from tests.read.tables.ablations import plan_of
 from tests.store.memory import MemoryTracking
 from tests.store.stub_server import Stub
 from tests.store.sweeps import begin, end, end_sweep, finish, write_sweep

@@ -11,7 +11,7 @@ from cope_sweep.tracking.mlflow import MlflowTracking
 from cope_sweep.tracking.sync import TrackerSync
 from cope_sweep.tracking.translate import TAG
 from cope_sweep.train import Runtime, train_run
-from tests.results.ablations import plan_of
+from tests.read.tables.ablations import plan_of
 from tests.store.sweeps import end, write_sweep
 from tests.store.trackers import client_of
 

@@ -11,7 +11,7 @@ from cope_sweep.tracking.port import TrackingError
 from cope_sweep.tracking.sync import TrackerSync, backlog_count
 from cope_sweep.tracking.translate import TAG, flat
 from cope_sweep.tracking.uri import tracker_key
-from tests.results.ablations import plan_of
+from tests.read.tables.ablations import plan_of
 from tests.store.memory import MemoryTracking
 from tests.store.sweeps import begin, end, end_sweep, fail, finish, stop, write_sweep
 from tests.store.trackers import history

@@ -7,11 +7,11 @@ import pytest
 
 from cope_sweep.api.questions import GetRun, ListRuns
 from cope_sweep.config import expand, load_ablation
-from cope_sweep.queries import Queries
+from cope_sweep.read.queries import Queries
 from cope_sweep.store import Store
 from cope_sweep.store.rebuild import rebuild
 from tests.config.test_expand import BASE
-from tests.results.ablations import fail, finish, stop
+from tests.read.tables.ablations import fail, finish, stop
 
 STRANGE = [
     [], {"\ud800": 1}, "text", "\ud800", "nul \0", None, -1, 10**400, 2**63, float("nan"),

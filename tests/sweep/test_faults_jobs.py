@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from cope_sweep.config import Plan
-from cope_sweep.results import table
+from cope_sweep.read.tables import table
 from cope_sweep.store import Store
 from cope_sweep.sweep.executor import Workload
 from cope_sweep.sweep.jobs import Cluster, JobOutcome, submit_job

@@ -15,14 +15,14 @@ import pytest
 import ray
 
 from cope_sweep.config import Resources, Row, RunSpec
-from cope_sweep.queries import recorded_plan
+from cope_sweep.read.queries import recorded_plan
 from cope_sweep.registry import load_plugins
 from cope_sweep.store import Budget, Event, Store
 from cope_sweep.sweep import local, ray_executor
 from cope_sweep.sweep.executor import ClusterError
 from cope_sweep.sweep.schedulers import StoppingRule
 from cope_sweep.sweep.sweep import SweepOutcome, sweep
-from tests.results.ablations import plan_of
+from tests.read.tables.ablations import plan_of
 from tests.sweep.ports import free_port
 from tests.sweep.runs import LONG, ONE_GROUP, TIMEOUT_S, EventLog, Listener, seeds, train_by
 from tests.tiny import TINY, tiny_run

@@ -9,7 +9,7 @@ from ray.tune.schedulers import TrialScheduler
 
 from cope_sweep.config.search import EarlyStopping
 from cope_sweep.sweep.schedulers import StoppingRule, scheduler_of, stopping_rule
-from tests.results.ablations import plan_of
+from tests.read.tables.ablations import plan_of
 from tests.sweep.runs import seeds
 
 ASHA = StoppingRule("asha", "in_dist/loss", "min", grace=10, steps=1000, reduction=2)

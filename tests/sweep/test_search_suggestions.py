@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cope_sweep.config import Plan, Resources, Row, RunSpec
-from cope_sweep.queries import recorded_plan
-from cope_sweep.results import table
+from cope_sweep.read.queries import recorded_plan
+from cope_sweep.read.tables import table
 from cope_sweep.store import Budget, Event, Store
 from cope_sweep.sweep.local import run_local
 from cope_sweep.sweep.search import Suggestions
 from cope_sweep.sweep.sweep import SweepOutcome, sweep
-from tests.results.ablations import finish, plan_of, stop
+from tests.read.tables.ablations import finish, plan_of, stop
 from tests.store.sweeps import write_sweep
 from tests.tiny import TINY
 

@@ -9,7 +9,7 @@ from cope_sweep.errors import UserError
 from cope_sweep.train import measure as measure_module
 from cope_sweep.train.measure import TooLarge, measure_plan
 from tests.config.ablations import TEXT, load
-from tests.results.ablations import plan_of
+from tests.read.tables.ablations import plan_of
 
 LARGE_FFN = 2**23
 """Its two matrices take 0.5 GB, their gradients as much, and the optimiser's state twice that."""

@@ -1,6 +1,6 @@
 """Probes of a checkpoint: gates, positions and attention of its heads, and statistics of them on marked tokens.
 
-`cope_sweep.figures` draws them.
+`cope_sweep.read.figures` draws them.
 """
 
 from cope_sweep.inference.probe.heads import (

@@ -24,8 +24,8 @@ from cope_benchmarks.report import Rows
 from cope_sweep.api.questions import ListAblations, ListRuns, ListSweeps
 from cope_sweep.config import Plan, RunSpec, expand, load_ablation
 from cope_sweep.errors import UserError
-from cope_sweep.queries import AblationFiles, Queries
-from cope_sweep.results import table as result_table
+from cope_sweep.read.queries import AblationFiles, Queries
+from cope_sweep.read.tables import table as result_table
 from cope_sweep.store import Store, SweepRecord, SweepRun
 from cope_sweep.store.index import Index, RunRow
 from cope_sweep.store.rebuild import check, rebuild

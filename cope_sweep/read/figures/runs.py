@@ -1,0 +1,132 @@
+"""Input of the figures of an ablation: selected rows, titles of metrics, final values, and statistics over seeds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from cope_sweep.config import Plan, Row
+from cope_sweep.config.explain import suggest
+from cope_sweep.read.figures.base import FigureError
+from cope_sweep.read.figures.kinds import Band
+from cope_sweep.read.tables import frame, summarise
+from cope_sweep.read.tables.stats import bounds_of
+from cope_sweep.store import Store
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True)
+class MetricTitle:
+    """How a metric is named in a figure."""
+
+    name: str
+    label: str
+    unit: str
+    goal: Literal["min", "max"]
+
+    @property
+    def title(self) -> str:
+        """The label with its unit."""
+        return f"{self.label} ({self.unit})" if self.unit else self.label
+
+    @property
+    def quantity(self) -> str:
+        """Name of the measure, without the test set, with its unit: `token error (%)`."""
+        text = self.name.rpartition("/")[2].replace("_", " ")
+        return f"{text} ({self.unit})" if self.unit else text
+
+
+def metric_title(plan: Plan, name: str) -> MetricTitle:
+    """The title of a metric. One that is no column of the table has the unit and goal of the same quantity there."""
+    columns = plan.ablation.content.metrics
+    for metric in columns:
+        if metric.name == name:
+            return MetricTitle(name, metric.label or name, metric.unit, metric.goal)
+    for metric in columns:
+        if metric.name.rpartition("/")[2] == name.rpartition("/")[2]:
+            return MetricTitle(name, name, metric.unit, metric.goal)
+    return MetricTitle(name, name, "%" if name.endswith("_error") else "", "min")
+
+
+def selected_rows(plan: Plan, names: Sequence[str]) -> tuple[Row, ...]:
+    """The rows with these names, in the plan's order; all for none. Raises FigureError for a name that no row has."""
+    known = [row.name for row in plan.rows]
+    for name in names:
+        if name not in known:
+            raise FigureError(f"{plan.name} has no row {name!r}{suggest(name, known)}")
+    return tuple(row for row in plan.rows if not names or row.name in names)
+
+
+def check_metrics(plan: Plan, names: Sequence[str], known: Iterable[str]) -> tuple[str, ...]:
+    """The names, each once. Raises FigureError for one that no run has."""
+    listed = list(dict.fromkeys(known))
+    for name in names:
+        if name not in listed:
+            raise FigureError(f"no finished run of {plan.name} has the metric {name!r}{suggest(name, listed)}")
+    return tuple(dict.fromkeys(names))
+
+
+def final_values(plan: Plan, store: Store, rows: Sequence[str]) -> pd.DataFrame:
+    """`results.frame` of the selected rows. Raises FigureError, StoreError."""
+    names = {row.name for row in selected_rows(plan, rows)}
+    runs = frame(plan, store)
+    return runs[runs["row"].isin(names)].reset_index(drop=True)
+
+
+def metric_columns(runs: pd.DataFrame, plan: Plan) -> list[str]:
+    """The columns of `results.frame` that are metrics or numeric facts."""
+    left_out = {"run_id", "status", "row", "seed", "message", *plan.axes}
+    return [name for name in runs.columns if name not in left_out and runs[name].dtype.kind in "fiu"]
+
+
+def seed_statistics(values: Iterable[float], metric: MetricTitle, band: Band) -> dict[str, float]:
+    """n, mean, std, low and high of the finite values; NaN where n is too small.
+
+    `low` and `high` are the least and the greatest value (`band` = range), or else the 95 % interval of the mean, which
+    stays inside the metric's range (`results.stats`).
+    """
+    data = [float(value) for value in values if math.isfinite(value)]
+    found = summarise(data, bounds_of(metric.name, metric.unit))
+    low, high = found.ci_low, found.ci_high
+    if band == "range":
+        low, high = (min(data), max(data)) if len(data) > 1 else (math.nan, math.nan)
+    return {"n": found.n, "mean": found.mean, "std": found.std, "low": low, "high": high}
+
+
+def chosen_band(band: Band, counts: Iterable[int]) -> Band:
+    """`auto`: the interval, unless a row has two seeds: its t interval is 12.7 standard errors wide on either side."""
+    if band != "auto":
+        return band
+    return "range" if 2 in list(counts) else "interval"
+
+
+def band_text(band: Band) -> str:
+    """The band in words, for a legend."""
+    return "min–max over seeds" if band == "range" else "95 % interval of the mean"
+
+
+def setting(row: Row, key: str) -> Any:
+    """The value that a row's runs have for a dotted key of the spec, as JSON; None where there is none."""
+    value: Any = row.runs[0].model_dump(mode="json")
+    for part in key.split("."):
+        if isinstance(value, list) and part.isdecimal() and int(part) < len(value):
+            value = value[int(part)]
+        elif isinstance(value, Mapping) and part in value:
+            value = value[part]
+        else:
+            return None
+    return value
+
+
+def axis_key(plan: Plan, name: str) -> str | None:
+    """The key of an axis, given the key or its short name."""
+    return next((key for key, short in plan.axes.items() if name in (key, short)), None)
+
+
+def is_number(value: Any) -> bool:
+    """Whether a JSON value is a finite number."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)

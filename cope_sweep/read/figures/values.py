@@ -1,0 +1,308 @@
+"""Final metrics against a parameter that varies, and against the length of the evaluation context.
+
+The paper's Figure 2 is `values` (error against training data), its Figure 3 is `contexts`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from cope_sweep.config import Plan, Row
+from cope_sweep.config.explain import suggest
+from cope_sweep.read.figures.base import Figure, FigureError
+from cope_sweep.read.figures.kinds import DEFAULTS, Band, Options
+from cope_sweep.read.figures.runs import (
+    MetricTitle,
+    axis_key,
+    band_text,
+    check_metrics,
+    chosen_band,
+    final_values,
+    is_number,
+    metric_columns,
+    metric_title,
+    seed_statistics,
+    selected_rows,
+    setting,
+)
+from cope_sweep.store import Store
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure as Drawing
+
+COLUMNS = {
+    "panel": "str", "metric": "str", "series": "str", "x": "float64", "x_label": "str", "n": "int64", "seeds": "int64",
+    "mean": "float64", "std": "float64", "low": "float64", "high": "float64", "published": "float64",
+}  # fmt: skip
+TRAINING_CONTEXT = "task.tokens"
+LENGTH = re.compile(r"(?P<metric>.+)@(?P<length>\d+)(?P<times>x?)")
+"""A metric at another length: `test/perplexity@1024` (tokens), `in_dist/token_error@4x` (times the trained length)."""
+
+
+@dataclass(frozen=True)
+class _Point:
+    """A row and a metric at one place of the x axis."""
+
+    row: Row
+    panel: str
+    metric: MetricTitle
+    column: str
+    """A column of the frame of runs."""
+    series: str
+    x: float
+    x_label: str
+
+
+def values(plan: Plan, store: Store, options: Options = DEFAULTS) -> Figure:
+    """Metrics (default: the table's) against `options.x` (default: the first axis with numbers, or else the first)."""
+    rows = selected_rows(plan, options.rows)
+    runs = final_values(plan, store, options.rows)
+    key = _x_key(plan, options.x)
+    metrics = check_metrics(plan, options.metrics, metric_columns(runs, plan)) or tuple(
+        metric.name for metric in plan.ablation.content.metrics
+    )
+    titles = [metric_title(plan, name) for name in metrics]
+    places, labels = _places(plan, rows, runs, key)
+    panel_key = _panel_key(plan, options.panels)
+    names = _series(plan, rows, places, {key, panel_key})
+    several = len(titles) > 1
+    points = [
+        _Point(row, _panel_title(row, panel_key, title if several or not panel_key else None), title, title.name,
+               names[row.name], places[row.name], labels[row.name])
+        for title in titles
+        for row in rows
+        if row.name in places
+    ]  # fmt: skip
+    numeric = all(label == "" for label in labels.values())
+    return _figure("values", plan, runs, points, options, x_title=plan.axes.get(key, key), numeric=numeric)
+
+
+def _evaluations(row: Row, name: str) -> list[tuple[str, str]]:
+    """Prefix of its metrics' names and name of its line, for the row itself and for each variant."""
+    return [("", name), *((f"{variant}/", f"{name}, {variant}") for variant in row.runs[0].evaluate.variants)]
+
+
+def contexts(plan: Plan, store: Store, options: Options = DEFAULTS) -> Figure:
+    """A metric at several lengths against the length (default: the first such metric of the table).
+
+    The lengths are tokens, or, where sequences are generated, times the trained length, at which the metric itself is.
+    """
+    rows = selected_rows(plan, options.rows)
+    runs = final_values(plan, store, options.rows)
+    columns_of_runs = metric_columns(runs, plan)
+    found = {name: match for name in columns_of_runs if (match := LENGTH.fullmatch(name))}
+    known = list(dict.fromkeys(match["metric"] for match in found.values()))
+    if not known:
+        raise FigureError(
+            f"no metric of {plan.name} is of another length (test/perplexity@1024, in_dist/token_error@4x); see "
+            "evaluate.contexts and evaluate.lengths"
+        )
+    multiples = any(match["times"] for match in found.values())
+    wanted = tuple(name.partition("@")[0] for name in options.metrics) or known[:1]
+    for name in wanted:
+        if name not in known:
+            raise FigureError(f"{plan.name} has no metric {name}@…{suggest(name, known)}")
+    panel_key = _panel_key(plan, options.panels) or _default_panels(plan)
+    names = _series(plan, rows, {}, {panel_key, None})
+    points = []
+    for base in dict.fromkeys(wanted):
+        columns = [(name, int(match["length"])) for name, match in found.items() if match["metric"] == base]
+        if multiples and base in columns_of_runs:
+            columns.insert(0, (base, 1))
+        title = metric_title(plan, columns[0][0])
+        title = MetricTitle(base, base, title.unit, title.goal)
+        shown = title if len(set(wanted)) > 1 or not panel_key else None
+        points += [
+            _Point(row, _panel_title(row, panel_key, shown), title, prefix + column, name, float(length), "")
+            for row in rows
+            for prefix, name in _evaluations(row, names[row.name])
+            for column, length in sorted(columns, key=lambda each: each[1])
+            if prefix + column in columns_of_runs
+        ]
+    x_title = "length of a test sequence (times the trained length)" if multiples else "evaluation context (tokens)"
+    return _figure("contexts", plan, runs, points, options, x_title=x_title, numeric=True)
+
+
+def _default_panels(plan: Plan) -> str | None:
+    """The training length, if it varies."""
+    return TRAINING_CONTEXT if TRAINING_CONTEXT in plan.axes else None
+
+
+def _x_key(plan: Plan, name: str | None) -> str:
+    """The key that the x axis shows: of an axis, of another value of the spec, or a fact. Raises FigureError."""
+    if name is None:
+        several = [key for key in plan.axes if len({row.labels.get(key) for row in plan.rows}) > 1]
+        numeric = [
+            key for key in several if all(is_number(setting(row, key)) for row in plan.rows if key in row.labels)
+        ]
+        if not several:
+            raise FigureError(f"{plan.name} has no axis with several values; name what to draw against with --x KEY")
+        return (numeric or several)[0]
+    key = axis_key(plan, name) or name
+    if key in plan.axes or key.startswith("facts.") or any(setting(row, key) is not None for row in plan.rows):
+        return key
+    raise FigureError(
+        f"--x {name}: no run of {plan.name} has this key{suggest(name, list(plan.axes))}; "
+        "any key of a run (`train.lr`) and any fact (`facts.parameters`) will do"
+    )
+
+
+def _panel_key(plan: Plan, name: str | None) -> str | None:
+    if name is None or (key := axis_key(plan, name)):
+        return None if name is None else key
+    raise FigureError(f"--panels {name}: {plan.name} has no such axis{suggest(name, list(plan.axes))}")
+
+
+def _panel_title(row: Row, key: str | None, metric: MetricTitle | None) -> str:
+    name = "training context" if key == TRAINING_CONTEXT else (key or "").split(".")[-1]
+    parts = [f"{name} = {row.labels.get(key, '–')}"] if key else []
+    return " · ".join([*([metric.label] if metric else []), *parts])
+
+
+def _places(plan: Plan, rows: Sequence[Row], runs: pd.DataFrame, key: str) -> tuple[dict[str, float], dict[str, str]]:
+    """Row → its place on the x axis, and the label there, empty if places are numbers; only rows with a value."""
+    if key in runs.columns and key not in plan.axes:
+        found = runs.dropna(subset=[key]).groupby("row")[key].mean()
+        places = {str(row): float(value) for row, value in found.items()}
+        return places, dict.fromkeys(places, "")
+    given = {row.name: setting(row, key) for row in rows}
+    given = {name: value for name, value in given.items() if value is not None}
+    if given and all(is_number(value) for value in given.values()):
+        return {name: float(value) for name, value in given.items()}, dict.fromkeys(given, "")
+    labels = {row.name: row.labels.get(key, str(given.get(row.name, ""))) for row in rows}
+    labels = {name: label for name, label in labels.items() if label}
+    order = {label: float(index) for index, label in enumerate(dict.fromkeys(labels.values()))}
+    return {name: order[label] for name, label in labels.items()}, labels
+
+
+def _series(plan: Plan, rows: Sequence[Row], places: dict[str, float], used: set[str | None]) -> dict[str, str]:
+    """Row → the labels of the axes that neither x nor the panels show. Axes that x determines are left out."""
+    keys = [key for key in plan.axes if key not in used]
+    if places:
+        keys = [key for key in keys if not _determined(rows, key, places)]
+    keys = [key for key in keys if len({row.labels.get(key) for row in rows}) > 1]
+    return {row.name: " · ".join(row.labels[key] for key in keys if key in row.labels) for row in rows}
+
+
+def _determined(rows: Sequence[Row], key: str, places: dict[str, float]) -> bool:
+    """Whether the label of an axis follows from x, as those of axes that are zipped with it."""
+    labels: dict[float, set[str | None]] = {}
+    for row in rows:
+        if row.name in places:
+            labels.setdefault(places[row.name], set()).add(row.labels.get(key))
+    return len(labels) > 1 and all(len(each) == 1 for each in labels.values())
+
+
+def _figure(
+    kind: str, plan: Plan, runs: pd.DataFrame, points: list[_Point], options: Options, *, x_title: str, numeric: bool
+) -> Figure:
+    counts = runs[runs["status"] == "finished"].groupby("row").size()
+    band = chosen_band(options.band, counts)
+    data = value_frame(runs, points, band)
+    title = options.title or plan.ablation.content.title
+    titles = {point.metric.name: point.metric for point in points}
+    series = list(dict.fromkeys(point.series for point in points))
+    return Figure(kind, title, data, partial(_draw, data, series, titles, band, title, options, x_title, numeric))
+
+
+def value_frame(runs: pd.DataFrame, points: Sequence[Any], band: Band) -> pd.DataFrame:
+    """One line per panel, series and place on the x axis, where a run is finished or a value is published.
+
+    panel, metric, series
+    x, x_label          the place on the x axis; its name, if it is no number
+    n, seeds            number of finished runs with a value, and of planned ones
+    mean, std           over the n runs
+    low, high           the band; missing for n < 2
+    published           the paper's number
+    """
+    import pandas as pd
+
+    lines = []
+    of_row = dict(list(runs.groupby("row", sort=False)))
+    for point in points:
+        numbers = seed_statistics(of_row[point.row.name][point.column].astype("float64"), point.metric, band)
+        known = point.row.published.values.get(point.column) if point.row.published else None
+        if numbers["n"] or known is not None:
+            lines.append(
+                (point.panel, point.metric.name, point.series, point.x, point.x_label, numbers["n"],
+                 len(point.row.runs), numbers["mean"], numbers["std"], numbers["low"], numbers["high"], known)
+            )  # fmt: skip
+    data = pd.DataFrame(lines, columns=list(COLUMNS)).astype(COLUMNS)
+    order = {name: index for index, name in enumerate(dict.fromkeys(data["series"]))}
+    places = {name: index for index, name in enumerate(dict.fromkeys(data["panel"]))}
+    keys = pd.DataFrame({"panel": data["panel"].map(places), "series": data["series"].map(order), "x": data["x"]})
+    return data.loc[keys.sort_values(["panel", "series", "x"], kind="stable").index].reset_index(drop=True)
+
+
+def _draw(
+    data: pd.DataFrame,
+    series: Sequence[str],
+    titles: dict[str, MetricTitle],
+    band: Band,
+    title: str,
+    options: Options,
+    x_title: str,
+    numeric: bool,
+) -> Drawing:
+    from cope_sweep.read.figures import canvas
+    from cope_sweep.read.figures.scales import metric_axis, parameter_axis, share_limits
+
+    names = list(dict.fromkeys(data["panel"]))
+    drawing, axes = canvas.panels(max(1, len(names)), title=title)
+    if data.empty:
+        canvas.say_empty(axes[0])
+        return drawing
+    handles: dict[str, Any] = {}
+    of_panel = dict(zip(data["panel"], data["metric"], strict=True))
+    for panel, name in zip(axes, names, strict=True):
+        shown = data[data["panel"] == name]
+        metric = titles[of_panel[name]]
+        panel.set_title(canvas.shortened(name), loc="left")
+        for index, each in enumerate(series):  # styles stay the same while a sweep goes on
+            lines = shown[shown["series"] == each]
+            if len(lines):
+                handles[each] = _draw_series(panel, lines, canvas.series_style(index))
+        same = data[data["metric"] == metric.name]  # panels of one metric share its scale
+        drawn = [*same["mean"], *same["low"], *same["high"], *same["published"]]
+        metric_axis(panel, drawn, metric.quantity, log=options.log, percent=metric.unit == "%")
+        places = shown.drop_duplicates("x").sort_values("x")
+        parameter_axis(panel, places["x"].tolist(), None if numeric else places["x_label"].tolist(), log=options.log_x)
+        panel.set_xlabel(canvas.shortened(x_title))
+    for metric_name in titles:
+        share_limits([panel for panel, name in zip(axes, names, strict=True) if of_panel[name] == metric_name])
+    drawn_series = [each for each in series if each in handles]
+    artists = [handles[each] for each in drawn_series]
+    labels = [", ".join(filter(None, (each, _count_text(data[data["series"] == each])))) for each in drawn_series]
+    note = f"mean; bars: {band_text(band)}" if (data["n"] > 1).any() else "single seeds"
+    if data["published"].notna().any():
+        artists.append(axes[0].plot([], [], "ko", markersize=8, markerfacecolor="none")[0])
+        labels.append("published (hollow)")
+    canvas.legend(drawing, artists, labels, title=note)
+    return drawing
+
+
+def _draw_series(panel: Axes, lines: pd.DataFrame, style: dict[str, Any]) -> Any:
+    measured, known = lines[lines["n"] > 0], lines[lines["published"].notna()]
+    if (lines["x_label"] != "").any():  # names are not on a scale: nothing is between them
+        style = style | {"linestyle": "none"}
+    (handle,) = panel.plot(measured["x"], measured["mean"], **style)
+    banded = measured[measured["low"].notna()]
+    panel.vlines(banded["x"], banded["low"], banded["high"], color=style["color"], linewidth=1)
+    panel.plot(
+        known["x"], known["published"], color=style["color"], marker=style["marker"], markersize=8, linestyle="none",
+        markerfacecolor="none",
+    )  # fmt: skip
+    return handle
+
+
+def _count_text(lines: pd.DataFrame) -> str:
+    """`n = 3`, `n = 1–3 of 3`."""
+    low, high, seeds = lines["n"].min(), lines["n"].max(), lines["seeds"].max()
+    text = f"n = {low}" if low == high else f"n = {low}–{high}"
+    return text if low == seeds else f"{text} of {seeds}"

@@ -1,0 +1,356 @@
+"""Comparisons in a table: every row with one of them, and the cells with the published numbers.
+
+With a row, or with the rows that have one label of an axis, rows are tested by the primary metric alone: the exact
+permutation test of `significance`, its p corrected by Holm's method for all comparisons of that metric. A row is
+`better` or `worse` where the corrected p is at most 5 %, else `cannot tell`. Where no data could bring the corrected p
+so low, because there are too few seeds for so many rows, and for all other metrics, a comparison is `descriptive`: a
+difference without a verdict.
+
+With the paper, at its scale, a cell
+
+    agrees       if the 90 % interval of the difference lies within ± the margin (two one-sided tests at 5 %)
+    differs      if it does not, and the 95 % interval of the difference excludes 0
+    cannot tell  otherwise: more seeds are needed
+
+The paper gives no values of single runs to permute, so this interval is Welch's, from our mean and standard deviation
+over n runs, and from the published ones, over the number of seeds that the paper names; half a unit of the last
+published digit is uncertain as well. If the paper gives a standard deviation and no number of seeds, 2 are assumed, the
+least possible: the interval is then the widest. A value without a standard deviation counts as one further run that
+varies as ours do. The margin is `MARGIN_STDS` published standard deviations, or `MARGIN_SHARE` of a value without one,
+but at least one unit of its last digit.
+
+A number of parameters is the same for all seeds. It agrees within one unit of the last published digit, else differs.
+
+Runs at another scale than the paper's have other values. There, only the order of the rows is compared: each row with
+the one that is best in the paper.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from decimal import Decimal
+
+from cope_sweep.config.explain import suggest
+from cope_sweep.read.tables.significance import TELLS, Difference, holm, two_rows
+from cope_sweep.read.tables.stats import Summary, t_quantile
+from cope_sweep.read.tables.table_model import Column, Comparison, MetricCell, PublishedValue, TableModel, TableRow
+from cope_sweep.store import QueryError
+
+PAPER = "paper"
+MARGIN_STDS, MARGIN_SHARE = 2.0, 0.01
+
+ROW_RULE = "Difference of {metric}: row minus {row}, with its 95 % interval, which holds for one comparison alone. "
+TEST_RULE = (
+    "Exact permutation test; p is corrected for {tests} (Holm). With {runs} it is at least {floor}; up to "
+    "0.05 {means}, else this n cannot tell. "
+)
+DESCRIPTIVE_RULE = (
+    "With {runs} and {tests} the corrected p of an exact permutation test is at least {floor}, so no row "
+    "can be told from another: the table is descriptive. "
+)
+OTHERS_RULE = "The other metrics are descriptive."
+MEANS = "the row is better or worse", "the order is the same or opposite"
+PAPER_RULE = (
+    "Compared with the paper: agrees, if the 90 % interval of the difference (Welch, from the published standard "
+    f"deviation and number of seeds) is within ± {MARGIN_STDS:g} published standard deviations "
+    f"({100 * MARGIN_SHARE:g} % of a value without one; at least one unit of its last digit); else differs, if the "
+    "95 % interval excludes 0; else this n cannot tell. Not corrected for the number of cells."
+)
+UNKNOWN_RULE = "The paper does not say how many seeds are behind {sources}; 2 are assumed, the least possible."
+SINGLE_RULE = "Published values without a standard deviation count as one run that varies as ours do."
+EXACT_RULE = "The number of parameters agrees within one unit of the last published digit."
+ORDER_RULE = (
+    "These runs are not of the paper's size ({keys} differ), so their values cannot agree with it. Compared is the "
+    "order by {metric}: each row with the one that is best in the paper. "
+)
+SHOWN_KEYS = 3
+DESCRIPTIVE = "descriptive"
+PHRASES = {
+    "better": ("is better than {against}", "are better than {against}"),
+    "worse": ("is worse than {against}", "are worse than {against}"),
+    "same order": ("is worse than {against}, as in the paper", "are worse than {against}, as in the paper"),
+    "opposite order": (
+        "is better than {against}, unlike in the paper",
+        "are better than {against}, unlike in the paper",
+    ),
+    "cannot tell": ("cannot be told from {against}", "cannot be told from {against}"),
+    DESCRIPTIVE: (
+        "was not tested against {against}: too few seeds",
+        "were not tested against {against}: too few seeds",
+    ),
+}
+"""Verdict → what an answer says of one row, and of several."""
+PAPER_PHRASES = {
+    "agrees": ("agrees with ours", "agree with ours"),
+    "differs": ("differs from ours", "differ from ours"),
+    "cannot tell": ("cannot be told from ours", "cannot be told from ours"),
+}
+
+
+def compared(model: TableModel, against: str) -> TableModel:
+    """The table with the comparisons of its cells: with a row, by its name; with the paper; or, for `AXIS=LABEL`, each
+    row with the one that has this label of the axis and the same labels of the other axes that both rows have.
+
+    Raises QueryError where there is no such row, or nothing published.
+    """
+    if against != PAPER and any(row.row == against for row in model.rows):
+        other = _row(model, against)
+        return _with_rows(model, {row.row: other for row in model.rows if row.row != other.row}, other.row)
+    if "=" in against:
+        return _with_label(model, against)
+    if against != PAPER:
+        _row(model, against)
+    if not any(cell.published for row in model.rows for cell in row.metrics.values()):
+        raise QueryError(f"{model.ablation} has no published numbers; compare with one of its rows: --compare ROW")
+    return _order(model) if model.replaced else _with_paper(model)
+
+
+def _row(model: TableModel, name: str) -> TableRow:
+    found = next((row for row in model.rows if row.row == name), None)
+    if found is None:
+        names = [row.row for row in model.rows]
+        hint = suggest(name, names) or f"; its rows are: {', '.join(names)}"
+        raise QueryError(f"{model.ablation} has no row {name!r}{hint}; `{PAPER}` compares with the published numbers")
+    return found
+
+
+def _with_label(model: TableModel, against: str) -> TableModel:
+    """Each row with the row that has another label of one axis."""
+    name, _, label = against.partition("=")
+    key = next((key for key, short in model.axes.items() if name in (key, short)), None)
+    if key is None:
+        raise QueryError(f"{model.ablation} has no axis {name!r}" + suggest(name, list(model.axes)))
+    known = list(dict.fromkeys(row.labels[key] for row in model.rows if key in row.labels))
+    if label not in known:
+        raise QueryError(f"the axis {key} of {model.ablation} has no label {label!r}" + suggest(label, known))
+    references = [row for row in model.rows if row.labels.get(key) == label]
+    pairs = {}
+    for row in model.rows:
+        fitting = [each for each in references if _same_labels(row, each, key)]
+        if row.labels.get(key) != label and len(fitting) == 1:
+            pairs[row.row] = fitting[0]
+    same = " and the same values of the other axes" if len(references) > 1 else ""
+    return _with_rows(model, pairs, label, f"the row with {model.axes[key]} = {label}{same}")
+
+
+def _same_labels(row: TableRow, other: TableRow, except_key: str) -> bool:
+    shared = (row.labels.keys() & other.labels.keys()) - {except_key}
+    return all(row.labels[key] == other.labels[key] for key in shared)
+
+
+def _with_rows(model: TableModel, others: Mapping[str, TableRow], label: str, text: str = "") -> TableModel:
+    """Each row with another one, by the row's name; `label` and `text` name the others."""
+
+    def compare(row: TableRow, column: Column) -> Comparison | None:
+        if row.row not in others or not column.compared:
+            return None
+        cell, other = row.metrics[column.name], others[row.row].metrics[column.name]
+        return Comparison(label, two_rows(cell.values, other.values), "") if cell.values and other.values else None
+
+    found = _tested(model, model.primary, compare, ("better", "worse"), MEANS[0])
+    rule = ROW_RULE.format(metric=model.primary.label, row=text or label) + found.rules[-1]
+    return replace(found, rules=(*model.rules, rule))
+
+
+def _order(model: TableModel) -> TableModel:
+    """Each cell with a published value, compared with the row that is best in the paper."""
+    best = {column.name: _published_best(model, column) if column.compared else None for column in model.columns}
+
+    def compare(row: TableRow, column: Column) -> Comparison | None:
+        cell, other = row.metrics[column.name], best[column.name]
+        if other is None or cell.published is None or row is other or not cell.values:
+            return None
+        with_cell = other.metrics[column.name]
+        if with_cell.published is None or cell.published.value == with_cell.published.value:
+            return None
+        return Comparison(other.row, two_rows(cell.values, with_cell.values), "")
+
+    published = [c for c in model.columns if any(row.metrics[c.name].published for row in model.rows)]
+    column = model.primary if model.primary in published else next((c for c in published if c.compared), model.primary)
+    found = _tested(model, column, compare, ("opposite order", "same order"), MEANS[1])
+    keys = ", ".join(model.replaced[:SHOWN_KEYS]) + (", …" if len(model.replaced) > SHOWN_KEYS else "")
+    rule = ORDER_RULE.format(keys=keys, metric=column.label) + found.rules[-1]
+    return replace(found, rules=(*model.rules, rule))
+
+
+def _published_best(model: TableModel, column: Column) -> TableRow | None:
+    rows = [(row.metrics[column.name].published, row) for row in model.rows]
+    published = [(each.value, row) for each, row in rows if each is not None]
+    sign = 1 if column.goal == "min" else -1
+    return min(published, key=lambda pair: sign * pair[0])[1] if published else None
+
+
+def _tested(
+    model: TableModel,
+    column: Column,
+    compare: Callable[[TableRow, Column], Comparison | None],
+    words: tuple[str, str],
+    means: str,
+) -> TableModel:
+    """The table with its comparisons, those of one column with corrected p and verdicts; its last rule says how.
+
+    The first of `words` is the verdict of a row that is better, the second that of a worse one.
+    """
+    places = [(row, each) for row in model.rows for each in model.columns]
+    found = {(row.row, at.name): each for row, at in places if (each := compare(row, at)) is not None}
+    tested = {key: each for key, each in found.items() if key[1] == column.name}
+    adjusted = holm([each.difference.p for each in tested.values()])
+    floors = holm([each.difference.smallest_p for each in tested.values()])
+    comparisons = {key: replace(each, verdict=DESCRIPTIVE) for key, each in found.items()}
+    for (key, each), p, floor in zip(tested.items(), adjusted, floors, strict=True):
+        verdict = DESCRIPTIVE
+        if floor <= TELLS:
+            lower = each.difference.difference < 0
+            verdict = "cannot tell" if p > TELLS else words[0] if lower == (column.goal == "min") else words[1]
+        comparisons[key] = replace(each, p_adjusted=None if math.isnan(p) else p, verdict=verdict)
+    rule = "Too few runs are finished for a test. "
+    tests = sum(not math.isnan(p) for p in adjusted)
+    if tests:
+        sizes = sorted({n for each in tested.values() for n in each.difference.n if min(each.difference.n) > 1})
+        floor = min(floor for floor in floors if not math.isnan(floor))
+        runs = f"{' or '.join(map(str, sizes))} runs a row"
+        text = TEST_RULE if floor <= TELLS else DESCRIPTIVE_RULE
+        rule = text.format(runs=runs, tests=f"{tests} comparison{'s' * (tests > 1)}", floor=p_text(floor), means=means)
+    others = any(each.compared and each is not column for each in model.columns)
+    filled = _filled(model, comparisons, rule + (OTHERS_RULE if others else ""))
+    return replace(filled, answer=_answer(filled, column))
+
+
+def p_text(p: float) -> str:
+    """`0.042`, or `0.0004` where three digits would be 0."""
+    return f"{p:.3f}" if p >= 0.0995 / 100 else f"{p:.1g}"
+
+
+def _answer(model: TableModel, column: Column) -> str:
+    """The verdicts of a column in a sentence: which rows are better, worse, or not told apart, and than what."""
+    found = [(row.row, each) for row in model.rows if (each := row.metrics[column.name].comparison) is not None]
+    if not found:
+        return ""
+    parts = []
+    for verdict, others in _by_verdict(found).items():
+        for against, rows in others.items():
+            listed, p = _listed([row for row, _ in rows]), [e.p_adjusted for _, e in rows if e.p_adjusted is not None]
+            one, many = PHRASES[verdict]
+            text = f"{listed} {one if len(rows) == 1 else many}".format(against=against)
+            if verdict == "cannot tell" and p:
+                text += f" (p ≥ {p_text(min(p))})"
+            elif verdict != DESCRIPTIVE and p:
+                text += f" (p {'=' if len(p) == 1 else '≤'} {p_text(max(p))})"
+            parts.append(text)
+    return f"By {column.title}: {'; '.join(parts)}."
+
+
+def _by_verdict(found: Iterable[tuple[str, Comparison]]) -> dict[str, dict[str, list[tuple[str, Comparison]]]]:
+    """Verdict → the row of the comparison → the rows that were compared with it, in the order of `PHRASES`."""
+    grouped: dict[str, dict[str, list[tuple[str, Comparison]]]] = {verdict: {} for verdict in PHRASES}
+    for row, each in found:
+        grouped[each.verdict].setdefault(each.against, []).append((row, each))
+    return grouped
+
+
+def _listed(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def _with_paper(model: TableModel) -> TableModel:
+    pairs = [
+        (row, column, cell.summary, cell.published)
+        for row in model.rows
+        for column in model.columns
+        if (cell := row.metrics[column.name]).published is not None and cell.summary.n > 0
+    ]
+    comparisons = {
+        (row.row, column.name): with_published(summary, published, scale=column.scale, exact=column.exact)
+        for row, column, summary, published in pairs
+        if published is not None
+    }
+    rule = " ".join(_paper_rules((c, p) for _, c, _, p in pairs if p is not None))
+    counts = Counter(each.verdict for each in comparisons.values())
+    texts = [f"{n} {words[n > 1]}" for verdict, words in PAPER_PHRASES.items() if (n := counts[verdict])]
+    answer = f"Of {len(comparisons)} published numbers, {_listed(texts)}." if texts else ""
+    return replace(_filled(model, comparisons, rule), answer=answer)
+
+
+def _paper_rules(compared_cells: Iterable[tuple[Column, PublishedValue]]) -> Iterable[str]:
+    """The rule of verdicts, and what is assumed about the published values that were compared."""
+    cells = list(compared_cells)
+    varying = [published for column, published in cells if not column.exact]
+    yield PAPER_RULE
+    unknown = [published.source for published in varying if published.std is not None and published.seeds is None]
+    if unknown:
+        sources = " and ".join(dict.fromkeys(source for source in unknown if source)) or "the published values"
+        yield UNKNOWN_RULE.format(sources=sources)
+    if any(published.std is None for published in varying):
+        yield SINGLE_RULE
+    if len(varying) < len(cells):
+        yield EXACT_RULE
+
+
+def _filled(model: TableModel, comparisons: dict[tuple[str, str], Comparison], rule: str) -> TableModel:
+    def cells(row: TableRow) -> Iterable[tuple[str, MetricCell]]:
+        for name, cell in row.metrics.items():
+            yield name, replace(cell, comparison=comparisons.get((row.row, name)))
+
+    rows = tuple(replace(row, metrics=dict(cells(row))) for row in model.rows)
+    return replace(model, rows=rows, rules=(*model.rules, rule))
+
+
+def with_published(ours: Summary, published: PublishedValue, *, scale: float = 1.0, exact: bool = False) -> Comparison:
+    """Our mean beside a published one; see the module for the rule.
+
+    `scale` is the factor with which the published value was printed; `exact` values do not vary with the seed.
+    """
+    unit = 10.0 ** -places(published.value, scale) / scale
+    n, difference = (ours.n, published.runs), ours.mean - published.value
+    if exact:
+        verdict = "agrees" if abs(difference) <= unit * (1 + 1e-9) else "differs"
+        return Comparison(PAPER, Difference(difference, n=n), verdict, margin=unit)
+    margin = MARGIN_SHARE * abs(published.value) if published.std is None else MARGIN_STDS * published.std
+    margin = max(margin, unit)
+    error, dof = _standard_error(ours, published, unit)
+    if math.isnan(error):
+        return Comparison(PAPER, Difference(difference, n=n), "cannot tell", margin=margin)
+    t95, t90 = (t_quantile(probability, dof) * error for probability in (0.975, 0.95))
+    from scipy.special import stdtr
+
+    p = 2 * float(stdtr(dof, -abs(difference) / error))
+    test = Difference(difference, difference - t95, difference + t95, p, n=n)
+    agrees = abs(difference) + t90 <= margin * (1 + 1e-9)
+    verdict = "agrees" if agrees else "differs" if abs(difference) > t95 else "cannot tell"
+    return Comparison(PAPER, test, verdict, margin=margin)
+
+
+def _standard_error(ours: Summary, published: PublishedValue, unit: float) -> tuple[float, float]:
+    """Standard error of the difference, and its degrees of freedom (Welch–Satterthwaite); NaN without any deviation.
+
+    The error of rounding is uniform over a unit of the last digit, so that its variance is unit² / 12.
+    """
+    rounding = unit**2 / 12
+    theirs, runs = published.std, published.runs
+    if ours.n >= 2 and theirs is not None:
+        parts = [(ours.std**2 / ours.n, ours.n - 1), (theirs**2 / runs, runs - 1)]
+    elif ours.n >= 2:
+        parts = [(ours.std**2 * (1 + 1 / ours.n), ours.n - 1)]
+    elif theirs is not None:
+        parts = [(theirs**2 * (1 + 1 / runs), runs - 1)]
+    else:
+        return math.nan, math.nan
+    variance = rounding + sum(part for part, _ in parts)
+    spread = sum(part**2 / dof for part, dof in parts)
+    return math.sqrt(variance), min(variance**2 / spread, 1e6) if spread else 1e6
+
+
+def places(value: float, scale: float = 1.0) -> int:
+    """Digits after the decimal point of a published number as it was printed, `scale` times its value.
+
+    1 for 16.9 and 100.0, 3 for 0.004; with a scale of 1e-6, 1 for 124400000.
+    """
+    if scale != 1.0:
+        # Decimal numbers: in binary ones, 124400000 times 1e-6 is 124.39999999999999.
+        exponent = (Decimal(repr(value)) * Decimal(repr(scale))).normalize().as_tuple().exponent
+        return max(0, -int(exponent))
+    mantissa, _, power = repr(float(value)).partition("e")
+    return max(0, len(mantissa.partition(".")[2]) - int(power or 0))

@@ -1,0 +1,165 @@
+"""Differences between two runs, or between two groups of runs: values of their specs, facts, and metrics.
+
+Groups are compared as rows of a table are: in pairs of equal seeds where they share enough of them (`significance`).
+Runs of two sweeps are matched by row, so that only rows of the same name are compared.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cope_sweep.errors import NotFoundError
+from cope_sweep.read.tables.significance import Difference, holm, two_rows
+from cope_sweep.store import QueryError, RunRecord, Store
+from cope_sweep.store.index import summaries
+from cope_sweep.store.index.model import Value
+from cope_sweep.store.sweeps import SWEEP_ID
+
+COMPARED_FACTS = ("parameters", "data", "tokenizer", "precision", "device", "torch", "python", "wall_s", "tokens_per_s")
+"""Facts of finished runs that a comparison shows if they differ."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """A run with its row in a sweep (or its id, if it was named itself), and the values of its spec."""
+
+    record: RunRecord
+    row: str
+    spec: Mapping[str, Value]
+
+
+@dataclass(frozen=True)
+class Changed:
+    """A value that differs; None where one side has none."""
+
+    key: str
+    left: str | None
+    right: str | None
+
+
+@dataclass(frozen=True)
+class MetricDifference:
+    """A metric of both sides: right minus left."""
+
+    row: str
+    metric: str
+    left: float
+    """Mean over the finished runs; NaN without one."""
+    right: float
+    difference: Difference
+    p_adjusted: float
+    """With Holm's correction for all metrics of the comparison; NaN where there was no test."""
+
+
+@dataclass(frozen=True)
+class StoreDifference:
+    """Two runs or sweeps side by side."""
+
+    left: str
+    right: str
+    runs: tuple[int, int]
+    finished: tuple[int, int]
+    spec: tuple[Changed, ...]
+    facts: tuple[Changed, ...]
+    metrics: tuple[MetricDifference, ...]
+    only_left: tuple[str, ...] = ()
+    """Rows that only the left sweep has."""
+    only_right: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON types; NaN is null."""
+        plain: dict[str, Any] = _plain(self)
+        return plain
+
+
+def store_difference(store: Store, left: str, right: str) -> StoreDifference:
+    """The difference of two runs or two sweeps, by their ids.
+
+    Raises NotFoundError for an unknown id, QueryError for a run and a sweep, StoreError.
+    """
+    sides = [_members(store, name) for name in (left, right)]
+    is_sweep = [bool(SWEEP_ID.fullmatch(name)) for name in (left, right)]
+    if is_sweep[0] != is_sweep[1]:
+        raise QueryError(f"{left} and {right}: a run and a sweep cannot be compared; name two runs or two sweeps")
+    rows = [list(dict.fromkeys(member.row for member in side)) for side in sides] if is_sweep[0] else [[""], [""]]
+    common = [row for row in rows[0] if row in rows[1]]
+    return StoreDifference(
+        left,
+        right,
+        (len(sides[0]), len(sides[1])),
+        (len(_finished(sides[0])), len(_finished(sides[1]))),
+        _changes([member.spec for member in sides[0]], [member.spec for member in sides[1]]),
+        _changes(*([_facts(member.record) for member in _finished(side)] for side in sides)),
+        _metrics(sides, common, by_row=is_sweep[0]),
+        tuple(row for row in rows[0] if row not in rows[1]),
+        tuple(row for row in rows[1] if row not in rows[0]),
+    )
+
+
+def _members(store: Store, name: str) -> list[Member]:
+    """The run with this id, or the runs of the sweep with this id."""
+    if SWEEP_ID.fullmatch(name):
+        if store.index.sweep(name) is None:
+            raise NotFoundError(summaries.no_sweep(store.index, name, store.location))
+        rows = summaries.sweep_rows(store.index, name)
+    else:
+        rows = {name: name}
+    records, specs = store.index.records(rows), store.index.specs(rows)
+    if not SWEEP_ID.fullmatch(name) and name not in records:
+        raise NotFoundError(summaries.no_run(store.index, name, store.location))
+    return [Member(records.get(i) or RunRecord(i), row, specs.get(i, {})) for i, row in rows.items()]
+
+
+def _finished(members: Iterable[Member]) -> list[Member]:
+    return [member for member in members if member.record.status == "finished"]
+
+
+def _facts(record: RunRecord) -> dict[str, Value]:
+    return {name: record.facts[name] for name in COMPARED_FACTS if record.facts.get(name) is not None}
+
+
+def _changes(left: Sequence[Mapping[str, Value]], right: Sequence[Mapping[str, Value]]) -> tuple[Changed, ...]:
+    """The keys whose sets of values differ."""
+    keys = dict.fromkeys(key for side in (left, right) for each in side for key in each)
+    found = [Changed(key, _values(left, key), _values(right, key)) for key in keys]
+    return tuple(each for each in found if each.left != each.right)
+
+
+def _values(side: Sequence[Mapping[str, Value]], key: str) -> str | None:
+    """All values of a key, each once, sorted; None without one."""
+    values = {each[key] for each in side if key in each}
+    return (
+        ", ".join(_text(value) for value in sorted(values, key=lambda v: (isinstance(v, str), v))) if values else None
+    )
+
+
+def _text(value: Value) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _metrics(sides: Sequence[Sequence[Member]], rows: Sequence[str], *, by_row: bool) -> tuple[MetricDifference, ...]:
+    found: list[tuple[str, str, float, float, Difference]] = []
+    for row in rows:
+        left, right = ([m.record for m in _finished(side) if not by_row or m.row == row] for side in sides)
+        names = {name for record in left for name in record.metrics} & {name for r in right for name in r.metrics}
+        for name in sorted(names):
+            a, b = ({r.seed: r.metrics[name] for r in side if name in r.metrics} for side in (left, right))
+            found.append((row, name, _mean(a), _mean(b), two_rows(b, a)))
+    adjusted = holm([each[-1].p for each in found])
+    return tuple(MetricDifference(*each, p) for each, p in zip(found, adjusted, strict=True))
+
+
+def _mean(values: Mapping[int, float]) -> float:
+    return math.fsum(values.values()) / len(values) if values else math.nan
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    fields = getattr(value, "__dataclass_fields__", None)
+    return {name: _plain(getattr(value, name)) for name in fields} if fields else value

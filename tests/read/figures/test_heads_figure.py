@@ -1,0 +1,167 @@
+"""Figures: the data to draw, and the SVG that matplotlib draws of it."""
+
+import base64
+import io
+import re
+from xml.etree import ElementTree
+
+import matplotlib as mpl
+import numpy as np
+import pytest
+from matplotlib.image import imread
+
+from cope_sweep.inference.probe import ProbeError, head_statistics, probe
+from cope_sweep.read.figures import heads as figure
+from cope_sweep.read.figures.canvas import printable
+from cope_sweep.read.figures.heads import HeadFigure, Heatmap, first_mark, head_figures, svg
+from tests.inference.tiny_models import V, tiny_predictor
+
+T = 12
+TOKENS = np.random.default_rng(0).integers(0, V, T)
+LABELS = [str(token) for token in TOKENS]
+MARKS = {"low": TOKENS < 2}
+COPE = [{"kind": "cope", "p_max": 4}]
+SVG = "{http://www.w3.org/2000/svg}"
+LOWER = np.tril_indices(T)
+
+
+def draw(found, labels=LABELS, marks=MARKS, statistics=()):
+    return svg(head_figures(found, marks, statistics), labels, first_mark(marks))
+
+
+def images(drawing):
+    """Image id → pixels, shape (T, T, 4), values 0 … 1."""
+    found = {}
+    for image in ElementTree.fromstring(drawing).iter(f"{SVG}image"):
+        data = image.get("{http://www.w3.org/1999/xlink}href").removeprefix("data:image/png;base64,")
+        if re.fullmatch(r"\d+-\d+", image.get("id", "")):
+            found[image.get("id")] = imread(io.BytesIO(base64.b64decode(data)))
+    return found
+
+
+@pytest.fixture(scope="module")
+def predictor():
+    return tiny_predictor(COPE)
+
+
+@pytest.fixture(scope="module")
+def one_head(predictor):
+    return probe(predictor, TOKENS, layers=[1], heads=[0])
+
+
+def test_the_data_of_every_head(predictor):
+    found = probe(predictor, TOKENS)
+    heads = head_figures(found, MARKS)
+    assert [head.title for head in heads] == [f"Layer {layer} · head {head}" for layer in (0, 1) for head in (0, 1)]
+    layer, head = found.layers[1], heads[2]
+    cope = layer.contextual["cope"]
+    expected = [cope.gates_HTT, cope.positions_HTT, layer.position_only_attention_HTT, layer.attention_HTT]
+    for heatmap, matrix_HTT in zip(head.heatmaps, expected, strict=True):
+        np.testing.assert_array_equal(heatmap.values_TT, matrix_HTT[0])
+    assert [heatmap.symbol for heatmap in head.heatmaps] == ["g", "p", "position only", "a"]
+    assert [heatmap.limit for heatmap in head.heatmaps] == [None, 3, None, None]
+    assert head.heatmaps[1].maximum == cope.clamped_positions_HTT[0].max()
+    means = [cope.gates_HTT[0, j:, j].mean(dtype=np.float64) for j in range(T)]
+    np.testing.assert_allclose(head.mean_gates_T, means)
+
+
+def test_the_summary_has_the_statistics_of_the_first_mark(predictor, one_head):
+    statistics = head_statistics(predictor, [TOKENS], [MARKS])
+    [head] = head_figures(one_head, MARKS, statistics)
+    low = statistics[2].marks["low"]
+    assert head.summary == (
+        f"mean gate {low.on:.2f} on low, {low.off:.2f} elsewhere, AUC {low.auc:.2f}, "
+        f"positions up to {statistics[2].position_max:.1f}, {100 * statistics[2].clamped:.1f} % of pairs beyond 3"
+    )
+    assert head.summary in draw(one_head, statistics=statistics)
+    assert head_figures(one_head, MARKS)[0].summary == ""
+
+
+def test_each_cell_has_the_colour_of_its_value(one_head):
+    drawn = images(draw(one_head))
+    assert sorted(drawn) == ["0-0", "0-1", "0-2", "0-3"]
+    for heatmap, pixels in zip(head_figures(one_head, MARKS)[0].heatmaps, drawn.values(), strict=True):
+        assert pixels.shape == (T, T, 4)
+        colours = mpl.colormaps[heatmap.colours]
+        expected = colours(heatmap.values_TT / heatmap.maximum)
+        beyond = heatmap.values_TT > (heatmap.limit or np.inf)
+        expected[beyond] = mpl.colors.to_rgba(figure.BEYOND_LIMIT_COLOUR)
+        # The colour of the value or of the next one in the map, and 8 bits per channel.
+        step = np.abs(np.diff(colours(np.arange(colours.N)), axis=0)).max()
+        np.testing.assert_allclose(pixels[LOWER], expected[LOWER], atol=step + 1 / 255)
+        assert (pixels[np.triu_indices(T, 1)] == 1).all()
+
+
+def test_colours_become_darker_with_the_value(one_head):
+    for heatmap in head_figures(one_head, MARKS)[0].heatmaps:
+        luminance = mpl.colormaps[heatmap.colours](np.linspace(0, 1, 32))[:, :3] @ [0.299, 0.587, 0.114]
+        assert (np.diff(luminance) < 0).all()
+
+
+def test_positions_beyond_the_limit_are_named(one_head):
+    assert "(grey: beyond 3)" in draw(one_head)
+    assert "beyond" not in draw(probe(tiny_predictor([{"kind": "cope", "p_max": "full"}]), TOKENS, [0], [0]))
+
+
+def test_marked_tokens_have_a_plus_on_the_diagonal(one_head):
+    cell = 72 * figure.SIDE / T
+    centres = (np.flatnonzero(MARKS["low"]) + 0.5) * cell
+    document = ElementTree.fromstring(draw(one_head))
+    for column in range(4):
+        [group] = (each for each in document.iter(f"{SVG}g") if each.get("id") == f"0-{column}-marks")
+        # Each plus is a horizontal and a vertical line: "M x1 y L x2 y M x y1 L x y2".
+        drawn = [np.array(re.findall(r"-?[\d.]+", path.get("d")), dtype=float) for path in group.iter(f"{SVG}path")]
+        pluses = np.array([((x1 + x2) / 2, y) for x1, y, x2, *_ in drawn])
+        left = 72 * (figure.LEFT + column * (figure.SIDE + figure.GAP))
+        expected = np.stack((left + centres, 72 * figure.TOP + centres), axis=1)
+        np.testing.assert_allclose(pluses, expected.repeat(2, axis=0), atol=1e-4)  # a white outline and a plus
+
+
+def test_the_same_data_gives_the_same_text(one_head):
+    drawing = draw(one_head)
+    assert drawing == draw(one_head)
+    assert "dc:date" not in drawing
+
+
+@pytest.mark.parametrize("label", ["<script>", '"><a>', "&amp;", "\n", "\t", "\x00\x07", "\ud800", "é", "$x$", "中"])
+def test_any_label_is_valid_xml_text(label, recwarn):
+    head = HeadFigure(f"Head {label}", "", (Heatmap("A", "a", np.ones((2, 2)), 1.0, "Blues"),), None)
+    document = ElementTree.fromstring(svg([head], [label, "1"], np.array([0])))
+    texts = [text.text for text in document.iter(f"{SVG}text")]
+    assert f"Head {printable(label)}" in texts
+    if len(label) <= 4:  # longer labels are replaced by numbers
+        assert texts.count(printable(label)) == 2
+    assert not recwarn.list
+
+
+@pytest.mark.parametrize(
+    ("position", "symbols"),
+    [
+        ([], ["a"]),
+        (["rope"], ["a"]),
+        (["relative"], ["position only", "a"]),
+        ([*COPE, {"kind": "cope_alibi", "slopes": [0.1, 0.2]}], ["g", "p", "g", "p", "position only", "a"]),
+    ],
+)
+def test_the_heatmaps_follow_the_encodings(position, symbols):
+    found = probe(tiny_predictor(position), TOKENS, layers=[0], heads=[0])
+    [head] = head_figures(found, {})
+    assert [heatmap.symbol for heatmap in head.heatmaps] == symbols
+    assert len(images(draw(found, marks={}))) == len(symbols)
+
+
+@pytest.mark.parametrize("tokens", [1, 47, 300])
+def test_any_length(predictor, tokens):
+    ids = np.zeros(tokens, dtype=int)
+    found = probe(predictor, ids, layers=[0], heads=[0])
+    drawn = images(draw(found, ["0"] * tokens, {"first": np.arange(tokens) == 0}))
+    assert [pixels.shape for pixels in drawn.values()] == [(tokens, tokens, 4)] * 4
+
+
+def test_too_large_drawings_are_refused(predictor, monkeypatch):
+    found = probe(predictor, TOKENS)
+    monkeypatch.setattr(figure, "MAX_CELLS", 4 * 4 * T * T - 1)
+    with pytest.raises(ProbeError, match="2,304 cells are too many to draw"):
+        head_figures(found, MARKS)
+    with pytest.raises(ProbeError, match="no layer and head is selected"):
+        head_figures(probe(predictor, TOKENS, layers=[]), MARKS)

@@ -1,0 +1,30 @@
+import pytest
+
+from cope_sweep.read.queries import parse_filter
+from cope_sweep.store import Filter, QueryError
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("model.layers>=4", Filter("model.layers", ">=", 4)),
+        ("model.layers != 4", Filter("model.layers", "!=", 4)),
+        ("train.lr<1e-3", Filter("train.lr", "<", 1e-3)),
+        ("test/perplexity<=-.5", Filter("test/perplexity", "<=", -0.5)),
+        ("model.position=cope+relative", Filter("model.position", "=", "cope+relative")),
+        ("status == finished", Filter("status", "=", "finished")),
+        ("model.tied=true", Filter("model.tied", "=", True)),
+        ("facts.device='3'", Filter("facts.device", "=", "3")),
+        ("facts.note=a=b<c", Filter("facts.note", "=", "a=b<c")),
+    ],
+)
+def test_conditions(text, expected):
+    parsed = parse_filter(text)
+    assert parsed == expected
+    assert type(parsed.value) is type(expected.value)
+
+
+@pytest.mark.parametrize("text", ["", "model.layers", "model.layers>=", ">=4", "= 4", "model.layers 4"])
+def test_what_is_no_condition(text):
+    with pytest.raises(QueryError, match="is no condition; write KEY, an operator and a value"):
+        parse_filter(text)

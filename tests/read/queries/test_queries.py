@@ -1,0 +1,222 @@
+"""What the command line and REST ask, against a store with runs of every kind."""
+
+import threading
+
+import pytest
+
+from cope_sweep.api.questions import GetRun, GetSweep, ListAblations, ListRuns, ListSweeps
+from cope_sweep.config import SpecError
+from cope_sweep.read.queries import AblationFiles, NotFinishedError, NotFoundError, Queries
+from cope_sweep.store import QueryError, Store, SweepRecord, SweepRun
+from tests.config.test_expand import BASE
+from tests.read.tables.ablations import begin, end, fail, finish, stop
+
+SWEEP = "20260730-120000-abcd"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "ablations").mkdir()
+    (tmp_path / "ablations" / "good.yaml").write_text(BASE + "grid: {model.layers: [1, 2, 3]}\nseeds: [0, 1]\n")
+    (tmp_path / "ablations" / "bad.yaml").write_text("title: [\n")
+    return tmp_path / "ablations"
+
+
+@pytest.fixture
+def queries(folder, tmp_path):
+    return Queries(Store(tmp_path / "store", create=True), AblationFiles(folder))
+
+
+@pytest.fixture
+def plan(queries):
+    return queries.files.load("good").plan
+
+
+@pytest.fixture
+def used(queries, plan):
+    """One layer: finished, failed. Two layers: stopped, damaged. Three layers: pending. All but the last are in a sweep."""
+    store, runs = queries.store, [run for row in plan.rows for run in row.runs]
+    finish(store, runs[0], {"in_dist/token_error": 10.0}, {"device": "cpu"})
+    fail(store, runs[1])
+    stop(store, runs[2])
+    finish(store, runs[3], {"in_dist/token_error": 20.0})
+    (store.run(runs[3].run_id).path / "result.json").write_text("{")
+    end(store, store.run(runs[3].run_id))
+    store.write_sweep(sweep_of(plan, runs[:5]))
+    return queries
+
+
+def sweep_of(plan, runs, sweep_id=SWEEP, **changes):
+    fields = {
+        "sweep_id": sweep_id, "ablation": plan.name, "title": "t", "hypothesis": "h", "executor": "local",
+        "command": ["run"], "status": "finished", "started_ms": 5, "ended_ms": 9, "versions": {"torch": "2"},
+        "machine": {}, "metrics": [], "reused": [runs[0].run_id],
+        "runs": [SweepRun(run_id=r.run_id, row=plan.row_name(r.run_id), labels={}, seed=r.seed) for r in runs],
+    }  # fmt: skip
+    return SweepRecord(**fields | changes)
+
+
+def ids(plan):
+    return [run.run_id for row in plan.rows for run in row.runs]
+
+
+def test_ablations_are_counted_and_an_invalid_file_has_its_error(used):
+    bad, good = used.ask(ListAblations())
+    assert "not valid YAML" in bad.error
+    assert (good.name, good.rows, good.seeds, good.runs, good.finished) == ("good", 3, 2, 6, 1)
+    assert good.counts == {"finished": 1, "failed": 1, "stopped": 1, "damaged": 1, "pending": 2}
+
+
+def test_the_runs_of_each_scale_are_counted(used, folder):
+    text = (folder / "good.yaml").read_text()
+    (folder / "good.yaml").write_text(text + "scales: {first: {seeds: [0]}, deep: {grid: {model.layers: [9]}}}\n")
+    _, good = used.ask(ListAblations())
+    assert {scale: (each.runs, each.finished) for scale, each in good.at_scales.items()} == {
+        "first": (3, 1),
+        "deep": (2, 0),
+    }
+    (folder / "good.yaml").write_text(text + "scales: {broken: {set: {model.dims: 3}}}\n")
+    _, faulty = used.ask(ListAblations())
+    assert "unknown key 'dims'" in faulty.error
+
+
+def test_a_page_of_runs_has_their_values_and_places(used, plan):
+    page = used.ask(ListRuns(filter=("model.layers>=2",), sort="seed", descending=True))
+    assert [run.run_id for run in page.runs] == [ids(plan)[3], ids(plan)[2]]
+    assert [run.values for run in page.runs] == [{"model.layers": 2, "seed": 1}, {"model.layers": 2, "seed": 0}]
+    assert {run.row for run in page.runs} == {"2"}
+    assert page.runs[0].ablations == ["good"]
+    assert (page.runs[0].status, page.runs[1].message) == ("damaged", "stopped at step 3 by asha")
+    (found,) = used.ask(ListRuns(filter=("in_dist/token_error<15",))).runs
+    assert (found.metrics["in_dist/token_error"], found.values) == (10.0, {"in_dist/token_error": 10.0})
+
+
+def test_without_ablation_files_the_sweeps_know_where_a_run_is(used, plan):
+    run = Queries(used.store).ask(ListRuns(status=("finished",))).runs[0]
+    assert (run.ablations, run.row) == (["good"], "1")
+
+
+def test_runs_of_an_ablation_are_in_plan_order_with_pending_ones(used, plan):
+    page = used.ask(ListRuns(limit=4, offset=1, ablation="good"))
+    assert page.total == 6
+    assert [run.run_id for run in page.runs] == [run.run_id for run in plan.runs][1:5]
+    assert used.ask(ListRuns(status=("pending",), ablation="good")).total == 2
+    begun = used.ask(ListRuns(sort="model.layers", descending=True, ablation="good"))
+    assert begun.total == 4, "runs that were not begun have no values"
+    assert [run.values["model.layers"] for run in begun.runs] == [2, 2, 1, 1]
+
+
+def test_an_unknown_key_names_near_ones(used):
+    with pytest.raises(QueryError, match="'model.layer'; near ones: model.layers"):
+        used.ask(ListRuns(filter=("model.layer>=2",)))
+
+
+def test_a_run_in_every_state(used, plan):
+    finished, failed, stopped, damaged, planned, _ = (used.ask(GetRun(run_id)) for run_id in ids(plan))
+    assert finished.result["metrics"] == finished.metrics
+    assert finished.facts == {"device": "cpu"}
+    assert [row["step"] for row in finished.curve] == [1, 6, 6]
+    assert failed.state["traceback"].startswith("Traceback")
+    assert (stopped.step, stopped.metrics) == (3, {})
+    assert (damaged.status, damaged.result) == ("damaged", None)
+    assert "result.json" in damaged.message
+    assert damaged.spec == finished.spec | {"seed": 1, "model": finished.spec["model"] | {"layers": 2}}
+    assert (planned.status, planned.sweeps) == ("pending", [SWEEP])
+    assert planned.spec["model"]["layers"] == 3
+    with pytest.raises(NotFoundError, match="16 hexadecimal digits"):
+        used.ask(GetRun("../x"))
+    with pytest.raises(NotFoundError, match="no run '0123456789abcdef'"):
+        used.ask(GetRun("0123456789abcdef"))
+
+
+def test_every_file_of_a_run_may_be_damaged(used, plan):
+    run_id = ids(plan)[0]
+    folder = used.store.run(run_id).path
+    for name in ("spec.json", "state.json", "result.json", "curve.jsonl"):
+        (folder / name).unlink()
+        (folder / name).mkdir()
+    run = used.ask(GetRun(run_id))
+    assert (run.status, run.state, run.result, run.curve) == ("finished", {}, None, [])
+    assert run.metrics["in_dist/token_error"] == 10.0, "the index knows it"
+
+
+def test_only_a_finished_run_has_a_checkpoint(used, plan):
+    assert used.finished(ids(plan)[0]).checkpoint.is_dir()
+    with pytest.raises(NotFinishedError, match="is stopped; only a finished run has a checkpoint"):
+        used.finished(ids(plan)[2])
+
+
+def test_sweeps_have_the_present_status_of_their_runs(used, plan):
+    runs = [run for row in plan.rows for run in row.runs]
+    used.store.write_sweep(sweep_of(plan, runs[:1], "20260731-120000-abcd", started_ms=7, ablation="other"))
+    page = used.ask(ListSweeps())
+    assert [sweep.sweep_id for sweep in page.sweeps] == ["20260731-120000-abcd", SWEEP]
+    assert page.sweeps[1].counts == {"finished": 1, "failed": 1, "stopped": 1, "damaged": 1, "pending": 1}
+    finish(used.store, runs[4], {})
+    assert used.ask(ListSweeps(ablation="good")).sweeps[0].counts["finished"] == 2
+    assert (used.ask(ListSweeps(limit=1)).total, len(used.ask(ListSweeps(limit=1)).sweeps)) == (2, 1)
+    sweep = used.ask(GetSweep(SWEEP))
+    assert (sweep.runs, sweep.reused, sweep.versions, sweep.error) == (5, 1, {"torch": "2"}, None)
+    assert [(run.status, run.reused) for run in sweep.members[:2]] == [("finished", True), ("failed", False)]
+
+
+def test_a_sweep_whose_record_is_damaged_has_its_summary(used):
+    (used.store.root / "sweeps" / f"{SWEEP}.json").write_text("{}")
+    sweep = used.ask(GetSweep(SWEEP))
+    assert "not the record of a sweep" in sweep.error
+    assert (sweep.counts["finished"], sweep.members) == (1, [])
+    with pytest.raises(NotFoundError, match="no sweep 'x'"):
+        used.ask(GetSweep("x"))
+
+
+def test_the_version_changes_with_the_store_and_with_the_file(used, plan, folder):
+    version = lambda: used.version(used.files.load("good"))  # noqa: E731
+    before = version()
+    assert version() == before
+    end(used.store, begin(used.store, plan.rows[2].runs[0]))
+    changed = version()
+    assert changed != before
+    (folder / "good.yaml").write_text((folder / "good.yaml").read_text() + "\n# more\n")
+    assert version() != changed
+
+
+def test_a_file_is_read_again_when_one_that_it_inherits_from_changes(folder):
+    files = AblationFiles(folder)
+    (folder / "heir.yaml").write_text("title: Heir\ninherit: good\n")
+    before = files.load("heir")
+    assert files.load("heir") is before
+    text = (folder / "good.yaml").read_text()
+    (folder / "good.yaml").write_text(text.replace("[1, 2, 3]", "[1, 2, 3, 4]"))
+    assert len(files.load("heir").plan.rows) == 4
+    (folder / "good.yaml").write_text("title: [\n")
+    with pytest.raises(SpecError, match="inherited by"):
+        files.load("heir")
+    (folder / "good.yaml").write_text(text)
+    assert len(files.load("heir").plan.rows) == 3
+    (folder / "good.yaml").unlink()
+    with pytest.raises(SpecError, match="no file"):
+        files.load("heir")
+
+
+def test_a_store_that_appears_later_is_found(queries, plan, tmp_path):
+    later = Queries(Store(tmp_path / "later"), queries.files)
+    assert later.ask(ListRuns()).total == 0
+    store = Store(tmp_path / "later", create=True)
+    finish(store, plan.runs[0], {})
+    assert later.ask(ListRuns()).total == 1
+
+
+def test_a_missing_store_answers_many_threads(tmp_path):
+    queries, problems = Queries(Store(tmp_path / "none")), []
+
+    def ask():
+        try:
+            for _ in range(50):
+                queries.ask(ListRuns())
+        except Exception as error:
+            problems.append(error)
+
+    threads = [threading.Thread(target=ask) for _ in range(8)]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+    assert problems == []

@@ -1,0 +1,108 @@
+"""The document of all ablations: it is complete, escapes everything, and loads nothing."""
+
+import json
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from cope_sweep.api.questions import GetReport
+from cope_sweep.config import expand, load_ablation, with_overrides
+from cope_sweep.read.queries import AblationFiles, Queries
+from cope_sweep.read.reports import ReportError, evidence
+from cope_sweep.read.reports.document import ablation_document, document, report_file
+from cope_sweep.store import Store
+from tests.read.tables.ablations import CONTENT, fail, finish
+
+
+class Elements(HTMLParser):
+    """The tags, ids and addresses of a document."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.ids, self.links = [], [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        for name, value in attrs:
+            if name == "id":
+                self.ids.append(value)
+            if name in ("src", "href"):
+                self.links.append(value)
+
+
+@pytest.fixture
+def files(tmp_path):
+    folder = tmp_path / "ablations"
+    folder.mkdir()
+    hostile = CONTENT | {
+        "title": "<script>alert(1)</script>", "hypothesis": "a & b <i>c</i>",
+        "scales": {"small": {"set": {"train.steps": 3}}, "never": {"set": {"train.steps": 2}}},
+    }  # fmt: skip
+    (folder / "first.yaml").write_text(json.dumps(hostile))
+    (folder / "second.yaml").write_text(json.dumps(CONTENT | {"title": "Second"}))
+    (folder / "third.yaml").write_text(json.dumps(CONTENT | {"seeds": [7]}))
+    (folder / "wrong.yaml").write_text("title: [")
+    return AblationFiles(folder)
+
+
+@pytest.fixture
+def store(tmp_path, files):
+    store = Store(tmp_path / "store", create=True)
+    loaded = load_ablation(files.file("first"))
+    for scale in (None, "small"):
+        for run in expand(with_overrides(loaded, scale=scale)).runs[:5]:
+            finish(store, run, {"in_dist/token_error": 12.5 + run.seed, "dense/loss": 0.5}, {"wall_s": 60})
+    fail(store, expand(loaded).runs[5])
+    return store
+
+
+def test_the_document(files, store):
+    text = document(files, store).to_html()
+    assert text == document(files, Store(store.root)).to_html()
+    found = Elements(text)
+    assert "script" not in found.tags
+    assert "<i>" not in text
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in text
+    assert len(found.ids) == len(set(found.ids))
+    for link in found.links:
+        assert link.startswith("data:image/svg+xml;base64,") or link.removeprefix("#") in found.ids
+    assert found.tags.count("img") == 3  # first at both scales; second shares its runs
+    plain = " ".join(re.sub(r"<[^>]+>", " ", text).split())
+    assert "10 finished runs, 10 min of training" in plain
+    assert "first never not run: 6 runs" in plain
+    assert "first own size 1 of 6 runs: 1 failed" in plain
+    assert "first small 1 of 6 runs: 1 pending" in plain
+    assert "third own size not run: 3 runs" in plain
+    assert "wrong.yaml" in plain
+
+
+def test_one_scale(files, store):
+    found = document(files, store, "small")
+    assert [each.name for each in found.chapters] == ["first", "wrong"]
+    assert [each.scale for each in found.chapters[0].sizes] == ["small"]
+
+
+def test_nothing_finished(files, tmp_path):
+    empty = Store(tmp_path / "empty", create=True)
+    with pytest.raises(ReportError, match="no run of an ablation in .* is finished in the store"):
+        document(files, empty)
+    with pytest.raises(ReportError, match="at the scale large is finished"):
+        document(files, empty, "large")
+
+
+def test_the_document_of_one_ablation(files, tmp_path):
+    store = Store(tmp_path / "store", create=True)
+    name = next(iter(files.files()))
+    question = GetReport(name)
+    with pytest.raises(ReportError, match=f"cope-sweep run {name}"):
+        report_file(Queries(store, files), question, str)
+    plan = files.load(name).plan
+    finish(store, plan.runs[0], {metric.name: 1.0 for metric in plan.ablation.content.metrics})
+    found = ablation_document(evidence(plan, store), store)
+    assert [(chapter.name, [size.scale for size in chapter.sizes]) for chapter in found.chapters] == [(name, [None])]
+    assert found.chapters[0].sizes[0].finished == 1
+    page = report_file(Queries(store, files), question, str).decode()
+    assert page == found.to_html()
+    assert "<script>alert" not in page

@@ -1,0 +1,212 @@
+"""The evidence of an ablation: its files, their content, and what is missing."""
+
+from dataclasses import replace
+
+import pandas as pd
+import pytest
+
+from cope_sweep.read.reports import ReportError, evidence, reference, write_evidence
+from cope_sweep.read.reports.provenance import duration, provenance, public_command
+from cope_sweep.read.reports.runs import read_records, run_frame
+from cope_sweep.read.reports.shortcuts import SEQUENCES
+from cope_sweep.store import Store, SweepRecord, SweepRun
+from tests.read.figures.files import svg_texts
+from tests.read.tables.ablations import CONTENT, fail, finish, plan_of
+from tests.tiny import TINY
+
+FIGURES = [
+    {
+        "kind": "curves",
+        "metrics": ["in_dist/token_error"],
+        "rows": {"model.position": ["CoPE", "None"]},
+        "title": "Two",
+    },
+    {"kind": "maps", "rows": {"model.position": "CoPE"}, "seed": 1},
+]
+FACTS = {"parameters": 7, "wall_s": 30.5, "device": "cpu", "threads": 2, "torch": "2.1", "host": "secret-host",
+         "worker_id": "secret-host:1"}  # fmt: skip
+
+
+@pytest.fixture
+def store(tmp_path):
+    return Store(tmp_path / "store", create=True)
+
+
+def finished_runs(plan, store, facts=FACTS):
+    for index, row in enumerate(plan.rows):
+        for run in row.runs:
+            finish(store, run, {"in_dist/token_error": 10.0 * index + run.seed, "dense/loss": 0.1 + index}, facts)
+
+
+def test_files(store, tmp_path):
+    plan = plan_of(figures=FIGURES[:1])
+    finished_runs(plan, store)
+    found = evidence(plan, store)
+    paths = write_evidence(found, tmp_path / "new" / "out")
+    assert sorted(path.name for path in paths) == [
+        "copying.curves.parquet",
+        "copying.curves.svg",
+        "copying.md",
+        "copying.parquet",
+    ]
+    assert [path.read_bytes() for path in paths] == list(evidence(plan, Store(store.root)).files().values())
+    text = (tmp_path / "new/out/copying.md").read_text()
+    assert text.startswith("# Does it copy? 100 % & more\n")
+    assert "![Two](copying.curves.svg)" in text
+    assert " 10.50 ± 0.71 |" in text
+    assert "**Result: By In-dist. (%): a\\_b \\<c\\> and None were not tested against CoPE: too few seeds.**" in text
+    assert "Difference of In-dist.: row minus the row with position = CoPE" in text
+    assert "Exploratory" not in text
+    assert "## Missing" not in text
+    texts = svg_texts((tmp_path / "new/out/copying.curves.svg").read_bytes())
+    assert {"Two", "CoPE, n = 2", "None, n = 2"} <= set(texts)
+    assert "secret-host" not in text + str(pd.read_parquet(paths[0]).to_dict())
+
+
+def test_the_runs_come_back_from_their_file(store, tmp_path):
+    plan = plan_of()
+    finished_runs(plan, store)
+    found = evidence(plan, store)
+    write_evidence(found, tmp_path)
+    back = read_records(tmp_path / "copying.parquet")
+    assert back.keys() == {run.run_id for run in plan.runs}
+    for run_id, record in found.table.records.items():
+        assert (back[run_id].status, back[run_id].seed, back[run_id].metrics) == (
+            record.status, record.seed, record.metrics,
+        )  # fmt: skip
+        assert back[run_id].facts["wall_s"] == 30.5
+    frame = run_frame(plan, found.table.records)
+    assert frame["model.position"].tolist() == ["cope", "cope", "absolute", "absolute", "none", "none"]
+    assert frame["label.model.position"].unique().tolist() == ["CoPE", "a_b <c>", "None"]
+    assert frame["model.dim"].tolist() == [8] * 6
+
+
+def test_what_is_missing(store):
+    plan = plan_of(figures=FIGURES)
+    finish(store, plan.rows[0].runs[0], {"in_dist/token_error": 5.0, "dense/loss": 0.5})
+    fail(store, plan.rows[1].runs[0])
+    found = evidence(plan, store)
+    runs, maps = found.missing
+    assert runs == "5 of 6 runs: 1 failed, 4 pending"
+    assert maps.startswith("maps: maps of copying shows the checkpoint of run ")
+    assert maps.endswith("(CoPE, seed 1), which is pending; train it with: cope-sweep run copying")
+    assert str(store.root) not in found.to_markdown({})
+
+
+def test_nothing_finished(store):
+    with pytest.raises(ReportError, match=r"no run of copying is finished in the store .*: cope-sweep run copying$"):
+        evidence(plan_of(), store)
+
+
+def test_the_reference():
+    published = [{"match": {"model.position": "None"}, "values": {"in_dist/token_error": 1.0}}]
+    assert reference(plan_of()) == "model.position=CoPE"
+    assert reference(plan_of(published=published)) == "paper"
+    none_first = {"model.position": {"None": [], "CoPE": ["cope"]}, "model.dim": [8, 16]}
+    assert reference(plan_of(grid=none_first)) == "model.position=CoPE"
+    assert reference(plan_of(grid={"model.dim": [8, 16]})) == "8"
+    assert reference(plan_of(grid={})) is None
+
+
+def test_a_row_without_finished_reference_is_not_compared(store):
+    plan = plan_of()
+    finish(store, plan.rows[1].runs[0], {"in_dist/token_error": 5.0, "dense/loss": 0.5})
+    found = evidence(plan, store)
+    assert found.answer == ""
+    assert "+nan" not in found.to_markdown({})
+
+
+def test_each_row_is_compared_with_the_one_of_the_same_width(store):
+    plan = plan_of(grid=CONTENT["grid"] | {"model.dim": [8, 16]})
+    for index, row in enumerate(plan.rows):
+        for run in row.runs:
+            finish(store, run, {"in_dist/token_error": 10.0 * index + run.seed, "dense/loss": 0.5})
+    rows = {row.row: row.metrics["in_dist/token_error"] for row in evidence(plan, store).table.model.rows}
+    assert rows["CoPE · 8"].comparison is None
+    assert rows["CoPE · 16"].comparison is None
+    assert rows["None · 8"].comparison.difference.difference == 40.0  # row 4 minus row 0
+    assert rows["None · 16"].comparison.difference.difference == 40.0  # row 5 minus row 1
+
+
+def test_provenance_is_that_of_the_sweeps(store):
+    plan = plan_of()
+    finished_runs(plan, store)
+    command = [
+        "/x/__main__.py",
+        "run",
+        "/x/copying.yaml",
+        "--store",
+        "/x/store",
+        "--index=postgresql://u:p@h/n",
+        "--local",
+    ]
+    sweep = SweepRecord(
+        sweep_id="20260730-120000-abcd", ablation="copying", title="", hypothesis="", executor="local", command=command,
+        status="finished", started_ms=1, git_commit="abc", versions={"numpy": "1", "torch": "1.0"},
+        machine={"host": "secret-host", "cpu": "A processor", "cpus": 4, "system": "Linux"}, metrics=[],
+        runs=[SweepRun(run_id=run.run_id, row="", labels={}, seed=run.seed) for run in plan.runs], reused=[],
+    )  # fmt: skip
+    store.write_sweep(sweep)
+    records = store.index.records(run.run_id for run in plan.runs)
+    records = [replace(each, sweep_id=sweep.sweep_id) for each in records.values()]
+    found = provenance(records, store)
+    assert found.commits == ("abc",)
+    assert found.versions == ("numpy 1", "torch 2.1")  # the run's own
+    assert found.machines == ("cpu, 2 threads; A processor, 4 cores; Linux",)
+    assert found.commands == ("cope-sweep run copying --local",)
+    assert found.compute_s == 6 * 30.5
+    assert found.runs == 6
+    assert dict(found.lines)["Compute"].startswith("3 min ")
+
+
+def test_commands_name_no_place():
+    words = [
+        "cope-sweep",
+        "report",
+        "a",
+        "--index",
+        "postgresql://u:secret@h/n",
+        "--mlflow=http://h",
+        "--scale",
+        "small",
+    ]
+    assert public_command(words) == "cope-sweep report a --scale small"
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(45, "45 s"), (600, "10 min"), (3600 * 3 + 300, "3 h 05 min")])
+def test_durations(seconds, text):
+    assert duration(seconds) == text
+
+
+COUNTING_CONTENT = {
+    "base": TINY | {"task": {"kind": "counting", "variables": 2, "operations": 12, "max_tokens": 40}},
+    "metrics": [
+        {"name": "in_dist/token_error", "label": "In-dist.", "unit": "%"},
+        {"name": "longer/token_error", "label": "Longer", "unit": "%"},
+        {"name": "in_dist/loss"},
+    ],
+    "seeds": [0, 1, 2],
+}
+
+
+def test_rows_that_score_like_a_shortcut_are_named(store):
+    plan = plan_of(**COUNTING_CONTENT)
+    rule = plan.runs[0].task.shortcut_errors("in_dist", SEQUENCES)
+    near = rule["its increments, without resets"]
+    for row, errors in zip(plan.rows, ([0.0, 0.1, near], [near, 1.1 * near, 0.0], [2 * near] * 3), strict=True):
+        for run, error in zip(row.runs, errors, strict=True):
+            finish(store, run, {"in_dist/token_error": error, "longer/token_error": 99.0, "in_dist/loss": 1.0})
+    found = evidence(plan, store).shortcuts
+    assert [header.text for header in found.layout.headers] == ["rule", "In-dist. (%)", "Longer (%)"]
+    assert len(found.layout.rows) == 4
+    assert [text for text in found.alike if "without resets" in text] == [
+        f"a_b <c> scores like “its increments, without resets” in In-dist.: median {near:.2f}, the rule {near:.2f} %."
+    ]
+    assert "### Shortcuts" in evidence(plan, store).to_markdown({})
+
+
+def test_a_task_without_shortcuts_has_no_table_of_them(store):
+    plan = plan_of()
+    finished_runs(plan, store)
+    assert evidence(plan, store).shortcuts is None
+    assert "Shortcuts" not in evidence(plan, store).to_markdown({})

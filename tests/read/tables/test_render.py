@@ -1,0 +1,196 @@
+import io
+import re
+from html.parser import HTMLParser
+
+import pytest
+from markdown_it import MarkdownIt
+from rich.console import Console
+
+from cope_sweep.read.tables import table
+from tests.read.tables.ablations import finish, plan_of
+
+
+def cells_of_markdown(text):
+    tokens = MarkdownIt().enable("table").parse(text)
+    rows, row = [], None
+    for token in tokens:
+        if token.type == "tr_open":
+            row = []
+            rows.append(row)
+        elif token.type == "inline" and row is not None:
+            row.append("".join(child.content for child in token.children))
+        elif token.type == "table_close":
+            row = None
+    return rows
+
+
+class Cells(HTMLParser):
+    """The text of every cell of an HTML table, and the attributes of its tag."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.rows, self.attributes, self._open = [], {}, False
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        if tag == "tr":
+            self.rows.append([])
+        if tag in ("td", "th"):
+            self.rows[-1].append("")
+            self.attributes[len(self.rows) - 1, len(self.rows[-1]) - 1] = dict(attrs)
+            self._open = True
+
+    def handle_endtag(self, tag):
+        if tag in ("td", "th"):
+            self._open = False
+
+    def handle_data(self, data):
+        if self._open:
+            self.rows[-1][-1] += data
+
+
+HEADS = ["position", "parameters", "In-dist. (%)", "In-dist., published", "dense/loss", "runs"]
+PARTIAL = [
+    ["CoPE", "1,234", "12.00 ± 2.83", "4.70 ± 0.50", "0.500 ± 0.354", "2/2"],
+    ["a_b <c>", "1,234", "1.00 (n=1)", "–", "9.000 (n=1)", "1/2: 1 failed"],
+    ["None", "–", "–", "78.00", "–", "0/2: 1 failed, 1 pending"],
+]
+
+
+def test_markdown(partial, complete):
+    assert cells_of_markdown(partial.to_markdown()) == [HEADS, *PARTIAL]
+    assert "(n=…): only n seeds are finished" in partial.to_markdown()
+    text = complete.to_markdown()
+    assert cells_of_markdown(text)[0] == HEADS[:-1]
+    assert "**0.50 ± 0.71**" in text
+    assert text.count("**") == 4
+    assert text.splitlines()[-1] == "Mean ± standard deviation over 2 seeds; bold: best; published: Table 1."
+    assert len({len(line) for line in text.splitlines()[:5]}) == 1
+
+
+def test_latex(partial, complete):
+    text = partial.to_latex()
+    assert r"\caption{Does it copy? 100 \% \& more. " in text
+    assert r"a\_b \textless{}c\textgreater{} & 1,234 & 1.00 (n=1) & -- & 9.000 (n=1) & 1/2: 1 failed \\" in text
+    assert r"CoPE & 1,234 & 12.00 $\pm$ 2.83 & 4.70 $\pm$ 0.50 & 0.500 $\pm$ 0.354 & 2/2 \\" in text
+    assert r"\begin{tabular}{lrrrrl}" in text
+    assert r"\label{tab:copying}" in text
+    assert [text.count(rule) for rule in (r"\toprule", r"\midrule", r"\bottomrule")] == [1, 1, 1]
+    assert r"\textbf{0.50 $\pm$ 0.71}" in complete.to_latex()
+    assert text.isascii()
+
+
+def test_html(partial, complete):
+    cells = Cells(partial.to_html())
+    assert cells.rows[:4] == [HEADS, *PARTIAL]
+    assert "<c>" not in partial.to_html()
+    assert (
+        cells.attributes[1, 2]["title"]
+        == "n = 2; 95 % interval 1.21 … 60.21 (logit t); median 12.00, range 10.00 … 14.00"
+    )
+    best = [place for place, attributes in Cells(complete.to_html()).attributes.items()
+            if "best" in (attributes.get("class") or "")]  # fmt: skip
+    assert best == [(1, 2), (3, 4)]
+
+
+def test_numbers_in_html_link_to_their_runs(partial):
+    first, second = (run.run_id for run in partial.plan.rows[0].runs)
+    text = partial.to_html()
+    assert f'<a href="#run-{first}">12.00 ± 2.83</a>' in text
+    assert Cells(text).rows[4] == ["row", "seed", "status", "run", "in_dist/token_error", "dense/loss"]
+    assert Cells(text).rows[6] == ["CoPE", "1", "finished", second, "14", "0.75"]
+    targets = set(re.findall(r'href="#([^"]+)"', text))
+    assert targets <= set(re.findall(r'id="([^"]+)"', text))
+    served = partial.to_html(runs_url="/api/v1/runs")
+    assert f'<a href="/api/v1/runs?run={first}&amp;run={second}">12.00 ± 2.83</a>' in served
+    assert Cells(served).rows == [HEADS, *PARTIAL]
+
+
+def test_rich(partial):
+    console = Console(width=140, record=True, file=io.StringIO())
+    console.print(partial.to_rich())
+    text = console.export_text()
+    assert "Does it copy? 100 % & more" in text
+    for line in PARTIAL:
+        assert any(all(cell in shown for cell in line) for shown in text.splitlines()), line
+
+
+def test_numbers_do_not_wrap_in_narrow_terminals(partial):
+    console = Console(width=60, record=True, file=io.StringIO())
+    console.print(partial.to_rich())
+    assert "12.00 ± 2.83" in console.export_text()
+
+
+def test_without_published_numbers_or_results_there_are_no_columns_for_them(store):
+    shown = cells_of_markdown(table(plan_of(), store).to_markdown())
+    assert shown[0] == ["position", "In-dist. (%)", "dense/loss", "runs"]
+    assert shown[1] == ["CoPE", "–", "–", "0/2: 2 pending"]
+
+
+def test_an_ablation_without_axes_has_one_row(store):
+    plan = plan_of(grid={}, seeds=[4])
+    finish(store, plan.rows[0].runs[0], {"in_dist/token_error": 3.0, "dense/loss": 1.0})
+    text = table(plan, store).to_markdown()
+    assert cells_of_markdown(text) == [
+        ["row", "parameters", "In-dist. (%)", "dense/loss"],
+        ["base", "1,234", "3.00", "1.000"],
+    ]
+    assert text.endswith("One seed.\n")
+
+
+def test_a_metric_that_a_row_lacks_is_an_empty_cell(plan, store):
+    for row in plan.rows:
+        for run in row.runs:
+            metrics = {"in_dist/token_error": 10.0}
+            finish(store, run, metrics if row is plan.rows[1] else metrics | {"dense/loss": 0.5})
+    drawn = table(plan, store)
+    assert cells_of_markdown(drawn.to_markdown())[2][-1] == "–"
+    assert Cells(drawn.to_html()).rows[2][-1] == "–"
+    assert " & -- \\\\" in drawn.to_latex()
+
+
+HOSTILE = 'a "b" <script>&{}\\_%$#~^|*`[x](y)'
+
+
+@pytest.fixture
+def hostile(store):
+    """A table with characters in every text that mean something in some format."""
+    published = [{"match": {"model.position": HOSTILE}, "values": {"in_dist/token_error": 1.0}, "source": HOSTILE}]
+    metrics = [{"name": "in_dist/token_error", "label": HOSTILE, "unit": "%"}]
+    plan = plan_of(
+        "a{b}_c d", title=HOSTILE, grid={"model.position": {HOSTILE: ["cope"]}}, metrics=metrics, published=published
+    )
+    finish(store, plan.runs[0], {"in_dist/token_error": 2.0})
+    return table(plan, store)
+
+
+def test_braces_and_other_special_characters_are_escaped_in_latex(hostile):
+    text = hostile.to_latex()
+    escaped = (
+        r'a "b" \textless{}script\textgreater{}\&\{\}\textbackslash{}\_\%\$\#\textasciitilde{}'
+        r"\textasciicircum{}|*`[x](y)"
+    )
+    # Title and source in the caption, the row's label, and two column headings.
+    assert text.count(escaped) == 5
+    assert r"\label{tab:a-b-c-d}" in text
+    unescaped = re.sub(r"\\[\\{}&%$#_~^]", "", text)
+    assert unescaped.count("{") == unescaped.count("}")
+
+
+def test_special_characters_are_escaped_in_html(hostile):
+    text = hostile.to_html()
+    cells = Cells(text)
+    assert cells.rows[1][0] == HOSTILE
+    assert cells.rows[0][2:4] == [f"{HOSTILE} (%)", f"{HOSTILE}, published"]
+    assert cells.attributes[1, 3]["title"] == HOSTILE
+    assert set(re.findall(r"<(\w+)", text)) == {"table", "caption", "thead", "tbody", "tr", "th", "td", "a"}
+
+
+def test_special_characters_are_escaped_in_markdown(hostile):
+    assert cells_of_markdown(hostile.to_markdown())[1][0] == HOSTILE
+
+
+def test_special_characters_are_shown_in_a_terminal(hostile):
+    console = Console(width=400, record=True, file=io.StringIO())
+    console.print(hostile.to_rich())
+    assert console.export_text().count(HOSTILE) == 5
