@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 
 from cope_sweep.api.answers import Counts, PlanCost, RunCost
-from cope_sweep.config import Plan, Resources, RunSpec, estimates, plan_of_recorded, suggested_estimates, total_seconds
+from cope_sweep.config import Plan, Resources, estimates, plan_of_recorded, suggested_estimates, total_seconds
 from cope_sweep.config.estimate import Shape, StepCost, run_flops, shape_of
 from cope_sweep.store import RunRecord, Status, Store
 from cope_sweep.store.index import summaries
@@ -162,20 +162,11 @@ def measured_rates(plan: Plan, store: Store) -> dict[Shape, float]:
         measured = [facts[run.run_id] for run in row.runs if WALL_S in facts.get(run.run_id, {})]
         if not measured:
             continue
-        shape, flops = shape_of(row.runs[0]), _Flops(row.runs[0])
-        rates.setdefault(shape, []).extend(
-            float(each[WALL_S]) / flops[bool(each.get(RECOMPUTES, False))] for each in measured
-        )
+        own = rates.setdefault(shape_of(row.runs[0]), [])
+        flops: dict[bool, float] = {}  # by whether activations are recomputed; the seed does not change them
+        for each in measured:
+            recomputes = bool(each.get(RECOMPUTES, False))
+            if recomputes not in flops:
+                flops[recomputes] = run_flops(row.runs[0], Resources(checkpoint_activations=recomputes))
+            own.append(float(each[WALL_S]) / flops[recomputes])
     return {shape: statistics.median(values) for shape, values in rates.items()}
-
-
-class _Flops(dict[bool, float]):
-    """Whether activations are recomputed → floating-point operations of a run, which its seed does not change."""
-
-    def __init__(self, run: RunSpec) -> None:
-        super().__init__()
-        self.run = run
-
-    def __missing__(self, recomputes: bool) -> float:
-        self[recomputes] = run_flops(self.run, Resources(checkpoint_activations=recomputes))
-        return self[recomputes]

@@ -80,6 +80,6 @@ def test_what_does_not_exist(predictor, monkeypatch):
         maps(predictor, TOKENS, MapOptions(mark="newline"))
     with pytest.raises(ProbeError, match="no layer 2 with head 0: this model has layers 0 … 1 and heads 0 … 1"):
         maps(predictor, TOKENS, MapOptions(heads=((2, 0),)))
-    monkeypatch.setattr("cope_sweep.read.figures.maps.MAX_CELLS", 12 * 12)
+    monkeypatch.setattr("cope_sweep.read.figures.heads.MAX_CELLS", 12 * 12)
     with pytest.raises(FigureError, match="2 maps of 12 tokens have more than 144 cells"):
         maps(predictor, TOKENS, MapOptions(heads=2))

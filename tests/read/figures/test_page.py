@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from cope_sweep.inference.probe import probe
-from cope_sweep.read.figures.page import page
+from cope_sweep.read.figures.heads import page
 from tests.inference.tiny_models import V, tiny_predictor
 
 T = 6

@@ -4,52 +4,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from cope_sweep.config import Plan, Row
 from cope_sweep.config.explain import suggest
-from cope_sweep.read.figures.base import FigureError
-from cope_sweep.read.figures.kinds import Band
+from cope_sweep.read.figures.figure import Band, FigureError
 from cope_sweep.read.tables import frame, summarise
-from cope_sweep.read.tables.stats import bounds_of
+from cope_sweep.read.tables.model import Column, column_of
 from cope_sweep.store import Store
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
-@dataclass(frozen=True)
-class MetricTitle:
-    """How a metric is named in a figure."""
-
-    name: str
-    label: str
-    unit: str
-    goal: Literal["min", "max"]
-
-    @property
-    def title(self) -> str:
-        """The label with its unit."""
-        return f"{self.label} ({self.unit})" if self.unit else self.label
-
-    @property
-    def quantity(self) -> str:
-        """Name of the measure, without the test set, with its unit: `token error (%)`."""
-        text = self.name.rpartition("/")[2].replace("_", " ")
-        return f"{text} ({self.unit})" if self.unit else text
-
-
-def metric_title(plan: Plan, name: str) -> MetricTitle:
-    """The title of a metric. One that is no column of the table has the unit and goal of the same quantity there."""
-    columns = plan.ablation.content.metrics
-    for metric in columns:
+def metric_title(plan: Plan, name: str) -> Column:
+    """A metric as a column. One that is no column of the table has the unit and goal of the same quantity there."""
+    metrics = plan.ablation.content.metrics
+    for metric in metrics:
         if metric.name == name:
-            return MetricTitle(name, metric.label or name, metric.unit, metric.goal)
-    for metric in columns:
+            return column_of(metric)
+    for metric in metrics:
         if metric.name.rpartition("/")[2] == name.rpartition("/")[2]:
-            return MetricTitle(name, name, metric.unit, metric.goal)
-    return MetricTitle(name, name, "%" if name.endswith("_error") else "", "min")
+            return Column(name, name, metric.unit, metric.goal)
+    return Column(name, name, "%" if name.endswith("_error") else "", "min")
 
 
 def selected_rows(plan: Plan, names: Sequence[str]) -> tuple[Row, ...]:
@@ -61,47 +38,51 @@ def selected_rows(plan: Plan, names: Sequence[str]) -> tuple[Row, ...]:
     return tuple(row for row in plan.rows if not names or row.name in names)
 
 
-def check_metrics(plan: Plan, names: Sequence[str], known: Iterable[str]) -> tuple[str, ...]:
-    """The names, each once. Raises FigureError for one that no run has."""
-    listed = list(dict.fromkeys(known))
+def chosen_metrics(plan: Plan, runs: pd.DataFrame, names: Sequence[str], default: Iterable[str]) -> list[Column]:
+    """The metrics with these names, each once, or the default ones. Raises FigureError for one that no run has."""
+    known = metric_columns(runs, plan)
     for name in names:
-        if name not in listed:
-            raise FigureError(f"no finished run of {plan.name} has the metric {name!r}{suggest(name, listed)}")
-    return tuple(dict.fromkeys(names))
+        if name not in known:
+            raise FigureError(f"no finished run of {plan.name} has the metric {name!r}{suggest(name, known)}")
+    return [metric_title(plan, name) for name in dict.fromkeys(names or default)]
 
 
 def final_values(plan: Plan, store: Store, rows: Sequence[str]) -> pd.DataFrame:
-    """`results.frame` of the selected rows. Raises FigureError, StoreError."""
+    """`tables.frame` of the selected rows. Raises FigureError, StoreError."""
     names = {row.name for row in selected_rows(plan, rows)}
     runs = frame(plan, store)
     return runs[runs["row"].isin(names)].reset_index(drop=True)
 
 
 def metric_columns(runs: pd.DataFrame, plan: Plan) -> list[str]:
-    """The columns of `results.frame` that are metrics or numeric facts."""
+    """The columns of `tables.frame` that are metrics or numeric facts."""
     left_out = {"run_id", "status", "row", "seed", "message", *plan.axes}
     return [name for name in runs.columns if name not in left_out and runs[name].dtype.kind in "fiu"]
 
 
-def seed_statistics(values: Iterable[float], metric: MetricTitle, band: Band) -> dict[str, float]:
+def seed_statistics(values: Iterable[float], metric: Column, band: Band) -> dict[str, float]:
     """n, mean, std, low and high of the finite values; NaN where n is too small.
 
     `low` and `high` are the least and the greatest value (`band` = range), or else the 95 % interval of the mean, which
-    stays inside the metric's range (`results.stats`).
+    stays inside the metric's range (`tables.stats`).
     """
     data = [float(value) for value in values if math.isfinite(value)]
-    found = summarise(data, bounds_of(metric.name, metric.unit))
+    found = summarise(data, metric.bounds)
     low, high = found.ci_low, found.ci_high
     if band == "range":
         low, high = (min(data), max(data)) if len(data) > 1 else (math.nan, math.nan)
     return {"n": found.n, "mean": found.mean, "std": found.std, "low": low, "high": high}
 
 
-def chosen_band(band: Band, counts: Iterable[int]) -> Band:
-    """`auto`: the interval, unless a row has two seeds: its t interval is 12.7 standard errors wide on either side."""
+def chosen_band(band: Band, runs: pd.DataFrame) -> Band:
+    """`auto`: the interval, unless a row has two finished seeds: the t interval is 12.7 standard errors to either side.
+
+    `runs` has the columns row, seed and status.
+    """
     if band != "auto":
         return band
-    return "range" if 2 in list(counts) else "interval"
+    seeds = runs[runs["status"] == "finished"].groupby("row")["seed"].nunique()
+    return "range" if 2 in list(seeds) else "interval"
 
 
 def band_text(band: Band) -> str:
