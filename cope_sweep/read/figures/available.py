@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from cope_sweep.api.questions import GetFigure
-from cope_sweep.config import Plan, RunSpec
+from cope_sweep.config import Plan
 from cope_sweep.config.explain import suggest
 from cope_sweep.config.figure import AnyFigure, Contexts, Convergence, Curves, Maps, Values
 from cope_sweep.errors import NotFoundError
@@ -138,7 +138,8 @@ def _draw_maps(plan: Plan, store: Store, declared: Declared, figure: Maps, scale
     from cope_sweep.inference import Predictor
     from cope_sweep.inference.probe import split_sequences
 
-    run = _wanted_run(plan, declared, figure)
+    row = next(row for row in plan.rows if row.name in declared.rows)
+    run = next(run for run in row.runs if figure.seed in (None, run.seed))
     folder = store.run(run.run_id)
     status = store.status(run.run_id)
     if status != "finished":
@@ -154,8 +155,3 @@ def _draw_maps(plan: Plan, store: Store, declared: Declared, figure: Maps, scale
     return FIGURES["maps"].make(
         predictor, token_ids, MapOptions(show=figure.show, heads=heads, mark=figure.mark, title=figure.title)
     )
-
-
-def _wanted_run(plan: Plan, declared: Declared, figure: Maps) -> RunSpec:
-    row = next(row for row in plan.rows if row.name in declared.rows)
-    return next(run for run in row.runs if figure.seed in (None, run.seed))

@@ -31,9 +31,9 @@ from cope_sweep.read.figures.metrics import (
     final_values,
     is_number,
     selected_rows,
-    setting,
 )
 from cope_sweep.read.tables.model import Column
+from cope_sweep.read.tables.runs import setting
 from cope_sweep.store import Store
 
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from cope_sweep.config import Plan, Row
@@ -88,19 +88,6 @@ def chosen_band(band: Band, runs: pd.DataFrame) -> Band:
 def band_text(band: Band) -> str:
     """The band in words, for a legend."""
     return "min–max over seeds" if band == "range" else "95 % interval of the mean"
-
-
-def setting(row: Row, key: str) -> Any:
-    """The value that a row's runs have for a dotted key of the spec, as JSON; None where there is none."""
-    value: Any = row.runs[0].model_dump(mode="json")
-    for part in key.split("."):
-        if isinstance(value, list) and part.isdecimal() and int(part) < len(value):
-            value = value[int(part)]
-        elif isinstance(value, Mapping) and part in value:
-            value = value[part]
-        else:
-            return None
-    return value
 
 
 def axis_key(plan: Plan, name: str) -> str | None:

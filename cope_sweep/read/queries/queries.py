@@ -13,7 +13,6 @@ from cope_sweep.errors import NotFoundError, UserError
 from cope_sweep.read.queries import runs
 from cope_sweep.read.queries.ablations import AblationFiles, LoadedPlan
 from cope_sweep.read.queries.curves import KnownCurves, curves_of_runs, plan_curves, run_rows
-from cope_sweep.read.queries.difference import store_difference
 from cope_sweep.read.queries.plans import plan_cost, recorded_plan
 from cope_sweep.store import QueryError, RunFolder, RunQuery, RunRecord, Store, SweepSummary
 from cope_sweep.store.errors import DamagedError
@@ -212,6 +211,8 @@ class Queries:
         return runs.full_id(self.store, text)
 
     def _diff(self, question: questions.GetDiff) -> answers.RunsDiff:
+        from cope_sweep.read.queries.difference import store_difference
+
         return store_difference(self.store, self.run_id(question.left), self.run_id(question.right))
 
     def _run(self, question: questions.GetRun) -> answers.RunDetail:

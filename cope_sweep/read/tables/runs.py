@@ -34,7 +34,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import IO, TYPE_CHECKING, Any
 
-from cope_sweep.config import Plan, RunSpec
+from cope_sweep.config import Plan, Row, RunSpec
 from cope_sweep.store import RunQuery, RunRecord, Store
 from cope_sweep.store.errors import DamagedError
 from cope_sweep.store.index import summaries
@@ -113,6 +113,19 @@ def _configurations(runs: Iterable[RunSpec]) -> list[dict[str, Value]]:
             values |= known[id(part)]
         found.append(values)
     return found
+
+
+def setting(row: Row, key: str) -> Any:
+    """The value that a row's runs have for a dotted key of the spec, as JSON; None where there is none."""
+    value: Any = row.runs[0].model_dump(mode="json")
+    for part in key.split("."):
+        if isinstance(value, list) and part.isdecimal() and int(part) < len(value):
+            value = value[int(part)]
+        elif isinstance(value, Mapping) and part in value:
+            value = value[part]
+        else:
+            return None
+    return value
 
 
 def curves(plan: Plan, store: Store) -> pd.DataFrame:

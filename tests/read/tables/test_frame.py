@@ -100,17 +100,6 @@ def test_conditional_axes_are_missing_where_they_do_not_apply(store):
     assert got["row"].tolist()[:2] == ["CoPE · 8", "CoPE · 16"]
 
 
-def test_frames_can_be_written_and_read_again(plan, store, tmp_path):
-    finish(store, plan.rows[0].runs[0], {"in_dist/token_error": 1 / 3, "dense/loss": 2.0})
-    fail(store, plan.rows[1].runs[0])
-    got = frame(plan, store)
-    got.to_parquet(tmp_path / "runs.parquet")
-    pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "runs.parquet"), got)
-    got.to_csv(tmp_path / "runs.csv", index=False)
-    again = pd.read_csv(tmp_path / "runs.csv", dtype=got.dtypes.to_dict(), keep_default_na=False, na_values=[""])
-    pd.testing.assert_frame_equal(again, got)
-
-
 def test_curves_have_one_line_per_value_and_unfinished_runs(plan, store):
     finish(store, plan.rows[0].runs[1], {"dense/loss": 0.5})
     fail(store, plan.rows[2].runs[0])
@@ -199,17 +188,6 @@ def test_a_run_whose_lease_expired_is_interrupted_without_a_change(plan, store):
 def test_an_empty_store_has_the_columns_that_every_run_has(store):
     assert run_table(store).num_rows == 0
     assert {"run_id", "status", "seed", "sweeps"} <= set(run_table(store).column_names)
-
-
-def test_the_arrow_table_survives_parquet(plan, store, tmp_path):
-    import pyarrow.parquet as pq
-
-    finish(store, plan.runs[0], {"in_dist/token_error": 1 / 3}, {"quick": True, "mixed": 1})
-    finish(store, plan.runs[1], {"in_dist/token_error": 1 / 7}, {"quick": False, "mixed": "text"})
-    table = run_table(store)
-    pq.write_table(table, tmp_path / "runs.parquet")
-    assert pq.read_table(tmp_path / "runs.parquet").equals(table)
-    assert sorted(table.column("facts.mixed").to_pylist()) == ["1", "text"]
 
 
 def test_no_run_folder_is_read(plan, store, monkeypatch):
