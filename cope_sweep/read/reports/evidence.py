@@ -155,22 +155,19 @@ class Evidence:
         if self.shortcuts is not None:
             drawn = self.shortcuts.layout
             parts += ["### Shortcuts", markdown_table(drawn), markdown_text(drawn.note)]
-            parts += ["\n".join(f"- {markdown_text(text)}" for text in self.shortcuts.alike)] * bool(
-                self.shortcuts.alike
-            )
+            if self.shortcuts.alike:
+                parts.append("\n".join(f"- {markdown_text(text)}" for text in self.shortcuts.alike))
         if self.thresholds is not None:
-            parts += [
-                "### Until the task is learned",
-                markdown_table(self.thresholds),
-                markdown_text(self.thresholds.note),
-            ]
+            drawn = self.thresholds
+            parts += ["### Until the task is learned", markdown_table(drawn), markdown_text(drawn.note)]
         for each in self.figures:
             if each.name in pictures:
                 title = markdown_text(each.title) + (f", as {markdown_text(each.source)}" if each.source else "")
                 parts.append(f"![{title}]({pictures[each.name]})")
         parts += ["## Missing", "\n".join(f"- {line}" for line in self.missing)] if self.missing else []
         rows = [*self.provenance.lines, ("This report", f"`cope-sweep report {self.plan.name}{self._options}`")]
-        parts += ["## Provenance", "\n".join(["| | |", "| --- | --- |", *(f"| {k} | {_cell(v)} |" for k, v in rows)])]
+        cells = [(name, text.replace("|", r"\|")) for name, text in rows]
+        parts += ["## Provenance", "\n".join(["| | |", "| --- | --- |", *(f"| {k} | {v} |" for k, v in cells)])]
         return "\n\n".join(parts) + "\n"
 
     @property
@@ -210,11 +207,10 @@ def write_evidence(found: Evidence, folder: Path) -> tuple[Path, ...]:
     Raises OSError.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    paths = []
-    for name, content in found.files().items():
-        write_bytes(folder / name, content)
-        paths.append(folder / name)
-    return tuple(paths)
+    files = {folder / name: content for name, content in found.files().items()}
+    for path, content in files.items():
+        write_bytes(path, content)
+    return tuple(files)
 
 
 def _drawn(plan: Plan, store: Store, declared: Declared, scale: str | None) -> Drawn:
@@ -223,22 +219,14 @@ def _drawn(plan: Plan, store: Store, declared: Declared, scale: str | None) -> D
     try:
         made = draw_declared(plan, store, declared, scale=scale)
     except UserError as error:  # no checkpoint, or no such mark in the tokens
-        return Drawn(declared.name, title, source, None, _without_place(str(error), store))
+        return Drawn(declared.name, title, source, None, str(error).replace(f" in the store {store.location}", ""))
     if made.empty and not isinstance(declared.figure, Maps):
         return Drawn(declared.name, title, source, None, "too few finished runs")
     return Drawn(declared.name, title, source, made)
 
 
-def _without_place(text: str, store: Store) -> str:
-    return text.replace(f" in the store {store.location}", "")
-
-
 def _quoted(text: str) -> str:
     return f"'{text}'" if set(text) & set(" ()'\"$&|;<>*?") else text
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", r"\|")
 
 
 @dataclass(frozen=True)
