@@ -94,20 +94,14 @@ ORDER_RULE = (
 SHOWN_KEYS = 3
 DESCRIPTIVE = "descriptive"
 PHRASES = {
-    "better": ("is better than {against}", "are better than {against}"),
-    "worse": ("is worse than {against}", "are worse than {against}"),
-    "same order": ("is worse than {against}, as in the paper", "are worse than {against}, as in the paper"),
-    "opposite order": (
-        "is better than {against}, unlike in the paper",
-        "are better than {against}, unlike in the paper",
-    ),
-    "cannot tell": ("cannot be told from {against}", "cannot be told from {against}"),
-    DESCRIPTIVE: (
-        "was not tested against {against}: too few seeds",
-        "were not tested against {against}: too few seeds",
-    ),
+    "better": "{are} better than {against}",
+    "worse": "{are} worse than {against}",
+    "same order": "{are} worse than {against}, as in the paper",
+    "opposite order": "{are} better than {against}, unlike in the paper",
+    "cannot tell": "cannot be told from {against}",
+    DESCRIPTIVE: "{were} not tested against {against}: too few seeds",
 }
-"""Verdict → what an answer says of one row, and of several."""
+"""Verdict → what an answer says of rows."""
 PAPER_PHRASES = {
     "agrees": ("agrees with ours", "agree with ours"),
     "differs": ("differs from ours", "differ from ours"),
@@ -117,7 +111,7 @@ PAPER_PHRASES = {
 
 @dataclass(frozen=True)
 class Column:
-    """A metric of the table."""
+    """A metric, as tables and figures name it and print its values."""
 
     name: str
     label: str
@@ -545,8 +539,8 @@ def _answer(model: TableModel, column: Column) -> str:
     for verdict, others in _by_verdict(found).items():
         for against, rows in others.items():
             listed, p = _listed([row for row, _ in rows]), [e.p_adjusted for _, e in rows if e.p_adjusted is not None]
-            one, many = PHRASES[verdict]
-            text = f"{listed} {one if len(rows) == 1 else many}".format(against=against)
+            are, were = ("is", "was") if len(rows) == 1 else ("are", "were")
+            text = f"{listed} {PHRASES[verdict].format(are=are, were=were, against=against)}"
             if verdict == "cannot tell" and p:
                 text += f" (p ≥ {p_text(min(p))})"
             elif verdict != DESCRIPTIVE and p:

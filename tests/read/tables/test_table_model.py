@@ -261,6 +261,11 @@ def test_a_column_that_is_not_compared_has_no_best_stuck_or_tested_value():
     assert "other metrics" not in model.rules[0]
 
 
+def test_braces_in_the_name_of_a_row_are_only_text():
+    plan = plan_of(grid={"model.position": {"CoPE": ["cope"], "{x}": []}}, seeds=[0])
+    assert compared(model_of(plan, 1.0, 2.0), "CoPE").answer.startswith("By In-dist. (%): {x} was not tested")
+
+
 def test_an_unknown_row_names_the_rows():
     with pytest.raises(QueryError, match="no row 'CoPe'; did you mean 'CoPE'.*`paper` compares"):
         compared(model_of(plan_of()), "CoPe")
