@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar, cast
 
 from fastapi import Depends, Header, Request
 
-from cope_services.http.cached_route import Answers
-from cope_services.http.errors import MediaTypeError
-from cope_services.http.freshness import Freshness
-from cope_services.http.pictures import Pictures
-from cope_services.http.plans import Plans
-from cope_services.http.settings import Settings
-from cope_services.http.sweep_events import Watchers
-from cope_services.http.sweep_jobs import SweepJobs
-from cope_services.http.tables import Tables
-from cope_services.models.checkpoints import Checkpoints
-from cope_services.models.connection import while_connected
-from cope_services.models.predictors import FinishedRuns, Predictors
-from cope_sweep.read.queries import AblationFiles, NotFoundError, Queries
-from cope_sweep.store import RunFolder, Store
+from cope_services.http.errors import MediaTypeError, ServiceError, time_limit
+from cope_sweep.read.queries import NotFoundError, Queries
+from cope_sweep.store import RunFolder
 
 if TYPE_CHECKING:
+    from cope_services.http.caching import Answers, Plans
+    from cope_services.http.reading import Pictures
+    from cope_services.http.sweeps import SweepJobs, Watchers
+    from cope_services.models.predictors import Predictors
     from cope_sweep.inference import Predictor
 
 T = TypeVar("T")
@@ -36,11 +30,8 @@ class Components:
     queries: Queries
     answers: Answers
     plans: Plans
-    tables: Tables
     pictures: Pictures
-    checkpoints: Checkpoints
     predictors: Predictors
-    finished: FinishedRuns
     sweeps: SweepJobs
     watchers: Watchers
 
@@ -51,7 +42,7 @@ class Components:
 
     async def predictor(self, run_id: str) -> Predictor:
         """The model of a finished run. Raises as `Predictors.get`."""
-        return await self.find(lambda: self.predictors.get(run_id, lambda: self.finished.find(run_id)))
+        return await self.find(lambda: self.predictors.get(run_id, lambda: self.queries.finished(run_id)))
 
     async def find(self, work: Callable[[], Awaitable[T]]) -> T:
         """Result of `work`. A run that it does not find may be in a plan that is not made yet: then once more."""
@@ -61,26 +52,52 @@ class Components:
             await self.plans.prepare_all()
             return await work()
 
-    @classmethod
-    def create(cls, settings: Settings) -> Components:
-        files = AblationFiles(
-            settings.ablations, max_runs=settings.max_plan_runs, waits=False, error_text=settings.shown_paths
-        )
-        queries = Queries(Store(settings.store, index=settings.index or None), files)
-        checkpoints = Checkpoints()
-        predictors = Predictors(checkpoints, settings)
-        answers, plans, finished = Answers(Freshness(queries)), Plans(files), FinishedRuns(queries)
-        jobs = SweepJobs(queries, settings)
-        watchers = Watchers(lambda: queries.store, settings.max_listeners)
-        tables, pictures = Tables(queries), Pictures(queries)
-        return cls(
-            queries, answers, plans, tables, pictures, checkpoints, predictors, finished, jobs, watchers
-        )  # fmt: skip
+
+class ClientGoneError(ServiceError):
+    """The client has closed the connection; nobody receives the response."""
+
+    status, code = 499, "client_gone"
+
+
+async def while_connected(request: Request, work: Awaitable[T], limit_s: float) -> T:
+    """Result of `work`. It is cancelled when the client leaves (ClientGoneError) or its time is up (TimeLimitError).
+
+    The body of the request has to be read already: the next message of the connection is then its end.
+    """
+    task = cast("asyncio.Task[object]", asyncio.current_task())
+    left = False
+
+    async def watch() -> None:
+        nonlocal left
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+        left = True
+        task.cancel()
+
+    watcher = asyncio.create_task(watch())
+    try:
+        async with asyncio.timeout(limit_s) as limit:
+            return await work
+    except TimeoutError:
+        if limit.expired():
+            raise time_limit(limit_s) from None
+        raise
+    except asyncio.CancelledError:
+        if left and task.cancelling() == 1:  # the server does not stop at the same time
+            raise ClientGoneError("the client closed the connection") from None
+        raise
+    finally:
+        watcher.cancel()
+        if left:
+            task.uncancel()
 
 
 async def _components(request: Request) -> Components:
     components: Components = request.app.state.components
     return components
+
+
+ComponentsDep = Annotated[Components, Depends(_components)]
 
 
 async def _require_json(request: Request) -> None:
@@ -93,9 +110,6 @@ async def _require_json(request: Request) -> None:
         raise MediaTypeError(f"the body's Content-Type is {media or 'missing'!r}; send application/json")
 
 
-ComponentsDep = Annotated[Components, Depends(_components)]
-
-
 def _finished_run(run_id: str, components: ComponentsDep) -> RunFolder:
     return components.queries.finished(run_id)
 
@@ -104,9 +118,9 @@ async def _prepare_all(components: ComponentsDep) -> None:
     await components.plans.prepare_all()
 
 
+RequireJson = Depends(_require_json)
 PreparePlans = Depends(_prepare_all)
 """The plans of all ablations are made, or are being made."""
 FinishedRun = Annotated[RunFolder, Depends(_finished_run)]
-RequireJson = Depends(_require_json)
 Accept = Annotated[str | None, Header(description="Media type of the file; the parameter `format` has priority.")]
 IfNoneMatch = Annotated[str | None, Header(description="ETag of the version that the client has.")]

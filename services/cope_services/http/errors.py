@@ -1,4 +1,7 @@
-"""Maps every error to a status and a body: problem details (RFC 9457), or OpenAI's error object on its routes."""
+"""Maps every error to a status and a body: problem details (RFC 9457), or OpenAI's error object on its routes.
+
+It also documents them, in the OpenAPI document.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,13 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Scope
 
 from cope_sweep.config import SpecError
 from cope_sweep.errors import UserError
@@ -26,10 +30,9 @@ class ServiceError(Exception):
     status: ClassVar[int] = 500
     code: ClassVar[str] = "internal_error"
 
-    @property
-    def headers(self) -> Mapping[str, str]:
-        """Headers of the response."""
-        return {}
+    def __init__(self, message: str, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(message)
+        self.headers = headers or {}
 
 
 class NotAcceptableError(ServiceError):
@@ -64,12 +67,7 @@ class BusyError(ServiceError):
     status, code = 429, "too_many_requests"
 
     def __init__(self, message: str, retry_after_s: int) -> None:
-        super().__init__(message)
-        self.retry_after_s = retry_after_s
-
-    @property
-    def headers(self) -> Mapping[str, str]:
-        return {"retry-after": str(self.retry_after_s)}
+        super().__init__(message, {"retry-after": str(retry_after_s)})
 
 
 class DamagedCheckpointError(ServiceError):
@@ -86,6 +84,11 @@ class NoClusterError(ServiceError):
 
 class TimeLimitError(ServiceError):
     status, code = 504, "time_limit"
+
+
+def time_limit(limit_s: float) -> TimeLimitError:
+    """The error of a request that took too long."""
+    return TimeLimitError(f"the request was not answered within {limit_s:g} s; send a smaller one, or try again later")
 
 
 NOT_FOUND = "not_found"
@@ -114,7 +117,7 @@ def install_error_handlers(app: FastAPI, shown: Callable[[str], str] = str) -> N
 
     `shown` leaves out of a message what clients are not told.
 
-    `PlainErrors` does the same for the errors that starlette's responses answer themselves.
+    `middleware.PlainErrors` does the same for the errors that starlette's responses answer themselves.
     """
 
     @app.exception_handler(ServiceError)
@@ -145,43 +148,6 @@ def install_error_handlers(app: FastAPI, shown: Callable[[str], str] = str) -> N
     @app.exception_handler(Exception)
     async def internal_error(request: Request, error: Exception) -> Response:
         return error_response(request.scope, 500, "internal_error", INTERNAL_ERROR)
-
-
-class PlainErrors:
-    """ASGI middleware that gives errors in plain text the body of the others.
-
-    Starlette's file responses answer a `Range` header that they cannot satisfy themselves, without an exception.
-    """
-
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        plain: Message | None = None
-        text = b""
-
-        async def structured_send(message: Message) -> None:
-            nonlocal plain, text
-            if message["type"] == "http.response.start" and message["status"] >= 400:
-                headers = dict(message["headers"])
-                if headers.get(b"content-type", b"text/plain").startswith(b"text/plain"):
-                    plain = message
-                    return
-            if plain is None:
-                await send(message)
-                return
-            text += message.get("body", b"")
-            if not message.get("more_body", False):
-                headers = {
-                    name.decode(): value.decode()
-                    for name, value in plain["headers"]
-                    if name not in (b"content-type", b"content-length")
-                }
-                status = plain["status"]
-                detail = text.decode(errors="replace")
-                await error_response(scope, status, code_of(status), detail, headers)(scope, receive, send)
-
-        await self.app(scope, receive, structured_send)
 
 
 def code_of(status: int) -> str:
@@ -235,3 +201,60 @@ def _validation_message(error: Mapping[str, Any]) -> str:
     location = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts).lstrip(".")
     message = error["msg"].removeprefix("Value error, ")  # pydantic's words for an error of a validator of ours
     return f"{location}: {message[0].lower()}{message[1:]}"
+
+
+# -- documentation -----------------------------------------------------------------------------------------------------
+
+Responses = dict[int | str, dict[str, Any]]
+
+
+class ProblemDetails(BaseModel):
+    """The body of every error response (RFC 9457, `application/problem+json`)."""
+
+    type: Literal["about:blank"] = "about:blank"
+    title: str = Field(description="The phrase of the status.")
+    status: int
+    detail: str = Field(description="What is wrong, where, and what to do.")
+    code: str = Field(description="The kind of error, for programs: `not_found`, `invalid_request`, …")
+
+
+def error_responses(*statuses: int) -> Responses:
+    """The documentation of a route's error responses."""
+    return {status: {"model": ProblemDetails} for status in statuses}
+
+
+INFERENCE_ERRORS = error_responses(409, 413, 415, 429, 504)
+"""Answers of a route that asks a model, besides the errors of all routes."""
+
+PROBLEM = {"$ref": "#/components/schemas/ProblemDetails"}
+COMMON_ERRORS = (421, 500, 503)
+"""Errors of all routes: a host that is not this service; an error in the server; a folder that cannot be read."""
+KEY_ERRORS = (401, 403)
+"""Errors of the routes that need a key."""
+BODY_ERRORS = (400, 403, 413, 415)
+"""Errors of the routes with a body: invalid JSON, another origin, too slow, too many bytes, not declared as JSON."""
+HEADERS = {
+    "401": ("WWW-Authenticate", "The scheme, `Bearer`, and what is wrong with the key.", {"type": "string"}),
+    "429": ("Retry-After", "Seconds after which to try again.", {"type": "integer", "minimum": 1}),
+}
+"""Headers that errors always have."""
+
+
+def complete(document: dict[str, Any]) -> None:
+    """Add to the OpenAPI document, in place, what no route declares: errors that all have, and their media type."""
+    for operation in (each for operations in document["paths"].values() for each in operations.values()):
+        responses = operation["responses"]
+        if "4XX" in responses:  # the OpenAI protocol declares all its errors
+            continue
+        common = {*COMMON_ERRORS}
+        common.update(KEY_ERRORS if "security" in operation else ())
+        common.update(BODY_ERRORS if "requestBody" in operation else ())
+        for status in common:
+            responses.setdefault(str(status), {"description": HTTPStatus(status).phrase})
+        for status, response in responses.items():
+            if status >= "400":
+                response["content"] = {PROBLEM_JSON: {"schema": PROBLEM}}
+            if status in HEADERS:
+                name, description, schema = HEADERS[status]
+                response["headers"] = {name: {"description": description, "required": True, "schema": schema}}
+        operation["responses"] = dict(sorted(responses.items()))

@@ -11,7 +11,6 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, mo
 from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from cope_services.http.shown_paths import ShownPaths
 from cope_sweep.config.folder import ablations_folder
 from cope_sweep.errors import UserError
 
@@ -77,11 +76,17 @@ class Settings(BaseSettings):
         """The names in `allow_hosts`."""
         return tuple(name.strip() for name in self.allow_hosts.split(",") if name.strip())
 
+    def shown(self, text: str) -> str:
+        """A message as clients get it: `/srv/data/store/x` is `store/x`, without the folders above this service's."""
+        for each in self._hidden:
+            text = text.replace(each, "")
+        return text
+
     @cached_property
-    def shown_paths(self) -> ShownPaths:
-        """Names of this service's folders in messages to clients."""
-        store = () if "://" in self.store else (Path(self.store),)
-        return ShownPaths((self.ablations, *store))
+    def _hidden(self) -> list[str]:
+        folders = [self.ablations, *(() if "://" in self.store else (Path(self.store),))]
+        parents = {parent for folder in folders for parent in (folder.absolute().parent, folder.resolve().parent)}
+        return sorted((f"{parent}/" for parent in parents if parent != Path("/")), key=len, reverse=True)
 
     @model_validator(mode="after")
     def _check_folders(self) -> Self:

@@ -12,19 +12,18 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from bisect import bisect_left
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, TypeVar
 
 from anyio import CapacityLimiter, to_thread
 
-from cope_services.http.errors import BusyError, TooLargeError
-from cope_services.models.connection import time_limit
-from cope_services.models.inference_stats import BatchCounts, BatcherStats
-from cope_services.models.inference_threads import InferenceThreads
+from cope_services.http.errors import BusyError, TooLargeError, time_limit
 
 if TYPE_CHECKING:
     from cope_sweep.inference import Decoder, Generation, Predictor, Scores, Window
@@ -127,6 +126,84 @@ class _Batch:
     """Without padding; 0 for generations."""
 
 
+class InferenceThreads:
+    """`count` threads that share the cores of the CPU.
+
+    Several small batches at a time use the cores better than one batch on all cores, where every operation ends with
+    a wait for the slowest core. What is computed alone uses all cores, because nothing else would, unless it is so
+    little that to wake other cores takes as long.
+
+    The same threads compute all models: with another thread for each batch, each would start threads of its own.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.running = 0
+        """Computations at this moment."""
+        self._executor = ThreadPoolExecutor(count, thread_name_prefix="inference")
+
+    async def run(self, compute: Callable[[], T], *, alone: bool) -> T:
+        """Result of `compute`; `alone`: nothing else waits, and it is more than a little.
+
+        A computation that has not begun when the caller is cancelled is not begun.
+        """
+        share = 1 if alone and not self.running else self.count
+        self.running += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._executor, _compute, compute, share)
+        finally:
+            self.running -= 1
+
+
+def _compute(compute: Callable[[], T], shared_by: int) -> T:
+    import torch
+
+    # This is a setting of the calling thread.
+    torch.set_num_threads(max(1, _cores() // shared_by))
+    return compute()
+
+
+@cache
+def _cores() -> int:
+    """Cores that torch uses unless it is told otherwise: those of this process, or OMP_NUM_THREADS."""
+    import torch
+
+    return torch.get_num_threads()
+
+
+BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+"""Upper bounds of the classes of batch sizes; larger batches are in a class of their own."""
+
+
+@dataclass
+class BatchCounts:
+    """Totals since the start. They only grow."""
+
+    refused: int = 0
+    """Requests that were answered with 429."""
+    windows: int = 0
+    """Windows in batches."""
+    scored_tokens: int = 0
+    """Tokens that models read in them, without padding."""
+    padding_tokens: int = 0
+    generated_tokens: int = 0
+    sizes: list[int] = field(default_factory=lambda: [0] * (len(BATCH_SIZES) + 1))
+    """Batches of windows in each class of `BATCH_SIZES`."""
+    tokens_per_s: float = 10_000.0
+    """Moving average of the speed; before the first batch, a guess that only `Retry-After` depends on."""
+
+    def add_speed(self, tokens: int, seconds: float) -> None:
+        """Count the time of a batch with so many tokens."""
+        self.tokens_per_s += 0.2 * (tokens / max(seconds, 1e-6) - self.tokens_per_s)
+
+    def add_batch(self, reads: Sequence[int]) -> None:
+        """Count a batch of windows with so many tokens each."""
+        self.windows += len(reads)
+        self.scored_tokens += sum(reads)
+        self.padding_tokens += max(reads) * len(reads) - sum(reads)
+        self.sizes[bisect_left(BATCH_SIZES, len(reads))] += 1
+
+
 @dataclass
 class Batcher:
     """The queue and its workers. Its methods belong to the event loop; models are computed in threads."""
@@ -142,25 +219,26 @@ class Batcher:
     requests: int = 0
     """Requests that are being answered, those included whose tokens are not known yet."""
     _queue: deque[_Work] = field(default_factory=deque)
+    cache_bytes: int = 0
+    """Keys and values of generations in memory."""
+    counts: BatchCounts = field(default_factory=BatchCounts)
     _workers: set[asyncio.Task[None]] = field(default_factory=set)
     _working: int = 0
-    _cache_bytes: int = 0
     _full: bool = False
 
     def __post_init__(self) -> None:
         self._threads = InferenceThreads(self.max_inferences)
         self._preparations = CapacityLimiter(PREPARATIONS)
-        self._counts = BatchCounts()
 
-    def stats(self) -> BatcherStats:
-        """Counters at this moment. It may be called in any thread, and takes no lock."""
-        return self._counts.stats(
-            requests=self.requests,
-            queued_tokens=self.queued_tokens,
-            waiting=len(self._queue),
-            running=self._threads.running,
-            cache_bytes=self._cache_bytes,
-        )
+    @property
+    def waiting(self) -> int:
+        """Windows and generations that wait in the queue."""
+        return len(self._queue)
+
+    @property
+    def running(self) -> int:
+        """Batches, slices of generations and probes that are being computed."""
+        return self._threads.running
 
     # -- requests
 
@@ -207,8 +285,8 @@ class Batcher:
         )
 
     def _busy(self, reason: str) -> BusyError:
-        self._counts.refused += 1
-        wait_s = math.ceil(min(MAX_RETRY_S, max(1.0, self.queued_tokens / self._counts.tokens_per_s)))
+        self.counts.refused += 1
+        wait_s = math.ceil(min(MAX_RETRY_S, max(1.0, self.queued_tokens / self.counts.tokens_per_s)))
         return BusyError(f"{reason}; try again in {wait_s} s", retry_after_s=wait_s)
 
     async def prepare(self, compute: Callable[[], T]) -> T:
@@ -288,7 +366,7 @@ class Batcher:
                 else:
                     batch.finish(result)
                 if batch.tokens:
-                    self._counts.add_speed(batch.tokens, time.monotonic() - started_s)
+                    self.counts.add_speed(batch.tokens, time.monotonic() - started_s)
         finally:
             # Not in a callback of the task: work that its last result brings may arrive before that.
             self._working -= 1
@@ -342,7 +420,7 @@ class Batcher:
         candidates[:] = [work for work in candidates if id(work) not in taken]
         windows, top = [each.window for each in chosen], max(each.request.top for each in chosen)
         reads = [window.reads for window in windows]
-        self._counts.add_batch(len(chosen), sum(reads), max(reads) * len(chosen))
+        self.counts.add_batch(reads)
 
         def finish(scored: object) -> None:
             for each, scores in zip(chosen, scored, strict=True):  # type: ignore[call-overload]
@@ -368,23 +446,23 @@ class Batcher:
             if other.predictor is not first.predictor or abs(len(other.ids) - len(first.ids)) > PROMPT_DIFFERENCE:
                 continue
             needed = cache_bytes(other.predictor, other.limit)
-            if self._cache_bytes + used + needed <= self.max_cache_bytes:
+            if self.cache_bytes + used + needed <= self.max_cache_bytes:
                 members.append(work)
                 used += needed
         if oldest not in members:
             return None
         taken = set(map(id, members))
         candidates[:] = [work for work in candidates if id(work) not in taken]
-        self._cache_bytes += used
+        self.cache_bytes += used
         return _Decoding(members, used)
 
     def _slice(self, decoding: _Decoding) -> _Batch:
         before = sum(len(each.generation.tokens) for each in decoding.members)
 
         def finish(_: object) -> None:
-            self._counts.generated_tokens += sum(len(each.generation.tokens) for each in decoding.members) - before
+            self.counts.generated_tokens += sum(len(each.generation.tokens) for each in decoding.members) - before
             if decoding.decoder.ended:
-                self._cache_bytes -= decoding.cache_bytes
+                self.cache_bytes -= decoding.cache_bytes
             else:
                 self._queue.append(decoding)
             for each in decoding.members:
@@ -392,7 +470,7 @@ class Batcher:
             self._start_workers()
 
         def fail(error: Exception) -> None:
-            self._cache_bytes -= decoding.cache_bytes
+            self.cache_bytes -= decoding.cache_bytes
             for each in decoding.members:
                 each.generation.error = each.generation.error or error
                 each.changed.set()

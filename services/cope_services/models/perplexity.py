@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -59,15 +59,13 @@ async def compare(components: Components, request: PerplexityRequest) -> bytes:
     run_ids = [
         model
         if isinstance(model, str)
-        else await predictors.best.get(_key(model), partial(best_of_row, queries, model))
+        else await predictors.lookups.get(
+            (model.ablation, model.scale, model.row), partial(best_of_row, queries, model)
+        )
         for model in request.models
     ]
     answers = [await measure(predictors, await components.predictor(run_id), request) for run_id in run_ids]
     return b'{"results":[' + b",".join(answers) + b"]}"
-
-
-def _key(model: BestOfRow) -> Hashable:
-    return model.ablation, model.scale, model.row
 
 
 def best_of_row(queries: Queries, wanted: BestOfRow) -> str:

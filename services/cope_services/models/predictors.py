@@ -1,15 +1,20 @@
-"""Models of finished runs in memory, and probes of them. The first request imports torch."""
+"""Models of finished runs in memory, probes of them, and their checkpoint files. The first request imports torch."""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import os
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Condition
-from typing import TYPE_CHECKING
-from weakref import WeakValueDictionary, ref
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import quote
+from weakref import WeakValueDictionary
 
+from anyio import CapacityLimiter, to_thread
 from cachetools import LRUCache, TTLCache, cached
 
 from cope_services.http.errors import (
@@ -21,19 +26,84 @@ from cope_services.http.errors import (
 )
 from cope_services.http.settings import Settings
 from cope_services.models.batching import Batcher
-from cope_services.models.checkpoints import Checkpoints
-from cope_services.models.inference_stats import PredictorsStats
-from cope_services.models.lookups import Lookups
+from cope_sweep.api.answers import Checkpoint, CheckpointFile
 from cope_sweep.api.requests import ProbeFormat, ProbeRequest
-from cope_sweep.read.queries import Queries
+from cope_sweep.errors import NotFoundError
 from cope_sweep.store import RunFolder
 from cope_sweep.store.errors import DamagedError
 
 if TYPE_CHECKING:
     from cope_sweep.inference import Predictor
 
+T = TypeVar("T")
+
+# -- checkpoint files --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class StoredFile:
+    """A file and its status when the folder was listed."""
+
+    path: Path
+    stat: os.stat_result
+
+    @property
+    def state(self) -> tuple[int, int, int]:
+        """Modification time, size and inode: they change when the content changes."""
+        return self.stat.st_mtime_ns, self.stat.st_size, self.stat.st_ino
+
+
+def checkpoint_files(folder: RunFolder) -> list[StoredFile]:
+    """The regular, visible files by name, without links and folders. Raises NotFoundError if there are none."""
+    try:
+        checkpoint = folder.fetch_checkpoint()
+        with os.scandir(checkpoint) as entries:
+            regular = [e for e in entries if e.is_file(follow_symlinks=False) and not e.name.startswith(".")]
+            files = [StoredFile(checkpoint / e.name, e.stat(follow_symlinks=False)) for e in regular]
+    except (FileNotFoundError, NotADirectoryError):
+        files = []
+    if not files:
+        raise NotFoundError(f"the checkpoint of run {folder.run_id} was deleted: its folder has no files")
+    return sorted(files, key=lambda file: file.path.name)
+
+
+def checkpoint_file(folder: RunFolder, name: str) -> StoredFile:
+    """The file with this name. A client's name is only compared: it never becomes a path. Raises NotFoundError."""
+    files = checkpoint_files(folder)
+    for file in files:
+        if file.path.name == name:
+            return file
+    known = ", ".join(file.path.name for file in files)
+    raise NotFoundError(f"the checkpoint of run {folder.run_id} has no file {name[:80]!r}; it has {known}")
+
+
+def checkpoint_listing(folder: RunFolder) -> Checkpoint:
+    """The files with their sizes and digests. Raises NotFoundError."""
+    return Checkpoint(
+        run_id=folder.run_id,
+        files=[
+            CheckpointFile(
+                name=file.path.name,
+                size_bytes=file.stat.st_size,
+                sha256=_sha256(file.path, file.state),
+                url=f"/api/v1/runs/{folder.run_id}/checkpoint/{quote(file.path.name)}",
+            )
+            for file in checkpoint_files(folder)
+        ],
+    )
+
+
+@cached(LRUCache(1024), condition=Condition())
+def _sha256(path: Path, state: Hashable) -> str:
+    """The digest in hexadecimal; `state` is part of the cache key, so a changed file is read again."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+# -- models ------------------------------------------------------------------------------------------------------------
+
 MODEL_SUFFIX = ".safetensors"
-LOOKUPS = 8
+LOOKUPS = 16
 """Threads that look for runs and load models."""
 MAX_KNOWN = 4096
 """Runs whose state is in memory."""
@@ -43,47 +113,53 @@ FRESH_S = 0.25
 """Time for which a model in memory is used without asking again whether its run or its files have changed."""
 
 
-class FinishedRuns:
-    """Finds the folders of finished runs, and asks about a run again only if the index has changed.
+class Lookups:
+    """Looks things up in threads, for each key in one at a time. All requests that waited for a result share it.
 
-    Whether the files of the run still exist is not asked here.
+    A look-up begins after it was asked for, so what it finds is as new as the request. A request that is cancelled
+    stops to wait; the look-up goes on. So a store that does not answer occupies one thread for each key, however many
+    requests ask for it, and at most `threads` in all.
     """
 
-    def __init__(self, queries: Queries) -> None:
-        self._queries = queries
-        self._known: dict[str, tuple[int, RunFolder]] = {}
+    def __init__(self, threads: int) -> None:
+        self._limiter = CapacityLimiter(threads)
+        self._running: dict[Hashable, asyncio.Task[Any]] = {}
+        self._next: dict[Hashable, asyncio.Task[Any]] = {}
 
-    def find(self, run_id: str) -> RunFolder:
-        """The folder of a finished run. Raises NotFoundError, NotFinishedError, StoreError."""
-        revision = self._queries.store.index.revision()  # a tenth of the time of the other question
-        known = self._known.get(run_id)
-        if known is not None and known[0] == revision:
-            return known[1]
-        folder = self._queries.finished(run_id)
-        if len(self._known) >= MAX_KNOWN:
-            self._known.clear()
-        self._known[run_id] = revision, folder
-        return folder
+    async def get(self, key: Hashable, compute: Callable[[], T]) -> T:
+        """Result of `compute`, or its error."""
+        task: asyncio.Task[T] | None = self._next.get(key)
+        if task is None:
+            task = self._next[key] = asyncio.create_task(self._run(key, compute, self._running.get(key)))
+            # Where all requests have been cancelled, nobody else sees the error.
+            task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return await asyncio.shield(task)
+
+    async def _run(self, key: Hashable, compute: Callable[[], T], before: asyncio.Task[Any] | None) -> T:
+        if before is not None:
+            await asyncio.wait([before])
+        task = self._running[key] = self._next.pop(key)
+        try:
+            return await to_thread.run_sync(compute, limiter=self._limiter)
+        finally:
+            if self._running.get(key) is task:
+                del self._running[key]
 
 
 class Predictors:
     """Loads models, and answers probes. The most recently used models stay in memory, up to a number of bytes."""
 
-    def __init__(self, checkpoints: Checkpoints, settings: Settings) -> None:
+    def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.batcher = Batcher(settings.inferences(), settings.max_queue_tokens, settings.max_cache_bytes)
-        self._checkpoints = checkpoints
-        self.folders: Lookups[RunFolder] = Lookups(LOOKUPS)
-        """Look-ups of the folders of runs."""
-        self.best: Lookups[str] = Lookups(LOOKUPS)
-        """Look-ups of the best runs of rows."""
-        self._lookups: Lookups[Predictor] = Lookups(LOOKUPS)
+        self.lookups = Lookups(LOOKUPS)
+        self.asked = self.loads = 0
+        """Totals of the times that a model was asked for, and that one was read from files."""
         self._latest: WeakValueDictionary[Hashable, Predictor] = WeakValueDictionary()
-        self._fresh: TTLCache[Hashable, ref[Predictor]] = TTLCache(MAX_KNOWN, FRESH_S)
-        self._asked = self._loads = 0
+        self._fresh: TTLCache[Hashable, bool] = TTLCache(MAX_KNOWN, FRESH_S)
         # With the condition, threads that need the same model wait until one of them has loaded it.
-        self._models: LRUCache[Hashable, Predictor] = LRUCache(settings.max_model_bytes, lambda model: model.size_bytes)
-        self._load_cached: Callable[[Path, Hashable], Predictor] = cached(self._models, condition=Condition())(
+        self.models: LRUCache[Hashable, Predictor] = LRUCache(settings.max_model_bytes, lambda model: model.size_bytes)
+        self._load_cached: Callable[[Path, Hashable], Predictor] = cached(self.models, condition=Condition())(
             self._load
         )
 
@@ -94,31 +170,20 @@ class Predictors:
 
         Raises TooLargeError, DamagedCheckpointError, NotFiniteOutputError, NotFoundError, and what `find` raises.
         """
-        self._asked += 1
-        fresh = self._fresh.get(key)
-        known = self._latest.get(key) if fresh is None else fresh()
-        if fresh is not None and known is not None:
+        self.asked += 1
+        known = self._latest.get(key)
+        if known is not None and key in self._fresh:
             return known
         try:
             async with asyncio.timeout(None if known is None else CHECK_S) as limit:
-                predictor = await self._lookups.get(key, lambda: self._find(find))
+                predictor = await self.lookups.get(key, lambda: self._find(find))
         except TimeoutError:
             if known is None or not limit.expired():
                 raise
             return known
         self._latest[key] = predictor
-        self._fresh[key] = ref(predictor)
+        self._fresh[key] = True
         return predictor
-
-    def stats(self) -> PredictorsStats:
-        """Counters at this moment. It may be called in any thread, and takes no lock."""
-        return PredictorsStats(
-            models=len(self._models),
-            model_bytes=int(self._models.currsize),
-            max_model_bytes=self.settings.max_model_bytes,
-            lookups=self._asked,
-            loads=self._loads,
-        )
 
     async def probe(self, predictor: Predictor, request: ProbeRequest, output_format: ProbeFormat) -> bytes:
         """Probe a model, when a thread is free: a ProbeResponse as JSON, or a picture.
@@ -127,14 +192,13 @@ class Predictors:
         """
         from cope_services.models.probing import probe_json, probe_picture, probe_sequence, probed_tokens
 
-        settings = self.settings
         with service_errors():
             tokens_T = await self.batcher.prepare(lambda: probed_tokens(predictor, request))
-            if len(tokens_T) > settings.max_tokens:
-                raise TooLargeError(f"{len(tokens_T)} tokens; one request may have {settings.max_tokens}")
+            if len(tokens_T) > self.settings.max_tokens:
+                raise TooLargeError(f"{len(tokens_T)} tokens; one request may have {self.settings.max_tokens}")
             with self.batcher.admitted(len(tokens_T)):
                 probed = await self.batcher.infer(
-                    lambda: probe_sequence(predictor, request, tokens_T, settings.max_probe_values, output_format)
+                    lambda: probe_sequence(predictor, request, tokens_T, self.settings.max_probe_values, output_format)
                 )
                 if output_format == "json":
                     return await self.batcher.prepare(lambda: probe_json(probed, request))
@@ -147,7 +211,7 @@ class Predictors:
             raise DamagedCheckpointError(str(error)) from error
 
     def _predictor(self, folder: RunFolder) -> Predictor:
-        files = self._checkpoints.files(folder)
+        files = checkpoint_files(folder)
         size_bytes = sum(file.stat.st_size for file in files if file.path.suffix == MODEL_SUFFIX)
         if size_bytes > self.settings.max_model_bytes:
             raise TooLargeError(
@@ -162,7 +226,7 @@ class Predictors:
         from cope_sweep.inference import Predictor
         from cope_sweep.model import CheckpointError
 
-        self._loads += 1
+        self.loads += 1
         predictor = Predictor.load(checkpoint, self.settings.device)
         with suppress(CheckpointError):  # a request that needs the vocabulary says so
             predictor.vocabulary  # noqa: B018 - read here, so that no request reads a file in the event loop

@@ -3,13 +3,11 @@
 from typing import Annotated
 
 from fastapi import APIRouter, Header, Query, Request, Response
-from werkzeug.datastructures import MIMEAccept
-from werkzeug.http import parse_accept_header
 
 from cope_services.http.access import INFER
 from cope_services.http.components import ComponentsDep, RequireJson
-from cope_services.http.errors import NotAcceptableError
-from cope_services.http.schemas import INFERENCE_ERRORS, Responses, error_responses
+from cope_services.http.errors import INFERENCE_ERRORS, Responses, error_responses
+from cope_services.http.reading import accepted
 from cope_services.models.perplexity import compare
 from cope_sweep.api.requests import (
     MEDIA_TYPES,
@@ -60,20 +58,10 @@ async def probe_heads(
     accept: ProbeAccept = None,
 ) -> Response:
     """Gates, positions and attention of each head of a finished run's model for one sequence: arrays or a picture."""
-    output_format = format or _negotiated(accept)
+    output_format = format or accepted(accept, MEDIA_TYPES, "a probe")
 
     async def answer() -> bytes:
         return await components.predictors.probe(await components.predictor(run_id), body, output_format)
 
     content = await components.infer(request, answer)
     return Response(content, media_type=MEDIA_TYPES[output_format], headers={"vary": "Accept"})
-
-
-def _negotiated(accept: str | None) -> ProbeFormat:
-    """The format that the client prefers. Raises NotAcceptableError."""
-    media = parse_accept_header(accept or "*/*", MIMEAccept).best_match(MEDIA_TYPES.values())
-    for name, media_type in MEDIA_TYPES.items():
-        if media_type == media:
-            return name
-    known = ", ".join(MEDIA_TYPES.values())
-    raise NotAcceptableError(f"a probe is available as {known}; choose one with Accept or ?format=NAME")

@@ -1,0 +1,380 @@
+"""The OpenAI protocol: scores and texts agree with the Predictor; streams, batches, errors, and what lm-eval relies on."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import torch
+
+from cope_sweep.inference import Predictor, windows
+from tests.services.prose_store import ProseStore
+
+TEXTS = ["the cat is a species", "日本 , naïve lobster of the European", "a"]
+
+
+def ask(client: httpx.Client, path: str, body: Any, status: int = 200) -> Any:
+    response = client.post(path, json=body)
+    assert response.status_code == status, response.text
+    return response.json() if status == 200 else response.json()["error"]
+
+
+def complete(client: httpx.Client, run_id: str, prompt: Any, status: int = 200, **fields: Any) -> Any:
+    return ask(client, "/v1/completions", {"model": run_id, "prompt": prompt} | fields, status)
+
+
+def streamed(client: httpx.Client, run_id: str, prompt: Any, **fields: Any) -> list[dict[str, Any]]:
+    """The events of a stream, without the last, which is [DONE]."""
+    body = {"model": run_id, "prompt": prompt, "stream": True} | fields
+    with client.stream("POST", "/v1/completions", json=body) as response:
+        assert response.status_code == 200, response.read()
+        assert response.headers["content-type"].startswith("text/event-stream")
+        lines = [line.removeprefix("data: ") for line in response.iter_lines() if line]
+    assert lines[-1] == "[DONE]"
+    return [json.loads(line) for line in lines[:-1]]
+
+
+def test_models_are_the_finished_runs(prose_client: httpx.Client, prose: ProseStore) -> None:
+    models = prose_client.get("/v1/models").json()
+    assert {model["id"] for model in models["data"]} == {*prose.cope, *prose.absolute, prose.flip_flop}
+    assert {model["row"] for model in models["data"] if model["id"] in prose.cope} == {"CoPE"}
+    one = prose_client.get(f"/v1/models/{prose.cope[0]}").json()
+    assert one in models["data"]
+    assert (one["object"], one["owned_by"], one["created"] > 1e9) == ("model", "cope-sweep", True)
+    assert prose_client.get("/v1/models?limit=2").json()["data"] == models["data"][:2]
+    missing = prose_client.get("/v1/models/0123456789abcdef")
+    assert (missing.status_code, missing.json()["error"]["code"]) == (404, "not_found")
+
+
+@pytest.mark.parametrize("row", ["cope", "absolute"])
+def test_the_request_of_lm_eval_has_the_scores_of_the_predictor(
+    prose_client: httpx.Client, prose: ProseStore, row: str
+) -> None:
+    run_id = getattr(prose, row)[0]
+    predictor = prose.predictor(run_id)
+    prompts = [predictor.text_tokens(text)[:17].tolist() for text in TEXTS]
+    assert len(prompts[1]) == 17  # a whole window: one token more than the model reads in training
+    answer = complete(prose_client, run_id, prompts, temperature=0, max_tokens=1, logprobs=1, seed=1234, echo=True)
+    expected = predictor.log_probabilities(prompts)
+    for index, (prompt, scores) in enumerate(zip(prompts, expected, strict=True)):
+        choice = answer["choices"][index]
+        logprobs = choice["logprobs"]
+        assert choice["index"] == index
+        assert {len(values) for values in logprobs.values()} == {len(prompt) + 1}
+        assert (logprobs["token_logprobs"][0], logprobs["top_logprobs"][0]) == (None, None)
+        np.testing.assert_allclose(logprobs["token_logprobs"][1:-1], scores[1:], atol=1e-5)
+        with torch.no_grad():
+            logits_TV = predictor.model(torch.tensor([prompt[: predictor.longest_read]]))[0]
+        for t, token in enumerate(prompt[1:]):
+            top = logprobs["top_logprobs"][t + 1]
+            # lm-eval decides with `==` whether the token is the most probable one.
+            is_best = logprobs["token_logprobs"][t + 1] == max(top.values())
+            assert is_best == (token == int(logits_TV[t].argmax()))
+            assert len(top) == (1 if is_best else 2)
+    assert answer["usage"] == {"prompt_tokens": sum(map(len, prompts)), "completion_tokens": 3, "total_tokens": sum(map(len, prompts)) + 3}  # fmt: skip
+
+
+def test_text_and_ids_are_the_same_prompt(prose_client: httpx.Client, prose: ProseStore) -> None:
+    run_id = prose.cope[0]
+    fields = {"temperature": 0, "max_tokens": 4, "logprobs": 2, "echo": True}
+    tokens = ask(prose_client, f"/openai/{run_id}/tokenize", {"prompt": TEXTS[0]})["tokens"]
+    by_text = complete(prose_client, run_id, TEXTS[0], **fields)["choices"]
+    assert by_text == complete(prose_client, run_id, tokens, **fields)["choices"]
+    assert by_text == complete(prose_client, run_id, [TEXTS[0]], **fields)["choices"]
+    [choice] = by_text
+    assert choice["text"].startswith(TEXTS[0])
+    logprobs = choice["logprobs"]
+    for token, offset in zip(logprobs["tokens"], logprobs["text_offset"], strict=True):
+        assert token.startswith("bytes:") or choice["text"][offset:].startswith(token)
+    pinned = ask(prose_client, f"/openai/{run_id}/v1/completions", {"prompt": tokens} | fields)["choices"]
+    assert pinned == by_text
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"temperature": 0},
+        {"temperature": 1, "seed": 7, "n": 3},
+        {"temperature": 1, "seed": 7, "echo": True, "logprobs": 3},
+        {"temperature": 1, "seed": 7, "stop": [" ", "e"], "n": 2, "logprobs": 0},
+        {"temperature": 0, "max_tokens": 0, "echo": True, "logprobs": 1},
+        {"temperature": 0, "max_tokens": 1, "echo": True, "logprobs": 1},
+    ],
+)
+def test_a_stream_has_the_same_content(prose_client: httpx.Client, prose: ProseStore, fields: dict[str, Any]) -> None:
+    fields = {"max_tokens": 8} | fields
+    whole = complete(prose_client, prose.cope[0], TEXTS[:2], **fields)
+    events = streamed(prose_client, prose.cope[0], TEXTS[:2], stream_options={"include_usage": True}, **fields)
+    assert events[-1]["usage"] == whole["usage"]
+    for choice in whole["choices"]:
+        parts = [part for event in events for part in event["choices"] if part["index"] == choice["index"]]
+        assert "".join(part["text"] for part in parts) == choice["text"]
+        assert [part["finish_reason"] for part in parts[:-1]] == [None] * (len(parts) - 1)
+        assert parts[-1]["finish_reason"] == choice["finish_reason"]
+        for name, values in (choice["logprobs"] or {}).items():
+            joined = [value for part in parts for value in part["logprobs"][name]]
+            assert joined == pytest.approx(values, abs=1e-6) if name == "token_logprobs" and None not in values else len(joined) == len(values)  # fmt: skip
+
+
+def test_null_is_the_default(prose_client: httpx.Client, prose: ProseStore) -> None:
+    names = (
+        "max_tokens", "temperature", "top_p", "n", "best_of", "stream", "stream_options", "logprobs", "echo", "stop",
+        "user", "suffix", "logit_bias", "presence_penalty", "frequency_penalty",
+    )  # fmt: skip
+    nulls = complete(prose_client, prose.cope[0], TEXTS[0], seed=4, **dict.fromkeys(names))
+    assert nulls["choices"] == complete(prose_client, prose.cope[0], TEXTS[0], seed=4)["choices"]
+
+
+def test_sampling_depends_on_the_seed_alone(prose_client: httpx.Client, prose: ProseStore) -> None:
+    def texts(**fields: Any) -> list[str]:
+        choices = complete(prose_client, prose.cope[0], TEXTS[0], max_tokens=9, **fields)["choices"]
+        return [choice["text"] for choice in choices]
+
+    assert texts(seed=1, n=2) == texts(seed=1, n=2)
+    assert texts(seed=1, n=3)[:2] == texts(seed=1, n=2)
+    assert texts(seed=1) != texts(seed=2)
+    assert len(set(texts(temperature=0, n=2))) == 1
+
+
+def test_stop_texts_and_the_context_end_a_completion(prose_client: httpx.Client, prose: ProseStore) -> None:
+    run_id = prose.cope[0]
+    [whole] = complete(prose_client, run_id, "the", max_tokens=10, temperature=0)["choices"]
+    middle = whole["text"][2:4]
+    [stopped] = complete(prose_client, run_id, "the", max_tokens=10, temperature=0, stop=middle)["choices"]
+    assert stopped["text"] == whole["text"][: whole["text"].index(middle)]
+    assert stopped["finish_reason"] == "stop"
+    [long] = complete(prose_client, run_id, "the", max_tokens=300, temperature=0, logprobs=0, echo=True)["choices"]
+    assert (len(long["logprobs"]["tokens"]), long["finish_reason"]) == (18, "length")
+
+
+def test_a_prompt_of_one_token(prose_client: httpx.Client, prose: ProseStore) -> None:
+    for row in (prose.cope, prose.absolute):
+        fields = {"echo": True, "logprobs": 1, "temperature": 0}
+        [alone] = complete(prose_client, row[0], [5], max_tokens=0, **fields)["choices"]
+        assert (alone["logprobs"]["token_logprobs"], alone["finish_reason"]) == ([None], "length")
+        [more] = complete(prose_client, row[0], [5], max_tokens=1, **fields)["choices"]
+        [known] = complete(prose_client, row[0], [5], max_tokens=3, logprobs=1, temperature=0)["choices"]
+        assert len(more["logprobs"]["tokens"]) == 2
+        assert more["logprobs"]["tokens"][1] == known["logprobs"]["tokens"][0]
+
+
+def test_a_long_prompt_is_scored_as_far_as_encodings_reach(prose_client: httpx.Client, prose: ProseStore) -> None:
+    prompt = list(range(40))
+    fields = {"echo": True, "logprobs": 0, "max_tokens": 0}
+    [choice] = complete(prose_client, prose.cope[0], prompt, **fields)["choices"]
+    [scores] = prose.predictor(prose.cope[0]).log_probabilities([prompt])
+    np.testing.assert_allclose(choice["logprobs"]["token_logprobs"][1:], scores[1:], atol=1e-5)
+    assert (
+        "prompt 0 of 40 tokens is too long"
+        in complete(prose_client, prose.absolute[0], prompt, 400, **fields)["message"]
+    )
+
+
+def test_tokenizer_routes(prose_client: httpx.Client, prose: ProseStore) -> None:
+    run_id = prose.cope[0]
+    info = prose_client.get(f"/openai/{run_id}/tokenizer_info").json()
+    assert info == prose_client.get(f"/tokenizer_info?model={run_id}").json()
+    assert (info["eos_token"], info["max_model_len"], info["vocabulary_size"]) == ("<|endoftext|>", 17, 300)
+    end = ask(prose_client, f"/openai/{run_id}/tokenize", {"prompt": info["eos_token"], "add_special_tokens": False})
+    assert end["tokens"] == [prose.predictor(run_id).tokenizer.end_of_text]
+    for text in (*TEXTS, "", " \n<|endoftext|>\x00"):
+        tokens = ask(prose_client, "/tokenize", {"model": run_id, "prompt": text})
+        assert tokens["count"] == len(tokens["tokens"])
+        assert ask(prose_client, "/detokenize", {"model": run_id, "tokens": tokens["tokens"]})["prompt"] == text
+
+
+def test_a_task_without_text_has_labels(prose_client: httpx.Client, prose: ProseStore) -> None:
+    run_id = prose.flip_flop
+    assert prose_client.get(f"/tokenizer_info?model={run_id}").json()["eos_token"] is None
+    fields = {"max_tokens": 2, "temperature": 0, "logprobs": 0, "echo": True}
+    by_label = complete(prose_client, run_id, "w 0 i 1 r", **fields)["choices"]
+    assert by_label == complete(prose_client, run_id, [2, 0, 3, 1, 4], **fields)["choices"]
+    assert by_label[0]["logprobs"]["tokens"][:5] == [" w", " 0", " i", " 1", " r"]
+    fields["max_tokens"] = 0
+    [choice] = complete(prose_client, run_id, "w 0 i 1 r 0 i 1", **fields)["choices"]
+    logprobs = choice["logprobs"]["token_logprobs"]  # the task trains the bit after `r` only
+    assert [value is not None for value in logprobs] == [False, False, False, False, False, True, False, False]
+    assert logprobs[5] == pytest.approx(prose.predictor(run_id).log_probabilities([[2, 0, 3, 1, 4, 0]])[0][5], rel=1e-5)
+    error = complete(prose_client, run_id, "hello", 400)
+    assert error["code"] == "invalid_tokens"
+    assert "has no text tokenizer, and 'hello' is no label" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "message"),
+    [
+        ({"prompt": [1]}, 400, "no model is named"),
+        ({"model": "no", "prompt": [1]}, 404, "no run id"),
+        ({"model": "0123456789abcdef", "prompt": [1]}, 404, "no run '0123456789abcdef'"),
+        ({"prompt": [[1, 300]]}, 400, "prompt 0, position 1: token id 300 is out of range"),
+        ({"prompt": [1] * 18}, 400, "for generation give 1 … 17"),
+        ({"prompt": [1] * 401, "max_tokens": 0, "echo": True, "logprobs": 0}, 413, "the limit is 400"),
+        ({"prompt": [[1, 2]] * 1000, "n": 4}, 413, "one request may have 4000"),
+        ({"prompt": []}, 400, "body.prompt"),
+        ({"prompt": [1, "a"]}, 400, "body.prompt"),
+        ({"prompt": [1], "temperature": -1}, 400, "body.temperature"),
+        ({"prompt": [1], "temperature": "NaN"}, 400, "body.temperature"),
+        ({"prompt": [1], "top_p": 0}, 400, "body.top_p"),
+        ({"prompt": [1], "logprobs": 21}, 400, "body.logprobs"),
+        ({"prompt": [1], "stop": [""]}, 400, "body.stop"),
+        ({"prompt": [1], "best_of": 2}, 400, "body: best_of is not implemented: leave it out"),
+        ({"prompt": [1], "presence_penalty": 1}, 400, "body.presence_penalty: this field is not implemented"),
+        ({"prompt": [1], "suffix": "x"}, 400, "body.suffix: this field is not implemented"),
+        ({"prompt": [1], "logit_bias": {"5": 1}}, 400, "body.logit_bias: this field is not implemented"),
+        ({"prompt": [1], "stop": [[1]]}, 400, "body.stop"),
+        ({"prompt": None}, 400, "body.prompt: field required"),
+        ({"prompt": [1], "max_token": 1}, 400, "body.max_token: extra"),
+        ({"prompt": "\ud800"}, 400, ""),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_errors_are_those_of_openai(
+    prose_client: httpx.Client, prose: ProseStore, body: dict[str, Any], status: int, message: str, stream: bool
+) -> None:
+    named = {} if message == "no model is named" else {"model": prose.cope[0]}
+    content = json.dumps(named | {"stream": stream} | body)
+    response = prose_client.post("/v1/completions", content=content, headers={"content-type": "application/json"})
+    assert response.status_code == status, response.text
+    error = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["type"] == "invalid_request_error"
+    assert message in error["message"]
+
+
+def test_a_path_and_a_request_that_name_different_models(prose_client: httpx.Client, prose: ProseStore) -> None:
+    path = f"/openai/{prose.cope[0]}/v1/completions"
+    error = ask(prose_client, path, {"model": prose.cope[1], "prompt": [1]}, 400)
+    assert "send the same or none" in error["message"]
+    assert len(ask(prose_client, path, {"model": prose.cope[0], "prompt": [1]})["choices"]) == 1
+
+
+# -- lm-evaluation-harness, unmodified, against a server: its numbers are those of our own evaluation ------------------
+
+
+COMMAND = shutil.which("lm_eval", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]))
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(COMMAND is None, reason="lm_eval is not installed: pip install 'cope-sweep[lm-eval]'"),
+]
+
+TEXTS = [
+    "the cat is a species",
+    "naïve 日本 , lobster of the European \n the cat . \n a species of the cat is a lobster of the European",
+    "a",
+]
+CHOICES = [
+    {"question": "the cat is a", "choices": [" species", " lobster", " ,"], "gold": 0},
+    {"question": "European lobster", "choices": [" is", " of", " 日本"], "gold": 1},
+]
+ROLLING = """\
+task: rolling
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: {file}}}}}
+test_split: test
+output_type: loglikelihood_rolling
+doc_to_text: ""
+doc_to_target: "{{{{text}}}}"
+metric_list: [{{metric: bits_per_byte}}, {{metric: byte_perplexity}}]
+"""
+CHOICE = """\
+task: choice
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: {file}}}}}
+test_split: test
+output_type: multiple_choice
+doc_to_text: "{{{{question}}}}"
+doc_to_choice: "{{{{choices}}}}"
+doc_to_target: "{{{{gold}}}}"
+target_delimiter: ""
+metric_list: [{{metric: acc}}]
+"""
+CONTEXT = 16
+
+
+def run_lm_eval(folder: Path, url: str, max_length: int) -> tuple[dict[str, Any], dict[str, list[dict[str, Any]]]]:
+    """The results by task, and the samples of each task in order."""
+    arguments = f"base_url={url}/v1/completions,num_concurrent=3,max_length={max_length}"
+    command = [str(COMMAND), "--model", "local-completions", "--model_args", arguments,
+               "--tasks", "rolling,choice", "--include_path", str(folder), "--batch_size", "2", "--log_samples",
+               "--output_path", str(folder / "output")]  # fmt: skip
+    environment = os.environ | {"HF_DATASETS_CACHE": str(folder / "cache"), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, cwd=folder)
+    assert done.returncode == 0, done.stderr[-3000:]
+    [results] = (folder / "output").rglob("results_*.json")
+    samples = {}
+    for task in ("rolling", "choice"):
+        [file] = (folder / "output").rglob(f"samples_{task}_*.jsonl")
+        lines = [json.loads(line) for line in file.read_text().splitlines()]
+        samples[task] = sorted(lines, key=lambda line: line["doc_id"])
+    return json.loads(results.read_text())["results"], samples
+
+
+def write_task(folder: Path, name: str, template: str, documents: list[dict[str, Any]]) -> None:
+    file = folder / f"{name}.jsonl"
+    file.write_text("".join(json.dumps(document) + "\n" for document in documents))
+    (folder / f"{name}.yaml").write_text(template.format(file=file))
+
+
+def nll(predictor: Predictor, text: str) -> float:
+    """As lm-eval's windows: disjoint ones, of which the last reaches back to be as long as the others."""
+    tokens_T = predictor.text_tokens(text)
+    last = (
+        len(tokens_T) - 1 - (len(tokens_T) - 2) % CONTEXT - 1
+    )  # the place of the last window's first scored token, − 1
+    whole, rest = tokens_T[: last + 1], tokens_T[max(0, len(tokens_T) - 1 - CONTEXT) :]
+    scored = [scores.log_probabilities_N.sum() for scores in predictor.score_windows(windows(whole, CONTEXT, CONTEXT))] if len(whole) > 1 else []  # fmt: skip
+    [end] = predictor.log_probabilities([rest])
+    return -float(sum(scored) + end[-(len(tokens_T) - 1 - last) :].sum())
+
+
+def test_the_numbers_are_our_own(prose_client: httpx.Client, prose: ProseStore, tmp_path: Path) -> None:
+    # Absolute positions: nothing beyond the context can be read, not even for the token that lm-eval does not want.
+    run_id = prose.absolute[0]
+    predictor = prose.predictor(run_id)
+    write_task(tmp_path, "rolling", ROLLING, [{"text": text} for text in TEXTS])
+    write_task(tmp_path, "choice", CHOICE, CHOICES)
+    # lm-eval subtracts one token for its generated one, and one of a prompt is not scored: windows of CONTEXT.
+    results, samples = run_lm_eval(tmp_path, f"{prose_client.base_url}/openai/{run_id}", CONTEXT + 2)
+    check_rolling(predictor, results["rolling"], samples["rolling"])
+    check_choices(predictor, results["choice"], samples["choice"])
+
+
+def check_rolling(predictor: Predictor, results: dict[str, Any], samples: list[dict[str, Any]]) -> None:
+    expected = [nll(predictor, text) for text in TEXTS]
+    assert len(predictor.text_tokens(TEXTS[1])) > 2 * CONTEXT  # several windows
+    for sample, document_nll in zip(samples, expected, strict=True):
+        assert float(sample["filtered_resps"][0]) == pytest.approx(-document_nll, rel=1e-5)
+    size_bytes = sum(len(text.encode()) for text in TEXTS)
+    assert results["bits_per_byte,none"] == pytest.approx(sum(expected) / size_bytes / math.log(2), rel=1e-5)
+    # Texts of one window: lm-eval's windows are those of our own evaluation.
+    short = [text for text in TEXTS if len(predictor.text_tokens(text)) <= CONTEXT + 1]
+    assert len(short) == 2
+    for text in short:
+        assert nll(predictor, text) == pytest.approx(predictor.text_perplexity(text).nll_sum)
+
+
+def check_choices(predictor: Predictor, results: dict[str, Any], samples: list[dict[str, Any]]) -> None:
+    correct, greedy = 0, []
+    for sample, document in zip(samples, CHOICES, strict=True):
+        scores = []
+        for (log_p, is_greedy), choice in zip(sample["filtered_resps"], document["choices"], strict=True):
+            context = predictor.vocabulary.encode(document["question"])
+            both = predictor.vocabulary.encode(document["question"] + choice)
+            assert both[: len(context)].tolist() == context.tolist()
+            scores.append(predictor.log_probabilities([both])[0][len(context) :].sum())
+            with torch.no_grad():
+                best_T = predictor.model(torch.from_numpy(both[None]))[0].argmax(-1)
+            assert float(log_p) == pytest.approx(scores[-1], rel=1e-5)
+            greedy.append(best_T[len(context) - 1 : -1].tolist() == both[len(context) :].tolist())
+            assert str(is_greedy) == str(greedy[-1])
+        correct += max(range(3), key=scores.__getitem__) == document["gold"]
+    assert results["acc,none"] == correct / len(CHOICES)
