@@ -286,7 +286,7 @@ class Plans:
         return self._making.get(key, make)
 
     async def _make_all(self) -> None:
-        """One plan at a time: the others threads are for plans that somebody asks for."""
+        """One plan at a time: the other threads are for plans that somebody asks for."""
         tried: set[PlanKey] = set()
         while keys := [key for key in await run_in_threadpool(self._missing) if key not in tried]:
             tried.add(keys[0])
