@@ -5,7 +5,8 @@ from pathlib import Path
 
 import httpx
 import pytest
-from cope_services import cached_route, freshness, predictors
+from cope_services.http import caching
+from cope_services.models import predictors
 
 from tests.services import prose_store
 from tests.services.prose_store import ProseStore
@@ -16,9 +17,9 @@ from tests.services.sample_store import SampleStore, build, serving
 def always_fresh() -> Iterator[None]:
     """Answers are as new as the store: a test sees at once what it has written."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(freshness, "CHECK_EVERY_S", 0.0)
-        patch.setattr(cached_route, "PACE", 0.0)
-        patch.setattr(cached_route.RunFilesRoute, "max_age_s", 0.0)
+        patch.setattr(caching, "CHECK_EVERY_S", 0.0)
+        patch.setattr(caching, "PACE", 0.0)
+        patch.setattr(caching.RunFilesRoute, "max_age_s", 0.0)
         patch.setattr(predictors, "FRESH_S", 0.0)
         yield
 

@@ -1,0 +1,246 @@
+"""Creates the application from its settings, with the web page, the documentation, health checks and metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import platform
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import swagger_ui_bundle
+from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi.responses import FileResponse
+from fastapi.staticfiles import StaticFiles
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from pydantic import BaseModel, Field
+from starlette.types import ASGIApp
+
+from cope_services.http import reading, sweeps
+from cope_services.http.access import READ, AllowedHosts, ApiKey, Authentication, KeysFile, is_loopback
+from cope_services.http.caching import Answers, Freshness, Plans, ReadRoute
+from cope_services.http.components import Components, ComponentsDep
+from cope_services.http.errors import NotReadyError, complete, error_responses, install_error_handlers
+from cope_services.http.metrics import Measurement, Metrics
+from cope_services.http.middleware import (
+    PAGE_POLICY,
+    BodyLimit,
+    Compression,
+    PlainErrors,
+    Refusals,
+    SecurityHeaders,
+    overload_check,
+)
+from cope_services.http.settings import Settings
+from cope_services.models import openai
+from cope_services.models import routes as models
+from cope_services.models.predictors import Predictors
+from cope_sweep import __version__
+from cope_sweep.errors import NotFoundError
+from cope_sweep.read.queries import AblationFiles, Queries
+from cope_sweep.store import Store
+
+DESCRIPTION = """\
+Ablations, result tables, runs, checkpoints, perplexity and probes.
+
+Every error has a `ProblemDetails` body, `application/problem+json`; the OpenAI protocol has its own. A server that
+listens on loopback only, and has no keys, needs none.
+"""
+
+
+class Service(FastAPI):
+    """The application, with middleware around everything: errors of the server have headers and are counted, too."""
+
+    def __init__(self, settings: Settings, **options: Any) -> None:
+        super().__init__(
+            title="cope_sweep", version=__version__, description=DESCRIPTION, docs_url=None, redoc_url=None, **options
+        )
+        self.settings = settings
+        self.components = self.state.components = _components(settings)
+        self.metrics = Metrics(self.components.predictors, lambda: self.components.queries.store)
+        install_error_handlers(self, settings.shown)
+
+    def build_middleware_stack(self) -> ASGIApp:
+        """The application of starlette, which routes requests and handles errors, in the middleware of this service."""
+        app = super().build_middleware_stack()
+        check_room = self.components.predictors.batcher.check_room
+        app = guarded(app, self.settings, overload_check(check_room), always=not is_loopback(self.settings.host))
+        return Measurement(app, self.metrics, self.routes, log=self.settings.access_log)
+
+    def openapi(self) -> dict[str, Any]:
+        """The OpenAPI document; it is made once."""
+        if self.openapi_schema is None:
+            complete(super().openapi())
+        return super().openapi()
+
+
+class ModelRoutes(Service):
+    """The routes that ask models, without the checks of keys, hosts and sizes: a gateway has made them."""
+
+    def build_middleware_stack(self) -> ASGIApp:
+        """The application of starlette, which refuses requests while the queue of its models is full."""
+        check = overload_check(self.components.predictors.batcher.check_room)
+        return Refusals(FastAPI.build_middleware_stack(self), check)
+
+    async def find_run(self, run_id: str) -> None:
+        """Find a finished run. Raises NotFoundError, NotFinishedError, StoreError."""
+        components = self.components
+        await components.predictors.lookups.get(("run", run_id), lambda: components.queries.finished(run_id))
+
+
+def guarded(app: ASGIApp, settings: Settings, *checks: Any, always: bool) -> ASGIApp:
+    """An application with the checks and headers of the service around it.
+
+    Args:
+        app: The application.
+        settings: Hosts, keys and the limit of bodies.
+        checks: Further checks, of requests with a valid key.
+        always: Whether a key is needed even if there are none.
+    """
+    hosts = AllowedHosts(settings.host, settings.allowed_hosts)
+    keys = Authentication(KeysFile(settings.keys_file), always)
+    app = Refusals(BodyLimit(app, settings.max_body_bytes), hosts.check, keys.check, *checks)
+    return SecurityHeaders(Compression(PlainErrors(app)))
+
+
+def _components(settings: Settings) -> Components:
+    files = AblationFiles(settings.ablations, max_runs=settings.max_plan_runs, waits=False, error_text=settings.shown)
+    queries = Queries(Store(settings.store, index=settings.index or None), files)
+    return Components(
+        queries=queries,
+        answers=Answers(Freshness(queries)),
+        plans=Plans(files),
+        pictures=reading.Pictures(),
+        predictors=Predictors(settings),
+        sweeps=sweeps.SweepJobs(queries, settings),
+        watchers=sweeps.Watchers(lambda: queries.store, settings.max_listeners),
+    )
+
+
+# -- the web page, the documentation, health checks, metrics, and what runs here ---------------------------------------
+
+PAGE = Path(__file__).parent.parent / "page"
+DOCUMENTATION = Path(__file__).parent / "documentation"
+DOCUMENTATION_FILES = {
+    "docs.js": DOCUMENTATION / "docs.js",
+    "swagger-ui-bundle.js": Path(swagger_ui_bundle.swagger_ui_path) / "swagger-ui-bundle.js",
+    "swagger-ui.css": Path(swagger_ui_bundle.swagger_ui_path) / "swagger-ui.css",
+}
+PAGE_HEADERS = {"content-security-policy": PAGE_POLICY}
+
+pages = APIRouter(include_in_schema=False, route_class=ReadRoute)
+health = APIRouter(tags=["health"], route_class=ReadRoute)
+version = APIRouter(tags=["health"], dependencies=[READ], route_class=ReadRoute)
+
+
+@pages.get("/")
+def dashboard_page() -> FileResponse:
+    return FileResponse(PAGE / "index.html", headers=PAGE_HEADERS)
+
+
+@pages.get("/docs")
+def documentation_page() -> FileResponse:
+    return FileResponse(DOCUMENTATION / "index.html", headers=PAGE_HEADERS)
+
+
+@pages.get("/docs/{name}")
+def documentation_file(name: str) -> FileResponse:
+    if name not in DOCUMENTATION_FILES:
+        raise NotFoundError(f"the documentation has no file {name[:80]!r}")
+    return FileResponse(DOCUMENTATION_FILES[name])
+
+
+class Health(BaseModel):
+    status: str
+
+
+@health.get("/health/live")
+async def live() -> Health:
+    """The process answers requests."""
+    return Health(status="live")
+
+
+@health.get("/health/ready", responses=error_responses(503))
+def ready(components: ComponentsDep) -> Health:
+    """The folder of the ablations can be read, and the index answers."""
+    try:
+        components.queries.check()
+    except OSError as error:
+        raise NotReadyError(f"{error.filename}: {error.strerror}") from error
+    return Health(status="ready")
+
+
+@health.get("/metrics", dependencies=[READ], response_class=Response, responses={200: {"content": {"text/plain": {}}}})
+def get_metrics(request: Request) -> Response:
+    """Counts, times and sizes in the text format of Prometheus."""
+    return Response(generate_latest(request.app.metrics.registry), headers={"content-type": CONTENT_TYPE_LATEST})
+
+
+class Version(BaseModel):
+    version: str
+    python: str
+    torch: str
+    can_submit: bool = Field(
+        description="Whether the service has a cluster to train on, and the key of this request may submit sweeps."
+    )
+
+
+@version.get("/version")
+async def get_version(request: Request, components: ComponentsDep) -> Version:
+    """The versions of cope_sweep, Python and PyTorch, and whether sweeps can be submitted."""
+    key: ApiKey | None = request.scope.get("cope_key")
+    can_submit = bool(components.sweeps.settings.ray_address) and (key is None or "submit" in key.scopes)
+    return Version(version=__version__, python=platform.python_version(), torch=_torch_version(), can_submit=can_submit)
+
+
+@cache
+def _torch_version() -> str:
+    return metadata.version("torch")  # importing it would take seconds
+
+
+# -- applications ------------------------------------------------------------------------------------------------------
+
+
+def _include_models(app: FastAPI) -> None:
+    """Add the routes that ask models, those of the OpenAI protocol, and the version."""
+    _include_api(app, models.perplexity, models.probes, version)
+    app.include_router(openai.router)
+    app.include_router(openai.run_router)
+
+
+def _include_api(app: FastAPI, *routers: APIRouter) -> None:
+    """Add routes below `/api/v1`.
+
+    They are not nested in a router of their own: every request would pass it, which takes a fifth of an answer's time.
+    """
+    for router in routers:
+        app.include_router(router, prefix="/api/v1", responses=error_responses(404, 422))
+
+
+def create_model_app(settings: Settings) -> ModelRoutes:
+    """The application of a replica of Ray Serve."""
+    app = ModelRoutes(settings)
+    _include_models(app)
+    return app
+
+
+@asynccontextmanager
+async def _with_sweeps(app: Service) -> AsyncIterator[None]:
+    """While the application runs, sweeps whose jobs have died are noticed."""
+    task = asyncio.create_task(app.components.sweeps.keep_reconciled())
+    yield
+    task.cancel()
+
+
+def create_app(settings: Settings) -> Service:
+    """The service for the ablations and the store of `settings`. This reads no file and starts no thread."""
+    app = Service(settings, lifespan=_with_sweeps)
+    app.include_router(health)
+    _include_models(app)  # first: routers are asked in this order, and these requests take part of the models' cores
+    _include_api(app, *reading.ROUTERS, *sweeps.ROUTERS, reading.comparisons)
+    app.include_router(pages)
+    app.mount("/static", StaticFiles(directory=PAGE))
+    return app

@@ -1,0 +1,308 @@
+"""What requests share: answers of GET routes, the version of what they show, and the plans of ablations.
+
+A `CachedRoute` answers by its path, its query, the `Accept` header, and what `Freshness` watches: the store's index and
+the ablation files. An answer that is known costs no thread, no query and no validation, and is sent as bytes by the
+event loop. Its ETag is a digest of its body: where a change of the store does not concern it, clients still get 304.
+
+The coroutines of the classes belong to one event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import time
+from collections.abc import Callable, Coroutine, Hashable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from cachetools import LRUCache
+from fastapi import Request, Response
+from fastapi.routing import APIRoute
+from starlette.concurrency import run_in_threadpool
+from starlette.routing import Match
+from starlette.types import Receive, Scope, Send
+
+from cope_services.http.access import check_scopes
+from cope_sweep import __version__
+from cope_sweep.errors import UserError
+from cope_sweep.read.queries import AblationFiles, Queries
+
+PATIENCE_S = 1.0
+"""How long a request waits for a store that stalls, if an older version is known, and how long answers about all
+ablations wait for plans that are being made; then they leave them out."""
+
+K = TypeVar("K", bound=Hashable)
+T = TypeVar("T")
+
+
+class Shared(Generic[K, T]):
+    """Work that goes on: who asks for it with the same key gets the same task. Who stops to wait does not end it."""
+
+    def __init__(self) -> None:
+        self.tasks: dict[K, asyncio.Task[T]] = {}
+
+    def get(self, key: K, make: Callable[[], Coroutine[Any, Any, T]]) -> asyncio.Future[T]:
+        """The task of this key, begun if there is none, shielded from the cancellation of who waits."""
+        if key not in self.tasks:
+            self.tasks[key] = asyncio.create_task(make())
+            self.tasks[key].add_done_callback(lambda task: self._end(key, task))
+        return asyncio.shield(self.tasks[key])
+
+    def _end(self, key: K, task: asyncio.Task[T]) -> None:
+        del self.tasks[key]
+        if not task.cancelled():
+            task.exception()  # those who wait raise it
+
+
+# -- the version of what the service shows -----------------------------------------------------------------------------
+
+CHECK_EVERY_S = 0.5
+
+
+class Freshness:
+    """The version of the store's index and the ablation files.
+
+    Requests do not look themselves: the version is at most CHECK_EVERY_S old, and one thread reads it for all of them.
+    """
+
+    def __init__(self, queries: Queries) -> None:
+        self._queries = queries
+        self._version = ""
+        self._read_s = float("-inf")
+        self._reading: Shared[None, None] = Shared()
+        # One thread of its own: the check does not wait behind requests.
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="freshness")
+
+    async def version(self) -> str:
+        """A text that changes when an ablation file or anything in the index changes.
+
+        Raises what `Queries.state` raises.
+        """
+        if time.monotonic() - self._read_s >= CHECK_EVERY_S:
+            reading = self._reading.get(None, self._read)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(reading, PATIENCE_S if self._version else None)
+        return self._version
+
+    async def _read(self) -> None:
+        began_s = time.monotonic()
+        state = await asyncio.get_running_loop().run_in_executor(self._thread, self._queries.state)
+        self._version = hashlib.sha256(f"{__version__} {state!r}".encode()).hexdigest()
+        self._read_s = began_s
+
+
+# -- answers -----------------------------------------------------------------------------------------------------------
+
+MAX_BYTES = 128 << 20
+"""All answers in memory."""
+THREAD_BYTES = 1 << 19
+"""Larger bodies are hashed in a thread: they would block the event loop for half a millisecond or more."""
+PACE = 4.0
+"""An answer that took t seconds is shown for at least this many times t. So those of a store that changes all the time
+take at most a fifth of a core each."""
+
+Handler = Callable[[Request], Coroutine[Any, Any, Response]]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A response body, and its headers without type and length."""
+
+    version: str
+    made_s: float
+    """When it was complete, on the monotonic clock."""
+    took_s: float
+    body: bytes
+    media_type: str
+    headers: dict[str, str]
+
+    def holds(self, version: str, max_age_s: float) -> bool:
+        """Whether it may be shown."""
+        age_s = time.monotonic() - self.made_s
+        return age_s < PACE * self.took_s or (self.version == version and age_s < max_age_s)
+
+    def response(self, request: Request) -> Response:
+        """The response to a request: 304 where the client has it."""
+        if matches_etag(request.headers.get("if-none-match"), self.headers["etag"]):
+            return Response(status_code=304, headers=self.headers)
+        return Response(self.body, headers=self.headers, media_type=self.media_type)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes that it occupies, with its key."""
+        return len(self.body) + 10_000
+
+
+class Answers:
+    """The answers of an application."""
+
+    def __init__(self, freshness: Freshness) -> None:
+        self._freshness = freshness
+        self._known: LRUCache[Hashable, Answer] = LRUCache(MAX_BYTES, lambda answer: answer.size_bytes)
+        self._making: Shared[Hashable, Answer | Response] = Shared()
+
+    async def respond(self, request: Request, handler: Handler, max_age_s: float) -> Response:
+        """The response to a request: from the cache, or made by `handler`, once for all who ask for the same."""
+        version = await self._freshness.version()
+        key = request.scope["path"], request.scope["query_string"], request.headers.get("accept", "")
+        answer: Answer | Response | None = self._known.get(key)
+        if not (isinstance(answer, Answer) and answer.holds(version, max_age_s)):
+            answer = await self._making.get(key, lambda: self._make(key, version, handler(request)))
+        return answer.response(request) if isinstance(answer, Answer) else answer
+
+    async def _make(self, key: Hashable, version: str, made: Coroutine[Any, Any, Response]) -> Answer | Response:
+        """The answer; anything but a 200 with a body is returned as it is, and not kept."""
+        began_s = time.monotonic()
+        response = await made
+        if response.status_code != 200 or not hasattr(response, "body"):
+            return response
+        body = bytes(response.body)
+        digest = _digest(body) if len(body) < THREAD_BYTES else await asyncio.to_thread(_digest, body)
+        headers = dict(response.headers)
+        del headers["content-length"]
+        media_type = headers.pop("content-type", "application/json")
+        # `no-cache` lets a client store the body if it validates the ETag before each use.
+        headers |= {"etag": f'"{digest}"', "cache-control": "no-cache", "vary": "Accept"}
+        now_s = time.monotonic()
+        answer = Answer(version, now_s, now_s - began_s, body, media_type, headers)
+        if answer.size_bytes <= MAX_BYTES // 4:
+            self._known[key] = answer
+        return answer
+
+
+def _digest(body: bytes) -> str:
+    return hashlib.sha256(body).hexdigest()[:32]
+
+
+class ReadRoute(APIRoute):
+    """A route that answers HEAD where it answers GET. The documentation has GET alone."""
+
+    ASKED = "cope_services.method"
+    """The key of a scope for the method of a request that is answered as GET."""
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        """Like GET."""
+        return super().matches(self._as_get(scope))
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Like GET; the server leaves out the body of a response to HEAD."""
+        await super().handle(self._as_get(scope), receive, send)
+
+    def get_route_handler(self) -> Handler:
+        """FastAPI's handler. Responses see the method of the request: that of a file does not read it for HEAD."""
+        make = super().get_route_handler()
+
+        async def handler(request: Request) -> Response:
+            request.scope["method"] = request.scope.pop(self.ASKED, request.scope["method"])
+            return await make(request)
+
+        return handler
+
+    def _as_get(self, scope: Scope) -> Scope:
+        if scope["type"] == "http" and scope["method"] == "HEAD" and "GET" in (self.methods or ()):
+            return {**scope, "method": "GET", self.ASKED: "HEAD"}
+        return scope
+
+
+class CachedRoute(ReadRoute):
+    """A GET route whose answers are kept."""
+
+    max_age_s = float("inf")
+    """Answers are made again when they are older, whatever the version."""
+
+    def get_route_handler(self) -> Handler:
+        """Calls FastAPI's handler for what is not known."""
+        make = super().get_route_handler()
+
+        async def handler(request: Request) -> Response:
+            check_scopes(request, ("read",))  # the dependencies of the route are part of `make`
+            answers: Answers = request.app.state.components.answers
+            return await answers.respond(request, make, self.max_age_s)
+
+        return handler
+
+
+class RunFilesRoute(CachedRoute):
+    """A kept GET route that reads files of runs, which change without the index."""
+
+    max_age_s = 1.0
+
+
+def matches_etag(if_none_match: str | None, etag: str) -> bool:
+    """Whether an If-None-Match header names this ETag."""
+    if not if_none_match:
+        return False
+    tags = [tag.strip().removeprefix("W/") for tag in if_none_match.split(",")]
+    return "*" in tags or etag in tags
+
+
+# -- plans -------------------------------------------------------------------------------------------------------------
+
+MAX_THREADS = 4
+"""Plans that are made at a time."""
+
+PlanKey = tuple[str, str | None]
+
+
+class Plans:
+    """Makes the plans of a folder of ablation files off the request path: a plan of many runs takes seconds.
+
+    Requests wait for a plan without occupying a thread, and those that need the same plan share its making.
+    """
+
+    def __init__(self, files: AblationFiles) -> None:
+        self._files = files
+        self._threads = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="plans")
+        self._making: Shared[PlanKey, None] = Shared()
+        self._all: Shared[None, None] = Shared()
+        self._all_began_s = 0.0
+
+    async def prepare(self, name: str, scale: str | None) -> None:
+        """Return when `AblationFiles.load` answers at once for this ablation and scale, with a plan or an error."""
+        key = name, scale
+        if key in self._making.tasks or not await run_in_threadpool(self._is_ready, key):
+            await self._make(key)
+
+    async def prepare_all(self) -> None:
+        """Begin to make the plans that are not ready, of all ablations at all scales, and wait a moment for them."""
+        if not self._all.tasks:
+            if not await run_in_threadpool(self._missing):
+                return
+            if not self._all.tasks:
+                self._all_began_s = time.monotonic()
+        making = self._all.get(None, self._make_all)
+        left_s = self._all_began_s + PATIENCE_S - time.monotonic()
+        if left_s > 0:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(making, left_s)
+
+    def _make(self, key: PlanKey) -> asyncio.Future[None]:
+        async def make() -> None:
+            await asyncio.get_running_loop().run_in_executor(self._threads, self._load, key)
+
+        return self._making.get(key, make)
+
+    async def _make_all(self) -> None:
+        """One plan at a time: the other threads are for plans that somebody asks for."""
+        tried: set[PlanKey] = set()
+        while keys := [key for key in await run_in_threadpool(self._missing) if key not in tried]:
+            tried.add(keys[0])
+            await self._make(keys[0])
+
+    def _load(self, key: PlanKey) -> None:
+        with contextlib.suppress(UserError, OSError):  # the request that asks for the plan raises it
+            self._files.load(*key)
+
+    def _is_ready(self, key: PlanKey) -> bool:
+        with contextlib.suppress(OSError):
+            return self._files.is_ready(*key)
+        return True
+
+    def _missing(self) -> list[PlanKey]:
+        """Parts that are not ready: the sizes of the files first, then their scales."""
+        with contextlib.suppress(OSError):
+            return self._files.missing()
+        return []

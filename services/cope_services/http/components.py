@@ -1,0 +1,126 @@
+"""Dependencies of the routes: the components of the application, and validated parameters."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, TypeVar, cast
+
+from fastapi import Depends, Header, Request
+
+from cope_services.http.errors import MediaTypeError, ServiceError, time_limit
+from cope_sweep.read.queries import NotFoundError, Queries
+from cope_sweep.store import RunFolder
+
+if TYPE_CHECKING:
+    from cope_services.http.caching import Answers, Plans
+    from cope_services.http.reading import Pictures
+    from cope_services.http.sweeps import SweepJobs, Watchers
+    from cope_services.models.predictors import Predictors
+    from cope_sweep.inference import Predictor
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Components:
+    """The objects that answer the requests of an application."""
+
+    queries: Queries
+    answers: Answers
+    plans: Plans
+    pictures: Pictures
+    predictors: Predictors
+    sweeps: SweepJobs
+    watchers: Watchers
+
+    async def infer(self, request: Request, work: Callable[[], Awaitable[T]]) -> T:
+        """Result of `work`, unless there are too many requests, the client leaves, or the time limit is over."""
+        with self.predictors.batcher.entered():
+            return await while_connected(request, work(), self.predictors.settings.max_seconds)
+
+    async def predictor(self, run_id: str) -> Predictor:
+        """The model of a finished run. Raises as `Predictors.get`."""
+        return await self.find(lambda: self.predictors.get(run_id, lambda: self.queries.finished(run_id)))
+
+    async def find(self, work: Callable[[], Awaitable[T]]) -> T:
+        """Result of `work`. A run that it does not find may be in a plan that is not made yet: then once more."""
+        try:
+            return await work()
+        except NotFoundError:
+            await self.plans.prepare_all()
+            return await work()
+
+
+class ClientGoneError(ServiceError):
+    """The client has closed the connection; nobody receives the response."""
+
+    status, code = 499, "client_gone"
+
+
+async def while_connected(request: Request, work: Awaitable[T], limit_s: float) -> T:
+    """Result of `work`. It is cancelled when the client leaves (ClientGoneError) or its time is up (TimeLimitError).
+
+    The body of the request has to be read already: the next message of the connection is then its end.
+    """
+    task = cast("asyncio.Task[object]", asyncio.current_task())
+    left = False
+
+    async def watch() -> None:
+        nonlocal left
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+        left = True
+        task.cancel()
+
+    watcher = asyncio.create_task(watch())
+    try:
+        async with asyncio.timeout(limit_s) as limit:
+            return await work
+    except TimeoutError:
+        if limit.expired():
+            raise time_limit(limit_s) from None
+        raise
+    except asyncio.CancelledError:
+        if left and task.cancelling() == 1:  # the server does not stop at the same time
+            raise ClientGoneError("the client closed the connection") from None
+        raise
+    finally:
+        watcher.cancel()
+        if left:
+            task.uncancel()
+
+
+async def _components(request: Request) -> Components:
+    components: Components = request.app.state.components
+    return components
+
+
+ComponentsDep = Annotated[Components, Depends(_components)]
+
+
+async def _require_json(request: Request) -> None:
+    """Raise MediaTypeError unless the body is declared as JSON.
+
+    A browser sends other types to another origin without a CORS preflight request, so they are refused.
+    """
+    media = request.headers.get("content-type", "").split(";")[0].strip().lower()
+    if media != "application/json":
+        raise MediaTypeError(f"the body's Content-Type is {media or 'missing'!r}; send application/json")
+
+
+def _finished_run(run_id: str, components: ComponentsDep) -> RunFolder:
+    return components.queries.finished(run_id)
+
+
+async def _prepare_all(components: ComponentsDep) -> None:
+    await components.plans.prepare_all()
+
+
+RequireJson = Depends(_require_json)
+PreparePlans = Depends(_prepare_all)
+"""The plans of all ablations are made, or are being made."""
+FinishedRun = Annotated[RunFolder, Depends(_finished_run)]
+Accept = Annotated[str | None, Header(description="Media type of the file; the parameter `format` has priority.")]
+IfNoneMatch = Annotated[str | None, Header(description="ETag of the version that the client has.")]

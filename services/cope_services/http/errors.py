@@ -1,0 +1,260 @@
+"""Maps every error to a status and a body: problem details (RFC 9457), or OpenAI's error object on its routes.
+
+It also documents them, in the OpenAPI document.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from http import HTTPStatus
+from typing import Any, ClassVar, Literal
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel, Field
+from starlette.exceptions import HTTPException
+from starlette.types import Scope
+
+from cope_sweep.config import SpecError
+from cope_sweep.errors import UserError
+from cope_sweep.read.queries import NotFinishedError, NotFoundError
+from cope_sweep.store import QueryError, StoreError
+from cope_sweep.store.index import IndexUnavailable
+
+
+class ServiceError(Exception):
+    """An error with the status and the code that the client receives."""
+
+    status: ClassVar[int] = 500
+    code: ClassVar[str] = "internal_error"
+
+    def __init__(self, message: str, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(message)
+        self.headers = headers or {}
+
+
+class NotAcceptableError(ServiceError):
+    status, code = 406, "not_acceptable"
+
+
+class TooLargeError(ServiceError):
+    status, code = 413, "too_large"
+
+
+class MediaTypeError(ServiceError):
+    status, code = 415, "unsupported_media_type"
+
+
+class InvalidError(ServiceError):
+    status, code = 422, "invalid_request"
+
+
+class InvalidTokensError(ServiceError):
+    status, code = 422, "invalid_tokens"
+
+
+class ConflictError(ServiceError):
+    status, code = 409, "conflict"
+
+
+class NotFiniteOutputError(ServiceError):
+    status, code = 409, "not_finite"
+
+
+class BusyError(ServiceError):
+    status, code = 429, "too_many_requests"
+
+    def __init__(self, message: str, retry_after_s: int) -> None:
+        super().__init__(message, {"retry-after": str(retry_after_s)})
+
+
+class DamagedCheckpointError(ServiceError):
+    status, code = 409, "damaged_checkpoint"
+
+
+class NotReadyError(ServiceError):
+    status, code = 503, "not_ready"
+
+
+class NoClusterError(ServiceError):
+    status, code = 503, "no_cluster"
+
+
+class TimeLimitError(ServiceError):
+    status, code = 504, "time_limit"
+
+
+def time_limit(limit_s: float) -> TimeLimitError:
+    """The error of a request that took too long."""
+    return TimeLimitError(f"the request was not answered within {limit_s:g} s; send a smaller one, or try again later")
+
+
+NOT_FOUND = "not_found"
+USER_ERRORS: dict[type[UserError], tuple[int, str]] = {
+    NotFoundError: (404, NOT_FOUND),
+    NotFinishedError: (409, "conflict"),
+    SpecError: (409, "invalid_ablation"),
+    QueryError: (422, InvalidError.code),
+    IndexUnavailable: (503, NotReadyError.code),
+    StoreError: (500, "damaged_store"),
+    UserError: (500, "internal_error"),
+}
+"""Status and code of the errors of `cope_sweep`; an error has those of its nearest class.
+
+`predictors` maps the errors of modules that import torch, which the service does not import at its start.
+"""
+
+PROBLEM_JSON = "application/problem+json"
+OPENAI_PATH = re.compile(r"(/openai/[^/]+)?/(v1/|tokenizer_info$|tokenize$|detokenize$)")
+INTERNAL_ERROR = "internal server error; the server's log has the traceback"
+INVALID_JSON = "the body is not valid JSON"
+
+
+def install_error_handlers(app: FastAPI, shown: Callable[[str], str] = str) -> None:
+    """Make `app` answer every error with problem details, or on a route of the OpenAI protocol with its error object.
+
+    `shown` leaves out of a message what clients are not told.
+
+    `middleware.PlainErrors` does the same for the errors that starlette's responses answer themselves.
+    """
+
+    @app.exception_handler(ServiceError)
+    async def service_error(request: Request, error: ServiceError) -> Response:
+        return error_response(request.scope, error.status, error.code, shown(str(error)), error.headers)
+
+    @app.exception_handler(UserError)
+    async def user_error(request: Request, error: UserError) -> Response:
+        status, code = next(USER_ERRORS[cls] for cls in type(error).__mro__ if cls in USER_ERRORS)
+        return error_response(request.scope, status, code, shown(str(error)))
+
+    @app.exception_handler(RequestValidationError)
+    async def validation_error(request: Request, error: RequestValidationError) -> Response:
+        errors = error.errors()
+        if any(item["type"] == "json_invalid" for item in errors):
+            return error_response(request.scope, 400, "invalid_json", INVALID_JSON)
+        message = "; ".join(map(_validation_message, errors[:5]))
+        return error_response(request.scope, InvalidError.status, InvalidError.code, message)
+
+    @app.exception_handler(HTTPException)
+    async def http_error(request: Request, error: HTTPException) -> Response:
+        status = HTTPStatus(error.status_code)
+        if status == 400:  # FastAPI raises it for a body that its JSON parser rejects
+            return error_response(request.scope, status, "invalid_json", INVALID_JSON)
+        detail = "" if error.detail == status.phrase else str(error.detail)
+        return error_response(request.scope, status, code_of(status), detail, error.headers)
+
+    @app.exception_handler(Exception)
+    async def internal_error(request: Request, error: Exception) -> Response:
+        return error_response(request.scope, 500, "internal_error", INTERNAL_ERROR)
+
+
+def code_of(status: int) -> str:
+    """The code of an error that is known by its status only, as `method_not_allowed`."""
+    return {413: TooLargeError.code, 416: "range_not_satisfiable"}.get(status) or HTTPStatus(status).name.lower()
+
+
+def error_response(
+    scope: Scope, status: int, code: str, detail: str, headers: Mapping[str, str] | None = None
+) -> Response:
+    """The response to a request that failed. An empty `detail` is replaced by a sentence about the status."""
+    detail = detail or _status_detail(scope, status, headers or {})
+    headers = dict(headers) if headers else None
+    if not OPENAI_PATH.match(scope["path"]):
+        return Response(problem_details(status, code, detail), status, headers, media_type=PROBLEM_JSON)
+    # OpenAI answers 400 where this service answers 422.
+    content = error_object(status, code, detail)
+    return Response(content, 400 if status == 422 else status, headers, media_type="application/json")
+
+
+def problem_details(status: int, code: str, detail: str) -> bytes:
+    """Problem details as JSON. Their type, about:blank, means that the title is the phrase of the status (RFC 9457)."""
+    title = "Client Closed Request" if status == 499 else HTTPStatus(status).phrase  # 499 is nginx's, of no standard
+    problem = {"type": "about:blank", "title": title, "status": status, "detail": detail, "code": code}
+    return json.dumps(problem).encode()
+
+
+def error_object(status: int, code: str, message: str) -> bytes:
+    """OpenAI's error object as JSON."""
+    openai_type = "server_error" if status >= 500 else "invalid_request_error"
+    return json.dumps({"error": {"message": message, "type": openai_type, "param": None, "code": code}}).encode()
+
+
+def _status_detail(scope: Scope, status: int, headers: Mapping[str, str]) -> str:
+    path = scope["path"]
+    match status:
+        case 404:
+            return f"there is no {path}; /docs lists all paths"
+        case 405:
+            return f"{path} does not support {scope['method']}; /docs lists all methods"
+        case 416:
+            size = headers.get("content-range", "").rpartition("/")[2]
+            return f"the range begins after the end of the file, which has {size} bytes"
+    return HTTPStatus(status).phrase
+
+
+def _validation_message(error: Mapping[str, Any]) -> str:
+    """One of pydantic's errors, without the value, which may be large and need not be valid JSON."""
+    # Alternatives of a field have the names of pydantic's validators, as in `list[str]`: they say nothing to a client.
+    parts = [part for part in error["loc"] if isinstance(part, int) or "[" not in part]
+    location = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts).lstrip(".")
+    message = error["msg"].removeprefix("Value error, ")  # pydantic's words for an error of a validator of ours
+    return f"{location}: {message[0].lower()}{message[1:]}"
+
+
+# -- documentation -----------------------------------------------------------------------------------------------------
+
+Responses = dict[int | str, dict[str, Any]]
+
+
+class ProblemDetails(BaseModel):
+    """The body of every error response (RFC 9457, `application/problem+json`)."""
+
+    type: Literal["about:blank"] = "about:blank"
+    title: str = Field(description="The phrase of the status.")
+    status: int
+    detail: str = Field(description="What is wrong, where, and what to do.")
+    code: str = Field(description="The kind of error, for programs: `not_found`, `invalid_request`, …")
+
+
+def error_responses(*statuses: int) -> Responses:
+    """The documentation of a route's error responses."""
+    return {status: {"model": ProblemDetails} for status in statuses}
+
+
+INFERENCE_ERRORS = error_responses(409, 413, 415, 429, 504)
+"""Answers of a route that asks a model, besides the errors of all routes."""
+
+PROBLEM = {"$ref": "#/components/schemas/ProblemDetails"}
+COMMON_ERRORS = (421, 500, 503)
+"""Errors of all routes: a host that is not this service; an error in the server; a folder that cannot be read."""
+KEY_ERRORS = (401, 403)
+"""Errors of the routes that need a key."""
+BODY_ERRORS = (400, 403, 413, 415)
+"""Errors of the routes with a body: invalid JSON, another origin, too slow, too many bytes, not declared as JSON."""
+HEADERS = {
+    "401": ("WWW-Authenticate", "The scheme, `Bearer`, and what is wrong with the key.", {"type": "string"}),
+    "429": ("Retry-After", "Seconds after which to try again.", {"type": "integer", "minimum": 1}),
+}
+"""Headers that errors always have."""
+
+
+def complete(document: dict[str, Any]) -> None:
+    """Add to the OpenAPI document, in place, what no route declares: errors that all have, and their media type."""
+    for operation in (each for operations in document["paths"].values() for each in operations.values()):
+        responses = operation["responses"]
+        if "4XX" in responses:  # the OpenAI protocol declares all its errors
+            continue
+        common = {*COMMON_ERRORS}
+        common.update(KEY_ERRORS if "security" in operation else ())
+        common.update(BODY_ERRORS if "requestBody" in operation else ())
+        for status in common:
+            responses.setdefault(str(status), {"description": HTTPStatus(status).phrase})
+        for status, response in responses.items():
+            if status >= "400":
+                response["content"] = {PROBLEM_JSON: {"schema": PROBLEM}}
+            if status in HEADERS:
+                name, description, schema = HEADERS[status]
+                response["headers"] = {name: {"description": description, "required": True, "schema": schema}}
+        operation["responses"] = dict(sorted(responses.items()))

@@ -1,0 +1,241 @@
+"""Prometheus metrics of an application and of its store, and the access log."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from itertools import accumulate
+from typing import get_args
+
+from fastapi.routing import iter_route_contexts
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, PlatformCollector, ProcessCollector
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+from starlette.routing import BaseRoute, Mount
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from cope_services.models.batching import BATCH_SIZES
+from cope_services.models.predictors import Predictors
+from cope_sweep.store import Status, Store, StoreError
+from cope_sweep.store.index.activity import Activity, activity
+from cope_sweep.store.leases import LEASE_S
+from cope_sweep.tracking.uri import resolve_uri, tracker_key
+
+METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
+UNKNOWN = "unknown"
+"""The route of paths that do not exist, and the method of words that are none: clients cannot add labels."""
+
+ACCESS = logging.getLogger("cope_services.access")
+
+
+class Metrics:
+    """The metrics of one application. Each has a registry of its own, so that a process may have several."""
+
+    def __init__(self, predictors: Predictors, store: Callable[[], Store]) -> None:
+        self.registry = CollectorRegistry(auto_describe=True)
+        labels = ("method", "route")
+        self.requests = Counter(
+            "cope_http_requests", "Requests by method, route and status.", (*labels, "status"), registry=self.registry
+        )
+        self.seconds = Histogram(
+            "cope_http_request_duration_seconds",
+            "Time until the response begins.",
+            labels,
+            buckets=BUCKETS_S,
+            registry=self.registry,
+        )
+        self.active = Gauge("cope_http_requests_active", "Requests that are being answered.", registry=self.registry)
+        self.registry.register(_Inference(predictors))
+        self.registry.register(StoreMetrics(store))
+        ProcessCollector(registry=self.registry)
+        PlatformCollector(registry=self.registry)
+
+
+class _Inference(Collector):
+    """Numbers of the batcher and the models in memory, read when the metrics are asked for.
+
+    The event loop writes them. Each is read at once, so this takes no lock.
+    """
+
+    def __init__(self, predictors: Predictors) -> None:
+        self.predictors = predictors
+
+    def collect(self) -> Iterator[Metric]:
+        models, queue = self.predictors, self.predictors.batcher
+        counts = queue.counts
+        for name, text, value in (
+            ("inference_requests", "Requests that ask a model and are answered or wait.", queue.requests),
+            ("inference_queued_tokens", "Tokens of the accepted requests.", queue.queued_tokens),
+            ("inference_waiting", "Windows and generations that wait.", queue.waiting),
+            ("inference_running", "Batches that are being computed.", queue.running),
+            ("inference_cache_bytes", "Keys and values of generations in memory.", queue.cache_bytes),
+            ("models", "Models in memory.", len(models.models)),
+            ("models_bytes", "Weights of the models in memory.", int(models.models.currsize)),
+        ):
+            yield GaugeMetricFamily(f"cope_{name}", text, value)
+        for name, text, value in (
+            ("inference_refused", "Requests that were refused because the queue was full.", counts.refused),
+            ("inference_scored_tokens", "Tokens that models read in batches, without padding.", counts.scored_tokens),
+            ("inference_padding_tokens", "Padding in batches.", counts.padding_tokens),
+            ("inference_generated_tokens", "Tokens that models generated.", counts.generated_tokens),
+            ("models_hits", "Times that a model was asked for and in memory.", models.asked - models.loads),
+            ("models_loads", "Models that were read from files.", models.loads),
+        ):
+            yield CounterMetricFamily(f"cope_{name}", text, value)
+        totals = accumulate(counts.sizes)
+        yield HistogramMetricFamily(
+            "cope_inference_batch_windows",
+            "Windows of a batch.",
+            buckets=[(str(bound), total) for bound, total in zip((*BATCH_SIZES, "+Inf"), totals, strict=True)],
+            sum_value=counts.windows,
+        )
+
+    def describe(self) -> Iterable[Metric]:
+        return self.collect()
+
+
+class Measurement:
+    """ASGI middleware that counts and times requests, and logs a line for each of them if `log`.
+
+    A line has neither headers nor the query, which may hold secrets.
+    """
+
+    def __init__(self, app: ASGIApp, metrics: Metrics, routes: list[BaseRoute], *, log: bool) -> None:
+        self.app = app
+        self.metrics = metrics
+        self.log = log
+        self._routes = routes
+        self._templates: dict[object, str] = {}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self.app(scope, receive, send)
+        started_s = time.perf_counter()
+        status, answered_s = 499, None  # a client that leaves before its response
+
+        async def watched_send(message: Message) -> None:
+            nonlocal status, answered_s
+            if message["type"] == "http.response.start":
+                status, answered_s = message["status"], time.perf_counter()
+            await send(message)
+
+        self.metrics.active.inc()
+        try:
+            await self.app(scope, receive, watched_send)
+        except Exception:
+            status = status if answered_s else 500
+            raise
+        finally:
+            self.metrics.active.dec()
+            ended_s = time.perf_counter()
+            self._count(scope, status, (answered_s or ended_s) - started_s)
+            if self.log:
+                self._write_line(scope, status, ended_s - started_s)
+
+    def _count(self, scope: Scope, status: int, seconds: float) -> None:
+        method = scope["method"] if scope["method"] in METHODS else UNKNOWN
+        key = method, self.route(scope)
+        self.metrics.seconds.labels(*key).observe(seconds)
+        self.metrics.requests.labels(*key, str(status)).inc()
+
+    def route(self, scope: Scope) -> str:
+        """The template of the request's route, as `/api/v1/runs/{run_id}`."""
+        if not self._templates:
+            for context in iter_route_contexts(self._routes):
+                handler = context.route.app if isinstance(context.route, Mount) else context.endpoint
+                self._templates[handler] = context.path or ""
+        return self._templates.get(scope.get("endpoint"), UNKNOWN)
+
+    def _write_line(self, scope: Scope, status: int, seconds: float) -> None:
+        client = scope["client"][0] if scope.get("client") else "-"
+        # As it was sent: a decoded path could contain line breaks.
+        path = scope.get("raw_path", b"").decode("latin-1")
+        ACCESS.info('%s "%s %s" %d %.1f ms', client, scope["method"], path, status, seconds * 1000)
+
+
+# -- the store: its runs and sweeps, what MLflow lacks, and the disk of its folder -------------------------------------
+
+READ_EVERY_S = 5.0
+"""Scrapes within this time share their numbers: however often somebody asks, the index is not asked more often."""
+STATUSES: tuple[Status, ...] = get_args(Status)
+
+
+class StoreMetrics(Collector):
+    """The metrics of a store.
+
+    They are read from the index, so that they are the same whoever trains: a Ray cluster, several, or `--local`. No
+    label has the id of a run or sweep, and what a scrape costs does not depend on what was trained where.
+    """
+
+    def __init__(self, store: Callable[[], Store], clock: Callable[[], float] = time.monotonic) -> None:
+        self.store, self.clock = store, clock
+        self._lock = threading.Lock()
+        self._read_s = -READ_EVERY_S
+        self._numbers: tuple[Activity, int | None] | None = None
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing: the registry does not ask the index when the service starts."""
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        numbers = self._read()
+        yield GaugeMetricFamily("cope_index_up", "Whether the index answers.", int(numbers is not None))
+        if numbers is not None:
+            found, backlog = numbers
+            yield from _activity_metrics(found)
+            if backlog is not None:
+                text = "Runs and sweeps that have ended, and that MLflow does not have."
+                yield GaugeMetricFamily("cope_mlflow_backlog", text, backlog)
+        yield from _disk_metrics(self.store())
+
+    def _read(self) -> tuple[Activity, int | None] | None:
+        """Runs and sweeps, and what MLflow lacks, None where it is not used. None if the index does not answer."""
+        with self._lock:
+            if self.clock() - self._read_s >= READ_EVERY_S:
+                try:
+                    store = self.store()
+                    self._numbers = activity(store.index), _mlflow_backlog(store)
+                except StoreError:
+                    self._numbers = None
+                self._read_s = self.clock()
+            return self._numbers
+
+
+def _mlflow_backlog(store: Store) -> int | None:
+    """Number of runs and sweeps that this environment's MLflow lacks; None if that is a file which nobody uses."""
+    uri = resolve_uri(store)
+    mirrored = store.index.mirrored(tracker_key(store, uri))
+    if uri.startswith("sqlite:") and mirrored.newest_tracked_id() is None:
+        return None
+    return mirrored.count()
+
+
+def _activity_metrics(found: Activity) -> Iterator[Metric]:
+    for name, text, counts in (
+        ("cope_runs", "Runs that were begun, by status.", found.runs),
+        ("cope_sweeps", "Sweeps by status; pending ones wait for the cluster.", found.sweeps),
+    ):
+        family = GaugeMetricFamily(name, text, labels=["status"])
+        for status in STATUSES:
+            family.add_metric([status], counts.get(status, 0))
+        yield family
+    age_s = 0.0 if found.shortest_lease_s is None else max(0.0, LEASE_S - found.shortest_lease_s)
+    for name, text, value in (
+        ("cope_runs_waiting", "Runs of running sweeps that were not begun yet.", found.waiting),
+        ("cope_runs_steps", "Training steps of all runs.", found.steps),
+        ("cope_heartbeat_age_seconds", "Time since the sweep that is silent longest was heard of.", age_s),
+        ("cope_nodes_left_out", "Nodes that running sweeps have left out: they cannot train.", found.left_out),
+    ):
+        yield GaugeMetricFamily(name, text, value)
+
+
+def _disk_metrics(store: Store) -> Iterator[Metric]:
+    """The disk of the store's folder; of an object store, that of its working folder on this machine."""
+    folder = store.root.absolute()
+    usage = shutil.disk_usage(next(each for each in (folder, *folder.parents) if each.exists()))
+    yield GaugeMetricFamily("cope_disk_free_bytes", "Free space of the disk of the store's folder.", usage.free)
+    yield GaugeMetricFamily("cope_disk_size_bytes", "Size of the disk of the store's folder.", usage.total)

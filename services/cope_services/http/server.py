@@ -1,0 +1,129 @@
+"""Runs the service with uvicorn until it receives SIGINT (Ctrl-C) or SIGTERM."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import socket
+import sys
+from contextlib import suppress
+
+import uvicorn
+
+from cope_services.http.access import KeysFile, is_loopback, is_wildcard
+from cope_services.http.app import create_app
+from cope_services.http.metrics import ACCESS
+from cope_services.http.settings import Settings, load_settings
+from cope_sweep.errors import UserError
+
+SHUTDOWN_TIMEOUT_S = 5
+"""Time for open requests to finish after SIGINT or SIGTERM."""
+
+SWITCH_S = 0.0005
+"""Time for which a thread keeps Python's interpreter while others wait for it.
+
+A thread that computes a model needs it after each operation. With Python's 5 ms, a busy event loop would make the
+model wait 5 ms hundreds of times in each batch.
+"""
+
+
+class BindError(Exception):
+    """The server cannot listen on the address. The message has the reason and an alternative."""
+
+
+def serve(settings: Settings) -> int:
+    """Serve until SIGINT; return the exit code: 0 after SIGINT, 1 if the address cannot be used.
+
+    After SIGTERM, uvicorn finishes open requests and then ends the process with the signal (code 143 in a shell).
+    Raises UserError if the service would listen beyond this machine without keys.
+    """
+    try:
+        listener = listen(settings.host, settings.port)
+    except BindError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 1
+    with listener:
+        check_keys(settings)  # nothing is answered yet
+        # Browsers cannot open the addresses that mean every interface.
+        local = ("::1" if ":" in settings.host else "127.0.0.1") if is_wildcard(settings.host) else settings.host
+        url = f"http://{f'[{local}]' if ':' in local else local}:{listener.getsockname()[1]}"
+        sys.stdout.write(f"{url}  (API: {url}/docs; stop with Ctrl-C)\n")
+        sys.stdout.flush()
+        if settings.access_log:
+            _log_requests()
+        sys.setswitchinterval(SWITCH_S)
+        with suppress(KeyboardInterrupt):  # uvicorn stops gracefully, and then raises the signal again
+            uvicorn.Server(configuration(settings)).run(sockets=[listener])
+    return 0
+
+
+def configuration(settings: Settings) -> uvicorn.Config:
+    """Uvicorn's configuration, with uvloop, which Windows does not have."""
+    return uvicorn.Config(
+        create_app(settings),
+        loop="auto",
+        http="httptools",
+        ws="none",
+        log_level="warning",
+        access_log=False,  # uvicorn's has queries, which may hold secrets; `Measurement` writes another
+        proxy_headers=False,
+        timeout_graceful_shutdown=SHUTDOWN_TIMEOUT_S,
+        server_header=False,
+    )
+
+
+def _log_requests() -> None:
+    """Write the access log to standard error."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+    ACCESS.addHandler(handler)
+    ACCESS.setLevel(logging.INFO)
+
+
+def check_keys(settings: Settings) -> None:
+    """Raise UserError if the keys file is damaged, or if there are no keys where they are needed."""
+    keys = KeysFile(settings.keys_file)
+    if keys.protects or is_loopback(settings.host):
+        return
+    raise UserError(
+        f"a service that listens on {settings.host} needs API keys, and {settings.keys_file.absolute()} has none: make "
+        "one with `cope-sweep serve --new-key NAME --scope read --scope infer`, or listen on this machine only with "
+        "`--host 127.0.0.1`"
+    )
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket. Port 0 chooses a free port. Raises BindError.
+
+    uvicorn would bind the address itself, but only log the reason of a failure, without the port or an alternative.
+    """
+    try:
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except OSError as error:
+        raise BindError(_explain(error, host, port)) from error
+
+
+def _explain(error: OSError, host: str, port: int) -> str:
+    if error.errno == errno.EADDRINUSE:
+        with listen(host, 0) as free:
+            other = free.getsockname()[1]
+        return (
+            f"port {port} on {host} is in use; stop the program that uses it, or choose another port: "
+            f"--port {other}, or COPE_SWEEP_PORT={other}"
+        )
+    if error.errno == errno.EACCES:
+        return f"port {port} requires privileges; choose a port from 1024: --port 8000, or COPE_SWEEP_PORT=8000"
+    # create_server raises the codes of getaddrinfo as OSError.
+    if error.errno in (errno.EADDRNOTAVAIL, socket.EAI_NONAME, socket.EAI_AGAIN, socket.EAI_FAIL):
+        return f"{host!r} is no address of this machine; choose another: --host 127.0.0.1, or COPE_SWEEP_HOST=127.0.0.1"
+    return f"cannot listen on {host}:{port}: {os.strerror(error.errno) if error.errno else error}"
+
+
+def main() -> int:
+    """`python -m cope_services`: serve with settings from the environment; return the exit code."""
+    try:
+        return serve(load_settings())
+    except UserError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 2

@@ -1,0 +1,135 @@
+"""Settings of the service, from arguments or environment variables such as `COPE_SWEEP_PORT=8080`."""
+
+from __future__ import annotations
+
+import os
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
+from pydantic_core import ErrorDetails
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from cope_sweep.config.folder import ablations_folder
+from cope_sweep.errors import UserError
+
+ENV_PREFIX = "COPE_SWEEP_"
+
+Count = Annotated[int, Field(ge=1)]
+Seconds = Annotated[float, Field(gt=0, le=86_400)]
+
+
+class Settings(BaseSettings):
+    """Folders, address and limits of the service. They are checked before the server starts.
+
+    Raises UserError for an unusable folder, and pydantic's ValidationError for an invalid value; see `load_settings`.
+    """
+
+    model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, frozen=True)
+
+    ablations: Annotated[Path, AfterValidator(ablations_folder)] = Field(
+        default=Path("ablations"),
+        description="Folder of the ablation files; where there is no `ablations`: the installed.",
+    )
+    store: Annotated[str, BeforeValidator(str)] = Field(
+        default="store", description="Folder or object store of the runs; it may be missing at first."
+    )
+    index: str = Field(default="", description="URL of the index's database; empty: SQLite in the store.")
+    host: str = Field(default="127.0.0.1", description="Address to listen on; 0.0.0.0 is every IPv4 interface.")
+    port: Annotated[int, Field(ge=0, le=65535)] = Field(default=8000, description="Port; 0 chooses a free one.")
+    allow_hosts: str = Field(
+        default="",
+        description="Names by which clients may call the service, separated by commas, besides its address.",
+    )
+    keys_file: Path = Field(default=Path("keys.json"), description="File of the API keys.")
+    device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="Device of the models.")
+    max_tokens: Count = Field(default=8192, description="Tokens of one sequence, window or probe.")
+    max_request_tokens: Count = Field(
+        default=1 << 16, description="Tokens that the models read for one request, with those of overlapping windows."
+    )
+    max_queue_tokens: Count = Field(default=1 << 18, description="Tokens of all requests that are answered or wait.")
+    max_seconds: Seconds = Field(default=300, description="Time limit of one inference.")
+    max_probe_values: Count = Field(default=1 << 20, description="Numbers in the matrices of one probe.")
+    max_plan_runs: Count = Field(default=100_000, description="Runs of an ablation at one scale.")
+    max_body_bytes: Count = Field(default=1 << 20, description="Size of a request body.")
+    max_model_bytes: Count = Field(default=4 << 30, description="Weights in memory.")
+    max_cache_bytes: Count = Field(default=1 << 30, description="Keys and values of generations in memory.")
+    max_inferences: Annotated[int, Field(ge=0)] = Field(
+        default=0, description="Batches and probes computed at a time; 0: as many as there are cores, at most 4."
+    )
+    ray_address: str = Field(
+        default="", description="Dashboard of the Ray cluster that trains submitted sweeps; empty: none is accepted."
+    )
+    max_sweeps: Count = Field(default=8, description="Submitted sweeps that wait or are executed at a time.")
+    max_sweep_runs: Count = Field(default=10_000, description="Runs of a submitted sweep.")
+    max_listeners: Count = Field(default=100, description="Clients that follow the progress of sweeps.")
+    access_log: bool = Field(default=False, description="Log a line for each request.")
+
+    def inferences(self) -> int:
+        """Batches and probes computed at a time."""
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        return self.max_inferences or min(4, cores)
+
+    @property
+    def allowed_hosts(self) -> tuple[str, ...]:
+        """The names in `allow_hosts`."""
+        return tuple(name.strip() for name in self.allow_hosts.split(",") if name.strip())
+
+    def shown(self, text: str) -> str:
+        """A message as clients get it: `/srv/data/store/x` is `store/x`, without the folders above this service's."""
+        for each in self._hidden:
+            text = text.replace(each, "")
+        return text
+
+    @cached_property
+    def _hidden(self) -> list[str]:
+        folders = [self.ablations, *(() if "://" in self.store else (Path(self.store),))]
+        parents = {parent for folder in folders for parent in (folder.absolute().parent, folder.resolve().parent)}
+        return sorted((f"{parent}/" for parent in parents if parent != Path("/")), key=len, reverse=True)
+
+    @model_validator(mode="after")
+    def _check_folders(self) -> Self:
+        _check_folder(self.ablations, "ablations", must_exist=True)
+        if "://" not in self.store:
+            _check_folder(Path(self.store), "store", must_exist=False)
+        return self
+
+
+def load_settings(**values: Any) -> Settings:
+    """Settings from `values` and, for the others, from the environment. Raises UserError for an invalid value."""
+    try:
+        return Settings(**values)
+    except ValidationError as error:
+        raise UserError("; ".join(map(_problem, error.errors()))) from error
+
+
+def _problem(error: ErrorDetails) -> str:
+    """One of pydantic's errors in plain words, as `COPE_SWEEP_PORT=99999: …`."""
+    value, context = error["input"], error.get("ctx", {})
+    expected = {
+        "int_parsing": "it has to be a whole number",
+        "int_from_float": "it has to be a whole number",
+        "float_parsing": "it has to be a number",
+        "bool_parsing": "it has to be true or false",
+        "greater_than": f"it has to be greater than {context.get('gt')}",
+        "greater_than_equal": f"it has to be {context.get('ge')} or more",
+        "less_than_equal": f"it has to be {context.get('le')} or less",
+        "literal_error": f"it has to be {context.get('expected')}",
+    }.get(error["type"], error["msg"][0].lower() + error["msg"][1:])
+    name = str(error["loc"][0])
+    default = Settings.model_fields[name].get_default()
+    return (
+        f"{ENV_PREFIX}{name.upper()}={str(value)[:100]}: {expected}; unset it for the default, {str(default) or 'none'}"
+    )
+
+
+def _check_folder(path: Path, name: str, *, must_exist: bool) -> None:
+    advice = f"choose another with --{name} or {ENV_PREFIX}{name.upper()}"
+    if not path.exists():
+        if must_exist:
+            raise UserError(f"the {name} folder {path.absolute()} does not exist; {advice}")
+    elif not path.is_dir():
+        raise UserError(f"{path.absolute()} is not a folder, so it cannot be the {name} folder; {advice}")
+    elif not os.access(path, os.R_OK | os.X_OK):
+        raise UserError(f"the {name} folder {path.absolute()} cannot be read; {advice}")

@@ -1,0 +1,538 @@
+"""Sweeps that clients submit, stop, retry and follow: jobs of a Ray cluster, with their records in the store."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from typing import Annotated
+
+from fastapi import APIRouter, Header, Request, Response
+from fastapi.concurrency import run_in_threadpool
+from sse_starlette import EventSourceResponse, ServerSentEvent
+from sse_starlette.sse import SendTimeoutError
+from starlette.types import Receive, Scope, Send
+
+from cope_services.http.access import READ, SUBMIT, ApiKey
+from cope_services.http.caching import CachedRoute
+from cope_services.http.components import ComponentsDep, RequireJson
+from cope_services.http.errors import BusyError, ConflictError, InvalidError, NoClusterError, Responses, error_responses
+from cope_services.http.reading import add_questions
+from cope_services.http.settings import Settings
+from cope_sweep.api.answers import SweepProgress, SweepState
+from cope_sweep.api.questions import GetSweep, ListSweeps
+from cope_sweep.api.requests import SweepRequest
+from cope_sweep.config import LoadedAblation, Plan, SpecError, expand, with_overrides
+from cope_sweep.config.source import TOO_LARGE
+from cope_sweep.read.queries import AblationFiles, NotFoundError, Queries
+from cope_sweep.read.queries.progress import ACTIVE, ProgressTracker
+from cope_sweep.store import Budget, Store, Submission, SweepSummary, read_submission
+from cope_sweep.store.index import IndexUnavailable, summaries
+from cope_sweep.store.index.requests import claim, claimed
+from cope_sweep.store.store import INDEX_VARIABLE
+from cope_sweep.sweep.executor import ClusterError
+from cope_sweep.sweep.jobs import (
+    Cluster,
+    check_cluster,
+    check_paths,
+    job_outcome,
+    new_submission,
+    package_cluster,
+    parsed_spec,
+    record_submission,
+    retried,
+    settle_submission,
+    start_submission,
+    stop_job,
+    submitted_plan,
+)
+
+# -- submission, stop and retry ----------------------------------------------------------------------------------------
+
+KEY_TTL_S = 7 * 86_400.0
+"""How long an idempotency key is remembered."""
+RETRY_AFTER_S = 30
+RECONCILE_S = 5.0
+"""Between two looks at the jobs of the sweeps that have not ended."""
+START_TIMEOUT_S = 300.0
+"""A sweep without a job is taken for lost when it was submitted so long ago."""
+
+
+class SweepJobs:
+    """Starts, stops and retries sweeps. It is thread-safe; its methods block."""
+
+    def __init__(self, queries: Queries, settings: Settings) -> None:
+        self.queries, self.settings = queries, settings
+        # Its plans are made while a request waits for them, in the thread of that request.
+        self.files = AblationFiles(settings.ablations, max_runs=settings.max_sweep_runs)
+        self._lock = threading.Lock()
+        """Held while a sweep is admitted and recorded, so that the limit holds."""
+
+    def submit(self, request: SweepRequest, key: str | None) -> SweepState:
+        """Submit a sweep. The same `key` with the same request means the same sweep.
+
+        Raises:
+            NoClusterError: The service has no cluster, or it does not answer.
+            BusyError: Too many sweeps are active.
+            InvalidError: The ablation, or a value of the request, is not valid; or the key means another request.
+            NotFoundError: There is no such ablation.
+        """
+        try:
+            digest = hashlib.sha256(request.model_dump_json().encode()).hexdigest()[:32]
+        except ValueError as error:  # pydantic writes at most 255 levels
+            raise InvalidError(f"spec: {TOO_LARGE}") from error
+        if key is not None and (known := self._known(f"submit {key}", digest)) is not None:
+            return known
+        loaded, text, plan = self._planned(request)
+        cluster = self._cluster()
+        submission = new_submission(
+            loaded,
+            file_text=text,
+            scale=request.scale,
+            sets=request.set,
+            leave_out=request.leave_out,
+            **request.model_dump(include=set(Budget.model_fields)),
+            request=digest,
+        )
+        return self._start(submission, plan, cluster, None if key is None else f"submit {key}")
+
+    def retry(self, sweep_id: str) -> SweepState:
+        """Train again what a submitted sweep has not finished, as another sweep; while that is active, it is meant.
+
+        Raises:
+            NotFoundError: There is no such sweep.
+            ConflictError: The sweep is active, has nothing left to train, or was not submitted.
+            NoClusterError, BusyError: As `submit`.
+        """
+        summary = self.require(sweep_id)
+        if summary.status in ACTIVE:
+            raise ConflictError(f"sweep {sweep_id} is {summary.status}; stop it first, or wait for its end")
+        store = self.queries.store
+        try:
+            before = read_submission(store, sweep_id)
+        except NotFoundError:
+            raise ConflictError(f"sweep {sweep_id} was not submitted; the command that started it trains on") from None
+        for each in self._active(store):
+            if each.retry_of == sweep_id:
+                return self._state(each.sweep_id)
+        counts = summaries.sweep_counts(store.index, [sweep_id]).get(sweep_id, {})
+        if not sum(number for status, number in counts.items() if status not in ("finished", "stopped")):
+            raise ConflictError(f"no run of sweep {sweep_id} is left to train: all have ended as planned")
+        cluster = self._cluster()
+        again = retried(before, request=f"retry {sweep_id}")
+        return self._start(again, submitted_plan(again), cluster, f"retry {sweep_id}", while_active=True)
+
+    def stop(self, sweep_id: str) -> SweepState:
+        """Ask a sweep to end: its runs write checkpoints. The job of one that has not begun is stopped.
+
+        Has no effect on one that has ended. Raises NotFoundError, NoClusterError.
+        """
+        if self.require(sweep_id).status in ACTIVE:
+            self.queries.store.request_stop(sweep_id)
+        if self.require(sweep_id).status == "pending" and self.settings.ray_address:
+            with self._cluster_errors():
+                stop_job(self.settings.ray_address, sweep_id)
+                self.reconcile(sweep_id)
+        return self._state(sweep_id)
+
+    async def keep_reconciled(self) -> None:
+        """Record the ends of jobs that have ended without doing so, until this task is cancelled."""
+        while self.settings.ray_address:
+            await asyncio.sleep(RECONCILE_S)
+            with suppress(Exception):  # the cluster or the store does not answer: next time
+                await run_in_threadpool(self.reconcile_all)
+
+    def reconcile_all(self) -> None:
+        """`reconcile` for all sweeps that have not ended. Raises the first error, after it has looked at all."""
+        errors = []
+        for each in summaries.sweeps_with_status(self.queries.store.index, ACTIVE):
+            try:
+                self.reconcile(each.sweep_id)
+            except Exception as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
+
+    def reconcile(self, sweep_id: str) -> None:
+        """Record the end of a submitted sweep whose job has ended without doing so. Raises ClusterError."""
+        store = self.queries.store
+        try:
+            submission = read_submission(store, sweep_id)
+        except NotFoundError:
+            return
+        outcome = job_outcome(self.settings.ray_address, sweep_id)
+        if outcome is None:
+            # A sweep of the command line may be on another cluster.
+            if submission.request and time.time() - submission.submitted_ms / 1000 > START_TIMEOUT_S:
+                settle_submission(store, sweep_id, "the cluster does not know it (any more)")
+        elif outcome.status in ("SUCCEEDED", "FAILED", "STOPPED"):
+            settle_submission(store, sweep_id, "it was stopped" if outcome.status == "STOPPED" else outcome.message)
+
+    def _cluster(self) -> Cluster:
+        """The cluster, which answers. Raises NoClusterError."""
+        if not self.settings.ray_address:
+            raise NoClusterError(
+                "this service has no Ray cluster to train on; its operator names one with "
+                "`cope-sweep serve --ray-address http://HOST:8265` or COPE_SWEEP_RAY_ADDRESS"
+            )
+        index = self.settings.index or os.environ.get(INDEX_VARIABLE)
+        cluster = package_cluster(self.settings.ray_address, {INDEX_VARIABLE: index} if index else {})
+        with self._cluster_errors():
+            check_cluster(cluster)
+        return cluster
+
+    def _planned(self, request: SweepRequest) -> tuple[LoadedAblation, str, Plan]:
+        """The ablation of a request, its text, and its plan. Raises InvalidError, NotFoundError, SpecError."""
+        own: Plan | None = None
+        if request.ablation is not None:
+            own = self.files.load(request.ablation, request.scale).plan
+            loaded = self.files.load(request.ablation).plan.ablation
+            text = self.files.file(request.ablation).read_text(encoding="utf-8", errors="replace")
+        try:
+            if request.spec is not None:
+                name = request.name or ""
+                if name in self.files.files():
+                    raise InvalidError(f"name: an ablation file of this service has the name {name!r}; choose another")
+                loaded = parsed_spec(request.spec, name, self.files.folder)
+                text = request.spec if isinstance(request.spec, str) else _as_text(request.spec)
+            overridden = with_overrides(loaded, scale=request.scale, assignments=request.set)
+            plan = expand(overridden, max_runs=self.settings.max_sweep_runs)
+            check_paths(plan, own)
+        except SpecError as error:
+            raise InvalidError(str(error)) from error
+        return loaded, text, plan
+
+    def _known(self, name: str, digest: str) -> SweepState | None:
+        """The sweep that an idempotency key means. Raises InvalidError where it means another request."""
+        owner = claimed(self.queries.store.index, _claim(name))
+        if owner is None:
+            return None
+        sweep_id, _, request = owner.partition(" ")
+        if request != digest:
+            raise InvalidError("Idempotency-Key: the key was used with another request; choose a new one")
+        return self._state(sweep_id)
+
+    def _start(
+        self, submission: Submission, plan: Plan, cluster: Cluster, key: str | None, *, while_active: bool = False
+    ) -> SweepState:
+        """Record a submission and start its job, unless the key means another one.
+
+        With `while_active`, a key means a sweep only until that has ended.
+        """
+        store = Store(self.settings.store, index=self.settings.index or None, create=True)
+        owner = f"{submission.sweep_id} {submission.request}"
+        with self._lock:
+            if key is not None:
+                holder = claim(store.index, _claim(key), owner, KEY_TTL_S)
+                if while_active and holder != owner and not self._is_active(store, holder.partition(" ")[0]):
+                    store.index.unlock(_claim(key), holder)
+                    holder = claim(store.index, _claim(key), owner, KEY_TTL_S)
+                if holder != owner:
+                    return self._state(holder.partition(" ")[0])
+            try:
+                self._admit(store)
+                record_submission(submission, plan, store)
+            except BaseException:
+                self._give_up(store, key, owner)
+                raise
+        try:
+            with self._cluster_errors():
+                start_submission(submission, store, cluster)
+        except BaseException:
+            self._give_up(store, key, owner)
+            raise
+        return self._state(submission.sweep_id)
+
+    @staticmethod
+    def _give_up(store: Store, key: str | None, owner: str) -> None:
+        if key is not None:
+            store.index.unlock(_claim(key), owner)
+
+    def _admit(self, store: Store) -> None:
+        """Raise BusyError where too many submitted sweeps are active."""
+        limit = self.settings.max_sweeps
+        active = self._active(store)
+        if len(active) >= limit:
+            for each in active:
+                with self._cluster_errors():
+                    self.reconcile(each.sweep_id)
+            active = self._active(store)
+        if len(active) >= limit:
+            raise BusyError(f"{len(active)} sweeps are active, and {limit} may be; wait or stop one", RETRY_AFTER_S)
+
+    @staticmethod
+    def _active(store: Store) -> list[Submission]:
+        """The sweeps that clients of services have submitted and that have not ended."""
+        found = []
+        for each in summaries.sweeps_with_status(store.index, ACTIVE):
+            try:
+                submission = read_submission(store, each.sweep_id)
+            except NotFoundError:
+                continue
+            if submission.request:
+                found.append(submission)
+        return found
+
+    @staticmethod
+    def _is_active(store: Store, sweep_id: str) -> bool:
+        summary = store.index.sweep(sweep_id)
+        return summary is not None and summary.status in ACTIVE
+
+    def require(self, sweep_id: str) -> SweepSummary:
+        """The summary of a sweep. Raises NotFoundError."""
+        store = self.queries.store
+        summary = store.index.sweep(sweep_id)
+        if summary is None:
+            raise NotFoundError(summaries.no_sweep(store.index, sweep_id, store.location))
+        return summary
+
+    def _state(self, sweep_id: str) -> SweepState:
+        summary, store = self.require(sweep_id), self.queries.store
+        try:
+            retry_of = read_submission(store, sweep_id).retry_of
+        except NotFoundError:
+            retry_of = None
+        url = f"/api/v1/sweeps/{sweep_id}"
+        return SweepState(
+            sweep_id=sweep_id,
+            ablation=summary.ablation,
+            status=summary.status,
+            runs=summary.runs,
+            stop_requested=summary.status in ACTIVE and store.stop_requested(sweep_id),
+            retry_of=retry_of,
+            url=url,
+            events=f"{url}/events",
+        )
+
+    @staticmethod
+    @contextmanager
+    def _cluster_errors() -> Iterator[None]:
+        try:
+            yield
+        except ClusterError as error:
+            raise NoClusterError(str(error)) from error
+
+
+def _claim(key: str) -> str:
+    """The name under which the index keeps an idempotency key."""
+    return f"request:{hashlib.sha256(key.encode()).hexdigest()[:32]}"
+
+
+def _as_text(spec: object) -> str:
+    """A spec that was sent as an object, as a file."""
+    return json.dumps(spec, indent=2, ensure_ascii=False) + "\n"
+
+
+# -- progress ----------------------------------------------------------------------------------------------------------
+
+TICK_S = 1.0
+"""Between two looks at the index."""
+HEARTBEAT_S = 15
+"""Between two comments on a quiet connection."""
+SEND_S = 10.0
+"""A client that has not taken an event after this time is not followed any more: it may connect again."""
+END_ID = "end"
+"""The id of the last event: a client that has it needs no other."""
+LISTENER_RETRY_S = 10
+
+
+class Watchers:
+    """The watchers of the sweeps that somebody follows. Their events are server-sent.
+
+    All listeners of a sweep share one watcher, which reads what has changed in the index. It keeps the latest event
+    only: a slow listener misses older ones, and nothing is queued for it.
+    """
+
+    def __init__(self, store: Callable[[], Store], max_listeners: int) -> None:
+        self.store, self.max_listeners = store, max_listeners
+        self.listeners = 0
+        self.watchers: dict[str, _Watcher] = {}
+
+    def require_place(self) -> None:
+        """Raise BusyError where no more clients may follow sweeps."""
+        if self.listeners >= self.max_listeners:
+            raise BusyError(f"{self.listeners} clients follow sweeps, and no more may", LISTENER_RETRY_S)
+
+    @asynccontextmanager
+    async def listening(self, sweep_id: str) -> AsyncIterator[_Watcher]:
+        """The watcher of a sweep, while the block runs. Raises BusyError."""
+        self.require_place()
+        watcher = self.watchers.get(sweep_id)
+        if watcher is None:
+            watcher = self.watchers[sweep_id] = _Watcher(sweep_id, self.store)
+        self.listeners += 1
+        watcher.listeners += 1
+        try:
+            yield watcher
+        finally:
+            self.listeners -= 1
+            watcher.listeners -= 1
+            if not watcher.listeners:
+                watcher.close()
+                self.watchers.pop(sweep_id, None)
+
+    async def events(self, sweep_id: str, last_id: str | None) -> AsyncIterator[ServerSentEvent]:
+        """The events of a sweep after the one with the id `last_id`, up to its end. Raises BusyError."""
+        async with self.listening(sweep_id) as watcher:
+            while True:
+                event = await watcher.after(last_id)
+                last_id = event.id
+                yield event
+                if event.id == END_ID:
+                    return
+
+
+class _Watcher:
+    """Follows a sweep for its listeners."""
+
+    def __init__(self, sweep_id: str, store: Callable[[], Store]) -> None:
+        self.sweep_id, self.store = sweep_id, store
+        self.listeners = 0
+        self._tracker: ProgressTracker | None = None
+        self._latest: ServerSentEvent | None = None
+        self._shown: SweepProgress | None = None
+        self._news = asyncio.Event()
+        self._task = asyncio.get_running_loop().create_task(self._watch())
+
+    def close(self) -> None:
+        """Stop to follow the sweep."""
+        self._task.cancel()
+
+    async def after(self, last_id: str | None) -> ServerSentEvent:
+        """The latest event, as soon as it is another than that with this id. Raises what the watcher raised."""
+        while self._latest is None or self._latest.id == last_id:
+            if self._task.done():
+                self._task.result()
+            news = asyncio.create_task(self._news.wait())
+            try:
+                await asyncio.wait({news, self._task}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                news.cancel()
+        return self._latest
+
+    async def _watch(self) -> None:
+        while True:
+            with suppress(IndexUnavailable):  # listeners get heartbeats until it answers again
+                progress = await run_in_threadpool(self._poll)
+                if self._publish(progress):
+                    return
+            await asyncio.sleep(TICK_S)
+
+    def _poll(self) -> SweepProgress:
+        store = self.store()
+        if self._tracker is None or self._tracker.store is not store:
+            self._tracker = ProgressTracker(store, self.sweep_id)
+        return self._tracker.poll()
+
+    def _publish(self, progress: SweepProgress) -> bool:
+        """Tell the listeners what is new; whether the sweep has ended."""
+        ended = progress.status not in ACTIVE
+        # The remaining time alone is no news: it would be sent every second.
+        if ended or self._shown is None or _without_eta(progress) != _without_eta(self._shown):
+            self._shown = progress
+            number = f"{self._tracker.revision if self._tracker else 0}"
+            self._latest = ServerSentEvent(
+                progress.model_dump_json(), event="end" if ended else "progress", id=END_ID if ended else number
+            )
+            self._news.set()
+            self._news = asyncio.Event()
+        return ended
+
+
+def _without_eta(progress: SweepProgress) -> SweepProgress:
+    return progress.model_copy(update={"eta_s": None})
+
+
+# -- routes ------------------------------------------------------------------------------------------------------------
+
+
+class EventStream(EventSourceResponse):
+    """Server-sent events, with their media type in the documentation."""
+
+    media_type = "text/event-stream"
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the events. A client that does not read them loses the connection, and its place."""
+        with suppress(SendTimeoutError):
+            await super().__call__(scope, receive, send)
+
+
+listed = APIRouter(prefix="/sweeps", tags=["sweeps"], dependencies=[READ], responses={304: {}}, route_class=CachedRoute)
+add_questions(listed, ListSweeps, GetSweep)
+router = APIRouter(prefix="/sweeps", tags=["sweeps"], dependencies=[SUBMIT])
+followed = APIRouter(prefix="/sweeps", tags=["sweeps"], dependencies=[READ])
+ACTION_ERRORS = error_responses(409, 413, 415, 429, 503)
+LOCATION = {"headers": {"Location": {"description": "The sweep.", "schema": {"type": "string"}}}}
+EVENTS: Responses = {
+    200: {
+        "model": SweepProgress,
+        "description": "Events `progress`, and `end` as the last one; the data of each is this object. Comments keep a "
+        "quiet connection open.",
+    },
+    204: {"description": "The client has the last event."},
+    **error_responses(429),
+}
+IdempotencyKey = Annotated[
+    str | None,
+    Header(
+        min_length=1,
+        max_length=255,
+        description="The same key with the same request means the same sweep, for 7 days. With another request it is "
+        "an error.",
+    ),
+]
+LastEventId = Annotated[str | None, Header(max_length=100, description="The id of the last event that was received.")]
+
+
+@router.post("", status_code=202, dependencies=[RequireJson], responses={202: LOCATION, **ACTION_ERRORS})
+def submit_sweep(
+    body: SweepRequest,
+    request: Request,
+    response: Response,
+    components: ComponentsDep,
+    idempotency_key: IdempotencyKey = None,
+) -> SweepState:
+    """Execute an ablation as a job of the Ray cluster: one of this service, or one in the request."""
+    key: ApiKey | None = request.scope.get("cope_key")
+    # Clients choose their keys independently of each other.
+    once = None if idempotency_key is None else f"{key.name if key else ''}/{idempotency_key}"
+    return _located(components.sweeps.submit(body, once), response)
+
+
+@router.post("/{sweep_id}/stop", status_code=202)
+def stop_sweep(sweep_id: str, components: ComponentsDep) -> SweepState:
+    """Stop a sweep: its runs write checkpoints first. Has no effect on one that has ended."""
+    return components.sweeps.stop(sweep_id)
+
+
+@router.post(
+    "/{sweep_id}/retry",
+    status_code=202,
+    responses={202: LOCATION, **error_responses(409, 429, 503)},
+)
+def retry_sweep(sweep_id: str, response: Response, components: ComponentsDep) -> SweepState:
+    """Train again what a submitted sweep has not finished, failed runs included: another sweep with the same runs."""
+    return _located(components.sweeps.retry(sweep_id), response)
+
+
+@followed.get("/{sweep_id}/events", response_class=EventStream, responses=EVENTS)
+def follow_sweep(sweep_id: str, components: ComponentsDep, last_event_id: LastEventId = None) -> Response:
+    """Follow the progress of a sweep by server-sent events, from now or after the last event that was received."""
+    components.sweeps.require(sweep_id)
+    if last_event_id == END_ID:
+        return Response(status_code=204)
+    components.watchers.require_place()
+    return EventStream(components.watchers.events(sweep_id, last_event_id), ping=HEARTBEAT_S, send_timeout=SEND_S)
+
+
+def _located(state: SweepState, response: Response) -> SweepState:
+    response.headers["location"] = state.url
+    return state
+
+
+ROUTERS = (listed, router, followed)

@@ -1,0 +1,227 @@
+"""Perplexity of token ids and texts, computed in batches with other requests."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from cope_services.http.errors import TooLargeError
+from cope_services.http.settings import Settings
+from cope_services.models.predictors import Predictors, service_errors
+from cope_sweep.api.requests import (
+    BestOfRow,
+    ModelPerplexity,
+    PerplexityRequest,
+    ScoredSequence,
+    ScoredTotal,
+    TextUnits,
+)
+from cope_sweep.read.queries import NotFinishedError, NotFoundError, Queries
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from cope_services.http.components import Components
+    from cope_sweep.inference import Perplexity, Predictor, Scores, Window
+
+T = TypeVar("T")
+
+SMALL_TOKENS = 4096
+"""Token ids that are read, and answered, in the event loop: a few milliseconds at most."""
+
+
+@dataclass(frozen=True)
+class _Sequence:
+    """One sequence of a request for one model."""
+
+    tokens_L: np.ndarray
+    inputs_L: np.ndarray
+    """What the model reads in their places."""
+    trained_L: np.ndarray
+    """Which tokens the task trains: the scored ones."""
+    windows: list[Window]
+    units: tuple[int, int] | None
+    """Words and bytes; None for token ids."""
+
+
+async def compare(components: Components, request: PerplexityRequest) -> bytes:
+    """The perplexity of each model of the request, in its order: a PerplexityComparison as JSON.
+
+    One model after the other, so that the models of one request need not fit into memory together.
+
+    Raises NotFoundError, NotFinishedError, TooLargeError, BusyError, InvalidTokensError, InvalidError,
+    NotFiniteOutputError, DamagedCheckpointError.
+    """
+    queries, predictors = components.queries, components.predictors
+    run_ids = [
+        model
+        if isinstance(model, str)
+        else await predictors.lookups.get(
+            (model.ablation, model.scale, model.row), partial(best_of_row, queries, model)
+        )
+        for model in request.models
+    ]
+    answers = [await measure(predictors, await components.predictor(run_id), request) for run_id in run_ids]
+    return b'{"results":[' + b",".join(answers) + b"]}"
+
+
+def best_of_row(queries: Queries, wanted: BestOfRow) -> str:
+    """The id of the row's finished run with the best value of the ablation's primary metric."""
+    plan = queries.load(wanted.ablation, wanted.scale).plan
+    row = next((row for row in plan.rows if row.name == wanted.row), None)
+    if row is None:
+        known = ", ".join(repr(row.name) for row in plan.rows[:20])
+        raise NotFoundError(f"{wanted.ablation} has no row {wanted.row[:80]!r}; its rows are {known}")
+    metric = plan.ablation.content.primary_metric
+    records = queries.store.index.records([run.run_id for run in row.runs])
+    values = {
+        run_id: value
+        for run_id, record in records.items()
+        if record.status == "finished" and (value := record.value(metric.name)) is not None and math.isfinite(value)
+    }
+    if not values:
+        raise NotFinishedError(
+            f"{wanted.ablation}: no finished run of the row {wanted.row!r} has the metric {metric.name}"
+        )
+    choose = min if metric.goal == "min" else max
+    return choose(sorted(values), key=values.__getitem__)
+
+
+async def measure(predictors: Predictors, predictor: Predictor, request: PerplexityRequest) -> bytes:
+    """The perplexity of one model: a ModelPerplexity as JSON. Raises as `compare`."""
+    batcher = predictors.batcher
+    context = request.context or (predictor.context if request.stride or request.text is not None else None)
+    # A thread costs more than a few tokens.
+    small = sum(map(len, request.tokens or ())) <= SMALL_TOKENS if request.text is None else False
+    prepare = _here if small else batcher.prepare
+    sequences = await prepare(lambda: _sequences(predictor, request, context, predictors.settings))
+    windows = [window for sequence in sequences for window in sequence.windows]
+    with batcher.admitted(sum(window.reads for window in windows)):
+        scored = await batcher.score(predictor, windows, top=request.top)
+        with service_errors():
+            return await prepare(lambda: _answer(predictor, request, sequences, scored, context))
+
+
+async def _here(compute: Callable[[], T]) -> T:
+    return compute()
+
+
+def _sequences(
+    predictor: Predictor, request: PerplexityRequest, context: int | None, settings: Settings
+) -> list[_Sequence]:
+    """The tokens and windows of each sequence. Raises TooLargeError, InvalidTokensError, DamagedCheckpointError."""
+    from cope_sweep.inference import tokens_read, validate_sequence, windows
+
+    found: list[_Sequence] = []
+    reads = 0
+    with service_errors():
+        inputs: Sequence[str | list[int]] = request.texts if request.tokens is None else request.tokens
+        for index, each in enumerate(inputs):
+            units = None
+            if isinstance(each, str) and predictor.reads_text:
+                tokens_L = predictor.text_tokens(each)
+                units = predictor.text_units(tokens_L)
+            else:
+                ids = predictor.vocabulary.encode(each) if isinstance(each, str) else each
+                tokens_L = validate_sequence(ids, predictor.vocabulary_size, f"sequence {index}")
+            inputs_L, trained_L = predictor.trained(tokens_L)
+            predictor.check_trained(trained_L, f"sequence {index}")
+            width = context or len(tokens_L) - 1
+            stride = request.stride or width
+            # Counted before any window exists: a small stride makes many.
+            reads += tokens_read(len(tokens_L), width, stride)
+            if min(width + 1, len(tokens_L)) > settings.max_tokens:
+                raise TooLargeError(
+                    f"sequence {index}: {len(tokens_L)} tokens; a sequence or window may have "
+                    f"{settings.max_tokens}, so choose a `context`"
+                )
+            if reads > settings.max_request_tokens:
+                raise TooLargeError(
+                    f"the model would read more than {settings.max_request_tokens} tokens, the limit of a request; "
+                    "choose a larger `stride`, or send several requests"
+                )
+            parts = list(windows(tokens_L, width, stride, inputs_L))
+            widest = max(window.reads for window in parts)
+            predictor.check_reach(widest, f"sequence {index} of {widest + 1} tokens")
+            found.append(_Sequence(tokens_L, inputs_L, trained_L, parts, units))
+    return found
+
+
+def _answer(
+    predictor: Predictor,
+    request: PerplexityRequest,
+    sequences: list[_Sequence],
+    scored: list[Scores],
+    context: int | None,
+) -> bytes:
+    import numpy as np
+
+    from cope_sweep.inference import Perplexity
+
+    remaining = iter(scored)
+    entries: list[np.ndarray] = []
+    answers: list[ScoredSequence] = []
+    for sequence in sequences:
+        scores = [next(remaining).check(predictor.run) for _ in sequence.windows]
+        trained = sequence.trained_L.tolist()
+        log_p_L = np.concatenate([[np.nan], *(each.log_probabilities_N for each in scores)])
+        entries.append(np.where(sequence.trained_L, log_p_L, np.nan))
+        fields = _total(Perplexity.of(entries[-1:]), [sequence])
+        if request.log_probabilities:
+            fields["log_probabilities"] = _where(trained, log_p_L.tolist())
+        if request.token_labels:
+            fields["token_ids"] = sequence.tokens_L.tolist()
+            fields["input_ids"] = sequence.inputs_L[:-1].tolist()
+            fields["labels"] = [predictor.vocabulary.label(token) for token in fields["token_ids"]]
+        if request.top:
+            ids_LK = np.concatenate([each.top_ids_NK[:, : request.top] for each in scores])
+            tops_LK = np.concatenate([each.top_log_probabilities_NK[:, : request.top] for each in scores])
+            rows = zip(ids_LK.tolist(), tops_LK.tolist(), strict=True)
+            fields["top"] = _where(trained, [None, *(list(zip(*row, strict=True)) for row in rows)])
+        answers.append(ScoredSequence(**fields))
+    answer = ModelPerplexity(
+        run_id=predictor.run.run_id,
+        context=context,
+        stride=request.stride or context,
+        scored=predictor.run.task.TRAINED,
+        total=ScoredTotal(**_total(Perplexity.of(entries), sequences)),
+        sequences=answers,
+    )
+    return answer.model_dump_json(exclude_unset=True).encode()
+
+
+def _total(perplexity: Perplexity, sequences: list[_Sequence]) -> dict[str, Any]:
+    """The fields of a ScoredTotal. Numbers per word and byte only where every sequence is a text."""
+    from cope_sweep.inference import TextPerplexity
+
+    fields: dict[str, Any] = {
+        "nll_sum": perplexity.nll_sum,
+        "tokens": perplexity.tokens,
+        "positions": perplexity.positions,
+        "perplexity": _finite(perplexity.perplexity),
+        "bits_per_token": perplexity.bits_per_token,
+    }
+    units = [sequence.units for sequence in sequences if sequence.units is not None]
+    if len(units) == len(sequences):
+        words, size_bytes = (sum(counts) for counts in zip(*units, strict=True))
+        text = TextPerplexity.per_unit(perplexity, words, size_bytes)
+        fields["text"] = TextUnits(
+            words=words,
+            size_bytes=size_bytes,
+            word_perplexity=_finite(text.word_perplexity),
+            byte_perplexity=_finite(text.byte_perplexity),
+            bits_per_byte=text.bits_per_byte,
+        )
+    return fields
+
+
+def _where(mask: list[bool], values: list[T]) -> list[T | None]:
+    """The values where the mask is true, else None."""
+    return [value if holds else None for value, holds in zip(values, mask, strict=True)]
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,0 +1,252 @@
+"""Models of finished runs in memory, probes of them, and their checkpoint files. The first request imports torch."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Condition
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import quote
+from weakref import WeakValueDictionary
+
+from anyio import CapacityLimiter, to_thread
+from cachetools import LRUCache, TTLCache, cached
+
+from cope_services.http.errors import (
+    DamagedCheckpointError,
+    InvalidError,
+    InvalidTokensError,
+    NotFiniteOutputError,
+    TooLargeError,
+)
+from cope_services.http.settings import Settings
+from cope_services.models.batching import Batcher
+from cope_sweep.api.answers import Checkpoint, CheckpointFile
+from cope_sweep.api.requests import ProbeFormat, ProbeRequest
+from cope_sweep.errors import NotFoundError
+from cope_sweep.store import RunFolder
+from cope_sweep.store.errors import DamagedError
+
+if TYPE_CHECKING:
+    from cope_sweep.inference import Predictor
+
+T = TypeVar("T")
+
+# -- checkpoint files --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class StoredFile:
+    """A file and its status when the folder was listed."""
+
+    path: Path
+    stat: os.stat_result
+
+    @property
+    def state(self) -> tuple[int, int, int]:
+        """Modification time, size and inode: they change when the content changes."""
+        return self.stat.st_mtime_ns, self.stat.st_size, self.stat.st_ino
+
+
+def checkpoint_files(folder: RunFolder) -> list[StoredFile]:
+    """The regular, visible files by name, without links and folders. Raises NotFoundError if there are none."""
+    try:
+        checkpoint = folder.fetch_checkpoint()
+        with os.scandir(checkpoint) as entries:
+            regular = [e for e in entries if e.is_file(follow_symlinks=False) and not e.name.startswith(".")]
+            files = [StoredFile(checkpoint / e.name, e.stat(follow_symlinks=False)) for e in regular]
+    except (FileNotFoundError, NotADirectoryError):
+        files = []
+    if not files:
+        raise NotFoundError(f"the checkpoint of run {folder.run_id} was deleted: its folder has no files")
+    return sorted(files, key=lambda file: file.path.name)
+
+
+def checkpoint_file(folder: RunFolder, name: str) -> StoredFile:
+    """The file with this name. A client's name is only compared: it never becomes a path. Raises NotFoundError."""
+    files = checkpoint_files(folder)
+    for file in files:
+        if file.path.name == name:
+            return file
+    known = ", ".join(file.path.name for file in files)
+    raise NotFoundError(f"the checkpoint of run {folder.run_id} has no file {name[:80]!r}; it has {known}")
+
+
+def checkpoint_listing(folder: RunFolder) -> Checkpoint:
+    """The files with their sizes and digests. Raises NotFoundError."""
+    return Checkpoint(
+        run_id=folder.run_id,
+        files=[
+            CheckpointFile(
+                name=file.path.name,
+                size_bytes=file.stat.st_size,
+                sha256=_sha256(file.path, file.state),
+                url=f"/api/v1/runs/{folder.run_id}/checkpoint/{quote(file.path.name)}",
+            )
+            for file in checkpoint_files(folder)
+        ],
+    )
+
+
+@cached(LRUCache(1024), condition=Condition())
+def _sha256(path: Path, state: Hashable) -> str:
+    """The digest in hexadecimal; `state` is part of the cache key, so a changed file is read again."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+# -- models ------------------------------------------------------------------------------------------------------------
+
+MODEL_SUFFIX = ".safetensors"
+LOOKUPS = 16
+"""Threads that look for runs and load models."""
+MAX_KNOWN = 4096
+"""Runs whose state is in memory."""
+CHECK_S = 2.0
+"""Time to find out whether the files of a model in memory have changed."""
+FRESH_S = 0.25
+"""Time for which a model in memory is used without asking again whether its run or its files have changed."""
+
+
+class Lookups:
+    """Looks things up in threads, for each key in one at a time. All requests that waited for a result share it.
+
+    A look-up begins after it was asked for, so what it finds is as new as the request. A request that is cancelled
+    stops to wait; the look-up goes on. So a store that does not answer occupies one thread for each key, however many
+    requests ask for it, and at most `threads` in all.
+    """
+
+    def __init__(self, threads: int) -> None:
+        self._limiter = CapacityLimiter(threads)
+        self._running: dict[Hashable, asyncio.Task[Any]] = {}
+        self._next: dict[Hashable, asyncio.Task[Any]] = {}
+
+    async def get(self, key: Hashable, compute: Callable[[], T]) -> T:
+        """Result of `compute`, or its error."""
+        task: asyncio.Task[T] | None = self._next.get(key)
+        if task is None:
+            task = self._next[key] = asyncio.create_task(self._run(key, compute, self._running.get(key)))
+            # Where all requests have been cancelled, nobody else sees the error.
+            task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return await asyncio.shield(task)
+
+    async def _run(self, key: Hashable, compute: Callable[[], T], before: asyncio.Task[Any] | None) -> T:
+        if before is not None:
+            await asyncio.wait([before])
+        task = self._running[key] = self._next.pop(key)
+        try:
+            return await to_thread.run_sync(compute, limiter=self._limiter)
+        finally:
+            if self._running.get(key) is task:
+                del self._running[key]
+
+
+class Predictors:
+    """Loads models, and answers probes. The most recently used models stay in memory, up to a number of bytes."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.batcher = Batcher(settings.inferences(), settings.max_queue_tokens, settings.max_cache_bytes)
+        self.lookups = Lookups(LOOKUPS)
+        self.asked = self.loads = 0
+        """Totals of the times that a model was asked for, and that one was read from files."""
+        self._latest: WeakValueDictionary[Hashable, Predictor] = WeakValueDictionary()
+        self._fresh: TTLCache[Hashable, bool] = TTLCache(MAX_KNOWN, FRESH_S)
+        # With the condition, threads that need the same model wait until one of them has loaded it.
+        self.models: LRUCache[Hashable, Predictor] = LRUCache(settings.max_model_bytes, lambda model: model.size_bytes)
+        self._load_cached: Callable[[Path, Hashable], Predictor] = cached(self.models, condition=Condition())(
+            self._load
+        )
+
+    async def get(self, key: Hashable, find: Callable[[], RunFolder]) -> Predictor:
+        """The model of the finished run that `find` finds; `key` says what is looked for.
+
+        Where the files do not answer within CHECK_S, and the model is in memory, it is used as it is.
+
+        Raises TooLargeError, DamagedCheckpointError, NotFiniteOutputError, NotFoundError, and what `find` raises.
+        """
+        self.asked += 1
+        known = self._latest.get(key)
+        if known is not None and key in self._fresh:
+            return known
+        try:
+            async with asyncio.timeout(None if known is None else CHECK_S) as limit:
+                predictor = await self.lookups.get(key, lambda: self._find(find))
+        except TimeoutError:
+            if known is None or not limit.expired():
+                raise
+            return known
+        self._latest[key] = predictor
+        self._fresh[key] = True
+        return predictor
+
+    async def probe(self, predictor: Predictor, request: ProbeRequest, output_format: ProbeFormat) -> bytes:
+        """Probe a model, when a thread is free: a ProbeResponse as JSON, or a picture.
+
+        Raises TooLargeError, BusyError, InvalidTokensError, InvalidError, DamagedCheckpointError.
+        """
+        from cope_services.models.probing import probe_json, probe_picture, probe_sequence, probed_tokens
+
+        with service_errors():
+            tokens_T = await self.batcher.prepare(lambda: probed_tokens(predictor, request))
+            if len(tokens_T) > self.settings.max_tokens:
+                raise TooLargeError(f"{len(tokens_T)} tokens; one request may have {self.settings.max_tokens}")
+            with self.batcher.admitted(len(tokens_T)):
+                probed = await self.batcher.infer(
+                    lambda: probe_sequence(predictor, request, tokens_T, self.settings.max_probe_values, output_format)
+                )
+                if output_format == "json":
+                    return await self.batcher.prepare(lambda: probe_json(probed, request))
+                return await self.batcher.prepare(lambda: probe_picture(probed, request, output_format))
+
+    def _find(self, find: Callable[[], RunFolder]) -> Predictor:
+        try:
+            return self._predictor(find())
+        except DamagedError as error:  # links, pipes: the store refuses to open them
+            raise DamagedCheckpointError(str(error)) from error
+
+    def _predictor(self, folder: RunFolder) -> Predictor:
+        files = checkpoint_files(folder)
+        size_bytes = sum(file.stat.st_size for file in files if file.path.suffix == MODEL_SUFFIX)
+        if size_bytes > self.settings.max_model_bytes:
+            raise TooLargeError(
+                f"the model of run {folder.run_id} has {size_bytes:,} bytes, and all models in memory may have "
+                f"{self.settings.max_model_bytes:,}; raise COPE_SWEEP_MAX_MODEL_BYTES"
+            )
+        with service_errors():
+            return self._load_cached(folder.fetch_checkpoint(), tuple((file.path.name, file.state) for file in files))
+
+    def _load(self, checkpoint: Path, state: Hashable) -> Predictor:
+        """Load a model; `state` is part of the cache key, so changed files are loaded again."""
+        from cope_sweep.inference import Predictor
+        from cope_sweep.model import CheckpointError
+
+        self.loads += 1
+        predictor = Predictor.load(checkpoint, self.settings.device)
+        with suppress(CheckpointError):  # a request that needs the vocabulary says so
+            predictor.vocabulary  # noqa: B018 - read here, so that no request reads a file in the event loop
+        return predictor
+
+
+@contextmanager
+def service_errors() -> Iterator[None]:
+    """Raise errors of modules that import torch as ServiceErrors."""
+    from cope_sweep.inference import NotFiniteError, TokensError
+    from cope_sweep.inference.probe import ProbeError
+    from cope_sweep.model import CheckpointError
+
+    try:
+        yield
+    except ProbeError as error:  # a subclass of TokensError
+        raise InvalidError(str(error)) from error
+    except TokensError as error:
+        raise InvalidTokensError(str(error)) from error
+    except NotFiniteError as error:  # a subclass of CheckpointError
+        raise NotFiniteOutputError(str(error)) from error
+    except CheckpointError as error:
+        raise DamagedCheckpointError(str(error)) from error

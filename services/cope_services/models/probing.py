@@ -1,0 +1,173 @@
+"""The response to a probe request: arrays as JSON, or a picture of them. This module imports torch."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from cope_services.http.errors import InvalidError, TooLargeError
+from cope_sweep.api.requests import (
+    MatrixName,
+    ProbedEncoding,
+    ProbedHead,
+    ProbedMark,
+    ProbeFormat,
+    ProbeRequest,
+    ProbeResponse,
+    TriangularMatrix,
+)
+from cope_sweep.inference import Predictor, validate_token_ids
+from cope_sweep.inference.probe import (
+    HeadStatistics,
+    LayerProbe,
+    Probe,
+    ProbeError,
+    TokenMarks,
+    head_statistics,
+    matrix_count,
+    probe,
+    select_heads,
+    token_labels,
+    token_marks,
+)
+
+MAX_DRAWN_HEADS = 8
+"""Heads of one picture, which take about 10 MB each while it is drawn."""
+SYMBOLS: dict[MatrixName, str] = {
+    "gates": "g",
+    "positions": "p",
+    "position_only_attention": "position only",
+    "attention": "a",
+}
+"""The symbols of the heatmaps of these matrices."""
+
+
+def probed_tokens(predictor: Predictor, request: ProbeRequest) -> np.ndarray:
+    """The token ids of the request, int64, shape (T,). Raises TokensError, CheckpointError."""
+    if request.text is None:
+        return validate_token_ids(request.tokens or [], predictor.vocabulary_size)
+    if predictor.reads_text:
+        return predictor.text_tokens(request.text)
+    return predictor.vocabulary.encode(request.text)
+
+
+@dataclass(frozen=True)
+class Probed:
+    """A probe of one sequence, before it is written as JSON or drawn."""
+
+    predictor: Predictor
+    probe: Probe
+    statistics: list[HeadStatistics]
+    marks: TokenMarks
+
+    @property
+    def labels(self) -> list[str]:
+        """The text of each token."""
+        tokenizer = self.predictor.tokenizer if self.predictor.reads_text else None
+        return token_labels(self.predictor.run.task, self.probe.tokens_T, tokenizer)
+
+
+def probe_sequence(
+    predictor: Predictor, request: ProbeRequest, tokens_T: np.ndarray, max_values: int, output_format: ProbeFormat
+) -> Probed:
+    """Compute what the request asks for. Raises TooLargeError, InvalidError, ProbeError, CheckpointError."""
+    run, tokenizer = predictor.run, predictor.tokenizer if predictor.reads_text else None
+    T = len(tokens_T)
+    layers, heads = select_heads(run, request.layers, request.heads)
+    # All matrices are computed, so those that the response leaves out count, too.
+    values = sum(matrix_count(run, layer) for layer in layers) * len(heads) * T * (T + 1) // 2
+    if values > max_values:
+        raise TooLargeError(
+            f"the matrices of {T} tokens, {len(layers)} layers and {len(heads)} heads have {values:,} numbers; "
+            f"the limit is {max_values:,}, so choose layers and heads, or send fewer tokens"
+        )
+    if output_format != "json" and len(layers) * len(heads) > MAX_DRAWN_HEADS:
+        raise TooLargeError(
+            f"{len(layers) * len(heads)} heads are too many for one picture (at most {MAX_DRAWN_HEADS}); choose "
+            "`layers` and `heads`"
+        )
+    marks = token_marks(run.task, tokens_T, tokenizer) if request.marks is None else _request_marks(request.marks, T)
+    statistics = head_statistics(predictor, [tokens_T], [marks], layers=layers, heads=heads)
+    return Probed(predictor, probe(predictor, tokens_T, layers, heads), statistics, marks)
+
+
+def probe_json(probed: Probed, request: ProbeRequest) -> bytes:
+    """A ProbeResponse as JSON."""
+    answer = ProbeResponse(
+        run_id=probed.predictor.run.run_id,
+        token_ids=probed.probe.tokens_T.tolist(),
+        labels=probed.labels,
+        heads=[
+            _probed_head(
+                layer,
+                row,
+                [each for each in probed.statistics if (each.layer, each.head) == (layer.layer, head)],
+                request,
+            )
+            for layer in probed.probe.layers
+            for row, head in enumerate(layer.heads)
+        ],
+    )
+    return answer.model_dump_json(exclude_unset=True).encode()
+
+
+def probe_picture(probed: Probed, request: ProbeRequest, file_format: Literal["svg", "png"]) -> bytes:
+    """A row of heatmaps for each head. Raises ProbeError where the heads have none of the requested matrices."""
+    from cope_sweep.read.figures.heads import first_mark, head_figures, picture
+
+    symbols = {SYMBOLS[name] for name in request.matrices if name in SYMBOLS}
+    heads = [
+        replace(head, heatmaps=tuple(each for each in head.heatmaps if each.symbol in symbols))
+        for head in head_figures(probed.probe, probed.marks, probed.statistics)
+    ]
+    drawn = [head for head in heads if head.heatmaps]
+    if not drawn:
+        raise ProbeError(
+            f"nothing to draw: these heads have none of {', '.join(request.matrices) or 'no matrices'}; choose "
+            "`matrices`: attention, and for encodings with position logits or gates "
+            f"{', '.join(name for name in SYMBOLS if name != 'attention')}"
+        )
+    return picture(drawn, probed.labels, first_mark(probed.marks), file_format)
+
+
+def _request_marks(indices: dict[str, list[int]], tokens: int) -> TokenMarks:
+    marks = {}
+    for name, marked in indices.items():
+        if beyond := [index for index in marked if index >= tokens]:
+            raise InvalidError(f"marks.{name}: there is no token {beyond[0]}: the sequence has tokens 0 … {tokens - 1}")
+        marks[name] = np.isin(np.arange(tokens), marked)
+    return marks
+
+
+def _probed_head(layer: LayerProbe, row: int, statistics: list[HeadStatistics], request: ProbeRequest) -> ProbedHead:
+    requested = request.matrices
+    by_encoding = {each.encoding: each for each in statistics}
+    encodings = []
+    for kind in dict.fromkeys((*layer.contextual, *layer.scores_HTT)):
+        fields: dict[str, object] = {"kind": kind}
+        if kind in layer.contextual:
+            head, matrices = by_encoding[kind], layer.contextual[kind]
+            fields |= {"limit": head.limit, "clamped": head.clamped}
+            fields |= {"position_mean": head.position_mean, "position_max": head.position_max}
+            fields["marks"] = {name: ProbedMark(**asdict(each)) for name, each in head.marks.items()}
+            if "gates" in requested:
+                fields["gates"] = _lower_triangle(matrices.gates_HTT[row])
+            if "positions" in requested:
+                fields["positions"] = _lower_triangle(matrices.positions_HTT[row])
+        if "scores" in requested and kind in layer.scores_HTT:
+            fields["scores"] = _lower_triangle(layer.scores_HTT[kind][row])
+        encodings.append(ProbedEncoding.model_validate(fields))
+    attentions: dict[MatrixName, TriangularMatrix | None] = {}
+    if "position_only_attention" in requested:
+        matrix_HTT = layer.position_only_attention_HTT
+        attentions["position_only_attention"] = None if matrix_HTT is None else _lower_triangle(matrix_HTT[row])
+    if "attention" in requested:
+        attentions["attention"] = _lower_triangle(layer.attention_HTT[row])
+    return ProbedHead(layer=layer.layer, head=layer.heads[row], encodings=encodings, **attentions)
+
+
+def _lower_triangle(matrix_TT: np.ndarray) -> TriangularMatrix:
+    rounded_TT = matrix_TT.astype(np.float64).round(6)
+    return [row_T[: i + 1].tolist() for i, row_T in enumerate(rounded_TT)]

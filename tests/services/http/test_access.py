@@ -1,0 +1,485 @@
+"""Who may ask what: keys and scopes, hosts and origins, and the headers of every response."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import threading
+from collections.abc import Iterator
+from hashlib import sha256
+from pathlib import Path
+
+import httpx
+import pytest
+from cope_services.http import access
+from cope_services.http.access import AllowedHosts, KeysError, KeysFile, _is_same_origin, is_loopback, is_open
+from cope_services.http.app import create_app
+from cope_services.http.middleware import Refusals
+from cope_services.http.server import check_keys
+from fastapi.routing import iter_route_contexts
+from fastapi.testclient import TestClient
+from starlette.routing import Mount
+
+from cope_sweep.errors import UserError
+from tests.cli.conftest import Shell
+from tests.services.http.test_errors import check_problem
+from tests.services.sample_store import API, SampleStore, serving
+
+SCOPES = ("read", "infer", "submit")
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> KeysFile:
+    return KeysFile(tmp_path_factory.mktemp("keys") / "keys.json")
+
+
+@pytest.fixture(scope="module")
+def secrets(keys: KeysFile) -> dict[str, str]:
+    """A key for each scope, by its scope."""
+    return {scope: keys.create(scope, [scope]) for scope in SCOPES}
+
+
+@pytest.fixture(scope="module")
+def locked(sample: SampleStore, keys: KeysFile, secrets: dict[str, str]) -> Iterator[httpx.Client]:
+    """A client, without a key, of a server that has keys."""
+    with serving(sample.settings(keys_file=keys.path)) as client:
+        yield client
+
+
+def bearer(secret: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {secret}"}
+
+
+# -- scopes
+
+
+def test_every_route_declares_one_scope_or_is_open(sample: SampleStore) -> None:
+    app = create_app(sample.settings())
+    contexts = list(iter_route_contexts(app.routes))
+    assert len(contexts) > 30
+    for context in contexts:
+        if isinstance(context.route, Mount) or context.path == app.openapi_url:
+            assert is_open(f"{context.path}/" if isinstance(context.route, Mount) else context.path)
+            continue
+        declared = [each.scopes for each in context.dependencies if hasattr(each, "scopes")]
+        if is_open(context.path):
+            assert declared == [], context.path
+        else:
+            assert len(declared) == 1, context.path
+            assert len(declared[0]) == 1, context.path
+            assert declared[0][0] in SCOPES
+
+
+def test_the_document_has_the_scope_of_every_route(client: httpx.Client) -> None:
+    document = client.get("/openapi.json").json()
+    scheme = document["components"]["securitySchemes"]["API key"]
+    assert (scheme["type"], scheme["scheme"]) == ("http", "bearer")
+    for path, operations in document["paths"].items():
+        for method, operation in operations.items():
+            if path.startswith("/health/"):
+                assert "security" not in operation
+                continue
+            ((name, scopes),) = operation["security"][0].items()
+            assert name == "API key"
+            asks_model = path.endswith(("tokenizer_info", "/completions", "tokenize")) or (
+                method == "post" and "sweeps" not in path
+            )
+            expected = "infer" if asks_model else "read" if method == "get" else "submit"
+            assert scopes == [expected], (method, path)
+
+
+def test_a_scope_does_not_include_another(locked: httpx.Client, secrets: dict[str, str], sample: SampleStore) -> None:
+    requests = [
+        ("read", "GET", f"{API}/runs", None),
+        ("read", "GET", "/v1/models", None),
+        ("read", "GET", "/metrics", None),
+        ("read", "GET", f"{API}/version", None),
+        ("read", "GET", f"{API}/runs/{sample.ids[0]}/checkpoint/model.safetensors", None),
+        ("infer", "POST", f"{API}/perplexity", {"tokens": [[1, 15, 3]], "models": [sample.ids[0]]}),
+        ("infer", "POST", f"{API}/runs/{sample.ids[0]}/probe", {"tokens": [1, 15, 3]}),
+        ("infer", "GET", f"/tokenizer_info?model={sample.ids[0]}", None),
+    ]
+    for needed, method, path, body in requests:
+        for scope, secret in secrets.items():
+            response = locked.request(method, path, json=body, headers=bearer(secret))
+            if scope == needed:
+                assert response.status_code == 200, response.text
+            else:
+                assert response.status_code == 403
+                problem = response.json().get("error") or response.json()
+                assert problem["code"] == "missing_scope"
+                assert f"this needs {needed};" in problem.get("detail", problem.get("message"))
+                assert f'error="insufficient_scope", scope="{needed}"' in response.headers["www-authenticate"]
+
+
+@pytest.mark.parametrize(
+    "header",
+    [None, "", "Bearer", "Bearer wrong", "Basic {}", "{}", "bearer{}", "Bearer {}x", "Bearer x {}", "Bearer \xff"],
+)
+def test_without_a_valid_key_nothing_is_answered(
+    locked: httpx.Client, secrets: dict[str, str], header: str | None
+) -> None:
+    headers = {} if header is None else {"authorization": header.replace("{}", secrets["read"]).encode("latin-1")}
+    for method, path in [("GET", f"{API}/runs"), ("GET", "/none"), ("POST", f"{API}/perplexity"), ("GET", "/metrics")]:
+        response = locked.request(method, path, headers=headers, content=b"{" if method == "POST" else None)
+        problem = check_problem(response, 401, "unauthorized")
+        assert secrets["read"] not in json.dumps(problem)
+        assert response.headers["www-authenticate"].startswith('Bearer realm="cope-sweep"')
+    response = locked.get("/v1/models", headers=headers)
+    assert (response.status_code, response.json()["error"]["code"]) == (401, "unauthorized")
+
+
+def test_two_keys_in_one_request_are_none(locked: httpx.Client, secrets: dict[str, str]) -> None:
+    headers = [("authorization", f"Bearer {secrets['read']}"), ("authorization", "Bearer x")]
+    assert locked.get(f"{API}/runs", headers=headers).status_code == 401
+
+
+def test_the_page_the_documentation_and_health_are_open(locked: httpx.Client) -> None:
+    for path in ("/", "/static/style.css", "/docs", "/docs/docs.js", "/openapi.json", "/health/live", "/health/ready"):
+        assert locked.get(path).status_code == 200, path
+    # Nothing else is reachable through the open folders.
+    for path in ("/static/../api/v1/runs", "/static/%2e%2e/api/v1/runs", "/docs/../metrics", "//api/v1/runs"):
+        assert locked.get(path).status_code in (401, 404), path
+
+
+def test_a_key_may_be_revoked_and_made_while_the_server_runs(sample: SampleStore, tmp_path: Path) -> None:
+    keys = KeysFile(tmp_path / "keys.json")
+    with serving(sample.settings(keys_file=keys.path)) as client:
+        assert client.get(f"{API}/runs").status_code == 200  # no keys, and only this machine can ask
+        secret = keys.create("lab", ["read"])
+        assert client.get(f"{API}/runs").status_code == 401
+        assert client.get(f"{API}/runs", headers=bearer(secret)).status_code == 200
+        keys.revoke("lab")
+        assert client.get(f"{API}/runs", headers=bearer(secret)).status_code == 401
+        assert client.get(f"{API}/runs").status_code == 401
+        keys.path.write_text("{")
+        check_problem(client.get(f"{API}/runs", headers=bearer(secret)), 503, "not_ready")
+
+
+# -- where it listens
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "gpu.example", ""])
+def test_listening_beyond_this_machine_needs_a_key(sample: SampleStore, tmp_path: Path, host: str) -> None:
+    keys = KeysFile(tmp_path / "keys.json")
+    settings = sample.settings(host=host, keys_file=keys.path)
+    with pytest.raises(UserError, match="cope-sweep serve --new-key NAME --scope read --scope infer"):
+        check_keys(settings)
+    # An application that is started without this check refuses everything.
+    client = TestClient(create_app(settings), base_url="http://127.0.0.1")
+    assert client.get(f"{API}/runs").status_code == 401
+    secret = keys.create("lab", ["read"])
+    check_keys(settings)
+    assert client.get(f"{API}/runs", headers=bearer(secret)).status_code == 200
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "::1", "localhost"])
+def test_loopback_needs_no_key(sample: SampleStore, host: str) -> None:
+    check_keys(sample.settings(host=host))
+    assert is_loopback(host)
+
+
+@pytest.mark.parametrize(
+    ("listens", "more", "host", "allowed"),
+    [
+        ("127.0.0.1", (), "127.0.0.1:8000", True),
+        ("127.0.0.1", (), "localhost", True),
+        ("127.0.0.1", (), "LOCALHOST.:80", True),
+        ("127.0.0.1", (), "[::1]:8000", True),
+        ("127.0.0.1", (), "evil.example", False),
+        ("127.0.0.1", (), "127.0.0.1.evil.example", False),
+        ("127.0.0.1", (), "localhost.evil.example:8000", False),
+        ("127.0.0.1", (), "192.168.1.5", False),
+        ("127.0.0.1", (), "", False),
+        ("127.0.0.1", (), "[::1", False),
+        ("127.0.0.1", (), "[::1]evil", False),
+        ("127.0.0.1", ("gpu.example",), "gpu.example:80", True),
+        ("127.0.0.1", ("gpu.example",), "evil.example", False),
+        ("192.168.1.5", (), "192.168.1.5:8000", True),
+        ("192.168.1.5", (), "192.168.1.6:8000", False),
+        ("0.0.0.0", (), "192.168.1.6:8000", True),
+        ("0.0.0.0", (), "[fe80::1]:8000", True),
+        ("0.0.0.0", (), "evil.example", False),
+        ("::", (), "10.0.0.1", True),
+        ("gpu.example", (), "gpu.example", True),
+    ],
+)
+def test_hosts(listens: str, more: tuple[str, ...], host: str, allowed: bool) -> None:
+    async def answer(scope, receive, send):
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body"})
+
+    client = TestClient(Refusals(answer, AllowedHosts(listens, more).check), base_url="http://127.0.0.1")
+    response = client.get("/", headers={"host": host})
+    if allowed:
+        assert response.status_code == 204
+    else:
+        assert (response.status_code, response.json()["code"]) == (421, "unknown_host")
+
+
+def test_another_host_gets_nothing(client: httpx.Client) -> None:
+    for path in ("/", "/openapi.json", f"{API}/runs", "/health/live", "/none"):
+        problem = check_problem(client.get(path, headers={"host": "evil.example"}), 421, "unknown_host")
+        assert "--allow-host" in problem["detail"]
+
+
+def test_pages_of_other_origins_read_nothing_and_change_nothing(client: httpx.Client, sample: SampleStore) -> None:
+    url, body = f"{API}/perplexity", {"models": [sample.ids[0]], "tokens": [[1, 15, 3]]}
+    for origin in ("http://evil.example", "null", "http://127.0.0.1.evil.example", "http://[", "http://localhost:1"):
+        check_problem(client.post(url, json=body, headers={"origin": origin}), 403, "cross_origin")
+        preflight = {"origin": origin, "access-control-request-method": "POST"}
+        response = client.options(url, headers=preflight)
+        assert response.status_code == 403
+        read = client.get(f"{API}/runs", headers={"origin": origin})
+        for each in (response, read):
+            assert not [name for name in each.headers if name.startswith("access-control")]
+    host, port = client.base_url.host, client.base_url.port
+    for origin in (f"http://{host}:{port - 1}", f"http://{host}", f"https://{host}:443", f"ftp://{host}:{port}"):
+        check_problem(client.post(url, json=body, headers={"origin": origin}), 403, "cross_origin")
+    for origin in (f"http://{host}:{port}", f"https://{host}:{port}"):  # the latter through a proxy that ends TLS
+        assert client.post(url, json=body, headers={"origin": origin}).status_code == 200
+
+
+@pytest.mark.parametrize(("site", "mode", "status"), [
+    ("cross-site", "no-cors", 403), ("same-site", "cors", 403), ("cross-site", "navigate", 200),
+    ("same-origin", "cors", 200), ("none", "navigate", 200),
+])  # fmt: skip
+def test_pages_of_other_origins_embed_nothing_that_costs(
+    client: httpx.Client, site: str, mode: str, status: int
+) -> None:
+    headers = {"sec-fetch-site": site, "sec-fetch-mode": mode}
+    assert client.get(f"{API}/runs", headers=headers).status_code == status
+    assert client.get("/health/live", headers=headers).status_code == 200
+    # A key is proof of the user's will.
+    assert client.get(f"{API}/runs", headers=headers | {"authorization": "Bearer anything"}).status_code == 200
+
+
+def test_origins_behind_a_proxy_that_ends_tls() -> None:
+    assert _is_same_origin("https://sweeps.example", "sweeps.example", "http")
+    assert _is_same_origin("https://sweeps.example", "sweeps.example:443", "https")
+    assert _is_same_origin("http://[::1]:8000", "[::1]:8000", "http")
+    assert not _is_same_origin("http://sweeps.example", "sweeps.example", "https")
+    assert not _is_same_origin("https://sweeps.example", "sweeps.example:8000", "http")
+
+
+# -- headers
+
+
+def test_every_response_has_the_security_headers(
+    client: httpx.Client, locked: httpx.Client, sample: SampleStore
+) -> None:
+    app = create_app(sample.settings())
+
+    @app.get("/health/live/failing")
+    def failing() -> None:
+        raise RuntimeError("secret")
+
+    broken = TestClient(app, base_url="http://127.0.0.1", raise_server_exceptions=False).get("/health/live/failing")
+    assert broken.status_code == 500
+    checkpoint = f"{API}/runs/{sample.ids[0]}/checkpoint/model.safetensors"
+    responses = [
+        broken,
+        client.get("/"),
+        client.get("/docs"),
+        client.get("/static/style.css"),
+        client.get("/none"),
+        client.get("/", headers={"host": "evil.example"}),
+        client.get(checkpoint),
+        client.get(checkpoint, headers={"range": "bytes=1-2"}),
+        client.get(checkpoint, headers={"range": "bytes=999999999-"}),
+        client.post(f"{API}/perplexity", content=b" " * (1 << 21)),
+        client.get(f"{API}/ablations/tiny/table"),
+        locked.get(f"{API}/runs"),
+    ]
+    for response in responses:
+        headers = response.headers
+        assert headers["x-content-type-options"] == "nosniff"
+        assert headers["x-frame-options"] == "DENY"
+        assert headers["referrer-policy"] == "no-referrer"
+        assert headers["cross-origin-resource-policy"] == "same-origin"
+        assert headers["cross-origin-opener-policy"] == "same-origin"
+        assert headers["cache-control"]
+        policy = headers["content-security-policy"]
+        assert headers.get_list("content-security-policy") == [policy]
+        assert policy.startswith("default-src 'none'")
+        assert "frame-ancestors 'none'" in policy
+        assert "base-uri 'none'" in policy
+        script = "script-src 'self';" in policy
+        assert script == (response in responses[1:3])
+        assert "unsafe" not in policy
+        assert "server" not in headers
+        assert "access-control-allow-origin" not in headers
+
+
+def test_html_tables_have_their_styles_but_no_scripts(client: httpx.Client) -> None:
+    policy = client.get(f"{API}/ablations/tiny/table?format=html").headers["content-security-policy"]
+    assert "script-src" not in policy
+    assert "default-src 'none'; style-src 'unsafe-inline'" in policy
+    assert policy.endswith("sandbox")
+
+
+def test_the_documentation_needs_no_network(client: httpx.Client) -> None:
+    page = client.get("/docs").text
+    assert "http:" not in page
+    assert "https:" not in page
+    assert "<script>" not in page
+    for name in ("docs.js", "swagger-ui.css", "swagger-ui-bundle.js"):
+        assert f'"/docs/{name}"' in page
+        assert client.get(f"/docs/{name}").status_code == 200
+    for path in ("/docs/none.js", "/docs/..%2fapp.py", "/redoc", "/docs/oauth2-redirect"):
+        assert client.get(path).status_code == 404
+
+
+# -- API keys: made, stored as digests, revoked, and read again when the file changes ----------------------------------
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> KeysFile:
+    return KeysFile(tmp_path / "keys.json")
+
+
+def test_a_key_is_found_by_its_text_only(file: KeysFile) -> None:
+    assert not file.protects
+    lab, ci = file.create("lab", ["read", "infer"]), file.create("ci", ["submit"])
+    assert file.protects
+    assert file.find(lab).name == "lab"
+    assert file.find(ci).scopes == ("submit",)
+    for wrong in ("", lab[:-1], lab + "x", lab.upper(), "\udc80", "x" * 10_000, file.all()[0].sha256):
+        assert file.find(wrong) is None
+
+
+def test_the_file_has_digests_and_only_its_owner_reads_it(file: KeysFile) -> None:
+    secret = file.create("lab", ["read"])
+    assert len(secret) == len("cope_") + 43  # 256 bits in base64
+    assert secret not in file.path.read_text()
+    (stored,) = json.loads(file.path.read_text())["keys"]
+    assert stored["sha256"] == sha256(secret.encode()).hexdigest()
+    assert set(stored) == {"name", "scopes", "sha256", "created"}
+    assert stat.S_IMODE(file.path.stat().st_mode) == 0o600
+    assert [path.name for path in file.path.parent.iterdir()] == ["keys.json"]
+
+
+def test_two_keys_differ(file: KeysFile) -> None:
+    assert len({file.create(f"key-{n}", ["read"]) for n in range(20)}) == 20
+
+
+def test_a_change_of_another_process_is_seen(file: KeysFile) -> None:
+    server = KeysFile(file.path)
+    secret = file.create("lab", ["read"])
+    assert server.find(secret) is not None
+    file.revoke("lab")
+    assert server.find(secret) is None
+    assert server.protects  # without keys, a server that had some stays closed
+    assert not KeysFile(file.path).protects
+    secret = file.create("lab", ["read"])
+    assert server.find(secret) is not None
+    file.path.unlink()
+    assert server.find(secret) is None
+    assert server.protects
+
+
+def test_wrong_names(file: KeysFile) -> None:
+    file.create("lab", ["read"])
+    with pytest.raises(KeysError, match="there is a key 'lab'"):
+        file.create("lab", ["read"])
+    with pytest.raises(KeysError, match="there is no key 'ci' in .*; its keys: lab"):
+        file.revoke("ci")
+    for name in ("", "a b", "../x", "-x", "x" * 65, "ü"):
+        with pytest.raises(KeysError, match="cannot be the name"):
+            file.create(name, ["read"])
+    assert [key.name for key in file.all()] == ["lab"]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "damaged: the file: Invalid JSON"),
+        ("[]", "damaged: the file"),
+        ('{"keys": [{"name": "a"}]}', "damaged: keys.0.scopes"),
+        ('{"version": 2, "keys": []}', "damaged: version"),
+        ('{"keys": [{"name": "a", "scopes": ["all"], "sha256": "0", "created": ""}]}', "damaged: keys.0.scopes.0"),
+    ],
+)
+def test_a_damaged_file_is_an_error(file: KeysFile, content: str, message: str) -> None:
+    file.path.write_text(content)
+    file.path.chmod(0o600)
+    for ask in (lambda: file.protects, lambda: file.find("x"), lambda: file.create("lab", ["read"])):
+        with pytest.raises(KeysError, match=message):
+            ask()
+    assert file.path.read_text() == content
+
+
+def test_a_file_that_others_may_write_to_is_refused(file: KeysFile) -> None:
+    file.create("lab", ["read"])
+    file.path.chmod(0o620)
+    with pytest.raises(KeysError, match=r"other users may write to .* run `chmod 600"):
+        _ = KeysFile(file.path).protects
+
+
+def test_a_folder_is_no_keys_file(tmp_path: Path) -> None:
+    with pytest.raises(KeysError, match="is not a regular file"):
+        _ = KeysFile(tmp_path).protects
+    with pytest.raises(KeysError, match="cannot be written"):
+        KeysFile(tmp_path / "none" / "keys.json").create("lab", ["read"])
+
+
+def test_commands_at_the_same_time_lose_nothing(file: KeysFile) -> None:
+    makers = [threading.Thread(target=KeysFile(file.path).create, args=(f"key-{n}", ["read"])) for n in range(8)]
+    for maker in makers:
+        maker.start()
+    for maker in makers:
+        maker.join()
+    assert {key.name for key in file.all()} == {f"key-{n}" for n in range(8)}
+
+
+def test_a_change_that_was_interrupted_is_reported(file: KeysFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(access, "WAIT_S", 0.05)
+    left = file.path.with_name("keys.json.new")
+    left.touch()
+    with pytest.raises(KeysError, match="if none is, delete .*keys.json.new"):
+        file.create("lab", ["read"])
+    left.unlink()
+    file.create("lab", ["read"])
+
+
+def test_the_digests_are_compared_in_constant_time(file: KeysFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    secrets = [file.create(name, ["read"]) for name in ("a", "b", "c")]
+    compared: list[tuple[str, str]] = []
+
+    def compare(left: str, right: str) -> bool:
+        compared.append((left, right))
+        return left == right
+
+    monkeypatch.setattr(access.hmac, "compare_digest", compare)
+    assert file.find(secrets[0]).name == "a"
+    assert len(compared) == 3  # the first match does not end the search
+    assert {right for _, right in compared} == {sha256(secrets[0].encode()).hexdigest()}
+
+
+def test_the_commands(tmp_path: Path) -> None:
+    serve, path = Shell(tmp_path), tmp_path / "keys.json"
+    out, err = serve("serve", "--keys")
+    assert out == ""
+    assert "there are no keys" in err
+    out, err = serve("serve", "--new-key", "lab", "--scope", "infer", "--scope", "read", "--scope", "read")
+    found = KeysFile(path).find(out.strip())
+    assert (found.name, found.scopes) == ("lab", ("infer", "read"))
+    assert "the only time" in err
+    assert out.strip() not in err
+    assert KeysFile(path).find(serve("serve", "--new-key", "page")[0].strip()).scopes == ("read",)
+    out, _ = serve("serve", "--keys")
+    assert [line.split("  ")[:2] for line in out.splitlines()] == [["lab", "infer, read"], ["page", "read"]]
+    assert serve("serve", "--revoke", "lab")[0] == "revoked lab; keys.json has 1 key\n"
+    assert [key.name for key in KeysFile(path).all()] == ["page"]
+    for arguments, message in [
+        (["--revoke", "lab"], "there is no key 'lab'"),
+        (["--new-key", "x", "--scope", "all"], "there is no scope 'all'; the scopes are read, infer, submit"),
+        (["--scope", "read"], "give its name, too: --new-key NAME"),
+        (["--new-key", "x", "--revoke", "y"], "give one of them"),
+        (["--host", "0.0.0.0", "--keys-file", "none.json"], "cope-sweep serve --new-key NAME"),
+    ]:
+        out, err = serve("serve", *arguments, code=2)
+        assert out == ""
+        assert message in err
+    assert sorted(os.listdir(tmp_path)) == ["ablations", "keys.json"]

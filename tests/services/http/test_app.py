@@ -1,0 +1,187 @@
+"""The application: health checks, web page and API documentation."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import get_args
+
+import httpx
+import pytest
+from cope_services.http import errors
+from cope_services.http.settings import ENV_PREFIX, Settings, load_settings
+from pydantic import ValidationError
+
+from cope_sweep.errors import UserError
+from cope_sweep.store.event import Status
+from tests.services.sample_store import API, SampleStore, serving
+
+
+def test_health(client: httpx.Client) -> None:
+    assert client.get("/health/live").json() == {"status": "live"}
+    assert client.get("/health/ready").json() == {"status": "ready"}
+
+
+def test_not_ready_without_the_folder_of_ablations(own_sample: SampleStore) -> None:
+    with serving(own_sample.settings()) as client:
+        for path in own_sample.ablations.iterdir():
+            path.unlink()
+        own_sample.ablations.rmdir()
+        response = client.get("/health/ready")
+        assert response.status_code == 503
+        assert response.json()["code"] == "not_ready"
+
+
+def test_a_missing_store_has_no_runs(sample: SampleStore) -> None:
+    with serving(sample.settings(store=sample.store_folder / "none")) as client:
+        assert client.get("/health/ready").status_code == 200
+        assert client.get(f"{API}/runs").json()["total"] == 0
+        assert client.get(f"{API}/ablations/tiny").json()["counts"] == {"pending": 4}
+        assert client.get(f"{API}/ablations/tiny/table").json()["complete"] is False
+
+
+def test_the_page_loads_only_its_own_files(client: httpx.Client) -> None:
+    page = client.get("/")
+    assert "script-src 'self'" in page.headers["content-security-policy"]
+    for name in ("style.css", "main.js", "vendor/uplot/uPlot.iife.min.js"):
+        assert f"/static/{name}" in page.text
+        asset = client.get(f"/static/{name}")
+        assert asset.status_code == 200
+    assert client.get("/static/../app.py").status_code == 404
+    assert client.get("/static/%2e%2e/app.py").status_code == 404
+
+
+@pytest.mark.parametrize("status", get_args(Status))
+def test_the_page_has_a_sign_and_a_colour_for_every_status(client: httpx.Client, status: str) -> None:
+    assert f' {status}: "' in client.get("/static/status.js").text.partition("SIGNS = {")[2].partition("}")[0]
+    assert f"--{status}: light-dark(" in client.get("/static/style.css").text
+    style = client.get("/static/parts.css").text
+    assert f".{status} {{ background: var(--{status}); fill: var(--{status}); }}" in style
+
+
+def test_the_api_documentation_has_every_endpoint_and_its_errors(client: httpx.Client) -> None:
+    document = client.get("/openapi.json").json()
+    paths = document["paths"]
+    assert len(paths) == 39
+    problem = document["components"]["schemas"]["ProblemDetails"]
+    assert {"title", "status", "detail", "code"} <= set(problem["required"])
+    for path, operations in paths.items():
+        for operation in operations.values():
+            if path.startswith(API):
+                assert {"404", "422", "500"} < set(operation["responses"])
+                for status, response in operation["responses"].items():
+                    if status >= "400":
+                        assert list(response["content"]) == ["application/problem+json"]
+                        schema = response["content"]["application/problem+json"]["schema"]
+                        assert schema["$ref"] == "#/components/schemas/ProblemDetails"
+                assert ("requestBody" in operation) == ("415" in operation["responses"])
+            elif path.startswith(("/v1", "/openai", "/token", "/detok")):
+                schema = operation["responses"]["4XX"]["content"]["application/json"]["schema"]
+                assert schema["$ref"].endswith("/OpenAIError")
+                assert "422" not in operation["responses"]
+
+
+# -- settings from arguments and the environment -----------------------------------------------------------------------
+
+
+def test_settings_are_checked(sample: SampleStore) -> None:
+    with pytest.raises(UserError, match="the ablations folder /nowhere does not exist; .* COPE_SWEEP_ABLATIONS"):
+        sample.settings(ablations="/nowhere")
+    with pytest.raises(UserError, match="is not a folder, so it cannot be the store folder"):
+        sample.settings(store=sample.ablations / "tiny.yaml")
+    for invalid in (
+        {"port": -1},
+        {"max_tokens": 0},
+        {"device": "tpu"},
+        {"max_model_bytes": "many"},
+        {"max_seconds": 0},
+    ):
+        with pytest.raises(ValidationError):
+            sample.settings(**invalid)
+
+
+def test_arguments_have_priority_over_the_environment(sample: SampleStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"ABLATIONS": str(sample.ablations), "STORE": "none", "PORT": "1", "MAX_TOKENS": "5"}.items():
+        monkeypatch.setenv(f"COPE_SWEEP_{name}", value)
+    settings = load_settings(port=2)
+    assert (settings.ablations, settings.store) == (sample.ablations, "none")
+    assert (settings.port, settings.max_tokens, settings.max_inferences) == (2, 5, 0)
+    assert load_settings().port == 1
+    assert 1 <= settings.inferences() <= 4
+    assert load_settings(max_inferences=9).inferences() == 9
+
+
+def test_an_invalid_value_names_its_variable(sample: SampleStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COPE_SWEEP_ABLATIONS", str(sample.ablations))
+    monkeypatch.setenv("COPE_SWEEP_MAX_TOKENS", "many")
+    with pytest.raises(
+        UserError, match=r"COPE_SWEEP_MAX_TOKENS=many: it has to be a whole number; unset it for the default, 8192"
+    ):
+        load_settings()
+
+
+def test_every_setting_has_a_description() -> None:
+    assert all(field.description for field in Settings.model_fields.values())
+
+
+# -- messages name files of the service, not where they are on its machine ---------------------------------------------
+
+
+def test_folders_of_the_service_are_named_without_those_above(sample: SampleStore, tmp_path: Path) -> None:
+    (tmp_path / "real" / "ablations").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    shown = sample.settings(ablations=tmp_path / "link" / "ablations", store=tmp_path / "store").shown
+    assert shown(f"{tmp_path}/link/ablations/a.yaml:3: model: wrong") == "ablations/a.yaml:3: model: wrong"
+    assert shown(f"{tmp_path}/real/ablations/a.yaml: wrong") == "ablations/a.yaml: wrong"
+    assert shown(f"no run in the store {tmp_path}/store") == "no run in the store store"
+    assert shown("/etc/passwd and ablations/a.yaml") == "/etc/passwd and ablations/a.yaml"
+    at_the_root = sample.settings(store="/store").shown
+    assert at_the_root("the store /store/x and https://host/store") == "the store /store/x and https://host/store"
+
+
+def test_no_answer_tells_where_the_files_are(client: httpx.Client, sample: SampleStore) -> None:
+    asked = ["/ablations", "/ablations/broken", "/ablations/broken/table", "/ablations/none", "/runs/" + "0" * 16]
+    asked += ["/sweeps/20260101-000000-none", "/runs?sweep=none", f"/diff?left={sample.ids[0]}&right=none"]
+    texts = {path: client.get(API + path).text for path in asked}
+    assert "ablations/broken.yaml:3" in texts["/ablations/broken"]
+    assert "metricz" in texts["/ablations/broken/table"]
+    assert [path for path, text in texts.items() if str(sample.root) in text] == []
+
+
+# -- `services/README.md` documents every endpoint, setting and error code of the service ------------------------------
+
+
+README = (Path(__file__).parents[3] / "services/README.md").read_text(encoding="utf-8")
+
+
+def test_every_endpoint(client: httpx.Client) -> None:
+    paths = client.get("/openapi.json").json()["paths"]
+    endpoints = {f"{method.upper()} {path}" for path, methods in paths.items() for method in methods}
+    assert set(re.findall(r"`((?:GET|POST) /[^`]*)`", README)) == endpoints
+
+
+def test_every_setting_with_its_default() -> None:
+    rows = dict(re.findall(rf"\| `{ENV_PREFIX}(\w+)` \| `?([^`|]*?)`? \|", README))
+    assert rows == {
+        name.upper(): str(field.default).lower() if field.annotation is bool else str(field.default)
+        for name, field in Settings.model_fields.items()
+    }
+
+
+def test_every_error_code() -> None:
+    listed = {
+        (int(status), code)
+        for status, codes in re.findall(r"\| (\d{3}) \| (.*?) \|", README)
+        for code in re.findall(r"`(\w+)`", codes)
+    }
+    classes = {(cls.status, cls.code) for cls in errors.ServiceError.__subclasses__()}
+    assert classes | set(errors.USER_ERRORS.values()) <= listed
+
+
+def test_every_example_uses_a_documented_path(client: httpx.Client) -> None:
+    paths = client.get("/openapi.json").json()["paths"]
+    patterns = [re.sub(r"\\{\w+\\}", "[^/]+", re.escape(path)) for path in paths]
+    examples = re.findall(r"\$B(/[^\s\"'?]*)", README)
+    assert len(examples) >= 8
+    for example in examples:
+        assert any(re.fullmatch(pattern, f"/api/v1{example}") for pattern in patterns), example

@@ -1,0 +1,172 @@
+"""Every error has problem details, with a status, a code and a detail."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+from cope_services.http.app import create_app
+from cope_services.models.openai import CompletionRequest, DetokenizeRequest, TokenizeRequest
+from fastapi.testclient import TestClient
+from pydantic import BaseModel, ValidationError
+
+from cope_sweep.api.requests import PerplexityRequest, ProbeRequest, SweepRequest
+from cope_sweep.config import SpecError
+from cope_sweep.errors import UserError
+from cope_sweep.store import StoreError
+from tests.services.sample_store import API, SampleStore
+
+
+def check_problem(response: httpx.Response, status: int, code: str) -> dict[str, str]:
+    """The problem details of a response, which has to have this status and code."""
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/problem+json"
+    assert int(response.headers["content-length"]) == len(response.content)
+    problem = response.json()
+    assert set(problem) == {"type", "title", "status", "detail", "code"}
+    assert (problem["type"], problem["title"]) == ("about:blank", response.reason_phrase)
+    assert (problem["status"], problem["code"]) == (status, code)
+    return problem
+
+
+def test_every_error_has_the_same_shape(client: httpx.Client) -> None:
+    for method, path, status, code in [
+        ("GET", "/nope", 404, "not_found"),
+        ("GET", f"{API}/nope", 404, "not_found"),
+        ("POST", f"{API}/ablations", 405, "method_not_allowed"),
+        ("DELETE", f"{API}/runs/0123456789abcdef", 405, "method_not_allowed"),
+        ("GET", f"{API}/ablations/%2e%2e%2fstore", 404, "not_found"),
+        ("GET", f"{API}/ablations/tiny/table?format=exe", 422, "invalid_request"),
+        ("GET", "/static/none.js", 404, "not_found"),
+    ]:
+        problem = check_problem(client.request(method, path), status, code)
+        assert problem["detail"]
+    assert client.request("POST", f"{API}/ablations").headers["allow"] == "GET"
+
+
+@pytest.mark.parametrize(
+    ("range_", "status", "code", "detail"),
+    [
+        ("bytes=999999999-", 416, "range_not_satisfiable", "the range begins after the end of the file"),
+        ("lines=1-2", 400, "bad_request", "Only support bytes range"),
+        ("bytes=5-2", 400, "bad_request", "start must be less than end"),
+    ],
+)
+def test_ranges_that_cannot_be_sent(
+    client: httpx.Client, sample: SampleStore, range_: str, status: int, code: str, detail: str
+) -> None:
+    checkpoint = f"{API}/runs/{sample.ids[0]}/checkpoint/model.safetensors"
+    for path in (checkpoint, "/static/style.css"):
+        response = client.get(path, headers={"range": range_})
+        assert detail in check_problem(response, status, code)["detail"]
+        if status == 416:
+            size = len(client.get(path).content)
+            assert response.headers["content-range"] == f"bytes */{size}"
+            assert f"has {size} bytes" in response.json()["detail"]
+
+
+def test_the_openai_protocol_has_its_own_errors(client: httpx.Client, sample: SampleStore) -> None:
+    for response, status, code in [
+        (client.get("/v1/models/none"), 404, "not_found"),
+        (client.post("/v1/completions", json={"prompt": 1}), 400, "invalid_request"),
+        (client.post("/v1/completions", content=b" " * (1 << 21)), 413, "too_large"),
+        (client.delete("/v1/models"), 405, "method_not_allowed"),
+        (client.get("/v1/nothing"), 404, "not_found"),
+    ]:
+        assert response.status_code == status
+        assert response.headers["content-type"] == "application/json"
+        assert set(response.json()) == {"error"}
+        assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+        assert response.json()["error"]["code"] == code
+
+
+@pytest.mark.parametrize(
+    ("content", "status", "code"),
+    [
+        (b"", 422, "invalid_request"),
+        (b"{", 400, "invalid_json"),
+        (b"null", 422, "invalid_request"),
+        (b"[" * 100_000, 400, "invalid_json"),
+        (b'{"tokens": [[1, NaN]]}', 422, "invalid_request"),
+        (b'{"tokens": [[1, Infinity]]}', 422, "invalid_request"),
+        (b'{"tokens": [[1, 1e400]]}', 422, "invalid_request"),
+        (b'{"tokens": [[1, ' + b"9" * 10_000 + b"]]}", 400, "invalid_json"),
+        (b'{"tokens": [[1, \xff]]}', 400, "invalid_json"),
+        (b" " * (1 << 21), 413, "too_large"),
+    ],
+)
+def test_invalid_bodies(client: httpx.Client, content: bytes, status: int, code: str) -> None:
+    url, headers = f"{API}/perplexity", {"content-type": "application/json"}
+    response = client.post(url, content=content, headers=headers)
+    assert (response.status_code, response.json()["code"]) == (status, code), response.text
+
+
+MANY = ["a"] * 100_000
+KEYS = {f"a{number}": 1 for number in range(50_000)}
+
+
+@pytest.mark.parametrize(
+    ("model", "body"),
+    [
+        (PerplexityRequest, {"tokens": [MANY]}),
+        (PerplexityRequest, {"tokens": MANY}),
+        (PerplexityRequest, {"text": [1] * 4000}),
+        (PerplexityRequest, KEYS),
+        (ProbeRequest, {"tokens": MANY}),
+        (ProbeRequest, {"tokens": [1], "layers": MANY, "heads": MANY, "matrices": MANY}),
+        (ProbeRequest, {"tokens": [1], "marks": {"a": MANY}}),
+        (ProbeRequest, {"tokens": [1], "marks": KEYS}),
+        (SweepRequest, {"ablation": "tiny", "only": MANY}),
+        (SweepRequest, KEYS),
+        (CompletionRequest, {"prompt": [MANY]}),
+        (CompletionRequest, {"prompt": ["a", 1] * 50_000}),
+        (DetokenizeRequest, {"tokens": MANY}),
+        (TokenizeRequest, KEYS),
+    ],
+)
+def test_few_errors_of_a_large_body_are_collected(model: type[BaseModel], body: Any) -> None:
+    """An error takes 10 µs, and the event loop waits for all of them."""
+    with pytest.raises(ValidationError) as refused:
+        model.model_validate(body)
+    assert refused.value.error_count() <= 5
+
+
+@pytest.mark.parametrize("media", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""])
+def test_only_json_is_accepted(client: httpx.Client, sample: SampleStore, media: str) -> None:
+    content = json.dumps({"models": [sample.ids[0]], "tokens": [[1, 2]]}).encode()
+    url = f"{API}/perplexity"
+    response = client.post(url, content=content, headers={"content-type": media} if media else {})
+    assert (response.status_code, response.json()["code"]) == (415, "unsupported_media_type")
+
+
+class UnknownError(UserError):
+    """A user error that the service does not list."""
+
+
+class SpecialisedError(SpecError):
+    """A subclass of a listed error."""
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "code", "message"),
+    [
+        (SpecError("bad file"), 409, "invalid_ablation", "bad file"),
+        (SpecialisedError("bad key"), 409, "invalid_ablation", "bad key"),
+        (StoreError("bad store"), 500, "damaged_store", "bad store"),
+        (UnknownError("bad luck"), 500, "internal_error", "bad luck"),
+        (RuntimeError("secret"), 500, "internal_error", "internal server error; the server's log has the traceback"),
+    ],
+)
+def test_library_errors_have_a_status(
+    sample: SampleStore, error: Exception, status: int, code: str, message: str
+) -> None:
+    app = create_app(sample.settings())
+
+    @app.get("/failing")
+    def failing() -> None:
+        raise error
+
+    response = TestClient(app, base_url="http://127.0.0.1", raise_server_exceptions=False).get("/failing")
+    assert check_problem(response, status, code)["detail"] == message

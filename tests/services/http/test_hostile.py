@@ -1,0 +1,212 @@
+"""Links, pipes and devices in the folders of the service: nothing outside is shown, and nothing blocks."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import requests
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import strategies as st
+from hypothesis.errors import Unsatisfiable
+from schemathesis import APIOperation, Case, GenerationMode
+from schemathesis.specs.openapi import checks
+
+from cope_sweep.store import SweepRecord
+from tests.services.sample_store import API, SampleStore, serving
+
+SECRET = "title: the-secret\n"
+TIMEOUT_S = 60
+
+
+def link(path: Path) -> None:
+    """A link to a readable file outside of the service's folders."""
+    path.symlink_to(path.parents[len(path.parts) - 3] / "etc" / "hostname")
+
+
+def device(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+KINDS: dict[str, Callable[[Path], object]] = {"link": link, "pipe": os.mkfifo, "device": device, "folder": Path.mkdir}
+FILES = ("spec.json", "state.json", "result.json", "curve.jsonl", "log.txt", "checkpoint/model.safetensors")
+
+
+def replace(path: Path, kind: str) -> None:
+    path.unlink(missing_ok=True)
+    KINDS[kind](path)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_files_of_runs(own_sample: SampleStore, kind: str) -> None:
+    run_id = own_sample.ids[0]
+    for name in FILES:
+        replace(own_sample.store.run(run_id).path / name, kind)
+    with serving(own_sample.settings()) as client:
+        client.timeout = TIMEOUT_S
+        listed = client.get(f"{API}/runs").json()
+        assert listed["total"] == 3
+        run = client.get(f"{API}/runs/{run_id}")
+        assert (run.status_code, run.json()["curve"], run.json()["result"]) == (200, [], None)
+        assert client.get(f"{API}/runs/{run_id}/logs").json()["code"] == "damaged_store"
+        assert client.get(f"{API}/runs/{run_id}/curve").json()["code"] == "damaged_store"
+        assert client.get(f"{API}/curves?run={run_id}&metric=train/loss").json()["series"][0]["points"] == []
+        for path in ("checkpoint", "checkpoint/model.safetensors", "checkpoint/config.json"):
+            assert client.get(f"{API}/runs/{run_id}/{path}").json()["code"] == "damaged_store"
+        body = {"models": [run_id], "tokens": [[1, 15, 3]]}
+        assert client.post(f"{API}/perplexity", json=body).status_code >= 400
+        assert client.get(f"{API}/ablations/tiny/curves").status_code == 200
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_index_that_is_made_again(own_sample: SampleStore, kind: str) -> None:
+    run_id = own_sample.ids[0]
+    replace(own_sample.store.run(run_id).path / "spec.json", kind)
+    (own_sample.store_folder / "index.db").unlink()
+    with serving(own_sample.settings()) as client:
+        client.timeout = TIMEOUT_S
+        statuses = {run["run_id"]: run["status"] for run in client.get(f"{API}/runs").json()["runs"]}
+    assert statuses == {own_sample.ids[0]: "damaged", own_sample.ids[1]: "finished", own_sample.ids[2]: "failed"}
+
+
+@pytest.mark.parametrize("what", ["run", "checkpoint"])
+def test_a_folder_that_leads_elsewhere_is_not_served(own_sample: SampleStore, tmp_path: Path, what: str) -> None:
+    run_id = own_sample.ids[0]
+    folder = own_sample.store.run(run_id).path
+    path = folder if what == "run" else folder / "checkpoint"
+    elsewhere = tmp_path / "elsewhere"
+    shutil.move(path, elsewhere)
+    path.symlink_to(elsewhere)
+    with serving(own_sample.settings()) as client:
+        for name in ("checkpoint", "checkpoint/config.json", "checkpoint/model.safetensors"):
+            answer = client.get(f"{API}/runs/{run_id}/{name}")
+            assert answer.status_code == 500
+            assert "a link; move the folder itself into the store" in answer.json()["detail"]
+        assert client.get(f"{API}/runs/{own_sample.ids[1]}/checkpoint").status_code == 200
+        assert client.get(f"{API}/runs").json()["total"] == 3
+
+
+def test_ablation_files(own_sample: SampleStore, tmp_path: Path) -> None:
+    (tmp_path / "outside.yaml").write_text(SECRET)
+    (own_sample.ablations / "linked.yaml").symlink_to(tmp_path / "outside.yaml")
+    (own_sample.ablations / "inside.yaml").symlink_to(own_sample.ablations / "tiny.yaml")
+    (own_sample.ablations / "zero.yaml").symlink_to("/dev/zero")
+    (own_sample.ablations / "loop.yaml").symlink_to(own_sample.ablations / "loop.yaml")
+    os.mkfifo(own_sample.ablations / "pipe.yaml")
+    (own_sample.ablations / "folder.yaml").mkdir()
+    with serving(own_sample.settings()) as client:
+        client.timeout = TIMEOUT_S
+        assert [each["name"] for each in client.get(f"{API}/ablations").json()] == ["broken", "inside", "tiny"]
+        for name in ("linked", "zero", "loop", "pipe", "folder"):
+            answer = client.get(f"{API}/ablations/{name}")
+            assert answer.status_code == 404
+            assert "the-secret" not in answer.text
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_records_of_sweeps(own_sample: SampleStore, kind: str) -> None:
+    record = SweepRecord(
+        sweep_id="20260730-120000-abcd", ablation="tiny", title="t", hypothesis="h", executor="local", command=[],
+        status="finished", started_ms=5, ended_ms=9, versions={}, machine={}, metrics=[], runs=[], reused=[],
+    )  # fmt: skip
+    own_sample.store.write_sweep(record)
+    replace(own_sample.store_folder / "sweeps" / f"{record.sweep_id}.json", kind)
+    with serving(own_sample.settings()) as client:
+        client.timeout = TIMEOUT_S
+        assert client.get(f"{API}/sweeps").json()["total"] == 1
+        sweep = client.get(f"{API}/sweeps/{record.sweep_id}").json()
+        assert sweep["members"] == []
+        assert "not a regular file" in sweep["error"] or "directory" in sweep["error"]
+
+
+# -- requests that are generated from the OpenAPI document -------------------------------------------------------------
+
+
+EXAMPLES = int(os.environ.get("COPE_OPENAPI_EXAMPLES", "6"))
+"""Requests for each operation and mode."""
+CHECKS = [
+    schemathesis.checks.not_a_server_error,
+    checks.status_code_conformance,
+    checks.content_type_conformance,
+    checks.response_headers_conformance,
+    checks.response_schema_conformance,
+]
+
+
+@pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE], ids=["valid", "invalid"])
+def test_answers_are_as_documented(client: httpx.Client, sample: SampleStore, mode: GenerationMode) -> None:
+    document = client.get("/openapi.json").json()
+    schema = schemathesis.openapi.from_dict(document)
+    statuses: Counter[int] = Counter()
+    failures = []
+    with requests.Session() as session:
+        for found in schema.get_all_operations():
+            operation = found.ok()
+            try:
+                _ask(
+                    operation,
+                    mode,
+                    sample,
+                    statuses,
+                    base_url=str(client.base_url).rstrip("/"),
+                    session=session,
+                    timeout=120,
+                )
+            except Unsatisfiable:
+                assert mode == GenerationMode.NEGATIVE  # an operation without parameters has no invalid requests
+            except (AssertionError, BaseExceptionGroup) as failure:
+                failures.append(f"{operation.label}: {_text(failure)}")
+    print(f"{mode.value}: {statuses.total()} requests: {dict(sorted(statuses.items()))}")  # noqa: T201
+    assert not failures, "\n\n".join(failures)
+    assert statuses.total() >= len(document["paths"])
+    if mode == GenerationMode.POSITIVE:
+        assert statuses[200] > 0  # the generated requests do reach the runs of the store
+
+
+def _ask(
+    operation: APIOperation, mode: GenerationMode, sample: SampleStore, statuses: Counter[int], **call: Any
+) -> None:
+    real = {
+        "run_id": sample.ids,
+        "model": sample.ids,
+        "name": ["tiny", "broken"],
+        "ablation": ["tiny"],
+        "file": ["model.safetensors"],
+    }
+
+    @seed(1)
+    @settings(
+        max_examples=EXAMPLES,
+        database=None,
+        deadline=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(operation.as_strategy(generation_mode=mode), st.integers(0, 3), st.data())
+    def ask(case: Case, choice: int, data: st.DataObject) -> None:
+        if choice:  # most random ids are of nothing
+            for name in case.path_parameters or {}:
+                if name in real:
+                    case.path_parameters[name] = data.draw(st.sampled_from(real[name]))
+        response = case.call(**call)
+        statuses[response.status_code] += 1
+        if response.status_code == 400 and response.content == b"Invalid HTTP request received.":
+            return  # no HTTP: uvicorn answers, the service never sees it
+        # The service has no Ray cluster, which it says with a 503.
+        no_cluster = response.status_code == 503 and response.json()["code"] == "no_cluster"
+        case.validate_response(response, checks=CHECKS[1:] if no_cluster else CHECKS)
+
+    ask()
+
+
+def _text(failure: BaseException) -> str:
+    if isinstance(failure, BaseExceptionGroup):
+        return "\n".join(map(_text, failure.exceptions))
+    return f"{type(failure).__name__}: {failure}"

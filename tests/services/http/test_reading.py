@@ -1,0 +1,731 @@
+"""Ablations, runs and curves over REST agree with the files."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import html
+import io
+import re
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pandas as pd
+import pytest
+from cope_services.http import reading
+
+from cope_sweep.api.questions import ListRuns
+from cope_sweep.config import RunSpec
+from cope_sweep.model import load_model
+from cope_sweep.read.figures import available
+from cope_sweep.read.figures.available import available_figures
+from cope_sweep.read.queries import Queries
+from cope_sweep.read.queries.difference import store_difference
+from cope_sweep.read.tables import table
+from cope_sweep.store import Lease, SweepRecord, SweepRun
+from cope_sweep.store.reading import read_run
+from cope_sweep.tracking.uri import tracker_key
+from tests.read.tables.ablations import begin, end
+from tests.services.sample_store import API, TINY, SampleStore, serving
+
+
+def get(
+    client: httpx.Client, path: str, expected: int = 200, *, headers: Any = None, params: Any = None, **more: Any
+) -> Any:
+    response = client.get(API + path, headers=headers, params=params or more or None)
+    assert response.status_code == expected, response.text
+    return response.json()
+
+
+def test_an_invalid_file_has_its_error_and_other_files_stay_visible(client: httpx.Client) -> None:
+    broken, tiny = get(client, "/ablations")
+    assert (broken["name"], broken["runs"]) == ("broken", 0)
+    assert "metricz" in broken["error"]
+    assert (tiny["title"], tiny["rows"], tiny["runs"], tiny["error"]) == ("Selective copy, tiny", 2, 4, None)
+    assert tiny["counts"] == {"finished": 2, "failed": 1, "pending": 1}
+    assert get(client, "/ablations/broken")["text"].startswith("title: broken")
+    for what in ("table", "curves", "runs"):
+        assert get(client, f"/ablations/broken/{what}", 409)["code"] == "invalid_ablation"
+
+
+def test_an_ablation_has_its_plan_and_text(client: httpx.Client, sample: SampleStore) -> None:
+    tiny = get(client, "/ablations/tiny")
+    assert tiny["axes"] == {"model.position": "position"}
+    assert [metric["title"] for metric in tiny["metrics"]] == ["In-dist. (%)", "OOD dense (%)"]
+    assert tiny["text"] == (sample.ablations / "tiny.yaml").read_text()
+    cope, absolute = tiny["plan"]
+    assert [run["status"] for run in cope["runs"]] == ["finished", "failed"]
+    assert [run["status"] for run in absolute["runs"]] == ["finished", "pending"]
+    assert cope["labels"] == {"model.position": "CoPE"}
+
+
+def test_a_scale_has_its_own_plan(client: httpx.Client) -> None:
+    assert get(client, "/ablations/tiny?scale=longer")["counts"] == {"pending": 4}
+    assert get(client, "/ablations/tiny/table?scale=longer")["complete"] is False
+    assert get(client, "/ablations/tiny/runs?scale=longer&status=pending")["total"] == 4
+    assert "its scales are: longer" in get(client, "/ablations/tiny?scale=none", 422)["detail"]
+
+
+def test_new_and_changed_files_are_read(own_sample: SampleStore) -> None:
+    with serving(own_sample.settings()) as client:
+        path = own_sample.ablations / "broken.yaml"
+        path.write_text((own_sample.ablations / "tiny.yaml").read_text().replace("seeds: [0, 1]", "seeds: [7]"))
+        (own_sample.ablations / "more.yml").write_text((own_sample.ablations / "tiny.yaml").read_text())
+        assert [a["name"] for a in get(client, "/ablations")] == ["broken", "more", "tiny"]
+        assert get(client, "/ablations/broken")["runs"] == 2
+        path.unlink()
+        get(client, "/ablations/broken", 404)
+
+
+def test_curves_of_an_ablation(client: httpx.Client, sample: SampleStore) -> None:
+    curves = get(client, "/ablations/tiny/curves")
+    assert curves["metric"] == "in_dist/token_error"
+    assert {"train/loss", "sparse/loss"} < set(curves["metrics"])
+    cope = curves["rows"][0]["series"]
+    assert [step for step, _ in cope[0]["points"]] == [5, 10, 12]
+    assert (cope[1]["status"], cope[1]["points"]) == ("failed", [])
+    loss = get(client, "/ablations/tiny/curves", params={"metric": "train/loss"})
+    assert loss["rows"][0]["series"][1]["points"] == [[3, 9.0]]
+
+
+def test_long_curves_are_reduced_to_common_steps(own_sample: SampleStore) -> None:
+    for run, steps in zip(own_sample.plan.runs[2:], (1000, 401), strict=True):
+        folder = begin(own_sample.store, run)
+        lines = "".join(f'{{"step": {step}, "train/loss": 1.0}}\n' for step in range(1, steps + 1))
+        (folder.path / "curve.jsonl").write_text(lines + '{"step": 2000, "trai')
+        end(own_sample.store, folder)
+    with serving(own_sample.settings()) as client:
+        rows = get(client, "/ablations/tiny/curves", params={"metric": "train/loss"})["rows"]
+        long, short = ([step for step, _ in row["series"][1]["points"]] for row in rows)
+        assert (len(long), long[-1], short[-1]) == (126, 1000, 401)
+        assert set(short[:-1]) >= {step for step in long if step < 401}
+        assert get(client, "/runs?ablation=tiny")["runs"][3]["step"] == 401
+
+
+def test_a_curve_as_json_and_csv(client: httpx.Client, sample: SampleStore) -> None:
+    rows = get(client, f"/runs/{sample.ids[0]}/curve")
+    assert rows == sample.store.run(sample.ids[0]).curve()
+    response = client.get(f"{API}/runs/{sample.ids[0]}/curve?format=csv")
+    read = list(csv.DictReader(io.StringIO(response.text)))
+    assert [int(row["step"]) for row in read] == [row["step"] for row in rows]
+    assert next(iter(read[0])) == "step"
+
+
+def test_runs_are_paged_and_filtered(client: httpx.Client, sample: SampleStore) -> None:
+    everything = get(client, "/runs")
+    assert everything["total"] == 3
+    assert [run["run_id"] for run in everything["runs"]] == sorted(sample.ids[:3])
+    pages = [get(client, f"/runs?limit=2&offset={offset}") for offset in (0, 2, 4)]
+    assert [run for page in pages for run in page["runs"]] == everything["runs"]
+    assert {page["total"] for page in pages} == {3}
+    assert [run["run_id"] for run in get(client, "/runs?status=failed")["runs"]] == [sample.ids[2]]
+    assert [run["run_id"] for run in get(client, "/runs?ablation=tiny")["runs"]] == sample.ids
+    assert get(client, "/ablations/tiny/runs") == get(client, "/runs?ablation=tiny")
+    assert get(client, "/runs?ablation=tiny&status=pending")["total"] == 1
+    get(client, "/runs?ablation=none", 404)
+
+
+def test_a_finished_run(client: httpx.Client, sample: SampleStore) -> None:
+    run = get(client, f"/runs/{sample.ids[0]}")
+    assert (run["status"], run["step"], run["steps"], run["seed"]) == ("finished", 12, 12, 0)
+    assert (run["ablations"], run["row"]) == (["tiny"], "CoPE")
+    assert run["spec"] == sample.plan.runs[0].model_dump(mode="json")
+    assert run["metrics"] == sample.store.run(sample.ids[0]).result["metrics"]
+    assert run["facts"]["parameters"] > 0
+    assert run["curve"] == sample.store.run(sample.ids[0]).curve()
+    assert get(client, f"/runs/{sample.ids[0]}?curve=false")["curve"] == []
+
+
+def test_a_failed_run_has_its_message_and_traceback(client: httpx.Client, sample: SampleStore) -> None:
+    run = get(client, f"/runs/{sample.ids[2]}")
+    assert (run["status"], run["step"]) == ("failed", 3)
+    assert "loss is nan" in run["message"]
+    assert run["state"]["traceback"] == "Traceback …"
+
+
+def test_a_pending_run_has_the_configuration_of_its_plan(client: httpx.Client, sample: SampleStore) -> None:
+    run = get(client, f"/runs/{sample.ids[3]}")
+    assert (run["status"], run["step"], run["metrics"]) == ("pending", 0, {})
+    assert run["spec"] == sample.plan.runs[3].model_dump(mode="json")
+    assert get(client, f"/runs/{sample.ids[3]}/curve") == []
+    get(client, "/runs/0123456789abcdef", 404)
+
+
+def test_runs_are_filtered_and_sorted_by_their_values(client: httpx.Client, sample: SampleStore) -> None:
+    def ids(**params: Any) -> list[str]:
+        return [run["run_id"] for run in get(client, "/runs", params=params)["runs"]]
+
+    cope, absolute, failed = sample.ids[:3]
+    assert ids(filter="model.position=absolute") == [absolute]
+    assert set(ids(filter="model.position=cope")) == {cope, failed}
+    assert ids(filter=["model.position=cope", "status=finished"]) == [cope]
+    assert ids(filter=["model.layers>=1", "facts.parameters>0"], sort="seed") == sorted([cope, absolute])
+    errors = {run_id: sample.store.index.records([run_id])[run_id].metrics["dense/loss"] for run_id in (cope, absolute)}
+    assert ids(sort="dense/loss", descending=True) == [*sorted(errors, key=lambda each: -errors[each]), failed]
+    page = get(client, "/runs", params={"sort": "dense/loss", "limit": 1, "offset": 1})
+    assert (page["total"], page["limit"], page["offset"], len(page["runs"])) == (3, 1, 1, 1)
+    assert page["runs"][0]["values"]["dense/loss"] == max(errors.values())
+    assert get(client, "/ablations/tiny/runs", params={"filter": "seed=1"})["total"] == 1
+
+
+def test_sweeps(own_sample: SampleStore) -> None:
+    plan, store = own_sample.plan, own_sample.store
+    record = SweepRecord(
+        sweep_id="20260730-120000-abcd", ablation="tiny", title="t", hypothesis="h", file_text=TINY, executor="local",
+        command=["run"], status="finished", started_ms=5, ended_ms=9, versions={}, machine={}, metrics=[],
+        runs=[SweepRun(run_id=run.run_id, row="r", labels={}, seed=run.seed) for run in plan.runs],
+        reused=[plan.runs[0].run_id],
+    )  # fmt: skip
+    store.write_sweep(record)
+    with serving(own_sample.settings()) as client:
+        page = get(client, "/sweeps")
+        assert page["total"] == 1
+        assert page["sweeps"][0]["counts"] == {"finished": 2, "failed": 1, "pending": 1}
+        assert get(client, "/sweeps?ablation=other")["total"] == 0
+        sweep = get(client, f"/sweeps/{record.sweep_id}")
+        assert [run["status"] for run in sweep["members"]] == ["finished", "finished", "failed", "pending"]
+        assert (sweep["file_text"], sweep["members"][0]["reused"]) == (TINY, True)
+        assert get(client, f"/runs?sweep={record.sweep_id}")["total"] == 3
+        assert get(client, "/runs/" + plan.runs[3].run_id)["sweeps"] == [record.sweep_id]
+        get(client, "/sweeps/none", 404)
+
+
+def test_a_damaged_run_does_not_hide_other_runs(own_sample: SampleStore) -> None:
+    damaged, finished = (own_sample.store.run(run_id) for run_id in own_sample.ids[:2])
+    (damaged.path / "result.json").write_text("{")
+    end(own_sample.store, damaged)
+    with serving(own_sample.settings()) as client:
+        runs = {run["run_id"]: run for run in get(client, "/runs")["runs"]}
+        assert runs[damaged.run_id]["status"] == "damaged"
+        assert "not valid JSON" in runs[damaged.run_id]["message"]
+        assert runs[finished.run_id]["message"] is None
+        assert get(client, f"/runs/{damaged.run_id}")["result"] is None
+        rows = get(client, "/ablations/tiny/table")["rows"]
+        assert (rows[0]["counts"]["damaged"], rows[1]["counts"]["finished"]) == (1, 1)
+        assert get(client, "/ablations")[1]["counts"]["damaged"] == 1
+        assert get(client, f"/runs/{damaged.run_id}/checkpoint", 409)["code"] == "conflict"
+
+
+def test_a_damaged_curve_hides_no_other_curve(own_sample: SampleStore) -> None:
+    path = own_sample.store.run(own_sample.ids[0]).path / "curve.jsonl"
+    path.unlink()
+    path.mkdir()
+    with serving(own_sample.settings()) as client:
+        assert get(client, f"/runs/{own_sample.ids[0]}/curve", 500)["code"] == "damaged_store"
+        rows = get(client, "/ablations/tiny/curves")["rows"]
+        assert (rows[0]["series"][0]["points"], len(rows[1]["series"][0]["points"])) == ([], 3)
+
+
+# -- tables over REST: their formats, ETags and caches -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("output_format", "media", "method"),
+    [
+        ("csv", "text/csv", "to_csv"),
+        ("markdown", "text/markdown", "to_markdown"),
+        ("latex", "application/x-tex", "to_latex"),
+    ],
+)
+def test_a_format_is_chosen_by_name_or_by_accept_header(
+    client: httpx.Client, sample: SampleStore, output_format: str, media: str, method: str
+) -> None:
+    expected = getattr(table(sample.plan, sample.store), method)()
+    named = client.get(f"{API}/ablations/tiny/table?format={output_format}")
+    accepted = client.get(f"{API}/ablations/tiny/table", headers={"accept": f"{media};q=0.9, application/json;q=0.1"})
+    for response in (named, accepted):
+        assert response.text == expected
+        assert response.headers["content-type"].split(";")[0] == media
+
+
+def test_the_default_format_is_json(client: httpx.Client, sample: SampleStore) -> None:
+    expected = table(sample.plan, sample.store).to_json()
+    assert get(client, "/ablations/tiny/table") == expected
+    assert get(client, "/ablations/tiny/table?format=json", headers={"accept": "text/csv"}) == expected
+    assert expected["rows"][0]["counts"]["failed"] == 1
+
+
+def test_a_browser_gets_html_whose_numbers_lead_to_their_runs(client: httpx.Client, sample: SampleStore) -> None:
+    accept = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"
+    text = client.get(f"{API}/ablations/tiny/table", headers={"accept": accept}).text
+    assert text == table(sample.plan, sample.store).to_html(runs_url=f"{API}/runs")
+    links = [html.unescape(link) for link in re.findall(r'href="([^"]+)"', text)]
+    numbers = [
+        cell["values"] for row in get(client, "/ablations/tiny/table")["rows"] for cell in row["metrics"].values()
+    ]
+    expected = [[each["run_id"] for each in values] for values in numbers if values]
+    assert [[run["run_id"] for run in client.get(link).json()["runs"]] for link in links] == expected
+
+
+def test_parquet_holds_the_frame_and_files_may_hold_every_run(client: httpx.Client, sample: SampleStore) -> None:
+    response = client.get(f"{API}/ablations/tiny/table?format=parquet")
+    assert response.headers["content-type"] == "application/vnd.apache.parquet"
+    pd.testing.assert_frame_equal(pd.read_parquet(io.BytesIO(response.content)), table(sample.plan, sample.store).frame)
+    runs = client.get(f"{API}/ablations/tiny/table?format=parquet&runs=true").content
+    assert set(pd.read_parquet(io.BytesIO(runs))["run_id"]) == set(sample.ids)
+    text = client.get(f"{API}/ablations/tiny/table?format=csv&runs=true").text
+    assert {row["run_id"] for row in csv.DictReader(io.StringIO(text))} == set(sample.ids)
+
+
+def test_rows_are_compared(client: httpx.Client, sample: SampleStore) -> None:
+    row = sample.plan.rows[0].name
+    assert (
+        get(client, "/ablations/tiny/table", params={"compare": row})
+        == table(sample.plan, sample.store, compare=row).to_json()
+    )
+    assert get(client, "/ablations/tiny/table")["compared"] is None
+    error = get(client, "/ablations/tiny/table?compare=nothing", 422)
+    assert "no row 'nothing'" in error["detail"]
+
+
+@pytest.mark.parametrize("accept", ["image/png", "text/csv;q=0", "nonsense", "text/html;q=0.0, image/*"])
+def test_unknown_media_types_are_not_acceptable(client: httpx.Client, accept: str) -> None:
+    error = get(client, "/ablations/tiny/table", 406, headers={"accept": accept})
+    assert error["code"] == "not_acceptable"
+    assert "text/markdown" in error["detail"]
+
+
+def changed(client: httpx.Client, path: str, etag: str) -> httpx.Response:
+    """The next answer with another ETag. A machine that stalls for a second gives the old one once more."""
+    for _ in range(5):
+        response = client.get(path, headers={"if-none-match": etag})
+        if response.status_code != 304:
+            break
+    return response
+
+
+def test_an_unchanged_table_is_304_and_a_changed_one_is_not(own_sample: SampleStore) -> None:
+    with serving(own_sample.settings()) as client:
+        path = f"{API}/ablations/tiny/table"
+        etag = client.get(path).headers["etag"].removeprefix("W/")  # that of a compressed body is weak
+        for sent in (etag, f'W/{etag}, "other"', "*"):
+            unchanged = client.get(path, headers={"if-none-match": sent})
+            assert (unchanged.status_code, unchanged.content, unchanged.headers["etag"]) == (304, b"", etag)
+        assert client.get(f"{path}?format=csv", headers={"if-none-match": etag}).status_code == 200
+
+        store = own_sample.store
+        pending = begin(store, own_sample.plan.runs[3])
+        assert isinstance(store.index.acquire(read_run(pending), "sweep", 60.0), Lease)
+        running = changed(client, path, etag)
+        assert running.json()["rows"][1]["counts"]["running"] == 1
+        store.index.renew("sweep", 0.0)  # the lease expires, as that of a sweep that died
+        interrupted = changed(client, path, running.headers["etag"])
+        assert interrupted.json()["rows"][1]["counts"]["interrupted"] == 1
+        pending.finish({"in_dist/token_error": 1.0}, {})
+        end(store, pending)
+        finished = changed(client, path, interrupted.headers["etag"])
+        assert finished.json()["rows"][1]["metrics"]["in_dist/token_error"]["n"] == 2
+        ablation = own_sample.ablations / "tiny.yaml"
+        ablation.write_text(ablation.read_text().replace("tiny", "small"))
+        renamed = changed(client, path, finished.headers["etag"])
+        assert renamed.json()["title"] == "Selective copy, small"
+
+
+def test_an_etag_is_that_of_the_content(own_sample: SampleStore) -> None:
+    """A restart, another index, and a change of other runs leave it; so clients go on to get 304."""
+    with serving(own_sample.settings()) as client:
+        etag = client.get(f"{API}/ablations/tiny/table").headers["etag"]
+    (own_sample.store_folder / "index.db").unlink()
+    with serving(own_sample.settings()) as client:
+        path = f"{API}/ablations/tiny/table"
+        assert client.get(path, headers={"if-none-match": etag}).status_code == 304
+        other = RunSpec.model_validate(own_sample.plan.runs[0].model_dump() | {"seed": 99})
+        end(own_sample.store, begin(own_sample.store, other))
+        assert client.get(path, headers={"if-none-match": etag}).status_code == 304
+        end(own_sample.store, begin(own_sample.store, own_sample.plan.runs[3]))
+        assert client.get(path, headers={"if-none-match": etag}).status_code == 200
+
+
+def test_two_runs_are_compared(client: httpx.Client, sample: SampleStore) -> None:
+    first, second = sample.ids[:2]
+    found = get(client, "/diff", params={"left": first, "right": second})
+    assert (found["left"], found["right"]) == (first, second)
+    assert [each["key"] for each in found["spec"]] == [
+        each.key for each in store_difference(sample.store, first, second).spec
+    ]
+
+
+@pytest.mark.parametrize("unknown", ["x", "0123456789abcdef", "20200101-000000-abcd"])
+def test_an_unknown_run_or_sweep_is_not_found(client: httpx.Client, sample: SampleStore, unknown: str) -> None:
+    for sides in ((sample.ids[0], unknown), (unknown, sample.ids[0])):
+        error = get(client, "/diff", 404, params=dict(zip(("left", "right"), sides, strict=True)))
+        assert error["code"] == "not_found"
+    misspelt = sample.ids[0][:-1] + ("0" if sample.ids[0][-1] != "0" else "1")
+    near = get(client, "/diff", 404, params={"left": misspelt, "right": unknown})["detail"]
+    assert f"did you mean {sample.ids[0]}" in near
+    assert get(client, f"/sweeps/{unknown}", 404)["code"] == "not_found"
+    assert get(client, "/runs", 404, params={"sweep": unknown})["code"] == "not_found"
+
+
+# -- figures and reports over REST -------------------------------------------------------------------------------------
+
+
+FIGURES = f"{API}/ablations/tiny/figures"
+BEGINNINGS = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF", "csv": b"row,metric"}
+
+
+def test_the_list_leads_to_every_figure(client: httpx.Client, sample: SampleStore) -> None:
+    listed = client.get(FIGURES).json()
+    assert [each["name"] for each in listed] == [each.name for each in available_figures(sample.plan)]
+    assert {"summary", "curves", "values"} < {each["kind"] for each in listed}
+    for each in listed:
+        assert each["formats"] == ["png", "svg", "pdf", "csv"]
+        answer = client.get(each["url"], params={"format": "csv"})
+        assert answer.status_code in (200, 409), answer.text
+        if answer.status_code == 409:
+            assert answer.json()["code"] == "conflict"
+
+
+@pytest.mark.parametrize("output_format", BEGINNINGS)
+def test_the_format_of_a_figure_is_chosen_by_name_or_by_accept_header(client: httpx.Client, output_format: str) -> None:
+    media = reading.FIGURE_TYPES[output_format]
+    named = client.get(f"{FIGURES}/summary?format={output_format}")
+    accepted = client.get(f"{FIGURES}/summary", headers={"accept": f"{media}, image/svg+xml;q=0.1"})
+    for answer in (named, accepted):
+        assert answer.status_code == 200, answer.text
+        assert answer.headers["content-type"].partition(";")[0] == media
+        assert answer.content.startswith(BEGINNINGS[output_format])
+    assert named.content == accepted.content
+    refused = client.get(f"{FIGURES}/summary", headers={"accept": "image/webp, image/svg+xml;q=0"})
+    assert (refused.status_code, refused.json()["code"]) == (406, "not_acceptable")
+
+
+def test_the_data_are_those_of_the_runs(client: httpx.Client, sample: SampleStore) -> None:
+    rows = list(csv.DictReader(io.StringIO(client.get(f"{FIGURES}/summary?format=csv").text)))
+    shown = {row["row"]: float(row["mean"]) for row in rows if row["metric"] == "in_dist/token_error"}
+    records = sample.store.index.records(sample.ids)
+    for run_id in sample.ids[:2]:  # one finished run of each row
+        assert shown[sample.plan.row_name(run_id)] == pytest.approx(records[run_id].metrics["in_dist/token_error"])
+
+
+def test_unknown_figures_are_not_found(client: httpx.Client) -> None:
+    error = client.get(f"{FIGURES}/none").json()
+    assert error["code"] == "not_found"
+    assert "accepted: curves, convergence" in error["detail"]
+    assert client.get(f"{API}/ablations/none/figures").status_code == 404
+    assert client.get(f"{API}/ablations/broken/figures").json()["code"] == "invalid_ablation"
+    assert client.get(f"{FIGURES}/summary?format=gif").status_code == 422
+
+
+def test_pictures_of_too_many_rows_are_refused(client: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(available, "MAX_ROWS", 1)
+    answer = client.get(f"{FIGURES}/convergence?format=png")
+    assert (answer.status_code, answer.json()["code"]) == (409, "conflict")
+    assert "at most 1" in answer.json()["detail"]
+
+
+def test_too_many_pictures_at_a_time_are_refused(own_sample: SampleStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "MAX_WAITING", 1)
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow(*args: object, **kwargs: object) -> bytes:
+        begun.set()
+        assert go_on.wait(60)
+        return b"<svg/>"
+
+    monkeypatch.setattr(available, "draw_available", slow)
+    with serving(own_sample.settings()) as client, ThreadPoolExecutor(1) as threads:
+        try:
+            first = threads.submit(httpx.get, f"{client.base_url}{FIGURES}/summary", timeout=60)
+            assert begun.wait(60)
+            refused = client.get(f"{FIGURES}/values")
+            assert (refused.status_code, refused.headers["retry-after"]) == (429, "5")
+            assert client.get(f"{API}/ablations/tiny/table").status_code == 200
+        finally:
+            go_on.set()
+        assert first.result().content == b"<svg/>"
+        assert client.get(f"{FIGURES}/values").status_code == 200
+
+
+def test_the_report(client: httpx.Client) -> None:
+    page = client.get(f"{API}/ablations/tiny/report")
+    assert page.headers["content-type"].startswith("text/html")
+    assert "Selective copy, tiny" in page.text
+    assert page.headers["content-security-policy"] == reading.REPORT_POLICY
+    assert "<script" not in page.text
+    text = client.get(f"{API}/ablations/tiny/report", headers={"accept": "text/markdown"}).text
+    assert text.startswith("# Selective copy, tiny")
+    (link,) = {part.partition(")")[0] for part in text.split("](")[1:] if "/figures/" in part}
+    assert client.get(link).content.startswith(BEGINNINGS["svg"])
+    missing = client.get(f"{API}/ablations/tiny/report?scale=longer")
+    assert (missing.status_code, missing.json()["code"]) == (409, "conflict")
+    assert "cope-sweep run tiny --scale longer" in missing.json()["detail"]
+    assert client.get(f"{API}/ablations/tiny/report?format=html&scale=none").status_code == 422
+
+
+# -- checkpoint downloads: whole files, byte ranges, and no other files ------------------------------------------------
+
+
+@pytest.fixture
+def url(sample: SampleStore) -> str:
+    return f"{API}/runs/{sample.ids[0]}/checkpoint"
+
+
+def test_the_listing_agrees_with_the_files(client: httpx.Client, sample: SampleStore, url: str) -> None:
+    listing = client.get(url).json()
+    assert [file["name"] for file in listing["files"]] == ["config.json", "model.safetensors"]
+    for file in listing["files"]:
+        content = (sample.store.run(sample.ids[0]).checkpoint / file["name"]).read_bytes()
+        assert file["size_bytes"] == len(content)
+        assert file["sha256"] == hashlib.sha256(content).hexdigest()
+        assert client.get(file["url"]).content == content
+
+
+def test_a_downloaded_checkpoint_loads(client: httpx.Client, sample: SampleStore, url: str, tmp_path: Path) -> None:
+    for file in client.get(url).json()["files"]:
+        (tmp_path / file["name"]).write_bytes(client.get(file["url"]).content)
+    assert load_model(tmp_path)[1] == sample.plan.runs[0]
+
+
+def test_an_interrupted_download_is_resumed(client: httpx.Client, sample: SampleStore, url: str) -> None:
+    whole = (sample.store.run(sample.ids[0]).checkpoint / "model.safetensors").read_bytes()
+    first = client.get(f"{url}/model.safetensors", headers={"range": "bytes=0-999"})
+    assert (first.status_code, first.headers["content-range"]) == (206, f"bytes 0-999/{len(whole)}")
+    rest = client.get(f"{url}/model.safetensors", headers={"range": "bytes=1000-", "if-range": first.headers["etag"]})
+    assert rest.status_code == 206
+    assert first.content + rest.content == whole
+    changed = client.get(f"{url}/model.safetensors", headers={"range": "bytes=1000-", "if-range": '"another"'})
+    assert (changed.status_code, changed.content) == (200, whole)
+    tail = client.get(f"{url}/model.safetensors", headers={"range": "bytes=-5"})
+    assert tail.content == whole[-5:]
+    beyond = client.get(f"{url}/model.safetensors", headers={"range": f"bytes={len(whole)}-"})
+    assert (beyond.status_code, beyond.headers["content-range"]) == (416, f"bytes */{len(whole)}")
+
+
+def test_head_and_304(client: httpx.Client, url: str) -> None:
+    head = client.head(f"{url}/model.safetensors")
+    assert head.headers["accept-ranges"] == "bytes"
+    assert int(head.headers["content-length"]) > 0
+    assert head.content == b""
+    same = client.get(f"{url}/model.safetensors", headers={"if-none-match": head.headers["etag"]})
+    assert (same.status_code, same.content) == (304, b"")
+
+
+def test_no_name_gives_another_file(own_sample: SampleStore) -> None:
+    folder = own_sample.store.run(own_sample.ids[0]).checkpoint
+    (folder / ".hidden").write_text("secret")
+    (folder / "link").symlink_to("/etc/passwd")
+    (folder / "folder").mkdir()
+    names = ["..%2fresult.json", "%2e%2e%2fspec.json", "../spec.json", "%2fetc%2fpasswd", "..%5cspec.json", "%00"]
+    names += ["model.safetensors%00", "~", "x" * 5000, "MODEL.safetensors", "model.safetensors%2f..", "%20"]
+    names += [".hidden", "link", "folder", "..%2f..%2f..%2fconfig.json", "model.safetensors%0a"]
+    with serving(own_sample.settings()) as client:
+        for name in names:
+            response = client.get(f"{API}/runs/{own_sample.ids[0]}/checkpoint/{name}")
+            assert response.status_code == 404, name
+            assert response.json()["code"] == "not_found"
+            assert b"secret" not in response.content
+            assert b"root:" not in response.content
+
+
+@pytest.mark.parametrize(("index", "status"), [(2, "failed"), (3, "pending")])
+def test_unfinished_runs_have_no_checkpoint(client: httpx.Client, sample: SampleStore, index: int, status: str) -> None:
+    for path in ("checkpoint", "checkpoint/model.safetensors"):
+        response = client.get(f"{API}/runs/{sample.ids[index]}/{path}")
+        assert response.status_code == 409
+        assert f"is {status}; only a finished run has a checkpoint" in response.json()["detail"]
+
+
+def test_a_deleted_checkpoint_is_reported(own_sample: SampleStore) -> None:
+    folder = own_sample.store.run(own_sample.ids[0]).checkpoint
+    for path in folder.iterdir():
+        path.unlink()
+    with serving(own_sample.settings()) as client:
+        for path in ("checkpoint", "checkpoint/config.json"):
+            response = client.get(f"{API}/runs/{own_sample.ids[0]}/{path}")
+            assert response.status_code == 404
+            assert "was deleted" in response.json()["detail"]
+
+
+# -- pages of runs, curves, logs and details over REST -----------------------------------------------------------------
+
+
+def walk(client: httpx.Client, path: str, **params: Any) -> list[str]:
+    """The run ids of all pages."""
+    found: list[str] = []
+    cursor: dict[str, str] = {}
+    while True:
+        page = get(client, path, **params, **cursor)
+        found += [run["run_id"] for run in page["runs"]]
+        if page["next"] is None:
+            assert len(found) == page["total"]
+            return found
+        cursor = {"cursor": page["next"]}
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3])
+@pytest.mark.parametrize("sort", ["run_id", "dense/loss", "seed", "status", "model.position"])
+def test_cursors_lead_through_all_runs(client: httpx.Client, sample: SampleStore, sort: str, limit: int) -> None:
+    expected = [run.run_id for run in Queries(sample.store).ask(ListRuns(sort=sort)).runs]
+    assert walk(client, "/runs", sort=sort, limit=limit) == expected
+
+
+def test_cursors_lead_through_a_plan(client: httpx.Client, sample: SampleStore) -> None:
+    assert walk(client, "/ablations/tiny/runs", limit=3) == sample.ids
+    assert walk(client, "/runs", ablation="tiny", limit=1, status="finished") == sample.ids[:2]
+    by_seed = walk(client, "/runs", ablation="tiny", limit=1, sort="seed", descending=True)
+    assert by_seed[0] == sample.ids[2]
+
+
+def test_a_cursor_of_another_query_is_refused(client: httpx.Client) -> None:
+    cursor = get(client, "/runs", limit=1)["next"]
+    for params in (
+        {"cursor": cursor, "sort": "seed"}, {"cursor": cursor, "filter": "seed=0"}, {"cursor": cursor, "ablation": "tiny"},
+        {"cursor": "nonsense"}, {"cursor": "WzFd"}, {"cursor": "é"}, {"cursor": cursor[:-3]}, {"cursor": ""},
+    ):  # fmt: skip
+        assert "cursor" in get(client, "/runs", 422, **params)["detail"]
+    assert "not both" in get(client, "/runs", 422, cursor=cursor, offset=1)["detail"]
+
+
+@pytest.mark.parametrize(
+    ("query", "message"),
+    [
+        ("limit=0", "limit"), ("limit=1001", "limit"), ("limit=x", "limit"), ("offset=-1", "offset"),
+        ("offset=99999999999999999999", "offset"), ("descending=up", "descending"), ("status=none", "status"),
+        ("sort=nothing", "no run of this store has 'nothing'"), ("sort=in_dist/tokenerror", "near ones: in_dist/token_error"),
+        ("filter=seed", "is no condition"), ("filter=seed%3Da", "seed is a number"),
+        ("filter=model.layer>%3D4", "near ones: model.layers"), ("fields=nothing", "no run of this store has 'nothing'"),
+        ("fields=dense/los", "near ones: dense/loss"),
+    ],
+)  # fmt: skip
+def test_a_faulty_query_is_refused(client: httpx.Client, query: str, message: str) -> None:
+    error = get(client, f"/runs?{query}", 422)
+    assert error["code"] == "invalid_request"
+    assert message in error["detail"]
+
+
+def test_an_unknown_parameter_is_ignored(client: httpx.Client) -> None:
+    assert get(client, "/runs", unknown=1) == get(client, "/runs")
+
+
+def test_chosen_fields(client: httpx.Client, sample: SampleStore) -> None:
+    run = get(client, "/runs", fields="step,model.layers,dense/loss", filter="status=finished", limit=1)["runs"][0]
+    assert set(run) == {"run_id", "status", "step", "values"}
+    assert set(run["values"]) == {"model.layers", "dense/loss", "status"}
+    assert run["values"]["model.layers"] == 1
+    names = [("fields", "row"), ("fields", "metrics")]
+    pending = client.get(f"{API}/ablations/tiny/runs", params=names).json()["runs"][3]
+    assert pending == {"run_id": sample.ids[3], "status": "pending", "row": "Absolute", "metrics": {}}
+
+
+def test_tags_are_places_in_sweeps(own_sample: SampleStore) -> None:
+    runs = own_sample.plan.runs
+    record = SweepRecord(
+        sweep_id="20260730-120000-abcd", ablation="tiny", title="t", hypothesis="h", executor="local", command=[],
+        status="finished", started_ms=5, ended_ms=9, versions={}, machine={}, metrics=[], reused=[],
+        runs=[SweepRun(run_id=run.run_id, row=own_sample.plan.row_name(run.run_id), seed=run.seed,
+                       labels={"model.position": own_sample.plan.row_name(run.run_id), "depth": "2"}) for run in runs[:2]],
+    )  # fmt: skip
+    own_sample.store.write_sweep(record)
+    with serving(own_sample.settings()) as client:
+
+        def ids(*filters: str) -> set[str]:
+            return {run["run_id"] for run in get(client, "/runs", filter=list(filters))["runs"]}
+
+        assert ids("tags.row=CoPE") == {runs[0].run_id}
+        assert ids("tags.model.position!=CoPE") == {runs[1].run_id}
+        assert ids("tags.ablation=tiny", "tags.depth=2") == {runs[0].run_id, runs[1].run_id}
+        assert ids(f"tags.sweep={record.sweep_id}", "tags.row=Absolute") == {runs[1].run_id}
+        assert ids("tags.other=1") == set()
+        assert "cannot be sorted by tags" in get(client, "/runs", 422, sort="tags.row")["detail"]
+
+
+def test_a_scale_without_ablation_is_refused(client: httpx.Client) -> None:
+    assert "name the ablation" in get(client, "/runs", 422, scale="longer")["detail"]
+
+
+def test_an_unknown_metric_is_refused_with_the_known_ones(client: httpx.Client, sample: SampleStore) -> None:
+    run = sample.ids[0]
+    for path, params in (
+        ("/ablations/tiny/curves", {"metric": "train/los"}),
+        (f"/runs/{run}/curve", {"metric": "train/los"}),
+        ("/curves", {"run": run, "metric": "train/los"}),
+    ):
+        error = get(client, path, 422, **params)
+        assert error["code"] == "invalid_request"
+        assert "did you mean 'train/loss'" in error["detail"]
+        assert "in_dist/token_error" in error["detail"]
+
+
+def test_curves_of_several_runs(own_sample: SampleStore) -> None:
+    run = own_sample.plan.runs[3]
+    folder = begin(own_sample.store, run)
+    created_ms = (folder.spec or {})["created_ms"]
+    rows = [
+        f'{{"step": {step}, "time_ms": {created_ms + 10 * step}, "train/loss": {100.0 if step == 700 else 1.0}}}\n'
+        for step in range(1, 1001)
+    ]
+    (folder.path / "curve.jsonl").write_text("".join(rows) + '{"step": 1001, "train/loss": NaN}\n')
+    end(own_sample.store, folder)
+    with serving(own_sample.settings()) as client:
+        found = get(client, "/curves", run=[run.run_id, own_sample.ids[0]], metric="train/loss", points=20)
+        assert [series["run_id"] for series in found["series"]] == [run.run_id, own_sample.ids[0]]
+        points = found["series"][0]["points"]
+        assert len(points) <= 20
+        assert points[0] == [1, 0.01, 1.0]
+        assert [700, 7.0, 100.0] in points, "the spike is kept"
+        assert points[-1] == [1001, None, None], "no time, and no number"
+        whole = get(client, "/curves", run=run.run_id, metric="train/loss")["series"][0]["points"]
+        assert len(whole) == 1001
+        rows_ = get(client, f"/runs/{run.run_id}/curve", metric="train/loss", points=20)
+        assert {"step": 700, "train/loss": 100.0} in rows_
+        assert len(rows_) <= 20
+        assert get(client, f"/runs/{run.run_id}/curve")[-1] == {"step": 1001, "train/loss": None}
+        get(client, "/curves", 404, run="0123456789abcdef", metric="train/loss")
+        get(client, "/curves", 422, run=run.run_id, metric="train/loss", points=3)
+
+
+def test_the_log_of_a_run(own_sample: SampleStore) -> None:
+    run = own_sample.ids[0]
+    folder = own_sample.store.run(run)
+    with serving(own_sample.settings()) as client:
+        log = get(client, f"/runs/{run}/logs")
+        assert log["lines"] == folder.log_text().splitlines()
+        assert log["truncated"] is False
+        last = get(client, f"/runs/{run}/logs", tail=1)
+        assert (last["lines"], last["truncated"]) == (log["lines"][-1:], True)
+        assert get(client, f"/runs/{run}/logs", tail=0)["lines"] == []
+        assert get(client, f"/runs/{own_sample.ids[3]}/logs")["lines"] == []
+        with (folder.path / "log.txt").open("ab") as file:
+            file.write(b"\xff\xfe damaged \x00\n" + b"x" * (2 << 20) + b"\nend")
+        log = get(client, f"/runs/{run}/logs")
+        assert (log["lines"], log["truncated"]) == (["end"], True), "a line that was cut is left out"
+        (folder.path / "log.txt").write_bytes(b"\xff\xfe damaged\n")
+        assert get(client, f"/runs/{run}/logs")["lines"] == ["�� damaged"]
+        for bad in (-1, 10_001):
+            get(client, f"/runs/{run}/logs", 422, tail=bad)
+
+
+def test_a_run_has_its_attempts_and_its_failure(client: httpx.Client, sample: SampleStore) -> None:
+    finished, failed = (get(client, f"/runs/{run_id}") for run_id in (sample.ids[0], sample.ids[2]))
+    assert [(attempt["number"], attempt["worker_id"]) for attempt in finished["attempts"]] == [
+        (1, finished["worker_id"])
+    ]
+    assert finished["attempts"][0]["text"].startswith("attempt 1 on ")
+    assert finished["failure"] is None
+    assert failed["failure"] == {"message": failed["message"], "traceback": "Traceback …"}
+    assert finished["mlflow_url"] is None
+
+
+def test_a_run_that_an_mlflow_server_has_leads_to_its_page(
+    own_sample: SampleStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uri = "https://user:secret@mlflow.example.org"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    store, run = own_sample.store, own_sample.ids[0]
+    store.index.mirrored(tracker_key(store, uri)).mark(run, 1, "a1b2")
+    with serving(own_sample.settings()) as client:
+        assert get(client, f"/runs/{run}")["mlflow_url"] == "https://mlflow.example.org/#/runs/a1b2"
+        assert get(client, f"/runs/{own_sample.ids[1]}")["mlflow_url"] is None
+
+
+def test_the_newest_run_of_an_ablation(own_sample: SampleStore) -> None:
+    with serving(own_sample.settings()) as client:
+        listed = {each["name"]: each for each in get(client, "/ablations")}
+        times = [run["updated_ms"] for run in get(client, "/runs")["runs"]]
+        assert listed["tiny"]["newest_ms"] == max(times)
+        assert listed["broken"]["newest_ms"] is None
+        assert listed["tiny"]["at_scales"]["longer"]["counts"] == {"pending": 4}

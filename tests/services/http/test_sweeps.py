@@ -1,0 +1,587 @@
+"""Submission, stop and retry of sweeps, with a dashboard that runs no job (test_sweeps_on_ray starts a real cluster)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+from zipfile import ZipFile
+
+import httpx
+import pytest
+from cope_services.http import sweeps
+from cope_services.http.errors import BusyError
+from cope_services.http.sweeps import EventStream, Watchers
+from sse_starlette import ServerSentEvent
+
+from cope_sweep.client import EventParser, ServerEvent
+from cope_sweep.config import expand, load_ablation
+from cope_sweep.read.queries import Queries
+from cope_sweep.read.queries.progress import ProgressTracker
+from cope_sweep.store import Store, SweepRecord, SweepRun, read_submission
+from cope_sweep.store.index.rows import RunRow
+from cope_sweep.sweep.jobs import job_submission
+from tests.read.tables.ablations import fail, finish
+from tests.services.sample_store import API, TINY, SampleStore, serving
+from tests.services.scripted_cluster import ScriptedCluster, scripted_cluster
+from tests.store.test_store import sweep_record
+from tests.tiny import tiny_run
+
+pytestmark = pytest.mark.slow  # Ray's client takes seconds to import
+
+INHERITED = {"inherit": "tiny", "title": "Mine", "base": {"train": {"steps": 3}}}
+
+
+@pytest.fixture(scope="module")
+def environment() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_AUTH_MODE", "disabled")
+        patch.delenv("RAY_ADDRESS", raising=False)
+        yield
+
+
+@pytest.fixture
+def cluster(environment: None) -> Iterator[ScriptedCluster]:
+    with scripted_cluster() as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with the ablation `tiny`, and no store."""
+    (tmp_path / "ablations").mkdir()
+    (tmp_path / "ablations" / "tiny.yaml").write_text(TINY)
+    return tmp_path
+
+
+Serve = Callable[..., httpx.Client]
+
+
+@pytest.fixture
+def serve(folder: Path, cluster: ScriptedCluster) -> Iterator[Serve]:
+    """Starts a server and returns a client; `serve.close()` ends the last one."""
+    from contextlib import ExitStack
+
+    from cope_services.http.settings import Settings
+
+    with ExitStack() as stack:
+
+        def start(**changes: object) -> httpx.Client:
+            values = {"ablations": folder / "ablations", "store": folder / "store", "ray_address": cluster.url}
+            return stack.enter_context(serving(Settings.model_validate(values | {"device": "cpu"} | changes)))
+
+        yield start
+
+
+def submit(client: httpx.Client, key: str | None = None, **body: Any) -> httpx.Response:
+    headers = {} if key is None else {"idempotency-key": key}
+    return client.post(f"{API}/sweeps", json=body, headers=headers)
+
+
+def test_a_submitted_sweep_is_a_job_that_finds_all_it_needs_in_the_store(
+    serve: Serve, cluster: ScriptedCluster, folder: Path
+) -> None:
+    client = serve()
+    answer = submit(client, ablation="tiny", scale="longer", set=["seeds=[0]"], max_runs=1)
+    assert answer.status_code == 202
+    state = answer.json()
+    assert answer.headers["location"] == state["url"] == f"{API}/sweeps/{state['sweep_id']}"
+    assert (state["status"], state["runs"], state["ablation"]) == ("pending", 2, "tiny")
+    shown = client.get(state["url"]).json()
+    assert shown["counts"] == {"pending": 2}
+    assert shown["file_text"] == TINY
+    assert shown["command"] == ["cope-sweep", "run", "tiny", "--scale", "longer", "--set", "seeds=[0]"]
+
+    (job,) = cluster.submitted
+    assert job["submission_id"] == state["sweep_id"]
+    assert job["entrypoint"].endswith(
+        f"-m cope_sweep.cli run --submission {state['sweep_id']} --store {folder / 'store'}"
+    )
+    submission, plan = job_submission(Store(folder / "store"), state["sweep_id"])
+    assert [run.run_id for run in plan.runs] == [member["run_id"] for member in shown["members"]]
+    assert {run.train.steps for run in plan.runs} == {20}
+    assert submission.max_runs == 1
+
+
+def test_only_the_package_is_sent(serve: Serve, cluster: ScriptedCluster) -> None:
+    cluster.packages = {}
+    assert submit(serve(), ablation="tiny").status_code == 202
+    (package,) = cluster.packages.values()
+    names = {name for name in ZipFile(BytesIO(package)).namelist() if not name.endswith("/")}
+    assert "cope_sweep/cli/__main__.py" in names
+    assert {name.split("/")[0] for name in names} == {"cope_sweep"}
+    assert not [name for name in names if "__pycache__" in name]
+
+
+@pytest.mark.parametrize("form", ["object", "text"])
+def test_a_spec_in_the_body_has_the_runs_of_the_same_file(serve: Serve, folder: Path, form: str) -> None:
+    client = serve()
+    (folder / "ablations" / "mine.yaml").write_text(json.dumps(INHERITED))
+    expected = [run.run_id for run in expand(load_ablation(folder / "ablations" / "mine.yaml")).runs]
+    (folder / "ablations" / "mine.yaml").unlink()
+    answer = submit(client, name="mine", spec=INHERITED if form == "object" else json.dumps(INHERITED, indent=1))
+    assert answer.status_code == 202, answer.text
+    sweep = client.get(answer.json()["url"]).json()
+    assert {member["run_id"] for member in sweep["members"]} == set(expected)
+    assert json.loads(sweep["file_text"]) == INHERITED
+    _, plan = job_submission(Store(folder / "store"), sweep["sweep_id"])
+    assert [run.run_id for run in plan.runs] == expected
+
+
+BASE = {"title": "x", "inherit": "tiny"}
+LOSS = [{"name": "train/loss"}]
+TEXT = {"kind": "wikitext", "folder": "/etc", "tokens": 8, "vocabulary": 300}
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"spec": {**BASE, "bas": {}}}, "mine: bas: unknown key 'bas'"),
+        ({"spec": {**BASE, "base": {"model": {"heads": 3}}}}, "heads"),
+        ({"spec": "title: x\nbase: [\n"}, "mine:3: not valid YAML"),
+        ({"spec": {**BASE, "plugins": ["os"]}}, "plugins (os) are not allowed here"),
+        ({"spec": {**BASE, "inherit": "../secret"}}, "'../secret' is not the name of an ablation"),
+        ({"spec": {**BASE, "inherit": "unknown"}}, "no file"),
+        ({"spec": {**BASE, "base": {"task": TEXT}, "metrics": LOSS}}, "task.folder: '/etc' names a place"),
+        ({"spec": {**BASE, "seeds": list(range(60))}}, "120 runs are more than 100"),
+        ({"spec": {**BASE, "grid": {"train.lr": [1e-9 * i for i in range(1, 500)]}}}, "more than 400 points"),
+        ({"spec": BASE, "name": "tiny"}, "has the name 'tiny'"),
+        ({"spec": {"a": {"b": float("1e300")}}}, "base"),
+        ({"spec": json.loads('{"a":' * 400 + "1" + "}" * 400)}, "more than 30 levels"),
+        ({"spec": "a: " + "{b: " * 3000}, "more than 30 levels"),
+    ],
+)
+def test_an_invalid_spec_is_refused_with_key_and_value(serve: Serve, body: dict[str, Any], message: str) -> None:
+    answer = submit(serve(max_sweep_runs=100), **{"name": "mine", **body})
+    assert answer.status_code == 422
+    assert message in answer.json()["detail"]
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "message"),
+    [
+        ({"ablation": "none"}, 404, "no ablation 'none'"),
+        ({"ablation": "tiny", "scale": "none"}, 422, "no scale 'none'"),
+        ({"ablation": "tiny", "set": ["model.dims=4"]}, 422, "dims"),
+        ({"ablation": "tiny", "set": ["plugins=[os]"]}, 422, "no key 'plugins'"),
+        (
+            {"ablation": "tiny", "set": [f"task={json.dumps(TEXT)}", f"metrics={json.dumps(LOSS)}"]},
+            422,
+            "names a place",
+        ),
+        (
+            {"ablation": "tiny", "set": ["task={kind: last_sentence, corpus: ../..}", f"metrics={json.dumps(LOSS)}"]},
+            422,
+            "corpus",
+        ),
+        ({"ablation": "tiny", "spec": BASE}, 422, "either"),
+        ({"name": "x"}, 422, "either"),
+        ({"ablation": "tiny", "only": ["finished"]}, 422, "only"),
+        ({"ablation": "tiny", "shell": "rm"}, 422, "shell"),
+    ],
+)
+def test_an_invalid_request_is_refused(serve: Serve, body: dict[str, Any], status: int, message: str) -> None:
+    answer = submit(serve(), **body)
+    assert (answer.status_code, answer.headers["content-type"]) == (status, "application/problem+json")
+    assert message in answer.json()["detail"]
+
+
+def test_the_same_key_means_the_same_sweep_also_at_once_and_after_a_restart(
+    serve: Serve, cluster: ScriptedCluster
+) -> None:
+    client = serve()
+    barrier = threading.Barrier(6)
+
+    def one(_: int) -> str:
+        barrier.wait()
+        answer = submit(client, "a key", ablation="tiny")
+        assert answer.status_code == 202
+        return str(answer.json()["sweep_id"])
+
+    with ThreadPoolExecutor(6) as pool:
+        (sweep_id,) = set(pool.map(one, range(6)))
+    assert len(cluster.submitted) == 1
+    again = serve()  # another process would see the same store
+    assert submit(again, "a key", ablation="tiny").json()["sweep_id"] == sweep_id
+    refused = submit(again, "a key", ablation="tiny", scale="longer")
+    assert (refused.status_code, "Idempotency-Key" in refused.json()["detail"]) == (422, True)
+    assert submit(again, "another", ablation="tiny").json()["sweep_id"] != sweep_id
+    assert len(cluster.submitted) == 2
+
+
+def test_a_job_that_is_refused_gives_its_key_back(serve: Serve, cluster: ScriptedCluster) -> None:
+    client = serve()
+    cluster.refuses = True
+    refused = submit(client, "a key", ablation="tiny")
+    assert (refused.status_code, refused.json()["code"]) == (503, "no_cluster")
+    (failed,) = client.get(f"{API}/sweeps").json()["sweeps"]
+    assert failed["status"] == "failed"
+    cluster.refuses = False
+    assert submit(client, "a key", ablation="tiny").json()["sweep_id"] != failed["sweep_id"]
+
+
+def test_without_a_cluster_it_says_how_to_name_one(serve: Serve) -> None:
+    answer = submit(serve(ray_address=""), ablation="tiny")
+    assert answer.status_code == 503
+    assert "--ray-address http://HOST:8265" in answer.json()["detail"]
+
+
+def test_sweeps_at_a_time_are_limited_until_their_jobs_have_ended(serve: Serve, cluster: ScriptedCluster) -> None:
+    client = serve(max_sweeps=1)
+    first = submit(client, ablation="tiny").json()
+    busy = submit(client, ablation="tiny")
+    assert busy.status_code == 429
+    assert int(busy.headers["retry-after"]) > 0
+    # The job ends and has recorded nothing: that is noticed.
+    cluster.jobs[first["sweep_id"]] |= {"status": "FAILED", "message": "the driver was killed"}
+    assert submit(client, ablation="tiny").status_code == 202
+    ended = client.get(first["url"]).json()
+    assert ended["status"] == "failed"
+    assert "the driver was killed" in ended["notes"][-1]
+
+
+def test_a_job_that_has_failed_ends_its_sweep_without_a_listener(
+    serve: Serve, cluster: ScriptedCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweeps, "RECONCILE_S", 0.05)
+    client = serve()
+    sweep = submit(client, ablation="tiny").json()
+    message = (
+        "runtime_env setup failed: \nTraceback (most recent call last):\n  File x\nModuleNotFoundError: No module 'y'"
+    )
+    cluster.jobs[sweep["sweep_id"]] |= {"status": "FAILED", "message": message}
+    deadline = time.monotonic() + 60
+    while client.get(f"{API}/sweeps").json()["sweeps"][0]["status"] == "pending":
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    ended = client.get(sweep["url"]).json()
+    assert ended["status"] == "failed"
+    assert ended["notes"][-1] == (
+        "the job ended before the sweep did: runtime_env setup failed: … ModuleNotFoundError: No module 'y'"
+    )
+
+
+def test_a_sweep_whose_record_is_damaged_keeps_no_other_from_being_reconciled(
+    serve: Serve, cluster: ScriptedCluster, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweeps, "RECONCILE_S", 0.05)
+    client = serve()
+    ids = [submit(client, ablation="tiny", set=[f"train.steps={steps}"]).json()["sweep_id"] for steps in (3, 4, 5)]
+    (folder / "store" / "submissions" / f"{ids[1]}.json").write_text("no JSON")
+    for sweep_id in ids:
+        cluster.jobs[sweep_id] |= {"status": "FAILED"}
+    deadline = time.monotonic() + 60
+    while [client.get(f"{API}/sweeps/{each}").json()["status"] for each in (ids[0], ids[2])] != ["failed"] * 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_stop_and_retry(serve: Serve, cluster: ScriptedCluster, folder: Path) -> None:
+    client = serve()
+    sweep = submit(client, ablation="tiny").json()
+    store, url = Store(folder / "store"), sweep["url"]
+    assert client.post(f"{url}/retry").status_code == 409  # it is active
+    for _ in range(2):
+        stopped = client.post(f"{url}/stop")
+        assert (stopped.status_code, stopped.json()["stop_requested"]) == (202, True)
+    assert store.stop_requested(sweep["sweep_id"])
+    assert cluster.stopped == [sweep["sweep_id"]] * 2  # the job, because it has not begun the sweep
+
+    _, plan = job_submission(store, sweep["sweep_id"])
+    for run in plan.runs[:3]:
+        finish(store, run, {"in_dist/token_error": 1.0, "dense/token_error": 1.0})
+    fail(store, plan.runs[3])
+    cluster.jobs[sweep["sweep_id"]]["status"] = "STOPPED"
+    ended = client.post(f"{url}/stop").json()
+    assert (ended["status"], ended["stop_requested"]) == ("failed", False)
+
+    with ThreadPoolExecutor(4) as pool:
+        (again,) = {answer.text for answer in pool.map(lambda _: client.post(f"{url}/retry"), range(4))}
+    retried = json.loads(again)
+    assert (retried["retry_of"], retried["status"]) == (sweep["sweep_id"], "pending")
+    assert len(cluster.submitted) == 2
+    assert read_submission(store, retried["sweep_id"]).data == read_submission(store, sweep["sweep_id"]).data
+
+    finish(store, plan.runs[3], {"in_dist/token_error": 1.0, "dense/token_error": 1.0})
+    cluster.jobs[retried["sweep_id"]]["status"] = "SUCCEEDED"
+    client.post(f"{retried['url']}/stop")
+    nothing = client.post(f"{url}/retry")
+    assert (nothing.status_code, "nothing" not in nothing.json()["code"]) == (409, True)
+    assert "have ended as planned" in nothing.json()["detail"]
+    for action in ("stop", "retry"):
+        assert client.post(f"{API}/sweeps/20260101-000000-0000/{action}").status_code == 404
+
+
+def test_a_request_that_is_no_json_is_refused(serve: Serve) -> None:
+    answer = serve().post(f"{API}/sweeps", content="{}", headers={"content-type": "text/plain"})
+    assert answer.status_code == 415
+
+
+def test_the_index_of_the_service_is_that_of_the_job(serve: Serve, cluster: ScriptedCluster, folder: Path) -> None:
+    index = f"sqlite:///{folder / 'elsewhere.db'}"
+    assert submit(serve(index=index), ablation="tiny").status_code == 202
+    (job,) = cluster.submitted
+    assert job["runtime_env"]["env_vars"]["COPE_SWEEP_INDEX"] == index
+    assert "elsewhere" not in job["entrypoint"]
+    assert os.environ.get("RAY_AUTH_TOKEN", "no token") not in json.dumps(job)
+
+
+# -- server-sent events ------------------------------------------------------------------------------------------------
+
+
+SWEEP = "20260801-000000-aa"
+
+
+class Sweep:
+    """A running sweep of three runs, which a test moves on."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.runs = [tiny_run(seed=seed) for seed in range(3)]
+        members = [SweepRun(run_id=run.run_id, row=f"row {run.seed}", labels={}, seed=run.seed) for run in self.runs]
+        self.record: SweepRecord = sweep_record(SWEEP, status="running", ended_ms=None).model_copy(
+            update={"runs": members, "reused": []}
+        )
+        store.write_sweep(self.record)
+
+    def set(self, number: int, status: str, step: int = 0, worker: str = "host:1", message: str | None = None) -> None:
+        run = self.runs[number]
+        spec = run.model_dump(mode="json")
+        row = RunRow(run.run_id, status, spec, step=step, worker_id=worker, message=message)  # type: ignore[arg-type]
+        self.store.index.write([row])
+        if status == "running":
+            self.store.index.acquire(row, f"{SWEEP}@elsewhere/machine:1:1", 3600)
+            with self.store.index.database.writing() as connection:
+                from sqlalchemy import text
+
+                connection.execute(
+                    text("UPDATE runs SET step = :step, worker_id = :worker WHERE run_id = :run"),
+                    {"step": step, "worker": worker, "run": run.run_id},
+                )
+
+    def end(self, status: str = "finished") -> None:
+        self.store.write_sweep(self.record.model_copy(update={"status": status, "ended_ms": 5}))
+
+
+@pytest.fixture
+def sweep(own_sample: SampleStore) -> Sweep:
+    return Sweep(own_sample.store)
+
+
+@pytest.fixture
+def fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sweeps, "TICK_S", 0.02)
+
+
+@pytest.fixture
+def client(own_sample: SampleStore, fast: None) -> Iterator[httpx.Client]:
+    with serving(own_sample.settings(max_listeners=2)) as client:
+        yield client
+
+
+def events(response: httpx.Response) -> Iterator[ServerEvent]:
+    parser = EventParser()
+    for part in response.iter_text():
+        yield from parser.feed(part)
+
+
+def test_the_tracker_sums_up_a_sweep(sweep: Sweep) -> None:
+    now_s = 0.0
+    tracker = ProgressTracker(sweep.store, SWEEP, clock=lambda: now_s)
+    first = tracker.poll()
+    assert (first.status, first.runs, first.counts, first.groups, first.nodes) == ("running", 3, {"pending": 3}, 0, 0)
+    assert (first.steps_per_s, first.eta_s, first.failures) == (None, None, [])
+
+    sweep.set(0, "running", step=1, worker="one:1")
+    sweep.set(1, "running", step=2, worker="one:2")
+    now_s = 10.0
+    second = tracker.poll()
+    assert (second.counts, second.groups, second.nodes) == ({"pending": 1, "running": 2}, 2, 1)
+    # 3 steps in 10 s; 5 + 4 + 6 steps are left: the pending run counts as long as the others.
+    assert (second.steps_per_s, second.eta_s) == (pytest.approx(0.3), pytest.approx(15 / 0.3))
+
+    sweep.set(0, "finished", step=6)
+    sweep.set(1, "failed", step=2, message="Diverged")
+    now_s = 20.0
+    third = tracker.poll()
+    assert third.counts == {"pending": 1, "finished": 1, "failed": 1}
+    assert [(each.row, each.message) for each in third.failures] == [("row 1", "Diverged")]
+    assert third.steps_per_s == pytest.approx((8 - 0) / 20)
+    assert third.eta_s == pytest.approx(6 / third.steps_per_s)
+
+    now_s = 200.0
+    assert tracker.poll().steps_per_s is None  # nothing has changed for longer than the window
+    sweep.end()
+    last = tracker.poll()
+    assert (last.status, last.groups, last.nodes, last.steps_per_s) == ("finished", None, None, None)
+
+
+def test_the_tracker_reads_what_has_changed_only(sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
+    from cope_sweep.read.queries import progress
+
+    read: list[int] = []
+
+    def counted(*arguments: Any) -> Any:
+        changes = real(*arguments)
+        read.append(len(changes.members))
+        return changes
+
+    real = progress.sweep_changes
+    monkeypatch.setattr(progress, "sweep_changes", counted)
+    tracker = ProgressTracker(sweep.store, SWEEP)
+    for number in range(3):
+        sweep.set(number, "finished", step=6)
+    tracker.poll()
+    tracker.poll()
+    sweep.set(2, "failed")
+    tracker.poll()
+    assert read == [3, 0, 1]
+
+
+@pytest.mark.slow
+def test_a_sweep_is_followed_to_its_end(client: httpx.Client, sweep: Sweep) -> None:
+    with client.stream("GET", f"{API}/sweeps/{SWEEP}/events") as response:
+        assert response.headers["content-type"].startswith("text/event-stream")
+        assert response.headers["cache-control"] == "no-store"
+        stream = events(response)
+        first = next(stream)
+        assert (first.kind, json.loads(first.data)["counts"]) == ("progress", {"pending": 3})
+        sweep.set(0, "failed", message="Diverged")
+        second = next(stream)
+        assert json.loads(second.data)["failures"] == [
+            {"run_id": sweep.runs[0].run_id, "row": "row 0", "message": "Diverged"}
+        ]
+        assert int(second.id or "") > int(first.id or "")
+        sweep.end("failed")
+        last = list(stream)[-1]
+    assert (last.kind, last.id, json.loads(last.data)["status"]) == ("end", "end", "failed")
+    assert client.get(f"{API}/sweeps/{SWEEP}/events", headers={"last-event-id": "end"}).status_code == 204
+
+
+@pytest.mark.slow
+def test_it_is_resumed_after_the_last_event(client: httpx.Client, sweep: Sweep) -> None:
+    with client.stream("GET", f"{API}/sweeps/{SWEEP}/events") as response:
+        first = next(events(response))
+    with client.stream("GET", f"{API}/sweeps/{SWEEP}/events", headers={"last-event-id": first.id or ""}) as response:
+        sweep.set(0, "finished", step=6)
+        again = next(events(response))  # not the first one once more
+        assert json.loads(again.data)["counts"] == {"pending": 2, "finished": 1}
+    sweep.set(1, "finished", step=6)
+    with client.stream("GET", f"{API}/sweeps/{SWEEP}/events", headers={"last-event-id": first.id or ""}) as response:
+        assert json.loads(next(events(response)).data)["counts"] == {"pending": 1, "finished": 2}
+
+
+@pytest.mark.slow
+def test_listeners_are_limited(client: httpx.Client, sweep: Sweep) -> None:
+    url = f"{API}/sweeps/{SWEEP}/events"
+    with client.stream("GET", url) as first, client.stream("GET", url) as second:
+        streams = [events(first), events(second)]  # a stream that is dropped is closed
+        assert [next(stream).kind for stream in streams] == ["progress"] * 2
+        refused = client.get(url)
+        assert (refused.status_code, refused.json()["code"]) == (429, "too_many_requests")
+        assert int(refused.headers["retry-after"]) > 0
+        del streams
+    wait_for(lambda: _is_streamed(client, url))
+
+
+def _is_streamed(client: httpx.Client, url: str) -> bool:
+    with client.stream("GET", url) as response:
+        return response.status_code == 200
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    until = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+def test_an_unknown_sweep(client: httpx.Client) -> None:
+    assert client.get(f"{API}/sweeps/20200101-000000-00/events").status_code == 404
+
+
+@pytest.mark.slow
+def test_comments_keep_a_quiet_connection_open(
+    own_sample: SampleStore, sweep: Sweep, fast: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweeps, "HEARTBEAT_S", 0.05)
+    with (
+        serving(own_sample.settings()) as client,
+        client.stream("GET", f"{API}/sweeps/{SWEEP}/events") as response,
+    ):
+        text = ""
+        for part in response.iter_text():
+            text += part
+            if text.count("\n: ping") >= 2:
+                break
+    assert text.count("data:") == 1
+
+
+def test_listeners_share_a_watcher_and_a_slow_one_gets_the_latest(
+    own_sample: SampleStore, sweep: Sweep, fast: None
+) -> None:
+    queries = Queries(own_sample.store)
+    watchers = Watchers(lambda: queries.store, 100)
+
+    async def scenario() -> None:
+        streams = [watchers.events(SWEEP, None) for _ in range(50)]
+        first = [await anext(stream) for stream in streams]
+        assert len({id(event) for event in first}) == 1  # one object for all: nothing is kept for each listener
+        assert len(watchers.watchers) == 1
+        for step in range(5):
+            sweep.set(0, "running", step=step)
+            sweep.set(1, "failed", message=f"step {step}")
+            assert await anext(streams[0])
+        slow = json.loads((await anext(streams[1])).data or "")
+        assert slow["failures"][0]["message"] == "step 4"
+        sweep.end("failed")
+        for stream in streams[1:]:
+            assert [event.event async for event in stream][-1] == "end"
+        await streams[0].aclose()
+        assert (watchers.listeners, watchers.watchers) == (0, {})
+
+    asyncio.run(scenario())
+
+
+def test_a_place_is_needed_to_listen(own_sample: SampleStore, sweep: Sweep) -> None:
+    queries = Queries(own_sample.store)
+    watchers = Watchers(lambda: queries.store, 0)
+    with pytest.raises(BusyError, match="0 clients follow sweeps"):
+        watchers.require_place()
+
+
+@pytest.mark.parametrize("stuck", ["event", "heartbeat"])
+def test_a_listener_that_does_not_read_loses_its_place(stuck: str) -> None:
+    sent, left = [], []
+
+    async def events() -> AsyncIterator[ServerSentEvent]:
+        try:
+            yield ServerSentEvent("1")
+            if stuck == "event":
+                yield ServerSentEvent("2")
+            await asyncio.sleep(3600)
+        finally:
+            left.append(True)
+
+    async def send(message: Any) -> None:
+        if len(sent) == 2:  # the head and the first event fill the buffers of the connection
+            await asyncio.sleep(3600)
+        sent.append(message["type"])
+
+    async def receive() -> Any:
+        await asyncio.sleep(3600)
+
+    async def answered() -> None:
+        stream = EventStream(events(), ping=1, send_timeout=0.1)
+        await asyncio.wait_for(stream({"type": "http", "method": "GET"}, receive, send), 60)
+
+    asyncio.run(answered())
+    assert sent == ["http.response.start", "http.response.body"]
+    assert left == [True]

@@ -1,0 +1,99 @@
+"""Sweeps over REST, with the service as a process and a real Ray cluster: submitted, followed, stopped and retried."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cope_sweep.api.answers import SweepProgress
+from cope_sweep.client import Client
+from cope_sweep.store import Store
+from tests.services.sample_store import TINY
+from tests.sweep.conftest import ray_environment  # noqa: F401 - a fixture
+from tests.sweep.heads import started_head
+from tests.sweep.runs import wait_until
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+ROOT = Path(__file__).parents[3]
+TOKEN = "c" * 64
+LONG_STEPS = 6000
+MINE = {
+    "title": "One short and one long run",
+    "inherit": "tiny",
+    "base": {"train": {"steps": 12}, "evaluate": {"every": 1_000_000}},
+    "grid": {"model.position": None, "train.steps": {"Short": 12, "Long": LONG_STEPS}},
+    "seeds": [0],
+    "resources": {"groups": 1, "device": "cpu", "checkpoint_every_s": 0.2},
+}
+
+
+@pytest.fixture(scope="module")
+def service(ray_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:  # noqa: F811
+    """The address and the store of a service that has a cluster."""
+    folder = tmp_path_factory.mktemp("service")
+    (folder / "ablations").mkdir()
+    (folder / "ablations" / "tiny.yaml").write_text(TINY)
+    with started_head(ray_environment, token=TOKEN) as address:
+        environment = ray_environment | {
+            "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "services"))),
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN": TOKEN,
+            "COPE_SWEEP_ABLATIONS": str(folder / "ablations"),
+            "COPE_SWEEP_STORE": str(folder / "store"),
+            "COPE_SWEEP_RAY_ADDRESS": address,
+            "COPE_SWEEP_PORT": "0",
+        }
+        log = (folder / "log").open("w")
+        server = subprocess.Popen(
+            [sys.executable, "-m", "cope_services"], env=environment, stdout=subprocess.PIPE, stderr=log, text=True
+        )
+        try:
+            assert server.stdout is not None
+            yield server.stdout.readline().split()[0], folder / "store"
+        finally:
+            server.kill()
+            server.communicate()
+            log.close()
+            assert TOKEN not in (folder / "log").read_text()
+
+
+def test_submitted_followed_stopped_and_retried(service: tuple[str, Path]) -> None:
+    url, folder = service
+    with Client(url, timeout_s=300) as client:
+        sweep = client.submit(name="mine", spec=MINE, idempotency_key="mine")
+        assert client.submit(name="mine", spec=MINE, idempotency_key="mine").sweep_id == sweep.sweep_id
+        seen: list[SweepProgress] = []
+        stopped = False
+        for progress in client.events(sweep.sweep_id):
+            seen.append(progress)
+            # The node is known with the run's first heartbeat, which a fast machine does not wait for.
+            training = (progress.counts.get("running"), progress.groups) == (1, 1)
+            if training and progress.counts.get("finished") == 1 and not stopped:
+                stopped = True
+                # The long run has been begun: it can write a checkpoint.
+                (long,) = [each for each in client.sweep(sweep.sweep_id).members if each.status == "running"]
+                wait_until(lambda run_id=long.run_id: bool(Store(folder).run(run_id).curve()))
+                assert client.stop(sweep.sweep_id).stop_requested
+        assert seen[0].status in ("pending", "running")
+        assert stopped, seen
+        assert (seen[-1].status, seen[-1].counts) == ("interrupted", {"finished": 1, "interrupted": 1})
+        assert client.sweep(sweep.sweep_id).notes == ["stopped: a stop was requested"]
+        state = Store(folder).run(long.run_id).state
+        assert state["status"] == "interrupted"
+
+        again = client.retry(sweep.sweep_id)
+        assert (again.retry_of, again.sweep_id != sweep.sweep_id) == (sweep.sweep_id, True)
+        *_, end = client.events(again.sweep_id)
+        assert (end.status, end.counts, end.failures) == ("finished", {"finished": 2}, [])
+        result = Store(folder).run(long.run_id).result
+        assert result is not None
+        assert 0 < result["facts"]["resumed_from_step"] < LONG_STEPS
+        table = client.sweep(again.sweep_id).table
+        assert table is not None
+        assert [row["counts"]["finished"] for row in table["json"]["rows"]] == [1, 1]

@@ -1,0 +1,497 @@
+"""Dynamic batching: the same numbers as alone, bounds, turns, and what a client that leaves frees."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import torch
+from cope_services.http.errors import BusyError, TimeLimitError, TooLargeError
+from cope_services.models import batching
+from cope_services.models.batching import BATCH_SIZES, Batcher, InferenceThreads
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cope_sweep import inference
+from cope_sweep.inference import Generation, NotFiniteError, Predictor, Sampling, Window, cache_bytes, score, scoring
+from tests.services.prose_store import ProseStore
+from tests.services.sample_store import API, serving
+from tests.test_generation import predictor, prompt
+
+MODELS = {name: predictor(*name.split("+")) for name in ("cope", "absolute", "rope", "cope+relative", "alibi")}
+PATIENCE_S = 60
+
+
+def run(work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+    return asyncio.run(asyncio.wait_for(work(), PATIENCE_S))
+
+
+def batcher(**changes: int) -> Batcher:
+    return Batcher(**({"max_inferences": 1, "max_queue_tokens": 10_000, "max_cache_bytes": 1 << 20} | changes))
+
+
+class Gate:
+    """Makes `score` wait until it is opened, and notes the batches."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.opened = threading.Event()
+        self.batches: list[list[int]] = []
+        monkeypatch.setattr(inference, "score", self.score)
+
+    def score(self, model: Any, spec: Any, windows: list[Window], *, top: int = 0) -> Any:
+        self.batches.append([window.reads for window in windows])
+        assert self.opened.wait(PATIENCE_S)
+        return score(model, spec, windows, top=top)
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
+    gate = Gate(monkeypatch)
+    yield gate
+    gate.opened.set()
+
+
+@given(
+    requests=st.lists(
+        st.tuples(st.sampled_from(list(MODELS)), st.lists(st.integers(1, 24), min_size=1, max_size=5)),
+        min_size=1,
+        max_size=8,
+    ),
+    workers=st.integers(1, 3),
+)
+@settings(max_examples=10, deadline=None, derandomize=True)
+def test_mixed_requests_have_the_scores_of_single_ones(requests: list[tuple[str, list[int]]], workers: int) -> None:
+    windows = [[Window(prompt(length + 1, length)) for length in lengths] for _, lengths in requests]
+
+    async def together() -> list[Any]:
+        queue = batcher(max_inferences=workers)
+        scored = await asyncio.gather(
+            *(queue.score(MODELS[name], some, top=index % 3) for index, ((name, _), some) in enumerate(zip(requests, windows, strict=True)))
+        )  # fmt: skip
+        assert not queue._queue
+        return list(scored)
+
+    for (name, _), some, scored in zip(requests, windows, run(together), strict=True):
+        for window, scores in zip(some, scored, strict=True):
+            [alone] = score(MODELS[name].model, MODELS[name].run, [window])
+            np.testing.assert_allclose(scores.log_probabilities_N, alone.log_probabilities_N, atol=1e-10)
+
+
+def test_waiting_windows_of_similar_lengths_share_a_batch(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scoring, "FREE_PADDING", 0)
+    monkeypatch.setattr(scoring, "MAX_PADDING", 0.1)
+    lengths = [20, 3, 19, 3, 21, 20, 3]
+
+    async def work() -> None:
+        queue = batcher()
+        first = asyncio.create_task(queue.score(MODELS["cope"], [Window(prompt(10))]))
+        while not gate.batches:  # it is being computed
+            await asyncio.sleep(0.001)
+        rest = [asyncio.create_task(queue.score(MODELS["cope"], [Window(prompt(n + 1))])) for n in lengths]
+        other = asyncio.create_task(queue.score(MODELS["rope"], [Window(prompt(21))]))
+        while len(queue._queue) < len(lengths) + 1:
+            await asyncio.sleep(0.001)
+        gate.opened.set()
+        await asyncio.gather(first, *rest, other)
+
+    run(work)
+    assert [sorted(batch) for batch in gate.batches] == [[9], [19, 20, 20, 21], [3, 3, 3], [20]]
+
+
+def test_work_that_a_result_brings_is_computed() -> None:
+    """It arrives before the worker of that result, the only one, has ended."""
+
+    async def work() -> None:
+        queue = batcher()
+        for _ in range(3):
+            await queue.score(MODELS["cope"], [Window(prompt(5))])
+
+    run(work)
+
+
+def test_an_error_of_the_decoder_is_that_of_its_generations(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(generations: object) -> None:
+        raise RuntimeError("no memory")
+
+    monkeypatch.setattr("cope_sweep.inference.Decoder", broken)
+
+    async def work() -> None:
+        queue = batcher()
+        some = sequences("cope", 2, max_tokens=3)
+        await generated(queue, some)
+        assert [str(each.error) for each in some] == ["no memory"] * 2
+        assert (queue.cache_bytes, len(queue._queue)) == (0, 0)
+        monkeypatch.undo()
+        [after] = sequences("cope", 1, max_tokens=3)
+        await generated(queue, [after])
+        assert (after.error, len(after.tokens)) == (None, 3)
+
+    run(work)
+
+
+def test_a_batch_is_chosen_of_a_bounded_number_of_windows(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batching, "MAX_CANDIDATES", 3)
+
+    async def work() -> None:
+        queue = batcher()
+        gate.opened.set()
+        scored = await queue.score(MODELS["cope"], [Window(prompt(n + 2, n)) for n in range(10)])
+        for n, scores in enumerate(scored):
+            [alone] = score(MODELS["cope"].model, MODELS["cope"].run, [Window(prompt(n + 2, n))])
+            np.testing.assert_allclose(scores.log_probabilities_N, alone.log_probabilities_N, atol=1e-10)
+
+    run(work)
+    assert [sorted(batch) for batch in gate.batches] == [[1, 2, 3], [4, 5, 6], [7, 8, 9], [10]]
+
+
+def test_generations_that_wait_for_memory_do_not_hide_other_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batching, "MAX_CANDIDATES", 2)
+    monkeypatch.setattr(batching, "SLICE_S", 0)
+    one = cache_bytes(MODELS["cope"], 4 + 9)
+
+    async def work() -> None:
+        queue = batcher(max_cache_bytes=one)
+        tasks = [asyncio.create_task(generated(queue, sequences("cope", 1, max_tokens=9))) for _ in range(8)]
+        await asyncio.sleep(0)
+        await queue.score(MODELS["rope"], [Window(prompt(5))])
+        await asyncio.gather(*tasks)
+        assert (queue.cache_bytes, len(queue._queue)) == (0, 0)
+
+    run(work)
+
+
+def test_what_is_counted(gate: Gate) -> None:
+    async def work() -> None:
+        queue = batcher(max_queue_tokens=100)
+        first = asyncio.create_task(queue.score(MODELS["cope"], [Window(prompt(10))]))
+        while not gate.batches:
+            await asyncio.sleep(0.001)
+        rest = asyncio.create_task(queue.score(MODELS["cope"], [Window(prompt(n)) for n in (11, 11, 12)]))
+        await asyncio.sleep(0)
+        with queue.entered(), queue.admitted(90), pytest.raises(BusyError), queue.admitted(11):
+            pass
+        with queue.admitted(7):
+            assert (queue.running, queue.waiting, queue.queued_tokens, queue.counts.refused) == (1, 3, 7, 1)
+        gate.opened.set()
+        await asyncio.gather(first, rest)
+        await generated(queue, sequences("cope", 2, max_tokens=3))
+        assert (queue.requests, queue.running, queue.waiting, queue.queued_tokens) == (0, 0, 0, 0)
+        counts = queue.counts
+        assert (counts.windows, counts.scored_tokens, counts.padding_tokens) == (4, 9 + 10 + 10 + 11, 2)
+        assert (counts.generated_tokens, queue.cache_bytes) == (6, 0)
+        sizes = dict(zip((*BATCH_SIZES, "larger"), counts.sizes, strict=True))
+        assert {size: count for size, count in sizes.items() if count} == {1: 1, 4: 1}
+
+    run(work)
+
+
+def test_a_full_queue_refuses_and_names_a_time(gate: Gate) -> None:
+    async def work() -> None:
+        queue = batcher(max_queue_tokens=100)
+        with (
+            queue.admitted(500),
+            pytest.raises(BusyError, match="500 tokens are waiting") as refused,
+            queue.admitted(1),
+        ):
+            pass
+        assert 1 <= int(refused.value.headers["retry-after"]) <= 60
+        with queue.admitted(60), queue.admitted(40):
+            assert queue.queued_tokens == 100
+        assert queue.queued_tokens == 0
+
+    run(work)
+
+
+def test_a_full_queue_refuses_until_it_has_emptied_a_little() -> None:
+    async def work() -> None:
+        queue = batcher(max_queue_tokens=100)
+        with queue.admitted(10):
+            with queue.admitted(70):
+                queue.check_room()  # it has not been full
+                with pytest.raises(BusyError), queue.admitted(21):
+                    pass
+                with pytest.raises(BusyError), queue.entered():
+                    pass
+            with queue.entered(), queue.admitted(80), queue.entered():
+                pass
+        assert queue.counts.refused == 2
+
+    run(work)
+
+
+def test_work_of_a_cancelled_request_leaves_the_queue(gate: Gate) -> None:
+    async def work() -> None:
+        queue = batcher()
+        first = asyncio.create_task(queue.score(MODELS["cope"], [Window(prompt(10))]))
+        while not gate.batches:
+            await asyncio.sleep(0.001)
+        gone = asyncio.create_task(queue.score(MODELS["cope"], [Window(prompt(6))] * 50))
+        last = asyncio.create_task(queue.score(MODELS["cope"], [Window(prompt(7))]))
+        while len(queue._queue) < 51:
+            await asyncio.sleep(0.001)
+        gone.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await gone
+        gate.opened.set()
+        await asyncio.gather(first, last)
+        assert not queue._queue
+
+    run(work)
+    assert gate.batches == [[9], [6]]
+
+
+def test_an_error_belongs_to_the_requests_of_its_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(model: Any, spec: Any, windows: list[Window], *, top: int = 0) -> Any:
+        if model is MODELS["rope"].model:
+            raise NotFiniteError("damaged")
+        return score(model, spec, windows, top=top)
+
+    monkeypatch.setattr(inference, "score", failing)
+
+    async def work() -> None:
+        queue = batcher()
+        good, bad = await asyncio.gather(
+            queue.score(MODELS["cope"], [Window(prompt(5))]),
+            queue.score(MODELS["rope"], [Window(prompt(5)), Window(prompt(9))]),
+            return_exceptions=True,
+        )
+        assert isinstance(bad, NotFiniteError)
+        assert len(good) == 1
+        await queue.score(MODELS["cope"], [Window(prompt(5))])
+
+    run(work)
+
+
+async def generated(queue: Batcher, generations: list[Generation], limit_s: float = PATIENCE_S) -> None:
+    async for _ in queue.generate(generations, limit_s):
+        pass
+
+
+def sequences(name: str, count: int, **sampling: Any) -> list[Generation]:
+    return [Generation(MODELS[name], prompt(4 + n, n), Sampling(**sampling), seed=n) for n in range(count)]
+
+
+def test_mixed_generations_are_those_of_single_ones() -> None:
+    alone = {name: sequences(name, 4, max_tokens=9) for name in MODELS}
+    for generations in alone.values():
+        for each in generations:
+            inference.generate([each])
+
+    async def work() -> dict[str, list[Generation]]:
+        queue = batcher(max_inferences=2)
+        found = {name: sequences(name, 4, max_tokens=9) for name in MODELS}
+        await asyncio.gather(*(generated(queue, [each]) for some in found.values() for each in some))
+        assert (queue.cache_bytes, len(queue._queue)) == (0, 0)
+        return found
+
+    for name, generations in run(work).items():
+        for each, expected in zip(generations, alone[name], strict=True):
+            assert [token.id for token in each.tokens] == [token.id for token in expected.tokens]
+
+
+def test_long_generations_do_not_delay_scores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batching, "SLICE_S", 0)  # one step, then others have their turn
+
+    async def work() -> tuple[int, bool]:
+        queue = batcher()
+        [long] = sequences("cope", 1, max_tokens=20)
+        generation = asyncio.create_task(generated(queue, [long]))
+        while not long.tokens:
+            await asyncio.sleep(0)
+        await queue.score(MODELS["rope"], [Window(prompt(5))])
+        at_score = len(long.tokens)
+        await generation
+        return at_score, long.finish_reason == "length"
+
+    at_score, finished = run(work)
+    assert at_score < 20
+    assert finished
+
+
+def test_the_memory_of_keys_is_bounded() -> None:
+    one = cache_bytes(MODELS["cope"], 4 + 9)
+
+    async def work() -> None:
+        queue, peak = batcher(max_cache_bytes=2 * one), 0
+        tasks = [asyncio.create_task(generated(queue, sequences("cope", 1, max_tokens=9))) for _ in range(5)]
+        while not all(task.done() for task in tasks):
+            peak = max(peak, queue.cache_bytes)
+            await asyncio.sleep(0)
+        await asyncio.gather(*tasks)
+        assert one <= peak <= 2 * one
+        assert queue.cache_bytes == 0
+        with pytest.raises(TooLargeError, match="choose a shorter prompt or a smaller max_tokens"):
+            await generated(batcher(max_cache_bytes=one - 1), sequences("cope", 1, max_tokens=9))
+
+    run(work)
+
+
+def test_a_generation_that_takes_too_long_is_cancelled(gate: Gate) -> None:
+    async def work() -> None:
+        queue = batcher()
+        first = asyncio.create_task(queue.score(MODELS["cope"], [Window(prompt(10))]))
+        while not gate.batches:  # it occupies the worker
+            await asyncio.sleep(0.001)
+        waiting = sequences("cope", 2)
+        with pytest.raises(TimeLimitError, match=r"within 0\.05 s"):
+            await generated(queue, waiting, limit_s=0.05)
+        assert all(each.cancelled for each in waiting)
+        gate.opened.set()
+        await first
+        assert not any(each.tokens for each in waiting)
+
+    run(work)
+
+
+# -- over HTTP
+
+
+def ask(client: httpx.Client, run_id: str, tokens: list[list[int]]) -> httpx.Response:
+    return client.post(f"{API}/perplexity", json={"models": [run_id], "tokens": tokens})
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def test_overload_is_refused_with_429_and_the_rest_is_answered(prose: ProseStore, gate: Gate) -> None:
+    run_id = prose.cope[0]
+    with serving(prose.settings(max_queue_tokens=100)) as client, ThreadPoolExecutor(40) as threads:
+        answers = [threads.submit(ask, client, run_id, [list(range(11))]) for _ in range(40)]
+        wait_for(lambda: sum(answer.done() for answer in answers) == 30)  # 10 tokens each; 100 have room
+        gate.opened.set()
+        responses = [answer.result() for answer in answers]
+    assert sorted(response.status_code for response in responses) == [200] * 10 + [429] * 30
+    refused = next(response for response in responses if response.status_code == 429)
+    assert refused.json()["code"] == "too_many_requests"
+    assert int(refused.headers["retry-after"]) >= 1
+
+
+def test_a_full_queue_refuses_before_the_body_is_read(prose: ProseStore, gate: Gate) -> None:
+    head = f"POST {API}/perplexity HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 99\r\n\r\n"
+    with serving(prose.settings(max_queue_tokens=20)) as client, ThreadPoolExecutor(1) as threads:
+        first = threads.submit(ask, client, prose.cope[0], [list(range(18))])
+        wait_for(lambda: gate.batches)
+        assert ask(client, prose.cope[0], [list(range(18))]).status_code == 429
+        with socket.create_connection((client.base_url.host, client.base_url.port), timeout=PATIENCE_S) as impatient:
+            impatient.sendall(head.encode())
+            assert impatient.recv(65536).startswith(b"HTTP/1.1 429 ")
+        assert client.get(f"{API}/runs/{prose.cope[0]}").status_code == 200
+        gate.opened.set()
+        assert first.result().status_code == 200
+        assert ask(client, prose.cope[0], [list(range(18))]).status_code == 200
+
+
+@pytest.fixture
+def batchers(monkeypatch: pytest.MonkeyPatch) -> list[Batcher]:
+    """The queues that are made, in order."""
+    made: list[Batcher] = []
+    monkeypatch.setattr(Batcher, "__post_init__", _noting(made, Batcher.__post_init__))
+    return made
+
+
+def test_a_client_that_leaves_frees_the_queue(prose: ProseStore, gate: Gate, batchers: list[Batcher]) -> None:
+    run_id = prose.cope[0]
+    with serving(prose.settings(max_queue_tokens=100, max_inferences=1)) as client, ThreadPoolExecutor(1) as threads:
+        first = threads.submit(ask, client, run_id, [[1, 2, 3]])
+        wait_for(lambda: gate.batches)
+        body = json.dumps({"models": [run_id], "tokens": [[7] * 91]}).encode()
+        head = f"POST {API}/perplexity HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+        with socket.create_connection((client.base_url.host, client.base_url.port)) as leaving:
+            leaving.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+            wait_for(lambda: batchers[0].queued_tokens == 92)
+            wait_for(lambda: ask(client, run_id, [list(range(21))]).status_code == 429)
+        wait_for(lambda: batchers[0].queued_tokens == 2)
+        gate.opened.set()
+        assert first.result().status_code == 200
+        assert ask(client, run_id, [list(range(21))]).status_code == 200
+    assert gate.batches == [[2], [20]]
+
+
+def test_a_stream_whose_client_leaves_is_cancelled(prose: ProseStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Generation] = []
+    monkeypatch.setattr(Generation, "__post_init__", _noting(made, Generation.__post_init__))
+    choose, slow = Generation.choose, threading.Event()
+
+    def slowly(self: Generation, logits_V: np.ndarray) -> None:
+        choose(self, logits_V)
+        if len(self.tokens) > 1:
+            slow.wait(0.2)
+
+    monkeypatch.setattr(Generation, "choose", slowly)
+    body = {"model": prose.cope[0], "prompt": [1], "stream": True, "max_tokens": 14, "temperature": 0, "logprobs": 0}
+    with serving(prose.settings()) as client:
+        with client.stream("POST", "/v1/completions", json=body) as response:
+            next(response.iter_lines())
+        wait_for(lambda: made[0].cancelled)
+        assert len(made[0].tokens) < 14
+        assert ask(client, prose.cope[0], [[1, 2, 3]]).status_code == 200
+
+
+def _noting(made: list[Any], original: Callable[[Any], None]) -> Callable[[Any], None]:
+    def noted(self: Any) -> None:
+        original(self)
+        made.append(self)
+
+    return noted
+
+
+def test_a_request_over_the_time_limit_is_answered(prose: ProseStore, gate: Gate) -> None:
+    Predictor.load(prose.store.run(prose.cope[0]).checkpoint)  # what is imported now does not count
+    with serving(prose.settings(max_seconds=0.5)) as client:
+        response = ask(client, prose.cope[0], [[1, 2, 3]])
+        assert (response.status_code, response.json()["code"]) == (504, "time_limit")
+        gate.opened.set()
+
+
+# -- the threads of inference: always the same ones, and cores that they share -----------------------------------------
+
+
+@pytest.fixture(autouse=True)
+def _four_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batching, "_cores", lambda: 4)
+
+
+def test_what_is_alone_has_all_cores_and_others_share_them() -> None:
+    before = torch.get_num_threads()
+    both = threading.Barrier(2, timeout=60)
+
+    def cores() -> int:
+        return torch.get_num_threads()
+
+    def cores_together() -> int:
+        both.wait()
+        return torch.get_num_threads()
+
+    async def work() -> None:
+        threads = InferenceThreads(2)
+        assert await threads.run(cores, alone=True) == 4
+        assert await threads.run(cores, alone=False) == 2
+        together = [asyncio.create_task(threads.run(cores_together, alone=alone)) for alone in (False, True)]
+        assert await asyncio.gather(*together) == [2, 2]
+        assert threads.running == 0
+        assert await InferenceThreads(9).run(cores, alone=False) == 1
+
+    asyncio.run(work())
+    assert torch.get_num_threads() == before
+
+
+def test_models_are_computed_in_as_many_threads_as_there_are() -> None:
+    async def work() -> None:
+        threads = InferenceThreads(2)
+        used = await asyncio.gather(*(threads.run(threading.get_ident, alone=False) for _ in range(50)))
+        assert len(set(used)) <= 2
+
+    asyncio.run(work())

@@ -1,0 +1,390 @@
+"""The web page, in a real browser."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from cope_services.http.access import KeysFile
+
+from cope_sweep.store.index.owners import new_owner
+from cope_sweep.sweep.jobs import job_submission
+from tests.services.page import page_site
+from tests.services.page.page_site import Site, Visitor, accessibility
+from tests.services.sample_store import API, SampleStore, serving
+from tests.services.scripted_cluster import scripted_cluster
+from tests.store.sweeps import end_sweep, write_sweep
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, BrowserContext
+
+pytest.importorskip("playwright")
+pytest.importorskip("axe_playwright_python")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(page_site.chromium() is None, reason="there is no Chromium; COPE_SWEEP_CHROMIUM names one"),
+]
+
+
+@pytest.fixture(scope="module")
+def site(sample: SampleStore, tmp_path_factory: pytest.TempPathFactory) -> Site:
+    return page_site.build(sample, tmp_path_factory.mktemp("site") / "copy")
+
+
+@pytest.fixture(scope="module")
+def origin(site: Site) -> Iterator[str]:
+    with serving(site.sample.settings()) as client:
+        yield str(client.base_url).rstrip("/")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with page_site.launched() as browser:
+        yield browser
+
+
+@pytest.fixture(scope="module")
+def context(browser: Browser) -> Iterator[BrowserContext]:
+    with browser.new_context(viewport={"width": 1400, "height": 900}, color_scheme="light") as context:
+        yield context
+
+
+@pytest.fixture
+def visitor(context: BrowserContext, origin: str) -> Iterator[Visitor]:
+    visitor = Visitor.of(context, origin)
+    yield visitor
+    visitor.page.close()
+    assert visitor.problems == []
+
+
+def addresses(site: Site) -> dict[str, tuple[str, str]]:
+    """Name of a view → its address, and a selector of what it shows at last."""
+    cope, absolute, failed, _ = site.sample.ids
+    return {
+        "overview": ("", "ul.ablations"),
+        "results": ("ablations/tiny?row=CoPE&row=Absolute&open=CoPE|in_dist/token_error", ".uplot canvas"),
+        "invalid": ("ablations/broken", ".error"),
+        "planned": ("ablations/tiny?tab=runs", ".dots a"),
+        "figures": ("ablations/tiny?tab=figures", ".figures img"),
+        "file": ("ablations/tiny?tab=file", "pre.file"),
+        "run": (f"runs/{cope}", ".uplot canvas"),
+        "failure": (f"runs/{failed}", ".error pre"),
+        "configuration": (f"runs/{cope}?tab=configuration", ".groups"),
+        "difference": (f"runs/{cope}?tab=difference&against={absolute}", ".view-runs h3"),
+        "logs": (f"runs/{cope}?tab=logs", "pre.file"),
+        "checkpoint": (f"runs/{cope}?tab=checkpoint", "code"),
+        "runs": (f"runs?status=finished&sel={cope}&sel={absolute}&way=parallel", "polyline"),
+        "scatter": (f"runs?status=finished&sel={cope}&sel={absolute}&way=scatter", "circle"),
+        "sweeps": ("sweeps", "table.sweeps"),
+        "sweep": (f"sweeps/{site.sweep_id}", "#members"),
+        "playground": (f"playground?run={cope}&run={absolute}&ask=1&text=1 _ 0 _ > 1 0", ".matrix canvas"),
+        "nothing": ("nothing/here", ".error"),
+    }
+
+
+VIEWS = [
+    "overview", "results", "invalid", "planned", "figures", "file", "run", "failure", "configuration", "difference", "logs",
+    "checkpoint", "runs", "scatter", "sweeps", "sweep", "playground", "nothing",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_every_view_in_light_and_dark_on_wide_and_narrow_screens(visitor: Visitor, site: Site, view: str) -> None:
+    page = visitor.open(*addresses(site)[view])
+    for width, scheme in ((1400, "light"), (1400, "dark"), (390, "light"), (390, "dark")):
+        page.set_viewport_size({"width": width, "height": 900})
+        page.emulate_media(color_scheme=scheme)
+        # Plots take their new size after the screen has it.
+        page.wait_for_function("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
+        if (width == 1400) == (scheme == "light"):
+            found = accessibility(page, *(["color-contrast"] if scheme == "dark" else []))
+            assert not found, f"{width} px, {scheme}: {found}"
+
+
+def test_the_address_has_the_state_and_the_back_button_undoes_it(visitor: Visitor) -> None:
+    page = visitor.open("ablations/curves", ".uplot canvas")
+    page.get_by_label("logarithmic").check()
+    page.get_by_role("button", name="In-dist.").click()
+    page.get_by_label("Compare CoPE").check()
+    page.wait_for_selector("[aria-sort=ascending]")
+    address = page.url.partition("#/")[2]
+    assert address == "ablations/curves?log=1&sort=in_dist%2Ftoken_error&row=CoPE"
+
+    page = visitor.open(address, "[aria-sort=ascending]")
+    assert page.get_by_label("logarithmic").is_checked()
+    assert page.get_by_label("Compare CoPE").is_checked()
+    assert page.locator(".legend button[aria-pressed=true]").all_inner_texts() == ["CoPE"]
+    page.get_by_label("logarithmic").uncheck()
+    page.wait_for_function("() => !location.hash.includes('log')")
+    page.go_back()
+    page.wait_for_function("() => location.hash.includes('log=1')")
+    page.wait_for_selector("input:checked[data-key=logarithmic]")
+
+
+def test_the_keyboard_reaches_the_main_controls(visitor: Visitor) -> None:
+    page = visitor.open("ablations/tiny", ".uplot canvas")
+    reached = []
+    for _ in range(60):
+        page.keyboard.press("Tab")
+        reached.append(page.evaluate("document.activeElement.dataset.key ?? document.activeElement.textContent.trim()"))
+        if page.evaluate("document.activeElement.getAttribute('role') === 'slider'"):
+            break
+    else:
+        pytest.fail(f"the plot was not reached: {reached}")
+    assert reached[0] == "Skip to the content"
+    wanted = {"Runs", "Playground", "tab figures", "Scale longer", "CSV", "sort in_dist/token_error", "choose CoPE"}
+    assert wanted | {"cell CoPE|in_dist/token_error", "metric", "logarithmic", "legend CoPE"} <= set(reached)
+    page.keyboard.press("ArrowRight")
+    assert page.evaluate("document.activeElement.getAttribute('aria-valuetext')").startswith("step 5: CoPE ")
+    page.keyboard.press("ArrowRight")
+    assert page.evaluate("document.activeElement.getAttribute('aria-valuetext')").startswith("step 10: CoPE ")
+    page.keyboard.press("+")
+    assert page.get_by_role("button", name="Reset zoom").is_visible()
+    page.keyboard.press("Escape")
+    assert not page.get_by_role("button", name="Reset zoom").is_visible()
+
+
+def test_the_skip_link_and_the_dialog_of_the_key_hold_the_focus(visitor: Visitor) -> None:
+    page = visitor.open("ablations", "ul.ablations")
+    page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.id") == "main"
+    page.get_by_role("button", name="API key").click()
+    assert page.evaluate("document.activeElement.id") == "keys-value"
+    assert accessibility(page) == []
+    page.keyboard.press("Escape")
+    assert page.evaluate("document.activeElement.id") == "key"
+
+
+PIXELS = """([step, from, to, colour]) => {
+  const canvas = document.querySelector(".uplot canvas"), over = document.querySelector(".u-over").getBoundingClientRect();
+  const ratio = devicePixelRatio, box = canvas.getBoundingClientRect(), x = over.left - box.left + (step - 10) / 30 * over.width;
+  const [top, height] = [over.top - box.top + from * over.height, (to - from) * over.height];
+  const copy = new OffscreenCanvas(canvas.width, canvas.height).getContext("2d", { willReadFrequently: true });
+  copy.drawImage(canvas, 0, 0);
+  const { data } = copy.getImageData((x - 4) * ratio, top * ratio, 8 * ratio, height * ratio);
+  let found = 0;
+  for (let i = 0; i < data.length; i += 4) {
+    const near = colour.every((value, k) => Math.abs(data[i + k] - value) < 12);
+    if (near && data[i + 3] > 200) found += 1;
+  }
+  return found;
+}"""
+COPE, ROPE = (0x3B, 0x63, 0xCF), (0x1F, 0x8A, 0x5F)
+
+
+def test_a_logarithmic_axis_marks_zeros_and_bridges_no_gap(visitor: Visitor) -> None:
+    """CoPE logs 50, 10, 0 and 0 at the steps 10, 20, 30 and 40; RoPE logs one value, at step 10."""
+    page = visitor.open("ablations/curves?log=1", ".uplot canvas")
+    assert "◆ marks values of 0," in page.locator("[data-zeros='2'] .note").inner_text()
+
+    def pixels(step: float, start: float, end: float, colour: tuple[int, int, int]) -> int:
+        return page.evaluate(PIXELS, [step, start, end, colour])
+
+    assert pixels(15, 0, 1, COPE) > 5  # the line from step 10 to step 20
+    assert pixels(25, 0, 1, COPE) == 0  # none from step 20 to the zero at step 30
+    assert pixels(30, 0.85, 1, COPE) > 20  # the mark of the zero
+    assert pixels(35, 0, 1, COPE) == 0
+    assert pixels(30, 0, 0.8, COPE) == 0
+    assert pixels(10, 0, 0.8, ROPE) > 8  # the run with one point
+    page.get_by_label("logarithmic").uncheck()
+    page.wait_for_selector("[data-zeros='0']")
+    assert pixels(25, 0, 1, COPE) > 5  # a linear axis has a place for 0
+    assert pixels(10, 0, 1, ROPE) > 8
+
+
+def test_curves_are_smoothed_averaged_and_styled_as_by_hand(visitor: Visitor) -> None:
+    page = visitor.open("ablations", "ul.ablations")
+    smooth, summary, styles, columns, zeros, linear = page.evaluate(
+        """async () => {
+          const [curves, axes] = [await import("/static/curves.js"), await import("/static/axes.js")];
+          const styles = Array.from({ length: 32 }, (_, i) => JSON.stringify(curves.style(i)));
+          const columns = curves.columns([[[1, 5], [3, 0], [4, 2]], [[2, 1]]], true);
+          return [
+            curves.smooth([[0, 1], [1, NaN], [2, 3]], 0.5),
+            curves.overSeeds([[[1, 10, 2], [2, 20, 4]], [[1, 14, 4]], []]),
+            new Set(styles).size,
+            [...columns.map((each) => each.map((value) => (value === undefined ? "absent" : value))), columns.slice(1).map(curves.isolated)],
+            axes.logarithmic([0, 0], 300, 1),
+            axes.linear([0, 0]),
+          ];
+        }"""
+    )
+    assert smooth[0] == [0, 1]
+    assert smooth[2] == [2, pytest.approx((0.25 * 1 + 0.5 * 3) / 0.75)]
+    assert summary == [{"x": 12, "mean": 3, "deviation": pytest.approx(2**0.5), "low": 2, "high": 4}]
+    assert styles == 32
+    assert columns == [[1, 2, 3, 4], [5, "absent", None, 2], ["absent", 1, "absent", "absent"], [[0, 3], [1]]]
+    assert zeros["ticks"] == []
+    assert zeros["min"] < zeros["zeros"][0] < zeros["floor"]
+    assert 0 in linear["ticks"]
+    assert -0.1 < linear["min"] <= 0
+
+
+def test_a_cell_opens_its_runs_and_chosen_rows_are_compared(visitor: Visitor, site: Site) -> None:
+    page = visitor.open("ablations/tiny", ".uplot canvas")
+    page.locator("[data-key='cell CoPE|in_dist/token_error']").click()
+    opened = page.locator(".cellruns a").first
+    assert opened.get_attribute("href") == f"#/runs/{site.sample.ids[0]}"
+    page.get_by_label("Compare CoPE").check()
+    page.get_by_label("Compare Absolute").check()
+    page.get_by_role("heading", name="Absolute minus CoPE").wait_for()
+    with page.expect_download() as download:
+        page.get_by_role("button", name="LaTeX").click()
+    assert download.value.suggested_filename == "tiny.tex"
+    opened.click()
+    page.get_by_role("heading", name="CoPE seed 0").wait_for()
+
+
+def test_runs_are_filtered_and_loaded_page_by_page(visitor: Visitor) -> None:
+    page = visitor.open("runs", "table.runs")
+    rows = page.locator("table.runs tbody tr")
+    assert rows.count() == 100
+    page.get_by_role("button", name="Load 11 more").click()
+    page.wait_for_function("() => document.querySelectorAll('table.runs tbody tr').length === 111")
+    page.get_by_label("condition", exact=True).fill("model.position=cope, train.steps=7")
+    page.keyboard.press("Enter")
+    page.get_by_text("35 of 35 runs").wait_for()
+    page.get_by_role("button", name="Remove train.steps=7").click()
+    page.get_by_text("38 of 38 runs").wait_for()
+    visitor.open("runs?filter=model.layer=1", ".error")
+    assert "model.layers" in page.locator(".error").inner_text()
+    assert [each for each in visitor.problems if "422" not in each] == []
+    visitor.problems.clear()
+
+
+def test_unchanged_answers_are_not_sent_again_and_a_hidden_tab_asks_nothing(visitor: Visitor) -> None:
+    page = visitor.open("ablations/tiny", ".uplot canvas")
+    again = "() => dispatchEvent(new Event('routechange'))"
+    with page.expect_response(lambda response: "/curves" in response.url and response.status == 304):
+        page.evaluate(again)
+    page.wait_for_load_state("networkidle")
+    page.evaluate("() => Object.defineProperty(document, 'hidden', { value: true, configurable: true })")
+    page.evaluate(again)
+    before = len(visitor.requests)
+    page.wait_for_timeout(300)
+    assert len(visitor.requests) == before
+    page.evaluate("() => Object.defineProperty(document, 'hidden', { value: false })")
+    with page.expect_response(lambda response: response.status == 304):
+        page.evaluate("() => document.dispatchEvent(new Event('visibilitychange'))")
+
+
+def test_the_playground_shows_the_numbers_of_the_api(visitor: Visitor, site: Site) -> None:
+    run_id = site.sample.ids[0]
+    text = "1 _ 0 _ > 1 0"
+    page = visitor.open(f"playground?run={run_id}", "input:checked")
+    page.get_by_label("Text", exact=True).fill(text)
+    page.get_by_role("button", name="Measure").click()
+    page.locator(".matrix canvas").first.wait_for()
+    body = {"models": [run_id], "text": text}
+    expected = page.request.post(f"{visitor.origin}{API}/perplexity", data=body).json()["results"][0]["total"]
+    shown = float(page.locator("#perplexity ~ * .best, section:has(#perplexity) .best").first.inner_text())
+    assert shown == pytest.approx(expected["perplexity"], rel=1e-3)
+    assert "".join(page.locator(".tokens .token").all_text_contents()).strip() == text
+    first = page.locator(".strip").first
+    assert first.locator(".key.query").get_attribute("aria-label").startswith(">: gate ")
+    first.locator(".key").nth(2).click()
+    page.wait_for_function("() => document.querySelector('.strip .key.query span').textContent === '0'")
+    assert page.locator(".strip").first.locator(".key.later").count() == 3
+
+
+def test_a_sweep_is_followed_until_it_ends_and_a_retry_is_confirmed(visitor: Visitor, site: Site) -> None:
+    store = site.sample.store
+    record = write_sweep(store, site.sample.plan, new_owner("tests"))
+    page = visitor.open(f"sweeps/{record.sweep_id}", ".tiles")
+    assert page.locator(".tile", has_text="finished").inner_text().split() == ["finished", "2", "/", "4"]
+    assert page.get_by_role("button", name="Stop", exact=True).is_visible()
+    end_sweep(store, record, "failed")
+    page.get_by_role("button", name="Retry 2 runs").click()
+    assert page.locator(".tiles").count() == 0
+    assert accessibility(page) == []
+    page.keyboard.press("Escape")
+    assert not [url for url in visitor.requests if "/retry" in url]
+    page.get_by_role("button", name="Retry 2 runs").click()
+    page.get_by_role("button", name="Retry", exact=True).click()
+    page.wait_for_function("() => document.querySelector('p[role=status]').textContent.length > 20")  # why it cannot be
+    assert [each for each in visitor.problems if "the server responded with a status of" not in each] == []
+    visitor.problems.clear()
+
+
+def test_a_sweep_is_submitted_by_a_form(
+    context: BrowserContext, site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cluster accepts the job and runs none; test_sweeps_on_ray starts a real one."""
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    sample = site.sample.copy_to(tmp_path / "copy")
+    with scripted_cluster() as cluster, serving(sample.settings(ray_address=cluster.url)) as client:
+        visitor = Visitor.of(context, str(client.base_url).rstrip("/"))
+        page = visitor.open("ablations/tiny?tab=train&scale=own", "form.train")
+        assert "2 of 4 runs" in page.locator("form.train .note").first.inner_text()
+        for width, scheme in ((1400, "light"), (1400, "dark"), (390, "light"), (390, "dark")):
+            page.set_viewport_size({"width": width, "height": 900})
+            page.emulate_media(color_scheme=scheme)
+            page.wait_for_function("() => document.documentElement.scrollWidth <= document.documentElement.clientWidth")
+            assert accessibility(page) == [], (width, scheme)
+        page.get_by_label("Replaced values").fill("train.stepz=3")
+        page.get_by_role("button", name="Train", exact=True).click()
+        page.wait_for_selector("form.train [role=alert]:not(:empty)")
+        assert "train.stepz" in page.locator("form.train [role=alert]").inner_text()
+        assert str(sample.root) not in page.locator("form.train [role=alert]").inner_text()
+        assert cluster.submitted == []
+        page.locator("form.train select").select_option("longer")
+        page.wait_for_function("() => location.hash.includes('scale=longer')")
+        assert page.get_by_label("Replaced values").input_value() == "train.stepz=3"  # what was typed is kept
+        page.get_by_label("Replaced values").fill("  seeds=[0, 7]\n\ntrain.lr=0.02\n")
+        page.get_by_label("train at most").fill("3")
+        with page.expect_request(lambda request: request.method == "POST") as sent:
+            page.get_by_role("button", name="Train", exact=True).click()
+        assert len(sent.value.headers["idempotency-key"]) == 32
+        page.wait_for_function("() => location.hash.startsWith('#/sweeps/')")
+        page.wait_for_selector("#members")
+        (job,) = cluster.submitted
+        assert page.url.endswith(job["submission_id"])
+        submission, plan = job_submission(sample.store, job["submission_id"])
+        assert (submission.max_runs, submission.scale) == (3, "longer")
+        assert {(run.seed, run.train.lr, run.train.steps) for run in plan.runs} == {(0, 0.02, 20), (7, 0.02, 20)}
+        page.close()
+    assert [each for each in visitor.problems if "422" not in each] == []
+
+
+def test_the_form_is_offered_to_those_who_may_submit(context: BrowserContext, site: Site, tmp_path: Path) -> None:
+    keys = KeysFile(tmp_path / "keys.json")
+    secrets = {True: keys.create("me", ["read", "submit"]), False: keys.create("you", ["read"])}
+    settings = site.sample.settings(keys_file=keys.path, ray_address="http://127.0.0.1:1")
+    with serving(settings) as client:
+        for may, secret in secrets.items():
+            visitor = Visitor.of(context, str(client.base_url).rstrip("/"))
+            page = visitor.open("ablations/tiny?tab=train", "dialog[open]")
+            page.get_by_label("key", exact=True).fill(secret)
+            page.keyboard.press("Enter")
+            page.wait_for_selector("form.train" if may else ".uplot canvas")
+            assert page.get_by_role("link", name="Train", exact=True).count() == may
+            page.evaluate("sessionStorage.clear()")
+            page.close()
+            assert [each for each in visitor.problems if "401" not in each] == []
+
+
+def test_a_server_with_keys_asks_for_one(context: BrowserContext, site: Site, tmp_path: Path) -> None:
+    keys = KeysFile(tmp_path / "keys.json")
+    secret = keys.create("me", ["read"])
+    with serving(site.sample.settings(keys_file=keys.path)) as client:
+        visitor = Visitor.of(context, str(client.base_url).rstrip("/"))
+        page = visitor.open("ablations/tiny", "dialog[open]")
+        page.get_by_label("key", exact=True).fill(secret + "x")
+        page.get_by_role("button", name="Use this key").click()
+        page.wait_for_selector("dialog[open]")  # again, because the key is wrong
+        page.get_by_label("key", exact=True).fill(secret)
+        page.keyboard.press("Enter")
+        page.wait_for_selector(".uplot canvas")
+        kept = page.evaluate("[...Object.values(sessionStorage), ...Object.values(localStorage), document.cookie]")
+        assert kept == [secret, ""]
+        with page.expect_download() as download:
+            page.get_by_role("button", name="Markdown").click()
+        assert download.value.path().read_text().startswith("| position")
+        visitor.open(f"playground?run={site.sample.ids[0]}&ask=1&text=1 _ > >", ".error")
+        assert "infer" in page.locator(".error").inner_text()  # the scope that the key lacks
+        page.close()
+    assert [each for each in visitor.problems if "401" not in each and "403" not in each] == []
