@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 from cope_benchmarks.command import app as bench
-from cope_services.app import create_app
-from cope_services.settings import Settings
+from cope_services.http.app import create_app
+from cope_services.http.settings import Settings
 from typer.main import get_command
 from typer.testing import CliRunner
 

@@ -1,5 +1,5 @@
 """`python -m cope_services`."""
 
-from cope_services.server import main
+from cope_services.http.server import main
 
 raise SystemExit(main())

@@ -10,7 +10,7 @@ import typer
 from cope_sweep.cli.options import ABLATIONS, STORE, AblationsDir, IndexOpt, StoreOpt
 
 if TYPE_CHECKING:
-    from cope_services.keys import KeysFile
+    from cope_services.http.keys import KeysFile
 
 
 def serve(
@@ -65,12 +65,12 @@ def serve(
     Example: `cope-sweep serve --port 8080`, then `curl http://127.0.0.1:8080/api/v1/ablations/quickstart/table?format=markdown`
     """
     if new_key or keys or revoke or scope:
-        from cope_services.keys import KeysFile
+        from cope_services.http.keys import KeysFile
 
         _manage_keys(KeysFile(keys_file), new_key, scope, revoke)
         return
-    from cope_services import server
-    from cope_services.settings import load_settings
+    from cope_services.http import server
+    from cope_services.http.settings import load_settings
 
     values = {"host": host, "port": port, "ablations": ablations, "store": root, "index": index or ""}
     values["ray_address"] = ray_address
@@ -81,7 +81,7 @@ def serve(
 
 def _manage_keys(file: KeysFile, new_key: str | None, scopes: list[str], revoke: str | None) -> None:
     """Make, revoke or list keys. Raises UserError."""
-    from cope_services.keys import SCOPES
+    from cope_services.http.keys import SCOPES
     from cope_sweep.errors import UserError
 
     if scopes and not new_key:

@@ -23,9 +23,9 @@ from ray.exceptions import ObjectLostError, RayActorError, WorkerCrashedError
 from ray.serve.exceptions import BackPressureError, ReplicaUnavailableError
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from cope_services.connection import time_limit
-from cope_services.errors import NOT_FOUND, BusyError, NotReadyError, ServiceError, error_object, error_response
-from cope_services.overload import INFERENCE_PATH
+from cope_services.http.errors import NOT_FOUND, BusyError, NotReadyError, ServiceError, error_object, error_response
+from cope_services.http.overload import INFERENCE_PATH
+from cope_services.models.connection import time_limit
 
 LOG = logging.getLogger("ray.serve")
 READ_PATH = re.compile(r"/api/v1/version|/v1/models(/[^/]+)?|(/openai/[^/]+)?/tokenizer_info")

@@ -19,15 +19,15 @@ from ray.serve import Application
 from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp
 
-from cope_services.access import AllowedHosts, Authentication
-from cope_services.app import ModelRoutes, create_model_app
-from cope_services.body_limit import BodyLimit
-from cope_services.compression import Compression
-from cope_services.errors import PlainErrors, ServiceError
-from cope_services.headers import SecurityHeaders
-from cope_services.keys import KeysFile
+from cope_services.http.access import AllowedHosts, Authentication
+from cope_services.http.app import ModelRoutes, create_model_app
+from cope_services.http.body_limit import BodyLimit
+from cope_services.http.compression import Compression
+from cope_services.http.errors import PlainErrors, ServiceError
+from cope_services.http.headers import SecurityHeaders
+from cope_services.http.keys import KeysFile
+from cope_services.http.settings import Settings, load_settings
 from cope_services.relay import Messages, Relay, RelayedRequest, messages_of
-from cope_services.settings import Settings, load_settings
 from cope_sweep.errors import UserError
 
 ANNOUNCED = 64

@@ -6,7 +6,7 @@ import threading
 import time
 
 import pytest
-from cope_services.settings import Settings
+from cope_services.http.settings import Settings
 
 from cope_sweep.store import read_submission
 from cope_sweep.store.index.owners import new_owner

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import promql_parser
 import pytest
-from cope_services.settings import Settings
+from cope_services.http.settings import Settings
 from prometheus_client.parser import text_string_to_metric_families
 from ruamel.yaml import YAML
 from typer.testing import CliRunner

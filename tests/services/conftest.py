@@ -5,7 +5,8 @@ from pathlib import Path
 
 import httpx
 import pytest
-from cope_services import cached_route, freshness, predictors
+from cope_services.http import cached_route, freshness
+from cope_services.models import predictors
 
 from tests.services import prose_store
 from tests.services.prose_store import ProseStore

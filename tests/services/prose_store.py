@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from cope_services.settings import Settings
+from cope_services.http.settings import Settings
 
 from cope_sweep.config import expand, load_ablation
 from cope_sweep.inference import Predictor

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import httpx
 import uvicorn
-from cope_services.server import configuration, listen
-from cope_services.settings import Settings
+from cope_services.http.server import configuration, listen
+from cope_services.http.settings import Settings
 
 from cope_sweep.config import Plan, expand, load_ablation
 from cope_sweep.store import Store

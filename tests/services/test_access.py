@@ -8,10 +8,10 @@ from pathlib import Path
 
 import httpx
 import pytest
-from cope_services.access import AllowedHosts, _is_same_origin, is_loopback, is_open
-from cope_services.app import create_app
-from cope_services.keys import KeysFile
-from cope_services.server import check_keys
+from cope_services.http.access import AllowedHosts, _is_same_origin, is_loopback, is_open
+from cope_services.http.app import create_app
+from cope_services.http.keys import KeysFile
+from cope_services.http.server import check_keys
 from fastapi.routing import iter_route_contexts
 from fastapi.testclient import TestClient
 from starlette.routing import Mount

@@ -14,10 +14,10 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from cope_services import batching
-from cope_services.batching import Batcher
-from cope_services.errors import BusyError, TimeLimitError, TooLargeError
-from cope_services.inference_stats import BatcherStats
+from cope_services.http.errors import BusyError, TimeLimitError, TooLargeError
+from cope_services.models import batching
+from cope_services.models.batching import Batcher
+from cope_services.models.inference_stats import BatcherStats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

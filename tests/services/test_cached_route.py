@@ -10,9 +10,9 @@ from typing import Any
 
 import httpx
 import pytest
-from cope_services import cached_route, freshness
-from cope_services.freshness import Freshness
-from cope_services.keys import KeysFile
+from cope_services.http import cached_route, freshness
+from cope_services.http.freshness import Freshness
+from cope_services.http.keys import KeysFile
 
 from cope_sweep.read.queries import Queries
 from cope_sweep.store.index import IndexUnavailable

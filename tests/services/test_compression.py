@@ -7,7 +7,7 @@ import json
 
 import httpx
 import pytest
-from cope_services.compression import Compression, accepts_gzip
+from cope_services.http.compression import Compression, accepts_gzip
 from fastapi.testclient import TestClient
 from hypothesis import given
 from hypothesis import strategies as st

@@ -7,8 +7,8 @@ from typing import Any
 
 import httpx
 import pytest
-from cope_services.app import create_app
-from cope_services.openai_schemas import CompletionRequest, DetokenizeRequest, TokenizeRequest
+from cope_services.http.app import create_app
+from cope_services.models.openai_schemas import CompletionRequest, DetokenizeRequest, TokenizeRequest
 from fastapi.testclient import TestClient
 from pydantic import BaseModel, ValidationError
 

@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import pytest
 import torch
-from cope_services import predictors as predictors_module
+from cope_services.models import predictors as predictors_module
 from safetensors.torch import load_file, save_file
 
 from cope_sweep.inference import Predictor

@@ -7,8 +7,8 @@ import threading
 
 import pytest
 import torch
-from cope_services import inference_threads
-from cope_services.inference_threads import InferenceThreads
+from cope_services.models import inference_threads
+from cope_services.models.inference_threads import InferenceThreads
 
 
 @pytest.fixture(autouse=True)

@@ -10,8 +10,8 @@ from hashlib import sha256
 from pathlib import Path
 
 import pytest
-from cope_services import keys
-from cope_services.keys import KeysError, KeysFile
+from cope_services.http import keys
+from cope_services.http.keys import KeysError, KeysFile
 
 from tests.cli.conftest import Shell
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
-from cope_services.lookups import Lookups
+from cope_services.models.lookups import Lookups
 
 PATIENCE_S = 60
 

@@ -6,8 +6,8 @@ import logging
 
 import httpx
 import pytest
-from cope_services.app import Service, create_app
-from cope_services.metrics import ACCESS, cumulative
+from cope_services.http.app import Service, create_app
+from cope_services.http.metrics import ACCESS, cumulative
 from fastapi.testclient import TestClient
 from prometheus_client.parser import text_string_to_metric_families
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from cope_services.keys import KeysFile
+from cope_services.http.keys import KeysFile
 
 from cope_sweep.store.index.owners import new_owner
 from cope_sweep.sweep.jobs import job_submission

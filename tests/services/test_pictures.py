@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
-from cope_services import pictures
+from cope_services.http import pictures
 
 from cope_sweep.read.figures import available
 from cope_sweep.read.figures.available import available_figures

@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
-from cope_services import plans
+from cope_services.http import plans
 
 from cope_sweep.read.queries import ablations
 from tests.services.sample_store import API, TINY, SampleStore, serving

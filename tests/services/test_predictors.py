@@ -13,9 +13,9 @@ from typing import Any
 import httpx
 import pytest
 import torch
-from cope_services import predictors as predictors_module
-from cope_services.checkpoints import Checkpoints
-from cope_services.predictors import FinishedRuns, Predictors
+from cope_services.models import predictors as predictors_module
+from cope_services.models.checkpoints import Checkpoints
+from cope_services.models.predictors import FinishedRuns, Predictors
 
 from cope_sweep.inference import Predictor
 from cope_sweep.model import load_model, save_model

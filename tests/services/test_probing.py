@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import httpx
 import numpy as np
 import pytest
-from cope_services import probing
+from cope_services.models import probing
 
 from cope_sweep.inference import Predictor
 from cope_sweep.inference.probe import head_statistics, probe

@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 
 import httpx
-from cope_services import errors
-from cope_services.settings import ENV_PREFIX, Settings
+from cope_services.http import errors
+from cope_services.http.settings import ENV_PREFIX, Settings
 
 README = (Path(__file__).parents[2] / "services/README.md").read_text(encoding="utf-8")
 

@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator, Callable
 
 import httpx
 import pytest
-from cope_services.access import check_scopes
-from cope_services.app import create_model_app
-from cope_services.keys import ApiKey
+from cope_services.http.access import check_scopes
+from cope_services.http.app import create_model_app
+from cope_services.http.keys import ApiKey
 from cope_services.relay import MAX_ATTEMPTS, Call, Messages, Relay, RelayedRequest, messages_of, run_of
 from fastapi import FastAPI, Request
 from fastapi.responses import StreamingResponse

@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import psutil
 import pytest
-from cope_services.keys import KeysFile
+from cope_services.http.keys import KeysFile
 from ruamel.yaml import YAML
 
 from tests.deploy.manifests import load_all

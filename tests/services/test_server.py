@@ -14,7 +14,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from cope_services.server import BindError, listen, serve
+from cope_services.http.server import BindError, listen, serve
 
 from tests.services.sample_store import SampleStore
 

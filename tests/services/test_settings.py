@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from cope_services.settings import Settings, load_settings
+from cope_services.http.settings import Settings, load_settings
 from pydantic import ValidationError
 
 from cope_sweep.errors import UserError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import httpx
-from cope_services.shown_paths import ShownPaths
+from cope_services.http.shown_paths import ShownPaths
 
 from tests.services.sample_store import API, SampleStore
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from cope_services import store_metrics
-from cope_services.store_metrics import READ_EVERY_S, STATUSES, StoreMetrics
+from cope_services.http import store_metrics
+from cope_services.http.store_metrics import READ_EVERY_S, STATUSES, StoreMetrics
 
 from cope_sweep.store import Store
 from cope_sweep.store.index import IndexUnavailable, Lease, RunRow

@@ -10,10 +10,10 @@ from typing import Any
 
 import httpx
 import pytest
-from cope_services import sweep_events
-from cope_services.errors import BusyError
-from cope_services.routes.sweep_actions import EventStream
-from cope_services.sweep_events import Watchers
+from cope_services.http import sweep_events
+from cope_services.http.errors import BusyError
+from cope_services.http.sweep_actions import EventStream
+from cope_services.http.sweep_events import Watchers
 from sse_starlette import ServerSentEvent
 
 from cope_sweep.client import EventParser, ServerEvent
@@ -200,7 +200,7 @@ def test_an_unknown_sweep(client: httpx.Client) -> None:
 def test_comments_keep_a_quiet_connection_open(
     own_sample: SampleStore, sweep: Sweep, fast: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from cope_services.routes import sweep_actions
+    from cope_services.http.routes import sweep_actions
 
     monkeypatch.setattr(sweep_actions, "HEARTBEAT_S", 0.05)
     with (

@@ -15,7 +15,7 @@ from zipfile import ZipFile
 
 import httpx
 import pytest
-from cope_services import sweep_jobs
+from cope_services.http import sweep_jobs
 
 from cope_sweep.config import expand, load_ablation
 from cope_sweep.store import Store, read_submission
@@ -59,7 +59,7 @@ def serve(folder: Path, cluster: ScriptedCluster) -> Iterator[Serve]:
     """Starts a server and returns a client; `serve.close()` ends the last one."""
     from contextlib import ExitStack
 
-    from cope_services.settings import Settings
+    from cope_services.http.settings import Settings
 
     with ExitStack() as stack:
 

@@ -9,7 +9,7 @@ import sqlite3
 from pathlib import Path
 
 import pytest
-from cope_services.settings import Settings
+from cope_services.http.settings import Settings
 
 from cope_sweep.store import Store
 from cope_sweep.store.index.database import HEAD

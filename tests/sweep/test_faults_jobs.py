@@ -135,7 +135,7 @@ def test_a_store_on_an_s3_server_with_its_index_on_postgresql_is_trained_into_an
     postgres: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from cope_services.settings import Settings
+    from cope_services.http.settings import Settings
 
     from tests.services.sample_store import API, serving
 

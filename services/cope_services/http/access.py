@@ -19,8 +19,8 @@ from fastapi import Request, Security
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer, SecurityScopes
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from cope_services.errors import NotReadyError, ServiceError, error_response
-from cope_services.keys import ApiKey, KeysError, KeysFile
+from cope_services.http.errors import NotReadyError, ServiceError, error_response
+from cope_services.http.keys import ApiKey, KeysError, KeysFile
 
 OPEN_PATHS = frozenset({"/", "/docs", "/favicon.ico", "/health/live", "/health/ready", "/openapi.json"})
 OPEN_FOLDERS = ("/docs/", "/static/")

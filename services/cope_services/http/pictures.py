@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Literal, TypeVar
 from urllib.parse import quote, urlencode
 
-from cope_services.errors import BusyError
+from cope_services.http.errors import BusyError
 from cope_sweep.api.answers import FigureInfo
 from cope_sweep.api.questions import GetFigure, GetReport, ListFigures
 from cope_sweep.config import SpecError

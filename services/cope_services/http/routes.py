@@ -2,8 +2,10 @@
 
 from fastapi import FastAPI
 
-from cope_services.routes import models, openai, pages, reading, sweep_actions
-from cope_services.schemas import error_responses
+from cope_services.http import pages, reading, sweep_actions
+from cope_services.http.schemas import error_responses
+from cope_services.models import openai
+from cope_services.models import routes as models
 
 API_ROUTERS = (
     reading.ablations,

@@ -13,8 +13,8 @@ from prometheus_client.registry import Collector
 from starlette.routing import BaseRoute, Mount
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from cope_services.predictors import Predictors
-from cope_services.store_metrics import StoreMetrics
+from cope_services.http.store_metrics import StoreMetrics
+from cope_services.models.predictors import Predictors
 from cope_sweep.store import Store
 
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})

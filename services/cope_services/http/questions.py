@@ -11,9 +11,9 @@ from fastapi import APIRouter, Path, Query, Response
 from pydantic import BaseModel, Field, create_model
 from starlette.concurrency import run_in_threadpool
 
-from cope_services.dependencies import Accept, Components, ComponentsDep, IfNoneMatch
-from cope_services.responses import json_response
-from cope_services.schemas import Responses
+from cope_services.http.components import Accept, Components, ComponentsDep, IfNoneMatch
+from cope_services.http.responses import json_response
+from cope_services.http.schemas import Responses
 from cope_sweep.api.questions import CompareCurves, GetDiff, GetSweep, ListRuns, ListSweeps, Parameter, Question
 
 WITHOUT_PLANS = (GetDiff, CompareCurves, ListSweeps, GetSweep)

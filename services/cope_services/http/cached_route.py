@@ -20,8 +20,8 @@ from fastapi.routing import APIRoute
 from starlette.routing import Match
 from starlette.types import Receive, Scope, Send
 
-from cope_services.access import check_scopes
-from cope_services.freshness import Freshness
+from cope_services.http.access import check_scopes
+from cope_services.http.freshness import Freshness
 
 MAX_BYTES = 128 << 20
 """All answers in memory."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from http import HTTPStatus
 from typing import Any
 
-from cope_services.errors import PROBLEM_JSON
+from cope_services.http.errors import PROBLEM_JSON
 
 PROBLEM = {"$ref": "#/components/schemas/ProblemDetails"}
 COMMON_ERRORS = (421, 500, 503)

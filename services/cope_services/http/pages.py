@@ -12,17 +12,17 @@ from fastapi.staticfiles import StaticFiles
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import BaseModel, Field
 
-from cope_services.access import READ
-from cope_services.cached_route import ReadRoute
-from cope_services.dependencies import ComponentsDep
-from cope_services.errors import NotReadyError
-from cope_services.headers import PAGE_POLICY
-from cope_services.keys import ApiKey
-from cope_services.schemas import Health, error_responses
+from cope_services.http.access import READ
+from cope_services.http.cached_route import ReadRoute
+from cope_services.http.components import ComponentsDep
+from cope_services.http.errors import NotReadyError
+from cope_services.http.headers import PAGE_POLICY
+from cope_services.http.keys import ApiKey
+from cope_services.http.schemas import Health, error_responses
 from cope_sweep import __version__
 from cope_sweep.errors import NotFoundError
 
-DASHBOARD = Path(__file__).parent.parent / "dashboard"
+DASHBOARD = Path(__file__).parent.parent / "page"
 HEADERS = {"content-security-policy": PAGE_POLICY}
 
 dashboard = APIRouter(include_in_schema=False, route_class=ReadRoute)
@@ -34,7 +34,7 @@ def dashboard_page() -> FileResponse:
     return FileResponse(DASHBOARD / "index.html", headers=HEADERS)
 
 
-DOCUMENTATION = Path(__file__).parent.parent / "documentation"
+DOCUMENTATION = Path(__file__).parent / "documentation"
 DOCUMENTATION_FILES = {
     "docs.js": DOCUMENTATION / "docs.js",
     "swagger-ui-bundle.js": Path(swagger_ui_bundle.swagger_ui_path) / "swagger-ui-bundle.js",

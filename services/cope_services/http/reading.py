@@ -10,20 +10,20 @@ from fastapi.responses import FileResponse
 from starlette.background import BackgroundTask
 from starlette.concurrency import run_in_threadpool
 
-from cope_services.access import READ
-from cope_services.cached_route import CachedRoute, ReadRoute, RunFilesRoute
-from cope_services.dependencies import (
+from cope_services.http.access import READ
+from cope_services.http.cached_route import CachedRoute, ReadRoute, RunFilesRoute
+from cope_services.http.components import (
     Components,
     ComponentsDep,
     FinishedRun,
     IfNoneMatch,
     PreparePlans,
 )
-from cope_services.pictures import MEDIA_TYPES, REPORT_MEDIA_TYPES, REPORT_POLICY
-from cope_services.questions import add_question, add_questions
-from cope_services.responses import RowsFormat, download, json_response, rows_response
-from cope_services.schemas import Responses, error_responses
-from cope_services.tables import accepted, negotiate
+from cope_services.http.pictures import MEDIA_TYPES, REPORT_MEDIA_TYPES, REPORT_POLICY
+from cope_services.http.questions import add_question, add_questions
+from cope_services.http.responses import RowsFormat, download, json_response, rows_response
+from cope_services.http.schemas import Responses, error_responses
+from cope_services.http.tables import accepted, negotiate
 from cope_sweep.api.answers import Checkpoint
 from cope_sweep.api.questions import (
     CompareCurves,

@@ -10,10 +10,10 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from cope_services.errors import TooLargeError
-from cope_services.openai_schemas import Choice, Completion, CompletionRequest, Logprobs, Usage
-from cope_services.predictors import Predictors, service_errors
-from cope_services.settings import Settings
+from cope_services.http.errors import TooLargeError
+from cope_services.http.settings import Settings
+from cope_services.models.openai_schemas import Choice, Completion, CompletionRequest, Logprobs, Usage
+from cope_services.models.predictors import Predictors, service_errors
 
 if TYPE_CHECKING:
     import numpy as np

@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 from fastapi import Depends, Header, Request
 
-from cope_services.cached_route import Answers
-from cope_services.checkpoints import Checkpoints
-from cope_services.connection import while_connected
-from cope_services.errors import MediaTypeError
-from cope_services.freshness import Freshness
-from cope_services.pictures import Pictures
-from cope_services.plans import Plans
-from cope_services.predictors import FinishedRuns, Predictors
-from cope_services.settings import Settings
-from cope_services.sweep_events import Watchers
-from cope_services.sweep_jobs import SweepJobs
-from cope_services.tables import Tables
+from cope_services.http.cached_route import Answers
+from cope_services.http.errors import MediaTypeError
+from cope_services.http.freshness import Freshness
+from cope_services.http.pictures import Pictures
+from cope_services.http.plans import Plans
+from cope_services.http.settings import Settings
+from cope_services.http.sweep_events import Watchers
+from cope_services.http.sweep_jobs import SweepJobs
+from cope_services.http.tables import Tables
+from cope_services.models.checkpoints import Checkpoints
+from cope_services.models.connection import while_connected
+from cope_services.models.predictors import FinishedRuns, Predictors
 from cope_sweep.read.queries import AblationFiles, NotFoundError, Queries
 from cope_sweep.store import RunFolder, Store
 

@@ -12,18 +12,18 @@ from weakref import WeakValueDictionary, ref
 
 from cachetools import LRUCache, TTLCache, cached
 
-from cope_services.batching import Batcher
-from cope_services.checkpoints import Checkpoints
-from cope_services.errors import (
+from cope_services.http.errors import (
     DamagedCheckpointError,
     InvalidError,
     InvalidTokensError,
     NotFiniteOutputError,
     TooLargeError,
 )
-from cope_services.inference_stats import PredictorsStats
-from cope_services.lookups import Lookups
-from cope_services.settings import Settings
+from cope_services.http.settings import Settings
+from cope_services.models.batching import Batcher
+from cope_services.models.checkpoints import Checkpoints
+from cope_services.models.inference_stats import PredictorsStats
+from cope_services.models.lookups import Lookups
 from cope_sweep.api.requests import ProbeFormat, ProbeRequest
 from cope_sweep.read.queries import Queries
 from cope_sweep.store import RunFolder
@@ -125,7 +125,7 @@ class Predictors:
 
         Raises TooLargeError, BusyError, InvalidTokensError, InvalidError, DamagedCheckpointError.
         """
-        from cope_services.probing import probe_json, probe_picture, probe_sequence, probed_tokens
+        from cope_services.models.probing import probe_json, probe_picture, probe_sequence, probed_tokens
 
         settings = self.settings
         with service_errors():

@@ -11,11 +11,11 @@ from contextlib import suppress
 
 import uvicorn
 
-from cope_services.access import is_loopback, is_wildcard
-from cope_services.app import create_app
-from cope_services.keys import KeysFile
-from cope_services.metrics import ACCESS
-from cope_services.settings import Settings, load_settings
+from cope_services.http.access import is_loopback, is_wildcard
+from cope_services.http.app import create_app
+from cope_services.http.keys import KeysFile
+from cope_services.http.metrics import ACCESS
+from cope_services.http.settings import Settings, load_settings
 from cope_sweep.errors import UserError
 
 SHUTDOWN_TIMEOUT_S = 5

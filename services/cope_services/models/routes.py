@@ -6,11 +6,11 @@ from fastapi import APIRouter, Header, Query, Request, Response
 from werkzeug.datastructures import MIMEAccept
 from werkzeug.http import parse_accept_header
 
-from cope_services.access import INFER
-from cope_services.dependencies import ComponentsDep, RequireJson
-from cope_services.errors import NotAcceptableError
-from cope_services.perplexity import compare
-from cope_services.schemas import INFERENCE_ERRORS, Responses, error_responses
+from cope_services.http.access import INFER
+from cope_services.http.components import ComponentsDep, RequireJson
+from cope_services.http.errors import NotAcceptableError
+from cope_services.http.schemas import INFERENCE_ERRORS, Responses, error_responses
+from cope_services.models.perplexity import compare
 from cope_sweep.api.requests import (
     MEDIA_TYPES,
     PerplexityComparison,

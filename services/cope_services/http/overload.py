@@ -6,8 +6,8 @@ import re
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from cope_services.batching import Batcher
-from cope_services.errors import BusyError, error_response
+from cope_services.http.errors import BusyError, error_response
+from cope_services.models.batching import Batcher
 
 INFERENCE_PATH = re.compile(
     r"/api/v1/perplexity|/api/v1/runs/[^/]+/probe|(/openai/[^/]+)?/(v1/completions|tokenize|detokenize)"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from cope_services.errors import TooLargeError, error_response
+from cope_services.http.errors import TooLargeError, error_response
 
 
 class BodyLimit:

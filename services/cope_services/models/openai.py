@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Annotated
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
-from cope_services.access import INFER, READ
-from cope_services.completions import complete, parts
-from cope_services.dependencies import Components, ComponentsDep, PreparePlans, RequireJson
-from cope_services.errors import INTERNAL_ERROR, InvalidError, ServiceError, error_object
-from cope_services.openai_schemas import (
+from cope_services.http.access import INFER, READ
+from cope_services.http.components import Components, ComponentsDep, PreparePlans, RequireJson
+from cope_services.http.errors import INTERNAL_ERROR, InvalidError, ServiceError, error_object
+from cope_services.http.schemas import Responses
+from cope_services.models.completions import complete, parts
+from cope_services.models.openai_schemas import (
     OPENAI_ERRORS,
     Completion,
     CompletionRequest,
@@ -29,8 +30,7 @@ from cope_services.openai_schemas import (
     TokenizerInfo,
     Tokens,
 )
-from cope_services.predictors import service_errors
-from cope_services.schemas import Responses
+from cope_services.models.predictors import service_errors
 from cope_sweep.api.answers import RunSummary
 from cope_sweep.api.questions import GetRun, ListRuns
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from cope_services.schemas import Responses
+from cope_services.http.schemas import Responses
 from cope_sweep.api.requests import Body, TokenIds, Unicode, UnicodeText
 
 MAX_PROMPTS = 1024

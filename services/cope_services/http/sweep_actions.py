@@ -8,11 +8,11 @@ from sse_starlette import EventSourceResponse
 from sse_starlette.sse import SendTimeoutError
 from starlette.types import Receive, Scope, Send
 
-from cope_services.access import READ, SUBMIT
-from cope_services.dependencies import ComponentsDep, RequireJson
-from cope_services.keys import ApiKey
-from cope_services.schemas import Responses, error_responses
-from cope_services.sweep_events import END_ID, HEARTBEAT_S, SEND_S
+from cope_services.http.access import READ, SUBMIT
+from cope_services.http.components import ComponentsDep, RequireJson
+from cope_services.http.keys import ApiKey
+from cope_services.http.schemas import Responses, error_responses
+from cope_services.http.sweep_events import END_ID, HEARTBEAT_S, SEND_S
 from cope_sweep.api.answers import SweepProgress, SweepState
 from cope_sweep.api.requests import SweepRequest
 

@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, TypeVar
 
 from anyio import CapacityLimiter, to_thread
 
-from cope_services.connection import time_limit
-from cope_services.errors import BusyError, TooLargeError
-from cope_services.inference_stats import BatchCounts, BatcherStats
-from cope_services.inference_threads import InferenceThreads
+from cope_services.http.errors import BusyError, TooLargeError
+from cope_services.models.connection import time_limit
+from cope_services.models.inference_stats import BatchCounts, BatcherStats
+from cope_services.models.inference_threads import InferenceThreads
 
 if TYPE_CHECKING:
     from cope_sweep.inference import Decoder, Generation, Predictor, Scores, Window

@@ -13,8 +13,8 @@ from contextlib import contextmanager, suppress
 
 from fastapi.concurrency import run_in_threadpool
 
-from cope_services.errors import BusyError, ConflictError, InvalidError, NoClusterError
-from cope_services.settings import Settings
+from cope_services.http.errors import BusyError, ConflictError, InvalidError, NoClusterError
+from cope_services.http.settings import Settings
 from cope_sweep.api.answers import SweepState
 from cope_sweep.api.requests import SweepRequest
 from cope_sweep.config import LoadedAblation, Plan, SpecError, expand, with_overrides

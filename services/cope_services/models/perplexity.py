@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from cope_services.errors import TooLargeError
-from cope_services.predictors import Predictors, service_errors
-from cope_services.settings import Settings
+from cope_services.http.errors import TooLargeError
+from cope_services.http.settings import Settings
+from cope_services.models.predictors import Predictors, service_errors
 from cope_sweep.api.requests import (
     BestOfRow,
     ModelPerplexity,
@@ -24,7 +24,7 @@ from cope_sweep.read.queries import NotFinishedError, NotFoundError, Queries
 if TYPE_CHECKING:
     import numpy as np
 
-    from cope_services.dependencies import Components
+    from cope_services.http.components import Components
     from cope_sweep.inference import Perplexity, Predictor, Scores, Window
 
 T = TypeVar("T")

@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from cope_services.errors import InvalidError, TooLargeError
+from cope_services.http.errors import InvalidError, TooLargeError
 from cope_sweep.api.requests import (
     MatrixName,
     ProbedEncoding,

@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager, suppress
 from fastapi.concurrency import run_in_threadpool
 from sse_starlette import ServerSentEvent
 
-from cope_services.errors import BusyError
+from cope_services.http.errors import BusyError
 from cope_sweep.api.answers import SweepProgress
 from cope_sweep.read.queries.progress import ACTIVE, ProgressTracker
 from cope_sweep.store import Store

@@ -10,7 +10,7 @@ from cachetools import LRUCache, cached
 from werkzeug.datastructures import MIMEAccept
 from werkzeug.http import parse_accept_header
 
-from cope_services.errors import NotAcceptableError
+from cope_services.http.errors import NotAcceptableError
 from cope_sweep.api.questions import GetTable
 from cope_sweep.read.queries import LoadedPlan, Queries
 from cope_sweep.read.tables.formats import Format, find_format, formats

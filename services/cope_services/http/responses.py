@@ -11,8 +11,8 @@ from fastapi import Response
 from fastapi.responses import FileResponse
 from pydantic import BaseModel, TypeAdapter
 
-from cope_services.cached_route import matches_etag
-from cope_services.checkpoints import StoredFile
+from cope_services.http.cached_route import matches_etag
+from cope_services.models.checkpoints import StoredFile
 
 RowsFormat = Literal["json", "csv"]
 _ANY: TypeAdapter[Any] = TypeAdapter(Any, config={"ser_json_inf_nan": "null"})

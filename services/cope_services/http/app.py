@@ -10,18 +10,18 @@ from typing import Any
 from fastapi import FastAPI
 from starlette.types import ASGIApp
 
-from cope_services import openapi_document
-from cope_services.access import AllowedHosts, Authentication, is_loopback
-from cope_services.body_limit import BodyLimit
-from cope_services.compression import Compression
-from cope_services.dependencies import Components
-from cope_services.errors import PlainErrors, install_error_handlers
-from cope_services.headers import SecurityHeaders
-from cope_services.keys import KeysFile
-from cope_services.metrics import Measurement, Metrics
-from cope_services.overload import OverloadGuard
-from cope_services.routes import include_api, include_models, include_pages, pages
-from cope_services.settings import Settings
+from cope_services.http import openapi_document
+from cope_services.http.access import AllowedHosts, Authentication, is_loopback
+from cope_services.http.body_limit import BodyLimit
+from cope_services.http.components import Components
+from cope_services.http.compression import Compression
+from cope_services.http.errors import PlainErrors, install_error_handlers
+from cope_services.http.headers import SecurityHeaders
+from cope_services.http.keys import KeysFile
+from cope_services.http.metrics import Measurement, Metrics
+from cope_services.http.overload import OverloadGuard
+from cope_services.http.routes import include_api, include_models, include_pages, pages
+from cope_services.http.settings import Settings
 from cope_sweep import __version__
 
 DESCRIPTION = """\

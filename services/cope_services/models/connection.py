@@ -8,7 +8,7 @@ from typing import TypeVar, cast
 
 from fastapi import Request
 
-from cope_services.errors import ServiceError, TimeLimitError
+from cope_services.http.errors import ServiceError, TimeLimitError
 
 T = TypeVar("T")
 

@@ -1,0 +1,1 @@
+"""The HTTP service: application, access, routes, caching, metrics, documentation."""

@@ -1,0 +1,1 @@
+"""Models of finished runs behind the routes: batching, perplexity, probes, the OpenAI protocol."""
