@@ -42,6 +42,7 @@ function unstarted(ablation) {
   return h("li", {},
     h("a", { href: link(["ablations", name]), "data-key": name }, title || name),
     h("small", {}, [name, plural(total(counts), "run"), reproduces].filter(Boolean).join(" · ")),
+    ablation.committed.length > 0 && h("small", { class: "committed" }, `committed results: ${ablation.committed.map((scale) => scale || OWN).join(", ")}`),
   );
 }
 
@@ -94,7 +95,7 @@ export function overview(root) {
             ),
           ablations.length > 0 && !sorted.length && empty("No ablation has these words in its name, title or table of the paper."),
           first.length > 0 && h("ul", { class: "ablations" }, first.map(card)),
-          rest.length > 0 && section("Not started", { id: "unstarted" }, h("ul", { class: "unstarted" }, rest.map(unstarted))),
+          rest.length > 0 && section("Not started in this store", { id: "unstarted" }, h("ul", { class: "unstarted" }, rest.map(unstarted))),
         );
       });
       const now = running.sweeps.filter((each) => ["pending", "running"].includes(each.status));
