@@ -75,4 +75,7 @@ export const TIME_STEPS = [
   0.1, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 43200, 86400, 172800, 604800,
 ];
 
+/** Ticks of an axis of steps: integers. */
+export const STEPS = Array.from({ length: 15 }, (_, power) => [1, 2, 5].map((factor) => factor * 10 ** power)).flat();
+
 export const label = (value) => number(value, 3);

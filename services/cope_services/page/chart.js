@@ -1,7 +1,7 @@
 // A line chart: uPlot with zeros on logarithmic axes, single points, bands, a keyboard cursor and the page's colours.
 
-import { label, linear, logarithmic, TIME_STEPS } from "./axes.js";
-import { columns, isolated } from "./curves.js";
+import { label, linear, logarithmic, STEPS, TIME_STEPS } from "./axes.js";
+import { columns, dots } from "./curves.js";
 import { h } from "./dom.js";
 import { duration, number } from "./format.js";
 
@@ -11,9 +11,12 @@ const MOST_ROWS = 6; // groups whose zeros have a row of their own; others share
 const dark = matchMedia("(prefers-color-scheme: dark)");
 
 export class Chart {
-  /** `oncursor(x, values)` hears of the cursor: one value per line, null without one; x is null when it leaves. */
-  constructor(container, { oncursor = () => {}, height = HEIGHT } = {}) {
-    Object.assign(this, { container, oncursor, height, plot: null, lines: [], zoomed: false });
+  /**
+   * `oncursor(x, values)` hears of the cursor: one value per line, null without one; x is null when it leaves.
+   * `onzoom([min, max])` hears of the part that a person has chosen; null: all.
+   */
+  constructor(container, { oncursor = () => {}, onzoom = () => {}, height = HEIGHT } = {}) {
+    Object.assign(this, { container, oncursor, onzoom, height, plot: null, lines: [], zoomed: false, drawing: false });
     this.frame = h("div", {
       class: "chart",
       tabindex: 0,
@@ -36,10 +39,9 @@ export class Chart {
     this.plot?.destroy();
   }
 
-  /** Draw lines as `curves.lines` makes them. options: {log, by, metric}. The zoom stays while `by` and metric do. */
+  /** Draw lines as `curves.lines` makes them. options: {log, by, metric, label of the value axis, zoom: [min, max]}. */
   draw(lines, options) {
-    const keep = this.zoomed && this.options?.by === options.by && this.options?.metric === options.metric;
-    const before = keep ? { ...this.plot.scales.x } : null;
+    this.drawing = true;
     Object.assign(this, { lines, options });
     this.values = lines.map(({ points }) => columns([points], false));
     const lists = lines.flatMap(({ points, low, high }) => (low ? [points, low, high] : [points]));
@@ -54,7 +56,8 @@ export class Chart {
     this.plot?.destroy();
     this.plot = new uPlot(this.#options(), data, this.frame);
     this.setZoomed(false);
-    if (before) this.plot.setScale("x", { min: before.min, max: before.max });
+    if (options.zoom) this.plot.setScale("x", { min: options.zoom[0], max: options.zoom[1] });
+    this.drawing = false;
     this.#describe(own.length);
   }
 
@@ -136,12 +139,15 @@ export class Chart {
           label: by === "time" ? "wall time" : "step",
           labelSize: 18,
           labelFont: font,
-          ...(by === "time" ? { incrs: TIME_STEPS, space: 80 } : {}),
+          ...(by === "time" ? { incrs: TIME_STEPS, space: 80 } : { incrs: STEPS }),
           values: (u, splits) => splits.map(by === "time" ? duration : label),
         },
         {
           ...common,
           size: 58,
+          label: this.options.label ?? this.options.metric,
+          labelSize: 20,
+          labelFont: font,
           splits: () => [...(this.axis.zeros ?? []).toReversed(), ...this.axis.ticks],
           filter: (u, splits) => splits,
           values: (u, splits) =>
@@ -181,7 +187,7 @@ export class Chart {
         width: 1,
         fill: colour,
         stroke: colour,
-        filter: (u, i) => (isolated(u.data[i]).length ? isolated(u.data[i]) : null),
+        filter: (u, i) => dots(u.data[i], faint),
       },
     };
   }
@@ -257,8 +263,11 @@ export class Chart {
   }
 
   setZoomed(zoomed) {
+    const changed = zoomed || this.zoomed;
     this.zoomed = zoomed;
     this.reset.hidden = !zoomed;
+    const { min, max } = this.plot.scales.x;
+    if (changed && !this.drawing) this.onzoom(zoomed ? [min, max] : null);
   }
 
   unzoom() {

@@ -115,6 +115,15 @@ export function columns(lists, log) {
   ];
 }
 
+const SPARSE = 40;
+
+/** Indices of the values of a column that are drawn as dots: all of a few, else the isolated ones; null if there are none. */
+export function dots(column, faint) {
+  const finite = column.flatMap((value, i) => (Number.isFinite(value) ? [i] : []));
+  const drawn = finite.length <= SPARSE && !faint ? finite : isolated(column);
+  return drawn.length ? drawn : null;
+}
+
 /** Indices of values without a neighbour to draw a line to: a run with one point, and a point between two gaps. */
 export function isolated(column) {
   const own = [];

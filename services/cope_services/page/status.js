@@ -64,9 +64,13 @@ export function sizes({ counts, scales, at_scales: atScales }) {
   return [{ scale: "", counts }, ...scaled];
 }
 
-/** The scale to open: the own size if something of it is or was trained, else the scale with the most such runs. */
+/**
+ * The scale to open: the own size if something of it is or was trained, else the scale with the most such runs, else one
+ * whose results are kept with the ablation files.
+ */
 export function fullestScale(ablation) {
   const [own, ...scaled] = sizes(ablation);
   if (begun(own.counts)) return "";
-  return scaled.reduce((best, each) => (begun(each.counts) > begun(best.counts) ? each : best), own).scale;
+  const fullest = scaled.reduce((best, each) => (begun(each.counts) > begun(best.counts) ? each : best), own);
+  return begun(fullest.counts) ? fullest.scale : (ablation.committed[0] ?? "");
 }

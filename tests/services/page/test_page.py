@@ -238,6 +238,39 @@ def test_a_cell_opens_its_runs_and_chosen_rows_are_compared(visitor: Visitor, si
     page.get_by_role("heading", name="CoPE seed 0").wait_for()
 
 
+def test_a_zoom_is_in_the_address_and_goes_with_the_step_axis(visitor: Visitor) -> None:
+    page = visitor.open("ablations/curves", ".uplot canvas")
+    chart = page.locator(".chart")
+    chart.focus()
+    page.keyboard.press("End")
+    page.keyboard.press("+")
+    page.wait_for_function("() => location.hash.includes('zoom=')")
+    address = page.url.partition("#/")[2]
+    page = visitor.open(address, ".reset:not([hidden])")
+    page.get_by_role("button", name="Reset zoom").click()
+    page.wait_for_function("() => !location.hash.includes('zoom=')")
+    visitor.open(address, ".reset:not([hidden])").get_by_role("button", name="time").click()
+    page.wait_for_function("() => !location.hash.includes('zoom=')")
+
+
+def test_chosen_runs_are_grouped_by_row(visitor: Visitor, site: Site) -> None:
+    ids = [*site.sample.ids[:2], *(row.runs[0].run_id for row in site.curves.rows)]
+    page = visitor.open(f"runs?{'&'.join(f'sel={run_id}' for run_id in ids)}", ".comparison .uplot canvas")
+    legend = page.locator(".comparison .legend button").all_inner_texts()
+    assert legend == ["tiny: CoPE", "tiny: Absolute", "curves: CoPE", "curves: Absolute", "curves: RoPE"]
+    page = visitor.open(f"runs?sel={site.curves.rows[0].runs[0].run_id}", ".comparison .empty")
+    assert page.locator(".comparison .empty").inner_text() == "No chosen run has metrics yet."
+
+
+def test_ablations_are_searched_by_words(visitor: Visitor) -> None:
+    page = visitor.open("ablations", "ul.ablations")
+    page.get_by_label("Search ablations").fill("tiny table 1")
+    page.wait_for_function("() => document.querySelectorAll('ul.ablations > li').length === 1")
+    assert page.url.endswith("?q=tiny+table+1")
+    page.get_by_label("Search ablations").fill("nothing like it")
+    page.get_by_text("No ablation has these words").wait_for()
+
+
 def test_runs_are_filtered_and_loaded_page_by_page(visitor: Visitor) -> None:
     page = visitor.open("runs", "table.runs")
     rows = page.locator("table.runs tbody tr")

@@ -28,8 +28,8 @@ async function publishedValues(name) {
 const hasPublished = (table) => table.rows.some((row) => Object.values(row.metrics).some((cell) => cell.published));
 
 /** The table, compared as the address says, or with the paper where it can be. */
-async function loadTable(name, scale, compare) {
-  const load = (against) => get(at(["ablations", name, "table"], { format: "json", scale, compare: against }));
+async function loadTable(name, scale, compare, committed) {
+  const load = (against) => get(at(["ablations", name, "table"], { format: "json", scale, compare: against, committed }));
   const plain = await load(null);
   const against = compare ?? (hasPublished(plain) ? "paper" : "");
   const usable =
@@ -79,10 +79,10 @@ function runsTab(detail, scale) {
   ];
 }
 
-function downloads(name, scale) {
+function downloads(name, scale, committed) {
   const save = (format, suffix, extra) => () =>
     download(
-      at(["ablations", name, "table"], { format, scale, ...extra }),
+      at(["ablations", name, "table"], { format, scale, committed, ...extra }),
       `${name}${scale ? `_${scale}` : ""}${extra ? "_runs" : ""}.${suffix}`,
     ).catch((error) => alert(error.message));
   return h("div", { class: "actions downloads", role: "group", "aria-label": "Download the table" },
@@ -109,11 +109,15 @@ export function ablation(root, name) {
   const draft = {}; // of the form that submits a sweep
 
   async function results(detail, scale, params) {
-    const loaded = await loadTable(name, scale, params.get("compare"));
+    // Where nothing is finished here, what is kept with the ablation files.
+    const committed = (!detail.counts.finished && detail.committed.includes(scale)) || null;
+    const loaded = await loadTable(name, scale, params.get("compare"), committed);
     const chosen = params.getAll("row").filter((row) => loaded.table.rows.some((each) => each.row === row));
     part("table", JSON.stringify([loaded.table, loaded.against, params.toString()]), () =>
-      resultsTable(main, { ...loaded, chosen, params, downloads: downloads(name, scale), detail }),
+      resultsTable(main, { ...loaded, chosen, params, downloads: downloads(name, scale, committed), detail, committed }),
     );
+    for (const each of [comparison, curves]) each.hidden = Boolean(committed);
+    if (committed) return;
     await rowComparison(comparison, { name, scale, chosen, part });
     if (detail.plan.length) await plot.refresh({ name, scale, detail, chosen, params });
   }

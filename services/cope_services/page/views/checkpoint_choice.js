@@ -6,6 +6,7 @@ import { change, toggled } from "../route.js";
 import { fullestScale, sizes } from "../status.js";
 
 export const MOST = 8; // checkpoints at once
+export const NONE = "none"; // in the place of runs: none is chosen, and none shall be
 
 const finishedRuns = (ablation) => sizes(ablation).reduce((sum, { counts }) => sum + (counts.finished ?? 0), 0);
 
@@ -36,7 +37,7 @@ export function choiceFields({ usable, name, scale, scales, rows, metric }, chos
   const own = new Set(rows.flatMap((row) => row.runs.map((run) => run.run_id)));
   const others = chosen.filter((id) => !own.has(id));
   const titles = usable.map((each) => [each.name, each.title || each.name]);
-  const none = h("button", { type: "button", class: "quiet", "data-key": "none", onclick: () => change({ run: null }) },
+  const none = h("button", { type: "button", class: "quiet", "data-key": "none", onclick: () => change({ run: NONE }) },
     "Choose none",
   );
   const lines = rows.map((row) =>
@@ -46,8 +47,8 @@ export function choiceFields({ usable, name, scale, scales, rows, metric }, chos
     ),
   );
   const controls = [
-    select("ablation", titles, name, (value) => change({ ablation: value, scale: null })),
-    scales.length ? select("scale", [["own", "own size"], ...scales], scale || "own", (value) => change({ scale: value })) : null,
+    select("ablation", titles, name, (value) => change({ ablation: value, scale: null, run: null, text: null, ask: null })),
+    scales.length ? select("scale", [["own", "own size"], ...scales], scale || "own", (value) => change({ scale: value, run: null })) : null,
     chosen.length ? none : null,
   ];
   return [

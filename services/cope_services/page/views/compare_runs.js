@@ -7,8 +7,8 @@ import { checkbox, empty, h, replace, section, segmented, select } from "../dom.
 import { number } from "../format.js";
 import { change, toggled } from "../route.js";
 import { isNumber, resultsFirst, SUMMARY, valueOf } from "../values.js";
+import { CHOICES, chosenCurves, curveControls, entry, keepZoom } from "./curve_controls.js";
 import { difference } from "./difference.js";
-import { entry } from "./learning_curves.js";
 import { parallel, scatter } from "./plots.js";
 
 const WAYS = [
@@ -29,6 +29,18 @@ function differing(runs, keys) {
   return found.filter((key) => section(key) >= 0).sort((a, b) => section(a) - section(b));
 }
 
+/** The runs by row: [[name, runs], …]. Rows of several ablations have the names of these, too. */
+function grouped(runs) {
+  const ablations = new Set(runs.map((run) => run.ablations?.[0]));
+  const groups = new Map();
+  for (const run of runs) {
+    const row = run.row ?? run.run_id;
+    const name = ablations.size > 1 && run.ablations?.length ? `${run.ablations[0]}: ${row}` : row;
+    groups.set(name, [...(groups.get(name) ?? []), run]);
+  }
+  return [...groups];
+}
+
 export function compareRuns(container) {
   const [controls, body] = [h("div", { class: "bar controls" }), h("div", { class: "comparison" })];
   let [chart, drawn] = [null, ""];
@@ -40,42 +52,30 @@ export function compareRuns(container) {
 
   async function curves(runs, metrics, params) {
     const metric = params.get("metric") ?? metrics[0];
+    if (!metric) return () => replace(body, empty("No chosen run has metrics yet."));
     const answer = await get(at("curves", { run: runs.map((run) => run.run_id), metric, points: 400 }));
-    const settings = {
-      by: params.get("x") ?? "step",
-      log: params.get("log") === "1",
-      smoothing: +(params.get("smooth") ?? 0),
-      spread: "seeds",
-    };
+    const settings = chosenCurves(params);
     const points = new Map(answer.series.map((each) => [each.run_id, each.points]));
-    const groups = runs.map((run, i) => ({
-      name: `${nameOf(run)} (${run.run_id.slice(0, 4)})`,
+    const groups = grouped(runs).map(([name, members], i) => ({
+      name,
       style: style(i),
-      series: [{ name: "", points: points.get(run.run_id) ?? [] }],
+      series: members.map((run) => ({ name: nameOf(run), points: points.get(run.run_id) ?? [] })).filter((each) => each.points.length),
     }));
     return () => {
-      replace(
-        controls,
-        select("metric", metrics, metric, (value) => change({ metric: value })),
-        segmented(
-          "Horizontal axis",
-          [["step", "step"], ["time", "time"]],
-          settings.by,
-          (x) => change({ x: x === "step" ? null : x }),
-        ),
-        checkbox("logarithmic", settings.log, (log) => change({ log })),
-      );
-      const entries = groups.map((group) => entry(group.name, group.style, { shown: true }));
+      replace(controls, curveControls(metrics, metric, settings));
+      const entries = new Map(groups.map((group) => [group.name, entry(group.name, group.style, { shown: true })]));
       const plot = h("div");
-      replace(body, h("div", { class: "legend" }, entries.map(({ button }) => button)), plot);
+      replace(body, h("div", { class: "legend" }, [...entries.values()].map(({ button }) => button)), plot);
       const drawable = lines(groups, settings);
+      if (!drawable.length) return replace(plot, empty(`No chosen run has logged ${metric}.`));
       chart = new Chart(plot, {
+        onzoom: keepZoom,
         oncursor: (x, values) =>
-          values.forEach((value, i) => {
-            entries[i].output.value = x === null ? "" : number(value);
+          drawable.forEach((line, i) => {
+            if (!line.faint) entries.get(line.group).output.value = x === null ? "" : number(values[i]);
           }),
       });
-      chart.draw(drawable, { log: settings.log, by: settings.by, metric });
+      return chart.draw(drawable, { ...settings, metric });
     };
   }
 
@@ -144,7 +144,7 @@ export function compareRuns(container) {
         ids,
         way,
         keys,
-        ["metric", "x", "log", "axis", "sx", "sy"].map((each) => params.getAll(each)),
+        [...CHOICES, "axis", "sx", "sy"].map((each) => params.getAll(each)),
       ]);
       if (state === drawn) return;
       if (!ids.length) {

@@ -3,26 +3,13 @@
 import { at, get } from "../api.js";
 import { Chart } from "../chart.js";
 import { lines, style } from "../curves.js";
-import { checkbox, empty, h, replace, section, segmented, select } from "../dom.js";
+import { empty, h, replace, section } from "../dom.js";
 import { duration, integer, number } from "../format.js";
 import { change, toggled } from "../route.js";
+import { CHOICES, chosenCurves, curveControls, entry, keepZoom } from "./curve_controls.js";
 
 const POINTS = 400;
 const ROWS = 100;
-const SPREADS = [["seeds", "each seed"], ["deviation", "mean ± SD"], ["range", "mean, range"]];
-
-/** A line of the legend: the colour and dash of a row, its name, and its value at the cursor. */
-export function entry(name, { colour, dash }, { shown, onclick }) {
-  const output = h("output", {});
-  const button = h("button", { type: "button", "aria-pressed": String(shown), "data-key": `legend ${name}`, onclick },
-    h("svg", { viewBox: "0 0 26 8", width: 26, height: 8, "aria-hidden": "true", style: { color: `var(${colour})` } },
-      h("path", { d: "M0 4H26", stroke: "currentColor", "stroke-width": 2.5, "stroke-dasharray": dash.join(" ") || null }),
-    ),
-    h("span", {}, name),
-    output,
-  );
-  return { button, output };
-}
 
 /** The groups of a chart from the answer of …/curves; by time, with the seconds of /curves. */
 async function groupsOf(curves, byTime, metric) {
@@ -83,37 +70,8 @@ export function learningCurves(container) {
   }
 
   function draw(groups, curves, { chosen, params, titles }) {
-    const settings = {
-      by: params.get("x") ?? "step",
-      log: params.get("log") === "1",
-      smoothing: +(params.get("smooth") ?? 0),
-      spread: params.get("spread") ?? "seeds",
-    };
-    replace(
-      controls,
-      select("metric", named(curves.metrics, titles), curves.metric, (metric) => change({ metric })),
-      segmented(
-        "Horizontal axis",
-        [["step", "step"], ["time", "time"]],
-        settings.by,
-        (x) => change({ x: x === "step" ? null : x }),
-      ),
-      select("seeds as", SPREADS, settings.spread, (spread) => change({ spread: spread === "seeds" ? null : spread })),
-      checkbox("logarithmic", settings.log, (log) => change({ log })),
-      h("label", { class: "field" },
-        h("span", {}, "smoothing"),
-        h("input", {
-          type: "range",
-          min: 0,
-          max: 0.95,
-          step: 0.05,
-          value: settings.smoothing,
-          "data-key": "smoothing",
-          onchange: (event) => change({ smooth: +event.target.value || null }, { replace: true }),
-        }),
-      ),
-      at_,
-    );
+    const settings = chosenCurves(params);
+    replace(controls, curveControls(named(curves.metrics, titles), curves.metric, settings), at_);
     outputs = new Map();
     replace(
       legend,
@@ -136,9 +94,9 @@ export function learningCurves(container) {
       replace(plot, empty(`No run has logged ${curves.metric} yet. Curves appear here while runs are trained.`));
       return;
     }
-    chart ??= new Chart(plot);
+    chart ??= new Chart(plot, { onzoom: keepZoom });
     chart.oncursor = readout(drawable, settings.by === "time");
-    chart.draw(drawable, { log: settings.log, by: settings.by, metric: curves.metric });
+    chart.draw(drawable, { ...settings, metric: curves.metric, label: titles.get(curves.metric) });
   }
 
   return {
@@ -153,7 +111,7 @@ export function learningCurves(container) {
         groups.error ? groups.error.message : groups,
         [curves.metrics, curves.total],
         chosen,
-        ["from", "metric", "x", "log", "smooth", "spread"].map((each) => params.get(each)),
+        ["from", ...CHOICES].map((each) => params.get(each)),
       ]);
       if (state === drawn) return;
       replace(pages, rowPages(curves, +(params.get("from") ?? 0)));

@@ -3,7 +3,7 @@
 import { at, get } from "../api.js";
 import { changes, empty, h, replace, section } from "../dom.js";
 import { ago, moment, plural } from "../format.js";
-import { link } from "../route.js";
+import { change, link } from "../route.js";
 import { begun, fullestScale, progress, sizes, summary, total } from "../status.js";
 
 const OWN = "own size";
@@ -42,6 +42,7 @@ function unstarted(ablation) {
   return h("li", {},
     h("a", { href: link(["ablations", name]), "data-key": name }, title || name),
     h("small", {}, [name, plural(total(counts), "run"), reproduces].filter(Boolean).join(" · ")),
+    ablation.committed.length > 0 && h("small", { class: "committed" }, `committed results: ${ablation.committed.map((scale) => scale || OWN).join(", ")}`),
   );
 }
 
@@ -50,23 +51,38 @@ const isTrained = (ablation) => !ablation.error && sizes(ablation).some(({ count
 /** Newest first; then those with runs; then by name. */
 const order = (a, b) => (b.newest_ms ?? 0) - (a.newest_ms ?? 0) || isTrained(b) - isTrained(a) || a.name.localeCompare(b.name);
 
+/** Whether all words are in the name, title or table of the paper of an ablation. */
+function matches({ name, title, reproduces }, words) {
+  const text = [name, title, reproduces].join(" ").toLowerCase();
+  return words.every((word) => text.includes(word));
+}
+
 export function overview(root) {
   const part = changes();
   const [intro, list, active] = [h("p", { class: "lead" }), h("div"), h("div")];
+  const search = h("input", {
+    type: "search",
+    placeholder: "Search ablations",
+    "aria-label": "Search ablations",
+    "data-key": "search",
+    oninput: (event) => change({ q: event.target.value }, { replace: true }),
+  });
   let started = false;
   return {
     title: () => "Ablations",
-    async refresh() {
+    async refresh(params) {
       const [ablations, finished, running] = await Promise.all([
         get(at("ablations")),
         get(at("runs", { status: "finished", limit: 1 })), // a run can be in several ablations
         get(at("sweeps", { limit: 20 })).catch(() => ({ sweeps: [] })),
       ]);
-      if (!started) replace(root, h("div", { class: "head" }, h("h1", {}, "Ablations"), intro), active, list);
+      if (!started) replace(root, h("div", { class: "head" }, h("h1", {}, "Ablations"), intro, search), active, list);
       started = true;
-      part("list", JSON.stringify([ablations, finished.total, Math.floor(Date.now() / 60_000)]), () => {
+      if (document.activeElement !== search) search.value = params.get("q") ?? "";
+      const words = (params.get("q") ?? "").toLowerCase().split(/\s+/).filter(Boolean);
+      part("list", JSON.stringify([words, ablations, finished.total, Math.floor(Date.now() / 60_000)]), () => {
         intro.textContent = `${plural(ablations.length, "ablation")}, ${plural(finished.total, "finished run")}`;
-        const sorted = [...ablations].sort(order);
+        const sorted = ablations.filter((each) => matches(each, words)).sort(order);
         const [first, rest] = [
           sorted.filter((each) => isTrained(each) || each.error),
           sorted.filter((each) => !isTrained(each) && !each.error),
@@ -77,8 +93,9 @@ export function overview(root) {
             empty(
               "There are no ablation files. Write one into the folder that `cope-sweep serve --ablations` names; this page shows it at once.",
             ),
+          ablations.length > 0 && !sorted.length && empty("No ablation has these words in its name, title or table of the paper."),
           first.length > 0 && h("ul", { class: "ablations" }, first.map(card)),
-          rest.length > 0 && section("Not started", { id: "unstarted" }, h("ul", { class: "unstarted" }, rest.map(unstarted))),
+          rest.length > 0 && section("Not started in this store", { id: "unstarted" }, h("ul", { class: "unstarted" }, rest.map(unstarted))),
         );
       });
       const now = running.sweeps.filter((each) => ["pending", "running"].includes(each.status));

@@ -5,7 +5,7 @@ import { empty, h, replace, section, table } from "../dom.js";
 import { EXAMPLES } from "../examples.js";
 import { fixed, number } from "../format.js";
 import { change, current, link } from "../route.js";
-import { choiceFields, loadChoice } from "./checkpoint_choice.js";
+import { choiceFields, loadChoice, NONE } from "./checkpoint_choice.js";
 import { heads } from "./heads.js";
 import { legend, surprise } from "./surprise.js";
 
@@ -14,6 +14,8 @@ const hasGates = (run) => run.spec?.model.position.some((each) => each.kind.star
 
 /** A text that a run's task can read; null if there is no example. */
 const exampleOf = (run) => (run?.spec ? (EXAMPLES[run.spec.task.kind] ?? null) : null);
+
+const DEFAULT_ROWS = 4; // whose best seeds are chosen at first
 
 const nameOf = (run) => `${run.row ?? run.run_id}${run.seed === null ? "" : `, seed ${run.seed}`}`;
 
@@ -39,7 +41,8 @@ export function playground(root) {
   const area = h("textarea", { id: "text", rows: 4, spellcheck: "false", "data-key": "text", "aria-describedby": "text-help" });
   let [started, drawn, asked, controller] = [false, "", "", null];
 
-  const chosenIds = () => current().params.getAll("run");
+  let inserted = ""; // the example that this page has written
+  const chosenIds = () => current().params.getAll("run").filter((id) => id !== NONE);
   const nameOfId = (id) => (runs.has(id) ? nameOf(runs.get(id)) : id);
 
   async function loadRuns(ids) {
@@ -98,7 +101,7 @@ export function playground(root) {
   /** Measure what the address asks for; `again` also if it is what was measured last. */
   async function ask(again) {
     const { params } = current();
-    const [text, models] = [params.get("text") ?? "", params.getAll("run")];
+    const [text, models] = [params.get("text") ?? "", chosenIds()];
     const state = JSON.stringify([text, models]);
     if (params.get("ask") !== "1" || (!again && state === asked)) return;
     asked = state;
@@ -128,8 +131,13 @@ export function playground(root) {
     close: () => controller?.abort(),
     async refresh(params) {
       await loadRuns(chosenIds()).catch(() => {}); // an unknown id is reported by the measurement
-      const chosen = chosenIds();
+      let chosen = chosenIds();
       const found = await loadChoice(params, runs.get(chosen[0]));
+      if (!params.has("run") && found.rows.length) {
+        chosen = found.rows.slice(0, DEFAULT_ROWS).map((row) => row.runs[0].run_id);
+        change({ run: chosen }, { replace: true }); // draws this view again
+        return;
+      }
       if (!started) {
         const title = h("div", { class: "head" },
           h("h1", {}, "Playground"),
@@ -143,7 +151,10 @@ export function playground(root) {
       if (state !== drawn) replace(chooser, choiceFields(found, chosen, nameOfId));
       drawn = state;
       if (params.get("text") !== null && document.activeElement !== area) area.value = params.get("text");
-      if (!area.value && chosen.length) area.value = exampleOf(runs.get(chosen[0])) ?? "";
+      if ((!area.value || area.value === inserted) && chosen.length) {
+        inserted = exampleOf(runs.get(chosen[0])) ?? "";
+        area.value = inserted;
+      }
       ask(false); // reports its own errors
     },
   };

@@ -45,7 +45,7 @@ function verdict(comparison, metric) {
 }
 
 function cell(row, metric, context) {
-  const { params, published, widths } = context;
+  const { params, published, widths, committed } = context;
   const found = row.metrics[metric.name];
   const paper = found.published ?? published?.get(row.row)?.[metric.name]?.published;
   const id = `${row.row}|${metric.name}`;
@@ -53,6 +53,10 @@ function cell(row, metric, context) {
   const ours =
     found.n === 0
       ? h("span", { class: "none" }, "–")
+      : committed // its runs are not in this store
+        ? h("span", { class: `value${found.best ? " best" : ""}`, title: `${found.n} of ${row.seeds} seeds` },
+            withSpread(found.mean, found.std, metric, widths.get(metric.name)),
+          )
       : h("button", {
             type: "button",
             class: `value${found.best ? " best" : ""}`,
@@ -132,7 +136,7 @@ function heading(key, text, params, attributes = {}) {
 
 /** Draw the table. `published` has the values of the ablation's own size where this size is not compared with them. */
 export function resultsTable(container, context) {
-  const { table, against, canPaper, chosen, params, published, downloads } = context;
+  const { table, against, canPaper, chosen, params, published, downloads, committed } = context;
   const widths = new Map(table.metrics.map((metric) => [metric.name, widest(table.rows, metric)]));
   const parameters = table.rows.some((row) => row.parameters !== null);
   const columns = [
@@ -153,7 +157,7 @@ export function resultsTable(container, context) {
     const [openRow, openMetric] = splitOpen(params.get("open"));
     const metric = row.row === openRow ? table.metrics.find((each) => each.name === openMetric) : null;
     const line = h("tr", { class: chosen.includes(row.row) ? "chosen" : "" },
-      h("td", { class: "choose" },
+      !committed && h("td", { class: "choose" },
         h("input", {
           type: "checkbox",
           checked: chosen.includes(row.row),
@@ -169,7 +173,7 @@ export function resultsTable(container, context) {
           : null,
       ),
       parameters && h("td", { class: "number" }, integer(row.parameters)),
-      table.metrics.map((each) => cell(row, each, { params, published, widths })),
+      table.metrics.map((each) => cell(row, each, { params, published, widths, committed })),
     );
     return metric && row.metrics[metric.name].n ? [line, runsOfCell(row, metric, columns.length + 1)] : [line];
   });
@@ -181,8 +185,13 @@ export function resultsTable(container, context) {
   const shown = published && [...published.values()].some((metrics) => Object.values(metrics).some((each) => each.published));
   replace(
     container,
+    committed &&
+      h("p", { class: "committed", role: "note" },
+        "These results are kept with the ablation files, in their folder ", h("code", {}, "results"),
+        ": they are of runs that are not in this store.",
+      ),
     section(
-      "Results",
+      committed ? "Committed results" : "Results",
       {
         id: "results",
         controls: [select("verdicts against", options, against, (value) => change({ compare: value })), downloads],
@@ -192,7 +201,7 @@ export function resultsTable(container, context) {
         h("table", { class: "results" },
           h("thead", {},
             h("tr", {},
-              h("td", { class: "choose" }, h("span", { class: "hidden" }, "Choose")),
+              !committed && h("td", { class: "choose" }, h("span", { class: "hidden" }, "Choose")),
               columns.map(([key, text, attributes]) => heading(key, text, params, attributes)),
             ),
           ),
@@ -201,7 +210,7 @@ export function resultsTable(container, context) {
       ),
       h("div", { class: "notes" },
         [
-          "Mean ± standard deviation over seeds. Select a number to see its runs. Choose rows to compare them.",
+          `Mean ± standard deviation over seeds.${committed ? "" : " Select a number to see its runs. Choose rows to compare them."}`,
           shown &&
             "The paper's numbers are of models and training of another size, so there is no verdict against the paper.",
           table.scaled.length ? `This scale changes ${table.scaled.join(", ")}.` : null,

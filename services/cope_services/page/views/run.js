@@ -3,9 +3,10 @@
 import { at, get } from "../api.js";
 import { Chart } from "../chart.js";
 import { lines, style } from "../curves.js";
-import { changes, checkbox, empty, h, replace, select, tabs } from "../dom.js";
+import { changes, empty, h, replace, tabs } from "../dom.js";
 import { integer, number } from "../format.js";
 import { change } from "../route.js";
+import { chosenCurves, CHOICES, curveControls, keepZoom } from "./curve_controls.js";
 import { checkpoint, comparison, configuration, facts, head, logs, pairs } from "./run_parts.js";
 
 const RESULTS = "results";
@@ -32,15 +33,14 @@ export function run(root, id) {
     closeChart();
     const keys = new Set([...Object.keys(found.metrics), ...found.curve.flatMap((row) => Object.keys(row))]);
     const logged = [...keys].filter((key) => key !== "step" && found.curve.some((row) => key in row));
-    const [metric, log] = [params.get("metric") ?? logged[0], params.get("log") === "1"];
+    const [metric, settings] = [params.get("metric") ?? logged[0], { ...chosenCurves(params), by: "step", spread: "seeds" }];
     const points = found.curve.filter((row) => metric in row).map((row) => [row.step, NaN, row[metric]]);
     const [plot, reading] = [h("div"), h("output", { class: "note" })];
     const metrics = Object.entries(found.metrics).map(([key, value]) => [key, number(value, 5)]);
     const none = ENDED.has(found.status) ? "The run ended without results." : "They appear when the run is finished.";
     const controls = h("div", { class: "bar controls" },
       h("h2", {}, "Curve"),
-      logged.length ? select("metric", logged, metric, (value) => change({ metric: value })) : null,
-      checkbox("logarithmic", log, (value) => change({ log: value })),
+      logged.length ? curveControls(logged, metric, settings, { seeds: false, time: false }) : null,
       reading,
     );
     replace(
@@ -52,12 +52,13 @@ export function run(root, id) {
     );
     if (!points.length) return replace(plot, empty("No values have been logged."));
     chart = new Chart(plot, {
+      onzoom: keepZoom,
       oncursor: (x, [value]) => {
         reading.value = x === null ? "" : `step ${integer(x)}: ${number(value)}`;
       },
     });
     const group = { name: metric, style: style(0), series: [{ name: "", points }] };
-    return chart.draw(lines([group], { by: "step", smoothing: 0, spread: "seeds" }), { log, by: "step", metric });
+    return chart.draw(lines([group], settings), { ...settings, metric });
   }
 
   async function drawPart(tab, found, params) {
@@ -87,7 +88,7 @@ export function run(root, id) {
       );
       if (tab !== RESULTS) await drawPart(tab, found, params);
       else
-        part("body", `${RESULTS} ${JSON.stringify([rest, curve.length, params.get("metric"), params.get("log")])}`, () =>
+        part("body", `${RESULTS} ${JSON.stringify([rest, curve.length, CHOICES.map((each) => params.get(each))])}`, () =>
           drawResults(found, params),
         );
     },
