@@ -38,6 +38,11 @@ class AblationSummary(BaseModel):
     newest_ms: int | None = Field(
         default=None, description="Time of the last change of one of its runs, at any scale, in ms since 1970."
     )
+    committed: list[str] = Field(
+        default=[],
+        description="Scales whose results are kept with the ablation files (`table?committed=true`); an empty name is the "
+        "own size.",
+    )
     loading: bool = Field(
         default=False, description="Its plan, or that of a scale, is still being made; numbers are missing until then."
     )

@@ -18,6 +18,8 @@ from cope_sweep.errors import NotFoundError
 from cope_sweep.store import QueryError
 
 SUFFIXES = (".yaml", ".yml")
+RESULTS = "results"
+"""The folder beside the ablation files with the reports that are kept with them."""
 SETTLED_NS = 100_000_000
 """A folder that was changed longer ago than this has another time of change after its next change."""
 
@@ -107,6 +109,11 @@ class AblationFiles:
             raise found.with_traceback(None)  # the error is kept, and each raise adds frames
         return found
 
+    def committed(self, name: str) -> list[str]:
+        """The scales of an ablation whose results are kept with the files; "" is its own size."""
+        found = (path.stem.partition(".") for path in (self.folder / RESULTS).glob("*.parquet"))
+        return sorted(scale for own, _, scale in found if own == name and scale.rpartition(".")[2] != "curves")
+
     def is_ready(self, name: str, scale: str | None = None) -> bool:
         """Whether `load` answers at once, with a plan or with an error."""
         path = self.files().get(name)
@@ -158,7 +165,7 @@ class AblationFiles:
 
     def state(self) -> tuple[object, ...]:
         """A value that changes when a file changes, or when a plan is made that the last answers left out."""
-        paths = {str(path): None for path in self.files().values()}
+        paths = {str(path): None for path in (*self.files().values(), self.folder / RESULTS)}
         known = list(self._plans.values())
         paths |= {stamp[0]: None for stamps, _ in known for stamp in stamps}
         return _stamps(paths), len(known)

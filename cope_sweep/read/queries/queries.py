@@ -11,7 +11,7 @@ from cope_sweep.api import answers, questions
 from cope_sweep.config import Plan, SpecError
 from cope_sweep.errors import NotFoundError, UserError
 from cope_sweep.read.queries import runs
-from cope_sweep.read.queries.ablations import AblationFiles, LoadedPlan
+from cope_sweep.read.queries.ablations import RESULTS, AblationFiles, LoadedPlan
 from cope_sweep.read.queries.curves import KnownCurves, curves_of_runs, plan_curves, run_rows
 from cope_sweep.read.queries.plans import plan_cost, recorded_plan
 from cope_sweep.store import QueryError, RunFolder, RunQuery, RunRecord, Store, SweepSummary
@@ -148,6 +148,7 @@ class Queries:
             "finished": counts.get("finished", 0),
             "counts": counts,
             "newest_ms": max((ms for ms in times if ms is not None), default=None),
+            "committed": self.files.committed(name),
             "loading": len(ready) < len(content.scales),
         }
 
@@ -200,11 +201,21 @@ class Queries:
 
         write_runs(self.store, self._run_query(question), question.format or "csv", file, curves=question.curves)
 
-    def table(self, plan: Plan, *, compare: str | None = None) -> Table:
-        """The table of a plan, with what its search has suggested: `tables.table`."""
-        from cope_sweep.read.tables import table
+    def table(self, question: questions.GetTable) -> Table:
+        """The table of an ablation, of the store's runs or of those that are kept with the files. Raises UserError."""
+        name, scale, compare = question.name, question.scale, question.compare
+        if not question.committed:
+            from cope_sweep.read.tables import table
 
-        return table(recorded_plan(plan, self.store), self.store, compare=compare)
+            return table(self.load(name, scale).plan, self.store, compare=compare)
+        from cope_sweep.read.reports.runs import committed_table
+
+        self.files.file(name)
+        known = self.files.committed(name)
+        if scale not in known and (scale or len(known) != 1):
+            hint = ", ".join(each or "its own size" for each in known) or "none"
+            raise NotFoundError(f"no results of {name} at {scale or 'its own size'} are kept; kept are: {hint}")
+        return committed_table(self.files.folder / RESULTS, self.files.folder, name, scale, compare)
 
     def run_id(self, text: str) -> str:
         """The id of the run whose id begins with these digits, at least four; else the text. Raises QueryError."""

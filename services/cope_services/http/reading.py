@@ -271,9 +271,9 @@ async def _table(components: Components, question: GetTable, accept: str | None)
     chosen = find_format(question.format or accepted(accept, TABLE_TYPES, "a table"))
 
     def make() -> bytes:
-        plan = components.queries.load(question.name, question.scale).plan
-        table = components.queries.table(plan, compare=question.compare)
-        return chosen.file(table, runs=question.runs, runs_url=RUNS_URL)
+        # The runs of committed results are not in the store.
+        runs_url = "" if question.committed else RUNS_URL
+        return chosen.file(components.queries.table(question), runs=question.runs, runs_url=runs_url)
 
     return Response(await run_in_threadpool(make), media_type=chosen.media_type)
 
