@@ -1,5 +1,7 @@
 """The functions that `import cope_sweep` offers."""
 
+import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -94,3 +96,35 @@ def test_the_import_is_light():
         [sys.executable, "-c", calls], capture_output=True, text=True, check=True, cwd=Path(__file__).parent.parent
     )
     assert done.stdout.split() == ["True", "True"]
+
+
+def tutorial() -> list[str]:
+    """The cells of code of ablations/tutorial.ipynb."""
+    text = (Path(__file__).parent.parent / "ablations" / "tutorial.ipynb").read_text(encoding="utf-8")
+    return ["".join(cell["source"]) for cell in json.loads(text)["cells"] if cell["cell_type"] == "code"]
+
+
+def test_the_encoding_of_the_tutorial_is_that_of_the_readme():
+    (example,) = [block for block in code_blocks(read("cope_sweep/positions/README.md"), "python") if "kind:" in block]
+    assert example.strip() in tutorial()[0]
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(1200)
+def test_the_tutorial_runs(tmp_path):
+    """Every cell, in a process and a folder of their own, with shorter training and two seeds."""
+    text = "\n".join(tutorial()).replace("steps: 300", "steps: 60").replace("seeds: [0, 1, 2, 3, 4]", "seeds: [0, 1]")
+    assert "steps: 60" in text
+    (tmp_path / "tutorial.py").write_text(f"{text}\nprint(table)", encoding="utf-8")
+    path = {"PYTHONPATH": str(Path(__file__).parent.parent)}
+    done = subprocess.run(
+        [sys.executable, "tutorial.py"],
+        cwd=tmp_path,
+        env=os.environ | path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Learned decay + RoPE" in done.stdout
+    assert "layer 1, head 1: gates of data" in done.stdout
