@@ -94,7 +94,7 @@ def contents(index):
                 for row in connection.execute(table.select())
             )
             for table in metadata.sorted_tables
-            if table.name not in ("counters", "parts", "part_values")
+            if table.name not in ("counters", "parts")
         }  # fmt: skip
 
 

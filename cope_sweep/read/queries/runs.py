@@ -42,7 +42,7 @@ def page(store: Store, files: AblationFiles | None, question: ListRuns, query: R
     """A page of runs. Those of a query with only `run_ids` are in their order, with pending ones. Raises QueryError."""
     own_keys = _query_keys(query)
     wanted = chosen(question.fields, own_keys)
-    summaries.check_keys(store.index, sorted(wanted.keys - own_keys))
+    store.index.check_keys(sorted(wanted.keys - own_keys))
     place = "" if question.ablation is None else f"{question.ablation} {question.scale}"
     if question.cursor is not None:
         if query.offset:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from cope_sweep.config import Plan
 from cope_sweep.read.tables.frame import frame_of_records
 from cope_sweep.store import RunRecord, SweepRecord
-from cope_sweep.store.index.flatten import flatten
+from cope_sweep.store.index.model import flatten
 
 if TYPE_CHECKING:
     import pandas as pd

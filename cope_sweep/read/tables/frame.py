@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from cope_sweep.config import Plan, RunSpec
 from cope_sweep.store import RunRecord, Store
-from cope_sweep.store.index.flatten import flatten
-from cope_sweep.store.index.model import Value
+from cope_sweep.store.index.model import Value, flatten
 from cope_sweep.store.index.tables import SECTIONS
 
 if TYPE_CHECKING:

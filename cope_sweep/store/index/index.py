@@ -16,7 +16,7 @@ from sqlalchemy.sql import ColumnElement
 
 from cope_sweep.store.event import Status
 from cope_sweep.store.index.database import Database
-from cope_sweep.store.index.filters import conditions, order_of
+from cope_sweep.store.index.filters import check_keys, conditions, counted, order_of
 from cope_sweep.store.index.mirroring import Mirrored
 from cope_sweep.store.index.model import (
     Lease,
@@ -30,15 +30,13 @@ from cope_sweep.store.index.model import (
     Value,
 )
 from cope_sweep.store.index.owners import is_gone, owner_name
-from cope_sweep.store.index.rows import RowWriter, RunRow, among, chunks, delete_values, next_revision, upsert
+from cope_sweep.store.index.rows import RowWriter, RunRow, among, chunks, next_revision, upsert
 from cope_sweep.store.index.tables import (
     SECTIONS,
     counters,
     keys,
     locks,
-    part_values,
     parts,
-    run_values,
     runs,
     sweep_runs,
     sweeps,
@@ -117,18 +115,23 @@ class Index:
         with self.database.reading() as connection:
             status = self.status_column(connection)
             where = conditions(connection, query, status)
-            total = connection.execute(select(func.count()).select_from(runs).where(*where)).scalar_one()
-            order = order_of(connection, query, status)
-            ids = order.applied(select(runs.c.id, *order.columns).where(*where))
+            ids, count, order = counted(query, where, order_of(connection, query, status))
+            ids = order.sorted(ids.add_columns(count.label("total")))
             if query.after is not None:
                 ids = ids.where(order.after(query.after))
             found = list(connection.execute(ids.limit(query.limit + 1).offset(query.offset)))
+            total = found[0].total if found else connection.execute(select(count)).scalar_one()
             more, found = len(found) > query.limit, found[: query.limit]
             wanted = [row[0] for row in found]
             rows = connection.execute(select(runs.c.id, *columns, status).where(runs.c.id.in_(wanted)))
             names = [column.name for column in (*columns, status)]
             records = {row[0]: record_of(names, row[1:]) for row in rows}
-        return RunPage(int(total), [records[key] for key in wanted], tuple(found[-1][1:]) if more else None)
+        return RunPage(int(total), [records[key] for key in wanted], tuple(found[-1][1:-1]) if more else None)
+
+    def check_keys(self, names: Iterable[str]) -> None:
+        """Raise QueryError with near names if a key is neither a column of runs nor a value of any run."""
+        with self.database.reading() as connection:
+            check_keys(connection, names)
 
     def finished_steps(self) -> list[int]:
         """The numbers of training steps of finished runs, each once."""
@@ -182,7 +185,7 @@ class Index:
     def clear(self) -> None:
         """Delete everything, except what other stores have received (`mirrored`) and the revision."""
         with self.database.writing() as connection:
-            for table in (run_values, part_values, sweep_runs, sweeps, runs, parts, keys):
+            for table in (sweep_runs, sweeps, runs, parts, keys):
                 connection.execute(delete(table))
         self._writer.forget()
 
@@ -194,7 +197,6 @@ class Index:
                 wanted = (
                     runs.c.run_id.in_(chunk) if owner is None else and_(runs.c.run_id.in_(chunk), runs.c.owner == owner)
                 )
-                delete_values(connection, connection.execute(select(runs.c.id).where(wanted)).scalars().all())
                 connection.execute(delete(runs).where(wanted))
 
     # -- leases --------------------------------------------------------------------------------------------------
@@ -392,21 +394,11 @@ class Index:
 
 def part_values_of(connection: Connection, ids: Iterable[int | None]) -> dict[int, dict[str, Value]]:
     """Part id → its values by dotted key."""
+    query = select(parts.c.id, parts.c.content)
     found: dict[int, dict[str, Value]] = {}
-    query = select(part_values.c.part, keys.c.name, part_values.c.number, part_values.c.text).join(
-        keys, keys.c.id == part_values.c.key
-    )
     for chunk in chunks(part for part in ids if part is not None):
-        for part, name, number, content in connection.execute(query.where(part_values.c.part.in_(chunk))):
-            found.setdefault(part, {})[name] = value_of(number, content)
+        found |= {row.id: row.content for row in connection.execute(query.where(parts.c.id.in_(chunk)))}
     return found
-
-
-def value_of(number: float | None, content: str | None) -> Value:
-    """The value in the columns `number` and `text`."""
-    if number is not None:
-        return int(number) if number.is_integer() else number
-    return {"true": True, "false": False}.get(str(content), str(content))
 
 
 def record_columns() -> list[Any]:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
+from typing import Any
 
 from sqlalchemy import BindParameter, ColumnElement, bindparam, func, select, text
 
 from cope_sweep.store.event import Status
-from cope_sweep.store.index.filters import COLUMNS, key_number
-from cope_sweep.store.index.index import Index, summary_of, value_of
-from cope_sweep.store.index.model import SweepSummary, Value
+from cope_sweep.store.index.index import Index, summary_of
+from cope_sweep.store.index.model import SweepSummary
 from cope_sweep.store.index.rows import among
-from cope_sweep.store.index.tables import counters, keys, run_values, runs, sweep_runs, sweeps
+from cope_sweep.store.index.tables import counters, runs, sweep_runs, sweeps
 
 SHOWN = 40
 """Characters of an unknown id that a message shows."""
@@ -86,27 +86,12 @@ def newest_ms(index: Index, run_ids: Iterable[str]) -> int | None:
         return connection.execute(select(changed).where(among(connection, runs.c.run_id, run_ids))).scalar()
 
 
-def check_keys(index: Index, names: Iterable[str]) -> None:
-    """Raise QueryError with near names if a key is neither a column of runs nor a value of any run."""
+def facts(index: Index, run_ids: Iterable[str], names: Sequence[str]) -> dict[str, tuple[Any, ...]]:
+    """Run id → its facts with these names; null for those that it lacks."""
+    query = select(runs.c.run_id, *(runs.c.facts[name] for name in names))
     with index.database.reading() as connection:
-        for name in names:
-            if name not in COLUMNS and name != "status":
-                key_number(connection, name)
-
-
-def values(index: Index, run_ids: Iterable[str], names: Sequence[str]) -> dict[str, dict[str, Value]]:
-    """Run id → the metrics and facts with these names (`facts.wall_s`), of the runs that have any."""
-    found: dict[str, dict[str, Value]] = {}
-    query = (
-        select(runs.c.run_id, keys.c.name, run_values.c.number, run_values.c.text)
-        .join(run_values, run_values.c.run == runs.c.id)
-        .join(keys, keys.c.id == run_values.c.key)
-        .where(keys.c.name.in_(list(names)))
-    )
-    with index.database.reading() as connection:
-        for run_id, name, number, content in connection.execute(query.where(among(connection, runs.c.run_id, run_ids))):
-            found.setdefault(run_id, {})[name] = value_of(number, content)
-    return found
+        rows = connection.execute(query.where(among(connection, runs.c.run_id, run_ids)))
+        return {row[0]: tuple(row[1:]) for row in rows}
 
 
 def _small_index(index: Index) -> str:

@@ -51,9 +51,9 @@ def test_a_run_whose_lease_expired_counts_as_interrupted(used):
     assert summaries.sweep_counts(used, ["a"])["a"] == {"finished": 1, "failed": 1, "interrupted": 1, "pending": 1}
 
 
-def test_values_and_places(used):
-    found = summaries.values(used, IDS, ["facts.wall_s", "facts.device"])
-    assert found == {IDS[0]: {"facts.wall_s": 3, "facts.device": "cpu"}}
+def test_facts_and_places(used):
+    found = summaries.facts(used, IDS, ["wall_s", "device"])
+    assert found == {IDS[0]: (3, "cpu"), IDS[1]: (None, None), IDS[2]: (None, None)}
     assert summaries.places(used, IDS)[IDS[0]] == [("a", "tiny", "CoPE"), ("b", "other", "CoPE")]
     assert summaries.recorded_rows(used, "tiny") == [(run_id, {"n": str(i)}) for i, run_id in enumerate(IDS)]
 
