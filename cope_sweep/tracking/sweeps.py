@@ -11,6 +11,7 @@ from typing import get_args
 from cope_sweep.store.errors import DamagedError
 from cope_sweep.store.event import Status
 from cope_sweep.store.index.mirroring import Mirrored
+from cope_sweep.store.index.summaries import sweep_counts
 from cope_sweep.store.store import Store
 from cope_sweep.store.sweeps import SweepRecord
 from cope_sweep.tracking.notes import MAX_LINKS, experiment_note, sweep_note
@@ -135,7 +136,7 @@ class SweepMirror:
         for run_id in [run_id for run_id in record.reused if run_id in reused][:MAX_LINKS]:
             if run := self._tracking.get(reused[run_id]):
                 links[run_id] = run.link
-        counts = self._mirrored.run_counts(record.sweep_id)
+        counts = sweep_counts(self._store.index, [record.sweep_id]).get(record.sweep_id, {})
         tags = {
             "mlflow.note.content": sweep_note(record, counts, links),
             f"{TAG}status": status,

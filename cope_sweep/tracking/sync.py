@@ -26,6 +26,7 @@ from cope_sweep.store import Store, StoreError
 from cope_sweep.store.index import Index, IndexUnavailable
 from cope_sweep.store.index.mirroring import Mirrored
 from cope_sweep.store.index.owners import new_owner
+from cope_sweep.store.index.summaries import sweep_rows
 from cope_sweep.tracking.connection import limit_requests
 from cope_sweep.tracking.mlflow import MlflowTracking
 from cope_sweep.tracking.port import Tracking, TrackingError
@@ -140,7 +141,7 @@ class TrackerSync:
             return
         first: set[str] = set()
         if self._first_sweep is not None:
-            first = self._mirrored.members(self._first_sweep)
+            first = set(sweep_rows(self._store.index, self._first_sweep))
         begun = self._mirrored.begun()
         self._begun |= begun & backlog.runs.keys()
         new = sorted(backlog.runs, key=lambda run_id: (run_id not in begun, run_id not in first))
@@ -228,7 +229,7 @@ class MirrorLock:
     def acquire(self) -> bool:
         """Take the lock, if nobody has it; whether this process holds it. Raises StoreError."""
         if not self.held:
-            self.held = self._index.lock(self._name, self._owner, self._ttl_s)
+            self.held = self._index.claim(self._name, self._owner, self._ttl_s) == self._owner
             if self.held and self._thread is None:
                 self._thread = threading.Thread(target=self._renew, name="mirror-lock", daemon=True)
                 self._thread.start()
@@ -250,7 +251,7 @@ class MirrorLock:
             if not self.held:
                 continue
             try:
-                self.held = self._index.lock(self._name, self._owner, self._ttl_s)
+                self.held = self._index.claim(self._name, self._owner, self._ttl_s) == self._owner
                 renewed_s = time.monotonic()
             except StoreError:
                 # The database does not answer. Somebody else may take the lock once it has expired.
@@ -389,7 +390,7 @@ def backlog_count(store: Store, uri: str) -> int:
 
 def mirrored_of(store: Store, uri: str) -> Mirrored:
     """The part of a store that the tracker at `uri` has; nothing where its SQLite file is gone. Raises StoreError."""
-    mirrored = store.index.mirrored(tracker_key(store, uri))
+    mirrored = Mirrored(store.index, tracker_key(store, uri))
     path = sqlite_path(uri)
     if path is not None and not path.exists() and mirrored.newest_tracked_id() is not None:
         mirrored.forget()

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from cope_sweep.config import NUMERIC_FACTS
-from cope_sweep.store.curve import TIME_KEY
+from cope_sweep.store.artifacts import TIME_KEY
 from cope_sweep.store.event import Status
 from cope_sweep.store.index import RunRecord
 from cope_sweep.store.index.mirroring import Membership

@@ -13,6 +13,7 @@ from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 from urllib.request import getproxies, proxy_bypass
 
+from cope_sweep.store.index.mirroring import Mirrored
 from cope_sweep.store.store import Store
 from cope_sweep.tracking.port import TrackingError
 
@@ -36,7 +37,7 @@ def tracker_key(store: Store, uri: str) -> str:
     Where the store is in an object store, a SQLite file is one of this machine.
     """
     path = sqlite_path(uri)
-    if path is not None and store.files.objects:
+    if path is not None and store.objects:
         return f"sqlite://{platform.node()}{path}"
     if path is not None:
         inside = path.is_relative_to(store.root)
@@ -60,7 +61,7 @@ def run_page(store: Store, run_id: str) -> str | None:
     if not uri.startswith(("http://", "https://")):
         return None
     server = tracker_key(store, uri)
-    tracked_id = store.index.mirrored(server).tracked_ids([run_id]).get(run_id)
+    tracked_id = Mirrored(store.index, server).tracked_ids([run_id]).get(run_id)
     return None if tracked_id is None else f"{server}/#/runs/{tracked_id}"
 
 

@@ -1,7 +1,7 @@
 import importlib.metadata
 
 import cope_sweep
-from cope_sweep.store.provenance import versions
+from cope_sweep.store.sweeps import versions
 
 
 def test_versions_are_those_of_the_libraries_that_are_installed(monkeypatch):

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from cope_sweep.store import Store
+from cope_sweep.store.index.mirroring import Mirrored
 from cope_sweep.tracking.mlflow import MlflowTracking
 from cope_sweep.tracking.port import Point, TrackingError
 from cope_sweep.tracking.sync import TrackerSync, backlog_count
@@ -269,7 +270,7 @@ def test_after_a_kill_and_a_resumption_no_point_is_missing_or_duplicated(store, 
     end(store, plan.runs[0])
     sync.sync()
     # A second writer, without the notes of the first.
-    store.index.mirrored(tracker_key(store, sqlite_uri)).forget()
+    Mirrored(store.index, tracker_key(store, sqlite_uri)).forget()
     synced(store, sqlite_uri)
     run = tracking.find({f"{TAG}run_id": folder.run_id})
     assert run.status == "finished"

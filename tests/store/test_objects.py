@@ -10,6 +10,7 @@ import pytest
 from cope_sweep.store import LeaseHolder, Store, StoreError
 from cope_sweep.store.errors import FencedError
 from cope_sweep.store.index import Progress
+from cope_sweep.store.index.mirroring import Mirrored
 from cope_sweep.store.index.owners import new_owner
 from cope_sweep.store.objects import ObjectFolder
 from cope_sweep.store.reading import RunContents
@@ -120,13 +121,13 @@ def test_leases_sweeps_rebuild_and_check(on_machine):
     assert on_machine("second").sweep("20260101-000000-aa") == sweep_record()
     before = store.index.records([RUN.run_id])[RUN.run_id]
     store.index.clear()
-    report = rebuild(store.files, store.index)
+    report = rebuild(store, store.index)
     assert (report.runs, report.sweeps) == (1, 1)
     after = store.index.records([RUN.run_id])[RUN.run_id]
     assert (after.metrics, after.facts, after.ended_ms) == (before.metrics, before.facts, before.ended_ms)
-    assert list(check(store.files, store.index, checksums=True)) == []
-    store.files.objects.write(f"runs/{RUN.run_id}/curve.jsonl", b"")
-    assert ["curve.jsonl" in each.problem for each in check(store.files, store.index, checksums=True)] == [True]
+    assert list(check(store, store.index, checksums=True)) == []
+    store.objects.write(f"runs/{RUN.run_id}/curve.jsonl", b"")
+    assert ["curve.jsonl" in each.problem for each in check(store, store.index, checksums=True)] == [True]
 
 
 def test_a_sweep_is_stopped_from_another_machine(on_machine):
@@ -183,7 +184,7 @@ def test_a_machine_that_trained_nothing_sends_runs_and_checkpoints_to_mlflow(on_
     shutil.copyfile(fresh_database, first.root / "mlflow.db")
     assert backlog_count(first, other) == 1
     assert sent(first, MemoryTracking(), other).status == "finished"
-    assert second.index.mirrored(tracker_key(second, uri)).tracked_ids([RUN.run_id]) == {RUN.run_id: run.id}
+    assert Mirrored(second.index, tracker_key(second, uri)).tracked_ids([RUN.run_id]) == {RUN.run_id: run.id}
 
 
 def test_what_another_machine_logs_is_sent_while_it_trains(on_machine):
@@ -205,7 +206,7 @@ def test_a_run_whose_checkpoint_was_deleted_is_sent_without_one(on_machine):
     first = on_machine("first")
     train_run(RUN, first, Runtime())
     end(first, RUN)
-    objects, folder = first.files.objects, f"runs/{RUN.run_id}/checkpoint"
+    objects, folder = first.objects, f"runs/{RUN.run_id}/checkpoint"
     for name in objects.names(folder):
         objects.delete(f"{folder}/{name}")
     second = on_machine("second")

@@ -102,7 +102,7 @@ def test_rebuilding_gives_the_same_index(store):
     for seed in range(3):
         finish(store, tiny_run(seed=seed), loss=seed)
     store.write_sweep(sweep_record(runs=[tiny_run(seed=seed) for seed in range(3)]))
-    rebuild(store.files, store.index)
+    rebuild(store, store.index)
     before = contents(store.index)
     store.index.close()
     for path in store.root.glob("index.db*"):
@@ -110,7 +110,7 @@ def test_rebuilding_gives_the_same_index(store):
     progress = []
     again = Store(store.root)
     assert contents(again.index) == before
-    report = rebuild(store.files, again.index, lambda done, total: progress.append((done, total)))
+    report = rebuild(store, again.index, lambda done, total: progress.append((done, total)))
     assert (report.runs, report.sweeps, report.damaged, report.removed) == (3, 1, {}, 0)
     assert progress == [(3, 3)]
     assert contents(again.index) == before
@@ -118,13 +118,13 @@ def test_rebuilding_gives_the_same_index(store):
 
 def test_rebuilding_removes_what_has_no_folder_and_keeps_leases(store):
     finish(store, RUN)
-    rebuild(store.files, store.index)
+    rebuild(store, store.index)
     shutil.rmtree(store.run(RUN.run_id).path)
     holder = LeaseHolder(store, "sweep")
     training = tiny_run(seed=1)
     lease = holder.acquire(training)
     store.run(training.run_id).begin(training, "here", lease.attempt)
-    assert rebuild(store.files, store.index).removed == 1
+    assert rebuild(store, store.index).removed == 1
     assert store.index.statuses() == {training.run_id: "running"}
     holder.close()
 
@@ -132,15 +132,15 @@ def test_rebuilding_removes_what_has_no_folder_and_keeps_leases(store):
 def test_checking_names_every_difference(store):
     for seed in range(4):
         finish(store, tiny_run(seed=seed))
-    rebuild(store.files, store.index)
-    assert list(check(store.files, store.index, checksums=True)) == []
+    rebuild(store, store.index)
+    assert list(check(store, store.index, checksums=True)) == []
     shutil.rmtree(store.run(tiny_run(seed=0).run_id).path)
     result = store.run(tiny_run(seed=1).run_id).path / "result.json"
     result.write_text(result.read_text().replace("1.5", "2.5"))
     (store.run(tiny_run(seed=2).run_id).path / "result.json").unlink()
     finish(store, tiny_run(seed=4))
     (store.root / "sweeps" / "20260101-000000-aa.json").write_text("{")
-    found = {each.item: each.problem for each in check(store.files, store.index)}
+    found = {each.item: each.problem for each in check(store, store.index)}
     assert found == {
         tiny_run(seed=0).run_id: "in the index, but without a folder",
         tiny_run(seed=1).run_id: "the index has other metrics or facts than its files",
@@ -150,10 +150,8 @@ def test_checking_names_every_difference(store):
             str(store.root / "sweeps" / "20260101-000000-aa.json")
         ],
     }
-    rebuild(store.files, store.index)
-    assert [each.item for each in check(store.files, store.index)] == [
-        str(store.root / "sweeps" / "20260101-000000-aa.json")
-    ]
+    rebuild(store, store.index)
+    assert [each.item for each in check(store, store.index)] == [str(store.root / "sweeps" / "20260101-000000-aa.json")]
 
 
 def test_settling_reads_the_folders_of_dead_owners(store):

@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from cope_sweep.store.index.mirroring import Mirrored
 from cope_sweep.store.index.owners import new_owner
 from cope_sweep.tracking.port import TrackingError
 from cope_sweep.tracking.sync import TrackerSync, backlog_count
@@ -174,7 +175,7 @@ def test_a_second_sync_sends_nothing_and_duplicates_nothing(store, plan, trackin
     before = {run.run_id: run_of(tracking, run) for run in plan.runs}
     assert synced(store, tracking).written == set()
     # Even where the index has no note of what was sent, as after `store rebuild`, or in a store of an older version.
-    store.index.mirrored(tracker_key(store, URI)).forget()
+    Mirrored(store.index, tracker_key(store, URI)).forget()
     assert backlog_count(store, URI) == 5
     synced(store, tracking)
     after = {run.run_id: run_of(tracking, run) for run in plan.runs}
@@ -453,7 +454,7 @@ def test_a_mirror_that_is_killed_at_any_request_loses_and_duplicates_nothing(sto
     end_sweep(store, record)
     undisturbed = MemoryTracking()
     synced(store, undisturbed)
-    store.index.mirrored(tracker_key(store, URI)).forget()
+    Mirrored(store.index, tracker_key(store, URI)).forget()
     tracking = Interrupted(survives)
     try:
         TrackerSync(store, URI, tracking).sync()

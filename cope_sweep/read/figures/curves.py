@@ -23,7 +23,7 @@ from cope_sweep.read.figures.runs import (
     selected_rows,
 )
 from cope_sweep.store import Store
-from cope_sweep.store.curve import TIME_KEY
+from cope_sweep.store.artifacts import TIME_KEY
 from cope_sweep.store.errors import DamagedError
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from cope_sweep.api.questions import GetCurves
 from cope_sweep.config import Plan
 from cope_sweep.config.explain import suggest
 from cope_sweep.store import QueryError, RunFolder, RunRecord, Store
-from cope_sweep.store.curve import TIME_KEY
+from cope_sweep.store.artifacts import TIME_KEY
 from cope_sweep.store.errors import DamagedError
 
 MAX_POINTS = 200

@@ -22,7 +22,7 @@ from cope_sweep.store.index import summaries
 from cope_sweep.store.index.filters import TAGS
 from cope_sweep.store.index.model import Position
 from cope_sweep.store.index.tables import runs as run_table
-from cope_sweep.store.values import check_document
+from cope_sweep.store.reading import check_document
 from cope_sweep.tracking.uri import run_page as mlflow_page
 
 

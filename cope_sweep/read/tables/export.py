@@ -17,7 +17,7 @@ from cope_sweep.read.tables.runs import run_batches
 from cope_sweep.store import RunQuery, Store
 from cope_sweep.store.errors import DamagedError
 from cope_sweep.store.index import summaries
-from cope_sweep.store.index.batches import batches, matching
+from cope_sweep.store.index.summaries import batches, matching
 
 if TYPE_CHECKING:
     import pyarrow as pa

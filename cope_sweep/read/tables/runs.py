@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from cope_sweep.store import RunQuery, RunRecord, Store
 from cope_sweep.store.index import summaries
-from cope_sweep.store.index.batches import BATCH, batches, matching
 from cope_sweep.store.index.model import Value
+from cope_sweep.store.index.summaries import BATCH, batches, matching
 from cope_sweep.store.index.tables import SECTIONS
 
 if TYPE_CHECKING:

@@ -17,7 +17,6 @@ from sqlalchemy.sql import ColumnElement
 from cope_sweep.store.event import Status
 from cope_sweep.store.index.database import Database
 from cope_sweep.store.index.filters import check_keys, conditions, counted, order_of
-from cope_sweep.store.index.mirroring import Mirrored
 from cope_sweep.store.index.model import (
     Lease,
     Progress,
@@ -275,8 +274,8 @@ class Index:
     def expired(self) -> list[tuple[str, str | None]]:
         """Run id and owner of the runs that are marked as running but whose lease expired or whose owner died."""
         with self.database.reading() as connection:
-            gone = self._gone_owners(connection)
-            query = select(runs.c.run_id, runs.c.owner).where(runs.c.status == "running", ~self._is_alive(gone))
+            dead = ~self.is_training(connection)
+            query = select(runs.c.run_id, runs.c.owner).where(runs.c.status == "running", dead)
             return [(row.run_id, row.owner) for row in connection.execute(query)]
 
     def is_built(self) -> bool:
@@ -326,34 +325,34 @@ class Index:
             return locks.c.name == f"stop/{sweep_id}/{run_id}"
         return locks.c.name.startswith(f"stop/{sweep_id}/", autoescape=True)
 
-    # -- locks and the mirror ------------------------------------------------------------------------------------
+    # -- names that one owner of several holds -------------------------------------------------------------------
 
-    def lock(self, name: str, owner: str, ttl_s: float) -> bool:
-        """Take or prolong a named lock; False if another owner has it."""
+    def claim(self, name: str, owner: str, ttl_s: float) -> str:
+        """Who has a name from now on: `owner`, or another, whose claim has not expired and whose process may be alive.
+
+        Of several owners at once, one succeeds. An owner's own claim is prolonged.
+        """
         with self.database.writing() as connection:
             now = self.database.now_s()
-            seen = connection.execute(
-                select(locks.c.owner, locks.c.expires_s > now).where(locks.c.name == name)
-            ).first()
-            if seen is not None and seen.owner != owner and seen[1] and not is_gone(seen.owner):
-                return False
+            query = select(locks.c.owner).where(locks.c.name == name, locks.c.expires_s > now, locks.c.owner != owner)
+            other: str | None = connection.execute(query).scalar()
+            if other is not None and not is_gone(other):
+                return other
             values = {"owner": owner, "expires_s": now + ttl_s}
-            if seen is None:
-                inserted = connection.execute(
-                    upsert(connection, locks).values(name=name, **values).on_conflict_do_nothing()
-                )
-                return bool(inserted.rowcount)
-            same = and_(locks.c.name == name, locks.c.owner == seen.owner)
-            return bool(connection.execute(update(locks).where(same).values(values)).rowcount)
+            statement = upsert(connection, locks).values(name=name, **values)
+            connection.execute(statement.on_conflict_do_update(index_elements=[locks.c.name], set_=values))
+            return owner
+
+    def claimed(self, name: str) -> str | None:
+        """Who has a name; None for nobody."""
+        with self.database.reading() as connection:
+            query = select(locks.c.owner).where(locks.c.name == name, locks.c.expires_s > self.database.now_s())
+            return connection.execute(query).scalar()
 
     def unlock(self, name: str, owner: str) -> None:
-        """Release a lock, if `owner` has it."""
+        """Give up a name, if `owner` has it."""
         with self.database.writing() as connection:
             connection.execute(delete(locks).where(locks.c.name == name, locks.c.owner == owner))
-
-    def mirrored(self, tracker: str) -> Mirrored:
-        """The part of this store that a tracker has received."""
-        return Mirrored(self.database, tracker)
 
     # -- internals -----------------------------------------------------------------------------------------------
 
@@ -368,18 +367,15 @@ class Index:
             self._writer.forget()
             raise
 
-    def _gone_owners(self, connection: Connection) -> list[str]:
-        """The owners of runs that are known to be dead."""
-        query = select(runs.c.owner).distinct().where(runs.c.owner.is_not(None))
-        return [owner for owner in connection.execute(query).scalars() if is_gone(owner)]
-
-    def _is_alive(self, gone: Sequence[str]) -> ColumnElement[bool]:
-        """Whether a run has a lease that holds."""
-        alive = and_(runs.c.expires_s.is_not(None), runs.c.expires_s > self.database.now_s())
-        return and_(alive, runs.c.owner.not_in(gone)) if gone else alive
+    def is_training(self, connection: Connection) -> ColumnElement[bool]:
+        """Whether a run is running under a lease that holds."""
+        query = select(runs.c.owner).distinct().where(runs.c.status == "running", runs.c.owner.is_not(None))
+        gone = [owner for owner in connection.execute(query).scalars() if is_gone(owner)]
+        alive = and_(runs.c.status == "running", runs.c.expires_s > self.database.now_s())
+        return func.coalesce(and_(alive, runs.c.owner.not_in(gone)) if gone else alive, False)
 
     def status_column(self, connection: Connection) -> ColumnElement[str]:
-        dead = and_(runs.c.status == "running", ~func.coalesce(self._is_alive(self._gone_owners(connection)), False))
+        dead = and_(runs.c.status == "running", ~self.is_training(connection))
         return case((dead, literal("interrupted")), else_=runs.c.status).label("status")
 
     def _selected(

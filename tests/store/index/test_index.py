@@ -256,15 +256,13 @@ def test_a_database_of_version_0002_becomes_the_declared_one(filled):
 def test_of_several_owners_of_a_name_one_succeeds(index: Index) -> None:
     from concurrent.futures import ThreadPoolExecutor
 
-    from cope_sweep.store.index.requests import claim, claimed
-
-    assert claimed(index, "a") is None
+    assert index.claimed("a") is None
     with ThreadPoolExecutor(8) as pool:
-        (holder,) = set(pool.map(lambda number: claim(index, "a", f"owner {number}", 60), range(8)))
-    assert claimed(index, "a") == holder
+        (holder,) = set(pool.map(lambda number: index.claim("a", f"owner {number}", 60), range(8)))
+    assert index.claimed("a") == holder
     index.unlock("a", "another")
-    assert claim(index, "a", "late", 60) == holder
+    assert index.claim("a", "late", 60) == holder
     index.unlock("a", holder)
-    assert claim(index, "a", "late", -1) == "late"
-    assert claimed(index, "a") is None  # it has expired
-    assert claim(index, "a", "later", 60) == "later"
+    assert index.claim("a", "late", -1) == "late"
+    assert index.claimed("a") is None  # it has expired
+    assert index.claim("a", "later", 60) == "later"

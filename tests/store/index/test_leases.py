@@ -55,14 +55,14 @@ def test_requests_to_stop_come_with_a_renewal(index):
 
 
 def test_locks(index):
-    assert index.lock("mirror", A, 60)
-    assert not index.lock("mirror", B, 60)
-    assert index.lock("mirror", A, 0.0)  # expires at once
-    assert index.lock("mirror", B, 60)
+    assert index.claim("mirror", A, 60) == A
+    assert index.claim("mirror", B, 60) != B
+    assert index.claim("mirror", A, 0.0) == A  # expires at once
+    assert index.claim("mirror", B, 60) == B
     index.unlock("mirror", A)
-    assert not index.lock("mirror", A, 60)
+    assert index.claim("mirror", A, 60) != A
     index.unlock("mirror", B)
-    assert index.lock("mirror", A, 60)
+    assert index.claim("mirror", A, 60) == A
 
 
 def _die_with_a_lease(url):
