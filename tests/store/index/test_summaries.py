@@ -76,14 +76,6 @@ def test_more_run_ids_than_a_statement_may_have_variables(used):
     assert used.page(RunQuery(run_ids=())).total == 0
 
 
-def test_values_are_replaced_and_deleted_with_their_run(used):
-    used.write([row(RUNS[0], metrics={"error": 5.0})])
-    assert summaries.values(used, IDS, ["loss", "error"]) == {IDS[0]: {"error": 5}}
-    used.delete(IDS[:1])
-    used.write([row(RUNS[3])])  # SQLite may give it the number of the deleted run
-    assert summaries.values(used, IDS, ["loss", "error"]) == {}
-
-
 def test_records_without_values(used):
     assert used.records(IDS[:1])[IDS[0]].metrics == {"loss": 2.0}
     assert (used.records(IDS[:1], values=False)[IDS[0]].metrics, used.records([], values=False)) == ({}, {})
