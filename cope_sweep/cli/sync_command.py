@@ -34,10 +34,11 @@ def sync(
     Example: `cope-sweep sync --mlflow http://mlflow.example:5000`
     """
     from cope_sweep.cli.sending import SendingBar, stopping
+    from cope_sweep.store.index.database import redacted
     from cope_sweep.tracking.beside import MirrorReport, send_all
-    from cope_sweep.tracking.port import TrackingError
     from cope_sweep.tracking.sync import RETRY_INTERVAL_S, MirrorSession, backlog_count
-    from cope_sweep.tracking.uri import check, redacted, resolve_uri
+    from cope_sweep.tracking.translate import TrackingError
+    from cope_sweep.tracking.uri import check, resolve_uri
 
     store = open_store(root, index)
     if not store.root.is_dir():

@@ -29,9 +29,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from cope_sweep.store.errors import StoreError
+from cope_sweep.store.index.database import redacted
 from cope_sweep.store.store import INDEX_VARIABLE, Store
 from cope_sweep.tracking.sync import MirrorSession, OnSending, backlog_count
-from cope_sweep.tracking.uri import redacted, resolve_uri
+from cope_sweep.tracking.uri import resolve_uri
 
 MODULE = "cope_sweep.tracking.beside"
 SYNC_INTERVAL_S = 2.0

@@ -27,11 +27,9 @@ from cope_sweep.store.index import Index, IndexUnavailable
 from cope_sweep.store.index.mirroring import Mirrored
 from cope_sweep.store.index.owners import new_owner
 from cope_sweep.store.index.summaries import sweep_rows
-from cope_sweep.tracking.connection import limit_requests
-from cope_sweep.tracking.mlflow import MlflowTracking
-from cope_sweep.tracking.port import Tracking, TrackingError
-from cope_sweep.tracking.runs import RunMirror
-from cope_sweep.tracking.sweeps import SweepMirror
+from cope_sweep.tracking.mirrors import RunMirror, SweepMirror
+from cope_sweep.tracking.mlflow import MlflowTracking, limit_requests
+from cope_sweep.tracking.translate import TrackingError
 from cope_sweep.tracking.uri import is_own, sqlite_path, tracker_key
 
 MAX_FAILURES = 2
@@ -55,7 +53,7 @@ class _TrackerDown(Exception):
 class TrackerSync:
     """Keeps a tracker up to date with a store. Call `sync` as often as needed."""
 
-    def __init__(self, store: Store, uri: str, tracking: Tracking, *, first_sweep: str | None = None) -> None:
+    def __init__(self, store: Store, uri: str, tracking: MlflowTracking, *, first_sweep: str | None = None) -> None:
         """Read what the tracker at `uri` has.
 
         Args:
@@ -267,7 +265,7 @@ class MirrorSession:
         uri: str,
         *,
         first_sweep: str | None = None,
-        connect: Callable[[str], Tracking] = MlflowTracking,
+        connect: Callable[[str], MlflowTracking] = MlflowTracking,
     ) -> None:
         """Nothing is opened yet.
 
@@ -280,7 +278,7 @@ class MirrorSession:
         self.store, self.uri = store, uri
         self._first_sweep, self._connect = first_sweep, connect
         self._lock: MirrorLock | None = None
-        self._tracking: Tracking | None = None
+        self._tracking: MlflowTracking | None = None
         self._sync: TrackerSync | None = None
         self._error: str | None = None
         """Why the last try failed as a whole."""

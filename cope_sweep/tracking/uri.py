@@ -13,9 +13,10 @@ from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 from urllib.request import getproxies, proxy_bypass
 
+from cope_sweep.store.index.database import redacted
 from cope_sweep.store.index.mirroring import Mirrored
 from cope_sweep.store.store import Store
-from cope_sweep.tracking.port import TrackingError
+from cope_sweep.tracking.translate import TrackingError
 
 ACCEPTED = "sqlite:///PATH, or http://HOST:PORT or https://HOST of an MLflow server"
 CONNECT_TIMEOUT_S = 2.0
@@ -71,14 +72,6 @@ def sqlite_path(uri: str) -> Path | None:
     return Path(uri.removeprefix(prefix)).absolute() if uri.startswith(prefix) else None
 
 
-def redacted(uri: str) -> str:
-    """`uri` with its password replaced by `***`."""
-    parts = urlsplit(uri)
-    if parts.password is None:
-        return uri
-    return urlunsplit(parts._replace(netloc=f"{parts.username}:***@{parts.netloc.rpartition('@')[2]}"))
-
-
 def check(uri: str) -> None:
     """Return if runs can be sent to `uri`.
 
@@ -124,7 +117,7 @@ def _check_sqlite(path: Path) -> None:
 
 
 def _check_server(uri: str) -> None:
-    from cope_sweep.tracking.connection import check_server, no_server
+    from cope_sweep.tracking.mlflow import check_server, no_server
 
     parts = urlsplit(uri)
     host = parts.hostname or ""

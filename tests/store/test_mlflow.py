@@ -16,9 +16,8 @@ import pytest
 from cope_sweep.store import Store
 from cope_sweep.store.index.mirroring import Mirrored
 from cope_sweep.tracking.mlflow import MlflowTracking
-from cope_sweep.tracking.port import Point, TrackingError
 from cope_sweep.tracking.sync import TrackerSync, backlog_count
-from cope_sweep.tracking.translate import TAG
+from cope_sweep.tracking.translate import TAG, Point, TrackingError
 from cope_sweep.tracking.uri import tracker_key
 from tests.read.tables.ablations import plan_of
 from tests.store.sweeps import end, end_sweep, fail, finish, write_sweep

@@ -11,8 +11,9 @@ import threading
 
 import pytest
 
-from cope_sweep.tracking.port import TrackingError
-from cope_sweep.tracking.uri import check, redacted, resolve_uri
+from cope_sweep.store.index.database import redacted
+from cope_sweep.tracking.translate import TrackingError
+from cope_sweep.tracking.uri import check, resolve_uri
 from tests.sweep.ports import free_port
 
 

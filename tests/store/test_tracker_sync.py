@@ -8,9 +8,8 @@ import pytest
 
 from cope_sweep.store.index.mirroring import Mirrored
 from cope_sweep.store.index.owners import new_owner
-from cope_sweep.tracking.port import TrackingError
 from cope_sweep.tracking.sync import TrackerSync, backlog_count
-from cope_sweep.tracking.translate import TAG, flat
+from cope_sweep.tracking.translate import TAG, TrackingError, flat
 from cope_sweep.tracking.uri import tracker_key
 from tests.read.tables.ablations import plan_of
 from tests.store.memory import MemoryTracking

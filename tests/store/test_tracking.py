@@ -5,7 +5,7 @@ import secrets
 
 import pytest
 
-from cope_sweep.tracking.port import Dataset, Model, Point, TrackingError
+from cope_sweep.tracking.translate import Dataset, Model, Point, TrackingError
 from tests.store.memory import MemoryTracking
 from tests.store.trackers import client_of, history
 

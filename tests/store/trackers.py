@@ -1,6 +1,6 @@
 """Reads back what a tracker has, for assertions."""
 
-from cope_sweep.tracking.port import Point
+from cope_sweep.tracking.translate import Point
 from tests.store.memory import MemoryTracking
 
 
