@@ -17,14 +17,13 @@ from cope_sweep.store.reading import RunContents
 from cope_sweep.store.rebuild import check, rebuild
 from cope_sweep.tracking.mlflow import MlflowTracking
 from cope_sweep.tracking.sync import TrackerSync, backlog_count
-from cope_sweep.tracking.translate import TAG
 from cope_sweep.tracking.uri import tracker_key
 from cope_sweep.train import Runtime, train_run
-from tests.store.memory import MemoryTracking
 from tests.store.sweeps import LEASE_S, begin, end
 from tests.store.test_store import sweep_record
-from tests.store.trackers import history
 from tests.tiny import tiny_run
+from tests.tracking.memory import MemoryTracking
+from tests.tracking.trackers import fresh_database, history, run_of, synced  # noqa: F401 - a fixture
 from tests.train.stores import stop_after, weights
 
 pytestmark = pytest.mark.slow
@@ -150,13 +149,15 @@ def test_errors_name_the_store_and_the_way_out(url, server, monkeypatch):
 
 def sent(store, tracking, uri=URI):
     """Send a store as a process of its own; the tracker's run."""
-    sync = TrackerSync(store, uri, tracking)
-    sync.sync()
-    assert sync.errors == {}
-    return tracking.find({f"{TAG}run_id": RUN.run_id})
+    synced(store, tracking, uri)
+    return run_of(tracking, RUN)
 
 
-def test_a_machine_that_trained_nothing_sends_runs_and_checkpoints_to_mlflow(on_machine, fresh_database, monkeypatch):
+def test_a_machine_that_trained_nothing_sends_runs_and_checkpoints_to_mlflow(
+    on_machine,
+    fresh_database,  # noqa: F811
+    monkeypatch,
+):
     import mlflow
 
     first = on_machine("first")
@@ -199,7 +200,7 @@ def test_what_another_machine_logs_is_sent_while_it_trains(on_machine):
     second.index.renew(new_owner("tests"), LEASE_S, {RUN.run_id: Progress(2, "second")})
     sync.sync()
     assert sync.errors == {}
-    assert [p.step for p in history(tracking, tracking.find({f"{TAG}run_id": RUN.run_id}), "train/loss")] == [1, 2]
+    assert [p.step for p in history(tracking, run_of(tracking, RUN), "train/loss")] == [1, 2]
 
 
 def test_a_run_whose_checkpoint_was_deleted_is_sent_without_one(on_machine):

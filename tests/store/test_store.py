@@ -1,24 +1,22 @@
 """The store: opening, its index, sweeps, settling, rebuilding and checking."""
 
+import importlib.metadata
 import json
 import os
 import shutil
 
 import pytest
 
+import cope_sweep
 from cope_sweep.store import LeaseHolder, Store, StoreError, SweepRecord, files
 from cope_sweep.store.index.tables import metadata
 from cope_sweep.store.reading import read_run
 from cope_sweep.store.rebuild import check, rebuild
+from cope_sweep.store.sweeps import versions
 from tests.store.index.rows import row
 from tests.tiny import tiny_run
 
 RUN = tiny_run()
-
-
-@pytest.fixture
-def store(tmp_path):
-    return Store(tmp_path / "store", create=True)
 
 
 def finish(store, run, loss=1.5):
@@ -217,3 +215,17 @@ def test_a_file_that_only_seems_to_be_missing_does_not_damage_a_run(store, monke
     assert set(store.mark_lost([RUN.run_id])) == ({RUN.run_id} if lost else set())
     assert store.status(RUN.run_id) == ("damaged" if lost else "finished")
     assert store.run(RUN.run_id).status == ("damaged" if lost else "finished")
+
+
+def test_versions_are_those_of_the_libraries_that_are_installed(monkeypatch):
+    original = importlib.metadata.version
+
+    def version(name):
+        if name in ("ray", "mlflow"):  # `run --local --no-mlflow` needs neither
+            raise importlib.metadata.PackageNotFoundError(name)
+        return original(name)
+
+    assert versions()["numpy"] == original("numpy")
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    assert versions().keys() == {"cope_sweep", "python", "torch", "numpy"}
+    assert versions()["cope_sweep"] == cope_sweep.__version__

@@ -54,17 +54,6 @@ def test_requests_to_stop_come_with_a_renewal(index):
     assert index.stops("another") == {"": "not this one"}
 
 
-def test_locks(index):
-    assert index.claim("mirror", A, 60) == A
-    assert index.claim("mirror", B, 60) != B
-    assert index.claim("mirror", A, 0.0) == A  # expires at once
-    assert index.claim("mirror", B, 60) == B
-    index.unlock("mirror", A)
-    assert index.claim("mirror", A, 60) != A
-    index.unlock("mirror", B)
-    assert index.claim("mirror", A, 60) == A
-
-
 def _die_with_a_lease(url):
     index = Index(url)
     index.acquire(row(status="running"), new_owner("dead"), 600)

@@ -6,8 +6,8 @@ import secrets
 import pytest
 
 from cope_sweep.tracking.translate import Dataset, Model, Point, TrackingError
-from tests.store.memory import MemoryTracking
-from tests.store.trackers import client_of, history
+from tests.tracking.memory import MemoryTracking
+from tests.tracking.trackers import client_of, history
 
 
 @pytest.fixture

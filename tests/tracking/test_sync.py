@@ -12,10 +12,10 @@ from cope_sweep.tracking.sync import TrackerSync, backlog_count
 from cope_sweep.tracking.translate import TAG, TrackingError, flat
 from cope_sweep.tracking.uri import tracker_key
 from tests.read.tables.ablations import plan_of
-from tests.store.memory import MemoryTracking
 from tests.store.sweeps import begin, end, end_sweep, fail, finish, stop, write_sweep
-from tests.store.trackers import history
 from tests.tiny import tiny_run
+from tests.tracking.memory import MemoryTracking
+from tests.tracking.trackers import history, run_of, sweep_of, synced
 
 URI = "http://tracker"
 NO_SERVER = pytest.mark.parametrize(
@@ -29,24 +29,6 @@ METRICS = {"in_dist/token_error": 100 / 3, "dense/loss": 0.5}
 def plan(request):
     """Different runs for every test, because all tests share the server."""
     return plan_of(f"copying-{secrets.token_hex(4)}", seeds=[secrets.randbelow(2**30), secrets.randbelow(2**30)])
-
-
-def synced(store, tracking):
-    """A sync by a process of its own."""
-    sync = TrackerSync(store, URI, tracking)
-    sync.sync()
-    assert sync.errors == {}
-    assert sync.left == 0
-    assert backlog_count(store, URI) == 0
-    return sync
-
-
-def run_of(tracking, run):
-    return tracking.find({f"{TAG}run_id": run.run_id})
-
-
-def sweep_of(tracking, record):
-    return tracking.find({f"{TAG}kind": "sweep", f"{TAG}sweep_id": record.sweep_id})
 
 
 def test_a_sweep_with_every_status(store, plan, tracking):
