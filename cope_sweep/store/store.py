@@ -2,7 +2,7 @@
 
     <root>/runs/<run_id>/             the files of a run, see `artifacts`
     <root>/sweeps/<sweep_id>.json     the record of a sweep, see `sweeps`
-    <root>/submissions/<sweep_id>.json what a job executes, see `submissions`
+    <root>/submissions/<sweep_id>.json what a job executes, see `sweeps`
     <root>/index.db                   the index, unless it is in another database
     <root>/logs/                      output of workers, one folder per sweep
 
@@ -25,7 +25,7 @@ from cope_sweep.store.artifacts import RUN_ID, RunFolder
 from cope_sweep.store.errors import StoreError
 from cope_sweep.store.event import Status
 from cope_sweep.store.files import read_bytes, write_bytes
-from cope_sweep.store.index import Index, IndexUnusable, RunRow
+from cope_sweep.store.index import Index, IndexUnusable
 from cope_sweep.store.objects import ObjectFolder, is_object_url
 from cope_sweep.store.reading import read_run
 from cope_sweep.store.rebuild import mark_lost, rebuild
@@ -145,8 +145,13 @@ class Store:
         ended = []
         for run_id, owner in self.index.expired():
             row = read_run(self.run(run_id))
-            if row is not None and self._end_if_expired(row, owner):
-                ended.append(run_id)
+            if row is None:
+                continue
+            if owner is None:
+                self.index.write([row])
+            elif not self.index.end(row, owner):
+                continue
+            ended.append(run_id)
         return ended
 
     def mark_lost(self, run_ids: Iterable[str]) -> dict[str, str]:
@@ -156,12 +161,6 @@ class Store:
         """
         statuses = self.index.statuses(run_ids)
         return mark_lost(self, self.index, [run_id for run_id, status in statuses.items() if status == "finished"])
-
-    def _end_if_expired(self, row: RunRow, owner: str | None) -> bool:
-        if owner is None:
-            self.index.write([row])
-            return True
-        return self.index.end(row, owner)
 
     # -- other files ---------------------------------------------------------------------------------------------
 

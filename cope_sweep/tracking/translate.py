@@ -127,7 +127,7 @@ def flat(value: Any, prefix: str = "") -> dict[str, str]:
     if isinstance(value, list) and all(isinstance(item, dict) for item in value):
         kinds = "+".join(str(item.get("kind", "")) for item in value) or "none"
         return {prefix: kinds} | flat({str(index): item for index, item in enumerate(value)}, prefix)
-    return {prefix: value if isinstance(value, str) else json.dumps(value)}
+    return {prefix: _text(value)}
 
 
 def identity_tags(run_id: str, place: Membership | None) -> dict[str, str]:

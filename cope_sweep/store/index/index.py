@@ -16,7 +16,7 @@ from sqlalchemy.sql import ColumnElement
 
 from cope_sweep.store.event import Status
 from cope_sweep.store.index.database import Database
-from cope_sweep.store.index.filters import check_keys, conditions, counted, order_of
+from cope_sweep.store.index.filters import COLUMNS, check_keys, conditions, counted, order_of
 from cope_sweep.store.index.model import (
     Lease,
     Progress,
@@ -41,16 +41,8 @@ from cope_sweep.store.index.tables import (
     sweeps,
 )
 
-_RECORD_COLUMNS = [
-    runs.c[name]
-    for name in (
-        "run_id", "seed", "step", "steps", "attempt", "worker_id", "message", "sweep_id", "parent_id", "created_ms",
-        "updated_ms", "ended_ms", "revision", "metrics", "facts",
-    )
-]  # fmt: skip
 FETCHED_ROWS = 10_000
 """Rows that a query takes from the database at a time."""
-_VALUES = {"metrics", "facts"}
 STOP_REQUEST_S = 30 * 86400.0
 """How long a request to stop is kept that nobody has taken notice of."""
 
@@ -87,7 +79,7 @@ class Index:
 
     def records(self, run_ids: Iterable[str], *, values: bool = True) -> dict[str, RunRecord]:
         """Run id → record, of the runs that are in the index; without `values`, metrics and facts are left empty."""
-        columns = _RECORD_COLUMNS if values else [column for column in _RECORD_COLUMNS if column.name not in _VALUES]
+        columns = record_columns(values=values)
         with self.database.reading() as connection:
             status = self.status_column(connection)
             names = [column.name for column in (*columns, status)]
@@ -110,7 +102,7 @@ class Index:
 
         Without `values`, metrics and facts are left empty.
         """
-        columns = _RECORD_COLUMNS if values else [column for column in _RECORD_COLUMNS if column.name not in _VALUES]
+        columns = record_columns(values=values)
         with self.database.reading() as connection:
             status = self.status_column(connection)
             where = conditions(connection, query, status)
@@ -397,9 +389,9 @@ def part_values_of(connection: Connection, ids: Iterable[int | None]) -> dict[in
     return found
 
 
-def record_columns() -> list[Any]:
-    """The columns of a record, without its status."""
-    return list(_RECORD_COLUMNS)
+def record_columns(*, values: bool = True) -> list[Any]:
+    """The columns of a record, without its status; without `values`, also without metrics and facts."""
+    return [runs.c[name] for name in (*COLUMNS, *(("metrics", "facts") if values else ()))]
 
 
 def record_of(names: Sequence[str], row: Sequence[Any]) -> RunRecord:

@@ -7,7 +7,7 @@ import json
 import marshal
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cache, lru_cache
 from typing import Any, cast
 
@@ -220,22 +220,8 @@ def _select_ids(is_sqlite: bool, name: Any, number: Any) -> Any:
 
 
 def _columns(row: RunRow) -> dict[str, Any]:
-    return {
-        "run_id": row.run_id,
-        "status": row.status,
-        "seed": row.seed,
-        "step": row.step,
-        "steps": row.steps,
-        "attempt": row.attempt,
-        "worker_id": row.worker_id,
-        "message": row.message,
-        "sweep_id": row.sweep_id,
-        "parent_id": row.parent_id,
-        "created_ms": row.created_ms,
-        "updated_ms": row.updated_ms,
-        "ended_ms": row.ended_ms,
-        "metrics": dict(row.metrics),
-        "facts": dict(row.facts),
-        "owner": None,
-        "expires_s": None,
-    }
+    values = {name: getattr(row, name) for name in _NAMES}
+    return values | {"metrics": dict(row.metrics), "facts": dict(row.facts), "owner": None, "expires_s": None}
+
+
+_NAMES = ("seed", "steps", *(field.name for field in fields(RunRow) if field.name != "spec"))
