@@ -19,6 +19,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
@@ -48,6 +49,18 @@ OnSending = Callable[[int, int], None]
 
 class _TrackerDown(Exception):
     """The tracker has refused too many runs or sweeps."""
+
+
+@dataclass(frozen=True)
+class MirrorReport:
+    """Result of a mirror."""
+
+    runs_written: int
+    """Number of runs of which anything was sent."""
+    errors: list[str]
+    """One line for each reason why something is missing in MLflow, with the command that sends it later."""
+    left: int = 0
+    """Number of runs and sweeps that are missing in MLflow."""
 
 
 class TrackerSync:
@@ -334,17 +347,19 @@ class MirrorSession:
         self._error = None
         return not self._sync.left and not self._sync.errors
 
-    def sync_until(
+    def send_all(
         self,
-        deadline_s: float = math.inf,
         *,
-        tries: int | None = None,
+        tries: int,
         interrupted: Callable[[], bool] = lambda: False,
         on_sending: OnSending = lambda sent, total: None,
-    ) -> bool:
-        """Try until everything was sent, the deadline has passed or `interrupted`; whether everything was sent.
+    ) -> MirrorReport:
+        """Send everything, or say why something is left.
 
-        `tries` is how many tries in a row may send nothing; None: any number.
+        Args:
+            tries: How many tries in a row, 1 s apart, may send nothing.
+            interrupted: Asked after each run whether to end, see `TrackerSync.sync`.
+            on_sending: Called after each run and sweep of the backlog.
         """
         begin, failed, left = self._sync.done if self._sync else 0, 0, math.inf
 
@@ -355,13 +370,15 @@ class MirrorSession:
 
         while True:
             before = left
-            if self.sync(deadline_s=deadline_s, interrupted=interrupted, on_sent=on_sent):
-                return True
+            if self.sync(interrupted=interrupted, on_sent=on_sent):
+                return MirrorReport(self.written, [])
             left = self._sync.left if self._sync else self._count()
             failed = 0 if left < before < math.inf else failed + 1
-            if interrupted() or failed == tries or time.monotonic() + RETRY_INTERVAL_S > deadline_s:
-                return False
+            if interrupted() or failed == tries:
+                break
             time.sleep(RETRY_INTERVAL_S)
+        known = known_left(self.store, self.uri)
+        return MirrorReport(self.written, self.reasons() or ([interrupted_with(known)] if known else []), known)
 
     def reasons(self) -> list[str]:
         """Why something was not sent, one line for each reason."""
@@ -384,6 +401,19 @@ class MirrorSession:
 def backlog_count(store: Store, uri: str) -> int:
     """The number of runs and sweeps that have ended and that the tracker at `uri` does not have. Raises StoreError."""
     return mirrored_of(store, uri).count()
+
+
+def known_left(store: Store, uri: str) -> int:
+    """`backlog_count`; 0 where the index does not answer."""
+    with contextlib.suppress(StoreError):
+        return backlog_count(store, uri)
+    return 0
+
+
+def interrupted_with(left: int) -> str:
+    return (
+        f"interrupted with {left} runs and sweeps to send" if left != 1 else "interrupted with 1 run or sweep to send"
+    )
 
 
 def mirrored_of(store: Store, uri: str) -> Mirrored:
