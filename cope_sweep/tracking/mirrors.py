@@ -36,7 +36,7 @@ from cope_sweep.tracking.translate import (
     state_tags,
     sweep_tag,
     sweep_tags,
-)  # fmt: skip
+)
 
 MAX_NOTE_CHARACTERS = 7800
 """MLflow cuts the note of a run at 8000 characters."""
