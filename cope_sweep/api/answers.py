@@ -40,8 +40,8 @@ class AblationSummary(BaseModel):
     )
     committed: list[str] = Field(
         default=[],
-        description="Scales whose results are kept with the ablation files (`table?committed=true`); an empty name is the "
-        "own size.",
+        description="Scales whose results are kept with the ablation files (`table?committed=true`). An empty name is "
+        "the own size.",
     )
     loading: bool = Field(
         default=False, description="Its plan, or that of a scale, is still being made; numbers are missing until then."

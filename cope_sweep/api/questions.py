@@ -170,7 +170,8 @@ class GetTable(Question[bytes]):
     ] = None
     runs: Annotated[bool, Doc("One line for each run instead of each row (csv, parquet).")] = False
     committed: Annotated[
-        bool, Doc("The results that are kept with the ablation files, in their folder `results`, not those of the store.")
+        bool,
+        Doc("The results that are kept with the ablation files, in their folder `results`, not those of the store."),
     ] = False
 
 

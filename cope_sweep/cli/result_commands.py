@@ -85,8 +85,9 @@ def _show_sweeps(source: Source, as_json: bool) -> None:
 
 def _print_backlog(console: Console, store: Store) -> None:
     """Say how much MLflow lacks, if the store is copied to one."""
+    from cope_sweep.store.index.database import redacted
     from cope_sweep.tracking.sync import backlog_count
-    from cope_sweep.tracking.uri import redacted, resolve_uri
+    from cope_sweep.tracking.uri import resolve_uri
 
     if "MLFLOW_TRACKING_URI" not in os.environ and not (store.root / "mlflow.db").exists():
         return

@@ -39,7 +39,7 @@ def rebuild(root: StoreOpt = STORE, index: IndexOpt = None, as_json: Json = Fals
 
     store = _existing_store(root, index)
     with _progress("reading runs") as on_progress:
-        report = rebuild_index(store.files, Index(store.index_url), on_progress)
+        report = rebuild_index(store, Index(store.index_url), on_progress)
     if as_json:
         print_json(report.__dict__)
         return
@@ -80,9 +80,9 @@ def check(
 
     store = _existing_store(root, index)
     with _progress("checking runs") as on_progress:
-        found = list(check_store(store.files, store.index, checksums=checksums, on_progress=on_progress))
+        found = list(check_store(store, store.index, checksums=checksums, on_progress=on_progress))
         if repair and found:
-            repair_store(store.files, store.index, found)
+            repair_store(store, store.index, found)
     if as_json:
         print_json([each.__dict__ for each in found])
     elif found:
@@ -100,7 +100,7 @@ def check(
 
 def _existing_store(root: str, index: str | None) -> Store:
     store = open_store(root, index)
-    if store.files.objects is None and not (store.root / "runs").is_dir():
+    if store.objects is None and not (store.root / "runs").is_dir():
         raise UserError(f"{store.root} is no store: it has no folder `runs`; choose another with --store")
     return store
 

@@ -34,10 +34,10 @@ def sync(
     Example: `cope-sweep sync --mlflow http://mlflow.example:5000`
     """
     from cope_sweep.cli.sending import SendingBar, stopping
-    from cope_sweep.tracking.beside import MirrorReport, send_all
-    from cope_sweep.tracking.port import TrackingError
-    from cope_sweep.tracking.sync import RETRY_INTERVAL_S, MirrorSession, backlog_count
-    from cope_sweep.tracking.uri import check, redacted, resolve_uri
+    from cope_sweep.store.index.database import redacted
+    from cope_sweep.tracking.sync import RETRY_INTERVAL_S, MirrorReport, MirrorSession, backlog_count
+    from cope_sweep.tracking.translate import TrackingError
+    from cope_sweep.tracking.uri import check, resolve_uri
 
     store = open_store(root, index)
     if not store.root.is_dir():
@@ -59,7 +59,7 @@ def sync(
             check(uri)
             with MirrorSession(store, uri) as session, SendingBar(make_console(stderr=True), silent=as_json) as bar:
                 tries = max(1, round(timeout_s / RETRY_INTERVAL_S))
-                report = send_all(session, tries=tries, interrupted=stop.is_set, on_sending=bar)
+                report = session.send_all(tries=tries, interrupted=stop.is_set, on_sending=bar)
         except TrackingError as error:
             if not uri.startswith("http"):
                 raise

@@ -14,8 +14,7 @@ if TYPE_CHECKING:
     from cope_sweep.store.index import Filter, Lease, QueryError, Refusal, RunPage, RunQuery, RunRecord, SweepSummary
     from cope_sweep.store.leases import LeaseHolder
     from cope_sweep.store.store import Store
-    from cope_sweep.store.submissions import Submission, read_submission, write_submission
-    from cope_sweep.store.sweeps import SweepRecord, SweepRun
+    from cope_sweep.store.sweeps import Submission, SweepRecord, SweepRun, read_submission, write_submission
 
 _MODULES = {
     "RunFolder": "artifacts",
@@ -33,9 +32,9 @@ _MODULES = {
     "LeaseHolder": "leases",
     "Store": "store",
     "Budget": "budget",
-    "Submission": "submissions",
-    "read_submission": "submissions",
-    "write_submission": "submissions",
+    "Submission": "sweeps",
+    "read_submission": "sweeps",
+    "write_submission": "sweeps",
     "SweepRecord": "sweeps",
     "SweepRun": "sweeps",
 }

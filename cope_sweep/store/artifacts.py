@@ -26,6 +26,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import os
 import re
 import shutil
@@ -34,10 +35,9 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import Any, TypedDict, cast, get_args
 
-from cope_sweep.config import RunSpec
-from cope_sweep.store.curve import TIME_KEY, CurveMark, current_names, is_number, parse_curve
+from cope_sweep.config import RunSpec, current_metric_name
 from cope_sweep.store.errors import DamagedError, FencedError
 from cope_sweep.store.event import Status
 from cope_sweep.store.files import (
@@ -58,6 +58,19 @@ CHECK_FENCE_EVERY_S = 1.0
 LOG_FILE = "log.txt"
 CHECKED = {"curve.jsonl", "checkpoint"}
 """The file and the folder of whose content a result has checksums."""
+
+
+TIME_KEY = "time_ms"
+"""The key of a row that holds the time of day, in milliseconds since 1970. Old rows have none."""
+LARGEST = 10**308
+"""Greater whole numbers are no floats."""
+
+
+class CurveMark(TypedDict):
+    """The first bytes of a curve."""
+
+    bytes: int
+    sha256: str
 
 
 @dataclass(frozen=True)
@@ -146,13 +159,7 @@ class RunFolder:
             return "damaged"
 
     def curve(self, *, times: bool = False) -> list[dict[str, float]]:
-        """The logged rows in order of steps; metrics have their current names. `times` keeps the key `time_ms`.
-
-        A line that was cut off when its process was killed, or is not a row, is left out; of two rows of a step that
-        hold the same metric, the first counts.
-
-        Raises DamagedError if the file cannot be read.
-        """
+        """The logged rows, see `parse_curve`. Raises DamagedError if the file cannot be read."""
         return parse_curve(self.content("curve.jsonl") or b"", times=times)
 
     # -- writing -------------------------------------------------------------------------------------------------
@@ -493,3 +500,55 @@ class RunFolder:
 
 def _now_ms() -> int:
     return int(time.time() * 1000)
+
+
+def parse_curve(content: bytes, *, times: bool = False) -> list[dict[str, float]]:
+    """The rows of a curve's file in order of steps; metrics have their current names. `times` keeps the key `time_ms`.
+
+    A line that was cut off when its process was killed, or is not a row, is left out; of two rows of a step that
+    hold the same metric, the first counts.
+    """
+    rows: list[dict[str, float]] = []
+    seen: set[tuple[float, str]] = set()
+    for line in content.splitlines():
+        row = _row(line)
+        if row is None:
+            continue
+        time_ms = row.pop(TIME_KEY, None)
+        step = row["step"]
+        fresh = {key: value for key, value in row.items() if key == "step" or (step, key) not in seen}
+        if len(fresh) == 1 and len(row) > 1:
+            continue
+        seen |= {(step, key) for key in fresh}
+        rows.append(fresh | ({TIME_KEY: time_ms} if times and time_ms is not None else {}))
+    return rows
+
+
+def _row(line: bytes) -> dict[str, float] | None:
+    """A line of a curve; None if it is not a row."""
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return None
+    if not isinstance(row, dict) or not all(map(is_number, row.values())) or "step" not in row:
+        return None
+    if not math.isfinite(row["step"]) or not all(map(_is_name, row)):
+        return None
+    return current_names(row)
+
+
+def _is_name(key: str) -> bool:
+    """Whether a key is Unicode text: JSON can have halves of surrogate pairs, which no answer can hold."""
+    return key.isascii() or not any("\ud800" <= character <= "\udfff" for character in key)
+
+
+def is_number(value: object) -> bool:
+    """Whether a value of a JSON document is a number that a float can hold."""
+    if isinstance(value, float):
+        return True
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) < LARGEST
+
+
+def current_names(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Metrics under their current names, whatever they were called when they were written."""
+    return {current_metric_name(name): value for name, value in metrics.items()}

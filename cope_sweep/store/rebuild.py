@@ -7,14 +7,16 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from cope_sweep.store.artifacts import RunFolder
 from cope_sweep.store.errors import DamagedError
 from cope_sweep.store.index import Index, RunRow
-from cope_sweep.store.layout import StoreFiles
 from cope_sweep.store.reading import RunContents, read_run
 from cope_sweep.store.sweeps import SweepRecord, parse_sweep, sweep_members
+
+if TYPE_CHECKING:
+    from cope_sweep.store.store import Store
 
 BATCH_RUNS = 2000
 """Runs that are written in one transaction."""
@@ -28,7 +30,7 @@ OnProgress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class RebuildReport:
-    """Counts of what was read from the files."""
+    """Counts of what was read from the store."""
 
     runs: int
     sweeps: int
@@ -54,15 +56,15 @@ TRAIN_AGAIN = "cope-sweep store check{} --repair; then the same `cope-sweep run`
 RESTORE = "restore the file from a copy, or delete it"
 
 
-def rebuild(files: StoreFiles, index: Index, on_progress: OnProgress = lambda done, total: None) -> RebuildReport:
-    """Write every run and every sweep of a store's files into its index, and remove what has no files.
+def rebuild(store: Store, index: Index, on_progress: OnProgress = lambda done, total: None) -> RebuildReport:
+    """Write every run and every sweep of a store's files into its index, and remove what has no store.
 
     Runs that somebody trains at the moment keep their row. Raises StoreError.
     """
     damaged: dict[str, str] = {}
     sweeps = 0
     last_sweep: dict[str, str] = {}
-    for path, record in _sweep_records(files):
+    for path, record in _sweep_records(store):
         if isinstance(record, DamagedError):
             damaged[path] = str(record)
             continue
@@ -73,7 +75,7 @@ def rebuild(files: StoreFiles, index: Index, on_progress: OnProgress = lambda do
             index.write_sweep(replace(record.summary, status=status), sweep_members(record), None)
         trained = {run.run_id for run in record.runs} - set(record.reused)
         last_sweep |= dict.fromkeys(trained, record.sweep_id)
-    folders = files.run_folders()
+    folders = store.run_folders()
     training = {run_id for run_id, status in index.statuses().items() if status == "running"}
     for start in range(0, len(folders), BATCH_RUNS):
         batch = folders[start : start + BATCH_RUNS]
@@ -105,7 +107,7 @@ def _each(folders: Sequence[RunFolder], read: Callable[[RunFolder], T]) -> list[
     return list(map(read, folders))
 
 
-def mark_lost(files: StoreFiles, index: Index, finished: Iterable[str]) -> dict[str, str]:
+def mark_lost(store: Store, index: Index, finished: Iterable[str]) -> dict[str, str]:
     """Mark those of the runs as damaged that the index has as finished and that have lost their result or another file.
 
     Their files are opened, and nothing but the result is read: 0.1 ms per run on a local disk.
@@ -113,7 +115,7 @@ def mark_lost(files: StoreFiles, index: Index, finished: Iterable[str]) -> dict[
     Returns:
         Run id → what is wrong.
     """
-    folders = [files.run(run_id) for run_id in finished]
+    folders = [store.run(run_id) for run_id in finished]
     seem_lost = [
         folder
         for folder, problems in zip(folders, _each(folders, lambda each: RunContents(each).lost()), strict=True)
@@ -146,27 +148,27 @@ def _mark(folder: RunFolder, problems: Mapping[str, str]) -> None:
         folder.mark_damaged(problems)
 
 
-def repair(files: StoreFiles, index: Index, found: Iterable[Difference]) -> None:
+def repair(store: Store, index: Index, found: Iterable[Difference]) -> None:
     """Put the damaged files aside that `check` has found, mark their runs, and make the index again."""
     damaged: dict[str, dict[str, str]] = {}
     for each in found:
         if each.file is not None:
             damaged.setdefault(each.item, {})[each.file] = each.problem
     for run_id, problems in damaged.items():
-        _mark(files.run(run_id), problems)
-    rebuild(files, index)
+        _mark(store.run(run_id), problems)
+    rebuild(store, index)
 
 
 def check(
-    files: StoreFiles, index: Index, *, checksums: bool = False, on_progress: OnProgress = lambda done, total: None
+    store: Store, index: Index, *, checksums: bool = False, on_progress: OnProgress = lambda done, total: None
 ) -> Iterator[Difference]:
     """Compare the index with the files; with `checksums`, also curves and checkpoints. Raises StoreError."""
-    for path, record in _sweep_records(files):
+    for path, record in _sweep_records(store):
         if isinstance(record, DamagedError):
             yield Difference(path, str(record), RESTORE)
         elif index.sweep(record.sweep_id) is None:
             yield Difference(record.sweep_id, "the sweep is not in the index")
-    folders = files.run_folders()
+    folders = store.run_folders()
     known_ids = {run_id for run_id, status in index.statuses().items() if status != "running"}
     missing = known_ids - {folder.run_id for folder in folders}
     yield from (Difference(run_id, "in the index, but without a folder") for run_id in sorted(missing))
@@ -197,14 +199,14 @@ def check(
         on_progress(min(start + BATCH_RUNS, len(folders)), len(folders))
 
 
-def _sweep_records(files: StoreFiles) -> Iterator[tuple[str, SweepRecord | DamagedError]]:
+def _sweep_records(store: Store) -> Iterator[tuple[str, SweepRecord | DamagedError]]:
     """The records of all sweeps, oldest first, each with the name of its file; of a damaged one, the error."""
-    for name in files.names("sweeps"):
+    for name in store.names("sweeps"):
         if not name.endswith(".json") or not name[0].isdigit():
             continue
-        path = f"{files.location}/sweeps/{name}"
+        path = f"{store.location}/sweeps/{name}"
         try:
-            content = files.read(f"sweeps/{name}")
+            content = store.read(f"sweeps/{name}")
             if content is not None:
                 yield path, parse_sweep(content, path)
         except DamagedError as error:

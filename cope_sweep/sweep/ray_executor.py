@@ -37,7 +37,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from cope_sweep.config import Resources, RunSpec
 from cope_sweep.store import Event, LeaseHolder, Refusal, RunRecord, Store, StoreError
 from cope_sweep.store.index import IndexUnavailable, IndexUnusable
-from cope_sweep.store.index.activity import note_left_out
+from cope_sweep.store.index.summaries import note_left_out
 from cope_sweep.sweep.cluster import (
     Needs,
     Node,
@@ -103,14 +103,14 @@ def run_on_ray(work: Workload, *, address: str | None = None, cpus: int | None =
 def _scratch(store: Store) -> Iterator[tuple[str, str]]:
     """A folder for Tune's files, and the name of a file in the store by which its processes recognise it."""
     token = f"ray/{secrets.token_hex(8)}"
-    store.files.write(token, b"A sweep is running. Its workers check for this file to know that they see the store.\n")
+    store.write(token, b"A sweep is running. Its workers check for this file to know that they see the store.\n")
     scratch = tempfile.mkdtemp(prefix="cope-sweep-")
     try:
         yield scratch, token
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
         with contextlib.suppress(StoreError, OSError):
-            store.files.delete(token)
+            store.delete(token)
         with contextlib.suppress(OSError):
             (store.root / "ray").rmdir()
 

@@ -21,7 +21,7 @@ from cope_sweep.read.queries import recorded_plan
 from cope_sweep.store import Budget, Event, Status, Store, StoreError, Submission, SweepRecord, SweepRun
 from cope_sweep.store.index import waiting
 from cope_sweep.store.index.owners import new_owner
-from cope_sweep.store.provenance import git_commit, processor, versions
+from cope_sweep.store.sweeps import git_commit, processor, versions
 from cope_sweep.sweep.executor import Executor, Workload
 from cope_sweep.sweep.schedulers import StoppingRule, stopping_rule
 

@@ -131,7 +131,7 @@ def _visible_store(sweep: SweepContext) -> Store:
     while True:
         reason = ""
         try:
-            if store.files.read(sweep.token) is not None:
+            if store.read(sweep.token) is not None:
                 return store
         except StoreError as error:
             reason = f" ({error})"

@@ -25,13 +25,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 
 from cope_sweep.store.errors import StoreError
+from cope_sweep.store.index.database import redacted
 from cope_sweep.store.store import INDEX_VARIABLE, Store
-from cope_sweep.tracking.sync import MirrorSession, OnSending, backlog_count
-from cope_sweep.tracking.uri import redacted, resolve_uri
+from cope_sweep.tracking.sync import MirrorReport, MirrorSession, OnSending, interrupted_with, known_left
+from cope_sweep.tracking.uri import resolve_uri
 
 MODULE = "cope_sweep.tracking.beside"
 SYNC_INTERVAL_S = 2.0
@@ -49,18 +50,6 @@ REPORT_INTERVAL_S = 0.2
 """Between two reports of progress."""
 
 log = logging.getLogger("cope_sweep.tracking")
-
-
-@dataclass(frozen=True)
-class MirrorReport:
-    """Result of a mirror."""
-
-    runs_written: int
-    """Number of runs of which anything was sent."""
-    errors: list[str]
-    """One line for each reason why something is missing in MLflow, with the command that sends it later."""
-    left: int = 0
-    """Number of runs and sweeps that are missing in MLflow."""
 
 
 class MlflowMirror:
@@ -110,7 +99,7 @@ class MlflowMirror:
             on_sending: Called with the number of runs and sweeps that were sent since now, and that of all.
             patience_s: How long to wait without progress.
         """
-        if total := _left(self._store, self._uri):
+        if total := known_left(self._store, self._uri):
             on_sending(0, total)
         self._request("finish")
         output = self.process.stdout
@@ -163,9 +152,9 @@ class MlflowMirror:
         try:
             report = MirrorReport(**json.loads(text))
         except (ValueError, TypeError):
-            left = _left(self._store, self._uri)
+            left = known_left(self._store, self._uri)
             if interrupted:
-                reason = _interrupted(left)
+                reason = interrupted_with(left)
             elif self._gave_up:
                 reason = f"MLflow made no progress for {patience_s:.0f} s"
             else:
@@ -221,30 +210,7 @@ def mirror(
         # What a dead process has left says that it is running. Its leases end here.
         with contextlib.suppress(StoreError):
             store.end_expired()
-        return send_all(session, tries=FINAL_TRIES, interrupted=sweep.stop.is_set, on_sending=on_sending)
-
-
-def send_all(
-    session: MirrorSession, *, tries: int, interrupted: Callable[[], bool], on_sending: OnSending
-) -> MirrorReport:
-    """Send everything, or say why something is left."""
-    if session.sync_until(tries=tries, interrupted=interrupted, on_sending=on_sending):
-        return MirrorReport(session.written, [])
-    left = _left(session.store, session.uri)
-    return MirrorReport(session.written, session.reasons() or ([_interrupted(left)] if left else []), left)
-
-
-def _left(store: Store, uri: str) -> int:
-    """The number of runs and sweeps that have ended and were not sent."""
-    with contextlib.suppress(StoreError):
-        return backlog_count(store, uri)
-    return 0
-
-
-def _interrupted(left: int) -> str:
-    return (
-        f"interrupted with {left} runs and sweeps to send" if left != 1 else "interrupted with 1 run or sweep to send"
-    )
+        return session.send_all(tries=FINAL_TRIES, interrupted=sweep.stop.is_set, on_sending=on_sending)
 
 
 def _sync_while(session: MirrorSession, sweep: _SweepProcess) -> None:

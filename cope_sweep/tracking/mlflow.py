@@ -1,4 +1,4 @@
-"""MLflow as an experiment tracker. Only the modules `mlflow*` of this package import mlflow, on first use.
+"""MLflow as an experiment tracker. Only this module imports mlflow, on first use.
 
 Importing mlflow takes seconds. A SQLite store is the file `<store>/mlflow.db`; its artifacts are beside it in
 `mlartifacts/<experiment>/`. MLflow stores their absolute paths, so that `mlflow ui` finds them from any directory. An
@@ -6,13 +6,21 @@ MLflow server keeps its own artifacts.
 
 On a local disk, the SQLite file has a write-ahead log. A request then takes a third of the time, because none waits for
 the disk; `settle` does so for all requests before it.
+
+Beside the files of a checkpoint is `MLmodel`, its description, with two flavours. With `python_function`,
+`mlflow.pyfunc.load_model("models:/<model id>")` loads it on any machine where cope_sweep is installed: it scores token
+ids, see `Predictor.log_probabilities`. `cope_sweep` names the files. Nothing is pickled: the weights are safetensors.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
+import importlib.metadata
+import logging
 import os
+import platform
 import shutil
 import sqlite3
 import tempfile
@@ -20,18 +28,18 @@ import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
-from cope_sweep.store.index.database import on_network
-from cope_sweep.tracking.connection import import_mlflow, tracking_errors
-from cope_sweep.tracking.model_files import describe
-from cope_sweep.tracking.port import Dataset, Model, Point, TrackedRun, TrackedStatus, TrackingError, update_latest
-from cope_sweep.tracking.uri import redacted, sqlite_path
+from cope_sweep.store.index.database import on_network, redacted
+from cope_sweep.tracking.translate import Dataset, Model, Point, TrackedRun, TrackedStatus, TrackingError
+from cope_sweep.tracking.uri import sqlite_path
 
 if TYPE_CHECKING:
     from mlflow.entities import LoggedModel, Metric, Param, Run, RunTag
+    from mlflow.models import ModelSignature
 
 MLFLOW_STATUS: dict[TrackedStatus, str] = {
     "running": "RUNNING",
@@ -56,6 +64,16 @@ CONTEXT_TAG = "mlflow.data.context"
 
 EXPERIMENTS_S = 10.0
 """How long a list of the experiments is used before it is read again."""
+
+ACCESS_REFUSED = ("UNAUTHENTICATED", "CUSTOMER_UNAUTHORIZED", "PERMISSION_DENIED")
+"""MLflow's error codes for the HTTP statuses 401 and 403."""
+REQUEST_TIMEOUT_S = 20
+UPLOAD_TIMEOUT_S = 300
+
+LOADER = "cope_sweep.inference"
+"""The module whose `_load_pyfunc` MLflow calls."""
+PREDICT = "log_probabilities"
+DESCRIPTION, REQUIREMENTS = "MLmodel", "requirements.txt"
 
 _databases: set[str] = set()
 """The SQLite files that this process opens with a write-ahead log."""
@@ -90,6 +108,7 @@ class MlflowTracking:
             self._listed_s = time.monotonic()
 
     def find(self, tags: Mapping[str, str]) -> TrackedRun | None:
+        """The run that has all these tags, in any experiment; the oldest one if there are several."""
         condition = " AND ".join(f"tags.`{key}` = '{value}'" for key, value in tags.items())
         with self._errors("searched"):
             run = self._search(condition)
@@ -101,6 +120,7 @@ class MlflowTracking:
         return _tracked(run) if run else None
 
     def find_all(self, tag: str, limit: int) -> dict[str, str] | None:
+        """Value of `tag` → the tracker's id, of all runs that have the tag; None if those are more than `limit`."""
         with self._errors("searched"):
             self._known_experiments = self._all_experiments()
             runs = self._client.search_runs(
@@ -112,17 +132,20 @@ class MlflowTracking:
         return None if runs.token else {run.data.tags[tag]: run.info.run_id for run in runs}
 
     def settle(self) -> None:
+        """Return when what was written survives a power failure."""
         if self._database is not None:
             with contextlib.suppress(OSError), self._database.with_name(self._database.name + "-wal").open("rb") as log:
                 os.fsync(log.fileno())
 
     def close(self) -> None:
+        """Release what the client holds."""
         if self._database is not None:
             # Afterwards the file alone has everything, and can be copied.
             with contextlib.suppress(sqlite3.Error), contextlib.closing(sqlite3.connect(self._database)) as connection:
                 connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
     def get(self, tracked_id: str) -> TrackedRun | None:
+        """The run with the tracker's id `tracked_id`, or None."""
         from mlflow.exceptions import MlflowException
 
         with self._errors("read"):
@@ -142,6 +165,7 @@ class MlflowTracking:
     def create(
         self, experiment: str, name: str, *, tags: Mapping[str, str], started_ms: int, note: str = ""
     ) -> TrackedRun:
+        """Create a run with the status running. The experiment is created, with `note`, if it does not exist."""
         with self._errors("written"):
             run = self._client.create_run(
                 self._experiment(experiment, note), started_ms, _cut(tags, "tag"), run_name=name
@@ -157,6 +181,11 @@ class MlflowTracking:
         tags: Mapping[str, str] | None = None,
         model: Model | None = None,
     ) -> None:
+        """Log points, parameters and tags. Logging an entry again changes nothing; a parameter cannot change.
+
+        With a model, upload it and link it to the run, unless the run has one. Its metrics are also the run's. A metric
+        belongs to the dataset of the run whose context is the metric's prefix.
+        """
         from mlflow.entities import LoggedModelOutput, Metric, Param, RunTag
 
         points, params, tags = list(points), _cut(params or {}, "param"), _cut(tags or {}, "tag")
@@ -193,7 +222,7 @@ class MlflowTracking:
         run.params |= params
         run.tags |= tags
         for point in points:
-            update_latest(run, point)
+            run.update_latest(point)
 
     def _log_batch(self, run_id: str, metrics: list[Metric], params: list[Param], tags: list[RunTag]) -> None:
         """Log entries; the client splits them into requests of 1000."""
@@ -211,6 +240,7 @@ class MlflowTracking:
                     raise
 
     def set_status(self, run: TrackedRun, status: TrackedStatus, ended_ms: int | None = None) -> None:
+        """Set the status of a run and, unless it is running, when it ended."""
         with self._errors("written"):
             if status == "running":
                 self._client.update_run(run.id, MLFLOW_STATUS[status])
@@ -219,6 +249,7 @@ class MlflowTracking:
         run.status = status
 
     def put_text(self, run: TrackedRun, path: str, text: str) -> None:
+        """Write `text` to the artifact `path`."""
         with self._errors("written"):
             if folder := _local(run.artifacts):
                 (folder / path).parent.mkdir(parents=True, exist_ok=True)
@@ -227,6 +258,7 @@ class MlflowTracking:
                 self._client.log_text(run.id, text, path)
 
     def log_datasets(self, run: TrackedRun, datasets: Sequence[Dataset]) -> None:
+        """Note the data that a run read. Logging them again changes nothing."""
         from mlflow.entities import Dataset as MlflowDataset
         from mlflow.entities import DatasetInput, InputTag
 
@@ -277,6 +309,7 @@ class MlflowTracking:
         )
 
     def artifacts(self, run: TrackedRun, path: str = "") -> list[str]:
+        """The artifacts and folders directly below `path`, sorted."""
         with self._errors("read"):
             return sorted(entry.path for entry in self._client.list_artifacts(run.id, path or None))
 
@@ -434,3 +467,146 @@ def _link_or_copy(source: str, target: str) -> None:
     finally:
         # Renaming a hard link to another link of the same file does nothing and leaves both.
         Path(temporary).unlink(missing_ok=True)
+
+
+def describe(logged: LoggedModel, checkpoint: Path) -> dict[str, str]:
+    """File → content, of the files that MLflow expects beside those of a checkpoint. Equal models give equal files."""
+    from mlflow.models import Model
+
+    version, signature = _version(), _signature()
+    files = sorted(str(path.relative_to(checkpoint)) for path in checkpoint.rglob("*") if path.is_file())
+    created = datetime.fromtimestamp(logged.creation_timestamp / 1000, UTC).replace(tzinfo=None)
+    model = Model(
+        artifact_path=logged.artifact_location,
+        run_id=logged.source_run_id,
+        model_id=logged.model_id,
+        model_uuid=logged.model_id,
+        utc_time_created=str(created),
+        model_size_bytes=sum((checkpoint / name).stat().st_size for name in files),
+        signature=signature,
+    )
+    model.add_flavor(
+        "python_function", loader_module=LOADER, predict_fn=PREDICT, python_version=platform.python_version()
+    )
+    model.add_flavor("cope_sweep", version=version, files=files)
+    return {DESCRIPTION: model.to_yaml(), REQUIREMENTS: f"cope-sweep=={version}\n"}
+
+
+@functools.cache
+def _version() -> str:
+    return importlib.metadata.version("cope-sweep")
+
+
+@functools.cache
+def _signature() -> ModelSignature:
+    """Token ids in, log-probabilities out."""
+    import numpy as np
+    from mlflow.models import ModelSignature
+    from mlflow.types import Schema, TensorSpec
+
+    return ModelSignature(
+        inputs=Schema([TensorSpec(np.dtype("int64"), (-1, -1))]),
+        outputs=Schema([TensorSpec(np.dtype("float64"), (-1, -1))]),
+    )
+
+
+def import_mlflow() -> None:
+    """Import mlflow without its log messages and telemetry, unless the environment enables them."""
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
+    import mlflow  # noqa: F401 - the import configures the loggers that are set below
+
+    for name in ("mlflow", "alembic"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+
+
+def limit_requests() -> None:
+    """Make every request of this process's MLflow client end after a while, and never be repeated by the client.
+
+    MLflow's defaults repeat a request for four minutes. The client also repeats requests that create a run, which gives
+    two runs where the server did answer, too late. A mirror looks a run up before it tries again.
+    """
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", str(REQUEST_TIMEOUT_S))
+    os.environ.setdefault("MLFLOW_ARTIFACT_UPLOAD_DOWNLOAD_TIMEOUT", str(UPLOAD_TIMEOUT_S))
+    os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] = "0"
+
+
+def check_server(uri: str, timeout_s: int) -> None:
+    """Return if an MLflow server at the http(s) URL `uri` accepts requests within `timeout_s`.
+
+    MLflow's own client sends the request, so that credentials, TLS settings and proxies are those that runs are sent
+    with.
+
+    Raises:
+        TrackingError: Nothing answers, the server refuses access, or it is no MLflow server.
+    """
+    import_mlflow()
+    from mlflow.exceptions import MlflowException
+    from mlflow.tracking import MlflowClient
+
+    url = redacted(uri)
+    limits = {"MLFLOW_HTTP_REQUEST_TIMEOUT": str(timeout_s), "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}
+    try:
+        with _environment(limits):
+            MlflowClient(tracking_uri=uri).search_experiments(max_results=1)
+    except MlflowException as error:
+        reason = one_line(error, uri)
+        if error.error_code in ACCESS_REFUSED:
+            raise TrackingError(
+                f"the MLflow server at {url} refuses access ({reason}); "
+                "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN"
+            ) from error
+        # The client turns errors of the connection into MlflowException.
+        if isinstance(error.__cause__ or error.__context__, OSError):
+            raise TrackingError(no_server(uri, reason)) from error
+        raise TrackingError(
+            f"{url} answers, but not as an MLflow server does ({reason}); check the URL's port and path"
+        ) from error
+    except Exception as error:
+        # The answer of another service can fail anywhere in the client.
+        raise TrackingError(
+            f"{url} answers, but not as an MLflow server does ({one_line(error, uri)}); check the URL's port and path"
+        ) from error
+
+
+def no_server(uri: str, reason: object) -> str:
+    """The error message where no MLflow server can be reached."""
+    return (
+        f"no MLflow server answers at {redacted(uri)} ({reason}); start it (`mlflow server --port …`), correct "
+        "--mlflow or MLFLOW_TRACKING_URI, or leave both out to keep runs in the store"
+    )
+
+
+@contextlib.contextmanager
+def tracking_errors(uri: str, action: str) -> Iterator[None]:
+    """Turn errors into TrackingError with a message of one line. `action` says what failed: "opened", "read"."""
+    try:
+        yield
+    except TrackingError:
+        raise
+    except Exception as error:
+        # MLflow passes on errors of database drivers, the network and the disk, so that any class is possible.
+        if isinstance(error, shutil.Error) and error.args and isinstance(error.args[0], list):
+            # One error for each file of a folder.
+            error = OSError("; ".join(str(reason) for _, _, reason in error.args[0]))
+        raise TrackingError(f"MLflow at {redacted(uri)} could not be {action}: {one_line(error, uri)}") from error
+
+
+def one_line(error: Exception, uri: str) -> str:
+    """The message of an error in one line, without the password in `uri`."""
+    return " ".join(str(error).split()).replace(uri, redacted(uri))[:500]
+
+
+@contextlib.contextmanager
+def _environment(values: Mapping[str, str]) -> Iterator[None]:
+    """Environment variables that are set while the block runs."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

@@ -19,6 +19,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
@@ -26,11 +27,10 @@ from cope_sweep.store import Store, StoreError
 from cope_sweep.store.index import Index, IndexUnavailable
 from cope_sweep.store.index.mirroring import Mirrored
 from cope_sweep.store.index.owners import new_owner
-from cope_sweep.tracking.connection import limit_requests
-from cope_sweep.tracking.mlflow import MlflowTracking
-from cope_sweep.tracking.port import Tracking, TrackingError
-from cope_sweep.tracking.runs import RunMirror
-from cope_sweep.tracking.sweeps import SweepMirror
+from cope_sweep.store.index.summaries import sweep_rows
+from cope_sweep.tracking.mirrors import RunMirror, SweepMirror
+from cope_sweep.tracking.mlflow import MlflowTracking, limit_requests
+from cope_sweep.tracking.translate import TrackingError
 from cope_sweep.tracking.uri import is_own, sqlite_path, tracker_key
 
 MAX_FAILURES = 2
@@ -51,10 +51,22 @@ class _TrackerDown(Exception):
     """The tracker has refused too many runs or sweeps."""
 
 
+@dataclass(frozen=True)
+class MirrorReport:
+    """Result of a mirror."""
+
+    runs_written: int
+    """Number of runs of which anything was sent."""
+    errors: list[str]
+    """One line for each reason why something is missing in MLflow, with the command that sends it later."""
+    left: int = 0
+    """Number of runs and sweeps that are missing in MLflow."""
+
+
 class TrackerSync:
     """Keeps a tracker up to date with a store. Call `sync` as often as needed."""
 
-    def __init__(self, store: Store, uri: str, tracking: Tracking, *, first_sweep: str | None = None) -> None:
+    def __init__(self, store: Store, uri: str, tracking: MlflowTracking, *, first_sweep: str | None = None) -> None:
         """Read what the tracker at `uri` has.
 
         Args:
@@ -140,7 +152,7 @@ class TrackerSync:
             return
         first: set[str] = set()
         if self._first_sweep is not None:
-            first = self._mirrored.members(self._first_sweep)
+            first = set(sweep_rows(self._store.index, self._first_sweep))
         begun = self._mirrored.begun()
         self._begun |= begun & backlog.runs.keys()
         new = sorted(backlog.runs, key=lambda run_id: (run_id not in begun, run_id not in first))
@@ -228,7 +240,7 @@ class MirrorLock:
     def acquire(self) -> bool:
         """Take the lock, if nobody has it; whether this process holds it. Raises StoreError."""
         if not self.held:
-            self.held = self._index.lock(self._name, self._owner, self._ttl_s)
+            self.held = self._index.claim(self._name, self._owner, self._ttl_s) == self._owner
             if self.held and self._thread is None:
                 self._thread = threading.Thread(target=self._renew, name="mirror-lock", daemon=True)
                 self._thread.start()
@@ -250,7 +262,7 @@ class MirrorLock:
             if not self.held:
                 continue
             try:
-                self.held = self._index.lock(self._name, self._owner, self._ttl_s)
+                self.held = self._index.claim(self._name, self._owner, self._ttl_s) == self._owner
                 renewed_s = time.monotonic()
             except StoreError:
                 # The database does not answer. Somebody else may take the lock once it has expired.
@@ -266,7 +278,7 @@ class MirrorSession:
         uri: str,
         *,
         first_sweep: str | None = None,
-        connect: Callable[[str], Tracking] = MlflowTracking,
+        connect: Callable[[str], MlflowTracking] = MlflowTracking,
     ) -> None:
         """Nothing is opened yet.
 
@@ -279,7 +291,7 @@ class MirrorSession:
         self.store, self.uri = store, uri
         self._first_sweep, self._connect = first_sweep, connect
         self._lock: MirrorLock | None = None
-        self._tracking: Tracking | None = None
+        self._tracking: MlflowTracking | None = None
         self._sync: TrackerSync | None = None
         self._error: str | None = None
         """Why the last try failed as a whole."""
@@ -335,17 +347,19 @@ class MirrorSession:
         self._error = None
         return not self._sync.left and not self._sync.errors
 
-    def sync_until(
+    def send_all(
         self,
-        deadline_s: float = math.inf,
         *,
-        tries: int | None = None,
+        tries: int,
         interrupted: Callable[[], bool] = lambda: False,
         on_sending: OnSending = lambda sent, total: None,
-    ) -> bool:
-        """Try until everything was sent, the deadline has passed or `interrupted`; whether everything was sent.
+    ) -> MirrorReport:
+        """Send everything, or say why something is left.
 
-        `tries` is how many tries in a row may send nothing; None: any number.
+        Args:
+            tries: How many tries in a row, 1 s apart, may send nothing.
+            interrupted: Asked after each run whether to end, see `TrackerSync.sync`.
+            on_sending: Called after each run and sweep of the backlog.
         """
         begin, failed, left = self._sync.done if self._sync else 0, 0, math.inf
 
@@ -356,13 +370,15 @@ class MirrorSession:
 
         while True:
             before = left
-            if self.sync(deadline_s=deadline_s, interrupted=interrupted, on_sent=on_sent):
-                return True
+            if self.sync(interrupted=interrupted, on_sent=on_sent):
+                return MirrorReport(self.written, [])
             left = self._sync.left if self._sync else self._count()
             failed = 0 if left < before < math.inf else failed + 1
-            if interrupted() or failed == tries or time.monotonic() + RETRY_INTERVAL_S > deadline_s:
-                return False
+            if interrupted() or failed == tries:
+                break
             time.sleep(RETRY_INTERVAL_S)
+        known = known_left(self.store, self.uri)
+        return MirrorReport(self.written, self.reasons() or ([interrupted_with(known)] if known else []), known)
 
     def reasons(self) -> list[str]:
         """Why something was not sent, one line for each reason."""
@@ -387,9 +403,22 @@ def backlog_count(store: Store, uri: str) -> int:
     return mirrored_of(store, uri).count()
 
 
+def known_left(store: Store, uri: str) -> int:
+    """`backlog_count`; 0 where the index does not answer."""
+    with contextlib.suppress(StoreError):
+        return backlog_count(store, uri)
+    return 0
+
+
+def interrupted_with(left: int) -> str:
+    return (
+        f"interrupted with {left} runs and sweeps to send" if left != 1 else "interrupted with 1 run or sweep to send"
+    )
+
+
 def mirrored_of(store: Store, uri: str) -> Mirrored:
     """The part of a store that the tracker at `uri` has; nothing where its SQLite file is gone. Raises StoreError."""
-    mirrored = store.index.mirrored(tracker_key(store, uri))
+    mirrored = Mirrored(store.index, tracker_key(store, uri))
     path = sqlite_path(uri)
     if path is not None and not path.exists() and mirrored.newest_tracked_id() is not None:
         mirrored.forget()

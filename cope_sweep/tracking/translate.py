@@ -1,4 +1,4 @@
-"""Translates store contents to the tags, parameters, points and inputs of a tracker's run. Pure functions.
+"""A run in a tracker, as data, and the translation of store contents to its tags, parameters, points and inputs.
 
 A run in the tracker has the tags `cope_sweep.run_id`, `.sweep_id`, `.ablation`, `.row`, `.axis.<key>`, `.device`, …,
 and `cope_sweep.sweep.<sweep id>` = row for every sweep that contains it. Its parameters are the resolved spec under
@@ -11,15 +11,99 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
 
 from cope_sweep.config import NUMERIC_FACTS
-from cope_sweep.store.curve import TIME_KEY
+from cope_sweep.errors import UserError
+from cope_sweep.store.artifacts import TIME_KEY
 from cope_sweep.store.event import Status
 from cope_sweep.store.index import RunRecord
 from cope_sweep.store.index.mirroring import Membership
 from cope_sweep.store.sweeps import SweepRecord
-from cope_sweep.tracking.port import Dataset, Point, TrackedStatus
+
+TrackedStatus = Literal["running", "finished", "failed", "killed"]
+"""The status of a run in the tracker. Pending runs are not sent to it."""
+
+
+class TrackingError(UserError):
+    """The tracker did not answer or refused a request. The message says which tracker, why, and what to do."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """One value of a metric."""
+
+    key: str
+    value: float
+    step: int
+    timestamp_ms: int
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """The data of one split, as an input of a run."""
+
+    name: str
+    """Task and split: `selective_copy/train`."""
+    digest: str
+    """Equal digests mean the same data, or the same generator of it. At most 36 characters."""
+    context: str
+    """Its use: `train`, or the name of the test set."""
+    source: str
+    """The task of the spec, as JSON."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """The trained model of a run."""
+
+    name: str
+    folder: Path
+    """Its files."""
+    step: int
+    """The training steps after which it was written."""
+    params: Mapping[str, str]
+    tags: Mapping[str, str]
+    points: Sequence[Point] = ()
+    """Its metrics."""
+
+
+@dataclass
+class TrackedRun:
+    """A run in the tracker. The methods of a tracker that write to it also update this object."""
+
+    id: str
+    """The tracker's id of the run."""
+    experiment: str
+    """The id of its experiment."""
+    artifacts: str
+    """The URI of its artifact folder."""
+    status: TrackedStatus
+    tags: dict[str, str] = field(default_factory=dict)
+    params: dict[str, str] = field(default_factory=dict)
+    latest: dict[str, Point] = field(default_factory=dict)
+    """Metric → the point of its last step."""
+    datasets: list[Dataset] = field(default_factory=list)
+    models: list[str] = field(default_factory=list)
+    """The tracker's ids of the models that the run has produced; such a model is complete."""
+    deleted: bool = False
+    """Whether somebody has put it into the tracker's trash."""
+    created_now: bool = False
+    """Whether this client has created it and not read it again: nobody else can have written to it."""
+
+    @property
+    def link(self) -> str:
+        """A link to the run's page that works inside MLflow's UI."""
+        return f"#/experiments/{self.experiment}/runs/{self.id}"
+
+    def update_latest(self, point: Point) -> None:
+        """Update `latest` after a point was logged."""
+        known = self.latest.get(point.key)
+        if known is None or (point.step, point.timestamp_ms) >= (known.step, known.timestamp_ms):
+            self.latest[point.key] = point
+
 
 TAG = "cope_sweep."
 FACTS = f"{TAG}facts"
@@ -43,7 +127,7 @@ def flat(value: Any, prefix: str = "") -> dict[str, str]:
     if isinstance(value, list) and all(isinstance(item, dict) for item in value):
         kinds = "+".join(str(item.get("kind", "")) for item in value) or "none"
         return {prefix: kinds} | flat({str(index): item for index, item in enumerate(value)}, prefix)
-    return {prefix: value if isinstance(value, str) else json.dumps(value)}
+    return {prefix: _text(value)}
 
 
 def identity_tags(run_id: str, place: Membership | None) -> dict[str, str]:

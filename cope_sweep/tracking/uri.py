@@ -13,8 +13,10 @@ from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 from urllib.request import getproxies, proxy_bypass
 
+from cope_sweep.store.index.database import redacted
+from cope_sweep.store.index.mirroring import Mirrored
 from cope_sweep.store.store import Store
-from cope_sweep.tracking.port import TrackingError
+from cope_sweep.tracking.translate import TrackingError
 
 ACCEPTED = "sqlite:///PATH, or http://HOST:PORT or https://HOST of an MLflow server"
 CONNECT_TIMEOUT_S = 2.0
@@ -36,7 +38,7 @@ def tracker_key(store: Store, uri: str) -> str:
     Where the store is in an object store, a SQLite file is one of this machine.
     """
     path = sqlite_path(uri)
-    if path is not None and store.files.objects:
+    if path is not None and store.objects:
         return f"sqlite://{platform.node()}{path}"
     if path is not None:
         inside = path.is_relative_to(store.root)
@@ -60,7 +62,7 @@ def run_page(store: Store, run_id: str) -> str | None:
     if not uri.startswith(("http://", "https://")):
         return None
     server = tracker_key(store, uri)
-    tracked_id = store.index.mirrored(server).tracked_ids([run_id]).get(run_id)
+    tracked_id = Mirrored(store.index, server).tracked_ids([run_id]).get(run_id)
     return None if tracked_id is None else f"{server}/#/runs/{tracked_id}"
 
 
@@ -68,14 +70,6 @@ def sqlite_path(uri: str) -> Path | None:
     """The absolute path in `sqlite:///PATH`; None for other schemes."""
     prefix = "sqlite:///"
     return Path(uri.removeprefix(prefix)).absolute() if uri.startswith(prefix) else None
-
-
-def redacted(uri: str) -> str:
-    """`uri` with its password replaced by `***`."""
-    parts = urlsplit(uri)
-    if parts.password is None:
-        return uri
-    return urlunsplit(parts._replace(netloc=f"{parts.username}:***@{parts.netloc.rpartition('@')[2]}"))
 
 
 def check(uri: str) -> None:
@@ -123,7 +117,7 @@ def _check_sqlite(path: Path) -> None:
 
 
 def _check_server(uri: str) -> None:
-    from cope_sweep.tracking.connection import check_server, no_server
+    from cope_sweep.tracking.mlflow import check_server, no_server
 
     parts = urlsplit(uri)
     host = parts.hostname or ""

@@ -233,7 +233,7 @@ class World:
         while not last.dead:
             last.switch()
         statuses = [self.index.statuses().get(run.run_id) for run in self.runs]
-        problems = list(check(self.store.files, self.index, checksums=True))
+        problems = list(check(self.store, self.index, checksums=True))
         if set(statuses) != {"finished"} or problems:
             raise Violation(f"at the end: {statuses}, {problems}")
 

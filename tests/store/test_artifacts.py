@@ -20,11 +20,6 @@ RUN = tiny_run()
 
 
 @pytest.fixture
-def store(tmp_path):
-    return Store(tmp_path / "store", create=True)
-
-
-@pytest.fixture
 def folder(store):
     return store.run(RUN.run_id)
 

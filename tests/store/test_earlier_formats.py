@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from cope_services.http.settings import Settings
 
-from cope_sweep.store import Store
+from cope_sweep.store import Filter, RunQuery, Store
 from cope_sweep.store.index.database import HEAD
 from tests.cli.conftest import Shell
 from tests.services.sample_store import API, serving
@@ -48,6 +48,8 @@ def test_a_store_of_an_earlier_version(old, indexed):
     statuses = {old.finished: "finished", old.interrupted: "interrupted"}
     store = Store(old.folder / "store")
     assert store.index.statuses() == statuses
+    filters = (Filter("task.kind", "=", "selective_copy"), Filter("facts.device", "=", "cpu"))
+    assert [each.run_id for each in store.index.page(RunQuery(filters=filters)).runs] == [old.finished]
     assert store.index.records([old.finished])[old.finished].metrics == store.run(old.finished).result["metrics"]
     store.index.close()
     assert old.json("store", "check", "--checksums") == []

@@ -10,20 +10,20 @@ import pytest
 from cope_sweep.store import LeaseHolder, Store, StoreError
 from cope_sweep.store.errors import FencedError
 from cope_sweep.store.index import Progress
+from cope_sweep.store.index.mirroring import Mirrored
 from cope_sweep.store.index.owners import new_owner
 from cope_sweep.store.objects import ObjectFolder
 from cope_sweep.store.reading import RunContents
 from cope_sweep.store.rebuild import check, rebuild
 from cope_sweep.tracking.mlflow import MlflowTracking
 from cope_sweep.tracking.sync import TrackerSync, backlog_count
-from cope_sweep.tracking.translate import TAG
 from cope_sweep.tracking.uri import tracker_key
 from cope_sweep.train import Runtime, train_run
-from tests.store.memory import MemoryTracking
 from tests.store.sweeps import LEASE_S, begin, end
 from tests.store.test_store import sweep_record
-from tests.store.trackers import history
 from tests.tiny import tiny_run
+from tests.tracking.memory import MemoryTracking
+from tests.tracking.trackers import fresh_database, history, run_of, synced  # noqa: F401 - a fixture
 from tests.train.stores import stop_after, weights
 
 pytestmark = pytest.mark.slow
@@ -120,13 +120,13 @@ def test_leases_sweeps_rebuild_and_check(on_machine):
     assert on_machine("second").sweep("20260101-000000-aa") == sweep_record()
     before = store.index.records([RUN.run_id])[RUN.run_id]
     store.index.clear()
-    report = rebuild(store.files, store.index)
+    report = rebuild(store, store.index)
     assert (report.runs, report.sweeps) == (1, 1)
     after = store.index.records([RUN.run_id])[RUN.run_id]
     assert (after.metrics, after.facts, after.ended_ms) == (before.metrics, before.facts, before.ended_ms)
-    assert list(check(store.files, store.index, checksums=True)) == []
-    store.files.objects.write(f"runs/{RUN.run_id}/curve.jsonl", b"")
-    assert ["curve.jsonl" in each.problem for each in check(store.files, store.index, checksums=True)] == [True]
+    assert list(check(store, store.index, checksums=True)) == []
+    store.objects.write(f"runs/{RUN.run_id}/curve.jsonl", b"")
+    assert ["curve.jsonl" in each.problem for each in check(store, store.index, checksums=True)] == [True]
 
 
 def test_a_sweep_is_stopped_from_another_machine(on_machine):
@@ -149,13 +149,15 @@ def test_errors_name_the_store_and_the_way_out(url, server, monkeypatch):
 
 def sent(store, tracking, uri=URI):
     """Send a store as a process of its own; the tracker's run."""
-    sync = TrackerSync(store, uri, tracking)
-    sync.sync()
-    assert sync.errors == {}
-    return tracking.find({f"{TAG}run_id": RUN.run_id})
+    synced(store, tracking, uri)
+    return run_of(tracking, RUN)
 
 
-def test_a_machine_that_trained_nothing_sends_runs_and_checkpoints_to_mlflow(on_machine, fresh_database, monkeypatch):
+def test_a_machine_that_trained_nothing_sends_runs_and_checkpoints_to_mlflow(
+    on_machine,
+    fresh_database,  # noqa: F811
+    monkeypatch,
+):
     import mlflow
 
     first = on_machine("first")
@@ -183,7 +185,7 @@ def test_a_machine_that_trained_nothing_sends_runs_and_checkpoints_to_mlflow(on_
     shutil.copyfile(fresh_database, first.root / "mlflow.db")
     assert backlog_count(first, other) == 1
     assert sent(first, MemoryTracking(), other).status == "finished"
-    assert second.index.mirrored(tracker_key(second, uri)).tracked_ids([RUN.run_id]) == {RUN.run_id: run.id}
+    assert Mirrored(second.index, tracker_key(second, uri)).tracked_ids([RUN.run_id]) == {RUN.run_id: run.id}
 
 
 def test_what_another_machine_logs_is_sent_while_it_trains(on_machine):
@@ -198,14 +200,14 @@ def test_what_another_machine_logs_is_sent_while_it_trains(on_machine):
     second.index.renew(new_owner("tests"), LEASE_S, {RUN.run_id: Progress(2, "second")})
     sync.sync()
     assert sync.errors == {}
-    assert [p.step for p in history(tracking, tracking.find({f"{TAG}run_id": RUN.run_id}), "train/loss")] == [1, 2]
+    assert [p.step for p in history(tracking, run_of(tracking, RUN), "train/loss")] == [1, 2]
 
 
 def test_a_run_whose_checkpoint_was_deleted_is_sent_without_one(on_machine):
     first = on_machine("first")
     train_run(RUN, first, Runtime())
     end(first, RUN)
-    objects, folder = first.files.objects, f"runs/{RUN.run_id}/checkpoint"
+    objects, folder = first.objects, f"runs/{RUN.run_id}/checkpoint"
     for name in objects.names(folder):
         objects.delete(f"{folder}/{name}")
     second = on_machine("second")

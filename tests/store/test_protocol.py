@@ -218,11 +218,11 @@ class Protocol(RuleBasedStateMachine):
 
     @rule()
     def make_the_index_again(self):
-        rebuild(self.store.files, self.index)
+        rebuild(self.store, self.index)
         for expected in self.runs.values():
             if not self.is_live(expected):
                 self.settle(expected)
-        assert list(check(self.store.files, self.index, checksums=True)) == []
+        assert list(check(self.store, self.index, checksums=True)) == []
 
     @rule(run=st.sampled_from(RUNS))
     def lose_the_checkpoint(self, run):

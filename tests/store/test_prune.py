@@ -3,19 +3,12 @@
 import os
 import time
 
-import pytest
-
-from cope_sweep.store import LeaseHolder, Store
+from cope_sweep.store import LeaseHolder
 from cope_sweep.store.prune import delete, waste
 from tests.store.test_store import finish
 from tests.tiny import tiny_run
 
 DAY_S = 86400.0
-
-
-@pytest.fixture
-def store(tmp_path):
-    return Store(tmp_path / "store", create=True)
 
 
 def aged(path, days=2.0):

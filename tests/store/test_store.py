@@ -1,24 +1,22 @@
 """The store: opening, its index, sweeps, settling, rebuilding and checking."""
 
+import importlib.metadata
 import json
 import os
 import shutil
 
 import pytest
 
+import cope_sweep
 from cope_sweep.store import LeaseHolder, Store, StoreError, SweepRecord, files
 from cope_sweep.store.index.tables import metadata
 from cope_sweep.store.reading import read_run
 from cope_sweep.store.rebuild import check, rebuild
+from cope_sweep.store.sweeps import versions
 from tests.store.index.rows import row
 from tests.tiny import tiny_run
 
 RUN = tiny_run()
-
-
-@pytest.fixture
-def store(tmp_path):
-    return Store(tmp_path / "store", create=True)
 
 
 def finish(store, run, loss=1.5):
@@ -94,7 +92,7 @@ def contents(index):
                 for row in connection.execute(table.select())
             )
             for table in metadata.sorted_tables
-            if table.name not in ("counters", "parts", "part_values")
+            if table.name not in ("counters", "parts")
         }  # fmt: skip
 
 
@@ -102,7 +100,7 @@ def test_rebuilding_gives_the_same_index(store):
     for seed in range(3):
         finish(store, tiny_run(seed=seed), loss=seed)
     store.write_sweep(sweep_record(runs=[tiny_run(seed=seed) for seed in range(3)]))
-    rebuild(store.files, store.index)
+    rebuild(store, store.index)
     before = contents(store.index)
     store.index.close()
     for path in store.root.glob("index.db*"):
@@ -110,7 +108,7 @@ def test_rebuilding_gives_the_same_index(store):
     progress = []
     again = Store(store.root)
     assert contents(again.index) == before
-    report = rebuild(store.files, again.index, lambda done, total: progress.append((done, total)))
+    report = rebuild(store, again.index, lambda done, total: progress.append((done, total)))
     assert (report.runs, report.sweeps, report.damaged, report.removed) == (3, 1, {}, 0)
     assert progress == [(3, 3)]
     assert contents(again.index) == before
@@ -118,13 +116,13 @@ def test_rebuilding_gives_the_same_index(store):
 
 def test_rebuilding_removes_what_has_no_folder_and_keeps_leases(store):
     finish(store, RUN)
-    rebuild(store.files, store.index)
+    rebuild(store, store.index)
     shutil.rmtree(store.run(RUN.run_id).path)
     holder = LeaseHolder(store, "sweep")
     training = tiny_run(seed=1)
     lease = holder.acquire(training)
     store.run(training.run_id).begin(training, "here", lease.attempt)
-    assert rebuild(store.files, store.index).removed == 1
+    assert rebuild(store, store.index).removed == 1
     assert store.index.statuses() == {training.run_id: "running"}
     holder.close()
 
@@ -132,15 +130,15 @@ def test_rebuilding_removes_what_has_no_folder_and_keeps_leases(store):
 def test_checking_names_every_difference(store):
     for seed in range(4):
         finish(store, tiny_run(seed=seed))
-    rebuild(store.files, store.index)
-    assert list(check(store.files, store.index, checksums=True)) == []
+    rebuild(store, store.index)
+    assert list(check(store, store.index, checksums=True)) == []
     shutil.rmtree(store.run(tiny_run(seed=0).run_id).path)
     result = store.run(tiny_run(seed=1).run_id).path / "result.json"
     result.write_text(result.read_text().replace("1.5", "2.5"))
     (store.run(tiny_run(seed=2).run_id).path / "result.json").unlink()
     finish(store, tiny_run(seed=4))
     (store.root / "sweeps" / "20260101-000000-aa.json").write_text("{")
-    found = {each.item: each.problem for each in check(store.files, store.index)}
+    found = {each.item: each.problem for each in check(store, store.index)}
     assert found == {
         tiny_run(seed=0).run_id: "in the index, but without a folder",
         tiny_run(seed=1).run_id: "the index has other metrics or facts than its files",
@@ -150,10 +148,8 @@ def test_checking_names_every_difference(store):
             str(store.root / "sweeps" / "20260101-000000-aa.json")
         ],
     }
-    rebuild(store.files, store.index)
-    assert [each.item for each in check(store.files, store.index)] == [
-        str(store.root / "sweeps" / "20260101-000000-aa.json")
-    ]
+    rebuild(store, store.index)
+    assert [each.item for each in check(store, store.index)] == [str(store.root / "sweeps" / "20260101-000000-aa.json")]
 
 
 def test_settling_reads_the_folders_of_dead_owners(store):
@@ -219,3 +215,17 @@ def test_a_file_that_only_seems_to_be_missing_does_not_damage_a_run(store, monke
     assert set(store.mark_lost([RUN.run_id])) == ({RUN.run_id} if lost else set())
     assert store.status(RUN.run_id) == ("damaged" if lost else "finished")
     assert store.run(RUN.run_id).status == ("damaged" if lost else "finished")
+
+
+def test_versions_are_those_of_the_libraries_that_are_installed(monkeypatch):
+    original = importlib.metadata.version
+
+    def version(name):
+        if name in ("ray", "mlflow"):  # `run --local --no-mlflow` needs neither
+            raise importlib.metadata.PackageNotFoundError(name)
+        return original(name)
+
+    assert versions()["numpy"] == original("numpy")
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    assert versions().keys() == {"cope_sweep", "python", "torch", "numpy"}
+    assert versions()["cope_sweep"] == cope_sweep.__version__

@@ -57,7 +57,7 @@ def test_no_value_of_a_file_hides_other_runs(plan, tmp_path):
         put(path / "spec.json", ["run_id"], run.run_id)
         put(path / name, keys, value)
     store.index.clear()
-    rebuild(store.files, store.index)
+    rebuild(store, store.index)
     queries = Queries(Store(tmp_path / "store"))
     question = ListRuns(limit=1000, sort="in_dist/token_error")
     page = queries.ask(question)
@@ -78,7 +78,7 @@ def test_the_message_names_file_and_key(plan, tmp_path):
     run = plan.runs[0]
     finish(store, run, {}, {})
     put(store.run(run.run_id).path / "result.json", ["facts", "device"], "\ud800")
-    rebuild(store.files, store.index)
+    rebuild(store, store.index)
     message = Queries(store).ask(GetRun(run.run_id)).message
     assert "result.json: facts.device: no Unicode text" in message
     assert message.endswith("train the run again")

@@ -61,7 +61,7 @@ def contents(store):
             "checkpoint": (checkpoint / "model.safetensors").read_bytes(),
             "files": [name for name in ("resume.safetensors",) if folder.content(name, 0) is not None],
         }
-    assert list(check(store.files, store.index, checksums=True)) == []
+    assert list(check(store, store.index, checksums=True)) == []
     return found
 
 
@@ -176,16 +176,16 @@ class FaultyObjects(ObjectFolder):
 def test_calls_of_an_object_store(tmp_path, undisturbed, monkeypatch, seed):
     """A run whose call fails has failed, as its client has tried it several times; the same command goes on with it."""
     monkeypatch.setenv("COPE_SWEEP_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("cope_sweep.store.layout.ObjectFolder", lambda url: FaultyObjects(tmp_path / "objects", None))
+    monkeypatch.setattr("cope_sweep.store.store.ObjectFolder", lambda url: FaultyObjects(tmp_path / "objects", None))
     store, faults = (
         Store("s3://bucket/prefix", index=f"sqlite:///{tmp_path / 'index.db'}", create=True),
         Faults(seed, 40),
     )
     for _ in range(40):
-        store.files.objects.faults = faults
+        store.objects.faults = faults
         with contextlib.suppress(StoreError):
             run_local(RUNS, store, RESOURCES)
-        store.files.objects.faults = None
+        store.objects.faults = None
         if set(store.index.statuses().values()) == {"finished"} and len(store.index.statuses()) == len(RUNS):
             break
     assert len(faults.made) > 1

@@ -19,7 +19,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from cope_sweep.read.tables import table
 from cope_sweep.store import Event, Store, SweepRecord
-from cope_sweep.store.index.activity import activity
+from cope_sweep.store.index.summaries import activity
 from cope_sweep.sweep.ray_executor import run_on_ray
 from cope_sweep.sweep.sweep import SweepOutcome, sweep
 from tests.sweep.fault_sweeps import LONG, RUN, SHORT, attempts, is_training, logged, wait_until, write_ablation

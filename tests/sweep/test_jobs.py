@@ -67,7 +67,7 @@ def test_a_job_trains_and_its_log_and_exit_code_are_passed_on(head: Head, tmp_pa
     outcome, lines = run(head, "good", tmp_path)
     assert outcome == JobOutcome(outcome.job_id, "SUCCEEDED", 0), lines
     assert any("finished" in line for line in lines)
-    assert [folder.status for folder in Store(tmp_path).files.run_folders()] == ["finished"]
+    assert [folder.status for folder in Store(tmp_path).run_folders()] == ["finished"]
 
 
 @pytest.mark.slow
@@ -89,7 +89,7 @@ def test_ctrl_c_stops_the_job_and_leaves_the_run_to_resume(head: Head, tmp_path:
 
     def interrupt_when_it_trains() -> None:
         while not returned.wait(0.1):
-            if any(folder.curve() for folder in Store(tmp_path).files.run_folders()):
+            if any(folder.curve() for folder in Store(tmp_path).run_folders()):
                 os.kill(os.getpid(), signal.SIGINT)
                 return
 
@@ -102,7 +102,7 @@ def test_ctrl_c_stops_the_job_and_leaves_the_run_to_resume(head: Head, tmp_path:
         thread.join()
     assert (outcome.status, outcome.exit_code) == ("STOPPED", 130), lines
     assert any(line.startswith("stopping job") for line in lines)
-    (folder,) = Store(tmp_path).files.run_folders()
+    (folder,) = Store(tmp_path).run_folders()
     # The workers may end a little later than the job.
     wait_until(lambda: folder.status != "running")
     assert folder.status == "interrupted"

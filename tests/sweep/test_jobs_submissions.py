@@ -145,7 +145,7 @@ def test_an_unknown_or_damaged_submission(store: Store) -> None:
     for name in ("20260101-000000-00", "../../etc/passwd", ""):
         with pytest.raises(NotFoundError, match="no submission of a sweep"):
             read_submission(store, name)
-    store.files.write("submissions/20260101-000000-00.json", b'{"sweep_id": 5}')
+    store.write("submissions/20260101-000000-00.json", b'{"sweep_id": 5}')
     with pytest.raises(DamagedError, match="not a submission"):
         read_submission(store, "20260101-000000-00")
 

@@ -88,7 +88,7 @@ def test_workers_train_with_plugins_from_another_folder(
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    folders = Store(tmp_path / "store").files.run_folders()
+    folders = Store(tmp_path / "store").run_folders()
     assert [run.status for run in folders] == ["finished", "finished"]
 
 

@@ -274,7 +274,7 @@ def test_a_stop_can_be_requested_from_another_machine(store: Store, monkeypatch:
     outcome = start(plan_of(), store, Waiting(store, []))
     thread.join()
     assert outcome.notes == ("stopped: a stop was requested",)
-    assert list(store.files.names("sweeps")) == [f"{outcome.sweep_id}.json"]
+    assert list(store.names("sweeps")) == [f"{outcome.sweep_id}.json"]
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])

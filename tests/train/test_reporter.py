@@ -55,4 +55,4 @@ def test_a_worker_without_a_folder_writes_nothing(store):
     reporter = RunReporter(tiny_run(), "rank 1", None, lambda event: None)
     reporter.log({"train/loss": 1.0})
     assert reporter.metrics == {"train/loss": 1.0}
-    assert store.files.run_folders() == []
+    assert store.run_folders() == []

@@ -22,7 +22,7 @@ from cope_sweep.read.figures.metrics import (
 )
 from cope_sweep.read.tables.model import Column
 from cope_sweep.store import Store
-from cope_sweep.store.curve import TIME_KEY
+from cope_sweep.store.artifacts import TIME_KEY
 from cope_sweep.store.errors import DamagedError
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from cope_sweep.config.estimate import Shape, StepCost, run_flops, shape_of
 from cope_sweep.store import RunRecord, Status, Store
 from cope_sweep.store.index import summaries
 
-WALL_S, RECOMPUTES = "facts.wall_s", "facts.checkpoint_activations"
+WALL_S, RECOMPUTES = "wall_s", "checkpoint_activations"
 ENDED: tuple[Status, ...] = ("finished", "stopped")
 """Runs that the same command does not train again."""
 GPU_DEVICES = Path("/dev")
@@ -126,17 +126,18 @@ def _groups(plan: Plan) -> Callable[[Resources], int]:
 
 def measured_rates(plan: Plan, store: Store) -> dict[Shape, float]:
     """Shape → median seconds per floating-point operation of the plan's finished runs of that shape."""
-    facts = summaries.values(store.index, (run.run_id for run in plan.runs), (WALL_S, RECOMPUTES))
+    facts = summaries.facts(store.index, (run.run_id for run in plan.runs), (WALL_S, RECOMPUTES))
     rates: dict[Shape, list[float]] = {}
     for row in plan.rows:
-        measured = [facts[run.run_id] for run in row.runs if WALL_S in facts.get(run.run_id, {})]
+        known = (facts.get(run.run_id, (None, None)) for run in row.runs)
+        measured = [(wall_s, recomputes) for wall_s, recomputes in known if isinstance(wall_s, (int, float))]
         if not measured:
             continue
         own = rates.setdefault(shape_of(row.runs[0]), [])
         flops: dict[bool, float] = {}  # by whether activations are recomputed; the seed does not change them
-        for each in measured:
-            recomputes = bool(each.get(RECOMPUTES, False))
-            if recomputes not in flops:
-                flops[recomputes] = run_flops(row.runs[0], Resources(checkpoint_activations=recomputes))
-            own.append(float(each[WALL_S]) / flops[recomputes])
+        for wall_s, recomputes in measured:
+            if bool(recomputes) not in flops:
+                resources = Resources(checkpoint_activations=bool(recomputes))
+                flops[bool(recomputes)] = run_flops(row.runs[0], resources)
+            own.append(float(wall_s) / flops[bool(recomputes)])
     return {shape: statistics.median(values) for shape, values in rates.items()}

@@ -11,7 +11,7 @@ from cope_sweep.api.answers import FailedMember, SweepProgress
 from cope_sweep.errors import NotFoundError
 from cope_sweep.store import Status, Store, SweepSummary
 from cope_sweep.store.index import IndexUnavailable, summaries
-from cope_sweep.store.index.changes import MemberState, sweep_changes
+from cope_sweep.store.index.summaries import MemberState, sweep_changes
 
 ACTIVE: tuple[Status, ...] = ("pending", "running")
 """A sweep that was submitted, and one that is executed."""

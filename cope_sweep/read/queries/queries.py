@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 from cope_sweep.api import answers, questions
-from cope_sweep.config import Plan, SpecError
+from cope_sweep.config import SpecError
 from cope_sweep.errors import NotFoundError, UserError
 from cope_sweep.read.queries import runs
 from cope_sweep.read.queries.ablations import RESULTS, AblationFiles, LoadedPlan

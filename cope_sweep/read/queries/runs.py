@@ -24,7 +24,7 @@ from cope_sweep.store.index import summaries
 from cope_sweep.store.index.filters import TAGS
 from cope_sweep.store.index.model import Position, Value
 from cope_sweep.store.index.tables import runs as run_table
-from cope_sweep.store.values import check_document
+from cope_sweep.store.reading import check_document
 from cope_sweep.tracking.uri import run_page as mlflow_page
 
 T = TypeVar("T")
@@ -52,7 +52,7 @@ def page(store: Store, files: AblationFiles | None, question: ListRuns, query: R
     """A page of runs. Those of a query with only `run_ids` are in their order, with pending ones. Raises QueryError."""
     own_keys = _query_keys(query)
     wanted = chosen(question.fields, own_keys)
-    summaries.check_keys(store.index, sorted(wanted.keys - own_keys))
+    store.index.check_keys(sorted(wanted.keys - own_keys))
     place = "" if question.ablation is None else f"{question.ablation} {question.scale}"
     if question.cursor is not None:
         if query.offset:

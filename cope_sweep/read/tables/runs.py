@@ -38,9 +38,8 @@ from cope_sweep.config import Plan, Row, RunSpec
 from cope_sweep.store import RunQuery, RunRecord, Store
 from cope_sweep.store.errors import DamagedError
 from cope_sweep.store.index import summaries
-from cope_sweep.store.index.batches import BATCH, RunBatch, batches, matching
-from cope_sweep.store.index.flatten import flatten
-from cope_sweep.store.index.model import Value
+from cope_sweep.store.index.model import Value, flatten
+from cope_sweep.store.index.summaries import BATCH, RunBatch, batches, matching
 from cope_sweep.store.index.tables import SECTIONS
 
 if TYPE_CHECKING:

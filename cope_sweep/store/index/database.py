@@ -19,15 +19,16 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit, urlunsplit
 
 from pydantic_core import from_json
-from sqlalchemy import Connection, Engine, Float, create_engine, event, func, inspect, literal, text
+from sqlalchemy import Connection, Engine, Float, create_engine, event, func, insert, inspect, literal, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
 from sqlalchemy.pool import QueuePool
 from sqlalchemy.sql import ColumnElement
 
 from cope_sweep.store.errors import StoreError
+from cope_sweep.store.index.tables import counters, metadata
 
-HEAD = "0002"
+HEAD = "0003"
 """The newest migration. A database at this version is used without importing alembic, which takes 0.2 s."""
 BUSY_TIMEOUT_S = 60
 """How long a SQLite writer waits for another one."""
@@ -160,7 +161,10 @@ class Database:
                     f"the index {redacted(self.url)} has version {version}, and this cope_sweep knows {HEAD} at most; "
                     "install the newer version"
                 )
-            _upgrade(connection)
+            if version is None:
+                _create(connection)
+            else:
+                _upgrade(connection)
 
 
 def _engine(url: str) -> Engine:
@@ -221,6 +225,14 @@ def _version(connection: Connection) -> str | None:
     if not inspect(connection).has_table("alembic_version"):
         return None
     return connection.execute(text("SELECT version_num FROM alembic_version")).scalar()
+
+
+def _create(connection: Connection) -> None:
+    """Make the tables of an empty database, as the newest migration has them."""
+    metadata.create_all(connection)
+    connection.execute(insert(counters).values(name="revision", value=0))
+    connection.execute(text("CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL PRIMARY KEY)"))
+    connection.execute(text("INSERT INTO alembic_version VALUES (:head)"), {"head": HEAD})
 
 
 def _upgrade(connection: Connection) -> None:

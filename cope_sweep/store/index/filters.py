@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import difflib
 import operator
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Select, Table, and_, or_, select
+from sqlalchemy import ColumnElement, Connection, Select, Text, and_, case, cast, func, or_, select
 
-from cope_sweep.store.index.flatten import columns
-from cope_sweep.store.index.model import Filter, Position, QueryError, RunQuery
+from cope_sweep.store.index.model import Filter, Position, QueryError, RunQuery, RunRecord, Value
 from cope_sweep.store.index.rows import among
-from cope_sweep.store.index.tables import SECTIONS, keys, part_values, run_values, runs, sweep_runs, sweeps
+from cope_sweep.store.index.tables import SECTIONS, keys, parts, runs, sweep_runs, sweeps
 
 OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
     "=": operator.eq,
@@ -23,10 +22,7 @@ OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
     ">": operator.gt,
     ">=": operator.ge,
 }
-COLUMNS = (
-    "run_id", "seed", "step", "steps", "attempt", "worker_id", "message", "sweep_id", "parent_id", "created_ms",
-    "updated_ms", "ended_ms", "revision",
-)  # fmt: skip
+COLUMNS = tuple(field.name for field in fields(RunRecord) if field.name not in ("status", "metrics", "facts"))
 """Columns of `runs` that can be named as they are. `status` can be named, too."""
 TAGS = "tags."
 """Prefix of keys that name the place of a run in sweeps: `tags.row`, `tags.model.position` (a label)."""
@@ -60,14 +56,14 @@ def _condition(connection: Connection, each: Filter, status: ColumnElement[str])
         return condition
     if each.key.startswith(TAGS):
         return _tag_condition(each, compare)
-    key = key_number(connection, each.key)
-    section = each.key.partition(".")[0]
-    table, owner = (part_values, part_values.c.part) if section in SECTIONS else (run_values, run_values.c.run)
-    number, text = columns(each.value)
-    column = table.c.text if number is None else table.c.number
-    matching = select(owner).where(table.c.key == key, compare(column, text if number is None else number))
-    target = runs.c[f"{section}_part"] if section in SECTIONS else runs.c.id
-    return target.in_(matching)
+    check_keys(connection, [each.key])
+    number, text = values_of(connection, each.key)
+    content = _text(each.value)
+    matches: ColumnElement[bool] = compare(number, each.value) if content is None else compare(text, content)
+    section = _section(each.key)
+    if section is None:
+        return matches
+    return runs.c[f"{section}_part"].in_(select(parts.c.id).where(parts.c.section == section, matches))
 
 
 def _tag_condition(each: Filter, compare: Callable[[Any, Any], Any]) -> ColumnElement[bool]:
@@ -76,13 +72,49 @@ def _tag_condition(each: Filter, compare: Callable[[Any, Any], Any]) -> ColumnEl
     named = {"sweep": sweep_runs.c.sweep_id, "ablation": sweeps.c.ablation, "row": sweep_runs.c.row}
     column = named[name] if name in named else sweep_runs.c.labels[name].as_string()
     joined = select(sweep_runs.c.run_id).join(sweeps, sweeps.c.sweep_id == sweep_runs.c.sweep_id)
-    return runs.c.run_id.in_(joined.where(compare(column, str(columns(each.value)[1] or each.value))))
+    return runs.c.run_id.in_(joined.where(compare(column, _text(each.value) or str(each.value))))
 
 
-def key_number(connection: Connection, name: str) -> int:
-    """The number of a key. Raises QueryError with near names."""
-    number = connection.execute(select(keys.c.id).where(keys.c.name == name)).scalar()
-    if number is None:
+def _text(value: Value) -> str | None:
+    """A value as a text; None for a number. Booleans are compared as texts."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return value if isinstance(value, str) else None
+
+
+def _section(key: str) -> str | None:
+    """The section of a spec's value; None for a metric or a fact."""
+    section = key.partition(".")[0]
+    return section if section in SECTIONS else None
+
+
+def values_of(connection: Connection, key: str) -> tuple[ColumnElement[Any], ColumnElement[Any]]:
+    """A value as a number and as a text, of which one is null: of `runs`, or, of a spec, of `parts`.
+
+    A metric is that of a finished run. The type is looked at before a value is converted, which would fail.
+    """
+    fact = key.removeprefix("facts.")
+    if _section(key) is None and fact == key:
+        finished = runs.c.status == "finished"
+        return case((finished, runs.c.metrics[key].as_float())), cast(None, Text)
+    column, name = (runs.c.facts, fact) if _section(key) is None else (parts.c.content, key)
+    value = column[name]
+    if connection.dialect.name == "sqlite":
+        kind = func.json_type(column, f'$."{name}"')
+        text = case((kind == "text", value.as_string()), (kind.in_(["true", "false"]), kind))
+        return case((kind.in_(["integer", "real"]), value.as_float())), text
+    kind = func.json_typeof(value)
+    text = case((kind.in_(["string", "boolean"]), value.as_string()))
+    return case((kind == "number", value.as_float())), text
+
+
+def check_keys(connection: Connection, names: Iterable[str]) -> None:
+    """Raise QueryError with near names if a key is neither a column of runs nor a value of any run."""
+    for name in names:
+        if name in COLUMNS or name == "status":
+            continue
+        if connection.execute(select(keys.c.id).where(keys.c.name == name)).scalar() is not None:
+            continue
         known = [*COLUMNS, "status", *connection.execute(select(keys.c.name)).scalars()]
         near = difflib.get_close_matches(name, known, n=3)
         hint = (
@@ -91,7 +123,6 @@ def key_number(connection: Connection, name: str) -> int:
             else "; keys are as `model.layers`, `test/perplexity`, `facts.device`"
         )
         raise QueryError(f"no run of this store has {name!r}{hint}")
-    return int(number)
 
 
 @dataclass(frozen=True)
@@ -101,13 +132,19 @@ class Order:
     columns: tuple[ColumnElement[Any], ...]
     """The last one is the run id, which no two runs share."""
     descending: tuple[bool, ...]
-    joined: tuple[Table, ColumnElement[bool]] | None
-    """The table of the values and the condition on its rows, if the values are not columns of `runs`."""
+    part: ColumnElement[int] | None = None
+    """The column of `runs` that names the part with the values, if they are of the spec."""
 
     def applied(self, statement: Select[Any]) -> Select[Any]:
         """A statement about `runs` in this order."""
-        if self.joined is not None:
-            statement = statement.outerjoin(*self.joined)
+        return self.sorted(self.joined(statement))
+
+    def joined(self, statement: Select[Any]) -> Select[Any]:
+        """A statement about `runs` with the table of the columns."""
+        return statement if self.part is None else statement.outerjoin(parts, parts.c.id == self.part)
+
+    def sorted(self, statement: Select[Any]) -> Select[Any]:
+        """A statement that has the columns, in this order."""
         directions = zip(self.columns, self.descending, strict=True)
         return statement.order_by(*((each.desc() if down else each.asc()).nulls_last() for each, down in directions))
 
@@ -125,22 +162,39 @@ class Order:
         return or_(*found)
 
 
+def counted(
+    query: RunQuery, where: Sequence[ColumnElement[bool]], order: Order
+) -> tuple[Select[Any], ColumnElement[int], Order]:
+    """Statements for the numbers of the runs that match, with the columns of the order, and for how many they are.
+
+    A filter by a metric or a fact parses the JSON of every run. The matching runs are then selected once for both, and
+    the order is one of what was selected.
+    """
+    statement = order.joined(select(runs.c.id, *order.columns).where(*where))
+    if all(
+        each.key in (*COLUMNS, "status") or each.key.startswith(TAGS) or _section(each.key) for each in query.filters
+    ):
+        total = select(func.count()).select_from(runs).where(*where).correlate(None).scalar_subquery()
+        return statement, total, order
+    once = statement.cte("matching")
+    total = select(func.count()).select_from(once).scalar_subquery()
+    return select(once), total, replace(order, columns=tuple(once.c)[1:], part=None)
+
+
 def order_of(connection: Connection, query: RunQuery, status: ColumnElement[str]) -> Order:
     """The order of a query. Raises QueryError."""
     if query.sort == "run_id":
-        return Order((runs.c.run_id,), (query.descending,), None)
+        return Order((runs.c.run_id,), (query.descending,))
     down = query.descending
     if query.sort == "status" or query.sort in COLUMNS:
         column = status if query.sort == "status" else runs.c[query.sort]
-        return Order((column, runs.c.run_id), (down, False), None)
+        return Order((column, runs.c.run_id), (down, False))
     if query.sort.startswith(TAGS):
         raise QueryError(f"{query.sort}: runs cannot be sorted by tags; sort by a value of the run, or run_id, step, …")
-    key, section = key_number(connection, query.sort), query.sort.partition(".")[0]
-    if section in SECTIONS:
-        table, owner = part_values, and_(part_values.c.part == runs.c[f"{section}_part"], part_values.c.key == key)
-    else:
-        table, owner = run_values, and_(run_values.c.run == runs.c.id, run_values.c.key == key)
-    return Order((table.c.number, table.c.text, runs.c.run_id), (down, down, False), (table, owner))
+    check_keys(connection, [query.sort])
+    section = _section(query.sort)
+    part = None if section is None else runs.c[f"{section}_part"]
+    return Order((*values_of(connection, query.sort), runs.c.run_id), (down, down, False), part)
 
 
 def ordered(connection: Connection, statement: Select[Any], query: RunQuery, status: ColumnElement[str]) -> Select[Any]:

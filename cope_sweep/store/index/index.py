@@ -16,8 +16,7 @@ from sqlalchemy.sql import ColumnElement
 
 from cope_sweep.store.event import Status
 from cope_sweep.store.index.database import Database
-from cope_sweep.store.index.filters import conditions, order_of
-from cope_sweep.store.index.mirroring import Mirrored
+from cope_sweep.store.index.filters import COLUMNS, check_keys, conditions, counted, order_of
 from cope_sweep.store.index.model import (
     Lease,
     Progress,
@@ -30,30 +29,20 @@ from cope_sweep.store.index.model import (
     Value,
 )
 from cope_sweep.store.index.owners import is_gone, owner_name
-from cope_sweep.store.index.rows import RowWriter, RunRow, among, chunks, delete_values, next_revision, upsert
+from cope_sweep.store.index.rows import RowWriter, RunRow, among, chunks, next_revision, upsert
 from cope_sweep.store.index.tables import (
     SECTIONS,
     counters,
     keys,
     locks,
-    part_values,
     parts,
-    run_values,
     runs,
     sweep_runs,
     sweeps,
 )
 
-_RECORD_COLUMNS = [
-    runs.c[name]
-    for name in (
-        "run_id", "seed", "step", "steps", "attempt", "worker_id", "message", "sweep_id", "parent_id", "created_ms",
-        "updated_ms", "ended_ms", "revision", "metrics", "facts",
-    )
-]  # fmt: skip
 FETCHED_ROWS = 10_000
 """Rows that a query takes from the database at a time."""
-_VALUES = {"metrics", "facts"}
 STOP_REQUEST_S = 30 * 86400.0
 """How long a request to stop is kept that nobody has taken notice of."""
 
@@ -90,7 +79,7 @@ class Index:
 
     def records(self, run_ids: Iterable[str], *, values: bool = True) -> dict[str, RunRecord]:
         """Run id → record, of the runs that are in the index; without `values`, metrics and facts are left empty."""
-        columns = _RECORD_COLUMNS if values else [column for column in _RECORD_COLUMNS if column.name not in _VALUES]
+        columns = record_columns(values=values)
         with self.database.reading() as connection:
             status = self.status_column(connection)
             names = [column.name for column in (*columns, status)]
@@ -113,22 +102,27 @@ class Index:
 
         Without `values`, metrics and facts are left empty.
         """
-        columns = _RECORD_COLUMNS if values else [column for column in _RECORD_COLUMNS if column.name not in _VALUES]
+        columns = record_columns(values=values)
         with self.database.reading() as connection:
             status = self.status_column(connection)
             where = conditions(connection, query, status)
-            total = connection.execute(select(func.count()).select_from(runs).where(*where)).scalar_one()
-            order = order_of(connection, query, status)
-            ids = order.applied(select(runs.c.id, *order.columns).where(*where))
+            ids, count, order = counted(query, where, order_of(connection, query, status))
+            ids = order.sorted(ids.add_columns(count.label("total")))
             if query.after is not None:
                 ids = ids.where(order.after(query.after))
             found = list(connection.execute(ids.limit(query.limit + 1).offset(query.offset)))
+            total = found[0].total if found else connection.execute(select(count)).scalar_one()
             more, found = len(found) > query.limit, found[: query.limit]
             wanted = [row[0] for row in found]
             rows = connection.execute(select(runs.c.id, *columns, status).where(runs.c.id.in_(wanted)))
             names = [column.name for column in (*columns, status)]
             records = {row[0]: record_of(names, row[1:]) for row in rows}
-        return RunPage(int(total), [records[key] for key in wanted], tuple(found[-1][1:]) if more else None)
+        return RunPage(int(total), [records[key] for key in wanted], tuple(found[-1][1:-1]) if more else None)
+
+    def check_keys(self, names: Iterable[str]) -> None:
+        """Raise QueryError with near names if a key is neither a column of runs nor a value of any run."""
+        with self.database.reading() as connection:
+            check_keys(connection, names)
 
     def finished_steps(self) -> list[int]:
         """The numbers of training steps of finished runs, each once."""
@@ -182,7 +176,7 @@ class Index:
     def clear(self) -> None:
         """Delete everything, except what other stores have received (`mirrored`) and the revision."""
         with self.database.writing() as connection:
-            for table in (run_values, part_values, sweep_runs, sweeps, runs, parts, keys):
+            for table in (sweep_runs, sweeps, runs, parts, keys):
                 connection.execute(delete(table))
         self._writer.forget()
 
@@ -194,7 +188,6 @@ class Index:
                 wanted = (
                     runs.c.run_id.in_(chunk) if owner is None else and_(runs.c.run_id.in_(chunk), runs.c.owner == owner)
                 )
-                delete_values(connection, connection.execute(select(runs.c.id).where(wanted)).scalars().all())
                 connection.execute(delete(runs).where(wanted))
 
     # -- leases --------------------------------------------------------------------------------------------------
@@ -273,8 +266,8 @@ class Index:
     def expired(self) -> list[tuple[str, str | None]]:
         """Run id and owner of the runs that are marked as running but whose lease expired or whose owner died."""
         with self.database.reading() as connection:
-            gone = self._gone_owners(connection)
-            query = select(runs.c.run_id, runs.c.owner).where(runs.c.status == "running", ~self._is_alive(gone))
+            dead = ~self.is_training(connection)
+            query = select(runs.c.run_id, runs.c.owner).where(runs.c.status == "running", dead)
             return [(row.run_id, row.owner) for row in connection.execute(query)]
 
     def is_built(self) -> bool:
@@ -324,34 +317,34 @@ class Index:
             return locks.c.name == f"stop/{sweep_id}/{run_id}"
         return locks.c.name.startswith(f"stop/{sweep_id}/", autoescape=True)
 
-    # -- locks and the mirror ------------------------------------------------------------------------------------
+    # -- names that one owner of several holds -------------------------------------------------------------------
 
-    def lock(self, name: str, owner: str, ttl_s: float) -> bool:
-        """Take or prolong a named lock; False if another owner has it."""
+    def claim(self, name: str, owner: str, ttl_s: float) -> str:
+        """Who has a name from now on: `owner`, or another, whose claim has not expired and whose process may be alive.
+
+        Of several owners at once, one succeeds. An owner's own claim is prolonged.
+        """
         with self.database.writing() as connection:
             now = self.database.now_s()
-            seen = connection.execute(
-                select(locks.c.owner, locks.c.expires_s > now).where(locks.c.name == name)
-            ).first()
-            if seen is not None and seen.owner != owner and seen[1] and not is_gone(seen.owner):
-                return False
+            query = select(locks.c.owner).where(locks.c.name == name, locks.c.expires_s > now, locks.c.owner != owner)
+            other: str | None = connection.execute(query).scalar()
+            if other is not None and not is_gone(other):
+                return other
             values = {"owner": owner, "expires_s": now + ttl_s}
-            if seen is None:
-                inserted = connection.execute(
-                    upsert(connection, locks).values(name=name, **values).on_conflict_do_nothing()
-                )
-                return bool(inserted.rowcount)
-            same = and_(locks.c.name == name, locks.c.owner == seen.owner)
-            return bool(connection.execute(update(locks).where(same).values(values)).rowcount)
+            statement = upsert(connection, locks).values(name=name, **values)
+            connection.execute(statement.on_conflict_do_update(index_elements=[locks.c.name], set_=values))
+            return owner
+
+    def claimed(self, name: str) -> str | None:
+        """Who has a name; None for nobody."""
+        with self.database.reading() as connection:
+            query = select(locks.c.owner).where(locks.c.name == name, locks.c.expires_s > self.database.now_s())
+            return connection.execute(query).scalar()
 
     def unlock(self, name: str, owner: str) -> None:
-        """Release a lock, if `owner` has it."""
+        """Give up a name, if `owner` has it."""
         with self.database.writing() as connection:
             connection.execute(delete(locks).where(locks.c.name == name, locks.c.owner == owner))
-
-    def mirrored(self, tracker: str) -> Mirrored:
-        """The part of this store that a tracker has received."""
-        return Mirrored(self.database, tracker)
 
     # -- internals -----------------------------------------------------------------------------------------------
 
@@ -366,18 +359,15 @@ class Index:
             self._writer.forget()
             raise
 
-    def _gone_owners(self, connection: Connection) -> list[str]:
-        """The owners of runs that are known to be dead."""
-        query = select(runs.c.owner).distinct().where(runs.c.owner.is_not(None))
-        return [owner for owner in connection.execute(query).scalars() if is_gone(owner)]
-
-    def _is_alive(self, gone: Sequence[str]) -> ColumnElement[bool]:
-        """Whether a run has a lease that holds."""
-        alive = and_(runs.c.expires_s.is_not(None), runs.c.expires_s > self.database.now_s())
-        return and_(alive, runs.c.owner.not_in(gone)) if gone else alive
+    def is_training(self, connection: Connection) -> ColumnElement[bool]:
+        """Whether a run is running under a lease that holds."""
+        query = select(runs.c.owner).distinct().where(runs.c.status == "running", runs.c.owner.is_not(None))
+        gone = [owner for owner in connection.execute(query).scalars() if is_gone(owner)]
+        alive = and_(runs.c.status == "running", runs.c.expires_s > self.database.now_s())
+        return func.coalesce(and_(alive, runs.c.owner.not_in(gone)) if gone else alive, False)
 
     def status_column(self, connection: Connection) -> ColumnElement[str]:
-        dead = and_(runs.c.status == "running", ~func.coalesce(self._is_alive(self._gone_owners(connection)), False))
+        dead = and_(runs.c.status == "running", ~self.is_training(connection))
         return case((dead, literal("interrupted")), else_=runs.c.status).label("status")
 
     def _selected(
@@ -392,26 +382,16 @@ class Index:
 
 def part_values_of(connection: Connection, ids: Iterable[int | None]) -> dict[int, dict[str, Value]]:
     """Part id → its values by dotted key."""
+    query = select(parts.c.id, parts.c.content)
     found: dict[int, dict[str, Value]] = {}
-    query = select(part_values.c.part, keys.c.name, part_values.c.number, part_values.c.text).join(
-        keys, keys.c.id == part_values.c.key
-    )
     for chunk in chunks(part for part in ids if part is not None):
-        for part, name, number, content in connection.execute(query.where(part_values.c.part.in_(chunk))):
-            found.setdefault(part, {})[name] = value_of(number, content)
+        found |= {row.id: row.content for row in connection.execute(query.where(parts.c.id.in_(chunk)))}
     return found
 
 
-def value_of(number: float | None, content: str | None) -> Value:
-    """The value in the columns `number` and `text`."""
-    if number is not None:
-        return int(number) if number.is_integer() else number
-    return {"true": True, "false": False}.get(str(content), str(content))
-
-
-def record_columns() -> list[Any]:
-    """The columns of a record, without its status."""
-    return list(_RECORD_COLUMNS)
+def record_columns(*, values: bool = True) -> list[Any]:
+    """The columns of a record, without its status; without `values`, also without metrics and facts."""
+    return [runs.c[name] for name in (*COLUMNS, *(("metrics", "facts") if values else ()))]
 
 
 def record_of(names: Sequence[str], row: Sequence[Any]) -> RunRecord:

@@ -6,14 +6,13 @@ is sent, too, but noted with revision 0: it is complete in the tracker only afte
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Select, and_, delete, func, or_, select
 
-from cope_sweep.store.event import Status
-from cope_sweep.store.index.database import Database
+from cope_sweep.store.index.index import Index
 from cope_sweep.store.index.owners import is_gone
 from cope_sweep.store.index.rows import chunks, upsert
 from cope_sweep.store.index.tables import counters, mirrored, runs, sweep_runs, sweeps
@@ -44,9 +43,9 @@ class Backlog:
 class Mirrored:
     """The part that one tracker has received. Its methods raise StoreError and IndexUnavailable, as the index does."""
 
-    def __init__(self, database: Database, tracker: str) -> None:
+    def __init__(self, index: Index, tracker: str) -> None:
         """`tracker` names the tracker in this store's index."""
-        self._database, self.tracker = database, tracker
+        self._index, self._database, self.tracker = index, index.database, tracker
 
     def backlog(self, after: int = 0) -> Backlog:
         """The runs and sweeps that have ended and that the tracker does not have as they are.
@@ -78,7 +77,7 @@ class Mirrored:
     def running(self) -> list[str]:
         """The ids of the runs that are trained at the moment."""
         with self._database.reading() as connection:
-            query = select(runs.c.run_id).where(self._is_training(connection))
+            query = select(runs.c.run_id).where(self._index.is_training(connection))
             return list(connection.execute(query.order_by(runs.c.revision)).scalars())
 
     def running_sweeps(self) -> list[str]:
@@ -111,29 +110,6 @@ class Mirrored:
                 for run_id, *place in connection.execute(query.where(sweep_runs.c.run_id.in_(chunk))):
                     found.setdefault(run_id, []).append(Membership(*place))
         return found
-
-    def run_counts(self, sweep_id: str) -> dict[Status, int]:
-        """Status → number of the runs of a sweep; runs that were never begun are pending."""
-        joined = sweep_runs.outerjoin(runs, runs.c.run_id == sweep_runs.c.run_id)
-        with self._database.reading() as connection:
-            training = self._is_training(connection)
-            query = (
-                select(runs.c.status, training, func.count())
-                .select_from(joined)
-                .where(sweep_runs.c.sweep_id == sweep_id)
-                .group_by(runs.c.status, training)
-            )
-            counts: dict[Status, int] = {}
-            for status, is_training, number in connection.execute(query):
-                known: Status = "interrupted" if status == "running" and not is_training else status or "pending"
-                counts[known] = counts.get(known, 0) + int(number)
-            return counts
-
-    def members(self, sweep_id: str) -> set[str]:
-        """The ids of the runs of a sweep."""
-        query = select(sweep_runs.c.run_id).where(sweep_runs.c.sweep_id == sweep_id)
-        with self._database.reading() as connection:
-            return set(connection.execute(query).scalars())
 
     def last_ms(self, sweep_id: str) -> int | None:
         """When a run of a sweep has last changed, in milliseconds since 1970."""
@@ -194,7 +170,7 @@ class Mirrored:
     def _runs_behind(self, connection: Connection, *columns: ColumnElement[Any]) -> Select[Any]:
         joined = runs.outerjoin(mirrored, and_(mirrored.c.tracker == self.tracker, mirrored.c.item == runs.c.run_id))
         behind = or_(mirrored.c.revision.is_(None), mirrored.c.revision < runs.c.revision)
-        return select(*columns).select_from(joined).where(behind, ~self._is_training(connection))
+        return select(*columns).select_from(joined).where(behind, ~self._index.is_training(connection))
 
     def _sweeps_behind(self, connection: Connection, *columns: ColumnElement[Any]) -> Select[Any]:
         same = and_(mirrored.c.tracker == self.tracker, mirrored.c.item == sweeps.c.sweep_id)
@@ -205,21 +181,10 @@ class Mirrored:
             .where(behind, sweeps.c.status != "pending", ~_is_executing(connection))
         )
 
-    def _is_training(self, connection: Connection) -> ColumnElement[bool]:
-        """Whether a run is running and has a lease that holds."""
-        query = select(runs.c.owner).distinct().where(runs.c.status == "running", runs.c.owner.is_not(None))
-        gone = _gone(connection.execute(query).scalars())
-        alive = and_(runs.c.status == "running", runs.c.expires_s > self._database.now_s(), runs.c.owner.not_in(gone))
-        return func.coalesce(alive, False)
-
 
 def _is_executing(connection: Connection) -> ColumnElement[bool]:
     """Whether a sweep is running and its process may be alive."""
     query = select(sweeps.c.owner).where(sweeps.c.status == "running", sweeps.c.owner.is_not(None))
-    gone = _gone(connection.execute(query).scalars())
+    gone = [owner for owner in connection.execute(query).scalars() if is_gone(owner)]
     may_be_alive = or_(sweeps.c.owner.is_(None), sweeps.c.owner.not_in(gone))
     return and_(sweeps.c.status == "running", may_be_alive)
-
-
-def _gone(owners: Iterable[str | None]) -> Sequence[str]:
-    return [owner for owner in owners if owner is not None and is_gone(owner)]

@@ -1,4 +1,4 @@
-"""Writes runs into the index: what a run's folder says becomes one row and its values."""
+"""Writes runs into the index: what a run's folder says becomes one row, which names the parts of its spec."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import json
 import marshal
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cache, lru_cache
 from typing import Any, cast
 
 from cachetools import LRUCache
-from sqlalchemy import ARRAY, Connection, String, any_, bindparam, case, delete, func, literal, select, update
+from sqlalchemy import ARRAY, Connection, String, any_, bindparam, case, func, literal, select, update
 from sqlalchemy.dialects import sqlite
 from sqlalchemy.sql import ColumnElement
 
 from cope_sweep.store.event import Status
-from cope_sweep.store.index.flatten import columns, flatten
-from cope_sweep.store.index.tables import SECTIONS, counters, keys, part_values, parts, run_values, runs
+from cope_sweep.store.index.model import Value, flatten
+from cope_sweep.store.index.tables import SECTIONS, counters, keys, parts, runs
 
 MAX_CACHED_PARTS = 100_000
 MAX_CACHED_DIGESTS = 10_000
@@ -82,15 +82,15 @@ def next_revision(connection: Connection, count: int = 1) -> int:
 
 
 class RowWriter:
-    """Writes rows; remembers the ids of parts and keys between transactions."""
+    """Writes rows; remembers the ids of parts, and the keys that are written, between transactions."""
 
     def __init__(self) -> None:
         self._parts: LRUCache[str, int] = LRUCache(MAX_CACHED_PARTS)
-        self._keys: dict[str, int] = {}
+        self._keys: set[str] = set()
         self._lock = threading.Lock()
 
     def write(self, connection: Connection, rows: Sequence[RunRow]) -> None:
-        """Insert or replace runs with their values, in the caller's writing transaction; their leases end.
+        """Insert or replace runs, in the caller's writing transaction; their leases end.
 
         A run is at most once in `rows`.
         """
@@ -98,13 +98,12 @@ class RowWriter:
             return
         with self._lock:
             part_ids = self._part_ids(connection, rows)
-            known = _ids(connection, runs.c.run_id, runs.c.id, [row.run_id for row in rows])
             first = next_revision(connection, len(rows))
             values = [
                 {**_columns(row), **part_ids[row.run_id], "revision": first + index} for index, row in enumerate(rows)
             ]
             connection.execute(_write_run(connection.dialect.name, tuple(values[0])), values)
-            self._write_values(connection, rows, known)
+            self._write_keys(connection, {name for row in rows for name in (*row.metrics, *_fact_keys(row))})
 
     def forget(self) -> None:
         """Forget the remembered ids, after a transaction was rolled back."""
@@ -133,7 +132,7 @@ class RowWriter:
     def _write_parts(self, connection: Connection, new: Mapping[str, tuple[str, Any]]) -> dict[str, int]:
         before = _ids(connection, parts.c.digest, parts.c.id, new)
         rows = [
-            {"digest": digest, "section": section, "content": content}
+            {"digest": digest, "section": section, "content": part_values(section, content)}
             for digest, (section, content) in new.items()
             if digest not in before
         ]
@@ -141,48 +140,19 @@ class RowWriter:
         if rows:
             connection.execute(upsert(connection, parts).on_conflict_do_nothing(), rows)
             ids = _ids(connection, parts.c.digest, parts.c.id, new)
-            flat = {row["digest"]: dict(flatten({row["section"]: row["content"]})) for row in rows}
-            key_ids = self._key_ids(connection, {name for values in flat.values() for name in values})
-            entries = [
-                {
-                    "part": ids[digest],
-                    "key": key_ids[name],
-                    **dict(zip(("number", "text"), columns(value), strict=True)),
-                }
-                for digest, values in flat.items()
-                for name, value in values.items()
-            ]
-            if entries:  # the spec of a damaged run has none
-                connection.execute(upsert(connection, part_values).on_conflict_do_nothing(), entries)
+            self._write_keys(connection, {name for row in rows for name in row["content"]})
         self._parts.update(ids)
         return ids
 
-    def _key_ids(self, connection: Connection, names: Iterable[str]) -> Mapping[str, int]:
-        if new := [name for name in names if name not in self._keys]:
+    def _write_keys(self, connection: Connection, names: set[str]) -> None:
+        # SQLite's paths cannot name a key with a quotation mark.
+        if new := {name for name in names - self._keys if '"' not in name}:
             connection.execute(upsert(connection, keys).on_conflict_do_nothing(), [{"name": name} for name in new])
-            self._keys |= _ids(connection, keys.c.name, keys.c.id, new)
-        return self._keys
+            self._keys |= new
 
-    def _write_values(self, connection: Connection, rows: Sequence[RunRow], known: Mapping[str, int]) -> None:
-        """Replace the metrics and facts of runs; `known` are the ids of those that may have some."""
-        delete_values(connection, known.values())
-        new = [row.run_id for row in rows if row.run_id not in known]
-        ids = {**known, **_ids(connection, runs.c.run_id, runs.c.id, new)}
-        values = [
-            (ids[row.run_id], name, value)
-            for row in rows
-            for name, value in (*row.metrics.items(), *((f"facts.{name}", value) for name, value in row.facts.items()))
-            if isinstance(value, (bool, int, float, str))
-        ]
-        if not values:
-            return
-        key_ids = self._key_ids(connection, {name for _, name, _ in values})
-        # SQLAlchemy would build a dictionary of parameters for each of these many small rows.
-        place = "?, ?, ?, ?" if connection.dialect.paramstyle == "qmark" else "%s, %s, %s, %s"
-        connection.exec_driver_sql(
-            f"INSERT INTO run_values (run, key, number, text) VALUES ({place})",  # noqa: S608 - a constant
-            [(run, key_ids[name], *columns(value)) for run, name, value in values],
-        )
+
+def _fact_keys(row: RunRow) -> list[str]:
+    return [f"facts.{name}" for name, value in row.facts.items() if isinstance(value, (bool, int, float, str))]
 
 
 @cache
@@ -195,11 +165,12 @@ def _write_run(dialect: str, names: tuple[str, ...]) -> Any:
     return statement.on_conflict_do_update(index_elements=[runs.c.run_id], set_=replaced)
 
 
-def delete_values(connection: Connection, numbers: Iterable[int]) -> None:
-    """Delete the metrics and facts of runs, given their numbers. Their key is the first column of the primary key."""
-    if own := [{"b_run": number} for number in numbers]:
-        every_key = run_values.c.key.in_(select(keys.c.id))
-        connection.execute(delete(run_values).where(every_key, run_values.c.run == bindparam("b_run")), own)
+def part_values(section: str, content: Any) -> dict[str, Value]:
+    """The values of a section of a spec by dotted key; whole numbers are integers."""
+    return {
+        key: int(value) if isinstance(value, float) and value.is_integer() else value
+        for key, value in flatten({section: content})
+    }
 
 
 def part_digest(section: str, content: Any) -> str:
@@ -249,22 +220,8 @@ def _select_ids(is_sqlite: bool, name: Any, number: Any) -> Any:
 
 
 def _columns(row: RunRow) -> dict[str, Any]:
-    return {
-        "run_id": row.run_id,
-        "status": row.status,
-        "seed": row.seed,
-        "step": row.step,
-        "steps": row.steps,
-        "attempt": row.attempt,
-        "worker_id": row.worker_id,
-        "message": row.message,
-        "sweep_id": row.sweep_id,
-        "parent_id": row.parent_id,
-        "created_ms": row.created_ms,
-        "updated_ms": row.updated_ms,
-        "ended_ms": row.ended_ms,
-        "metrics": dict(row.metrics),
-        "facts": dict(row.facts),
-        "owner": None,
-        "expires_s": None,
-    }
+    values = {name: getattr(row, name) for name in _NAMES}
+    return values | {"metrics": dict(row.metrics), "facts": dict(row.facts), "owner": None, "expires_s": None}
+
+
+_NAMES = ("seed", "steps", *(field.name for field in fields(RunRow) if field.name != "spec"))

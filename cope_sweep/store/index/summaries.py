@@ -1,25 +1,34 @@
-"""Summaries over the tables of an index: sweeps with the status of their runs, and where runs are."""
+"""Answers from the tables of an index: sweeps with the status of their runs, the places of runs, and changes.
+
+For exports, whose memory does not grow with the number of runs, the runs that match a query are read a batch at a time.
+"""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
 
-from sqlalchemy import BindParameter, ColumnElement, bindparam, func, select, text
+from sqlalchemy import BindParameter, ColumnElement, bindparam, func, select, text, update
 
 from cope_sweep.store.event import Status
-from cope_sweep.store.index.filters import COLUMNS, key_number
-from cope_sweep.store.index.index import Index, summary_of, value_of
-from cope_sweep.store.index.model import SweepSummary, Value
+from cope_sweep.store.index.filters import conditions, ordered
+from cope_sweep.store.index.index import Index, part_values_of, record_columns, record_of, summary_of
+from cope_sweep.store.index.model import RunQuery, RunRecord, SweepSummary, Value
+from cope_sweep.store.index.owners import is_gone
 from cope_sweep.store.index.rows import among
-from cope_sweep.store.index.tables import counters, keys, run_values, runs, sweep_runs, sweeps
+from cope_sweep.store.index.tables import SECTIONS, counters, runs, sweep_runs, sweeps
 
 SHOWN = 40
 """Characters of an unknown id that a message shows."""
 SHORTEST_PREFIX, DAY = 4, 8
 """Characters of ids of runs and of sweeps that have to be equal for a proposal."""
 PROPOSED = 3
+BATCH = 2_000
+"""Runs that are read at a time."""
 
 
 def version(index: Index) -> tuple[int, int]:
@@ -86,27 +95,12 @@ def newest_ms(index: Index, run_ids: Iterable[str]) -> int | None:
         return connection.execute(select(changed).where(among(connection, runs.c.run_id, run_ids))).scalar()
 
 
-def check_keys(index: Index, names: Iterable[str]) -> None:
-    """Raise QueryError with near names if a key is neither a column of runs nor a value of any run."""
+def facts(index: Index, run_ids: Iterable[str], names: Sequence[str]) -> dict[str, tuple[Any, ...]]:
+    """Run id → its facts with these names; null for those that it lacks."""
+    query = select(runs.c.run_id, *(runs.c.facts[name] for name in names))
     with index.database.reading() as connection:
-        for name in names:
-            if name not in COLUMNS and name != "status":
-                key_number(connection, name)
-
-
-def values(index: Index, run_ids: Iterable[str], names: Sequence[str]) -> dict[str, dict[str, Value]]:
-    """Run id → the metrics and facts with these names (`facts.wall_s`), of the runs that have any."""
-    found: dict[str, dict[str, Value]] = {}
-    query = (
-        select(runs.c.run_id, keys.c.name, run_values.c.number, run_values.c.text)
-        .join(run_values, run_values.c.run == runs.c.id)
-        .join(keys, keys.c.id == run_values.c.key)
-        .where(keys.c.name.in_(list(names)))
-    )
-    with index.database.reading() as connection:
-        for run_id, name, number, content in connection.execute(query.where(among(connection, runs.c.run_id, run_ids))):
-            found.setdefault(run_id, {})[name] = value_of(number, content)
-    return found
+        rows = connection.execute(query.where(among(connection, runs.c.run_id, run_ids)))
+        return {row[0]: tuple(row[1:]) for row in rows}
 
 
 def _small_index(index: Index) -> str:
@@ -188,3 +182,142 @@ def recorded_rows(index: Index, ablation: str) -> list[tuple[str, dict[str, str]
     with index.database.reading() as connection:
         found = {row.run_id: dict(row.labels) for row in connection.execute(query)}
     return list(found.items())
+
+
+@dataclass(frozen=True)
+class Activity:
+    """The present state of all runs and sweeps of an index."""
+
+    runs: Mapping[Status, int]
+    """Status → number of the runs that were begun."""
+    steps: int
+    """Training steps of all runs: of a running one, those up to its last heartbeat."""
+    shortest_lease_s: float | None
+    """Seconds until the first lease of the running runs expires; None if no run is running."""
+    sweeps: Mapping[Status, int]
+    """Status → number of sweeps. `pending` ones were submitted, and wait for the cluster."""
+    waiting: int
+    """Runs of the running sweeps that were not begun yet."""
+    left_out: int
+    """Nodes that the running sweeps have left out because they cannot train."""
+
+
+def activity(index: Index) -> Activity:
+    """The present state: two queries with groups, and one over the runs of running sweeps. Raises StoreError."""
+    with index.database.reading() as connection:
+        status = index.status_column(connection)
+        left_s = func.min(runs.c.expires_s) - index.database.now_s()
+        grouped = select(status, func.count(), func.sum(runs.c.step), left_s).group_by(status)
+        of_runs = connection.execute(grouped).all()
+        of_sweeps = connection.execute(select(sweeps.c.status, func.count()).group_by(sweeps.c.status)).all()
+        query = select(sweeps.c.sweep_id, sweeps.c.owner, sweeps.c.left_out).where(sweeps.c.status == "running")
+        running = connection.execute(query).all()
+    dead = [each for each in running if each.owner and is_gone(each.owner)]
+    by_status: Counter[Status] = Counter({row[0]: int(row[1]) for row in of_sweeps})
+    if dead:
+        by_status.update({"running": -len(dead), "interrupted": len(dead)})
+    alive = [each for each in running if each not in dead]
+    counts = sweep_counts(index, [each.sweep_id for each in alive]) if alive else {}
+    return Activity(
+        runs={row[0]: int(row[1]) for row in of_runs},
+        steps=sum(int(row[2] or 0) for row in of_runs),
+        shortest_lease_s=next((float(row[3]) for row in of_runs if row[0] == "running"), None),
+        sweeps={name: number for name, number in by_status.items() if number > 0},
+        waiting=sum(each.get("pending", 0) for each in counts.values()),
+        left_out=sum(int(each.left_out) for each in alive),
+    )
+
+
+def note_left_out(index: Index, sweep_id: str, nodes: int) -> None:
+    """Note how many nodes a sweep has left out. Raises StoreError."""
+    with index.database.writing() as connection:
+        connection.execute(update(sweeps).where(sweeps.c.sweep_id == sweep_id).values(left_out=nodes))
+
+
+@dataclass(frozen=True)
+class MemberState:
+    """How far a run of a sweep is, with the status that was written."""
+
+    run_id: str
+    row: str
+    status: Status
+    step: int
+    steps: int
+    worker_id: str | None
+    message: str | None
+
+
+@dataclass(frozen=True)
+class SweepChanges:
+    """Changes in a sweep after a revision."""
+
+    revision: int
+    """Revision of the index when this was read."""
+    sweep: SweepSummary
+    members: list[MemberState]
+
+
+def sweep_changes(index: Index, sweep_id: str, after: int = 0) -> SweepChanges | None:
+    """A sweep, and those of its runs that changed after a revision; None where there is no such sweep.
+
+    The time that it takes grows with the number of runs that changed in the store, not with that of all runs.
+    Raises StoreError.
+    """
+    known = select(
+        runs.c.run_id, sweep_runs.c.row, runs.c.status, runs.c.step, runs.c.steps, runs.c.worker_id, runs.c.message
+    ).join(sweep_runs, sweep_runs.c.run_id == runs.c.run_id)
+    with index.database.reading() as connection:
+        # Before the rows: what changes in between is read again.
+        revision = connection.execute(select(counters.c.value).where(counters.c.name == "revision")).scalar_one()
+        row = connection.execute(select(sweeps).where(sweeps.c.sweep_id == sweep_id)).one_or_none()
+        if row is None:
+            return None
+        changed = known.where(sweep_runs.c.sweep_id == sweep_id, runs.c.revision > after)
+        members = [MemberState(*each) for each in connection.execute(changed)]
+        return SweepChanges(int(revision), summary_of(row), members)
+
+
+@dataclass(frozen=True)
+class RunBatch:
+    """Some runs with their specs."""
+
+    records: dict[str, RunRecord]
+    """Run id → record."""
+    parts: dict[str, tuple[int | None, ...]]
+    """Run id → the numbers of the parts of its spec, one for each of `SECTIONS`; runs with equal parts share them."""
+    values: dict[int, dict[str, Value]]
+    """Part → its values by dotted key (`model.layers`), of the parts of these runs."""
+
+
+def matching(index: Index, query: RunQuery) -> list[int]:
+    """The numbers of all runs that match, in the order of the query, whose limit and offset are ignored.
+
+    Raises QueryError, StoreError.
+    """
+    with index.database.reading() as connection:
+        status = index.status_column(connection)
+        statement = select(runs.c.id).where(*conditions(connection, query, status))
+        return list(connection.execute(ordered(connection, statement, query, status)).scalars())
+
+
+def batches(index: Index, numbers: Sequence[int], size: int = BATCH) -> Iterator[RunBatch]:
+    """The runs with these numbers in their order, `size` at a time, with the values of all parts that they name.
+
+    A run that has been deleted since is left out. Raises StoreError.
+    """
+    names = [*(column.name for column in record_columns()), "status"]
+    part_columns = [runs.c[f"{section}_part"] for section in SECTIONS]
+    remaining = iter(numbers)
+    values: Mapping[int, dict[str, Value]] = {}
+    while wanted := list(islice(remaining, size)):
+        with index.database.reading() as connection:
+            columns = [*record_columns(), index.status_column(connection)]
+            query = select(runs.c.id, *columns, *part_columns).where(runs.c.id.in_(wanted))
+            rows = {row[0]: tuple(row[1:]) for row in connection.execute(query)}
+            ordered_rows = [rows[number] for number in wanted if number in rows]
+            parts = {row[0]: row[len(names) :] for row in ordered_rows}
+            used = {part for each in parts.values() for part in each if part is not None}
+            known = {part: values[part] for part in used & values.keys()}
+            values = known | part_values_of(connection, used - known.keys())
+        records = {row[0]: record_of(names, row[: len(names)]) for row in ordered_rows}
+        yield RunBatch(records, parts, dict(values))

@@ -1,22 +1,20 @@
 """The tables of the index.
 
     runs          one row per run that was begun: status, lease, times, final metrics and facts
-    parts         the sections of specs (task, model, train, evaluate), each distinct one once; a run names its four
-    part_values   the values of a part by dotted key (`model.layers`), to filter by
-    run_values    final metrics and facts of a run by name, to filter and sort by
-    keys          the names that part_values and run_values use
+    parts         the sections of specs (task, model, train, evaluate), each distinct one once, as values by dotted key
+                  (`model.layers`); a run names its four
+    keys          the keys of all parts, final metrics and facts
     sweeps        one row per sweep; the whole record is in `<store>/sweeps/<sweep_id>.json`
     sweep_runs    the runs of a sweep, in order, with row and labels
     mirrored      what an MLflow store has received: the revision of each run and sweep
     locks         named locks that expire
     counters      the revision of the last change
 
-A value is a number (booleans are texts: `true`, `false`) or a text. Migrations are in `migrations/`.
+Runs are filtered and sorted by expressions on the JSON of parts, metrics and facts, see `filters`. A new database is
+made from these declarations; `migrations/` bring one of an earlier version to them.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 from sqlalchemy import (
     JSON,
@@ -40,9 +38,6 @@ Serial = BigInteger().with_variant(Integer, "sqlite")
 
 SECTIONS = ("task", "model", "train", "evaluate")
 """The parts of a spec. What is left of it is the seed."""
-
-CLUSTERED: dict[str, Any] = {"sqlite_with_rowid": False}
-"""Tables of small rows that SQLite keeps in the order of their key, without a second copy of it."""
 
 parts = Table(
     "parts",
@@ -90,27 +85,6 @@ keys = Table(
     Column("name", Text, nullable=False, unique=True),
 )
 
-part_values = Table(
-    "part_values",
-    metadata,
-    Column("key", Serial, ForeignKey("keys.id"), primary_key=True),
-    Column("part", Serial, ForeignKey("parts.id"), primary_key=True),
-    Column("number", Float),
-    Column("text", Text),
-    **CLUSTERED,
-)
-
-run_values = Table(
-    "run_values",
-    metadata,
-    # The largest table: foreign keys and an index by run would double the time to write it.
-    Column("key", Serial, primary_key=True),  # keys.id
-    Column("run", Serial, primary_key=True),  # runs.id
-    Column("number", Float),
-    Column("text", Text),
-    **CLUSTERED,
-)
-
 sweeps = Table(
     "sweeps",
     metadata,
@@ -141,7 +115,7 @@ sweep_runs = Table(
     Column("labels", JSON, nullable=False),
     Column("reused", Boolean, nullable=False),
     Index("sweep_runs_by_run", "run_id", "sweep_id"),
-    **CLUSTERED,
+    sqlite_with_rowid=False,  # its rows are small: in the order of their key, without a second copy of it
 )
 
 mirrored = Table(

@@ -20,7 +20,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from cope_services.models.batching import BATCH_SIZES
 from cope_services.models.predictors import Predictors
 from cope_sweep.store import Status, Store, StoreError
-from cope_sweep.store.index.activity import Activity, activity
+from cope_sweep.store.index.mirroring import Mirrored
+from cope_sweep.store.index.summaries import Activity, activity
 from cope_sweep.store.leases import LEASE_S
 from cope_sweep.tracking.uri import resolve_uri, tracker_key
 
@@ -208,7 +209,7 @@ class StoreMetrics(Collector):
 def _mlflow_backlog(store: Store) -> int | None:
     """Number of runs and sweeps that this environment's MLflow lacks; None if that is a file which nobody uses."""
     uri = resolve_uri(store)
-    mirrored = store.index.mirrored(tracker_key(store, uri))
+    mirrored = Mirrored(store.index, tracker_key(store, uri))
     if uri.startswith("sqlite:") and mirrored.newest_tracked_id() is None:
         return None
     return mirrored.count()

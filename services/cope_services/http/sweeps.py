@@ -33,7 +33,6 @@ from cope_sweep.read.queries import AblationFiles, NotFoundError, Queries
 from cope_sweep.read.queries.progress import ACTIVE, ProgressTracker
 from cope_sweep.store import Budget, Store, Submission, SweepSummary, read_submission
 from cope_sweep.store.index import IndexUnavailable, summaries
-from cope_sweep.store.index.requests import claim, claimed
 from cope_sweep.store.store import INDEX_VARIABLE
 from cope_sweep.sweep.executor import ClusterError
 from cope_sweep.sweep.jobs import (
@@ -209,7 +208,7 @@ class SweepJobs:
 
     def _known(self, name: str, digest: str) -> SweepState | None:
         """The sweep that an idempotency key means. Raises InvalidError where it means another request."""
-        owner = claimed(self.queries.store.index, _claim(name))
+        owner = self.queries.store.index.claimed(_claim(name))
         if owner is None:
             return None
         sweep_id, _, request = owner.partition(" ")
@@ -228,10 +227,10 @@ class SweepJobs:
         owner = f"{submission.sweep_id} {submission.request}"
         with self._lock:
             if key is not None:
-                holder = claim(store.index, _claim(key), owner, KEY_TTL_S)
+                holder = store.index.claim(_claim(key), owner, KEY_TTL_S)
                 if while_active and holder != owner and not self._is_active(store, holder.partition(" ")[0]):
                     store.index.unlock(_claim(key), holder)
-                    holder = claim(store.index, _claim(key), owner, KEY_TTL_S)
+                    holder = store.index.claim(_claim(key), owner, KEY_TTL_S)
                 if holder != owner:
                     return self._state(holder.partition(" ")[0])
             try:

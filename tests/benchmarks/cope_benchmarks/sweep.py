@@ -108,7 +108,7 @@ def execute(command: Sequence[str], store: Path) -> Measured:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(0.5)
         whole_s = time.time() - start_s
-    return Measured(start_s, whole_s, sorted(map(_span_s, opened.files.run_folders())), samples)
+    return Measured(start_s, whole_s, sorted(map(_span_s, opened.run_folders())), samples)
 
 
 def _span_s(folder: RunFolder) -> tuple[float, float]:
@@ -210,9 +210,9 @@ def recovery(rows: Rows, folder: Path, runs: int, repetitions: int) -> None:
     command = command_of("sweep", _ablation(folder / "recovery.yaml", 2, ENDLESS_STEPS, groups=2))
     with started(command, root, exit_code=130) as process:  # interrupted
         try:
-            _wait_for(lambda: sum(bool(each.curve()) for each in store.files.run_folders()) == 2, process)
+            _wait_for(lambda: sum(bool(each.curve()) for each in store.run_folders()) == 2, process)
             time.sleep(SETTLE_S)
-            run = store.files.run_folders()[0]
+            run = store.run_folders()[0]
             os.kill(int(run.state["worker_id"].rpartition(":")[2]), signal.SIGKILL)
             killed_s = time.time()
             _wait_for(lambda: any(row["time_ms"] / 1000 > killed_s for row in run.curve(times=True)), process)

@@ -26,6 +26,7 @@ from cope_sweep.read.queries import Queries
 from cope_sweep.read.queries.difference import store_difference
 from cope_sweep.read.tables import table
 from cope_sweep.store import Lease, SweepRecord, SweepRun
+from cope_sweep.store.index.mirroring import Mirrored
 from cope_sweep.store.reading import read_run
 from cope_sweep.tracking.uri import tracker_key
 from tests.read.tables.ablations import begin, end
@@ -716,7 +717,7 @@ def test_a_run_that_an_mlflow_server_has_leads_to_its_page(
     uri = "https://user:secret@mlflow.example.org"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     store, run = own_sample.store, own_sample.ids[0]
-    store.index.mirrored(tracker_key(store, uri)).mark(run, 1, "a1b2")
+    Mirrored(store.index, tracker_key(store, uri)).mark(run, 1, "a1b2")
     with serving(own_sample.settings()) as client:
         assert get(client, f"/runs/{run}")["mlflow_url"] == "https://mlflow.example.org/#/runs/a1b2"
         assert get(client, f"/runs/{own_sample.ids[1]}")["mlflow_url"] is None

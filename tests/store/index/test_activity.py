@@ -5,8 +5,8 @@ import os
 import pytest
 
 from cope_sweep.store.index import Lease, Progress, SweepSummary
-from cope_sweep.store.index.activity import Activity, activity, note_left_out
 from cope_sweep.store.index.owners import new_owner
+from cope_sweep.store.index.summaries import Activity, activity, note_left_out
 from tests.store.index.rows import row
 from tests.tiny import tiny_run
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cope_sweep.store import Filter, QueryError, RunQuery, StoreError, SweepSummary
-from cope_sweep.store.index import Index
+from cope_sweep.store.index import Index, Progress
 from tests.store.index.rows import row
 from tests.tiny import tiny_run
 
@@ -96,6 +96,25 @@ def test_specs_are_flat(filled):
 )
 def test_filters(filled, condition, expected):
     assert sorted(matching(filled, condition)) == expected
+
+
+def test_a_value_of_another_kind_and_the_progress_of_a_run_do_not_match(index):
+    index.write([row(RUNS[0], metrics={"m": 1.0}, facts={"n": 2, "list": [1], "text": "3", "flag": False, 'a"b': 1})])
+    index.acquire(row(RUNS[1], "running"), "owner", 60)
+    index.renew("owner", 60, {RUNS[1].run_id: Progress(1, "here", {"m": 0.5})})
+    for condition in [
+        ("facts.n", "<", "3"),
+        ("facts.text", "<", 4),
+        ("facts.flag", "<", 1),
+        ("m", "=", "1"),
+        ("m", "<", 1),
+    ]:
+        assert matching(index, condition) == [], condition
+    assert matching(index, ("facts.flag", "=", False)) == matching(index, ("facts.n", "=", 2.0)) == [0]
+    assert matching(index, sort="m")[0] == 0
+    for unknown in ("facts.list", 'facts.a"b'):
+        with pytest.raises(QueryError, match="no run of this store has"):
+            matching(index, (unknown, "=", 1))
 
 
 def test_filters_are_combined(filled):
@@ -212,28 +231,38 @@ def test_a_newer_database_is_not_touched(index):
         Index(index.url)
 
 
-def test_the_migrations_make_the_declared_tables(index):
+def test_a_database_of_version_0002_becomes_the_declared_one(filled):
     from alembic.autogenerate import compare_metadata
     from alembic.migration import MigrationContext
 
-    from cope_sweep.store.index.tables import metadata
+    from cope_sweep.store.index.tables import metadata, parts
 
-    with index.database.reading() as connection:
+    expected = filled.specs([run.run_id for run in RUNS])
+    spec = RUNS[2].model_dump(mode="json")
+    with filled.database.writing() as connection:
+        for section in ("task", "model", "train", "evaluate"):
+            sections = parts.c.section == section
+            connection.execute(parts.update().where(sections).values(content=spec[section]))
+        for table in ("part_values", "run_values"):
+            connection.exec_driver_sql(f"CREATE TABLE {table} (number FLOAT)")
+        connection.exec_driver_sql("UPDATE alembic_version SET version_num = '0002'")
+    migrated = Index(filled.url)
+    assert migrated.specs([RUNS[2].run_id]) == {RUNS[2].run_id: expected[RUNS[2].run_id]}
+    with migrated.database.reading() as connection:
         assert compare_metadata(MigrationContext.configure(connection), metadata) == []
+    migrated.close()
 
 
 def test_of_several_owners_of_a_name_one_succeeds(index: Index) -> None:
     from concurrent.futures import ThreadPoolExecutor
 
-    from cope_sweep.store.index.requests import claim, claimed
-
-    assert claimed(index, "a") is None
+    assert index.claimed("a") is None
     with ThreadPoolExecutor(8) as pool:
-        (holder,) = set(pool.map(lambda number: claim(index, "a", f"owner {number}", 60), range(8)))
-    assert claimed(index, "a") == holder
+        (holder,) = set(pool.map(lambda number: index.claim("a", f"owner {number}", 60), range(8)))
+    assert index.claimed("a") == holder
     index.unlock("a", "another")
-    assert claim(index, "a", "late", 60) == holder
+    assert index.claim("a", "late", 60) == holder
     index.unlock("a", holder)
-    assert claim(index, "a", "late", -1) == "late"
-    assert claimed(index, "a") is None  # it has expired
-    assert claim(index, "a", "later", 60) == "later"
+    assert index.claim("a", "late", 60) == index.claim("a", "late", -1) == "late"  # its own, which then expires
+    assert index.claimed("a") is None  # it has expired
+    assert index.claim("a", "later", 60) == "later"

@@ -54,17 +54,6 @@ def test_requests_to_stop_come_with_a_renewal(index):
     assert index.stops("another") == {"": "not this one"}
 
 
-def test_locks(index):
-    assert index.lock("mirror", A, 60)
-    assert not index.lock("mirror", B, 60)
-    assert index.lock("mirror", A, 0.0)  # expires at once
-    assert index.lock("mirror", B, 60)
-    index.unlock("mirror", A)
-    assert not index.lock("mirror", A, 60)
-    index.unlock("mirror", B)
-    assert index.lock("mirror", A, 60)
-
-
 def _die_with_a_lease(url):
     index = Index(url)
     index.acquire(row(status="running"), new_owner("dead"), 600)

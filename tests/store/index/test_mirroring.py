@@ -1,7 +1,9 @@
 """What the index knows of what a tracker has received."""
 
 from cope_sweep.store.index import RunRow, SweepSummary
+from cope_sweep.store.index.mirroring import Mirrored
 from cope_sweep.store.index.owners import new_owner
+from cope_sweep.store.index.summaries import sweep_counts, sweep_rows
 
 RUNS = [RunRow(f"{number:016x}", "finished", {"seed": number}) for number in range(4)]
 
@@ -15,7 +17,7 @@ def sweep(sweep_id, status="finished", ended_ms=2):
 
 
 def test_the_backlog_of_a_tracker(index):
-    mirrored, another = index.mirrored("mlflow"), index.mirrored("another")
+    mirrored, another = Mirrored(index, "mlflow"), Mirrored(index, "another")
     index.write(RUNS[:2])
     index.write_sweep(sweep("2026-a"), members_of(*RUNS[:2]), None)
     backlog = mirrored.backlog()
@@ -38,7 +40,7 @@ def test_the_backlog_of_a_tracker(index):
 
 
 def test_runs_that_are_trained_are_no_backlog_until_their_lease_ends(index):
-    mirrored = index.mirrored("mlflow")
+    mirrored = Mirrored(index, "mlflow")
     index.acquire(RUNS[0], new_owner("a"), 600.0)
     index.acquire(RUNS[1], new_owner("a"), 0.0)
     index.acquire(RUNS[2], "a@host/unknown:1:2", 600.0)  # of another machine: it may be alive
@@ -48,7 +50,7 @@ def test_runs_that_are_trained_are_no_backlog_until_their_lease_ends(index):
 
 
 def test_sweeps_that_are_executed_are_no_backlog_until_their_process_ends(index):
-    mirrored = index.mirrored("mlflow")
+    mirrored = Mirrored(index, "mlflow")
     dead = new_owner("b").rpartition(":")[0] + ":1"  # the same process id, started at another time
     index.write_sweep(sweep("2026-a", "running", None), members_of(*RUNS), new_owner("a"))
     index.write_sweep(sweep("2026-b", "running", None), members_of(*RUNS), dead)
@@ -57,12 +59,12 @@ def test_sweeps_that_are_executed_are_no_backlog_until_their_process_ends(index)
 
 
 def test_the_places_and_the_statuses_of_the_runs_of_a_sweep(index):
-    mirrored = index.mirrored("mlflow")
+    mirrored = Mirrored(index, "mlflow")
     index.write(RUNS[:1])
     index.acquire(RUNS[1], new_owner("a"), 600.0)
     index.acquire(RUNS[2], new_owner("a"), 0.0)
     index.write_sweep(sweep("2026-a"), members_of(*RUNS), None)
     index.write_sweep(sweep("2026-b"), members_of(RUNS[0]), None)
     assert [place.sweep_id for place in mirrored.memberships([RUNS[0].run_id])[RUNS[0].run_id]] == ["2026-a", "2026-b"]
-    assert mirrored.members("2026-b") == {RUNS[0].run_id}
-    assert mirrored.run_counts("2026-a") == {"finished": 1, "running": 1, "interrupted": 1, "pending": 1}
+    assert set(sweep_rows(index, "2026-b")) == {RUNS[0].run_id}
+    assert sweep_counts(index, ["2026-a"])["2026-a"] == {"finished": 1, "running": 1, "interrupted": 1, "pending": 1}

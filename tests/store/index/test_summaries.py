@@ -51,9 +51,9 @@ def test_a_run_whose_lease_expired_counts_as_interrupted(used):
     assert summaries.sweep_counts(used, ["a"])["a"] == {"finished": 1, "failed": 1, "interrupted": 1, "pending": 1}
 
 
-def test_values_and_places(used):
-    found = summaries.values(used, IDS, ["facts.wall_s", "facts.device"])
-    assert found == {IDS[0]: {"facts.wall_s": 3, "facts.device": "cpu"}}
+def test_facts_and_places(used):
+    found = summaries.facts(used, IDS, ["wall_s", "device"])
+    assert found == {IDS[0]: (3, "cpu"), IDS[1]: (None, None), IDS[2]: (None, None)}
     assert summaries.places(used, IDS)[IDS[0]] == [("a", "tiny", "CoPE"), ("b", "other", "CoPE")]
     assert summaries.recorded_rows(used, "tiny") == [(run_id, {"n": str(i)}) for i, run_id in enumerate(IDS)]
 
@@ -74,14 +74,6 @@ def test_more_run_ids_than_a_statement_may_have_variables(used):
     assert used.page(RunQuery(run_ids=many, filters=(Filter("loss", "<", 3),))).total == 1
     assert summaries.plan_counts(used, many)["finished"] == 1
     assert used.page(RunQuery(run_ids=())).total == 0
-
-
-def test_values_are_replaced_and_deleted_with_their_run(used):
-    used.write([row(RUNS[0], metrics={"error": 5.0})])
-    assert summaries.values(used, IDS, ["loss", "error"]) == {IDS[0]: {"error": 5}}
-    used.delete(IDS[:1])
-    used.write([row(RUNS[3])])  # SQLite may give it the number of the deleted run
-    assert summaries.values(used, IDS, ["loss", "error"]) == {}
 
 
 def test_records_without_values(used):

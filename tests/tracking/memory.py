@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 
-from cope_sweep.tracking.port import Dataset, Model, Point, TrackedRun, TrackedStatus, TrackingError, update_latest
+from cope_sweep.tracking.translate import Dataset, Model, Point, TrackedRun, TrackedStatus, TrackingError
 
 
 class MemoryTracking:
@@ -65,7 +65,7 @@ class MemoryTracking:
         run.tags |= tags or {}
         for point in [*points, *(model.points if model else ())]:
             self.points[run.id][point] = None
-            update_latest(run, point)
+            run.update_latest(point)
         if model is not None and not run.models:
             key = f"model-{next(self._ids)}"
             self.models[key] = model

@@ -1,48 +1,26 @@
 """Resolution and check of the tracking URI."""
 
-import http.server
 import json
 import os
 import socket
 import sqlite3
 import subprocess
 import sys
-import threading
 
 import pytest
 
-from cope_sweep.tracking.port import TrackingError
-from cope_sweep.tracking.uri import check, redacted, resolve_uri
+from cope_sweep.store.index.database import redacted
+from cope_sweep.tracking.translate import TrackingError
+from cope_sweep.tracking.uri import check, resolve_uri
 from tests.sweep.ports import free_port
-
-
-class Handler(http.server.BaseHTTPRequestHandler):
-    """Answers with the server's `code` and `body`, and records the requests."""
-
-    def do_GET(self):
-        self.server.requests.append((self.path.partition("?")[0], self.headers.get("Authorization")))
-        self.send_response(self.server.code)
-        self.end_headers()
-        self.wfile.write(self.server.body)
-
-    def do_POST(self):
-        self.rfile.read(int(self.headers["Content-Length"]))
-        self.do_GET()
-
-    def log_message(self, *_):
-        pass
+from tests.tracking.stub_server import Stub
 
 
 @pytest.fixture
 def server():
-    found = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    found.code, found.body, found.requests = 200, json.dumps({"experiments": []}).encode(), []
-    found.url = f"http://127.0.0.1:{found.server_port}"
-    thread = threading.Thread(target=found.serve_forever, daemon=True)
-    thread.start()
-    yield found
-    found.shutdown()
-    found.server_close()
+    with Stub(None) as found:
+        found.status, found.body = 200, json.dumps({"experiments": []}).encode()
+        yield found
 
 
 def refusal(uri):
@@ -124,7 +102,7 @@ def test_a_server_that_never_answers():
 @pytest.mark.slow
 @pytest.mark.parametrize(("code", "body"), [(404, b"not found"), (200, b"<html>welcome</html>"), (200, b"[]")])
 def test_a_server_that_is_not_mlflow(server, code, body):
-    server.code, server.body = code, body
+    server.status, server.body = code, body
     text = refusal(server.url)
     assert "not as an MLflow server does" in text
     assert "check the URL's port and path" in text
@@ -133,7 +111,7 @@ def test_a_server_that_is_not_mlflow(server, code, body):
 @pytest.mark.slow
 @pytest.mark.parametrize("code", [401, 403])
 def test_a_server_that_refuses_access(server, code):
-    server.code, server.body = code, b"You are not authenticated."
+    server.status, server.body = code, b"You are not authenticated."
     text = refusal(server.url)
     assert "refuses access" in text
     assert "MLFLOW_TRACKING_USERNAME" in text
@@ -144,21 +122,21 @@ def test_credentials_are_those_of_mlflow(server, monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "t0ken")
     check(server.url)
-    assert server.requests[-1] == ("/api/2.0/mlflow/experiments/search", "Bearer t0ken")
+    assert server.seen[-1] == ("/api/2.0/mlflow/experiments/search", "Bearer t0ken")
     monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "me")
     monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "secret")
     check(server.url)
-    assert server.requests[-1][1] == "Basic bWU6c2VjcmV0"
+    assert server.seen[-1][1] == "Basic bWU6c2VjcmV0"
     for name in ("TOKEN", "USERNAME", "PASSWORD"):
         monkeypatch.delenv(f"MLFLOW_TRACKING_{name}")
     check(server.url.replace("//", "//me:secret@"))
-    assert server.requests[-1][1] == "Basic bWU6c2VjcmV0"
+    assert server.seen[-1][1] == "Basic bWU6c2VjcmV0"
     (tmp_path / ".mlflow").mkdir()
     (tmp_path / ".mlflow" / "credentials").write_text(
         "[mlflow]\nmlflow_tracking_username = file\nmlflow_tracking_password = pw\n"
     )
     check(server.url)
-    assert server.requests[-1][1] == "Basic ZmlsZTpwdw=="
+    assert server.seen[-1][1] == "Basic ZmlsZTpwdw=="
 
 
 @pytest.mark.slow

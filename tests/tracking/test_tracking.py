@@ -5,9 +5,9 @@ import secrets
 
 import pytest
 
-from cope_sweep.tracking.port import Dataset, Model, Point, TrackingError
-from tests.store.memory import MemoryTracking
-from tests.store.trackers import client_of, history
+from cope_sweep.tracking.translate import Dataset, Model, Point, TrackingError
+from tests.tracking.memory import MemoryTracking
+from tests.tracking.trackers import client_of, history
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -11,27 +12,24 @@ import threading
 import urllib.request
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from cope_sweep.inference import Predictor
 from cope_sweep.store import Store
+from cope_sweep.store.index.mirroring import Mirrored
 from cope_sweep.tracking.mlflow import MlflowTracking
-from cope_sweep.tracking.port import Point, TrackingError
 from cope_sweep.tracking.sync import TrackerSync, backlog_count
-from cope_sweep.tracking.translate import TAG
+from cope_sweep.tracking.translate import TAG, Point, TrackingError
 from cope_sweep.tracking.uri import tracker_key
+from cope_sweep.train import Runtime, train_run
 from tests.read.tables.ablations import plan_of
 from tests.store.sweeps import end, end_sweep, fail, finish, write_sweep
-from tests.store.trackers import client_of
 from tests.sweep.ports import free_port
+from tests.tracking.trackers import client_of, run_of, synced
 
 pytestmark = pytest.mark.slow
-
-
-def synced(store, uri):
-    sync = TrackerSync(store, uri, MlflowTracking(uri))
-    sync.sync()
-    assert sync.errors == {}
-    return sync
+TOKENS = np.array([[3, 1, 2, 2], [0, 1, 1, 3]])
 
 
 def open_store(path, queue):
@@ -77,7 +75,7 @@ def test_mlflow_client_reads_a_sweep(store, sqlite_uri):
     finish(store, plan.runs[0], {"dense/loss": 0.25})
     fail(store, plan.runs[1])
     record = end_sweep(store, record, "failed")
-    synced(store, sqlite_uri)
+    synced(store, MlflowTracking(sqlite_uri), sqlite_uri)
     client = client_of(sqlite_uri)
     experiment = client.get_experiment_by_name("copying")
     assert "CoPE counts tokens by their content." in experiment.tags["mlflow.note.content"]
@@ -108,7 +106,7 @@ def test_an_expert_finds_data_models_durations_and_times(store, sqlite_uri):
     for run in plan.rows[0].runs:
         finish(store, run, {"in_dist/loss": 0.25})
     end_sweep(store, record)
-    synced(store, sqlite_uri)
+    synced(store, MlflowTracking(sqlite_uri), sqlite_uri)
     client = client_of(sqlite_uri)
     experiment = client.get_experiment_by_name("copying")
     ids = [experiment.experiment_id]
@@ -154,7 +152,7 @@ def test_a_checkpoint_is_a_hard_link_to_the_store(store, sqlite_uri):
     plan = plan_of()
     write_sweep(store, plan)
     finish(store, plan.runs[0], {})
-    synced(store, sqlite_uri)
+    synced(store, MlflowTracking(sqlite_uri), sqlite_uri)
     (kept,) = store.root.glob("mlartifacts/copying/models/*/artifacts/model.safetensors")
     assert kept.samefile(store.run(plan.runs[0].run_id).checkpoint / "model.safetensors")
 
@@ -164,7 +162,7 @@ def test_a_store_that_was_moved_goes_on_with_its_own_database(store, sqlite_uri)
     record = write_sweep(store, plan)
     finish(store, plan.runs[0], {})
     end_sweep(store, record)
-    synced(store, sqlite_uri)
+    synced(store, MlflowTracking(sqlite_uri), sqlite_uri)
     store.index.close()
     moved = Store(store.root.rename(store.root.with_name("moved")))
     uri = f"sqlite:///{moved.root}/mlflow.db"
@@ -199,8 +197,8 @@ def test_a_server_serves_a_sqlite_store_and_its_artifacts_from_any_directory(sto
     write_sweep(store, plan)
     finish(store, plan.runs[0], {"dense/loss": 0.25})
     uri = f"sqlite:///{served_database}"
-    synced(store, uri)
-    run = MlflowTracking(uri).find({f"{TAG}run_id": plan.runs[0].run_id})
+    synced(store, MlflowTracking(uri), uri)
+    run = run_of(MlflowTracking(uri), plan.runs[0])
 
     def get(path):
         with urllib.request.urlopen(f"{server_uri}/{path}", timeout=30) as response:
@@ -218,6 +216,7 @@ def test_a_server_serves_a_sqlite_store_and_its_artifacts_from_any_directory(sto
 
 TRAIN = """
 import os, signal, sys
+from cope_sweep.inference import Predictor
 from cope_sweep.store import Store
 from cope_sweep.train import Runtime, train_run
 from tests.tiny import tiny_run
@@ -252,7 +251,7 @@ def test_after_a_kill_and_a_resumption_no_point_is_missing_or_duplicated(store, 
         grid={}, seeds=[0],
     )  # fmt: skip
     write_sweep(store, plan)
-    sync = synced(store, sqlite_uri)
+    sync = synced(store, MlflowTracking(sqlite_uri), sqlite_uri)
     tracking = MlflowTracking(sqlite_uri)
     # Step 42 was evaluated and logged, but is not in the checkpoint.
     assert train(42).returncode == -signal.SIGKILL
@@ -260,7 +259,7 @@ def test_after_a_kill_and_a_resumption_no_point_is_missing_or_duplicated(store, 
     assert folder.curve()[-1]["step"] == 42
     end(store, plan.runs[0])
     sync.sync()
-    run = tracking.find({f"{TAG}run_id": folder.run_id})
+    run = run_of(tracking, folder)
     assert run.status == "killed"
     assert run.latest["dense/loss"].step == 42
     done = train(-1)
@@ -269,9 +268,9 @@ def test_after_a_kill_and_a_resumption_no_point_is_missing_or_duplicated(store, 
     end(store, plan.runs[0])
     sync.sync()
     # A second writer, without the notes of the first.
-    store.index.mirrored(tracker_key(store, sqlite_uri)).forget()
-    synced(store, sqlite_uri)
-    run = tracking.find({f"{TAG}run_id": folder.run_id})
+    Mirrored(store.index, tracker_key(store, sqlite_uri)).forget()
+    synced(store, MlflowTracking(sqlite_uri), sqlite_uri)
+    run = run_of(tracking, folder)
     assert run.status == "finished"
     client = client_of(sqlite_uri)
     for key in ("train/loss", "train/lr", "dense/loss", "in_dist/token_error"):
@@ -279,3 +278,81 @@ def test_after_a_kill_and_a_resumption_no_point_is_missing_or_duplicated(store, 
         theirs = [(metric.step, metric.value) for metric in client.get_metric_history(run.id, key)]
         assert sorted(theirs) == ours
         assert len(ours) >= 7
+
+
+# -- the files by which MLflow knows what a model is and how to load it, with a real checkpoint ----------------------
+
+
+@pytest.fixture(params=["sqlite", "server"])
+def uri(request, monkeypatch):
+    """A database and a real server; MLflow's own functions find it in the environment."""
+    uri = request.getfixturevalue(f"{request.param}_uri")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    return uri
+
+
+@pytest.fixture
+def trained(store):
+    plan = plan_of(seeds=[secrets.randbelow(2**30)])  # all tests share the server
+    write_sweep(store, plan)
+    assert train_run(plan.runs[0], store, Runtime()) == "finished"
+    end(store, plan.runs[0])
+    return store.run(plan.runs[0].run_id)
+
+
+def sent_model(store, uri, folder):
+    """Send the store; the run's model in MLflow."""
+    synced(store, MlflowTracking(uri), uri)
+    (model_id,) = run_of(MlflowTracking(uri), folder).models
+    return client_of(uri).get_logged_model(model_id)
+
+
+def files_of(model):
+    import mlflow
+
+    folder = Path(mlflow.artifacts.download_artifacts(f"models:/{model.model_id}"))
+    names = {path.name for path in folder.iterdir()} - {"registered_model_meta"}  # MLflow's own note of a download
+    return {name: (folder / name).read_bytes() for name in names}
+
+
+def test_mlflow_reads_and_loads_a_model(store, uri, trained):
+    import mlflow
+
+    model = sent_model(store, uri, trained)
+    info = mlflow.models.get_model_info(f"models:/{model.model_id}")
+    assert (info.model_id, info.run_id, info.model_uuid) == (model.model_id, model.source_run_id, model.model_id)
+    assert str(info.signature.inputs) == "[Tensor('int64', (-1, -1))]"
+    assert set(info.flavors) == {"cope_sweep", "python_function"}
+    kept = {path.name: path.read_bytes() for path in trained.checkpoint.iterdir()}
+    assert info.flavors["cope_sweep"]["files"] == sorted(kept)
+    found = files_of(model)
+    assert {name: found[name] for name in kept} == kept
+    assert set(found) - set(kept) == {"MLmodel", "requirements.txt"}
+
+    loaded = mlflow.pyfunc.load_model(f"models:/{model.model_id}")
+    own = Predictor.load(trained.checkpoint).log_probabilities(TOKENS)
+    np.testing.assert_array_equal(loaded.predict(TOKENS), own)
+    assert mlflow.models.Model.load(f"models:/{model.model_id}").model_size_bytes == sum(map(len, kept.values()))
+
+
+def test_a_model_of_which_a_mirror_sent_a_part_becomes_whole(store, uri, trained, monkeypatch):
+    """The process ends after the checkpoint was sent, and before the model is linked to its run."""
+    import mlflow
+
+    client = mlflow.MlflowClient
+
+    def dies(*_):
+        raise ConnectionError("the process ends here")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(client, "finalize_logged_model", dies)
+        sync = TrackerSync(store, uri, MlflowTracking(uri))
+        sync.sync()
+        assert "the process ends here" in " ".join(sync.errors.values())
+    run = run_of(MlflowTracking(uri), trained)
+    (half,) = client_of(uri).search_logged_models([run.experiment], f"source_run_id = '{run.id}'")
+    before = files_of(half)
+    model = sent_model(store, uri, trained)
+    assert (model.model_id, str(model.status)) == (half.model_id, "READY")
+    assert files_of(model) == before
+    assert len(client_of(uri).search_logged_models([run.experiment], f"source_run_id = '{run.id}'")) == 1

@@ -17,26 +17,18 @@ from cope_sweep.tracking.sync import MirrorLock, MirrorSession, backlog_count
 from cope_sweep.tracking.translate import TAG
 from cope_sweep.tracking.uri import tracker_key
 from tests.read.tables.ablations import plan_of
-from tests.store.memory import MemoryTracking
-from tests.store.stub_server import Stub
 from tests.store.sweeps import begin, end, end_sweep, finish, write_sweep
-from tests.store.trackers import client_of, history
 from tests.store.waiting import TIMEOUT_S, until, until_prolonged
 from tests.sweep.ports import free_port
+from tests.tracking.memory import MemoryTracking
+from tests.tracking.stub_server import Stub
+from tests.tracking.trackers import client_of, history, run_of, sweep_of
 
 
 @pytest.fixture
 def plan():
     """Different runs for every test, because all tests share the server."""
     return plan_of(f"copying-{secrets.token_hex(4)}", seeds=[secrets.randbelow(2**30), secrets.randbelow(2**30)])
-
-
-def sweep_of(tracking, record):
-    return tracking.find({f"{TAG}kind": "sweep", f"{TAG}sweep_id": record.sweep_id})
-
-
-def run_of(tracking, run):
-    return tracking.find({f"{TAG}run_id": run.run_id})
 
 
 @pytest.mark.slow
@@ -209,12 +201,6 @@ def test_a_server_that_hangs_does_not_hold_the_end_of_the_sweep(store, plan, ser
         assert backlog_count(store, stub.url) == 1
 
 
-def sent(store, uri):
-    """Try for a while, as the mirror of a sweep does."""
-    with MirrorSession(store, uri) as session:
-        assert session.sync_until(time.monotonic() + TIMEOUT_S), session.reasons()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", ["errors", "lost", "away"])
 def test_a_server_with_faults_has_everything_once_when_it_is_back(store, plan, server_uri, fault):
@@ -243,7 +229,7 @@ def test_a_server_with_faults_has_everything_once_when_it_is_back(store, plan, s
             port = int(stub.url.rpartition(":")[2])
             stub = Stub(server_uri, port).__enter__()
         stub.status = None
-        assert session.sync_until(time.monotonic() + TIMEOUT_S), session.reasons()
+        assert session.send_all(tries=TIMEOUT_S).errors == []
         assert backlog_count(store, stub.url) == 0
     tracking = MlflowTracking(server_uri)
     client = client_of(server_uri)

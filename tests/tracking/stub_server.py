@@ -1,4 +1,4 @@
-"""A proxy before an MLflow server that answers with errors, slowly, or not at all, as a test wants."""
+"""A proxy before an MLflow server that answers with errors, slowly, or not at all, as a test wants; or a server alone."""
 
 import contextlib
 import http.client
@@ -17,6 +17,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         server = self.server
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         server.requests += 1
+        server.seen.append((self.path.partition("?")[0], self.headers.get("Authorization")))
         time.sleep(server.delay_s)
         lost = server.lose_every and server.requests % server.lose_every == 0
         if server.status is None or lost:
@@ -28,7 +29,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             upstream.close()
         if server.status is not None or lost:
             # A request that is lost was carried out, and its answer is an error.
-            status, content, kind = server.status or 500, b'{"error_code": "INTERNAL_ERROR"}', "application/json"
+            status, content, kind = server.status or 500, server.body, "application/json"
         with contextlib.suppress(OSError):
             self.send_response(status)
             self.send_header("Content-Type", kind)
@@ -43,7 +44,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 
 class Stub(http.server.ThreadingHTTPServer):
-    """A proxy before the MLflow server at `target`."""
+    """A proxy before the MLflow server at `target`; None: `status` is always set."""
 
     daemon_threads = True
 
@@ -55,7 +56,11 @@ class Stub(http.server.ThreadingHTTPServer):
         self.delay_s = 0.0
         self.lose_every = 0
         """Every nth request is carried out, and answered with status 500."""
+        self.body = b'{"error_code": "INTERNAL_ERROR"}'
+        """What it answers itself."""
         self.requests = 0
+        self.seen = []
+        """Path and credentials of each request."""
         self.url = f"http://127.0.0.1:{self.server_port}"
 
     def __enter__(self):

@@ -6,16 +6,16 @@ import time
 
 import pytest
 
+from cope_sweep.store.index.mirroring import Mirrored
 from cope_sweep.store.index.owners import new_owner
-from cope_sweep.tracking.port import TrackingError
 from cope_sweep.tracking.sync import TrackerSync, backlog_count
-from cope_sweep.tracking.translate import TAG, flat
+from cope_sweep.tracking.translate import TAG, TrackingError, flat
 from cope_sweep.tracking.uri import tracker_key
 from tests.read.tables.ablations import plan_of
-from tests.store.memory import MemoryTracking
 from tests.store.sweeps import begin, end, end_sweep, fail, finish, stop, write_sweep
-from tests.store.trackers import history
 from tests.tiny import tiny_run
+from tests.tracking.memory import MemoryTracking
+from tests.tracking.trackers import history, run_of, sweep_of, synced
 
 URI = "http://tracker"
 NO_SERVER = pytest.mark.parametrize(
@@ -29,24 +29,6 @@ METRICS = {"in_dist/token_error": 100 / 3, "dense/loss": 0.5}
 def plan(request):
     """Different runs for every test, because all tests share the server."""
     return plan_of(f"copying-{secrets.token_hex(4)}", seeds=[secrets.randbelow(2**30), secrets.randbelow(2**30)])
-
-
-def synced(store, tracking):
-    """A sync by a process of its own."""
-    sync = TrackerSync(store, URI, tracking)
-    sync.sync()
-    assert sync.errors == {}
-    assert sync.left == 0
-    assert backlog_count(store, URI) == 0
-    return sync
-
-
-def run_of(tracking, run):
-    return tracking.find({f"{TAG}run_id": run.run_id})
-
-
-def sweep_of(tracking, record):
-    return tracking.find({f"{TAG}kind": "sweep", f"{TAG}sweep_id": record.sweep_id})
 
 
 def test_a_sweep_with_every_status(store, plan, tracking):
@@ -174,7 +156,7 @@ def test_a_second_sync_sends_nothing_and_duplicates_nothing(store, plan, trackin
     before = {run.run_id: run_of(tracking, run) for run in plan.runs}
     assert synced(store, tracking).written == set()
     # Even where the index has no note of what was sent, as after `store rebuild`, or in a store of an older version.
-    store.index.mirrored(tracker_key(store, URI)).forget()
+    Mirrored(store.index, tracker_key(store, URI)).forget()
     assert backlog_count(store, URI) == 5
     synced(store, tracking)
     after = {run.run_id: run_of(tracking, run) for run in plan.runs}
@@ -453,7 +435,7 @@ def test_a_mirror_that_is_killed_at_any_request_loses_and_duplicates_nothing(sto
     end_sweep(store, record)
     undisturbed = MemoryTracking()
     synced(store, undisturbed)
-    store.index.mirrored(tracker_key(store, URI)).forget()
+    Mirrored(store.index, tracker_key(store, URI)).forget()
     tracking = Interrupted(survives)
     try:
         TrackerSync(store, URI, tracking).sync()
