@@ -12,8 +12,7 @@ import time
 import pytest
 from rich.console import Console
 
-from cope_sweep.cli import sending
-from cope_sweep.cli.sending import SendingBar
+from cope_sweep.cli import progress
 from cope_sweep.store import Store
 from cope_sweep.tracking.sync import backlog_count
 from tests.read.tables.ablations import plan_of
@@ -137,13 +136,13 @@ def test_ctrl_c_leaves_nothing_running_and_the_next_sync_sends_the_rest_once(she
 
 
 def test_the_bar_counts_on_a_terminal_and_is_a_line_now_and_then_in_a_pipe(monkeypatch):
-    monkeypatch.setattr(sending, "LINE_INTERVAL_S", 0.0)
+    monkeypatch.setattr(progress, "LINE_INTERVAL_S", 0.0)
     for terminal, expected in ((True, "2/3"), (False, "sending to MLflow: 2/3 runs and sweeps\n")):
         console = Console(file=io.StringIO(), force_terminal=terminal, width=100)
-        with SendingBar(console) as bar:
+        with progress.sending_bar(console) as bar:
             for sent in range(3):
                 bar(sent, 3)
         assert expected in console.file.getvalue()
-        with SendingBar(silent := Console(file=io.StringIO(), force_terminal=terminal), silent=True) as bar:
+        with progress.sending_bar(silent := Console(file=io.StringIO(), force_terminal=terminal), silent=True) as bar:
             bar(1, 2)
         assert silent.file.getvalue() == ""

@@ -1,29 +1,201 @@
-"""The command `figure`: figures of an ablation, and maps of a checkpoint's heads."""
+"""The commands that write files: `table`, `report` and `figure`. They import pandas, torch and matplotlib on use."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import gc
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cope_sweep.api.questions import GetFigure
-from cope_sweep.cli.options import SCALE, Json, find_checkpoint
-from cope_sweep.cli.output import escaped, make_console, print_json, size
-from cope_sweep.cli.source import Source, argument, asks, option
+from cope_sweep.api.questions import GetFigure, GetReport, GetTable
+from cope_sweep.cli.options import ABLATION, Source, argument, asks, option
+from cope_sweep.cli.output import escaped, make_console, size
 from cope_sweep.errors import UserError
-from cope_sweep.read.figures import FIGURES, MapOptions
-from cope_sweep.read.figures.kinds import Show
+from cope_sweep.read.figures.kinds import FIGURES, MapOptions, Show
 
 if TYPE_CHECKING:
     from cope_sweep.read.figures import Figure
+    from cope_sweep.read.tables import Table
 
-# Functions import pandas, torch and matplotlib, because `cope-sweep --help` imports this module.
-
+DOCUMENT = "report.html"
+COMPARE = "paper|ROW|AXIS=LABEL"
 MAPS_PANEL = "Options of maps"
 SUFFIXES = {".png": "png", ".svg": "svg", ".pdf": "pdf", ".csv": "csv"}
+OutputOpt = Annotated[Path | None, typer.Option("--output", "-o", help="Write to this file.", show_default=False)]
+
+
+@asks(
+    GetTable, "sets", "ablations", local=["committed"], name=ABLATION, compare=option(metavar=COMPARE),
+    json_help="The same as `--format json`.",
+    format=option(
+        metavar="FORMAT",
+        help="json, csv, markdown, latex, html, parquet, terminal, or one of an installed package. Default: by the "
+        "suffix of --output, or else terminal.",
+    ),
+)  # fmt: skip
+def table(
+    question: GetTable,
+    source: Source,
+    output: OutputOpt = None,
+    committed: Annotated[
+        Path | None,
+        typer.Option(
+            "--from",
+            metavar="DIR",
+            help="The runs of a report in this folder, as `report --out` writes it, instead of those of a store.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Print the table of an ablation: mean ± standard deviation over seeds, beside the published numbers.
+
+    Intervals, medians, stuck seeds and the runs behind every number are in `--format json`, csv and html.
+
+    Example: `cope-sweep table quickstart --format latex -o table.tex`
+
+    Example: `cope-sweep table flip_flop --compare paper`
+
+    Example: `cope-sweep table quickstart --compare CoPE --json`
+
+    Example: `cope-sweep table flip_flop --from ablations/results`
+
+    Example: `cope-sweep table quickstart --runs --format parquet -o runs.parquet`
+    """
+    if committed is not None and source.sets:
+        raise UserError("--from shows the runs of a report as they are; leave out --set")
+    question = replace(question, format="json" if source.as_json else question.format)
+    with _without_collection():
+        if output is None and question.format in (None, "terminal") and not (source.server or question.runs):
+            make_console().print(_table(question, source, committed).to_rich())
+            return
+        from cope_sweep.cli.files import save
+        from cope_sweep.read.tables import find_format, formats
+
+        def write(question: GetTable, file: IO[bytes]) -> None:
+            made = _table(question, source, committed)
+            file.write(find_format(str(question.format)).file(made, runs=question.runs))
+
+        save(
+            question, output, write if committed is not None else source.write,
+            default="terminal" if output is None else "markdown",
+            suffixes={each.suffix: each.name for each in formats().values()},
+            binary=[each.name for each in formats().values() if each.binary],
+        )  # fmt: skip
+
+
+def _table(question: GetTable, source: Source, committed: Path | None) -> Table:
+    """The table of a store, or of a report in a folder. Raises UserError."""
+    if committed is None:
+        plan = source.queries.load(question.name, question.scale).plan
+        return source.queries.table(plan, compare=question.compare)
+    from cope_sweep.read.reports.committed import committed_table
+
+    return committed_table(committed, source.ablations, question.name, question.scale, question.compare)
+
+
+@contextlib.contextmanager
+def _without_collection() -> Iterator[None]:
+    """Pause the garbage collector: a table keeps all its objects, and looking through 100,000 runs takes seconds."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+@asks(
+    GetReport, "sets", "ablations", local=["out", "all_ablations", "compare"],
+    json_help="Print the paths of the files of --out as JSON.",
+    name=argument(metavar="[ABLATION]", help=f"{ABLATION['help']} None with --all.", default=None),
+    format=option(help="markdown or html. Default: by the suffix of --output, or else markdown."),
+)  # fmt: skip
+def report(
+    question: GetReport,
+    source: Source,
+    compare: Annotated[
+        str | None,
+        typer.Option(
+            "--compare",
+            metavar=COMPARE,
+            help="With --out: compare the rows as `cope-sweep table --compare` does. Default: with the published "
+            "numbers, or else with CoPE.",
+            show_default=False,
+        ),
+    ] = None,
+    output: OutputOpt = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            metavar="DIR",
+            help="Write the evidence to this folder: the runs and their curves (Parquet), the report (Markdown), and "
+            "the figures (SVG). With --all: one HTML document.",
+            show_default=False,
+        ),
+    ] = None,
+    all_ablations: Annotated[
+        bool, typer.Option("--all", help="All ablations, at all scales or at that of --scale; needs --out.")
+    ] = False,
+) -> None:
+    """Report on the finished runs of an ablation: table with comparisons, figures, what is missing, and what made it.
+
+    Example: `cope-sweep report quickstart -o quickstart.html`
+
+    Example: `cope-sweep report flip_flop --scale small --out ablations/results`
+
+    Example: `cope-sweep report --all --out results`
+    """
+    name: str | None = question.name
+    if all_ablations and out is None:
+        raise UserError("--all writes a document; name a folder for it with --out DIR")
+    if all_ablations != (name is None):
+        raise UserError("name one ablation, or write --all --out DIR for all of them")
+    if out is None:
+        if compare is not None or source.as_json:
+            raise UserError("--compare and --json are of the files of --out DIR")
+        from cope_sweep.cli.files import save
+
+        save(question, output, source.write, default="markdown", suffixes={".html": "html"})
+        return
+    if output is not None or question.format is not None or (all_ablations and (compare or source.sets)):
+        raise UserError(
+            "--out writes files of fixed formats; leave out --format and --output, and with --all also --compare and "
+            "--set"
+        )
+    try:
+        paths = _document(out, question, source) if name is None else _evidence(out, question, source, compare)
+    except OSError as error:
+        place = error.filename or out
+        raise UserError(f"{place}: {error.strerror or error}; name another folder with --out") from error
+    if not source.printed({"files": [str(path) for path in paths]}):
+        sys.stdout.writelines(f"{path}\n" for path in paths)
+
+
+def _evidence(out: Path, question: GetReport, source: Source, compare: str | None) -> list[Path]:
+    from cope_sweep.read.reports import evidence, write_evidence
+
+    plan = source.queries.load(question.name, question.scale).plan
+    return list(write_evidence(evidence(plan, source.store, question.scale, compare=compare), out))
+
+
+def _document(out: Path, question: GetReport, source: Source) -> list[Path]:
+    from cope_sweep.read.reports.document import document
+    from cope_sweep.store.files import write_bytes
+
+    content = document(source.queries.files, source.store, question.scale).to_html().encode()
+    out.mkdir(parents=True, exist_ok=True)
+    write_bytes(out / DOCUMENT, content)
+    return [out / DOCUMENT]
+
+
+# -- figures ----------------------------------------------------------------------------------------------------------
 
 
 def _of_maps(*flags: str, help: str, metavar: str | None = None, min: int | None = None) -> typer.models.OptionInfo:  # noqa: A002
@@ -47,7 +219,7 @@ def _of_maps(*flags: str, help: str, metavar: str | None = None, min: int | None
         help=f"{', '.join(FIGURES)}; or one of the figures that the ablation declares, as `maps-2`. Default: all that "
         "it declares; where it declares none, or options select what is drawn, curves.",
     ),
-    metric=option("--metric", "-m"), log=option("--log/--linear"), log_x=option("--log-x/--linear-x"), scale=SCALE,
+    metric=option("--metric", "-m"), log=option("--log/--linear"), log_x=option("--log-x/--linear-x"),
     format=option(help="csv: the data that is drawn. Default: by the suffix of --output, or else png."),
 )  # fmt: skip
 def figure(
@@ -80,7 +252,6 @@ def figure(
     file: Annotated[Path | None, _of_maps("--file", help="A text file.")] = None,
     first: Annotated[int | None, _of_maps("--first", min=1, help="Use only the first tokens of the sequence.")] = None,
     seed: Annotated[int | None, _of_maps("--seed", help="Of an ablation: the seed of the run.")] = None,
-    as_json: Json = False,
 ) -> None:
     """Draw a figure of an ablation's results, or of what the heads of a trained model attend to, as PNG, SVG or PDF.
 
@@ -115,13 +286,15 @@ def figure(
     selects = own or any(each is not None for each in of_maps)
     declared: list[str] = []
     if not is_checkpoint and not selects and kind in (None, "maps"):
-        declared = source.declared(question.name, question.scale)
+        declared = _declared(question, source)
     maps: Figure | None = None
     if is_checkpoint or (kind == "maps" and "maps" not in declared):
         if source.server:
             raise UserError("maps that no file declares need a checkpoint on this machine; leave out --server")
         kind, options = "maps", MapOptions(show or "position_attention", _pairs(heads) or 4, mark, question.title)
         folder = _checkpoint(question, source, seed)
+        if (text, file, split).count(None) < 2:
+            raise UserError("more than one source of tokens; give one of --text, --file and --split")
         maps = _maps(folder, options, text=text, file=file, split=split, position=position or 0, first=first)
     wanted = [kind] if kind else declared or ["curves"]
     if output is not None and len(wanted) > 1:
@@ -135,11 +308,18 @@ def figure(
 
     written = [_save(replace(question, figure=each), output, write, several=len(wanted) > 1) for each in wanted]
     files = [each for each in written if each]
-    if as_json and files:
-        print_json(files if kind is None and declared else files[0])
-    elif not as_json:
+    if files and not source.printed(files if kind is None and declared else files[0]):
         for each in files:
             make_console().print(escaped(f"{each['file']}: {size(each['bytes'])}"), soft_wrap=True, highlight=False)
+
+
+def _declared(question: GetFigure, source: Source) -> list[str]:
+    """The figures that the file of an ablation declares. Raises UserError."""
+    if source.client is not None:
+        return [each.name for each in source.client.figures(question.name, question.scale) if each.declared]
+    from cope_sweep.read.figures.declared import declared_figures
+
+    return [each.name for each in declared_figures(source.queries.load(question.name, question.scale).plan)]
 
 
 def _save(
@@ -179,7 +359,7 @@ def _checkpoint(question: GetFigure, source: Source, seed: int | None) -> Path:
     """The checkpoint of a run, of a folder, or of the first finished run of an ablation. Raises UserError."""
     name, rows = question.name, list(question.row)
     if _is_checkpoint(name):
-        return find_checkpoint(name, source.store)
+        return source.checkpoint(name)
     from cope_sweep.read.figures.runs import selected_rows
 
     plan, store = source.queries.load(name, question.scale).plan, source.store
@@ -202,12 +382,10 @@ def _maps(
     position: int,
     first: int | None,
 ) -> Figure:
-    from cope_sweep.cli.probe_command import text_ids
+    from cope_sweep.cli.models import text_ids
     from cope_sweep.inference import Predictor
     from cope_sweep.inference.probe import split_sequences
 
-    if (text, file, split).count(None) < 2:
-        raise UserError("more than one source of tokens; give one of --text, --file and --split")
     predictor = Predictor.load(folder)
     if text is None and file is None:
         ids = split_sequences(predictor.run.task, split, position)[0]
