@@ -26,7 +26,7 @@ DOCUMENT = "report.html"
 COMPARE = "paper|ROW|AXIS=LABEL"
 MAPS_PANEL = "Options of maps"
 SUFFIXES = {".png": "png", ".svg": "svg", ".pdf": "pdf", ".csv": "csv"}
-OutputOpt = Annotated[Path | None, typer.Option("--output", "-o", help="Write to this file.", show_default=False)]
+OutputOpt = Annotated[Path | None, typer.Option("--output", "-o", help="Write to this file.")]
 
 
 @asks(
@@ -48,7 +48,6 @@ def table(
             "--from",
             metavar="DIR",
             help="The runs of a report in this folder, as `report --out` writes it, instead of those of a store.",
-            show_default=False,
         ),
     ] = None,
 ) -> None:
@@ -126,7 +125,6 @@ def report(
             metavar=COMPARE,
             help="With --out: compare the rows as `cope-sweep table --compare` does. Default: with the published "
             "numbers, or else with CoPE.",
-            show_default=False,
         ),
     ] = None,
     output: OutputOpt = None,
@@ -137,7 +135,6 @@ def report(
             metavar="DIR",
             help="Write the evidence to this folder: the runs and their curves (Parquet), the report (Markdown), and "
             "the figures (SVG). With --all: one HTML document.",
-            show_default=False,
         ),
     ] = None,
     all_ablations: Annotated[
@@ -201,7 +198,7 @@ def _document(out: Path, question: GetReport, source: Source) -> list[Path]:
 def _of_maps(*flags: str, help: str, metavar: str | None = None, min: int | None = None) -> typer.models.OptionInfo:  # noqa: A002
     """An option of the figures that need a checkpoint: they are drawn on this machine."""
     info: typer.models.OptionInfo = typer.Option(
-        *flags, help=help, metavar=metavar, min=min, show_default=False, rich_help_panel=MAPS_PANEL
+        *flags, help=help, metavar=metavar, min=min, rich_help_panel=MAPS_PANEL
     )
     return info
 
@@ -215,7 +212,7 @@ def _of_maps(*flags: str, help: str, metavar: str | None = None, min: int | None
         "folder; of an ablation, the first finished run.",
     ),
     figure=option(
-        "--kind", "-k", "--declared", metavar="KIND", default=None, kind=str | None, show_default=False,
+        "--kind", "-k", "--declared", metavar="KIND", default=None, kind=str | None,
         help=f"{', '.join(FIGURES)}; or one of the figures that the ablation declares, as `maps-2`. Default: all that "
         "it declares; where it declares none, or options select what is drawn, curves.",
     ),

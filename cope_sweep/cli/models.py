@@ -45,7 +45,6 @@ def perplexity(
         typer.Option(
             "--file",
             help="A text file. If it ends in .json, or is `-` (standard input): a JSON list of lists of token ids.",
-            show_default=False,
         ),
     ] = None,
 ) -> None:
@@ -135,18 +134,11 @@ def probe(
     *,
     run_or_folder: CheckpointArg,
     tokens: Annotated[
-        str | None,
-        typer.Option("--tokens", metavar='"ID ID …"', help="A sequence of token ids.", show_default=False),
+        str | None, typer.Option("--tokens", metavar='"ID ID …"', help="A sequence of token ids.")
     ] = None,
-    text: Annotated[
-        str | None, typer.Option("--text", help="A text, or `-` for standard input.", show_default=False)
-    ] = None,
-    layers: Annotated[
-        list[int], typer.Option("--layer", help="A layer, from 0; repeatable. Default: all.", show_default=False)
-    ] = [],
-    heads: Annotated[
-        list[int], typer.Option("--head", help="A head, from 0; repeatable. Default: all.", show_default=False)
-    ] = [],
+    text: Annotated[str | None, typer.Option("--text", help="A text, or `-` for standard input.")] = None,
+    layers: Annotated[list[int], typer.Option("--layer", help="A layer, from 0; repeatable. Default: all.")] = [],
+    heads: Annotated[list[int], typer.Option("--head", help="A head, from 0; repeatable. Default: all.")] = [],
     marks: Annotated[
         list[str],
         typer.Option(
@@ -154,7 +146,6 @@ def probe(
             metavar="NAME[=ID,ID…]",
             help="Marked tokens to compare with the others: a name from the task or the text, or a new name with token "
             "ids; repeatable; the first one is drawn. Default: all names from the task and the text.",
-            show_default=False,
         ),
     ] = [],
     file: FileOpt = None,
@@ -167,8 +158,7 @@ def probe(
         int, typer.Option("--count", min=1, help="Number of sequences of the split; the table pools their tokens.")
     ] = 1,
     first: Annotated[
-        int | None,
-        typer.Option("--first", min=1, help="Use only the first tokens of each sequence.", show_default=False),
+        int | None, typer.Option("--first", min=1, help="Use only the first tokens of each sequence.")
     ] = None,
     seen_by: Annotated[
         str | None,
@@ -176,16 +166,11 @@ def probe(
             "--seen-by",
             metavar="NAME|INDEX",
             help="Use only these queries: tokens with this mark, or the token with this index. Default: all queries.",
-            show_default=False,
         ),
     ] = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Write the matrices to an .npz file.", show_default=False)
-    ] = None,
-    html: Annotated[
-        Path | None, typer.Option("--html", help="Write an HTML page with heatmaps and values.", show_default=False)
-    ] = None,
-    svg: Annotated[Path | None, typer.Option("--svg", help="Write the heatmaps as SVG.", show_default=False)] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Write the matrices to an .npz file.")] = None,
+    html: Annotated[Path | None, typer.Option("--html", help="Write an HTML page with heatmaps and values.")] = None,
+    svg: Annotated[Path | None, typer.Option("--svg", help="Write the heatmaps as SVG.")] = None,
     source: Source,
 ) -> None:
     """Show what each head of a finished run's model counts: gates on marked tokens and elsewhere, positions, attention.

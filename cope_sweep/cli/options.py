@@ -85,7 +85,6 @@ IndexOpt = Annotated[
         metavar="URL",
         envvar="COPE_SWEEP_INDEX",
         help="Database of the store's index: `postgresql://USER:PASSWORD@HOST/NAME`. Default: SQLite in the store.",
-        show_default=False,
     ),
 ]
 ServerOpt = Annotated[
@@ -95,7 +94,6 @@ ServerOpt = Annotated[
         metavar="URL",
         envvar=SERVER_VARIABLE,
         help="Ask this service in the place of a store; its API key is in COPE_SWEEP_KEY.",
-        show_default=False,
     ),
 ]
 Sets = Annotated[
@@ -104,14 +102,11 @@ Sets = Annotated[
         "--set",
         metavar="KEY=VALUE",
         help="Replace a value of the file: `model.dim=128`, `seeds=[0,1,2]`. May be repeated.",
-        show_default=False,
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document to standard output.")]
-CheckpointArg = Annotated[
-    str, typer.Argument(metavar="RUN", help="Id of a finished run, or a checkpoint folder.", show_default=False)
-]
-FileOpt = Annotated[Path | None, typer.Option("--file", help="A text file.", show_default=False)]
+CheckpointArg = Annotated[str, typer.Argument(metavar="RUN", help="Id of a finished run, or a checkpoint folder.")]
+FileOpt = Annotated[Path | None, typer.Option("--file", help="A text file.")]
 WHERE: dict[str, tuple[Any, Any]] = {
     "sets": (Sets, []),
     "ablations": (AblationsDir, ABLATIONS),
@@ -374,7 +369,7 @@ def _shown(field: Parameter, changes: dict[str, Any]) -> inspect.Parameter:
     if attributes.pop("argument", field.default is MISSING):
         info: Any = typer.Argument(**attributes | {"show_default": False}, **limits)
     else:
-        info = typer.Option(*flags, **attributes, **limits)
+        info = typer.Option(*flags, **attributes | limits)
     is_list = get_origin(kind) is list
     default = [] if is_list and not default else inspect.Parameter.empty if default is MISSING else default
     return _parameter(field.name, Annotated[kind, info], default)
@@ -391,9 +386,13 @@ def _plain(kind: Any) -> Any:
     if isinstance(get_origin(kind), type) and issubclass(get_origin(kind), Sequence):
         element: Any = _plain(get_args(kind)[0])
         if get_origin(element) is Literal:  # which Typer does not have in lists
-            element = StrEnum("Choice", {each: each for each in get_args(element)})  # type: ignore[misc]
+            element = _choice({each: each for each in get_args(element)})
         return list[element]
     return kind
+
+
+def _choice(values: dict[str, str]) -> Any:
+    return StrEnum("Choice", values)
 
 
 def _limits(kind: Any) -> dict[str, Any]:

@@ -28,22 +28,13 @@ from cope_sweep.api.questions import (
     RunFilter,
 )
 from cope_sweep.cli.options import ABLATION, Source, argument, asks, option
-from cope_sweep.cli.output import (
-    escaped,
-    estimated_time,
-    grid,
-    make_console,
-    print_json,
-    print_table,
-    quantity,
-    size,
-)
+from cope_sweep.cli.output import escaped, estimated_time, grid, make_console, print_json, print_table, quantity, size
 from cope_sweep.errors import UserError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from cope_sweep.api.answers import AblationSummary, Counts, PlanCost, RunCost, SweepMember
+    from cope_sweep.api.answers import Counts, PlanCost, RunCost, SweepMember
     from cope_sweep.config import Plan
     from cope_sweep.read.tables.best import Tuned
 
@@ -92,16 +83,13 @@ def list_ablations(question: ListAblations, source: Source) -> None:
     no_others = not any(entry.counts.keys() - {"finished", "pending"} for entry in entries)
     print_table(table, ["reproduces", "rows × seeds", *["others"] * no_others])
     results = source.ablations / RESULTS
-    if not (source.server or any(_has_finished(entry) for entry in entries)) and results.is_dir():
+    finished_runs = sum(each.finished for entry in entries for each in (entry, *entry.at_scales.values()))
+    if not (source.server or finished_runs) and results.is_dir():
         make_console().print(
             f"Nothing is finished in this store. {escaped(results)} has results: "
             f"cope-sweep table flip_flop --from {escaped(results)}",
             soft_wrap=True,
         )
-
-
-def _has_finished(entry: AblationSummary) -> bool:
-    return bool(entry.finished or any(each.finished for each in entry.at_scales.values()))
 
 
 @asks(GetPlan, "sets", "ablations", local=["measure", "attention"], name=ABLATION)
@@ -111,8 +99,7 @@ def plan(
     measure: Annotated[
         bool,
         typer.Option(
-            "--measure",
-            help="Train a few steps of each distinct shape here, and estimate time and memory from them.",
+            "--measure", help="Train a few steps of each distinct shape here, and estimate time and memory from them."
         ),
     ] = False,
     attention: Annotated[
@@ -383,12 +370,9 @@ def runs(
             metavar="FORMAT",
             help="Export all matching runs with all their values: parquet, csv or json. Default: by the suffix of "
             "--output.",
-            show_default=False,
         ),
     ] = None,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="The file of an export.", show_default=False)
-    ] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="The file of an export.")] = None,
     curves: Annotated[
         bool, typer.Option("--curves", help="Export the learning curves: one line for each logged value of a run.")
     ] = False,
@@ -460,7 +444,6 @@ def best(
             "--metric",
             "-m",
             help="What draws are compared by. Default: the primary metric, on the validation set where there is one.",
-            show_default=False,
         ),
     ] = None,
     as_yaml: Annotated[

@@ -123,7 +123,6 @@ def prune(
             metavar="STATUS",
             help="Delete the training states of runs that are `finished`, `stopped`, `failed` or `interrupted`: they "
             "cannot be continued any more. May be repeated.",
-            show_default=False,
         ),
     ] = [],
     orphans: Annotated[

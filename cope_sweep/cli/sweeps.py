@@ -50,14 +50,11 @@ LocalOpt = Annotated[bool, typer.Option("--local", help="Train in this process, 
 RayAddressOpt = Annotated[
     str | None,
     typer.Option(
-        envvar="RAY_ADDRESS",
-        help="A running Ray cluster: `auto` or `HOST:6379`. Default: start Ray on this machine.",
-        show_default=False,
+        envvar="RAY_ADDRESS", help="A running Ray cluster: `auto` or `HOST:6379`. Default: start Ray on this machine."
     ),
 ]
 GroupsOpt = Annotated[
-    int | None,
-    typer.Option(min=1, help="Worker groups that train side by side. Default: as many as fit.", show_default=False),
+    int | None, typer.Option(min=1, help="Worker groups that train side by side. Default: as many as fit.")
 ]
 TIME_BUDGET = option(
     "--time-budget",
@@ -72,7 +69,6 @@ MlflowOpt = Annotated[
         metavar="URI",
         envvar="MLFLOW_TRACKING_URI",
         help="MLflow's tracking server or database. Default: `sqlite:///STORE/mlflow.db`.",
-        show_default=False,
     ),
 ]
 NoMlflowOpt = Annotated[bool, typer.Option("--no-mlflow", help="Record in the store only.")]
@@ -416,14 +412,11 @@ def submit(
     store: Annotated[
         str | None,
         typer.Option(
-            "--store",
-            help="Path of the store on the cluster. Default: ./store, if the cluster runs on this machine.",
-            show_default=False,
+            "--store", help="Path of the store on the cluster. Default: ./store, if the cluster runs on this machine."
         ),
     ] = None,
     mlflow: Annotated[
-        str | None,
-        typer.Option("--mlflow", metavar="URI", help="MLflow's address as the cluster sees it.", show_default=False),
+        str | None, typer.Option("--mlflow", metavar="URI", help="MLflow's address as the cluster sees it.")
     ] = None,
     request: dict[str, Any],
     source: Source,

@@ -216,10 +216,17 @@ def test_the_migrations_make_the_declared_tables(index):
     from alembic.autogenerate import compare_metadata
     from alembic.migration import MigrationContext
 
+    from cope_sweep.store.index.database import _upgrade
     from cope_sweep.store.index.tables import metadata
 
-    with index.database.reading() as connection:
+    with index.database.writing() as connection:
         assert compare_metadata(MigrationContext.configure(connection), metadata) == []
+        made = connection.exec_driver_sql("SELECT * FROM counters").all()
+        metadata.drop_all(connection)
+        connection.exec_driver_sql("DROP TABLE alembic_version")
+        _upgrade(connection)
+        assert compare_metadata(MigrationContext.configure(connection), metadata) == []
+        assert connection.exec_driver_sql("SELECT * FROM counters").all() == made == [("revision", 0)]
 
 
 def test_of_several_owners_of_a_name_one_succeeds(index: Index) -> None:
