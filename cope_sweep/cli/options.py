@@ -413,18 +413,9 @@ def _limits(kind: Any) -> dict[str, Any]:
 
 def find_ablation(ablation: str, folder: Path) -> Path:
     """The file of an ablation, given its name or its path. Raises UserError where there is none."""
-    from cope_sweep.config.explain import suggest
+    from cope_sweep.config import folder as folders
 
-    path = Path(ablation)
-    if path.suffix in (".yaml", ".yml") or path.is_file():
-        return path
-    if (named := folder / f"{ablation}.yaml").exists():
-        return named
-    known = sorted(file.stem for file in folder.glob("*.yaml"))
-    raise UserError(
-        f"no ablation {ablation!r} in {folder.absolute()}"
-        + (suggest(ablation, known) or "; choose the folder with --ablations")
-    )
+    return folders.find_ablation(ablation, folder, "choose the folder with --ablations")
 
 
 def load_plan(ablation: str, folder: Path, scale: str | None, sets: Sequence[str]) -> Plan:
