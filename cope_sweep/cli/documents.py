@@ -13,6 +13,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 import typer
 
 from cope_sweep.api.questions import GetFigure, GetReport, GetTable
+from cope_sweep.cli.models import text_ids
 from cope_sweep.cli.options import ABLATION, Source, argument, asks, option
 from cope_sweep.cli.output import escaped, make_console, size
 from cope_sweep.errors import UserError
@@ -288,11 +289,20 @@ def figure(
     if is_checkpoint or (kind == "maps" and "maps" not in declared):
         if source.server:
             raise UserError("maps that no file declares need a checkpoint on this machine; leave out --server")
-        kind, options = "maps", MapOptions(show or "position_attention", _pairs(heads) or 4, mark, question.title)
-        folder = _checkpoint(question, source, seed)
         if (text, file, split).count(None) < 2:
             raise UserError("more than one source of tokens; give one of --text, --file and --split")
-        maps = _maps(folder, options, text=text, file=file, split=split, position=position or 0, first=first)
+        kind, options = "maps", MapOptions(show or "position_attention", _pairs(heads) or 4, mark, question.title)
+        folder = _checkpoint(question, source, seed)  # before the import of torch, which takes seconds
+
+        from cope_sweep.inference import Predictor
+        from cope_sweep.inference.probe import split_sequences
+
+        predictor = Predictor.load(folder)
+        if text is None and file is None:
+            ids = split_sequences(predictor.run.task, split, position or 0)[0]
+        else:
+            ids = text_ids(text, file, predictor)
+        maps = FIGURES["maps"].make(predictor, ids[:first], options)
     wanted = [kind] if kind else declared or ["curves"]
     if output is not None and len(wanted) > 1:
         raise UserError(f"--output is one file; {question.name} declares {', '.join(declared)}; choose one with --kind")
@@ -367,25 +377,3 @@ def _checkpoint(question: GetFigure, source: Source, seed: int | None) -> Path:
             return store.run(run.run_id).fetch_checkpoint()
     wanted = "".join([f" of {', '.join(rows)}" if rows else "", f" with seed {seed}" if seed is not None else ""])
     raise UserError(f"no run{wanted} of {plan.name} is finished in the store {store.location}; see `cope-sweep status`")
-
-
-def _maps(
-    folder: Path,
-    options: MapOptions,
-    *,
-    text: str | None,
-    file: Path | None,
-    split: str | None,
-    position: int,
-    first: int | None,
-) -> Figure:
-    from cope_sweep.cli.models import text_ids
-    from cope_sweep.inference import Predictor
-    from cope_sweep.inference.probe import split_sequences
-
-    predictor = Predictor.load(folder)
-    if text is None and file is None:
-        ids = split_sequences(predictor.run.task, split, position)[0]
-    else:
-        ids = text_ids(text, file, predictor)
-    return FIGURES["maps"].make(predictor, ids[:first], options)

@@ -258,60 +258,58 @@ def asks(
     own = {*where, "root", "index", *(["server"] if remote else [])} - {*without}
     names = [name for name in WHERE if name in own]
     shown = {"scale": option(metavar="NAME")} | shown
+    local = [*local, *(name for name in names if name != "server")]
     return lambda function: Command(function, question, request, names, local, without, json_help, shown)
 
 
+@dataclass(eq=False)
 class Command:
     """The function of a command, as Typer calls it. Its parameters are made when they are needed."""
 
-    def __init__(
-        self,
-        function: Callable[..., None],
-        question: Any,
-        request: str | None,
-        where: Sequence[str],
-        local: Sequence[str],
-        without: Sequence[str],
-        json_help: str,
-        shown: dict[str, dict[str, Any]],
-    ) -> None:
-        self.__name__, self.__doc__ = function.__name__, function.__doc__
-        self.__annotations__: dict[str, Any] = {}  # Typer reads the signature
-        self._function, self._question, self._request = function, question, request
-        self._where, self._without, self._shown, self._json_help = where, without, shown, json_help
-        self._local = [*local, *(name for name in where if name != "server")]
+    function: Callable[..., None]
+    question: Any
+    request: str | None
+    where: Sequence[str]
+    local: Sequence[str]
+    without: Sequence[str]
+    json_help: str
+    shown: dict[str, dict[str, Any]]
+
+    def __post_init__(self) -> None:
+        self.__name__, self.__doc__ = self.function.__name__, self.function.__doc__
+        self.__annotations__ = {}  # Typer reads the signature
 
     @cached_property
     def _fields(self) -> dict[str, list[Parameter]]:
         """The fields of the question and of the request."""
-        found = {"question": [*self._question.parameters()] if self._question else [], "request": []}
-        if self._request is not None:
-            module, _, name = self._request.partition(":")
+        found = {"question": [*self.question.parameters()] if self.question else [], "request": []}
+        if self.request is not None:
+            module, _, name = self.request.partition(":")
             found["request"] = _model_fields(getattr(importlib.import_module(module), name))
-        return {kind: [each for each in fields if each.name not in self._without] for kind, fields in found.items()}
+        return {kind: [each for each in fields if each.name not in self.without] for kind, fields in found.items()}
 
     @cached_property
     def __signature__(self) -> inspect.Signature:
         return inspect.Signature(list(self._parameters()))
 
     def _parameters(self) -> Iterator[inspect.Parameter]:
-        for own in inspect.signature(self._function, eval_str=True).parameters.values():
+        for own in inspect.signature(self.function, eval_str=True).parameters.values():
             if own.name in self._fields:
-                yield from (_shown(each, self._shown.get(each.name, {})) for each in self._fields[own.name])
+                yield from (_shown(each, self.shown.get(each.name, {})) for each in self._fields[own.name])
             elif own.name == "source":
-                yield from (_parameter(name, *WHERE[name]) for name in self._where)
+                yield from (_parameter(name, *WHERE[name]) for name in self.where)
             else:
                 yield _parameter(own.name, own.annotation, own.default)
-        yield _parameter("as_json", Annotated[bool, typer.Option("--json", help=self._json_help)], False)
+        yield _parameter("as_json", Annotated[bool, typer.Option("--json", help=self.json_help)], False)
         yield _parameter("typer_context", typer.Context)
 
     def __call__(self, typer_context: typer.Context, as_json: bool, **values: Any) -> None:
         """Call the function with the question and the source that the options name. Raises UserError."""
-        where = {name: values.pop(name) for name in self._where}
+        where = {name: values.pop(name) for name in self.where}
         given = [
             max(each.opts, key=len)
             for each in typer_context.command.params
-            if each.name in self._local and _is_on_command_line(typer_context, each.name)
+            if each.name in self.local and _is_on_command_line(typer_context, each.name)
         ]
         server = where.get("server")
         if server and {"--store", "--index"} & {*given} and not _is_on_command_line(typer_context, "server"):
@@ -322,11 +320,11 @@ class Command:
                 f"leave out --server and {SERVER_VARIABLE}"
             )
         fields = {kind: {each.name: values.pop(each.name) for each in own} for kind, own in self._fields.items()}
-        if self._question is not None:
-            values["question"] = self._question(**{name: _frozen(each) for name, each in fields["question"].items()})
-        if self._request is not None:
+        if self.question is not None:
+            values["question"] = self.question(**{name: _frozen(each) for name, each in fields["question"].items()})
+        if self.request is not None:
             values["request"] = fields["request"]
-        self._function(source=Source(**where, as_json=as_json), **values)
+        self.function(source=Source(**where, as_json=as_json), **values)
 
 
 def _frozen(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The command `sync`."""
+"""The commands that keep a store in order, on stores that differ from their index in every way: store, prune and sync."""
 
 import io
 import json
@@ -15,10 +15,121 @@ from rich.console import Console
 from cope_sweep.cli import progress
 from cope_sweep.store import Store
 from cope_sweep.tracking.sync import backlog_count
-from tests.read.tables.ablations import plan_of
-from tests.store.sweeps import end_sweep, finish, write_sweep
+from tests.read.tables.ablations import begin, finish, plan_of
+from tests.store.sweeps import end_sweep, write_sweep
+from tests.store.sweeps import finish as finish_run
 from tests.store.waiting import until
 from tests.sweep.ports import free_port
+
+
+def test_rebuild_makes_the_same_index_again(stored):
+    before = stored.json("runs")["runs"], stored.json("status")
+    os.remove(stored.folder / "store" / "index.db")
+    report = stored.json("store", "rebuild")
+    assert (report["runs"], report["sweeps"], report["removed"]) == (4, 1, 0)
+    assert list(report["damaged"]) == [stored.runs[3].run_id]
+    after = stored.json("runs")["runs"], stored.json("status")
+    assert [drop(run) for run in after[0]] == [drop(run) for run in before[0]]
+    assert after[1] == before[1]
+
+
+def drop(run):
+    return {key: value for key, value in run.items() if key != "sweep_id"}
+
+
+def test_rebuild_says_what_is_damaged(stored):
+    out, _ = stored("store", "rebuild")
+    assert "4 runs and 1 sweeps in the index sqlite:///" in out
+    assert stored.runs[3].run_id in out
+    assert "not valid JSON" in " ".join(out.split())
+    assert "trains damaged runs again" in out
+
+
+def test_check_of_a_good_store(stored):
+    finish(stored.store, stored.runs[3], {})
+    assert stored.json("store", "check", "--checksums") == []
+    assert stored("store", "check")[0] == "nothing differs, nothing is damaged\n"
+
+
+def test_check_names_each_difference_and_its_way_out(stored):
+    finished, failed, stopped, damaged = (stored.store.run(run.run_id) for run in stored.runs)
+    stored.store.index.delete([failed.run_id])
+    (stopped.path / "state.json").write_text('{"status": "failed", "attempt": 1}')
+    (finished.checkpoint / "model.safetensors").write_bytes(b"other")
+    problems = stored.json("store", "check", code=1)
+    assert {problem["item"] for problem in problems} == {failed.run_id, stopped.run_id, damaged.run_id}
+    ways_out = {problem["item"]: problem["way_out"] for problem in problems}
+    assert "cope-sweep store rebuild" in ways_out[failed.run_id]
+    assert "cope-sweep run" in ways_out[damaged.run_id]
+    with_content = stored.json("store", "check", "--checksums", code=1)
+    assert {problem["item"] for problem in with_content} - {problem["item"] for problem in problems} == {
+        finished.run_id
+    }
+    out, _ = stored("store", "check", "--checksums", code=1)
+    assert "has changed since the run was finished" in " ".join(out.split())
+    stored("store", "rebuild")
+    assert {problem["item"] for problem in stored.json("store", "check", code=1)} == {damaged.run_id}
+
+
+def test_a_run_without_an_index_row_is_found(stored):
+    os.rename(stored.folder / "store" / "runs" / stored.runs[0].run_id, stored.folder / "away")
+    (problem,) = [each for each in stored.json("store", "check", code=1) if each["item"] == stored.runs[0].run_id]
+    assert problem["problem"] == "in the index, but without a folder"
+    assert stored.json("store", "rebuild")["removed"] == 1
+
+
+def test_a_store_without_an_index_is_indexed_by_the_first_command(stored):
+    os.remove(stored.folder / "store" / "index.db")
+    assert stored.json("status", "tiny")["counts"] == {"finished": 1, "failed": 1, "stopped": 1, "damaged": 1}
+
+
+def test_runs_in_training_are_left_alone(stored):
+    store = Store(stored.folder / "store")
+    row = store.index.records([stored.runs[1].run_id])[stored.runs[1].run_id]
+    assert row.status == "failed"
+    from cope_sweep.store.reading import read_run
+
+    folder = begin(store, stored.runs[1])
+    store.index.acquire(read_run(folder), "sweep", 60.0)
+    stored("store", "rebuild")
+    assert stored.json("status", "tiny")["counts"]["running"] == 1
+
+
+@pytest.mark.parametrize("command", ["rebuild", "check"])
+def test_a_folder_that_is_no_store(shell, command):
+    _, err = shell("store", command, code=2)
+    assert "is no store" in " ".join(err.split())
+
+
+def test_prune_shows_and_deletes(stored):
+    path = stored.store.run(stored.runs[0].run_id).path / "state.json.damaged"
+    path.write_text("{")
+    os.utime(path, (time.time() - 3 * 86400,) * 2)
+    out, _ = stored("prune")
+    assert "state.json.damaged" in out
+    assert "--yes deletes it" in out
+    assert path.exists()
+    answer = stored.json("prune", "--yes")
+    assert (answer["deleted"], [each["path"] for each in answer["found"]]) == (True, [str(path)])
+    assert not path.exists()
+
+
+def test_prune_of_runs_that_no_ablation_has(stored):
+    stored.write("tiny", (stored.folder / "ablations" / "tiny.yaml").read_text().replace("seeds: [0, 1]", "seeds: [0]"))
+    answer = stored.json("prune", "--orphans", "--older-than", "100", "--yes")
+    gone = {stored.runs[1].run_id, stored.runs[3].run_id}
+    assert {each["path"].rpartition("/")[2] for each in answer["found"]} == gone
+    assert not any(stored.store.run(run_id).path.exists() for run_id in gone)
+    assert stored.store.run(stored.runs[0].run_id).status == "finished"
+
+
+def test_prune_refuses_what_it_cannot_do(shell, stored):
+    assert "--states running: choose from finished" in " ".join(
+        stored("prune", "--states", "running", code=2)[1].split()
+    )
+    for path in (stored.folder / "ablations").iterdir():
+        path.unlink()
+    assert "all runs would be deleted" in " ".join(stored("prune", "--orphans", code=2)[1].split())
 
 
 @pytest.fixture
@@ -28,7 +139,7 @@ def store(shell):
     plan = plan_of()
     record = write_sweep(store, plan)
     for run in plan.runs:
-        finish(store, run, {"dense/loss": 0.5})
+        finish_run(store, run, {"dense/loss": 0.5})
     end_sweep(store, record)
     return store
 
@@ -112,7 +223,7 @@ def test_ctrl_c_leaves_nothing_running_and_the_next_sync_sends_the_rest_once(she
     more = plan_of("more", seeds=list(range(2, 30)))
     record = write_sweep(store, more)
     for run in more.runs:
-        finish(store, run, {"dense/loss": 0.5})
+        finish_run(store, run, {"dense/loss": 0.5})
     end_sweep(store, record)
     uri = f"sqlite:///{store.root}/mlflow.db"
     total = backlog_count(store, uri)
