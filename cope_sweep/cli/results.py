@@ -83,7 +83,7 @@ def list_ablations(question: ListAblations, source: Source) -> None:
     no_others = not any(entry.counts.keys() - {"finished", "pending"} for entry in entries)
     print_table(table, ["reproduces", "rows × seeds", *["others"] * no_others])
     results = source.ablations / RESULTS
-    finished_runs = sum(each.finished for entry in entries for each in (entry, *entry.at_scales.values()))
+    finished_runs = sum(entry.finished + sum(each.finished for each in entry.at_scales.values()) for entry in entries)
     if not (source.server or finished_runs) and results.is_dir():
         make_console().print(
             f"Nothing is finished in this store. {escaped(results)} has results: "
