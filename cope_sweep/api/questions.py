@@ -18,20 +18,7 @@ from typing_extensions import Doc
 from cope_sweep.store import Status
 
 if TYPE_CHECKING:  # the types of answers are given by name
-    from cope_sweep.api.answers import (  # noqa: F401
-        AblationDetail,
-        AblationSummary,
-        Curves,
-        CurvesOfRuns,
-        FigureInfo,
-        PlanCost,
-        RunDetail,
-        RunLog,
-        RunPage,
-        RunsDiff,
-        SweepDetail,
-        SweepPage,
-    )
+    from cope_sweep.api import answers  # noqa: F401
 
 A_co = TypeVar("A_co", covariant=True)
 
@@ -57,7 +44,7 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Question(Generic[A_co]):
-    """A question to a store or a service, with an answer of type `A_co`, a name in `cope_sweep.api.answers`."""
+    """A question to a store or a service, with an answer of type `A_co`, a model of `answers`."""
 
     path: ClassVar[str]
     """The route below `/api/v1`, with fields in braces. The other fields are parameters of the query."""
@@ -89,7 +76,7 @@ class Question(Generic[A_co]):
 
         base = cls.__orig_bases__[-1]  # type: ignore[attr-defined]
         holder = type("Holder", (), {"__annotations__": {"answer": get_args(base)[0]}})
-        return get_type_hints(holder, vars(answers))["answer"]
+        return get_type_hints(holder, {"answers": answers})["answer"]
 
     def given(self) -> dict[str, Any]:
         """The parameters of the query that differ from their defaults, and are not None."""
@@ -107,12 +94,12 @@ Points = Annotated[
 
 
 @dataclass(frozen=True)
-class ListAblations(Question["list[AblationSummary]"], path="/ablations"):
+class ListAblations(Question["list[answers.AblationSummary]"], path="/ablations"):
     """All ablations, with the number of runs by status."""
 
 
 @dataclass(frozen=True)
-class GetAblation(Question["AblationDetail"], path="/ablations/{name}"):
+class GetAblation(Question["answers.AblationDetail"], path="/ablations/{name}"):
     """One ablation: its rows, runs and file."""
 
     name: Name
@@ -120,7 +107,7 @@ class GetAblation(Question["AblationDetail"], path="/ablations/{name}"):
 
 
 @dataclass(frozen=True)
-class GetPlan(Question["PlanCost"], path="/ablations/{name}/plan"):
+class GetPlan(Question["answers.PlanCost"], path="/ablations/{name}/plan"):
     """Each run of an ablation in plan order: status, step, worker, message, parameters, estimated time and memory.
 
     Estimates are for the machine that answers.
@@ -131,7 +118,7 @@ class GetPlan(Question["PlanCost"], path="/ablations/{name}/plan"):
 
 
 @dataclass(frozen=True)
-class GetCurves(Question["Curves"], path="/ablations/{name}/curves"):
+class GetCurves(Question["answers.Curves"], path="/ablations/{name}/curves"):
     """Learning curves of a metric: every run of the rows, at most about 200 points each.
 
     A page also ends where it has 5,000 runs that were begun. Curves are as new as the index, which hears of a running
@@ -178,7 +165,7 @@ class GetReport(Question[bytes], path="/ablations/{name}/report"):
 
 
 @dataclass(frozen=True)
-class ListFigures(Question["list[FigureInfo]"], path="/ablations/{name}/figures"):
+class ListFigures(Question["list[answers.FigureInfo]"], path="/ablations/{name}/figures"):
     """The figures of an ablation: those that its file declares, and those that any ablation has."""
 
     name: Name
@@ -250,7 +237,7 @@ class RunFilter:
 
 
 @dataclass(frozen=True)
-class ListRuns(RunFilter, Question["RunPage"], path="/runs"):
+class ListRuns(RunFilter, Question["answers.RunPage"], path="/runs"):
     """All runs that have been started, filtered and sorted; or the runs of an ablation.
 
     Those of an ablation are in the order of its plan, with pending ones. A filter, a sweep or an order leaves out
@@ -289,7 +276,7 @@ class ExportRuns(RunFilter, Question[bytes], path="/runs/export"):
 
 
 @dataclass(frozen=True)
-class GetRun(Question["RunDetail"], path="/runs/{run_id}"):
+class GetRun(Question["answers.RunDetail"], path="/runs/{run_id}"):
     """One run: configuration, state, attempts, metrics, facts and logged rows; why it failed."""
 
     run_id: RunId
@@ -297,7 +284,7 @@ class GetRun(Question["RunDetail"], path="/runs/{run_id}"):
 
 
 @dataclass(frozen=True)
-class GetLog(Question["RunLog"], path="/runs/{run_id}/logs"):
+class GetLog(Question["answers.RunLog"], path="/runs/{run_id}/logs"):
     """The end of a run's log, of its last MiB: its attempts, evaluations, and errors with their tracebacks."""
 
     run_id: RunId
@@ -305,7 +292,7 @@ class GetLog(Question["RunLog"], path="/runs/{run_id}/logs"):
 
 
 @dataclass(frozen=True)
-class GetDiff(Question["RunsDiff"], path="/diff"):
+class GetDiff(Question["answers.RunsDiff"], path="/diff"):
     """Differences between two runs or two sweeps: spec, facts, and metrics (right minus left) with a test."""
 
     left: Side
@@ -313,7 +300,7 @@ class GetDiff(Question["RunsDiff"], path="/diff"):
 
 
 @dataclass(frozen=True)
-class CompareCurves(Question["CurvesOfRuns"], path="/curves"):
+class CompareCurves(Question["answers.CurvesOfRuns"], path="/curves"):
     """A metric of several runs, by step and by seconds since each run began.
 
     A run whose curve cannot be read has no points.
@@ -325,7 +312,7 @@ class CompareCurves(Question["CurvesOfRuns"], path="/curves"):
 
 
 @dataclass(frozen=True)
-class ListSweeps(Question["SweepPage"], path="/sweeps"):
+class ListSweeps(Question["answers.SweepPage"], path="/sweeps"):
     """The sweeps of the store, newest first, with the present number of their runs by status."""
 
     ablation: Annotated[str | None, MaxLen(200), Doc("Only the sweeps of this ablation.")] = None
@@ -334,7 +321,7 @@ class ListSweeps(Question["SweepPage"], path="/sweeps"):
 
 
 @dataclass(frozen=True)
-class GetSweep(Question["SweepDetail"], path="/sweeps/{sweep_id}"):
+class GetSweep(Question["answers.SweepDetail"], path="/sweeps/{sweep_id}"):
     """One sweep: its runs and their status, its ablation file, command, code and machine, and its table."""
 
     sweep_id: Annotated[str, Doc("The id of a sweep.")]

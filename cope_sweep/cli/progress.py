@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from types import TracebackType
 from typing import Self
 
 from rich.console import Console, Group, RenderableType
@@ -164,9 +163,7 @@ class PlainLines:
         self._print(f"{self.title}: {self.board.summary()}")
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._print(f"{self.title}: {self.board.summary()}")
 
     def add(self, row: Row) -> None:
@@ -208,9 +205,7 @@ class LiveTable(PlainLines):
         self.live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.live.stop()
 
     def __call__(self, event: Event) -> None:
