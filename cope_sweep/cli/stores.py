@@ -59,6 +59,7 @@ def rebuild(source: Source) -> None:
 @asks(None, remote=False)
 def check(
     *,
+    source: Source,
     checksums: Annotated[
         bool, typer.Option("--checksums", help="Read curves and checkpoints, too, and compare their SHA-256.")
     ] = False,
@@ -70,7 +71,6 @@ def check(
             "`cope-sweep run` trains again what is lost.",
         ),
     ] = False,
-    source: Source,
 ) -> None:
     """Compare the index with the files, and say what is damaged and what to do.
 
@@ -87,18 +87,16 @@ def check(
         found = list(check_store(store.files, store.index, checksums=checksums, on_progress=on_progress))
         if repair and found:
             repair_store(store.files, store.index, found)
-    console = make_console()
-    if source.printed([each.__dict__ for each in found]):
-        pass
-    elif found:
+    if not source.printed([each.__dict__ for each in found]):
+        console = make_console()
         for each in found:  # one line each, whatever the width of the terminal
             console.print(escaped(f"{each.item}: {each.problem}"), style="red", soft_wrap=True, highlight=False)
             if not repair:
                 console.print(escaped(f"    {each.way_out}"), soft_wrap=True, highlight=False)
-        if repair:
+        if repair and found:
             console.print("The index is made again. The same `cope-sweep run` trains again what is lost.")
-    else:
-        console.print("nothing differs, nothing is damaged")
+        if not found:
+            console.print("nothing differs, nothing is damaged")
     raise typer.Exit(DIFFERENT if found else 0)
 
 
