@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any
@@ -14,7 +12,7 @@ import typer
 
 from cope_sweep.api.questions import GetFigure, GetReport, GetTable
 from cope_sweep.cli.models import text_ids
-from cope_sweep.cli.options import ABLATION, Source, argument, asks, option
+from cope_sweep.cli.options import ABLATION, Source, argument, asks, option, without_collection
 from cope_sweep.cli.output import escaped, make_console, size
 from cope_sweep.errors import UserError
 from cope_sweep.read.figures.kinds import FIGURES, MapOptions, Show
@@ -69,7 +67,7 @@ def table(
     if committed is not None and source.sets:
         raise UserError("--from shows the runs of a report as they are; leave out --set")
     question = replace(question, format="json" if source.as_json else question.format)
-    with _without_collection():
+    with without_collection():
         if output is None and question.format in (None, "terminal") and not (source.server or question.runs):
             make_console().print(_table(question, source, committed).to_rich())
             return
@@ -96,18 +94,6 @@ def _table(question: GetTable, source: Source, committed: Path | None) -> Table:
     from cope_sweep.read.reports.committed import committed_table
 
     return committed_table(committed, source.ablations, question.name, question.scale, question.compare)
-
-
-@contextlib.contextmanager
-def _without_collection() -> Iterator[None]:
-    """Pause the garbage collector: a table keeps all its objects, and looking through 100,000 runs takes seconds."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 @asks(
