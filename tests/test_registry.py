@@ -68,7 +68,7 @@ def test_register_is_a_decorator_and_keeps_the_order(shapes):
 
     assert list(shapes) == ["square", "circle", "line"]
     assert list(shapes.values()) == [Square, Circle, Line]
-    assert shapes.items() == [("square", Square), ("circle", Circle), ("line", Line)]
+    assert list(shapes.items()) == [("square", Square), ("circle", Circle), ("line", Line)]
     assert len(shapes) == 3
     assert shapes["line"] is shapes.get("line") is Line
     assert isinstance(shapes.validate("line"), Line)
