@@ -26,46 +26,22 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any, Concatenate, ParamSpec, Self, TypeVar
 from urllib.parse import quote, urlsplit
 
 import httpx
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
+from cope_sweep.api import questions
 from cope_sweep.api.answers import Checkpoint, RunSummary, SweepEntry, SweepProgress, SweepState
-from cope_sweep.api.questions import (
-    ExportRuns,
-    GetAblation,
-    GetCurves,
-    GetDiff,
-    GetFigure,
-    GetLog,
-    GetPlan,
-    GetReport,
-    GetRun,
-    GetSweep,
-    GetTable,
-    ListAblations,
-    ListFigures,
-    ListRuns,
-    ListSweeps,
-    Question,
-)
-from cope_sweep.api.requests import (
-    PerplexityComparison,
-    PerplexityRequest,
-    ProbeRequest,
-    ProbeResponse,
-    SweepRequest,
-)
+from cope_sweep.api.questions import ListRuns, Question
+from cope_sweep.api.requests import PerplexityComparison, PerplexityRequest, ProbeRequest, ProbeResponse, SweepRequest
 from cope_sweep.errors import UserError
 
 __all__ = ["Client", "ConnectionFailed", "DownloadError", "RetryPolicy", "ServiceError"]
 
 A = TypeVar("A")
 M = TypeVar("M", bound=BaseModel)
-N = TypeVar("N", bound=BaseModel)
 P = ParamSpec("P")
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -85,17 +61,12 @@ SILENCE_S = 60.0
 
 
 class ServiceError(UserError):
-    """The service has answered with an error."""
+    """The service has answered with an error: its HTTP status, its kind, as `not_found`, and a sentence about it.
+
+    The request may be repeated after `retry_after_s`, if the service has sent one.
+    """
 
     def __init__(self, status: int, code: str, detail: str, retry_after_s: float | None = None) -> None:
-        """Create the error.
-
-        Args:
-            status: The HTTP status.
-            code: The kind of error, as `not_found`.
-            detail: A sentence about it.
-            retry_after_s: The time after which the request may be repeated, if the service has sent one.
-        """
         super().__init__(f"{detail} ({status} {code})")
         self.status, self.code, self.detail, self.retry_after_s = status, code, detail, retry_after_s
 
@@ -199,9 +170,7 @@ class Client:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -215,26 +184,26 @@ class Client:
         kind = type(question)
         parts = {each.name: _quoted(getattr(question, each.name)) for each in kind.parameters() if each.in_path}
         path = kind.path.format_map(parts)
-        content: Any = self._send("GET", path, question.given()).content
+        content: Any = self._send("GET", path, params=question.given()).content
         answer: A = content if kind.answer_type() is bytes else TypeAdapter(kind.answer_type()).validate_json(content)
         return answer
 
-    ablations = _asks(ListAblations)
-    ablation = _asks(GetAblation)
-    plan = _asks(GetPlan)
-    ablation_curves = _asks(GetCurves)
-    run_page = _asks(ListRuns)
+    ablations = _asks(questions.ListAblations)
+    ablation = _asks(questions.GetAblation)
+    plan = _asks(questions.GetPlan)
+    ablation_curves = _asks(questions.GetCurves)
+    run_page = _asks(questions.ListRuns)
     runs = _lists(ListRuns)
-    run = _asks(GetRun)
-    logs = _asks(GetLog)
-    diff = _asks(GetDiff)
-    table = _asks(GetTable)
-    report = _asks(GetReport)
-    figures = _asks(ListFigures)
-    figure = _asks(GetFigure)
-    export = _asks(ExportRuns)
-    sweep_page = _asks(ListSweeps)
-    sweep = _asks(GetSweep)
+    run = _asks(questions.GetRun)
+    logs = _asks(questions.GetLog)
+    diff = _asks(questions.GetDiff)
+    table = _asks(questions.GetTable)
+    report = _asks(questions.GetReport)
+    figures = _asks(questions.ListFigures)
+    figure = _asks(questions.GetFigure)
+    export = _asks(questions.ExportRuns)
+    sweep_page = _asks(questions.ListSweeps)
+    sweep = _asks(questions.GetSweep)
 
     def sweeps(self, ablation: str | None = None) -> Iterator[SweepEntry]:
         """All sweeps, newest first."""
@@ -252,15 +221,17 @@ class Client:
 
     def perplexity(self, request: PerplexityRequest | Mapping[str, Any]) -> PerplexityComparison:
         """The perplexity of token ids or texts under one or several models. The request is not repeated."""
-        return self._post("/perplexity", PerplexityRequest, request, PerplexityComparison)
+        body = _body(PerplexityRequest, request)
+        return self._answer(PerplexityComparison, "POST", "/perplexity", json=body, repeats=False)
 
     def probe(self, run_id: str, request: ProbeRequest | Mapping[str, Any]) -> ProbeResponse:
         """What the heads of a run's model do on a sequence. The request is not repeated."""
-        return self._post(f"/runs/{_quoted(run_id)}/probe", ProbeRequest, request, ProbeResponse)
+        body = _body(ProbeRequest, request)
+        return self._answer(ProbeResponse, "POST", f"/runs/{_quoted(run_id)}/probe", json=body, repeats=False)
 
     def checkpoint(self, run_id: str) -> Checkpoint:
         """The files of a finished run's checkpoint, with their digests."""
-        return Checkpoint.model_validate_json(self._send("GET", f"/runs/{_quoted(run_id)}/checkpoint").content)
+        return self._answer(Checkpoint, "GET", f"/runs/{_quoted(run_id)}/checkpoint")
 
     def download_checkpoint(self, run_id: str, folder: str | Path) -> list[Path]:
         """Download all files of a checkpoint to a folder, and return their paths. Interrupted downloads are continued.
@@ -328,7 +299,7 @@ class Client:
 
     # -- sweeps --------------------------------------------------------------------------------------------------
 
-    def execute(self, request: SweepRequest, idempotency_key: str | None = None) -> SweepState:
+    def execute(self, request: SweepRequest | Mapping[str, Any], idempotency_key: str | None = None) -> SweepState:
         """Submit a sweep. The request is repeated as a GET is: those with the same key mean the same sweep.
 
         Args:
@@ -336,20 +307,19 @@ class Client:
             idempotency_key: None: a new key.
         """
         headers = {"idempotency-key": idempotency_key or uuid.uuid4().hex}
-        body = request.model_dump(mode="json", exclude_unset=True)
-        return SweepState.model_validate_json(self._send("POST", "/sweeps", body=body, headers=headers).content)
+        return self._answer(SweepState, "POST", "/sweeps", json=_body(SweepRequest, request), headers=headers)
 
     def submit(self, *, idempotency_key: str | None = None, **values: Any) -> SweepState:
         """`execute` with the fields of a `SweepRequest`: `submit(ablation="quickstart", set=["train.steps=100"])`."""
-        return self.execute(_valid(SweepRequest, values), idempotency_key)
+        return self.execute(values, idempotency_key)
 
     def stop(self, sweep_id: str) -> SweepState:
         """Request a sweep to end; its runs write checkpoints."""
-        return SweepState.model_validate_json(self._send("POST", f"/sweeps/{_quoted(sweep_id)}/stop").content)
+        return self._answer(SweepState, "POST", f"/sweeps/{_quoted(sweep_id)}/stop")
 
     def retry(self, sweep_id: str) -> SweepState:
         """Train the runs again that a sweep has not finished. Returns the new sweep."""
-        return SweepState.model_validate_json(self._send("POST", f"/sweeps/{_quoted(sweep_id)}/retry").content)
+        return self._answer(SweepState, "POST", f"/sweeps/{_quoted(sweep_id)}/retry")
 
     def events(self, sweep_id: str, last_id: str | None = None) -> Iterator[SweepProgress]:
         """The progress of a sweep up to its end, after the event `last_id`.
@@ -382,29 +352,19 @@ class Client:
 
     # -- requests ------------------------------------------------------------------------------------------------
 
-    def _post(self, path: str, kind: type[M], request: M | Mapping[str, Any], answer: type[N]) -> N:
-        """The answer to a request with a body, which is not repeated."""
-        body = request if isinstance(request, kind) else _valid(kind, request)
-        sent = body.model_dump(mode="json", exclude_unset=True)
-        return answer.model_validate_json(self._send("POST", path, body=sent, repeats=False).content)
+    def _answer(self, kind: type[M], method: str, path: str, **options: Any) -> M:
+        """The answer to a request, with the options of `_send`."""
+        return kind.model_validate_json(self._send(method, path, **options).content)
 
-    def _send(
-        self,
-        method: str,
-        path: str,
-        params: Mapping[str, Any] | None = None,
-        *,
-        body: Mapping[str, Any] | None = None,
-        headers: Mapping[str, str] | None = None,
-        repeats: bool = True,
-    ) -> httpx.Response:
-        """The response to a request, which is repeated after some errors if `repeats` is true."""
+    def _send(self, method: str, path: str, *, repeats: bool = True, **options: Any) -> httpx.Response:
+        """The response to a request, which is repeated after some errors if `repeats` is true.
+
+        `options` are those of `httpx.Client.stream`.
+        """
         attempt = 0
         while True:
             try:
-                with self._stream(
-                    method, API + path, params=_given(params or {}), json=body, headers=headers
-                ) as response:
+                with self._stream(method, API + path, **options) as response:
                     response.read()
                     return response
             except (ServiceError, ConnectionFailed) as error:
@@ -436,10 +396,10 @@ class Client:
         self._sleep(wait_s)
 
 
-def _valid(kind: type[M], values: M | Mapping[str, Any]) -> M:
-    """A request. Raises UserError for values that it cannot have."""
+def _body(kind: type[BaseModel], request: BaseModel | Mapping[str, Any]) -> dict[str, Any]:
+    """The body of a request. Raises UserError for values that it cannot have."""
     try:
-        return kind.model_validate(values)
+        return kind.model_validate(request).model_dump(mode="json", exclude_unset=True)
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))
@@ -449,11 +409,6 @@ def _valid(kind: type[M], values: M | Mapping[str, Any]) -> M:
 def _quoted(name: str) -> str:
     """A name as one part of a path."""
     return quote(name, safe="")
-
-
-def _given(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values that are not None."""
-    return {name: value for name, value in values.items() if value is not None}
 
 
 def _service_error(response: httpx.Response) -> ServiceError:

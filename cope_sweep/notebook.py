@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from cope_sweep.config import LoadedAblation, Plan, RunSpec, expand, with_overrides
 from cope_sweep.config import load_ablation as _load_file
 from cope_sweep.config.explain import suggest
-from cope_sweep.config.folder import ablations_folder
+from cope_sweep.config.folder import ablations_folder, find_ablation
 from cope_sweep.errors import UserError
 from cope_sweep.store import Store
 
@@ -48,14 +48,7 @@ def load_ablation(name: str | Path, *, scale: str | None = None, set: Sequence[s
     `name` is the path of a file, or the name of one in ./ablations, or, where there is no such folder, of one that is
     installed. Raises UserError.
     """
-    path = Path(name)
-    if path.suffix not in (".yaml", ".yml"):
-        folder = ablations_folder()
-        path = folder / f"{name}.yaml"
-        if not path.exists():
-            known = sorted(each.stem for each in folder.glob("*.yaml"))
-            hint = suggest(str(name), known) or "; give the path of its file"
-            raise UserError(f"no ablation {str(name)!r} in {folder.absolute()}{hint}")
+    path = find_ablation(name, ablations_folder(), "give the path of its file")
     return with_overrides(_load_file(path), scale=scale, assignments=list(set))
 
 
@@ -75,8 +68,7 @@ def run(ablation: AnyAblation, store: AnyStore = STORE) -> SweepOutcome:
     from cope_sweep.sweep.local import run_local
     from cope_sweep.sweep.sweep import sweep
 
-    opened = _opened(store, create=True)
-    planned = _recorded(ablation, opened)
+    planned, opened = _recorded(ablation, store, create=True)
     content = planned.ablation.content
     for task in {each.task for each in planned.runs}:
         task.prepare()
@@ -93,24 +85,21 @@ def table(ablation: AnyAblation, store: AnyStore = STORE, *, compare: str | None
     """
     from cope_sweep.read.tables import table as make_table
 
-    opened = _opened(store)
-    return make_table(_recorded(ablation, opened), opened, compare=compare)
+    return make_table(*_recorded(ablation, store), compare=compare)
 
 
 def frame(ablation: AnyAblation, store: AnyStore = STORE) -> pd.DataFrame:
     """One line per run, with its labels, metrics and facts: `cope_sweep.read.tables.frame`. Raises UserError."""
     from cope_sweep.read.tables import frame as make_frame
 
-    opened = _opened(store)
-    return make_frame(_recorded(ablation, opened), opened)
+    return make_frame(*_recorded(ablation, store))
 
 
 def curves(ablation: AnyAblation, store: AnyStore = STORE) -> pd.DataFrame:
     """The learning curves: run_id, row, seed, step, metric, value. Raises UserError."""
     from cope_sweep.read.tables import curves as make_curves
 
-    opened = _opened(store)
-    return make_curves(_recorded(ablation, opened), opened)
+    return make_curves(*_recorded(ablation, store))
 
 
 def figure(ablation: AnyAblation, kind: str = "curves", store: AnyStore = STORE, **options: Any) -> Figure:
@@ -122,8 +111,7 @@ def figure(ablation: AnyAblation, kind: str = "curves", store: AnyStore = STORE,
     from cope_sweep.read.figures import FIGURES, Options
     from cope_sweep.read.figures.available import declared_figures, draw_declared
 
-    opened = _opened(store)
-    planned = _recorded(ablation, opened)
+    planned, opened = _recorded(ablation, store)
     declared = {each.name: each for each in declared_figures(planned)}
     if kind in declared and not options:
         return draw_declared(planned, opened, declared[kind])
@@ -142,9 +130,8 @@ def predictor(
     """
     from cope_sweep.inference import Predictor
 
-    opened = _opened(store)
-    run_id = _finished_run(_recorded(ablation, opened), opened, row, seed).run_id
-    return Predictor.load(opened.run(run_id).fetch_checkpoint())
+    planned, opened = _recorded(ablation, store)
+    return Predictor.load(opened.run(_finished_run(planned, opened, row, seed).run_id).fetch_checkpoint())
 
 
 def probe(
@@ -166,14 +153,12 @@ def probe(
     return make_probe(model, split_sequences(model.run.task, None, 0)[0] if tokens is None else tokens)
 
 
-def _opened(store: AnyStore, *, create: bool = False) -> Store:
-    return store if isinstance(store, Store) else Store(store, create=create)
-
-
-def _recorded(ablation: AnyAblation, store: Store) -> Plan:
+def _recorded(ablation: AnyAblation, store: AnyStore, *, create: bool = False) -> tuple[Plan, Store]:
+    """The plan with what its search has suggested, and the store."""
     from cope_sweep.read.queries import recorded_plan
 
-    return recorded_plan(plan(ablation), store)
+    opened = store if isinstance(store, Store) else Store(store, create=create)
+    return recorded_plan(plan(ablation), opened), opened
 
 
 def _finished_run(planned: Plan, store: Store, row: str | None, seed: int | None) -> RunSpec:

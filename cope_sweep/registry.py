@@ -19,9 +19,9 @@ import inspect
 import os
 import sys
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
-from typing import Any, ClassVar, Generic, TypeVar, get_args
+from typing import Any, ClassVar, TypeVar, get_args
 
 from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import SchemaValidator, core_schema
@@ -93,7 +93,7 @@ def _source_digest(module: str) -> str | None:
 K = TypeVar("K", bound=Kind)
 
 
-class Registry(Generic[K]):
+class Registry(Mapping[str, type[K]]):
     """The classes of one group, by `kind`. Also the pydantic annotation of a field that holds a spec of this group."""
 
     def __init__(self, noun: str, base: type[K], classes: Iterable[type[K]], *, entry_points: str) -> None:
@@ -142,36 +142,21 @@ class Registry(Generic[K]):
         self._validator = None
         return cls
 
-    def get(self, kind: str) -> type[K] | None:
-        """The class of a `kind`, or None."""
-        if kind not in self._classes:
-            self._load_plugins()
-        return self._classes.get(kind)
-
     def __getitem__(self, kind: str) -> type[K]:
         """The class of a `kind`. Raises KeyError."""
-        cls = self.get(kind)
-        if cls is None:
-            raise KeyError(kind)
-        return cls
+        if kind not in self._classes:
+            self._load_plugins()
+        return self._classes[kind]
 
     def __iter__(self) -> Iterator[str]:
+        """Every `kind`, built-in ones first."""
         self._load_plugins()
         return iter(list(self._classes))
 
     def __len__(self) -> int:
         return len(list(iter(self)))
 
-    def __contains__(self, kind: object) -> bool:
-        return isinstance(kind, str) and self.get(kind) is not None
-
-    def items(self) -> list[tuple[str, type[K]]]:
-        """Every `kind` and its class, built-in ones first."""
-        return [(kind, self._classes[kind]) for kind in self]
-
-    def classes(self) -> list[type[K]]:
-        """Every class, built-in ones first."""
-        return [self._classes[kind] for kind in self]
+    __eq__, __hash__ = object.__eq__, object.__hash__  # annotations are compared by identity
 
     def validate(self, value: Any) -> K:
         """The spec that `value` declares: a spec, a `kind`, or a mapping with a `kind`.
@@ -243,7 +228,7 @@ class Registry(Generic[K]):
         self, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
         kinds = {"type": "string", "enum": list(self)}
-        return {"anyOf": [kinds, *(handler(cls.__pydantic_core_schema__) for cls in self.classes())]}
+        return {"anyOf": [kinds, *(handler(cls.__pydantic_core_schema__) for cls in self.values())]}
 
 
 def load_plugins(modules: Iterable[str]) -> None:

@@ -67,8 +67,8 @@ def test_register_is_a_decorator_and_keeps_the_order(shapes):
         kind: Literal["line"] = "line"
 
     assert list(shapes) == ["square", "circle", "line"]
-    assert shapes.classes() == [Square, Circle, Line]
-    assert shapes.items() == [("square", Square), ("circle", Circle), ("line", Line)]
+    assert list(shapes.values()) == [Square, Circle, Line]
+    assert list(shapes.items()) == [("square", Square), ("circle", Circle), ("line", Line)]
     assert len(shapes) == 3
     assert shapes["line"] is shapes.get("line") is Line
     assert isinstance(shapes.validate("line"), Line)
@@ -242,7 +242,7 @@ def test_kinds_of_outside_classes_are_qualified():
 
 def test_built_in_kinds_are_unique_over_encodings_and_tasks():
     """The versions in a run's identity have one key per kind."""
-    built_in = [cls.qualified_kind() for registry in (ENCODINGS, TASKS) for cls in registry.classes()]
+    built_in = [cls.qualified_kind() for registry in (ENCODINGS, TASKS) for cls in registry.values()]
     assert len(set(built_in)) == len(built_in)
 
 

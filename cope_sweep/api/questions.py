@@ -18,20 +18,7 @@ from typing_extensions import Doc
 from cope_sweep.store import Status
 
 if TYPE_CHECKING:  # the types of answers are given by name
-    from cope_sweep.api.answers import (  # noqa: F401
-        AblationDetail,
-        AblationSummary,
-        Curves,
-        CurvesOfRuns,
-        FigureInfo,
-        PlanCost,
-        RunDetail,
-        RunLog,
-        RunPage,
-        RunsDiff,
-        SweepDetail,
-        SweepPage,
-    )
+    from cope_sweep.api import answers  # noqa: F401
 
 A_co = TypeVar("A_co", covariant=True)
 
@@ -57,10 +44,14 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Question(Generic[A_co]):
-    """A question to a store or a service, with an answer of type `A_co`, a name in `cope_sweep.api.answers`."""
+    """A question to a store or a service, with an answer of type `A_co`, a model of `answers`."""
 
     path: ClassVar[str]
     """The route below `/api/v1`, with fields in braces. The other fields are parameters of the query."""
+
+    def __init_subclass__(cls, path: str) -> None:
+        super().__init_subclass__()
+        cls.path = path
 
     @classmethod
     @cache
@@ -85,13 +76,12 @@ class Question(Generic[A_co]):
 
         base = cls.__orig_bases__[-1]  # type: ignore[attr-defined]
         holder = type("Holder", (), {"__annotations__": {"answer": get_args(base)[0]}})
-        return get_type_hints(holder, vars(answers))["answer"]
+        return get_type_hints(holder, {"answers": answers})["answer"]
 
     def given(self) -> dict[str, Any]:
-        """The parameters of the query that differ from their defaults."""
-        values = {each.name: getattr(self, each.name) for each in self.parameters() if not each.in_path}
-        defaults = {each.name: each.default for each in self.parameters()}
-        return {name: value for name, value in values.items() if value != defaults[name]}
+        """The parameters of the query that differ from their defaults, and are not None."""
+        own = [(each, getattr(self, each.name)) for each in self.parameters() if not each.in_path]
+        return {each.name: value for each, value in own if value not in (None, each.default)}
 
 
 Name = Annotated[str, MaxLen(200), Doc("The name of an ablation.")]
@@ -104,42 +94,37 @@ Points = Annotated[
 
 
 @dataclass(frozen=True)
-class ListAblations(Question["list[AblationSummary]"]):
+class ListAblations(Question["list[answers.AblationSummary]"], path="/ablations"):
     """All ablations, with the number of runs by status."""
-
-    path: ClassVar[str] = "/ablations"
 
 
 @dataclass(frozen=True)
-class GetAblation(Question["AblationDetail"]):
+class GetAblation(Question["answers.AblationDetail"], path="/ablations/{name}"):
     """One ablation: its rows, runs and file."""
 
-    path: ClassVar[str] = "/ablations/{name}"
     name: Name
     scale: Scale = None
 
 
 @dataclass(frozen=True)
-class GetPlan(Question["PlanCost"]):
+class GetPlan(Question["answers.PlanCost"], path="/ablations/{name}/plan"):
     """Each run of an ablation in plan order: status, step, worker, message, parameters, estimated time and memory.
 
     Estimates are for the machine that answers.
     """
 
-    path: ClassVar[str] = "/ablations/{name}/plan"
     name: Name
     scale: Scale = None
 
 
 @dataclass(frozen=True)
-class GetCurves(Question["Curves"]):
+class GetCurves(Question["answers.Curves"], path="/ablations/{name}/curves"):
     """Learning curves of a metric: every run of the rows, at most about 200 points each.
 
     A page also ends where it has 5,000 runs that were begun. Curves are as new as the index, which hears of a running
     run every few seconds.
     """
 
-    path: ClassVar[str] = "/ablations/{name}/curves"
     name: Name
     metric: Annotated[str | None, MaxLen(200), Doc("Default: the primary metric of the ablation.")] = None
     scale: Scale = None
@@ -148,10 +133,9 @@ class GetCurves(Question["Curves"]):
 
 
 @dataclass(frozen=True)
-class GetTable(Question[bytes]):
+class GetTable(Question[bytes], path="/ablations/{name}/table"):
     """The result table: mean ± standard deviation over seeds, and the published numbers."""
 
-    path: ClassVar[str] = "/ablations/{name}/table"
     name: Name
     format: Annotated[
         str | None,
@@ -176,32 +160,29 @@ class GetTable(Question[bytes]):
 
 
 @dataclass(frozen=True)
-class GetReport(Question[bytes]):
+class GetReport(Question[bytes], path="/ablations/{name}/report"):
     """The report on the finished runs: table with comparisons, figures, what is missing, and what made the runs."""
 
-    path: ClassVar[str] = "/ablations/{name}/report"
     name: Name
     format: Annotated[Literal["html", "markdown"] | None, Doc("Default: html.")] = None
     scale: Scale = None
 
 
 @dataclass(frozen=True)
-class ListFigures(Question["list[FigureInfo]"]):
+class ListFigures(Question["list[answers.FigureInfo]"], path="/ablations/{name}/figures"):
     """The figures of an ablation: those that its file declares, and those that any ablation has."""
 
-    path: ClassVar[str] = "/ablations/{name}/figures"
     name: Name
     scale: Scale = None
 
 
 @dataclass(frozen=True)
-class GetFigure(Question[bytes]):
+class GetFigure(Question[bytes], path="/ablations/{name}/figures/{figure}"):
     """A figure of the finished runs, or its data.
 
     An ablation has the figures that its file declares, and each kind with the options that are given here.
     """
 
-    path: ClassVar[str] = "/ablations/{name}/figures/{figure}"
     name: Name
     figure: Annotated[
         str, MaxLen(100), Doc("The name of a declared figure, as `curves` or `maps-2`, or a kind: see the list.")
@@ -260,14 +241,13 @@ class RunFilter:
 
 
 @dataclass(frozen=True)
-class ListRuns(RunFilter, Question["RunPage"]):
+class ListRuns(RunFilter, Question["answers.RunPage"], path="/runs"):
     """All runs that have been started, filtered and sorted; or the runs of an ablation.
 
     Those of an ablation are in the order of its plan, with pending ones. A filter, a sweep or an order leaves out
     pending runs, which have no values.
     """
 
-    path: ClassVar[str] = "/runs"
     limit: Annotated[int, Interval(ge=1, le=1000), Doc("Maximum number of runs.")] = 100
     offset: Annotated[int, Interval(ge=0, le=2**31), Doc("Number of runs to skip.")] = 0
     cursor: Annotated[
@@ -284,77 +264,68 @@ class ListRuns(RunFilter, Question["RunPage"]):
 
 
 @dataclass(frozen=True)
-class ListPlannedRuns(ListRuns):
+class ListPlannedRuns(ListRuns, path="/ablations/{ablation}/runs"):
     """The runs of an ablation in plan order, including pending ones; with a filter or order, those that were begun."""
-
-    path: ClassVar[str] = "/ablations/{ablation}/runs"
 
 
 @dataclass(frozen=True)
-class ExportRuns(RunFilter, Question[bytes]):
+class ExportRuns(RunFilter, Question[bytes], path="/runs/export"):
     """All matching runs that have been started, a line for each, with all their values; or their learning curves.
 
     A line has the configuration by dotted keys, seed, sweeps, metrics, and facts such as versions and durations.
     """
 
-    path: ClassVar[str] = "/runs/export"
     format: Annotated[Literal["parquet", "csv", "json"] | None, Doc("The format of the file. Default: csv.")] = None
     curves: Annotated[bool, Doc("The learning curves instead: one line for each logged value of a run.")] = False
 
 
 @dataclass(frozen=True)
-class GetRun(Question["RunDetail"]):
+class GetRun(Question["answers.RunDetail"], path="/runs/{run_id}"):
     """One run: configuration, state, attempts, metrics, facts and logged rows; why it failed."""
 
-    path: ClassVar[str] = "/runs/{run_id}"
     run_id: RunId
     curve: Annotated[bool, Doc("Whether to include the logged rows.")] = True
 
 
 @dataclass(frozen=True)
-class GetLog(Question["RunLog"]):
+class GetLog(Question["answers.RunLog"], path="/runs/{run_id}/logs"):
     """The end of a run's log, of its last MiB: its attempts, evaluations, and errors with their tracebacks."""
 
-    path: ClassVar[str] = "/runs/{run_id}/logs"
     run_id: RunId
     tail: Annotated[int, Interval(ge=0, le=10_000), Doc("Number of lines from the end.")] = 200
 
 
 @dataclass(frozen=True)
-class GetDiff(Question["RunsDiff"]):
+class GetDiff(Question["answers.RunsDiff"], path="/diff"):
     """Differences between two runs or two sweeps: spec, facts, and metrics (right minus left) with a test."""
 
-    path: ClassVar[str] = "/diff"
     left: Side
     right: Side
 
 
 @dataclass(frozen=True)
-class CompareCurves(Question["CurvesOfRuns"]):
+class CompareCurves(Question["answers.CurvesOfRuns"], path="/curves"):
     """A metric of several runs, by step and by seconds since each run began.
 
     A run whose curve cannot be read has no points.
     """
 
-    path: ClassVar[str] = "/curves"
     run: Annotated[Sequence[str], Len(1, 100), Doc("The id of a run. May be repeated.")]
     metric: Annotated[str, MaxLen(200), Doc("A metric that the runs have logged: `train/loss`.")]
     points: Points = None
 
 
 @dataclass(frozen=True)
-class ListSweeps(Question["SweepPage"]):
+class ListSweeps(Question["answers.SweepPage"], path="/sweeps"):
     """The sweeps of the store, newest first, with the present number of their runs by status."""
 
-    path: ClassVar[str] = "/sweeps"
     ablation: Annotated[str | None, MaxLen(200), Doc("Only the sweeps of this ablation.")] = None
     limit: Annotated[int, Interval(ge=1, le=1000), Doc("Maximum number of sweeps.")] = 100
     offset: Annotated[int, Interval(ge=0, le=2**31), Doc("Number of sweeps to skip.")] = 0
 
 
 @dataclass(frozen=True)
-class GetSweep(Question["SweepDetail"]):
+class GetSweep(Question["answers.SweepDetail"], path="/sweeps/{sweep_id}"):
     """One sweep: its runs and their status, its ablation file, command, code and machine, and its table."""
 
-    path: ClassVar[str] = "/sweeps/{sweep_id}"
     sweep_id: Annotated[str, Doc("The id of a sweep.")]

@@ -15,21 +15,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command_from_info
 from typer.models import CommandInfo
 
-from cope_sweep.cli import (
-    best_command,
-    figure_command,
-    manage_commands,
-    perplexity_command,
-    plan_commands,
-    probe_command,
-    result_commands,
-    run_commands,
-    runs_command,
-    store_command,
-    submit_command,
-    sync_command,
-    table_command,
-)
+from cope_sweep.cli import documents, models, results, stores, sweeps
 from cope_sweep.cli.output import escaped, make_console, print_json
 from cope_sweep.errors import UserError
 
@@ -139,26 +125,26 @@ seed is one *run*. A finished run is never trained again.
 Exit codes: 0 success, 1 some runs failed, 2 bad input, 130 interrupted, 141 standard output was closed.
 """,
 )
-add("list", plan_commands.list_ablations)
-add("plan", plan_commands.plan)
-add("run", run_commands.run)
-add("submit", submit_command.submit)
-add("retry", run_commands.retry)
-add("stop", manage_commands.stop)
-add("status", result_commands.status)
-add("runs", runs_command.runs)
-add("table", table_command.table)
-add("report", table_command.report)
-add("best", best_command.best)
-add("diff", result_commands.diff)
-add("figure", figure_command.figure)
-add("logs", manage_commands.logs)
-add("sync", sync_command.sync)
-add("perplexity", perplexity_command.perplexity)
-add("probe", probe_command.probe)
-app.add_typer(store_command.app, name="store")
-add("prune", manage_commands.prune)
-add("schema", plan_commands.schema)
+add("list", results.list_ablations)
+add("plan", results.plan)
+add("run", sweeps.run)
+add("submit", sweeps.submit)
+add("retry", sweeps.retry)
+add("stop", sweeps.stop)
+add("status", results.status)
+add("runs", results.runs)
+add("table", documents.table)
+add("report", documents.report)
+add("best", results.best)
+add("diff", results.diff)
+add("figure", documents.figure)
+add("logs", results.logs)
+add("sync", stores.sync)
+add("perplexity", models.perplexity)
+add("probe", models.probe)
+app.add_typer(stores.app, name="store")
+add("prune", stores.prune)
+add("schema", results.schema)
 
 
 def add_installed_commands() -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
@@ -15,6 +13,7 @@ from cope_sweep.cli.options import load_plan
 from cope_sweep.errors import UserError
 from cope_sweep.read.queries import AblationFiles, LoadedPlan, Queries
 from cope_sweep.read.queries.ablations import Place
+from cope_sweep.store.files import replacing
 
 BINARY = ("parquet", "png", "pdf")
 
@@ -30,7 +29,7 @@ class NamedFiles(AblationFiles):
         """The plan of an ablation at a scale, with the values of `--set`. Raises UserError."""
         if not self._sets and self.folder.is_dir() and name in self.files():
             return super().load(name, scale)
-        plan = load_plan(name, self.folder, scale, list(self._sets))
+        plan = load_plan(name, self.folder, scale, self._sets)
         return LoadedPlan(plan, {run.run_id: run for run in plan.runs}, (), scale)
 
     def places(self, run_ids: Iterable[str]) -> dict[str, list[Place]]:
@@ -43,11 +42,11 @@ def write(queries: Queries, question: Question[bytes], file: IO[bytes]) -> None:
     match question:
         case ExportRuns():
             queries.export(question, file)
-        case GetTable(name=name, scale=scale):
+        case GetTable():
             from cope_sweep.read.tables import find_format
 
-            table = queries.table(queries.load(name, scale).plan, compare=question.compare)
-            file.write(find_format(question.format or "json").file(table, runs=question.runs))
+            chosen = find_format(question.format or "json")
+            file.write(chosen.file(queries.table(question), runs=question.runs))
         case GetReport():
             from cope_sweep.read.reports.document import report_file
 
@@ -90,33 +89,16 @@ def save(
     if output is None:
         if chosen in binary:
             raise UserError(f"{chosen} is binary; name a file for it with --output FILE")
-        write(question, standard_output())
+        sys.stdout.flush()
+        write(question, sys.stdout.buffer)
         return chosen
     try:
-        with replaced_file(output) as file:
-            write(question, file)
+        if output.exists() and not output.is_file():  # such as /dev/stdout
+            with output.open("wb") as file:
+                write(question, file)
+        else:
+            with replacing(output) as temporary, temporary.open("wb") as file:
+                write(question, file)
     except OSError as error:
         raise UserError(f"{output}: {error.strerror or error}; name another file with --output") from error
     return chosen
-
-
-def standard_output() -> IO[bytes]:
-    """Standard output for bytes, after what was printed to it."""
-    sys.stdout.flush()
-    return sys.stdout.buffer
-
-
-@contextlib.contextmanager
-def replaced_file(path: Path) -> Iterator[IO[bytes]]:
-    """A file to write, which takes this path at the end, so that an error leaves the path as it was."""
-    if path.exists() and not path.is_file():  # such as /dev/stdout
-        with path.open("wb") as file:
-            yield file
-        return
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with temporary.open("wb") as file:
-            yield file
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)

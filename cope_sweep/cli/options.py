@@ -1,40 +1,65 @@
-"""Options that several commands share, and the objects that they name: plans, checkpoints, texts, token ids."""
+"""Options of commands: those that several share, and those that are made from the fields of a question.
+
+    @asks(GetPlan, "sets", "ablations", name=ABLATION, local=["measure"])
+    def plan(*, question: GetPlan, source: Source, measure: Measure = False) -> None:
+
+In the place of `question` the command has an option or argument for each field, with its default, limits and
+description, and in the place of `source` those that name a store or a service. The last option is `--json`. Options
+that are `local` need the files of this machine: with a service they are refused.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import importlib
+import inspect
 import os
 import sys
+import types
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import MISSING, dataclass
+from enum import StrEnum
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import IO, TYPE_CHECKING, Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import typer
 
+from cope_sweep.api.questions import RUN_PREFIX, GetRun, Parameter
+from cope_sweep.cli.output import print_json
 from cope_sweep.errors import UserError
 
 if TYPE_CHECKING:
+    from cope_sweep.api.questions import Question
+    from cope_sweep.client import Client
     from cope_sweep.config import Plan
+    from cope_sweep.read.queries import Queries
     from cope_sweep.store import Store
 
-AblationArg = Annotated[
-    str,
-    typer.Argument(
-        metavar="ABLATION", help="Name of an ablation (see `cope-sweep list`) or path of its file.", show_default=False
-    ),
-]
-ABLATION = {
-    "argument": True, "metavar": "ABLATION", "help": "Name of an ablation (see `cope-sweep list`) or path of its file.",
-}  # fmt: skip
-"""How the name of an ablation is shown, which may be a path here."""
-SCALE = {"flags": ("--scale",), "metavar": "NAME"}
-CheckpointArg = Annotated[
-    str, typer.Argument(metavar="RUN", help="Id of a finished run, or a checkpoint folder.", show_default=False)
-]
+A = TypeVar("A")
+
+# -- options that several commands share -------------------------------------------------------------------------------
+
+SERVER_VARIABLE = "COPE_SWEEP_SERVER"
+ABLATIONS, STORE = Path("ablations"), "store"
 
 
 def _or_packaged(folder: Path) -> Path:
     from cope_sweep.config.folder import ablations_folder
 
     return ablations_folder(folder)
+
+
+def _not_of_a_service(context: typer.Context, value: str) -> str:
+    """Raise UserError where a command that asks no service would use a store that nobody named, and one is set."""
+    asks_a_service = any(each.name == "server" for each in context.command.params)
+    if os.environ.get(SERVER_VARIABLE) and not asks_a_service and not _is_on_command_line(context, "root"):
+        raise UserError(
+            f"{SERVER_VARIABLE} names a service, and `{context.info_name}` uses a store of this machine: name it with "
+            f"--store, or unset {SERVER_VARIABLE}"
+        )
+    return value
 
 
 AblationsDir = Annotated[
@@ -46,21 +71,6 @@ AblationsDir = Annotated[
         callback=_or_packaged,
     ),
 ]
-SERVER_VARIABLE = "COPE_SWEEP_SERVER"
-
-
-def _not_of_a_service(context: typer.Context, value: str) -> str:
-    """Raise UserError where a command that asks no service would use a store that nobody named, and one is set."""
-    asks_a_service = any(each.name == "server" for each in context.command.params)
-    source = context.get_parameter_source("root")
-    if os.environ.get(SERVER_VARIABLE) and not asks_a_service and (source is None or source.name != "COMMANDLINE"):
-        raise UserError(
-            f"{SERVER_VARIABLE} names a service, and `{context.info_name}` uses a store of this machine: name it with "
-            f"--store, or unset {SERVER_VARIABLE}"
-        )
-    return value
-
-
 StoreOpt = Annotated[
     str,
     typer.Option(
@@ -77,7 +87,15 @@ IndexOpt = Annotated[
         metavar="URL",
         envvar="COPE_SWEEP_INDEX",
         help="Database of the store's index: `postgresql://USER:PASSWORD@HOST/NAME`. Default: SQLite in the store.",
-        show_default=False,
+    ),
+]
+ServerOpt = Annotated[
+    str | None,
+    typer.Option(
+        "--server",
+        metavar="URL",
+        envvar=SERVER_VARIABLE,
+        help="Ask this service in the place of a store; its API key is in COPE_SWEEP_KEY.",
     ),
 ]
 Sets = Annotated[
@@ -86,60 +104,338 @@ Sets = Annotated[
         "--set",
         metavar="KEY=VALUE",
         help="Replace a value of the file: `model.dim=128`, `seeds=[0,1,2]`. May be repeated.",
-        show_default=False,
     ),
 ]
-ScaleOpt = Annotated[
-    str | None, typer.Option("--scale", metavar="NAME", help="A named size of the ablation.", show_default=False)
-]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document to standard output.")]
-ABLATIONS, STORE = Path("ablations"), "store"
+CheckpointArg = Annotated[str, typer.Argument(metavar="RUN", help="Id of a finished run, or a checkpoint folder.")]
+FileOpt = Annotated[Path | None, typer.Option("--file", help="A text file.")]
+WHERE: dict[str, tuple[Any, Any]] = {
+    "sets": (Sets, []),
+    "ablations": (AblationsDir, ABLATIONS),
+    "root": (StoreOpt, STORE),
+    "index": (IndexOpt, None),
+    "server": (ServerOpt, None),
+}
+"""Parameter → its type and default: what names a store and ablation files, or a service."""
+
+
+@contextlib.contextmanager
+def without_collection() -> Iterator[None]:
+    """Pause the garbage collector: an answer keeps its objects, and looking through 100,000 runs takes seconds."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+@dataclass
+class Source:
+    """Answers questions: the store and the ablation files of this machine, or a service."""
+
+    root: str = STORE
+    index: str | None = None
+    server: str | None = None
+    ablations: Path = ABLATIONS
+    sets: Sequence[str] = ()
+    as_json: bool = False
+    """Whether the answer is printed as JSON."""
+
+    def printed(self, answer: Any) -> bool:
+        """Print an answer if it is asked for as JSON; whether it was. It is a model, a list of them, or plain data."""
+        if self.as_json:
+            print_json(answer)
+        return self.as_json
+
+    @cached_property
+    def client(self) -> Client | None:
+        """The service; None: the store. Raises UserError for what is no address."""
+        if not self.server:
+            return None
+        from cope_sweep.client import Client
+
+        return Client(self.server)
+
+    @cached_property
+    def queries(self) -> Queries:
+        """The store and the ablation files of this machine."""
+        from cope_sweep.cli.files import NamedFiles
+        from cope_sweep.read.queries import Queries
+
+        return Queries(self.store, NamedFiles(self.ablations, self.sets))
+
+    @cached_property
+    def store(self) -> Store:
+        """The store of this machine. Raises StoreError."""
+        return self.open_store()
+
+    def open_store(self, *, create: bool = False) -> Store:
+        """The store, with its index; with `create`, it is made. Raises StoreError."""
+        from cope_sweep.store import Store
+
+        return Store(self.root, index=self.index, create=create)
+
+    @property
+    def location(self) -> str:
+        """Where the answers are from, for messages."""
+        return f"the store of {self.server}" if self.server else f"the store {self.store.location}"
+
+    def ask(self, question: Question[A]) -> A:
+        """The answer to a question. Raises UserError."""
+        with without_collection():
+            return (self.client or self.queries).ask(question)
+
+    def run_id(self, text: str) -> str:
+        """The id of the run whose id begins with these digits, at least four; else the text. Raises UserError."""
+        if not RUN_PREFIX.fullmatch(text) or Path(text).exists():
+            return text
+        return self.queries.run_id(text) if self.client is None else self.client.ask(GetRun(text, curve=False)).run_id
+
+    def run_or_ablation(self, text: str) -> str:
+        """The same as `run_id` for what is no ablation. Raises UserError."""
+        if self.client is None:
+            names = [path.stem for path in self.ablations.glob("*.yaml")]
+        else:
+            names = [each.name for each in self.client.ablations()] if RUN_PREFIX.fullmatch(text) else []
+        return text if text in names else self.run_id(text)
+
+    def write(self, question: Question[bytes], file: IO[bytes]) -> None:
+        """Write the file that answers a question. Raises UserError."""
+        if self.client is not None:
+            file.write(self.client.ask(question))
+            return
+        from cope_sweep.cli.files import write
+
+        write(self.queries, question, file)
+
+    def plan(self, name: str, scale: str | None) -> Plan:
+        """The plan of an ablation of this machine, with the values of `--set`. Raises UserError."""
+        return load_plan(name, self.ablations, scale, self.sets)
+
+    def checkpoint(self, run_or_folder: str) -> Path:
+        """The checkpoint folder of a finished run, or the folder that was named. Raises UserError."""
+        from cope_sweep.store.artifacts import RUN_ID
+
+        if not RUN_ID.fullmatch(run_or_folder):
+            return Path(run_or_folder)
+        from cope_sweep.store.reading import RunContents
+
+        folder = self.store.run(run_or_folder)  # its files alone say whether it is finished
+        if folder.status != "finished":
+            raise UserError(f"run {run_or_folder} is {folder.status}; only finished runs have a checkpoint")
+        if lost := RunContents(folder).lost():
+            raise UserError(f"{next(iter(lost.values()))}; the `cope-sweep run` of its ablation trains it again")
+        return folder.fetch_checkpoint()
+
+
+# -- options that are made from the fields of a question ---------------------------------------------------------------
+
+
+def option(*flags: str, **attributes: Any) -> dict[str, Any]:
+    """How a field is shown on the command line, where it is not as in the question: attributes of `typer.Option`."""
+    return {"flags": flags, "argument": False, **attributes}
+
+
+def argument(**attributes: Any) -> dict[str, Any]:
+    """Shows a field as an argument: attributes of `typer.Argument`, and `default`."""
+    return {"argument": True, **attributes}
+
+
+ABLATION = argument(metavar="ABLATION", help="Name of an ablation (see `cope-sweep list`) or path of its file.")
+"""How the name of an ablation is shown, which may be a path here."""
+
+
+def asks(
+    question: Any,
+    *where: str,
+    request: str | None = None,
+    local: Sequence[str] = (),
+    without: Sequence[str] = (),
+    remote: bool = True,
+    json_help: str = "Print one JSON document to standard output.",
+    **shown: dict[str, Any],
+) -> Callable[[Callable[..., None]], Command]:
+    """Make a command of a function: see the module.
+
+    Args:
+        question: The class of the question; None: the command has none.
+        where: Further parameters of `WHERE`: sets, ablations.
+        request: `module:Class` of a pydantic model, which is imported on use, and whose fields the function gets as a
+            dictionary `request`.
+        local: Parameters that need the files of this machine.
+        without: Fields and parameters of `WHERE` that the command does not have.
+        remote: Whether a service can be asked.
+        json_help: The help of `--json`.
+        shown: Field → `option` or `argument`.
+    """
+    own = {*where, "root", "index", *(["server"] if remote else [])} - {*without}
+    names = [name for name in WHERE if name in own]
+    shown = {"scale": option(metavar="NAME")} | shown
+    local = [*local, *(name for name in names if name != "server")]
+    return lambda function: Command(function, question, request, names, local, without, json_help, shown)
+
+
+@dataclass(eq=False)
+class Command:
+    """The function of a command, as Typer calls it. Its parameters are made when they are needed."""
+
+    function: Callable[..., None]
+    question: Any
+    request: str | None
+    where: Sequence[str]
+    local: Sequence[str]
+    without: Sequence[str]
+    json_help: str
+    shown: dict[str, dict[str, Any]]
+
+    def __post_init__(self) -> None:
+        self.__name__, self.__doc__ = self.function.__name__, self.function.__doc__
+        self.__annotations__ = {}  # Typer reads the signature
+
+    @cached_property
+    def _fields(self) -> dict[str, list[Parameter]]:
+        """The fields of the question and of the request."""
+        found = {"question": [*self.question.parameters()] if self.question else [], "request": []}
+        if self.request is not None:
+            module, _, name = self.request.partition(":")
+            found["request"] = _model_fields(getattr(importlib.import_module(module), name))
+        return {kind: [each for each in fields if each.name not in self.without] for kind, fields in found.items()}
+
+    @cached_property
+    def __signature__(self) -> inspect.Signature:
+        return inspect.Signature(list(self._parameters()))
+
+    def _parameters(self) -> Iterator[inspect.Parameter]:
+        for own in inspect.signature(self.function, eval_str=True).parameters.values():
+            if own.name in self._fields:
+                yield from (_shown(each, self.shown.get(each.name, {})) for each in self._fields[own.name])
+            elif own.name == "source":
+                yield from (_parameter(name, *WHERE[name]) for name in self.where)
+            else:
+                yield _parameter(own.name, own.annotation, own.default)
+        yield _parameter("as_json", Annotated[bool, typer.Option("--json", help=self.json_help)], False)
+        yield _parameter("typer_context", typer.Context)
+
+    def __call__(self, typer_context: typer.Context, as_json: bool, **values: Any) -> None:
+        """Call the function with the question and the source that the options name. Raises UserError."""
+        where = {name: values.pop(name) for name in self.where}
+        given = [
+            max(each.opts, key=len)
+            for each in typer_context.command.params
+            if each.name in self.local and _is_on_command_line(typer_context, each.name)
+        ]
+        server = where.get("server")
+        if server and {"--store", "--index"} & {*given} and not _is_on_command_line(typer_context, "server"):
+            server = where["server"] = None  # the command line precedes the environment
+        if server and given:
+            raise UserError(
+                f"{given[0]} needs the files of this machine, and the service {server} is asked; leave it out, or "
+                f"leave out --server and {SERVER_VARIABLE}"
+            )
+        fields = {kind: {each.name: values.pop(each.name) for each in own} for kind, own in self._fields.items()}
+        if self.question is not None:
+            values["question"] = self.question(**{name: _frozen(each) for name, each in fields["question"].items()})
+        if self.request is not None:
+            values["request"] = fields["request"]
+        self.function(source=Source(**where, as_json=as_json), **values)
+
+
+def _frozen(value: Any) -> Any:
+    """Lists as tuples, and the choices in them as texts."""
+    if not isinstance(value, list):
+        return value
+    return tuple(str(each) if isinstance(each, StrEnum) else each for each in value)
+
+
+def _is_on_command_line(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def _parameter(name: str, kind: Any, default: Any = inspect.Parameter.empty) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=kind, default=default)
+
+
+def _model_fields(model: Any) -> list[Parameter]:
+    """The fields of a pydantic model."""
+    return [
+        Parameter(
+            name,
+            Annotated[(each.annotation, *each.metadata)] if each.metadata else each.annotation,
+            MISSING if each.is_required() else each.default,
+            each.description or "",
+            in_path=False,
+        )
+        for name, each in model.model_fields.items()
+    ]
+
+
+def _shown(field: Parameter, changes: dict[str, Any]) -> inspect.Parameter:
+    """The parameter of a command that is a field of a question, with the changes of `option` or `argument`."""
+    attributes = {"help": field.description, "show_default": field.default not in (None, (), ""), **changes}
+    flags = attributes.pop("flags", ()) or (f"--{field.name.replace('_', '-')}",)
+    limits = {} if "kind" in attributes else _limits(field.kind)
+    kind = attributes.pop("kind", None) or _plain(field.kind)
+    default = attributes.pop("default", field.default)
+    if attributes.pop("argument", field.default is MISSING):
+        info: Any = typer.Argument(**attributes | {"show_default": False}, **limits)
+    else:
+        info = typer.Option(*flags, **attributes | limits)
+    is_list = get_origin(kind) is list
+    default = [] if is_list and not default else inspect.Parameter.empty if default is MISSING else default
+    return _parameter(field.name, Annotated[kind, info], default)
+
+
+def _plain(kind: Any) -> Any:
+    """The type of an option: without constraints; lists for sequences."""
+    if get_origin(kind) is Annotated:
+        return _plain(get_args(kind)[0])
+    if get_origin(kind) in (Union, types.UnionType):
+        parts = [_plain(part) for part in get_args(kind)]
+        lists = [part for part in parts if get_origin(part) is list]
+        return lists[0] if lists else Union[tuple(parts)]  # noqa: UP007 - of a tuple
+    if isinstance(get_origin(kind), type) and issubclass(get_origin(kind), Sequence):
+        element: Any = _plain(get_args(kind)[0])
+        if get_origin(element) is Literal:  # which Typer does not have in lists
+            element = _choice({each: each for each in get_args(element)})
+        return list[element]
+    return kind
+
+
+def _choice(values: dict[str, str]) -> Any:
+    return StrEnum("Choice", values)
+
+
+def _limits(kind: Any) -> dict[str, Any]:
+    """`min` and `max` of a constrained number."""
+    found: dict[str, Any] = {}
+    for part in get_args(kind):
+        for each in getattr(part, "metadata", [part]):  # of pydantic's Field
+            if get_origin(each) is Annotated:
+                found |= _limits(each)
+            for name, bound in (("min", "ge"), ("max", "le")):
+                if getattr(each, bound, None) is not None:
+                    found[name] = getattr(each, bound)
+    return found
+
+
+# -- what options name -------------------------------------------------------------------------------------------------
 
 
 def find_ablation(ablation: str, folder: Path) -> Path:
     """The file of an ablation, given its name or its path. Raises UserError where there is none."""
-    from cope_sweep.config.explain import suggest
+    from cope_sweep.config import folder as folders
 
-    path = Path(ablation)
-    if path.suffix in (".yaml", ".yml") or path.is_file():
-        return path
-    if (named := folder / f"{ablation}.yaml").exists():
-        return named
-    known = sorted(file.stem for file in folder.glob("*.yaml"))
-    raise UserError(
-        f"no ablation {ablation!r} in {folder.absolute()}"
-        + (suggest(ablation, known) or "; choose the folder with --ablations")
-    )
+    return folders.find_ablation(ablation, folder, "choose the folder with --ablations")
 
 
-def load_plan(ablation: str, folder: Path, scale: str | None, sets: list[str]) -> Plan:
+def load_plan(ablation: str, folder: Path, scale: str | None, sets: Sequence[str]) -> Plan:
     """The plan of an ablation at a scale, with the values of `--set`. Raises UserError."""
     from cope_sweep.config import expand, load_ablation, with_overrides
 
-    return expand(with_overrides(load_ablation(find_ablation(ablation, folder)), scale=scale, assignments=sets))
-
-
-def open_store(root: str, index: str | None = None, *, create: bool = False) -> Store:
-    """The store in a folder or at a URL, with its index; with `create`, it is made. Raises StoreError."""
-    from cope_sweep.store import Store
-
-    return Store(root, index=index, create=create)
-
-
-def find_checkpoint(run_or_folder: str, store: Store) -> Path:
-    """The checkpoint folder of a finished run, or the folder that was named. Raises UserError."""
-    from cope_sweep.store.artifacts import RUN_ID
-
-    if not RUN_ID.fullmatch(run_or_folder):
-        return Path(run_or_folder)
-    from cope_sweep.store.reading import RunContents
-
-    folder = store.run(run_or_folder)  # its files alone say whether it is finished
-    if folder.status != "finished":
-        raise UserError(f"run {run_or_folder} is {folder.status}; only finished runs have a checkpoint")
-    if lost := RunContents(folder).lost():
-        raise UserError(f"{next(iter(lost.values()))}; the `cope-sweep run` of its ablation trains it again")
-    return folder.fetch_checkpoint()
+    return expand(with_overrides(load_ablation(find_ablation(ablation, folder)), scale=scale, assignments=list(sets)))
 
 
 def seconds_in(text: str, option: str) -> float:

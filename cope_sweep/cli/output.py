@@ -78,8 +78,12 @@ def escaped(text: object) -> str:
 
 
 def print_json(value: Any) -> None:
-    """Print one JSON document to standard output."""
-    sys.stdout.write(json.dumps(value, indent=2, default=str) + "\n")
+    """Print one JSON document to standard output: plain data, which may hold models of pydantic."""
+
+    def plain(each: Any) -> Any:
+        return each.model_dump() if hasattr(each, "model_dump") else str(each)
+
+    sys.stdout.write(json.dumps(value, indent=2, default=plain) + "\n")
 
 
 def duration(seconds: float) -> str:

@@ -1,21 +1,24 @@
-"""The display of a sweep's progress: a live table on a terminal, plain lines in logs and pipes."""
+"""Displays of progress: live tables and bars on a terminal, plain lines in logs and pipes."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import signal
+import threading
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from types import TracebackType
-from typing import Protocol, Self
+from typing import Self
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from cope_sweep.cli.output import duration
+from cope_sweep.cli.output import duration, make_console
 from cope_sweep.config import Metric, Plan, Row
 from cope_sweep.store import Event, Status, Store
 
@@ -36,18 +39,6 @@ STYLES = {
     "stopped": "yellow",
     "pending": "dim",
 }
-
-
-class Display(Protocol):
-    """A context manager that is called with every event of a sweep."""
-
-    def __enter__(self) -> Self: ...
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
-    def __call__(self, event: Event) -> None: ...
-    def add(self, row: Row) -> None:
-        """Show a row that the plan's search has suggested."""
 
 
 @dataclass
@@ -158,24 +149,64 @@ class Board:
         return " · ".join(parts)
 
 
-class LiveTable:
-    """A table that is redrawn in place, for terminals."""
+class PlainLines:
+    """A context manager that is called with every event of a sweep.
+
+    It prints a line for every change of a run's status, and one every LINE_INTERVAL_S while it trains.
+    """
 
     def __init__(self, board: Board, metrics: list[Metric], title: str, console: Console) -> None:
-        self.board, self.metrics, self.title = board, metrics[:MAX_METRICS], title
+        self.board, self.metrics, self.title, self.console = board, metrics[:MAX_METRICS], title, console
+        self.printed_s: dict[str, float] = {}
+
+    def __enter__(self) -> Self:
+        self._print(f"{self.title}: {self.board.summary()}")
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._print(f"{self.title}: {self.board.summary()}")
+
+    def add(self, row: Row) -> None:
+        """Show a row that the plan's search has suggested."""
+        self.board.add(row)
+
+    def __call__(self, event: Event) -> None:
+        before = self.board.latest[event.run_id].status
+        self.board.update(event)
+        now = time.monotonic()
+        if event.status == before and now - self.printed_s.get(event.run_id, -LINE_INTERVAL_S) < LINE_INTERVAL_S:
+            return
+        self.printed_s[event.run_id] = now
+        parts = [f"{event.status:<11}", self.board.names[event.run_id], f"step {event.step}/{event.steps}"]
+        if (loss := event.metrics.get("train/loss")) is not None:
+            parts.append(f"loss {loss:.3f}")
+        for metric in self.metrics:
+            if (value := event.metrics.get(metric.name)) is not None:
+                unit = f" {metric.unit}" if metric.unit else ""
+                parts.append(f"{metric.label or metric.name} {value * metric.scale:.{metric.decimals}f}{unit}")
+        if event.steps_per_s:
+            parts.append(f"{event.steps_per_s:.0f} steps/s")
+        if event.message:
+            parts.append(event.message)
+        self._print("  ".join(parts))
+
+    def _print(self, text: str) -> None:
+        self.console.print(Text(text), soft_wrap=True)
+
+
+class LiveTable(PlainLines):
+    """The same as a table that is redrawn in place, for terminals."""
+
+    def __init__(self, board: Board, metrics: list[Metric], title: str, console: Console) -> None:
+        super().__init__(board, metrics, title, console)
         self.live = Live(console=console, refresh_per_second=4, get_renderable=self.render)
 
     def __enter__(self) -> Self:
         self.live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.live.stop()
-
-    def add(self, row: Row) -> None:
-        self.board.add(row)
 
     def __call__(self, event: Event) -> None:
         self.board.update(event)
@@ -215,50 +246,7 @@ class LiveTable:
         ]
 
 
-class PlainLines:
-    """A line for every change of a run's status, and one every LINE_INTERVAL_S while it trains."""
-
-    def __init__(self, board: Board, metrics: list[Metric], title: str, console: Console) -> None:
-        self.board, self.metrics, self.title, self.console = board, metrics[:MAX_METRICS], title, console
-        self.printed_s: dict[str, float] = {}
-
-    def __enter__(self) -> Self:
-        self._print(f"{self.title}: {self.board.summary()}")
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._print(f"{self.title}: {self.board.summary()}")
-
-    def add(self, row: Row) -> None:
-        self.board.add(row)
-
-    def __call__(self, event: Event) -> None:
-        before = self.board.latest[event.run_id].status
-        self.board.update(event)
-        now = time.monotonic()
-        if event.status == before and now - self.printed_s.get(event.run_id, -LINE_INTERVAL_S) < LINE_INTERVAL_S:
-            return
-        self.printed_s[event.run_id] = now
-        parts = [f"{event.status:<11}", self.board.names[event.run_id], f"step {event.step}/{event.steps}"]
-        if (loss := event.metrics.get("train/loss")) is not None:
-            parts.append(f"loss {loss:.3f}")
-        for metric in self.metrics:
-            if (value := event.metrics.get(metric.name)) is not None:
-                unit = f" {metric.unit}" if metric.unit else ""
-                parts.append(f"{metric.label or metric.name} {value * metric.scale:.{metric.decimals}f}{unit}")
-        if event.steps_per_s:
-            parts.append(f"{event.steps_per_s:.0f} steps/s")
-        if event.message:
-            parts.append(event.message)
-        self._print("  ".join(parts))
-
-    def _print(self, text: str) -> None:
-        self.console.print(Text(text), soft_wrap=True)
-
-
-def progress_display(plan: Plan, store: Store, console: Console, leave_out: Collection[Status] = ()) -> Display:
+def progress_display(plan: Plan, store: Store, console: Console, leave_out: Collection[Status] = ()) -> PlainLines:
     """The display that fits the console: LiveTable on a terminal, else PlainLines.
 
     `leave_out` are statuses of runs that the sweep does not train.
@@ -267,3 +255,63 @@ def progress_display(plan: Plan, store: Store, console: Console, leave_out: Coll
     content = plan.ablation.content
     display = LiveTable if console.is_terminal and not console.is_dumb_terminal else PlainLines
     return display(board, content.metrics, f"{plan.name}: {content.title}", console)
+
+
+@contextlib.contextmanager
+def sending_bar(console: Console, *, silent: bool = False) -> Iterator[Callable[[int, int], None]]:
+    """A function that is called with the number of runs and sweeps that were sent to MLflow, and with that of all.
+
+    It shows a bar on a terminal, and a plain line now and then in logs and pipes; nothing before the first call.
+    """
+    columns = (TextColumn("sending to MLflow"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    bar = Progress(*columns, console=console)
+    task = bar.add_task("", total=None)
+    printed_s = time.monotonic()
+
+    def show(sent: int, total: int) -> None:
+        nonlocal printed_s
+        if silent:
+            return
+        if console.is_terminal and not console.is_dumb_terminal:
+            bar.start()
+            bar.update(task, total=total, completed=sent)
+        elif time.monotonic() - printed_s >= LINE_INTERVAL_S:
+            printed_s = time.monotonic()
+            console.print(f"sending to MLflow: {sent}/{total} runs and sweeps", highlight=False)
+
+    try:
+        yield show
+    finally:
+        if bar.live.is_started:
+            bar.stop()
+
+
+@contextlib.contextmanager
+def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar on standard error, if that is a terminal, which is called with the number of done things, and of all."""
+    console = make_console(stderr=True)
+    columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task(title, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+@contextlib.contextmanager
+def stopping() -> Iterator[threading.Event]:
+    """An event that Ctrl-C and SIGTERM set. A second Ctrl-C raises KeyboardInterrupt."""
+    stop = threading.Event()
+
+    def request_stop(signum: int, frame: object) -> None:
+        if stop.is_set() and signum == signal.SIGINT:
+            raise KeyboardInterrupt
+        stop.set()
+
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+    before = {signum: signal.signal(signum, request_stop) for signum in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)

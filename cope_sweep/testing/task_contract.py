@@ -47,7 +47,7 @@ class TaskContract:
     # -- sequences
 
     def test_any_range_is_a_slice_of_the_whole(self, task: Task) -> None:
-        for split in _splits(task):
+        for split in task.splits:
             whole = task.sequences(split, 3, 0, COUNT)
             size = len(whole)
             for start, stop in ((0, 1), (1, min(30, size)), (min(30, size - 1), size), (size - 1, size)):
@@ -96,8 +96,8 @@ class TaskContract:
             assert batch.inputs_NT.shape[1] == task.length(split)
 
     def test_shapes_types_and_ids(self, task: Task) -> None:
-        assert task.context == max(task.length(split) for split in _splits(task))
-        for split in _splits(task):
+        assert task.context == max(task.length(split) for split in task.splits)
+        for split in task.splits:
             batch = task.sequences(split, 0, 0, 5)
             for array in (batch.inputs_NT, batch.targets_NT, batch.answers_NT):
                 assert array.shape == (5, task.length(split))
@@ -110,7 +110,7 @@ class TaskContract:
 
     def test_targets_and_answers_agree(self, task: Task) -> None:
         """Targets are ids or `IGNORED`, every sequence has an answer, and every answer has a target."""
-        for split in _splits(task):
+        for split in task.splits:
             batch = task.sequences(split, 0, 0, 20)
             targets = batch.targets_NT[batch.targets_NT != IGNORED]
             assert targets.min() >= 0
@@ -120,7 +120,7 @@ class TaskContract:
 
     def test_whole_sequences_have_the_targets_of_training(self, task: Task) -> None:
         """`with_targets` of sequences that contain their answers gives the inputs and targets of the split."""
-        for split in _splits(task):
+        for split in task.splits:
             batch = task.sequences(split, 0, 0, 20)
             scored_NT = batch.targets_NT != IGNORED
             read_NT = np.logical_or.accumulate(scored_NT[:, ::-1], axis=1)[:, ::-1]  # up to the last target
@@ -189,10 +189,6 @@ def _run(task: Task) -> RunSpec:
     """A one-layer model without positions on this task."""
     model = {"layers": 1, "dim": 8, "heads": 2}
     return RunSpec.model_validate({"task": task, "model": model, "train": {"steps": 2, "batch": 2}})
-
-
-def _splits(task: Task) -> tuple[str, ...]:
-    return task.splits
 
 
 def _equal(one: Batch, other: Batch) -> bool:

@@ -1,8 +1,7 @@
-"""The command `probe`: its table, JSON, files and errors. Commands run in this process, except in the last tests."""
+"""The command `probe`: its table, JSON, files and errors. Commands run in this process."""
 
 import io
 import json
-import subprocess
 import sys
 from types import SimpleNamespace
 from xml.etree import ElementTree
@@ -228,26 +227,3 @@ def test_a_text(command, text_checkpoint, tmp_path, monkeypatch):
     assert answer == json.loads(command(str(folder), "--json", "--text", "-")[0])
     assert ">Three</span>" in (tmp_path / "text.html").read_text(encoding="utf-8").replace("> T", ">T")
     assert "No such file" in command(str(folder), "--file", "none.txt", code=2)[1]
-
-
-# The tests below start the real command.
-
-
-def start(sample, *arguments):
-    command = [sys.executable, "-m", "cope_sweep.cli", "probe", *arguments]
-    return subprocess.run(command, cwd=sample.folder, capture_output=True, text=True, timeout=120)
-
-
-@pytest.mark.slow
-def test_the_command_itself(sample):
-    done = start(sample, sample.cope, "--tokens", "0 4 1 4 5 5", "--svg", "command.svg")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.split()[:3] == ["layer", "head", "mark"]
-    ElementTree.parse(sample.folder / "command.svg")
-
-
-@pytest.mark.slow
-def test_the_command_itself_fails_with_one_line(sample):
-    done = start(sample, sample.cope, "--tokens", "99")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("error: the sequence, position 0: token id 99 is out of range")

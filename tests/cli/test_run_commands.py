@@ -1,7 +1,10 @@
 import os
+import shlex
 import signal
 import socket
 import sqlite3
+import subprocess
+from unittest import mock
 
 import pytest
 
@@ -49,6 +52,14 @@ def test_run_shows_what_to_do_next(trained):
     out, _ = trained("run", "tiny", "--local", "--no-mlflow", "--store", "./store", "--set", "seeds=[0]")
     assert "cope-sweep table tiny --set 'seeds=[0]' --format latex" in out
     assert "mlflow ui" not in out
+
+
+def test_the_shown_commands_can_be_called(trained):
+    """Also where the folder of the commands is not on the path, as with `python -m cope_sweep.cli`."""
+    with mock.patch.dict(trained.environment, PATH="/nowhere"):
+        out, _ = trained("run", "tiny", "--local", "--no-mlflow")
+    (line,) = [line for line in out.splitlines() if " table tiny" in line]
+    subprocess.run([*shlex.split(line.split(" table ")[0]), "--help"], check=True, stdout=subprocess.DEVNULL)
 
 
 def test_a_new_seed_trains_only_the_missing_runs(trained):

@@ -94,6 +94,7 @@ def test_figures_and_exports_are_files(stored):
     with service(stored) as url:
         for words in (
             ("runs", "-o", "runs.parquet"),
+            ("table", "tiny", "--runs", "-o", "runs.csv"),
             ("figure", "tiny", "--kind", "summary", "-o", "summary.svg"),
             ("report", "tiny", "-o", "report.html"),
         ):
@@ -106,13 +107,6 @@ def test_figures_and_exports_are_files(stored):
             assert contents[0] == contents[1], words
         answer = stored.json("figure", "tiny", "--server", url)
         assert (answer["file"], answer["kind"], answer["format"]) == ("tiny-curves.png", "curves", "png")
-
-
-def test_a_report_is_written_to_a_file(stored):
-    with service(stored) as url:
-        stored("table", "tiny", "--runs", "-o", "there.csv", "--format", "csv", "--server", url)
-    stored("table", "tiny", "--runs", "-o", "here.csv", "--format", "csv")
-    assert (stored.folder / "there.csv").read_bytes() == (stored.folder / "here.csv").read_bytes()
 
 
 def test_probe(trained):

@@ -1,16 +1,19 @@
-"""The command `probe`: statistics and matrices of a checkpoint's heads."""
+"""The commands that ask a trained model: `perplexity` and `probe`. They import torch, numpy and matplotlib on use."""
 
 from __future__ import annotations
 
+import json
+import math
+import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from cope_sweep.cli.options import CheckpointArg, Json, find_checkpoint, read_text, token_ids
-from cope_sweep.cli.output import escaped, grid, make_console, print_json, print_table
-from cope_sweep.cli.source import Source, asks, option
+from cope_sweep.cli.options import CheckpointArg, FileOpt, Source, asks, option, read_text, token_ids
+from cope_sweep.cli.output import escaped, grid, make_console, print_table
 from cope_sweep.errors import UserError
 
 if TYPE_CHECKING:
@@ -23,30 +26,129 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# Functions import torch, numpy and matplotlib, because `cope-sweep --help` imports this module.
+# -- perplexity --------------------------------------------------------------------------------------------------------
 
 
 @asks(
-    "cope_sweep.api.requests:ProbeRequest",
-    local=["count", "seen_by", "out", "html", "svg"],
-    without=["matrices", "index"],
-    tokens=option(kind=str | None, metavar='"ID ID …"', help="A sequence of token ids."),
-    text=option(kind=str | None, help="A text, or `-` for standard input."),
-    layers=option("--layer", kind=list[int], help="A layer, from 0; repeatable. Default: all."),
-    heads=option("--head", kind=list[int], help="A head, from 0; repeatable. Default: all."),
-    marks=option(
-        "--mark",
-        kind=list[str],
-        metavar="NAME[=ID,ID…]",
-        help="Marked tokens to compare with the others: a name from the task or the text, or a new name with token "
-        "ids; repeatable; the first one is drawn. Default: all names from the task and the text.",
-    ),
+    None,
+    request="cope_sweep.api.requests:PerplexityRequest",
+    without=["models", "log_probabilities", "token_labels", "top"],
+    tokens=option(kind=list[str], metavar='"ID ID …"', help="A sequence of token ids. May be repeated."),
+    text=option(kind=str | None, help="A text; `-` reads standard input."),
 )
+def perplexity(
+    run_or_folder: CheckpointArg,
+    request: dict[str, Any],
+    source: Source,
+    file: Annotated[
+        Path | None,
+        typer.Option(
+            "--file",
+            help="A text file. If it ends in .json, or is `-` (standard input): a JSON list of lists of token ids.",
+        ),
+    ] = None,
+) -> None:
+    """Print the perplexity of token sequences or of a text under a finished run's model.
+
+    Each token is scored given the tokens before it. For a model that was not trained on text (`wikitext`, `code`), a
+    text is the labels of tokens with blanks between them. Such a model is scored on what its task trains, the answers,
+    so a sequence has to contain them.
+
+    Example: `cope-sweep perplexity 95199d1142de555d --text "_ 3 _ 7 > 3 7"`
+
+    Example: `cope-sweep perplexity 0b1c2d3e4f506172 --file notes.txt --stride 128`
+    """
+    run_or_folder = source.run_id(run_or_folder)
+    tokens, text, context, stride = (request[name] for name in ("tokens", "text", "context", "stride"))
+    is_text = text is not None or (file is not None and str(file) != "-" and file.suffix != ".json")
+    if is_text and (tokens or (text is not None and file is not None)):
+        raise UserError("give one of --text, --file and --tokens")
+    if not is_text and (context is not None or stride is not None):
+        raise UserError("--context and --stride are for a text: --text, or --file notes.txt")
+    given = read_text(text, file) if is_text else _sequences(tokens, file)
+    if source.client is not None:
+        scored = {"text" if is_text else "tokens": given, "context": context, "stride": stride}
+        body = {"models": [run_or_folder]} | {name: value for name, value in scored.items() if value is not None}
+        values = _scored_by(source.client, body)
+    else:
+        values = _scored_here(source.checkpoint(run_or_folder), given, context, stride)
+    if source.printed(values):
+        return
+    if "words" in values:
+        line = (
+            f"perplexity {values['perplexity']:.4f} per token, {values['word_perplexity']:.4f} per word, "
+            f"{values['bits_per_byte']:.4f} bits per byte, over {values['tokens']} tokens, {values['words']} words, "
+            f"{values['size_bytes']} bytes"
+        )
+    else:
+        line = (
+            f"perplexity {values['perplexity']:.4f} over the {values['tokens']} of {values['positions']} tokens that "
+            f"the task trains ({values['bits_per_token']:.4f} bits per token)"
+        )
+    make_console().print(line, soft_wrap=True)
+
+
+def _scored_here(folder: Path, given: str | list[list[int]], context: int | None, stride: int | None) -> dict[str, Any]:
+    """The measures of a text or of token sequences under a checkpoint of this machine. Raises UserError."""
+    from cope_sweep.inference import Predictor
+
+    predictor = Predictor.load(folder)
+    try:
+        if isinstance(given, str) and predictor.reads_text:
+            return asdict(predictor.text_perplexity(given, context=context, stride=stride))
+        if isinstance(given, str):  # of labels
+            given = [predictor.vocabulary.encode(given).tolist()]
+        return asdict(predictor.perplexity(given, context=context, stride=stride))
+    except ValueError as error:
+        raise UserError(str(error)) from error
+
+
+def _scored_by(client: Client, body: dict[str, Any]) -> dict[str, Any]:
+    """The same measures from a service. Raises UserError."""
+    total = client.perplexity(body).results[0].total
+    values = total.model_dump(include={"nll_sum", "tokens", "positions", "perplexity", "bits_per_token"})
+    if total.text is not None:
+        values |= total.text.model_dump(include={"words", "size_bytes", "word_perplexity", "bits_per_byte"})
+    # The service sends null for a number that overflows.
+    return {key: math.inf if value is None else value for key, value in values.items()}
+
+
+def _sequences(tokens: Sequence[str], file: Path | None) -> list[list[int]]:
+    """The token sequences of `--tokens` and `--file`. Raises UserError."""
+    sequences = [token_ids(text) for text in tokens]
+    if file is not None:
+        try:
+            sequences += json.loads(sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8"))
+        except (OSError, ValueError, TypeError) as error:
+            raise UserError(f"{file}: not a JSON list of lists of token ids ({error})") from error
+    if not sequences:
+        raise UserError('nothing to score; give --tokens "3 14 14 7", --file ids.json, --text "…" or --file notes.txt')
+    return sequences
+
+
+# -- probe ------------------------------------------------------------------------------------------------------------
+
+
+@asks(None, local=["count", "seen_by", "out", "html", "svg"], without=["index"])
 def probe(
     *,
     run_or_folder: CheckpointArg,
-    request: dict[str, Any],
-    file: Annotated[Path | None, typer.Option("--file", help="A text file.", show_default=False)] = None,
+    tokens: Annotated[
+        str | None, typer.Option("--tokens", metavar='"ID ID …"', help="A sequence of token ids.")
+    ] = None,
+    text: Annotated[str | None, typer.Option("--text", help="A text, or `-` for standard input.")] = None,
+    layers: Annotated[list[int], typer.Option("--layer", help="A layer, from 0; repeatable. Default: all.")] = [],
+    heads: Annotated[list[int], typer.Option("--head", help="A head, from 0; repeatable. Default: all.")] = [],
+    marks: Annotated[
+        list[str],
+        typer.Option(
+            "--mark",
+            metavar="NAME[=ID,ID…]",
+            help="Marked tokens to compare with the others: a name from the task or the text, or a new name with token "
+            "ids; repeatable; the first one is drawn. Default: all names from the task and the text.",
+        ),
+    ] = [],
+    file: FileOpt = None,
     split: Annotated[
         str | None,
         typer.Option("--split", help="A split of the run's task. Default: the first test set, if no tokens are given."),
@@ -56,8 +158,7 @@ def probe(
         int, typer.Option("--count", min=1, help="Number of sequences of the split; the table pools their tokens.")
     ] = 1,
     first: Annotated[
-        int | None,
-        typer.Option("--first", min=1, help="Use only the first tokens of each sequence.", show_default=False),
+        int | None, typer.Option("--first", min=1, help="Use only the first tokens of each sequence.")
     ] = None,
     seen_by: Annotated[
         str | None,
@@ -65,18 +166,12 @@ def probe(
             "--seen-by",
             metavar="NAME|INDEX",
             help="Use only these queries: tokens with this mark, or the token with this index. Default: all queries.",
-            show_default=False,
         ),
     ] = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Write the matrices to an .npz file.", show_default=False)
-    ] = None,
-    html: Annotated[
-        Path | None, typer.Option("--html", help="Write an HTML page with heatmaps and values.", show_default=False)
-    ] = None,
-    svg: Annotated[Path | None, typer.Option("--svg", help="Write the heatmaps as SVG.", show_default=False)] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Write the matrices to an .npz file.")] = None,
+    html: Annotated[Path | None, typer.Option("--html", help="Write an HTML page with heatmaps and values.")] = None,
+    svg: Annotated[Path | None, typer.Option("--svg", help="Write the heatmaps as SVG.")] = None,
     source: Source,
-    as_json: Json = False,
 ) -> None:
     """Show what each head of a finished run's model counts: gates on marked tokens and elsewhere, positions, attention.
 
@@ -92,7 +187,6 @@ def probe(
     Example: `cope-sweep probe 95199d1142de555d --split sparse --layer 0 --mark data --html probe.html --out probe.npz`
     """
     run_or_folder = source.run_id(run_or_folder)
-    tokens, text, layers, heads, marks = (request[name] for name in ("tokens", "text", "layers", "heads", "marks"))
     if (tokens, text, file, split).count(None) < 3:
         raise UserError("more than one source of tokens; give one of --tokens, --text, --file and --split")
     if source.client is not None:
@@ -104,9 +198,9 @@ def probe(
         else:
             body["tokens"] = _test_sequence(source.client, run_or_folder, split, index)[:first]
         answer = _probed_by(source.client, run_or_folder, body, marks)
-        _show(answer, as_json, "no gates: the model of this run has no contextual positions")
+        _show(answer, source, "no gates: the model of this run has no contextual positions")
         return
-    folder = find_checkpoint(run_or_folder, source.store)  # before the import of torch, which takes seconds
+    folder = source.checkpoint(run_or_folder)  # before the import of torch, which takes seconds
 
     from cope_sweep.inference import Predictor, validate_token_ids
     from cope_sweep.inference.probe import head_statistics, split_sequences, token_marks
@@ -134,7 +228,7 @@ def probe(
     found = {"run_id": run.run_id, "sequences": len(sequences), "heads": [asdict(head) for head in statistics]}
     _show(
         found,
-        as_json,
+        source,
         f"no gates: {_encoding_names(run)} has no contextual positions; --html and --out give the attention",
     )
 
@@ -163,10 +257,10 @@ def _probed_by(client: Client, run_id: str, body: dict[str, Any], marks: list[st
     return {"run_id": run_id, "sequences": 1, "heads": heads}
 
 
-def _show(found: dict[str, Any], as_json: bool, without_gates: str) -> None:
-    if as_json:
-        print_json(found)
-    elif found["heads"]:
+def _show(found: dict[str, Any], source: Source, without_gates: str) -> None:
+    if source.printed(found):
+        return
+    if found["heads"]:
         _print_table(found["heads"])
     else:
         make_console().print(without_gates)

@@ -1,0 +1,365 @@
+"""The commands that write files: `table`, `report` and `figure`. They import pandas, torch and matplotlib on use."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cope_sweep.api.questions import GetFigure, GetReport, GetTable
+from cope_sweep.cli.models import text_ids
+from cope_sweep.cli.options import ABLATION, Source, argument, asks, option, without_collection
+from cope_sweep.cli.output import escaped, make_console, size
+from cope_sweep.errors import UserError
+from cope_sweep.read.figures.figure import FIGURES, MapOptions, Show
+
+if TYPE_CHECKING:
+    from cope_sweep.read.figures import Figure
+    from cope_sweep.read.tables import Table
+
+DOCUMENT = "report.html"
+COMPARE = "paper|ROW|AXIS=LABEL"
+MAPS_PANEL = "Options of maps"
+SUFFIXES = {".png": "png", ".svg": "svg", ".pdf": "pdf", ".csv": "csv"}
+OutputOpt = Annotated[Path | None, typer.Option("--output", "-o", help="Write to this file.")]
+
+
+@asks(
+    GetTable, "sets", "ablations", local=["folder"], name=ABLATION, compare=option(metavar=COMPARE),
+    json_help="The same as `--format json`.",
+    format=option(
+        metavar="FORMAT",
+        help="json, csv, markdown, latex, html, parquet, terminal, or one of an installed package. Default: by the "
+        "suffix of --output, or else terminal.",
+    ),
+)  # fmt: skip
+def table(
+    question: GetTable,
+    source: Source,
+    output: OutputOpt = None,
+    folder: Annotated[
+        Path | None,
+        typer.Option(
+            "--from",
+            metavar="DIR",
+            help="The runs of a report in this folder, as `report --out` writes it, instead of those of a store.",
+        ),
+    ] = None,
+) -> None:
+    """Print the table of an ablation: mean ± standard deviation over seeds, beside the published numbers.
+
+    Intervals, medians, stuck seeds and the runs behind every number are in `--format json`, csv and html.
+
+    Example: `cope-sweep table quickstart --format latex -o table.tex`
+
+    Example: `cope-sweep table flip_flop --compare paper`
+
+    Example: `cope-sweep table quickstart --compare CoPE --json`
+
+    Example: `cope-sweep table flip_flop --committed`
+
+    Example: `cope-sweep table quickstart --runs --format parquet -o runs.parquet`
+    """
+    if (folder is not None or question.committed) and source.sets:
+        option = "--committed" if folder is None else "--from"
+        raise UserError(f"{option} shows the runs of a report as they are; leave out --set")
+    question = replace(question, format="json" if source.as_json else question.format)
+    with without_collection():
+        if output is None and question.format in (None, "terminal") and not (source.server or question.runs):
+            make_console().print(_table(question, source, folder).to_rich())
+            return
+        from cope_sweep.cli.files import save
+        from cope_sweep.read.tables import find_format, formats
+
+        def write(question: GetTable, file: IO[bytes]) -> None:
+            made = _table(question, source, folder)
+            file.write(find_format(str(question.format)).file(made, runs=question.runs))
+
+        save(
+            question, output, write if folder is not None else source.write,
+            default="terminal" if output is None else "markdown",
+            suffixes={each.suffix: each.name for each in formats().values()},
+            binary=[each.name for each in formats().values() if each.binary],
+        )  # fmt: skip
+
+
+def _table(question: GetTable, source: Source, folder: Path | None) -> Table:
+    """The table of a store, or of a report in a folder. Raises UserError."""
+    if folder is None:
+        return source.queries.table(question)
+    from cope_sweep.read.reports.runs import committed_table
+
+    return committed_table(folder, source.ablations, question.name, question.scale, question.compare)
+
+
+@asks(
+    GetReport, "sets", "ablations", local=["out", "all_ablations", "compare"],
+    json_help="Print the paths of the files of --out as JSON.",
+    name=argument(metavar="[ABLATION]", help=f"{ABLATION['help']} None with --all.", default=None),
+    format=option(help="markdown or html. Default: by the suffix of --output, or else markdown."),
+)  # fmt: skip
+def report(
+    question: GetReport,
+    source: Source,
+    compare: Annotated[
+        str | None,
+        typer.Option(
+            "--compare",
+            metavar=COMPARE,
+            help="With --out: compare the rows as `cope-sweep table --compare` does. Default: with the published "
+            "numbers, or else with CoPE.",
+        ),
+    ] = None,
+    output: OutputOpt = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            metavar="DIR",
+            help="Write the evidence to this folder: the runs and their curves (Parquet), the report (Markdown), and "
+            "the figures (SVG). With --all: one HTML document.",
+        ),
+    ] = None,
+    all_ablations: Annotated[
+        bool, typer.Option("--all", help="All ablations, at all scales or at that of --scale; needs --out.")
+    ] = False,
+) -> None:
+    """Report on the finished runs of an ablation: table with comparisons, figures, what is missing, and what made it.
+
+    Example: `cope-sweep report quickstart -o quickstart.html`
+
+    Example: `cope-sweep report flip_flop --scale small --out ablations/results`
+
+    Example: `cope-sweep report --all --out results`
+    """
+    name: str | None = question.name
+    if all_ablations and out is None:
+        raise UserError("--all writes a document; name a folder for it with --out DIR")
+    if all_ablations != (name is None):
+        raise UserError("name one ablation, or write --all --out DIR for all of them")
+    if out is None:
+        if compare is not None or source.as_json:
+            raise UserError("--compare and --json are of the files of --out DIR")
+        from cope_sweep.cli.files import save
+
+        save(question, output, source.write, default="markdown", suffixes={".html": "html"})
+        return
+    if output is not None or question.format is not None or (all_ablations and (compare or source.sets)):
+        raise UserError(
+            "--out writes files of fixed formats; leave out --format and --output, and with --all also --compare and "
+            "--set"
+        )
+    try:
+        paths = _document(out, question, source) if name is None else _evidence(out, question, source, compare)
+    except OSError as error:
+        place = error.filename or out
+        raise UserError(f"{place}: {error.strerror or error}; name another folder with --out") from error
+    if not source.printed({"files": [str(path) for path in paths]}):
+        sys.stdout.writelines(f"{path}\n" for path in paths)
+
+
+def _evidence(out: Path, question: GetReport, source: Source, compare: str | None) -> list[Path]:
+    from cope_sweep.read.reports import evidence, write_evidence
+
+    plan = source.queries.load(question.name, question.scale).plan
+    return list(write_evidence(evidence(plan, source.store, question.scale, compare=compare), out))
+
+
+def _document(out: Path, question: GetReport, source: Source) -> list[Path]:
+    from cope_sweep.read.reports.document import document
+    from cope_sweep.store.files import write_bytes
+
+    content = document(source.queries.files, source.store, question.scale).to_html().encode()
+    out.mkdir(parents=True, exist_ok=True)
+    write_bytes(out / DOCUMENT, content)
+    return [out / DOCUMENT]
+
+
+# -- figures ----------------------------------------------------------------------------------------------------------
+
+
+def _of_maps(*flags: str, help: str, metavar: str | None = None, min: int | None = None) -> typer.models.OptionInfo:  # noqa: A002
+    """An option of the figures that need a checkpoint: they are drawn on this machine."""
+    info: typer.models.OptionInfo = typer.Option(
+        *flags, help=help, metavar=metavar, min=min, rich_help_panel=MAPS_PANEL
+    )
+    return info
+
+
+@asks(
+    GetFigure, "sets", "ablations",
+    local=["show", "heads", "mark", "split", "position", "text", "file", "first", "seed"],
+    name=argument(
+        metavar="ABLATION|RUN",
+        help="Name of an ablation, or path of its file. For `maps` also the id of a finished run, or a checkpoint "
+        "folder; of an ablation, the first finished run.",
+    ),
+    figure=option(
+        "--kind", "-k", "--declared", metavar="KIND", default=None, kind=str | None,
+        help=f"{', '.join(FIGURES)}; or one of the figures that the ablation declares, as `maps-2`. Default: all that "
+        "it declares; where it declares none, or options select what is drawn, curves.",
+    ),
+    metric=option("--metric", "-m"), log=option("--log/--linear"), log_x=option("--log-x/--linear-x"),
+    format=option(help="csv: the data that is drawn. Default: by the suffix of --output, or else png."),
+)  # fmt: skip
+def figure(
+    question: GetFigure,
+    source: Source,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="Default: NAME-KIND.FORMAT, and for one figure as csv, standard output."),
+    ] = None,
+    show: Annotated[Show | None, _of_maps("--show", help="What the maps show. Default: position_attention.")] = None,
+    heads: Annotated[
+        list[str],
+        _of_maps(
+            "--head",
+            metavar="LAYER.HEAD",
+            help="A head, counted from 0; repeatable. Default: the four whose gates separate the marked tokens best.",
+        ),
+    ] = [],
+    mark: Annotated[
+        str | None,
+        _of_maps("--mark", help="Marked tokens, drawn as plus signs: a name from the task or the text (`newline`, …)."),
+    ] = None,
+    split: Annotated[
+        str | None, _of_maps("--split", help="A split of the run's task. Default: the first test set.")
+    ] = None,
+    position: Annotated[
+        int | None, _of_maps("--sequence", min=0, help="Index of the sequence in its split. Default: 0.")
+    ] = None,
+    text: Annotated[str | None, _of_maps("--text", help="A text, or `-` for standard input.")] = None,
+    file: Annotated[Path | None, _of_maps("--file", help="A text file.")] = None,
+    first: Annotated[int | None, _of_maps("--first", min=1, help="Use only the first tokens of the sequence.")] = None,
+    seed: Annotated[int | None, _of_maps("--seed", help="Of an ablation: the seed of the run.")] = None,
+) -> None:
+    """Draw a figure of an ablation's results, or of what the heads of a trained model attend to, as PNG, SVG or PDF.
+
+    - `curves`: learning curves, mean and band over seeds; `--x time` by wall time
+    - `convergence`: test metrics by step; a ring marks the best mean of each row
+    - `values`: final metrics against a parameter (`--x train.lr`), with bars over seeds
+    - `contexts`: a metric against the length of the evaluation context
+    - `summary`: every row of the table as a point with its interval, beside the published value
+    - `importance`: the share of a metric's variance that each parameter explains (η²)
+    - `parallel`: parallel coordinates
+    - `maps`: gates, positions or attention of a model's heads over the tokens
+
+    Without `--kind`, the figures are drawn that the ablation's file declares under `figures`.
+
+    `--format csv` gives the data of the same figure. Only finished runs enter means; the curves of others are dotted.
+
+    Example: `cope-sweep figure quickstart -o curves.svg`
+
+    Example: `cope-sweep figure attention_maps --scale small --kind maps-2`
+
+    Example: `cope-sweep figure quickstart --kind summary --format pdf`
+
+    Example: `cope-sweep figure length_generalisation --kind contexts --scale small --format csv`
+
+    Example: `cope-sweep figure quickstart --kind maps --row CoPE --show gates --mark data -o gates.png`
+    """
+    question = replace(question, name=source.run_or_ablation(question.name))
+    kind: str | None = question.figure
+    of_maps = (show, *heads, mark, split, position, text, file, first, seed)
+    is_checkpoint = _is_checkpoint(question.name)
+    own = replace(question, figure="", format=None) != GetFigure(question.name, "", scale=question.scale)
+    selects = own or any(each is not None for each in of_maps)
+    declared: list[str] = []
+    if not is_checkpoint and not selects and kind in (None, "maps"):
+        declared = _declared(question, source)
+    maps: Figure | None = None
+    if is_checkpoint or (kind == "maps" and "maps" not in declared):
+        if source.server:
+            raise UserError("maps that no file declares need a checkpoint on this machine; leave out --server")
+        if (text, file, split).count(None) < 2:
+            raise UserError("more than one source of tokens; give one of --text, --file and --split")
+        kind, options = "maps", MapOptions(show or "position_attention", _pairs(heads) or 4, mark, question.title)
+        folder = _checkpoint(question, source, seed)  # before the import of torch, which takes seconds
+
+        from cope_sweep.inference import Predictor
+        from cope_sweep.inference.probe import split_sequences
+
+        predictor = Predictor.load(folder)
+        if text is None and file is None:
+            ids = split_sequences(predictor.run.task, split, position or 0)[0]
+        else:
+            ids = text_ids(text, file, predictor)
+        maps = FIGURES["maps"].make(predictor, ids[:first], options)
+    wanted = [kind] if kind else declared or ["curves"]
+    if output is not None and len(wanted) > 1:
+        raise UserError(f"--output is one file; {question.name} declares {', '.join(declared)}; choose one with --kind")
+
+    def write(question: GetFigure, file: IO[bytes]) -> None:
+        if maps is None:
+            source.write(question, file)
+        else:
+            file.write(maps.render(question.format or "png"))
+
+    written = [_save(replace(question, figure=each), output, write, several=len(wanted) > 1) for each in wanted]
+    files = [each for each in written if each]
+    if files and not source.printed(files if kind is None and declared else files[0]):
+        for each in files:
+            make_console().print(escaped(f"{each['file']}: {size(each['bytes'])}"), soft_wrap=True, highlight=False)
+
+
+def _declared(question: GetFigure, source: Source) -> list[str]:
+    """The figures that the file of an ablation declares. Raises UserError."""
+    if source.client is not None:
+        return [each.name for each in source.client.figures(question.name, question.scale) if each.declared]
+    from cope_sweep.read.figures.available import declared_figures
+
+    return [each.name for each in declared_figures(source.queries.load(question.name, question.scale).plan)]
+
+
+def _save(
+    question: GetFigure, output: Path | None, write: Callable[[GetFigure, IO[bytes]], None], *, several: bool
+) -> dict[str, Any]:
+    """Write a figure, and return what the JSON answer says of its file; nothing of standard output."""
+    from cope_sweep.cli.files import save
+
+    if output is None and (question.format != "csv" or several):
+        output = Path(f"{Path(question.name).stem}-{question.figure}.{question.format or 'png'}")
+    if output is not None and question.format is None and output.suffix.lower() not in SUFFIXES:
+        raise UserError(f"{output}: its suffix names no format; end it with {', '.join(SUFFIXES)}, or give --format")
+    written = save(question, output, write, default="png", suffixes=SUFFIXES)
+    if output is None:
+        return {}
+    return {"file": str(output), "kind": question.figure, "format": written, "bytes": output.stat().st_size}
+
+
+def _is_checkpoint(name: str) -> bool:
+    from cope_sweep.store.artifacts import RUN_ID
+
+    return bool(RUN_ID.fullmatch(name) or Path(name).is_dir())
+
+
+def _pairs(heads: list[str]) -> tuple[tuple[int, int], ...]:
+    """The pairs in `2.0`, `3.1`. Raises UserError."""
+    pairs = []
+    for each in heads:
+        layer, dot, head = each.partition(".")
+        if not (dot and layer.isdecimal() and head.isdecimal()):
+            raise UserError(f"--head {each}: a head is LAYER.HEAD, counted from 0, as in --head 1.0")
+        pairs.append((int(layer), int(head)))
+    return tuple(pairs)
+
+
+def _checkpoint(question: GetFigure, source: Source, seed: int | None) -> Path:
+    """The checkpoint of a run, of a folder, or of the first finished run of an ablation. Raises UserError."""
+    name, rows = question.name, list(question.row)
+    if _is_checkpoint(name):
+        return source.checkpoint(name)
+    from cope_sweep.read.figures.metrics import selected_rows
+
+    plan, store = source.queries.load(name, question.scale).plan, source.store
+    runs = [run for row in selected_rows(plan, rows) for run in row.runs if seed is None or run.seed == seed]
+    statuses = store.index.statuses(run.run_id for run in runs)
+    for run in runs:
+        if statuses.get(run.run_id) == "finished":
+            return store.run(run.run_id).fetch_checkpoint()
+    wanted = "".join([f" of {', '.join(rows)}" if rows else "", f" with seed {seed}" if seed is not None else ""])
+    raise UserError(f"no run{wanted} of {plan.name} is finished in the store {store.location}; see `cope-sweep status`")

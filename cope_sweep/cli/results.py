@@ -1,0 +1,570 @@
+"""The commands that show what is planned and what was measured: list, plan, status, runs, best, diff and logs."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import sys
+import time
+from collections.abc import Iterable
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cope_sweep.api.questions import (
+    ExportRuns,
+    GetDiff,
+    GetLog,
+    GetPlan,
+    GetRun,
+    GetSweep,
+    ListAblations,
+    ListRuns,
+    ListSweeps,
+    RunFilter,
+)
+from cope_sweep.cli.options import ABLATION, Source, argument, asks, option
+from cope_sweep.cli.output import escaped, estimated_time, grid, make_console, print_json, print_table, quantity, size
+from cope_sweep.errors import UserError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from cope_sweep.api.answers import Counts, PlanCost, RunCost, SweepMember
+    from cope_sweep.config import Plan
+    from cope_sweep.read.tables.best import Tuned
+
+RESULTS = "results"
+"""The folder of reports beside the ablation files."""
+MAX_SWEEPS = 100
+"""Sweeps that `status` lists."""
+BROKEN = ("failed", "damaged")
+EXPORTS = ("parquet", "csv", "json")
+POLL_INTERVAL_S = 0.5
+TAIL_CHARACTERS = 2000
+"""Number of characters of a shown log by which its end is found again."""
+MAX_LINES = 10_000
+"""Lines of a log that a service is asked for."""
+
+# -- list, plan, schema ------------------------------------------------------------------------------------------------
+
+
+@asks(ListAblations, "ablations")
+def list_ablations(question: ListAblations, source: Source) -> None:
+    """List the ablations, the table or figure that each reproduces, and how many of their runs are finished.
+
+    Example: `cope-sweep list`
+    """
+    try:
+        entries = source.ask(question)
+    except OSError:
+        entries = []
+    if not entries:
+        folder = f"in {source.ablations.absolute()}; choose another folder with --ablations"
+        raise UserError(f"no ablation files (*.yaml) {f'at {source.server}' if source.server else folder}")
+    if source.printed([entry.model_dump(exclude_none=True) for entry in entries]):
+        return
+    table = grid("ablation", "title", "reproduces", "rows × seeds", "finished", "others")
+    for entry in entries:
+        if entry.error is not None:
+            table.add_row(escaped(entry.name), f"[red]{escaped(entry.error)}[/red]")
+        else:
+            others = ", ".join(
+                f"{number} {status}" for status, number in entry.counts.items() if status not in ("finished", "pending")
+            )
+            more = (entry.reproduces, f"{entry.rows} × {entry.seeds}")
+            finished = [f"{entry.finished} of {entry.runs}"]
+            finished += [f"{name} {each.finished} of {each.runs}" for name, each in entry.at_scales.items()]
+            table.add_row(*map(escaped, (entry.name, entry.title, *more, "\n".join(finished), others)))
+    no_others = not any(entry.counts.keys() - {"finished", "pending"} for entry in entries)
+    print_table(table, ["reproduces", "rows × seeds", *["others"] * no_others])
+    results = source.ablations / RESULTS
+    finished_runs = sum(entry.finished + sum(each.finished for each in entry.at_scales.values()) for entry in entries)
+    if not (source.server or finished_runs) and results.is_dir():
+        make_console().print(
+            f"Nothing is finished in this store. {escaped(results)} has results: "
+            f"cope-sweep table flip_flop --from {escaped(results)}",
+            soft_wrap=True,
+        )
+
+
+@asks(GetPlan, "sets", "ablations", local=["measure", "attention"], name=ABLATION)
+def plan(
+    question: GetPlan,
+    source: Source,
+    measure: Annotated[
+        bool,
+        typer.Option(
+            "--measure", help="Train a few steps of each distinct shape here, and estimate time and memory from them."
+        ),
+    ] = False,
+    attention: Annotated[
+        bool,
+        typer.Option(
+            "--attention",
+            help="Show by which kernel each row computes its attention on a CPU and on a GPU, and why not by a faster "
+            "one.",
+        ),
+    ] = False,
+) -> None:
+    """Show the runs of an ablation: status, parameters, and an estimate of time and memory. Nothing is recorded.
+
+    Example: `cope-sweep plan quickstart --set train.steps=1000 --measure`
+    """
+    if attention:
+        _show_attention(source, source.plan(question.name, question.scale))
+        return
+    costs = _measured(source, question) if measure else source.ask(question)
+    if source.printed(costs):
+        return
+    shapes_differ = len({run.resources for run in costs.runs}) > 1
+    table = grid("run", "row", "seed", "status", "parameters", "time", "memory", *["resources"] * shapes_differ)
+    for run in costs.runs:
+        cells = (run.run_id, escaped(run.row), str(run.seed), run.status, quantity(run.parameters))
+        memory = size(run.estimated_memory_bytes)
+        time = estimated_time(run.estimated_s, run.estimated_s, lacks_gpu=costs.lacks_gpu)
+        time = f"≤ {time}" if run.least_s < run.estimated_s and time[0].isdigit() else time
+        table.add_row(
+            *cells, time, memory if run.fits else f"[red]{memory}: too large[/red]", *[run.resources] * shapes_differ
+        )
+    console = make_console()
+    too_large = sum(not run.fits for run in costs.runs)
+    print_table(table, [*["memory"] * (not too_large), "parameters", "resources", "memory", "seed"])
+    groups = costs.worker_groups
+    stopped = f", {costs.counts['stopped']} stopped early" if "stopped" in costs.counts else ""
+    text = f"{costs.finished} finished{stopped}, {costs.to_do} to do"
+    if costs.to_do:
+        text += f" ({costs.to_suggest} still to be suggested)" if costs.to_suggest else ""
+        time = estimated_time(costs.estimated_s, costs.least_s, lacks_gpu=costs.lacks_gpu)
+        up_to = "up to " * shapes_differ
+        about = f"about {time} on {up_to}{groups} worker group{'s' * (groups > 1)}" if time[0].isdigit() else time
+        text += f": {about} ({costs.basis})"
+    text += f"; {too_large} do not fit in the memory of this machine" if too_large else ""
+    console.print(text)
+
+
+def _measured(source: Source, question: GetPlan) -> PlanCost:
+    """The plan with the cost of each of its shapes, which are measured here and named on standard error."""
+    from cope_sweep.read.queries import plan_cost, recorded_plan
+    from cope_sweep.train.measure import measure_plan
+
+    console = make_console(stderr=True)
+    planned = recorded_plan(source.plan(question.name, question.scale), source.store)
+    timed = measure_plan(
+        planned, on_shape=lambda row, number, total: console.print(f"measuring {number} of {total}: {escaped(row)}")
+    )
+    return plan_cost(planned, source.store, timed)
+
+
+def _show_attention(source: Source, plan: Plan) -> None:
+    """Print the path of each layer's attention, for the devices on which the rows may train."""
+    from cope_sweep.model.paths import attention_paths
+
+    found = [
+        (row.name, device, path)
+        for row in plan.rows
+        for device in ("cpu", "cuda")
+        if (resources := plan.resources_of(row)).device in ("auto", device)
+        for path in attention_paths(row.runs[0], resources, device)
+    ]
+    documents = [
+        {"row": row, "layers": path.layers, "device": device, "attention": path.name, "reason": path.reason}
+        for row, device, path in found
+    ]
+    if source.printed(documents):
+        return
+    table = grid("row", "layers", "device", "attention", "why no fused kernel")
+    for row, device, path in found:
+        table.add_row(escaped(row), "–".join(map(str, path.layers)), device, path.name, escaped(path.reason or ""))
+    print_table(table)
+
+
+def schema() -> None:
+    """Print the JSON Schema of ablation files. Editors use it for completion and checks.
+
+    Example: `cope-sweep schema > ablations/schema.json`
+    """
+    from cope_sweep.config.schema import ablation_schema
+
+    print_json(ablation_schema())
+
+
+# -- status -----------------------------------------------------------------------------------------------------------
+
+
+@asks(
+    GetPlan, "sets", "ablations",
+    name=argument(
+        metavar="[ABLATION|RUN|SWEEP]",
+        help="An ablation, or the id of a run or sweep. Default: the newest sweeps of this store.",
+        default=None,
+    ),
+)  # fmt: skip
+def status(question: GetPlan, source: Source) -> None:
+    """Show the status of sweeps and runs, and why runs failed, were stopped or are damaged.
+
+    Example: `cope-sweep status quickstart`
+
+    Example: `cope-sweep status 95199d1142de555d`
+    """
+    from cope_sweep.store.artifacts import RUN_ID
+    from cope_sweep.store.index import IndexUnavailable
+    from cope_sweep.store.sweeps import SWEEP_ID
+
+    target: str | None = question.name and source.run_or_ablation(question.name)
+    if not source.server:
+        with contextlib.suppress(IndexUnavailable):  # then they read as interrupted
+            source.store.end_expired()
+    if target is None:
+        _show_sweeps(source)
+    elif RUN_ID.fullmatch(target):
+        _show_run(source, target)
+    elif SWEEP_ID.fullmatch(target):
+        _show_sweep(source, target)
+    else:
+        found = source.ask(question)
+        if not source.printed(found):
+            _print_runs(found.runs)
+
+
+def _show_sweeps(source: Source) -> None:
+    page = source.ask(ListSweeps(limit=MAX_SWEEPS))
+    oldest_first = page.sweeps[::-1]
+    if source.printed(oldest_first):
+        return
+    if not page.sweeps:
+        make_console().print(f"no sweep in {source.location}; start one with: cope-sweep run quickstart")
+        return
+    table = grid("sweep", "ablation", "status", "executor", "runs")
+    for sweep in oldest_first:
+        cells = (sweep.sweep_id, sweep.ablation, sweep.status, sweep.executor, _counts_text(sweep.counts))
+        table.add_row(*map(escaped, cells))
+    console = make_console()
+    if page.total > len(page.sweeps):
+        console.print(f"the newest {len(page.sweeps)} of {page.total} sweeps:")
+    print_table(table)
+    if not source.server:
+        _print_backlog(console, source)
+
+
+def _print_backlog(console: Console, source: Source) -> None:
+    """Say how much MLflow lacks, if the store is copied to one."""
+    from cope_sweep.store.index.database import redacted
+    from cope_sweep.tracking.sync import backlog_count
+    from cope_sweep.tracking.uri import resolve_uri
+
+    store = source.store
+    if "MLFLOW_TRACKING_URI" not in os.environ and not (store.root / "mlflow.db").exists():
+        return
+    uri = resolve_uri(store)
+    if left := backlog_count(store, uri):
+        text = f"MLflow at {redacted(uri)} lacks {left} runs and sweeps; `cope-sweep sync` sends them."
+        console.print(escaped(text), style="yellow", soft_wrap=True)
+
+
+def _show_sweep(source: Source, sweep_id: str) -> None:
+    sweep = source.ask(GetSweep(sweep_id))
+    if source.printed(sweep):
+        return
+    console = make_console()
+    console.print(escaped(f"{sweep.sweep_id}: {sweep.ablation}, {sweep.status}, {_counts_text(sweep.counts)}"))
+    if sweep.error is not None:
+        console.print(f"[red]{escaped(sweep.error)}[/red]")
+    for note in sweep.notes:
+        console.print(escaped(note))
+    _print_runs(sweep.members)
+
+
+def _show_run(source: Source, run_id: str) -> None:
+    run = source.ask(GetRun(run_id, curve=False))
+    if run.state.get("status") is None and run.status == "pending":
+        raise UserError(f"no run {run_id} in {source.location}; `cope-sweep plan ABLATION` lists the ids")
+    document = run.model_dump(exclude={"curve", "values"})
+    if source.printed(document):
+        return
+    document["state"].pop("traceback", None)
+    traceback = (document["failure"] or {}).pop("traceback", None)
+    console = make_console()
+    console.print_json(json.dumps(document))
+    if traceback:
+        console.print(traceback, style="red", markup=False, highlight=False)
+
+
+def _print_runs(runs: Iterable[RunCost | SweepMember]) -> None:
+    runs = list(runs)
+    shapes = [getattr(run, "resources", "") for run in runs]
+    shown = len(set(shapes)) > 1
+    table = grid("run", "row", "seed", "status", "step", *["resources"] * shown, "worker", "message")
+    for run, shape in zip(runs, shapes, strict=True):
+        step = f"{run.step}/{run.steps}"
+        cells = (run.run_id, run.row, run.seed, run.status, step, *[shape] * shown)
+        cells += (run.worker_id or "", run.message or "")
+        table.add_row(*map(escaped, cells), style="red" if run.status in BROKEN else "")
+    print_table(table, ["worker", "resources"])
+
+
+def _counts_text(counts: Counts) -> str:
+    """`3 finished, 1 failed`."""
+    return ", ".join(f"{number} {name}" for name, number in sorted(counts.items(), key=lambda each: -each[1]))
+
+
+# -- diff -------------------------------------------------------------------------------------------------------------
+
+
+SIDE = argument(metavar="RUN|SWEEP")
+
+
+@asks(GetDiff, left=SIDE, right=SIDE)
+def diff(question: GetDiff, source: Source) -> None:
+    """Show what differs between two runs or two sweeps: values of their specs, facts, and metrics with a test.
+
+    The metrics of two sweeps are compared row by row, over the finished runs, by exact permutation tests; p is
+    corrected for all metrics shown (Holm). Differences are right minus left.
+
+    Example: `cope-sweep diff 95199d1142de555d 0c51a9e3f6d2b874`
+
+    Example: `cope-sweep diff 20260730-120000-abcd 20260731-090000-1234 --json`
+    """
+    found = source.ask(question)
+    if source.printed(found):
+        return
+    console = make_console()
+    for name, total, finished in zip((found.left, found.right), found.runs, found.finished, strict=True):
+        console.print(escaped(f"{name}: {finished} of {total} runs finished"))
+    for title, changes in (("spec", found.spec), ("fact", found.facts)):
+        table = grid(title, "left", "right")
+        for change in changes:
+            table.add_row(*(escaped("–" if text is None else text) for text in (change.key, change.left, change.right)))
+        print_table(table) if changes else console.print(f"the same {title}s")
+    table = grid("row", "metric", "left", "right", "difference", "interval (95 %)", "p (Holm)", "runs")
+    for each in found.metrics:
+        test = each.difference
+        interval = "" if test.ci_low is None else f"{test.ci_low:+.4g} … {test.ci_high:+.4g}"
+        values = ((each.left, ".6g"), (each.right, ".6g"), (test.difference, "+.4g"), (each.p_adjusted, ".3g"))
+        numbers = ["" if value is None else format(value, form) for value, form in values]
+        numbers.insert(3, interval)
+        table.add_row(*map(escaped, (each.row, each.metric, *numbers, f"{test.n[0]}, {test.n[1]}")))
+    print_table(table) if found.metrics else console.print("no metric that both have")
+    for side, rows in (("left", found.only_left), ("right", found.only_right)):
+        if rows:
+            console.print(escaped(f"rows of the {side} sweep only: {', '.join(rows)}"))
+
+
+# -- runs -------------------------------------------------------------------------------------------------------------
+
+
+@asks(
+    ListRuns, "ablations", without=["run", "cursor", "fields"],
+    filter=option(metavar="KEY>=VALUE"), sort=option(metavar="KEY"), sweep=option(metavar="SWEEP"),
+)  # fmt: skip
+def runs(
+    *,
+    question: ListRuns,
+    export: Annotated[
+        str | None,
+        typer.Option(
+            "--format",
+            metavar="FORMAT",
+            help="Export all matching runs with all their values: parquet, csv or json. Default: by the suffix of "
+            "--output.",
+        ),
+    ] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="The file of an export.")] = None,
+    curves: Annotated[
+        bool, typer.Option("--curves", help="Export the learning curves: one line for each logged value of a run.")
+    ] = False,
+    source: Source,
+) -> None:
+    """List the runs of the store that were begun, by any of their values. Filtered and sorted values are shown.
+
+    An export has one line for each run: its configuration by dotted keys, seed, sweeps, metrics, and facts such as
+    versions and durations. It holds every matching run, however many there are.
+
+    Example: `cope-sweep runs --filter "model.layers>=4" --sort in_dist/token_error`
+
+    Example: `cope-sweep runs --status finished --filter "model.position=cope" -o runs.parquet`
+
+    Example: `cope-sweep runs --sweep 20260730-120000-abcd --curves --format csv -o curves.csv`
+    """
+    if export is not None or output is not None:
+        _export(source, question, export, output, curves)
+        return
+    if curves:
+        raise UserError("--curves exports; name a file with --output FILE, or a format with --format")
+    page = source.ask(question)
+    if source.printed(page):
+        return
+    keys = list(dict.fromkeys(key for run in page.runs for key in run.values))
+    shown = [key for key in keys if key not in ("status", "seed", "step")]
+    table = grid("run", "ablation", "row", "seed", "status", "step", *shown, "message")
+    for run in page.runs:
+        start = (run.run_id, ", ".join(run.ablations), run.row or "", run.seed, run.status, f"{run.step}/{run.steps}")
+        values = (_text(run.values.get(key)) for key in shown)
+        table.add_row(
+            *map(escaped, (*start, *values, run.message or "")),
+            style="red" if run.status in BROKEN else "",
+        )
+    print_table(table, ["ablation", "step", "seed"])
+    if page.total > len(page.runs):
+        first, last = min(question.offset + 1, page.total), question.offset + len(page.runs)
+        make_console().print(f"runs {first} to {last} of {page.total}; --limit and --offset show others")
+
+
+def _export(source: Source, question: ListRuns, name: str | None, output: Path | None, curves: bool) -> None:
+    from cope_sweep.cli.files import save
+
+    chosen = name or (output.suffix.removeprefix(".") if output else "")
+    if chosen not in EXPORTS:
+        given = f"--format {name}" if name else f"--output {output}: its suffix"
+        raise UserError(f"{given} is no format of runs; the formats are {', '.join(EXPORTS)}; choose one with --format")
+    which = {each.name: getattr(question, each.name) for each in fields(RunFilter)}
+    asked = ExportRuns(**which, format=chosen, curves=curves)  # type: ignore[arg-type]
+    save(asked, output, source.write, default="csv", suffixes={})
+    if output is not None:
+        make_console().print(escaped(f"all matching {'logged values' if curves else 'runs'} are in {output}"))
+
+
+def _text(value: object) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else "" if value is None else str(value)
+
+
+# -- best -------------------------------------------------------------------------------------------------------------
+
+
+@asks(GetPlan, "sets", "ablations", remote=False, name=ABLATION)
+def best(
+    *,
+    question: GetPlan,
+    metric: Annotated[
+        str | None,
+        typer.Option(
+            "--metric",
+            "-m",
+            help="What draws are compared by. Default: the primary metric, on the validation set where there is one.",
+        ),
+    ] = None,
+    as_yaml: Annotated[
+        bool, typer.Option("--yaml", help="Print the best values as `when:` of an ablation file.")
+    ] = False,
+    source: Source,
+) -> None:
+    """Show the best draw of each row of an ablation with `search: random`, which tries the same draws for every row.
+
+    Columns `of 1`, `of 2`, `of 4`, … are the best values of the first so many draws: whether more would help. A value
+    marked `edge` is the least or greatest of those that were tried: a wider space may have a better one.
+
+    The best values train fresh seeds where `--yaml` puts them into the ablation that is reported.
+
+    Example: `cope-sweep best encodings_tuning --yaml`
+    """
+    from cope_sweep.config.checks import validation_metric
+    from cope_sweep.read.tables.best import conditions, tuned_rows
+    from cope_sweep.read.tables.runs import read_runs
+
+    if as_yaml and source.as_json:
+        raise UserError("--yaml and --json are two forms of the answer; leave one out")
+    plan = source.plan(question.name, question.scale)
+    name = metric or validation_metric(plan.ablation, plan.runs)
+    goals = {each.name: each.goal for each in plan.ablation.content.metrics}
+    goal = goals.get(name, plan.ablation.content.primary_metric.goal)
+    if unknown := next((run for run in plan.runs if name not in run.metrics), None):
+        raise UserError(f"--metric {name}: the task {unknown.task.kind} has no such metric")
+    found = tuned_rows(plan, read_runs(plan, source.store), name, goal)
+    if as_yaml:
+        sys.stdout.write(conditions(found))
+        return
+    if source.printed({"metric": name, "goal": goal, "rows": [_as_dict(each) for each in found]}):
+        return
+    draws = len(found[0].draws)
+    budgets = [*(2**power for power in range((draws - 1).bit_length())), draws]  # 1, 2, 4, … and all
+    table = grid("row", *(f"of {each}" for each in budgets), "best draw", "edge", "not ended")
+    for each in found:
+        cells = [each.name, *(_score(each, first) for first in budgets)]
+        chosen = each.best()
+        drawn = ", ".join(f"{key}={json.dumps(value)}" for key, value in chosen.values.items()) if chosen else ""
+        table.add_row(*map(escaped, (*cells, drawn, ", ".join(each.at_edge), each.missing or "")))
+    console = make_console()
+    console.print(table)
+    console.print(escaped(f"{name}, mean over seeds {plan.ablation.content.seeds}, {goal} is best"), highlight=False)
+
+
+def _score(row: Tuned, first: int) -> str:
+    found = row.best(first)
+    return "" if found is None else f"{found.score:.4g}"
+
+
+def _as_dict(row: Tuned) -> dict[str, Any]:
+    def plain(draw: Any) -> dict[str, Any] | None:
+        return None if draw is None else {"values": dict(draw.values), "score": draw.score}
+
+    return {
+        "labels": dict(row.labels),
+        "best": plain(row.best()),
+        "at_edge": list(row.at_edge),
+        "not_ended": row.missing,
+        "draws": [plain(draw) for draw in row.draws],
+    }
+
+
+# -- logs -------------------------------------------------------------------------------------------------------------
+
+
+@asks(
+    GetLog, run_id=argument(metavar="RUN"),
+    tail=option("--tail", kind=int | None, default=None, help="Only so many lines from the end; with --json 200."),
+)  # fmt: skip
+def logs(
+    question: GetLog,
+    source: Source,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run ends.")] = False,
+) -> None:
+    """Print the log of a run: its attempts, evaluations, and errors with their tracebacks.
+
+    Example: `cope-sweep logs 95199d1142de555d --follow`
+
+    Example: `cope-sweep logs 95199d1142de555d --tail 20 --json`
+    """
+    if source.as_json and follow:
+        raise UserError("--json is one document; leave out --follow")
+    run, tail = source.run_id(question.run_id), question.tail
+    if source.as_json:
+        print_json(source.ask(GetLog(run) if tail is None else question))
+        return
+    shown = ""
+    for turn in itertools.count():
+        text, running = _log(source, run)
+        if turn == 0 and not text and not running:
+            raise UserError(f"run {run} has no log: it was trained by an older version")
+        if turn == 0 and tail is not None:
+            lines = text.splitlines(keepends=True)
+            shown = "".join(lines[: max(0, len(lines) - tail)])
+        typer.echo(_new_part(text, shown), nl=False)
+        shown = text
+        if not follow or not running:
+            return
+        time.sleep(POLL_INTERVAL_S)
+
+
+def _new_part(text: str, shown: str) -> str:
+    """The new part of a log. A service sends only the end of a long one, which begins later each time."""
+    if text.startswith(shown):
+        return text[len(shown) :]
+    end = shown[-TAIL_CHARACTERS:]
+    found = text.rfind(end)
+    return text if found < 0 else text[found + len(end) :]
+
+
+def _log(source: Source, run: str) -> tuple[str, bool]:
+    """The log of a run, or the end of it from a service, and whether it is in training. Raises UserError."""
+    if source.client is not None:
+        running = source.client.run(run, curve=False).status == "running"  # before the log: nothing of it is missed
+        return "".join(f"{line}\n" for line in source.client.logs(run, tail=MAX_LINES).lines), running
+    store = source.store
+    folder, status = store.run(run), store.status(run)
+    if status == "pending":
+        raise UserError(f"run {run} was not begun in the store {store.root}; `cope-sweep plan ABLATION` lists the ids")
+    return folder.log_text(), status == "running"

@@ -1,0 +1,234 @@
+"""The commands that keep a store in order: `store rebuild`, `store check`, `prune`, and `sync` to MLflow."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cope_sweep.cli.options import Source, asks
+from cope_sweep.cli.output import escaped, grid, make_console, print_table, size
+from cope_sweep.cli.sweeps import MlflowOpt
+from cope_sweep.errors import UserError
+
+if TYPE_CHECKING:
+    from cope_sweep.store import Store
+
+DIFFERENT = 1
+"""The exit code of `store check` where something differs or is damaged."""
+DAY_S = 86400.0
+RESUMED_STATUSES = ("finished", "stopped", "failed", "interrupted")
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    help="Make the index of a store again from its files, or compare both.",
+)
+
+
+@app.command()
+@asks(None, remote=False)
+def rebuild(source: Source) -> None:
+    """Make the index again from the folders of the runs and the records of the sweeps.
+
+    Runs that a sweep trains at the moment keep their row.
+
+    Example: `cope-sweep store rebuild`
+    """
+    from cope_sweep.cli.progress import progress_bar
+    from cope_sweep.store.index import Index
+    from cope_sweep.store.index.database import redacted
+    from cope_sweep.store.rebuild import rebuild as rebuild_index
+
+    store = _existing_store(source)
+    with progress_bar("reading runs") as on_progress:
+        report = rebuild_index(store, Index(store.index_url), on_progress)
+    if source.printed(report.__dict__):
+        return
+    console = make_console()
+    removed = f"; {report.removed} without a folder removed" if report.removed else ""
+    console.print(f"{report.runs} runs and {report.sweeps} sweeps in the index {redacted(store.index_url)}{removed}")
+    for item, problem in report.damaged.items():
+        console.print(escaped(f"damaged: {item}: {problem}"), style="red", soft_wrap=True, highlight=False)
+    if report.damaged:
+        console.print("`cope-sweep run ABLATION` trains damaged runs again.")
+
+
+@app.command()
+@asks(None, remote=False)
+def check(
+    *,
+    source: Source,
+    checksums: Annotated[
+        bool, typer.Option("--checksums", help="Read curves and checkpoints, too, and compare their SHA-256.")
+    ] = False,
+    repair: Annotated[
+        bool,
+        typer.Option(
+            "--repair",
+            help="Rename damaged files to `NAME.damaged`, mark their runs, and make the index again: the same "
+            "`cope-sweep run` trains again what is lost.",
+        ),
+    ] = False,
+) -> None:
+    """Compare the index with the files, and say what is damaged and what to do.
+
+    Exit codes: 0 nothing differs, 1 something does, or did before `--repair`.
+
+    Example: `cope-sweep store check --checksums`
+    """
+    from cope_sweep.cli.progress import progress_bar
+    from cope_sweep.store.rebuild import check as check_store
+    from cope_sweep.store.rebuild import repair as repair_store
+
+    store = _existing_store(source)
+    with progress_bar("checking runs") as on_progress:
+        found = list(check_store(store, store.index, checksums=checksums, on_progress=on_progress))
+        if repair and found:
+            repair_store(store, store.index, found)
+    if not source.printed([each.__dict__ for each in found]):
+        console = make_console()
+        for each in found:  # one line each, whatever the width of the terminal
+            console.print(escaped(f"{each.item}: {each.problem}"), style="red", soft_wrap=True, highlight=False)
+            if not repair:
+                console.print(escaped(f"    {each.way_out}"), soft_wrap=True, highlight=False)
+        if repair and found:
+            console.print("The index is made again. The same `cope-sweep run` trains again what is lost.")
+        if not found:
+            console.print("nothing differs, nothing is damaged")
+    raise typer.Exit(DIFFERENT if found else 0)
+
+
+def _existing_store(source: Source) -> Store:
+    store = source.store
+    if store.objects is None and not (store.root / "runs").is_dir():
+        raise UserError(f"{store.root} is no store: it has no folder `runs`; choose another with --store")
+    return store
+
+
+@asks(None, "ablations", remote=False)
+def prune(
+    *,
+    yes: Annotated[bool, typer.Option("--yes", help="Delete. Without it, only show what would be deleted.")] = False,
+    older_than: Annotated[
+        float, typer.Option("--older-than", metavar="DAYS", min=0, help="Keep what was changed in these last days.")
+    ] = 1.0,
+    ended: Annotated[
+        list[str],
+        typer.Option(
+            "--states",
+            metavar="STATUS",
+            help="Delete the training states of runs that are `finished`, `stopped`, `failed` or `interrupted`: they "
+            "cannot be continued any more. May be repeated.",
+        ),
+    ] = [],
+    orphans: Annotated[
+        bool, typer.Option("--orphans", help="Delete runs that no ablation file has, at any scale.")
+    ] = False,
+    source: Source,
+) -> None:
+    """Delete what nobody needs: temporary and damaged files, states of runs that ended, logs of old sweeps.
+
+    Results, checkpoints and curves of runs are kept, except those of `--orphans`. Runs in training are not touched.
+
+    Example: `cope-sweep prune --states stopped --older-than 7 --yes`
+    """
+    from cope_sweep.store.prune import delete, waste
+
+    if unknown := [status for status in ended if status not in RESUMED_STATUSES]:
+        raise UserError(f"--states {unknown[0]}: choose from {', '.join(RESUMED_STATUSES)}")
+    store = source.store
+    if not store.root.is_dir():
+        raise UserError(f"no store at {store.root}")
+    store.end_expired()
+    kept = _planned_runs(source.ablations) if orphans else None
+    found = list(waste(store, older_than_s=older_than * DAY_S, statuses=ended, kept=kept))  # type: ignore[arg-type]
+    total = sum(each.size_bytes for each in found)
+    if yes:
+        delete(store, found)
+    paths = [{"path": str(each.path), "reason": each.reason, "bytes": each.size_bytes} for each in found]
+    if source.printed({"deleted": yes, "bytes": total, "found": paths}):
+        return
+    table = grid("file", "reason", "size")
+    for each in found:
+        table.add_row(escaped(each.path.relative_to(store.root)), escaped(each.reason), size(each.size_bytes))
+    console = make_console()
+    if found:
+        print_table(table)
+    hint = "" if yes or not found else "; --yes deletes it"
+    console.print(f"{size(total)} in {len(found)} files and folders {'deleted' if yes else 'can be deleted'}{hint}")
+
+
+def _planned_runs(folder: Path) -> set[str]:
+    """The ids of the runs of all ablations of a folder, at all scales. Raises UserError for a faulty file."""
+    from cope_sweep.config import expand, load_ablation, with_overrides
+
+    found: set[str] = set()
+    paths = sorted(folder.glob("*.yaml"))
+    if not paths:
+        raise UserError(f"no ablation files (*.yaml) in {folder.absolute()}: all runs would be deleted")
+    for path in paths:
+        ablation = load_ablation(path)
+        for scale in (None, *ablation.content.scales):
+            found |= {run.run_id for run in expand(with_overrides(ablation, scale=scale)).runs}
+    return found
+
+
+@asks(None, remote=False)
+def sync(
+    *,
+    mlflow: MlflowOpt = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show how much would be sent.")] = False,
+    timeout_s: Annotated[
+        float, typer.Option("--timeout", min=0, help="Seconds to wait for an MLflow server that does not answer.")
+    ] = 60.0,
+    source: Source,
+) -> None:
+    """Send to MLflow the runs and sweeps of the store that it does not have, or not as they are now.
+
+    `run` does this while it trains. What is missing afterwards, because MLflow did not answer or a process was killed,
+    is sent by this command. Nothing is sent twice. Ctrl-C ends it after the run that is being sent.
+
+    Exit codes: 0 MLflow has everything, 1 something is left, 2 bad input, 130 interrupted.
+
+    Example: `cope-sweep sync`
+
+    Example: `cope-sweep sync --mlflow http://mlflow.example:5000`
+    """
+    from cope_sweep.cli.progress import sending_bar, stopping
+    from cope_sweep.store.index.database import redacted
+    from cope_sweep.tracking.sync import RETRY_INTERVAL_S, MirrorReport, MirrorSession, backlog_count
+    from cope_sweep.tracking.translate import TrackingError
+    from cope_sweep.tracking.uri import check, resolve_uri
+
+    store = source.store
+    if not store.root.is_dir():
+        raise UserError(f"no store in {store.location}; choose the folder with --store")
+    uri = resolve_uri(store, mlflow)
+    store.end_expired()
+    before = backlog_count(store, uri)
+    console, shown = make_console(), escaped(redacted(uri))
+    if dry_run or not before:
+        if not source.printed({"uri": redacted(uri), "sent": 0, "left": before, "errors": []}):
+            left = f"{before} runs and sweeps are not in MLflow at {shown} yet."
+            console.print(left if before else f"MLflow at {shown} has everything.")
+        return
+    with stopping() as stop:
+        try:
+            check(uri)
+            display = sending_bar(make_console(stderr=True), silent=source.as_json)
+            with MirrorSession(store, uri) as session, display as bar:
+                tries = max(1, round(timeout_s / RETRY_INTERVAL_S))
+                report = session.send_all(tries=tries, interrupted=stop.is_set, on_sending=bar)
+        except TrackingError as error:
+            if not uri.startswith("http"):
+                raise
+            report = MirrorReport(0, [str(error)], before)
+    sent = max(0, before - report.left)
+    if not source.printed({"uri": redacted(uri), "sent": sent, "left": report.left, "errors": report.errors}):
+        console.print(f"Sent {sent} of {before} runs and sweeps to {shown}.")
+        hint = "; the same command sends the rest" if stop.is_set() else ""
+        for reason in report.errors:
+            make_console(stderr=True).print(f"[yellow]not sent:[/yellow] {escaped(reason + hint)}", soft_wrap=True)
+    raise typer.Exit(0 if not report.errors else 130 if stop.is_set() else 1)

@@ -1,0 +1,595 @@
+"""The commands that show what is planned and what was measured: list, plan, status, runs, best, diff and logs."""
+
+import csv
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+import yaml
+from sqlalchemy import update
+
+from cope_sweep.api.questions import GetLog
+from cope_sweep.config import expand, load_ablation
+from cope_sweep.read.queries import Queries
+from cope_sweep.store import LeaseHolder, Store
+from cope_sweep.store.index.tables import runs
+from tests.cli.conftest import TINY
+from tests.read.tables.ablations import finish
+from tests.tiny import tiny_run
+
+
+def test_list(stored):
+    (entry,) = stored.json("list")
+    assert (entry["name"], entry["rows"], entry["seeds"], entry["runs"], entry["finished"]) == ("tiny", 2, 2, 4, 1)
+    assert entry["counts"] == {"finished": 1, "failed": 1, "stopped": 1, "damaged": 1}
+    assert "error" not in entry
+    out, _ = stored("list")
+    for text in ("A tiny copy", "2 × 2", "1 of 4", "1 failed, 1 damaged, 1 stopped"):
+        assert all(word in out for word in text.split(", "))
+
+
+def test_list_shows_the_runs_at_each_scale(shell):
+    shell.write("heir", "title: Heir\ninherit: tiny\nscales: {brief: {seeds: [7]}}\n")
+    (entry,) = [entry for entry in shell.json("list") if entry["name"] == "heir"]
+    assert entry["at_scales"] == {"brief": {"runs": 2, "finished": 0, "counts": {"pending": 2}}}
+    out, _ = shell("list")
+    assert "brief 0 of 2" in " ".join(out.split())
+
+
+def test_list_shows_the_error_of_a_faulty_file(shell):
+    shell.write("broken", "title: [\n")
+    out, _ = shell("list")
+    assert "broken" in out
+    assert "not valid YAML" in " ".join(out.split())
+    assert "A tiny copy" in out
+
+
+def test_plan(stored):
+    plan = stored.json("plan", "tiny", "--set", "seeds=[0,7]")
+    assert (plan["finished"], plan["to_do"]) == (1, 2)
+    assert plan["counts"] == {"finished": 1, "stopped": 1, "pending": 2}
+    assert {run["parameters"] for run in plan["runs"]} == {936, 936 + 64 * 4}
+    assert plan["estimated_s"] == plan["least_s"] > 0, "scaled from the finished run"
+    out, _ = stored("plan", "tiny", "--set", "seeds=[0,7]")
+    assert "1 finished, 1 stopped early, 2 to do: about " in out
+    assert "1.2 k" in out
+    assert "MiB" in out
+
+
+def test_the_kernels_of_a_plan(shell):
+    options = ["plan", "tiny", "--attention", "--set", "resources.attention=blocked"]
+    entries = shell.json(*options)
+    assert [(entry["row"], entry["device"]) for entry in entries] == [
+        (row, device) for row in ("CoPE", "none") for device in ("cpu", "cuda")
+    ]
+    assert {(entry["attention"], entry["reason"]) for entry in entries} == {("blocked", None)}
+    hard = shell.json(*options, "--set", "model.hard_attention=true", "--set", "resources.device=cpu")
+    assert {(entry["attention"], entry["device"]) for entry in hard} == {("reference", "cpu")}
+    assert all("attention is hard" in entry["reason"] for entry in hard)
+    out, _ = shell(*options, "--set", "model.hard_attention=true")
+    assert "attention is hard" in " ".join(out.split())
+
+
+@pytest.mark.slow
+def test_each_shape_is_measured(shell):
+    costs = shell.json("plan", "tiny", "--measure")
+    assert {run["basis"] for run in costs["runs"]} == {"measured on this machine"}
+    assert 0 < costs["estimated_s"] < 600
+    out, err = shell("plan", "tiny", "--measure")
+    assert "measured on this machine" in " ".join(out.split())
+    assert [line.split(":")[0] for line in err.splitlines()] == ["measuring 1 of 2", "measuring 2 of 2"]
+
+
+def test_runs_that_are_too_large_are_marked(shell):
+    out, _ = shell("plan", "tiny", "--set", "model.dim=200000", "--set", "resources.device=cpu")
+    out = " ".join(out.split())
+    assert "too large" in out
+    assert "; 4 do not fit in the memory of this machine" in out
+    assert "too large" not in shell("plan", "tiny")[0]
+
+
+def test_years_on_a_cpu_are_not_shown_for_runs_that_may_use_a_gpu(shell, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    large = ("plan", "tiny", "--set", "train.steps=1000000000", "--set", "train.batch=100000")
+    assert "4 to do: needs a GPU (rule of thumb" in " ".join(shell(*large)[0].split())
+    assert re.search(
+        r"4 to do: about [\d.,]+ y to [\d,]+ y on ", " ".join(shell(*large, "--set", "resources.gpus=0")[0].split())
+    )
+
+
+def test_a_plan_that_is_finished_has_no_estimate(stored):
+    for run in stored.runs[1:]:
+        finish(stored.store, run, {})
+    assert stored("plan", "tiny")[0].rstrip().endswith("4 finished, 0 to do")
+
+
+@pytest.mark.slow
+def test_the_commands_import_no_heavy_package(stored):
+    """Each command in a process of its own: torch takes seconds to import, pandas and mlflow half of one."""
+    heavy = "('torch', 'pandas', 'mlflow', 'ray', 'scipy', 'alembic')"
+    code = f"""
+import atexit, sys
+from cope_sweep.cli import main
+atexit.register(lambda: sys.stderr.write(str([name for name in {heavy} if name in sys.modules])))
+main()
+"""
+    for words in (["list"], ["status"], ["status", "tiny"], ["plan", "tiny"], ["runs"], ["table", "tiny"]):
+        command = [sys.executable, "-c", code, *words]
+        done = subprocess.run(command, cwd=stored.folder, env=stored.environment, capture_output=True, text=True)
+        assert (done.returncode, done.stderr) == (0, "[]")
+
+
+def test_an_ablation_is_found_by_name_although_a_folder_has_it_too(shell):
+    (shell.folder / "tiny").mkdir()
+    assert shell.json("plan", "tiny")["to_do"] == 4
+
+
+def test_an_ablation_is_found_by_path(shell):
+    (shell.folder / "here").write_text((shell.folder / "ablations" / "tiny.yaml").read_text())
+    assert shell.json("plan", "here")["ablation"] == "here"
+    assert shell.json("plan", "ablations/tiny.yaml")["ablation"] == "tiny"
+
+
+def test_without_measurements_a_time_is_a_range(shell):
+    plan = shell.json("plan", "tiny", "--set", "train.steps=100000")
+    assert plan["estimated_s"] == pytest.approx(5 * plan["least_s"], rel=0.02)
+    out = " ".join(shell("plan", "tiny", "--set", "train.steps=100000")[0].split())
+    assert re.search(r"4 to do: about \d+ min \d\d s to \d+ min \d\d s on \d+ worker groups? ", out)
+
+
+def test_schema(shell):
+    assert json.loads(shell("schema")[0])["title"] == "A cope-sweep ablation"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["plan", "tiny", "--set", "grid=3"], "no key 'grid'"),
+        (["plan", "ablations/none.yaml"], "ablations/none.yaml: No such file or directory"),
+        (["plan", "zzz", "--ablations", "nowhere"], "choose the folder with --ablations"),
+        (["list", "--ablations", "nowhere"], "no ablation files"),
+    ],
+)
+def test_bad_input_of_plans(shell, words, message):
+    _, err = shell(*words, code=2)
+    assert message in " ".join(err.split())
+    assert not (shell.folder / "store").exists()
+
+
+def test_an_empty_store_points_to_results_beside_the_files(shell):
+    assert "has results" not in shell("list")[0]
+    (shell.folder / "ablations/results").mkdir()
+    assert "cope-sweep table flip_flop --from ablations/results" in shell("list")[0]
+
+
+def test_ids_are_whole_in_a_narrow_terminal(shell, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    (run, *_) = shell.json("plan", "tiny")["runs"]
+    assert run["run_id"] in shell("plan", "tiny")[0]
+
+
+@pytest.fixture
+def crowded(shell):
+    """An ablation with long names of rows."""
+    text = (shell.folder / "ablations" / "tiny.yaml").read_text()
+    shell.write(
+        "crowded", text.replace("CoPE: [cope]", "CoPE with contextual gates in every one of its layers: [cope]")
+    )
+    return shell
+
+
+def test_a_plan_fits_a_terminal_of_80_columns(crowded):
+    crowded.environment["COLUMNS"] = "80"
+    lines = crowded("plan", "crowded")[0].splitlines()
+    (run, *_) = crowded.json("plan", "crowded")["runs"]
+    assert max(map(len, lines)) <= 80
+    assert len([line for line in lines if "≤ 0 s" in line or "≤ 1 s" in line]) == 4, "times are on one line"
+    assert run["run_id"] in lines[1]
+    first = next(i for i, line in enumerate(lines) if run["run_id"] in line)
+    assert set(run["row"].split()) <= set(" ".join(lines[first : first + 3]).split())
+    assert "parameters" not in lines[0]
+    crowded.environment["COLUMNS"] = "160"
+    assert "parameters" in crowded("plan", "crowded")[0]
+
+
+@pytest.mark.slow
+def test_a_table_in_a_pipe_is_whole(crowded):
+    del crowded.environment["COLUMNS"]
+    process = crowded.start("plan", "crowded")
+    out, err = process.communicate(timeout=120)
+    assert (process.returncode, err) == (0, "")
+    assert "parameters" in out
+    assert (
+        len([line for line in out.splitlines() if "CoPE with contextual gates in every one of its layers" in line]) == 2
+    )
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("model.heads=3", "error: --set model.heads=3: base.model: model.heads = 3 does not divide"),
+        ("task.kind=foo", "error: --set task.kind=foo: base.task: unknown kind 'foo'"),
+        (
+            "model.position=[{kind: cope, p_max: 0}]",
+            "0: input should be greater than or equal to 1, or 0 is not one of",
+        ),
+    ],
+)
+def test_errors_of_set_name_the_option_once(shell, value, message):
+    _, err = shell("plan", "tiny", "--set", value, code=2)
+    assert message in " ".join(err.split())
+    assert err.count("--set") == 1
+
+
+def test_status_of_an_ablation(stored):
+    status = stored.json("status", "tiny")
+    assert status["counts"] == {"finished": 1, "failed": 1, "stopped": 1, "damaged": 1}
+    runs = {run["run_id"]: run for run in status["runs"]}
+    finished, failed, stopped, damaged = (runs[run.run_id] for run in stored.runs)
+    assert (finished["status"], finished["step"], finished["steps"], finished["worker_id"]) == (
+        "finished",
+        6,
+        6,
+        "here",
+    )
+    assert failed["message"] == "Diverged: the loss is nan"
+    assert stopped["message"] == "stopped at step 3 by asha"
+    assert "result.json: not valid JSON" in damaged["message"]
+    out, _ = stored("status", "tiny")
+    for run in stored.runs:
+        assert run.run_id in out
+    assert "6/6" in out
+    assert "stopped at step 3 by asha" in " ".join(out.split())
+
+
+def test_status_of_a_run(stored):
+    run = stored.json("status", stored.runs[0].run_id)
+    assert (run["status"], run["state"]["attempt"], run["sweeps"]) == ("finished", 1, [stored.sweep_id])
+    assert run["spec"]["model"]["position"][0]["kind"] == "cope"
+    assert run["result"]["metrics"]["in_dist/token_error"] == 12.5
+    assert '"in_dist/token_error"' in stored("status", stored.runs[0].run_id)[0]
+
+
+def test_status_of_the_store(stored):
+    (sweep,) = stored.json("status")
+    assert (sweep["sweep_id"], sweep["ablation"], sweep["status"], sweep["executor"]) == (
+        stored.sweep_id, "tiny", "failed", "local",
+    )  # fmt: skip
+    assert (sweep["started_ms"], sweep["ended_ms"]) == (1000, 2000)
+    assert sweep["counts"] == {"finished": 1, "failed": 1, "stopped": 1, "damaged": 1}
+    out, _ = stored("status")
+    assert stored.sweep_id in out
+    assert "1 stopped" in out
+
+
+def test_status_of_a_sweep(stored):
+    sweep = stored.json("status", stored.sweep_id)
+    assert [member["status"] for member in sweep["members"]] == ["finished", "failed", "stopped", "damaged"]
+    out, _ = stored("status", stored.sweep_id)
+    assert f"{stored.sweep_id}: tiny, failed, " in out
+    assert "node-3 was left out: no GPU" in out
+    assert stored.runs[2].run_id in out
+
+
+def test_status_of_an_empty_store_says_how_to_start(shell):
+    assert shell.json("status") == []
+    assert "cope-sweep run quickstart" in shell("status")[0]
+
+
+def test_status_shows_the_traceback_of_a_failed_run(stored):
+    failed = stored.runs[1].run_id
+    out, _ = stored("status", failed)
+    assert "Traceback (most recent call last)" in out
+    assert '"traceback"' not in out
+    assert "Traceback" in stored.json("status", failed)["state"]["traceback"]
+
+
+def test_report_says_what_was_stopped(stored):
+    out, _ = stored("table", "tiny", "--format", "markdown")
+    assert "1 run was stopped early and not averaged" in out.replace("\n", " ")
+    assert "1/2: 1 failed" in out
+    assert "0/2: 1 stopped, 1 damaged" in out
+    assert "12.50 (n=1)" in out.replace("\\", "")
+
+
+def test_the_index_may_be_in_another_database(stored, tmp_path):
+    other = f"sqlite:///{tmp_path / 'other.db'}"
+    assert stored.json("status", "tiny", "--index", other)["counts"]["finished"] == 1
+    os.remove(stored.folder / "store" / "index.db")
+    stored.environment["COPE_SWEEP_INDEX"] = other
+    assert stored.json("status", "tiny")["counts"]["stopped"] == 1
+    assert not (stored.folder / "store" / "index.db").exists()
+    assert Counter(Store(stored.folder / "store", index=other).index.statuses().values()) == {
+        "finished": 1, "failed": 1, "stopped": 1, "damaged": 1,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("output_format", "text"),
+    [
+        ("terminal", "A tiny copy"),
+        ("markdown", "| position"),
+        ("latex", r"\toprule"),
+        ("csv", "in_dist/token_error"),
+        ("html", "<table"),
+        ("json", '"title": "A tiny copy"'),
+    ],
+)
+def test_report_formats(stored, output_format, text):
+    out, _ = stored("table", "tiny", "--format", output_format)
+    assert text in out
+    assert "CoPE" in out
+
+
+def test_report_writes_a_file(stored):
+    assert stored("table", "tiny", "--output", "table.md") == ("", "")
+    assert (stored.folder / "table.md").read_text() == stored("table", "tiny", "--format", "markdown")[0]
+    assert stored.json("table", "tiny")["rows"][0]["row"] == "CoPE"
+
+
+def test_report_exports_every_run(stored):
+    for run in stored.runs:
+        finish(stored.store, run, {"in_dist/token_error": 1.0})
+    stored("table", "tiny", "--runs", "--format", "parquet", "--output", "runs.parquet")
+    frame = pd.read_parquet(stored.folder / "runs.parquet")
+    assert len(frame) == 4
+    assert set(frame["seed"]) == {0, 1}
+    assert frame["in_dist/token_error"].notna().all()
+    stored("table", "tiny", "--runs", "--format", "csv", "--output", "runs.csv")
+    assert len(pd.read_csv(stored.folder / "runs.csv")) == 4
+    stored("table", "tiny", "--format", "parquet", "--output", "rows.parquet")
+    assert list(pd.read_parquet(stored.folder / "rows.parquet")["row"]) == ["CoPE", "none"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["status", "0123456789abcdef"], "no run '0123456789abcdef'"),
+        (["status", "20260101-000000-abcd"], "no sweep '20260101-000000-abcd'"),
+        (["status", "--index", "mysql://x"], "is no index; accepted: sqlite:///PATH and postgresql://"),
+        (["table", "tiny", "--format", "parquet"], "name a file"),
+        (
+            ["table", "tiny", "--runs", "--format", "latex"],
+            "latex has no lines for single runs: choose the format csv or parquet",
+        ),
+        (["table", "tiny", "--format", "exe"], "no format 'exe'; the formats are: json, csv, markdown"),
+        (["table", "tiny", "--compare", "CoPe"], "no row 'CoPe'; did you mean 'CoPE'?"),
+        (["table", "tiny", "--compare", "paper"], "tiny has no published numbers"),
+        (["table", "tiny", "--runs"], "terminal has no lines for single runs"),
+        (
+            ["table", "tiny", "--format", "csv", "--output", "nowhere/x.csv"],
+            "nowhere/x.csv: No such file or directory",
+        ),
+        (
+            ["table", "tiny", "--format", "parquet", "--output", "nowhere/x.parquet"],
+            "nowhere/x.parquet: No such file or directory",
+        ),
+    ],
+)
+def test_bad_input_of_results(shell, words, message):
+    _, err = shell(*words, code=2)
+    assert err.startswith("error: ")
+    assert message in " ".join(err.split())
+
+
+def test_diff_of_two_runs(stored):
+    left, right = stored.runs[0], stored.runs[2]
+    finish(stored.store, right, {"in_dist/token_error": 20.0}, {"parameters": 7})
+    out, _ = stored("diff", left.run_id, right.run_id)
+    assert "1 of 1 runs finished" in out
+    assert "model.position" in out
+    assert "in_dist/token_error" in out
+    assert "+7.5" in out
+    found = stored.json("diff", left.run_id, right.run_id)
+    assert (found["metrics"][0]["left"], found["metrics"][0]["right"]) == (12.5, 20.0)
+    assert stored.json("diff", stored.sweep_id, stored.sweep_id)["spec"] == []
+    _, err = stored("diff", left.run_id, stored.sweep_id, code=2)
+    assert "a run and a sweep cannot be compared" in " ".join(err.split())
+
+
+def test_report_compares_rows(stored):
+    for run in stored.runs:
+        finish(stored.store, run, {"in_dist/token_error": 1.0 + run.seed})
+    out, _ = stored("table", "tiny", "--compare", "CoPE")
+    assert "Difference of In-dist.: row minus CoPE" in " ".join(out.split())
+    assert (
+        "With 2 runs a row and 1 comparison the corrected p of an exact permutation test is at least 0.333"
+        in " ".join(out.split())
+    )
+    assert stored.json("table", "tiny", "--compare", "none")["rows"][0]["metrics"]["in_dist/token_error"]["comparison"][
+        "n"
+    ] == [2, 2]
+
+
+def test_a_run_is_named_by_its_first_digits(stored):
+    first, second = stored.runs[0].run_id, stored.runs[1].run_id
+    assert stored.json("status", first[:6])["run_id"] == first
+    assert stored.json("logs", first[:6])["run_id"] == first
+    assert stored.json("diff", first[:6], second[:7])["left"] == first
+    assert "no ablation" in stored("status", first[:5] + "0" if first[5] != "0" else first[:5] + "1", code=2)[1]
+    assert "no ablation 'abc'" in stored("status", "abc", code=2)[1], "three digits are not enough"
+    twin = first[:8] + "00000000"
+    with stored.store.index.database.writing() as connection:
+        connection.execute(update(runs).where(runs.c.run_id == second).values(run_id=twin))
+    err = " ".join(stored("status", first[:8], code=2)[1].split())
+    assert f"{first[:8]}: the ids of several runs begin so" in err
+    stored.write(first[:6], (stored.folder / "ablations" / "tiny.yaml").read_text())
+    assert stored.json("status", first[:6])["ablation"] == first[:6], "an ablation has this name"
+
+
+def test_runs_are_filtered_by_any_value(stored):
+    cope = [stored.runs[0].run_id, stored.runs[1].run_id]
+    found = stored.json("runs", "--filter", "model.position=cope", "--sort", "seed")
+    assert [run["run_id"] for run in found["runs"]] == cope
+    assert (found["total"], found["limit"], found["offset"]) == (2, 100, 0)
+    assert found["runs"][0]["values"] == {"model.position": "cope", "seed": 0}
+    assert (found["runs"][0]["ablations"], found["runs"][0]["row"]) == (["tiny"], "CoPE")
+    best = stored.json("runs", "--filter", "in_dist/token_error<20", "--filter", "facts.parameters>1000")
+    assert [run["run_id"] for run in best["runs"]] == cope[:1]
+    statuses = stored.json("runs", "--status", "stopped", "--status", "damaged", "--sweep", stored.sweep_id)
+    assert {run["status"] for run in statuses["runs"]} == {"stopped", "damaged"}
+
+
+def test_the_table_shows_the_values_and_what_is_left_out(stored):
+    out, _ = stored("runs", "--sort", "in_dist/token_error", "--limit", "2")
+    assert "in_dist/token_error" in out
+    assert "12.5" in out
+    assert "runs 1 to 2 of 4" in out
+    assert "stopped at step 3 by asha" in stored("runs", "--status", "stopped")[0]
+
+
+def test_an_empty_store_has_no_runs(shell):
+    assert shell.json("runs")["total"] == 0
+    assert not (shell.folder / "store").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--filter", "model.layer>=4"], "no run of this store has 'model.layer'; near ones: model.layers"),
+        (["--filter", "model.layers"], "is no condition; write KEY"),
+        (["--sort", "in_dist/tokenerror"], "near ones: in_dist/token_error"),
+        (["--sweep", "20260101-000000-abcd"], "no sweep '20260101-000000-abcd' in the store"),
+        (["--sweep", "20260101-000000-abcd", "-o", "x.csv"], "no sweep '20260101-000000-abcd' in the store"),
+        (["-o", "runs.txt"], "its suffix is no format of runs; the formats are parquet, csv, json"),
+        (["--format", "exe"], "--format exe is no format of runs"),
+        (["--format", "parquet"], "parquet is binary; name a file"),
+        (["--curves"], "--curves exports; name a file"),
+        (["-o", "nowhere/runs.csv"], "nowhere/runs.csv: No such file or directory"),
+        (["--filter", "model.layer=1", "-o", "runs.csv"], "near ones: model.layers"),
+        (["--status", "done"], "'done' is not one of 'pending', 'running'"),
+    ],
+)
+def test_bad_input_of_runs(stored, words, message):
+    _, err = stored("runs", *words, code=2)
+    assert message in " ".join(err.split())
+
+
+def test_runs_are_exported_with_all_their_values(stored):
+    out, _ = stored("runs", "--filter", "model.position=cope", "-o", "runs.parquet")
+    assert "all matching runs are in runs.parquet" in out
+    table = pq.read_table(stored.folder / "runs.parquet")
+    cope = [stored.runs[0].run_id, stored.runs[1].run_id]
+    assert table.column("run_id").to_pylist() == sorted(cope)
+    assert set(table.column("model.position").to_pylist()) == {"cope"}
+    assert table.column("train.steps").to_pylist() == [6, 6]
+    stored("runs", "--sort", "seed", "--limit", "1", "--format", "csv", "-o", "runs.txt")
+    lines = list(csv.DictReader((stored.folder / "runs.txt").open()))
+    assert len(lines) == 4, "--limit is that of lists"
+    assert [line["seed"] for line in lines] == ["0", "0", "1", "1"]
+    finished = next(line for line in lines if line["status"] == "finished")
+    assert (finished["in_dist/token_error"], finished["sweeps"]) == ("12.5", stored.sweep_id)
+    assert [path.name for path in stored.folder.glob(".runs*")] == []
+
+
+def test_curves_are_exported(stored):
+    stored("runs", "--status", "finished", "--curves", "-o", "curves.json")
+    lines = json.loads((stored.folder / "curves.json").read_text())
+    assert {(line["run_id"], line["row"]) for line in lines} == {(stored.runs[0].run_id, "CoPE")}
+    assert {"step": 6, "metric": "in_dist/token_error", "value": 12.5}.items() <= lines[-1].items()
+
+
+@pytest.mark.slow
+def test_an_export_can_be_piped(stored):
+    process = stored.start("runs", "--format", "json", "--sort", "seed")
+    out, err = process.communicate(timeout=120)
+    assert (process.returncode, err) == (0, "")
+    assert [line["seed"] for line in json.loads(out)] == [0, 0, 1, 1]
+
+
+def test_a_failed_export_leaves_the_file(stored):
+    (stored.folder / "runs.csv").write_text("before")
+    stored("runs", "--filter", "model.layer=1", "-o", "runs.csv", code=2)
+    assert (stored.folder / "runs.csv").read_text() == "before"
+
+
+SEARCH = "search: {kind: random, samples: 3, space: {train.lr: {log_uniform: [1e-4, 1e-2]}}}\n"
+
+
+@pytest.fixture
+def searched(shell):
+    """Three draws for each of two rows; the later a draw the better."""
+    shell.write("searched", TINY + SEARCH)
+    shell.plan = expand(load_ablation(shell.folder / "ablations" / "searched.yaml"))
+    store = Store(shell.folder / "store", create=True)
+    for number, row in enumerate(shell.plan.rows):
+        for run in row.runs:
+            finish(store, run, {"in_dist/token_error": 50.0 - number})
+    return shell
+
+
+def test_the_table_has_a_line_for_each_row_of_the_grid(searched):
+    out, _ = searched("best", "searched")
+    lines = out.splitlines()
+    assert lines[0].split()[:7] == ["row", "of", "1", "of", "2", "of", "3"]
+    assert lines[1].split()[:4] == ["CoPE", "50", "49", "48"]
+    assert lines[2].split()[:4] == ["none", "47", "46", "45"]
+    assert "in_dist/token_error, mean over seeds [0, 1], min is best" in out
+
+
+def test_the_best_values_as_json_and_as_conditions(searched):
+    answer = searched.json("best", "searched")
+    lr = [row.runs[0].train.lr for row in searched.plan.rows]
+    assert answer["rows"][0]["best"] == {"values": {"train.lr": lr[2]}, "score": 48.0}
+    assert len(answer["rows"][0]["draws"]) == 3
+    out, _ = searched("best", "searched", "--yaml")
+    assert yaml.safe_load(out)["when"][1] == {"if": {"model.position": "none"}, "set": {"train.lr": lr[5]}}
+
+
+def test_what_cannot_be_answered_is_an_error(searched):
+    assert "only search: random" in searched("best", "tiny", code=2)[1]
+    assert "has no such metric" in searched("best", "searched", "--metric", "x", code=2)[1]
+    assert "leave one out" in searched.json("best", "searched", "--yaml", code=2)["error"]["message"]
+
+
+def test_logs(stored):
+    failed = stored.runs[1]
+    out, _ = stored("logs", failed.run_id)
+    assert "Traceback" in out
+    out, _ = stored("logs", failed.run_id, "--follow")  # it is not running: nothing to wait for
+    assert "Traceback" in out
+
+
+def test_logs_as_json_are_those_of_the_service(stored):
+    failed = stored.runs[1].run_id
+    queries = Queries(Store(stored.folder / "store"))
+    assert stored.json("logs", failed) == queries.ask(GetLog(failed, 200)).model_dump()
+    assert stored.json("logs", failed, "--tail", "1") == queries.ask(GetLog(failed, 1)).model_dump()
+    out, _ = stored("logs", failed, "--tail", "1")
+    assert out.splitlines() == queries.ask(GetLog(failed, 1)).lines
+    out, _ = stored("logs", failed, "--tail", "0")
+    assert out == ""
+    assert "leave out --follow" in stored.json("logs", failed, "--follow", code=2)["error"]["message"]
+
+
+def test_logs_follow_a_run_to_its_end(shell):
+    run = tiny_run()
+    store = Store(shell.folder / "store", create=True)
+    holder = LeaseHolder(store, "sweep")
+    folder = store.run(run.run_id).begin(run, "here", holder.acquire(run).attempt)
+    folder.note("first line")
+
+    def train():
+        time.sleep(1)
+        folder.note("last line")
+        folder.set_state("interrupted")
+        holder.close()
+
+    thread = threading.Thread(target=train)
+    thread.start()
+    out, _ = shell("logs", run.run_id, "-f")
+    thread.join()
+    assert [line.partition("  ")[2] for line in out.splitlines()] == ["first line", "last line"]
+
+
+def test_logs_of_a_run_without_one(shell):
+    assert "was not begun" in " ".join(shell("logs", "0" * 16, code=2)[1].split())
+    assert "is not a run id" in " ".join(shell("logs", "x", code=2)[1].split())

@@ -1,0 +1,43 @@
+"""The command `stop`."""
+
+import threading
+import time
+
+from cope_sweep.store import Store
+from cope_sweep.store.index.owners import new_owner
+from tests.store.test_store import sweep_record
+
+
+def running_sweep(shell, sweep_id="20260801-000000-aa"):
+    store = Store(shell.folder / "store", create=True)
+    record = sweep_record(sweep_id, status="running", ended_ms=None)
+    store.write_sweep(record, new_owner(sweep_id))
+    return store, record
+
+
+def test_stop_asks_a_sweep_and_waits_for_its_end(shell):
+    store, record = running_sweep(shell)
+
+    def sweep():
+        while not store.stop_requested(record.sweep_id):
+            time.sleep(0.05)
+        store.write_sweep(record.model_copy(update={"status": "interrupted", "ended_ms": 5}))
+
+    thread = threading.Thread(target=sweep)
+    thread.start()
+    assert shell.json("stop", record.sweep_id) == {"stopped": [record.sweep_id], "running": []}
+    thread.join()
+    assert "the sweep has ended" in shell("stop", record.sweep_id)[0]
+    assert "no sweep is running" in shell("stop", "all")[0]
+
+
+def test_stop_says_that_a_sweep_goes_on(shell):
+    store, record = running_sweep(shell)
+    out, _ = shell("stop", "all", "--timeout", "0.1", code=1)
+    assert "still running after 0.1 s" in out
+    assert "asked to stop" in shell("stop", record.sweep_id, "--no-wait")[0]
+    assert store.stop_requested(record.sweep_id)
+
+
+def test_stop_of_an_unknown_sweep(shell):
+    assert "no sweep 'none'" in " ".join(shell("stop", "none", code=2)[1].split())

@@ -1,0 +1,259 @@
+"""The commands that keep a store in order, on stores that differ from their index in every way: store, prune and sync."""
+
+import io
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+
+import pytest
+from rich.console import Console
+
+from cope_sweep.cli import progress
+from cope_sweep.store import Store
+from cope_sweep.tracking.sync import backlog_count
+from tests.read.tables.ablations import begin, finish, plan_of
+from tests.store.sweeps import end_sweep, write_sweep
+from tests.store.sweeps import finish as finish_run
+from tests.store.waiting import until
+from tests.sweep.ports import free_port
+
+
+def test_rebuild_makes_the_same_index_again(stored):
+    before = stored.json("runs")["runs"], stored.json("status")
+    os.remove(stored.folder / "store" / "index.db")
+    report = stored.json("store", "rebuild")
+    assert (report["runs"], report["sweeps"], report["removed"]) == (4, 1, 0)
+    assert list(report["damaged"]) == [stored.runs[3].run_id]
+    after = stored.json("runs")["runs"], stored.json("status")
+    assert [drop(run) for run in after[0]] == [drop(run) for run in before[0]]
+    assert after[1] == before[1]
+
+
+def drop(run):
+    return {key: value for key, value in run.items() if key != "sweep_id"}
+
+
+def test_rebuild_says_what_is_damaged(stored):
+    out, _ = stored("store", "rebuild")
+    assert "4 runs and 1 sweeps in the index sqlite:///" in out
+    assert stored.runs[3].run_id in out
+    assert "not valid JSON" in " ".join(out.split())
+    assert "trains damaged runs again" in out
+
+
+def test_check_of_a_good_store(stored):
+    finish(stored.store, stored.runs[3], {})
+    assert stored.json("store", "check", "--checksums") == []
+    assert stored("store", "check")[0] == "nothing differs, nothing is damaged\n"
+
+
+def test_check_names_each_difference_and_its_way_out(stored):
+    finished, failed, stopped, damaged = (stored.store.run(run.run_id) for run in stored.runs)
+    stored.store.index.delete([failed.run_id])
+    (stopped.path / "state.json").write_text('{"status": "failed", "attempt": 1}')
+    (finished.checkpoint / "model.safetensors").write_bytes(b"other")
+    problems = stored.json("store", "check", code=1)
+    assert {problem["item"] for problem in problems} == {failed.run_id, stopped.run_id, damaged.run_id}
+    ways_out = {problem["item"]: problem["way_out"] for problem in problems}
+    assert "cope-sweep store rebuild" in ways_out[failed.run_id]
+    assert "cope-sweep run" in ways_out[damaged.run_id]
+    with_content = stored.json("store", "check", "--checksums", code=1)
+    assert {problem["item"] for problem in with_content} - {problem["item"] for problem in problems} == {
+        finished.run_id
+    }
+    out, _ = stored("store", "check", "--checksums", code=1)
+    assert "has changed since the run was finished" in " ".join(out.split())
+    stored("store", "rebuild")
+    assert {problem["item"] for problem in stored.json("store", "check", code=1)} == {damaged.run_id}
+
+
+def test_a_run_without_an_index_row_is_found(stored):
+    os.rename(stored.folder / "store" / "runs" / stored.runs[0].run_id, stored.folder / "away")
+    (problem,) = [each for each in stored.json("store", "check", code=1) if each["item"] == stored.runs[0].run_id]
+    assert problem["problem"] == "in the index, but without a folder"
+    assert stored.json("store", "rebuild")["removed"] == 1
+
+
+def test_a_store_without_an_index_is_indexed_by_the_first_command(stored):
+    os.remove(stored.folder / "store" / "index.db")
+    assert stored.json("status", "tiny")["counts"] == {"finished": 1, "failed": 1, "stopped": 1, "damaged": 1}
+
+
+def test_runs_in_training_are_left_alone(stored):
+    store = Store(stored.folder / "store")
+    row = store.index.records([stored.runs[1].run_id])[stored.runs[1].run_id]
+    assert row.status == "failed"
+    from cope_sweep.store.reading import read_run
+
+    folder = begin(store, stored.runs[1])
+    store.index.acquire(read_run(folder), "sweep", 60.0)
+    stored("store", "rebuild")
+    assert stored.json("status", "tiny")["counts"]["running"] == 1
+
+
+@pytest.mark.parametrize("command", ["rebuild", "check"])
+def test_a_folder_that_is_no_store(shell, command):
+    _, err = shell("store", command, code=2)
+    assert "is no store" in " ".join(err.split())
+
+
+def test_prune_shows_and_deletes(stored):
+    path = stored.store.run(stored.runs[0].run_id).path / "state.json.damaged"
+    path.write_text("{")
+    os.utime(path, (time.time() - 3 * 86400,) * 2)
+    out, _ = stored("prune")
+    assert "state.json.damaged" in out
+    assert "--yes deletes it" in out
+    assert path.exists()
+    answer = stored.json("prune", "--yes")
+    assert (answer["deleted"], [each["path"] for each in answer["found"]]) == (True, [str(path)])
+    assert not path.exists()
+
+
+def test_prune_of_runs_that_no_ablation_has(stored):
+    stored.write("tiny", (stored.folder / "ablations" / "tiny.yaml").read_text().replace("seeds: [0, 1]", "seeds: [0]"))
+    answer = stored.json("prune", "--orphans", "--older-than", "100", "--yes")
+    gone = {stored.runs[1].run_id, stored.runs[3].run_id}
+    assert {each["path"].rpartition("/")[2] for each in answer["found"]} == gone
+    assert not any(stored.store.run(run_id).path.exists() for run_id in gone)
+    assert stored.store.run(stored.runs[0].run_id).status == "finished"
+
+
+def test_prune_refuses_what_it_cannot_do(shell, stored):
+    assert "--states running: choose from finished" in " ".join(
+        stored("prune", "--states", "running", code=2)[1].split()
+    )
+    for path in (stored.folder / "ablations").iterdir():
+        path.unlink()
+    assert "all runs would be deleted" in " ".join(stored("prune", "--orphans", code=2)[1].split())
+
+
+@pytest.fixture
+def store(shell):
+    """A store of a sweep that MLflow has nothing of, where the command looks for it."""
+    store = Store(shell.folder / "store", create=True)
+    plan = plan_of()
+    record = write_sweep(store, plan)
+    for run in plan.runs:
+        finish_run(store, run, {"dense/loss": 0.5})
+    end_sweep(store, record)
+    return store
+
+
+def test_a_dry_run_shows_how_much_would_be_sent(shell, store):
+    out, _ = shell("sync", "--dry-run")
+    assert f"7 runs and sweeps are not in MLflow at sqlite:///{store.root}/mlflow.db yet" in out
+    assert shell.json("sync", "--dry-run")["left"] == 7
+    assert not (store.root / "mlflow.db").exists()
+
+
+def test_without_a_store_it_is_bad_input(shell):
+    assert "no store in" in shell("sync", code=2)[1]
+    assert not (shell.folder / "store").exists()
+
+
+@pytest.mark.slow
+def test_everything_is_sent_once(shell, store):
+    out, _ = shell("sync")
+    uri = f"sqlite:///{store.root}/mlflow.db"
+    assert f"Sent 7 of 7 runs and sweeps to {uri}." in out
+    assert shell.json("sync") == {"uri": uri, "sent": 0, "left": 0, "errors": []}
+    assert f"MLflow at {uri} has everything." in shell("sync")[0]
+    with sqlite3.connect(store.root / "mlflow.db") as database:
+        assert database.execute("SELECT count(*) FROM runs WHERE status = 'FINISHED'").fetchone() == (7,)
+        assert database.execute("SELECT count(*) FROM logged_models").fetchone() == (6,)
+
+
+@pytest.mark.slow
+def test_a_server_that_does_not_answer_is_the_reason_why_something_is_left(shell, store):
+    url = f"http://127.0.0.1:{free_port()}"
+    out, err = shell("sync", "--mlflow", url, code=1)
+    assert "Sent 0 of 7" in out
+    assert f"not sent: no MLflow server answers at {url}" in err
+    report = shell.json("sync", "--mlflow", url, code=1)
+    assert report["left"] == 7
+    assert shell("sync", "--mlflow", "ftp://x", code=2)
+
+
+def points_and_inputs(store):
+    with sqlite3.connect(store.root / "mlflow.db") as database:
+        return [database.execute(f"SELECT count(*) FROM {table}").fetchone() for table in ("metrics", "inputs")]
+
+
+@pytest.mark.thorough
+def test_a_sync_that_is_killed_again_and_again_duplicates_nothing(shell, store):
+    """Killed each time that a run more has begun to be sent, so in the middle of one."""
+    uri = f"sqlite:///{store.root}/mlflow.db"
+    shell("sync")
+    counts = points_and_inputs(store)
+    # MLflow's tables are made first, which takes seconds.
+    (store.root / "mlflow.db").unlink()
+    assert backlog_count(store, uri) == 7
+    subprocess.run([sys.executable, "-m", "mlflow", "db", "upgrade", uri], check=True, capture_output=True)
+    kills = 0
+    while True:
+        before = len(statuses(store))
+        process = shell.start("sync", "--json")
+        while process.poll() is None and len(statuses(store)) <= before:
+            time.sleep(0.002)
+        if process.poll() is not None:
+            break
+        os.kill(process.pid, signal.SIGKILL)
+        process.communicate()
+        kills += 1
+    assert json.loads(process.communicate()[0])["left"] == 0
+    assert kills >= 3
+    with sqlite3.connect(store.root / "mlflow.db") as database:
+        assert database.execute("SELECT count(*), count(DISTINCT name) FROM runs").fetchone() == (7, 7)
+        assert database.execute("SELECT count(*) FROM logged_models").fetchone() == (6,)
+    assert points_and_inputs(store) == counts
+
+
+def statuses(store):
+    with sqlite3.connect(store.root / "mlflow.db") as database:
+        return dict(database.execute("SELECT name, status FROM runs").fetchall())
+
+
+@pytest.mark.slow
+def test_ctrl_c_leaves_nothing_running_and_the_next_sync_sends_the_rest_once(shell, store):
+    more = plan_of("more", seeds=list(range(2, 30)))
+    record = write_sweep(store, more)
+    for run in more.runs:
+        finish_run(store, run, {"dense/loss": 0.5})
+    end_sweep(store, record)
+    uri = f"sqlite:///{store.root}/mlflow.db"
+    total = backlog_count(store, uri)
+    process = shell.start("sync")
+    until(lambda: backlog_count(store, uri) < total)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate()
+    left = backlog_count(store, uri)
+    assert process.returncode == 130
+    assert 0 < left < total
+    assert f"Sent {total - left} of {total} runs and sweeps" in out
+    assert f"interrupted with {left} runs and sweeps to send; the same command sends the rest" in err
+    assert set(statuses(store).values()) == {"FINISHED"}
+    assert shell.json("sync") == {"uri": uri, "sent": left, "left": 0, "errors": []}
+    assert len(statuses(store)) == total
+    with sqlite3.connect(store.root / "mlflow.db") as database:
+        assert database.execute("SELECT count(*) FROM runs").fetchone() == (total,)
+        assert database.execute("SELECT count(*) FROM logged_models").fetchone() == (total - 2,)
+        twice = "SELECT run_uuid, key, step FROM metrics GROUP BY 1, 2, 3 HAVING count(*) > 1"
+        assert database.execute(twice).fetchall() == []
+
+
+def test_the_bar_counts_on_a_terminal_and_is_a_line_now_and_then_in_a_pipe(monkeypatch):
+    monkeypatch.setattr(progress, "LINE_INTERVAL_S", 0.0)
+    for terminal, expected in ((True, "2/3"), (False, "sending to MLflow: 2/3 runs and sweeps\n")):
+        console = Console(file=io.StringIO(), force_terminal=terminal, width=100)
+        with progress.sending_bar(console) as bar:
+            for sent in range(3):
+                bar(sent, 3)
+        assert expected in console.file.getvalue()
+        with progress.sending_bar(silent := Console(file=io.StringIO(), force_terminal=terminal), silent=True) as bar:
+            bar(1, 2)
+        assert silent.file.getvalue() == ""
