@@ -72,7 +72,7 @@ def run(ablation: AnyAblation, store: AnyStore = STORE) -> SweepOutcome:
     Ctrl-C, or a kernel's interrupt, stops it; the next call continues. For several workers, machines and MLflow use
     `cope-sweep run`. Raises UserError.
     """
-    from cope_sweep.sweep.local import run_local
+    from cope_sweep.sweep.executor import run_local
     from cope_sweep.sweep.sweep import sweep
 
     opened = _opened(store, create=True)

@@ -293,7 +293,7 @@ def _execute(
     if groups is not None:
         resources = resources.model_copy(update={"groups": groups})
     if local:
-        from cope_sweep.sweep.local import run_local as executor
+        from cope_sweep.sweep.executor import run_local as executor
     else:
         from cope_sweep.sweep.ray_executor import run_on_ray
 

@@ -34,6 +34,8 @@ class NoSchedule(ScheduleSpec):
 class EarlyStopping(ScheduleSpec):
     """The settings of all schedules that stop runs early."""
 
+    NAME: ClassVar[str] = ""
+
     metric: MetricName | None = Field(
         default=None,
         description="The metric that runs are compared by at each evaluation; null: the primary metric, on the "
@@ -47,9 +49,16 @@ class EarlyStopping(ScheduleSpec):
         description="Steps before which no run is stopped; null: a tenth of the steps, and at least one evaluation.",
     )
 
+    @property
+    def rule(self) -> str:
+        """What ended a run, where all settings are filled in: `ASHA (in_dist/loss, grace 3 steps)`."""
+        return f"{self.NAME or self.kind} ({self.metric}, grace {self.grace} steps)"
+
 
 class Asha(EarlyStopping):
     """Asynchronous successive halving (Li et al. 2020): few runs pass each rung, at grace × reduction^k steps."""
+
+    NAME: ClassVar[str] = "ASHA"
 
     kind: Literal["asha"] = "asha"
     reduction: Annotated[float, Field(gt=1)] = Field(
@@ -59,6 +68,8 @@ class Asha(EarlyStopping):
 
 class Median(EarlyStopping):
     """A run is stopped if its best value is worse than the median of the other runs' means up to the same step."""
+
+    NAME: ClassVar[str] = "the median rule"
 
     kind: Literal["median"] = "median"
 

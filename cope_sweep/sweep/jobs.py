@@ -6,13 +6,10 @@ the job `cope-sweep run --submission SWEEP`. The command `submit` and the REST s
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
-import queue
 import shlex
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -40,6 +37,8 @@ EXCLUDES = (
 """Patterns of files that are not sent, in the syntax of .gitignore: large files, and files that may change while they
 are packed, which would make the job fail."""
 POLL_INTERVAL_S = 0.5
+LOG_CHARACTERS_PER_S = 1e6
+"""Each answer has the whole log, so a long one is asked for less often."""
 AGENT_TIMEOUT_S = 60.0
 """For a cluster that has just been started to become able to run jobs. It takes 2 to 10 s on an idle machine."""
 STOP_TIMEOUT_S = 180
@@ -262,57 +261,24 @@ def entrypoint(arguments: Sequence[str]) -> str:
 
 
 def _follow(client: JobSubmissionClient, job_id: str, on_line: Callable[[str], None]) -> JobDetails:
-    """Pass on the log until the job ends. After a lost connection, the log continues where it broke off."""
-    received = 0
-    rest = ""
+    """Pass on the lines of the log until the job ends. A dashboard that does not answer for a while loses none.
 
-    def handle(text: str) -> None:
-        nonlocal received, rest
-        received += len(text)
-        *lines, rest = (rest + text).split("\n")
-        for line in lines:
-            on_line(line)
-
-    while True:
-        skip = received
-        for chunk in _log_chunks(client, job_id):
-            fresh, skip = chunk[skip:], max(0, skip - len(chunk))
-            if fresh:
-                handle(fresh)
-        if (details := _details(client, job_id)).status.is_terminal():
-            break
-        time.sleep(POLL_INTERVAL_S)
-    with contextlib.suppress(OSError, RuntimeError):
-        handle(client.get_job_logs(job_id)[received:])
-    if rest:
-        on_line(rest)
-    return details
-
-
-def _log_chunks(client: JobSubmissionClient, job_id: str) -> Iterator[str]:
-    """A job's log from its start, as it is written, until it ends or the connection breaks.
-
-    It is read in a thread. In the main thread, asyncio would take Ctrl-C for itself and cancel the reader; if the
-    connection breaks at that moment, the Ctrl-C would be lost.
+    Ray's `tail_job_logs` needs asyncio, which takes Ctrl-C for itself, and starts anew after a lost connection.
     """
-    import aiohttp  # Ray's client reads logs with it
-
-    chunks: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-
-    async def read() -> None:
-        async for chunk in client.tail_job_logs(job_id):
-            chunks.put(chunk)
-
-    def run() -> None:
-        try:
-            with contextlib.suppress(OSError, RuntimeError, aiohttp.ClientError):
-                asyncio.run(read())
-        finally:
-            chunks.put(None)
-
-    threading.Thread(target=run, name="job-log", daemon=True).start()
-    while (chunk := chunks.get()) is not None:
-        yield chunk
+    passed_on = 0
+    while True:
+        details = _details(client, job_id)  # before the log, which is then that of a job that has ended
+        ended, log = details.status.is_terminal(), ""
+        with contextlib.suppress(OSError, RuntimeError):
+            log = client.get_job_logs(job_id)
+        end = len(log) if ended else log.rfind("\n") + 1
+        if end > passed_on:
+            for line in log[passed_on:end].removesuffix("\n").split("\n"):
+                on_line(line)
+            passed_on = end
+        if ended:
+            return details
+        time.sleep(POLL_INTERVAL_S + passed_on / LOG_CHARACTERS_PER_S)
 
 
 def _details(client: JobSubmissionClient, job_id: str) -> JobDetails:

@@ -4,7 +4,7 @@
     Searcher                `RunSearch`: gives Tune the next run; `RunGenerator`: whether there may be more
     placement groups        a trial asks for what its run takes; Ray places it, and an autoscaler sees the demand
     reuse_actors            the process of a trial trains the next run that takes the same
-    scheduler               ends runs early (`schedulers`)
+    scheduler               ends runs early
     ConcurrencyLimiter      `resources.groups`
     Callback                `TrialEvents`: results, ends and errors of trials
     Stopper                 ends the experiment with the sweep
@@ -39,6 +39,7 @@ from cope_sweep.store import Event, LeaseHolder, Refusal, RunRecord, Store, Stor
 from cope_sweep.store.index import IndexUnavailable, IndexUnusable
 from cope_sweep.store.index.activity import note_left_out
 from cope_sweep.sweep.cluster import (
+    IndexActor,
     Needs,
     Node,
     check_cluster,
@@ -56,7 +57,6 @@ from cope_sweep.sweep.executor import (
     record_failure,
     record_stop,
 )
-from cope_sweep.sweep.shared_index import IndexActor
 
 LOOK_INTERVAL_S = 1.0
 """Time between two looks at the progress of runs, and at the cluster."""
@@ -190,6 +190,7 @@ class RaySweep:
         """
         self.work, self.scratch, self.may_grow = work, scratch, may_grow
         self.store, self.sweep_id, self.suggestions = work.store, work.sweep_id, work.suggestions
+        self.rule = work.schedule.rule if work.schedule else ""
         self.leases = LeaseHolder(self.store, self.sweep_id, stop=work.stop)
         """For runs whose end this process records."""
         self.runs: dict[str, _Run] = {}
@@ -404,7 +405,7 @@ class RaySweep:
             )
         context = SweepContext(
             self.sweep_id, self.store.location, token, self.store.index_url, actor, self.this_node,
-            tuple(self.work.plugins), str(self.work.schedule),
+            tuple(self.work.plugins), self.rule,
         )  # fmt: skip
         tuner = tune_adapters.tuner_of(self, context)
 
@@ -495,7 +496,7 @@ class RaySweep:
             case _ if end.error is not None:
                 self._handle_error(end, end.error)
             case _:  # the scheduler has ended it. Tune may keep its process as it is, for a next run.
-                run.stop_reason = f"stopped by {self.work.schedule} at step {run.step}"
+                run.stop_reason = f"stopped by {self.rule} at step {run.step}"
                 self.leases.waiting(
                     lambda: self.store.index.request_stop(self.sweep_id, run.spec.run_id, run.stop_reason)
                 )

@@ -23,7 +23,6 @@ from cope_sweep.store.index import waiting
 from cope_sweep.store.index.owners import new_owner
 from cope_sweep.store.provenance import git_commit, processor, versions
 from cope_sweep.sweep.executor import Executor, Workload
-from cope_sweep.sweep.schedulers import StoppingRule, stopping_rule
 
 if TYPE_CHECKING:
     from cope_sweep.sweep.search import Suggestions
@@ -180,7 +179,7 @@ def sweep(
                         on_event=on_event,
                         on_note=notes,
                         plugins=plan.ablation.content.plugins,
-                        schedule=work.rule,
+                        schedule=plan.schedule,
                         max_failed_runs=budget.max_failures,
                         suggestions=work.suggestions,
                         own_resources=work.own_resources,
@@ -215,7 +214,6 @@ class _Work:
     """Work of a sweep: the runs that are left, and its record."""
 
     plan: Plan
-    rule: StoppingRule | None
     skipped: set[Status]
     """The statuses of runs that are not trained."""
     statuses: dict[str, Status]
@@ -243,8 +241,7 @@ class _Work:
         submission: Submission | None = None,
     ) -> Self:
         """Work that is left of a plan with its recorded rows."""
-        rule = stopping_rule(plan.schedule, [*plan.runs, *(run for row in plan.examples for run in row.runs)])
-        if rule is not None:
+        if plan.schedule is not None:
             skipped = {*skipped, "stopped"}
         statuses = store.index.statuses(run.run_id for run in plan.runs)
         todo = [run for run in plan.runs if statuses.get(run.run_id, "pending") not in skipped]
@@ -254,7 +251,7 @@ class _Work:
         owner = new_owner(record.sweep_id)
         ended = [run.run_id for run in todo if statuses.get(run.run_id) in ("failed", "stopped")]
         attempts = {run_id: each.attempt for run_id, each in store.index.records(ended, values=False).items()}
-        return cls(plan, rule, skipped, statuses, todo, reused, record, owner, dict(plan.own_resources), attempts)
+        return cls(plan, skipped, statuses, todo, reused, record, owner, dict(plan.own_resources), attempts)
 
     def suggest(
         self,
@@ -274,7 +271,7 @@ class _Work:
 
         self.suggestions = Suggestions(
             self.plan, store, self.record, self.owner,
-            early_ends=self.rule is not None, retry_failed="failed" not in self.skipped, max_runs=max_runs,
+            early_ends=self.plan.schedule is not None, retry_failed="failed" not in self.skipped, max_runs=max_runs,
             on_row=on_row, on_event=on_event, on_note=on_note,
         )  # fmt: skip
         self.suggestions.has_run()

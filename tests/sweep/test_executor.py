@@ -14,8 +14,8 @@ from cope_sweep.sweep.executor import (
     final_event,
     record_failure,
     record_stop,
+    run_local,
 )
-from cope_sweep.sweep.local import run_local
 from tests.sweep.runs import LONG, ONE_GROUP, EventLog, Listener, Recorded, other_sweep, seeds, train_by
 from tests.tiny import tiny_run
 

@@ -7,13 +7,13 @@ import pytest
 from sqlalchemy import text
 
 from cope_sweep.config import Resources
+from cope_sweep.config.search import Asha
 from cope_sweep.registry import PluginError
 from cope_sweep.store import Event, Lease, LeaseHolder, Store
-from cope_sweep.sweep import local
-from cope_sweep.sweep.schedulers import StoppingRule
+from cope_sweep.sweep import executor
 from tests.sweep.runs import LONG, ONE_GROUP, EventLog, Listener, other_sweep, seeds, train_by
 
-run_local = partial(train_by, local.run_local)
+run_local = partial(train_by, executor.run_local)
 
 
 def test_a_missing_plugin_is_an_error(store: Store, events: EventLog) -> None:
@@ -48,7 +48,7 @@ def test_an_error_after_the_sweep_was_stopped_is_raised_at_once(store: Store, ev
 
 def test_a_lost_lease_ends_the_run_here(store: Store, events: EventLog, monkeypatch: pytest.MonkeyPatch) -> None:
     """This process was suspended until its lease expired, and another sweep took the run."""
-    monkeypatch.setattr(local, "LeaseHolder", partial(LeaseHolder, ttl_s=0.5))
+    monkeypatch.setattr(executor, "LeaseHolder", partial(LeaseHolder, ttl_s=0.5))
     (run,) = seeds(1, **LONG)
 
     def take(event: Event) -> None:
@@ -72,7 +72,7 @@ def test_a_lost_lease_ends_the_run_here(store: Store, events: EventLog, monkeypa
 
 def test_a_schedule_has_no_effect_and_that_is_said(store: Store, events: EventLog) -> None:
     notes: list[str] = []
-    rule = StoppingRule("asha", "in_dist/loss", "min", grace=3, steps=6)
+    rule = Asha(metric="in_dist/loss", goal="min", grace=3)
     run_local(seeds(1), store, ONE_GROUP, on_event=events, stop=events.stop, schedule=rule, on_note=notes.append)
     assert [status for _, status in events.ends()] == ["finished"]
     assert notes == [

@@ -4,8 +4,7 @@ import pytest
 
 from cope_sweep.config import Resources
 from cope_sweep.store import Store
-from cope_sweep.sweep.executor import Parents, Workload
-from cope_sweep.sweep.local import run_local
+from cope_sweep.sweep.executor import Workload, parent_of, run_local
 from tests.tiny import tiny_run
 
 
@@ -20,12 +19,12 @@ def train(store, *runs):
 
 def test_the_longest_finished_run_that_kept_its_state(store):
     short, longer, longest = (tiny_run(**{"train.steps": steps}) for steps in (4, 6, 12))
-    assert Parents(store).of(longest) is None
+    assert parent_of(longest, store) is None
     train(store, short, longer)
-    assert Parents(store).of(longest) == longer.run_id
-    assert Parents(store).of(tiny_run(seed=5, **{"train.steps": 12})) is None
+    assert parent_of(longest, store) == longer.run_id
+    assert parent_of(tiny_run(seed=5, **{"train.steps": 12}), store) is None
     store.run(longer.run_id).final_state.unlink()
-    assert Parents(store).of(longest) == short.run_id
+    assert parent_of(longest, store) == short.run_id
 
 
 def test_a_sweep_continues_shorter_runs(store):

@@ -143,7 +143,7 @@ def test_a_changed_ablation_starts_a_new_search():
 
 
 def states(search: RowSearch) -> list[str]:
-    return [trial.state.name for trial in search.optuna._ot_study.trials]
+    return [trial.state.name for trial in search.study.trials]
 
 
 def test_stopped_runs_are_pruned_and_failed_ones_have_no_value():
@@ -159,7 +159,7 @@ def test_stopped_runs_are_pruned_and_failed_ones_have_no_value():
     sweep.retry_failed = False
     again = sweep.search()
     assert states(again) == states(search)
-    reported = [each.optuna._ot_study.trials[0].intermediate_values for each in (search, again)]
+    reported = [each.study.trials[0].intermediate_values for each in (search, again)]
     assert [list(values.values()) for values in reported] == [[3.0], [3.0]]
 
 
