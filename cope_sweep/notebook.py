@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from cope_sweep.config import LoadedAblation, Plan, RunSpec, expand, with_overrides
 from cope_sweep.config import load_ablation as _load_file
 from cope_sweep.config.explain import suggest
-from cope_sweep.config.folder import ablations_folder
+from cope_sweep.config.source import ablations_folder
 from cope_sweep.errors import UserError
 from cope_sweep.store import Store
 

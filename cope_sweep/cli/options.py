@@ -32,7 +32,7 @@ CheckpointArg = Annotated[
 
 
 def _or_packaged(folder: Path) -> Path:
-    from cope_sweep.config.folder import ablations_folder
+    from cope_sweep.config.source import ablations_folder
 
     return ablations_folder(folder)
 

@@ -4,12 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from cope_sweep.config.ablation import LoadedAblation, Point
+from cope_sweep.config.ablation import (
+    Contexts,
+    Convergence,
+    Curves,
+    EarlyStopping,
+    Goal,
+    Maps,
+    Optuna,
+    Point,
+    RandomSearch,
+    Values,
+)
 from cope_sweep.config.explain import suggest
-from cope_sweep.config.figure import Contexts, Convergence, Curves, Maps, Values
+from cope_sweep.config.loading import LoadedAblation
 from cope_sweep.config.points import Assignments, dimensions_of, matches
 from cope_sweep.config.run import NUMERIC_FACTS, RunSpec
-from cope_sweep.config.search import EarlyStopping, Goal, Optuna, RandomSearch
 from cope_sweep.config.source import KeyPath
 from cope_sweep.tasks import VALIDATION
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
-from cope_sweep.config.ablation import LoadedAblation, Published
-from cope_sweep.config.builder import RunBuilder
+from pydantic import TypeAdapter, ValidationError
+
+from cope_sweep.config.ablation import EarlyStopping, Optuna, Published, RandomSearch
 from cope_sweep.config.checks import (
     check_conditions,
     check_figures,
@@ -19,16 +21,21 @@ from cope_sweep.config.checks import (
     resolved_schedule,
     resolved_search,
 )
+from cope_sweep.config.explain import explain_all
+from cope_sweep.config.loading import LoadedAblation
 from cope_sweep.config.points import Assignments, extreme_points, matches, points_of, points_of_draws
-from cope_sweep.config.resources import Resources
-from cope_sweep.config.row_resources import RowResources
-from cope_sweep.config.run import RunSpec
-from cope_sweep.config.search import EarlyStopping, Optuna, RandomSearch
-from cope_sweep.config.source import SpecError
+from cope_sweep.config.resources import SWEEP_KEYS, Resources
+from cope_sweep.config.run import PartTexts, RunSpec
+from cope_sweep.config.source import KeyPath, SpecError, dotted, set_key
 from cope_sweep.tasks import VALIDATION
 
 POINTS_PER_RUN = 4
 """Where the number of runs is limited, so many points may be excluded for each run that is left."""
+PARTS: dict[str, TypeAdapter[Any]] = {
+    name: TypeAdapter(field.rebuild_annotation()) for name, field in RunSpec.model_fields.items() if name != "seed"
+}
+"""The parts of a run (task, model, train, evaluate) and what validates them."""
+RESOURCES_PREFIX = "resources."
 
 
 @dataclass(frozen=True)
@@ -260,3 +267,126 @@ def _published(loaded: LoadedAblation, point: Assignments) -> Published | None:
 def _figures(loaded: LoadedAblation, point: Assignments) -> frozenset[int]:
     """The indices of the figures that draw the point."""
     return frozenset(i for i, figure in enumerate(loaded.content.figures) if matches(point, figure.rows))
+
+
+# -- the runs of points, and their resources ---------------------------------------------------------------------------
+
+
+class RunBuilder:
+    """Makes the runs of an ablation's points. Points that assign equal values to a part of a run share that part."""
+
+    def __init__(self, loaded: LoadedAblation) -> None:
+        self.loaded = loaded
+        self._parts: dict[tuple[str, tuple[int, ...]], Any] = {}
+        self._texts: PartTexts = {}
+
+    def runs(self, point: Assignments) -> tuple[RunSpec, ...]:
+        """The runs of a point, one per seed, with their ids. Raises SpecError."""
+        run = self._assembled(point)
+        if run is None:
+            raise self._error(point)
+        return run.with_seeds(self.loaded.content.seeds, self._texts)
+
+    def _assembled(self, point: Assignments) -> RunSpec | None:
+        """The run of a point with the first seed; None if it is not valid."""
+        base = self.loaded.content.base
+        assigned: dict[str, list[str]] = {name: [] for name in base}
+        for key in point:
+            assigned.setdefault(key.partition(".")[0], []).append(key)
+        if not assigned.keys() <= PARTS.keys():
+            return None
+        try:
+            parts = {name: self._part(name, keys, point) for name, keys in assigned.items()}
+            return RunSpec.model_validate(parts | {"seed": self.loaded.content.seeds[0]})
+        except ValidationError:
+            return None
+
+    def _part(self, name: str, keys: list[str], point: Assignments) -> Any:
+        """A part of a run with the values that `point` assigns to its keys."""
+        cache_key = name, tuple(id(point[key]) for key in keys)
+        if cache_key not in self._parts:
+            base = self.loaded.content.base
+            data = {name: base[name]} if name in base else {}
+            for key in keys:
+                set_key(data, key, point[key].value)
+            # The values are kept as well, because their addresses identify them.
+            self._parts[cache_key] = PARTS[name].validate_python(data[name]), [point[key] for key in keys]
+        return self._parts[cache_key][0]
+
+    def _error(self, point: Assignments) -> SpecError:
+        """Errors of the run of a point. The whole run is validated, so that paths start at its top."""
+        data = self.loaded.content.base | {"seed": self.loaded.content.seeds[0]}
+        for key, value in point.items():
+            set_key(data, key, value.value)
+        try:
+            RunSpec.model_validate(data)
+        except ValidationError as error:
+            problems = (_located(self.loaded, point, *problem) for problem in explain_all(error, RunSpec))
+            return SpecError("\n".join(problems))
+        raise AssertionError("a run is valid exactly if its parts and their combination are")
+
+
+def _located(loaded: LoadedAblation, point: Assignments, path: KeyPath, message: str) -> str:
+    """The message about a run, with the line of the axis value or base key that caused it."""
+    text = dotted(path)
+    for key, value in sorted(point.items(), key=lambda item: -len(item[0])):
+        if text == key or text.startswith((f"{key}.", f"{key}[")):
+            rest = path[len(key.split(".")) :]
+            return f"{loaded.source.location((*value.origin, *rest))}: {text}: {message}"
+    error = loaded.source.error(("base", *path), message)
+    row = ", ".join(f"{key} = {value.label}" for key, value in point.items())
+    return f"{error}" + (f" (in the row {row})" if row and not path else "")
+
+
+class RowResources:
+    """Separates what a point says about resources from what it says about its runs, whose ids must not depend on it."""
+
+    def __init__(self, loaded: LoadedAblation) -> None:
+        """Raises SpecError where resources are an axis."""
+        self.loaded = loaded
+        self._known: dict[tuple[int, ...], tuple[Resources | None, list[object]]] = {}
+        for path in _axes(loaded):
+            if dotted(path[-1:]).startswith(RESOURCES_PREFIX):
+                raise loaded.source.error(
+                    path,
+                    "resources are no part of a run, so an axis of them would repeat runs; give them to some rows with "
+                    f"`when: [{{if: …, set: {{{path[-1]}: …}}}}]`, or to all rows with `resources: …`",
+                )
+
+    def split(self, point: Assignments) -> tuple[Assignments, Resources | None]:
+        """The values of the point's runs, and their resources; None: those of the ablation. Raises SpecError."""
+        keys = [key for key in point if key.startswith(RESOURCES_PREFIX)]
+        if not keys:
+            return point, None
+        # Points share their values, and rows share their resources.
+        cache_key = tuple(id(point[key]) for key in keys)
+        if cache_key not in self._known:
+            # The values are kept as well, because their addresses identify them.
+            self._known[cache_key] = self._resources(point, keys), [point[key] for key in keys]
+        return {key: value for key, value in point.items() if key not in keys}, self._known[cache_key][0]
+
+    def _resources(self, point: Assignments, keys: list[str]) -> Resources | None:
+        source, common = self.loaded.source, self.loaded.content.resources
+        values = {key.removeprefix(RESOURCES_PREFIX): point[key].value for key in keys}
+        for name in SWEEP_KEYS & values.keys():
+            raise source.error(
+                point[RESOURCES_PREFIX + name].origin, f"{name} is one for the whole sweep; write it below `resources`"
+            )
+        try:
+            own = Resources.model_validate(common.model_dump() | values)
+        except ValidationError as error:
+            lines = []
+            for path, message in explain_all(error, Resources):
+                key = RESOURCES_PREFIX + dotted(path)
+                lines.append(f"{source.location(point[RESOURCES_PREFIX + str(path[0])].origin)}: {key}: {message}")
+            raise SpecError("\n".join(lines)) from error
+        return None if own == common else own
+
+
+def _axes(loaded: LoadedAblation) -> Iterator[KeyPath]:
+    """Where each axis and each dimension of the search space is written."""
+    content = loaded.content
+    yield from (("grid", key) for key in content.grid)
+    yield from (("zip", index, key) for index, group in enumerate(content.zip) for key in group)
+    yield from (("when", index, "grid", key) for index, each in enumerate(content.when) for key in each.grid)
+    yield from (("search", "space", key) for key in getattr(content.search, "space", {}))

@@ -7,11 +7,9 @@ import random
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from cope_sweep.config.ablation import Axis, LoadedAblation, Point
-from cope_sweep.config.distribution import Distribution
-from cope_sweep.config.labels import default_label
-from cope_sweep.config.search import Optuna, RandomSearch
-from cope_sweep.config.source import Json, KeyPath
+from cope_sweep.config.ablation import Axis, Distribution, Optuna, Point, RandomSearch
+from cope_sweep.config.loading import LoadedAblation
+from cope_sweep.config.source import Json, KeyPath, default_label
 
 MAX_POINTS = 1_000_000
 """Largest number of points of a grid with its draws. It stops files that would use up the memory."""

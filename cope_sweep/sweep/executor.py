@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from cope_sweep.config import Resources, RunSpec
-from cope_sweep.config.extend import parent_ids
-from cope_sweep.config.search import EarlyStopping
+from cope_sweep.config.ablation import EarlyStopping
+from cope_sweep.config.run import parent_ids
 from cope_sweep.errors import UserError
 from cope_sweep.registry import load_plugins
 from cope_sweep.store import Event, LeaseHolder, Refusal, RunFolder, Store

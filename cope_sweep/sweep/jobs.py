@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from cope_sweep.config import LoadedAblation, Plan, SpecError, expand, with_overrides
-from cope_sweep.config.ablation import validate
-from cope_sweep.config.inherit import with_inherited
+from cope_sweep.config.loading import validate, with_inherited
 from cope_sweep.config.source import Source, parse_source, source_of
 from cope_sweep.read.queries import recorded_plan
 from cope_sweep.read.queries.progress import ACTIVE

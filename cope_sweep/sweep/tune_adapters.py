@@ -19,7 +19,7 @@ from ray.tune.schedulers import ASHAScheduler, MedianStoppingRule, TrialSchedule
 from ray.tune.search import ConcurrencyLimiter, Searcher, SearchGenerator
 from ray.tune.stopper import NoopStopper
 
-from cope_sweep.config.search import Asha, EarlyStopping, Median
+from cope_sweep.config.ablation import Asha, EarlyStopping, Median
 from cope_sweep.sweep.trial import RunTrial, SweepContext
 
 if TYPE_CHECKING:

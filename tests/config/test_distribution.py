@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from cope_sweep.config.distribution import Distribution
-from cope_sweep.config.labels import default_label
+from cope_sweep.config.ablation import Distribution
+from cope_sweep.config.source import default_label
 
 SHARES = st.floats(0, 1, exclude_max=True)
 DISTRIBUTIONS = [

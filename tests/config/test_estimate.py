@@ -13,8 +13,8 @@ from cope_sweep.config import (
     suggested_estimates,
     total_seconds,
 )
-from cope_sweep.config.ablation import validate
 from cope_sweep.config.estimate import Estimate, memory_bytes, run_flops, shape_of, step_flops
+from cope_sweep.config.loading import validate
 from cope_sweep.config.source import parse_source
 from cope_sweep.families import base
 from cope_sweep.model import Transformer, loss

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cope_sweep.config import RunSpec, SpecError, expand, load_ablation, points
-from cope_sweep.config.ablation import validate
+from cope_sweep.config.loading import validate
 from cope_sweep.config.source import parse_source
 
 BASE = textwrap.dedent("""\

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from cope_sweep.config.extend import parent_ids
+from cope_sweep.config.run import parent_ids
 from cope_sweep.optim import SCHEDULES
 from cope_sweep.train.runtime import Runtime
 from cope_sweep.train.trainer import Trainer

@@ -3,7 +3,7 @@
 import pytest
 
 from cope_sweep.config import expand, with_overrides
-from cope_sweep.config.figure import Curves, Maps, Values
+from cope_sweep.config.ablation import Curves, Maps, Values
 from tests.config.ablations import TEXT, error_of, load
 
 FIGURES = """\

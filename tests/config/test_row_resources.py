@@ -5,8 +5,7 @@ import re
 import pytest
 
 from cope_sweep.config import Plan, Resources, SpecError, expand
-from cope_sweep.config.ablation import validate
-from cope_sweep.config.overrides import with_overrides
+from cope_sweep.config.loading import validate, with_overrides
 from cope_sweep.config.source import parse_source
 
 TEXT = """title: Sizes

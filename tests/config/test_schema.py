@@ -5,7 +5,7 @@ import jsonschema
 import pytest
 
 from cope_sweep.config import Ablation
-from cope_sweep.config.schema import ablation_schema
+from cope_sweep.config.ablation import ablation_schema
 from cope_sweep.config.source import parse_source, read_source
 
 ABLATIONS = Path(__file__).parents[2] / "ablations"

@@ -7,7 +7,7 @@ import pytest
 from sqlalchemy import text
 
 from cope_sweep.config import Resources
-from cope_sweep.config.search import Asha
+from cope_sweep.config.ablation import Asha
 from cope_sweep.registry import PluginError
 from cope_sweep.store import Event, Lease, LeaseHolder, Store
 from cope_sweep.sweep import executor

@@ -15,7 +15,7 @@ import pytest
 import ray
 
 from cope_sweep.config import Resources, Row, RunSpec
-from cope_sweep.config.search import Asha
+from cope_sweep.config.ablation import Asha
 from cope_sweep.read.queries import recorded_plan
 from cope_sweep.registry import load_plugins
 from cope_sweep.store import Budget, Event, Store

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from ray.tune.schedulers import TrialScheduler
 
-from cope_sweep.config.search import Asha, EarlyStopping, Median
+from cope_sweep.config.ablation import Asha, EarlyStopping, Median
 from cope_sweep.sweep.tune_adapters import scheduler_of
 from tests.read.tables.ablations import plan_of
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from cope_sweep.config import Plan, RunSpec
-from cope_sweep.config.figure import AnyFigure, Contexts, Convergence, Curves, Maps, Values
+from cope_sweep.config.ablation import AnyFigure, Contexts, Convergence, Curves, Maps, Values
 from cope_sweep.read.figures.base import Figure, FigureError
 from cope_sweep.read.figures.kinds import FIGURES, MapOptions, Options
 from cope_sweep.store import Store

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cope_sweep.config import Plan
-from cope_sweep.config.figure import Maps
+from cope_sweep.config.ablation import Maps
 from cope_sweep.errors import UserError
 from cope_sweep.read.figures import Figure
 from cope_sweep.read.figures.declared import Declared, declared_figures, draw_declared, summary_figure

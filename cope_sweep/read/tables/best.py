@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cope_sweep.config import Plan, Row, SpecError
-from cope_sweep.config.search import RandomSearch
+from cope_sweep.config.ablation import RandomSearch
 from cope_sweep.config.source import Json
 from cope_sweep.store import RunRecord
 

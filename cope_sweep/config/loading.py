@@ -1,19 +1,37 @@
-"""An ablation at another size, or with some keys replaced: `--scale NAME` and `--set KEY=VALUE`."""
+"""Loads ablation files: what they inherit, and with the keys that `--scale NAME` and `--set KEY=VALUE` replace."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
-from dataclasses import replace
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
-from cope_sweep.config.ablation import Ablation, Axis, LoadedAblation, Scale, validate
-from cope_sweep.config.labels import default_label
-from cope_sweep.config.run import RunSpec
-from cope_sweep.config.search import SCHEDULERS, SEARCHES, GridSearch, RandomSearch
-from cope_sweep.config.source import Json, KeyPath, SpecError, parse_value, set_key, set_path
-from cope_sweep.registry import Registry
+from pydantic import ValidationError
 
+from cope_sweep.config.ablation import SCHEDULERS, SEARCHES, Ablation, Axis, GridSearch, RandomSearch, Scale
+from cope_sweep.config.explain import explain_all, suggest
+from cope_sweep.config.run import RunSpec
+from cope_sweep.config.source import (
+    Json,
+    KeyPath,
+    Source,
+    SpecError,
+    default_label,
+    parse_value,
+    read_source,
+    set_key,
+    set_path,
+)
+from cope_sweep.registry import PluginError, Registry, load_plugins
+
+NAME = re.compile(r"[A-Za-z0-9_-]+")
+"""Names without separators, so that no file of another folder can be named."""
+SUFFIXES = (".yaml", ".yml")
+OWN_KEYS = ("title", "hypothesis", "reproduces", "figures", "inherit")
+"""Keys that describe one file and are not inherited."""
 RUN_KEYS = tuple(name for name in RunSpec.model_fields if name != "seed")
 TRAINED_KEYS = ("task", "model", "train")
 """Keys of a run that decide what is trained; `evaluate` only decides how it is measured."""
@@ -24,6 +42,162 @@ SCALED_KEYS = ("title", "exclude", "seeds", "metrics", "primary", "exploratory",
 REGISTRIES: dict[str, Registry[Any]] = {"search": SEARCHES, "schedule": SCHEDULERS}
 
 Lines = dict[KeyPath, int | str]
+"""As in a `Source`."""
+
+
+@dataclass(frozen=True)
+class LoadedAblation:
+    """An ablation with its name and the source file that error messages refer to."""
+
+    name: str
+    content: Ablation
+    source: Source
+    replaced: tuple[str, ...] = ()
+    """Keys that a scale or `--set` has replaced and that decide what is trained: not what the paper trained."""
+
+
+def validate(source: Source, name: str, *, folder: Path | None = None, allow_plugins: bool = True) -> LoadedAblation:
+    """The ablation in a parsed file. Imports its plugins.
+
+    Base and axes are validated later, when the ablation is expanded: only whole runs can be.
+
+    Args:
+        source: The parsed file.
+        name: The ablation's name.
+        folder: The only folder of files that it may inherit from; None: it may not inherit.
+        allow_plugins: Whether it, or a file that it inherits from, may name plugins.
+
+    Raises SpecError with one line per problem.
+    """
+    if source.data.get("inherit") is not None and not source.parents:
+        source = with_inherited(source, folder)
+    try:
+        content = Ablation.model_validate(source.data)
+    except ValidationError as error:
+        problems = [str(source.error(*problem)) for problem in explain_all(error, Ablation)]
+        raise SpecError("\n".join(problems)) from error
+    if content.plugins and not allow_plugins:
+        raise source.error(
+            ("plugins",),
+            f"plugins ({', '.join(content.plugins)}) are not allowed here, because importing them runs code; remove "
+            "the key. The operator can install the plugins and declare them as entry points or in COPE_SWEEP_PLUGINS",
+        )
+    for index, module in enumerate(content.plugins):
+        try:
+            load_plugins([module])
+        except PluginError as error:
+            raise source.error(("plugins", index), str(error)) from error
+    return LoadedAblation(name, content, source)
+
+
+def load_ablation(path: Path, *, allow_plugins: bool = True) -> LoadedAblation:
+    """Read an ablation file and import its plugins. The ablation's name is the file's name without suffix.
+
+    Raises SpecError; also where the file names plugins and `allow_plugins` is false.
+    """
+    return validate(read_source(path), path.stem, folder=path.parent, allow_plugins=allow_plugins)
+
+
+# -- inherit: NAME -----------------------------------------------------------------------------------------------------
+
+
+def with_inherited(source: Source, folder: Path | None) -> Source:
+    """The file with the inherited keys, and the `parents` that they were read from.
+
+    A key of the file replaces the inherited one. Mappings merge by key, with three exceptions. An axis is replaced as a
+    whole. A mapping with another `kind` is replaced as a whole. `null` removes an inherited axis or scale.
+
+    Args:
+        source: The parsed file.
+        folder: The only folder that files are read from; None: no file is read.
+
+    Raises:
+        SpecError: `folder` has no file of this name, or files inherit from one another in a circle.
+    """
+    chain = [source]
+    while chain[-1].data.get("inherit") is not None:
+        chain.append(_parent(chain, folder))
+    merged: dict[str, Json] = {}
+    lines: dict[KeyPath, int | str] = {}
+    for each in reversed(chain):
+        own = {key: value for key, value in each.data.items() if each is source or key not in OWN_KEYS}
+        merged, lines = _merged(merged, own, lines, _lines_in(each, source), ())
+    return replace(source, data=merged, lines=lines, parents=tuple(Path(parent.name) for parent in chain[1:]))
+
+
+def _parent(chain: list[Source], folder: Path | None) -> Source:
+    """The file that the last file of the chain inherits from. Raises SpecError."""
+    child, path = chain[-1], ("inherit",)
+    name = child.data["inherit"]
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        raise child.error(
+            path,
+            f"{name!r} is not the name of an ablation; write the name of a file of the same folder, as in "
+            "inherit: wikitext",
+        )
+    if folder is None:
+        raise child.error(path, f"{name!r} cannot be read, because this text belongs to no folder; remove the key")
+    files = {file.stem: file for suffix in reversed(SUFFIXES) for file in sorted(folder.glob(f"*{suffix}"))}
+    if name not in files:
+        raise child.error(path, f"no file {folder / name}.yaml" + suggest(name, sorted(files)))
+    file = files[name]
+    if any(Path(each.name) == file for each in chain):
+        names = [Path(each.name).stem for each in chain]
+        raise child.error(path, f"files inherit from one another: {' → '.join((*names, name))}; remove one `inherit`")
+    try:
+        return read_source(file)
+    except SpecError as error:
+        raise SpecError(f"{error} (inherited by {child.location(path)})") from error
+
+
+def _lines_in(each: Source, source: Source) -> dict[KeyPath, int | str]:
+    """The lines of a file of the chain, as error messages about `source` show them."""
+    if each is source:
+        return dict(each.lines)
+    child = source.location(("inherit",))
+    return {path: f"{each.name}:{line} (inherited by {child})" for path, line in each.lines.items()}
+
+
+def _merged(
+    inherited: dict[str, Json],
+    own: dict[str, Json],
+    inherited_lines: Mapping[KeyPath, int | str],
+    own_lines: Mapping[KeyPath, int | str],
+    path: KeyPath,
+) -> tuple[dict[str, Json], dict[KeyPath, int | str]]:
+    """Two mappings at the same key path, merged, with the lines of what is kept of each."""
+    data, lines = dict(inherited), dict(inherited_lines)
+    for key, value in own.items():
+        here = (*path, key)
+        if value is None and _is_removable(here):
+            data.pop(key, None)
+        elif _merges(data.get(key), value, here):
+            data[key], lines = _merged(data[key], value, lines, own_lines, here)
+            lines |= {here: own_lines[here]} if here in own_lines else {}
+            continue
+        else:
+            data[key] = value
+        lines = {known: line for known, line in lines.items() if known[: len(here)] != here}
+        lines |= {known: line for known, line in own_lines.items() if known[: len(here)] == here}
+    return data, lines
+
+
+def _is_axis(path: KeyPath) -> bool:
+    """Whether this is the path of an axis: `grid.KEY`, also of a scale."""
+    return len(path) >= 2 and path[-2] == "grid" and len(path) in (2, 4)
+
+
+def _is_removable(path: KeyPath) -> bool:
+    return _is_axis(path) or (len(path) == 2 and path[0] == "scales")
+
+
+def _merges(inherited: Json, own: Json, path: KeyPath) -> bool:
+    if not isinstance(inherited, dict) or not isinstance(own, dict) or _is_axis(path):
+        return False
+    return inherited.get("kind") == own.get("kind", inherited.get("kind"))
+
+
+# -- --scale and --set -------------------------------------------------------------------------------------------------
 
 
 def with_overrides(
