@@ -73,7 +73,14 @@ def submit(
     Example: `cope-sweep submit quickstart --server http://service:8000`
     """
     from cope_sweep.config import load_ablation
-    from cope_sweep.sweep.jobs import Cluster, new_submission, submit_job, submit_sweep
+    from cope_sweep.sweep.jobs import (
+        Cluster,
+        check_cluster,
+        new_submission,
+        record_submission,
+        start_submission,
+        submit_job,
+    )
 
     limits, index = in_seconds(request), source.index
     if source.client is not None:
@@ -101,7 +108,9 @@ def submit(
             load_ablation(path), file_text=path.read_text(encoding="utf-8"), scale=scale, sets=sets, **options
         )
         shared = open_store(store, index, create=True)
-        outcome = submit_sweep(submission, plan, shared, cluster, follow=follow, on_line=on_line)
+        check_cluster(cluster)  # before anything is written
+        record_submission(submission, plan, shared)
+        outcome = start_submission(submission, shared, cluster, follow=follow, on_line=on_line)
     else:
         # Only the cluster can reach the store: the job reads the ablation from the folder that is sent.
         arguments = ["run", ablation, "--store", store, *overrides(scale, sets), *_options(options)]

@@ -1,7 +1,7 @@
 """Sweeps as Ray jobs: this working tree is sent to a cluster, where `cope-sweep` runs beside the workers.
 
-`submit_sweep` writes the record of a sweep and what is to be run into the store, which the cluster shares, and starts
-the job `cope-sweep run --submission SWEEP`. The command `submit` and the REST service use it.
+`record_submission` writes the record of a sweep and what is to be run into the store, which the cluster shares.
+`start_submission` starts its job, `cope-sweep run --submission SWEEP`. The command `submit` and the service use both.
 """
 
 from __future__ import annotations
@@ -396,34 +396,6 @@ def submitted_plan(submission: Submission) -> Plan:
     return expand(with_overrides(loaded, scale=submission.scale, assignments=submission.sets))
 
 
-def submit_sweep(
-    submission: Submission,
-    plan: Plan,
-    store: Store,
-    cluster: Cluster,
-    *,
-    follow: bool = False,
-    on_line: Callable[[str], None] = lambda line: None,
-) -> JobOutcome:
-    """Write the record of a sweep to the store and start the job that executes it; the job has the id of the sweep.
-
-    Args:
-        submission: What is to be executed.
-        plan: Its plan.
-        store: The store, which this machine and the cluster share.
-        cluster: Where to start the job.
-        follow: Whether to wait for the job's end.
-        on_line: Called with every line of the job's log.
-
-    Raises:
-        ClusterError: The cluster cannot be used. If it answered at first, the sweep is recorded as failed.
-        StoreError: The store cannot be written.
-    """
-    check_cluster(cluster)  # before anything is written
-    record_submission(submission, plan, store)
-    return start_submission(submission, store, cluster, follow=follow, on_line=on_line)
-
-
 def record_submission(submission: Submission, plan: Plan, store: Store) -> None:
     """Write a submission and the record of its sweep, which is pending, to the store. Raises StoreError."""
     plan = recorded_plan(plan, store)
@@ -442,7 +414,10 @@ def start_submission(
     follow: bool = False,
     on_line: Callable[[str], None] = lambda line: None,
 ) -> JobOutcome:
-    """Start the job of a recorded submission. Raises ClusterError, after the sweep was recorded as failed."""
+    """Start the job of a recorded submission, which has the id of its sweep. For the arguments, see `submit_job`.
+
+    Raises ClusterError, after the sweep was recorded as failed.
+    """
     arguments = ["run", "--submission", submission.sweep_id, "--store", store.location]
     with failing(store, submission.sweep_id):
         outcome = submit_job(arguments, cluster, follow=follow, on_line=on_line, job_id=submission.sweep_id)

@@ -150,7 +150,10 @@ def sweep(
     work = _Work.of(plan, store, {"finished", *leave_out}, executor_name, file_text, submission)
     work.suggest(store, budget.max_runs, on_row, on_event, notes)
     if not (work.todo or (work.suggestions and work.suggestions.is_recorded)):
-        outcome = _nothing_to_train(work, store, tracking_uri, on_sending)
+        mirror = _start_mirror(store, None, tracking_uri)
+        errors = tuple(mirror.finish(on_sending).errors) if mirror else ()
+        failed, stopped = work.kept("failed"), work.kept("stopped")
+        outcome = SweepOutcome(None, 0, len(work.reused), failed, 0, 0.0, stopped, tracking_errors=errors)
         if submission is not None:
             outcome = replace(outcome, sweep_id=submission.sweep_id)
             store.write_sweep(final_record(work.record, work.plan, store, outcome))
@@ -339,31 +342,15 @@ def _check_plugins(plan: Plan, store: Store, finished: Collection[str]) -> None:
                 )
 
 
-def _nothing_to_train(
-    work: _Work, store: Store, tracking_uri: str | None, on_sending: Callable[[int, int], None]
-) -> SweepOutcome:
-    errors = _send_backlog(store, tracking_uri, on_sending)
-    failed, stopped = work.kept("failed"), work.kept("stopped")
-    return SweepOutcome(None, 0, len(work.reused), failed, 0, 0.0, stopped, tracking_errors=errors)
-
-
-def _send_backlog(store: Store, tracking_uri: str | None, on_sending: Callable[[int, int], None]) -> tuple[str, ...]:
-    """Send to MLflow what earlier sweeps could not send; why something is left."""
-    if tracking_uri is None:
-        return ()
-    from cope_sweep.tracking.beside import MlflowMirror
-    from cope_sweep.tracking.sync import backlog_count
-
-    if not backlog_count(store, tracking_uri):
-        return ()
-    return tuple(MlflowMirror.start(store, None, tracking_uri).finish(on_sending).errors)
-
-
-def _start_mirror(store: Store, sweep_id: str, tracking_uri: str | None) -> MlflowMirror | None:
+def _start_mirror(store: Store, sweep_id: str | None, tracking_uri: str | None) -> MlflowMirror | None:
+    """The process that copies a sweep to MLflow; for no sweep, what earlier ones could not send. None if unneeded."""
     if tracking_uri is None:
         return None
     from cope_sweep.tracking.beside import MlflowMirror
+    from cope_sweep.tracking.sync import backlog_count
 
+    if sweep_id is None and not backlog_count(store, tracking_uri):
+        return None
     return MlflowMirror.start(store, sweep_id, tracking_uri)
 
 
