@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -294,45 +294,42 @@ def _replace_kind(data: dict[str, Json], head: str, kind: Json) -> None:
 def _fix(data: dict[str, Json], lines: Lines, key: str, value: Json) -> None:
     """Set a run's key in the base, remove its axis or distribution, and resolve the conditions on it.
 
-    An entry of `published`, `when` or `exclude` that asks for another value of the key is dropped.
+    An entry of `published`, `when` or `exclude` that asks for another value of the key is dropped, and a figure whose
+    axis it is.
     """
     axis = data.get("grid", {}).pop(key, None)
     labels = [default_label(value)]
     if isinstance(axis, dict):
         labels = [label for label, item in axis.items() if item == value]
-    for name, part in (("published", "match"), ("when", "if"), ("exclude", None)):
-        kept: list[Json] = []
-        for index, entry in enumerate(data.get(name, [])):
-            condition = entry if part is None else entry[part]
-            wanted = condition.pop(key, value)
-            alternatives = [wanted, *(wanted if isinstance(wanted, list) else [])]
-            if any(item in (value, *labels) for item in alternatives):
-                _move_lines(lines, (name, index), (name, len(kept)))
-                kept.append(entry)
-        if name in data:
-            data[name] = kept
-    groups: list[Json] = []
-    for index, group in enumerate(data.get("zip", [])):
-        if group.pop(key, None) is None or group:
-            _move_lines(lines, ("zip", index), ("zip", len(groups)))
-            groups.append(group)
-    if "zip" in data:
-        data["zip"] = groups
-    _fix_figures(data, lines, key)
+
+    def agrees(condition: dict[str, Json]) -> bool:
+        wanted = condition.pop(key, value)
+        alternatives = [wanted, *(wanted if isinstance(wanted, list) else [])]
+        return any(item in (value, *labels) for item in alternatives)
+
+    def draws(figure: dict[str, Json]) -> bool:
+        """Whether the key is no axis of the figure. It is removed from the rows that the figure draws."""
+        figure.get("rows", {}).pop(key, None)
+        return key not in (figure.get("x"), figure.get("panels"))
+
+    _filter(data, lines, "published", lambda entry: agrees(entry["match"]))
+    _filter(data, lines, "when", lambda entry: agrees(entry["if"]))
+    _filter(data, lines, "exclude", agrees)
+    _filter(data, lines, "zip", lambda group: group.pop(key, None) is None or bool(group))
+    _filter(data, lines, "figures", draws)
     _remove_distribution(data, key)
     set_key(data["base"], key, value)
 
 
-def _fix_figures(data: dict[str, Json], lines: Lines, key: str) -> None:
-    """Remove the key from the rows that figures draw, and the figures whose axis it is."""
+def _filter(data: dict[str, Json], lines: Lines, name: str, keeps: Callable[[Json], bool]) -> None:
+    """Drop the entries of a list of the file that `keeps` refuses."""
     kept: list[Json] = []
-    for index, figure in enumerate(data.get("figures", [])):
-        if key not in (figure.get("x"), figure.get("panels")):
-            figure.get("rows", {}).pop(key, None)
-            _move_lines(lines, ("figures", index), ("figures", len(kept)))
-            kept.append(figure)
-    if "figures" in data:
-        data["figures"] = kept
+    for index, entry in enumerate(data.get(name, [])):
+        if keeps(entry):
+            _move_lines(lines, (name, index), (name, len(kept)))
+            kept.append(entry)
+    if name in data:
+        data[name] = kept
 
 
 def _remove_own_resource(data: dict[str, Json], key: str) -> None:

@@ -23,6 +23,11 @@ class Value:
     value: Json
     origin: KeyPath
 
+    @classmethod
+    def of(cls, value: Json, *origin: str | int) -> Value:
+        """A value that the file gives no label."""
+        return cls(default_label(value), value, origin)
+
 
 Assignments = dict[str, Value]
 """Axis key → value: one point."""
@@ -66,9 +71,7 @@ class Dimension:
         if self.distribution is None:
             return self.options
         (key,) = self.keys
-        return tuple(
-            {key: Value(default_label(value), value, ("search", "space", key))} for value in self.distribution.extremes
-        )
+        return tuple({key: Value.of(value, "search", "space", key)} for value in self.distribution.extremes)
 
 
 def points_of(loaded: LoadedAblation, limit: int | None = None) -> list[Assignments]:
@@ -153,16 +156,14 @@ def _draws(search: RandomSearch) -> list[Assignments]:
     for key, distribution in search.space.items():
         generator = random.Random(f"{search.seed}/{key}")
         values = [distribution.value_at(generator.random()) for _ in range(search.samples)]
-        columns.append([Value(default_label(value), value, ("search", "space", key)) for value in values])
+        columns.append([Value.of(value, "search", "space", key) for value in values])
     return [dict(zip(search.space, values, strict=True)) for values in zip(*columns, strict=True)]
 
 
 def _with_conditions(loaded: LoadedAblation, points: Iterator[Assignments]) -> Iterator[Assignments]:
     """The points with the fixed values and further axes that each entry of `when` adds to them, one after another."""
     for index, condition in enumerate(loaded.content.when):
-        fixed = {
-            key: Value(default_label(value), value, ("when", index, "set", key)) for key, value in condition.set.items()
-        }
+        fixed = {key: Value.of(value, "when", index, "set", key) for key, value in condition.set.items()}
         axes = [
             [(key, value) for value in _axis_values(axis, ("when", index, "grid", key))]
             for key, axis in condition.grid.items()
@@ -184,10 +185,10 @@ def _with_condition(
 
 def _included_points(loaded: LoadedAblation) -> Iterator[Assignments]:
     for index, point in enumerate(loaded.content.include):
-        yield {key: Value(default_label(value), value, ("include", index, key)) for key, value in point.items()}
+        yield {key: Value.of(value, "include", index, key) for key, value in point.items()}
 
 
 def _axis_values(axis: Axis, origin: KeyPath) -> list[Value]:
     if isinstance(axis, dict):
         return [Value(label, value, (*origin, label)) for label, value in axis.items()]
-    return [Value(default_label(value), value, (*origin, index)) for index, value in enumerate(axis)]
+    return [Value.of(value, *origin, index) for index, value in enumerate(axis)]

@@ -10,7 +10,6 @@ import contextlib
 import math
 import multiprocessing
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,15 +29,6 @@ RESERVED_BYTES = 512 * 2**20
 WATCH_INTERVAL_S = 0.05
 """Time between two looks at the memory of the process, in which it can grow by about 100 MB."""
 CGROUP = Path("/sys/fs/cgroup")
-
-
-@dataclass(frozen=True)
-class TooLarge:
-    """The cost of a step for which there was not enough memory."""
-
-    peak_memory_bytes: int
-    """Memory of the process when it was ended."""
-    step_s: float = math.inf
 
 
 def measure_plan(
@@ -101,7 +91,7 @@ class _Measurer:
                 f"the process that measured {run.run_id} ended with exit code {process.exitcode}; "
                 "`cope-sweep run … --local` shows what it prints, and `plan` without --measure estimates without it"
             )
-        return TooLarge(peak_bytes)
+        return StepCost(math.inf, peak_bytes)
 
     def _started(self) -> tuple[BaseProcess, Connection]:
         if self.process is None or self.connection is None:

@@ -7,11 +7,11 @@ import ctypes
 import gc
 import math
 import time
-from dataclasses import dataclass
 
 import torch
 
 from cope_sweep.config import RunSpec
+from cope_sweep.config.estimate import StepCost
 from cope_sweep.train.data import prepare_data
 from cope_sweep.train.memory import peak_bytes, reset_peak
 from cope_sweep.train.runtime import Runtime
@@ -24,22 +24,7 @@ CPU_OUT_OF_MEMORY = "DefaultCPUAllocator: can't allocate memory"
 """In the message of a plain RuntimeError: torch 2.15 has no error of its own for it on a CPU."""
 
 
-@dataclass(frozen=True)
-class MeasuredStep:
-    """The measured cost of a training step."""
-
-    step_s: float
-    """The median over the timed steps; infinite where there is not enough memory."""
-    peak_memory_bytes: int
-    """Peak memory: of tensors on CUDA, of this whole process on a CPU. It covers steps and one evaluation."""
-
-    @property
-    def fits(self) -> bool:
-        """Whether there was enough memory."""
-        return math.isfinite(self.step_s)
-
-
-def measure_step(spec: RunSpec, runtime: Runtime, *, workers: int = 1, steps: int = 5) -> MeasuredStep:
+def measure_step(spec: RunSpec, runtime: Runtime, *, workers: int = 1, steps: int = 5) -> StepCost:
     """Train `steps` steps of `spec` and evaluate once, without writing anything.
 
     Prepares the task's data, which may take longer than the steps.
@@ -72,7 +57,7 @@ def measure_step(spec: RunSpec, runtime: Runtime, *, workers: int = 1, steps: in
         step_s = math.inf
     peak = peak_bytes(runtime.device)
     _free_memory()
-    return MeasuredStep(step_s, peak)
+    return StepCost(step_s, peak)
 
 
 def _median_step_s(trainer: Trainer) -> float:
