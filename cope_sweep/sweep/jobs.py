@@ -211,19 +211,15 @@ def _submit(client: JobSubmissionClient, arguments: Sequence[str], cluster: Clus
                 f"{working_dir} cannot be sent: {first_line(error)}; list files to leave out in .rayignore"
             ) from error
         except RuntimeError as error:
-            if job_id is not None and _exists(client, job_id):
-                return job_id
-            if not _has_no_agent_yet(error) or time.monotonic() > until:
+            if job_id is not None:
+                with contextlib.suppress(OSError, RuntimeError):
+                    client.get_job_info(job_id)
+                    return job_id  # an earlier request was accepted
+            # Where the cluster's job agent is still starting, try again. Ray 2.60 raises a plain RuntimeError for every
+            # refusal, without the HTTP status; its text is all there is.
+            if "No available agent" not in str(error) or time.monotonic() > until:
                 raise ClusterError(f"the cluster refused the job: {first_line(error)}") from error
         time.sleep(POLL_INTERVAL_S)
-
-
-def _exists(client: JobSubmissionClient, job_id: str) -> bool:
-    try:
-        client.get_job_info(job_id)
-    except (OSError, RuntimeError):
-        return False
-    return True
 
 
 def job_outcome(address: str, job_id: str, token: str | None = None) -> JobOutcome | None:
@@ -243,14 +239,6 @@ def stop_job(address: str, job_id: str) -> None:
     """
     with contextlib.suppress(OSError, RuntimeError):
         _client(address, None).stop_job(job_id)
-
-
-def _has_no_agent_yet(error: RuntimeError) -> bool:
-    """Whether a job was refused because the cluster's job agent is still starting.
-
-    Ray 2.60 raises a plain RuntimeError for every refusal, without the HTTP status; its text is all there is.
-    """
-    return "No available agent" in str(error)
 
 
 def entrypoint(arguments: Sequence[str]) -> str:

@@ -138,8 +138,6 @@ State = Literal["waiting", "alive", "stopping", "elsewhere", "ended"]
 
 @dataclass
 class _Run:
-    """A run of the sweep."""
-
     spec: RunSpec
     kind: Resources
     """Its resources: runs of one kind use the same processes."""
@@ -164,11 +162,10 @@ class _Run:
 
 @dataclass(frozen=True)
 class _End:
-    """The end of a trial."""
+    """The end of a trial, with its last result."""
 
     run: _Run
     result: Mapping[str, Any]
-    """Its last result."""
     error: Exception | None
     at_s: float
 
@@ -180,13 +177,9 @@ class RaySweep:
     """
 
     def __init__(self, work: Workload, runs: Sequence[RunSpec], scratch: str, *, may_grow: bool) -> None:
-        """A sweep of `runs`.
+        """A sweep of those `runs` that are not finished. Tune's files go to `scratch`.
 
-        Args:
-            work: The sweep.
-            runs: Those that are not finished.
-            scratch: A folder for Tune's files.
-            may_grow: Whether an autoscaler may add nodes to the cluster.
+        `may_grow`: whether an autoscaler may add nodes to the cluster.
         """
         self.work, self.scratch, self.may_grow = work, scratch, may_grow
         self.store, self.sweep_id, self.suggestions = work.store, work.sweep_id, work.suggestions
@@ -502,7 +495,6 @@ class RaySweep:
                 )
 
     def _end(self, run: _Run, event: Event) -> None:
-        """A run has ended with this event."""
         self._move(run, "ended")
         if event.status == "failed":
             self.failed.add(run.spec.run_id)
@@ -552,7 +544,6 @@ class RaySweep:
             self._wait(run, first=True)
 
     def _fail(self, run: _Run, message: str, details: str, keep_recorded: bool = False) -> None:
-        """Record that a run failed, in place of its process."""
         self._record(run, lambda: record_failure(run.spec, self.store, message, details, keep_recorded))
 
     def _record(self, run: _Run, write: Callable[[], None]) -> None:
