@@ -6,7 +6,7 @@ import textwrap
 
 import pytest
 
-from cope_sweep.config import RunSpec, SpecError, default_label, expand, load_ablation
+from cope_sweep.config import RunSpec, SpecError, current_metric_name, default_label, expand, load_ablation
 from cope_sweep.config.ablation import Ablation
 from tests.config.ablations import TEXT, error_of, load
 
@@ -81,6 +81,21 @@ def test_former_metric_names_are_replaced():
     assert content.published[0].values == {"in_dist/majority_baseline_error": 78.0}
     assert content.published[0].std == {"in_dist/majority_baseline_error": 1.0}
     assert [metric.name for metric in content.scales["wide"].metrics] == ["longer/majority_baseline_error"]
+
+
+@pytest.mark.parametrize(
+    ("name", "current"),
+    [
+        ("in_dist/commonest_error", "in_dist/majority_baseline_error"),
+        ("test/commonest_error@2048", "test/majority_baseline_error@2048"),
+        ("in_dist/majority_baseline_error", "in_dist/majority_baseline_error"),
+        ("in_dist/token_error", "in_dist/token_error"),
+        ("commonest_error/loss", "commonest_error/loss"),
+        ("facts.tokens_per_s", "facts.tokens_per_s"),
+    ],
+)
+def test_former_names_are_replaced_and_others_are_not(name, current):
+    assert current_metric_name(name) == current
 
 
 PLUGIN = textwrap.dedent("""\

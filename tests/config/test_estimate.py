@@ -214,14 +214,6 @@ def test_rows_of_equal_cost_share_an_estimate():
     assert len({id(estimate) for estimate in found.values()}) == 4
 
 
-def test_estimates_belong_to_their_run():
-    plan = expand(validate(parse_source(BASE + "grid: {model.layers: [1, 2]}\nseeds: [0, 1]\n", "t"), "t"))
-    found = estimates(plan)
-    for run in plan.runs:
-        assert found[run.run_id].parameters == parameter_count(run)
-        assert found[run.run_id].memory_bytes == memory_bytes(run, Resources())
-
-
 def test_the_rule_of_thumb_counts_cores_of_workers_that_have_a_sequence():
     def seconds(**resources):
         content = BASE.replace("layers: 1}", "layers: 1}\n  train: {batch: 2, steps: 10}") + f"resources: {resources}\n"
