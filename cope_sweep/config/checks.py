@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from cope_sweep.config.ablation import (
     Contexts,
@@ -32,8 +32,10 @@ def _no_metric(loaded: LoadedAblation, path: KeyPath, run: RunSpec, name: str, k
     return loaded.source.error(path, f"the task {run.task.kind} has no metric {name!r}" + suggest(name, known))
 
 
-def check_conditions(loaded: LoadedAblation, points: Iterable[Assignments]) -> None:
-    """Raises SpecError for a condition on a key that no point has, which is probably a spelling mistake."""
+def check_points(loaded: LoadedAblation, points: Sequence[Assignments]) -> None:
+    """Raises SpecError for a condition on a key that no point has, which is probably a spelling mistake; and where the
+    base or a point sets the seed.
+    """
     keys = sorted({key for point in points for key in point})
     content = loaded.content
     conditions: list[tuple[KeyPath, Point]] = [(("exclude", i), c) for i, c in enumerate(content.exclude)]
@@ -44,15 +46,11 @@ def check_conditions(loaded: LoadedAblation, points: Iterable[Assignments]) -> N
         for key in condition:
             if keys and key not in keys:
                 raise _no_axis(loaded, (*path, key), key, keys)
-
-
-def check_seeds(loaded: LoadedAblation, points: Iterable[Assignments]) -> None:
-    """Raises SpecError where the base or a point sets the seed."""
-    origins: list[KeyPath] = [("base", "seed")] if "seed" in loaded.content.base else []
-    origins += [point["seed"].origin for point in points if "seed" in point]
-    if origins:
+    seeds: list[KeyPath] = [("base", "seed")] if "seed" in content.base else []
+    seeds += [point["seed"].origin for point in points if "seed" in point]
+    if seeds:
         raise loaded.source.error(
-            origins[0], "seeds are not part of a row; write `seeds: [0, 1, …]` at the top level, beside `base`"
+            seeds[0], "seeds are not part of a row; write `seeds: [0, 1, …]` at the top level, beside `base`"
         )
 
 

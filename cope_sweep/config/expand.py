@@ -13,11 +13,10 @@ from pydantic import TypeAdapter, ValidationError
 
 from cope_sweep.config.ablation import EarlyStopping, Optuna, Published, RandomSearch
 from cope_sweep.config.checks import (
-    check_conditions,
     check_figures,
     check_metrics,
+    check_points,
     check_search,
-    check_seeds,
     resolved_schedule,
     resolved_search,
 )
@@ -137,8 +136,7 @@ def expand(loaded: LoadedAblation, *, max_runs: int | None = None) -> Plan:
     if isinstance(loaded.content.search, Optuna):
         return plan_of_draws(loaded, [])
     points = points_of(loaded, None if max_runs is None else POINTS_PER_RUN * max_runs)
-    check_conditions(loaded, points)
-    check_seeds(loaded, points)
+    check_points(loaded, points)
     points = [p for p in points if not any(matches(p, condition) for condition in loaded.content.exclude)]
     if not points:
         raise loaded.source.error(("exclude",), "the ablation has no row left; remove an exclusion")
@@ -162,8 +160,7 @@ def plan_of_draws(loaded: LoadedAblation, draws: Iterable[Mapping[str, str]]) ->
     """
     check_search(loaded)
     extremes = extreme_points(loaded)
-    check_conditions(loaded, extremes)
-    check_seeds(loaded, extremes)
+    check_points(loaded, extremes)
     examples = _rows(loaded, extremes)
     kinds = _kinds_of_runs(examples)
     check_metrics(loaded, kinds)
@@ -193,28 +190,28 @@ def plan_of_recorded(loaded: LoadedAblation, recorded: Iterable[tuple[str, Mappi
 def _rows(loaded: LoadedAblation, points: Sequence[Assignments]) -> tuple[Row, ...]:
     """The rows of points; a point that is given twice is one row. Raises SpecError with one line per problem."""
     builder, row_resources = RunBuilder(loaded), RowResources(loaded)
+    content = loaded.content
+    varied = {*content.grid, *(key for group in content.zip for key in group), *getattr(content.search, "space", ())}
     rows: dict[str, Row] = {}
     problems: dict[str, None] = {}
     separated = []
     for point in points:
         try:
-            separated.append(row_resources.split(point))
+            of_runs, resources = row_resources.split(point)
+            separated.append((of_runs, resources, _labels(of_runs, varied)))
         except SpecError as error:
             problems |= dict.fromkeys(str(error).splitlines())
-    content = loaded.content
-    varied = {*content.grid, *(key for group in content.zip for key in group), *getattr(content.search, "space", ())}
-    ambiguous = _ambiguous_labels(_labels(point, varied) for point, _ in separated)
-    for point, resources in separated:
+    ambiguous = _ambiguous_labels(labels for _, _, labels in separated)
+    for point, resources, labels in separated:
         try:
             runs = builder.runs(point)
         except SpecError as error:
             problems |= dict.fromkeys(str(error).splitlines())
             continue
-        labels = _labels(point, varied)
         name = _row_name(labels, ambiguous)
-        known = rows.setdefault(
-            runs[0].run_id, Row(name, labels, runs, _published(loaded, point), resources, _figures(loaded, point))
-        )
+        published = next((entry for entry in content.published if matches(point, entry.match)), None)
+        figures = frozenset(index for index, each in enumerate(content.figures) if matches(point, each.rows))
+        known = rows.setdefault(runs[0].run_id, Row(name, labels, runs, published, resources, figures))
         if known.name != name:
             problem = f"the rows {known.name!r} and {name!r} are the same configuration; remove one of them"
             problems[f"{loaded.source.name}: {problem}"] = None
@@ -257,16 +254,6 @@ def _row_name(labels: dict[str, str], ambiguous: set[tuple[str, ...]]) -> str:
     if tuple(labels.values()) in ambiguous:
         return " · ".join(f"{key.split('.')[-1]}={label}" for key, label in labels.items())
     return " · ".join(labels.values()) or "base"
-
-
-def _published(loaded: LoadedAblation, point: Assignments) -> Published | None:
-    """The first matching entry of `published`."""
-    return next((entry for entry in loaded.content.published if matches(point, entry.match)), None)
-
-
-def _figures(loaded: LoadedAblation, point: Assignments) -> frozenset[int]:
-    """The indices of the figures that draw the point."""
-    return frozenset(i for i, figure in enumerate(loaded.content.figures) if matches(point, figure.rows))
 
 
 # -- the runs of points, and their resources ---------------------------------------------------------------------------

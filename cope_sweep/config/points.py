@@ -50,7 +50,7 @@ class Dimension:
     @property
     def labels(self) -> tuple[str, ...]:
         """The label of each option, unique in the dimension; none for a distribution."""
-        return tuple(_joined_label(option) for option in self.options)
+        return tuple(" · ".join(value.label for value in option.values()) for option in self.options)
 
     def assignments(self, labels: Mapping[str, str]) -> Assignments:
         """Assignments of a row with these labels. Raises ValueError where the dimension does not have them."""
@@ -77,12 +77,20 @@ class Dimension:
 def points_of(loaded: LoadedAblation, limit: int | None = None) -> list[Assignments]:
     """All points, in order, before exclusion. Raises SpecError where they are more than `limit`, else MAX_POINTS."""
     limit = MAX_POINTS if limit is None else min(limit, MAX_POINTS)
-    points = list(itertools.islice(_grid_points(loaded), limit + 1))
+    groups = _axis_groups(loaded)
+    if isinstance(loaded.content.search, RandomSearch):
+        groups.append(_draws(loaded.content.search))
+    of_grid = _with_conditions(loaded, map(_merged, itertools.product(*groups)))
+    points = list(itertools.islice(of_grid, limit + 1))
     if len(points) > limit:
         raise loaded.source.error(
             ("grid",), f"the combinations of the values are more than {limit:,} points; leave out axes or values"
         )
-    return [*points, *_included_points(loaded)]
+    included = enumerate(loaded.content.include)
+    return [
+        *points,
+        *({key: Value.of(value, "include", index, key) for key, value in row.items()} for index, row in included),
+    ]
 
 
 def dimensions_of(loaded: LoadedAblation) -> tuple[Dimension, ...]:
@@ -123,19 +131,8 @@ def matches(point: Assignments, condition: Point) -> bool:
     return True
 
 
-def _joined_label(option: Assignments) -> str:
-    return " · ".join(value.label for value in option.values())
-
-
 def _merged(parts: Iterable[Assignments]) -> Assignments:
     return {key: value for part in parts for key, value in part.items()}
-
-
-def _grid_points(loaded: LoadedAblation) -> Iterator[Assignments]:
-    groups = _axis_groups(loaded)
-    if isinstance(loaded.content.search, RandomSearch):
-        groups.append(_draws(loaded.content.search))
-    return _with_conditions(loaded, map(_merged, itertools.product(*groups)))
 
 
 def _axis_groups(loaded: LoadedAblation) -> list[list[Assignments]]:
@@ -181,11 +178,6 @@ def _with_condition(
                 yield point | fixed | dict(combination)
         else:
             yield point
-
-
-def _included_points(loaded: LoadedAblation) -> Iterator[Assignments]:
-    for index, point in enumerate(loaded.content.include):
-        yield {key: Value.of(value, "include", index, key) for key, value in point.items()}
 
 
 def _axis_values(axis: Axis, origin: KeyPath) -> list[Value]:

@@ -16,6 +16,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 import optuna
@@ -24,7 +25,7 @@ from optuna.trial import Trial, TrialState, create_trial
 
 from cope_sweep.config import Plan, Row, RunSpec, SpecError, default_label, row_of_draw
 from cope_sweep.config.points import Dimension, dimensions_of
-from cope_sweep.store import Event, RunRecord, Status, Store, SweepRecord, SweepRun
+from cope_sweep.store import Event, Status, Store, SweepRecord, SweepRun
 from cope_sweep.store.errors import DamagedError
 from cope_sweep.store.index import waiting
 from cope_sweep.store.index.claims import ClaimedRow, append_row, claim_row
@@ -411,6 +412,7 @@ class Suggestions:
             return self.record
 
     def _next(self) -> RunSpec | None:
+        kept = ("finished", "stopped") if self.early_ends else ("finished",)
         while self._budget and self._search.left:
             run_id = self._search.next_run()
             if run_id is None:
@@ -418,8 +420,8 @@ class Suggestions:
                     self._notes.append("the search ended early: every row that it can suggest was trained")
                 return None
             run = self.runs[-1]
-            record = self._record_of(run_id)
-            if record is not None and record.status in self._kept:
+            record = self._waiting(partial(self.store.index.records, [run_id])).get(run_id)
+            if record is not None and record.status in kept:
                 self._end(run_id, self._known(run_id, record.status, record.value(self.metric)))
                 self._ended.append(final_event(run, self.store))
                 continue
@@ -427,13 +429,6 @@ class Suggestions:
             self._open[run_id] = run
             return run
         return None
-
-    def _record_of(self, run_id: str) -> RunRecord | None:
-        return self._waiting(lambda: self.store.index.records([run_id])).get(run_id)
-
-    @property
-    def _kept(self) -> tuple[Status, ...]:
-        return ("finished", "stopped") if self.early_ends else ("finished",)
 
     def _end(self, run_id: str, known: Known) -> None:
         status, value = known
