@@ -8,6 +8,7 @@ import platform
 import queue
 import socket
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -36,6 +37,8 @@ CONNECT_TIMEOUT_S = 30.0
 PORT_TIMEOUT_S = 3.0
 """For a port to accept a connection."""
 MAX_MESSAGE_CHARACTERS = 500
+STEPS_ARE_FRESH_S = 10.0
+"""How long the numbers of steps that occur in the store are remembered."""
 WAIT_NOTE_S = 3.0
 """Time without an event after which the local executor notes its wait for a database."""
 
@@ -259,15 +262,25 @@ def _unfinished_folder(run: RunSpec, store: Store) -> tuple[RunFolder | None, di
     return folder.begin(run, ""), {}
 
 
-def parent_of(run: RunSpec, store: Store) -> str | None:
-    """The id of the longest finished run that `run` can continue and that has kept its state; None without one.
+class Parents:
+    """The parents of runs in a store. The numbers of steps in it are kept for a while: a query of all finished runs."""
 
-    Raises StoreError.
-    """
-    candidates = parent_ids(run, store.index.finished_steps())
-    statuses = store.index.statuses(candidates) if candidates else {}
-    finished = (run_id for run_id in candidates if statuses.get(run_id) == "finished")
-    return next((run_id for run_id in finished if store.run(run_id).has_final_state()), None)
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self._steps: list[int] = []
+        self._read_s = float("-inf")
+
+    def of(self, run: RunSpec) -> str | None:
+        """The id of the longest finished run that `run` can continue and that has kept its state; None without one.
+
+        Raises StoreError.
+        """
+        if time.monotonic() - self._read_s > STEPS_ARE_FRESH_S:
+            self._steps, self._read_s = self.store.index.finished_steps(), time.monotonic()
+        candidates = parent_ids(run, self._steps)
+        statuses = self.store.index.statuses(candidates) if candidates else {}
+        finished = (run_id for run_id in candidates if statuses.get(run_id) == "finished")
+        return next((run_id for run_id in finished if self.store.run(run_id).has_final_state()), None)
 
 
 # -- the local executor ------------------------------------------------------------------------------------------------
@@ -379,7 +392,7 @@ class _Worker(threading.Thread):
             end = refused(run, self.store, lease)
         else:
             runtime = Runtime.of(self.work.resources_of(run.run_id), worker_id=worker_id())
-            parent_id = self.leases.waiting(lambda: parent_of(run, self.store))
+            parent_id = self.leases.waiting(lambda: Parents(self.store).of(run))
             end = train_leased(
                 run, self.store, runtime, self.leases, lease,
                 parent_id=parent_id, on_event=self.events.put,

@@ -40,7 +40,7 @@ from cope_sweep.registry import PluginError, load_plugins
 from cope_sweep.store import Event, LeaseHolder, Refusal, Store, StoreError
 from cope_sweep.store.index import Index, Lease
 from cope_sweep.sweep.cluster import RemoteIndex
-from cope_sweep.sweep.executor import RunEnd, evaluations_of, parent_of, refused, train_leased, worker_id
+from cope_sweep.sweep.executor import Parents, RunEnd, evaluations_of, refused, train_leased, worker_id
 
 if TYPE_CHECKING:
     from cope_sweep.train import StopRequest
@@ -105,6 +105,7 @@ class Process:
         except (StoreError, PluginError, OSError, RuntimeError) as error:
             raise NodeProblem(node_id(), f"node {platform.node()}: {error}") from error
         self.leases = LeaseHolder(self.store, sweep.sweep_id)
+        self.parents = Parents(self.store)
         self.preempted = threading.Event()
         """Set when the process was asked to leave its node."""
         self.training = ThreadPoolExecutor(1, "training")
@@ -229,7 +230,7 @@ def train_loop(config: dict[str, Any]) -> RunEnd:
     replayed: list[Event] = []
     if rank == 0:
         lease = process.leases.acquire(run)
-        parent_id = process.leases.waiting(lambda: parent_of(run, process.store))
+        parent_id = process.leases.waiting(lambda: process.parents.of(run))
         replayed = evaluations_of(run, process.store) if config["replay"] else []
     decision = (not isinstance(lease, Refusal), parent_id, len(replayed))
     may_train, parent_id, replays = broadcast_from_rank_zero(decision)

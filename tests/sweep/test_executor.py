@@ -13,10 +13,10 @@ from cope_sweep.registry import PluginError
 from cope_sweep.store import Event, Lease, LeaseHolder, Store
 from cope_sweep.sweep import executor as executor_module
 from cope_sweep.sweep.executor import (
+    Parents,
     Workload,
     evaluations_of,
     final_event,
-    parent_of,
     record_failure,
     record_stop,
     run_local,
@@ -304,12 +304,12 @@ def train(store: Store, *runs: RunSpec) -> None:
 
 def test_the_longest_finished_run_that_kept_its_state(store: Store) -> None:
     short, longer, longest = (tiny_run(**{"train.steps": steps}) for steps in (4, 6, 12))
-    assert parent_of(longest, store) is None
+    assert Parents(store).of(longest) is None
     train(store, short, longer)
-    assert parent_of(longest, store) == longer.run_id
-    assert parent_of(tiny_run(seed=5, **{"train.steps": 12}), store) is None
+    assert Parents(store).of(longest) == longer.run_id
+    assert Parents(store).of(tiny_run(seed=5, **{"train.steps": 12})) is None
     store.run(longer.run_id).final_state.unlink()
-    assert parent_of(longest, store) == short.run_id
+    assert Parents(store).of(longest) == short.run_id
 
 
 def test_a_sweep_continues_shorter_runs(store: Store) -> None:
