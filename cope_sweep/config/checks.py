@@ -54,6 +54,22 @@ def check_points(loaded: LoadedAblation, points: Sequence[Assignments]) -> None:
         )
 
 
+def check_resources(loaded: LoadedAblation) -> None:
+    """Raises SpecError where resources are an axis or a dimension of the search space."""
+    content = loaded.content
+    axes: list[KeyPath] = [("grid", key) for key in content.grid]
+    axes += [("zip", index, key) for index, group in enumerate(content.zip) for key in group]
+    axes += [("when", index, "grid", key) for index, each in enumerate(content.when) for key in each.grid]
+    axes += [("search", "space", key) for key in getattr(content.search, "space", {})]
+    for path in axes:
+        if str(path[-1]).startswith("resources."):
+            raise loaded.source.error(
+                path,
+                "resources are no part of a run, so an axis of them would repeat runs; give them to some rows with "
+                f"`when: [{{if: …, set: {{{path[-1]}: …}}}}]`, or to all rows with `resources: …`",
+            )
+
+
 def check_search(loaded: LoadedAblation) -> None:
     """Raises SpecError where the search space and the rest of the file contradict each other."""
     content, search = loaded.content, loaded.content.search

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -16,6 +16,7 @@ from cope_sweep.config.checks import (
     check_figures,
     check_metrics,
     check_points,
+    check_resources,
     check_search,
     resolved_schedule,
     resolved_search,
@@ -34,7 +35,7 @@ PARTS: dict[str, TypeAdapter[Any]] = {
     name: TypeAdapter(field.rebuild_annotation()) for name, field in RunSpec.model_fields.items() if name != "seed"
 }
 """The parts of a run (task, model, train, evaluate) and what validates them."""
-RESOURCES_PREFIX = "resources."
+RESOURCES = "resources"
 
 
 @dataclass(frozen=True)
@@ -189,7 +190,8 @@ def plan_of_recorded(loaded: LoadedAblation, recorded: Iterable[tuple[str, Mappi
 
 def _rows(loaded: LoadedAblation, points: Sequence[Assignments]) -> tuple[Row, ...]:
     """The rows of points; a point that is given twice is one row. Raises SpecError with one line per problem."""
-    builder, row_resources = RunBuilder(loaded), RowResources(loaded)
+    check_resources(loaded)
+    builder = RunBuilder(loaded)
     content = loaded.content
     varied = {*content.grid, *(key for group in content.zip for key in group), *getattr(content.search, "space", ())}
     rows: dict[str, Row] = {}
@@ -197,7 +199,7 @@ def _rows(loaded: LoadedAblation, points: Sequence[Assignments]) -> tuple[Row, .
     separated = []
     for point in points:
         try:
-            of_runs, resources = row_resources.split(point)
+            of_runs, resources = builder.split(point)
             separated.append((of_runs, resources, _labels(of_runs, varied)))
         except SpecError as error:
             problems |= dict.fromkeys(str(error).splitlines())
@@ -260,7 +262,10 @@ def _row_name(labels: dict[str, str], ambiguous: set[tuple[str, ...]]) -> str:
 
 
 class RunBuilder:
-    """Makes the runs of an ablation's points. Points that assign equal values to a part of a run share that part."""
+    """Makes the runs of an ablation's points, and their resources, on which no run's id depends.
+
+    Points share their values. Those that assign equal values to a part of a run share that part, too.
+    """
 
     def __init__(self, loaded: LoadedAblation) -> None:
         self.loaded = loaded
@@ -289,16 +294,42 @@ class RunBuilder:
             return None
 
     def _part(self, name: str, keys: list[str], point: Assignments) -> Any:
-        """A part of a run with the values that `point` assigns to its keys."""
+        """A part of a run, or `resources`, with the values that `point` assigns to its keys."""
         cache_key = name, tuple(id(point[key]) for key in keys)
         if cache_key not in self._parts:
-            base = self.loaded.content.base
-            data = {name: base[name]} if name in base else {}
-            for key in keys:
-                set_key(data, key, point[key].value)
+            part = self._resources(keys, point) if name == RESOURCES else self._validated(name, keys, point)
             # The values are kept as well, because their addresses identify them.
-            self._parts[cache_key] = PARTS[name].validate_python(data[name]), [point[key] for key in keys]
+            self._parts[cache_key] = part, [point[key] for key in keys]
         return self._parts[cache_key][0]
+
+    def _validated(self, name: str, keys: list[str], point: Assignments) -> Any:
+        base = self.loaded.content.base
+        data = {name: base[name]} if name in base else {}
+        for key in keys:
+            set_key(data, key, point[key].value)
+        return PARTS[name].validate_python(data[name])
+
+    def split(self, point: Assignments) -> tuple[Assignments, Resources | None]:
+        """The values of the point's runs, and their resources; None: those of the ablation. Raises SpecError."""
+        keys = [key for key in point if key.startswith(f"{RESOURCES}.")]
+        if not keys:
+            return point, None
+        return {key: value for key, value in point.items() if key not in keys}, self._part(RESOURCES, keys, point)
+
+    def _resources(self, keys: list[str], point: Assignments) -> Resources | None:
+        source, common = self.loaded.source, self.loaded.content.resources
+        values = {key.removeprefix(f"{RESOURCES}."): point[key] for key in keys}
+        for name in SWEEP_KEYS & values.keys():
+            raise source.error(values[name].origin, f"{name} is one for the whole sweep; write it below `resources`")
+        try:
+            own = Resources.model_validate(common.model_dump() | {name: each.value for name, each in values.items()})
+        except ValidationError as error:
+            problems = (
+                f"{source.location(values[str(path[0])].origin)}: {RESOURCES}.{dotted(path)}: {message}"
+                for path, message in explain_all(error, Resources)
+            )
+            raise SpecError("\n".join(problems)) from error
+        return None if own == common else own
 
     def _error(self, point: Assignments) -> SpecError:
         """Errors of the run of a point. The whole run is validated, so that paths start at its top."""
@@ -323,57 +354,3 @@ def _located(loaded: LoadedAblation, point: Assignments, path: KeyPath, message:
     error = loaded.source.error(("base", *path), message)
     row = ", ".join(f"{key} = {value.label}" for key, value in point.items())
     return f"{error}" + (f" (in the row {row})" if row and not path else "")
-
-
-class RowResources:
-    """Separates what a point says about resources from what it says about its runs, whose ids must not depend on it."""
-
-    def __init__(self, loaded: LoadedAblation) -> None:
-        """Raises SpecError where resources are an axis."""
-        self.loaded = loaded
-        self._known: dict[tuple[int, ...], tuple[Resources | None, list[object]]] = {}
-        for path in _axes(loaded):
-            if dotted(path[-1:]).startswith(RESOURCES_PREFIX):
-                raise loaded.source.error(
-                    path,
-                    "resources are no part of a run, so an axis of them would repeat runs; give them to some rows with "
-                    f"`when: [{{if: …, set: {{{path[-1]}: …}}}}]`, or to all rows with `resources: …`",
-                )
-
-    def split(self, point: Assignments) -> tuple[Assignments, Resources | None]:
-        """The values of the point's runs, and their resources; None: those of the ablation. Raises SpecError."""
-        keys = [key for key in point if key.startswith(RESOURCES_PREFIX)]
-        if not keys:
-            return point, None
-        # Points share their values, and rows share their resources.
-        cache_key = tuple(id(point[key]) for key in keys)
-        if cache_key not in self._known:
-            # The values are kept as well, because their addresses identify them.
-            self._known[cache_key] = self._resources(point, keys), [point[key] for key in keys]
-        return {key: value for key, value in point.items() if key not in keys}, self._known[cache_key][0]
-
-    def _resources(self, point: Assignments, keys: list[str]) -> Resources | None:
-        source, common = self.loaded.source, self.loaded.content.resources
-        values = {key.removeprefix(RESOURCES_PREFIX): point[key].value for key in keys}
-        for name in SWEEP_KEYS & values.keys():
-            raise source.error(
-                point[RESOURCES_PREFIX + name].origin, f"{name} is one for the whole sweep; write it below `resources`"
-            )
-        try:
-            own = Resources.model_validate(common.model_dump() | values)
-        except ValidationError as error:
-            lines = []
-            for path, message in explain_all(error, Resources):
-                key = RESOURCES_PREFIX + dotted(path)
-                lines.append(f"{source.location(point[RESOURCES_PREFIX + str(path[0])].origin)}: {key}: {message}")
-            raise SpecError("\n".join(lines)) from error
-        return None if own == common else own
-
-
-def _axes(loaded: LoadedAblation) -> Iterator[KeyPath]:
-    """Where each axis and each dimension of the search space is written."""
-    content = loaded.content
-    yield from (("grid", key) for key in content.grid)
-    yield from (("zip", index, key) for index, group in enumerate(content.zip) for key in group)
-    yield from (("when", index, "grid", key) for index, each in enumerate(content.when) for key in each.grid)
-    yield from (("search", "space", key) for key in getattr(content.search, "space", {}))

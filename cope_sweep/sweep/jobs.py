@@ -23,7 +23,14 @@ from cope_sweep.config.source import Source, parse_source, source_of
 from cope_sweep.read.queries import recorded_plan
 from cope_sweep.read.queries.progress import ACTIVE
 from cope_sweep.store import Status, Store, Submission, read_submission, write_submission
-from cope_sweep.sweep.executor import CONNECT_TIMEOUT_S, ClusterError, connection_error, first_line, within
+from cope_sweep.sweep.executor import (
+    CONNECT_TIMEOUT_S,
+    MAX_MESSAGE_CHARACTERS,
+    ClusterError,
+    connection_error,
+    first_line,
+    within,
+)
 from cope_sweep.sweep.sweep import ended_record, initial_record, new_sweep_id
 
 if TYPE_CHECKING:
@@ -426,15 +433,12 @@ def failing(store: Store, sweep_id: str) -> Iterator[None]:
         raise
 
 
-MAX_NOTE = 500
-
-
 def settle_submission(store: Store, sweep_id: str, message: str | None) -> None:
     """Record the end of a sweep whose job has ended without recording it."""
     lines = [line.strip() for line in (message or "its log is in Ray's dashboard").splitlines() if line.strip()]
     # Of a traceback, the last line has the error.
     reason = lines[0] if len(lines) == 1 else f"{lines[0]} … {lines[-1]}"
-    end_submission(store, sweep_id, f"the job ended before the sweep did: {reason[:MAX_NOTE]}", ACTIVE)
+    end_submission(store, sweep_id, f"the job ended before the sweep did: {reason[:MAX_MESSAGE_CHARACTERS]}", ACTIVE)
 
 
 def end_submission(store: Store, sweep_id: str, note: str, statuses: Sequence[Status]) -> None:

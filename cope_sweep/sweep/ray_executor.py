@@ -70,7 +70,6 @@ NODE_TIMEOUT_S = 30.0
 """Ray needs 5 to 20 s to notice that a node is gone. Until then a process on it looks like one that crashed."""
 TUNE_TIMEOUT_S = 60.0
 """For Tune to end its trials after the sweep. It takes 1 s, or as long as the start of a process."""
-RESUME_HINT = "finished runs are kept; run the same command again to continue"
 
 
 def run_on_ray(work: Workload, *, address: str | None = None, cpus: int | None = None) -> None:

@@ -141,14 +141,20 @@ def sweep(
         ClusterError: And whatever else the executor raises, after the sweep was recorded as failed or interrupted.
     """
     stop, budget = stop or threading.Event(), budget or Budget()
-    notes = _Notes(on_note)
+    notes: list[str] = []
+
+    def note(text: str) -> None:
+        """Show a note at once, and keep it for the record."""
+        notes.append(text)
+        on_note(text)
+
     store.end_expired()
     plan = recorded_plan(plan, store)
     if lost := store.mark_lost(run.run_id for run in plan.runs):
         number = "a finished run is" if len(lost) == 1 else f"{len(lost)} finished runs are"
-        notes(f"{number} damaged, and what is lost is trained again: {next(iter(lost.values()))}")
+        note(f"{number} damaged, and what is lost is trained again: {next(iter(lost.values()))}")
     work = _Work.of(plan, store, {"finished", *leave_out}, executor_name, file_text, submission)
-    work.suggest(store, budget.max_runs, on_row, on_event, notes)
+    work.suggest(store, budget.max_runs, on_row, on_event, note)
     if not (work.todo or (work.suggestions and work.suggestions.is_recorded)):
         mirror = _start_mirror(store, None, tracking_uri)
         errors = tuple(mirror.finish(on_sending).errors) if mirror else ()
@@ -167,10 +173,10 @@ def sweep(
     try:
         with (
             stopping_on_signals(stop),
-            _stopping_on_request(store, work.record.sweep_id, stop, budget.time_budget_s, notes.texts),
+            _stopping_on_request(store, work.record.sweep_id, stop, budget.time_budget_s, notes),
         ):
             if _is_requested(store, work.record.sweep_id):  # before the job had started
-                notes.texts.append(STOP_NOTE)
+                notes.append(STOP_NOTE)
             else:
                 executor(
                     Workload(
@@ -180,7 +186,7 @@ def sweep(
                         sweep_id=work.record.sweep_id,
                         stop=stop,
                         on_event=on_event,
-                        on_note=notes,
+                        on_note=note,
                         plugins=plan.ablation.content.plugins,
                         schedule=plan.schedule,
                         max_failed_runs=budget.max_failures,
@@ -191,25 +197,13 @@ def sweep(
                 ended_by = Budget() if stop.is_set() else budget
     finally:
         seconds = time.monotonic() - started_s
-        outcome = _wait(lambda: work.outcome(store, seconds, notes.texts, ended_by))
+        outcome = _wait(lambda: work.outcome(store, seconds, notes, ended_by))
         _wait(lambda: store.write_sweep(final_record(work.record, work.plan, store, outcome)))
         errors = tuple(mirror.finish(on_sending).errors) if mirror else ()
     return replace(outcome, tracking_errors=errors)
 
 
 _wait = partial(waiting, gives_up=lambda waited_s: waited_s > INDEX_TIMEOUT_S)
-
-
-class _Notes:
-    """Notes for the user: shown at once, and kept for the record."""
-
-    def __init__(self, show: Callable[[str], None]) -> None:
-        self.show = show
-        self.texts: list[str] = []
-
-    def __call__(self, text: str) -> None:
-        self.texts.append(text)
-        self.show(text)
 
 
 @dataclass
