@@ -136,11 +136,16 @@ def scheduler_of(schedule: EarlyStopping) -> TrialScheduler:
 
     Raises ValueError where there is none for its kind.
     """
-    common = {"time_attr": "step", "metric": schedule.metric, "mode": schedule.goal, "grace_period": schedule.grace}
+    options: dict[str, Any] = {
+        "time_attr": "step", "metric": schedule.metric, "mode": schedule.goal, "grace_period": schedule.grace,
+    }  # fmt: skip
     if isinstance(schedule, Asha):
-        return ASHAScheduler(**common, max_t=MAX_STEPS, reduction_factor=schedule.reduction, stop_last_trials=False)
+        options |= {"max_t": MAX_STEPS, "reduction_factor": schedule.reduction, "stop_last_trials": False}
+        return ASHAScheduler(**options)
     if isinstance(schedule, Median):
-        return _MedianRule(**common, min_time_slice=math.inf)  # no trial is ever paused for others to catch up
+        # A trial is never paused for others to catch up.
+        options["min_time_slice"] = math.inf
+        return _MedianRule(**options)
     raise ValueError(f"schedule {schedule.kind!r}: there is no such scheduler; accepted: asha, median, none")
 
 
