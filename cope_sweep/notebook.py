@@ -89,7 +89,7 @@ def run(ablation: AnyAblation, store: AnyStore = STORE) -> SweepOutcome:
 def table(ablation: AnyAblation, store: AnyStore = STORE, *, compare: str | None = None) -> Table:
     """The table of an ablation from its finished runs; notebooks show it as HTML.
 
-    `compare`: `paper`, the name of a row, or `model.position=CoPE`, see `read.tables.compare`. Raises UserError.
+    `compare`: `paper`, the name of a row, or `model.position=CoPE`, see `read.tables.model`. Raises UserError.
     """
     from cope_sweep.read.tables import table as make_table
 
@@ -120,7 +120,7 @@ def figure(ablation: AnyAblation, kind: str = "curves", store: AnyStore = STORE,
     `options` are the fields of `cope_sweep.read.figures.Options`. Raises UserError.
     """
     from cope_sweep.read.figures import FIGURES, Options
-    from cope_sweep.read.figures.declared import declared_figures, draw_declared
+    from cope_sweep.read.figures.available import declared_figures, draw_declared
 
     opened = _opened(store)
     planned = _recorded(ablation, opened)

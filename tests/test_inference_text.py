@@ -10,7 +10,7 @@ import torch
 from cope_sweep.inference import Predictor, TokensError
 from cope_sweep.model import CheckpointError, save_model
 from cope_sweep.train import Runtime, Trainer
-from cope_sweep.train.evaluator import Evaluator
+from cope_sweep.train.evaluate import Evaluator
 from tests.texts import prose, write_corpus
 from tests.tiny import tiny_run
 

@@ -61,7 +61,7 @@ def best(
     """
     from cope_sweep.config.checks import validation_metric
     from cope_sweep.read.tables.best import conditions, tuned_rows
-    from cope_sweep.read.tables.frame import read_runs
+    from cope_sweep.read.tables.runs import read_runs
 
     if as_yaml and as_json:
         raise UserError("--yaml and --json are two forms of the answer; leave one out")

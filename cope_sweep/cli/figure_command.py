@@ -15,7 +15,7 @@ from cope_sweep.cli.output import escaped, make_console, print_json, size
 from cope_sweep.cli.source import Source, argument, asks, option
 from cope_sweep.errors import UserError
 from cope_sweep.read.figures import FIGURES, MapOptions
-from cope_sweep.read.figures.kinds import Show
+from cope_sweep.read.figures.figure import Show
 
 if TYPE_CHECKING:
     from cope_sweep.read.figures import Figure
@@ -180,7 +180,7 @@ def _checkpoint(question: GetFigure, source: Source, seed: int | None) -> Path:
     name, rows = question.name, list(question.row)
     if _is_checkpoint(name):
         return find_checkpoint(name, source.store)
-    from cope_sweep.read.figures.runs import selected_rows
+    from cope_sweep.read.figures.metrics import selected_rows
 
     plan, store = source.queries.load(name, question.scale).plan, source.store
     runs = [run for row in selected_rows(plan, rows) for run in row.runs if seed is None or run.seed == seed]

@@ -237,7 +237,7 @@ def _write_files(
     matrices = compute_matrices(predictor, tokens_T, layers or None, heads or None)
     labels = token_labels(run.task, tokens_T, predictor.tokenizer if predictor.reads_text else None)
     if html:
-        from cope_sweep.read.figures.page import page
+        from cope_sweep.read.figures.heads import page
 
         title = f"Run {run.run_id}: {run.task.kind}, {_encoding_names(run)}"
         html.write_text(page(matrices, labels, marks, statistics, title=title), encoding="utf-8")

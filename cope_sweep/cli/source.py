@@ -129,7 +129,7 @@ class Source:
         """The figures that the file of an ablation declares. Raises UserError."""
         if self.client is not None:
             return [each.name for each in self.client.figures(name, scale) if each.declared]
-        from cope_sweep.read.figures.declared import declared_figures
+        from cope_sweep.read.figures.available import declared_figures
 
         return [each.name for each in declared_figures(self.queries.load(name, scale).plan)]
 

@@ -92,7 +92,7 @@ def _table(question: GetTable, source: Source, committed: Path | None) -> Table:
     if committed is None:
         plan = source.queries.load(question.name, question.scale).plan
         return source.queries.table(plan, compare=question.compare)
-    from cope_sweep.read.reports.committed import committed_table
+    from cope_sweep.read.reports.runs import committed_table
 
     return committed_table(committed, source.ablations, question.name, question.scale, question.compare)
 

@@ -8,17 +8,24 @@ token, as in training, so every token of the text is scored.
 
 Batching and windows change results by rounding errors only. The same call gives the same bits.
 
-predictor ─▶ scoring (batches of windows), measures (perplexity), vocabulary (text ↔ ids)
+predictor ─▶ scoring (batches of windows), perplexity, vocabulary (text ↔ ids)
 generation ─▶ predictor
 """
 
 from cope_sweep.inference.generation import Decoder, FinishReason, Generation, Sampling, cache_bytes, generate
-from cope_sweep.inference.measures import Perplexity, TextPerplexity
+from cope_sweep.inference.perplexity import Perplexity, TextPerplexity
 from cope_sweep.inference.predictor import Predictor
-from cope_sweep.inference.scoring import NotFiniteError, Scores, fitting, score
-from cope_sweep.inference.tokens import TokenIds, TokensError, validate_sequence, validate_token_ids
-from cope_sweep.inference.vocabulary import LabelVocabulary, TextVocabulary, Vocabulary, decode
-from cope_sweep.inference.windows import Window, tokens_read, windows
+from cope_sweep.inference.scoring import NotFiniteError, Scores, Window, fitting, score, tokens_read, windows
+from cope_sweep.inference.vocabulary import (
+    LabelVocabulary,
+    TextVocabulary,
+    TokenIds,
+    TokensError,
+    Vocabulary,
+    decode,
+    validate_sequence,
+    validate_token_ids,
+)
 
 
 def _load_pyfunc(path: str) -> Predictor:

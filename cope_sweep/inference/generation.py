@@ -29,7 +29,7 @@ import torch
 
 from cope_sweep.inference.predictor import Predictor
 from cope_sweep.inference.scoring import not_finite, read
-from cope_sweep.inference.tokens import TokensError
+from cope_sweep.inference.vocabulary import TokensError
 from cope_sweep.model import Cache
 
 FinishReason = Literal["stop", "length"]

@@ -11,11 +11,16 @@ import numpy as np
 import torch
 
 from cope_sweep.config import RunSpec
-from cope_sweep.inference.measures import Perplexity, TextPerplexity
-from cope_sweep.inference.scoring import NotFiniteError, Scores, score
-from cope_sweep.inference.tokens import TokenIds, TokensError, validate_sequence
-from cope_sweep.inference.vocabulary import LabelVocabulary, TextVocabulary, Vocabulary
-from cope_sweep.inference.windows import Window, windows
+from cope_sweep.inference.perplexity import Perplexity, TextPerplexity
+from cope_sweep.inference.scoring import NotFiniteError, Scores, Window, score, windows
+from cope_sweep.inference.vocabulary import (
+    LabelVocabulary,
+    TextVocabulary,
+    TokenIds,
+    TokensError,
+    Vocabulary,
+    validate_sequence,
+)
 from cope_sweep.model import CheckpointError, Transformer, check_reach, load_model
 from cope_sweep.tasks import IGNORED, Task
 from cope_sweep.text import TOKENIZER_FILE, TextError, TextTokenizer

@@ -1,12 +1,19 @@
-"""Log-probabilities of the tokens of windows, in batches.
+"""Log-probabilities of the tokens of a sequence of any length, by windows, in batches.
+
+Every token but the first is scored in exactly one window. With context 4, stride 2 and the tokens a … h, of which
+capitals are scored:
+
+    a B C D E       the model reads `context` tokens and predicts as many
+    c d e F G
+    e f g H         the last window may be shorter
 
 Attention is causal, so padding on the right does not change the results on its left, whatever the encoding: windows of
 different lengths share a batch. Only attention computes the padding. The memory of a batch is bounded: logits are
 computed for some tokens at a time, and where attention needs arrays of all pairs of tokens, the model reads some tokens
 at a time with a cache of keys.
 
-Shapes: B windows, T tokens of the longest, W tokens that are read at a time, R tokens that are read in all windows, N
-scored tokens, D model dim, K most probable tokens, V vocabulary.
+Shapes: L tokens of a sequence, B windows, T tokens of one or of the longest, W tokens that are read at a time, R tokens
+that are read in all windows, N scored tokens, D model dim, K most probable tokens, V vocabulary.
 """
 
 from __future__ import annotations
@@ -19,9 +26,53 @@ import torch
 from torch import Tensor
 
 from cope_sweep.config import RunSpec
-from cope_sweep.inference.windows import Window
+from cope_sweep.inference.vocabulary import TokensError
 from cope_sweep.model import Cache, CheckpointError, Packing, Transformer
 from cope_sweep.positions import Encoding
+
+
+@dataclass(frozen=True)
+class Window:
+    """Tokens that the model reads in one piece, and the first of them that is scored."""
+
+    tokens_T: np.ndarray
+    """int64 token ids."""
+    inputs_T: np.ndarray | None = None
+    """What the model reads in their places; None: the tokens."""
+    first: int = 1
+    """Tokens `first` … T − 1 are scored."""
+    read_last: bool = False
+    """Whether the model reads the last token, too, which predicts the token after the window."""
+
+    @property
+    def reads(self) -> int:
+        """Number of tokens that the model reads."""
+        return len(self.tokens_T) - (not self.read_last)
+
+
+def windows(tokens_L: np.ndarray, context: int, stride: int, inputs_L: np.ndarray | None = None) -> Iterator[Window]:
+    """The windows over a sequence of at least two tokens, as views. The model reads `inputs_L` in their places."""
+    inputs_L = tokens_L if inputs_L is None else inputs_L
+    for begin in window_begins(len(tokens_L), context, stride):
+        part = slice(begin, begin + context + 1)
+        yield Window(tokens_L[part], inputs_L[part], 1 + (context - stride if begin else 0))
+
+
+def window_begins(length: int, context: int, stride: int) -> range:
+    """The first token of each window. Raises TokensError for a stride that would leave out tokens."""
+    if not 1 <= stride <= context:
+        raise TokensError(
+            f"the stride is {stride}, but windows have {context} tokens; choose a stride of 1 … {context}"
+        )
+    return range(0, max(1, length - 1 - context + stride), stride)
+
+
+def tokens_read(length: int, context: int, stride: int) -> int:
+    """Number of tokens that the model reads in all windows together. Raises as `window_begins`."""
+    begins = window_begins(length, context, stride)
+    last = min(context, length - 1 - begins[-1])
+    return (len(begins) - 1) * context + last
+
 
 BATCH_TOKENS = {"cpu": 2048, "cuda": 8192}
 """Limit for the tokens of a batch by device, including padding. A longer window is a batch of its own.

@@ -2,8 +2,8 @@
 
 from cope_sweep.text.cache import cache_dir, checked_corpus_name, data_dir
 from cope_sweep.text.corpus import Corpus, Split, open_corpus
-from cope_sweep.text.errors import TextError
 from cope_sweep.text.order import permuted
+from cope_sweep.text.reading import TextError
 from cope_sweep.text.tokenizer import END_OF_TEXT, TOKENIZER_FILE, TextTokenizer
 
 __all__ = [

@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from cope_sweep.text.errors import TextError
+from cope_sweep.text.reading import TextError
 
 CORPUS_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 

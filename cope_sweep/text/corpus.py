@@ -14,9 +14,11 @@ takes 2 s and 144 MB.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import json
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,9 +27,7 @@ from typing import Any
 import numpy as np
 
 from cope_sweep.text.cache import cache_dir, create_once
-from cope_sweep.text.errors import TextError
-from cope_sweep.text.progress_bar import progress
-from cope_sweep.text.reading import Files, chunks, file_digest, read_document
+from cope_sweep.text.reading import Files, TextError, chunks, file_digest, read_document
 from cope_sweep.text.tokenizer import TOKENIZER_FILE, TextTokenizer
 
 VERSION = 1
@@ -168,3 +168,18 @@ def _open(folder: Path) -> Corpus:
 
 def _digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+@contextlib.contextmanager
+def progress(description: str, total_bytes: int) -> Iterator[Callable[[int], None]]:
+    """Show a bar while the block runs; yields a function that advances it by a number of bytes."""
+    if not sys.stderr.isatty():
+        yield lambda done_bytes: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(description, total=total_bytes)
+        yield lambda done_bytes: bar.advance(task, done_bytes)

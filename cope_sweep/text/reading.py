@@ -12,7 +12,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from cope_sweep.text.errors import TextError
+from cope_sweep.errors import UserError
+
+
+class TextError(UserError):
+    """A text or its tokenizer cannot be used. The message names the file and the cause, and says what to do."""
+
 
 READ_BYTES = 1 << 20
 """Bytes that are read at a time."""

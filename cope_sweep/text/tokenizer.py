@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cope_sweep.text.errors import TextError
+from cope_sweep.text.reading import TextError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

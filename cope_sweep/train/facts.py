@@ -1,19 +1,119 @@
-"""Facts of a finished run: its speed, the size of the model, memory, and where and with which versions it ran."""
+"""Facts of a finished run: time, speed, size of the model, peak memory, where and with which versions it ran."""
 
 from __future__ import annotations
 
+import contextlib
 import math
 import platform
+import re
+import resource
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
 from cope_sweep.config import Resources, RunSpec
 from cope_sweep.model.paths import attention_paths
-from cope_sweep.train.hardware import model_flops_per_token, peak_flops_per_s
-from cope_sweep.train.memory import peak_bytes
 from cope_sweep.train.runtime import Runtime
 from cope_sweep.train.trainer import Trainer
+
+PEAK_BF16_FLOPS_PER_S = {
+    "A100": 312e12,
+    "H100 PCIe": 756e12,
+    "H100 NVL": 835e12,
+    "H100": 989e12,
+    "H200": 989e12,
+}
+"""Dense bfloat16 matrix products, from NVIDIA's data sheets, by a part of the device's name. The first match counts."""
+
+
+def model_flops_per_token(run: RunSpec, parameters: dict[str, int]) -> int:
+    """Floating-point operations of a forward and backward pass for each token of a training sequence.
+
+    6 for each parameter that is multiplied with the token's vectors, and 12·layers·dim·tokens for the products of
+    attention (Chowdhery et al. 2022, PaLM, appendix B). Tables in which rows are looked up, and what encodings, dropout
+    or recomputed activations add, do not count. `parameters` has the number of elements by name.
+    """
+    looked_up = ("position.",) if run.model.tied else ("position.", "embedding.")
+    multiplied = sum(size for name, size in parameters.items() if not name.startswith(looked_up))
+    return 6 * multiplied + 12 * run.model.layers * run.model.dim * run.task.length("train")
+
+
+def peak_flops_per_s(device_name: str, precision: str) -> float | None:
+    """The peak of a device in matrix products of this precision; None where it is not known."""
+    if precision != "bf16":
+        return None
+    return next((peak for part, peak in PEAK_BF16_FLOPS_PER_S.items() if part in device_name), None)
+
+
+def reset_peak(device: str) -> None:
+    """Reset the peak, where the system can: always on CUDA, under Linux on a CPU."""
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        return
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")  # proc_pid_clear_refs(5): resets VmHWM
+
+
+def peak_bytes(device: str) -> int:
+    """The largest number of bytes since `reset_peak`: of tensors on CUDA, of the whole process on a CPU."""
+    if device == "cuda":
+        return torch.cuda.max_memory_allocated()
+    with contextlib.suppress(OSError):
+        if match := re.search(r"VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text()):
+            return int(match[1]) * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+class Clock:
+    """Measures a run's attempt from the clock's creation; `start` marks the first training step.
+
+    A device computes asynchronously, so every reading waits for it.
+    """
+
+    def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
+        self._now_s = now_s
+        self._created_s = self._started_s = now_s()
+        self._paused_s = self._warm_up_s = 0.0
+        self._warm_up_tokens = 0
+        self._earlier: Mapping[str, float] = {}
+
+    def start(self, trainer: Trainer, earlier: Mapping[str, float]) -> None:
+        """Training starts now; `earlier` are the `durations` that were stored with the trainer's state."""
+        self._trainer, self._earlier = trainer, earlier
+        self._started_s = self._now_s()
+
+    def end_warm_up(self) -> None:
+        """Exclude the steps so far from the speed: the first step may build kernels."""
+        self._warm_up_s, self._warm_up_tokens = self._training_s(), self._trainer.tokens
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Exclude the time within the block from the training time."""
+        training_s = self._training_s()
+        try:
+            yield
+        finally:
+            self._paused_s += self._training_s() - training_s
+
+    def durations(self) -> dict[str, float]:
+        """Seconds over all attempts: `train_s` in training steps, `wall_s` in total."""
+        seconds = {"train_s": self._training_s(), "wall_s": self._now_s() - self._created_s}
+        return {name: round(self._earlier.get(name, 0.0) + value, 3) for name, value in seconds.items()}
+
+    def tokens_per_s(self) -> float:
+        """Tokens per second of training steps, without the warm-up unless there were no other steps."""
+        tokens, seconds = self._trainer.tokens, self._training_s()
+        if tokens > self._warm_up_tokens:
+            tokens, seconds = tokens - self._warm_up_tokens, seconds - self._warm_up_s
+        return round(tokens / seconds, 1) if tokens else 0.0
+
+    def _training_s(self) -> float:
+        """Seconds in training steps of this attempt."""
+        self._trainer.wait()
+        return self._now_s() - self._started_s - self._paused_s
 
 
 def speed_facts(trainer: Trainer, tokens_per_s: float) -> dict[str, float]:

@@ -15,16 +15,12 @@ from cope_sweep.optim import Constant
 from cope_sweep.store import RunFolder
 from cope_sweep.store.errors import DamagedError
 from cope_sweep.text import TOKENIZER_FILE
-from cope_sweep.train.clock import Clock
-from cope_sweep.train.collective import broadcast_flag, broadcast_number
-from cope_sweep.train.data import DataError, prepare_data
-from cope_sweep.train.facts import machine_facts, speed_facts
-from cope_sweep.train.memory import reset_peak
+from cope_sweep.train.facts import Clock, machine_facts, reset_peak, speed_facts
 from cope_sweep.train.reporter import RunReporter
-from cope_sweep.train.resume import load_resume
-from cope_sweep.train.resume_writer import ResumeWriter
+from cope_sweep.train.resume import ResumeWriter, load_resume
 from cope_sweep.train.runtime import Runtime
 from cope_sweep.train.trainer import Trainer
+from cope_sweep.train.workers import DataError, broadcast_flag, broadcast_number, prepare_data
 
 LOG_EVERY = 10
 """Steps between two points of the training loss's curve."""

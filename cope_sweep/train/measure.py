@@ -1,28 +1,103 @@
-"""Measures the shapes of a plan: what a step of each distinct shape costs on this machine.
+"""Measures what a training step costs on this machine: of one run in this process, or of all shapes of a plan.
 
-Shapes are measured in a process of their own, which may run out of memory. Linux ends a process that does, without any
-error in it, and may choose another one of this machine. So the process is watched, and ended before.
+Shapes of a plan are measured in a process of their own, which may run out of memory. Linux ends a process that does,
+without any error in it, and may choose another one of this machine. So the process is watched, and ended before.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import gc
 import math
 import multiprocessing
+import time
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
+import torch
 
 from cope_sweep.config import Plan, Resources, RunSpec
 from cope_sweep.config.estimate import Shape, StepCost, shape_of
 from cope_sweep.errors import UserError
 from cope_sweep.registry import load_plugins
+from cope_sweep.train.facts import peak_bytes, reset_peak
+from cope_sweep.train.runtime import Runtime
+from cope_sweep.train.trainer import Trainer
+from cope_sweep.train.workers import prepare_data
 
 if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess
+
+
+WARM_UP_STEPS = 1
+"""Steps that are not timed: the first one may build kernels and allocates the optimiser's state."""
+
+CPU_OUT_OF_MEMORY = "DefaultCPUAllocator: can't allocate memory"
+"""In the message of a plain RuntimeError: torch 2.15 has no error of its own for it on a CPU."""
+
+
+def measure_step(spec: RunSpec, runtime: Runtime, *, workers: int = 1, steps: int = 5) -> StepCost:
+    """Train `steps` steps of `spec` and evaluate once, without writing anything.
+
+    Prepares the task's data, which may take longer than the steps.
+
+    Args:
+        spec: The run. Its seed, learning rate and number of steps do not matter.
+        runtime: How a worker executes runs; `rank` and `world_size` are not used.
+        workers: How many workers share a batch. This process takes the share of one; communication is not measured.
+        steps: Number of timed steps.
+
+    Raises:
+        UserError: The data cannot be used.
+        ValueError: An encoding has no position for the task's longest sequence.
+    """
+    share = spec.train.model_copy(
+        update={"batch": math.ceil(spec.train.batch / workers), "steps": WARM_UP_STEPS + steps}
+    )
+    parts = {name: getattr(spec, name) for name in RunSpec.model_fields}
+    short = RunSpec.model_validate(parts | {"train": share.model_copy(update={"warmup": 0})})
+    prepare_data(short, runtime)
+    _free_memory()
+    reset_peak(runtime.device)
+    try:
+        step_s = _median_step_s(Trainer(short, runtime))
+    except (torch.OutOfMemoryError, MemoryError):
+        step_s = math.inf
+    except RuntimeError as error:
+        if CPU_OUT_OF_MEMORY not in str(error):
+            raise
+        step_s = math.inf
+    peak = peak_bytes(runtime.device)
+    _free_memory()
+    return StepCost(step_s, peak)
+
+
+def _median_step_s(trainer: Trainer) -> float:
+    durations = []
+    while not trainer.done:
+        started_s = time.perf_counter()
+        trainer.train_step()
+        trainer.wait()
+        durations.append(time.perf_counter() - started_s)
+    trainer.evaluate(trainer.spec.train.batch)
+    trainer.close()
+    timed = sorted(durations[WARM_UP_STEPS:])
+    return timed[len(timed) // 2]
+
+
+def _free_memory() -> None:
+    """Give the memory of earlier trainers back, so that it is not counted again."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    # The C library keeps freed memory for later. Not every C library can give it back.
+    with contextlib.suppress(AttributeError, OSError):
+        ctypes.CDLL(None).malloc_trim(0)
+
 
 RESERVED_BYTES = 512 * 2**20
 """Memory that is left to the other processes of the machine."""
@@ -112,9 +187,6 @@ class _Measurer:
 def _serve(connection: Connection, plugins: tuple[str, ...], steps: int) -> None:
     """Measure each run that is sent with its resources, and send its cost or an exception."""
     load_plugins(plugins)
-    from cope_sweep.train.measure_step import measure_step
-    from cope_sweep.train.runtime import Runtime
-
     for run, resources in _received(connection):
         try:
             runtime = Runtime.of(resources, worker_id="measure")

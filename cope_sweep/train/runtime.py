@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 
 import torch
 
 from cope_sweep.config import Resources
 from cope_sweep.kernels import Implementation
-from cope_sweep.train.hardware import warn_of_emulated_bf16
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -67,4 +69,19 @@ class Runtime:
             rank=rank,
             world_size=world_size,
             worker_id=worker_id,
+        )
+
+
+def has_bf16(capabilities: dict[str, bool] | None = None) -> bool:
+    """Whether this CPU multiplies matrices in bfloat16: AVX512-BF16 or AMX on x86, BF16 on Arm."""
+    found = torch.cpu.get_capabilities() if capabilities is None else capabilities
+    return any(bool(present) for name, present in found.items() if "bf16" in name)
+
+
+def warn_of_emulated_bf16(device: str, precision: str) -> None:
+    """Log a warning where a CPU has to emulate bfloat16."""
+    if device == "cpu" and precision == "bf16" and not has_bf16():
+        log.warning(
+            "resources.precision = bf16, but this CPU has no bfloat16 instructions, so it is emulated and slower than "
+            "float32; use fp32 here"
         )

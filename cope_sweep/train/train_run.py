@@ -10,10 +10,10 @@ from typing import Literal
 from cope_sweep.config import RunSpec
 from cope_sweep.store import Event, RunFolder, Store
 from cope_sweep.store.errors import FencedError
-from cope_sweep.train.collective import broadcast_flag
 from cope_sweep.train.loop import StopRequest, TrainingLoop
 from cope_sweep.train.reporter import Diverged, RunReporter
 from cope_sweep.train.runtime import Runtime
+from cope_sweep.train.workers import broadcast_flag
 
 MAX_MESSAGE_CHARACTERS = 500
 

@@ -21,12 +21,11 @@ from cope_sweep.kernels import set_implementation
 from cope_sweep.model import Transformer
 from cope_sweep.model.transformer import Hidden
 from cope_sweep.train.batches import Batches, Part, to_device
-from cope_sweep.train.collective import sum_over_workers
 from cope_sweep.train.compiled import compiled_hidden
-from cope_sweep.train.evaluator import Evaluator
+from cope_sweep.train.evaluate import Evaluator
 from cope_sweep.train.reporter import check_finite
 from cope_sweep.train.runtime import Runtime
-from cope_sweep.train.sharded import collect_state, shard
+from cope_sweep.train.workers import collect_state, shard, sum_over_workers
 
 
 class Trainer:

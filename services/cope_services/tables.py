@@ -13,7 +13,7 @@ from werkzeug.http import parse_accept_header
 from cope_services.errors import NotAcceptableError
 from cope_sweep.api.questions import GetTable
 from cope_sweep.read.queries import LoadedPlan, Queries
-from cope_sweep.read.tables.formats import Format, find_format, formats
+from cope_sweep.read.tables.table import Format, find_format, formats
 
 if TYPE_CHECKING:
     from cope_sweep.read.tables import Table

@@ -9,8 +9,7 @@ import pytest
 import scipy.stats
 
 from cope_sweep.errors import UserError
-from cope_sweep.read.reports.committed import overview, read_committed
-from cope_sweep.read.reports.runs import run_files
+from cope_sweep.read.reports.runs import overview, read_committed, run_files
 from cope_sweep.read.tables.render import markdown_text
 from cope_sweep.read.tables.stats import summarise
 from cope_sweep.store import Store

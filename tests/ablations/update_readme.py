@@ -8,7 +8,7 @@ Reports are chosen by `MAIN`, because that README is short; ablations/results/RE
 import re
 from pathlib import Path
 
-from cope_sweep.read.reports.committed import overview, read_committed
+from cope_sweep.read.reports.runs import overview, read_committed
 
 ROOT = Path(__file__).parent.parent.parent
 ABLATIONS, RESULTS = ROOT / "ablations", ROOT / "ablations" / "results"

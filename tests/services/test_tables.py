@@ -16,8 +16,8 @@ import pytest
 
 from cope_sweep.config import Plan, RunSpec
 from cope_sweep.read import tables as results
+from cope_sweep.read.queries.difference import store_difference
 from cope_sweep.read.tables import table
-from cope_sweep.read.tables.difference import store_difference
 from cope_sweep.store import Lease, Store
 from cope_sweep.store.index import IndexUnavailable
 from cope_sweep.store.reading import read_run

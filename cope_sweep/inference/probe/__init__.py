@@ -11,7 +11,7 @@ from cope_sweep.inference.probe.heads import (
     mark_statistics,
     mean_gates,
 )
-from cope_sweep.inference.probe.marks import text_marks, token_labels, token_marks
+from cope_sweep.inference.probe.marks import split_sequences, text_marks, token_labels, token_marks
 from cope_sweep.inference.probe.matrices import (
     ContextualMatrices,
     LayerProbe,
@@ -22,7 +22,6 @@ from cope_sweep.inference.probe.matrices import (
     probe_layers,
     select_heads,
 )
-from cope_sweep.inference.probe.sequences import split_sequences
 
 __all__ = [
     "ContextualMatrices",

@@ -1,15 +1,15 @@
 """Figures of ablations and of checkpoints: first their data as a frame, then a drawing of it by matplotlib.
 
-    kinds       FIGURES: every kind of figure, what it needs, and its options
-    base        Figure: data, and its drawing as PNG, SVG, PDF or CSV
-    canvas      style, layout and file formats; the only module that sets matplotlib's parameters
-    curves, values, summary, importance, parallel, maps       one kind, or two related ones, each
-    heads, page     all heatmaps of a probe, as a drawing and as an HTML page
+    figure      Figure: data, and its drawing as PNG, SVG, PDF or CSV; FIGURES: every kind, what it needs, its options
+    available   the figures of an ablation: those that its file declares, and those that any ablation has
+    canvas      style, layout, axes and file formats; the only module that sets matplotlib's parameters
+    metrics     what the figures of an ablation's runs have in common: rows, metrics, statistics over seeds
+    curves, values, importance    related kinds each
+    heads       heatmaps of a checkpoint: maps, all heatmaps of a probe, and its HTML page
 
 pandas is imported when data is computed, matplotlib when it is drawn.
 """
 
-from cope_sweep.read.figures.base import Figure, FigureError, Format
-from cope_sweep.read.figures.kinds import FIGURES, FigureKind, MapOptions, Options
+from cope_sweep.read.figures.figure import FIGURES, Figure, FigureError, FigureKind, Format, MapOptions, Options
 
 __all__ = ["FIGURES", "Figure", "FigureError", "FigureKind", "Format", "MapOptions", "Options"]

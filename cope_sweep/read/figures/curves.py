@@ -12,16 +12,15 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from cope_sweep.config import Plan, Row
 from cope_sweep.config.explain import suggest
-from cope_sweep.read.figures.base import Figure, FigureError
-from cope_sweep.read.figures.kinds import DEFAULTS, Band, Options
-from cope_sweep.read.figures.runs import (
-    MetricTitle,
+from cope_sweep.read.figures.figure import DEFAULTS, Band, Figure, FigureError, Options
+from cope_sweep.read.figures.metrics import (
     band_text,
     chosen_band,
     metric_title,
     seed_statistics,
     selected_rows,
 )
+from cope_sweep.read.tables.model import Column
 from cope_sweep.store import Store
 from cope_sweep.store.curve import TIME_KEY
 from cope_sweep.store.errors import DamagedError
@@ -60,8 +59,7 @@ def _figure(kind: str, plan: Plan, store: Store, options: Options, default: tupl
         if logged and metric not in logged:
             raise FigureError(f"no run of {plan.name} has logged {metric!r}{suggest(metric, logged)}")
     titles = [metric_title(plan, metric) for metric in dict.fromkeys(metrics)]
-    finished = points[points["status"] == "finished"].groupby("row")["seed"].nunique()
-    band = chosen_band(options.band, finished)
+    band = chosen_band(options.band, points)
     rows = [row.name for row in selected_rows(plan, options.rows)]
     data = curve_frame(points, rows, titles, band)
     title = options.title or plan.ablation.content.title
@@ -118,7 +116,7 @@ def _row_points(row: Row, statuses: Any, store: Store) -> list[tuple[object, ...
     return lines
 
 
-def curve_frame(points: pd.DataFrame, rows: Sequence[str], titles: Sequence[MetricTitle], band: Band) -> pd.DataFrame:
+def curve_frame(points: pd.DataFrame, rows: Sequence[str], titles: Sequence[Column], band: Band) -> pd.DataFrame:
     """One line per row, metric and step: statistics of the finished seeds; then those of each unfinished seed.
 
     row, metric, step
@@ -146,7 +144,7 @@ def curve_frame(points: pd.DataFrame, rows: Sequence[str], titles: Sequence[Metr
     return pd.DataFrame(lines, columns=list(COLUMNS)).astype(COLUMNS)
 
 
-def _mean_lines(row: str, title: MetricTitle, finished: pd.DataFrame, band: Band) -> list[tuple[object, ...]]:
+def _mean_lines(row: str, title: Column, finished: pd.DataFrame, band: Band) -> list[tuple[object, ...]]:
     found = []
     for step, group in finished.groupby("step"):
         numbers = seed_statistics(group["value"], title, band)
@@ -167,7 +165,7 @@ def _mean_lines(row: str, title: MetricTitle, finished: pd.DataFrame, band: Band
 def _draw(
     data: pd.DataFrame,
     rows: Sequence[str],
-    titles: Sequence[MetricTitle],
+    titles: Sequence[Column],
     x: X,
     band: Band,
     title: str,
@@ -175,7 +173,6 @@ def _draw(
     rings: bool,
 ) -> Drawing:
     from cope_sweep.read.figures import canvas
-    from cope_sweep.read.figures.scales import metric_axis, parameter_axis
 
     styles = {row: canvas.series_style(index) for index, row in enumerate(rows)}  # the same ones while a sweep goes on
     rows = list(dict.fromkeys(data["row"]))
@@ -192,8 +189,8 @@ def _draw(
             canvas.say_empty(panel, "not logged")
             continue
         values = [*shown["value"], *shown["low"], *shown["high"]]
-        metric_axis(panel, values, metric.quantity, log=options.log or False, percent=metric.unit == "%")
-        parameter_axis(panel, [], None, log=options.log_x or False)
+        canvas.metric_axis(panel, values, metric.quantity, log=options.log or False, percent=metric.unit == "%")
+        canvas.parameter_axis(panel, [], None, log=options.log_x or False)
         panel.set_xlabel(x_label)
     if data.empty:
         for panel in axes:

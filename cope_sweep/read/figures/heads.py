@@ -1,35 +1,66 @@
-"""Heatmaps of a probe: gates, positions, position-only attention and attention of each head, drawn with matplotlib.
+"""Heatmaps of heads: gates, positions, position-only attention and attention, drawn with matplotlib.
 
 The heatmaps follow the paper's figures of attention maps and gates: a row per query, a column per key, and a black plus
-on the diagonal for each marked token. `head_figures` computes the data; `svg` draws all heatmaps of each head in a row.
+on the diagonal for each marked token: the paper's Figure 4 is position-only attention, its Figure 6 gates, with a plus
+on each token that ends a paragraph or is part of a section's title. `head_figures` computes the data of a probe; `svg`
+draws all heatmaps of each head in a row; `page` is an HTML file of them that loads nothing from elsewhere. `maps` is a
+figure of one kind of heatmap for chosen heads.
 
 Shapes: T tokens; index [i, j] is query i and key j ≤ i.
 """
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
 import matplotlib as mpl
 import numpy as np
+from jinja2 import Environment
+from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Drawing
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from cope_sweep.inference.probe import HeadStatistics, LayerProbe, Probe, ProbeError, TokenMarks, mean_gates
-from cope_sweep.read.figures.canvas import number, printable, render
+from cope_sweep.config.explain import suggest
+from cope_sweep.inference import Predictor, TokenIds, validate_token_ids
+from cope_sweep.inference.probe import (
+    HeadStatistics,
+    LayerProbe,
+    Probe,
+    ProbeError,
+    TokenMarks,
+    head_statistics,
+    mean_gates,
+    probe,
+    token_labels,
+    token_marks,
+)
+from cope_sweep.read.figures.canvas import legend, number, panels, printable, render
+from cope_sweep.read.figures.figure import MAP_DEFAULTS, Figure, FigureError, MapOptions, Show
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 MAX_CELLS = 8 << 20
 """Limit for the cells of all heatmaps of one drawing."""
-
 MAX_TOKEN_TICKS = 50
 """Longer sequences have numbers at the axes instead of tokens."""
 
+TEMPLATE = Path(__file__).with_name("page.html.jinja")
 BEYOND_LIMIT_COLOUR = "#9aa3ad"
+MAPS: dict[Show, tuple[str, str]] = {
+    "gates": ("Gates", "g"),
+    "positions": ("Positions", "p"),
+    "position_attention": ("Position-only attention", "position only"),
+    "attention": ("Attention", "a"),
+}
+"""What maps show → the title and the symbol of its heatmaps."""
 
 SIDE, GAP, LEFT, TOP, BOTTOM = 3.0, 0.75, 0.5, 0.7, 0.45
 """Layout in inches: a heatmap; the space right of it for its colour bar; the margins of a row of heatmaps."""
@@ -227,3 +258,154 @@ def draw_heatmap(
         clip_on=False,
         gid=f"{gid}-marks",
     )
+
+
+@dataclass(frozen=True)
+class HeadMap:
+    """The map of one head."""
+
+    layer: int
+    head: int
+    heatmap: Heatmap
+
+
+def maps(predictor: Predictor, token_ids: TokenIds, options: MapOptions = MAP_DEFAULTS) -> Figure:
+    """Maps of the selected heads over one sequence.
+
+    Raises FigureError for what the model or the tokens do not have, and what `cope_sweep.inference.probe.probe` raises.
+    """
+    run = predictor.run
+    tokens_T = validate_token_ids(token_ids, predictor.vocabulary_size)
+    tokenizer = predictor.tokenizer if predictor.reads_text else None
+    labels, known = token_labels(run.task, tokens_T, tokenizer), token_marks(run.task, tokens_T, tokenizer)
+    if options.mark is not None and options.mark not in known:
+        raise FigureError(f"no mark {options.mark!r}{suggest(options.mark, known) or ': these tokens have none'}")
+    mark = options.mark or next((name for name, on in known.items() if on.any()), None)
+    marked_T = known[mark] if mark else np.zeros(len(tokens_T), dtype=bool)
+    heads = _heads(predictor, tokens_T, {mark: marked_T} if mark else {}, options.heads)
+    if len(tokens_T) ** 2 * len(heads) > MAX_CELLS:
+        raise FigureError(
+            f"{len(heads)} maps of {len(tokens_T)} tokens have more than {MAX_CELLS:,} cells; "
+            "choose fewer heads or tokens"
+        )
+    found = probe(predictor, tokens_T, sorted({layer for layer, _ in heads}), sorted({head for _, head in heads}))
+    layers = {layer.layer: layer for layer in found.layers}
+    drawn = [_head_map(layers[layer], head, options.show) for layer, head in heads]
+    data = map_frame(drawn, labels)
+    encodings = " + ".join(encoding.kind for encoding in run.model.position) or "no position encoding"
+    title = options.title or f"{MAPS[options.show][0]}: {run.task.kind}, {encodings} (run {run.run_id})"
+    return Figure("maps", title, data, partial(_draw, drawn, labels, np.flatnonzero(marked_T), mark, title))
+
+
+def _heads(
+    predictor: Predictor, tokens_T: np.ndarray, marks: TokenMarks, wanted: Sequence[tuple[int, int]] | int
+) -> list[tuple[int, int]]:
+    """The selected pairs of layer and head: those given, or those whose gates separate the marks best."""
+    model = predictor.run.model
+    existing = [(layer, head) for layer in range(model.layers) for head in range(model.heads)]
+    if not isinstance(wanted, int):
+        for pair in wanted:
+            if tuple(pair) not in existing:
+                raise ProbeError(
+                    f"there is no layer {pair[0]} with head {pair[1]}: this model has layers 0 … {model.layers - 1} "
+                    f"and heads 0 … {model.heads - 1}"
+                )
+        return [(layer, head) for layer, head in dict.fromkeys(map(tuple, wanted))]
+    scores: dict[tuple[int, int], float] = {}
+    for each in head_statistics(predictor, [tokens_T], [marks]) if marks else ():
+        for found in each.marks.values():
+            if found.auc is not None:
+                scores[each.layer, each.head] = max(found.auc, scores.get((each.layer, each.head), 0.0))
+    best = sorted(scores, key=lambda pair: (-scores[pair], pair)) or existing
+    return sorted(best[: max(1, wanted)])
+
+
+def _head_map(layer: LayerProbe, head: int, show: Show) -> HeadMap:
+    title, symbol = MAPS[show]
+    for heatmap in layer_heatmaps(layer, layer.heads.index(head)):
+        if heatmap.symbol == symbol:
+            return HeadMap(layer.layer, head, heatmap)
+    exist = {"attention", *(["position_attention"] if layer.position_only_attention_HTT is not None else [])}
+    raise FigureError(
+        f"layer {layer.layer} has no {title.lower()}: its encodings have no "
+        f"{'position logits' if show == 'position_attention' else 'gates'}; it has: {', '.join(sorted(exist))}"
+    )
+
+
+def map_frame(drawn: Sequence[HeadMap], labels: Sequence[str]) -> pd.DataFrame:
+    """One line per head, query and key ≤ query: layer, head, query, key, query_token, key_token, value (float32)."""
+    import pandas as pd
+
+    query, key = np.tril_indices(len(labels))
+    texts = np.array(labels, dtype=object)
+    parts = [
+        pd.DataFrame({
+            "layer": each.layer, "head": each.head, "query": query, "key": key, "query_token": texts[query],
+            "key_token": texts[key], "value": each.heatmap.values_TT[query, key],
+        })
+        for each in drawn
+    ]  # fmt: skip
+    return pd.concat(parts, ignore_index=True)
+
+
+def _draw(drawn: Sequence[HeadMap], labels: Sequence[str], marked: np.ndarray, mark: str | None, title: str) -> Drawing:
+    side = SIDE if len(labels) <= 64 else 1.25 * SIDE
+    drawing, axes = panels(len(drawn), title=title, height=side, width=side + 0.9)
+    for index, (panel, each) in enumerate(zip(axes, drawn, strict=True)):
+        panel.grid(visible=False)
+        draw_heatmap(panel, each.heatmap, labels, marked, gid=f"{index}", side=side, max_label=10)
+        beyond = f" (grey: beyond {each.heatmap.limit})" if each.heatmap.beyond else ""
+        panel.set_title(f"Layer {each.layer} · head {each.head}{beyond}", loc="left")
+        panel.set(xlabel="key token", ylabel="query token")
+    if mark is not None and len(marked):
+        sign = axes[0].plot([], [], "+k", markersize=7)[0]
+        legend(drawing, [sign], [f"{mark} token"])
+    return drawing
+
+
+def page(
+    probe: Probe, labels: Sequence[str], marks: TokenMarks, statistics: Sequence[HeadStatistics] = (), *, title: str
+) -> str:
+    """The HTML text.
+
+    Args:
+        probe: The matrices.
+        labels: The text of each token.
+        marks: The marked tokens; the first mark is drawn.
+        statistics: Statistics of the heads, shown in their titles.
+        title: Title of the page.
+
+    Raises ProbeError where there is too much to draw, or nothing.
+    """
+    marked = first_mark(marks)
+    sections = []
+    for index, head in enumerate(head_figures(probe, marks, statistics)):
+        drawing = svg([head], labels, marked, id_prefix=f"{index}-")
+        sections.append(
+            {
+                "svg": Markup(drawing[drawing.index("<svg") :]),  # noqa: S704 - made above; matplotlib escapes its text
+                "tokens": _tokens(head, labels, marked),
+                "matrices": [_matrix(f"{index}-0-{column}", head, column) for column in range(len(head.heatmaps))],
+            }
+        )
+    template = Environment(autoescape=True).from_string(TEMPLATE.read_text(encoding="utf-8"))
+    mark = printable(next(iter(marks), ""))
+    return template.render(title=printable(title), labels=list(labels), mark=mark, sections=sections)
+
+
+def _tokens(head: HeadFigure, labels: Sequence[str], marked: np.ndarray) -> list[dict[str, object]]:
+    """The tokens with their mean gates; empty for a head without gates."""
+    if head.mean_gates_T is None:
+        return []
+    is_marked = set(marked.tolist())
+    return [
+        {"label": printable(label), "gate": gate, "marked": t in is_marked, "ends_line": "\n" in label}
+        for t, (label, gate) in enumerate(zip(labels, head.mean_gates_T.tolist(), strict=True))
+    ]
+
+
+def _matrix(image_id: str, head: HeadFigure, column: int) -> dict[str, str]:
+    """The values of a heatmap: float32, little-endian, rows i = 0 … T − 1 with keys j = 0 … i, as base64."""
+    heatmap = head.heatmaps[column]
+    values = heatmap.values_TT[np.tril_indices(len(heatmap.values_TT))].astype("<f4")
+    return {"image": image_id, "symbol": heatmap.symbol, "values": base64.b64encode(values.tobytes()).decode()}

@@ -1,6 +1,7 @@
-"""Final metrics against a parameter that varies, and against the length of the evaluation context.
+"""Final metrics: against a parameter that varies, against the length of the evaluation context, and of each row.
 
-The paper's Figure 2 is `values` (error against training data), its Figure 3 is `contexts`.
+The paper's Figure 2 is `values` (error against training data), its Figure 3 is `contexts`. `summary` has the rows of
+the table as points with bars, beside the published values.
 """
 
 from __future__ import annotations
@@ -13,22 +14,21 @@ from typing import TYPE_CHECKING, Any
 
 from cope_sweep.config import Plan, Row
 from cope_sweep.config.explain import suggest
-from cope_sweep.read.figures.base import Figure, FigureError
-from cope_sweep.read.figures.kinds import DEFAULTS, Band, Options
-from cope_sweep.read.figures.runs import (
-    MetricTitle,
+from cope_sweep.read.figures.figure import DEFAULTS, Band, Figure, FigureError, Options
+from cope_sweep.read.figures.metrics import (
     axis_key,
     band_text,
-    check_metrics,
     chosen_band,
+    chosen_metrics,
     final_values,
     is_number,
     metric_columns,
     metric_title,
     seed_statistics,
     selected_rows,
-    setting,
 )
+from cope_sweep.read.tables.model import Column
+from cope_sweep.read.tables.runs import setting
 from cope_sweep.store import Store
 
 if TYPE_CHECKING:
@@ -40,6 +40,13 @@ COLUMNS = {
     "panel": "str", "metric": "str", "series": "str", "x": "float64", "x_label": "str", "n": "int64", "seeds": "int64",
     "mean": "float64", "std": "float64", "low": "float64", "high": "float64", "published": "float64",
 }  # fmt: skip
+SUMMARY_COLUMNS = {
+    "row": "str", "metric": "str", "n": "int64", "seeds": "int64", "mean": "float64", "std": "float64",
+    "low": "float64", "high": "float64", "published": "float64", "published_std": "float64",
+}  # fmt: skip
+SEEDS_BELOW = 0.3
+"""Distance of the dots of the seeds from the line of their row, in rows."""
+MEASURED, PUBLISHED = "#0072B2", "#D55E00"
 TRAINING_CONTEXT = "task.tokens"
 LENGTH = re.compile(r"(?P<metric>.+)@(?P<length>\d+)(?P<times>x?)")
 """A metric at another length: `test/perplexity@1024` (tokens), `in_dist/token_error@4x` (times the trained length)."""
@@ -51,7 +58,7 @@ class _Point:
 
     row: Row
     panel: str
-    metric: MetricTitle
+    metric: Column
     column: str
     """A column of the frame of runs."""
     series: str
@@ -64,10 +71,8 @@ def values(plan: Plan, store: Store, options: Options = DEFAULTS) -> Figure:
     rows = selected_rows(plan, options.rows)
     runs = final_values(plan, store, options.rows)
     key = _x_key(plan, options.x)
-    metrics = check_metrics(plan, options.metrics, metric_columns(runs, plan)) or tuple(
-        metric.name for metric in plan.ablation.content.metrics
-    )
-    titles = [metric_title(plan, name) for name in metrics]
+    table = (metric.name for metric in plan.ablation.content.metrics)
+    titles = chosen_metrics(plan, runs, options.metrics, table)
     places, labels = _places(plan, rows, runs, key)
     panel_key = _panel_key(plan, options.panels)
     names = _series(plan, rows, places, {key, panel_key})
@@ -116,7 +121,7 @@ def contexts(plan: Plan, store: Store, options: Options = DEFAULTS) -> Figure:
         if multiples and base in columns_of_runs:
             columns.insert(0, (base, 1))
         title = metric_title(plan, columns[0][0])
-        title = MetricTitle(base, base, title.unit, title.goal)
+        title = Column(base, base, title.unit, title.goal)
         shown = title if len(set(wanted)) > 1 or not panel_key else None
         points += [
             _Point(row, _panel_title(row, panel_key, shown), title, prefix + column, name, float(length), "")
@@ -159,7 +164,7 @@ def _panel_key(plan: Plan, name: str | None) -> str | None:
     raise FigureError(f"--panels {name}: {plan.name} has no such axis{suggest(name, list(plan.axes))}")
 
 
-def _panel_title(row: Row, key: str | None, metric: MetricTitle | None) -> str:
+def _panel_title(row: Row, key: str | None, metric: Column | None) -> str:
     name = "training context" if key == TRAINING_CONTEXT else (key or "").split(".")[-1]
     parts = [f"{name} = {row.labels.get(key, '–')}"] if key else []
     return " · ".join([*([metric.label] if metric else []), *parts])
@@ -202,8 +207,7 @@ def _determined(rows: Sequence[Row], key: str, places: dict[str, float]) -> bool
 def _figure(
     kind: str, plan: Plan, runs: pd.DataFrame, points: list[_Point], options: Options, *, x_title: str, numeric: bool
 ) -> Figure:
-    counts = runs[runs["status"] == "finished"].groupby("row").size()
-    band = chosen_band(options.band, counts)
+    band = chosen_band(options.band, runs)
     data = value_frame(runs, points, band)
     title = options.title or plan.ablation.content.title
     titles = {point.metric.name: point.metric for point in points}
@@ -243,7 +247,7 @@ def value_frame(runs: pd.DataFrame, points: Sequence[Any], band: Band) -> pd.Dat
 def _draw(
     data: pd.DataFrame,
     series: Sequence[str],
-    titles: dict[str, MetricTitle],
+    titles: dict[str, Column],
     band: Band,
     title: str,
     options: Options,
@@ -251,7 +255,6 @@ def _draw(
     numeric: bool,
 ) -> Drawing:
     from cope_sweep.read.figures import canvas
-    from cope_sweep.read.figures.scales import metric_axis, parameter_axis, share_limits
 
     names = list(dict.fromkeys(data["panel"]))
     drawing, axes = canvas.panels(max(1, len(names)), title=title)
@@ -270,20 +273,22 @@ def _draw(
                 handles[each] = _draw_series(panel, lines, canvas.series_style(index))
         same = data[data["metric"] == metric.name]  # panels of one metric share its scale
         drawn = [*same["mean"], *same["low"], *same["high"], *same["published"]]
-        metric_axis(panel, drawn, metric.quantity, log=options.log, percent=metric.unit == "%")
+        canvas.metric_axis(panel, drawn, metric.quantity, log=options.log, percent=metric.unit == "%")
         places = shown.drop_duplicates("x").sort_values("x")
-        parameter_axis(panel, places["x"].tolist(), None if numeric else places["x_label"].tolist(), log=options.log_x)
+        canvas.parameter_axis(
+            panel, places["x"].tolist(), None if numeric else places["x_label"].tolist(), log=options.log_x
+        )
         panel.set_xlabel(canvas.shortened(x_title))
     for metric_name in titles:
-        share_limits([panel for panel, name in zip(axes, names, strict=True) if of_panel[name] == metric_name])
+        canvas.share_limits([panel for panel, name in zip(axes, names, strict=True) if of_panel[name] == metric_name])
     drawn_series = [each for each in series if each in handles]
     artists = [handles[each] for each in drawn_series]
-    labels = [", ".join(filter(None, (each, _count_text(data[data["series"] == each])))) for each in drawn_series]
+    texts = [", ".join(filter(None, (each, _count_text(data[data["series"] == each])))) for each in drawn_series]
     note = f"mean; bars: {band_text(band)}" if (data["n"] > 1).any() else "single seeds"
     if data["published"].notna().any():
         artists.append(axes[0].plot([], [], "ko", markersize=8, markerfacecolor="none")[0])
-        labels.append("published (hollow)")
-    canvas.legend(drawing, artists, labels, title=note)
+        texts.append("published (hollow)")
+    canvas.legend(drawing, artists, texts, title=note)
     return drawing
 
 
@@ -306,3 +311,111 @@ def _count_text(lines: pd.DataFrame) -> str:
     low, high, seeds = lines["n"].min(), lines["n"].max(), lines["seeds"].max()
     text = f"n = {low}" if low == high else f"n = {low}–{high}"
     return text if low == seeds else f"{text} of {seeds}"
+
+
+def summary(plan: Plan, store: Store, options: Options = DEFAULTS) -> Figure:
+    """Final metrics (default: those of the table by which rows are compared) of every row, with those of each seed."""
+    runs = final_values(plan, store, options.rows)
+    compared = (metric.name for metric in plan.ablation.content.metrics if metric.compared)
+    titles = chosen_metrics(plan, runs, options.metrics, compared)
+    band = chosen_band(options.band, runs)
+    data = summary_frame(plan, runs, titles, band, options.rows)
+    title = options.title or plan.ablation.content.title
+    return Figure("summary", title, data, partial(_draw_summary, data, runs, titles, band, title, options.log))
+
+
+def summary_frame(
+    plan: Plan, runs: pd.DataFrame, titles: Sequence[Column], band: Band, rows: Sequence[str] = ()
+) -> pd.DataFrame:
+    """One line per row and metric, if a run of the row is finished or a value is published.
+
+    row, metric
+    n, seeds                    number of finished runs with a value, and of planned ones
+    mean, std                   over the n runs
+    low, high                   the band; missing for n < 2
+    published, published_std    the paper's numbers
+    """
+    import pandas as pd
+
+    of_row = dict(list(runs.groupby("row", sort=False)))
+    lines = []
+    for row in selected_rows(plan, rows):
+        for title in titles:
+            numbers = seed_statistics(of_row[row.name][title.name].astype("float64"), title, band)
+            known = row.published.values.get(title.name) if row.published else None
+            known_std = row.published.std.get(title.name) if row.published else None
+            if numbers["n"] or known is not None:
+                lines.append(
+                    (row.name, title.name, numbers["n"], len(row.runs), numbers["mean"], numbers["std"], numbers["low"],
+                     numbers["high"], known, known_std)
+                )  # fmt: skip
+    return pd.DataFrame(lines, columns=list(SUMMARY_COLUMNS)).astype(SUMMARY_COLUMNS)
+
+
+def _draw_summary(
+    data: pd.DataFrame,
+    runs: pd.DataFrame,
+    titles: Sequence[Column],
+    band: Band,
+    title: str,
+    log: bool | None,
+) -> Drawing:
+    from cope_sweep.read.figures import canvas
+
+    rows = list(dict.fromkeys(data["row"]))
+    drawing, axes = canvas.panels(max(1, len(titles)), title=title, height=max(1.4, 0.22 * len(rows) + 0.7))
+    if data.empty:
+        canvas.say_empty(axes[0])
+        for panel in axes[1:]:
+            panel.remove()
+        return drawing
+    columns = 2 if len(titles) == 4 else 3
+    for index, (panel, metric) in enumerate(zip(axes, titles, strict=True)):
+        shown = data[data["metric"] == metric.name]
+        _draw_points(panel, shown, [rows.index(row) for row in shown["row"]])
+        seeds = runs.loc[runs["row"].isin(rows) & runs[metric.name].notna(), ["row", metric.name]]
+        panel.plot(
+            seeds[metric.name], [rows.index(row) + SEEDS_BELOW for row in seeds["row"]],
+            ".", color=MEASURED, alpha=0.45, markersize=3.5, markeredgewidth=0, clip_on=False,
+        )  # fmt: skip
+        values = [*shown["mean"], *shown["low"], *shown["high"], *shown["published"]]
+        values += [*seeds[metric.name]]
+        values += [*(shown["published"] - shown["published_std"]).clip(lower=0)]
+        canvas.metric_axis(panel, values, metric.quantity, log=log, percent=metric.unit == "%", which="x")
+        panel.set_title(canvas.shortened(metric.label), loc="left")
+        panel.set_ylim(len(rows) - 0.5, -0.5)
+        texts = [_row_text(data[data["row"] == row], row) for row in rows] if index % columns == 0 else [""] * len(rows)
+        panel.set_yticks(range(len(rows)), [canvas.shortened(text, 40) for text in texts])
+    note = (
+        f"mean of n finished seeds; small dots: seeds; bars: {band_text(band)}"
+        if (data["n"] > 1).any()
+        else "single seeds"
+    )
+    handles = [axes[0].plot([], [], "o", color=MEASURED)[0]]
+    labels = ["measured"]
+    if data["published"].notna().any():
+        handles.append(axes[0].plot([], [], "D", color=PUBLISHED, markerfacecolor="none")[0])
+        labels.append("published" + (" ± std" if data["published_std"].notna().any() else ""))
+    canvas.legend(drawing, handles, labels, title=note)
+    return drawing
+
+
+def _draw_points(panel: Axes, lines: pd.DataFrame, places: Sequence[int]) -> None:
+    """Measured points a little above the line of their row, published ones a little below it."""
+    import numpy as np
+
+    y = np.asarray(places, dtype=float)
+    both = lines["published"].notna().to_numpy() & (lines["n"] > 0).to_numpy()
+    shift = np.where(both, 0.13, 0.0)
+    panel.hlines(y - shift, lines["low"], lines["high"], color=MEASURED, linewidth=1.6)
+    panel.plot(lines["mean"], y - shift, "o", color=MEASURED, markersize=4.5, clip_on=False)
+    low, high = lines["published"] - lines["published_std"], lines["published"] + lines["published_std"]
+    panel.hlines(y + shift, low.clip(lower=0), high, color=PUBLISHED, linewidth=0.8)
+    panel.plot(
+        lines["published"], y + shift, "D", color=PUBLISHED, markersize=4.5, markerfacecolor="white", clip_on=False
+    )
+
+
+def _row_text(lines: pd.DataFrame, row: str) -> str:
+    n, seeds = int(lines["n"].max()), int(lines["seeds"].max())
+    return f"{row}  n = {n}" + (f" of {seeds}" if n < seeds else "")

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cope_sweep.config import Plan, RunSpec, SpecError, expand, load_ablation, with_overrides
-from cope_sweep.read.queries.errors import NotFoundError
+from cope_sweep.errors import NotFoundError
 from cope_sweep.store import QueryError
 
 SUFFIXES = (".yaml", ".yml")

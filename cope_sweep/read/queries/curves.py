@@ -6,8 +6,9 @@ import math
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from threading import Lock
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from cachetools import LRUCache
 
@@ -15,9 +16,9 @@ from cope_sweep.api.answers import Curves, CurvesOfRuns, RowCurves, RunCurve, Se
 from cope_sweep.api.questions import GetCurves
 from cope_sweep.config import Plan
 from cope_sweep.config.explain import suggest
+from cope_sweep.read.queries.runs import readable
 from cope_sweep.store import QueryError, RunFolder, RunRecord, Store
 from cope_sweep.store.curve import TIME_KEY
-from cope_sweep.store.errors import DamagedError
 
 MAX_POINTS = 200
 """Points of one learning curve of an ablation."""
@@ -51,10 +52,6 @@ class _Known:
         return [(step, _finite(value)) for step, value in zip(self.steps, self.values, strict=True)]
 
 
-def _size(known: _Known) -> int:
-    return 10 + len(known.steps)  # the key and the names take about as much as ten points
-
-
 class KnownCurves:
     """The thinned curves that were read: after a change of the store, only the runs that have changed are read again.
 
@@ -62,6 +59,7 @@ class KnownCurves:
     """
 
     def __init__(self) -> None:
+        # The key and the names take about as much as ten points.
         self._known: LRUCache[tuple[str, int, str], _Known] = LRUCache(
             MAX_KNOWN_POINTS, lambda each: 10 + len(each.steps)
         )
@@ -73,7 +71,7 @@ class KnownCurves:
         with self._lock:
             if (known := self._known.get(key)) is not None:
                 return known
-        curve = _curve(folder)
+        curve = readable(folder.curve) or []
         points = thin([(int(point["step"]), point[metric]) for point in curve if metric in point], MAX_POINTS)
         steps, values = array("q", [step for step, _ in points]), array("d", [value for _, value in points])
         found = _Known(steps, values, tuple(_logged(curve)))
@@ -125,9 +123,9 @@ def curves_of_runs(folders: Sequence[RunFolder], metric: str, points: int | None
     logged: dict[str, None] = {}
     series = []
     for folder in folders:
-        curve = _curve(folder, times=True)
+        curve = readable(partial(folder.curve, times=True)) or []
         logged |= dict.fromkeys(key for point in curve for key in point if key not in ("step", TIME_KEY))
-        begun_ms = _begun_ms(folder)
+        begun_ms = (readable(partial(getattr, folder, "spec")) or {}).get("created_ms")
         found = [
             (int(point["step"]), _seconds(point.get(TIME_KEY), begun_ms), _finite(point[metric]))
             for point in curve
@@ -198,23 +196,9 @@ def _order(value: object) -> float:
     return float(value) if isinstance(value, (int, float)) else 0.0
 
 
-def _curve(folder: RunFolder, *, times: bool = False) -> list[Row]:
-    try:
-        return folder.curve(times=times)
-    except DamagedError:
-        return []
-
-
-def _begun_ms(folder: RunFolder) -> float | None:
-    try:
-        begun_ms = (folder.spec or {}).get("created_ms")
-    except DamagedError:
-        return None
-    return begun_ms if _is_number(begun_ms) else None
-
-
-def _seconds(time_ms: float | None, begun_ms: float | None) -> float | None:
-    return None if time_ms is None or begun_ms is None else max(0.0, time_ms - begun_ms) / 1000
+def _seconds(time_ms: float | None, begun_ms: Any) -> float | None:
+    known = time_ms is not None and _is_number(begun_ms)
+    return max(0.0, time_ms - begun_ms) / 1000 if known else None
 
 
 def _finite(value: float) -> float | None:

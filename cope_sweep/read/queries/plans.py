@@ -6,14 +6,14 @@ import math
 import os
 import statistics
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 
-from cope_sweep.api.answers import Counts, PlanCost, RunCost
-from cope_sweep.config import Plan, Resources, RunSpec, estimates, plan_of_recorded, suggested_estimates, total_seconds
+from cope_sweep.api.answers import PlanCost, RunCost
+from cope_sweep.config import Plan, Resources, estimates, plan_of_recorded, suggested_estimates, total_seconds
 from cope_sweep.config.estimate import Shape, StepCost, run_flops, shape_of
 from cope_sweep.store import RunRecord, Status, Store
 from cope_sweep.store.index import summaries
@@ -52,15 +52,15 @@ def plan_cost(
     plan = recorded_plan(plan, store)
     records = store.index.records((run.run_id for run in plan.runs), values=False)
     estimated = estimates(plan, measured_rates(plan, store), timed)
-    kinds = _Kinds(plan)
-    resources = plan.ablation.content.resources
-    may_use_gpu = resources.device != "cpu" and resources.gpus != 0
+    groups = _groups(plan)
+    common = plan.ablation.content.resources
+    may_use_gpu = common.device != "cpu" and common.gpus != 0
     lacks_gpu = may_use_gpu and not has_gpu()
     # The memory of a GPU is not known here.
     memory_limit_bytes = math.inf if may_use_gpu and not lacks_gpu else psutil.virtual_memory().total
     runs = []
     for run in plan.runs:
-        estimate, kind = estimated[run.run_id], kinds.of_run(run.run_id)
+        estimate, resources = estimated[run.run_id], plan.own_resources.get(run.run_id, common)
         record = records.get(run.run_id) or RunRecord(run.run_id)
         runs.append(
             RunCost(
@@ -77,14 +77,15 @@ def plan_cost(
                 least_s=_rounded(estimate.least_s),
                 estimated_memory_bytes=estimate.memory_bytes,
                 basis=estimate.basis,
-                fits=estimate.fits and estimate.memory_bytes * kind.workers <= memory_limit_bytes,
-                resources=kind.shape,
+                fits=estimate.fits and estimate.memory_bytes * resources.workers <= memory_limit_bytes,
+                resources=resources.shape,
             )
         )
     suggested = [] if "pending" in leave_out else suggested_estimates(plan, estimated)
-    to_do = [(estimated[run.run_id], kinds.of_run(run.run_id).parallel) for run in runs if run.status not in leave_out]
-    to_do = [*to_do, *((estimate, kinds.common.parallel) for estimate in suggested)][:max_runs]
-    counts = counted(run.status for run in runs)
+    wanted = [run.run_id for run in runs if run.status not in leave_out]
+    to_do = [(estimated[run_id], groups(plan.own_resources.get(run_id, common))) for run_id in wanted]
+    to_do = [*to_do, *((estimate, groups(common)) for estimate in suggested)][:max_runs]
+    counts = Counter(run.status for run in runs)
     least = [(replace(estimate, seconds=estimate.least_s), parallel) for estimate, parallel in to_do]
     return PlanCost(
         ablation=plan.name,
@@ -106,11 +107,6 @@ def has_gpu() -> bool:
     return os.environ.get("CUDA_VISIBLE_DEVICES") not in ("", "-1") and any(GPU_DEVICES.glob("nvidia[0-9]*"))
 
 
-def counted(statuses: Iterable[Status]) -> Counts:
-    """Status → number of runs."""
-    return dict(Counter(statuses))
-
-
 def _rounded(seconds: float) -> float:
     """Three significant digits: a run of milliseconds is not rounded to nothing."""
     return float(f"{seconds:.3g}")
@@ -118,40 +114,14 @@ def _rounded(seconds: float) -> float:
 
 def worker_groups(plan: Plan) -> int:
     """How many worker groups of the plan's size train in parallel on this machine's CPU cores; of several, the most."""
-    kinds = _Kinds(plan)
-    return max(kinds.of(plan.resources_of(row)).parallel for row in (*plan.rows, *plan.examples))
+    groups = _groups(plan)
+    return max(groups(plan.resources_of(row)) for row in (*plan.rows, *plan.examples))
 
 
-@dataclass(frozen=True)
-class _Kind:
-    """Needs that runs with equal resources have in common."""
-
-    workers: int
-    shape: str
-    """Resources of a worker group."""
-    parallel: int
-    """How many groups train in parallel on this machine's CPU cores."""
-
-
-class _Kinds:
-    """The kinds of runs of a plan. Rows with equal resources share them."""
-
-    def __init__(self, plan: Plan) -> None:
-        self._common, self._own = plan.ablation.content.resources, plan.own_resources
-        self._cpus = len(os.sched_getaffinity(0))
-        self._known: dict[int, _Kind] = {}
-        self.common = self.of(self._common)
-
-    def of_run(self, run_id: str) -> _Kind:
-        return self.of(self._own.get(run_id, self._common))
-
-    def of(self, resources: Resources) -> _Kind:
-        kind = self._known.get(id(resources))
-        if kind is None:
-            fitting = max(1, self._cpus // (resources.cpus * resources.workers))
-            parallel = fitting if self._common.groups == "auto" else self._common.groups
-            kind = self._known[id(resources)] = _Kind(resources.workers, resources.shape, parallel)
-        return kind
+def _groups(plan: Plan) -> Callable[[Resources], int]:
+    """How many worker groups of these resources train in parallel on this machine's CPU cores, in runs of a plan."""
+    groups, cpus = plan.ablation.content.resources.groups, len(os.sched_getaffinity(0))
+    return lambda each: max(1, cpus // (each.cpus * each.workers)) if groups == "auto" else groups
 
 
 def measured_rates(plan: Plan, store: Store) -> dict[Shape, float]:
@@ -162,20 +132,11 @@ def measured_rates(plan: Plan, store: Store) -> dict[Shape, float]:
         measured = [facts[run.run_id] for run in row.runs if WALL_S in facts.get(run.run_id, {})]
         if not measured:
             continue
-        shape, flops = shape_of(row.runs[0]), _Flops(row.runs[0])
-        rates.setdefault(shape, []).extend(
-            float(each[WALL_S]) / flops[bool(each.get(RECOMPUTES, False))] for each in measured
-        )
+        own = rates.setdefault(shape_of(row.runs[0]), [])
+        flops: dict[bool, float] = {}  # by whether activations are recomputed; the seed does not change them
+        for each in measured:
+            recomputes = bool(each.get(RECOMPUTES, False))
+            if recomputes not in flops:
+                flops[recomputes] = run_flops(row.runs[0], Resources(checkpoint_activations=recomputes))
+            own.append(float(each[WALL_S]) / flops[recomputes])
     return {shape: statistics.median(values) for shape, values in rates.items()}
-
-
-class _Flops(dict[bool, float]):
-    """Whether activations are recomputed → floating-point operations of a run, which its seed does not change."""
-
-    def __init__(self, run: RunSpec) -> None:
-        super().__init__()
-        self.run = run
-
-    def __missing__(self, recomputes: bool) -> float:
-        self[recomputes] = run_flops(self.run, Resources(checkpoint_activations=recomputes))
-        return self[recomputes]

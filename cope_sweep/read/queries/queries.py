@@ -7,53 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
-from cope_sweep.api.answers import (
-    AblationDetail,
-    AblationSummary,
-    Curves,
-    CurvesOfRuns,
-    MetricInfo,
-    PlanCost,
-    PlannedRow,
-    PlannedRun,
-    RunDetail,
-    RunLog,
-    RunPage,
-    RunsDiff,
-    ScaleSummary,
-    SweepDetail,
-    SweepEntry,
-    SweepMember,
-    SweepPage,
-)
-from cope_sweep.api.questions import (
-    CompareCurves,
-    ExportRuns,
-    GetAblation,
-    GetCurves,
-    GetDiff,
-    GetLog,
-    GetPlan,
-    GetRun,
-    GetSweep,
-    ListAblations,
-    ListPlannedRuns,
-    ListRuns,
-    ListSweeps,
-    Question,
-    RunFilter,
-)
+from cope_sweep.api import answers, questions
 from cope_sweep.config import Plan, SpecError
+from cope_sweep.errors import NotFoundError, UserError
+from cope_sweep.read.queries import runs
 from cope_sweep.read.queries.ablations import AblationFiles, LoadedPlan
 from cope_sweep.read.queries.curves import KnownCurves, curves_of_runs, plan_curves, run_rows
-from cope_sweep.read.queries.errors import NotFinishedError, NotFoundError
-from cope_sweep.read.queries.logs import run_log
 from cope_sweep.read.queries.plans import plan_cost, recorded_plan
-from cope_sweep.read.queries.records import sweep_fields
-from cope_sweep.read.queries.runs import detail as run_detail
-from cope_sweep.read.queries.runs import find as find_run
-from cope_sweep.read.queries.runs import full_id, run_query
-from cope_sweep.read.queries.runs import page as run_page
 from cope_sweep.store import QueryError, RunFolder, RunQuery, RunRecord, Store, SweepSummary
 from cope_sweep.store.errors import DamagedError
 from cope_sweep.store.index import summaries
@@ -63,6 +23,10 @@ if TYPE_CHECKING:
     from cope_sweep.read.tables import Table
 
 A = TypeVar("A")
+
+
+class NotFinishedError(UserError):
+    """The run exists and is not finished."""
 
 
 class Queries:
@@ -103,9 +67,9 @@ class Queries:
         self.files.files()
         self.store.index.revision()
 
-    def ask(self, question: Question[A]) -> A:
+    def ask(self, question: questions.Question[A]) -> A:
         """The answer to a question."""
-        answer: Callable[[Queries, Question[A]], A] = ANSWERS[type(question)]
+        answer: Callable[[Queries, questions.Question[A]], A] = ANSWERS[type(question)]
         return answer(self, question)
 
     def load(self, name: str, scale: str | None = None) -> LoadedPlan:
@@ -118,40 +82,40 @@ class Queries:
 
     # -- ablations -----------------------------------------------------------------------------------------------
 
-    def _ablations(self, _: ListAblations) -> list[AblationSummary]:
+    def _ablations(self, _: questions.ListAblations) -> list[answers.AblationSummary]:
         """By name. An invalid file gives an entry with its error."""
         entries = []
         for name in self.files.files():
             try:
                 ready = self.files.waits or self.files.is_ready(name)
                 fields = self._ablation_fields(self.load(name)) if ready else {"name": name, "loading": True}
-                entries.append(AblationSummary(**fields))
+                entries.append(answers.AblationSummary(**fields))
             except SpecError as error:
-                entries.append(AblationSummary(name=name, error=str(error)))
+                entries.append(answers.AblationSummary(name=name, error=str(error)))
         return entries
 
-    def _ablation(self, question: GetAblation) -> AblationDetail:
+    def _ablation(self, question: questions.GetAblation) -> answers.AblationDetail:
         name = question.name
         text = self.files.file(name).read_text(errors="replace")
         try:
             loaded = self.load(name, question.scale)
             fields = self._ablation_fields(loaded)
         except SpecError as error:
-            return AblationDetail(name=name, error=str(error), text=text)
+            return answers.AblationDetail(name=name, error=str(error), text=text)
         statuses = self.store.index.statuses(loaded.runs)
-        return AblationDetail(
+        return answers.AblationDetail(
             **fields,
             axes=loaded.plan.axes,
             metrics=[
-                MetricInfo(name=m.name, title=m.title, goal=m.goal, unit=m.unit, decimals=m.decimals, scale=m.scale)
-                for m in loaded.plan.ablation.content.metrics
+                answers.MetricInfo.model_validate(each, from_attributes=True)
+                for each in loaded.plan.ablation.content.metrics
             ],
             plan=[
-                PlannedRow(
+                answers.PlannedRow(
                     row=row.name,
                     labels=row.labels,
                     runs=[
-                        PlannedRun(run_id=r.run_id, seed=r.seed, status=statuses.get(r.run_id, "pending"))
+                        answers.PlannedRun(run_id=r.run_id, seed=r.seed, status=statuses.get(r.run_id, "pending"))
                         for r in row.runs
                     ],
                 )
@@ -160,7 +124,7 @@ class Queries:
             text=text,
         )
 
-    def _plan(self, question: GetPlan) -> PlanCost:
+    def _plan(self, question: questions.GetPlan) -> answers.PlanCost:
         return plan_cost(self.files.load(question.name, question.scale).plan, self.store)
 
     def _ablation_fields(self, loaded: LoadedPlan) -> dict[str, Any]:
@@ -187,11 +151,11 @@ class Queries:
             "loading": len(ready) < len(content.scales),
         }
 
-    def _scale_summary(self, runs: list[str]) -> ScaleSummary:
+    def _scale_summary(self, runs: list[str]) -> answers.ScaleSummary:
         counts = summaries.plan_counts(self.store.index, runs)
-        return ScaleSummary(runs=len(runs), finished=counts.get("finished", 0), counts=counts)
+        return answers.ScaleSummary(runs=len(runs), finished=counts.get("finished", 0), counts=counts)
 
-    def _curves_of_plan(self, question: GetCurves) -> Curves:
+    def _curves_of_plan(self, question: questions.GetCurves) -> answers.Curves:
         return plan_curves(self.load(question.name, question.scale).plan, self.store, question, self._curves)
 
     def version(self, loaded: LoadedPlan) -> tuple[object, ...]:
@@ -209,12 +173,19 @@ class Queries:
 
     # -- runs ----------------------------------------------------------------------------------------------------
 
-    def _runs(self, question: ListRuns) -> RunPage:
+    def _runs(self, question: questions.ListRuns) -> answers.RunPage:
         query = replace(self._run_query(question), limit=question.limit, offset=question.offset)
-        return run_page(self.store, self._files, question, query)
+        return runs.page(self.store, self._files, question, query)
 
-    def _run_query(self, question: RunFilter) -> RunQuery:
-        query = run_query(question)
+    def _run_query(self, question: questions.RunFilter) -> RunQuery:
+        query = RunQuery(
+            tuple(question.status),
+            run_ids=None if question.run is None else tuple(question.run),
+            sweep_id=question.sweep,
+            filters=tuple(map(runs.parse_filter, question.filter)),
+            sort=question.sort,
+            descending=question.descending,
+        )
         if query.sweep_id is not None:
             self._sweep_summary(query.sweep_id)
         if question.ablation is not None:
@@ -223,68 +194,64 @@ class Queries:
             raise QueryError(f"scale: {question.scale!r} is that of an ablation; name the ablation, too")
         return query
 
-    def export(self, question: ExportRuns, file: IO[bytes]) -> int:
-        """Write all runs that match, or their curves, to a file, and return the number of its lines."""
-        from cope_sweep.read.tables.export import write_runs
+    def export(self, question: questions.ExportRuns, file: IO[bytes]) -> None:
+        """Write all runs that match, or their curves, to a file."""
+        from cope_sweep.read.tables.runs import write_runs
 
-        return write_runs(self.store, self._run_query(question), question.format or "csv", file, curves=question.curves)
+        write_runs(self.store, self._run_query(question), question.format or "csv", file, curves=question.curves)
 
     def table(self, plan: Plan, *, compare: str | None = None) -> Table:
-        """The table of a plan, with what its search has suggested: `results.table`."""
+        """The table of a plan, with what its search has suggested: `tables.table`."""
         from cope_sweep.read.tables import table
 
         return table(recorded_plan(plan, self.store), self.store, compare=compare)
 
     def run_id(self, text: str) -> str:
         """The id of the run whose id begins with these digits, at least four; else the text. Raises QueryError."""
-        return full_id(self.store, text)
+        return runs.full_id(self.store, text)
 
-    def _diff(self, question: GetDiff) -> RunsDiff:
-        from cope_sweep.read.tables.difference import store_difference
+    def _diff(self, question: questions.GetDiff) -> answers.RunsDiff:
+        from cope_sweep.read.queries.difference import store_difference
 
-        found = store_difference(self.store, self.run_id(question.left), self.run_id(question.right))
-        return RunsDiff.model_validate(found.to_json())
+        return store_difference(self.store, self.run_id(question.left), self.run_id(question.right))
 
-    def _run(self, question: GetRun) -> RunDetail:
+    def _run(self, question: questions.GetRun) -> answers.RunDetail:
         """What cannot be read of its files is left out."""
-        return run_detail(self.store, self._files, self.run_id(question.run_id), with_curve=question.curve)
+        return runs.detail(self.store, self._files, self.run_id(question.run_id), with_curve=question.curve)
 
     def curve(self, run_id: str, metrics: Sequence[str] = (), points: int | None = None) -> list[dict[str, float]]:
         """The logged rows of a run, by step: all, or those of some metrics, and at most `points` (≥ 4) of them."""
-        run_id = self.run_id(run_id)
-        find_run(self.store, self._files, run_id)
-        return run_rows(self.store.run(run_id), metrics, points)
+        return run_rows(self._found(run_id)[1], metrics, points)
 
-    def _curves_of_runs(self, question: CompareCurves) -> CurvesOfRuns:
-        run_ids = list(dict.fromkeys(map(self.run_id, question.run)))
-        for run_id in run_ids:
-            find_run(self.store, self._files, run_id)
-        return curves_of_runs([self.store.run(run_id) for run_id in run_ids], question.metric, question.points)
+    def _found(self, text: str) -> tuple[RunRecord, RunFolder]:
+        """The record and the folder of a run, by its id or its first digits. Raises NotFoundError, QueryError."""
+        run_id = self.run_id(text)
+        return runs.find(self.store, self._files, run_id)[0], self.store.run(run_id)
 
-    def _log(self, question: GetLog) -> RunLog:
+    def _curves_of_runs(self, question: questions.CompareCurves) -> answers.CurvesOfRuns:
+        folders = [self._found(run_id)[1] for run_id in dict.fromkeys(map(self.run_id, question.run))]
+        return curves_of_runs(folders, question.metric, question.points)
+
+    def _log(self, question: questions.GetLog) -> answers.RunLog:
         """No lines of a run that was not begun."""
-        run_id = self.run_id(question.run_id)
-        find_run(self.store, self._files, run_id)
-        return run_log(self.store.run(run_id), question.tail)
+        return runs.run_log(self._found(question.run_id)[1], question.tail)
 
     def finished(self, run_id: str) -> RunFolder:
         """The folder of a finished run, with its checkpoint on this machine."""
-        run_id = self.run_id(run_id)
-        record, _ = find_run(self.store, self._files, run_id)
+        record, folder = self._found(run_id)
         if record.status != "finished":
-            raise NotFinishedError(f"run {run_id} is {record.status}; only a finished run has a checkpoint")
-        folder = self.store.run(run_id)
+            raise NotFinishedError(f"run {record.run_id} is {record.status}; only a finished run has a checkpoint")
         folder.fetch_checkpoint()
         return folder
 
     # -- sweeps --------------------------------------------------------------------------------------------------
 
-    def _sweeps(self, question: ListSweeps) -> SweepPage:
+    def _sweeps(self, question: questions.ListSweeps) -> answers.SweepPage:
         index, limit, offset = self.store.index, question.limit, question.offset
         total, found = summaries.sweep_page(index, ablation=question.ablation, limit=limit, offset=offset)
         counts = summaries.sweep_counts(index, [each.sweep_id for each in found])
-        entries = [SweepEntry(**sweep_fields(each), counts=counts.get(each.sweep_id, {})) for each in found]
-        return SweepPage(total=total, limit=limit, offset=offset, sweeps=entries)
+        entries = [answers.SweepEntry(**vars(each), counts=counts.get(each.sweep_id, {})) for each in found]
+        return answers.SweepPage(total=total, limit=limit, offset=offset, sweeps=entries)
 
     def _sweep_summary(self, sweep_id: str) -> SweepSummary:
         """The index's summary of a sweep. Raises NotFoundError."""
@@ -293,49 +260,40 @@ class Queries:
             raise NotFoundError(summaries.no_sweep(self.store.index, sweep_id, self.store.location))
         return summary
 
-    def _sweep(self, question: GetSweep) -> SweepDetail:
+    def _sweep(self, question: questions.GetSweep) -> answers.SweepDetail:
         """Where its record cannot be read, the index's summary."""
         sweep_id = question.sweep_id
         summary = self._sweep_summary(sweep_id)
         counts = summaries.sweep_counts(self.store.index, [sweep_id]).get(sweep_id, {})
-        fields = sweep_fields(summary) | {"counts": counts}
+        fields = vars(summary) | {"counts": counts}
         try:
             record = self.store.sweep(sweep_id)
         except DamagedError as error:
-            return SweepDetail(**fields, error=str(error))
+            return answers.SweepDetail(**fields, error=str(error))
         if record is None:
-            return SweepDetail(**fields, error=f"{sweep_id}.json is not in {self.store.location}/sweeps")
+            return answers.SweepDetail(**fields, error=f"{sweep_id}.json is not in {self.store.location}/sweeps")
         records = self.store.index.records((run.run_id for run in record.runs), values=False)
         reused = set(record.reused)
         members = []
         for run in record.runs:
             known = records.get(run.run_id) or RunRecord(run.run_id)
-            members.append(
-                SweepMember(
-                    **run.model_dump(),
-                    reused=run.run_id in reused,
-                    status=known.status,
-                    step=known.step,
-                    steps=known.steps,
-                    worker_id=known.worker_id,
-                    message=known.message,
-                )
-            )
-        kept = record.model_dump(include=set(SweepDetail.model_fields) - set(fields) - {"members", "error"})
-        return SweepDetail(**fields, **kept, members=members)
+            present = {name: getattr(known, name) for name in ("status", "step", "steps", "worker_id", "message")}
+            members.append(answers.SweepMember(**run.model_dump(), **present, reused=run.run_id in reused))
+        kept = record.model_dump(include=set(answers.SweepDetail.model_fields) - set(fields) - {"members", "error"})
+        return answers.SweepDetail(**fields, **kept, members=members)
 
 
-ANSWERS: dict[type[Question[Any]], Callable[[Queries, Any], Any]] = {
-    ListAblations: Queries._ablations,
-    GetAblation: Queries._ablation,
-    GetPlan: Queries._plan,
-    GetCurves: Queries._curves_of_plan,
-    ListRuns: Queries._runs,
-    ListPlannedRuns: Queries._runs,
-    GetRun: Queries._run,
-    GetLog: Queries._log,
-    GetDiff: Queries._diff,
-    CompareCurves: Queries._curves_of_runs,
-    ListSweeps: Queries._sweeps,
-    GetSweep: Queries._sweep,
+ANSWERS: dict[type[questions.Question[Any]], Callable[[Queries, Any], Any]] = {
+    questions.ListAblations: Queries._ablations,
+    questions.GetAblation: Queries._ablation,
+    questions.GetPlan: Queries._plan,
+    questions.GetCurves: Queries._curves_of_plan,
+    questions.ListRuns: Queries._runs,
+    questions.ListPlannedRuns: Queries._runs,
+    questions.GetRun: Queries._run,
+    questions.GetLog: Queries._log,
+    questions.GetDiff: Queries._diff,
+    questions.CompareCurves: Queries._curves_of_runs,
+    questions.ListSweeps: Queries._sweeps,
+    questions.GetSweep: Queries._sweep,
 }

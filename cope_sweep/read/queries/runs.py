@@ -1,41 +1,51 @@
-"""Pages of runs, and all that is known of one run."""
+"""Pages of runs, with their filters and cursors, and all that is known of one run: its record, files and log."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar, get_args
 
 from sqlalchemy import select
 
-from cope_sweep.api.answers import Failure, RunDetail, RunPage, RunSummary
-from cope_sweep.api.questions import RUN_PREFIX, ListRuns, RunFilter
-from cope_sweep.read.queries import cursors
+from cope_sweep.api.answers import Attempt, Failure, RunDetail, RunLog, RunPage, RunSummary
+from cope_sweep.api.questions import RUN_PREFIX, ListRuns
+from cope_sweep.errors import NotFoundError
 from cope_sweep.read.queries.ablations import AblationFiles, Place
-from cope_sweep.read.queries.errors import NotFoundError
-from cope_sweep.read.queries.filters import parse_filter
-from cope_sweep.read.queries.logs import attempts
-from cope_sweep.read.queries.records import Chosen, chosen, readable, run_fields, summary
-from cope_sweep.store import QueryError, RunQuery, RunRecord, Store
-from cope_sweep.store.artifacts import RUN_ID
+from cope_sweep.store import Filter, QueryError, RunFolder, RunQuery, RunRecord, Store
+from cope_sweep.store.artifacts import LOG_FILE, RUN_ID
+from cope_sweep.store.errors import DamagedError
+from cope_sweep.store.files import check_no_link, read_tail
 from cope_sweep.store.index import summaries
 from cope_sweep.store.index.filters import TAGS
-from cope_sweep.store.index.model import Position
+from cope_sweep.store.index.model import Position, Value
 from cope_sweep.store.index.tables import runs as run_table
 from cope_sweep.store.values import check_document
 from cope_sweep.tracking.uri import run_page as mlflow_page
 
+T = TypeVar("T")
 
-def run_query(question: RunFilter) -> RunQuery:
-    """The query of the index for runs, without ablation and page. Raises QueryError."""
-    return RunQuery(
-        tuple(question.status),
-        run_ids=None if question.run is None else tuple(question.run),
-        sweep_id=question.sweep,
-        filters=tuple(map(parse_filter, question.filter)),
-        sort=question.sort,
-        descending=question.descending,
-    )
+VALUE_COLUMNS = frozenset(RunRecord.__dataclass_fields__) - {"metrics", "facts"}
+ALWAYS = ("run_id", "status")
+"""Fields of a run that every answer has."""
+SUMMARY_FIELDS = tuple(name for name in RunSummary.model_fields if name != "values")
+CONDITION = re.compile(r"(?P<key>[^<>=!]+?)\s*(?P<operator><=|>=|!=|==|=|<|>)\s*(?P<value>.*)", re.DOTALL)
+NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+INVALID_CURSOR = (
+    "cursor: not the cursor of a page of this query; take `next` of its last page, or begin without a cursor"
+)
+MAX_CURSOR = 2000
+MAX_LOG_BYTES = 1 << 20
+"""Bytes that are read of a log, from its end."""
+MAX_ATTEMPTS = 100
+ATTEMPT = re.compile(
+    r"(?P<began>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)  (?P<text>attempt (?P<number>\d{1,9}) on (?P<worker_id>\S+) .*)"
+)
+"""Line that training writes at the start of an attempt."""
 
 
 def page(store: Store, files: AblationFiles | None, question: ListRuns, query: RunQuery) -> RunPage:
@@ -47,10 +57,13 @@ def page(store: Store, files: AblationFiles | None, question: ListRuns, query: R
     if question.cursor is not None:
         if query.offset:
             raise QueryError("a page has a cursor or an offset, not both; leave out the offset")
-        query = replace(query, after=cursors.decode(question.cursor, query, place))
+        query = replace(query, after=decode_cursor(question.cursor, query, place))
     total, records, position = _records(store, query, values=wanted.values)
-    following = None if position is None else cursors.encode(position, query, place)
-    answers = _summaries(store, files, records, wanted)
+    following = None if position is None else encode_cursor(position, query, place)
+    ids = [record.run_id for record in records]
+    found = places(store, files, ids) if wanted.places else {}
+    specs = store.index.specs(ids) if wanted.keys else {}
+    answers = [_summary(each, found.get(each.run_id, []), specs.get(each.run_id, {}), wanted) for each in records]
     return RunPage(total=total, limit=query.limit, offset=query.offset, next=following, runs=answers)
 
 
@@ -81,17 +94,8 @@ def _index_after(every: Sequence[str], matching: Sequence[str], position: Positi
     places = {run_id: index for index, run_id in enumerate(every)}
     last = places.get(str(position[-1]))
     if last is None or len(position) != 1:
-        raise QueryError(cursors.INVALID)
+        raise QueryError(INVALID_CURSOR)
     return next((i for i, run_id in enumerate(matching) if places[run_id] > last), len(matching))
-
-
-def _summaries(
-    store: Store, files: AblationFiles | None, records: Sequence[RunRecord], wanted: Chosen
-) -> list[RunSummary]:
-    ids = [record.run_id for record in records]
-    found = places(store, files, ids) if wanted.places else {}
-    specs = store.index.specs(ids) if wanted.keys else {}
-    return [summary(each, found.get(each.run_id, []), specs.get(each.run_id, {}), wanted) for each in records]
 
 
 def places(store: Store, files: AblationFiles | None, run_ids: Sequence[str]) -> dict[str, list[Place]]:
@@ -157,3 +161,159 @@ def detail(store: Store, files: AblationFiles | None, run_id: str, *, with_curve
         mlflow_url=mlflow_page(store, run_id),
         curve=(readable(folder.curve) or []) if with_curve else [],
     )
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Fields of each run in an answer."""
+
+    fields: frozenset[str] = frozenset(SUMMARY_FIELDS)
+    """Fields of `RunSummary`."""
+    keys: frozenset[str] = frozenset()
+    """Keys of a run, as in filters: their values are in `values`."""
+    every: bool = True
+    """Whether no field was chosen: then nothing is left out."""
+
+    @property
+    def places(self) -> bool:
+        """Whether the answer says in which ablations a run is; seed and steps of a pending one are in their plans."""
+        return bool(self.fields & {"ablations", "row", "seed", "steps"})
+
+    @property
+    def values(self) -> bool:
+        """Whether metrics and facts are needed."""
+        return "metrics" in self.fields or any(key not in VALUE_COLUMNS for key in self.keys)
+
+
+def chosen(fields: Sequence[str], keys: Collection[str]) -> Chosen:
+    """Fields to show; none: all. `keys` are those of filters and the order, whose values are shown."""
+    names = [name for field in fields for name in map(str.strip, field.split(",")) if name]
+    if not names:
+        return Chosen(keys=frozenset(keys))
+    known = frozenset(SUMMARY_FIELDS) & set(names)
+    return Chosen(known | set(ALWAYS), frozenset(names) - known - {"values"} | frozenset(keys), every=False)
+
+
+def _summary(record: RunRecord, places: Sequence[Place], spec: Mapping[str, Any], wanted: Chosen) -> RunSummary:
+    """The chosen facts of a run; `spec` are the values of its spec by dotted key."""
+    fields = run_fields(record, places)
+    if not wanted.every:
+        fields = {name: value for name, value in fields.items() if name in wanted.fields}
+    values = {"values": found} if (found := _values(record, spec, wanted.keys)) or wanted.every else {}
+    return RunSummary(**fields, **values)
+
+
+def run_fields(record: RunRecord, places: Sequence[Place]) -> dict[str, Any]:
+    """The fields of a RunSummary. A run that was never begun has the seed and steps of its plan."""
+    planned = next((place.spec for place in places if place.spec), None)
+    begun = record.revision > 0
+    same = {name: getattr(record, name) for name in SUMMARY_FIELDS if name in VALUE_COLUMNS}
+    return same | {
+        "ablations": list(dict.fromkeys(place.ablation for place in places)),
+        "row": places[0].row if places else None,
+        "seed": record.seed if begun else planned.seed if planned else None,
+        "steps": record.steps if begun else planned.train.steps if planned else None,
+        "updated_ms": max((ms for ms in (record.updated_ms, record.ended_ms) if ms is not None), default=None),
+        "metrics": dict(record.metrics),
+    }
+
+
+def _values(record: RunRecord, spec: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
+    """The values of a run by the keys of filters. Those that are no number or text are left out."""
+    found = {}
+    for key in sorted(keys):
+        value = getattr(record, key) if key in VALUE_COLUMNS else spec.get(key, record.value(key))
+        if isinstance(value, (bool, int, float, str)):
+            found[key] = value
+    return found
+
+
+def readable(read: Callable[[], T]) -> T | None:
+    """Call `read`; None for a file that cannot be read."""
+    try:
+        return read()
+    except DamagedError:
+        return None
+
+
+def parse_filter(text: str) -> Filter:
+    """The condition in a text.
+
+    A value is a number or `true`/`false` if it reads like one, else a text; quotes make it a text in any case.
+
+    Raises:
+        QueryError: The text is no condition.
+    """
+    match = CONDITION.fullmatch(text.strip())
+    if match is None or not match["value"]:
+        raise QueryError(f"{text!r} is no condition; write KEY, an operator and a value, as in model.layers>=4")
+    operator = "=" if match["operator"] == "==" else match["operator"]
+    return Filter(match["key"].strip(), operator, _value(match["value"].strip()))  # type: ignore[arg-type]
+
+
+def _value(text: str) -> bool | int | float | str:
+    if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
+        return text[1:-1]
+    if text in ("true", "false"):
+        return text == "true"
+    if NUMBER.fullmatch(text):
+        return int(text) if re.fullmatch(r"[+-]?\d+", text) else float(text)
+    return text
+
+
+def encode_cursor(position: Position, query: RunQuery, place: str = "") -> str:
+    """The cursor of a position in the order of a query; `place` is the ablation and scale that it was asked of."""
+    text = json.dumps([_digest(query, place), *position], separators=(",", ":"))
+    return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
+
+
+def decode_cursor(cursor: str, query: RunQuery, place: str = "") -> Position:
+    """The position that a cursor holds. Raises QueryError for a text that is no cursor, or that of another query."""
+    try:
+        text = base64.b64decode(cursor[:MAX_CURSOR] + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True)
+        digest, *position = json.loads(text)
+    except (ValueError, TypeError, RecursionError):
+        raise QueryError(INVALID_CURSOR) from None
+    are_values = all(each is None or isinstance(each, get_args(Value)) for each in position)
+    if digest != _digest(query, place) or not are_values or not position or not isinstance(position[-1], str):
+        raise QueryError(INVALID_CURSOR)
+    return tuple(position)
+
+
+def _digest(query: RunQuery, place: str) -> str:
+    """Digest of the order and the conditions of a query, without the page."""
+    conditions = (query.statuses, query.sweep_id, query.filters, query.sort, query.descending, place)
+    return hashlib.sha256(repr(conditions).encode()).hexdigest()[:12]
+
+
+def run_log(folder: RunFolder, tail: int) -> RunLog:
+    """The last `tail` lines of a run's log, of its last MAX_LOG_BYTES. Bytes that are no text are replaced by �.
+
+    Raises DamagedError.
+    """
+    lines, cut = _lines(folder)
+    return RunLog(run_id=folder.run_id, lines=lines[-tail:] if tail else [], truncated=cut or len(lines) > tail)
+
+
+def attempts(folder: RunFolder) -> list[Attempt]:
+    """The last attempts of a run, oldest first. Raises DamagedError."""
+    found = [match for line in _lines(folder)[0] if (match := ATTEMPT.fullmatch(line))]
+    return [Attempt.model_validate(match.groupdict()) for match in found[-MAX_ATTEMPTS:]]
+
+
+def _lines(folder: RunFolder) -> tuple[list[str], bool]:
+    """The lines at the end of the log, and whether there are more before them."""
+    content, cut = _tail(folder)
+    if cut:  # the first line has lost its beginning
+        content = content.partition(b"\n")[2]
+    text = content.decode(errors="replace")
+    return text.removesuffix("\n").split("\n") if text else [], cut
+
+
+def _tail(folder: RunFolder) -> tuple[bytes, bool]:
+    """The last MAX_LOG_BYTES of the log, and whether there are more before them. Raises DamagedError."""
+    if folder.objects:
+        content = folder.content(LOG_FILE) or b""
+        return content[-MAX_LOG_BYTES:], len(content) > MAX_LOG_BYTES
+    check_no_link(folder.path)
+    return read_tail(folder.path / LOG_FILE, MAX_LOG_BYTES) or (b"", False)

@@ -16,10 +16,16 @@ from markupsafe import Markup
 from cope_sweep.api.questions import GetReport
 from cope_sweep.config import Plan, SpecError
 from cope_sweep.read.queries import AblationFiles, NotFoundError, Queries, recorded_plan
-from cope_sweep.read.reports.evidence import EXPLORATORY, Evidence, ReportError, evidence
-from cope_sweep.read.reports.provenance import Provenance, duration, provenance
-from cope_sweep.read.tables.layout import Layout
-from cope_sweep.read.tables.render import html_table
+from cope_sweep.read.reports.evidence import (
+    EXPLORATORY,
+    Evidence,
+    Provenance,
+    ReportError,
+    duration,
+    evidence,
+    provenance,
+)
+from cope_sweep.read.tables.render import Layout, html_table
 from cope_sweep.store import RunRecord, Store
 
 TEMPLATE = Path(__file__).with_name("document.html.jinja")

@@ -1,36 +1,53 @@
-"""The evidence of one ablation at one scale: its runs, its table with comparisons, its figures and its provenance."""
+"""The evidence of one ablation at one scale: its table with comparisons, its figures, and what made its runs.
+
+`provenance` has commits, versions, machines, commands, dates and time: from the results of the finished runs, and from
+the records of the sweeps that trained them last. `shortcuts` has the errors of rules that do not solve the task
+(`Task.shortcuts`), `thresholds` the steps until it is learned (`learned` of a metric).
+"""
 
 from __future__ import annotations
 
+import math
+import time
 from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
-from cope_sweep.config import Plan
+import numpy as np
+import pandas as pd
+
+from cope_sweep.config import Plan, RunSpec
 from cope_sweep.config.ablation import Maps
 from cope_sweep.errors import UserError
-from cope_sweep.read.figures import Figure
-from cope_sweep.read.figures.declared import Declared, declared_figures, draw_declared, summary_figure
-from cope_sweep.read.reports.provenance import Provenance, provenance, sweeps_of
+from cope_sweep.read.figures import FIGURES, Figure
+from cope_sweep.read.figures.available import Declared, declared_figures, draw_declared
 from cope_sweep.read.reports.runs import CURVES, run_frame, to_parquet
-from cope_sweep.read.reports.shortcuts import Shortcuts, shortcuts
-from cope_sweep.read.reports.thresholds import thresholds
 from cope_sweep.read.tables import Table, table
-from cope_sweep.read.tables.compare import PAPER
-from cope_sweep.read.tables.frame import curves
-from cope_sweep.read.tables.layout import Layout
-from cope_sweep.read.tables.render import markdown_table, markdown_text
-from cope_sweep.read.tables.table_model import STATUSES
-from cope_sweep.store import Store
+from cope_sweep.read.tables.model import STATUSES, Column, TableModel, TableRow, reference
+from cope_sweep.read.tables.render import ColumnHeader, Layout, TextCell, decimals_of, markdown_table, markdown_text
+from cope_sweep.read.tables.runs import curves
+from cope_sweep.store import RunRecord, Store, SweepRecord
+from cope_sweep.store.errors import DamagedError
 from cope_sweep.store.files import write_bytes
 
-if TYPE_CHECKING:
-    import pandas as pd
-
 EXPLORATORY = "Exploratory: the recipe was chosen by looking at results like these."
-POSITION, METHOD = "model.position", "cope"
+PRIVATE_OPTIONS = ("--store", "--index", "--mlflow", "--address", "--ablations")
+"""Options that name folders, hosts or passwords. They do not change a result, so a report leaves them out."""
+UNKNOWN = "not recorded"
+ERROR = "token_error"
+SEQUENCES = 4096
+"""Of each test set."""
+NEAR = 0.15
+"""A seed errs as a rule does where the errors differ by at most this share of the rule's."""
+NOTE = (
+    f"Errors of simple rules that do not solve the task, on the first {SEQUENCES} sequences of each test set. A row "
+    f"scores like a rule where most of its seeds have an error within {100 * NEAR:g} % of the rule's."
+)
+RESAMPLES = 9_999
+LEVEL = 0.95
 
 
 class ReportError(UserError):
@@ -103,7 +120,7 @@ class Evidence:
 
     @cached_property
     def curves(self) -> pd.DataFrame:
-        """The learning curves of the runs, as `results.frame.curves` has them."""
+        """The learning curves of the runs, as `tables.curves` has them."""
         return curves(self.plan, self.store)
 
     @cached_property
@@ -138,22 +155,19 @@ class Evidence:
         if self.shortcuts is not None:
             drawn = self.shortcuts.layout
             parts += ["### Shortcuts", markdown_table(drawn), markdown_text(drawn.note)]
-            parts += ["\n".join(f"- {markdown_text(text)}" for text in self.shortcuts.alike)] * bool(
-                self.shortcuts.alike
-            )
+            if self.shortcuts.alike:
+                parts.append("\n".join(f"- {markdown_text(text)}" for text in self.shortcuts.alike))
         if self.thresholds is not None:
-            parts += [
-                "### Until the task is learned",
-                markdown_table(self.thresholds),
-                markdown_text(self.thresholds.note),
-            ]
+            drawn = self.thresholds
+            parts += ["### Until the task is learned", markdown_table(drawn), markdown_text(drawn.note)]
         for each in self.figures:
             if each.name in pictures:
                 title = markdown_text(each.title) + (f", as {markdown_text(each.source)}" if each.source else "")
                 parts.append(f"![{title}]({pictures[each.name]})")
         parts += ["## Missing", "\n".join(f"- {line}" for line in self.missing)] if self.missing else []
         rows = [*self.provenance.lines, ("This report", f"`cope-sweep report {self.plan.name}{self._options}`")]
-        parts += ["## Provenance", "\n".join(["| | |", "| --- | --- |", *(f"| {k} | {_cell(v)} |" for k, v in rows)])]
+        cells = [(name, text.replace("|", r"\|")) for name, text in rows]
+        parts += ["## Provenance", "\n".join(["| | |", "| --- | --- |", *(f"| {k} | {v} |" for k, v in cells)])]
         return "\n\n".join(parts) + "\n"
 
     @property
@@ -170,7 +184,7 @@ def evidence(plan: Plan, store: Store, scale: str | None = None, *, compare: str
         plan: The plan.
         store: The store.
         scale: The scale that the plan was made with.
-        compare: What the rows are compared with, as in `results.Table`; None: `reference(plan)`.
+        compare: What the rows are compared with, as in `tables.Table`; None: `reference(plan)`.
 
     Raises ReportError where no run is finished, StoreError.
     """
@@ -183,28 +197,8 @@ def evidence(plan: Plan, store: Store, scale: str | None = None, *, compare: str
         )
     figures = tuple(_drawn(plan, store, each, scale) for each in declared_figures(plan))
     if not figures:
-        figures = (Drawn("summary", plan.ablation.content.title, "", summary_figure(plan, store)),)
+        figures = (Drawn("summary", plan.ablation.content.title, "", FIGURES["summary"].make(plan, store)),)
     return Evidence(plan, scale, results, figures, provenance(results.records.values(), store), store)
-
-
-def reference(plan: Plan) -> str | None:
-    """The default reference of a report's rows, as `results.Table` takes it.
-
-    The paper, where it has numbers for a row. Else the first row with CoPE, or the first row; of a table with several
-    axes, each row is compared with the one that has this encoding and the same values of the other axes.
-    """
-    if any(row.published for row in plan.rows):
-        return PAPER
-    if len(plan.rows) < 2:
-        return None
-    chosen = next((row for row in plan.rows if _uses_cope(row.runs[0].model.position)), plan.rows[0])
-    if POSITION not in chosen.labels or len({row.labels.get(POSITION) for row in plan.rows}) == 1:
-        return chosen.name
-    return f"{POSITION}={chosen.labels[POSITION]}"
-
-
-def _uses_cope(encodings: object) -> bool:
-    return isinstance(encodings, (list, tuple)) and any(each.kind == METHOD for each in encodings)
 
 
 def write_evidence(found: Evidence, folder: Path) -> tuple[Path, ...]:
@@ -213,11 +207,10 @@ def write_evidence(found: Evidence, folder: Path) -> tuple[Path, ...]:
     Raises OSError.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    paths = []
-    for name, content in found.files().items():
-        write_bytes(folder / name, content)
-        paths.append(folder / name)
-    return tuple(paths)
+    files = {folder / name: content for name, content in found.files().items()}
+    for path, content in files.items():
+        write_bytes(path, content)
+    return tuple(files)
 
 
 def _drawn(plan: Plan, store: Store, declared: Declared, scale: str | None) -> Drawn:
@@ -226,19 +219,237 @@ def _drawn(plan: Plan, store: Store, declared: Declared, scale: str | None) -> D
     try:
         made = draw_declared(plan, store, declared, scale=scale)
     except UserError as error:  # no checkpoint, or no such mark in the tokens
-        return Drawn(declared.name, title, source, None, _without_place(str(error), store))
+        return Drawn(declared.name, title, source, None, str(error).replace(f" in the store {store.location}", ""))
     if made.empty and not isinstance(declared.figure, Maps):
         return Drawn(declared.name, title, source, None, "too few finished runs")
     return Drawn(declared.name, title, source, made)
-
-
-def _without_place(text: str, store: Store) -> str:
-    return text.replace(f" in the store {store.location}", "")
 
 
 def _quoted(text: str) -> str:
     return f"'{text}'" if set(text) & set(" ()'\"$&|;<>*?") else text
 
 
-def _cell(text: str) -> str:
-    return text.replace("|", r"\|")
+@dataclass(frozen=True)
+class Provenance:
+    """Provenance of some finished runs. Lists are in the order of their number of runs."""
+
+    runs: int
+    commits: tuple[str, ...]
+    """Git commits of the working tree; `-dirty`: with changes that were not committed."""
+    versions: tuple[str, ...]
+    """Each like `torch 2.15.0`."""
+    machines: tuple[str, ...]
+    """Each like `cpu, 2 threads; AMD EPYC 9B14, 2 cores; Linux`."""
+    commands: tuple[str, ...]
+    """The commands of the sweeps, without options that name folders or hosts."""
+    first: str
+    """UTC date of the first start of a run, as 2026-07-30."""
+    last: str
+    """UTC date of the last end of a run."""
+    compute_s: float
+    """Sum of the wall times of the runs, in seconds."""
+
+    @property
+    def lines(self) -> tuple[tuple[str, str], ...]:
+        """Name and text of each item."""
+        return (
+            ("Commit", ", ".join(self.commits) or UNKNOWN),
+            ("Versions", ", ".join(self.versions) or UNKNOWN),
+            ("Machine", " / ".join(self.machines) or UNKNOWN),
+            ("Runs", f"{self.runs} finished, {self.first} to {self.last}"),
+            ("Compute", f"{duration(self.compute_s)} (sum of the wall times of the runs)"),
+            ("Command", " / ".join(f"`{each}`" for each in self.commands) or UNKNOWN),
+        )
+
+
+def provenance(records: Iterable[RunRecord], store: Store) -> Provenance:
+    """Provenance of the finished runs among `records`. Raises StoreError."""
+    finished = sorted(
+        {each.run_id: each for each in records if each.status == "finished"}.values(), key=lambda each: each.run_id
+    )
+    sweeps = sweeps_of(finished, store)
+    own = [sweeps.get(each.sweep_id or "") for each in finished]
+    return Provenance(
+        len(finished),
+        _ordered(each.git_commit for each in own if each and each.git_commit),
+        _ordered(text for record, sweep in zip(finished, own, strict=True) for text in _versions(record, sweep)),
+        _ordered(_machine(record, sweep) for record, sweep in zip(finished, own, strict=True)),
+        _ordered(public_command(each.command) for each in own if each),
+        _date(min((each.created_ms for each in finished if each.created_ms is not None), default=None)),
+        _date(max((each.ended_ms for each in finished if each.ended_ms is not None), default=None)),
+        float(sum(each.facts.get("wall_s") or 0.0 for each in finished)),
+    )
+
+
+def sweeps_of(records: Iterable[RunRecord], store: Store) -> dict[str, SweepRecord]:
+    """Sweep id → record, of the sweeps that trained these runs last and whose records can be read."""
+    ids = sorted({each.sweep_id for each in records if each.sweep_id})
+    return {sweep_id: sweep for sweep_id in ids if (sweep := _sweep(store, sweep_id)) is not None}
+
+
+def public_command(words: Sequence[str]) -> str:
+    """A command without the options that name folders, hosts or passwords."""
+    kept = ["cope-sweep"]
+    rest = iter(words[1:])
+    for word in rest:
+        if word in PRIVATE_OPTIONS:
+            next(rest, None)
+        elif not word.startswith(tuple(f"{option}=" for option in PRIVATE_OPTIONS)):
+            kept.append(Path(word).stem if word.endswith((".yaml", ".yml")) else word)
+    return " ".join(kept)
+
+
+def duration(seconds: float) -> str:
+    """`45 s`, `12 min` or `3 h 05 min`."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def _sweep(store: Store, sweep_id: str) -> SweepRecord | None:
+    try:
+        return store.sweep(sweep_id)
+    except DamagedError:
+        return None
+
+
+def _versions(record: RunRecord, sweep: SweepRecord | None) -> Iterable[str]:
+    known = {name: record.facts.get(name) for name in ("python", "torch")}
+    known = {**(sweep.versions if sweep else {}), **{name: text for name, text in known.items() if text}}
+    return (f"{name} {known[name]}" for name in sorted(known))
+
+
+def _machine(record: RunRecord, sweep: SweepRecord | None) -> str:
+    """The device of a run, and processor, cores and system of the machine that its sweep was started on."""
+    facts, found = record.facts, sweep.machine if sweep else {}
+    threads = facts.get("threads")
+    parts = [str(facts.get("device", "")) + (f", {threads} threads" if threads else "")]
+    if found.get("cpus"):
+        parts.append(", ".join([*([str(found["cpu"])] if found.get("cpu") else []), f"{found['cpus']} cores"]))
+    if found.get("system"):
+        parts.append(str(found["system"]))
+    return "; ".join(part for part in parts if part)
+
+
+def _ordered(texts: Iterable[Any]) -> tuple[str, ...]:
+    """Distinct texts, the most frequent ones first."""
+    counts = Counter(text for text in texts if text)
+    return tuple(sorted(counts, key=lambda text: (-counts[text], text)))
+
+
+def _date(time_ms: int | None) -> str:
+    return UNKNOWN if time_ms is None else time.strftime("%Y-%m-%d", time.gmtime(time_ms / 1000))
+
+
+@dataclass(frozen=True)
+class Shortcuts:
+    """The shortcuts of the tasks of a table, and the rows that score like one."""
+
+    layout: Layout
+    alike: tuple[str, ...]
+    """Sentences such as `Absolute scores like "all increments" (16.0 %) in In-dist.`"""
+
+
+def shortcuts(model: TableModel) -> Shortcuts | None:
+    """The shortcuts of a table's tasks; None where no column is a token error or no task has any."""
+    columns = {column: split for column in model.columns if (split := _split(column)) is not None and column.compared}
+    by_task: dict[str, tuple[RunSpec, list[TableRow]]] = {}
+    for row in model.rows:
+        run = row.runs[0][0]
+        key = run.task.model_dump_json(exclude={"data_seed", "train_sequences"})
+        by_task.setdefault(key, (run, []))[1].append(row)
+    lines, alike = [], []
+    for run, rows in by_task.values():
+        errors = {column: run.task.shortcut_errors(split, SEQUENCES) for column, split in columns.items()}
+        rules = list(dict.fromkeys(rule for found in errors.values() for rule in found))
+        names = ", ".join(row.row for row in rows)
+        for rule in rules:
+            cells = [TextCell(f"{errors[column][rule]:.{column.decimals}f}") for column in columns]
+            lines.append((*([TextCell(names)] * (len(by_task) > 1)), TextCell(rule), *cells))
+        alike += [text for row in rows for text in _alike(row, errors)]
+    if not lines:
+        return None
+    headers = [*([ColumnHeader("rows", numeric=False)] * (len(by_task) > 1)), ColumnHeader("rule", numeric=False)]
+    headers += [ColumnHeader(column.title) for column in columns]
+    return Shortcuts(Layout(tuple(headers), tuple(lines), NOTE), tuple(alike))
+
+
+def _split(column: Column) -> str | None:
+    """The test set of a column of token errors."""
+    split, _, quantity = column.name.rpartition("/")
+    return split if quantity == ERROR and "/" not in split else None
+
+
+def _alike(row: TableRow, errors: dict[Column, dict[str, float]]) -> Iterator[str]:
+    for column, found in errors.items():
+        cell = row.metrics[column.name]
+        near = {
+            rule: sum(abs(value - error) <= NEAR * error for value in cell.values.values())
+            for rule, error in found.items()
+        }
+        rule = max(near, key=lambda rule: near[rule], default=None)
+        if rule is not None and near[rule] > len(cell.values) / 2:
+            digits = decimals_of(column, cell)
+            median, error = f"{cell.summary.median:.{digits}f}", f"{found[rule]:.{digits}f}"
+            yield f"{row.row} scores like “{rule}” in {column.label}: median {median}, the rule {error} {column.unit}."
+
+
+def thresholds(model: TableModel, curves: pd.DataFrame) -> Layout | None:
+    """The table of the finished runs; None where no column says from which value on the task is learned, or none has.
+
+    Args:
+        model: The table of results.
+        curves: The learning curves of its runs, as `tables.curves` has them.
+    """
+    column = next((column for column in model.columns if column.learned is not None), None)
+    if column is None or column.learned is None:
+        return None
+    # A run that has not finished may still learn the task.
+    finished = [run.run_id for row in model.rows for run, record in row.runs if record.status == "finished"]
+    first_steps = _first_steps(curves[curves["run_id"].isin(finished)], column, column.learned)
+    lines = []
+    for row in model.rows:
+        train = row.runs[0][0].train
+        steps = [first_steps[run.run_id] for run, _ in row.runs if run.run_id in first_steps]
+        if steps:
+            cells = [row.row, f"{sum(map(math.isfinite, steps))}/{len(steps)}"]
+            cells += [_interval(steps, train.steps, sequences) for sequences in (1, train.batch)]
+            lines.append(tuple(map(TextCell, cells)))
+    if not any(map(math.isfinite, first_steps.values())):
+        return None
+    headers = [ColumnHeader("row", numeric=False), *map(ColumnHeader, ("seeds", "steps", "sequences"))]
+    sign = "≤" if column.goal == "min" else "≥"
+    note = (
+        f"The first evaluation with {column.label} {sign} {column.learned * column.scale:g} {column.unit}: the median "
+        f"of the seeds, and its {100 * LEVEL:g} % bootstrap interval. A seed that never reaches it counts as later "
+        "than the end of training. A seed that reaches it may lose it again."
+    )
+    return Layout(tuple(headers), tuple(lines), note)
+
+
+def bootstrap_median(values: Sequence[float]) -> tuple[float, float, float]:
+    """The median, and its percentile interval over resampled seeds; infinite values are later than all others."""
+    seeds = np.asarray(values, dtype=np.float64)
+    drawn = np.random.default_rng(0).choice(seeds, (RESAMPLES, len(seeds)))
+    tails = [(1 - LEVEL) / 2, (1 + LEVEL) / 2]
+    low, high = np.quantile(np.median(drawn, axis=1), tails, method="inverted_cdf")
+    return float(np.median(seeds)), float(low), float(high)
+
+
+def _first_steps(curves: pd.DataFrame, column: Column, threshold: float) -> dict[str, float]:
+    """Run id → the first step at which its value has reached the threshold; infinite if none has."""
+    own = curves[curves["metric"] == column.name]
+    reached = own["value"] <= threshold if column.goal == "min" else own["value"] >= threshold
+    steps = own["step"].where(reached, math.inf).groupby(own["run_id"]).min()
+    return {str(run_id): float(step) for run_id, step in steps.items()}
+
+
+def _interval(steps: Sequence[float], last: int, times: int) -> str:
+    """Median and interval, in steps or, with `times` sequences in a step, in sequences."""
+
+    def shown(step: float) -> str:
+        return f"> {last * times:,}" if math.isinf(step) else f"{step * times:,.0f}"
+
+    middle, low, high = map(shown, bootstrap_median(steps))
+    return middle if low == high == middle else f"{middle} [{low}, {high}]"

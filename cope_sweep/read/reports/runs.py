@@ -1,12 +1,8 @@
-"""The runs of a report as a Parquet file, and back.
+"""The runs of a report as a Parquet file, and back; reports that are kept with the code (`ablations/results`).
 
 One line per run of the plan, finished or not, in the plan's order:
 
-    run_id, status, row, seed
-    label.<axis key>, …        the label of the axis value; missing if the row has none
-    <key of the spec>, …       `task.kind`, `model.layers`, `model.position` ("cope+rope"), …
-    <metric>, …                of finished runs: `in_dist/token_error`
-    facts.<name>, …            of finished runs: parameters, durations, device, versions of Python and torch
+    run_id, status, row, seed, label.<axis key>, …, <key of the spec>, …, <metric>, …, facts.<name>, …: as `tables.runs`
     sweep_id, created_ms, ended_ms
     commit, versions, cpu      of the sweep that trained it last: the Git commit, the packages, the processor
 
@@ -15,15 +11,19 @@ Names of hosts and processes are left out, and so are the messages of failed run
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from cope_sweep.config import Plan
-from cope_sweep.read.tables.frame import frame_of_records
+from cope_sweep.config import Plan, expand, load_ablation, with_overrides
+from cope_sweep.errors import UserError
+from cope_sweep.read.tables import Table
+from cope_sweep.read.tables.model import reference
+from cope_sweep.read.tables.render import layout, markdown_text
+from cope_sweep.read.tables.runs import frame_of_records
 from cope_sweep.store import RunRecord, SweepRecord
-from cope_sweep.store.index.flatten import flatten
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -41,14 +41,8 @@ def run_frame(
     """The frame; the module describes it. `records` has every run of the plan, `sweeps` those that trained them."""
     import pandas as pd
 
-    results = frame_of_records(plan, records)
-    results = results.drop(columns=[name for name in LEFT_OUT if name in results])
-    labels = results.rename(columns={key: LABEL + key for key in plan.axes})
-    head = ["run_id", "status", "row", "seed", *(LABEL + key for key in plan.axes)]
+    results = frame_of_records(plan, records, LABEL)
     ordered = [run for row in plan.rows for run in row.runs]
-    specs = [dict(flatten(run.model_dump(mode="json", exclude={"seed"}))) for run in ordered]
-    keys = dict.fromkeys(key for spec in specs for key in spec)
-    config = pd.DataFrame({key: _column([spec.get(key) for spec in specs]) for key in keys})
     own = [records[run.run_id] for run in ordered]
     places: dict[str, Any] = {"sweep_id": pd.Series([each.sweep_id for each in own], dtype="str")}
     places |= {name: pd.Series([getattr(each, name) for each in own], dtype="Int64") for name in TIMES}
@@ -58,8 +52,8 @@ def run_frame(
         "versions": pd.Series([each and _versions(each) for each in trained], dtype="str"),
         "cpu": pd.Series([each and each.machine.get("cpu") for each in trained], dtype="str"),
     }
-    others = labels.drop(columns=[*head, *(key for key in keys if key in labels)])
-    return pd.concat([labels[head], config, others, pd.DataFrame(places)], axis=1)
+    results = results.drop(columns=[name for name in LEFT_OUT if name in results])
+    return pd.concat([results, pd.DataFrame(places)], axis=1)
 
 
 def _versions(sweep: SweepRecord) -> str:
@@ -104,11 +98,89 @@ def _known(value: Any) -> Any:
     return None if pd.isna(value) else value
 
 
-def _column(values: list[Any]) -> pd.Series[Any]:
-    import pandas as pd
+@dataclass(frozen=True)
+class Committed:
+    """The runs of a report, and today's plan of its ablation at its scale."""
 
-    types = {type(value) for value in values if value is not None}
-    dtype = "boolean" if types == {bool} else "Int64" if types == {int} else "Float64"
-    if types <= {int, float} or types == {bool}:
-        return pd.Series(values, dtype=dtype)
-    return pd.Series([None if value is None else str(value) for value in values], dtype="str")
+    path: Path
+    """The file of its runs: `<ablation>.<scale>.parquet`."""
+    scale: str | None
+    plan: Plan
+    records: Mapping[str, RunRecord]
+
+    @property
+    def stale(self) -> str:
+        """Why the results are not those of today's ablation file; empty if they are."""
+        planned = {run.run_id for run in self.plan.runs}
+        gone, new = self.records.keys() - planned, planned - self.records.keys()
+        if not gone and not new:
+            return ""
+        option = f" --scale {self.scale}" if self.scale else ""
+        command = f"cope-sweep run {self.plan.name}{option}"
+        return (
+            f"{self.path.name} is stale: {len(gone)} of its runs are not in the plan of {self.plan.name}{option} "
+            f"today, and {len(new)} of the plan are missing; train them with `{command}`, "
+            f"then `cope-sweep report {self.plan.name}{option} --out {self.path.parent.name}`"
+        )
+
+    @property
+    def table(self) -> Table:
+        """The table of the runs, with the comparisons of a report. Raises UserError where they are stale."""
+        if self.stale:
+            raise UserError(self.stale)
+        return Table(self.plan, self.records, reference(self.plan))
+
+
+def committed_table(folder: Path, ablations: Path, name: str, scale: str | None, compare: str | None) -> Table:
+    """The table of one report of a folder.
+
+    Without `scale` it is that of the ablation's own size, or else the only one of the ablation. `compare` is as in
+    `tables.Table`; None: the comparison of the report.
+
+    Raises UserError where there is no such report, or a stale one.
+    """
+    known = {path.stem.partition(".")[2]: path for path in (*run_files(folder, name), *run_files(folder, f"{name}.*"))}
+    wanted = scale or ("" if "" in known or len(known) != 1 else next(iter(known)))
+    if wanted not in known:
+        others = ", ".join(f"--scale {each}" if each else "its own size" for each in known)
+        hint = f"; it has reports at: {others}" if known else ""
+        option = f" --scale {wanted}" if wanted else ""
+        raise UserError(f"{folder} has no report of {name}{option}{hint}")
+    found = _read(known[wanted], ablations)
+    return found.table if compare is None else replace(found.table, compare=compare)
+
+
+def read_committed(results: Path, ablations: Path) -> Iterator[Committed]:
+    """The reports of a folder by name. Raises UserError for one without ablation file, or without its scale."""
+    for path in run_files(results):
+        yield _read(path, ablations)
+
+
+def _read(path: Path, ablations: Path) -> Committed:
+    name, _, scale = path.stem.partition(".")
+    file = ablations / f"{name}.yaml"
+    if not file.exists():
+        raise UserError(f"{path}: there is no ablation {name!r} in {ablations}; delete the report")
+    plan = expand(with_overrides(load_ablation(file), scale=scale or None))
+    try:
+        return Committed(path, scale or None, plan, read_records(path))
+    except (ValueError, KeyError) as error:  # pyarrow's errors are ValueErrors
+        raise UserError(f"{path}: not the runs of a report ({str(error).splitlines()[0]})") from error
+
+
+def overview(reports: Iterable[Committed], folder: str) -> str:
+    """A Markdown table: for each report the values of the primary metric and what they say, with a link into `folder`.
+
+    Raises UserError where a report is stale.
+    """
+    lines = ["| ablation | scale | mean ± standard deviation over seeds | result |", "| --- | --- | --- | --- |"]
+    for each in reports:
+        drawn, model = layout(each.table.model), each.table.model
+        column = next(i for i, header in enumerate(drawn.headers) if header.text == model.primary.title)
+        values = ", ".join(
+            f"{markdown_text(row.row)} {cells[column].text}" for row, cells in zip(model.rows, drawn.rows, strict=True)
+        )
+        link = f"[{markdown_text(model.title)}]({folder}/{each.path.stem}.md)"
+        values = f"{markdown_text(model.primary.title)}: {values}"
+        lines.append(f"| {link} | {each.scale or 'own'} | {values} | {markdown_text(model.answer)} |")
+    return "\n".join(lines) + "\n"

@@ -10,11 +10,11 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from cope_sweep.config import Plan, Row, SpecError
 from cope_sweep.config.ablation import RandomSearch
 from cope_sweep.config.source import Json
+from cope_sweep.read.tables.runs import setting
 from cope_sweep.store import RunRecord
 
 
@@ -96,17 +96,10 @@ def _draw(row: Row, records: Mapping[str, RunRecord], keys: Sequence[str], metri
     scores = [record.metrics.get(metric, math.nan) for record in own if record.status == "finished"]
     complete = len(scores) == len(own) and all(math.isfinite(score) for score in scores)
     return Draw(
-        {key: _value(row.runs[0].model_dump(mode="json"), key) for key in keys},
+        {key: setting(row, key) for key in keys},
         all(record.status in ("finished", "stopped", "failed") for record in own),
         sum(scores) / len(scores) if complete else None,
     )
-
-
-def _value(spec: Mapping[str, Any], key: str) -> Json:
-    found: Any = spec
-    for part in key.split("."):
-        found = found[part]
-    return found
 
 
 def conditions(tuned: Sequence[Tuned]) -> str:

@@ -1,34 +1,168 @@
-"""The runs of a store as a tidy Arrow table in batches: one line per run, read from the index, no file of a run.
+"""Frames of runs, and their files.
+
+pandas frames of an ablation: `frame` has one line per run of the plan, started or not, with the columns
+
+    run_id, status, row, seed      `row` is the name of the plan's row
+    <axis key>, …                  the label of the axis value (`model.position`: "CoPE"); missing if the row has none
+    <key of the spec>, …           other values of the configuration: `task.kind`, `train.lr`, …
+    <metric>, …                    final metrics (`in_dist/token_error`); missing unless the run is finished
+    facts.<name>, …                parameters, train_s, tokens_per_s, device, … of finished runs
+    message                        why a run failed, was stopped or is damaged, in one line
+
+The metrics of the ablation always have a column, so that the frame of an untrained ablation has the same shape.
+
+Arrow tables of any runs of a store, in batches, so that memory does not grow with the number of runs: `run_batches` has
+one line per run, read from the index, no file of a run, with the columns
 
     run_id, status, ablation, row, seed    `ablation` and `row` are those of the first sweep that contained the run
     sweep_id, sweeps                       the sweep that trained it last, and all that contained it, oldest first
     attempt, step, steps, created_ms, updated_ms, ended_ms, parent_id, message
-    <key of the spec>, …                   `task.kind`, `model.layers`, `model.position` ("cope+rope"), …
-    <metric>, …                            of finished runs: `in_dist/token_error`
-    facts.<name>, …                        of finished runs: parameters, durations, device, versions of Python and torch
+    <key of the spec>, …, <metric>, …, facts.<name>, …    as above, null where a run lacks them
 
-A column that a run lacks is null there.
+`write_runs` writes them, or the learning curves, as Parquet, CSV or JSON. JSON is a list with one object a line. In CSV
+and JSON, missing values are empty and null; NaN and infinity are null in JSON. The sweeps of a run are joined by spaces
+in CSV, which has no lists. No spreadsheet takes a text in CSV for a formula.
+
+pandas and pyarrow are imported when a frame is made.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+import json
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import IO, TYPE_CHECKING, Any
 
+from cope_sweep.config import Plan, Row, RunSpec
 from cope_sweep.store import RunQuery, RunRecord, Store
+from cope_sweep.store.errors import DamagedError
 from cope_sweep.store.index import summaries
-from cope_sweep.store.index.batches import BATCH, batches, matching
+from cope_sweep.store.index.batches import BATCH, RunBatch, batches, matching
+from cope_sweep.store.index.flatten import flatten
 from cope_sweep.store.index.model import Value
 from cope_sweep.store.index.tables import SECTIONS
 
 if TYPE_CHECKING:
+    import pandas as pd
     import pyarrow as pa
 
+
 RECORD_COLUMNS = ("attempt", "step", "steps", "created_ms", "updated_ms", "ended_ms", "parent_id", "message")
+FACT = "facts."
+CURVE_ROWS = 50_000
+"""Logged values in a batch of curves, at least."""
+FORMULA = r"^[=+\-@\t\r]"
+_FORMULA, _NUMBER = re.compile(FORMULA), re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+
+
+def read_runs(plan: Plan, store: Store) -> dict[str, RunRecord]:
+    """Run id → record, for every run of the plan, from the index. Raises StoreError."""
+    records = store.index.records(run.run_id for run in plan.runs)
+    return {run.run_id: records.get(run.run_id) or RunRecord(run.run_id) for run in plan.runs}
+
+
+def frame(plan: Plan, store: Store) -> pd.DataFrame:
+    """The runs of `plan`, row by row; the module describes the columns. Raises StoreError."""
+    return frame_of_records(plan, read_runs(plan, store))
+
+
+def frame_of_records(plan: Plan, records: Mapping[str, RunRecord], label: str = "") -> pd.DataFrame:
+    """The frame of records that were read already, by run id. `label` begins the names of the columns of labels.
+
+    Without it, the label of an axis is in the place of the value of its key.
+    """
+    import pandas as pd
+
+    runs = [(row, run) for row in plan.rows for run in row.runs]
+    ordered = [records[run.run_id] for _, run in runs]
+    finished = [record if record.status == "finished" else RunRecord(record.run_id) for record in ordered]
+    own = [metric.name for metric in plan.ablation.content.metrics]
+    metrics = list(dict.fromkeys([*own, *sorted({name for record in finished for name in record.metrics})]))
+    facts = list(dict.fromkeys(name for record in finished for name in record.facts))
+    columns: dict[str, pd.Series[Any]] = {
+        "run_id": pd.Series([run.run_id for _, run in runs], dtype="str"),
+        "status": pd.Series([record.status for record in ordered], dtype="str"),
+        "row": pd.Series([row.name for row, _ in runs], dtype="str"),
+        "seed": pd.Series([run.seed for _, run in runs], dtype="int64"),
+    }
+    columns |= {label + key: pd.Series([row.labels.get(key) for row, _ in runs], dtype="str") for key in plan.axes}
+    configurations = _configurations(run for _, run in runs)
+    keys = dict.fromkeys(key for each in configurations for key in each)
+    columns |= {key: _typed_series([each.get(key) for each in configurations]) for key in keys if key not in columns}
+    columns |= {name: pd.Series([record.value(name) for record in finished], dtype="float64") for name in metrics}
+    columns |= {
+        f"facts.{name}": _typed_series([record.facts.get(name) for record in finished])
+        for name in facts
+        if f"facts.{name}" not in own
+    }
+    columns["message"] = pd.Series([record.message for record in ordered], dtype="str")
+    return pd.DataFrame(columns)
+
+
+def _configurations(runs: Iterable[RunSpec]) -> list[dict[str, Value]]:
+    """The values of each run's spec by dotted key, without the seed. Runs share parts, so each is converted once."""
+    known: dict[int, dict[str, Value]] = {}
+    found = []
+    for run in runs:
+        values: dict[str, Value] = {}
+        for section in SECTIONS:
+            part = getattr(run, section)
+            if id(part) not in known:
+                known[id(part)] = dict(flatten(part.model_dump(mode="json"), section))
+            values |= known[id(part)]
+        found.append(values)
+    return found
+
+
+def setting(row: Row, key: str) -> Any:
+    """The value that a row's runs have for a dotted key of the spec, as JSON; None where there is none."""
+    value: Any = row.runs[0].model_dump(mode="json")
+    for part in key.split("."):
+        if isinstance(value, list) and part.isdecimal() and int(part) < len(value):
+            value = value[int(part)]
+        elif isinstance(value, Mapping) and part in value:
+            value = value[part]
+        else:
+            return None
+    return value
+
+
+def curves(plan: Plan, store: Store) -> pd.DataFrame:
+    """The learning curves of started runs, finished or not: one line per logged value.
+
+    The columns are run_id, row, seed, step, metric and value.
+    """
+    import pandas as pd
+
+    lines = [
+        (run.run_id, row.name, run.seed, int(point["step"]), metric, float(value))
+        for row in plan.rows
+        for run in row.runs
+        for point in store.run(run.run_id).curve()
+        for metric, value in point.items()
+        if metric != "step"
+    ]
+    columns = {"run_id": "str", "row": "str", "seed": "int64", "step": "int64", "metric": "str", "value": "float64"}
+    return pd.DataFrame(lines, columns=list(columns)).astype(columns)
+
+
+def _typed_series(values: list[Any]) -> pd.Series[Any]:
+    """A column with a nullable type: boolean, Int64, Float64, or text."""
+    import pandas as pd
+
+    types = {type(value) for value in values if value is not None}
+    if types == {bool}:
+        return pd.Series(values, dtype="boolean")
+    if types == {int}:
+        return pd.Series(values, dtype="Int64")
+    if types <= {int, float}:
+        return pd.Series(values, dtype="Float64")
+    return pd.Series([None if value is None else str(value) for value in values], dtype="str")
 
 
 def run_batches(store: Store, query: RunQuery, size: int = BATCH) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
-    """All runs that match a query, as batches of a table with the columns above, in the order of the query.
+    """All runs that match a query, as batches of a table with the columns of the module, in the order of the query.
 
     The runs are read twice, the first time for the columns and their types. Only one batch is in memory.
     The query's limit and offset are ignored. Raises QueryError, StoreError.
@@ -36,60 +170,50 @@ def run_batches(store: Store, query: RunQuery, size: int = BATCH) -> tuple[pa.Sc
     import pyarrow as pa
 
     numbers = matching(store.index, query)
-    found = _Columns()
+    spec: dict[str, set[type]] = {}
+    facts: dict[str, set[type]] = {}
+    metrics: set[str] = set()
     for batch in batches(store.index, numbers, size):
-        found.add(batch.records.values(), batch.values.values())
-    schema = pa.schema(list(found.types().items()))
+        for record in batch.records.values():
+            if record.status == "finished":
+                metrics |= record.metrics.keys()
+                for name, value in record.facts.items():
+                    facts.setdefault(name, set()).add(type(value))
+        for content in batch.values.values():
+            for key, value in content.items():
+                spec.setdefault(key, set()).add(type(value))
+    types = _record_types()
+    types |= {key: _arrow_type(spec[key]) for key in sorted(spec, key=_section)}
+    types |= dict.fromkeys(sorted(metrics), pa.float64())
+    types |= {f"{FACT}{name}": _arrow_type(found) for name, found in facts.items()}
+    schema = pa.schema(list(types.items()))
 
     def read() -> Iterator[pa.RecordBatch]:
         for batch in batches(store.index, numbers, size):
-            records = list(batch.records.values())
-            parts = [batch.parts[record.run_id] for record in records]
-            places = summaries.places(store.index, batch.records)
-            yield from _table(records, places, parts, batch.values, found).select(schema.names).to_batches()
+            arrays = _own_columns(batch, summaries.places(store.index, batch.records))
+            parts = [
+                _distinct([batch.parts[run_id][section] for run_id in batch.records])
+                for section in range(len(SECTIONS))
+            ]
+            for key in spec:
+                distinct, taken = parts[_section(key)]
+                contents = [{} if part is None else batch.values.get(part, {}) for part in distinct]
+                arrays[key] = _array([content.get(key) for content in contents], types[key]).take(taken)
+            finished = [
+                each if each.status == "finished" else RunRecord(each.run_id) for each in batch.records.values()
+            ]
+            for name in metrics:
+                arrays[name] = pa.array([record.metrics.get(name) for record in finished], pa.float64())
+            for name in facts:
+                arrays[FACT + name] = _array([record.facts.get(name) for record in finished], types[FACT + name])
+            yield from pa.table(arrays).select(schema.names).to_batches()
 
     return schema, read()
 
 
-class _Columns:
-    """The columns that runs have besides those of every run, and the types of their values."""
-
-    def __init__(self) -> None:
-        self._spec: list[dict[str, set[type]]] = [{} for _ in SECTIONS]
-        self._metrics: set[str] = set()
-        self._facts: dict[str, set[type]] = {}
-
-    def add(self, records: Iterable[RunRecord], contents: Iterable[Mapping[str, Value]]) -> None:
-        """Add the metrics and facts of finished records, and the keys of parts of specs."""
-        for record in records:
-            if record.status == "finished":
-                self._metrics |= record.metrics.keys()
-                for name, value in record.facts.items():
-                    self._facts.setdefault(name, set()).add(type(value))
-        for content in contents:
-            for key, value in content.items():
-                section = SECTIONS.index(key.partition(".")[0])
-                self._spec[section].setdefault(key, set()).add(type(value))
-
-    def spec(self, section: int) -> dict[str, pa.DataType]:
-        """Dotted key → type, of a section of the specs."""
-        return {key: _arrow_type(types) for key, types in self._spec[section].items()}
-
-    def metrics(self) -> list[str]:
-        return sorted(self._metrics)
-
-    def facts(self) -> dict[str, pa.DataType]:
-        return {name: _arrow_type(types) for name, types in self._facts.items()}
-
-    def types(self) -> dict[str, pa.DataType]:
-        """Column → type, of all columns in their order."""
-        import pyarrow as pa
-
-        found = _record_types()
-        for section in range(len(SECTIONS)):
-            found |= self.spec(section)
-        found |= dict.fromkeys(self.metrics(), pa.float64())
-        return found | {f"facts.{name}": kind for name, kind in self.facts().items()}
+def _section(key: str) -> int:
+    """The section of the spec that a key is in, by its index."""
+    return SECTIONS.index(key.partition(".")[0])
 
 
 def _record_types() -> dict[str, pa.DataType]:
@@ -102,46 +226,28 @@ def _record_types() -> dict[str, pa.DataType]:
     return types | {"sweeps": pa.list_(pa.string())}
 
 
-def _table(
-    records: Sequence[RunRecord],
-    places: Mapping[str, list[tuple[str, str, str]]],
-    parts: Sequence[tuple[int | None, ...]],
-    values: Mapping[int, dict[str, Value]],
-    columns: _Columns,
-) -> pa.Table:
-    """The table of these runs; `columns` are those of the table of which they are a part."""
+def _own_columns(batch: RunBatch, places: Mapping[str, list[tuple[str, str, str]]]) -> dict[str, pa.Array]:
+    """The columns that every run has, of a batch."""
     import pyarrow as pa
 
-    where = [places.get(record.run_id, []) for record in records]
+    where = [places.get(run_id, []) for run_id in batch.records]
     own = {
         "ablation": [each[0][1] if each else None for each in where],
         "row": [each[0][2] if each else None for each in where],
         "sweeps": [[place[0] for place in each] for each in where],
     }
-    arrays: dict[str, pa.Array] = {
-        name: pa.array(own[name] if name in own else [getattr(record, name) for record in records], kind)
+    return {
+        name: pa.array(own[name] if name in own else [getattr(each, name) for each in batch.records.values()], kind)
         for name, kind in _record_types().items()
     }
-    for section in range(len(SECTIONS)):
-        arrays |= _spec_arrays([each[section] for each in parts], values, columns.spec(section))
-    finished = [record if record.status == "finished" else RunRecord(record.run_id) for record in records]
-    for name in columns.metrics():
-        arrays[name] = pa.array([record.metrics.get(name) for record in finished], pa.float64())
-    for name, kind in columns.facts().items():
-        arrays[f"facts.{name}"] = _array([record.facts.get(name) for record in finished], kind)
-    return pa.table(arrays)
 
 
-def _spec_arrays(
-    parts: Sequence[int | None], values: Mapping[int, dict[str, Value]], types: Mapping[str, pa.DataType]
-) -> dict[str, pa.Array]:
-    """The columns of a section of the specs. Runs share few parts, so each part is converted once."""
+def _distinct(parts: Sequence[int | None]) -> tuple[list[int | None], pa.Array]:
+    """The distinct parts of specs, and the index of that of each run. Runs share few, so each is converted once."""
     import pyarrow as pa
 
     distinct = {part: number for number, part in enumerate(dict.fromkeys(parts))}
-    taken = pa.array([distinct[part] for part in parts], pa.int32())
-    contents: list[dict[str, Value]] = [{} if part is None else values.get(part, {}) for part in distinct]
-    return {key: _array([content.get(key) for content in contents], kind).take(taken) for key, kind in types.items()}
+    return list(distinct), pa.array([distinct[part] for part in parts], pa.int32())
 
 
 def _arrow_type(types: set[type]) -> pa.DataType:
@@ -163,3 +269,130 @@ def _array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     if kind == pa.string():
         values = [None if value is None else str(value) for value in values]
     return pa.array(values, kind)
+
+
+def write_runs(store: Store, query: RunQuery, output_format: str, file: IO[bytes], *, curves: bool = False) -> None:
+    """Write the runs that match a query, or their curves, to an open file in one of `WRITERS`.
+
+    The query's limit and offset are ignored. Raises QueryError, StoreError, OSError.
+    """
+    schema, found = curve_batches(store, query) if curves else run_batches(store, query)
+    WRITERS[output_format](schema, found, file)
+
+
+def curve_batches(store: Store, query: RunQuery) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+    """The learning curves of the runs that match a query: one line for each logged value.
+
+    The columns are run_id, ablation, row, seed, step, metric and value. A curve that cannot be read has no lines.
+    """
+    import pyarrow as pa
+
+    texts = dict.fromkeys(("run_id", "ablation", "row", "metric"), pa.string())
+    names = ("run_id", "ablation", "row", "seed", "step", "metric", "value")
+    numbers = {"seed": pa.int64(), "step": pa.int64(), "value": pa.float64()}
+    schema = pa.schema([(name, (texts | numbers)[name]) for name in names])
+
+    def read() -> Iterator[pa.RecordBatch]:
+        lines: list[tuple[Any, ...]] = []
+        for batch in batches(store.index, matching(store.index, query)):
+            places = summaries.places(store.index, batch.records)
+            for run_id, record in batch.records.items():
+                _, ablation, row = places.get(run_id, [("", None, None)])[0]
+                lines += [(run_id, ablation, row, record.seed, *logged) for logged in _logged(store, run_id)]
+                if len(lines) >= CURVE_ROWS:
+                    yield _record_batch(lines, schema)
+                    lines = []
+        if lines:
+            yield _record_batch(lines, schema)
+
+    return schema, read()
+
+
+def _logged(store: Store, run_id: str) -> Iterator[tuple[int, str, float]]:
+    """Step, metric and value of each value that a run has logged."""
+    try:
+        points = store.run(run_id).curve()
+    except DamagedError:
+        return
+    for point in points:
+        for metric, value in point.items():
+            if metric != "step":
+                yield int(point["step"]), metric, float(value)
+
+
+def _record_batch(lines: list[tuple[Any, ...]], schema: pa.Schema) -> pa.RecordBatch:
+    import pyarrow as pa
+
+    columns = zip(*lines, strict=True)
+    return pa.record_batch(
+        [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)], schema
+    )
+
+
+def _write_parquet(schema: pa.Schema, found: Iterator[pa.RecordBatch], file: IO[bytes]) -> None:
+    from pyarrow import parquet
+
+    with parquet.ParquetWriter(file, schema) as writer:
+        for batch in found:
+            writer.write_batch(batch)
+
+
+def _write_csv(schema: pa.Schema, found: Iterator[pa.RecordBatch], file: IO[bytes]) -> None:
+    import pyarrow as pa
+    from pyarrow import csv
+
+    flat = pa.schema([(each.name, pa.string() if pa.types.is_list(each.type) else each.type) for each in schema])
+    options = csv.WriteOptions(quoting_style="needed")
+    with csv.CSVWriter(file, flat, write_options=options) as writer:
+        for batch in found:
+            writer.write_batch(pa.record_batch([*map(csv_column, batch.columns)], flat))
+
+
+def _write_json(schema: pa.Schema, found: Iterator[pa.RecordBatch], file: IO[bytes]) -> None:
+    begin = b"[\n"
+    for batch in found:
+        for line in batch.to_pylist():
+            file.write(begin + json.dumps(_finite(line), ensure_ascii=False, allow_nan=False).encode())
+            begin = b",\n"
+    file.write(b"[]\n" if begin == b"[\n" else b"\n]\n")
+
+
+def _finite(line: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in line.items()
+    }
+
+
+WRITERS: Mapping[str, Callable[[pa.Schema, Iterator[pa.RecordBatch], IO[bytes]], None]] = {
+    "parquet": _write_parquet,
+    "csv": _write_csv,
+    "json": _write_json,
+}
+"""Format → function that writes batches to a file."""
+
+
+def without_formula(text: Any) -> Any:
+    """The value; a text that begins like a formula, and is no number, with an apostrophe before it."""
+    if isinstance(text, str) and _FORMULA.match(text) and not _NUMBER.fullmatch(text):
+        return f"'{text}"
+    return text
+
+
+def csv_text(frame: pd.DataFrame) -> str:
+    """A frame as CSV."""
+    frame = frame.copy(deep=False)
+    for name in frame.columns[[dtype in ("str", "object") for dtype in frame.dtypes]]:
+        frame[name] = frame[name].map(without_formula)
+    return frame.to_csv(index=False, lineterminator="\n")
+
+
+def csv_column(column: pa.Array) -> pa.Array:
+    """A column of Arrow as `csv_text` writes it: lists are joined by blanks."""
+    import pyarrow as pa
+    from pyarrow import compute
+
+    if pa.types.is_list(column.type):
+        column = compute.binary_join(column, " ")
+    if pa.types.is_string(column.type) and compute.any(compute.match_substring_regex(column, FORMULA)).as_py():
+        return pa.array(map(without_formula, column.to_pylist()), pa.string())
+    return column

@@ -1,23 +1,36 @@
-"""Statistics of a metric over the seeds of a row: mean, spread, confidence interval of the mean, and stuck seeds.
+"""Statistics of a metric over the seeds of a row, and the test of the difference between two rows.
 
-The interval is Student's, on a scale that keeps it inside the metric's range (`Bounds`): the t interval of the logit of
-the mean for percentages, of its logarithm for metrics that are never negative, both by the delta method, as in R's
-`survey::svyciprop(method = "logit")`; the plain t interval otherwise. With `BOOTSTRAP_FROM` seeds or more, it is the
-BCa bootstrap interval (Efron, 1987), which assumes no distribution. If all values are at the same end of the range,
-there is no interval.
+The interval of a mean is Student's, on a scale that keeps it inside the metric's range (`Bounds`): the t interval of
+the logit of the mean for percentages, of its logarithm for metrics that are never negative, both by the delta method,
+as in R's `survey::svyciprop(method = "logit")`; the plain t interval otherwise. With `BOOTSTRAP_FROM` seeds or more, it
+is the BCa bootstrap interval (Efron, 1987), which assumes no distribution. If all values are at the same end of the
+range, there is no interval.
+
+The test of two rows is the exact permutation test of the difference of their means. One rule for all rows, which no
+data switch: under the null hypothesis any of the runs could have belonged to either row, so p is the share of all ways
+to divide the runs into two rows of these sizes whose means differ at least as much. No distribution is assumed: errors
+of tasks that a seed learns or does not learn are 0 or 60, and a t test of such values gives wrong verdicts. With n and
+m runs, p is at least 1 / C(n + m, n), or twice that for n = m: 0.1 for 3 and 3 runs, 0.008 for 5 and 5. Runs are not
+paired by seed: sign flips of 5 pairs cannot have a p below 0.06.
+
+The interval of a difference is that of the same test: the shifts of a row that the test does not reject at 5 % (Lehmann
+2006, 2.6). It excludes 0 where p is at most 0.05, and it is unbounded, here NaN, where p cannot be so small.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import Any, Literal
 
-CONFIDENCE_LEVEL = 0.95
+LEVEL = 0.95
 """Level of the confidence intervals in tables."""
+TELLS = 1 - LEVEL
+"""The largest p with which rows differ."""
 BOOTSTRAP_FROM = 20
 """Number of seeds from which the interval is bootstrapped. With fewer, BCa intervals cover too little."""
 NORMAL_QUANTILE = 1.959963984540054
@@ -35,6 +48,15 @@ STUCK_MEDIAN_SHARE = 0.2
 """… or, for a metric without an upper end, by more than this share of the median."""
 MAD_TO_STD = 1.4826
 """Standard deviation ÷ median absolute deviation, of a normal distribution."""
+
+POWER = 0.8
+"""Power of the smallest detectable difference."""
+MOST_DIVISIONS = 20_000
+"""Up to so many divisions all are counted: 8 and 8 runs have 12,870. Of more, `RANDOM_DIVISIONS` are drawn."""
+RANDOM_DIVISIONS = 9_999
+"""Besides the true division (Phipson & Smyth 2010)."""
+ROUNDING = 1e-12
+"""Relative difference below which two statistics are equal."""
 
 Method = Literal["t", "logit t", "log t", "bootstrap", ""]
 
@@ -84,7 +106,7 @@ class Summary:
     """How the interval was computed; empty: there is none."""
 
 
-def summarise(values: Iterable[float], bounds: Bounds = UNBOUNDED, level: float = CONFIDENCE_LEVEL) -> Summary:
+def summarise(values: Iterable[float], bounds: Bounds = UNBOUNDED, level: float = LEVEL) -> Summary:
     """The statistics of values in any order. NaN marks a missing value and is left out."""
     data = sorted(float(value) for value in values if not math.isnan(value))
     n = len(data)
@@ -198,3 +220,173 @@ STUCK_RULE = (
     f"stuck: worse than the median of its row by more than {STUCK_DEVIATIONS:g} standard deviations (1.4826 MAD) and "
     f"{100 * STUCK_RANGE_SHARE:g} percentage points (other units: {100 * STUCK_MEDIAN_SHARE:g} % of the median)"
 )
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A row minus the row that it is compared with; NaN where there are too few runs."""
+
+    difference: float
+    """Difference of the means."""
+    ci_low: float = math.nan
+    ci_high: float = math.nan
+    """95 % interval of the difference."""
+    p: float = math.nan
+    """Two-sided, not corrected. 1 if nothing differs."""
+    smallest_p: float = math.nan
+    """The least p that so many runs can have."""
+    effect: float = math.nan
+    """Hedges' g: the difference in pooled standard deviations, unbiased; NaN where no row varies."""
+    effect_low: float = math.nan
+    effect_high: float = math.nan
+    detectable: float = math.nan
+    """The smallest true difference that a t test at this n and spread finds with a probability of 80 %."""
+    n: tuple[int, int] = (0, 0)
+
+
+def two_rows(row: Mapping[int, float], other: Mapping[int, float]) -> Difference:
+    """Compare two rows; each maps seeds to values. Only the difference is known where a row has one run only."""
+    a, b = list(row.values()), list(other.values())
+    n = (len(a), len(b))
+    if not a or not b:
+        return Difference(math.nan, n=n)
+    difference = _mean(a) - _mean(b)
+    if min(n) < 2:
+        return Difference(difference, n=n)
+    p, low, high = _permuted(tuple(a), tuple(b))
+    effect, detectable = _effect(a, b)
+    return Difference(difference, low, high, p, smallest_p(*n), *effect, detectable, n)
+
+
+@lru_cache(maxsize=4096)
+def smallest_p(n: int, m: int) -> float:
+    """The least p of two rows of n and m runs."""
+    divisions = math.comb(n + m, n)
+    if divisions > MOST_DIVISIONS:
+        return 1 / (RANDOM_DIVISIONS + 1)
+    return (2 if n == m else 1) / divisions
+
+
+@lru_cache(maxsize=16_384)
+def _permuted(a: tuple[float, ...], b: tuple[float, ...]) -> tuple[float, float, float]:
+    """p, and the ends of the interval.
+
+    Let T be the difference of the means in a division, and c the same difference of the numbers of a's runs, so that
+    the division of the runs, of which those of `a` are less by δ, has the difference T − δc. As |c| ≤ 1, it is at least
+    as large as the true one, |T − δc| ≥ |d − δ|, from a threshold of δ to d, and from d to another threshold. The share
+    of the divisions at a shift δ is p, so that the interval is between quantiles of the thresholds.
+    """
+    import numpy as np
+
+    is_in_a = _divisions(len(a), len(b))
+    values = np.array(a + b) - math.fsum(a + b) / len(a + b)  # centred, so that sums of large values keep their digits
+    weights = np.where(is_in_a, 1 / len(a), -1 / len(b))
+    t, c = weights @ values, weights @ np.array([1.0] * len(a) + [0.0] * len(b))
+    d, scale = t[0], float(np.abs(values).max())
+    slack = ROUNDING * scale
+    p = float(np.mean(np.abs(t) >= abs(d) - slack))
+
+    def thresholds(end: float) -> Any:
+        # A division with c = ±1 has the difference of the true one, whatever δ is.
+        with np.errstate(divide="ignore", invalid="ignore"):
+            same = np.where(c > 1 - ROUNDING, end, (d - t) / (1 - c))
+            opposite = np.where(c < ROUNDING - 1, end, (d + t) / (1 + c))
+        return same, opposite
+
+    low, high = np.sort(np.minimum(*thresholds(-np.inf))), -np.sort(-np.maximum(*thresholds(np.inf)))
+    rejected = int(TELLS * len(t) + 1e-9)  # at the next threshold, p is above 5 %
+    if rejected >= len(t) or not math.isfinite(low[rejected]):
+        return p, math.nan, math.nan
+    return p, float(low[rejected]), float(high[rejected])
+
+
+@lru_cache(maxsize=64)
+def _divisions(n: int, m: int) -> Any:
+    """Which runs are in the first row, of all divisions or of random ones; the first division is the true one."""
+    import numpy as np
+
+    total = math.comb(n + m, n)
+    if total <= MOST_DIVISIONS:
+        chosen = np.array(list(itertools.combinations(range(n + m), n)))
+    else:
+        orders = np.random.default_rng(0).permuted(np.tile(np.arange(n + m), (RANDOM_DIVISIONS, 1)), axis=1)
+        chosen = np.concatenate([np.arange(n)[None, :], orders[:, :n]])
+    is_in_a = np.zeros((len(chosen), n + m), dtype=bool)
+    np.put_along_axis(is_in_a, chosen, True, axis=1)
+    return is_in_a
+
+
+def _effect(a: Sequence[float], b: Sequence[float]) -> tuple[tuple[float, float, float], float]:
+    """Hedges' g with its interval, and the smallest detectable difference; NaN where no row varies."""
+    n, m = len(a), len(b)
+    dof = n + m - 2
+    pooled = math.sqrt(((n - 1) * _std(a) ** 2 + (m - 1) * _std(b) ** 2) / dof)
+    if pooled == 0:
+        return (math.nan, math.nan, math.nan), math.nan
+    unit = math.sqrt(1 / n + 1 / m)
+    t, scale = (_mean(a) - _mean(b)) / (pooled * unit), scale_of_g(dof) * unit
+    low, high = noncentrality(t, dof)
+    parts = [(_std(each) ** 2 / len(each), len(each) - 1) for each in (a, b)]
+    variance = sum(part for part, _ in parts)
+    welch_dof = variance**2 / sum(part**2 / each for part, each in parts)
+    return (scale * t, scale * low, scale * high), detectable_t(welch_dof) * math.sqrt(variance)
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Holm's (1979) adjusted p: for the i-th smallest of m, the greatest (m − j + 1) · p_j of all j ≤ i, at most 1.
+
+    NaN is no test: it is not counted and stays NaN.
+    """
+    order = sorted((p, index) for index, p in enumerate(p_values) if not math.isnan(p))
+    adjusted, greatest = [math.nan] * len(p_values), 0.0
+    for rank, (p, index) in enumerate(order):
+        greatest = max(greatest, min(1.0, (len(order) - rank) * p))
+        adjusted[index] = greatest
+    return adjusted
+
+
+@lru_cache(maxsize=1024)
+def scale_of_g(dof: float) -> float:
+    """Hedges' (1981) factor J = Γ(ν/2) / (√(ν/2) Γ((ν − 1)/2)), which makes an effect size unbiased; NaN for ν = 1."""
+    if dof <= 1:
+        return math.nan
+    return math.exp(math.lgamma(dof / 2) - math.lgamma((dof - 1) / 2)) / math.sqrt(dof / 2)
+
+
+@lru_cache(maxsize=65_536)
+def noncentrality(t: float, dof: float) -> tuple[float, float]:
+    """The 95 % interval of the noncentrality parameter of a t statistic (Steiger & Fouladi, 1997)."""
+    from scipy.special import nctdtrinc
+
+    low, high = (float(nctdtrinc(dof, probability, abs(t))) for probability in ((1 + LEVEL) / 2, (1 - LEVEL) / 2))
+    return (low, high) if t >= 0 else (-high, -low)
+
+
+@lru_cache(maxsize=4096)
+def detectable_t(dof: float) -> float:
+    """The noncentrality at which a two-sided t test at 5 % has a power of `POWER`: 5.653 for 2 degrees of freedom.
+
+    Times the standard error of a difference, it is the smallest difference that is found this often.
+    """
+    from scipy.optimize import brentq
+    from scipy.special import nctdtr
+
+    critical = t_quantile((1 + LEVEL) / 2, dof)
+
+    def power(nc: float) -> float:
+        # The probability of a significant difference in the wrong direction is below 1e-4 at this power.
+        return 1 - float(nctdtr(dof, nc, critical))
+
+    return float(brentq(lambda nc: power(nc) - POWER, 0.0, 3 * critical + 10, xtol=1e-9))
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)
+
+
+def _std(values: Sequence[float]) -> float:
+    """The sample standard deviation; 0 if all values are equal, whatever rounding does to their mean."""
+    if len(set(values)) == 1:
+        return 0.0
+    mean = _mean(values)
+    return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / max(1, len(values) - 1))

@@ -45,7 +45,7 @@ from cope_sweep.api.questions import (
     ListSweeps,
     Points,
 )
-from cope_sweep.read.tables.formats import formats
+from cope_sweep.read.tables.table import formats
 
 ablations = APIRouter(
     prefix="/ablations",

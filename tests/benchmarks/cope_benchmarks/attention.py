@@ -22,7 +22,7 @@ from cope_benchmarks.report import interleaved, machine, markdown
 from cope_sweep.kernels import Implementation, Inputs, Position, attend
 from cope_sweep.positions import CoPE, CoPEMLP, Dims
 from cope_sweep.positions.base import Encoding
-from cope_sweep.train.memory import peak_bytes, reset_peak
+from cope_sweep.train.facts import peak_bytes, reset_peak
 
 DENSITIES = (0.02, 0.1, 0.25, 0.5, 0.75, 0.9, 0.98)
 HIDDEN = 64

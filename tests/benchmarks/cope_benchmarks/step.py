@@ -27,7 +27,7 @@ from cope_sweep.kernels import Implementation, Inputs, Positions, attend, using
 from cope_sweep.model import Transformer, next_token_loss
 from cope_sweep.train import Runtime, Trainer
 from cope_sweep.train.compiled import mode_of
-from cope_sweep.train.hardware import model_flops_per_token, peak_flops_per_s
+from cope_sweep.train.facts import model_flops_per_token, peak_flops_per_s
 
 MEAN_ERROR = 2e-3
 """Limit of a gradient's mean error, relative to its largest entry: rounding in float32 can move positions across integers."""

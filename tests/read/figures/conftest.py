@@ -1,6 +1,5 @@
 import pytest
 
-from cope_sweep.store import Store
 from tests.read.tables.ablations import finish, plan_of
 
 METRICS = [
@@ -10,11 +9,6 @@ METRICS = [
 PUBLISHED = [
     {"match": {"model.position": "CoPE"}, "values": {"in_dist/token_error": 4.5}, "std": {"in_dist/token_error": 0.5}},
 ]  # fmt: skip
-
-
-@pytest.fixture
-def store(tmp_path):
-    return Store(tmp_path / "store", create=True)
 
 
 @pytest.fixture

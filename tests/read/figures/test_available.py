@@ -5,11 +5,17 @@ import pytest
 from cope_sweep.api.questions import GetFigure
 from cope_sweep.config import expand, load_ablation
 from cope_sweep.errors import NotFoundError
-from cope_sweep.read.figures import FigureError
-from cope_sweep.read.figures.available import available_figures, draw_available
+from cope_sweep.read.figures import FigureError, Options
+from cope_sweep.read.figures.available import (
+    ablation_options,
+    available_figures,
+    declared_figures,
+    draw_available,
+    draw_declared,
+)
 from cope_sweep.store import Store
 from tests.config.test_expand import BASE
-from tests.read.tables.ablations import finish
+from tests.read.tables.ablations import finish, plan_of
 
 DECLARED = """\
 figures:
@@ -26,8 +32,7 @@ def plan(tmp_path):
 
 
 @pytest.fixture
-def store(plan, tmp_path):
-    store = Store(tmp_path / "store", create=True)
+def filled(plan, store):
     for number, row in enumerate(plan.rows):
         finish(store, row.runs[0], {"in_dist/token_error": 10.0 * number})
     return store
@@ -37,9 +42,9 @@ def draw(plan, store, name, file_format, **options):
     return draw_available(plan, store, GetFigure(plan.name, name, format=file_format, **options))
 
 
-def test_options_are_of_a_kind_not_of_a_declared_figure(plan, store):
+def test_options_are_of_a_kind_not_of_a_declared_figure(plan, filled):
     def rows(**options):
-        return [line.split(",")[0] for line in draw(plan, store, "values", "csv", **options).decode().splitlines()[1:]]
+        return [line.split(",")[0] for line in draw(plan, filled, "values", "csv", **options).decode().splitlines()[1:]]
 
     assert len(rows()) == 3
     assert len(rows(row=(plan.rows[0].name,))) == 1
@@ -61,20 +66,112 @@ def test_an_ablation_without_axis_has_fewer(tmp_path):
     ]
 
 
-def test_every_figure_is_drawn(plan, store):
-    text = draw(plan, store, "values", "csv").decode()
+def test_every_figure_is_drawn(plan, filled):
+    text = draw(plan, filled, "values", "csv").decode()
     assert [line.split(",")[3] for line in text.splitlines()[1:]] == ["1.0", "2.0", "3.0"]
     for each in available_figures(plan):
-        header, *lines = draw(plan, store, each.name, "csv").splitlines()
+        header, *lines = draw(plan, filled, each.name, "csv").splitlines()
         assert b"," in header
         assert lines or "curves" in each.name or each.name == "convergence"
 
 
-def test_what_cannot_be_drawn(plan, store, monkeypatch):
+def test_what_cannot_be_drawn(plan, filled, monkeypatch):
     with pytest.raises(NotFoundError, match="accepted: values, curves-1"):
-        draw(plan, store, "none", "svg")
+        draw(plan, filled, "none", "svg")
     monkeypatch.setattr("cope_sweep.read.figures.available.MAX_ROWS", 2)
     with pytest.raises(FigureError, match="3 rows, and pictures show at most 2"):
-        draw(plan, store, "summary", "svg")
-    assert draw(plan, store, "summary", "csv")
-    assert draw(plan, store, "summary", "svg", row=(plan.rows[0].name,))
+        draw(plan, filled, "summary", "svg")
+    assert draw(plan, filled, "summary", "csv")
+    assert draw(plan, filled, "summary", "svg", row=(plan.rows[0].name,))
+
+
+ERROR = "in_dist/token_error"
+GRID = {"model.position": {"CoPE": ["cope"], "none": []}, "model.dim": [8, 16]}
+FIGURES = [
+    {"kind": "curves", "metrics": [ERROR], "rows": {"model.position": "CoPE", "model.dim": [16]}, "title": "A"},
+    {"kind": "values", "x": "model.dim", "metrics": [ERROR], "log_x": True, "rows": {"model.position": [[]]}},
+    {"kind": "convergence", "metrics": [ERROR], "log": True},
+    {
+        "kind": "maps",
+        "rows": {"model.position": ["cope"], "model.dim": 8},
+        "seed": 1,
+        "show": "gates",
+        "heads": [[0, 1]],
+    },
+    {"kind": "curves", "metrics": ["dense/loss"]},
+]
+
+
+def test_names_rows_and_options():
+    found = declared_figures(plan_of(grid=GRID, figures=FIGURES))
+    assert [each.name for each in found] == ["curves-1", "values", "convergence", "maps", "curves-2"]
+    everything = ("CoPE · 8", "CoPE · 16", "none · 8", "none · 16")
+    rows = [("CoPE · 16",), ("none · 8", "none · 16"), everything, ("CoPE · 8",), everything]
+    assert [each.rows for each in found] == rows
+    curves, values, convergence = (ablation_options(each) for each in found[:3])
+    assert curves == Options(metrics=(ERROR,), rows=("CoPE · 16",), log=False, title="A")
+    assert values == Options(metrics=(ERROR,), rows=rows[1], x="model.dim", log_x=True)
+    assert convergence == Options(metrics=(ERROR,), rows=everything, log=True)
+    with pytest.raises(FigureError, match="maps is not drawn from the results of runs|the kind maps is not drawn"):
+        ablation_options(found[3])
+
+
+@pytest.mark.parametrize(("key", "log"), [({}, True), ({"log_x": True}, True), ({"log_x": False}, False)])
+def test_the_axis_of_x_is_logarithmic_as_its_values_ask_for_or_as_the_file_says(store, key, log):
+    figure = {"kind": "values", "x": "model.dim", "metrics": [ERROR], **key}
+    plan = plan_of(grid={"model.dim": [8, 16, 32, 64, 128, 256]}, figures=[figure])
+    for run in plan.runs:
+        finish(store, run, {ERROR: 10.0})
+    drawn = draw_declared(plan, store, declared_figures(plan)[0]).draw()
+    assert (drawn.axes[0].get_xscale() == "log") is log
+
+
+def test_drawings_hold_the_declared_rows(store):
+    plan = plan_of(grid=GRID, figures=FIGURES)
+    for run in plan.runs:
+        finish(store, run, {ERROR: 10.0 + run.seed, "dense/loss": 0.5})
+    curves, values, *_ = (draw_declared(plan, store, each) for each in declared_figures(plan)[:2])
+    assert curves.title == "A"
+    assert set(curves.frame["row"]) == {"CoPE · 16"}
+    assert values.frame["x"].tolist() == [8.0, 16.0]
+
+
+def test_maps_need_their_checkpoint(store):
+    plan = plan_of(grid=GRID, figures=FIGURES)
+    run = plan.rows[0].runs[1]
+    with pytest.raises(FigureError) as raised:
+        draw_declared(plan, store, declared_figures(plan)[3], scale="small")
+    assert str(raised.value) == (
+        f"maps of copying shows the checkpoint of run {run.run_id} (CoPE · 8, seed 1), which is pending in the store "
+        f"{store.location}; train it with: cope-sweep run copying --scale small"
+    )
+
+
+CONTEXTS = """\
+title: Contexts
+base:
+  task: {kind: code, tokens: 16}
+  model: {dim: 8, heads: 2, layers: 1}
+  train: {steps: 6, batch: 4}
+  evaluate: {contexts: [16, 32]}
+grid:
+  model.position: {Relative: [relative], CoPE: [cope]}
+when:
+  - {if: {model.position: Relative}, set: {evaluate.variants: {capped: {relative.far: last}}}}
+metrics: [{name: validation/perplexity@16}, {name: validation/perplexity@32}]
+figures: [{kind: contexts, metric: validation/perplexity}]
+"""
+
+
+def test_variants_have_lines_of_their_own(store, tmp_path):
+    (tmp_path / "contexts.yaml").write_text(CONTEXTS)
+    plan = expand(load_ablation(tmp_path / "contexts.yaml"))
+    for index, row in enumerate(plan.rows):
+        values = {f"validation/perplexity@{n}": n + index for n in (16, 32)}
+        if index == 0:
+            values |= {f"capped/validation/perplexity@{n}": n / 2 for n in (16, 32)}
+        finish(store, row.runs[0], values)
+    frame = draw_declared(plan, Store(store.root), declared_figures(plan)[0]).frame
+    lines = {series: part["mean"].tolist() for series, part in frame.groupby("series")}
+    assert sorted(lines.values()) == [[8.0, 16.0], [16.0, 32.0], [17.0, 33.0]]
+    assert [each for each in lines if each.endswith(", capped")]

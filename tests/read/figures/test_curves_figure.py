@@ -7,12 +7,12 @@ import pytest
 
 from cope_sweep.read.figures import FIGURES, FigureError, Options
 from cope_sweep.read.figures.curves import curve_frame, read_points
-from cope_sweep.read.figures.runs import MetricTitle
+from cope_sweep.read.tables.model import Column
 from tests.read.figures.files import svg_texts
 from tests.read.tables.ablations import begin, end, fail, finish, plan_of, stop
 
-ERROR = MetricTitle("in_dist/token_error", "In-dist.", "%", "min")
-SCORE = MetricTitle("score", "score", "", "max")
+ERROR = Column("in_dist/token_error", "In-dist.", "%", "min")
+SCORE = Column("score", "score", "", "max")
 
 
 def points(*lines):

@@ -2,7 +2,9 @@
 
 import base64
 import io
+import json
 import re
+from html.parser import HTMLParser
 from xml.etree import ElementTree
 
 import matplotlib as mpl
@@ -11,10 +13,12 @@ import pytest
 from matplotlib.image import imread
 
 from cope_sweep.inference.probe import ProbeError, head_statistics, probe
+from cope_sweep.read.figures import FIGURES, FigureError, MapOptions
 from cope_sweep.read.figures import heads as figure
 from cope_sweep.read.figures.canvas import printable
-from cope_sweep.read.figures.heads import HeadFigure, Heatmap, first_mark, head_figures, svg
+from cope_sweep.read.figures.heads import HeadFigure, Heatmap, first_mark, head_figures, page, svg
 from tests.inference.tiny_models import V, tiny_predictor
+from tests.read.figures.files import png_size, svg_texts
 
 T = 12
 TOKENS = np.random.default_rng(0).integers(0, V, T)
@@ -165,3 +169,149 @@ def test_too_large_drawings_are_refused(predictor, monkeypatch):
         head_figures(found, MARKS)
     with pytest.raises(ProbeError, match="no layer and head is selected"):
         head_figures(probe(predictor, TOKENS, layers=[]), MARKS)
+
+
+maps = FIGURES["maps"].make
+
+
+@pytest.mark.parametrize("show", ["gates", "positions", "position_attention", "attention"])
+def test_the_data_are_the_matrices_of_the_probe(predictor, show):
+    figure = maps(predictor, TOKENS, MapOptions(show=show, heads=((1, 0), (0, 1))))
+    layers = probe(predictor, TOKENS).layers
+    for layer, head in ((1, 0), (0, 1)):
+        found, cope = layers[layer], layers[layer].contextual["cope"]
+        matrix_HTT = {
+            "gates": cope.gates_HTT,
+            "positions": cope.positions_HTT,
+            "position_attention": found.position_only_attention_HTT,
+            "attention": found.attention_HTT,
+        }[show]
+        lines = figure.frame[(figure.frame["layer"] == layer) & (figure.frame["head"] == head)]
+        assert len(lines) == 12 * 13 / 2
+        np.testing.assert_allclose(lines["value"], matrix_HTT[head][lines["query"], lines["key"]], rtol=1e-6)
+    labels = [predictor.run.task.token_label(token) for token in TOKENS.tolist()]
+    assert figure.frame["key_token"].tolist() == [labels[key] for key in figure.frame["key"]]
+
+
+def test_the_drawing_has_a_panel_for_each_head_and_the_tokens(predictor):
+    figure = maps(predictor, TOKENS, MapOptions(show="gates", heads=((0, 0), (1, 1)), mark="data"))
+    texts = svg_texts(figure.render("svg"))
+    assert {"Layer 0 · head 0", "Layer 1 · head 1", "key token", "query token", "data token"} <= set(texts)
+    assert f"Gates: selective_copy, cope (run {predictor.run.run_id})" in " ".join(texts)
+    assert all(predictor.run.task.token_label(token) in texts for token in TOKENS.tolist())
+    assert figure.render("svg") == figure.render("svg")
+    assert png_size(figure.render("png"))[0] > 1000
+    assert figure.render("pdf").startswith(b"%PDF")
+
+
+def test_a_number_of_heads_selects_those_that_separate_the_marks_best(predictor):
+    mark = "data"
+    marks = {mark: predictor.run.task.marks(TOKENS)[mark]}
+    statistics = head_statistics(predictor, [TOKENS], [marks])
+    best = max(statistics, key=lambda each: each.marks[mark].auc)
+    figure = maps(predictor, TOKENS, MapOptions(show="gates", heads=1, mark=mark))
+    assert set(zip(figure.frame["layer"], figure.frame["head"], strict=True)) == {(best.layer, best.head)}
+    everything = maps(predictor, TOKENS, MapOptions(show="gates", heads=99))
+    assert everything.frame.groupby(["layer", "head"]).ngroups == 4
+
+
+def test_a_model_without_gates_has_attention_of_its_first_heads():
+    rope = tiny_predictor(["rope"])
+    figure = maps(rope, TOKENS, MapOptions(show="attention", heads=2))
+    assert set(zip(figure.frame["layer"], figure.frame["head"], strict=True)) == {(0, 0), (0, 1)}
+    with pytest.raises(FigureError, match="has no gates: its encodings have no gates; it has: attention$"):
+        maps(rope, TOKENS, MapOptions(show="gates"))
+    with pytest.raises(FigureError, match="have no position logits"):
+        maps(rope, TOKENS, MapOptions())
+
+
+@pytest.mark.parametrize("tokens", [1, 70])
+def test_maps_of_any_length(predictor, tokens):
+    figure = maps(predictor, np.zeros(tokens, dtype=int), MapOptions(heads=1))
+    assert len(figure.frame) == tokens * (tokens + 1) / 2
+    assert svg_texts(figure.render("svg"))
+
+
+def test_what_does_not_exist(predictor, monkeypatch):
+    with pytest.raises(FigureError, match=r"no mark 'newline'.*accepted: data, blank, marker"):
+        maps(predictor, TOKENS, MapOptions(mark="newline"))
+    with pytest.raises(ProbeError, match="no layer 2 with head 0: this model has layers 0 … 1 and heads 0 … 1"):
+        maps(predictor, TOKENS, MapOptions(heads=((2, 0),)))
+    monkeypatch.setattr("cope_sweep.read.figures.heads.MAX_CELLS", 12 * 12)
+    with pytest.raises(FigureError, match="2 maps of 12 tokens have more than 144 cells"):
+        maps(predictor, TOKENS, MapOptions(heads=2))
+
+
+class Parsed(HTMLParser):
+    """The start tags and the content of scripts."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.scripts, self.is_script = [], [], False
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        self.is_script = tag == "script"
+
+    def handle_data(self, data):
+        if self.is_script:
+            self.scripts.append(data)
+
+    def handle_endtag(self, tag):
+        self.is_script = False
+
+
+@pytest.fixture(scope="module")
+def first_layer(predictor):
+    return probe(predictor, TOKENS, layers=[0])
+
+
+def test_every_heatmap_has_its_values(first_layer):
+    text = page(first_layer, LABELS, MARKS, title="x")
+    layer = first_layer.layers[0]
+    for head, script in enumerate(Parsed(text).scripts[:2]):
+        cope = layer.contextual["cope"]
+        matrices = [cope.gates_HTT, cope.positions_HTT, layer.position_only_attention_HTT, layer.attention_HTT]
+        for column, (matrix, expected_HTT) in enumerate(zip(json.loads(script), matrices, strict=True)):
+            assert matrix["image"] == f"{head}-0-{column}"
+            assert f'id="{matrix["image"]}"' in text
+            values = np.frombuffer(base64.b64decode(matrix["values"]), "<f4")
+            np.testing.assert_array_equal(values, expected_HTT[head][np.tril_indices(T)])
+
+
+@pytest.mark.parametrize(
+    "label", ["<script>alert(1)</script>", '"><img src=x>', "&amp;", "\n", "\t", "\x00\x07", "\ud800", "é"]
+)
+def test_labels_and_title_are_only_text(label):
+    found = probe(tiny_predictor(["rope"]), [0, 1], layers=[0], heads=[0])  # one heatmap
+    text = page(found, [label, "1"], {label: np.array([True, False])}, title=f"A {label}")
+    text.encode()
+    parsed = Parsed(text)
+    tags = [tag for tag, _ in parsed.tags]
+    assert "img" not in tags
+    assert tags.count("script") == 3  # the matrices of the head, the labels, the program
+    assert json.loads(parsed.scripts[1]) == [label, "1"]
+
+
+def test_tokens_are_shaded_by_their_mean_gates(first_layer):
+    spans = [attrs for tag, attrs in Parsed(page(first_layer, LABELS, MARKS, title="x")).tags if tag == "span"]
+    assert len(spans) == 2 * T
+    gates = first_layer.layers[0].contextual["cope"].gates_HTT[1]
+    means = [gates[j:, j].mean() for j in range(T)]
+    shades = [float(span["style"].split(":")[1]) for span in spans[T:]]
+    np.testing.assert_allclose(shades, means, atol=6e-4)  # three decimal places
+    assert [span.get("class") == "marked" for span in spans[T:]] == MARKS["low"].tolist()
+
+
+def test_the_page_loads_nothing(first_layer):
+    text = page(first_layer, LABELS, MARKS, title="x")
+    addresses = re.findall(r"""(?:href|src)=["']?([^"' >]{0,40})""", text) + re.findall(r"url\(([^)]*)\)", text)
+    assert all(address.startswith(("#", "data:")) for address in addresses)
+    assert set(re.findall(r"https?://[^\"' ]*", text)) <= {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"}
+
+
+def test_a_model_without_gates_has_no_tokens():
+    text = page(probe(tiny_predictor(["rope"]), TOKENS), LABELS, {}, title="x")
+    assert 'class="tokens"' not in text
+    assert "A plus" not in text

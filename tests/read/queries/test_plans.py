@@ -3,15 +3,10 @@ import pytest
 from cope_sweep.config import Resources, expand, load_ablation, parameter_count, row_of_draw, with_overrides
 from cope_sweep.config.estimate import run_flops, shape_of
 from cope_sweep.read.queries import measured_rates, plan_cost, worker_groups
-from cope_sweep.store import Lease, Store, SweepRecord, SweepRun
+from cope_sweep.store import Lease, SweepRecord, SweepRun
 from cope_sweep.store.reading import read_run
 from tests.config.test_expand import BASE
 from tests.read.tables.ablations import begin, end, stop
-
-
-@pytest.fixture
-def store(tmp_path):
-    return Store(tmp_path / "store", create=True)
 
 
 @pytest.fixture

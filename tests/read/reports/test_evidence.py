@@ -1,17 +1,20 @@
 """The evidence of an ablation: its files, their content, and what is missing."""
 
+import itertools
+import math
+import statistics
 from dataclasses import replace
 
 import pandas as pd
 import pytest
 
-from cope_sweep.read.reports import ReportError, evidence, reference, write_evidence
-from cope_sweep.read.reports.provenance import duration, provenance, public_command
+from cope_sweep.read.reports import ReportError, evidence, write_evidence
+from cope_sweep.read.reports.evidence import SEQUENCES, bootstrap_median, duration, provenance, public_command
 from cope_sweep.read.reports.runs import read_records, run_frame
-from cope_sweep.read.reports.shortcuts import SEQUENCES
+from cope_sweep.read.tables.model import reference
 from cope_sweep.store import Store, SweepRecord, SweepRun
 from tests.read.figures.files import svg_texts
-from tests.read.tables.ablations import CONTENT, fail, finish, plan_of
+from tests.read.tables.ablations import CONTENT, begin, end, fail, finish, plan_of
 from tests.tiny import TINY
 
 FIGURES = [
@@ -25,11 +28,6 @@ FIGURES = [
 ]
 FACTS = {"parameters": 7, "wall_s": 30.5, "device": "cpu", "threads": 2, "torch": "2.1", "host": "secret-host",
          "worker_id": "secret-host:1"}  # fmt: skip
-
-
-@pytest.fixture
-def store(tmp_path):
-    return Store(tmp_path / "store", create=True)
 
 
 def finished_runs(plan, store, facts=FACTS):
@@ -210,3 +208,63 @@ def test_a_task_without_shortcuts_has_no_table_of_them(store):
     finished_runs(plan, store)
     assert evidence(plan, store).shortcuts is None
     assert "Shortcuts" not in evidence(plan, store).to_markdown({})
+
+
+ERROR = "in_dist/token_error"
+CURVES = {0: {2: 50.0, 4: 3.0, 6: 0.5}, 1: {2: 4.0, 4: 60.0, 6: 1.0}, 2: {2: 70.0, 4: 60.0, 6: 50.0}}
+"""Seed → step → error: learned at 4, at 2 (and lost again), and never."""
+
+
+def finished(runs, store, curves):
+    for run in runs:
+        folder = begin(store, run)
+        for step, error in curves[run.seed].items():
+            folder.log({"step": step, ERROR: error})
+        folder.finish({ERROR: curves[run.seed][6]}, {"steps": 6})
+        end(store, folder)
+
+
+def plan_with(**metric):
+    return plan_of(
+        grid={"model.position": {"CoPE": ["cope"]}},
+        metrics=[{"name": ERROR, "label": "In-dist.", "unit": "%", **metric}],
+        seeds=[0, 1, 2],
+        published=[],
+    )
+
+
+def test_median_and_interval_by_hand(store):
+    plan = plan_with(learned=5.0)
+    finished(plan.runs, store, CURVES)
+    found = evidence(plan, store)
+    batch = plan.runs[0].train.batch
+    assert [[cell.text for cell in line] for line in found.thresholds.rows] == [
+        ["CoPE", "2/3", "4 [2, > 6]", f"{4 * batch} [{2 * batch}, > {6 * batch}]"]
+    ]
+    text = found.to_markdown({})
+    assert "### Until the task is learned" in text
+    assert "The first evaluation with In-dist. ≤ 5 %: the median of the seeds" in text
+
+
+def test_runs_that_have_not_finished_are_left_out(store):
+    plan = plan_with(learned=5.0)
+    finished(plan.runs[:2], store, CURVES)
+    begin(store, plan.runs[2]).log({"step": 2, ERROR: 70.0})  # in training, or killed
+    ((_, seeds, *_),) = evidence(plan, store).thresholds.rows
+    assert seeds.text == "2/2"
+
+
+def test_no_table_where_no_seed_learns_or_nothing_is_to_be_learned(store):
+    never, nothing = plan_with(learned=0.1), plan_with()
+    finished(never.runs, store, CURVES)
+    assert evidence(never, store).thresholds is None
+    assert evidence(nothing, store).thresholds is None
+
+
+@pytest.mark.parametrize("values", [[1.0, 2.0, 5.0, 9.0, 30.0], [3.0, 4.0, math.inf, math.inf], [7.0, 7.0]])
+def test_the_interval_is_that_of_all_resamples(values):
+    medians = sorted(map(statistics.median, itertools.product(values, repeat=len(values))))
+    middle, low, high = bootstrap_median(values)
+    assert middle == statistics.median(values)
+    assert low == medians[math.ceil(0.025 * len(medians)) - 1]
+    assert high == medians[math.ceil(0.975 * len(medians)) - 1]

@@ -1,7 +1,6 @@
 import pytest
 
 from cope_sweep.read.tables import table
-from cope_sweep.store import Store
 from tests.read.tables.ablations import fail, finish, plan_of
 
 PUBLISHED = [
@@ -9,11 +8,6 @@ PUBLISHED = [
      "source": "Table 1"},
     {"match": {"model.position": "None"}, "values": {"in_dist/token_error": 78.0}, "source": "Table 1"},
 ]  # fmt: skip
-
-
-@pytest.fixture
-def store(tmp_path):
-    return Store(tmp_path / "store", create=True)
 
 
 @pytest.fixture

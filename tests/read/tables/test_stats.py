@@ -1,9 +1,10 @@
+import itertools
 import math
 
 import numpy as np
 import pytest
 import scipy.stats
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cope_sweep.read.tables import summarise
@@ -14,8 +15,14 @@ from cope_sweep.read.tables.stats import (
     UNBOUNDED,
     Share,
     bounds_of,
+    detectable_t,
+    holm,
+    noncentrality,
+    scale_of_g,
+    smallest_p,
     stuck,
     t_quantile,
+    two_rows,
 )
 
 values = st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=BOOTSTRAP_FROM - 1)
@@ -217,3 +224,166 @@ def test_the_interval_of_a_share(k, n, low, high):
 
 def test_no_seed_has_no_share():
     assert all(map(math.isnan, Share(0, 0).interval))
+
+
+A, B = [1.0, 2.0, 4.0, 3.5], [2.0, 5.0, 5.5, 3.0]
+
+
+def row(values, first=0):
+    return dict(enumerate(values, first))
+
+
+def share_of_divisions(a, b):
+    """p by the definition: every way to divide the runs, one after another."""
+    runs = [*a, *b]
+    means = [
+        sum(runs[i] for i in chosen) / len(a) - sum(runs[i] for i in range(len(runs)) if i not in chosen) / len(b)
+        for chosen in itertools.combinations(range(len(runs)), len(a))
+    ]
+    limit = abs(sum(a) / len(a) - sum(b) / len(b))
+    return sum(abs(mean) >= limit - 1e-9 for mean in means) / len(means)
+
+
+def test_all_divisions_are_counted_by_hand():
+    # {1, 2, 3} and {4, 5, 6}: of the 20 ways to divide them, two are as far apart.
+    got = two_rows(row([1.0, 2.0, 3.0]), row([4.0, 5.0, 6.0]))
+    assert (got.difference, got.p, got.smallest_p, got.n) == (-3.0, 2 / 20, 2 / 20, (3, 3))
+    assert math.isnan(got.ci_low), "no shift is rejected at 5 % where p cannot be below 10 %"
+    # {0, 9} and {1, 2, 3} differ by 2.5. Of the 10 pairs of these numbers only {1, 3} and {2, 3} differ by less.
+    assert two_rows(row([0.0, 9.0]), row([1.0, 2.0, 3.0])).p == pytest.approx(8 / 10)
+
+
+def test_bimodal_errors_that_do_not_overlap_differ():
+    """The worst of one row is better than the best of the other, and one seed is stuck: Welch's p is 0.096."""
+    stuck, learned = [10.35, 12.1, 13.0, 14.2, 62.0], [1.9, 2.3, 2.8, 3.7, 4.3]
+    got = two_rows(row(stuck), row(learned))
+    assert scipy.stats.ttest_ind(stuck, learned, equal_var=False).pvalue > 0.05
+    assert got.p == pytest.approx(2 / 252)
+    assert got.ci_low > 0
+
+
+def test_rows_that_do_not_vary_can_differ():
+    got = two_rows(row([0.0] * 5), row([100.0] * 5))
+    assert (got.difference, got.p) == (-100.0, pytest.approx(2 / 252))
+    assert (got.ci_low, got.ci_high) == pytest.approx((-100.0, -100.0))
+    assert math.isnan(got.effect)
+    assert two_rows(row([0.0] * 5), row([0.0] * 5)).p == 1.0
+
+
+def test_seeds_are_not_paired():
+    assert two_rows(row(A), row(B)) == two_rows(row(A), row(B, first=10))
+
+
+@pytest.mark.parametrize(("n", "m", "p"), [(2, 2, 1 / 3), (3, 3, 0.1), (5, 5, 2 / 252), (3, 5, 1 / 56), (20, 20, 1e-4)])
+def test_the_least_p_of_so_many_runs(n, m, p):
+    assert smallest_p(n, m) == pytest.approx(p)
+    far = two_rows(row(range(n)), row(range(1000, 1000 + m)))
+    assert far.p == pytest.approx(p)
+
+
+def test_of_many_runs_random_divisions_are_counted():
+    rng = np.random.default_rng(3)
+    a, b = rng.normal(0.0, 1.0, 30), rng.normal(0.6, 1.0, 30)
+    got = two_rows(row(a.tolist()), row(b.tolist()))
+    assert got.p == pytest.approx(scipy.stats.ttest_ind(a, b).pvalue, abs=0.01)
+    assert got == two_rows(row(a.tolist()), row(b.tolist())), "the same divisions each time"
+    interval = scipy.stats.ttest_ind(a, b).confidence_interval()
+    assert (got.ci_low, got.ci_high) == pytest.approx((interval.low, interval.high), abs=0.05)
+
+
+def test_a_true_null_hypothesis_is_rejected_at_most_as_often_as_said():
+    rng = np.random.default_rng(0)
+    bimodal = np.where(rng.uniform(size=(2000, 10)) < 0.3, 60.0, rng.exponential(2.0, size=(2000, 10)))
+    p = [two_rows(row(each[:5]), row(each[5:])).p for each in bimodal.tolist()]
+    assert np.mean(np.array(p) <= 0.05) <= 0.055
+
+
+def test_hedges_g_by_hand():
+    # s² = ((4 − 1) · 1.895833 + (4 − 1) · 2.729167) / 6 = 2.3125; d = −1.25 / 1.520691; J(6) = 0.868628.
+    got = two_rows(row(A), row(B))
+    assert got.effect == pytest.approx(-1.25 / math.sqrt(2.3125) * 0.868628, rel=1e-5)
+    assert got.effect_low < got.effect < got.effect_high
+
+
+@pytest.mark.parametrize("dof", [2, 3, 8, 40])
+def test_the_factor_of_hedges_is_near_its_usual_approximation(dof):
+    assert scale_of_g(dof) == pytest.approx(1 - 3 / (4 * dof - 1), abs=0.01)
+    assert math.isnan(scale_of_g(1))
+
+
+@pytest.mark.parametrize(("t", "dof"), [(0.0, 2), (1.8, 2), (-1.8, 2), (7.0, 4), (-20.0, 8)])
+def test_the_noncentrality_interval_inverts_the_distribution(t, dof):
+    low, high = noncentrality(t, dof)
+    rng = np.random.default_rng(0)
+    for nc, share in ((low, 0.975), (high, 0.025)):
+        draws = (rng.normal(nc, 1, 200_000)) / np.sqrt(rng.chisquare(dof, 200_000) / dof)
+        assert np.mean(draws <= t) == pytest.approx(share, abs=0.002)
+
+
+# statsmodels 0.15: TTestPower().solve_power(nobs=n, alpha=0.05, power=0.8) for n = 3, 5, 10.
+@pytest.mark.parametrize(("dof", "effect"), [(2, 3.2643), (4, 1.6820), (9, 0.9963)])
+def test_the_smallest_detectable_effect_of_pairs(dof, effect):
+    assert detectable_t(dof) / math.sqrt(dof + 1) == pytest.approx(effect, abs=2e-3)
+
+
+def test_the_smallest_detectable_difference_is_found_four_times_out_of_five():
+    rng, n = np.random.default_rng(1), 5
+    true = detectable_t(n - 1) * 2.0 / math.sqrt(n)
+    p = scipy.stats.ttest_1samp(rng.normal(true, 2.0, (20_000, n)), 0.0, axis=1).pvalue
+    assert np.mean(p < 0.05) == pytest.approx(0.8, abs=0.01)
+
+
+def test_a_row_of_one_run_has_a_difference_only():
+    got = two_rows({0: 3.0}, row([1.0, 2.0]))
+    assert (got.difference, got.n) == (1.5, (1, 2))
+    assert math.isnan(got.p)
+    assert math.isnan(two_rows({}, {0: 1.0}).difference)
+
+
+def test_holm_by_hand():
+    assert holm([0.01, 0.04, 0.03, math.nan]) == [
+        pytest.approx(0.03),
+        pytest.approx(0.06),
+        pytest.approx(0.06),
+        pytest.approx(math.nan, nan_ok=True),
+    ]
+    assert holm([0.9, 0.8]) == [1.0, 1.0]
+    assert holm([]) == []
+
+
+def test_holm_keeps_the_familywise_error():
+    p = np.random.default_rng(0).uniform(size=(4000, 6))
+    assert np.mean([min(holm(each)) < 0.05 for each in p.tolist()]) == pytest.approx(0.05, abs=0.012)
+
+
+rows = st.lists(st.floats(0, 100, allow_subnormal=False).map(lambda x: round(x, 3)), min_size=2, max_size=5)
+
+
+@settings(max_examples=60, deadline=None)
+@given(rows, rows)
+def test_p_is_the_share_of_the_divisions(a, b):
+    assert two_rows(row(a), row(b)).p == pytest.approx(share_of_divisions(a, b))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.floats(0, 100).map(lambda x: round(x, 2)), min_size=8, max_size=10), st.integers(3, 5))
+def test_the_interval_is_of_the_shifts_that_are_not_rejected(values, n):
+    a, b = values[:n], values[n:]
+    got = two_rows(row(a), row(b))
+    assert got.ci_low <= got.difference <= got.ci_high
+    for end, inside in ((got.ci_low, 1), (got.ci_high, -1)):
+        for shift, kept in ((end + inside * 1e-5, True), (end - inside * 1e-5, False)):
+            p = share_of_divisions([value - shift for value in a], b)
+            assert (p > 0.05) == kept or got.ci_low == got.ci_high
+    assert (got.p <= 0.05) == (not got.ci_low <= 1e-9 or not got.ci_high >= -1e-9)
+
+
+@settings(max_examples=40, deadline=None)
+@given(rows, rows)
+def test_a_comparison_is_antisymmetric(a, b):
+    there, back = two_rows(row(a), row(b)), two_rows(row(b), row(a))
+    assert there.difference == pytest.approx(-back.difference, abs=1e-9)
+    assert there.p == pytest.approx(back.p)
+    assert 0 < there.smallest_p <= there.p <= 1
+    assert there.ci_low == pytest.approx(-back.ci_high, abs=1e-9, nan_ok=True)
+    assert there.effect == pytest.approx(-back.effect, rel=1e-6, abs=1e-9, nan_ok=True)

@@ -1,11 +1,15 @@
 import math
 
 import pytest
+import scipy.stats
 
-from cope_sweep.read.tables.render import markdown
-from cope_sweep.read.tables.table_model import table_model
-from cope_sweep.store import RunRecord
-from tests.read.tables.ablations import CONTENT, plan_of
+from cope_sweep.config import expand, with_overrides
+from cope_sweep.read.tables import table
+from cope_sweep.read.tables.model import PublishedValue, compared, places, table_model, with_published
+from cope_sweep.read.tables.render import comparison_layout, layout
+from cope_sweep.read.tables.stats import PERCENT, summarise
+from cope_sweep.store import QueryError, RunRecord
+from tests.read.tables.ablations import CONTENT, fail, finish, plan_of
 
 
 def model_of(plan, *values, **facts):
@@ -32,21 +36,6 @@ def test_counts_and_progress():
     assert partial.counts == {
         "finished": 1, "stopped": 0, "failed": 1, "damaged": 0, "running": 0, "interrupted": 0, "pending": 0,
     }  # fmt: skip
-
-
-def test_stopped_runs_are_counted_and_never_averaged():
-    plan = plan_of(seeds=[0, 1, 2])
-    runs = [run for row in plan.rows for run in row.runs]
-    values = {"in_dist/token_error": 1.0}
-    records = {run.run_id: RunRecord(run.run_id, "finished", metrics=values, facts={"parameters": 5}) for run in runs}
-    stopped = runs[1].run_id
-    records[stopped] = RunRecord(stopped, "stopped", metrics={"in_dist/token_error": 100.0}, facts={"parameters": 7})
-    model = table_model(plan, records)
-    assert model.stopped == 1
-    assert model.rows[0].metrics["in_dist/token_error"].summary.mean == 1.0
-    assert model.rows[0].metrics["in_dist/token_error"].summary.n == 2
-    assert (model.rows[0].progress, model.rows[0].complete) == ("2/3: 1 stopped", False)
-    assert "1 run was stopped early and not averaged" in markdown(model)
 
 
 def test_the_best_mean_is_the_lowest_or_the_highest():
@@ -94,3 +83,320 @@ def test_a_choice_by_a_reported_metric_is_a_warning(key):
     (warning,) = warnings({})
     assert warning.startswith(f"The {key} chose runs by in_dist/token_error, which this table reports")
     assert warnings({"validation": True}) == ()
+
+
+METRIC = [{"name": "in_dist/token_error", "label": "In-dist.", "unit": "%"}]
+PUBLISHED = [
+    {
+        "match": {"model.position": label},
+        "values": {"in_dist/token_error": value},
+        "std": {"in_dist/token_error": std},
+        "seeds": 3,
+    }
+    for label, value, std in (("CoPE", 4.9, 0.4), ("a_b <c>", 20.3, 2.9), ("None", 21.7, 7.9))
+]
+
+
+def verdict(values, value, std=None, seeds=3):
+    return with_published(summarise(values, PERCENT), PublishedValue(value, std, "Table", seeds))
+
+
+def test_a_verdict_by_hand():
+    # Ours 5 ± 1 of 5, theirs 5.2 ± 1.2 of 3: variance 1/5 + 1.44/3 + 0.1²/12 = 0.680833;
+    # ν = 0.680833² / (0.2²/4 + 0.48²/2) = 3.7025; 90 % reach = t(0.95, 3.7025) · 0.825126 = 1.8101; margin 2.4.
+    got = verdict([3.7753, 4.5, 5.0, 5.5, 6.2247], 5.2, 1.2)
+    assert got.difference.difference == pytest.approx(-0.2)
+    assert got.margin == 2.4
+    assert (got.difference.ci_high - got.difference.ci_low) / 2 == pytest.approx(2.3662, rel=0.02)
+    assert got.verdict == "agrees"
+    assert verdict([3.7753, 4.5, 5.0, 5.5, 6.2247], 7.2, 1.2).verdict == "cannot tell"
+    assert verdict([3.7753, 4.5, 5.0, 5.5, 6.2247], 12.0, 1.2).verdict == "differs"
+
+
+@pytest.mark.parametrize(
+    ("values", "value", "std", "expected"),
+    [
+        ([0.0, 0.0, 0.0], 0.0, 0.0, "agrees"),  # within the rounding of 0.0
+        ([0.02, 0.0, 0.01], 0.0, 0.0, "agrees"),
+        ([0.5, 0.4, 0.6], 0.0, 0.0, "differs"),
+        ([0.003, 0.009, 0.0, 0.001, 0.002], 0.004, 0.006, "agrees"),
+        ([40.0, 0.0, 1.0], 6.8, 6.9, "cannot tell"),
+        ([5.0], 5.3, 0.8, "cannot tell"),  # one run has no spread, and theirs is too wide
+        ([5.0], 67.6, 1.5, "differs"),
+        ([23.5, 23.4, 23.45], 23.46, None, "agrees"),  # a value without std: 1 %
+        ([23.5, 23.4, 23.45], 25.0, None, "differs"),
+        ([5.0], 5.0, None, "cannot tell"),
+    ],
+)
+def test_verdicts(values, value, std, expected):
+    assert verdict(values, value, std).verdict == expected
+
+
+def test_without_a_number_of_seeds_two_are_assumed():
+    """Error² 1/5 + 1.44/2 + 0.1²/12 = 0.920833; ν = 0.920833² / (0.2²/4 + 0.72²/1) = 1.6047."""
+    ours = [3.7753, 4.5, 5.0, 5.5, 6.2247]
+    unknown, three = verdict(ours, 5.2, 1.2, seeds=None), verdict(ours, 5.2, 1.2, seeds=3)
+    assert unknown == verdict(ours, 5.2, 1.2, seeds=2)
+    assert unknown.difference.n == (5, 2)
+    variance = summarise(ours).std ** 2 / 5 + 1.44 / 2 + 0.01 / 12
+    dof = variance**2 / ((summarise(ours).std ** 2 / 5) ** 2 / 4 + 0.72**2)
+    assert unknown.difference.ci_high - unknown.difference.difference == pytest.approx(
+        scipy.stats.t.ppf(0.975, dof) * math.sqrt(variance)
+    )
+    assert (three.verdict, unknown.verdict) == ("agrees", "cannot tell")
+
+
+@pytest.mark.parametrize(("ours", "expected"), [(123_651_840, "agrees"), (123.8e6, "agrees"), (124.4e6, "differs")])
+def test_a_number_of_parameters_does_not_vary(ours, expected):
+    """One run tells; the unit of the last digit is that of 123.7 M."""
+    found = with_published(summarise([ours]), PublishedValue(123.7e6, None, "Table 5"), scale=1e-6, exact=True)
+    assert found.verdict == expected
+    assert found.margin == pytest.approx(1e5)
+
+
+def test_what_is_assumed_about_published_values_is_printed():
+    parameters = [{"name": "facts.parameters", "unit": "M", "scale": 1e-6, "decimals": 0}]
+    values = {"in_dist/token_error": 5.0, "facts.parameters": 124.4e6}
+    row = {"match": {"model.position": "CoPE"}, "values": values, "source": "Table 9"}
+
+    def rules(**published):
+        plan = plan_of(published=[row | published], metrics=[*METRIC, *parameters], seeds=[0, 1, 2])
+        model = compared(model_of(plan, 4.8, 4.9, 5.0, parameters=123_653_376), "paper")
+        drawn = comparison_layout(model)
+        return drawn.rules[0], [cell.text for row in drawn.rows for cell in row]
+
+    text, drawn = rules()
+    assert "without a standard deviation count as one run" in text
+    assert "does not say how many seeds" not in text
+    assert drawn[-5:] == ["CoPE", "facts.parameters", "-0.7", "± 0.1", "differs"]
+    assert "does not say how many seeds are behind Table 9; 2 are" in rules(std={"in_dist/token_error": 1.0})[0]
+    assert "2 are assumed" not in rules(std={"in_dist/token_error": 1.0}, seeds=3)[0]
+    assert text.endswith("The number of parameters agrees within one unit of the last published digit.")
+
+
+def test_more_published_seeds_make_a_verdict_sharper():
+    wide, narrow = (verdict([4.0, 5.0, 6.0, 5.0, 5.0], 5.0, 3.0, seeds) for seeds in (3, 30))
+    assert narrow.difference.ci_high < wide.difference.ci_high
+
+
+@pytest.mark.parametrize(("value", "digits"), [(16.9, 1), (100.0, 1), (0.004, 3), (0.03, 2), (5e-05, 5), (7.0, 1)])
+def test_places_of_published_numbers(value, digits):
+    assert places(value) == digits
+
+
+@pytest.mark.parametrize(("value", "digits"), [(124.4e6, 1), (20.8e6, 1), (123e6, 0), (1_234_567, 6)])
+def test_places_of_millions(value, digits):
+    assert places(value, 1e-6) == digits
+
+
+def cells(model, metric="in_dist/token_error"):
+    return [row.metrics[metric].comparison for row in model.rows]
+
+
+FIVE = (1.0, 1.1, 0.9, 1.05, 0.95, 5.0, 5.2, 5.1, 5.3, 5.4, 1.1, 1.0, 1.2, 0.9, 0.8)
+"""Values of five seeds of three rows: the second is far from the first, the third is not."""
+
+
+def test_rows_are_compared_with_one_of_them_by_the_primary_metric():
+    model = compared(model_of(plan_of(seeds=[0, 1, 2, 3, 4]), *FIVE), "CoPE")
+    own, far, near = cells(model)
+    assert own is None
+    assert (far.verdict, near.verdict) == ("worse", "cannot tell")
+    # The least p of 5 and 5 runs is 2 / 252, and there are two comparisons of the primary metric.
+    assert far.p_adjusted == pytest.approx(2 * 2 / 252)
+    other = cells(model, "dense/loss")[1]
+    assert (other.verdict, other.p_adjusted) == ("descriptive", None)
+    assert other.difference.difference != 0
+    (rule,) = model.rules
+    assert "corrected for 2 comparisons (Holm). With 5 runs a row it is at least 0.016" in rule
+    assert "holds for one comparison alone" in rule
+    assert rule.endswith("The other metrics are descriptive.")
+    assert (
+        model.answer
+        == "By In-dist. (%): a_b <c> is worse than CoPE (p = 0.016); None cannot be told from CoPE (p ≥ 1.000)."
+    )
+    drawn = comparison_layout(model)
+    assert [header.text for header in drawn.headers] == [
+        "position", "difference", "95 % interval", "p", "verdict", "Hedges' g", "detectable",
+    ]  # fmt: skip
+    assert [cell.text for cell in drawn.rows[0]][:5] == ["a_b <c>", "+4.20", "[4.00, 4.40]", "0.016", "worse"]
+    assert len(drawn.rows) == 2
+    assert all("minus" not in header.text for header in layout(model).headers)
+
+
+def test_another_metric_may_be_the_primary_one():
+    model = compared(model_of(plan_of(seeds=[0, 1, 2, 3, 4], primary="dense/loss"), *FIVE), "CoPE")
+    assert [each.verdict for each in cells(model, "dense/loss")[1:]] == ["better", "cannot tell"], "its goal is max"
+    assert {each.verdict for each in cells(model)[1:]} == {"descriptive"}
+    assert model.answer.startswith("By dense/loss: a_b <c> is better than CoPE")
+
+
+def test_too_few_seeds_for_a_test_make_a_table_descriptive():
+    model = compared(model_of(plan_of(seeds=[0, 1, 2]), 1.0, 1.1, 0.9, 5.0, 5.2, 5.1, 1.1, 1.0, 1.2), "CoPE")
+    assert {each.verdict for each in cells(model)[1:]} == {"descriptive"}
+    assert (
+        "With 3 runs a row and 2 comparisons the corrected p of an exact permutation test is at least 0.200"
+        in model.rules[0]
+    )
+    assert model.answer == "By In-dist. (%): a_b <c> and None were not tested against CoPE: too few seeds."
+    one = compared(model_of(plan_of(seeds=[0]), 1.0, 5.0, 1.1), "CoPE")
+    assert one.rules[0].endswith("Too few runs are finished for a test. The other metrics are descriptive.")
+
+
+def test_a_total_failure_differs_from_a_success():
+    """100.000 ± 0.000 against 0.000 ± 0.000 cannot be `cannot tell` beside 65.1 ± 0.2 with `worse`."""
+    values = (*[0.0] * 5, *[100.0] * 5, 65.0, 65.1, 65.3, 64.9, 65.2)
+    model = compared(model_of(plan_of(seeds=[0, 1, 2, 3, 4], metrics=METRIC), *values), "CoPE")
+    assert [each.verdict for each in cells(model)[1:]] == ["worse", "worse"]
+
+
+def test_a_column_that_is_not_compared_has_no_best_stuck_or_tested_value():
+    metrics = [
+        {"name": "in_dist/token_error", "unit": "%"},
+        {"name": "dense/loss", "goal": "max", "compared": False},
+    ]
+    model = compared(model_of(plan_of(seeds=[0, 1, 2, 3, 4], metrics=metrics), *FIVE), "CoPE")
+    assert cells(model, "dense/loss") == [None, None, None]
+    assert not any(row.metrics["dense/loss"].best or row.metrics["dense/loss"].stuck for row in model.rows)
+    assert "other metrics" not in model.rules[0]
+
+
+def test_braces_in_the_name_of_a_row_are_only_text():
+    plan = plan_of(grid={"model.position": {"CoPE": ["cope"], "{x}": []}}, seeds=[0])
+    assert compared(model_of(plan, 1.0, 2.0), "CoPE").answer.startswith("By In-dist. (%): {x} was not tested")
+
+
+def test_an_unknown_row_names_the_rows():
+    with pytest.raises(QueryError, match="no row 'CoPe'; did you mean 'CoPE'.*`paper` compares"):
+        compared(model_of(plan_of()), "CoPe")
+    with pytest.raises(QueryError, match="has no published numbers"):
+        compared(model_of(plan_of()), "paper")
+
+
+def test_cells_are_compared_with_the_paper():
+    plan = plan_of(published=PUBLISHED, metrics=METRIC, seeds=[0, 1, 2])
+    model = compared(model_of(plan, 4.8, 4.9, 5.0, 60.0, 61.0, 62.0, 5.0, None, 40.0), "paper")
+    assert [each.verdict for each in cells(model)] == ["agrees", "differs", "cannot tell"]
+    drawn = comparison_layout(model)
+    assert [header.text for header in drawn.headers] == ["position", "metric", "difference", "margin", "verdict"]
+    assert [[cell.text for cell in row][2:] for row in drawn.rows] == [
+        ["+0.00", "± 0.80", "agrees"], ["+40.70", "± 5.80", "differs"], ["+0.80", "± 15.80", "cannot tell"],
+    ]  # fmt: skip
+    assert "90 % interval" in drawn.notes[-1]
+    assert (
+        model.answer
+        == "Of 3 published numbers, 1 agrees with ours, 1 differs from ours and 1 cannot be told from ours."
+    )
+
+
+def scaled(**changes):
+    plan = plan_of(
+        published=PUBLISHED, metrics=METRIC, seeds=[0, 1, 2, 3, 4], scales={"small": {"set": {"train.steps": 3}}}
+    )
+    return expand(with_overrides(plan.ablation, **changes))
+
+
+def test_at_another_scale_the_order_is_compared():
+    plan = scaled(scale="small")
+    assert plan.ablation.replaced == ("train.steps",)
+    values = (1.0, 1.1, 0.9, 1.05, 1.2, 5.0, 5.2, 5.1, 5.3, 5.4, 0.1, 0.2, 0.0, 0.1, 0.3)
+    model = compared(model_of(plan, *values), "paper")
+    best, second, third = cells(model)
+    assert best is None, "CoPE is best in the paper"
+    assert (second.against, second.verdict, third.verdict) == ("CoPE", "same order", "opposite order")
+    assert "not of the paper's size (train.steps differ)" in model.rules[0]
+    assert "values cannot agree" in model.rules[0]
+    assert "a_b <c> is worse than CoPE, as in the paper" in model.answer
+    assert "None is better than CoPE, unlike in the paper" in model.answer
+
+
+def test_only_keys_that_decide_what_is_trained_make_another_scale():
+    assert scaled(assignments=["seeds=[0,1]", "evaluate.every=2"]).ablation.replaced == ()
+    assert scaled(assignments=["train.lr=0.5"]).ablation.replaced == ("train.lr",)
+
+
+def test_published_digits_are_kept(store):
+    published = [
+        {
+            "match": {"model.position": "CoPE"},
+            "values": {"in_dist/token_error": 0.004},
+            "std": {"in_dist/token_error": 0.006},
+        }
+    ]
+    plan = plan_of(published=published, metrics=METRIC)
+    for row, value in zip(plan.rows, (0.005, 0.00004, 3.0), strict=True):
+        for run in row.runs:
+            finish(store, run, {"in_dist/token_error": value * (1 + run.seed)})
+    texts = [[cell.text for cell in row[2:4]] for row in layout(table(plan, store).model).rows]
+    assert texts == [["0.007 ± 0.004", "0.004 ± 0.006"], ["0.00006 ± 0.00003", "–"], ["4.50 ± 2.12", "–"]]
+
+
+def test_comparisons_are_in_json_and_frames(store):
+    plan = plan_of(seeds=[0, 1, 2])
+    for index, row in enumerate(plan.rows):
+        for run in row.runs:
+            finish(store, run, {"in_dist/token_error": 10.0 * index + run.seed**2 * (index + 1), "dense/loss": 1.0})
+    drawn = table(plan, store, compare="CoPE")
+    got = drawn.to_json()
+    assert got["compared"]["against"] == "CoPE"
+    found = got["rows"][2]["metrics"]["in_dist/token_error"]["comparison"]
+    assert (found["against"], found["n"], found["smallest_p"]) == ("CoPE", [3, 3], pytest.approx(0.1))
+    assert got["compared"]["answer"].startswith("By In-dist. (%): a_b <c> and None were not tested")
+    frame = drawn.frame
+    # Squares of the seeds 0, 1, 2 have the mean 5/3: 10 + 2 · 5/3 − 5/3, and 20 + 3 · 5/3 − 5/3.
+    assert frame["in_dist/token_error.difference"].tolist()[1:] == pytest.approx([10 + 5 / 3, 20 + 10 / 3])
+    assert math.isnan(frame["in_dist/token_error.p"][0])
+    assert frame["in_dist/token_error.verdict"].isna().tolist() == [True, False, False]
+    assert frame["dense/loss.p"].tolist()[1:] == [1.0, 1.0]
+    for text in (drawn.to_markdown(), drawn.to_latex(), drawn.to_html()):
+        assert "descriptive" in text
+
+
+ERROR = {"in_dist/token_error": 1.0}
+
+
+def finished(store, plan, *facts):
+    """The table with one finished run per row."""
+    for row, each in zip(plan.rows, facts, strict=True):
+        finish(store, row.runs[0], ERROR, each)
+    return table(plan, store)
+
+
+@pytest.mark.parametrize(
+    ("fact", "name"), [("precision", "precision"), ("tokenizer", "tokenizer"), ("data", "data fingerprint")]
+)
+def test_rows_that_differ_are_named_in_every_format(store, fact, name):
+    plan = plan_of(seeds=[0])
+    drawn = finished(store, plan, {fact: "x1"}, {fact: "y2"}, {fact: "x1"})
+    (warning,) = drawn.model.warnings
+    assert warning == f"Rows differ in {name}, so they are not comparable: x1 (CoPE, None); y2 (a_b <c>)"
+    assert drawn.to_json()["warnings"] == [warning]
+    assert f"**Warning: Rows differ in {name}" in drawn.to_markdown()
+    assert f"<strong>Warning: Rows differ in {name}" in drawn.to_html()
+    assert f"Warning: Rows differ in {name}" in drawn.to_latex()
+
+
+def test_runs_that_lack_a_fact_or_did_not_finish_are_not_compared(store):
+    plan = plan_of(seeds=[0, 1])
+    fail(store, plan.rows[0].runs[1])
+    assert finished(store, plan, {}, {"precision": "fp32"}, {"precision": "fp32"}).model.warnings == ()
+
+
+def test_seeds_of_a_row_that_differ_are_named_too(store):
+    plan = plan_of(grid={}, seeds=[0, 1])
+    for run, precision in zip(plan.runs, ("fp32", "bf16"), strict=True):
+        finish(store, run, ERROR, {"precision": precision})
+    assert table(plan, store).model.warnings == (
+        "Rows differ in precision, so they are not comparable: fp32 (base); bf16 (base)",
+    )
+
+
+def test_different_tasks_may_have_different_data(store):
+    plan = plan_of(grid={"task.tokens": [2, 3]}, seeds=[0])
+    assert finished(store, plan, {"data": "x"}, {"data": "y"}).model.warnings == ()
+
+
+def test_many_rows_are_shortened(store):
+    plan = plan_of(grid={"train.lr": [0.1, 0.2, 0.3, 0.4, 0.5]}, seeds=[0])
+    (warning,) = finished(store, plan, *[{"precision": "fp32"}] * 4, {"precision": "bf16"}).model.warnings
+    assert warning.endswith("fp32 (0.1, 0.2, 0.3 and 1 more); bf16 (0.5)")

@@ -1,6 +1,6 @@
 """Differences between two runs, or between two groups of runs: values of their specs, facts, and metrics.
 
-Groups are compared as rows of a table are: in pairs of equal seeds where they share enough of them (`significance`).
+Groups are compared as rows of a table are: in pairs of equal seeds where they share enough of them (`tables.stats`).
 Runs of two sweeps are matched by row, so that only rows of the same name are compared.
 """
 
@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from cope_sweep.api.answers import ChangedValue, MetricChange, MetricTest, RunsDiff
 from cope_sweep.errors import NotFoundError
-from cope_sweep.read.tables.significance import Difference, holm, two_rows
+from cope_sweep.read.tables.stats import Difference, holm, two_rows
 from cope_sweep.store import QueryError, RunRecord, Store
 from cope_sweep.store.index import summaries
 from cope_sweep.store.index.model import Value
@@ -31,51 +31,7 @@ class Member:
     spec: Mapping[str, Value]
 
 
-@dataclass(frozen=True)
-class Changed:
-    """A value that differs; None where one side has none."""
-
-    key: str
-    left: str | None
-    right: str | None
-
-
-@dataclass(frozen=True)
-class MetricDifference:
-    """A metric of both sides: right minus left."""
-
-    row: str
-    metric: str
-    left: float
-    """Mean over the finished runs; NaN without one."""
-    right: float
-    difference: Difference
-    p_adjusted: float
-    """With Holm's correction for all metrics of the comparison; NaN where there was no test."""
-
-
-@dataclass(frozen=True)
-class StoreDifference:
-    """Two runs or sweeps side by side."""
-
-    left: str
-    right: str
-    runs: tuple[int, int]
-    finished: tuple[int, int]
-    spec: tuple[Changed, ...]
-    facts: tuple[Changed, ...]
-    metrics: tuple[MetricDifference, ...]
-    only_left: tuple[str, ...] = ()
-    """Rows that only the left sweep has."""
-    only_right: tuple[str, ...] = ()
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON types; NaN is null."""
-        plain: dict[str, Any] = _plain(self)
-        return plain
-
-
-def store_difference(store: Store, left: str, right: str) -> StoreDifference:
+def store_difference(store: Store, left: str, right: str) -> RunsDiff:
     """The difference of two runs or two sweeps, by their ids.
 
     Raises NotFoundError for an unknown id, QueryError for a run and a sweep, StoreError.
@@ -86,16 +42,17 @@ def store_difference(store: Store, left: str, right: str) -> StoreDifference:
         raise QueryError(f"{left} and {right}: a run and a sweep cannot be compared; name two runs or two sweeps")
     rows = [list(dict.fromkeys(member.row for member in side)) for side in sides] if is_sweep[0] else [[""], [""]]
     common = [row for row in rows[0] if row in rows[1]]
-    return StoreDifference(
-        left,
-        right,
-        (len(sides[0]), len(sides[1])),
-        (len(_finished(sides[0])), len(_finished(sides[1]))),
-        _changes([member.spec for member in sides[0]], [member.spec for member in sides[1]]),
-        _changes(*([_facts(member.record) for member in _finished(side)] for side in sides)),
-        _metrics(sides, common, by_row=is_sweep[0]),
-        tuple(row for row in rows[0] if row not in rows[1]),
-        tuple(row for row in rows[1] if row not in rows[0]),
+    finished = [_finished(side) for side in sides]
+    return RunsDiff(
+        left=left,
+        right=right,
+        runs=(len(sides[0]), len(sides[1])),
+        finished=(len(finished[0]), len(finished[1])),
+        spec=_changes([member.spec for member in sides[0]], [member.spec for member in sides[1]]),
+        facts=_changes(*([_facts(member.record) for member in side] for side in finished)),
+        metrics=_metrics(finished, common, by_row=is_sweep[0]),
+        only_left=[row for row in rows[0] if row not in rows[1]],
+        only_right=[row for row in rows[1] if row not in rows[0]],
     )
 
 
@@ -121,11 +78,11 @@ def _facts(record: RunRecord) -> dict[str, Value]:
     return {name: record.facts[name] for name in COMPARED_FACTS if record.facts.get(name) is not None}
 
 
-def _changes(left: Sequence[Mapping[str, Value]], right: Sequence[Mapping[str, Value]]) -> tuple[Changed, ...]:
+def _changes(left: Sequence[Mapping[str, Value]], right: Sequence[Mapping[str, Value]]) -> list[ChangedValue]:
     """The keys whose sets of values differ."""
     keys = dict.fromkeys(key for side in (left, right) for each in side for key in each)
-    found = [Changed(key, _values(left, key), _values(right, key)) for key in keys]
-    return tuple(each for each in found if each.left != each.right)
+    found = [ChangedValue(key=key, left=_values(left, key), right=_values(right, key)) for key in keys]
+    return [each for each in found if each.left != each.right]
 
 
 def _values(side: Sequence[Mapping[str, Value]], key: str) -> str | None:
@@ -140,26 +97,31 @@ def _text(value: Value) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-def _metrics(sides: Sequence[Sequence[Member]], rows: Sequence[str], *, by_row: bool) -> tuple[MetricDifference, ...]:
+def _metrics(sides: Sequence[Sequence[Member]], rows: Sequence[str], *, by_row: bool) -> list[MetricChange]:
+    """The metrics that finished runs of both sides have; p with Holm's correction for all of them."""
     found: list[tuple[str, str, float, float, Difference]] = []
     for row in rows:
-        left, right = ([m.record for m in _finished(side) if not by_row or m.row == row] for side in sides)
+        left, right = ([m.record for m in side if not by_row or m.row == row] for side in sides)
         names = {name for record in left for name in record.metrics} & {name for r in right for name in r.metrics}
         for name in sorted(names):
             a, b = ({r.seed: r.metrics[name] for r in side if name in r.metrics} for side in (left, right))
             found.append((row, name, _mean(a), _mean(b), two_rows(b, a)))
     adjusted = holm([each[-1].p for each in found])
-    return tuple(MetricDifference(*each, p) for each, p in zip(found, adjusted, strict=True))
+    return [
+        MetricChange(
+            row=row, metric=metric, left=_number(left), right=_number(right), p_adjusted=_number(p),
+            difference=MetricTest(
+                n=test.n, difference=_number(test.difference), ci_low=_number(test.ci_low),
+                ci_high=_number(test.ci_high), p=_number(test.p), smallest_p=_number(test.smallest_p),
+            ),
+        )
+        for (row, metric, left, right, test), p in zip(found, adjusted, strict=True)
+    ]  # fmt: skip
+
+
+def _number(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
 
 def _mean(values: Mapping[int, float]) -> float:
     return math.fsum(values.values()) / len(values) if values else math.nan
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    fields = getattr(value, "__dataclass_fields__", None)
-    return {name: _plain(getattr(value, name)) for name in fields} if fields else value

@@ -1,7 +1,7 @@
-"""Comparisons in a table: every row with one of them, and the cells with the published numbers.
+"""The content of a table as plain values, from which every output format is rendered, and comparisons of its cells.
 
 With a row, or with the rows that have one label of an axis, rows are tested by the primary metric alone: the exact
-permutation test of `significance`, its p corrected by Holm's method for all comparisons of that metric. A row is
+permutation test of `stats`, its p corrected by Holm's method for all comparisons of that metric. A row is
 `better` or `worse` where the corrected p is at most 5 %, else `cannot tell`. Where no data could bring the corrected p
 so low, because there are too few seeds for so many rows, and for all other metrics, a comparison is `descriptive`: a
 difference without a verdict.
@@ -30,16 +30,41 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
+from functools import cached_property
+from typing import Literal
 
+from cope_sweep.config import Plan, Row, RunSpec
+from cope_sweep.config.ablation import Metric
 from cope_sweep.config.explain import suggest
-from cope_sweep.read.tables.significance import TELLS, Difference, holm, two_rows
-from cope_sweep.read.tables.stats import Summary, t_quantile
-from cope_sweep.read.tables.table_model import Column, Comparison, MetricCell, PublishedValue, TableModel, TableRow
-from cope_sweep.store import QueryError
+from cope_sweep.read.tables.stats import (
+    TELLS,
+    Bounds,
+    Difference,
+    Share,
+    Summary,
+    bounds_of,
+    holm,
+    stuck,
+    summarise,
+    t_quantile,
+    two_rows,
+)
+from cope_sweep.store import QueryError, RunRecord, Status
+
+STATUSES: tuple[Status, ...] = ("finished", "stopped", "failed", "damaged", "running", "interrupted", "pending")
+
+LEAST_RUNS = 2
+"""The smallest number of runs that has a standard deviation."""
+COMPARED = {"data": "data fingerprint", "tokenizer": "tokenizer", "precision": "precision"}
+"""Fact of a finished run → what a warning calls it."""
+SHOWN_ROWS = 3
+"""Rows that a warning names for each value."""
 
 PAPER = "paper"
+POSITION, METHOD = "model.position", "cope"
+"""The axis and the encoding of the default reference."""
 MARGIN_STDS, MARGIN_SHARE = 2.0, 0.01
 
 ROW_RULE = "Difference of {metric}: row minus {row}, with its 95 % interval, which holds for one comparison alone. "
@@ -69,25 +94,286 @@ ORDER_RULE = (
 SHOWN_KEYS = 3
 DESCRIPTIVE = "descriptive"
 PHRASES = {
-    "better": ("is better than {against}", "are better than {against}"),
-    "worse": ("is worse than {against}", "are worse than {against}"),
-    "same order": ("is worse than {against}, as in the paper", "are worse than {against}, as in the paper"),
-    "opposite order": (
-        "is better than {against}, unlike in the paper",
-        "are better than {against}, unlike in the paper",
-    ),
-    "cannot tell": ("cannot be told from {against}", "cannot be told from {against}"),
-    DESCRIPTIVE: (
-        "was not tested against {against}: too few seeds",
-        "were not tested against {against}: too few seeds",
-    ),
+    "better": "{are} better than {against}",
+    "worse": "{are} worse than {against}",
+    "same order": "{are} worse than {against}, as in the paper",
+    "opposite order": "{are} better than {against}, unlike in the paper",
+    "cannot tell": "cannot be told from {against}",
+    DESCRIPTIVE: "{were} not tested against {against}: too few seeds",
 }
-"""Verdict → what an answer says of one row, and of several."""
+"""Verdict → what an answer says of rows."""
 PAPER_PHRASES = {
     "agrees": ("agrees with ours", "agree with ours"),
     "differs": ("differs from ours", "differ from ours"),
     "cannot tell": ("cannot be told from ours", "cannot be told from ours"),
 }
+
+
+@dataclass(frozen=True)
+class Column:
+    """A metric, as tables and figures name it and print its values."""
+
+    name: str
+    label: str
+    unit: str
+    goal: Literal["min", "max"]
+    decimals: int = 2
+    scale: float = 1.0
+    """Factor of printed values; the unit is that of the product."""
+    compared: bool = True
+    """Whether rows are compared by it; else no value is the best, stuck or tested."""
+    primary: bool = False
+    """Whether rows are tested by it: one column of a table is, and the others are descriptive."""
+    learned: float | None = None
+    """A run whose value is at least as good as this one has learned the task."""
+
+    @property
+    def title(self) -> str:
+        """The label with its unit."""
+        return f"{self.label} ({self.unit})" if self.unit else self.label
+
+    @property
+    def quantity(self) -> str:
+        """Name of the measure, without the test set, with its unit: `token error (%)`."""
+        text = self.name.rpartition("/")[2].replace("_", " ")
+        return f"{text} ({self.unit})" if self.unit else text
+
+    @property
+    def exact(self) -> bool:
+        """Whether the value follows from the row's configuration, so that seeds do not change it."""
+        return self.name == "facts.parameters"
+
+    @property
+    def bounds(self) -> Bounds:
+        """The range of its values."""
+        return bounds_of(self.name, self.unit)
+
+
+@dataclass(frozen=True)
+class PublishedValue:
+    """A published number."""
+
+    value: float
+    std: float | None
+    source: str
+    seeds: int | None = None
+    """Number of runs behind the standard deviation; None: the source does not say."""
+
+    @property
+    def runs(self) -> int:
+        """Number of runs that a comparison assumes: 1 without a standard deviation, at least 2 with one."""
+        return 1 if self.std is None else self.seeds or LEAST_RUNS
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A cell beside the same metric of another row, or beside its published value."""
+
+    against: str
+    """The name of the other row, or `paper`."""
+    difference: Difference
+    """This row minus the other."""
+    verdict: str
+    """See the rules in the module."""
+    p_adjusted: float | None = None
+    """p with Holm's correction for all comparisons of the primary metric; None: this is not one of them."""
+    margin: float | None = None
+    """Differences up to this one agree with the paper."""
+
+
+@dataclass(frozen=True)
+class MetricCell:
+    """A metric of a row: the statistics of the finished runs, and the published value."""
+
+    summary: Summary
+    published: PublishedValue | None = None
+    best: bool = False
+    """Whether this is the best mean among the rows whose seeds are all finished."""
+    values: Mapping[int, float] = field(default_factory=dict)
+    """Seed → value, of the finished runs that have one."""
+    stuck: tuple[int, ...] = ()
+    """Seeds that are far worse than the others: `stats.stuck`."""
+    learned: Share | None = None
+    """The seeds that have learned the task; None: the file does not say from which value on."""
+    comparison: Comparison | None = None
+
+
+@dataclass(frozen=True)
+class TableRow:
+    """A row of the plan with its results."""
+
+    row: str
+    """The row's name."""
+    labels: Mapping[str, str]
+    """Axis key → label."""
+    runs: tuple[tuple[RunSpec, RunRecord], ...]
+    """All runs with their records, finished or not, in the order of the seeds."""
+    metrics: Mapping[str, MetricCell]
+
+    @property
+    def seeds(self) -> int:
+        """The number of runs, finished or not."""
+        return len(self.runs)
+
+    @cached_property
+    def counts(self) -> Mapping[str, int]:
+        """Status → number of runs, for every status."""
+        counted = Counter(record.status for _, record in self.runs)
+        return {status: counted[status] for status in STATUSES}
+
+    @property
+    def complete(self) -> bool:
+        """Whether every run is finished."""
+        return self.counts["finished"] == self.seeds
+
+    @cached_property
+    def parameters(self) -> int | None:
+        """The number of parameters of the model; None before a run is finished."""
+        known = (record.facts.get("parameters") for _, record in self.runs if record.status == "finished")
+        return next((int(parameters) for parameters in known if parameters is not None), None)
+
+    @property
+    def progress(self) -> str:
+        """`2/2`, or `1/2: 1 failed`."""
+        others = [f"{n} {status}" for status, n in self.counts.items() if n and status != "finished"]
+        return f"{self.counts['finished']}/{self.seeds}" + (f": {', '.join(others)}" if others else "")
+
+
+@dataclass(frozen=True)
+class TableModel:
+    """An ablation's table."""
+
+    ablation: str
+    title: str
+    axes: Mapping[str, str]
+    """Axis key → short name."""
+    columns: tuple[Column, ...]
+    rows: tuple[TableRow, ...]
+    replaced: tuple[str, ...] = ()
+    """Keys by which these runs differ from the published ones: of a scale, or of `--set`."""
+    warnings: tuple[str, ...] = ()
+    """Reasons why the rows are not comparable."""
+    rules: tuple[str, ...] = ()
+    """How the comparisons were made."""
+    answer: str = ""
+    """What they say, in a sentence."""
+
+    @property
+    def primary(self) -> Column:
+        """The column that rows are tested by."""
+        return next(column for column in self.columns if column.primary)
+
+    @cached_property
+    def stopped(self) -> int:
+        """The number of runs that a scheduler stopped early. They are in no mean."""
+        return sum(row.counts["stopped"] for row in self.rows)
+
+
+def table_model(plan: Plan, records: Mapping[str, RunRecord]) -> TableModel:
+    """The table of `plan`; `records` maps its run ids to their records."""
+    content = plan.ablation.content
+    columns = tuple(column_of(metric, primary=metric is content.primary_metric) for metric in content.metrics)
+    rows = [_table_row(row, records, columns) for row in plan.rows]
+    return TableModel(
+        plan.name, content.title, plan.axes, columns, tuple(_mark_best(rows, columns)), plan.ablation.replaced,
+        (*_chosen_by(plan), *differences((row.row, run, record) for row in rows for run, record in row.runs)),
+    )  # fmt: skip
+
+
+def column_of(metric: Metric, *, primary: bool = False) -> Column:
+    """A metric of an ablation file as a column."""
+    return Column(**metric.model_dump() | {"label": metric.label or metric.name, "primary": primary})
+
+
+def _chosen_by(plan: Plan) -> Iterable[str]:
+    """A sentence where a search or schedule has chosen by a metric that the table reports."""
+    for key, metric in plan.reported_choices:
+        yield (
+            f"The {key} chose runs by {metric}, which this table reports, so that it looks better than it is; with "
+            "`evaluate.validation: true` it goes by a validation set"
+        )
+
+
+def _table_row(row: Row, records: Mapping[str, RunRecord], columns: Iterable[Column]) -> TableRow:
+    runs = tuple((run, records[run.run_id]) for run in row.runs)
+    finished = [(run.seed, record) for run, record in runs if record.status == "finished"]
+    cells = {}
+    for column in columns:
+        found = {seed: record.value(column.name) for seed, record in finished}
+        values = {seed: float(value) for seed, value in found.items() if value is not None and value == value}  # no NaN
+        far = stuck(list(values.values()), column.goal, column.bounds) if column.compared else [False] * len(values)
+        cells[column.name] = MetricCell(
+            summarise(values.values(), column.bounds),
+            _published_value(row, column.name),
+            values=values,
+            stuck=tuple(seed for seed, is_far in zip(values, far, strict=True) if is_far),
+            learned=_learned(column, values.values()),
+        )
+    return TableRow(row.name, row.labels, runs, cells)
+
+
+def _learned(column: Column, values: Iterable[float]) -> Share | None:
+    """The values that are at least as good as the one from which on the task is learned."""
+    if column.learned is None:
+        return None
+    are = [value <= column.learned if column.goal == "min" else value >= column.learned for value in values]
+    return Share(sum(are), len(are))
+
+
+def _published_value(row: Row, metric: str) -> PublishedValue | None:
+    published = row.published
+    if published is None or metric not in published.values:
+        return None
+    return PublishedValue(published.values[metric], published.std.get(metric), published.source, published.seeds)
+
+
+def _mark_best(rows: list[TableRow], columns: Iterable[Column]) -> list[TableRow]:
+    """Mark the best mean of each metric, if at least two rows have a value from every seed."""
+    for column in columns:
+        if not column.compared:
+            continue
+        means = {
+            index: row.metrics[column.name].summary.mean
+            for index, row in enumerate(rows)
+            if row.metrics[column.name].summary.n == row.seeds
+        }
+        if len(means) < 2:
+            continue
+        best = (min if column.goal == "min" else max)(means.values())
+        for index, mean in means.items():
+            if mean == best:
+                row = rows[index]
+                cell = replace(row.metrics[column.name], best=True)
+                rows[index] = replace(row, metrics={**row.metrics, column.name: cell})
+    return rows
+
+
+def differences(runs: Iterable[tuple[str, RunSpec, RunRecord]]) -> tuple[str, ...]:
+    """One sentence for each fact in which finished runs of a table differ; `runs` has their rows' names.
+
+    The data of runs whose tasks differ may differ. Runs that lack a fact are not compared: older versions did not
+    record all of them.
+    """
+    rows: dict[tuple[str, object], dict[str, dict[str, None]]] = {}
+    for row, run, record in runs:
+        if record.status != "finished":
+            continue
+        for fact in COMPARED:
+            value = record.facts.get(fact)
+            if value is not None:
+                task = repr(run.task) if fact == "data" else None
+                rows.setdefault((fact, task), {}).setdefault(str(value), {})[row] = None
+    return tuple(
+        f"Rows differ in {COMPARED[fact]}, so they are not comparable: "
+        + "; ".join(f"{value} ({_first_rows(list(names))})" for value, names in by_value.items())
+        for (fact, _), by_value in rows.items()
+        if len(by_value) > 1
+    )
+
+
+def _first_rows(names: list[str]) -> str:
+    shown = ", ".join(names[:SHOWN_ROWS])
+    return shown if len(names) <= SHOWN_ROWS else f"{shown} and {len(names) - SHOWN_ROWS} more"
 
 
 def compared(model: TableModel, against: str) -> TableModel:
@@ -106,6 +392,26 @@ def compared(model: TableModel, against: str) -> TableModel:
     if not any(cell.published for row in model.rows for cell in row.metrics.values()):
         raise QueryError(f"{model.ablation} has no published numbers; compare with one of its rows: --compare ROW")
     return _order(model) if model.replaced else _with_paper(model)
+
+
+def reference(plan: Plan) -> str | None:
+    """The default reference of a report's rows, as `tables.Table` takes it.
+
+    The paper, where it has numbers for a row. Else the first row with CoPE, or the first row; of a table with several
+    axes, each row is compared with the one that has this encoding and the same values of the other axes.
+    """
+    if any(row.published for row in plan.rows):
+        return PAPER
+    if len(plan.rows) < 2:
+        return None
+    chosen = next((row for row in plan.rows if _uses_cope(row.runs[0].model.position)), plan.rows[0])
+    if POSITION not in chosen.labels or len({row.labels.get(POSITION) for row in plan.rows}) == 1:
+        return chosen.name
+    return f"{POSITION}={chosen.labels[POSITION]}"
+
+
+def _uses_cope(encodings: object) -> bool:
+    return isinstance(encodings, (list, tuple)) and any(each.kind == METHOD for each in encodings)
 
 
 def _row(model: TableModel, name: str) -> TableRow:
@@ -233,8 +539,8 @@ def _answer(model: TableModel, column: Column) -> str:
     for verdict, others in _by_verdict(found).items():
         for against, rows in others.items():
             listed, p = _listed([row for row, _ in rows]), [e.p_adjusted for _, e in rows if e.p_adjusted is not None]
-            one, many = PHRASES[verdict]
-            text = f"{listed} {one if len(rows) == 1 else many}".format(against=against)
+            are, were = ("is", "was") if len(rows) == 1 else ("are", "were")
+            text = f"{listed} {PHRASES[verdict].format(are=are, were=were, against=against)}"
             if verdict == "cannot tell" and p:
                 text += f" (p ≥ {p_text(min(p))})"
             elif verdict != DESCRIPTIVE and p:

@@ -1,0 +1,100 @@
+"""Input of the figures of an ablation: selected rows, titles of metrics, final values, and statistics over seeds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from cope_sweep.config import Plan, Row
+from cope_sweep.config.explain import suggest
+from cope_sweep.read.figures.figure import Band, FigureError
+from cope_sweep.read.tables import frame, summarise
+from cope_sweep.read.tables.model import Column, column_of
+from cope_sweep.store import Store
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def metric_title(plan: Plan, name: str) -> Column:
+    """A metric as a column. One that is no column of the table has the unit and goal of the same quantity there."""
+    metrics = plan.ablation.content.metrics
+    for metric in metrics:
+        if metric.name == name:
+            return column_of(metric)
+    for metric in metrics:
+        if metric.name.rpartition("/")[2] == name.rpartition("/")[2]:
+            return Column(name, name, metric.unit, metric.goal)
+    return Column(name, name, "%" if name.endswith("_error") else "", "min")
+
+
+def selected_rows(plan: Plan, names: Sequence[str]) -> tuple[Row, ...]:
+    """The rows with these names, in the plan's order; all for none. Raises FigureError for a name that no row has."""
+    known = [row.name for row in plan.rows]
+    for name in names:
+        if name not in known:
+            raise FigureError(f"{plan.name} has no row {name!r}{suggest(name, known)}")
+    return tuple(row for row in plan.rows if not names or row.name in names)
+
+
+def chosen_metrics(plan: Plan, runs: pd.DataFrame, names: Sequence[str], default: Iterable[str]) -> list[Column]:
+    """The metrics with these names, each once, or the default ones. Raises FigureError for one that no run has."""
+    known = metric_columns(runs, plan)
+    for name in names:
+        if name not in known:
+            raise FigureError(f"no finished run of {plan.name} has the metric {name!r}{suggest(name, known)}")
+    return [metric_title(plan, name) for name in dict.fromkeys(names or default)]
+
+
+def final_values(plan: Plan, store: Store, rows: Sequence[str]) -> pd.DataFrame:
+    """`tables.frame` of the selected rows. Raises FigureError, StoreError."""
+    names = {row.name for row in selected_rows(plan, rows)}
+    runs = frame(plan, store)
+    return runs[runs["row"].isin(names)].reset_index(drop=True)
+
+
+def metric_columns(runs: pd.DataFrame, plan: Plan) -> list[str]:
+    """The columns of `tables.frame` that are metrics or numeric facts."""
+    left_out = {"run_id", "status", "row", "seed", "message", *plan.axes}
+    return [name for name in runs.columns if name not in left_out and runs[name].dtype.kind in "fiu"]
+
+
+def seed_statistics(values: Iterable[float], metric: Column, band: Band) -> dict[str, float]:
+    """n, mean, std, low and high of the finite values; NaN where n is too small.
+
+    `low` and `high` are the least and the greatest value (`band` = range), or else the 95 % interval of the mean, which
+    stays inside the metric's range (`tables.stats`).
+    """
+    data = [float(value) for value in values if math.isfinite(value)]
+    found = summarise(data, metric.bounds)
+    low, high = found.ci_low, found.ci_high
+    if band == "range":
+        low, high = (min(data), max(data)) if len(data) > 1 else (math.nan, math.nan)
+    return {"n": found.n, "mean": found.mean, "std": found.std, "low": low, "high": high}
+
+
+def chosen_band(band: Band, runs: pd.DataFrame) -> Band:
+    """`auto`: the interval, unless a row has two finished seeds: the t interval is 12.7 standard errors to either side.
+
+    `runs` has the columns row, seed and status.
+    """
+    if band != "auto":
+        return band
+    seeds = runs[runs["status"] == "finished"].groupby("row")["seed"].nunique()
+    return "range" if 2 in list(seeds) else "interval"
+
+
+def band_text(band: Band) -> str:
+    """The band in words, for a legend."""
+    return "min–max over seeds" if band == "range" else "95 % interval of the mean"
+
+
+def axis_key(plan: Plan, name: str) -> str | None:
+    """The key of an axis, given the key or its short name."""
+    return next((key for key, short in plan.axes.items() if name in (key, short)), None)
+
+
+def is_number(value: Any) -> bool:
+    """Whether a JSON value is a finite number."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)

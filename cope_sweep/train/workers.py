@@ -1,0 +1,89 @@
+"""What the data-parallel workers of one run do together: sums, the same data, and a divided optimiser's state.
+
+With one worker, each function of communication returns its argument. Where the optimiser's state is divided (ZeRO,
+stage 1; Rajbhandari et al. 2020), each worker keeps the state of a part of the parameters, updates these, and sends
+them to the others. Weights and gradients are whole on every worker. The updates are those of one worker, to the bit.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+import torch.distributed
+from torch import Tensor
+from torch.distributed.optim import ZeroRedundancyOptimizer
+
+from cope_sweep.config import RunSpec
+from cope_sweep.errors import UserError
+from cope_sweep.train.runtime import Runtime
+
+
+def broadcast_flag(runtime: Runtime, flag: bool) -> bool:
+    """Rank 0's flag, on every rank. Every rank has to call this."""
+    return bool(broadcast_number(runtime, int(flag)))
+
+
+def broadcast_number(runtime: Runtime, number: int) -> int:
+    """Rank 0's number, on every rank. Every rank has to call this."""
+    if runtime.world_size == 1:
+        return number
+    value = torch.tensor(number, device=runtime.device)
+    torch.distributed.broadcast(value, src=0)
+    return int(value.item())
+
+
+def sum_over_workers(runtime: Runtime, value: Tensor) -> Tensor:
+    """The elementwise sum of the workers' tensors, computed in place. Every rank has to call this."""
+    if runtime.world_size > 1:
+        torch.distributed.all_reduce(value)
+    return value
+
+
+def gather(runtime: Runtime, value: Any) -> list[Any]:
+    """The values of all ranks, in the order of ranks. Every rank has to call this."""
+    values = [value] * runtime.world_size
+    if runtime.world_size > 1:
+        torch.distributed.all_gather_object(values, value)
+    return values
+
+
+class DataError(UserError):
+    """The data differ from those that the run was started on, or from those of other workers."""
+
+
+def prepare_data(spec: RunSpec, runtime: Runtime) -> str | None:
+    """Prepare the task's data and return their fingerprint; None where the task generates its data.
+
+    Raises UserError where the data cannot be used, and DataError where workers read different data.
+    """
+    task = spec.task
+    task.prepare()
+    for context in spec.evaluate.contexts:
+        for split in task.TESTS:
+            task.windows(split, context, spec.evaluate.stride or context)  # raises where a text is too short
+    fingerprints = gather(runtime, task.fingerprint())
+    if len(set(fingerprints)) > 1:
+        listed = ", ".join(f"rank {rank}: {data}" for rank, data in enumerate(fingerprints))
+        raise DataError(f"the workers read different data ({listed}); give every node the same files")
+    return fingerprints[0]
+
+
+def shard(optimizers: Iterable[torch.optim.Optimizer]) -> list[torch.optim.Optimizer]:
+    """The same optimisers with their state divided among the workers of torch's default group."""
+    return [_sharded(each) for each in optimizers]
+
+
+def _sharded(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    accepted = inspect.signature(type(optimizer)).parameters
+    settings = {name: value for name, value in optimizer.defaults.items() if name in accepted}
+    return ZeroRedundancyOptimizer(optimizer.param_groups, type(optimizer), **settings)
+
+
+def collect_state(optimizers: Iterable[torch.optim.Optimizer]) -> None:
+    """Send the state to rank 0, whose `state_dict` is then whole. Every rank has to call this."""
+    for optimizer in optimizers:
+        if isinstance(optimizer, ZeroRedundancyOptimizer):
+            optimizer.consolidate_state_dict(to=0)
