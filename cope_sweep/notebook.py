@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, Any
 from cope_sweep.config import LoadedAblation, Plan, RunSpec, expand, with_overrides
 from cope_sweep.config import load_ablation as _load_file
 from cope_sweep.config.explain import suggest
-from cope_sweep.config.folder import ablations_folder, find_ablation
+from cope_sweep.config.loading import find_ablation
+from cope_sweep.config.source import ablations_folder
 from cope_sweep.errors import UserError
 from cope_sweep.store import Store
 
@@ -65,7 +66,7 @@ def run(ablation: AnyAblation, store: AnyStore = STORE) -> SweepOutcome:
     Ctrl-C, or a kernel's interrupt, stops it; the next call continues. For several workers, machines and MLflow use
     `cope-sweep run`. Raises UserError.
     """
-    from cope_sweep.sweep.local import run_local
+    from cope_sweep.sweep.executor import run_local
     from cope_sweep.sweep.sweep import sweep
 
     planned, opened = _recorded(ablation, store, create=True)

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from cope_sweep.cli.application import app as cli
 from cope_sweep.config import expand, load_ablation
-from cope_sweep.config.search import SCHEDULERS, SEARCHES
+from cope_sweep.config.ablation import SCHEDULERS, SEARCHES
 from cope_sweep.families import FAMILIES
 from cope_sweep.optim import OPTIMIZERS, SCHEDULES
 from cope_sweep.positions import ENCODINGS

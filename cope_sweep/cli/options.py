@@ -46,7 +46,7 @@ ABLATIONS, STORE = Path("ablations"), "store"
 
 
 def _or_packaged(folder: Path) -> Path:
-    from cope_sweep.config.folder import ablations_folder
+    from cope_sweep.config.source import ablations_folder
 
     return ablations_folder(folder)
 
@@ -426,9 +426,9 @@ def _limits(kind: Any) -> dict[str, Any]:
 
 def find_ablation(ablation: str, folder: Path) -> Path:
     """The file of an ablation, given its name or its path. Raises UserError where there is none."""
-    from cope_sweep.config import folder as folders
+    from cope_sweep.config import loading
 
-    return folders.find_ablation(ablation, folder, "choose the folder with --ablations")
+    return loading.find_ablation(ablation, folder, "choose the folder with --ablations")
 
 
 def load_plan(ablation: str, folder: Path, scale: str | None, sets: Sequence[str]) -> Plan:

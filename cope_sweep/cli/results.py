@@ -188,7 +188,7 @@ def schema() -> None:
 
     Example: `cope-sweep schema > ablations/schema.json`
     """
-    from cope_sweep.config.schema import ablation_schema
+    from cope_sweep.config.ablation import ablation_schema
 
     print_json(ablation_schema())
 

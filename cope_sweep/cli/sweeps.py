@@ -246,7 +246,7 @@ def _train(
     if groups is not None:
         resources = resources.model_copy(update={"groups": groups})
     if local:
-        from cope_sweep.sweep.local import run_local as executor
+        from cope_sweep.sweep.executor import run_local as executor
     else:
         from cope_sweep.sweep.ray_executor import run_on_ray
 
@@ -430,7 +430,14 @@ def submit(
     Example: `cope-sweep submit quickstart --server http://service:8000`
     """
     from cope_sweep.config import load_ablation
-    from cope_sweep.sweep.jobs import Cluster, new_submission, submit_job, submit_sweep
+    from cope_sweep.sweep.jobs import (
+        Cluster,
+        check_cluster,
+        new_submission,
+        record_submission,
+        start_submission,
+        submit_job,
+    )
 
     limits, name, scale = _in_seconds(request), question.name, question.scale
     if source.client is not None:
@@ -461,9 +468,10 @@ def submit(
             load_ablation(path), file_text=path.read_text(encoding="utf-8"), scale=scale, sets=sets, mlflow=mlflow,
             **limits,
         )  # fmt: skip
-        outcome = submit_sweep(
-            submission, plan, shared.open_store(create=True), cluster, follow=follow, on_line=on_line
-        )
+        check_cluster(cluster)  # before anything is written
+        opened = shared.open_store(create=True)
+        record_submission(submission, plan, opened)
+        outcome = start_submission(submission, opened, cluster, follow=follow, on_line=on_line)
     else:
         # Only the cluster can reach the store: the job reads the ablation from the folder that is sent.
         options = {"--time-budget": limits["time_budget_s"], "--max-runs": limits["max_runs"]}

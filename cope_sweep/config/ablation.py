@@ -1,23 +1,350 @@
-"""Ablation files: a base configuration, the axes that vary, seeds, metrics, and the numbers published in the paper."""
+"""Ablation files: a base configuration, the axes that vary, seeds, metrics, and the numbers published in the paper.
+
+`search` and `schedule` decide which runs are trained, and how long. Neither is part of a run's identity: a run that
+another search suggests is the same run. `cope_sweep.read.figures` draws what `figures` declares.
+"""
 
 from __future__ import annotations
 
+import json
 import keyword
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Self
+import math
+from functools import cached_property, lru_cache
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import AfterValidator, Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, Field, Strict, field_validator, model_validator
 
-from cope_sweep.config.explain import explain_all
-from cope_sweep.config.figure import AnyFigure
-from cope_sweep.config.inherit import with_inherited
-from cope_sweep.config.metric_names import MetricName
 from cope_sweep.config.resources import Resources
-from cope_sweep.config.search import AnyScheduler, AnySearch, Goal, GridSearch, NoSchedule
-from cope_sweep.config.source import Json, Source, SpecError, read_source
+from cope_sweep.config.run import Count, Positive, RunSpec
+from cope_sweep.config.source import Json, default_label
 from cope_sweep.frozen import Frozen
-from cope_sweep.registry import PluginError, load_plugins
+from cope_sweep.registry import Kind, Registry
+
+# -- names of metrics --------------------------------------------------------------------------------------------------
+
+RENAMED_METRICS = {"commonest_error": "majority_baseline_error"}
+"""Former name → current name, without the test set and the context."""
+
+
+@lru_cache(maxsize=4096)
+def current_metric_name(name: str) -> str:
+    """The current name of a metric: `in_dist/commonest_error` → `in_dist/majority_baseline_error`.
+
+    `name` has the form `<test set>/<metric>` or `<test set>/<metric>@<context>`; other names are returned unchanged.
+    """
+    test_set, slash, metric = name.rpartition("/")
+    metric, at, context = metric.partition("@")
+    return f"{test_set}{slash}{RENAMED_METRICS.get(metric, metric)}{at}{context}"
+
+
+MetricName = Annotated[str, AfterValidator(current_metric_name)]
+"""A metric as runs report it. Former names are replaced by the current ones."""
+
+
+# -- search ------------------------------------------------------------------------------------------------------------
+
+SIGNIFICANT_DIGITS = 4
+"""Digits of drawn numbers that are not whole, so that the names of rows are short."""
+
+Floats = Annotated[tuple[float, float], Strict(False)]
+Ints = Annotated[tuple[int, int], Strict(False)]
+
+
+class Distribution(Frozen):
+    """One of `uniform`, `log_uniform`, `int_uniform`, `log_int_uniform` and `choice`. Both bounds are included."""
+
+    uniform: Floats | None = Field(default=None, description="[low, high]: a number, each equally likely.")
+    log_uniform: Floats | None = Field(
+        default=None, description="[low, high]: a positive number whose logarithm is uniform, as for learning rates."
+    )
+    int_uniform: Ints | None = Field(default=None, description="[low, high]: a whole number, each equally likely.")
+    log_int_uniform: Ints | None = Field(
+        default=None, description="[low, high]: a positive whole number whose logarithm is uniform, as for sizes."
+    )
+    choice: Annotated[list[Json], Field(min_length=1)] | None = Field(
+        default=None, description="One of these values, each equally likely."
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        given = [name for name in type(self).model_fields if getattr(self, name) is not None]
+        if len(given) != 1:
+            kinds = ", ".join(type(self).model_fields)
+            raise ValueError(f"{' and '.join(given) or 'no distribution'} given; give exactly one of {kinds}")
+        if self.choice is not None:
+            labels = [default_label(value) for value in self.choice]
+            twice = next((label for label in labels if labels.count(label) > 1), None)
+            if twice is not None:
+                raise ValueError(f"choice has {twice} twice; list each value once")
+            return self
+        low, high = self.bounds
+        if not low < high:
+            raise ValueError(f"{self.kind}: [{low}, {high}] is empty; write the lower bound first")
+        if self.is_log and low <= 0:
+            raise ValueError(f"{self.kind}: the lower bound {low} must be greater than 0, as it has a logarithm")
+        return self
+
+    @cached_property
+    def kind(self) -> str:
+        """The name of the distribution: `log_uniform`."""
+        return next(name for name in type(self).model_fields if getattr(self, name) is not None)
+
+    @property
+    def is_log(self) -> bool:
+        """Whether the logarithm is uniform."""
+        return self.kind in ("log_uniform", "log_int_uniform")
+
+    @property
+    def is_int(self) -> bool:
+        """Whether the values are whole numbers."""
+        return self.kind in ("int_uniform", "log_int_uniform")
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """The lowest and the highest number; of whole numbers for the distributions of such."""
+        bounds: tuple[float, float] = getattr(self, self.kind)
+        return bounds
+
+    def value_at(self, share: float) -> Json:
+        """The value below which `share` in [0, 1) of the distribution lies."""
+        if self.choice is not None:
+            return self.choice[int(share * len(self.choice))]
+        low, high = self.bounds
+        # A whole number owns the interval of length 1 around it.
+        margin = 0.5 if self.is_int else 0.0
+        if self.is_log:
+            start, end = math.log(low - margin), math.log(high + margin)
+            return self.rounded(math.exp(start + share * (end - start)))
+        return self.rounded(low - margin + share * (high - low + 2 * margin))
+
+    def rounded(self, number: float) -> float:
+        """The number as it is used in a run: whole, or of four significant digits, and within the bounds."""
+        low, high = self.bounds
+        number = round(number) if self.is_int else float(f"{number:.{SIGNIFICANT_DIGITS}g}")
+        return min(max(number, low), high)
+
+    def value_of(self, label: str) -> Json:
+        """The value with the label that tables show. Raises ValueError where the distribution does not have it."""
+        if self.choice is not None:
+            values = {default_label(value): value for value in self.choice}
+            if label not in values:
+                raise ValueError(f"{label!r} is none of {', '.join(values)}")
+            return values[label]
+        number: Any = json.loads(label)
+        low, high = self.bounds
+        if isinstance(number, bool) or not isinstance(number, (int, float)) or not low <= number <= high:
+            raise ValueError(f"{label} is no number in [{low}, {high}]")
+        if self.is_int and number != int(number):
+            raise ValueError(f"{label} is no whole number")
+        return int(number) if self.is_int else float(number)
+
+    @property
+    def extremes(self) -> tuple[Json, ...]:
+        """Values that show whether all are valid in a run: the bounds, or all choices."""
+        return tuple(self.choice) if self.choice is not None else self.bounds
+
+
+Goal = Literal["min", "max"]
+Samples = Annotated[int, Field(ge=1, le=100_000)]
+SearchSeed = Annotated[int, Field(ge=0, lt=2**31)]
+
+
+class ScheduleSpec(Kind):
+    """When a sweep stops a run early."""
+
+    BARE: ClassVar[bool] = True
+
+
+class NoSchedule(ScheduleSpec):
+    """Every run is trained to its last step."""
+
+    kind: Literal["none"] = "none"
+
+
+class EarlyStopping(ScheduleSpec):
+    """The settings of all schedules that stop runs early."""
+
+    NAME: ClassVar[str] = ""
+
+    metric: MetricName | None = Field(
+        default=None,
+        description="The metric that runs are compared by at each evaluation; null: the primary metric, on the "
+        "validation set where there is one.",
+    )
+    goal: Goal | None = Field(
+        default=None, description="Whether lower or higher values are better; null: as in the metric's column."
+    )
+    grace: Positive | None = Field(
+        default=None,
+        description="Steps before which no run is stopped; null: a tenth of the steps, and at least one evaluation.",
+    )
+
+    @property
+    def rule(self) -> str:
+        """What ended a run, where all settings are filled in: `ASHA (in_dist/loss, grace 3 steps)`."""
+        return f"{self.NAME or self.kind} ({self.metric}, grace {self.grace} steps)"
+
+
+class Asha(EarlyStopping):
+    """Asynchronous successive halving (Li et al. 2020): few runs pass each rung, at grace × reduction^k steps."""
+
+    NAME: ClassVar[str] = "ASHA"
+
+    kind: Literal["asha"] = "asha"
+    reduction: Annotated[float, Field(gt=1)] = Field(
+        default=4, description="One of so many runs passes a rung; rungs are that factor apart."
+    )
+
+
+class Median(EarlyStopping):
+    """A run is stopped if its best value is worse than the median of the other runs' means up to the same step."""
+
+    NAME: ClassVar[str] = "the median rule"
+
+    kind: Literal["median"] = "median"
+
+
+SCHEDULERS = Registry("schedule", ScheduleSpec, (NoSchedule, Asha, Median), entry_points="cope_sweep.schedulers")
+
+AnyScheduler = Annotated[ScheduleSpec, SCHEDULERS]
+"""Any registered schedule of a sweep: its `kind` (`asha`), or a mapping with its options."""
+
+
+class SearchSpec(Kind):
+    """Which points of the grid and the search space become runs."""
+
+    BARE: ClassVar[bool] = True
+
+
+class GridSearch(SearchSpec):
+    """Every point of the grid."""
+
+    kind: Literal["grid"] = "grid"
+
+
+class RandomSearch(SearchSpec):
+    """Every point of the grid, each with the same random draws from the space, so that points can be compared."""
+
+    kind: Literal["random"] = "random"
+    samples: Samples = Field(description="Draws for each point of the grid. Equal draws are one row.")
+    seed: SearchSeed = Field(default=0, description="Seed of the draws. More samples keep the earlier draws.")
+    space: Annotated[dict[str, Distribution], Field(min_length=1)] = Field(
+        description="Dotted key of a run → its distribution, for example `train.lr: {log_uniform: [1e-4, 1e-2]}`."
+    )
+
+
+class Optuna(SearchSpec):
+    """Runs are suggested one after another by Optuna's TPE sampler, from the results so far.
+
+    The axes of the grid are dimensions of the search, too.
+    """
+
+    kind: Literal["optuna"] = "optuna"
+    samples: Samples = Field(description="Number of runs to suggest.")
+    seed: SearchSeed = Field(default=0, description="Seed of the sampler.")
+    metric: MetricName | None = Field(
+        default=None,
+        description="The metric to optimise; null: the primary metric, on the validation set where there is one.",
+    )
+    goal: Goal | None = Field(
+        default=None, description="Whether lower or higher values are better; null: as in the metric's column."
+    )
+    space: dict[str, Distribution] = Field(
+        default={}, description="Dotted key of a run → its distribution, in addition to the axes of the grid."
+    )
+
+
+SEARCHES = Registry("search", SearchSpec, (GridSearch, RandomSearch, Optuna), entry_points="cope_sweep.searches")
+
+AnySearch = Annotated[SearchSpec, SEARCHES]
+"""Any registered search: its `kind` (`grid`), or a mapping with its options."""
+
+
+# -- figures -----------------------------------------------------------------------------------------------------------
+
+Head = Annotated[tuple[Count, Count], Strict(False)]
+"""Layer and head. Accepts a list too: files have no tuples."""
+Metrics = Annotated[list[MetricName], Field(min_length=1)]
+
+
+class _Figure(Frozen):
+    title: str = Field(default="", description="Above the figure.")
+    source: str = Field(default="", description="The figure of the paper that it reproduces, for example `Figure 5`.")
+    rows: dict[str, Json] = Field(
+        default={}, description="The rows to draw: axis keys, and labels or values; of a list, any. Empty: all rows."
+    )
+
+
+class _Curves(_Figure):
+    metrics: Metrics = Field(description="One panel for each metric.")
+    log: bool = Field(default=False, description="Whether the axis of the metrics is logarithmic.")
+
+
+class Curves(_Curves):
+    """Metrics against the training step: a line for each row, with a band over its seeds."""
+
+    kind: Literal["curves"] = "curves"
+
+
+class Convergence(_Curves):
+    """Curves of test metrics, with the step at which each row is best."""
+
+    kind: Literal["convergence"] = "convergence"
+
+
+class Values(_Figure):
+    """Metrics at the end of training against an axis of the ablation: a line for each combination of the other axes."""
+
+    kind: Literal["values"] = "values"
+    x: str = Field(description="The key of the axis, for example `task.train_sequences`.")
+    metrics: Metrics = Field(description="One panel for each metric.")
+    log_x: bool | None = Field(
+        default=None, description="Whether the axis of `x` is logarithmic; null: if its values ask for it."
+    )
+
+
+class Contexts(_Figure):
+    """A metric against the length of the evaluated sequences: a line for each row.
+
+    Lengths are those of windows over a text (`evaluate.contexts`), or multiples of the trained length
+    (`evaluate.lengths`).
+
+    Variants of the evaluation (`evaluate.variants`) have lines of their own.
+    """
+
+    kind: Literal["contexts"] = "contexts"
+    metric: MetricName = Field(description="Without context: `validation/perplexity`.")
+    panels: str | None = Field(default=None, description="An axis key: a panel for each of its values.")
+
+
+class Maps(_Figure):
+    """Maps of a trained model's heads over a sequence: a probe of the checkpoint of one run."""
+
+    kind: Literal["maps"] = "maps"
+    show: Literal["positions", "attention", "position_attention", "gates"] = Field(
+        default="position_attention",
+        description="gates; positions (sums of gates); attention; position_attention: attention induced by position "
+        "alone, scaled to 1 at the maximum of each query.",
+    )
+    seed: Count | None = Field(default=None, description="The seed of the run; null: the first of the ablation.")
+    split: str | None = Field(default=None, description="The split of the sequence; null: the first test set.")
+    index: Count = Field(default=0, description="The index of the sequence in its split.")
+    first: Positive | None = Field(default=None, description="Only the first tokens of the sequence; null: all.")
+    mark: str | None = Field(
+        default=None,
+        description="Marked tokens, drawn as signs: `newline`, `section` or `sentence` of a text, or one of the task.",
+    )
+    heads: Annotated[list[Head], Field(min_length=1)] | Positive = Field(
+        default=1,
+        description="[layer, head] pairs, counted from 0; or the number of heads to draw: those whose gates separate "
+        "the marked tokens best (AUC).",
+    )
+
+
+AnyFigure = Annotated[Curves | Convergence | Values | Contexts | Maps, Field(discriminator="kind")]
+
+
+# -- the file ----------------------------------------------------------------------------------------------------------
 
 Axis = list[Json] | dict[str, Json]
 """The values of one key: a list, or a mapping from the label that tables show to the value."""
@@ -210,54 +537,29 @@ class Ablation(Frozen):
         return self
 
 
-@dataclass(frozen=True)
-class LoadedAblation:
-    """An ablation with its name and the source file that error messages refer to."""
+def ablation_schema() -> dict[str, Any]:
+    """The JSON Schema (draft 2020-12) of an ablation file.
 
-    name: str
-    content: Ablation
-    source: Source
-    replaced: tuple[str, ...] = ()
-    """Keys that a scale or `--set` has replaced and that decide what is trained: not what the paper trained."""
-
-
-def validate(source: Source, name: str, *, folder: Path | None = None, allow_plugins: bool = True) -> LoadedAblation:
-    """The ablation in a parsed file. Imports its plugins.
-
-    Base and axes are validated later, when the ablation is expanded: only whole runs can be.
-
-    Args:
-        source: The parsed file.
-        name: The ablation's name.
-        folder: The only folder of files that it may inherit from; None: it may not inherit.
-        allow_plugins: Whether it, or a file that it inherits from, may name plugins.
-
-    Raises SpecError with one line per problem.
+    No key of `base` is required, because an axis may supply it.
     """
-    if source.data.get("inherit") is not None and not source.parents:
-        source = with_inherited(source, folder)
-    try:
-        content = Ablation.model_validate(source.data)
-    except ValidationError as error:
-        problems = [str(source.error(*problem)) for problem in explain_all(error, Ablation)]
-        raise SpecError("\n".join(problems)) from error
-    if content.plugins and not allow_plugins:
-        raise source.error(
-            ("plugins",),
-            f"plugins ({', '.join(content.plugins)}) are not allowed here, because importing them runs code; remove "
-            "the key. The operator can install the plugins and declare them as entry points or in COPE_SWEEP_PLUGINS",
-        )
-    for index, module in enumerate(content.plugins):
-        try:
-            load_plugins([module])
-        except PluginError as error:
-            raise source.error(("plugins", index), str(error)) from error
-    return LoadedAblation(name, content, source)
-
-
-def load_ablation(path: Path, *, allow_plugins: bool = True) -> LoadedAblation:
-    """Read an ablation file and import its plugins. The ablation's name is the file's name without suffix.
-
-    Raises SpecError; also where the file names plugins and `allow_plugins` is false.
-    """
-    return validate(read_source(path), path.stem, folder=path.parent, allow_plugins=allow_plugins)
+    schema = Ablation.model_json_schema(by_alias=True)
+    run = RunSpec.model_json_schema()
+    definitions = run.pop("$defs") | schema.pop("$defs")
+    for key in ("required", "title"):
+        run.pop(key, None)
+    del run["properties"]["seed"]
+    run["description"] = "The keys of a run that do not vary."
+    schema["properties"]["base"] = run
+    schema["$defs"] = definitions
+    # A file that inherits has the other required keys from there.
+    needed = [key for key in schema["required"] if key != "title"]
+    schema["required"] = ["title"]
+    schema["anyOf"] = [{"required": ["inherit"]}, {"required": needed}]
+    # There, null removes an inherited axis or scale.
+    for part in (
+        schema["properties"]["grid"],
+        schema["properties"]["scales"],
+        definitions["Scale"]["properties"]["grid"],
+    ):
+        part["additionalProperties"] = {"anyOf": [part["additionalProperties"], {"type": "null"}]}
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "A cope-sweep ablation"}

@@ -2,20 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
-from cope_sweep.config.ablation import LoadedAblation, Point
+from cope_sweep.config.ablation import (
+    Contexts,
+    Convergence,
+    Curves,
+    EarlyStopping,
+    Goal,
+    Maps,
+    Optuna,
+    Point,
+    RandomSearch,
+    Values,
+)
 from cope_sweep.config.explain import suggest
-from cope_sweep.config.figure import Contexts, Convergence, Curves, Maps, Values
+from cope_sweep.config.loading import LoadedAblation
 from cope_sweep.config.points import Assignments, dimensions_of, matches
 from cope_sweep.config.run import NUMERIC_FACTS, RunSpec
-from cope_sweep.config.search import EarlyStopping, Goal, Optuna, RandomSearch
-from cope_sweep.config.source import KeyPath
+from cope_sweep.config.source import KeyPath, SpecError
 from cope_sweep.tasks import VALIDATION
 
 
-def check_conditions(loaded: LoadedAblation, points: Iterable[Assignments]) -> None:
-    """Raises SpecError for a condition on a key that no point has, which is probably a spelling mistake."""
+def _no_axis(loaded: LoadedAblation, path: KeyPath, key: str, axes: Sequence[str]) -> SpecError:
+    return loaded.source.error(path, f"no axis is called {key!r}" + suggest(key, axes))
+
+
+def _no_metric(loaded: LoadedAblation, path: KeyPath, run: RunSpec, name: str, known: Sequence[str]) -> SpecError:
+    return loaded.source.error(path, f"the task {run.task.kind} has no metric {name!r}" + suggest(name, known))
+
+
+def check_points(loaded: LoadedAblation, points: Sequence[Assignments]) -> None:
+    """Raises SpecError for a condition on a key that no point has, which is probably a spelling mistake; and where the
+    base or a point sets the seed.
+    """
     keys = sorted({key for point in points for key in point})
     content = loaded.content
     conditions: list[tuple[KeyPath, Point]] = [(("exclude", i), c) for i, c in enumerate(content.exclude)]
@@ -25,17 +45,29 @@ def check_conditions(loaded: LoadedAblation, points: Iterable[Assignments]) -> N
     for path, condition in conditions:
         for key in condition:
             if keys and key not in keys:
-                raise loaded.source.error((*path, key), f"no axis is called {key!r}" + suggest(key, keys))
-
-
-def check_seeds(loaded: LoadedAblation, points: Iterable[Assignments]) -> None:
-    """Raises SpecError where the base or a point sets the seed."""
-    origins: list[KeyPath] = [("base", "seed")] if "seed" in loaded.content.base else []
-    origins += [point["seed"].origin for point in points if "seed" in point]
-    if origins:
+                raise _no_axis(loaded, (*path, key), key, keys)
+    seeds: list[KeyPath] = [("base", "seed")] if "seed" in content.base else []
+    seeds += [point["seed"].origin for point in points if "seed" in point]
+    if seeds:
         raise loaded.source.error(
-            origins[0], "seeds are not part of a row; write `seeds: [0, 1, …]` at the top level, beside `base`"
+            seeds[0], "seeds are not part of a row; write `seeds: [0, 1, …]` at the top level, beside `base`"
         )
+
+
+def check_resources(loaded: LoadedAblation) -> None:
+    """Raises SpecError where resources are an axis or a dimension of the search space."""
+    content = loaded.content
+    axes: list[KeyPath] = [("grid", key) for key in content.grid]
+    axes += [("zip", index, key) for index, group in enumerate(content.zip) for key in group]
+    axes += [("when", index, "grid", key) for index, each in enumerate(content.when) for key in each.grid]
+    axes += [("search", "space", key) for key in getattr(content.search, "space", {})]
+    for path in axes:
+        if str(path[-1]).startswith("resources."):
+            raise loaded.source.error(
+                path,
+                "resources are no part of a run, so an axis of them would repeat runs; give them to some rows with "
+                f"`when: [{{if: …, set: {{{path[-1]}: …}}}}]`, or to all rows with `resources: …`",
+            )
 
 
 def check_search(loaded: LoadedAblation) -> None:
@@ -108,10 +140,7 @@ def check_metrics(loaded: LoadedAblation, runs: Sequence[RunSpec]) -> None:
         known = [*run.metrics, *of_variants, *(f"facts.{name}" for name in NUMERIC_FACTS)]
         for index, metric in enumerate(loaded.content.metrics):
             if metric.name not in known:
-                raise loaded.source.error(
-                    ("metrics", index, "name"),
-                    f"the task {run.task.kind} has no metric {metric.name!r}" + suggest(metric.name, known),
-                )
+                raise _no_metric(loaded, ("metrics", index, "name"), run, metric.name, known)
 
 
 def check_figures(loaded: LoadedAblation, points: Sequence[Assignments], runs: Sequence[RunSpec]) -> None:
@@ -131,14 +160,13 @@ def check_figures(loaded: LoadedAblation, points: Sequence[Assignments], runs: S
             known = [name for name in run.metrics if isinstance(figure, Values) or "@" not in name]
             for place, name in names.items():
                 if name not in known:
-                    message = f"the task {run.task.kind} has no metric {name!r}" + suggest(name, known)
-                    raise loaded.source.error(place, message)
+                    raise _no_metric(loaded, place, run, name, known)
             if isinstance(figure, Contexts) and not (run.evaluate.contexts or run.evaluate.lengths):
                 needed = "evaluate.contexts or evaluate.lengths"
                 raise loaded.source.error(path, f"a figure of contexts needs {needed}, and a row has none")
         for name, key in (("x", getattr(figure, "x", None)), ("panels", getattr(figure, "panels", None))):
             if key is not None and key not in axes:
-                raise loaded.source.error((*path, name), f"no axis is called {key!r}" + suggest(key, axes))
+                raise _no_axis(loaded, (*path, name), key, axes)
         drawn = sum(matches(point, figure.rows) for point in points)
         if not drawn or (isinstance(figure, Maps) and drawn > 1):
             wanted = "one row" if isinstance(figure, Maps) else "at least one row"
@@ -212,9 +240,7 @@ def _objective(
     name = spec.metric or validation_metric(loaded, runs)
     for run in runs:
         if spec.metric and name not in run.metrics:
-            raise loaded.source.error(
-                (key, "metric"), f"the task {run.task.kind} has no metric {name!r}" + suggest(name, run.metrics)
-            )
+            raise _no_metric(loaded, (key, "metric"), run, name, run.metrics)
     column = columns.get(name) or (None if spec.metric else loaded.content.primary_metric)
     if column is None and spec.goal is None:
         raise loaded.source.error(

@@ -10,8 +10,7 @@ import math
 import statistics
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 from cope_sweep.config.expand import Plan
 from cope_sweep.config.resources import Resources
@@ -48,16 +47,19 @@ Shape = tuple[str, str, int, str]
 """Task, model, batch size and optimiser of a run; runs of equal shape take equal time per step."""
 
 
-class StepCost(Protocol):
-    """Cost of a training step, measured by a few steps."""
+@dataclass(frozen=True)
+class StepCost:
+    """The measured cost of a training step."""
+
+    step_s: float
+    """The median over the timed steps; infinite where there was not enough memory."""
+    peak_memory_bytes: int
+    """Peak memory: of tensors on CUDA, of the whole process on a CPU. It covers steps and one evaluation."""
 
     @property
-    def step_s(self) -> float:
-        """Seconds per step; infinite where there was not enough memory."""
-
-    @property
-    def peak_memory_bytes(self) -> int:
-        """Peak of the worker process."""
+    def fits(self) -> bool:
+        """Whether there was enough memory."""
+        return math.isfinite(self.step_s)
 
 
 @dataclass(frozen=True)
@@ -102,22 +104,6 @@ def _declared_parameters(run: RunSpec) -> Iterator[tuple[str, tuple[int, ...], i
             yield f"position.{name}", parameter.shape, layers if parameter.per_layer else 1
 
 
-def step_flops(run: RunSpec, resources: Resources) -> float:
-    """Floating-point operations of a training step.
-
-    A backward pass costs as much as two forward passes, and three if activations are recomputed.
-    """
-    return _step_flops(run, resources, parameter_count(run))
-
-
-def run_flops(run: RunSpec, resources: Resources) -> float:
-    """Floating-point operations of a run with its evaluations.
-
-    This is an upper bound where a test set has fewer than `final_sequences` sequences.
-    """
-    return _run_flops(run, resources, parameter_count(run))
-
-
 def _sequence_flops(run: RunSpec, tokens: int, parameters: int) -> float:
     """Floating-point operations of the forward pass of one sequence: 2 per parameter and token, plus attention."""
     per_token: float = 2 * parameters + 4 * run.model.layers * run.model.dim * tokens
@@ -126,15 +112,25 @@ def _sequence_flops(run: RunSpec, tokens: int, parameters: int) -> float:
     return per_token * tokens
 
 
-def _step_flops(run: RunSpec, resources: Resources, parameters: int) -> float:
+def step_flops(run: RunSpec, resources: Resources, parameters: int | None = None) -> float:
+    """Floating-point operations of a training step. `parameters`: the number of the model's, where it is known.
+
+    A backward pass costs as much as two forward passes, and three if activations are recomputed.
+    """
+    parameters = parameter_count(run) if parameters is None else parameters
     passes = 4 if resources.checkpoint_activations else 3
     return passes * run.train.batch * _sequence_flops(run, run.task.length("train"), parameters)
 
 
-def _run_flops(run: RunSpec, resources: Resources, parameters: int) -> float:
+def run_flops(run: RunSpec, resources: Resources, parameters: int | None = None) -> float:
+    """Floating-point operations of a run with its evaluations. `parameters`: as for `step_flops`.
+
+    This is an upper bound where a test set has fewer than `final_sequences` sequences.
+    """
+    parameters = parameter_count(run) if parameters is None else parameters
     evaluate, task = run.evaluate, run.task
     at_every = (run.train.steps - 1) // evaluate.every * evaluate.sequences + evaluate.final_sequences
-    total = run.train.steps * _step_flops(run, resources, parameters)
+    total = run.train.steps * step_flops(run, resources, parameters)
     at_every += len(evaluate.variants) * evaluate.final_sequences
     for split in run.test_sets:
         total += at_every * _sequence_flops(run, task.length(split), parameters)
@@ -188,7 +184,8 @@ def estimates(
     finished runs to seconds per floating-point operation. Runs of other shapes use the median of these rates. Without
     measurements, times follow a rule of thumb.
     """
-    basis = _Basis(measured or {}, timed or {})
+    measured, timed = measured or {}, timed or {}
+    median_rate = statistics.median(measured.values()) if measured else None
     known: dict[tuple[Any, ...], Estimate] = {}
     result = {}
     for row in (*plan.rows, *plan.examples):
@@ -200,42 +197,37 @@ def estimates(
         key = id(run.task), id(run.model), id(run.evaluate), train.steps, train.batch, optimizer, id(resources)
         estimate = known.get(key)
         if estimate is None:
-            estimate = known[key] = basis.estimate(run, resources)
+            estimate = known[key] = _estimate(run, resources, measured, timed, median_rate)
         result.update(dict.fromkeys((run.run_id for run in row.runs), estimate))
     return result
 
 
-@dataclass(frozen=True)
-class _Basis:
-    """Data from which times and memory are estimated."""
-
-    measured: Mapping[Shape, float]
-    timed: Mapping[Shape, StepCost]
-
-    def estimate(self, run: RunSpec, resources: Resources) -> Estimate:
-        parameters, memory = parameter_count(run), memory_bytes(run, resources)
-        flops = _run_flops(run, resources, parameters)
-        # Two dumps to JSON: only where they are needed.
-        shape = shape_of(run) if self.measured or self.timed else None
-        step = self.timed.get(shape) if shape else None
-        rate = self.measured.get(shape) if shape else None
-        fits = step is None or math.isfinite(step.step_s)
-        if step is not None and fits:
-            seconds, basis = flops * step.step_s / _step_flops(run, resources, parameters), "measured on this machine"
-            memory = step.peak_memory_bytes
-        elif rate is not None:
-            seconds, basis = flops * rate, "measured on this store, same shapes"
-        elif self.measured:
-            seconds, basis = flops * self.median_rate, "scaled from this store's finished runs"
-        else:
-            workers = min(resources.workers, run.train.batch)
-            seconds = run.train.steps * DEFAULT_STEP_S + flops / (workers * resources.cpus * DEFAULT_FLOPS_PER_S)
-            basis = RULE_OF_THUMB
-        return Estimate(parameters, seconds, memory, basis, fits)
-
-    @cached_property
-    def median_rate(self) -> float:
-        return statistics.median(self.measured.values())
+def _estimate(
+    run: RunSpec,
+    resources: Resources,
+    measured: Mapping[Shape, float],
+    timed: Mapping[Shape, StepCost],
+    median_rate: float | None,
+) -> Estimate:
+    parameters, memory = parameter_count(run), memory_bytes(run, resources)
+    flops = run_flops(run, resources, parameters)
+    # Two dumps to JSON: only where they are needed.
+    shape = shape_of(run) if measured or timed else None
+    step = timed.get(shape) if shape else None
+    rate = measured.get(shape) if shape else None
+    fits = step is None or step.fits
+    if step is not None and fits:
+        seconds, basis = flops * step.step_s / step_flops(run, resources, parameters), "measured on this machine"
+        memory = step.peak_memory_bytes
+    elif rate is not None:
+        seconds, basis = flops * rate, "measured on this store, same shapes"
+    elif median_rate is not None:
+        seconds, basis = flops * median_rate, "scaled from this store's finished runs"
+    else:
+        workers = min(resources.workers, run.train.batch)
+        seconds = run.train.steps * DEFAULT_STEP_S + flops / (workers * resources.cpus * DEFAULT_FLOPS_PER_S)
+        basis = RULE_OF_THUMB
+    return Estimate(parameters, seconds, memory, basis, fits)
 
 
 def suggested_estimates(plan: Plan, estimated: Mapping[str, Estimate]) -> list[Estimate]:

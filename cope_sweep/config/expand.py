@@ -7,28 +7,35 @@ import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
-from cope_sweep.config.ablation import LoadedAblation, Published
-from cope_sweep.config.builder import RunBuilder
+from pydantic import TypeAdapter, ValidationError
+
+from cope_sweep.config.ablation import EarlyStopping, Optuna, Published, RandomSearch
 from cope_sweep.config.checks import (
-    check_conditions,
     check_figures,
     check_metrics,
+    check_points,
+    check_resources,
     check_search,
-    check_seeds,
     resolved_schedule,
     resolved_search,
 )
+from cope_sweep.config.explain import explain_all
+from cope_sweep.config.loading import LoadedAblation
 from cope_sweep.config.points import Assignments, extreme_points, matches, points_of, points_of_draws
-from cope_sweep.config.resources import Resources
-from cope_sweep.config.row_resources import RowResources
-from cope_sweep.config.run import RunSpec
-from cope_sweep.config.search import EarlyStopping, Optuna, RandomSearch
-from cope_sweep.config.source import SpecError
+from cope_sweep.config.resources import SWEEP_KEYS, Resources
+from cope_sweep.config.run import PartTexts, RunSpec
+from cope_sweep.config.source import KeyPath, SpecError, dotted, set_key
 from cope_sweep.tasks import VALIDATION
 
 POINTS_PER_RUN = 4
 """Where the number of runs is limited, so many points may be excluded for each run that is left."""
+PARTS: dict[str, TypeAdapter[Any]] = {
+    name: TypeAdapter(field.rebuild_annotation()) for name, field in RunSpec.model_fields.items() if name != "seed"
+}
+"""The parts of a run (task, model, train, evaluate) and what validates them."""
+RESOURCES = "resources"
 
 
 @dataclass(frozen=True)
@@ -130,8 +137,7 @@ def expand(loaded: LoadedAblation, *, max_runs: int | None = None) -> Plan:
     if isinstance(loaded.content.search, Optuna):
         return plan_of_draws(loaded, [])
     points = points_of(loaded, None if max_runs is None else POINTS_PER_RUN * max_runs)
-    check_conditions(loaded, points)
-    check_seeds(loaded, points)
+    check_points(loaded, points)
     points = [p for p in points if not any(matches(p, condition) for condition in loaded.content.exclude)]
     if not points:
         raise loaded.source.error(("exclude",), "the ablation has no row left; remove an exclusion")
@@ -155,8 +161,7 @@ def plan_of_draws(loaded: LoadedAblation, draws: Iterable[Mapping[str, str]]) ->
     """
     check_search(loaded)
     extremes = extreme_points(loaded)
-    check_conditions(loaded, extremes)
-    check_seeds(loaded, extremes)
+    check_points(loaded, extremes)
     examples = _rows(loaded, extremes)
     kinds = _kinds_of_runs(examples)
     check_metrics(loaded, kinds)
@@ -185,29 +190,30 @@ def plan_of_recorded(loaded: LoadedAblation, recorded: Iterable[tuple[str, Mappi
 
 def _rows(loaded: LoadedAblation, points: Sequence[Assignments]) -> tuple[Row, ...]:
     """The rows of points; a point that is given twice is one row. Raises SpecError with one line per problem."""
-    builder, row_resources = RunBuilder(loaded), RowResources(loaded)
+    check_resources(loaded)
+    builder = RunBuilder(loaded)
+    content = loaded.content
+    varied = {*content.grid, *(key for group in content.zip for key in group), *getattr(content.search, "space", ())}
     rows: dict[str, Row] = {}
     problems: dict[str, None] = {}
     separated = []
     for point in points:
         try:
-            separated.append(row_resources.split(point))
+            of_runs, resources = builder.split(point)
+            separated.append((of_runs, resources, _labels(of_runs, varied)))
         except SpecError as error:
             problems |= dict.fromkeys(str(error).splitlines())
-    content = loaded.content
-    varied = {*content.grid, *(key for group in content.zip for key in group), *getattr(content.search, "space", ())}
-    ambiguous = _ambiguous_labels(_labels(point, varied) for point, _ in separated)
-    for point, resources in separated:
+    ambiguous = _ambiguous_labels(labels for _, _, labels in separated)
+    for point, resources, labels in separated:
         try:
             runs = builder.runs(point)
         except SpecError as error:
             problems |= dict.fromkeys(str(error).splitlines())
             continue
-        labels = _labels(point, varied)
         name = _row_name(labels, ambiguous)
-        known = rows.setdefault(
-            runs[0].run_id, Row(name, labels, runs, _published(loaded, point), resources, _figures(loaded, point))
-        )
+        published = next((entry for entry in content.published if matches(point, entry.match)), None)
+        figures = frozenset(index for index, each in enumerate(content.figures) if matches(point, each.rows))
+        known = rows.setdefault(runs[0].run_id, Row(name, labels, runs, published, resources, figures))
         if known.name != name:
             problem = f"the rows {known.name!r} and {name!r} are the same configuration; remove one of them"
             problems[f"{loaded.source.name}: {problem}"] = None
@@ -252,11 +258,99 @@ def _row_name(labels: dict[str, str], ambiguous: set[tuple[str, ...]]) -> str:
     return " · ".join(labels.values()) or "base"
 
 
-def _published(loaded: LoadedAblation, point: Assignments) -> Published | None:
-    """The first matching entry of `published`."""
-    return next((entry for entry in loaded.content.published if matches(point, entry.match)), None)
+# -- the runs of points, and their resources ---------------------------------------------------------------------------
 
 
-def _figures(loaded: LoadedAblation, point: Assignments) -> frozenset[int]:
-    """The indices of the figures that draw the point."""
-    return frozenset(i for i, figure in enumerate(loaded.content.figures) if matches(point, figure.rows))
+class RunBuilder:
+    """Makes the runs of an ablation's points, and their resources, on which no run's id depends.
+
+    Points share their values. Those that assign equal values to a part of a run share that part, too.
+    """
+
+    def __init__(self, loaded: LoadedAblation) -> None:
+        self.loaded = loaded
+        self._parts: dict[tuple[str, tuple[int, ...]], Any] = {}
+        self._texts: PartTexts = {}
+
+    def runs(self, point: Assignments) -> tuple[RunSpec, ...]:
+        """The runs of a point, one per seed, with their ids. Raises SpecError."""
+        run = self._assembled(point)
+        if run is None:
+            raise self._error(point)
+        return run.with_seeds(self.loaded.content.seeds, self._texts)
+
+    def _assembled(self, point: Assignments) -> RunSpec | None:
+        """The run of a point with the first seed; None if it is not valid."""
+        base = self.loaded.content.base
+        assigned: dict[str, list[str]] = {name: [] for name in base}
+        for key in point:
+            assigned.setdefault(key.partition(".")[0], []).append(key)
+        if not assigned.keys() <= PARTS.keys():
+            return None
+        try:
+            parts = {name: self._part(name, keys, point) for name, keys in assigned.items()}
+            return RunSpec.model_validate(parts | {"seed": self.loaded.content.seeds[0]})
+        except ValidationError:
+            return None
+
+    def _part(self, name: str, keys: list[str], point: Assignments) -> Any:
+        """A part of a run, or `resources`, with the values that `point` assigns to its keys."""
+        cache_key = name, tuple(id(point[key]) for key in keys)
+        if cache_key not in self._parts:
+            part = self._resources(keys, point) if name == RESOURCES else self._validated(name, keys, point)
+            # The values are kept as well, because their addresses identify them.
+            self._parts[cache_key] = part, [point[key] for key in keys]
+        return self._parts[cache_key][0]
+
+    def _validated(self, name: str, keys: list[str], point: Assignments) -> Any:
+        base = self.loaded.content.base
+        data = {name: base[name]} if name in base else {}
+        for key in keys:
+            set_key(data, key, point[key].value)
+        return PARTS[name].validate_python(data[name])
+
+    def split(self, point: Assignments) -> tuple[Assignments, Resources | None]:
+        """The values of the point's runs, and their resources; None: those of the ablation. Raises SpecError."""
+        keys = [key for key in point if key.startswith(f"{RESOURCES}.")]
+        if not keys:
+            return point, None
+        return {key: value for key, value in point.items() if key not in keys}, self._part(RESOURCES, keys, point)
+
+    def _resources(self, keys: list[str], point: Assignments) -> Resources | None:
+        source, common = self.loaded.source, self.loaded.content.resources
+        values = {key.removeprefix(f"{RESOURCES}."): point[key] for key in keys}
+        for name in SWEEP_KEYS & values.keys():
+            raise source.error(values[name].origin, f"{name} is one for the whole sweep; write it below `resources`")
+        try:
+            own = Resources.model_validate(common.model_dump() | {name: each.value for name, each in values.items()})
+        except ValidationError as error:
+            problems = (
+                f"{source.location(values[str(path[0])].origin)}: {RESOURCES}.{dotted(path)}: {message}"
+                for path, message in explain_all(error, Resources)
+            )
+            raise SpecError("\n".join(problems)) from error
+        return None if own == common else own
+
+    def _error(self, point: Assignments) -> SpecError:
+        """Errors of the run of a point. The whole run is validated, so that paths start at its top."""
+        data = self.loaded.content.base | {"seed": self.loaded.content.seeds[0]}
+        for key, value in point.items():
+            set_key(data, key, value.value)
+        try:
+            RunSpec.model_validate(data)
+        except ValidationError as error:
+            problems = (_located(self.loaded, point, *problem) for problem in explain_all(error, RunSpec))
+            return SpecError("\n".join(problems))
+        raise AssertionError("a run is valid exactly if its parts and their combination are")
+
+
+def _located(loaded: LoadedAblation, point: Assignments, path: KeyPath, message: str) -> str:
+    """The message about a run, with the line of the axis value or base key that caused it."""
+    text = dotted(path)
+    for key, value in sorted(point.items(), key=lambda item: -len(item[0])):
+        if text == key or text.startswith((f"{key}.", f"{key}[")):
+            rest = path[len(key.split(".")) :]
+            return f"{loaded.source.location((*value.origin, *rest))}: {text}: {message}"
+    error = loaded.source.error(("base", *path), message)
+    row = ", ".join(f"{key} = {value.label}" for key, value in point.items())
+    return f"{error}" + (f" (in the row {row})" if row and not path else "")

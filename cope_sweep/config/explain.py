@@ -76,14 +76,17 @@ def explain(error: Any, model: type[BaseModel]) -> tuple[KeyPath, str]:
     error_type, value = error["type"], error.get("input")
     annotations, path = _resolve(model, location)
     if error_type == "extra_forbidden":
-        return path, f"unknown key {path[-1]!r}" + suggest(str(path[-1]), _field_names(model, location[:-1]))
+        models = [each for each in _resolve(model, location[:-1])[0] if _is_model(each)]
+        names = sorted({name for each in models for name in each.model_fields})
+        return path, f"unknown key {path[-1]!r}" + suggest(str(path[-1]), names)
     if error_type == "missing":
         return path[:-1], f"the key {path[-1]!r} is missing"
     if error_type == "union_tag_invalid":
         kind = error["ctx"]["tag"]
         return path, f"unknown kind {kind!r}" + suggest(kind, _quoted_names(error["ctx"]["expected_tags"]))
     if error_type == "union_tag_not_found":
-        return path, f"{_shown(value)} has no `kind`" + suggest("", _kinds(annotations))
+        kinds = [kind for each in annotations if _is_model(each) and (kind := _kind(each))]
+        return path, f"{_shown(value)} has no `kind`" + suggest("", kinds)
     if error_type == "literal_error":
         choices = _quoted_names(error["ctx"]["expected"].replace(" or ", ", "))
         return path, f"{_shown(value)} is not one of the choices" + suggest(str(value), choices)
@@ -182,12 +185,3 @@ def _kind(model: type[BaseModel]) -> str | None:
     """The model's `kind`, if it has one."""
     field = model.model_fields.get("kind")
     return field.default if field and isinstance(field.default, str) else None
-
-
-def _field_names(model: type[BaseModel], location: KeyPath) -> list[str]:
-    annotations, _ = _resolve(model, location)
-    return sorted({name for annotation in annotations if _is_model(annotation) for name in annotation.model_fields})
-
-
-def _kinds(annotations: list[Any]) -> list[str]:
-    return [kind for annotation in annotations if _is_model(annotation) and (kind := _kind(annotation))]

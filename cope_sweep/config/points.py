@@ -7,11 +7,9 @@ import random
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from cope_sweep.config.ablation import Axis, LoadedAblation, Point
-from cope_sweep.config.distribution import Distribution
-from cope_sweep.config.labels import default_label
-from cope_sweep.config.search import Optuna, RandomSearch
-from cope_sweep.config.source import Json, KeyPath
+from cope_sweep.config.ablation import Axis, Distribution, Optuna, Point, RandomSearch
+from cope_sweep.config.loading import LoadedAblation
+from cope_sweep.config.source import Json, KeyPath, default_label
 
 MAX_POINTS = 1_000_000
 """Largest number of points of a grid with its draws. It stops files that would use up the memory."""
@@ -24,6 +22,11 @@ class Value:
     label: str
     value: Json
     origin: KeyPath
+
+    @classmethod
+    def of(cls, value: Json, *origin: str | int) -> Value:
+        """A value that the file gives no label."""
+        return cls(default_label(value), value, origin)
 
 
 Assignments = dict[str, Value]
@@ -47,7 +50,7 @@ class Dimension:
     @property
     def labels(self) -> tuple[str, ...]:
         """The label of each option, unique in the dimension; none for a distribution."""
-        return tuple(_joined_label(option) for option in self.options)
+        return tuple(" · ".join(value.label for value in option.values()) for option in self.options)
 
     def assignments(self, labels: Mapping[str, str]) -> Assignments:
         """Assignments of a row with these labels. Raises ValueError where the dimension does not have them."""
@@ -68,20 +71,26 @@ class Dimension:
         if self.distribution is None:
             return self.options
         (key,) = self.keys
-        return tuple(
-            {key: Value(default_label(value), value, ("search", "space", key))} for value in self.distribution.extremes
-        )
+        return tuple({key: Value.of(value, "search", "space", key)} for value in self.distribution.extremes)
 
 
 def points_of(loaded: LoadedAblation, limit: int | None = None) -> list[Assignments]:
     """All points, in order, before exclusion. Raises SpecError where they are more than `limit`, else MAX_POINTS."""
     limit = MAX_POINTS if limit is None else min(limit, MAX_POINTS)
-    points = list(itertools.islice(_grid_points(loaded), limit + 1))
+    groups = _axis_groups(loaded)
+    if isinstance(loaded.content.search, RandomSearch):
+        groups.append(_draws(loaded.content.search))
+    of_grid = _with_conditions(loaded, map(_merged, itertools.product(*groups)))
+    points = list(itertools.islice(of_grid, limit + 1))
     if len(points) > limit:
         raise loaded.source.error(
             ("grid",), f"the combinations of the values are more than {limit:,} points; leave out axes or values"
         )
-    return [*points, *_included_points(loaded)]
+    included = enumerate(loaded.content.include)
+    return [
+        *points,
+        *({key: Value.of(value, "include", index, key) for key, value in row.items()} for index, row in included),
+    ]
 
 
 def dimensions_of(loaded: LoadedAblation) -> tuple[Dimension, ...]:
@@ -122,19 +131,8 @@ def matches(point: Assignments, condition: Point) -> bool:
     return True
 
 
-def _joined_label(option: Assignments) -> str:
-    return " · ".join(value.label for value in option.values())
-
-
 def _merged(parts: Iterable[Assignments]) -> Assignments:
     return {key: value for part in parts for key, value in part.items()}
-
-
-def _grid_points(loaded: LoadedAblation) -> Iterator[Assignments]:
-    groups = _axis_groups(loaded)
-    if isinstance(loaded.content.search, RandomSearch):
-        groups.append(_draws(loaded.content.search))
-    return _with_conditions(loaded, map(_merged, itertools.product(*groups)))
 
 
 def _axis_groups(loaded: LoadedAblation) -> list[list[Assignments]]:
@@ -155,16 +153,14 @@ def _draws(search: RandomSearch) -> list[Assignments]:
     for key, distribution in search.space.items():
         generator = random.Random(f"{search.seed}/{key}")
         values = [distribution.value_at(generator.random()) for _ in range(search.samples)]
-        columns.append([Value(default_label(value), value, ("search", "space", key)) for value in values])
+        columns.append([Value.of(value, "search", "space", key) for value in values])
     return [dict(zip(search.space, values, strict=True)) for values in zip(*columns, strict=True)]
 
 
 def _with_conditions(loaded: LoadedAblation, points: Iterator[Assignments]) -> Iterator[Assignments]:
     """The points with the fixed values and further axes that each entry of `when` adds to them, one after another."""
     for index, condition in enumerate(loaded.content.when):
-        fixed = {
-            key: Value(default_label(value), value, ("when", index, "set", key)) for key, value in condition.set.items()
-        }
+        fixed = {key: Value.of(value, "when", index, "set", key) for key, value in condition.set.items()}
         axes = [
             [(key, value) for value in _axis_values(axis, ("when", index, "grid", key))]
             for key, axis in condition.grid.items()
@@ -184,12 +180,7 @@ def _with_condition(
             yield point
 
 
-def _included_points(loaded: LoadedAblation) -> Iterator[Assignments]:
-    for index, point in enumerate(loaded.content.include):
-        yield {key: Value(default_label(value), value, ("include", index, key)) for key, value in point.items()}
-
-
 def _axis_values(axis: Axis, origin: KeyPath) -> list[Value]:
     if isinstance(axis, dict):
         return [Value(label, value, (*origin, label)) for label, value in axis.items()]
-    return [Value(default_label(value), value, (*origin, index)) for index, value in enumerate(axis)]
+    return [Value.of(value, *origin, index) for index, value in enumerate(axis)]

@@ -6,6 +6,7 @@ keys are errors. Only values that JSON can express are accepted. PyYAML's parser
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Sequence
@@ -284,3 +285,32 @@ def _scalar(node: _Node, path: KeyPath, source: Source) -> Json:
     elif not (_NOT_FINITE.fullmatch(text) or _DATE.match(text)):
         return text
     raise source.error(path, f"{text} is not text, a number, true, false or null")
+
+
+def default_label(value: Json) -> str:
+    """The label of an axis value that the file gives none: `cope+relative`, `cope(p_max=16)`, `128`."""
+    if isinstance(value, list):
+        return "+".join(map(default_label, value)) if value else "none"
+    if isinstance(value, dict):
+        kind = str(value.get("kind", ""))
+        options = ", ".join(f"{key}={default_label(item)}" for key, item in value.items() if key != "kind")
+        return f"{kind}({options})" if kind and options else kind or options
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+# -- the folder of ablation files --------------------------------------------------------------------------------------
+
+PACKAGE = Path(__file__).parents[1]
+"""The folder of `cope_sweep`."""
+DEFAULT_FOLDER = Path("ablations")
+
+
+def ablations_folder(folder: Path = DEFAULT_FOLDER) -> Path:
+    """`folder`, or the packaged ablations where it is the default and the working directory has none."""
+    return folder if folder != DEFAULT_FOLDER or folder.exists() else packaged_ablations()
+
+
+def packaged_ablations() -> Path:
+    """The ablations of this installation: those of its wheel, or of the checkout that it was installed from."""
+    installed = PACKAGE / "ablations"
+    return installed if installed.is_dir() else PACKAGE.parent / "ablations"

@@ -1,6 +1,7 @@
 """Connects to a running Ray cluster or starts one on this machine, and says what its nodes have.
 
-What Ray logs and prints goes to a file, because the terminal shows the sweep's live table.
+What Ray logs and prints goes to a file, because the terminal shows the sweep's live table. Importing this module
+imports neither Tune nor torch, so that an `IndexActor` starts fast.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ import ray
 
 from cope_sweep.config import Resources
 from cope_sweep.registry import load_plugins
+from cope_sweep.store import Store
+from cope_sweep.store.index import IndexUnavailable
 from cope_sweep.sweep.executor import (
     CONNECT_TIMEOUT_S,
     ClusterError,
@@ -35,6 +38,8 @@ from cope_sweep.sweep.executor import (
     within,
 )
 
+INDEX_TIMEOUT_S = 60.0
+"""For an `IndexActor` to answer. It takes a millisecond, and seconds while its process starts."""
 STATE_TIMEOUT_S = 10
 HEAD_TIMEOUT_S = 10.0
 """The cluster's head is taken for lost after it has accepted no connections for this time."""
@@ -434,3 +439,33 @@ def _is_installed(path: Path) -> bool:
     """Whether a path is in a folder of installed distributions or of the standard library."""
     folders = [Path(sysconfig.get_path(name)).resolve() for name in ("purelib", "platlib", "stdlib")]
     return any(path.is_relative_to(folder) for folder in folders)
+
+
+# -- a SQLite index for processes of other machines --------------------------------------------------------------------
+
+
+class IndexActor:
+    """Offers the methods of the index to the processes of other machines. Ray restarts it where it dies."""
+
+    def __init__(self, location: str, url: str) -> None:
+        self.index = Store(location, index=url).index
+
+    def call(self, method: str, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        """The result of a method of the index. Raises what it raises."""
+        return getattr(self.index, method)(*arguments, **named)
+
+
+class RemoteIndex:
+    """The index, through an `IndexActor`. It has the methods of an `Index`, and raises what they raise."""
+
+    def __init__(self, actor: str) -> None:
+        self._actor = ray.get_actor(actor)
+
+    def __getattr__(self, method: str) -> Callable[..., Any]:
+        def call(*arguments: Any, **named: Any) -> Any:
+            try:
+                return ray.get(self._actor.call.remote(method, arguments, named), timeout=INDEX_TIMEOUT_S)
+            except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError) as error:
+                raise IndexUnavailable(f"the index of the driver's machine does not answer: {error}") from error
+
+        return call

@@ -1,18 +1,15 @@
 """Sweeps as Ray jobs: this working tree is sent to a cluster, where `cope-sweep` runs beside the workers.
 
-`submit_sweep` writes the record of a sweep and what is to be run into the store, which the cluster shares, and starts
-the job `cope-sweep run --submission SWEEP`. The command `submit` and the REST service use it.
+`record_submission` writes the record of a sweep and what is to be run into the store, which the cluster shares.
+`start_submission` starts its job, `cope-sweep run --submission SWEEP`. The command `submit` and the service use both.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
-import queue
 import shlex
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,13 +18,19 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from cope_sweep.config import LoadedAblation, Plan, SpecError, expand, with_overrides
-from cope_sweep.config.ablation import validate
-from cope_sweep.config.inherit import with_inherited
+from cope_sweep.config.loading import validate, with_inherited
 from cope_sweep.config.source import Source, parse_source, source_of
 from cope_sweep.read.queries import recorded_plan
 from cope_sweep.read.queries.progress import ACTIVE
 from cope_sweep.store import Status, Store, Submission, read_submission, write_submission
-from cope_sweep.sweep.executor import CONNECT_TIMEOUT_S, ClusterError, connection_error, first_line, within
+from cope_sweep.sweep.executor import (
+    CONNECT_TIMEOUT_S,
+    MAX_MESSAGE_CHARACTERS,
+    ClusterError,
+    connection_error,
+    first_line,
+    within,
+)
 from cope_sweep.sweep.sweep import ended_record, initial_record, new_sweep_id
 
 if TYPE_CHECKING:
@@ -40,6 +43,8 @@ EXCLUDES = (
 """Patterns of files that are not sent, in the syntax of .gitignore: large files, and files that may change while they
 are packed, which would make the job fail."""
 POLL_INTERVAL_S = 0.5
+LOG_CHARACTERS_PER_S = 1e6
+"""Each answer has the whole log, so a long one is asked for less often."""
 AGENT_TIMEOUT_S = 60.0
 """For a cluster that has just been started to become able to run jobs. It takes 2 to 10 s on an idle machine."""
 STOP_TIMEOUT_S = 180
@@ -213,19 +218,15 @@ def _submit(client: JobSubmissionClient, arguments: Sequence[str], cluster: Clus
                 f"{working_dir} cannot be sent: {first_line(error)}; list files to leave out in .rayignore"
             ) from error
         except RuntimeError as error:
-            if job_id is not None and _exists(client, job_id):
-                return job_id
-            if not _has_no_agent_yet(error) or time.monotonic() > until:
+            if job_id is not None:
+                with contextlib.suppress(OSError, RuntimeError):
+                    client.get_job_info(job_id)
+                    return job_id  # an earlier request was accepted
+            # Where the cluster's job agent is still starting, try again. Ray 2.60 raises a plain RuntimeError for every
+            # refusal, without the HTTP status; its text is all there is.
+            if "No available agent" not in str(error) or time.monotonic() > until:
                 raise ClusterError(f"the cluster refused the job: {first_line(error)}") from error
         time.sleep(POLL_INTERVAL_S)
-
-
-def _exists(client: JobSubmissionClient, job_id: str) -> bool:
-    try:
-        client.get_job_info(job_id)
-    except (OSError, RuntimeError):
-        return False
-    return True
 
 
 def job_outcome(address: str, job_id: str, token: str | None = None) -> JobOutcome | None:
@@ -247,14 +248,6 @@ def stop_job(address: str, job_id: str) -> None:
         _client(address, None).stop_job(job_id)
 
 
-def _has_no_agent_yet(error: RuntimeError) -> bool:
-    """Whether a job was refused because the cluster's job agent is still starting.
-
-    Ray 2.60 raises a plain RuntimeError for every refusal, without the HTTP status; its text is all there is.
-    """
-    return "No available agent" in str(error)
-
-
 def entrypoint(arguments: Sequence[str]) -> str:
     """The job's shell command. It uses the interpreter of this process if the node has it, else the node's `python`."""
     interpreter = shlex.quote(sys.executable)
@@ -262,57 +255,24 @@ def entrypoint(arguments: Sequence[str]) -> str:
 
 
 def _follow(client: JobSubmissionClient, job_id: str, on_line: Callable[[str], None]) -> JobDetails:
-    """Pass on the log until the job ends. After a lost connection, the log continues where it broke off."""
-    received = 0
-    rest = ""
+    """Pass on the lines of the log until the job ends. A dashboard that does not answer for a while loses none.
 
-    def handle(text: str) -> None:
-        nonlocal received, rest
-        received += len(text)
-        *lines, rest = (rest + text).split("\n")
-        for line in lines:
-            on_line(line)
-
-    while True:
-        skip = received
-        for chunk in _log_chunks(client, job_id):
-            fresh, skip = chunk[skip:], max(0, skip - len(chunk))
-            if fresh:
-                handle(fresh)
-        if (details := _details(client, job_id)).status.is_terminal():
-            break
-        time.sleep(POLL_INTERVAL_S)
-    with contextlib.suppress(OSError, RuntimeError):
-        handle(client.get_job_logs(job_id)[received:])
-    if rest:
-        on_line(rest)
-    return details
-
-
-def _log_chunks(client: JobSubmissionClient, job_id: str) -> Iterator[str]:
-    """A job's log from its start, as it is written, until it ends or the connection breaks.
-
-    It is read in a thread. In the main thread, asyncio would take Ctrl-C for itself and cancel the reader; if the
-    connection breaks at that moment, the Ctrl-C would be lost.
+    Ray's `tail_job_logs` needs asyncio, which takes Ctrl-C for itself, and starts anew after a lost connection.
     """
-    import aiohttp  # Ray's client reads logs with it
-
-    chunks: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-
-    async def read() -> None:
-        async for chunk in client.tail_job_logs(job_id):
-            chunks.put(chunk)
-
-    def run() -> None:
-        try:
-            with contextlib.suppress(OSError, RuntimeError, aiohttp.ClientError):
-                asyncio.run(read())
-        finally:
-            chunks.put(None)
-
-    threading.Thread(target=run, name="job-log", daemon=True).start()
-    while (chunk := chunks.get()) is not None:
-        yield chunk
+    passed_on = 0
+    while True:
+        details = _details(client, job_id)  # before the log, which is then that of a job that has ended
+        ended, log = details.status.is_terminal(), ""
+        with contextlib.suppress(OSError, RuntimeError):
+            log = client.get_job_logs(job_id)
+        end = len(log) if ended else log.rfind("\n") + 1
+        if end > passed_on:
+            for line in log[passed_on:end].removesuffix("\n").split("\n"):
+                on_line(line)
+            passed_on = end
+        if ended:
+            return details
+        time.sleep(POLL_INTERVAL_S + passed_on / LOG_CHARACTERS_PER_S)
 
 
 def _details(client: JobSubmissionClient, job_id: str) -> JobDetails:
@@ -431,34 +391,6 @@ def submitted_plan(submission: Submission) -> Plan:
     return expand(with_overrides(loaded, scale=submission.scale, assignments=submission.sets))
 
 
-def submit_sweep(
-    submission: Submission,
-    plan: Plan,
-    store: Store,
-    cluster: Cluster,
-    *,
-    follow: bool = False,
-    on_line: Callable[[str], None] = lambda line: None,
-) -> JobOutcome:
-    """Write the record of a sweep to the store and start the job that executes it; the job has the id of the sweep.
-
-    Args:
-        submission: What is to be executed.
-        plan: Its plan.
-        store: The store, which this machine and the cluster share.
-        cluster: Where to start the job.
-        follow: Whether to wait for the job's end.
-        on_line: Called with every line of the job's log.
-
-    Raises:
-        ClusterError: The cluster cannot be used. If it answered at first, the sweep is recorded as failed.
-        StoreError: The store cannot be written.
-    """
-    check_cluster(cluster)  # before anything is written
-    record_submission(submission, plan, store)
-    return start_submission(submission, store, cluster, follow=follow, on_line=on_line)
-
-
 def record_submission(submission: Submission, plan: Plan, store: Store) -> None:
     """Write a submission and the record of its sweep, which is pending, to the store. Raises StoreError."""
     plan = recorded_plan(plan, store)
@@ -477,7 +409,10 @@ def start_submission(
     follow: bool = False,
     on_line: Callable[[str], None] = lambda line: None,
 ) -> JobOutcome:
-    """Start the job of a recorded submission. Raises ClusterError, after the sweep was recorded as failed."""
+    """Start the job of a recorded submission, which has the id of its sweep. For the arguments, see `submit_job`.
+
+    Raises ClusterError, after the sweep was recorded as failed.
+    """
     arguments = ["run", "--submission", submission.sweep_id, "--store", store.location]
     with failing(store, submission.sweep_id):
         outcome = submit_job(arguments, cluster, follow=follow, on_line=on_line, job_id=submission.sweep_id)
@@ -498,15 +433,12 @@ def failing(store: Store, sweep_id: str) -> Iterator[None]:
         raise
 
 
-MAX_NOTE = 500
-
-
 def settle_submission(store: Store, sweep_id: str, message: str | None) -> None:
     """Record the end of a sweep whose job has ended without recording it."""
     lines = [line.strip() for line in (message or "its log is in Ray's dashboard").splitlines() if line.strip()]
     # Of a traceback, the last line has the error.
     reason = lines[0] if len(lines) == 1 else f"{lines[0]} … {lines[-1]}"
-    end_submission(store, sweep_id, f"the job ended before the sweep did: {reason[:MAX_NOTE]}", ACTIVE)
+    end_submission(store, sweep_id, f"the job ended before the sweep did: {reason[:MAX_MESSAGE_CHARACTERS]}", ACTIVE)
 
 
 def end_submission(store: Store, sweep_id: str, note: str, statuses: Sequence[Status]) -> None:

@@ -4,7 +4,7 @@
     Searcher                `RunSearch`: gives Tune the next run; `RunGenerator`: whether there may be more
     placement groups        a trial asks for what its run takes; Ray places it, and an autoscaler sees the demand
     reuse_actors            the process of a trial trains the next run that takes the same
-    scheduler               ends runs early (`schedulers`)
+    scheduler               ends runs early
     ConcurrencyLimiter      `resources.groups`
     Callback                `TrialEvents`: results, ends and errors of trials
     Stopper                 ends the experiment with the sweep
@@ -39,6 +39,7 @@ from cope_sweep.store import Event, LeaseHolder, Refusal, RunRecord, Store, Stor
 from cope_sweep.store.index import IndexUnavailable, IndexUnusable
 from cope_sweep.store.index.summaries import note_left_out
 from cope_sweep.sweep.cluster import (
+    IndexActor,
     Needs,
     Node,
     check_cluster,
@@ -56,7 +57,6 @@ from cope_sweep.sweep.executor import (
     record_failure,
     record_stop,
 )
-from cope_sweep.sweep.shared_index import IndexActor
 
 LOOK_INTERVAL_S = 1.0
 """Time between two looks at the progress of runs, and at the cluster."""
@@ -70,7 +70,6 @@ NODE_TIMEOUT_S = 30.0
 """Ray needs 5 to 20 s to notice that a node is gone. Until then a process on it looks like one that crashed."""
 TUNE_TIMEOUT_S = 60.0
 """For Tune to end its trials after the sweep. It takes 1 s, or as long as the start of a process."""
-RESUME_HINT = "finished runs are kept; run the same command again to continue"
 
 
 def run_on_ray(work: Workload, *, address: str | None = None, cpus: int | None = None) -> None:
@@ -138,8 +137,6 @@ State = Literal["waiting", "alive", "stopping", "elsewhere", "ended"]
 
 @dataclass
 class _Run:
-    """A run of the sweep."""
-
     spec: RunSpec
     kind: Resources
     """Its resources: runs of one kind use the same processes."""
@@ -164,11 +161,10 @@ class _Run:
 
 @dataclass(frozen=True)
 class _End:
-    """The end of a trial."""
+    """The end of a trial, with its last result."""
 
     run: _Run
     result: Mapping[str, Any]
-    """Its last result."""
     error: Exception | None
     at_s: float
 
@@ -180,16 +176,13 @@ class RaySweep:
     """
 
     def __init__(self, work: Workload, runs: Sequence[RunSpec], scratch: str, *, may_grow: bool) -> None:
-        """A sweep of `runs`.
+        """A sweep of those `runs` that are not finished. Tune's files go to `scratch`.
 
-        Args:
-            work: The sweep.
-            runs: Those that are not finished.
-            scratch: A folder for Tune's files.
-            may_grow: Whether an autoscaler may add nodes to the cluster.
+        `may_grow`: whether an autoscaler may add nodes to the cluster.
         """
         self.work, self.scratch, self.may_grow = work, scratch, may_grow
         self.store, self.sweep_id, self.suggestions = work.store, work.sweep_id, work.suggestions
+        self.rule = work.schedule.rule if work.schedule else ""
         self.leases = LeaseHolder(self.store, self.sweep_id, stop=work.stop)
         """For runs whose end this process records."""
         self.runs: dict[str, _Run] = {}
@@ -404,7 +397,7 @@ class RaySweep:
             )
         context = SweepContext(
             self.sweep_id, self.store.location, token, self.store.index_url, actor, self.this_node,
-            tuple(self.work.plugins), str(self.work.schedule),
+            tuple(self.work.plugins), self.rule,
         )  # fmt: skip
         tuner = tune_adapters.tuner_of(self, context)
 
@@ -495,13 +488,12 @@ class RaySweep:
             case _ if end.error is not None:
                 self._handle_error(end, end.error)
             case _:  # the scheduler has ended it. Tune may keep its process as it is, for a next run.
-                run.stop_reason = f"stopped by {self.work.schedule} at step {run.step}"
+                run.stop_reason = f"stopped by {self.rule} at step {run.step}"
                 self.leases.waiting(
                     lambda: self.store.index.request_stop(self.sweep_id, run.spec.run_id, run.stop_reason)
                 )
 
     def _end(self, run: _Run, event: Event) -> None:
-        """A run has ended with this event."""
         self._move(run, "ended")
         if event.status == "failed":
             self.failed.add(run.spec.run_id)
@@ -551,7 +543,6 @@ class RaySweep:
             self._wait(run, first=True)
 
     def _fail(self, run: _Run, message: str, details: str, keep_recorded: bool = False) -> None:
-        """Record that a run failed, in place of its process."""
         self._record(run, lambda: record_failure(run.spec, self.store, message, details, keep_recorded))
 
     def _record(self, run: _Run, write: Callable[[], None]) -> None:

@@ -1,7 +1,7 @@
-"""A search by suggestions: Optuna suggests rows of an ablation, through Tune's `OptunaSearch`.
+"""A search by suggestions: Optuna's TPE sampler suggests rows of an ablation.
 
 `RowSearch` names runs by their ids and knows no trials: a trial may die and be replaced, the run stays the same. State
-is not restored from files of Tune or Optuna. What earlier sweeps have suggested comes from their records, and the
+is not restored from files of Optuna. What earlier sweeps have suggested comes from their records, and the
 results come from the store. `Suggestions` connects it with the store and with other sweeps.
 """
 
@@ -16,20 +16,16 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 import optuna
-from optuna.distributions import (
-    BaseDistribution,
-    CategoricalDistribution,
-    FloatDistribution,
-    IntDistribution,
-)
-from ray.tune.search.optuna import OptunaSearch
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.trial import Trial, TrialState, create_trial
 
 from cope_sweep.config import Plan, Row, RunSpec, SpecError, default_label, row_of_draw
 from cope_sweep.config.points import Dimension, dimensions_of
-from cope_sweep.store import Event, RunRecord, Status, Store, SweepRecord, SweepRun
+from cope_sweep.store import Event, Status, Store, SweepRecord, SweepRun
 from cope_sweep.store.errors import DamagedError
 from cope_sweep.store.index import waiting
 from cope_sweep.store.index.claims import ClaimedRow, append_row, claim_row
@@ -37,9 +33,6 @@ from cope_sweep.sweep.executor import final_event
 
 MAX_ASKS = 100
 """How often the sampler is asked for a row that is new. After that, a small space counts as exhausted."""
-
-STEP = "training_iteration"
-"""The key of a result under which Tune's searchers expect how far a trial is."""
 
 WRITE_SHARE = 0.1
 """Largest share of the time that goes into writing the record, which holds all rows."""
@@ -86,11 +79,10 @@ class RowSearch:
         self.dimensions = dimensions_of(plan.ablation)
         self.results: dict[str, Known] = {}
         """Run id → result, of every row that was suggested."""
-        self._asked = 0
         self._stuck = False
         """Whether nothing new is suggested before another run has ended."""
-        self._asks: dict[str, str] = {}
-        """Run id → the id of the question to Optuna that it is the answer to; of the runs that have not ended."""
+        self._trials: dict[str, Trial] = {}
+        """Run id → Optuna's trial, of the runs that have not ended."""
         evaluated, again = [], []
         for row in plan.rows:
             status, value = results.get(row.runs[0].run_id, ("pending", None))
@@ -106,14 +98,15 @@ class RowSearch:
         """Rows of other searches that are still to be suggested."""
         self._running_foreign: dict[str, Row] = {}
         """Run id → row, of those of them that have not ended."""
-        self.optuna = OptunaSearch(
-            {dimension.name: _distribution(dimension) for dimension in self.dimensions},
-            metric=self.metric,
-            mode=plan.search.goal,
-            points_to_evaluate=[self._parameters(row) for row in again],
-            # Without the number of rows, the random draws at the start of a search would be repeated.
-            seed=random.Random(f"{plan.search.seed}/{len(plan.rows)}").getrandbits(31),
+        self.distributions = {dimension.name: _distribution(dimension) for dimension in self.dimensions}
+        # Without the number of rows, the random draws at the start of a search would be repeated.
+        seed = random.Random(f"{plan.search.seed}/{len(plan.rows)}").getrandbits(31)
+        self.study = optuna.create_study(
+            sampler=optuna.samplers.TPESampler(seed=seed),
+            direction="minimize" if plan.search.goal == "min" else "maximize",
         )
+        for row in again:
+            self.study.enqueue_trial(self._parameters(row))
         for row, status, value in evaluated:
             self._add_evaluated(row, status, value)
 
@@ -131,27 +124,26 @@ class RowSearch:
         for _ in range(MAX_ASKS if self.left and not self._stuck else 0):
             if self._foreign:
                 return self._suggest_foreign()
-            self._asked += 1
-            ask = str(self._asked)
+            trial = self.study.ask(self.distributions)
             try:
-                row = row_of_draw(self.plan.ablation, self._labels(self.optuna.suggest(ask) or {}))
+                row = row_of_draw(self.plan.ablation, self._labels(trial.params))
             except SpecError as error:
                 logger.warning("a suggestion is no valid run: %s", error)
-                self._tell(ask, "failed", None)
+                self._tell(trial, "failed", None)
                 continue
             run_id = row.runs[0].run_id
             if run_id in self.results or not (run_id in self._again or self._claims(row)):
-                self._tell(ask, *self.results.get(run_id, ("failed", None)))
+                self._tell(trial, *self.results.get(run_id, ("failed", None)))
                 continue
             self._again.discard(run_id)
-            self._asks[run_id] = ask
+            self._trials[run_id] = trial
             self.results[run_id] = "running", None
             self.on_suggest(row)
             return run_id
         if self._foreign:
             return self._suggest_foreign()
         self._stuck = True
-        if not self._asks and not self._running_foreign:
+        if not self._trials and not self._running_foreign:
             # Every suggestion is known, and no result can change that.
             self.open = 0
             self._again.clear()
@@ -188,8 +180,8 @@ class RowSearch:
 
         Of a row of another search, only the end counts.
         """
-        if math.isfinite(value) and run_id in self._asks:
-            self.optuna.on_trial_result(self._asks[run_id], {self.metric: value, STEP: step})
+        if math.isfinite(value) and run_id in self._trials:
+            self._trials[run_id].report(value, step)
 
     def end(self, run_id: str, status: Status, value: float | None) -> None:
         """Tell how a run ended.
@@ -205,23 +197,23 @@ class RowSearch:
         if (row := self._running_foreign.pop(run_id, None)) is not None:
             self._add_evaluated(row, status, value)
             return
-        self._tell(self._asks.pop(run_id), status, value)
+        self._tell(self._trials.pop(run_id), status, value)
 
-    def _tell(self, ask: str, status: Status, value: float | None) -> None:
-        if status == "finished" and value is not None and math.isfinite(value):
-            self.optuna.on_trial_complete(ask, {self.metric: value})
-        else:
-            self.optuna.on_trial_complete(ask, error=status != "stopped")
+    def _tell(self, trial: Trial, status: Status, value: float | None) -> None:
+        state = _state(status, value)
+        self.study.tell(trial, value if state == TrialState.COMPLETE else None, state)
 
     def _add_evaluated(self, row: Row, status: Status, value: float | None) -> None:
         self.results[row.runs[0].run_id] = status, value
-        stopped, known = status == "stopped", value is not None
-        self.optuna.add_evaluated_point(
-            self._parameters(row),
-            value,  # type: ignore[arg-type]
-            error=not stopped and not (status == "finished" and known),
-            pruned=stopped,
-            intermediate_values=[value] if stopped and value is not None else None,
+        state = _state(status, value)
+        self.study.add_trial(
+            create_trial(
+                state=state,
+                value=value if state == TrialState.COMPLETE else None,
+                params=self._parameters(row),
+                distributions=self.distributions,
+                intermediate_values={0: value} if state == TrialState.PRUNED and value is not None else None,
+            )
         )
 
     def _labels(self, parameters: Mapping[str, Any]) -> dict[str, str]:
@@ -248,6 +240,13 @@ class RowSearch:
             is_number = distribution is not None and distribution.choice is None
             parameters[dimension.name] = distribution.value_of(label) if distribution and is_number else label
         return parameters
+
+
+def _state(status: Status, value: float | None) -> TrialState:
+    """Optuna's state of a run that has ended, or of which nothing is known. Only a finite result counts as one."""
+    if status == "finished" and value is not None and math.isfinite(value):
+        return TrialState.COMPLETE
+    return TrialState.PRUNED if status == "stopped" else TrialState.FAIL
 
 
 def _distribution(dimension: Dimension) -> BaseDistribution:
@@ -413,6 +412,7 @@ class Suggestions:
             return self.record
 
     def _next(self) -> RunSpec | None:
+        kept = ("finished", "stopped") if self.early_ends else ("finished",)
         while self._budget and self._search.left:
             run_id = self._search.next_run()
             if run_id is None:
@@ -420,8 +420,8 @@ class Suggestions:
                     self._notes.append("the search ended early: every row that it can suggest was trained")
                 return None
             run = self.runs[-1]
-            record = self._record_of(run_id)
-            if record is not None and record.status in self._kept:
+            record = self._waiting(partial(self.store.index.records, [run_id])).get(run_id)
+            if record is not None and record.status in kept:
                 self._end(run_id, self._known(run_id, record.status, record.value(self.metric)))
                 self._ended.append(final_event(run, self.store))
                 continue
@@ -429,13 +429,6 @@ class Suggestions:
             self._open[run_id] = run
             return run
         return None
-
-    def _record_of(self, run_id: str) -> RunRecord | None:
-        return self._waiting(lambda: self.store.index.records([run_id])).get(run_id)
-
-    @property
-    def _kept(self) -> tuple[Status, ...]:
-        return ("finished", "stopped") if self.early_ends else ("finished",)
 
     def _end(self, run_id: str, known: Known) -> None:
         status, value = known

@@ -23,7 +23,6 @@ from cope_sweep.store.index import waiting
 from cope_sweep.store.index.owners import new_owner
 from cope_sweep.store.sweeps import git_commit, processor, versions
 from cope_sweep.sweep.executor import Executor, Workload
-from cope_sweep.sweep.schedulers import StoppingRule, stopping_rule
 
 if TYPE_CHECKING:
     from cope_sweep.sweep.search import Suggestions
@@ -142,16 +141,25 @@ def sweep(
         ClusterError: And whatever else the executor raises, after the sweep was recorded as failed or interrupted.
     """
     stop, budget = stop or threading.Event(), budget or Budget()
-    notes = _Notes(on_note)
+    notes: list[str] = []
+
+    def note(text: str) -> None:
+        """Show a note at once, and keep it for the record."""
+        notes.append(text)
+        on_note(text)
+
     store.end_expired()
     plan = recorded_plan(plan, store)
     if lost := store.mark_lost(run.run_id for run in plan.runs):
         number = "a finished run is" if len(lost) == 1 else f"{len(lost)} finished runs are"
-        notes(f"{number} damaged, and what is lost is trained again: {next(iter(lost.values()))}")
+        note(f"{number} damaged, and what is lost is trained again: {next(iter(lost.values()))}")
     work = _Work.of(plan, store, {"finished", *leave_out}, executor_name, file_text, submission)
-    work.suggest(store, budget.max_runs, on_row, on_event, notes)
+    work.suggest(store, budget.max_runs, on_row, on_event, note)
     if not (work.todo or (work.suggestions and work.suggestions.is_recorded)):
-        outcome = _nothing_to_train(work, store, tracking_uri, on_sending)
+        mirror = _start_mirror(store, None, tracking_uri)
+        errors = tuple(mirror.finish(on_sending).errors) if mirror else ()
+        failed, stopped = work.kept("failed"), work.kept("stopped")
+        outcome = SweepOutcome(None, 0, len(work.reused), failed, 0, 0.0, stopped, tracking_errors=errors)
         if submission is not None:
             outcome = replace(outcome, sweep_id=submission.sweep_id)
             store.write_sweep(final_record(work.record, work.plan, store, outcome))
@@ -165,10 +173,10 @@ def sweep(
     try:
         with (
             stopping_on_signals(stop),
-            _stopping_on_request(store, work.record.sweep_id, stop, budget.time_budget_s, notes.texts),
+            _stopping_on_request(store, work.record.sweep_id, stop, budget.time_budget_s, notes),
         ):
             if _is_requested(store, work.record.sweep_id):  # before the job had started
-                notes.texts.append(STOP_NOTE)
+                notes.append(STOP_NOTE)
             else:
                 executor(
                     Workload(
@@ -178,9 +186,9 @@ def sweep(
                         sweep_id=work.record.sweep_id,
                         stop=stop,
                         on_event=on_event,
-                        on_note=notes,
+                        on_note=note,
                         plugins=plan.ablation.content.plugins,
-                        schedule=work.rule,
+                        schedule=plan.schedule,
                         max_failed_runs=budget.max_failures,
                         suggestions=work.suggestions,
                         own_resources=work.own_resources,
@@ -189,7 +197,7 @@ def sweep(
                 ended_by = Budget() if stop.is_set() else budget
     finally:
         seconds = time.monotonic() - started_s
-        outcome = _wait(lambda: work.outcome(store, seconds, notes.texts, ended_by))
+        outcome = _wait(lambda: work.outcome(store, seconds, notes, ended_by))
         _wait(lambda: store.write_sweep(final_record(work.record, work.plan, store, outcome)))
         errors = tuple(mirror.finish(on_sending).errors) if mirror else ()
     return replace(outcome, tracking_errors=errors)
@@ -198,24 +206,11 @@ def sweep(
 _wait = partial(waiting, gives_up=lambda waited_s: waited_s > INDEX_TIMEOUT_S)
 
 
-class _Notes:
-    """Notes for the user: shown at once, and kept for the record."""
-
-    def __init__(self, show: Callable[[str], None]) -> None:
-        self.show = show
-        self.texts: list[str] = []
-
-    def __call__(self, text: str) -> None:
-        self.texts.append(text)
-        self.show(text)
-
-
 @dataclass
 class _Work:
     """Work of a sweep: the runs that are left, and its record."""
 
     plan: Plan
-    rule: StoppingRule | None
     skipped: set[Status]
     """The statuses of runs that are not trained."""
     statuses: dict[str, Status]
@@ -243,8 +238,7 @@ class _Work:
         submission: Submission | None = None,
     ) -> Self:
         """Work that is left of a plan with its recorded rows."""
-        rule = stopping_rule(plan.schedule, [*plan.runs, *(run for row in plan.examples for run in row.runs)])
-        if rule is not None:
+        if plan.schedule is not None:
             skipped = {*skipped, "stopped"}
         statuses = store.index.statuses(run.run_id for run in plan.runs)
         todo = [run for run in plan.runs if statuses.get(run.run_id, "pending") not in skipped]
@@ -254,7 +248,7 @@ class _Work:
         owner = new_owner(record.sweep_id)
         ended = [run.run_id for run in todo if statuses.get(run.run_id) in ("failed", "stopped")]
         attempts = {run_id: each.attempt for run_id, each in store.index.records(ended, values=False).items()}
-        return cls(plan, rule, skipped, statuses, todo, reused, record, owner, dict(plan.own_resources), attempts)
+        return cls(plan, skipped, statuses, todo, reused, record, owner, dict(plan.own_resources), attempts)
 
     def suggest(
         self,
@@ -274,7 +268,7 @@ class _Work:
 
         self.suggestions = Suggestions(
             self.plan, store, self.record, self.owner,
-            early_ends=self.rule is not None, retry_failed="failed" not in self.skipped, max_runs=max_runs,
+            early_ends=self.plan.schedule is not None, retry_failed="failed" not in self.skipped, max_runs=max_runs,
             on_row=on_row, on_event=on_event, on_note=on_note,
         )  # fmt: skip
         self.suggestions.has_run()
@@ -342,31 +336,15 @@ def _check_plugins(plan: Plan, store: Store, finished: Collection[str]) -> None:
                 )
 
 
-def _nothing_to_train(
-    work: _Work, store: Store, tracking_uri: str | None, on_sending: Callable[[int, int], None]
-) -> SweepOutcome:
-    errors = _send_backlog(store, tracking_uri, on_sending)
-    failed, stopped = work.kept("failed"), work.kept("stopped")
-    return SweepOutcome(None, 0, len(work.reused), failed, 0, 0.0, stopped, tracking_errors=errors)
-
-
-def _send_backlog(store: Store, tracking_uri: str | None, on_sending: Callable[[int, int], None]) -> tuple[str, ...]:
-    """Send to MLflow what earlier sweeps could not send; why something is left."""
-    if tracking_uri is None:
-        return ()
-    from cope_sweep.tracking.beside import MlflowMirror
-    from cope_sweep.tracking.sync import backlog_count
-
-    if not backlog_count(store, tracking_uri):
-        return ()
-    return tuple(MlflowMirror.start(store, None, tracking_uri).finish(on_sending).errors)
-
-
-def _start_mirror(store: Store, sweep_id: str, tracking_uri: str | None) -> MlflowMirror | None:
+def _start_mirror(store: Store, sweep_id: str | None, tracking_uri: str | None) -> MlflowMirror | None:
+    """The process that copies a sweep to MLflow; for no sweep, what earlier ones could not send. None if unneeded."""
     if tracking_uri is None:
         return None
     from cope_sweep.tracking.beside import MlflowMirror
+    from cope_sweep.tracking.sync import backlog_count
 
+    if sweep_id is None and not backlog_count(store, tracking_uri):
+        return None
     return MlflowMirror.start(store, sweep_id, tracking_uri)
 
 

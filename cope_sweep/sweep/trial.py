@@ -39,8 +39,8 @@ from cope_sweep.config import Resources, RunSpec
 from cope_sweep.registry import PluginError, load_plugins
 from cope_sweep.store import Event, LeaseHolder, Refusal, Store, StoreError
 from cope_sweep.store.index import Index, Lease
+from cope_sweep.sweep.cluster import RemoteIndex
 from cope_sweep.sweep.executor import Parents, RunEnd, evaluations_of, refused, train_leased, worker_id
-from cope_sweep.sweep.shared_index import RemoteIndex
 
 if TYPE_CHECKING:
     from cope_sweep.train import StopRequest
@@ -110,10 +110,6 @@ class Process:
         """Set when the process was asked to leave its node."""
         self.training = ThreadPoolExecutor(1, "training")
         """One thread for all runs: torch keeps a pool of threads for each thread that it computes in."""
-
-    def close(self) -> None:
-        """Give back all leases."""
-        self.leases.close()
 
 
 def node_id() -> str:
@@ -204,24 +200,10 @@ class Watchdog:
 # -- the function that Train calls -------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Task:
-    """A run that has to be trained."""
-
-    sweep: SweepContext
-    run: str
-    """The run as JSON: it is read after the plugins were imported, which may define its types."""
-    resources: Resources
-    gpus: float
-    """GPUs of each worker."""
-    replay: bool
-    """Whether evaluations that the run made in earlier attempts are reported first."""
-
-
 def train_loop(config: dict[str, Any]) -> RunEnd:
     """Train a run as one of the workers of a `TorchTrainer`, and report its evaluations by `ray.train.report`.
 
-    `config` has the Task, and with one worker, which is the trial's own process, also what that has open:
+    `config` is that of the trial. With one worker, which is the trial's own process, it has also what that has open:
 
         process   a Process
         deliver   called with each evaluation; with several workers a callback of Train's controller does this
@@ -239,17 +221,17 @@ def train_loop(config: dict[str, Any]) -> RunEnd:
 
     context = ray.train.get_context()
     rank, workers = context.get_world_rank(), context.get_world_size()
-    task: Task = config["task"]
-    process: Process = config.get("process") or Process(task.sweep, gpus=task.gpus)
-    run = RunSpec.model_validate_json(task.run)
-    runtime = Runtime.of(task.resources, worker_id=worker_id(), rank=rank, world_size=workers)
+    process: Process = config.get("process") or Process(config["sweep"], gpus=config["gpus"])
+    run = RunSpec.model_validate_json(config["run"])
+    resources: Resources = config["resources"]
+    runtime = Runtime.of(resources, worker_id=worker_id(), rank=rank, world_size=workers)
     lease: Lease | Refusal | None = None
     parent_id: str | None = None
     replayed: list[Event] = []
     if rank == 0:
         lease = process.leases.acquire(run)
         parent_id = process.leases.waiting(lambda: process.parents.of(run))
-        replayed = evaluations_of(run, process.store) if task.replay else []
+        replayed = evaluations_of(run, process.store) if config["replay"] else []
     decision = (not isinstance(lease, Refusal), parent_id, len(replayed))
     may_train, parent_id, replays = broadcast_from_rank_zero(decision)
     elsewhere = RunEnd(Event(run.run_id, "pending"), elsewhere=True)
@@ -257,7 +239,7 @@ def train_loop(config: dict[str, Any]) -> RunEnd:
         return refused(run, process.store, lease)
     if not may_train:
         return elsewhere
-    watchdog = Watchdog(task.resources.step_timeout_s, process.log)
+    watchdog = Watchdog(resources.step_timeout_s, process.log)
 
     def report(event: Event) -> None:
         ray.train.report({"event": event})  # every rank has to call it
@@ -291,7 +273,7 @@ def train_loop(config: dict[str, Any]) -> RunEnd:
     finally:
         watchdog.close()
         if "process" not in config:
-            process.close()
+            process.leases.close()
 
 
 class _ToTrial(UserCallback):
@@ -310,11 +292,18 @@ Outcome = Literal["begun", "evaluated", "ended", "elsewhere"]
 """Kind of a trial's result. `elsewhere`: another sweep trains the run."""
 
 
+def _usable_nodes(config: Mapping[str, Any]) -> dict[str, str] | None:
+    """The label selector of the nodes that can train; None: all can."""
+    return {NODE_LABEL: f"!in({','.join(config['excluded'])})"} if config["excluded"] else None
+
+
 class RunTrial(tune.Trainable):
     """A trial: one run.
 
-    The keys of its configuration are `sweep` (a SweepContext), `run` (the run as JSON), `resources`, `gpus` and
-    `bundle` (what a worker takes), `excluded` (ids of nodes that cannot train), and `replay`.
+    The keys of its configuration are `sweep` (a SweepContext), `run_id`, `run` (as JSON: it is read after the plugins
+    were imported, which may define its types), `resources`, `gpus` and `bundle` (what a worker takes), `excluded` (ids
+    of nodes that cannot train), `replay` (whether evaluations of earlier attempts are reported first), and `metrics`
+    (of an evaluation, those that the sweep needs).
 
     A result has `step`, `outcome`, `event`, `actor`, `node`, the metrics of an evaluation that the sweep needs, and
     `leaves`. That says why this process has to end; the next call of `step` ends it. `problem`: its node cannot train.
@@ -329,7 +318,7 @@ class RunTrial(tune.Trainable):
     @classmethod
     def default_resource_request(cls, config: dict[str, Any]) -> tune.PlacementGroupFactory:
         several = config["resources"].workers > 1
-        where = {NODE_LABEL: f"!in({','.join(config['excluded'])})"} if config["excluded"] else {}
+        where = _usable_nodes(config)
         options: dict[str, Any] = {"bundle_label_selector": [where]} if where else {}
         return tune.PlacementGroupFactory([{"memory": TRIAL_BYTES} if several else config["bundle"]], **options)
 
@@ -345,7 +334,7 @@ class RunTrial(tune.Trainable):
     def cleanup(self) -> None:
         self._end_current()
         if self.process is not None:
-            self.process.close()
+            self.process.leases.close()
 
     def step(self) -> dict[str, Any]:
         if self.leaves:
@@ -353,8 +342,10 @@ class RunTrial(tune.Trainable):
         try:
             if self.current is None:
                 if self.process is None:
-                    self.process = Process(self.trial["sweep"], gpus=self._local_gpus())
-                    signal.signal(signal.SIGTERM, lambda signum, frame: self._leave_node())
+                    # Where Train starts the workers, this process has no GPU.
+                    alone = self.trial["resources"].workers == 1
+                    process = self.process = Process(self.trial["sweep"], gpus=self.trial["gpus"] if alone else 0)
+                    signal.signal(signal.SIGTERM, lambda signum, frame: process.preempted.set())
                 self.current = _Attempt(self.process, self.trial)
             if not self.shown:
                 return self._result("begun", Event(self.current.run_id, "pending"))
@@ -391,14 +382,6 @@ class RunTrial(tune.Trainable):
             **known,
             **others,
         }
-
-    def _local_gpus(self) -> float:
-        """The GPUs of this process. Where Train starts the workers, it has none."""
-        return float(self.trial["gpus"]) if self.trial["resources"].workers == 1 else 0.0
-
-    def _leave_node(self) -> None:
-        if self.process is not None:
-            self.process.preempted.set()
 
     def _end_current(self) -> None:
         """End the run that Tune gives no more time, and wait until it has written its state."""
@@ -441,8 +424,7 @@ class _Attempt:
         ScalingConfig: Any = ray_train.ScalingConfig
         TorchTrainer: Any = ray_train_torch.TorchTrainer
         trial = self.trial
-        task = Task(trial["sweep"], trial["run"], trial["resources"], trial["gpus"], trial["replay"])
-        config: dict[str, Any] = {"task": task}
+        config = dict(trial)
         if self.workers == 1:
             config |= {"process": self.process, "deliver": self._deliver, "request": lambda: self.request}
             scaling = ScalingConfig(num_workers=0, use_gpu=trial["gpus"] > 0)
@@ -450,7 +432,6 @@ class _Attempt:
             return cast(RunEnd, trainer.fit().return_value)
         evaluations = Queue(actor_options={"num_cpus": 0})
         threading.Thread(target=self._deliver_from, args=(evaluations,), name="evaluations", daemon=True).start()
-        where = {NODE_LABEL: f"!in({','.join(trial['excluded'])})"} if trial["excluded"] else None
         with tempfile.TemporaryDirectory(prefix="cope-sweep-train-") as scratch:
             trainer = TorchTrainer(
                 train_loop,
@@ -459,7 +440,7 @@ class _Attempt:
                     num_workers=self.workers,
                     use_gpu=trial["gpus"] > 0,
                     resources_per_worker=trial["bundle"],
-                    label_selector=where,
+                    label_selector=_usable_nodes(trial),
                 ),
                 run_config=RunConfig(name=self.run_id, storage_path=scratch, callbacks=[_ToTrial(evaluations)]),
             )

@@ -1,4 +1,4 @@
-"""Adapters between a sweep and Ray Tune: a Searcher, a Callback, a Stopper, and the Tuner that has them.
+"""Adapters between a sweep and Ray Tune: a Searcher, a Callback, a Stopper, schedulers, and the Tuner that has them.
 
 Importing this module imports Tune, which takes seconds.
 """
@@ -6,6 +6,7 @@ Importing this module imports Tune, which takes seconds.
 from __future__ import annotations
 
 import contextlib
+import math
 import pickle
 import threading
 from collections.abc import Callable, Mapping
@@ -14,16 +15,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ray import tune
+from ray.tune.schedulers import ASHAScheduler, MedianStoppingRule, TrialScheduler
 from ray.tune.search import ConcurrencyLimiter, Searcher, SearchGenerator
 from ray.tune.stopper import NoopStopper
 
-from cope_sweep.sweep.schedulers import scheduler_of
+from cope_sweep.config.ablation import Asha, EarlyStopping, Median
 from cope_sweep.sweep.trial import RunTrial, SweepContext
 
 if TYPE_CHECKING:
     from ray.tune.experiment import Trial
 
     from cope_sweep.sweep.ray_executor import RaySweep
+
+
+MAX_STEPS = 10**9
+"""The limit of `train.steps`."""
 
 
 class _OfThisProcess:
@@ -115,6 +121,32 @@ class StopWithSweep(_OfThisProcess, tune.Stopper):
 
     def stop_all(self) -> bool:
         return self.sweep_ended.is_set()
+
+
+class _MedianRule(MedianStoppingRule):
+    """The median rule, which Ray 2.60 breaks when the last result of a trial lacks the metric, as of a failed run."""
+
+    def on_trial_complete(self, tune_controller: Any, trial: Trial, result: dict[str, Any]) -> None:
+        if self._metric in result:
+            super().on_trial_complete(tune_controller, trial, result)
+
+
+def scheduler_of(schedule: EarlyStopping) -> TrialScheduler:
+    """Tune's scheduler for a schedule whose settings are all filled in. It compares runs by their evaluations.
+
+    Raises ValueError where there is none for its kind.
+    """
+    options: dict[str, Any] = {
+        "time_attr": "step", "metric": schedule.metric, "mode": schedule.goal, "grace_period": schedule.grace,
+    }  # fmt: skip
+    if isinstance(schedule, Asha):
+        options |= {"max_t": MAX_STEPS, "reduction_factor": schedule.reduction, "stop_last_trials": False}
+        return ASHAScheduler(**options)
+    if isinstance(schedule, Median):
+        # A trial is never paused for others to catch up.
+        options["min_time_slice"] = math.inf
+        return _MedianRule(**options)
+    raise ValueError(f"schedule {schedule.kind!r}: there is no such scheduler; accepted: asha, median, none")
 
 
 def tuner_of(sweep: RaySweep, context: SweepContext) -> tune.Tuner:

@@ -13,7 +13,6 @@ import math
 import multiprocessing
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,22 +40,7 @@ CPU_OUT_OF_MEMORY = "DefaultCPUAllocator: can't allocate memory"
 """In the message of a plain RuntimeError: torch 2.15 has no error of its own for it on a CPU."""
 
 
-@dataclass(frozen=True)
-class MeasuredStep:
-    """The measured cost of a training step."""
-
-    step_s: float
-    """The median over the timed steps; infinite where there is not enough memory."""
-    peak_memory_bytes: int
-    """Peak memory: of tensors on CUDA, of the whole process on a CPU. It covers steps and one evaluation."""
-
-    @property
-    def fits(self) -> bool:
-        """Whether there was enough memory."""
-        return math.isfinite(self.step_s)
-
-
-def measure_step(spec: RunSpec, runtime: Runtime, *, workers: int = 1, steps: int = 5) -> MeasuredStep:
+def measure_step(spec: RunSpec, runtime: Runtime, *, workers: int = 1, steps: int = 5) -> StepCost:
     """Train `steps` steps of `spec` and evaluate once, without writing anything.
 
     Prepares the task's data, which may take longer than the steps.
@@ -89,7 +73,7 @@ def measure_step(spec: RunSpec, runtime: Runtime, *, workers: int = 1, steps: in
         step_s = math.inf
     peak = peak_bytes(runtime.device)
     _free_memory()
-    return MeasuredStep(step_s, peak)
+    return StepCost(step_s, peak)
 
 
 def _median_step_s(trainer: Trainer) -> float:
@@ -182,7 +166,7 @@ class _Measurer:
                 f"the process that measured {run.run_id} ended with exit code {process.exitcode}; "
                 "`cope-sweep run … --local` shows what it prints, and `plan` without --measure estimates without it"
             )
-        return MeasuredStep(math.inf, peak_bytes)
+        return StepCost(math.inf, peak_bytes)
 
     def _started(self) -> tuple[BaseProcess, Connection]:
         if self.process is None or self.connection is None:

@@ -40,7 +40,7 @@ def train_run(
         store: Where its folder is. The index is neither read nor written.
         runtime: How this worker executes runs.
         attempt: The number of the attempt, from the run's lease; None: the next one.
-        parent_id: A finished run that `spec` continues (`cope_sweep.config.extend`), unless it was begun before.
+        parent_id: A finished run that `spec` continues (`config.run.parent_ids`), unless it was begun before.
         on_event: Called with every event.
         should_stop: Asked after each step; a request ends the run, which can be continued.
 

@@ -5,7 +5,7 @@ import textwrap
 import pytest
 
 from cope_sweep.config import LoadedAblation, SpecError, expand, with_overrides
-from cope_sweep.config.ablation import validate
+from cope_sweep.config.loading import validate
 from cope_sweep.config.source import parse_source
 
 TEXT = textwrap.dedent("""\

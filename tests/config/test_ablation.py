@@ -1,13 +1,25 @@
 import json
+import math
 import os
 import subprocess
 import sys
 import textwrap
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
 
-from cope_sweep.config import RunSpec, SpecError, default_label, expand, load_ablation
-from cope_sweep.config.ablation import Ablation
+from cope_sweep.config import (
+    RunSpec,
+    SpecError,
+    current_metric_name,
+    default_label,
+    expand,
+    load_ablation,
+    with_overrides,
+)
+from cope_sweep.config.ablation import Ablation, Curves, Distribution, Maps, Values
 from tests.config.ablations import TEXT, error_of, load
 
 
@@ -81,6 +93,21 @@ def test_former_metric_names_are_replaced():
     assert content.published[0].values == {"in_dist/majority_baseline_error": 78.0}
     assert content.published[0].std == {"in_dist/majority_baseline_error": 1.0}
     assert [metric.name for metric in content.scales["wide"].metrics] == ["longer/majority_baseline_error"]
+
+
+@pytest.mark.parametrize(
+    ("name", "current"),
+    [
+        ("in_dist/commonest_error", "in_dist/majority_baseline_error"),
+        ("test/commonest_error@2048", "test/majority_baseline_error@2048"),
+        ("in_dist/majority_baseline_error", "in_dist/majority_baseline_error"),
+        ("in_dist/token_error", "in_dist/token_error"),
+        ("commonest_error/loss", "commonest_error/loss"),
+        ("facts.tokens_per_s", "facts.tokens_per_s"),
+    ],
+)
+def test_former_names_are_replaced_and_others_are_not(name, current):
+    assert current_metric_name(name) == current
 
 
 PLUGIN = textwrap.dedent("""\
@@ -161,3 +188,142 @@ def test_plugins_can_be_refused_and_are_not_imported_then(plugin, tmp_path):
     assert "spec_test_refused" not in sys.modules
     path.write_text(TEXT)
     assert load_ablation(path, allow_plugins=False).content.plugins == []
+
+
+# -- figures -----------------------------------------------------------------------------------------------------------
+
+
+FIGURES = """\
+figures:
+  - {kind: curves, metrics: [in_dist/token_error, sparse/loss], source: Figure 5}
+  - {kind: values, x: train.lr, metrics: [train/loss], log_x: true}
+  - {kind: maps, show: gates, rows: {model.position: CoPE, train.lr: 1e-3}, mark: data, heads: [[0, 1]], seed: 1}
+"""
+
+
+def test_figures_are_typed():
+    curves, values, maps = load(TEXT + FIGURES).content.figures
+    assert curves == Curves(metrics=["in_dist/token_error", "sparse/loss"], source="Figure 5")
+    assert values == Values(x="train.lr", metrics=["train/loss"], log_x=True)
+    assert maps == Maps(
+        show="gates", rows={"model.position": "CoPE", "train.lr": 1e-3}, mark="data", heads=[(0, 1)], seed=1
+    )
+    assert expand(load(TEXT + FIGURES)).rows
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        ("kind: curves", "kind: curve", "test.yaml:14: figures[0]: unknown kind 'curve'; did you mean 'curves'?"),
+        ("sparse/loss", "sparse/los", "test.yaml:14: figures[0].metrics[1]: the task selective_copy has no metric 'sparse/los'"),
+        ("x: train.lr", "x: train.lrs", "test.yaml:15: figures[1].x: no axis is called 'train.lrs'; did you mean 'train.lr'?"),
+        ("train.lr: 1e-3}", "train.lr: 5e-3}", "test.yaml:16: figures[2].rows: 0 rows match, and this figure needs one row"),
+        (", train.lr: 1e-3}", "}", "test.yaml:16: figures[2].rows: 2 rows match, and this figure needs one row"),
+        ("train.lr: 1e-3}", "train.rl: 1e-3}", "test.yaml:16: figures[2].rows.train.rl: no axis is called 'train.rl'"),
+        ("seed: 1}", "seed: 9}", "test.yaml:16: figures[2].seed: 9 is none of the seeds [0, 1]"),
+        ("kind: curves, metrics: [in_dist/token_error, sparse/loss]", "kind: contexts, metric: in_dist/loss", "test.yaml:14: figures[0]: a figure of contexts needs evaluate.contexts"),
+    ],
+)  # fmt: skip
+def test_errors_of_figures_name_their_line(before, after, message):
+    assert before in FIGURES
+    assert message in error_of(TEXT + FIGURES.replace(before, after))
+
+
+def test_what_is_fixed_leaves_the_figures():
+    fixed = with_overrides(load(TEXT + FIGURES), assignments=["train.lr=1e-3", "seeds=[1]"])
+    curves, maps = fixed.content.figures
+    assert isinstance(curves, Curves)
+    assert maps.rows == {"model.position": "CoPE"}
+    assert expand(fixed).rows
+
+
+# -- distributions of a search space -----------------------------------------------------------------------------------
+
+
+SHARES = st.floats(0, 1, exclude_max=True)
+DISTRIBUTIONS = [
+    Distribution(uniform=(0.0, 0.5)),
+    Distribution(uniform=(-2.0, 1e-7)),
+    Distribution(log_uniform=(1.23456e-4, 1.23456e-2)),
+    Distribution(int_uniform=(1, 4)),
+    Distribution(log_int_uniform=(1, 512)),
+    Distribution(choice=["gpt2", ["cope", "rope"], 3, None, True]),
+]
+
+
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS, ids=lambda d: d.kind)
+@given(share=SHARES)
+def test_a_value_is_found_again_by_its_label(distribution, share):
+    value = distribution.value_at(share)
+    assert distribution.value_of(default_label(value)) == value
+
+
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS[:5], ids=lambda d: d.kind)
+@given(share=SHARES)
+def test_numbers_are_within_the_bounds_and_short(distribution, share):
+    value = distribution.value_at(share)
+    low, high = distribution.bounds
+    assert low <= value <= high
+    assert isinstance(value, int) if distribution.is_int else isinstance(value, float)
+    assert value in (low, high) or float(f"{value:.4g}") == value
+
+
+def shares(count):
+    return [(index + 0.5) / count for index in range(count)]
+
+
+def test_whole_numbers_are_equally_likely():
+    values = [Distribution(int_uniform=(1, 4)).value_at(share) for share in shares(400)]
+    assert [values.count(number) for number in (1, 2, 3, 4)] == [100] * 4
+
+
+def test_choices_are_equally_likely():
+    values = [Distribution(choice=["a", "b", "c"]).value_at(share) for share in shares(300)]
+    assert [values.count(name) for name in "abc"] == [100] * 3
+
+
+def test_each_decade_of_a_logarithm_is_equally_likely():
+    values = [Distribution(log_uniform=(1e-4, 1e-1)).value_at(share) for share in shares(300)]
+    decades = [math.floor(math.log10(value) + 1e-9) for value in values]
+    assert [decades.count(decade) for decade in (-4, -3, -2)] == pytest.approx([100] * 3, abs=1)
+    sizes = [Distribution(log_int_uniform=(1, 1024)).value_at(share) for share in shares(300)]
+    assert sorted(sizes)[150] == pytest.approx(math.sqrt(0.5 * 1024), abs=1)
+    assert min(sizes) == 1
+    assert 1000 < max(sizes) <= 1024
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({}, "no distribution given; give exactly one of uniform, log_uniform"),
+        ({"uniform": [0, 1], "choice": [1]}, "uniform and choice given; give exactly one"),
+        ({"uniform": [1, 1]}, r"uniform: \[1.0, 1.0\] is empty"),
+        ({"int_uniform": [4, 1]}, r"int_uniform: \[4, 1\] is empty; write the lower bound first"),
+        ({"log_uniform": [0, 1]}, "log_uniform: the lower bound 0.0 must be greater than 0"),
+        ({"log_int_uniform": [0, 8]}, "the lower bound 0 must be greater than 0"),
+        ({"choice": []}, "at least 1 item"),
+        ({"choice": ["a", "b", "a"]}, "choice has a twice"),
+        ({"int_uniform": [1, 2.5]}, "valid integer"),
+        ({"uniform": [1]}, "Field required"),
+        ({"uniform": ["0", 1]}, "valid number"),
+    ],
+)
+def test_impossible_distributions_are_refused(data, message):
+    with pytest.raises(ValidationError, match=message):
+        Distribution.model_validate(data)
+
+
+@pytest.mark.parametrize(
+    ("distribution", "label"),
+    [
+        (DISTRIBUTIONS[0], "0.6"),
+        (DISTRIBUTIONS[0], "much"),
+        (DISTRIBUTIONS[0], "true"),
+        (DISTRIBUTIONS[3], "5"),
+        (DISTRIBUTIONS[3], "1.5"),
+        (DISTRIBUTIONS[5], "gpt3"),
+    ],
+)
+def test_labels_of_other_values_are_refused(distribution, label):
+    with pytest.raises(ValueError, match="no number|is none of|no whole number|Expecting value"):
+        distribution.value_of(label)

@@ -1,5 +1,5 @@
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 
@@ -13,8 +13,8 @@ from cope_sweep.config import (
     suggested_estimates,
     total_seconds,
 )
-from cope_sweep.config.ablation import validate
-from cope_sweep.config.estimate import Estimate, memory_bytes, run_flops, shape_of, step_flops
+from cope_sweep.config.estimate import Estimate, StepCost, memory_bytes, run_flops, shape_of, step_flops
+from cope_sweep.config.loading import validate
 from cope_sweep.config.source import parse_source
 from cope_sweep.families import base
 from cope_sweep.model import Transformer, loss
@@ -169,15 +169,9 @@ def test_times_follow_the_measured_rates_of_equal_shapes_or_their_median():
         assert "scaled from this store" in measured[run.run_id].basis
 
 
-@dataclass(frozen=True)
-class Cost:
-    step_s: float
-    peak_memory_bytes: int
-
-
 def test_probed_shapes_take_the_time_and_memory_of_their_probe():
     plan = expand(validate(parse_source(BASE + "grid: {model.layers: [1, 2], train.steps: [10, 20]}\n", "t"), "t"))
-    probed = estimates(plan, {}, {shape_of(plan.runs[0]): Cost(0.25, 123)})
+    probed = estimates(plan, {}, {shape_of(plan.runs[0]): StepCost(0.25, 123)})
     resources = Resources()
     for run in plan.runs[:2]:
         found = probed[run.run_id]
@@ -186,13 +180,13 @@ def test_probed_shapes_take_the_time_and_memory_of_their_probe():
         assert 0.25 * run.train.steps < found.seconds < 0.25 * (run.train.steps + 1024)
         assert (found.memory_bytes, found.basis) == (123, "measured on this machine")
     assert "rule of thumb" in probed[plan.runs[2].run_id].basis
-    both = estimates(plan, {shape_of(plan.runs[0]): 1.0}, {shape_of(plan.runs[0]): Cost(0.25, 123)})
+    both = estimates(plan, {shape_of(plan.runs[0]): 1.0}, {shape_of(plan.runs[0]): StepCost(0.25, 123)})
     assert both[plan.runs[0].run_id] == probed[plan.runs[0].run_id]
 
 
 def test_a_shape_that_ran_out_of_memory_does_not_fit():
     plan = expand(validate(parse_source(BASE, "t"), "t"))
-    found = estimates(plan, {}, {shape_of(plan.runs[0]): Cost(math.inf, 123)})[plan.runs[0].run_id]
+    found = estimates(plan, {}, {shape_of(plan.runs[0]): StepCost(math.inf, 123)})[plan.runs[0].run_id]
     assert not found.fits
     assert found == replace(estimates(plan)[plan.runs[0].run_id], fits=False)
 
@@ -218,14 +212,6 @@ def test_rows_of_equal_cost_share_an_estimate():
         assert found[run.run_id].parameters == parameter_count(run)
         assert found[run.run_id].memory_bytes == memory_bytes(run, Resources())
     assert len({id(estimate) for estimate in found.values()}) == 4
-
-
-def test_estimates_belong_to_their_run():
-    plan = expand(validate(parse_source(BASE + "grid: {model.layers: [1, 2]}\nseeds: [0, 1]\n", "t"), "t"))
-    found = estimates(plan)
-    for run in plan.runs:
-        assert found[run.run_id].parameters == parameter_count(run)
-        assert found[run.run_id].memory_bytes == memory_bytes(run, Resources())
 
 
 def test_the_rule_of_thumb_counts_cores_of_workers_that_have_a_sequence():

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from cope_sweep.config import SpecError, expand, load_ablation, with_overrides
-from cope_sweep.config.ablation import validate
+from cope_sweep.config.loading import validate
 from cope_sweep.config.source import parse_source
 from tests.config.ablations import TEXT
 

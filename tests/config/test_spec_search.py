@@ -3,7 +3,7 @@ import re
 import pytest
 
 from cope_sweep.config import RunSpec, expand, with_overrides
-from cope_sweep.config.search import SCHEDULERS, SEARCHES, Asha, GridSearch, Median, NoSchedule
+from cope_sweep.config.ablation import SCHEDULERS, SEARCHES, Asha, GridSearch, Median, NoSchedule
 from tests.config.ablations import TEXT, error_of, load
 
 SHORT = TEXT.replace("{steps: 6}", "{steps: 60}\n  evaluate: {every: 5}")

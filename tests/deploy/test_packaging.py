@@ -14,8 +14,8 @@ import pytest
 from ruamel.yaml import YAML
 
 import cope_sweep
-from cope_sweep.config import folder as spec_folder
-from cope_sweep.config.folder import ablations_folder, packaged_ablations
+from cope_sweep.config import source as spec_folder
+from cope_sweep.config.source import ablations_folder, packaged_ablations
 from cope_sweep.errors import UserError
 
 ROOT = Path(__file__).parents[2]

@@ -9,8 +9,7 @@ import pytest
 
 from cope_sweep.config import Resources
 from cope_sweep.store import Store, StoreError
-from cope_sweep.sweep.executor import Workload
-from cope_sweep.sweep.local import run_local
+from cope_sweep.sweep.executor import Workload, run_local
 from tests.sweep.ports import free_port
 from tests.tiny import tiny_run
 

@@ -19,7 +19,7 @@ from cope_sweep.store.index import IndexUnavailable, database
 from cope_sweep.store.index.database import Database
 from cope_sweep.store.objects import ObjectFolder
 from cope_sweep.store.rebuild import check
-from cope_sweep.sweep import local
+from cope_sweep.sweep import executor
 from cope_sweep.sweep.executor import Workload
 from tests.store.databases import index_url, postgres  # noqa: F401 - fixtures
 from tests.sweep.runs import ONE_GROUP, EventLog, seeds, train_by
@@ -29,7 +29,7 @@ RUNS = seeds(3)
 FAULTS = ("lost", "answer lost", "in flight", "slow")
 SLOW_S = 0.05
 RESOURCES = ONE_GROUP.model_copy(update={"checkpoint_every_s": 0.0})
-run_local = partial(train_by, local.run_local)
+run_local = partial(train_by, executor.run_local)
 
 
 class Faults:
@@ -76,8 +76,8 @@ def undisturbed(tmp_path_factory):
 def quick(monkeypatch):
     """Shorter times between two tries."""
     monkeypatch.setattr(database, "RETRY_INTERVAL_S", 0.005)
-    monkeypatch.setattr(local, "FOREIGN_POLL_INTERVAL_S", 0.01)
-    monkeypatch.setattr(local, "LeaseHolder", partial(LeaseHolder, ttl_s=1.0))  # renewed every 0.2 s
+    monkeypatch.setattr(executor, "FOREIGN_POLL_INTERVAL_S", 0.01)
+    monkeypatch.setattr(executor, "LeaseHolder", partial(LeaseHolder, ttl_s=1.0))  # renewed every 0.2 s
 
 
 def failing(faults, call):

@@ -6,6 +6,8 @@ import socket
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import ray
@@ -16,13 +18,21 @@ from cope_sweep.sweep.cluster import (
     RAY_MESSAGES_THREAD,
     Needs,
     Node,
+    check_cluster,
     connected,
     needs_of,
     usable_cpus,
     within,
 )
-from cope_sweep.sweep.executor import ClusterError
+from cope_sweep.sweep.executor import ClusterError, ClusterLost
 from tests.sweep.ports import free_port
+
+
+@pytest.fixture(autouse=True)
+def disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process is connected to no cluster, also where other tests have connected it."""
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
 
 
 def nodes(*resources: dict[str, float]) -> list[dict[str, object]]:
@@ -116,8 +126,6 @@ def test_within_returns_raises_and_gives_up() -> None:
 def test_an_address_without_a_cluster(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, address: str, message: str
 ) -> None:
-    monkeypatch.setattr(ray, "is_initialized", lambda: False)
-    monkeypatch.setattr(ray, "shutdown", lambda: None)
     address = address.replace("FREE", str(free_port()))
     with pytest.raises(ClusterError, match=message), connected(address, tmp_path / "ray.log"):
         pass
@@ -125,8 +133,6 @@ def test_an_address_without_a_cluster(
 
 def test_a_port_that_answers_but_is_no_cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(cluster, "CONNECT_TIMEOUT_S", 0.3)
-    monkeypatch.setattr(ray, "is_initialized", lambda: False)
-    monkeypatch.setattr(ray, "shutdown", lambda: None)
     released = threading.Event()
     monkeypatch.setattr(ray, "init", lambda **_: released.wait(60))
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -152,8 +158,6 @@ def test_a_cluster_that_refuses(
     def refuse(**_: object) -> None:
         raise error
 
-    monkeypatch.setattr(ray, "is_initialized", lambda: False)
-    monkeypatch.setattr(ray, "shutdown", lambda: None)
     monkeypatch.setattr(ray, "init", refuse)
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
@@ -166,8 +170,6 @@ def test_ray_that_cannot_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
         raise OSError("no space left")
 
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setattr(ray, "is_initialized", lambda: False)
-    monkeypatch.setattr(ray, "shutdown", lambda: None)
     monkeypatch.setattr(ray, "init", refuse)
     message = "Ray cannot start here: no space left; --local works without Ray"
     with pytest.raises(ClusterError, match=message), connected(None, tmp_path / "ray.log"):
@@ -204,12 +206,39 @@ def test_a_new_cluster_changes_no_authentication_settings(monkeypatch: pytest.Mo
         seen["token"] = os.environ.get("RAY_AUTH_TOKEN")
         os.environ["RAY_AUTH_MODE"] = "token"  # as Ray does
 
-    monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "init", init)
-    monkeypatch.setattr(ray, "shutdown", lambda: None)
     with connected(None, tmp_path / "ray.log", cpus=1):
         pass
     assert len(str(seen["token"])) == 64
     assert "RAY_AUTH_MODE" not in os.environ
     assert "RAY_AUTH_TOKEN" not in os.environ
     assert not (tmp_path / ".ray").exists()
+
+
+@pytest.fixture
+def head_at(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Sets the address of the cluster's head, which is given up at once."""
+
+    def set_port(port: int) -> None:
+        context = SimpleNamespace(gcs_address=f"127.0.0.1:{port}")
+        monkeypatch.setattr(ray, "get_runtime_context", lambda: context)
+        monkeypatch.setattr(cluster, "HEAD_TIMEOUT_S", 0.0)
+
+    return set_port
+
+
+def test_a_head_that_accepts_connections_is_there(head_at: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    there = {"this node": Node("127.0.0.1", {"CPU": 2})}
+    monkeypatch.setattr(cluster, "nodes", lambda: there)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        head_at(server.getsockname()[1])
+        assert check_cluster("this node") == there
+        with pytest.raises(ClusterLost, match="raylet, has died; finished runs are kept; run the same command again"):
+            check_cluster("another node")
+
+
+def test_a_head_that_does_not_is_lost_and_nothing_has_failed(head_at: Any) -> None:
+    port = free_port()
+    head_at(port)
+    with pytest.raises(ClusterLost, match=f"127.0.0.1:{port}.*does not answer any more .*run the same command again"):
+        check_cluster("this node")

@@ -1,25 +1,31 @@
-"""What both executors do, and the functions that they share."""
+"""What both executors do, the functions that they share, and what only the local one does."""
 
 import threading
 from collections.abc import Callable
 from functools import partial
 
 import pytest
+from sqlalchemy import text
 
-from cope_sweep.config import RunSpec
-from cope_sweep.store import Event, Store
+from cope_sweep.config import Resources, RunSpec
+from cope_sweep.config.ablation import Asha
+from cope_sweep.registry import PluginError
+from cope_sweep.store import Event, Lease, LeaseHolder, Store
+from cope_sweep.sweep import executor as executor_module
 from cope_sweep.sweep.executor import (
+    Parents,
     Workload,
     evaluations_of,
     final_event,
     record_failure,
     record_stop,
+    run_local,
 )
-from cope_sweep.sweep.local import run_local
 from tests.sweep.runs import LONG, ONE_GROUP, EventLog, Listener, Recorded, other_sweep, seeds, train_by
 from tests.tiny import tiny_run
 
 train_here = partial(train_by, run_local, sweep_id="another-sweep")
+train_locally = partial(train_by, run_local)
 
 
 def test_every_run_is_trained_in_order_and_only_once(
@@ -152,25 +158,20 @@ def test_unfinished_runs_are_listed_once_and_in_order(store: Store) -> None:
     assert Workload([new, done, failed, new], store, ONE_GROUP, "this-sweep").unfinished() == [new, failed]
 
 
-def test_the_final_event_of_a_failed_run_has_its_message(store: Store) -> None:
-    (run,) = seeds(1)
-    assert final_event(run, store) == Event(run.run_id, "pending", 0, run.train.steps)
-    recorded = Recorded(store, run)
+def test_the_final_event_has_metrics_and_message(store: Store) -> None:
+    failed, finished = seeds(2)
+    steps = finished.train.steps
+    assert final_event(failed, store) == Event(failed.run_id, "pending", 0, steps)
+    recorded = Recorded(store, failed)
     recorded.log(3, {"train/loss": 2.0})
     recorded.end("failed")
-    assert final_event(run, store) == Event(
-        run.run_id, "failed", 3, run.train.steps, worker_id="host:1", message="Diverged: the loss is nan"
-    )
-
-
-def test_the_final_event_of_a_finished_run_has_its_metrics(store: Store) -> None:
-    (run,) = seeds(1)
-    recorded = Recorded(store, run)
+    message = "Diverged: the loss is nan"
+    assert final_event(failed, store) == Event(failed.run_id, "failed", 3, steps, worker_id="host:1", message=message)
+    recorded = Recorded(store, finished)
     recorded.log(6, {"train/loss": 2.0})
     recorded.end("finished", {"train/loss": 2.0})
-    assert final_event(run, store) == Event(
-        run.run_id, "finished", 6, run.train.steps, {"train/loss": 2.0}, worker_id="host:1"
-    )
+    expected = Event(finished.run_id, "finished", 6, steps, {"train/loss": 2.0}, worker_id="host:1")
+    assert final_event(finished, store) == expected
 
 
 def test_the_evaluations_of_a_curve_are_those_that_the_run_reported(store: Store, events: EventLog) -> None:
@@ -225,3 +226,96 @@ def test_a_stop_is_recorded_in_a_damaged_folder(store: Store, damaged: str) -> N
     record_stop(run, store, "stopped by ASHA")
     assert final_event(run, store).status == "stopped"
     assert final_event(run, store).message == "stopped by ASHA"
+
+
+# -- what only the local executor does -----------------------------------------------------------------------------------
+
+
+def test_a_missing_plugin_is_an_error(store: Store, events: EventLog) -> None:
+    with pytest.raises(PluginError, match="the plugin no_such_plugin cannot be imported"):
+        train_locally(seeds(1), store, ONE_GROUP, on_event=events, stop=events.stop, plugins=["no_such_plugin"])
+    assert store.index.statuses() == {}
+
+
+def test_a_missing_device_is_an_error(store: Store, events: EventLog) -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a CUDA device")
+    with pytest.raises(ValueError, match=r"(?i)cuda"):
+        train_locally(seeds(1), store, Resources(device="cuda"), on_event=events, stop=events.stop)
+    assert store.index.statuses() == {}
+
+
+def test_an_error_after_the_sweep_was_stopped_is_raised_at_once(store: Store, events: EventLog) -> None:
+    """A second Ctrl-C: the run was given its time to write a checkpoint after the first."""
+    runs = seeds(1, **LONG)
+
+    def stop_then_fail(event: object) -> None:
+        if events.stop.is_set():
+            raise KeyboardInterrupt
+        if events[-1].step:
+            events.stop.set()
+
+    with pytest.raises(KeyboardInterrupt):
+        train_locally(runs, store, ONE_GROUP, on_event=Listener(events, stop_then_fail), stop=events.stop)
+
+
+def test_a_lost_lease_ends_the_run_here(store: Store, events: EventLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process was suspended until its lease expired, and another sweep took the run."""
+    monkeypatch.setattr(executor_module, "LeaseHolder", partial(LeaseHolder, ttl_s=0.5))
+    (run,) = seeds(1, **LONG)
+
+    def take(event: Event) -> None:
+        if event.step and not taken:
+            (owner,) = {owner for _, owner in owners()}
+            store.index.renew(str(owner), -1.0)
+            taken.append(other.acquire(run))
+
+    def owners() -> list[tuple[str, str | None]]:
+        with store.index.database.reading() as connection:
+            return [tuple(row) for row in connection.execute(text("SELECT run_id, owner FROM runs"))]
+
+    taken: list[object] = []
+    with other_sweep(store) as other:
+        threading.Timer(3.0, events.stop.set).start()
+        train_locally([run], store, ONE_GROUP, on_event=Listener(events, take), stop=events.stop)
+        assert isinstance(taken[0], Lease)
+        assert events.ends() == []
+        assert store.status(run.run_id) == "running"
+
+
+def test_a_schedule_has_no_effect_and_that_is_said(store: Store, events: EventLog) -> None:
+    notes: list[str] = []
+    rule = Asha(metric="in_dist/loss", goal="min", grace=3)
+    train_locally(seeds(1), store, ONE_GROUP, on_event=events, stop=events.stop, schedule=rule, on_note=notes.append)
+    assert [status for _, status in events.ends()] == ["finished"]
+    assert notes == [
+        "ASHA (in_dist/loss, grace 3 steps) ends no run here: --local trains one run after another, each to its end"
+    ]
+
+
+# -- longer runs are trained from the state of finished, shorter ones ----------------------------------------------------
+
+
+def train(store: Store, *runs: RunSpec) -> None:
+    run_local(Workload(runs, store, Resources(), "sweep"))
+
+
+def test_the_longest_finished_run_that_kept_its_state(store: Store) -> None:
+    short, longer, longest = (tiny_run(**{"train.steps": steps}) for steps in (4, 6, 12))
+    assert Parents(store).of(longest) is None
+    train(store, short, longer)
+    assert Parents(store).of(longest) == longer.run_id
+    assert Parents(store).of(tiny_run(seed=5, **{"train.steps": 12})) is None
+    store.run(longer.run_id).final_state.unlink()
+    assert Parents(store).of(longest) == short.run_id
+
+
+def test_a_sweep_continues_shorter_runs(store: Store) -> None:
+    short, long = (tiny_run(**{"train.steps": steps}) for steps in (6, 12))
+    train(store, short)
+    train(store, long)
+    record = store.index.records([long.run_id])[long.run_id]
+    assert (record.status, record.parent_id) == ("finished", short.run_id)
+    assert record.facts["resumed_from_step"] == 6

@@ -14,9 +14,8 @@ import pytest
 from cope_sweep.config import Plan
 from cope_sweep.read.tables import table
 from cope_sweep.store import Store
-from cope_sweep.sweep.executor import Workload
+from cope_sweep.sweep.executor import Workload, run_local
 from cope_sweep.sweep.jobs import Cluster, JobOutcome, submit_job
-from cope_sweep.sweep.local import run_local
 from tests.chaos.chaos import mlflow_points
 from tests.sweep.fault_sweeps import (
     LONG,

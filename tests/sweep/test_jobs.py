@@ -258,7 +258,7 @@ def test_a_stop_request_is_repeated_until_it_is_accepted(dashboard: tuple[Dashbo
     outcome = submit_job(["list"], Cluster(address, tree), on_line=lines.append)
     assert outcome == JobOutcome("job-1", "STOPPED", 130)
     assert scripted.stopped == 3
-    assert lines == ["stopping job job-1: its runs write checkpoints first"]
+    assert lines == ["first", "stopping job job-1: its runs write checkpoints first"]
 
 
 def test_a_job_that_cannot_be_stopped_is_reported(
@@ -276,7 +276,9 @@ def test_a_job_that_cannot_be_stopped_is_reported(
 def test_a_dashboard_may_fail_to_answer_for_a_while(dashboard: tuple[Dashboard, str], tree: Path) -> None:
     scripted, address = dashboard
     scripted.statuses = ["RUNNING", "500", "500", "SUCCEEDED"]
-    assert submit_job(["list"], Cluster(address, tree)).status == "SUCCEEDED"
+    lines: list[str] = []
+    assert submit_job(["list"], Cluster(address, tree), on_line=lines.append).status == "SUCCEEDED"
+    assert lines == ["first", "second"]
 
 
 def test_a_lost_dashboard_is_an_error(

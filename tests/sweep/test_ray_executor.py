@@ -15,12 +15,12 @@ import pytest
 import ray
 
 from cope_sweep.config import Resources, Row, RunSpec
+from cope_sweep.config.ablation import Asha
 from cope_sweep.read.queries import recorded_plan
 from cope_sweep.registry import load_plugins
 from cope_sweep.store import Budget, Event, Store
-from cope_sweep.sweep import local, ray_executor
+from cope_sweep.sweep import executor, ray_executor
 from cope_sweep.sweep.executor import ClusterError
-from cope_sweep.sweep.schedulers import StoppingRule
 from cope_sweep.sweep.sweep import SweepOutcome, sweep
 from tests.read.tables.ablations import plan_of
 from tests.sweep.ports import free_port
@@ -29,7 +29,7 @@ from tests.tiny import TINY, tiny_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("cluster")]
 run_on_ray = partial(train_by, ray_executor.run_on_ray)
-run_local = partial(train_by, local.run_local, sweep_id="another-sweep")
+run_local = partial(train_by, executor.run_local, sweep_id="another-sweep")
 
 
 def pid_of(event: Event) -> int:
@@ -105,9 +105,8 @@ def test_a_schedule_stops_the_run_that_is_worse(store: Store, events: EventLog) 
     steps: dict[str, object] = {"train.steps": 2000, "evaluate.every": 100}
     good = [tiny_run(seed=seed, **steps) for seed in range(3)]
     bad = tiny_run(seed=3, **steps, **{"train.lr": 1e-7})
-    rule = StoppingRule("asha", "in_dist/loss", "min", grace=200, steps=2000, reduction=2)
+    rule = Asha(metric="in_dist/loss", goal="min", grace=200, reduction=2)
     run_on_ray([*good, bad], store, ONE_GROUP, on_event=events, stop=events.stop, schedule=rule)
-    assert ("stopped" in {status for _, status in events.ends()}) is True
     assert events.of(bad)[-1].status == "stopped"
     state = store.run(bad.run_id).state
     assert state["status"] == "stopped"
@@ -181,17 +180,17 @@ def test_groups_follow_the_cluster(store: Store, events: EventLog, cluster_nodes
 
 
 @pytest.mark.parametrize(
-    ("plugin", "reason"),
+    ("failure", "reason"),
     [
-        ("broken_on_one_node", "the plugin tests.sweep.broken_on_one_node cannot be imported"),
-        ("dies_on_one_node", "its processes end before they train anything"),
+        ("import", "the plugin tests.sweep.fails_on_one_node cannot be imported"),
+        ("exit", "its processes end before they train anything"),
     ],
 )
 def test_a_node_that_cannot_train_is_left_out_and_the_others_go_on(
-    store: Store, events: EventLog, cluster_nodes: Any, plugin: str, reason: str
+    store: Store, events: EventLog, cluster_nodes: Any, failure: str, reason: str
 ) -> None:
     broken = cluster_nodes.add_node(
-        num_cpus=1, dashboard_agent_listen_port=free_port(), env_vars={"COPE_SWEEP_TEST_BROKEN_NODE": "1"}
+        num_cpus=1, dashboard_agent_listen_port=free_port(), env_vars={"COPE_SWEEP_TEST_BROKEN_NODE": failure}
     )
     runs = seeds(3, **LONG)
     notes: list[str] = []
@@ -208,7 +207,7 @@ def test_a_node_that_cannot_train_is_left_out_and_the_others_go_on(
             on_event=Listener(events, act),
             on_note=notes.append,
             stop=events.stop,
-            plugins=[f"tests.sweep.{plugin}"],
+            plugins=["tests.sweep.fails_on_one_node"],
         )
     finally:
         cluster_nodes.remove_node(broken, allow_graceful=False)

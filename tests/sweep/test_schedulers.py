@@ -7,13 +7,12 @@ from typing import Any
 import pytest
 from ray.tune.schedulers import TrialScheduler
 
-from cope_sweep.config.search import EarlyStopping
-from cope_sweep.sweep.schedulers import StoppingRule, scheduler_of, stopping_rule
+from cope_sweep.config.ablation import Asha, EarlyStopping, Median
+from cope_sweep.sweep.tune_adapters import scheduler_of
 from tests.read.tables.ablations import plan_of
-from tests.sweep.runs import seeds
 
-ASHA = StoppingRule("asha", "in_dist/loss", "min", grace=10, steps=1000, reduction=2)
-MEDIAN = StoppingRule("median", "in_dist/loss", "min", grace=10, steps=1000)
+ASHA = Asha(metric="in_dist/loss", goal="min", grace=10, reduction=2)
+MEDIAN = Median(metric="in_dist/loss", goal="min", grace=10)
 
 
 class FakeTrial:
@@ -39,19 +38,12 @@ class Trials:
         self.scheduler.on_trial_complete(self.controller, self.trials[trial], dict(result))  # type: ignore[arg-type]
 
 
-def test_without_a_schedule_there_is_no_rule() -> None:
-    assert stopping_rule(None, seeds(1)) is None
-
-
 def test_the_rule_of_a_plan_has_what_the_schedule_leaves_open() -> None:
-    plan = plan_of(schedule={"kind": "asha", "reduction": 3}, seeds=[0])
-    assert stopping_rule(plan.schedule, plan.runs) == StoppingRule(
-        "asha", "in_dist/token_error", "min", grace=3, steps=6, reduction=3.0
-    )
-    plan = plan_of(schedule={"kind": "median", "metric": "dense/loss", "grace": 4}, seeds=[0])
-    rule = stopping_rule(plan.schedule, plan.runs)
-    assert rule == StoppingRule("median", "dense/loss", "max", grace=4, steps=6)
-    assert str(rule) == "the median rule (dense/loss, grace 4 steps)"
+    schedule = plan_of(schedule={"kind": "asha", "reduction": 3}, seeds=[0]).schedule
+    assert schedule == Asha(metric="in_dist/token_error", goal="min", grace=3, reduction=3)
+    schedule = plan_of(schedule={"kind": "median", "metric": "dense/loss", "grace": 4}, seeds=[0]).schedule
+    assert schedule == Median(metric="dense/loss", goal="max", grace=4)
+    assert schedule.rule == "the median rule (dense/loss, grace 4 steps)"
 
 
 def test_an_unknown_kind_is_an_error() -> None:
@@ -59,11 +51,11 @@ def test_an_unknown_kind_is_an_error() -> None:
         kind: str = "hyperband"
 
     with pytest.raises(ValueError, match="'hyperband': there is no such scheduler; accepted: asha, median, none"):
-        stopping_rule(Hyperband(), seeds(1))
+        scheduler_of(Hyperband())
 
 
 @pytest.mark.parametrize("rule", [ASHA, MEDIAN])
-def test_a_run_that_is_worse_than_the_others_is_stopped_after_the_grace(rule: StoppingRule) -> None:
+def test_a_run_that_is_worse_than_the_others_is_stopped_after_the_grace(rule: EarlyStopping) -> None:
     trials = Trials(scheduler_of(rule), 5)
     for trial in range(4):
         for step in (5, 10, 20):
@@ -73,7 +65,7 @@ def test_a_run_that_is_worse_than_the_others_is_stopped_after_the_grace(rule: St
 
 
 @pytest.mark.parametrize("rule", [ASHA, MEDIAN])
-def test_the_best_run_is_trained_to_its_last_step(rule: StoppingRule) -> None:
+def test_the_best_run_is_trained_to_its_last_step(rule: EarlyStopping) -> None:
     trials = Trials(scheduler_of(rule), 5)
     for step in (10, 20, 40, 500, 1000):
         for trial in range(1, 5):
@@ -82,7 +74,7 @@ def test_the_best_run_is_trained_to_its_last_step(rule: StoppingRule) -> None:
 
 
 @pytest.mark.parametrize("rule", [ASHA, MEDIAN])
-def test_results_without_the_metric_change_nothing(rule: StoppingRule) -> None:
+def test_results_without_the_metric_change_nothing(rule: EarlyStopping) -> None:
     """A run that failed before its first evaluation, and one of a task that has another metric."""
     trials = Trials(scheduler_of(rule), 6)
     trials.report(0, 10, other=1.0)

@@ -1,17 +1,15 @@
-"""Optuna's suggestions, on a function instead of trainings, and once through Tune."""
+"""Optuna's suggestions, on a function instead of trainings."""
 
 import math
 from dataclasses import dataclass, field
 
 import pytest
-from ray.tune.search import Searcher
 
 from cope_sweep.config import Row, RunSpec, expand, plan_of_recorded
 from cope_sweep.store import Status
 from cope_sweep.sweep.search import Known, RowSearch
 from tests.config.ablations import load
 
-METRIC = "in_dist/token_error"
 TEXT = """\
 title: A test
 base:
@@ -143,7 +141,7 @@ def test_a_changed_ablation_starts_a_new_search():
 
 
 def states(search: RowSearch) -> list[str]:
-    return [trial.state.name for trial in search.optuna._ot_study.trials]
+    return [trial.state.name for trial in search.study.trials]
 
 
 def test_stopped_runs_are_pruned_and_failed_ones_have_no_value():
@@ -159,7 +157,7 @@ def test_stopped_runs_are_pruned_and_failed_ones_have_no_value():
     sweep.retry_failed = False
     again = sweep.search()
     assert states(again) == states(search)
-    reported = [each.optuna._ot_study.trials[0].intermediate_values for each in (search, again)]
+    reported = [each.study.trials[0].intermediate_values for each in (search, again)]
     assert [list(values.values()) for values in reported] == [[3.0], [3.0]]
 
 
@@ -196,43 +194,3 @@ def test_a_plan_without_suggestions_is_refused():
     grid = expand(load(TEXT[: TEXT.index("search:")]))
     with pytest.raises(ValueError, match="the ablation test has no search by suggestions"):
         RowSearch(grid, {}, lambda row: None)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("cluster")
-def test_tune_trains_what_is_suggested(tmp_path):
-    from ray import tune
-
-    class Suggested(Searcher):
-        """As the sweep's searcher: a trial for each run."""
-
-        def suggest(self, trial_id):
-            runs[trial_id] = run_id = search.next_run()
-            return {"run_id": run_id} if run_id else self.FINISHED
-
-        def on_trial_result(self, trial_id, result):
-            search.report(runs[trial_id], result["step"], result[METRIC])
-
-        def on_trial_complete(self, trial_id, result=None, error=False):
-            search.end(runs[trial_id], "finished", result[METRIC])
-
-        def __reduce__(self):
-            return Searcher, ()
-
-    def trial(config):
-        for step in (10, 20):
-            tune.report({"step": step, METRIC: float(int(config["run_id"], 16)) / step})
-
-    sweep, runs = Sweep(TEXT.replace("samples: 60", "samples: 9")), {}
-    search = sweep.search()
-    tune.Tuner(
-        tune.with_resources(trial, {"cpu": 0.5}),
-        param_space={"broker": "name"},
-        tune_config=tune.TuneConfig(
-            search_alg=Suggested(metric=METRIC, mode="min"), num_samples=search.left, max_concurrent_trials=2
-        ),
-        run_config=tune.RunConfig(storage_path=str(tmp_path), verbose=0),
-    ).fit()
-    assert len(set(sweep.ids)) == 9
-    assert search.results == {run_id: ("finished", float(int(run_id, 16)) / 20) for run_id in sweep.ids}
-    assert states(search) == ["COMPLETE"] * 9

@@ -12,7 +12,7 @@ from cope_sweep.config import Plan, Resources, Row, RunSpec
 from cope_sweep.read.queries import recorded_plan
 from cope_sweep.read.tables import table
 from cope_sweep.store import Budget, Event, Store
-from cope_sweep.sweep.local import run_local
+from cope_sweep.sweep.executor import run_local
 from cope_sweep.sweep.search import Suggestions
 from cope_sweep.sweep.sweep import SweepOutcome, sweep
 from tests.read.tables.ablations import finish, plan_of, stop
@@ -119,7 +119,7 @@ class Recorder:
     @property
     def trials(self) -> list[Any]:
         """What Optuna knows."""
-        study: Any = self.suggestions._search.optuna._ot_study
+        study: Any = self.suggestions._search.study
         return list(study.trials)
 
 

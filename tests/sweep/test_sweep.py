@@ -14,7 +14,6 @@ from cope_sweep.config import Plan, Resources, RunSpec
 from cope_sweep.store import Budget, Event, LeaseHolder, Store, SweepRecord
 from cope_sweep.sweep import sweep as sweep_module
 from cope_sweep.sweep.executor import ClusterError, Workload
-from cope_sweep.sweep.schedulers import StoppingRule
 from cope_sweep.sweep.sweep import SweepOutcome, stopping_on_signals, sweep
 from tests.read.tables.ablations import plan_of
 from tests.sweep.runs import TIMEOUT_S, Recorded, other_sweep
@@ -158,18 +157,14 @@ def test_failed_runs_are_kept_on_request(store: Store) -> None:
 
 
 @pytest.mark.parametrize("scheduled", [True, False])
-def test_stopped_runs_are_trained_again_only_without_the_schedule(
-    store: Store, scheduled: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plan = plan_of()
-    rule = StoppingRule("asha", "dense/loss", "max", 3, 6) if scheduled else None
-    monkeypatch.setattr(sweep_module, "stopping_rule", lambda *arguments: rule)
+def test_stopped_runs_are_trained_again_only_without_the_schedule(store: Store, scheduled: bool) -> None:
+    plan = plan_of(schedule="asha" if scheduled else "none")
     with other_sweep(store) as other:
         enter(other, plan.runs[0], "stopped")
     executor = Scripted(store, ["finished"] * (5 if scheduled else 6))
     start(plan, store, executor)
     assert (plan.runs[0] in executor.runs) is not scheduled
-    assert executor.work.schedule == rule
+    assert executor.work.schedule == plan.schedule
 
 
 def test_a_damaged_run_is_trained_again(store: Store) -> None:

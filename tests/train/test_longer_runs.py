@@ -2,7 +2,7 @@
 
 import pytest
 
-from cope_sweep.config.extend import parent_ids
+from cope_sweep.config.run import parent_ids
 from cope_sweep.store import RunFolder, Store
 from cope_sweep.train import Runtime, train_run
 from tests.tiny import tiny_run

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from cope_sweep.api.questions import GetFigure
 from cope_sweep.config import Plan
+from cope_sweep.config.ablation import AnyFigure, Contexts, Convergence, Curves, Maps, Values
 from cope_sweep.config.explain import suggest
-from cope_sweep.config.figure import AnyFigure, Contexts, Convergence, Curves, Maps, Values
 from cope_sweep.errors import NotFoundError
 from cope_sweep.read.figures.figure import FIGURES, Figure, FigureError, MapOptions, Options
 from cope_sweep.store import Store

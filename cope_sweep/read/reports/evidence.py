@@ -20,7 +20,7 @@ import numpy as np
 import pandas as pd
 
 from cope_sweep.config import Plan, RunSpec
-from cope_sweep.config.figure import Maps
+from cope_sweep.config.ablation import Maps
 from cope_sweep.errors import UserError
 from cope_sweep.read.figures import FIGURES, Figure
 from cope_sweep.read.figures.available import Declared, declared_figures, draw_declared

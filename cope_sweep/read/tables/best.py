@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from cope_sweep.config import Plan, Row, SpecError
-from cope_sweep.config.search import RandomSearch
+from cope_sweep.config.ablation import RandomSearch
 from cope_sweep.config.source import Json
 from cope_sweep.read.tables.runs import setting
 from cope_sweep.store import RunRecord

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, mo
 from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from cope_sweep.config.folder import ablations_folder
+from cope_sweep.config.source import ablations_folder
 from cope_sweep.errors import UserError
 
 ENV_PREFIX = "COPE_SWEEP_"

@@ -6,7 +6,7 @@ from typing import Any
 import pyarrow as pa
 
 from cope_sweep.config import Plan, RunSpec, expand
-from cope_sweep.config.ablation import validate
+from cope_sweep.config.loading import validate
 from cope_sweep.config.source import Source
 from cope_sweep.read.tables.runs import run_batches
 from cope_sweep.store import RunFolder, RunQuery, Store

@@ -1,0 +1,380 @@
+"""Loads ablation files: what they inherit, and with the keys that `--scale NAME` and `--set KEY=VALUE` replace."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from cope_sweep.config.ablation import SCHEDULERS, SEARCHES, Ablation, Axis, GridSearch, RandomSearch, Scale
+from cope_sweep.config.explain import explain_all, suggest
+from cope_sweep.config.run import RunSpec
+from cope_sweep.config.source import (
+    Json,
+    KeyPath,
+    Source,
+    SpecError,
+    default_label,
+    parse_value,
+    read_source,
+    set_key,
+    set_path,
+)
+from cope_sweep.errors import UserError
+from cope_sweep.registry import PluginError, Registry, load_plugins
+
+NAME = re.compile(r"[A-Za-z0-9_-]+")
+"""Names without separators, so that no file of another folder can be named."""
+SUFFIXES = (".yaml", ".yml")
+OWN_KEYS = ("title", "hypothesis", "reproduces", "figures", "inherit")
+"""Keys that describe one file and are not inherited."""
+RUN_KEYS = tuple(name for name in RunSpec.model_fields if name != "seed")
+TRAINED_KEYS = ("task", "model", "train")
+"""Keys of a run that decide what is trained; `evaluate` only decides how it is measured."""
+ABLATION_KEYS = ("seeds", "metrics", "primary", "search", "schedule", "resources")
+"""Top-level keys of an ablation that `--set` replaces, in addition to the keys of a run."""
+SCALED_KEYS = ("title", "exclude", "seeds", "metrics", "primary", "exploratory", "published", "search", "schedule")
+"""Top-level keys of an ablation that a scale replaces."""
+REGISTRIES: dict[str, Registry[Any]] = {"search": SEARCHES, "schedule": SCHEDULERS}
+
+Lines = dict[KeyPath, int | str]
+"""As in a `Source`."""
+
+
+@dataclass(frozen=True)
+class LoadedAblation:
+    """An ablation with its name and the source file that error messages refer to."""
+
+    name: str
+    content: Ablation
+    source: Source
+    replaced: tuple[str, ...] = ()
+    """Keys that a scale or `--set` has replaced and that decide what is trained: not what the paper trained."""
+
+
+def validate(source: Source, name: str, *, folder: Path | None = None, allow_plugins: bool = True) -> LoadedAblation:
+    """The ablation in a parsed file. Imports its plugins.
+
+    Base and axes are validated later, when the ablation is expanded: only whole runs can be.
+
+    Args:
+        source: The parsed file.
+        name: The ablation's name.
+        folder: The only folder of files that it may inherit from; None: it may not inherit.
+        allow_plugins: Whether it, or a file that it inherits from, may name plugins.
+
+    Raises SpecError with one line per problem.
+    """
+    if source.data.get("inherit") is not None and not source.parents:
+        source = with_inherited(source, folder)
+    try:
+        content = Ablation.model_validate(source.data)
+    except ValidationError as error:
+        problems = [str(source.error(*problem)) for problem in explain_all(error, Ablation)]
+        raise SpecError("\n".join(problems)) from error
+    if content.plugins and not allow_plugins:
+        raise source.error(
+            ("plugins",),
+            f"plugins ({', '.join(content.plugins)}) are not allowed here, because importing them runs code; remove "
+            "the key. The operator can install the plugins and declare them as entry points or in COPE_SWEEP_PLUGINS",
+        )
+    for index, module in enumerate(content.plugins):
+        try:
+            load_plugins([module])
+        except PluginError as error:
+            raise source.error(("plugins", index), str(error)) from error
+    return LoadedAblation(name, content, source)
+
+
+def load_ablation(path: Path, *, allow_plugins: bool = True) -> LoadedAblation:
+    """Read an ablation file and import its plugins. The ablation's name is the file's name without suffix.
+
+    Raises SpecError; also where the file names plugins and `allow_plugins` is false.
+    """
+    return validate(read_source(path), path.stem, folder=path.parent, allow_plugins=allow_plugins)
+
+
+# -- inherit: NAME -----------------------------------------------------------------------------------------------------
+
+
+def with_inherited(source: Source, folder: Path | None) -> Source:
+    """The file with the inherited keys, and the `parents` that they were read from.
+
+    A key of the file replaces the inherited one. Mappings merge by key, with three exceptions. An axis is replaced as a
+    whole. A mapping with another `kind` is replaced as a whole. `null` removes an inherited axis or scale.
+
+    Args:
+        source: The parsed file.
+        folder: The only folder that files are read from; None: no file is read.
+
+    Raises:
+        SpecError: `folder` has no file of this name, or files inherit from one another in a circle.
+    """
+    chain = [source]
+    while chain[-1].data.get("inherit") is not None:
+        chain.append(_parent(chain, folder))
+    merged: dict[str, Json] = {}
+    lines: dict[KeyPath, int | str] = {}
+    for each in reversed(chain):
+        own = {key: value for key, value in each.data.items() if each is source or key not in OWN_KEYS}
+        merged, lines = _merged(merged, own, lines, _lines_in(each, source), ())
+    return replace(source, data=merged, lines=lines, parents=tuple(Path(parent.name) for parent in chain[1:]))
+
+
+def _parent(chain: list[Source], folder: Path | None) -> Source:
+    """The file that the last file of the chain inherits from. Raises SpecError."""
+    child, path = chain[-1], ("inherit",)
+    name = child.data["inherit"]
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        raise child.error(
+            path,
+            f"{name!r} is not the name of an ablation; write the name of a file of the same folder, as in "
+            "inherit: wikitext",
+        )
+    if folder is None:
+        raise child.error(path, f"{name!r} cannot be read, because this text belongs to no folder; remove the key")
+    files = {file.stem: file for suffix in reversed(SUFFIXES) for file in sorted(folder.glob(f"*{suffix}"))}
+    if name not in files:
+        raise child.error(path, f"no file {folder / name}.yaml" + suggest(name, sorted(files)))
+    file = files[name]
+    if any(Path(each.name) == file for each in chain):
+        names = [Path(each.name).stem for each in chain]
+        raise child.error(path, f"files inherit from one another: {' → '.join((*names, name))}; remove one `inherit`")
+    try:
+        return read_source(file)
+    except SpecError as error:
+        raise SpecError(f"{error} (inherited by {child.location(path)})") from error
+
+
+def _lines_in(each: Source, source: Source) -> dict[KeyPath, int | str]:
+    """The lines of a file of the chain, as error messages about `source` show them."""
+    if each is source:
+        return dict(each.lines)
+    child = source.location(("inherit",))
+    return {path: f"{each.name}:{line} (inherited by {child})" for path, line in each.lines.items()}
+
+
+def _merged(
+    inherited: dict[str, Json],
+    own: dict[str, Json],
+    inherited_lines: Mapping[KeyPath, int | str],
+    own_lines: Mapping[KeyPath, int | str],
+    path: KeyPath,
+) -> tuple[dict[str, Json], dict[KeyPath, int | str]]:
+    """Two mappings at the same key path, merged, with the lines of what is kept of each."""
+    data, lines = dict(inherited), dict(inherited_lines)
+    for key, value in own.items():
+        here = (*path, key)
+        if value is None and _is_removable(here):
+            data.pop(key, None)
+        elif _merges(data.get(key), value, here):
+            data[key], lines = _merged(data[key], value, lines, own_lines, here)
+            lines |= {here: own_lines[here]} if here in own_lines else {}
+            continue
+        else:
+            data[key] = value
+        lines = {known: line for known, line in lines.items() if known[: len(here)] != here}
+        lines |= {known: line for known, line in own_lines.items() if known[: len(here)] == here}
+    return data, lines
+
+
+def _is_axis(path: KeyPath) -> bool:
+    """Whether this is the path of an axis: `grid.KEY`, also of a scale."""
+    return len(path) >= 2 and path[-2] == "grid" and len(path) in (2, 4)
+
+
+def _is_removable(path: KeyPath) -> bool:
+    return _is_axis(path) or (len(path) == 2 and path[0] == "scales")
+
+
+def _merges(inherited: Json, own: Json, path: KeyPath) -> bool:
+    if not isinstance(inherited, dict) or not isinstance(own, dict) or _is_axis(path):
+        return False
+    return inherited.get("kind") == own.get("kind", inherited.get("kind"))
+
+
+# -- --scale and --set -------------------------------------------------------------------------------------------------
+
+
+def with_overrides(
+    loaded: LoadedAblation, *, scale: str | None = None, assignments: Sequence[str] = ()
+) -> LoadedAblation:
+    """The ablation at a named scale, with `key=value` assignments applied after it.
+
+    A key of a run replaces the value in the base, and removes the axis of that key. `seeds`, `metrics`, `primary`,
+    `search.<key>`, `schedule.<key>` and `resources.<key>` replace the ablation's own; the last also those of single
+    rows. Raises SpecError.
+    """
+    if scale is None and not assignments:
+        return loaded
+    data, lines = copy.deepcopy(loaded.source.data), dict(loaded.source.lines)
+    replaced = [*loaded.replaced, *(assignment.partition("=")[0] for assignment in assignments)]
+    if scale is not None:
+        if scale not in loaded.content.scales:
+            known = ", ".join(loaded.content.scales) or "none: this ablation has one size"
+            raise SpecError(f"{loaded.source.name}: unknown scale {scale!r}; it has {known}")
+        _apply_scale(data, lines, scale)
+        replaced += _replaced_keys(loaded.content, loaded.content.scales[scale])
+    for assignment in assignments:
+        _apply_assignment(data, lines, assignment)
+    trained = tuple(key for key in dict.fromkeys(replaced) if key.partition(".")[0] in TRAINED_KEYS)
+    return replace(validate(replace(loaded.source, data=data, lines=lines), loaded.name), replaced=trained)
+
+
+def _replaced_keys(content: Ablation, scale: Scale) -> list[str]:
+    """The keys whose values at a scale are not values of the ablation: keys of axes that it only selects are not."""
+    chosen = {key: [value] for key, value in scale.set.items()}
+    chosen |= {key: _values(axis) for key, axis in scale.grid.items()}
+    return [
+        key
+        for key, values in chosen.items()
+        if any(value not in _values(content.grid.get(key, [])) for value in values)
+    ]
+
+
+def _values(axis: Axis) -> list[Json]:
+    return list(axis.values()) if isinstance(axis, dict) else axis
+
+
+def _apply_scale(data: dict[str, Json], lines: Lines, scale: str) -> None:
+    chosen, origin = data["scales"][scale], ("scales", scale)
+    grid = chosen.get("grid", {})
+    # An inherited scale may set a key whose axis the same scale has here: the axis stays, with the figures over it.
+    for key, value in chosen.get("set", {}).items():
+        if key not in grid:
+            _fix(data, lines, key, value)
+            _move_lines(lines, (*origin, "set", key), ("base", *key.split(".")))
+    for key, axis in grid.items():
+        data.setdefault("grid", {})[key] = axis
+        _move_lines(lines, (*origin, "grid", key), ("grid", key))
+    for key in SCALED_KEYS:
+        if chosen.get(key) is not None:
+            data[key] = chosen[key]
+            _move_lines(lines, (*origin, key), (key,))
+
+
+def _apply_assignment(data: dict[str, Json], lines: Lines, assignment: str) -> None:
+    key, equals, text = assignment.partition("=")
+    option = f"--set {assignment}"
+    if not equals or not key:
+        raise SpecError(f"{option}: expected key=value, as in --set model.dim=128")
+    value = parse_value(text, option)
+    head, *rest = path = tuple(key.split("."))
+    if head in RUN_KEYS:
+        _fix(data, lines, key, value)
+        path = ("base", *path)
+    elif head in REGISTRIES and rest == ["kind"]:
+        _replace_kind(data, head, value)
+        lines[head,] = option
+    elif head in ABLATION_KEYS:
+        if path[:2] == ("search", "space") and len(path) > 2:
+            path = ("search", "space", ".".join(path[2:]))
+        if head == "resources":
+            _remove_own_resource(data, key)
+        set_path(data, path, value)
+    else:
+        raise SpecError(f"{option}: no key {key!r}; it starts with one of {', '.join((*RUN_KEYS, *ABLATION_KEYS))}")
+    _forget_lines(lines, path)
+    lines[path] = option
+
+
+def _replace_kind(data: dict[str, Json], head: str, kind: Json) -> None:
+    """Set the kind of `search` or `schedule`, and keep those of its settings that the new kind has."""
+    before = data.get(head)
+    cls = REGISTRIES[head].get(kind) if isinstance(kind, str) else None
+    fields = set(cls.model_fields) if cls is not None else set()
+    kept = {key: value for key, value in before.items() if key in fields} if isinstance(before, dict) else {}
+    data[head] = kept | {"kind": kind}
+
+
+def _fix(data: dict[str, Json], lines: Lines, key: str, value: Json) -> None:
+    """Set a run's key in the base, remove its axis or distribution, and resolve the conditions on it.
+
+    An entry of `published`, `when` or `exclude` that asks for another value of the key is dropped, and a figure whose
+    axis it is.
+    """
+    axis = data.get("grid", {}).pop(key, None)
+    labels = [default_label(value)]
+    if isinstance(axis, dict):
+        labels = [label for label, item in axis.items() if item == value]
+
+    def agrees(condition: dict[str, Json]) -> bool:
+        wanted = condition.pop(key, value)
+        alternatives = [wanted, *(wanted if isinstance(wanted, list) else [])]
+        return any(item in (value, *labels) for item in alternatives)
+
+    def draws(figure: dict[str, Json]) -> bool:
+        """Whether the key is no axis of the figure. It is removed from the rows that the figure draws."""
+        figure.get("rows", {}).pop(key, None)
+        return key not in (figure.get("x"), figure.get("panels"))
+
+    _filter(data, lines, "published", lambda entry: agrees(entry["match"]))
+    _filter(data, lines, "when", lambda entry: agrees(entry["if"]))
+    _filter(data, lines, "exclude", agrees)
+    _filter(data, lines, "zip", lambda group: group.pop(key, None) is None or bool(group))
+    _filter(data, lines, "figures", draws)
+    _remove_distribution(data, key)
+    set_key(data["base"], key, value)
+
+
+def _filter(data: dict[str, Json], lines: Lines, name: str, keeps: Callable[[Json], bool]) -> None:
+    """Drop the entries of a list of the file that `keeps` refuses."""
+    kept: list[Json] = []
+    for index, entry in enumerate(data.get(name, [])):
+        if keeps(entry):
+            _move_lines(lines, (name, index), (name, len(kept)))
+            kept.append(entry)
+    if name in data:
+        data[name] = kept
+
+
+def _remove_own_resource(data: dict[str, Json], key: str) -> None:
+    """Remove a key of `resources` that some rows have for their own: the assignment is for all rows."""
+    for condition in data.get("when", []):
+        condition.get("set", {}).pop(key, None)
+    for row in data.get("include", []):
+        row.pop(key, None)
+
+
+def _remove_distribution(data: dict[str, Json], key: str) -> None:
+    """Remove a key from the search space. A random search without a space is a search of the grid."""
+    search = data.get("search")
+    if not isinstance(search, dict) or not isinstance(search.get("space"), dict):
+        return
+    removed = search["space"].pop(key, None)
+    if removed is not None and not search["space"] and search.get("kind") == RandomSearch.model_fields["kind"].default:
+        data["search"] = GridSearch().kind
+
+
+def _move_lines(lines: Lines, source: KeyPath, target: KeyPath) -> None:
+    """Error messages about `target` and all keys below it refer to the lines of `source` from now on."""
+    if source == target:
+        return
+    moved = {(*target, *path[len(source) :]): line for path, line in lines.items() if path[: len(source)] == source}
+    _forget_lines(lines, target)
+    lines.update(moved)
+
+
+def _forget_lines(lines: Lines, path: KeyPath) -> None:
+    for known in [known for known in lines if known[: len(path)] == path]:
+        del lines[known]
+
+
+def find_ablation(ablation: str | Path, folder: Path, otherwise: str) -> Path:
+    """The file of an ablation, given its path, or its name in a folder.
+
+    Raises UserError where there is none; it says `otherwise` where the folder has no ablation at all.
+    """
+    path = Path(ablation)
+    if path.suffix in (".yaml", ".yml") or path.is_file():
+        return path
+    if (named := folder / f"{ablation}.yaml").exists():
+        return named
+    known = sorted(file.stem for file in folder.glob("*.yaml"))
+    hint = suggest(str(ablation), known) or f"; {otherwise}"
+    raise UserError(f"no ablation {str(ablation)!r} in {folder.absolute()}{hint}")
