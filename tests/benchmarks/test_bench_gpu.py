@@ -225,7 +225,7 @@ def test_the_table_says_what_was_compiled_and_how():
 )
 def test_only_what_the_tool_finds_in_kernels_is_wrong(commands, note, wrong, tmp_path, monkeypatch):
     tool, calls = tmp_path / "compute-sanitizer", tmp_path / "calls"
-    codes = "".join(f"*{words}*) exit {code} ;; " for words, code in commands.items())
+    codes = "".join(f"*{words}*) exit {code} ;; " for words, code in ({"import": 0} | commands).items())
     tool.write_text(f'#!/bin/sh\necho "$PYTORCH_NO_CUDA_MEMORY_CACHING $*" >> {calls}\ncase "$*" in {codes}esac\n')
     tool.chmod(0o755)
     monkeypatch.setattr(sanitizer, "TOOLS", ("compute-sanitizer", str(tool)))
