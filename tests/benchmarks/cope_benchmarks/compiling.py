@@ -227,10 +227,8 @@ def compile_ahead(
 
     # Two sequences and heads: Triton makes special kernels for sizes of 1.
     q, k, v = torch.zeros(3, 2, 2, tokens, head_dim, dtype=dtype)
-    none = dict.fromkeys(Arguments._fields)
-    none |= {"limit": float("inf"), "e_scale": 1.0, "relative_scale": 1.0, "far_last": False, "dropout": 0.0}
     e = torch.zeros(p_max, head_dim, dtype=dtype) if p_max else None
-    given = Arguments(**{**none, "q": q, "k": k, "v": v, "e": e, "scale": head_dim**-0.5, **changes})
+    given = Arguments(q, k, v, e=e, scale=head_dim**-0.5, **changes)
     compiled: list[dict[str, Any]] = []
 
     named = {"kernel": "", "capability": capability, "dtype": str(dtype).removeprefix("torch."), "head_dim": head_dim}
