@@ -91,7 +91,7 @@ def test_alternatives_of_attention_are_checked_and_timed(monkeypatch):
     measured = attention.measure(2, (TINY,), ())
     wrong = {row["attention"]: row for row in measured["shapes"][0]["rows"]}
     assert "output is off by" in wrong[attention.LISTING]["failed"]
-    assert wrong[attention.SDPA]["failed"] == "no gradient of v"
+    assert "v is off by" in wrong[attention.SDPA]["failed"]
     assert "times_faster_than_listing" not in wrong[attention.NATIVE]
     assert "| tiny | native |" in attention.table(measured)
 

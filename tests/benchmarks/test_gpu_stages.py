@@ -10,9 +10,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from cope_benchmarks import gpu_stages
+from cope_benchmarks import gpu_stages, sanitizer
 from cope_benchmarks.gpu_stages import Setting, lacking, main, run_stages
-from cope_benchmarks.outcomes import read_outcomes
+from cope_benchmarks.outcomes import journal_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -48,34 +48,25 @@ def test_finished_stages_are_not_repeated_unless_forced(ran, tmp_path):
     assert not (tmp_path / "tune.jsonl").exists()
 
 
-def test_nothing_is_measured_with_wrong_kernels(ran, tmp_path):
-    ran.results = {"tests": "failed"}
-    assert run_stages(Setting("cpu", tmp_path), ["tests", "tune"]) == 1
-    assert ran == ["tests"]
-    assert stages_of(tmp_path) == {"tests": "failed"}
-    ran.results = {"tests": "unfinished"}
-    assert run_stages(Setting("cpu", tmp_path), ["tests", "tune"]) == gpu_stages.UNFINISHED
-    assert ran == ["tests", "tests"]
-
-
-def test_the_other_stages_are_measured_where_one_fails(ran, tmp_path):
+@pytest.mark.parametrize(
+    ("results", "code", "first", "second"),
+    [
+        ({"tests": "failed"}, 1, ["tests"], ["tests", "tune", "bench", "step"]),  # no times of wrong kernels
+        ({"tests": "unfinished"}, gpu_stages.UNFINISHED, ["tests"], ["tests", "tune", "bench", "step"]),
+        ({"tune": "failed", "bench": "unfinished"}, 1, list(gpu_stages.STAGES), ["tune", "bench"]),
+        ({"bench": "unfinished", "step": "skipped"}, gpu_stages.UNFINISHED, list(gpu_stages.STAGES), ["bench", "step"]),
+    ],
+)
+def test_the_same_command_continues_with_what_is_not_done(ran, tmp_path, results, code, first, second):
     setting = Setting("cpu", tmp_path)
-    ran.results = {"tune": "failed", "bench": "unfinished"}
-    assert run_stages(setting, ["tests", "tune", "bench", "step"]) == 1
-    assert ran == ["tests", "tune", "bench", "step"]
+    ran.results = results
+    assert run_stages(setting, list(gpu_stages.STAGES)) == code
+    assert ran == first
+    assert results.items() <= stages_of(tmp_path).items()
     ran.results = {}
-    assert run_stages(setting, ["tests", "tune", "bench", "step"]) == 0
-    assert ran[4:] == ["tune", "bench"]
-
-
-def test_a_stage_whose_time_ended_is_continued_and_a_skipped_one_is_tried_again(ran, tmp_path):
-    setting = Setting("cpu", tmp_path)
-    ran.results = {"bench": "unfinished", "step": "skipped"}
-    assert run_stages(setting, ["tune", "bench", "step"]) == gpu_stages.UNFINISHED
-    ran.results = {}
-    assert run_stages(setting, ["tune", "bench", "step"]) == 0
-    assert ran == ["tune", "bench", "step", "bench", "step"]
-    assert stages_of(tmp_path) == {"tune": "done", "bench": "done", "step": "done"}
+    assert run_stages(setting, list(gpu_stages.STAGES)) == 0
+    assert ran == first + second
+    assert stages_of(tmp_path) == dict.fromkeys(gpu_stages.STAGES, "done")
 
 
 def test_later_stages_use_the_table_that_was_measured(tmp_path):
@@ -156,52 +147,41 @@ def _runs(state):
 
 
 @pytest.mark.slow
-def test_outcomes_are_written_and_tests_that_passed_are_not_repeated(tmp_path):
-    (tmp_path / "test_some.py").write_text(
-        "import os, pytest\n"
-        "def test_a(): pass\n"
-        "def test_b(): assert os.environ.get('FIXED'), 'not yet'\n"
-        "@pytest.mark.skip(reason='never')\ndef test_c(): pass\n"
-    )
-    journal = tmp_path / "tests.jsonl"
-
-    def run(**environment):
-        command = [sys.executable, "-m", "pytest", "-q", "-c", os.devnull, "--rootdir", str(tmp_path)]
-        command += ["-p", "no:cacheprovider", "-p", "cope_benchmarks.outcomes", str(tmp_path)]
-        found = {"PYTHONPATH": str(ROOT / "tests" / "benchmarks"), "COPE_SWEEP_OUTCOMES": str(journal), **environment}
-        return subprocess.run(command, env=os.environ | found, capture_output=True, text=True).returncode
-
-    assert run(COPE_SWEEP_SHARD="0/2") == 0  # a and c
-    assert run() == 1
-    outcomes = {test.split("::")[1]: row["outcome"] for test, row in read_outcomes(journal).items()}
-    assert outcomes == {"test_a": "passed", "test_b": "failed", "test_c": "skipped"}
-    assert "not yet" in read_outcomes(journal)["test_some.py::test_b"]["message"]
-    assert run(FIXED="1") == 0
-    lines = [json.loads(line) for line in journal.read_text().splitlines()]
-    assert [row["test"].split("::")[1] for row in lines if row["outcome"] == "passed"].count("test_a") == 1
-    assert read_outcomes(journal)["test_some.py::test_b"]["outcome"] == "passed"
-
-
-@pytest.mark.slow
-def test_after_an_error_of_cuda_another_process_runs_the_other_tests(tmp_path, monkeypatch, capsys):
+def test_outcomes_are_written_and_the_same_command_runs_what_has_not_passed(tmp_path, monkeypatch, capsys):
     tests = tmp_path / "test_some.py"
     tests.write_text(
         "import os, pytest\n"
         "broken = []\n"
         "def test_a(): pass\n"
-        "def test_b():\n    broken.append(1)\n    raise RuntimeError('CUDA error: an illegal memory access')\n"
-        "def test_c(): assert not broken\n"
-        "def test_d(): os._exit(9)\n"
-        "def test_e(): pass\n"
+        "@pytest.mark.skip(reason='never')\ndef test_b(): pass\n"
+        "def test_c():\n"
+        "    if os.environ.get('FIXED'): return\n"
+        "    broken.append(1)\n"
+        "    raise RuntimeError('CUDA error: an illegal memory access')\n"
+        "def test_d(): assert not broken\n"
+        "def test_e(): os.environ.get('FIXED') or os._exit(9)\n"
     )
     monkeypatch.setattr(gpu_stages, "TESTS", tests)
-    monkeypatch.setattr(gpu_stages, "_shards", lambda: 1)
-    monkeypatch.setenv("PYTHONPATH", str(ROOT / "tests" / "benchmarks"))
-    assert main(["--child", "tests", "--out", str(tmp_path)]) == 1
-    outcomes = {test.split("::")[1]: row["outcome"] for test, row in read_outcomes(tmp_path / "tests.jsonl").items()}
-    expected = {"test_a": "passed", "test_b": "failed", "test_c": "passed", "test_d": "begun", "test_e": "passed"}
-    assert outcomes == expected
-    assert "3 passed, 0 skipped, 1 failed; wrong: " in capsys.readouterr().out
+    monkeypatch.setattr(gpu_stages, "_shards", lambda: 2)
+    monkeypatch.setattr(sanitizer, "sanitize", lambda folder: ("nothing found", False))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+
+    def run():
+        code = main(["--child", "tests", "--out", str(tmp_path)])
+        rows = journal_of(tmp_path / "tests.jsonl").rows
+        return code, {test.split("::")[1]: row["outcome"] for test, row in rows.items()}
+
+    # One process runs a, c and e, and ends at the error of CUDA; the other runs b and d.
+    outcomes = {"test_a": "passed", "test_b": "skipped", "test_c": "failed", "test_d": "passed"}
+    assert run() == (1, outcomes)
+    assert "2 passed, 1 skipped, 1 failed; wrong: " in capsys.readouterr().out
+    # A test without an outcome comes before one that has failed.
+    assert run() == (1, outcomes | {"test_e": "begun"})
+    monkeypatch.setenv("FIXED", "1")
+    assert run() == (0, outcomes | {"test_c": "passed", "test_e": "passed"})
+    assert "4 passed, 1 skipped, 0 failed; nothing found" in capsys.readouterr().out
+    lines = [json.loads(line) for line in (tmp_path / "tests.jsonl").read_text().splitlines()[1:]]
+    assert [row["outcome"] for row in lines if row["key"].endswith("test_a")] == ["begun", "passed"]
 
 
 @pytest.mark.slow
@@ -217,7 +197,7 @@ def test_make_gpu_as_a_dry_run_on_a_cpu(tmp_path):
     assert {stage: row["result"] for stage, row in stages.items()} == dict.fromkeys(
         ["tests", "tune", "bench", "step"], "done"
     )
-    outcomes = [row["outcome"] for row in read_outcomes(tmp_path / "out" / "tests.jsonl").values()]
+    outcomes = [row["outcome"] for row in journal_of(tmp_path / "out" / "tests.jsonl").rows.values()]
     assert outcomes.count("passed") >= 20
     assert "failed" not in outcomes
     measured = json.loads((tmp_path / "out" / "gpu.json").read_text())

@@ -1,68 +1,163 @@
-"""The manifests of deploy/kuberay: against the schemas of Kubernetes and KubeRay, against each other, and against pyproject."""
+"""The manifests of deploy/kuberay: against the schemas of Kubernetes and KubeRay, against each other, and against pyproject.
+
+The base, a job, and what may be added: the models on Ray Serve, and the monitoring.
+"""
 
 import copy
+import functools
+import gzip
 import ipaddress
+import json
 import re
+import shutil
+import subprocess
 import tomllib
 from pathlib import Path
 
 import jsonschema
 import kubernetes_validate
 import pytest
+from cope_services.serve import Replicas
 from packaging.requirements import Requirement
+from ray.serve.schema import ServeDeploySchema
+from ruamel.yaml import YAML
 
 import cope_sweep
-from tests.deploy.manifests import (
-    built,
-    crd,
-    files_of,
-    kustomization,
-    load_all,
-    needs_kubectl,
-    one,
-    pod_specs,
-    references,
-)
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "deploy" / "kuberay"
+MONITORING = FOLDER.parent / "monitoring"
+README = (ROOT / "deploy" / "README.md").read_text()
 OVERLAYS = ("cpu", "gpu", "spot")
+
+needs_kubectl = pytest.mark.skipif(shutil.which("kubectl") is None, reason="needs kubectl")
+
+
+def load_all(text):
+    """The documents of a YAML text, in YAML 1.1, which Kubernetes' tools read: there, a quoted "true" is text."""
+    yaml = YAML(typ="safe", pure=True)
+    yaml.version = (1, 1)
+    return list(yaml.load_all(text))
+
+
+def kustomization(folder):
+    (found,) = load_all((folder / "kustomization.yaml").read_text())
+    return found
+
+
+def files_of(folder):
+    """The manifests of the files that a kustomization names, and of its folders. Patches and namespaces are not applied."""
+    found = []
+    for name in kustomization(folder).get("resources", []):
+        path = folder / name
+        found += files_of(path) if path.is_dir() else load_all(path.read_text())
+    return found
+
+
+def built(folder):
+    """The manifests as `kubectl apply -k` would send them."""
+    command = ["kubectl", "kustomize", str(folder)]
+    return load_all(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+
+@functools.cache
+def crd(plural):
+    with gzip.open(Path(__file__).parent / "schemas" / f"ray.io_{plural}.json.gz", "rt") as file:
+        document = json.load(file)
+    (version,) = [each for each in document["spec"]["versions"] if each["name"] == "v1"]
+    return strict(version["schema"]["openAPIV3Schema"])
+
+
+def strict(schema):
+    """The schema, in which objects have no other properties than those that it declares."""
+    if isinstance(schema, list):
+        return [strict(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    result = {key: strict(value) for key, value in schema.items()}
+    open_ended = schema.get("x-kubernetes-preserve-unknown-fields") or "additionalProperties" in schema
+    if isinstance(schema.get("properties"), dict) and schema.get("type") == "object" and not open_ended:
+        result["additionalProperties"] = False
+    return result
+
+
+def one(manifests, kind, name):
+    (found,) = [each for each in manifests if (each["kind"], each["metadata"].get("name")) == (kind, name)]
+    return found
+
+
+def pod_specs(manifests):
+    """(name, labels, pod specification) of everything that starts pods."""
+    for each in manifests:
+        spec = each.get("spec", {})
+        if each["kind"] in ("RayCluster", "RayService"):
+            spec = spec.get("rayClusterConfig", spec)
+            groups = [
+                ("head", spec["headGroupSpec"]),
+                *((group["groupName"], group) for group in spec["workerGroupSpecs"]),
+            ]
+            for name, group in groups:
+                labels = group["template"].get("metadata", {}).get("labels", {})
+                if each["kind"] == "RayCluster":  # the cluster of a RayService has a name with a random part
+                    labels = labels | {"ray.io/cluster": each["metadata"]["name"]}
+                if name == "head":
+                    labels = labels | {"ray.io/node-type": "head"}
+                yield name, labels, group["template"]["spec"]
+        elif each["kind"] == "RayJob":
+            template = spec["submitterPodTemplate"]
+            yield "submit", template["metadata"]["labels"], template["spec"]
+        elif "template" in spec:
+            yield each["metadata"]["name"], spec["template"]["metadata"]["labels"], spec["template"]["spec"]
+
+
+def references(node):
+    """(secret, key) of every reference; the key is None where all of them are read."""
+    if isinstance(node, list):
+        for each in node:
+            yield from references(each)
+    elif isinstance(node, dict):
+        if "secretKeyRef" in node:
+            yield node["secretKeyRef"]["name"], node["secretKeyRef"]["key"]
+        if "secretRef" in node:
+            yield node["secretRef"]["name"], None
+        if "secretName" in node.get("secret", {}):
+            yield node["secret"]["secretName"], None
+        for each in node.values():
+            yield from references(each)
+
+
 BASE = files_of(FOLDER / "base")
 JOB = load_all((FOLDER / "job" / "rayjob.yaml").read_text())
-SECRETS = {
-    "ray-token": {"auth_token"},
-    "redis": {"password"},
-    "databases": {"index", "mlflow"},
-    "object-store": set(),
-    "api-keys": set(),
-}
-"""The secrets that deploy/README.md makes, and the keys that manifests read one by one."""
+MODELS, ADDED = files_of(FOLDER / "models"), files_of(FOLDER / "monitoring")
+PARTS = {"base": BASE, "job": JOB, "models": MODELS, "monitoring": ADDED}
+EVERYTHING = [each for manifests in PARTS.values() for each in manifests]
+CLUSTER, SERVICE = one(BASE, "RayCluster", "sweeps"), one(MODELS, "RayService", "models")
+OF_KUBERAY = {"models-serve-svc": 8000, "models-head-svc": 8265, "sweeps-head-svc": 8265}
+"""The services that KubeRay makes, and their ports."""
+SECRETS = {("ray-token", "auth_token"), ("redis", "password"), ("databases", "index"), ("databases", "mlflow")}
+"""Secrets and keys that manifests read one by one."""
 
 
-@pytest.fixture(scope="module")
-def crds():
-    return {"RayCluster": crd("rayclusters"), "RayJob": crd("rayjobs")}
-
-
-@pytest.fixture(scope="module")
-def overlays():
-    return {name: built(FOLDER / "overlays" / name) for name in OVERLAYS}
-
-
-def test_the_files_are_valid(crds):
-    check([*BASE, *JOB], crds)
+@pytest.mark.parametrize("name", PARTS)
+def test_the_files_are_valid(name):
+    check(PARTS[name])
 
 
 @needs_kubectl
-@pytest.mark.parametrize("name", OVERLAYS)
-def test_what_kubectl_builds_is_valid(name, overlays, crds):
-    check(overlays[name], crds)
+@pytest.mark.parametrize("name", [*(f"overlays/{name}" for name in OVERLAYS), "models", "monitoring"])
+def test_what_kubectl_builds_is_valid(name):
+    manifests = built(FOLDER / name)
+    check(manifests)
+    if name == "monitoring":
+        assert one(manifests, "ConfigMap", "monitoring")["data"] == config_files()
+    if not name.startswith("overlays"):
+        assert {each["metadata"]["namespace"] for each in manifests} == {"cope-sweep"}
 
 
-def check(manifests, crds):
+def check(manifests):
     for each in manifests:
         if each["apiVersion"] == "ray.io/v1":
-            jsonschema.Draft202012Validator(crds[each["kind"]]).validate(each)
+            jsonschema.Draft202012Validator(crd(f"{each['kind'].lower()}s")).validate(each)
         else:
             kubernetes_validate.validate(each, "1.36", strict=True)
     # The schemas of KubeRay leave pods open in places; those of Kubernetes do not.
@@ -71,21 +166,31 @@ def check(manifests, crds):
         kubernetes_validate.validate(pod, "1.36", strict=True)
 
 
-def test_a_misspelt_field_is_found(crds):
-    cluster = copy.deepcopy(one(BASE, "RayCluster", "sweeps"))
+def test_a_misspelt_field_is_found():
+    cluster = copy.deepcopy(CLUSTER)
     cluster["spec"]["headGroupSpec"]["rayStartParameters"] = {}
     with pytest.raises(jsonschema.ValidationError, match="rayStartParameters"):
-        jsonschema.Draft202012Validator(crds["RayCluster"]).validate(cluster)
+        check([cluster])
 
 
-def test_the_ray_version_is_the_one_that_is_installed():
+def test_clusters_have_the_version_of_ray_that_is_installed_and_the_token():
     dependencies = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
     (ray,) = [each for each in map(Requirement, dependencies) if each.name == "ray"]
-    assert f"=={one(BASE, 'RayCluster', 'sweeps')['spec']['rayVersion']}" == str(ray.specifier)
+    assert "serve" in ray.extras
+    for cluster in (CLUSTER["spec"], SERVICE["spec"]["rayClusterConfig"]):
+        assert f"=={cluster['rayVersion']}" == str(ray.specifier)
+        assert cluster["authOptions"] == {"mode": "token", "secretName": "ray-token"}
+    submitter = JOB[0]["spec"]["submitterPodTemplate"]["spec"]["containers"][0]
+    environment = {each["name"]: each for each in submitter["env"]}
+    assert environment["RAY_AUTH_MODE"]["value"] == "token"
+    assert environment["RAY_AUTH_TOKEN"]["valueFrom"]["secretKeyRef"]["name"] == "ray-token"
 
 
 def test_image_tags_are_the_version():
-    images = {pod: {each["image"] for each in spec["containers"]} for pod, _, spec in pod_specs([*BASE, *JOB])}
+    images = {
+        pod: {container["image"] for container in spec["containers"]}
+        for pod, _, spec in pod_specs([*BASE, *JOB, *MODELS])
+    }
     assert images.pop("redis") == {"redis:7.4-bookworm"}
     assert images == {pod: {f"cope-sweep:{cope_sweep.__version__}"} for pod in images}
     with_cuda = re.findall(r"cope-sweep:[\w.-]+", (FOLDER / "overlays" / "gpu" / "workers.yaml").read_text())
@@ -93,27 +198,14 @@ def test_image_tags_are_the_version():
 
 
 def test_secrets_are_referred_to_and_never_included():
-    assert "Secret" not in {each["kind"] for each in BASE}
-    found = set(references([*BASE, *JOB]))
-    assert {name for name, _ in found} == SECRETS.keys()
-    assert {(name, key) for name, key in found if key} == {(name, key) for name in SECRETS for key in SECRETS[name]} - {
-        (name, key) for name, key in found if not key
-    }
-    cluster = one(BASE, "RayCluster", "sweeps")["spec"]
-    assert cluster["authOptions"] == {"mode": "token", "secretName": "ray-token"}
-    submitter = JOB[0]["spec"]["submitterPodTemplate"]["spec"]["containers"][0]
-    environment = {each["name"]: each for each in submitter["env"]}
-    assert environment["RAY_AUTH_MODE"]["value"] == "token"
-    assert environment["RAY_AUTH_TOKEN"]["valueFrom"]["secretKeyRef"]["name"] == "ray-token"
-
-
-def test_the_readme_makes_every_secret_and_key():
-    text = (ROOT / "deploy" / "README.md").read_text()
-    for name, keys in SECRETS.items():
-        command = re.search(rf"create secret generic {name} ((?:.*\\\n)*.*)", text)
+    assert "Secret" not in {each["kind"] for each in EVERYTHING}
+    found = set(references(EVERYTHING))
+    assert {each for each in references([*BASE, *JOB]) if each[1]} == SECRETS
+    assert {name for name, _ in found} >= {"object-store", "api-keys"}
+    for name, key in found:
+        command = re.search(rf"create secret generic {name} ((?:.*\\\n)*.*)", README)
         assert command, name
-        for key in keys:
-            assert f"--from-literal={key}=" in command[1]
+        assert key is None or f"--from-literal={key}=" in command[1], (name, key)
 
 
 def test_services_lead_to_ports_of_pods_and_configured_addresses_to_services():
@@ -131,12 +223,12 @@ def test_services_lead_to_ports_of_pods_and_configured_addresses_to_services():
     # KubeRay makes a service for the head of each cluster.
     (service,) = [spec["containers"][0] for name, _, spec in pods if name == "service"]
     environment = {each["name"]: each.get("value") for each in service["env"]}
-    cluster = one(BASE, "RayCluster", "sweeps")
-    assert environment["COPE_SWEEP_RAY_ADDRESS"] == f"http://{cluster['metadata']['name']}-head-svc:8265"
+    assert environment["COPE_SWEEP_RAY_ADDRESS"] == f"http://{CLUSTER['metadata']['name']}-head-svc:8265"
     settings = one(BASE, "ConfigMap", "cope-sweep")["data"]
     assert settings["MLFLOW_TRACKING_URI"].removeprefix("http://") in addresses
     assert set(settings["MLFLOW_SERVER_ALLOWED_HOSTS"].split(",")) >= {"mlflow:5000", "localhost:5000"}
-    assert one(BASE, "RayCluster", "sweeps")["spec"]["gcsFaultToleranceOptions"]["redisAddress"] in addresses
+    for cluster in (CLUSTER["spec"], SERVICE["spec"]["rayClusterConfig"]):
+        assert cluster["gcsFaultToleranceOptions"]["redisAddress"] in addresses
 
 
 def test_every_pod_is_restricted():
@@ -144,7 +236,7 @@ def test_every_pod_is_restricted():
     assert one(BASE, "Namespace", "cope-sweep")["metadata"]["labels"] == {
         "pod-security.kubernetes.io/enforce": "restricted"
     }
-    for name, _, spec in pod_specs([*BASE, *JOB]):
+    for name, _, spec in pod_specs(EVERYTHING):
         assert spec["securityContext"]["runAsNonRoot"], name
         assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}, name
         assert name == "head" or spec["automountServiceAccountToken"] is False, name  # the autoscaler asks Kubernetes
@@ -153,7 +245,7 @@ def test_every_pod_is_restricted():
             assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}, name
             assert "memory" in container["resources"]["limits"], name
             mounted = {each["name"] for each in container.get("volumeMounts", [])}
-            claims = {"data"} if name == "redis" else set()
+            claims = {"data"} if name in ("redis", "prometheus") else set()
             assert mounted == {each["name"] for each in spec.get("volumes", [])} | claims, name
 
 
@@ -204,28 +296,10 @@ def test_disruption_budgets_select_pods():
         assert sum(budget["selector"]["matchLabels"].items() <= labels.items() for labels in pods) == 1
 
 
-@pytest.mark.parametrize("name", OVERLAYS)
-def test_patches_are_of_resources_and_fields_that_exist(name):
-    folder = FOLDER / "overlays" / name
-    found = kustomization(folder)
-    assert all((folder / each / "kustomization.yaml").is_file() for each in found["resources"])
-    for patch in found["patches"]:
-        target, (operations,) = patch["target"], load_all((folder / patch["path"]).read_text())
-        manifest = one(files_of(folder), target["kind"], target["name"])
-        assert manifest["apiVersion"].partition("/")[0] == target["group"]
-        for each in operations:
-            parent = manifest
-            *names, last = each["path"].split("/")[1:]
-            for key in names:
-                if isinstance(parent, dict) and key == "tolerations":  # which the overlay below has added
-                    break
-                parent = parent[int(key) if isinstance(parent, list) else key]
-            else:
-                assert each["op"] == "add" or last in parent, each
-
-
 @needs_kubectl
-def test_overlays_differ_in_workers_only(overlays):
+def test_overlays_differ_in_workers_only():
+    overlays = {name: built(FOLDER / "overlays" / name) for name in OVERLAYS}
+
     def without_workers(manifests):
         return [each for each in manifests if each["kind"] != "RayCluster"]
 
@@ -247,3 +321,100 @@ def test_no_manifest_names_an_address_of_one_installation():
     for path in FOLDER.rglob("*.yaml"):
         for found in re.findall(r"\b\d+\.\d+\.\d+\.\d+\b", path.read_text()):
             assert ipaddress.ip_address(found).is_unspecified, path
+
+
+# The models on Ray Serve
+
+
+def test_the_application_is_one_that_serve_accepts_and_that_fits_the_cluster():
+    config = ServeDeploySchema.model_validate(YAML(typ="safe", pure=True).load(SERVICE["spec"]["serveConfigV2"]))
+    (application,) = config.applications
+    replicas = Replicas.model_validate(application.args)
+    module, _, name = application.import_path.partition(":")
+    assert (module, name) == ("cope_services.serve", "app")
+    (group,) = SERVICE["spec"]["rayClusterConfig"]["workerGroupSpecs"]
+    (worker,) = group["template"]["spec"]["containers"]
+    # A node for each replica, from the fewest to the most.
+    assert float(worker["resources"]["limits"]["cpu"]) == replicas.cpus
+    assert (group["minReplicas"], group["maxReplicas"]) == (replicas.min_replicas, replicas.max_replicas)
+    assert SERVICE["spec"]["rayClusterConfig"]["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0"
+    for _, _, spec in pod_specs([SERVICE]):
+        ports = {each["name"]: each["containerPort"] for each in spec["containers"][0]["ports"]}
+        assert ports["serve"] == config.http_options.port == OF_KUBERAY["models-serve-svc"]
+        environment = {each["name"]: each.get("value") for each in spec["containers"][0]["env"]}
+        assert environment["COPE_SWEEP_KEYS_FILE"] == "/run/keys/keys.json"
+    hosts = one(BASE, "ConfigMap", "cope-sweep")["data"]["COPE_SWEEP_ALLOW_HOSTS"].split(",")
+    assert {"models-serve-svc", "models-serve-svc.cope-sweep"} <= set(hosts)
+
+
+def test_models_are_reached_by_clients_kuberay_and_each_other_only():
+    (policy,) = [each["spec"] for each in MODELS if each["kind"] == "NetworkPolicy"]
+    label = {"app.kubernetes.io/name": "models"}
+    assert policy["podSelector"] == {"matchLabels": label}
+    assert {labels["app.kubernetes.io/name"] for _, labels, _ in pod_specs(MODELS)} == {"models"}
+    inside, clients, operator = policy["ingress"]
+    assert inside == {"from": [{"podSelector": {"matchLabels": label}}]}
+    assert clients["ports"] == [{"port": 8000}]
+    assert clients["from"] == [{"namespaceSelector": {"matchLabels": {"cope-sweep/ingress": "true"}}}]
+    assert {each["port"] for each in operator["ports"]} == {8000, 8265}
+    redis = one(BASE, "NetworkPolicy", "redis")["spec"]["ingress"][0]["from"]
+    assert {"podSelector": {"matchLabels": label}} in redis
+
+
+def test_the_command_of_the_issue_is_the_same_application():
+    from cope_services import serve
+
+    import services.serve
+
+    assert services.serve.app is serve.app
+
+
+# Monitoring
+
+
+def config_files():
+    """The files that monitoring mounts, by name."""
+    (generated,) = kustomization(MONITORING)["configMapGenerator"]
+    assert generated["name"] == "monitoring"
+    return {name: (MONITORING / name).read_text() for name in generated["files"]}
+
+
+def test_prometheus_reads_every_pod_of_the_services():
+    manifests = [*BASE, *ADDED]
+    files = config_files()
+    config = YAML(typ="safe", pure=True).load(files["prometheus-kubernetes.yml"])
+    pods = list(pod_specs(manifests))
+    for job in config["scrape_configs"]:
+        for found in job.get("dns_sd_configs", []):
+            (name,) = found["names"]
+            spec = one(manifests, "Service", name)["spec"]
+            assert spec["clusterIP"] == "None"
+            assert [each["port"] for each in spec["ports"]] == [found["port"]]
+            assert any(spec["selector"].items() <= labels.items() for _, labels, _ in pods), name
+            policies = [
+                each["spec"]
+                for each in ADDED
+                if each["kind"] == "NetworkPolicy" and each["spec"]["podSelector"]["matchLabels"] == spec["selector"]
+            ]
+            prometheus = {"podSelector": {"matchLabels": {"app.kubernetes.io/name": "prometheus"}}}
+            allowed = {"from": [prometheus], "ports": [{"port": found["port"]}]}
+            assert allowed in [rule for policy in policies for rule in policy["ingress"]], name
+    assert config["rule_files"] == ["/etc/prometheus/alerts.yaml"]
+    (prometheus,) = [spec["containers"][0] for pod, _, spec in pods if pod == "prometheus"]
+    assert "--config.file=/etc/prometheus/prometheus-kubernetes.yml" in prometheus["args"]
+    mounts = {each["mountPath"] for each in prometheus["volumeMounts"]}
+    assert {"/etc/prometheus", "/run/secrets/metrics-key"} <= mounts
+    assert config["scrape_configs"][0]["authorization"] == {"credentials_file": "/run/secrets/metrics-key/key"}
+
+
+def test_grafana_has_the_dashboard_and_the_data_source():
+    files = config_files()
+    ((_, _, spec),) = [each for each in pod_specs(ADDED) if each[0] == "grafana"]
+    mounted = {each["mountPath"]: each.get("subPath") for each in spec["containers"][0]["volumeMounts"]}
+    assert {name for name in mounted.values() if name} <= files.keys()
+    load = YAML(typ="safe", pure=True).load
+    (provider,) = load(files["grafana-dashboards.yaml"])["providers"]
+    assert mounted[f"{provider['options']['path']}/cope-sweep.json"] == "dashboard.json"
+    (source,) = load(files["grafana-datasource.yaml"])["datasources"]
+    service = one(ADDED, "Service", "prometheus")
+    assert source["url"] == f"http://prometheus:{service['spec']['ports'][0]['port']}"

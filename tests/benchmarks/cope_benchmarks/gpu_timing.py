@@ -1,4 +1,6 @@
-"""Times and memory of alternatives on a GPU; on a CPU, for dry runs, wall-clock times and no memory.
+"""Times and memory of alternatives on a GPU, and a file of results that the same command continues.
+
+On a CPU, for dry runs, times are wall clock, and memory is not measured.
 
 Alternatives take turns, so that a change of the clock affects all. A turn is many calls between two events, without
 waiting for the device: if the device takes longer than the host, this is the device's time alone. `host_ms` is the time
@@ -8,17 +10,22 @@ measured again as a CUDA graph.
 
 from __future__ import annotations
 
+import gc
 import json
 import statistics
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+from cope_benchmarks.compiling import Compiling, Work
+from cope_benchmarks.report import save
+
+T = TypeVar("T")
 Run = Callable[[], object]
 MAX_CALLS = 100
 WARM_UPS = 3
@@ -103,7 +110,7 @@ def graph_time(run: Run) -> dict[str, Any]:
         return times({"graph": graph.replay}, "cuda")["graph"]
     except Exception as error:  # an alternative may wait for the device, which a graph cannot
         torch.cuda.synchronize()
-        return {"failed": f"{type(error).__name__}: {error}".splitlines()[0][:200]}
+        return {"failed": first_line(error)}
 
 
 def phases(forward: Callable[[], Tensor], leaves: Sequence[Tensor], do: Tensor) -> dict[str, Run]:
@@ -162,7 +169,7 @@ class Journal:
     path: Path
     header: dict[str, Any]
     rows: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """By key."""
+    """The last row of each key."""
 
     def __post_init__(self) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -178,39 +185,52 @@ class Journal:
                 f"{self.path}: measured elsewhere or otherwise: {lines[0]}; here: {json.dumps(self.header)}. "
                 "Delete the file, or use another folder"
             )
-        for line in lines[1:]:
-            row = json.loads(line)
-            self.rows[row["key"]] = row
+        self.rows |= {row["key"]: row for row in map(json.loads, lines[1:])}
 
     def add(self, row: dict[str, Any]) -> None:
         self.rows[row["key"]] = row
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
 
-    def measured(self, todo: Iterable[str]) -> dict[str, Any]:
-        """The header, the rows, and the keys of what is left to do."""
-        return {**self.header, "rows": list(self.rows.values()), "left": [key for key in todo if key not in self.rows]}
+
+def resumed(
+    path: Path,
+    device: str,
+    budget_s: float,
+    todo: Mapping[str, T],
+    measure: Callable[[T], dict[str, Any]],
+    table: Callable[[dict[str, Any]], str],
+    work: Callable[[T], Work] = lambda _: (),
+) -> dict[str, Any]:
+    """Measure what the journal `path` does not have yet; write its rows and what is left to `.json` and `.md`, too.
+
+    A step begins only if one as long as the longest so far ends within the budget. `work`: the kernels of a step, which are
+    compiled ahead. Raises ValueError if the folder has results of another machine.
+    """
+    journal, end_s, longest_s = Journal(path, facts(device)), time.monotonic() + budget_s, 0.0
+    missing = {key: each for key, each in todo.items() if key not in journal.rows}
+    with Compiling({key: work(each) for key, each in missing.items()}, device) as compiling:
+        for key, each in missing.items():
+            begin_s = time.monotonic()
+            if begin_s + longest_s >= end_s:
+                break
+            compiling.wait(key)
+            journal.add({"key": key, **measure(each)})
+            free_memory(device)
+            longest_s = max(longest_s, time.monotonic() - begin_s)
+    left = [key for key in todo if key not in journal.rows]
+    measured = {**journal.header, "rows": list(journal.rows.values()), "left": left}
+    text = f"{measured['device']}, torch {measured['torch']}, Triton {measured['triton']}\n\n{table(measured)}"
+    save(path.parent, path.stem, measured, text + (f"\nNot measured yet: {', '.join(left)}.\n" if left else ""))
+    return measured
 
 
-class Deadline:
-    """The end of a time budget."""
-
-    def __init__(self, seconds: float) -> None:
-        self.end = time.monotonic() + seconds
-        self.longest = 0.0
-        self._begin = time.monotonic()
-
-    def allows_another(self) -> bool:
-        """Whether there is time for a step as long as the longest so far. Called before each step."""
-        now = time.monotonic()
-        self.longest, self._begin = max(self.longest, now - self._begin), now
-        return now + self.longest < self.end
+def free_memory(device: str) -> None:
+    gc.collect()
+    if device == "cuda":
+        torch.cuda.empty_cache()
 
 
-def title(measured: dict[str, Any]) -> str:
-    return f"{measured['device']}, torch {measured['torch']}, Triton {measured['triton']}"
-
-
-def left_over(measured: dict[str, Any]) -> str:
-    """A line for what was not measured; empty if that is nothing."""
-    return f"\nNot measured yet: {', '.join(measured['left'])}.\n" if measured["left"] else ""
+def first_line(error: Exception) -> str:
+    """The type and the first line of an error, for a table."""
+    return f"{type(error).__name__}: {error}".splitlines()[0][:200]

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -22,38 +22,32 @@ import torch
 class AtMost:
     limit: float
     unit: str = ""
+    sign: ClassVar[str] = "≤"
 
     def __str__(self) -> str:
-        return f"≤ {self.limit:g}{self.unit}"
+        return f"{self.sign} {self.limit:g}{self.unit}"
 
     def reached(self, number: float) -> bool:
         return number <= self.limit
 
 
-@dataclass(frozen=True)
-class AtLeast:
-    limit: float
-    unit: str = ""
-
-    def __str__(self) -> str:
-        return f"≥ {self.limit:g}{self.unit}"
+class AtLeast(AtMost):
+    sign = "≥"
 
     def reached(self, number: float) -> bool:
         return number >= self.limit
 
 
 OF_SDPA, MEMORY = "time ÷ fastest SDPA", "memory ÷ fastest SDPA"
-GOALS: dict[str, dict[str, AtMost | AtLeast]] = {
+RATIOS = {"forward": 3.3, "backward_rows": 4, "backward_keys": 4}
+GOALS: dict[str, dict[str, AtMost]] = {
     "step": {
         "4 layers × 256, T 511: CoPE, native ÷ SDPA": AtMost(1),
         "a layer of GPT-2's, T 1023: CoPE, native ÷ SDPA": AtMost(1),
     },
     "instructions": {
-        **{f"forward, sm_90, head dim {dim}: general ÷ plain": AtMost(3.3) for dim in (64, 128)},
-        **{f"backward_rows, sm_90, head dim {dim}: general ÷ plain": AtMost(4) for dim in (64, 128)},
-        **{f"backward_keys, sm_90, head dim {dim}: general ÷ plain": AtMost(4) for dim in (64, 128)},
-        **{f"{name}, sm_90, head dim 64: spilled": AtMost(0, " B") for name in ("forward", "backward_rows", "backward_keys")},
-        **{f"{name}, sm_90, head dim 128: spilled": AtMost(64, " B") for name in ("forward", "backward_rows", "backward_keys")},
+        **{f"{kernel}, sm_90, head dim {dim}: general ÷ plain": AtMost(limit) for kernel, limit in RATIOS.items() for dim in (64, 128)},
+        **{f"{kernel}, sm_90, head dim {dim}: spilled": AtMost(limit, " B") for dim, limit in {64: 0, 128: 64}.items() for kernel in RATIOS},
     },
     "gpu": {
         f"T 4096: {OF_SDPA}": AtMost(1.25),

@@ -12,7 +12,6 @@ import os
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +21,9 @@ from cope_benchmarks.exact import computed_by
 from cope_benchmarks.gpu_problems import Problem
 
 TOOLS = ("compute-sanitizer", "/usr/local/cuda/bin/compute-sanitizer")
-CHECKS = ("memcheck", "racecheck")
 FOUND = 86
 """The tool's exit code where it found an error; else it is that of the program."""
-LIMIT_S = 120.0
+LIMIT_S = 120
 """Longest time of a check."""
 PROBE = "import torch; print((torch.ones(4, device='cuda') + 1).sum().item())"
 
@@ -39,46 +37,35 @@ PROBLEMS = (
 )
 
 
-@dataclass(frozen=True)
-class Outcome:
-    note: str
-    wrong: bool = False
-    """Whether it found an error in the kernels."""
-
-
-def sanitize(folder: Path, program: tuple[str, ...] = ("-m", "cope_benchmarks.sanitizer")) -> Outcome:
-    """Run the checks on a Python program, which is started in `folder`; their output goes to this process's."""
+def sanitize(folder: Path, program: tuple[str, ...] = ("-m", "cope_benchmarks.sanitizer")) -> tuple[str, bool]:
+    """Run the checks on a Python program, which is started in `folder`: a note, and whether the kernels are wrong."""
     tool = next(filter(None, map(shutil.which, TOOLS)), None)
     if tool is None:
-        return Outcome(f"no {TOOLS[0]} on this machine")
-    works = _check(tool, CHECKS[0], ("-c", PROBE), folder)
-    if works != 0:
-        return Outcome(f"no result of {TOOLS[0]}, which does not work here: {_meaning(works)} on a sum of four numbers")
+        return f"no {TOOLS[0]} on this machine", False
+    if missing := _check(tool, "memcheck", ("-c", PROBE), folder):
+        return f"no result of {TOOLS[0]}, which does not work here: {missing} on a sum of four numbers", False
     # Compiles the kernels, so that the checks only run them.
     subprocess.run([sys.executable, *program], cwd=folder, check=True)
-    missing = []
-    for check in CHECKS:
-        code = _check(tool, check, program, folder)
-        if code == FOUND:
-            return Outcome(f"{TOOLS[0]} --tool {check} found errors", wrong=True)
-        if code != 0:
-            missing.append(f"no result of {TOOLS[0]} --tool {check}: {_meaning(code)}")
-    return Outcome("; ".join(missing) or f"{TOOLS[0]} found nothing")
+    notes = []
+    for check in ("memcheck", "racecheck"):
+        missing = _check(tool, check, program, folder)
+        if missing == f"exit code {FOUND}":
+            return f"{TOOLS[0]} --tool {check} found errors", True
+        if missing:
+            notes.append(f"no result of {TOOLS[0]} --tool {check}: {missing}")
+    return "; ".join(notes) or f"{TOOLS[0]} found nothing", False
 
 
-def _check(tool: str, check: str, program: tuple[str, ...], folder: Path) -> int | None:
-    """The exit code of a check; None: it took too long."""
+def _check(tool: str, check: str, program: tuple[str, ...], folder: Path) -> str | None:
+    """How a check ended; None: it found nothing."""
     command = [tool, "--tool", check, "--error-exitcode", str(FOUND), sys.executable, *program]
     # Each tensor gets memory of its own, so that an access beyond one is an error.
     environment = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     try:
-        return subprocess.run(command, cwd=folder, env=environment, timeout=LIMIT_S).returncode
+        code = subprocess.run(command, cwd=folder, env=environment, timeout=LIMIT_S).returncode
     except subprocess.TimeoutExpired:
-        return None
-
-
-def _meaning(code: int | None) -> str:
-    return f"more than {LIMIT_S:.0f} s" if code is None else f"exit code {code}"
+        return f"more than {LIMIT_S} s"
+    return f"exit code {code}" if code else None
 
 
 def main(device: str = "cuda") -> None:

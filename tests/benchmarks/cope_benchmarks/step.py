@@ -7,7 +7,6 @@ paper's tasks, in bfloat16; rows are written as they come, and the same command 
 
 from __future__ import annotations
 
-import gc
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,8 +19,8 @@ from torch._dynamo.utils import counters
 
 import cope_sweep.model.attention as model_attention
 from cope_benchmarks import peers
-from cope_benchmarks.gpu_timing import Deadline, Journal, facts, left_over, times, title
-from cope_benchmarks.report import interleaved, machine, markdown, save
+from cope_benchmarks.gpu_timing import facts, first_line, resumed, times
+from cope_benchmarks.report import interleaved, machine, markdown
 from cope_sweep.config import RunSpec
 from cope_sweep.kernels import Implementation, Inputs, Positions, attend, using
 from cope_sweep.model import Transformer, next_token_loss
@@ -224,24 +223,17 @@ def measure_gpu(folder: Path, device: str, budget_s: float) -> dict[str, Any]:
     """
     models = GPU_MODELS if device == "cuda" else TINY
     names = [name for name in GPU_ALTERNATIVES if device == "cuda" or not name.endswith(COMPILED)]
-    journal, deadline = Journal(folder / "step.jsonl", facts(device)), Deadline(budget_s)
-    todo = {f"{model}; {name}": (model, name) for name in names for model in models}
-    for key, (model, name) in todo.items():
-        if key in journal.rows:
-            continue
-        if not deadline.allows_another():
-            break
+
+    def measure_one(what: tuple[str, str]) -> dict[str, Any]:
+        model, name = what
         try:
-            row = _row(models[model], name, device, journal.header["device"])
+            row = _row(models[model], name, device)
         except Exception as error:  # out of memory, for example
-            row = {"failed": f"{type(error).__name__}: {error}".splitlines()[0][:200]}
-        journal.add({"key": key, "model": model, "attention": name, **row})
-        gc.collect()
-        if device == "cuda":
-            torch.cuda.empty_cache()
-    measured = journal.measured(todo)
-    save(folder, "step", measured, gpu_table(measured))
-    return measured
+            row = {"failed": first_line(error)}
+        return {"model": model, "attention": name, **row}
+
+    todo = {f"{model}; {name}": (model, name) for name in names for model in models}
+    return resumed(folder / "step.jsonl", device, budget_s, todo, measure_one, gpu_table)
 
 
 def gpu_table(measured: dict[str, Any]) -> str:
@@ -266,10 +258,10 @@ def gpu_table(measured: dict[str, Any]) -> str:
             "–" if row["peak_mib"] is None else f"{row['peak_mib']:,.0f}",
         ])  # fmt: skip
     heads = ("model", "attention", "ms a step", "this ÷ SDPA", "tokens/s", "model FLOP utilisation", "peak MiB")
-    return f"{title(measured)}\n\n{markdown(heads, rows)}{left_over(measured)}"
+    return markdown(heads, rows)
 
 
-def _row(model: Model, name: str, device: str, device_name: str) -> dict[str, Any]:
+def _row(model: Model, name: str, device: str) -> dict[str, Any]:
     position, compute, expected_from = GPU_ALTERNATIVES[name]
     run, precision = run_of(model, position), "bf16" if device == "cuda" else "fp32"
     compiles = name.endswith(COMPILED)
@@ -295,7 +287,7 @@ def _row(model: Model, name: str, device: str, device_name: str) -> dict[str, An
     tokens_per_s = 1e3 * run.train.batch * run.task.length("train") / step["median_ms"]
     sizes = {parameter: x.numel() for parameter, x in Transformer(run).named_parameters()}
     flops_per_s = tokens_per_s * model_flops_per_token(run, sizes)
-    peak = peak_flops_per_s(device_name, precision)
+    peak = peak_flops_per_s(facts(device)["device"], precision)
     return {
         "step": step,
         **({"compiled": compiled} if compiles else {}),

@@ -8,21 +8,20 @@ The table is written after each kind of problem, and the same command continues.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from cope_benchmarks.compiling import Compiling, one_sequence
+from cope_benchmarks.compiling import one_sequence
 from cope_benchmarks.exact import compare, computed_by
 from cope_benchmarks.gpu import configurations
 from cope_benchmarks.gpu_problems import DTYPES, Problem
-from cope_benchmarks.gpu_timing import Deadline, Journal, facts, left_over, phases, times, title
+from cope_benchmarks.gpu_timing import facts, first_line, phases, resumed, times
 from cope_benchmarks.report import markdown
 from cope_sweep.kernels import tuning
-from cope_sweep.kernels.tuning import Configuration, Configurations, Entry, Table, incompatible
+from cope_sweep.kernels.tuning import Configurations, Entry, Table, incompatible
 
 TOKENS = 32768
 """Tokens of a batch."""
@@ -74,54 +73,45 @@ KINDS = (
 TINY = (Problem(batch=1, heads=1, tokens=20, head_dim=16, p_max=6),)
 
 
-def candidates(kernel: str, problem: Problem, device: str) -> Iterator[Configuration]:
-    """The configurations that are tried, the table's first."""
-    table = _SINGLE if problem.dtype == "float32" else _HALF
+def trials(kernel: str, best: Configurations, problem: Problem, device: str) -> list[Configurations]:
+    """`best` with each candidate for one kernel that fits the others, the table's first.
+
+    A forward kernel may change those that it binds.
+    """
+    table = (_SINGLE if problem.dtype == "float32" else _HALF) if device == "cuda" else _INTERPRETER
     names = ("BLOCK_T", "BLOCK_S", "PLAIN_T" if kernel == "backward_keys" else "PLAIN_S", "num_warps", "num_stages")
     now = configurations(problem, device)[kernel]
-    yield now
-    for sizes in (table if device == "cuda" else _INTERPRETER)[kernel]:
-        candidate = dict(zip(names, sizes, strict=True))
-        if candidate != now and candidate.keys() == now.keys():
-            yield candidate
+    others = (dict(zip(names, sizes, strict=True)) for sizes in table[kernel])
+    candidates = [now, *(each for each in others if each != now and each.keys() == now.keys())]
+    tried: list[Configurations] = [{**best, kernel: candidate} for candidate in candidates]
+    return [trial for trial in tried if incompatible(trial) is None]
 
 
-def trials(kernel: str, best: Configurations, problem: Problem, device: str) -> list[Configurations]:
-    """`best` with each candidate for one kernel that fits the others. A forward kernel may change those that it binds."""
-    found: list[Configurations] = []
-    for candidate in candidates(kernel, problem, device):
-        trial = {**best, kernel: candidate}
-        if incompatible(trial) is None:
-            found.append(trial)
-    return found
+def trials_of(problem: Problem, device: str) -> list[Configurations]:
+    """The trials of all kernels, each with the table's configurations of the others."""
+    best = configurations(problem, device)
+    return [trial for kernel in tuning.KERNELS for trial in trials(kernel, best, problem, device)]
 
 
 def measure(folder: Path, device: str, budget_s: float) -> dict[str, Any]:
-    """Tune the kinds of problems that `folder` does not have yet; write `tuning.json`, `tune.jsonl` and `tune.md` there.
+    """Tune the kinds of problems that `folder` does not have yet; write `tuning.json` and `tune.*` there.
 
     The new table is a copy of the committed one with other entries. Raises ValueError for a bad table.
     """
-    kinds, path = KINDS if device == "cuda" else TINY, folder / "tuning.json"
-    table = Table(tuning.read_table(path if path.exists() else tuning.PATH).entries, path)
-    header = facts(device)
-    journal = Journal(folder / "tune.jsonl", header)
-    table = table.updated([Entry(**row["entry"]) for row in journal.rows.values() if "entry" in row])
-    deadline = Deadline(budget_s)
-    todo = [kind for kind in kinds if kind.name not in journal.rows]
-    work = {kind.name: [(kind, trial) for trial in trials_of(kind, device)] for kind in todo}
-    with Compiling(work, device) as compiling:
-        for kind in todo:
-            if not deadline.allows_another():
-                break
-            compiling.wait(kind.name)
-            row = {"key": kind.name, **_tuned(kind, device, header)}
-            if "entry" in row:
-                table = table.updated([Entry(**row["entry"])])
-                path.write_text(table.to_json(), encoding="utf-8")
-            journal.add(row)
-    measured = journal.measured(kind.name for kind in kinds)
-    (folder / "tune.md").write_text(table_of(measured), encoding="utf-8")
-    return measured
+    path = folder / "tuning.json"
+
+    def tune(kind: Problem) -> dict[str, Any]:
+        row = _tuned(kind, device)
+        if "entry" in row:
+            table = Table(tuning.read_table(path if path.exists() else tuning.PATH).entries, path)
+            path.write_text(table.updated([Entry(**row["entry"])]).to_json(), encoding="utf-8")
+        return row
+
+    todo = {kind.name: kind for kind in (KINDS if device == "cuda" else TINY)}
+    return resumed(
+        folder / "tune.jsonl", device, budget_s, todo, tune, table_of,
+        work=lambda kind: [(kind, trial) for trial in trials_of(kind, device)],
+    )  # fmt: skip
 
 
 def table_of(measured: dict[str, Any]) -> str:
@@ -133,11 +123,12 @@ def table_of(measured: dict[str, Any]) -> str:
     ]  # fmt: skip
     rows += [[row["key"], "", f"failed: {row['failed']}", "", ""] for row in measured["rows"] if "failed" in row]
     heads = ("problem", "kernel", "configuration", "ms with the table's", "ms with this")
-    return f"{title(measured)}\n\n{markdown(heads, rows)}{left_over(measured)}"
+    return markdown(heads, rows)
 
 
-def _tuned(problem: Problem, device: str, header: dict[str, Any]) -> dict[str, Any]:
+def _tuned(problem: Problem, device: str) -> dict[str, Any]:
     best: Configurations = configurations(problem, device)
+    here = facts(device)
     before, after, failures = {}, {}, []
     for kernel in tuning.KERNELS:
         phase = "forward" if kernel == "forward" else "forward_backward"
@@ -156,7 +147,7 @@ def _tuned(problem: Problem, device: str, header: dict[str, Any]) -> dict[str, A
     entry = Entry(
         tuning.architecture_of(torch.device(device)), DTYPES[problem.dtype].itemsize * 8, problem.contextual,
         problem.head_dim, problem.entries, problem.keys, best,
-        f"measured on {header['device']} with torch {header['torch']} and Triton {header['triton']}",
+        f"measured on {here['device']} with torch {here['torch']} and Triton {here['triton']}",
     )  # fmt: skip
     return {"entry": asdict(entry), "before_ms": before, "after_ms": after, "failures": failures}
 
@@ -181,11 +172,5 @@ def _wrong(trial: Configurations, problem: Problem, device: str) -> str | None:
         with tuning.using_configurations(trial):
             computed = computed_by(triton_attention.attend, small.build, leaves, weight)
     except Exception as error:  # Triton's errors have many types
-        return f"{type(error).__name__}: {error}".splitlines()[0][:200]
+        return first_line(error)
     return compare(small.build, leaves, weight, computed, DTYPES[problem.dtype]).wrong
-
-
-def trials_of(problem: Problem, device: str) -> list[Configurations]:
-    """The trials of all kernels, each with the table's configurations of the others."""
-    best = configurations(problem, device)
-    return [trial for kernel in tuning.KERNELS for trial in trials(kernel, best, problem, device)]
