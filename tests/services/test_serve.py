@@ -20,7 +20,7 @@ import pytest
 from cope_services.http.access import KeysFile
 from ruamel.yaml import YAML
 
-from tests.deploy.manifests import load_all
+from tests.deploy.test_kuberay import load_all
 from tests.services.prose_store import ProseStore
 from tests.services.sample_store import API, serving
 from tests.sweep.ports import free_port
