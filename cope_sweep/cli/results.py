@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from cope_sweep.config import Plan
     from cope_sweep.read.tables.best import Tuned
 
-RESULTS = "results"
-"""The folder of reports beside the ablation files."""
 MAX_SWEEPS = 100
 """Sweeps that `status` lists."""
 BROKEN = ("failed", "damaged")
@@ -82,12 +80,12 @@ def list_ablations(question: ListAblations, source: Source) -> None:
             table.add_row(*map(escaped, (entry.name, entry.title, *more, "\n".join(finished), others)))
     no_others = not any(entry.counts.keys() - {"finished", "pending"} for entry in entries)
     print_table(table, ["reproduces", "rows × seeds", *["others"] * no_others])
-    results = source.ablations / RESULTS
     finished_runs = sum(entry.finished + sum(each.finished for each in entry.at_scales.values()) for entry in entries)
-    if not (source.server or finished_runs) and results.is_dir():
+    kept = [entry.name for entry in entries if len(entry.committed) == 1]
+    if kept and not finished_runs:
         make_console().print(
-            f"Nothing is finished in this store. {escaped(results)} has results: "
-            f"cope-sweep table flip_flop --from {escaped(results)}",
+            f"Nothing is finished in this store. The ablation files come with results: "
+            f"cope-sweep table {escaped(kept[0])} --committed",
             soft_wrap=True,
         )
 

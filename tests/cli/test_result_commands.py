@@ -165,9 +165,11 @@ def test_bad_input_of_plans(shell, words, message):
 
 
 def test_an_empty_store_points_to_results_beside_the_files(shell):
-    assert "has results" not in shell("list")[0]
+    assert "come with results" not in shell("list")[0]
     (shell.folder / "ablations/results").mkdir()
-    assert "cope-sweep table flip_flop --from ablations/results" in shell("list")[0]
+    (shell.folder / "ablations/results/tiny.parquet").touch()
+    (shell.folder / "ablations/results/tiny.curves.parquet").touch()
+    assert "cope-sweep table tiny --committed" in shell("list")[0]
 
 
 def test_ids_are_whole_in_a_narrow_terminal(shell, monkeypatch):

@@ -272,7 +272,7 @@ async def _table(components: Components, question: GetTable, accept: str | None)
 
     def make() -> bytes:
         # The runs of committed results are not in the store.
-        runs_url = "" if question.committed else RUNS_URL
+        runs_url = None if question.committed else RUNS_URL
         return chosen.file(components.queries.table(question), runs=question.runs, runs_url=runs_url)
 
     return Response(await run_in_threadpool(make), media_type=chosen.media_type)

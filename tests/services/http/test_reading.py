@@ -24,6 +24,7 @@ from cope_sweep.read.figures import available
 from cope_sweep.read.figures.available import available_figures
 from cope_sweep.read.queries import Queries
 from cope_sweep.read.queries.difference import store_difference
+from cope_sweep.read.reports.evidence import evidence, write_evidence
 from cope_sweep.read.tables import table
 from cope_sweep.store import Lease, SweepRecord, SweepRun
 from cope_sweep.store.index.mirroring import Mirrored
@@ -296,6 +297,28 @@ def changed(client: httpx.Client, path: str, etag: str) -> httpx.Response:
         if response.status_code != 304:
             break
     return response
+
+
+def test_results_that_are_kept_with_the_files_need_no_store(own_sample: SampleStore, tmp_path: Path) -> None:
+    write_evidence(evidence(own_sample.plan, own_sample.store), own_sample.ablations / "results")
+    with serving(own_sample.settings(store=tmp_path / "empty")) as client:
+        (tiny,) = [each for each in get(client, "/ablations") if each["name"] == "tiny"]
+        assert (tiny["committed"], tiny["finished"]) == ([""], 0)
+        assert get(client, "/ablations/tiny", scale="longer")["committed"] == [""]
+        kept = get(client, "/ablations/tiny/table", committed=True)["rows"]
+        assert "#run-" in client.get(f"{API}/ablations/tiny/table?committed=true&format=html").text
+        assert all(
+            row["metrics"]["in_dist/token_error"]["n"] == 0 for row in get(client, "/ablations/tiny/table")["rows"]
+        )
+        missing = get(client, "/ablations/tiny/table", 404, committed=True, scale="longer")
+        assert "no results of tiny at longer are kept; kept are: its own size" in missing["detail"]
+    own = table(own_sample.plan, own_sample.store)
+    for row in kept:
+        assert row["metrics"]["in_dist/token_error"]["values"] == [
+            {"run_id": run_id, "seed": 0, "value": own.records[run_id].metrics["in_dist/token_error"], "stuck": False}
+            for run_id in own_sample.ids[:2]
+            if own_sample.plan.row_name(run_id) == row["row"]
+        ]
 
 
 def test_an_unchanged_table_is_304_and_a_changed_one_is_not(own_sample: SampleStore) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from cope_services.http.access import KeysFile
 
+from cope_sweep.read.reports.evidence import evidence, write_evidence
 from cope_sweep.store.index.owners import new_owner
 from cope_sweep.sweep.jobs import job_submission
 from tests.services.page import page_site
@@ -260,6 +261,23 @@ def test_chosen_runs_are_grouped_by_row(visitor: Visitor, site: Site) -> None:
     assert legend == ["tiny: CoPE", "tiny: Absolute", "curves: CoPE", "curves: Absolute", "curves: RoPE"]
     page = visitor.open(f"runs?sel={site.curves.rows[0].runs[0].run_id}", ".comparison .empty")
     assert page.locator(".comparison .empty").inner_text() == "No chosen run has metrics yet."
+
+
+def test_an_empty_store_shows_the_results_that_are_kept_with_the_files(
+    context: BrowserContext, site: Site, tmp_path: Path
+) -> None:
+    sample = site.sample.copy_to(tmp_path / "sample")
+    write_evidence(evidence(sample.plan, sample.store), sample.ablations / "results")
+    with serving(sample.settings(store=tmp_path / "empty")) as client:
+        visitor = Visitor.of(context, str(client.base_url).rstrip("/"))
+        page = visitor.open("ablations", ".unstarted")
+        assert page.locator(".unstarted .committed").all_inner_texts() == ["committed results: own size"]
+        page = visitor.open("ablations/tiny", "p.committed")
+        assert page.get_by_role("heading", name="Committed results").is_visible()
+        assert page.locator(".results tbody .value").count() == 4
+        assert page.locator(".results button.value, .choose").count() == 0
+        assert accessibility(page) == []
+        assert visitor.problems == []
 
 
 def test_ablations_are_searched_by_words(visitor: Visitor) -> None:
