@@ -37,7 +37,7 @@ async function loadTable(name, scale, compare, committed) {
   const published = hasPublished(plain) || !scale ? null : await publishedValues(name);
   return {
     table: usable ? await load(against) : plain,
-    against: usable ? against : "none",
+    against: usable ? against : (plain.compared?.against ?? "none"), // committed results are compared as their report is
     published,
     canPaper: hasPublished(plain),
   };

@@ -182,6 +182,7 @@ export function resultsTable(container, context) {
     ...(canPaper ? [["paper", "the paper"]] : []),
     ...table.rows.map((row) => [row.row, row.row]),
   ];
+  if (!options.some(([key]) => key === against)) options.push([against, against.replace("=", " = ")]);
   const shown = published && [...published.values()].some((metrics) => Object.values(metrics).some((each) => each.published));
   replace(
     container,
@@ -196,6 +197,7 @@ export function resultsTable(container, context) {
         id: "results",
         controls: [select("verdicts against", options, against, (value) => change({ compare: value })), downloads],
       },
+      table.compared?.answer && h("p", { class: "prose" }, table.compared.answer),
       scrolling(
         "Result table",
         h("table", { class: "results" },
