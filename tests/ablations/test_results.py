@@ -87,10 +87,12 @@ def check_published(report, text):
     """Compare the differences from published numbers with the runs in the report's frame."""
     frame = pd.read_parquet(report.path)
     expected = []
-    for row in report.plan.rows:
-        own = frame[frame["run_id"].isin([run.run_id for run in row.runs])]
-        published = row.published.values if row.published else {}
-        expected += [own[name].mean() - value for name, value in published.items() if own[name].notna().any()]
+    for name in (metric.name for metric in report.plan.ablation.content.metrics):
+        for row in report.plan.rows:
+            values = frame[frame["run_id"].isin([run.run_id for run in row.runs])][name]
+            published = row.published.values.get(name) if row.published else None
+            if published is not None and values.notna().any():
+                expected.append(values.mean() - published)
     headings, rows = table_lines(text, 1)
     assert [float(cells[headings.index("difference")]) for cells in rows] == pytest.approx(expected, abs=0.00501)
 
