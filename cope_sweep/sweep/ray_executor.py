@@ -147,6 +147,8 @@ class _Run:
     """How often one of its ranks, of several, ended with an error."""
     begun: bool = False
     """Whether the process of its trial was heard of."""
+    decided: bool = True
+    """False while the end of its trial waits to be looked at."""
     node: str = ""
     """The node of that process."""
     stop_reason: str = ""
@@ -340,7 +342,8 @@ class RaySweep:
         with self.lock:
             run = self.trials.pop(trial_id)
             self.alive[run.kind] -= 1
-            self._move(run, "stopping")  # until this process has decided
+            self._move(run, "stopping")  # until the caller's thread has decided
+            run.decided = False
         event: Event | None = result.get("event")
         if event is not None and event.status == "failed":
             self.failed.add(run.spec.run_id)  # at once, so that no other run is started
@@ -476,6 +479,7 @@ class RaySweep:
 
     def _handle_end(self, end: _End) -> None:
         run, event = end.run, end.result.get("event")
+        run.decided = True
         match end.result.get("outcome"):
             case "elsewhere":
                 self._move(run, "elsewhere")
@@ -518,7 +522,8 @@ class RaySweep:
         node = self.node_of.get(process, run.node if run.begun else "")
         is_gone = bool(node) and node not in self.nodes
         maybe_alive = isinstance(error, ray.exceptions.ActorUnavailableError) and not is_gone
-        if maybe_alive and time.monotonic() - end.at_s < NODE_TIMEOUT_S:
+        run.decided = not maybe_alive or time.monotonic() - end.at_s >= NODE_TIMEOUT_S
+        if not run.decided:
             self.open_ends.append(end)
             return
         reason = str(cause).strip() or type(cause).__name__
@@ -652,10 +657,9 @@ class RaySweep:
             if record.status == "running":
                 self._pass_progress(alive[run_id], record)
         statuses = self.store.index.statuses(others) if others else {}
-        waiting_for_decision = {end.run.spec.run_id for end in self.open_ends}
         for run_id, run in others.items():
             status = statuses.get(run_id, "pending")
-            if status == "running" or run_id in waiting_for_decision or run.state not in ("stopping", "elsewhere"):
+            if status == "running" or not run.decided or run.state not in ("stopping", "elsewhere"):
                 continue
             if status in ("finished", "failed", "stopped"):
                 self._end(run, final_event(run.spec, self.store))

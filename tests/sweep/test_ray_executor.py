@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from cope_sweep.sweep.executor import ClusterError
 from cope_sweep.sweep.sweep import SweepOutcome, sweep
 from tests.read.tables.ablations import plan_of
 from tests.sweep.ports import free_port
-from tests.sweep.runs import LONG, ONE_GROUP, TIMEOUT_S, EventLog, Listener, seeds, train_by
+from tests.sweep.runs import LONG, ONE_GROUP, TIMEOUT_S, EventLog, Listener, seeds, train_by, wait_until
 from tests.tiny import TINY, tiny_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("cluster")]
@@ -83,6 +84,19 @@ def test_two_workers_train_a_run_as_one_worker_does(store: Store, tmp_path: Path
         assert expected is not None
         assert result["facts"]["workers"] == 2
         assert result["metrics"] == pytest.approx(expected["metrics"], rel=1e-4)
+
+
+def test_the_end_of_a_run_is_told_once_to_a_slow_listener(store: Store, events: EventLog) -> None:
+    """The second run is finished in the index, and its end waits, when the executor looks there."""
+    runs = [*seeds(2), tiny_run(seed=2, **{"train.steps": 2000})]
+
+    def wait_for_the_second(event: Event) -> None:
+        if (event.run_id, event.status) == (runs[0].run_id, "finished"):
+            wait_until(lambda: store.status(runs[1].run_id) == "finished")
+            time.sleep(2.0 * ray_executor.LOOK_INTERVAL_S)
+
+    run_on_ray(runs, store, ONE_GROUP, on_event=Listener(events, wait_for_the_second), stop=events.stop)
+    assert sorted(events.ends()) == sorted((run.run_id, "finished") for run in runs)
 
 
 @pytest.mark.thorough
