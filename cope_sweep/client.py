@@ -33,7 +33,7 @@ import httpx
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from cope_sweep.api import questions
-from cope_sweep.api.answers import Checkpoint, RunSummary, SweepEntry, SweepProgress, SweepState
+from cope_sweep.api.answers import Checkpoint, PlanCost, RunSummary, SweepEntry, SweepProgress, SweepState
 from cope_sweep.api.questions import ListRuns, Question
 from cope_sweep.api.requests import PerplexityComparison, PerplexityRequest, ProbeRequest, ProbeResponse, SweepRequest
 from cope_sweep.errors import UserError
@@ -312,6 +312,10 @@ class Client:
     def submit(self, *, idempotency_key: str | None = None, **values: Any) -> SweepState:
         """`execute` with the fields of a `SweepRequest`: `submit(ablation="quickstart", set=["train.steps=100"])`."""
         return self.execute(values, idempotency_key)
+
+    def preview(self, **values: Any) -> PlanCost:
+        """What `submit` with the same values would train, and its estimated cost. Nothing is started."""
+        return self._answer(PlanCost, "POST", "/sweeps/preview", json=_body(SweepRequest, values))
 
     def stop(self, sweep_id: str) -> SweepState:
         """Request a sweep to end; its runs write checkpoints."""

@@ -293,11 +293,15 @@ class Convergence(_Curves):
 
 
 class Values(_Figure):
-    """Metrics at the end of training against an axis of the ablation: a line for each combination of the other axes."""
+    """Metrics at the end of training against an axis of the ablation, with a line for each combination of the others.
+
+    Against a fact of the runs, such as a cost, each row is a point.
+    """
 
     kind: Literal["values"] = "values"
-    x: str = Field(description="The key of the axis, for example `task.train_sequences`.")
+    x: str = Field(description="The key of the axis, or a fact: `task.train_sequences`, `facts.tokens_per_s`.")
     metrics: Metrics = Field(description="One panel for each metric.")
+    panels: str | None = Field(default=None, description="An axis key: a panel for each metric and value of the axis.")
     log_x: bool | None = Field(
         default=None, description="Whether the axis of `x` is logarithmic; null: if its values ask for it."
     )

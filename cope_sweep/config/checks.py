@@ -149,6 +149,7 @@ def check_figures(loaded: LoadedAblation, points: Sequence[Assignments], runs: S
     `points` are the rows, and `runs` all kinds of runs.
     """
     axes = sorted({key for point in points for key in point})
+    facts = [f"facts.{name}" for name in NUMERIC_FACTS]
     for index, figure in enumerate(loaded.content.figures):
         path: KeyPath = ("figures", index)
         names: dict[KeyPath, str] = {}
@@ -165,7 +166,8 @@ def check_figures(loaded: LoadedAblation, points: Sequence[Assignments], runs: S
                 needed = "evaluate.contexts or evaluate.lengths"
                 raise loaded.source.error(path, f"a figure of contexts needs {needed}, and a row has none")
         for name, key in (("x", getattr(figure, "x", None)), ("panels", getattr(figure, "panels", None))):
-            if key is not None and key not in axes:
+            fact = name == "x" and key in facts
+            if key is not None and key not in axes and not fact:
                 raise _no_axis(loaded, (*path, name), key, axes)
         drawn = sum(matches(point, figure.rows) for point in points)
         if not drawn or (isinstance(figure, Maps) and drawn > 1):

@@ -229,6 +229,15 @@ def test_errors_of_figures_name_their_line(before, after, message):
     assert message in error_of(TEXT + FIGURES.replace(before, after))
 
 
+def test_a_figure_of_values_may_be_against_a_fact():
+    figures = FIGURES.replace("x: train.lr", "x: facts.tokens_per_s, panels: train.lr")
+    _, values, _ = load(TEXT + figures).content.figures
+    assert (values.x, values.panels) == ("facts.tokens_per_s", "train.lr")
+    assert expand(load(TEXT + figures)).rows
+    wrong = error_of(TEXT + FIGURES.replace("x: train.lr", "x: facts.tokens"))
+    assert "figures[1].x: no axis is called 'facts.tokens'" in wrong
+
+
 def test_what_is_fixed_leaves_the_figures():
     fixed = with_overrides(load(TEXT + FIGURES), assignments=["train.lr=1e-3", "seeds=[1]"])
     curves, maps = fixed.content.figures

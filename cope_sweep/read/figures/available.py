@@ -125,7 +125,9 @@ def ablation_options(declared: Declared) -> Options:
         case Curves() | Convergence():
             return Options(metrics=tuple(figure.metrics), log=figure.log, **common)
         case Values():
-            return Options(metrics=tuple(figure.metrics), x=figure.x, log_x=figure.log_x, **common)
+            return Options(
+                metrics=tuple(figure.metrics), x=figure.x, panels=figure.panels, log_x=figure.log_x, **common
+            )
         case Contexts():
             return Options(metrics=(figure.metric,), panels=figure.panels, **common)
         case _:

@@ -28,7 +28,7 @@ from cope_sweep.read.figures.metrics import (
     selected_rows,
 )
 from cope_sweep.read.tables.model import Column
-from cope_sweep.read.tables.runs import setting
+from cope_sweep.read.tables.runs import FACT, setting
 from cope_sweep.store import Store
 
 if TYPE_CHECKING:
@@ -67,7 +67,10 @@ class _Point:
 
 
 def values(plan: Plan, store: Store, options: Options = DEFAULTS) -> Figure:
-    """Metrics (default: the table's) against `options.x` (default: the first axis with numbers, or else the first)."""
+    """Metrics (default: the table's) against `options.x` (default: the first axis with numbers, or else the first).
+
+    Against a fact, such as a cost, each row is a series of its own: its place is measured.
+    """
     rows = selected_rows(plan, options.rows)
     runs = final_values(plan, store, options.rows)
     key = _x_key(plan, options.x)
@@ -75,7 +78,7 @@ def values(plan: Plan, store: Store, options: Options = DEFAULTS) -> Figure:
     titles = chosen_metrics(plan, runs, options.metrics, table)
     places, labels = _places(plan, rows, runs, key)
     panel_key = _panel_key(plan, options.panels)
-    names = _series(plan, rows, places, {key, panel_key})
+    names = _series(plan, rows, {} if key.startswith(FACT) else places, {key, panel_key})
     several = len(titles) > 1
     points = [
         _Point(row, _panel_title(row, panel_key, title if several or not panel_key else None), title, title.name,
@@ -85,7 +88,8 @@ def values(plan: Plan, store: Store, options: Options = DEFAULTS) -> Figure:
         if row.name in places
     ]  # fmt: skip
     numeric = all(label == "" for label in labels.values())
-    return _figure("values", plan, runs, points, options, x_title=plan.axes.get(key, key), numeric=numeric)
+    x_title = plan.axes.get(key, key.removeprefix(FACT).replace("_", " ") if key.startswith(FACT) else key)
+    return _figure("values", plan, runs, points, options, x_title=x_title, numeric=numeric)
 
 
 def _evaluations(row: Row, name: str) -> list[tuple[str, str]]:

@@ -165,7 +165,8 @@ class AblationFiles:
 
     def state(self) -> tuple[object, ...]:
         """A value that changes when a file changes, or when a plan is made that the last answers left out."""
-        paths = {str(path): None for path in (*self.files().values(), self.folder / RESULTS)}
+        kept = (self.folder / RESULTS).glob("*.parquet")
+        paths = {str(path): None for path in (*self.files().values(), self.folder / RESULTS, *kept)}
         known = list(self._plans.values())
         paths |= {stamp[0]: None for stamps, _ in known for stamp in stamps}
         return _stamps(paths), len(known)

@@ -26,7 +26,7 @@ A = TypeVar("A")
 
 
 class NotFinishedError(UserError):
-    """The run exists and is not finished."""
+    """The run exists and is not finished, or the kept results are not those of the ablation file of today."""
 
 
 class Queries:
@@ -202,7 +202,10 @@ class Queries:
         write_runs(self.store, self._run_query(question), question.format or "csv", file, curves=question.curves)
 
     def table(self, question: questions.GetTable) -> Table:
-        """The table of an ablation, of the store's runs or of those that are kept with the files. Raises UserError."""
+        """The table of an ablation, of the store's runs or of those that are kept with the files.
+
+        Raises UserError; NotFinishedError where what is kept is stale or damaged.
+        """
         name, scale, compare = question.name, question.scale, question.compare
         if not question.committed:
             from cope_sweep.read.tables import table
@@ -215,7 +218,12 @@ class Queries:
         if scale not in known and (scale or len(known) != 1):
             hint = ", ".join(each or "its own size" for each in known) or "none"
             raise NotFoundError(f"no results of {name} at {scale or 'its own size'} are kept; kept are: {hint}")
-        return committed_table(self.files.folder / RESULTS, self.files.folder, name, scale, compare)
+        try:
+            return committed_table(self.files.folder / RESULTS, self.files.folder, name, scale, compare)
+        except (QueryError, SpecError):
+            raise
+        except UserError as error:
+            raise NotFinishedError(str(error)) from error
 
     def run_id(self, text: str) -> str:
         """The id of the run whose id begins with these digits, at least four; else the text. Raises QueryError."""

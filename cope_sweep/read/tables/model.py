@@ -60,7 +60,7 @@ LEAST_RUNS = 2
 COMPARED = {"data": "data fingerprint", "tokenizer": "tokenizer", "precision": "precision"}
 """Fact of a finished run → what a warning calls it."""
 SHOWN_ROWS = 3
-"""Rows that a warning names for each value."""
+"""Rows that a warning names for each value, and an answer where they were not tested."""
 
 PAPER = "paper"
 POSITION, METHOD = "model.position", "cope"
@@ -538,7 +538,9 @@ def _answer(model: TableModel, column: Column) -> str:
     parts = []
     for verdict, others in _by_verdict(found).items():
         for against, rows in others.items():
-            listed, p = _listed([row for row, _ in rows]), [e.p_adjusted for _, e in rows if e.p_adjusted is not None]
+            many = verdict == DESCRIPTIVE and len(rows) > SHOWN_ROWS
+            listed = f"{len(rows)} rows" if many else _listed([row for row, _ in rows])
+            p = [e.p_adjusted for _, e in rows if e.p_adjusted is not None]
             are, were = ("is", "was") if len(rows) == 1 else ("are", "were")
             text = f"{listed} {PHRASES[verdict].format(are=are, were=were, against=against)}"
             if verdict == "cannot tell" and p:

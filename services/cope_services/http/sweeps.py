@@ -24,12 +24,13 @@ from cope_services.http.components import ComponentsDep, RequireJson
 from cope_services.http.errors import BusyError, ConflictError, InvalidError, NoClusterError, Responses, error_responses
 from cope_services.http.reading import add_questions
 from cope_services.http.settings import Settings
-from cope_sweep.api.answers import SweepProgress, SweepState
+from cope_sweep.api.answers import PlanCost, SweepProgress, SweepState
 from cope_sweep.api.questions import GetSweep, ListSweeps
 from cope_sweep.api.requests import SweepRequest
 from cope_sweep.config import LoadedAblation, Plan, SpecError, expand, with_overrides
 from cope_sweep.config.source import TOO_LARGE
 from cope_sweep.read.queries import AblationFiles, NotFoundError, Queries
+from cope_sweep.read.queries.plans import ENDED, plan_cost
 from cope_sweep.read.queries.progress import ACTIVE, ProgressTracker
 from cope_sweep.store import Budget, Store, Submission, SweepSummary, read_submission
 from cope_sweep.store.index import IndexUnavailable, summaries
@@ -71,6 +72,12 @@ class SweepJobs:
         self.files = AblationFiles(settings.ablations, max_runs=settings.max_sweep_runs)
         self._lock = threading.Lock()
         """Held while a sweep is admitted and recorded, so that the limit holds."""
+
+    def preview(self, request: SweepRequest) -> PlanCost:
+        """The cost of a sweep. Raises InvalidError, NotFoundError as `submit`."""
+        _, _, plan = self._planned(request)
+        left_out = {*ENDED, *request.leave_out}
+        return plan_cost(plan, self.queries.store, leave_out=left_out, max_runs=request.max_runs)
 
     def submit(self, request: SweepRequest, key: str | None) -> SweepState:
         """Submit a sweep. The same `key` with the same request means the same sweep.
@@ -501,6 +508,15 @@ def submit_sweep(
     # Clients choose their keys independently of each other.
     once = None if idempotency_key is None else f"{key.name if key else ''}/{idempotency_key}"
     return _located(components.sweeps.submit(body, once), response)
+
+
+@router.post("/preview", dependencies=[RequireJson], responses=error_responses(409, 413, 415))
+def preview_sweep(body: SweepRequest, components: ComponentsDep) -> PlanCost:
+    """What a sweep would train: each run with its status, estimated time and memory. Nothing is started or recorded.
+
+    Estimates are for the machine that answers.
+    """
+    return components.sweeps.preview(body)
 
 
 @router.post("/{sweep_id}/stop", status_code=202)

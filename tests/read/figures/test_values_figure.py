@@ -66,6 +66,15 @@ def test_x_is_an_axis_by_either_name_a_key_a_fact_or_a_label(grid_plan, grid_sto
         places("model.dmi")
 
 
+def test_against_a_measured_fact_each_row_is_a_series(store):
+    plan = plan_of(grid={"model.position": {"CoPE": ["cope"], "none": []}})
+    for cost, run in enumerate(plan.runs):
+        finish(store, run, {"in_dist/token_error": 1.0}, {"tokens_per_s": 100.0 * 2**cost})
+    figure = FIGURES["values"].make(plan, store, Options(x="facts.tokens_per_s", metrics=("in_dist/token_error",)))
+    assert lines(figure, "series", "x") == [["CoPE", 250.0], ["none", 500.0]]
+    assert "tokens per s" in svg_texts(figure.render("svg"))
+
+
 def test_axes_that_are_zipped_with_x_make_no_series(store):
     plan = plan_of(
         grid={"model.position": {"CoPE": ["cope"], "none": []}}, zip=[{"model.dim": [8, 16], "train.batch": [4, 8]}]

@@ -239,6 +239,11 @@ def test_too_few_seeds_for_a_test_make_a_table_descriptive():
         in model.rules[0]
     )
     assert model.answer == "By In-dist. (%): a_b <c> and None were not tested against CoPE: too few seeds."
+    grid = {
+        "model.position": {"CoPE": ["cope"]} | {f"{n} MLP": [{"kind": "cope_mlp", "hidden": n}] for n in (1, 2, 3, 4)}
+    }
+    many = compared(model_of(plan_of(seeds=[0, 1, 2], grid=grid), *[1.0] * 15), "CoPE")
+    assert many.answer == "By In-dist. (%): 4 rows were not tested against CoPE: too few seeds."
     one = compared(model_of(plan_of(seeds=[0]), 1.0, 5.0, 1.1), "CoPE")
     assert one.rules[0].endswith("Too few runs are finished for a test. The other metrics are descriptive.")
 

@@ -321,6 +321,19 @@ def test_results_that_are_kept_with_the_files_need_no_store(own_sample: SampleSt
         ]
 
 
+def test_kept_results_that_are_stale_or_damaged_are_a_conflict(own_sample: SampleStore, tmp_path: Path) -> None:
+    write_evidence(evidence(own_sample.plan, own_sample.store), own_sample.ablations / "results")
+    file = own_sample.ablations / "tiny.yaml"
+    with serving(own_sample.settings(store=tmp_path / "empty")) as client:
+        file.write_text(file.read_text().replace("seeds: [0, 1]", "seeds: [0, 7]"))
+        stale = get(client, "/ablations/tiny/table", 409, committed=True)
+        assert "tiny.parquet is stale: 2 of its runs are not in the plan of tiny today" in stale["detail"]
+        (own_sample.ablations / "results" / "tiny.parquet").write_bytes(b"PAR1")
+        damaged = get(client, "/ablations/tiny/table", 409, committed=True)
+        assert "results/tiny.parquet: not the runs of a report" in damaged["detail"]
+        assert str(own_sample.ablations) not in damaged["detail"]
+
+
 def test_an_unchanged_table_is_304_and_a_changed_one_is_not(own_sample: SampleStore) -> None:
     with serving(own_sample.settings()) as client:
         path = f"{API}/ablations/tiny/table"

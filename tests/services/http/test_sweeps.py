@@ -85,6 +85,21 @@ def submit(client: httpx.Client, key: str | None = None, **body: Any) -> httpx.R
     return client.post(f"{API}/sweeps", json=body, headers=headers)
 
 
+def test_a_preview_says_what_would_be_trained_and_starts_nothing(
+    serve: Serve, cluster: ScriptedCluster, folder: Path
+) -> None:
+    client = serve()
+    request = {"ablation": "tiny", "set": ["seeds=[0, 1, 2]"], "max_runs": 5}
+    answer = client.post(f"{API}/sweeps/preview", json=request)
+    assert answer.status_code == 200
+    assert (answer.json()["to_do"], len(answer.json()["runs"])) == (5, 6)
+    assert {run["status"] for run in answer.json()["runs"]} == {"pending"}
+    assert client.post(f"{API}/sweeps/preview", json=request | {"set": ["train.stepz=3"]}).status_code == 422
+    assert client.post(f"{API}/sweeps/preview", json={"ablation": "none"}).status_code == 404
+    assert cluster.submitted == []
+    assert not (folder / "store").exists()
+
+
 def test_a_submitted_sweep_is_a_job_that_finds_all_it_needs_in_the_store(
     serve: Serve, cluster: ScriptedCluster, folder: Path
 ) -> None:

@@ -2,7 +2,7 @@
 
 import { at, get, key, post } from "../api.js";
 import { h, replace, select } from "../dom.js";
-import { integer, plural } from "../format.js";
+import { bytes, duration, integer, plural } from "../format.js";
 import { link } from "../route.js";
 
 let asked = null; // the answer of the service, and for which key
@@ -18,15 +18,32 @@ const requestKey = () => [...crypto.getRandomValues(new Uint8Array(16))].map((by
 
 const lines = (text) => text.split("\n").map((line) => line.trim()).filter(Boolean);
 
-/** How many runs of the plan are to do, in words. */
-function toDo({ counts, runs }) {
-  const left = runs - (counts.finished ?? 0) - (counts.stopped ?? 0) - (counts.running ?? 0);
-  if (!left) return "All runs of this plan have ended or are being trained: a sweep of it trains nothing, unless values are replaced.";
-  return `${integer(left)} of ${plural(runs, "run")} of this plan ${left === 1 ? "is" : "are"} left to train.`;
+const PAUSE_MS = 500;
+/** The fields of numbers: key of the request, what stands before and after it, and its unit in those of the request. */
+const LIMITS = [
+  ["max_runs", "train at most", "runs", 1],
+  ["time_budget_s", "for at most", "minutes", 60],
+  ["max_failures", "stop after", "failed runs", 1],
+];
+
+/** What a sweep would train, in words; `cost` is the answer of the service. */
+function previewed(cost) {
+  const total = cost.runs.length + cost.to_suggest;
+  const ended = (cost.counts.finished ?? 0) + (cost.counts.stopped ?? 0);
+  if (!cost.to_do) return `Nothing to train: all of ${plural(total, "run")} have ended.`;
+  const [least, most] = [cost.least_s, cost.estimated_s].map(duration);
+  const memory = Math.max(0, ...cost.runs.map((run) => run.estimated_memory_bytes));
+  const known = ended ? `; ${integer(ended)} ${ended === 1 ? "has" : "have"} ended and will not be trained again` : "";
+  return [
+    `${integer(cost.to_do)} of ${plural(total, "run")} would be trained${known}.`,
+    `About ${least === most ? most : `${least} to ${most}`} on the machine of this service, ${plural(cost.worker_groups, "run")} at a time` +
+      (memory ? `, up to ${bytes(memory)} of memory each.` : "."),
+    cost.lacks_gpu ? "The runs may use GPUs; this machine has none, so a cluster with GPUs is faster." : "",
+  ].filter(Boolean).join(" ");
 }
 
 /** Draw the form into a container. `draft` keeps what was typed while the view is drawn again. */
-export function trainForm(container, { name, scale, scales, detail, draft, choose }) {
+export function trainForm(container, { name, scale, scales, draft, choose }) {
   const [error, button] = [h("p", { class: "bad", role: "alert" }), h("button", { type: "submit", class: "primary", "data-key": "train" }, "Train")];
   const overrides = h("textarea", {
     id: "overrides",
@@ -36,24 +53,52 @@ export function trainForm(container, { name, scale, scales, detail, draft, choos
     spellcheck: "false",
     "data-key": "overrides",
     "aria-describedby": "overrides-help",
-    oninput: (event) => (draft.overrides = event.target.value),
+    oninput: (event) => {
+      draft.overrides = event.target.value;
+      later();
+    },
   });
-  const most = h("input", {
-    id: "max-runs",
-    type: "number",
-    min: 1,
-    step: 1,
-    value: draft.most ?? "",
-    placeholder: "all",
-    "data-key": "max-runs",
-    oninput: (event) => (draft.most = event.target.value),
-  });
+  const limits = LIMITS.map(([id, , , unit]) =>
+    h("input", {
+      id,
+      type: "number",
+      min: 1,
+      step: 1,
+      value: draft[id] ?? "",
+      placeholder: "no limit",
+      "data-key": id,
+      oninput: (event) => {
+        draft[id] = event.target.value;
+        later();
+      },
+      "data-unit": unit,
+    }),
+  );
+  const preview = h("p", { class: "note", role: "status" }, "…");
+  let [timer, newest] = [null, 0];
+
+  function request() {
+    const body = { ablation: name, set: lines(overrides.value) };
+    if (scale) body.scale = scale;
+    for (const each of limits) if (each.value) body[each.id] = +each.value * +each.dataset.unit;
+    return body;
+  }
+
+  /** Ask what would be trained. What the service refuses is said there; the answer to an older question is dropped. */
+  async function show() {
+    const mine = (newest += 1);
+    const text = await post(at("sweeps/preview"), request()).then(previewed, (problem) => problem.message);
+    if (mine === newest) replace(preview, text);
+  }
+
+  function later() {
+    clearTimeout(timer);
+    timer = setTimeout(show, PAUSE_MS);
+  }
 
   async function submit(event) {
     event.preventDefault();
-    const body = { ablation: name, set: lines(overrides.value) };
-    if (scale) body.scale = scale;
-    if (most.value) body.max_runs = +most.value;
+    const body = request();
     const text = JSON.stringify(body);
     if (draft.sent !== text) Object.assign(draft, { sent: text, request: requestKey() });
     button.disabled = true;
@@ -76,7 +121,7 @@ export function trainForm(container, { name, scale, scales, detail, draft, choos
     container,
     h("h2", {}, "Train"),
     h("form", { class: "train", onsubmit: submit },
-      h("p", { class: "note" }, toDo(detail)),
+      preview,
       scales.length ? select("scale", [["own", "own size"], ...scales], scale || "own", choose) : null,
       h("label", { for: "overrides" }, "Replaced values"),
       overrides,
@@ -84,9 +129,12 @@ export function trainForm(container, { name, scale, scales, detail, draft, choos
         "One ", h("code", {}, "KEY=VALUE"), " in each line, as after ", h("code", {}, "--set"),
         ". Other values make other runs, which are added to the store.",
       ),
-      h("div", { class: "field" }, h("label", { for: "max-runs" }, "train at most"), most, h("span", {}, "runs")),
+      LIMITS.map(([id, before, after], index) =>
+        h("div", { class: "field" }, h("label", { for: id }, before), limits[index], h("span", {}, after)),
+      ),
       error,
       h("div", { class: "actions" }, button),
     ),
   );
+  show();
 }
