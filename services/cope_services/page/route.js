@@ -32,5 +32,13 @@ export function change(changes, { replace = false } = {}) {
   dispatchEvent(new Event("routechange"));
 }
 
-/** `list` with `item` added, or without it. */
-export const toggled = (list, item) => (list.includes(item) ? list.filter((each) => each !== item) : [...list, item]);
+/**
+ * The values of a parameter with `item` added, or without it. They are those of the address, which a choice changes at once:
+ * what is drawn may be older. `drawn` are used where the address has none of its own; "none" there means an empty choice.
+ */
+export function toggled(name, item, drawn = null) {
+  const { params } = current();
+  const asked = params.getAll(name);
+  const list = !drawn ? asked : !params.has(name) ? drawn : asked.filter((each) => each !== "none");
+  return list.includes(item) ? list.filter((each) => each !== item) : [...list, item];
+}

@@ -229,8 +229,9 @@ def test_a_cell_opens_its_runs_and_chosen_rows_are_compared(visitor: Visitor, si
     page.locator("[data-key='cell CoPE|in_dist/token_error']").click()
     opened = page.locator(".cellruns a").first
     assert opened.get_attribute("href") == f"#/runs/{site.sample.ids[0]}"
-    page.get_by_label("Compare CoPE").check()
-    page.get_by_label("Compare Absolute").check()
+    page.evaluate(  # both before the page has drawn the first choice
+        """() => ["CoPE", "Absolute"].forEach((row) => document.querySelector(`[aria-label="Compare ${row}"]`).click())"""
+    )
     page.get_by_role("heading", name="Absolute minus CoPE").wait_for()
     with page.expect_download() as download:
         page.get_by_role("button", name="LaTeX").click()
@@ -278,6 +279,11 @@ def test_an_empty_store_shows_the_results_that_are_kept_with_the_files(
         assert page.locator(".results button.value, .choose").count() == 0
         assert accessibility(page) == []
         assert visitor.problems == []
+        (sample.ablations / "results" / "tiny.parquet").write_bytes(b"PAR1")
+        page.reload()
+        page.get_by_text("The committed results cannot be shown: ").wait_for()
+        assert page.get_by_role("heading", name="Results", exact=True).is_visible()
+        assert page.locator(".results tbody tr").count() > 0
 
 
 def test_ablations_are_searched_by_words(visitor: Visitor) -> None:
@@ -370,13 +376,16 @@ def test_a_sweep_is_submitted_by_a_form(
     with scripted_cluster() as cluster, serving(sample.settings(ray_address=cluster.url)) as client:
         visitor = Visitor.of(context, str(client.base_url).rstrip("/"))
         page = visitor.open("ablations/tiny?tab=train&scale=own", "form.train")
-        assert "2 of 4 runs" in page.locator("form.train .note").first.inner_text()
+        page.get_by_text("2 of 4 runs would be trained; 2 have ended and will not be trained again.").wait_for()
         for width, scheme in ((1400, "light"), (1400, "dark"), (390, "light"), (390, "dark")):
             page.set_viewport_size({"width": width, "height": 900})
             page.emulate_media(color_scheme=scheme)
             page.wait_for_function("() => document.documentElement.scrollWidth <= document.documentElement.clientWidth")
             assert accessibility(page) == [], (width, scheme)
+        page.get_by_label("Replaced values").fill("train.steps=21")
+        page.get_by_text("4 of 4 runs would be trained.").wait_for()
         page.get_by_label("Replaced values").fill("train.stepz=3")
+        page.get_by_role("status").get_by_text("train.stepz").wait_for()
         page.get_by_role("button", name="Train", exact=True).click()
         page.wait_for_selector("form.train [role=alert]:not(:empty)")
         assert "train.stepz" in page.locator("form.train [role=alert]").inner_text()
@@ -387,15 +396,16 @@ def test_a_sweep_is_submitted_by_a_form(
         assert page.get_by_label("Replaced values").input_value() == "train.stepz=3"  # what was typed is kept
         page.get_by_label("Replaced values").fill("  seeds=[0, 7]\n\ntrain.lr=0.02\n")
         page.get_by_label("train at most").fill("3")
-        with page.expect_request(lambda request: request.method == "POST") as sent:
+        page.get_by_label("for at most").fill("90")
+        with page.expect_response(lambda response: response.url.endswith("/api/v1/sweeps")) as sent:
             page.get_by_role("button", name="Train", exact=True).click()
-        assert len(sent.value.headers["idempotency-key"]) == 32
-        page.wait_for_function("() => location.hash.startsWith('#/sweeps/')")
+        assert (sent.value.status, len(sent.value.request.headers["idempotency-key"])) == (202, 32), sent.value.text()
+        page.wait_for_url("**/#/sweeps/*")
         page.wait_for_selector("#members")
         (job,) = cluster.submitted
         assert page.url.endswith(job["submission_id"])
         submission, plan = job_submission(sample.store, job["submission_id"])
-        assert (submission.max_runs, submission.scale) == (3, "longer")
+        assert (submission.max_runs, submission.time_budget_s, submission.scale) == (3, 5400.0, "longer")
         assert {(run.seed, run.train.lr, run.train.steps) for run in plan.runs} == {(0, 0.02, 20), (7, 0.02, 20)}
         page.close()
     assert [each for each in visitor.problems if "422" not in each] == []

@@ -110,11 +110,17 @@ export function ablation(root, name) {
 
   async function results(detail, scale, params) {
     // Where nothing is finished here, what is kept with the ablation files.
-    const committed = (!detail.counts.finished && detail.committed.includes(scale)) || null;
-    const loaded = await loadTable(name, scale, params.get("compare"), committed);
+    let committed = (!detail.counts.finished && detail.committed.includes(scale)) || null;
+    let unusable = null;
+    const load = () => loadTable(name, scale, params.get("compare"), committed);
+    const loaded = await load().catch((error) => {
+      if (!committed || error.status !== 409) throw error;
+      [committed, unusable] = [null, error.message]; // stale or damaged
+      return load();
+    });
     const chosen = params.getAll("row").filter((row) => loaded.table.rows.some((each) => each.row === row));
-    part("table", JSON.stringify([loaded.table, loaded.against, params.toString()]), () =>
-      resultsTable(main, { ...loaded, chosen, params, downloads: downloads(name, scale, committed), detail, committed }),
+    part("table", JSON.stringify([loaded.table, loaded.against, params.toString(), unusable]), () =>
+      resultsTable(main, { ...loaded, chosen, params, downloads: downloads(name, scale, committed), detail, committed, unusable }),
     );
     for (const each of [comparison, curves]) each.hidden = Boolean(committed);
     if (committed) return;
@@ -156,7 +162,7 @@ export function ablation(root, name) {
         part("other", `runs ${JSON.stringify(detail.plan)}`, () => replace(other, runsTab(detail, scale)));
       } else if (tab === "train") {
         part("other", `train ${scale} ${JSON.stringify([detail.counts, own.scales])}`, () =>
-          trainForm(other, { name, scale, scales: own.scales, detail, draft, choose: chooseScale }),
+          trainForm(other, { name, scale, scales: own.scales, draft, choose: chooseScale }),
         );
       } else if (tab === "figures") {
         await figures(other, { name, scale, finished: detail.counts.finished, part });

@@ -33,7 +33,7 @@ export function choiceFields({ usable, name, scale, scales, rows, metric }, chos
     return empty("No run is finished, so there is no checkpoint to ask. `cope-sweep run quickstart` trains some in a minute.");
   }
   const box = (id, text) =>
-    checkbox(text, chosen.includes(id), () => change({ run: toggled(chosen, id).slice(-MOST) }), `run ${id}`);
+    checkbox(text, chosen.includes(id), () => change({ run: toggled("run", id, chosen).slice(-MOST) }), `run ${id}`);
   const own = new Set(rows.flatMap((row) => row.runs.map((run) => run.run_id)));
   const others = chosen.filter((id) => !own.has(id));
   const titles = usable.map((each) => [each.name, each.title || each.name]);

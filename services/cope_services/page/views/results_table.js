@@ -136,7 +136,7 @@ function heading(key, text, params, attributes = {}) {
 
 /** Draw the table. `published` has the values of the ablation's own size where this size is not compared with them. */
 export function resultsTable(container, context) {
-  const { table, against, canPaper, chosen, params, published, downloads, committed } = context;
+  const { table, against, canPaper, chosen, params, published, downloads, committed, unusable } = context;
   const widths = new Map(table.metrics.map((metric) => [metric.name, widest(table.rows, metric)]));
   const parameters = table.rows.some((row) => row.parameters !== null);
   const columns = [
@@ -163,7 +163,7 @@ export function resultsTable(container, context) {
           checked: chosen.includes(row.row),
           "data-key": `choose ${row.row}`,
           "aria-label": `Compare ${row.row}`,
-          onchange: () => change({ row: toggled(chosen, row.row) }),
+          onchange: () => change({ row: toggled("row", row.row) }),
         }),
       ),
       h("th", { scope: "row" },
@@ -191,6 +191,7 @@ export function resultsTable(container, context) {
         "These results are kept with the ablation files, in their folder ", h("code", {}, "results"),
         ": they are of runs that are not in this store.",
       ),
+    unusable && h("p", { class: "committed", role: "note" }, "The committed results cannot be shown: ", unusable),
     section(
       committed ? "Committed results" : "Results",
       {

@@ -82,7 +82,7 @@ export function columnChooser(columns, metrics, known) {
   return h("details", { class: "columns" },
     h("summary", { "data-key": "columns summary" }, `Columns (${columns.length})`),
     h("div", { class: "choices" },
-      choices.map((key) => checkbox(key, columns.includes(key), () => set(toggled(columns, key)), `col ${key}`)),
+      choices.map((key) => checkbox(key, columns.includes(key), () => set(toggled("col", key, columns)), `col ${key}`)),
     ),
     h("form", { class: "field wide", onsubmit: add }, other, h("button", { type: "submit", class: "quiet" }, "Add")),
     h("datalist", { id: "known-keys" }, known.map((key) => h("option", { value: key }))),

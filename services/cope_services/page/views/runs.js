@@ -66,7 +66,7 @@ function line(run, columns, chosen) {
     checked: chosen.includes(id),
     "data-key": `choose ${id}`,
     "aria-label": `Choose run ${id}`,
-    onchange: () => change({ sel: toggled(current().params.getAll("sel"), id) }, { replace: true }),
+    onchange: () => change({ sel: toggled("sel", id) }, { replace: true }),
   });
   const others = ablations.length > 1 ? ` +${ablations.length - 1}` : "";
   return h("tr", { class: chosen.includes(id) ? "chosen" : "" },
