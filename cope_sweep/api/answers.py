@@ -78,6 +78,9 @@ class AblationDetail(AblationSummary):
     axes: dict[str, str] = Field(default={}, description="Axis key → its column title in tables.")
     metrics: list[MetricInfo] = []
     plan: list[PlannedRow] = []
+    reference: str | None = Field(
+        default=None, description="What a report compares the rows with, as `compare` of the table takes it."
+    )
     text: str = Field(description="The content of the file.")
 
 

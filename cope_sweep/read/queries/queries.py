@@ -102,6 +102,8 @@ class Queries:
             fields = self._ablation_fields(loaded)
         except SpecError as error:
             return answers.AblationDetail(name=name, error=str(error), text=text)
+        from cope_sweep.read.tables.model import reference
+
         statuses = self.store.index.statuses(loaded.runs)
         return answers.AblationDetail(
             **fields,
@@ -121,6 +123,7 @@ class Queries:
                 )
                 for row in loaded.plan.rows
             ],
+            reference=reference(loaded.plan),
             text=text,
         )
 

@@ -29,7 +29,7 @@ export class Chart {
     container.replaceChildren(h("div", { class: "plotarea" }, this.frame, this.reset), this.note);
     this.observer = new ResizeObserver(() => this.plot?.setSize({ width: this.frame.clientWidth, height: this.height }));
     this.observer.observe(this.frame);
-    this.recolour = () => this.lines.length && this.draw(this.lines, this.options);
+    this.recolour = () => this.lines.length && this.draw(this.lines, { ...this.options, zoom: this.#zoom() });
     dark.addEventListener("change", this.recolour);
   }
 
@@ -56,7 +56,7 @@ export class Chart {
     this.plot?.destroy();
     this.plot = new uPlot(this.#options(), data, this.frame);
     this.setZoomed(false);
-    if (options.zoom) this.plot.setScale("x", { min: options.zoom[0], max: options.zoom[1] });
+    if (options.zoom) this.show(options.zoom);
     this.drawing = false;
     this.#describe(own.length);
   }
@@ -64,7 +64,7 @@ export class Chart {
   /** The value axis for the part of the lines between two x; for all of them if there is nothing between. */
   #fit(low, high) {
     const usable = this.lists.flat().filter(([, value]) => Number.isFinite(value));
-    const within = usable.filter(([x]) => x >= low && x <= high);
+    const within = low === null ? [] : usable.filter(([x]) => x >= low && x <= high); // null: the x axis is not made yet
     const values = (within.length ? within : usable).map(([, value]) => value);
     const rows = Math.min(this.groups.length, MOST_ROWS);
     this.axis = this.options.log ? logarithmic(values, this.height - 60, rows) : linear(values);
@@ -87,7 +87,7 @@ export class Chart {
     const negative = this.lines.some(({ points }) => points.some(([, value]) => value < 0));
     const zeros = `◆ marks values of 0${negative ? " or less" : ""}, for which a logarithmic axis has no place. `;
     const keys = "Drag to zoom; double-click to reset. With the keyboard: ← → move the cursor, + − zoom.";
-    this.note.textContent = (log && this.zeros ? zeros : "") + keys;
+    this.note.replaceChildren(log && this.zeros ? zeros : "", h("span", { class: "keyhelp" }, keys));
     this.container.dataset.zeros = this.zeros;
     this.container.dataset.values = count;
     const last = this.plot.data[0].length - 1;
@@ -262,12 +262,23 @@ export class Chart {
     event.preventDefault();
   }
 
+  /** The part of the x axis that is shown; null: all. */
+  #zoom() {
+    const { min, max } = this.plot.scales.x;
+    return this.zoomed ? [min, max] : null;
+  }
+
   setZoomed(zoomed) {
     const changed = zoomed || this.zoomed;
     this.zoomed = zoomed;
     this.reset.hidden = !zoomed;
-    const { min, max } = this.plot.scales.x;
-    if (changed && !this.drawing) this.onzoom(zoomed ? [min, max] : null);
+    if (changed && !this.drawing) this.onzoom(this.#zoom());
+  }
+
+  /** Show the part [min, max] of the x axis; null: all. */
+  show(range) {
+    if (range) this.plot.setScale("x", { min: range[0], max: range[1] });
+    else this.unzoom();
   }
 
   unzoom() {

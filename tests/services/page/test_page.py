@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from cope_services.http.access import KeysFile
 
+from cope_sweep.config import expand, load_ablation
 from cope_sweep.read.reports.evidence import evidence, write_evidence
 from cope_sweep.store.index.owners import new_owner
 from cope_sweep.sweep.jobs import job_submission
@@ -226,6 +227,9 @@ def test_curves_are_smoothed_averaged_and_styled_as_by_hand(visitor: Visitor) ->
 
 def test_a_cell_opens_its_runs_and_chosen_rows_are_compared(visitor: Visitor, site: Site) -> None:
     page = visitor.open("ablations/tiny", ".uplot canvas")
+    assert page.get_by_label("verdicts against").input_value() == "model.position=CoPE"  # as the report does
+    page.get_by_label("verdicts against").select_option("Absolute")
+    page.wait_for_function("() => location.hash.endsWith('compare=Absolute')")
     page.locator("[data-key='cell CoPE|in_dist/token_error']").click()
     opened = page.locator(".cellruns a").first
     assert opened.get_attribute("href") == f"#/runs/{site.sample.ids[0]}"
@@ -262,6 +266,49 @@ def test_chosen_runs_are_grouped_by_row(visitor: Visitor, site: Site) -> None:
     assert legend == ["tiny: CoPE", "tiny: Absolute", "curves: CoPE", "curves: Absolute", "curves: RoPE"]
     page = visitor.open(f"runs?sel={site.curves.rows[0].runs[0].run_id}", ".comparison .empty")
     assert page.locator(".comparison .empty").inner_text() == "No chosen run has metrics yet."
+
+
+def test_chosen_metrics_are_panels_with_one_zoom(visitor: Visitor) -> None:
+    page = visitor.open("ablations/curves", ".uplot canvas")
+    page.get_by_label("beside it").select_option("loss")
+    page.wait_for_function("() => document.querySelectorAll('.multiples .uplot canvas').length === 2")
+    assert page.locator(".multiples figcaption").all_inner_texts() == ["In-dist. (%)\n×", "loss\n×"]
+    assert page.locator(".legend").count() == 1
+    page.locator(".chart").first.focus()
+    page.keyboard.press("End")
+    page.keyboard.press("+")
+    page.wait_for_function("() => document.querySelectorAll('.reset:not([hidden])').length === 2")
+    page.get_by_role("button", name="Reset zoom").last.click()
+    page.wait_for_function("() => document.querySelectorAll('.reset:not([hidden])').length === 0")
+    assert accessibility(page) == []
+    page.get_by_role("button", name="Remove In-dist. (%)").click()
+    page.wait_for_function("() => document.querySelectorAll('.multiples .uplot canvas').length === 1")
+    assert page.url.endswith("?metric=loss")
+    assert visitor.problems == []
+
+
+def test_runs_are_chosen_on_an_axis_and_folded_over_seeds(visitor: Visitor, site: Site) -> None:
+    many = expand(load_ablation(site.sample.ablations / "many.yaml"))
+    ids = [site.sample.ids[0], *(run.run_id for run in many.rows[0].runs[:3])]
+    axes = "axis=train.steps&axis=model.dim"
+    page = visitor.open(f"runs?{'&'.join(f'sel={run_id}' for run_id in ids)}&way=parallel&{axes}", ".plot polyline")
+    assert page.locator(".plot polyline").count() == 4
+    page.get_by_label("means over seeds").check()
+    page.wait_for_function("() => document.querySelectorAll('.plot polyline').length === 2")
+    strip = page.locator("[data-axis='train.steps']")
+    strip.scroll_into_view_if_needed()
+    box = strip.bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] - 1)  # the lowest value: 7 steps
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2, steps=3)
+    page.mouse.up()
+    page.get_by_text("1 of 2 are marked.").wait_for()
+    assert page.locator(".plot polyline.out").count() == 1
+    page.get_by_role("button", name="Choose only these").click()
+    page.wait_for_function("() => (location.hash.match(/sel=/g) ?? []).length === 3")
+    assert all(f"sel={run_id}" in page.url for run_id in ids[1:])
+    assert visitor.problems == []
 
 
 def test_an_empty_store_shows_the_results_that_are_kept_with_the_files(

@@ -27,20 +27,15 @@ async function publishedValues(name) {
 
 const hasPublished = (table) => table.rows.some((row) => Object.values(row.metrics).some((cell) => cell.published));
 
-/** The table, compared as the address says, or with the paper where it can be. */
-async function loadTable(name, scale, compare, committed) {
-  const load = (against) => get(at(["ablations", name, "table"], { format: "json", scale, compare: against, committed }));
-  const plain = await load(null);
-  const against = compare ?? (hasPublished(plain) ? "paper" : "");
-  const usable =
-    against && against !== "none" && (against === "paper" ? hasPublished(plain) : plain.rows.some((row) => row.row === against));
-  const published = hasPublished(plain) || !scale ? null : await publishedValues(name);
-  return {
-    table: usable ? await load(against) : plain,
-    against: usable ? against : (plain.compared?.against ?? "none"), // committed results are compared as their report is
-    published,
-    canPaper: hasPublished(plain),
-  };
+/** The table, compared as the address says, or as its report is: against `detail.reference`. */
+async function loadTable(detail, scale, asked, committed) {
+  const own = committed ? null : detail.reference; // committed results are compared as their report is
+  const known = asked === "none" || asked === detail.reference || detail.plan.some(({ row }) => row === asked);
+  const against = known ? asked : own;
+  const compare = against === "none" ? null : against;
+  const table = await get(at(["ablations", detail.name, "table"], { format: "json", scale, compare, committed }));
+  const published = hasPublished(table) || !scale ? null : await publishedValues(detail.name);
+  return { table, against: against ?? table.compared?.against ?? "none", published, canPaper: hasPublished(table) };
 }
 
 const chooseScale = (value) => change({ scale: value, open: null, row: null, compare: null, from: null });
@@ -112,7 +107,7 @@ export function ablation(root, name) {
     // Where nothing is finished here, what is kept with the ablation files.
     let committed = (!detail.counts.finished && detail.committed.includes(scale)) || null;
     let unusable = null;
-    const load = () => loadTable(name, scale, params.get("compare"), committed);
+    const load = () => loadTable(detail, scale, params.get("compare"), committed);
     const loaded = await load().catch((error) => {
       if (!committed || error.status !== 409) throw error;
       [committed, unusable] = [null, error.message]; // stale or damaged

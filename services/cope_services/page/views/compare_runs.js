@@ -1,13 +1,11 @@
 // The comparison of chosen runs: curves, parallel coordinates, scatter plot, and the difference of two.
 
 import { at, get } from "../api.js";
-import { Chart } from "../chart.js";
-import { lines, style } from "../curves.js";
+import { style } from "../curves.js";
 import { checkbox, empty, h, replace, section, segmented, select } from "../dom.js";
-import { number } from "../format.js";
 import { change, toggled } from "../route.js";
 import { isNumber, resultsFirst, SUMMARY, valueOf } from "../values.js";
-import { CHOICES, chosenCurves, curveControls, entry, keepZoom } from "./curve_controls.js";
+import { CHOICES, chosenCurves, chosenMetrics, curvePanels } from "./curve_panels.js";
 import { difference } from "./difference.js";
 import { parallel, scatter } from "./plots.js";
 
@@ -41,41 +39,42 @@ function grouped(runs) {
   return [...groups];
 }
 
+/** One entry for each row, with the means of its seeds' metrics, where the address asks for it. */
+function seeds(runs, params) {
+  if (params.get("fold") !== "1") return runs;
+  return grouped(runs).map(([row, members]) => {
+    const values = (key) => members.map((run) => run.metrics[key]).filter(isNumber);
+    const common = Object.keys(members[0].metrics).filter((key) => values(key).length === members.length);
+    const metrics = Object.fromEntries(common.map((key) => [key, values(key).reduce((a, b) => a + b, 0) / members.length]));
+    return { ...members[0], row, seed: null, seeds: members.map((run) => run.run_id), metrics };
+  });
+}
+
+const folding = (params) => checkbox("means over seeds", params.get("fold") === "1", (fold) => change({ fold }, { replace: true }));
+
+/** Choose runs, or the runs behind rows. */
+const choose = (runs) => change({ sel: runs.flatMap((run) => run.seeds ?? [run.run_id]) });
+
 export function compareRuns(container) {
   const [controls, body] = [h("div", { class: "bar controls" }), h("div", { class: "comparison" })];
-  let [chart, drawn] = [null, ""];
-
-  function closeChart() {
-    chart?.close();
-    chart = null;
-  }
+  const panels = curvePanels();
+  let drawn = "";
 
   async function curves(runs, metrics, params) {
-    const metric = params.get("metric") ?? metrics[0];
-    if (!metric) return () => replace(body, empty("No chosen run has metrics yet."));
-    const answer = await get(at("curves", { run: runs.map((run) => run.run_id), metric, points: 400 }));
-    const settings = chosenCurves(params);
-    const points = new Map(answer.series.map((each) => [each.run_id, each.points]));
-    const groups = grouped(runs).map(([name, members], i) => ({
-      name,
-      style: style(i),
-      series: members.map((run) => ({ name: nameOf(run), points: points.get(run.run_id) ?? [] })).filter((each) => each.points.length),
-    }));
+    const ids = runs.map((run) => run.run_id);
+    const shown = chosenMetrics(params, metrics[0]);
+    const answers = await Promise.all(shown.map((metric) => get(at("curves", { run: ids, metric, points: 400 }))));
+    const charts = answers.map((answer, i) => {
+      const points = new Map(answer.series.map((each) => [each.run_id, each.points]));
+      const series = (run) => ({ name: nameOf(run), points: points.get(run.run_id) ?? [] });
+      const groups = grouped(runs).map(([name, members], at) => ({ name, style: style(at), series: members.map(series) }));
+      return { metric: shown[i], title: shown[i], groups };
+    });
     return () => {
-      replace(controls, curveControls(metrics, metric, settings));
-      const entries = new Map(groups.map((group) => [group.name, entry(group.name, group.style, { shown: true })]));
-      const plot = h("div");
-      replace(body, h("div", { class: "legend" }, [...entries.values()].map(({ button }) => button)), plot);
-      const drawable = lines(groups, settings);
-      if (!drawable.length) return replace(plot, empty(`No chosen run has logged ${metric}.`));
-      chart = new Chart(plot, {
-        onzoom: keepZoom,
-        oncursor: (x, values) =>
-          drawable.forEach((line, i) => {
-            if (!line.faint) entries.get(line.group).output.value = x === null ? "" : number(values[i]);
-          }),
-      });
-      return chart.draw(drawable, { ...settings, metric });
+      replace(controls);
+      if (!charts.length) return replace(body, empty("No chosen run has metrics yet."));
+      replace(body, panels.nodes);
+      return panels.draw({ metrics: metrics.map((each) => [each, each]), charts, settings: chosenCurves(params) });
     };
   }
 
@@ -89,12 +88,13 @@ export function compareRuns(container) {
           h("summary", { "data-key": "axes" }, `Axes (${used.length})`),
           h("div", { class: "choices" },
             [...axes, ...metrics].map((key) =>
-              checkbox(key, used.includes(key), () => change({ axis: toggled(used, key) }, { replace: true }), `axis ${key}`),
+              checkbox(key, used.includes(key), () => change({ axis: toggled("axis", key, used) }, { replace: true }), `axis ${key}`),
             ),
           ),
         ),
+        folding(params),
       );
-      replace(body, used.length < 2 ? empty("Choose at least two axes.") : parallel(runs, used, nameOf));
+      replace(body, used.length < 2 ? empty("Choose at least two axes.") : parallel(seeds(runs, params), used, nameOf, choose));
     };
   }
 
@@ -110,8 +110,9 @@ export function compareRuns(container) {
         controls,
         select("horizontal", keys, x, (sx) => change({ sx }, { replace: true })),
         select("vertical", keys, y, (sy) => change({ sy }, { replace: true })),
+        folding(params),
       );
-      replace(body, scatter(runs, x, y, nameOf));
+      replace(body, scatter(seeds(runs, params), x, y, nameOf));
     };
   }
 
@@ -136,7 +137,7 @@ export function compareRuns(container) {
   }
 
   return {
-    close: closeChart,
+    close: panels.close,
     async refresh({ params, keys }) {
       const ids = params.getAll("sel").slice(0, MOST);
       const way = params.get("way") ?? "curves";
@@ -144,18 +145,18 @@ export function compareRuns(container) {
         ids,
         way,
         keys,
-        [...CHOICES, "axis", "sx", "sy"].map((each) => params.getAll(each)),
+        [...CHOICES, "axis", "sx", "sy", "fold"].map((each) => params.getAll(each)),
       ]);
       if (state === drawn) return;
       if (!ids.length) {
-        closeChart();
+        panels.close();
         replace(container);
       } else {
         const draw = await compute(way, ids, keys, params).catch((error) => () => {
           replace(controls);
           replace(body, h("p", { class: "bad" }, error.message));
         });
-        closeChart();
+        if (way !== "curves") panels.close();
         replace(
           container,
           section(

@@ -1,12 +1,11 @@
-// The learning curves of an ablation, with their controls and legend.
+// The learning curves of an ablation.
 
 import { at, get } from "../api.js";
-import { Chart } from "../chart.js";
-import { lines, style } from "../curves.js";
-import { empty, h, replace, section } from "../dom.js";
-import { duration, integer, number } from "../format.js";
-import { change, toggled } from "../route.js";
-import { CHOICES, chosenCurves, curveControls, entry, keepZoom } from "./curve_controls.js";
+import { style } from "../curves.js";
+import { h, replace, section } from "../dom.js";
+import { integer } from "../format.js";
+import { change } from "../route.js";
+import { CHOICES, chosenCurves, chosenMetrics, curvePanels } from "./curve_panels.js";
 
 const POINTS = 400;
 const ROWS = 100;
@@ -51,80 +50,40 @@ function rowPages(curves, offset) {
 }
 
 export function learningCurves(container) {
-  const [controls, pages, legend, plot, final] = [
-    h("div", { class: "bar controls" }),
-    h("div"),
-    h("div", { class: "legend", role: "group", "aria-label": "Rows" }),
-    h("div"),
-    h("div"),
-  ];
-  let [chart, drawn, outputs, at_] = [null, "", new Map(), h("span", { class: "note", "aria-hidden": "true" })];
-
-  function readout(shown, byTime) {
-    return (x, values) => {
-      at_.textContent = x === null ? "" : byTime ? duration(x) : `step ${integer(x)}`;
-      shown.forEach((line, i) => {
-        if (!line.faint) outputs.get(line.group).value = x === null ? "" : number(values[i]);
-      });
-    };
-  }
-
-  function draw(groups, curves, { chosen, params, titles }) {
-    const settings = chosenCurves(params);
-    replace(controls, curveControls(named(curves.metrics, titles), curves.metric, settings), at_);
-    outputs = new Map();
-    replace(
-      legend,
-      groups.map((group) => {
-        const { button, output } = entry(group.name, group.style, {
-          shown: !chosen.length || chosen.includes(group.name),
-          onclick: () => change({ row: toggled(chosen, group.name) }),
-        });
-        outputs.set(group.name, output);
-        return button;
-      }),
-    );
-    const shown = groups
-      .filter((group) => (!chosen.length || chosen.includes(group.name)) && group.series.some((each) => each.points.length))
-      .map((group) => ({ ...group, series: group.series.filter((each) => each.points.length) }));
-    const drawable = lines(shown, settings);
-    if (!drawable.some((line) => line.points.length)) {
-      chart?.close();
-      chart = null;
-      replace(plot, empty(`No run has logged ${curves.metric} yet. Curves appear here while runs are trained.`));
-      return;
-    }
-    chart ??= new Chart(plot, { onzoom: keepZoom });
-    chart.oncursor = readout(drawable, settings.by === "time");
-    chart.draw(drawable, { ...settings, metric: curves.metric, label: titles.get(curves.metric) });
-  }
+  const [pages, note] = [h("div"), h("div")];
+  const panels = curvePanels({ rows: true });
+  let drawn = "";
 
   return {
-    close: () => chart?.close(),
+    close: panels.close,
     async refresh({ name, scale, detail, chosen, params }) {
-      const byTime = params.get("x") === "time";
-      const query = { scale, metric: params.get("metric"), offset: params.get("from"), limit: ROWS };
-      const curves = await get(at(["ablations", name, "curves"], query));
-      if (!controls.isConnected) replace(container, section("Learning curves", { id: "curves" }, controls, pages, legend, plot, final));
-      const groups = await groupsOf(curves, byTime, curves.metric).catch((error) => ({ error }));
+      const load = (metric) =>
+        get(at(["ablations", name, "curves"], { scale, metric, offset: params.get("from"), limit: ROWS }));
+      const asked = chosenMetrics(params);
+      const answers = await Promise.all((asked.length ? asked : [null]).map(load));
+      if (!pages.isConnected) replace(container, section("Learning curves", { id: "curves" }, pages, panels.nodes, note));
+      const grouped = (byTime) => Promise.all(answers.map((each) => groupsOf(each, byTime, each.metric)));
+      let [settings, problem] = [chosenCurves(params), null];
+      const groups = await grouped(settings.by === "time").catch((error) => {
+        problem = error.message;
+        settings = { ...settings, by: "step", zoom: null };
+        return grouped(false);
+      });
+      const [first] = answers;
       const state = JSON.stringify([
-        groups.error ? groups.error.message : groups,
-        [curves.metrics, curves.total],
+        problem,
+        groups,
+        [first.metrics, first.total],
         chosen,
-        ["from", ...CHOICES].map((each) => params.get(each)),
+        ["from", ...CHOICES].map((each) => params.getAll(each)),
       ]);
       if (state === drawn) return;
-      replace(pages, rowPages(curves, +(params.get("from") ?? 0)));
+      replace(pages, rowPages(first, +(params.get("from") ?? 0)));
       const titles = new Map(detail.metrics.map((metric) => [metric.name, metric.title]));
-      if (groups.error) {
-        const bySteps = new URLSearchParams({ ...Object.fromEntries(params), x: "step" });
-        draw(await groupsOf(curves, false), curves, { chosen, params: bySteps, titles });
-        const text = `The curves by time cannot be shown, so they are by step: ${groups.error.message}`;
-        replace(final, h("p", { class: "bad" }, text));
-      } else {
-        draw(groups, curves, { chosen, params, titles });
-        replace(final);
-      }
+      const charts = answers.map(({ metric }, i) => ({ metric, title: titles.get(metric) ?? metric, groups: groups[i] }));
+      panels.draw({ metrics: named(first.metrics, titles), charts, settings, chosen });
+      const text = `The curves by time cannot be shown, so they are by step: ${problem}`;
+      replace(note, problem && h("p", { class: "bad" }, text));
       drawn = state;
     },
   };

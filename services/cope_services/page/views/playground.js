@@ -53,8 +53,10 @@ export function playground(root) {
   function drawForm() {
     const insert = () => {
       const [first] = chosenIds();
-      area.value = exampleOf(runs.get(first)) ?? area.value;
+      const example = exampleOf(runs.get(first));
+      area.value = example ?? area.value;
       if (!first) replace(results, empty("Choose a checkpoint first: its task decides what it can read."));
+      else if (!example) replace(results, empty(`There is no example for the task ${runs.get(first)?.spec.task.kind}.`));
     };
     const submit = (event) => {
       event.preventDefault();
@@ -67,8 +69,7 @@ export function playground(root) {
         h("label", { for: "text" }, "Text"),
         area,
         h("p", { id: "text-help", class: "note" },
-          "A model without a tokenizer reads the labels of its task's vocabulary, with blanks between them, and is scored on the answers: ",
-          h("code", {}, "w 0 i 1 r 0"),
+          "A model without a tokenizer reads the labels of its task's vocabulary, with blanks between them, and is scored on the answers. “Insert an example” shows a text of the chosen checkpoint's task.",
         ),
         h("div", { class: "actions" },
           h("button", { type: "submit", class: "primary" }, "Measure"),

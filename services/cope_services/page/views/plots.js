@@ -57,7 +57,7 @@ export function scatter(runs, x, y, nameOf) {
   for (const run of drawn) {
     const label = `${nameOf(run)}: ${x} ${shownValue(valueOf(run, x))}, ${y} ${shownValue(valueOf(run, y))}`;
     const anchor = document.createElementNS("http://www.w3.org/2000/svg", "a");
-    anchor.setAttribute("href", link(["runs", run.run_id]));
+    anchor.setAttribute("href", run.seeds ? link(["runs"], { ids: run.seeds }) : link(["runs", run.run_id]));
     anchor.setAttribute("aria-label", label);
     const title = document.createElementNS("http://www.w3.org/2000/svg", "title");
     title.textContent = label;
@@ -76,8 +76,8 @@ export function scatter(runs, x, y, nameOf) {
 
 const shownValue = (value) => (isNumber(value) ? number(value) : String(value));
 
-/** A line per run through its values on parallel axes. */
-export function parallel(runs, keys, nameOf) {
+/** A line per run through its values on parallel axes. Dragging along an axis marks runs; `choose(runs)` takes these alone. */
+export function parallel(runs, keys, nameOf, choose) {
   const drawn = runs.filter((run) => has(run, keys));
   if (!drawn.length) return empty("No chosen run has a value on every axis. Remove an axis.");
   const [height, left, top, bottom] = [340, 90, 40, 16];
@@ -86,15 +86,16 @@ export function parallel(runs, keys, nameOf) {
   const [axes, key] = [keys.map((each) => axisOf(drawn, each)), colours(drawn)];
   const x = (i) => left + i * gap;
   const y = (place) => height - bottom - place * (height - top - bottom);
+  const places = drawn.map((run) => keys.map((each, i) => axes[i].place(valueOf(run, each))));
   const svg = h("svg", {
     viewBox: `0 0 ${width} ${height}`,
     style: { "min-width": `${Math.round(width * 0.75)}px` },
     role: "img",
     "aria-label": `Parallel coordinates of ${drawn.length} runs: ${keys.join(", ")}`,
   });
-  for (const run of drawn) {
+  const polylines = drawn.map((run, at) => {
     const line = h("polyline", {
-      points: keys.map((each, i) => `${x(i)},${y(axes[i].place(valueOf(run, each))).toFixed(1)}`).join(" "),
+      points: places[at].map((place, i) => `${x(i)},${y(place).toFixed(1)}`).join(" "),
       stroke: key.of(run),
       fill: "none",
     });
@@ -102,26 +103,66 @@ export function parallel(runs, keys, nameOf) {
     title.textContent = `${nameOf(run)}: ${keys.map((each) => `${each} ${shownValue(valueOf(run, each))}`).join(", ")}`;
     line.append(title);
     svg.append(line);
+    return line;
+  });
+
+  const brushes = new Map(); // index of an axis → [low, high], places on it
+  const note = h("p", { class: "note" });
+  const isIn = (at) => [...brushes].every(([i, [low, high]]) => places[at][i] >= low && places[at][i] <= high);
+  function mark() {
+    const inside = drawn.filter((_, at) => isIn(at));
+    polylines.forEach((line, at) => line.classList.toggle("out", !isIn(at)));
+    const take = h("button", { type: "button", class: "quiet", onclick: () => choose(inside) }, "Choose only these");
+    if (!brushes.size) note.replaceChildren("Drag along an axis to mark runs; click it to unmark.");
+    else note.replaceChildren(`${inside.length} of ${drawn.length} are marked. `, inside.length && inside.length < drawn.length ? take : "");
   }
+  /** A strip along axis i on which one drags. */
+  function grip(i) {
+    const shown = h("rect", { class: "brush", x: x(i) - 9, width: 18, y: 0, height: 0 });
+    const strip = h("rect", { class: "grip", x: x(i) - 16, width: 32, y: y(1) - 8, height: y(0) - y(1) + 16, "data-axis": keys[i] });
+    let from = null;
+    const placeAt = (event) => {
+      const box = strip.getBoundingClientRect();
+      const within = (event.clientY - box.top) / box.height * (y(0) - y(1) + 16) - 8;
+      return 1 - within / (y(0) - y(1));
+    };
+    const drag = (event) => {
+      if (from === null) return;
+      const ends = [from, placeAt(event)].sort((a, b) => a - b);
+      const small = ends[1] - ends[0] < 0.01; // a click
+      if (small) brushes.delete(i);
+      else brushes.set(i, ends);
+      shown.setAttribute("y", y(Math.min(ends[1], 1.02)));
+      shown.setAttribute("height", small ? 0 : y(Math.max(ends[0], -0.02)) - y(Math.min(ends[1], 1.02)));
+      mark();
+    };
+    strip.addEventListener("pointerdown", (event) => {
+      strip.setPointerCapture(event.pointerId);
+      from = placeAt(event);
+      drag(event);
+    });
+    strip.addEventListener("pointermove", drag);
+    strip.addEventListener("pointerup", () => (from = null));
+    return [shown, strip];
+  }
+
   keys.forEach((each, i) => {
-    const marks = axes[i].ends
-      ? [
-          [0, axes[i].ends[0]],
-          [1, axes[i].ends[1]],
-        ]
-      : axes[i].marks;
     const [first, last] = axes[i].ends ?? [];
+    const marks = axes[i].ends ? [[0, first], [1, last]] : axes[i].marks;
     svg.append(
       h("line", { class: "axis", x1: x(i), x2: x(i), y1: y(0), y2: y(1) }),
       h("text", { class: "title", x: x(i), y: i % 2 ? 26 : 12, "text-anchor": "middle" }, each),
       ...(first !== undefined && first === last ? [[0.5, first]] : marks).map(([place, text]) =>
         h("text", { class: "halo", x: x(i) + 6, y: y(place) + 4 }, text),
       ),
+      ...grip(i),
     );
   });
+  mark();
   return h("div", { class: "plot" },
     legend(key),
     h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Parallel coordinates" }, svg),
+    note,
     missing(drawn.length, runs.length),
   );
 }

@@ -136,7 +136,7 @@ function heading(key, text, params, attributes = {}) {
 
 /** Draw the table. `published` has the values of the ablation's own size where this size is not compared with them. */
 export function resultsTable(container, context) {
-  const { table, against, canPaper, chosen, params, published, downloads, committed, unusable } = context;
+  const { table, against, canPaper, chosen, params, published, downloads, detail, committed, unusable } = context;
   const widths = new Map(table.metrics.map((metric) => [metric.name, widest(table.rows, metric)]));
   const parameters = table.rows.some((row) => row.parameters !== null);
   const columns = [
@@ -182,7 +182,8 @@ export function resultsTable(container, context) {
     ...(canPaper ? [["paper", "the paper"]] : []),
     ...table.rows.map((row) => [row.row, row.row]),
   ];
-  if (!options.some(([key]) => key === against)) options.push([against, against.replace("=", " = ")]);
+  for (const key of [detail.reference, against])
+    if (key && !options.some(([known]) => known === key)) options.push([key, key.replace("=", " = ")]);
   const shown = published && [...published.values()].some((metrics) => Object.values(metrics).some((each) => each.published));
   replace(
     container,
