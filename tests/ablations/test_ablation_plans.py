@@ -105,9 +105,9 @@ def test_the_small_scales_take_minutes():
         ("attention_maps", "wikitext_changes", "sep-keys", "small", 5),
         ("gates", "attention_maps", "sep-keys", "small", 5),
         ("embedding_sharing", "code", "Per head, shared by layers", "", 1),
-        ("embedding_sharing", "code", "Per head, shared by layers", "small", 3),
+        ("embedding_sharing", "code", "Per head, shared by layers", "small", 5),
         ("gates_and_rope", "code", None, "", 2),
-        ("gates_and_rope", "code", None, "small", 6),
+        ("gates_and_rope", "code", None, "small", 10),
     ],
 )
 def test_runs_that_files_share(name, other, rows, scale, number):

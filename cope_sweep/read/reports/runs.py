@@ -168,6 +168,10 @@ def _read(path: Path, ablations: Path) -> Committed:
         raise UserError(f"{path}: not the runs of a report ({str(error).splitlines()[0]})") from error
 
 
+MOST_ROWS = 10
+"""Rows whose values are listed for a report."""
+
+
 def overview(reports: Iterable[Committed], folder: str) -> str:
     """A Markdown table: for each report the values of the primary metric and what they say, with a link into `folder`.
 
@@ -177,9 +181,16 @@ def overview(reports: Iterable[Committed], folder: str) -> str:
     for each in reports:
         drawn, model = layout(each.table.model), each.table.model
         column = next(i for i, header in enumerate(drawn.headers) if header.text == model.primary.title)
-        values = ", ".join(
-            f"{markdown_text(row.row)} {cells[column].text}" for row, cells in zip(model.rows, drawn.rows, strict=True)
-        )
+        named = {
+            row.row: f"{markdown_text(row.row)} {cells[column].text}"
+            for row, cells in zip(model.rows, drawn.rows, strict=True)
+        }
+        values = ", ".join(named.values())
+        found = {row.row: row.metrics[model.primary.name].summary for row in model.rows}
+        means = {row: summary.mean for row, summary in found.items() if summary.n}
+        if len(named) > MOST_ROWS and means:
+            ends = (min(means, key=means.__getitem__), max(means, key=means.__getitem__))
+            values = f"{len(named)} rows, from {' to '.join(named[end] for end in ends)}"
         link = f"[{markdown_text(model.title)}]({folder}/{each.path.stem}.md)"
         values = f"{markdown_text(model.primary.title)}: {values}"
         lines.append(f"| {link} | {each.scale or 'own'} | {values} | {markdown_text(model.answer)} |")
