@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import threading
-import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
@@ -32,6 +31,7 @@ from tests.read.tables.ablations import fail, finish
 from tests.services.sample_store import API, TINY, SampleStore, serving
 from tests.services.scripted_cluster import ScriptedCluster, scripted_cluster
 from tests.store.test_store import sweep_record
+from tests.store.waiting import until
 from tests.tiny import tiny_run
 
 pytestmark = pytest.mark.slow  # Ray's client takes seconds to import
@@ -272,10 +272,7 @@ def test_a_job_that_has_failed_ends_its_sweep_without_a_listener(
         "runtime_env setup failed: \nTraceback (most recent call last):\n  File x\nModuleNotFoundError: No module 'y'"
     )
     cluster.jobs[sweep["sweep_id"]] |= {"status": "FAILED", "message": message}
-    deadline = time.monotonic() + 60
-    while client.get(f"{API}/sweeps").json()["sweeps"][0]["status"] == "pending":
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    until(lambda: client.get(f"{API}/sweeps").json()["sweeps"][0]["status"] != "pending")
     ended = client.get(sweep["url"]).json()
     assert ended["status"] == "failed"
     assert ended["notes"][-1] == (
@@ -292,10 +289,8 @@ def test_a_sweep_whose_record_is_damaged_keeps_no_other_from_being_reconciled(
     (folder / "store" / "submissions" / f"{ids[1]}.json").write_text("no JSON")
     for sweep_id in ids:
         cluster.jobs[sweep_id] |= {"status": "FAILED"}
-    deadline = time.monotonic() + 60
-    while [client.get(f"{API}/sweeps/{each}").json()["status"] for each in (ids[0], ids[2])] != ["failed"] * 2:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    for each in (ids[0], ids[2]):
+        until(lambda each=each: client.get(f"{API}/sweeps/{each}").json()["status"] == "failed")
 
 
 def test_stop_and_retry(serve: Serve, cluster: ScriptedCluster, folder: Path) -> None:
@@ -503,19 +498,12 @@ def test_listeners_are_limited(client: httpx.Client, sweep: Sweep) -> None:
         assert (refused.status_code, refused.json()["code"]) == (429, "too_many_requests")
         assert int(refused.headers["retry-after"]) > 0
         del streams
-    wait_for(lambda: _is_streamed(client, url))
+    until(lambda: _is_streamed(client, url))
 
 
 def _is_streamed(client: httpx.Client, url: str) -> bool:
     with client.stream("GET", url) as response:
         return response.status_code == 200
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    until = time.monotonic() + 120
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.05)
 
 
 def test_an_unknown_sweep(client: httpx.Client) -> None:
