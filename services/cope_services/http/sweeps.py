@@ -92,8 +92,9 @@ class SweepJobs:
             digest = hashlib.sha256(request.model_dump_json().encode()).hexdigest()[:32]
         except ValueError as error:  # pydantic writes at most 255 levels
             raise InvalidError(f"spec: {TOO_LARGE}") from error
-        if key is not None and (known := self._known(f"submit {key}", digest)) is not None:
-            return known
+        name = None if key is None else f"submit {key}"
+        if name is not None and (holder := self.queries.store.index.claimed(_claim(name))) is not None:
+            return self._held(holder, digest)
         loaded, text, plan = self._planned(request)
         cluster = self._cluster()
         submission = new_submission(
@@ -105,7 +106,7 @@ class SweepJobs:
             **request.model_dump(include=set(Budget.model_fields)),
             request=digest,
         )
-        return self._start(submission, plan, cluster, None if key is None else f"submit {key}")
+        return self._start(submission, plan, cluster, name)
 
     def retry(self, sweep_id: str) -> SweepState:
         """Train again what a submitted sweep has not finished, as another sweep; while that is active, it is meant.
@@ -213,12 +214,9 @@ class SweepJobs:
             raise InvalidError(str(error)) from error
         return loaded, text, plan
 
-    def _known(self, name: str, digest: str) -> SweepState | None:
-        """The sweep that an idempotency key means. Raises InvalidError where it means another request."""
-        owner = self.queries.store.index.claimed(_claim(name))
-        if owner is None:
-            return None
-        sweep_id, _, request = owner.partition(" ")
+    def _held(self, holder: str, digest: str) -> SweepState:
+        """The sweep of the holder of an idempotency key. Raises InvalidError where that is another request."""
+        sweep_id, _, request = holder.partition(" ")
         if request != digest:
             raise InvalidError("Idempotency-Key: the key was used with another request; choose a new one")
         return self._state(sweep_id)
@@ -239,7 +237,7 @@ class SweepJobs:
                     store.index.unlock(_claim(key), holder)
                     holder = store.index.claim(_claim(key), owner, KEY_TTL_S)
                 if holder != owner:
-                    return self._state(holder.partition(" ")[0])
+                    return self._held(holder, submission.request)
             try:
                 self._admit(store)
                 record_submission(submission, plan, store)

@@ -231,6 +231,23 @@ def test_a_job_that_is_refused_gives_its_key_back(serve: Serve, cluster: Scripte
     assert submit(client, "a key", ablation="tiny").json()["sweep_id"] != failed["sweep_id"]
 
 
+def test_a_key_that_means_another_request_is_refused_also_at_the_same_time(
+    serve: Serve, cluster: ScriptedCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, check, other = serve(), sweeps.check_cluster, []
+
+    def submit_another(found: Any) -> None:
+        """After this request has found its key unused, another one uses the key."""
+        monkeypatch.setattr(sweeps, "check_cluster", check)
+        other.append(submit(client, "a key", ablation="tiny", scale="longer"))
+
+    monkeypatch.setattr(sweeps, "check_cluster", submit_another)
+    refused = submit(client, "a key", ablation="tiny")
+    assert (refused.status_code, "Idempotency-Key" in refused.json()["detail"]) == (422, True), refused.text
+    assert [each.status_code for each in other] == [202]
+    assert len(cluster.submitted) == 1
+
+
 def test_without_a_cluster_it_says_how_to_name_one(serve: Serve) -> None:
     answer = submit(serve(ray_address=""), ablation="tiny")
     assert answer.status_code == 503
