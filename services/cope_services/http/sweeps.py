@@ -9,7 +9,7 @@ import os
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from typing import Annotated
 
 from fastapi import APIRouter, Header, Request, Response
@@ -238,24 +238,22 @@ class SweepJobs:
                     holder = store.index.claim(_claim(key), owner, KEY_TTL_S)
                 if holder != owner:
                     return self._held(holder, submission.request)
-            try:
+            with self._unlocked_on_error(store, key, owner):
                 self._admit(store)
                 record_submission(submission, plan, store)
-            except BaseException:
-                self._give_up(store, key, owner)
-                raise
-        try:
-            with self._cluster_errors():
-                start_submission(submission, store, cluster)
-        except BaseException:
-            self._give_up(store, key, owner)
-            raise
+        with self._unlocked_on_error(store, key, owner), self._cluster_errors():
+            start_submission(submission, store, cluster)
         return self._state(submission.sweep_id)
 
     @staticmethod
-    def _give_up(store: Store, key: str | None, owner: str) -> None:
-        if key is not None:
-            store.index.unlock(_claim(key), owner)
+    @contextmanager
+    def _unlocked_on_error(store: Store, key: str | None, owner: str) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            if key is not None:
+                store.index.unlock(_claim(key), owner)
+            raise
 
     def _admit(self, store: Store) -> None:
         """Raise BusyError where too many submitted sweeps are active."""
@@ -362,9 +360,8 @@ class Watchers:
         if self.listeners >= self.max_listeners:
             raise BusyError(f"{self.listeners} clients follow sweeps, and no more may", LISTENER_RETRY_S)
 
-    @asynccontextmanager
-    async def listening(self, sweep_id: str) -> AsyncIterator[_Watcher]:
-        """The watcher of a sweep, while the block runs. Raises BusyError."""
+    async def events(self, sweep_id: str, last_id: str | None) -> AsyncIterator[ServerSentEvent]:
+        """The events of a sweep after the one with the id `last_id`, up to its end. Raises BusyError."""
         self.require_place()
         watcher = self.watchers.get(sweep_id)
         if watcher is None:
@@ -372,23 +369,16 @@ class Watchers:
         self.listeners += 1
         watcher.listeners += 1
         try:
-            yield watcher
+            while last_id != END_ID:
+                event = await watcher.after(last_id)
+                last_id = event.id
+                yield event
         finally:
             self.listeners -= 1
             watcher.listeners -= 1
             if not watcher.listeners:
-                watcher.close()
+                watcher.task.cancel()
                 self.watchers.pop(sweep_id, None)
-
-    async def events(self, sweep_id: str, last_id: str | None) -> AsyncIterator[ServerSentEvent]:
-        """The events of a sweep after the one with the id `last_id`, up to its end. Raises BusyError."""
-        async with self.listening(sweep_id) as watcher:
-            while True:
-                event = await watcher.after(last_id)
-                last_id = event.id
-                yield event
-                if event.id == END_ID:
-                    return
 
 
 class _Watcher:
@@ -401,31 +391,26 @@ class _Watcher:
         self._latest: ServerSentEvent | None = None
         self._shown: SweepProgress | None = None
         self._news = asyncio.Event()
-        self._task = asyncio.get_running_loop().create_task(self._watch())
-
-    def close(self) -> None:
-        """Stop to follow the sweep."""
-        self._task.cancel()
+        self.task = asyncio.get_running_loop().create_task(self._watch())
 
     async def after(self, last_id: str | None) -> ServerSentEvent:
         """The latest event, as soon as it is another than that with this id. Raises what the watcher raised."""
         while self._latest is None or self._latest.id == last_id:
-            if self._task.done():
-                self._task.result()
-            news = asyncio.create_task(self._news.wait())
-            try:
-                await asyncio.wait({news, self._task}, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                news.cancel()
+            if self.task.done():
+                self.task.result()
+            await self._news.wait()
         return self._latest
 
     async def _watch(self) -> None:
-        while True:
-            with suppress(IndexUnavailable):  # listeners get heartbeats until it answers again
-                progress = await run_in_threadpool(self._poll)
-                if self._publish(progress):
-                    return
-            await asyncio.sleep(TICK_S)
+        try:
+            while True:
+                with suppress(IndexUnavailable):  # listeners get heartbeats until it answers again
+                    progress = await run_in_threadpool(self._poll)
+                    if self._publish(progress):
+                        return
+                await asyncio.sleep(TICK_S)
+        finally:
+            self._news.set()  # those who wait raise the error, if there is one
 
     def _poll(self) -> SweepProgress:
         store = self.store()
