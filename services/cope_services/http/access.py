@@ -321,7 +321,7 @@ class AllowedHosts:
             if name == b"host":
                 hosts.append(headers[name])
         host = _bare(hosts[0]) if len(hosts) == 1 else ""
-        if not (host in self.names or (self.any_address and _is_address(host))):
+        if not (host in self.names or (self.any_address and _address(host) is not None)):
             raise UnknownHostError(
                 f"this service is not {host[:200]!r}; if it should be, start it with `--allow-host NAME` for this name"
             )
@@ -338,26 +338,22 @@ class AllowedHosts:
 
 def is_loopback(host: str) -> bool:
     """Whether only this machine reaches a server that listens on `host`. The answer for other names is no."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host.lower() == "localhost"
+    address = _address(host)
+    return host.lower() == "localhost" if address is None else address.is_loopback
 
 
 def is_wildcard(host: str) -> bool:
     """Whether `host` means every interface of the machine."""
-    try:
-        return ipaddress.ip_address(host).is_unspecified
-    except ValueError:
-        return not host
+    address = _address(host)
+    return not host if address is None else address.is_unspecified
 
 
-def _is_address(host: str) -> bool:
+def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """The IP address, or None for a name."""
     try:
-        ipaddress.ip_address(host)
+        return ipaddress.ip_address(host)
     except ValueError:
-        return False
-    return True
+        return None
 
 
 @lru_cache(maxsize=256)
