@@ -138,6 +138,13 @@ def test_a_finished_run(client: httpx.Client, sample: SampleStore) -> None:
     assert run["facts"]["parameters"] > 0
     assert run["curve"] == sample.store.run(sample.ids[0]).curve()
     assert get(client, f"/runs/{sample.ids[0]}?curve=false")["curve"] == []
+    [attempt] = run["attempts"]
+    assert (attempt["number"], attempt["worker_id"]) == (1, run["worker_id"])
+    assert attempt["text"].startswith("attempt 1 on ")
+    assert (run["failure"], run["mlflow_url"]) == (None, None)
+    failed = get(client, f"/runs/{sample.ids[2]}")
+    assert (failed["status"], failed["step"]) == ("failed", 3)
+    assert failed["failure"] == {"message": failed["message"], "traceback": "Traceback …"}
 
 
 def test_a_pending_run_has_the_configuration_of_its_plan(client: httpx.Client, sample: SampleStore) -> None:
@@ -677,17 +684,6 @@ def test_the_log_of_a_run(own_sample: SampleStore) -> None:
         assert get(client, f"/runs/{run}/logs")["lines"] == ["�� damaged"]
         for bad in (-1, 10_001):
             get(client, f"/runs/{run}/logs", 422, tail=bad)
-
-
-def test_a_run_has_its_attempts_and_its_failure(client: httpx.Client, sample: SampleStore) -> None:
-    finished, failed = (get(client, f"/runs/{run_id}") for run_id in (sample.ids[0], sample.ids[2]))
-    assert [(attempt["number"], attempt["worker_id"]) for attempt in finished["attempts"]] == [
-        (1, finished["worker_id"])
-    ]
-    assert finished["attempts"][0]["text"].startswith("attempt 1 on ")
-    assert finished["failure"] is None
-    assert failed["failure"] == {"message": failed["message"], "traceback": "Traceback …"}
-    assert finished["mlflow_url"] is None
 
 
 def test_a_run_that_an_mlflow_server_has_leads_to_its_page(

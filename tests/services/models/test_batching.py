@@ -60,6 +60,14 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
     gate.opened.set()
 
 
+async def occupied(queue: Batcher, gate: Gate) -> asyncio.Task[Any]:
+    """The scores of a window that occupies the queue's only worker until the gate is opened."""
+    scores = asyncio.create_task(queue.score(MODELS["cope"], [Window(prompt(10))]))
+    while not gate.batches:
+        await asyncio.sleep(0.001)
+    return scores
+
+
 @given(
     requests=st.lists(
         st.tuples(st.sampled_from(list(MODELS)), st.lists(st.integers(1, 24), min_size=1, max_size=5)),
@@ -93,9 +101,7 @@ def test_waiting_windows_of_similar_lengths_share_a_batch(gate: Gate, monkeypatc
 
     async def work() -> None:
         queue = batcher()
-        first = asyncio.create_task(queue.score(MODELS["cope"], [Window(prompt(10))]))
-        while not gate.batches:  # it is being computed
-            await asyncio.sleep(0.001)
+        first = await occupied(queue, gate)
         rest = [asyncio.create_task(queue.score(MODELS["cope"], [Window(prompt(n + 1))])) for n in lengths]
         other = asyncio.create_task(queue.score(MODELS["rope"], [Window(prompt(21))]))
         while len(queue._queue) < len(lengths) + 1:
@@ -172,9 +178,7 @@ def test_generations_that_wait_for_memory_do_not_hide_other_work(monkeypatch: py
 def test_what_is_counted(gate: Gate) -> None:
     async def work() -> None:
         queue = batcher(max_queue_tokens=100)
-        first = asyncio.create_task(queue.score(MODELS["cope"], [Window(prompt(10))]))
-        while not gate.batches:
-            await asyncio.sleep(0.001)
+        first = await occupied(queue, gate)
         rest = asyncio.create_task(queue.score(MODELS["cope"], [Window(prompt(n)) for n in (11, 11, 12)]))
         await asyncio.sleep(0)
         with queue.entered(), queue.admitted(90), pytest.raises(BusyError), queue.admitted(11):
@@ -231,9 +235,7 @@ def test_a_full_queue_refuses_until_it_has_emptied_a_little() -> None:
 def test_work_of_a_cancelled_request_leaves_the_queue(gate: Gate) -> None:
     async def work() -> None:
         queue = batcher()
-        first = asyncio.create_task(queue.score(MODELS["cope"], [Window(prompt(10))]))
-        while not gate.batches:
-            await asyncio.sleep(0.001)
+        first = await occupied(queue, gate)
         gone = asyncio.create_task(queue.score(MODELS["cope"], [Window(prompt(6))] * 50))
         last = asyncio.create_task(queue.score(MODELS["cope"], [Window(prompt(7))]))
         while len(queue._queue) < 51:
@@ -338,9 +340,7 @@ def test_the_memory_of_keys_is_bounded() -> None:
 def test_a_generation_that_takes_too_long_is_cancelled(gate: Gate) -> None:
     async def work() -> None:
         queue = batcher()
-        first = asyncio.create_task(queue.score(MODELS["cope"], [Window(prompt(10))]))
-        while not gate.batches:  # it occupies the worker
-            await asyncio.sleep(0.001)
+        first = await occupied(queue, gate)
         waiting = sequences("cope", 2)
         with pytest.raises(TimeLimitError, match=r"within 0\.05 s"):
             await generated(queue, waiting, limit_s=0.05)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import io
-import json
 import os
 import shutil
 import threading
@@ -123,40 +122,15 @@ def truncated(folder: Path) -> None:
     weights.write_bytes(weights.read_bytes()[:-10])
 
 
-def other_shapes(folder: Path) -> None:
-    tensors = load_file(folder / "model.safetensors")
-    tensors["embedding.weight"] = torch.zeros(3, 8)
-    save_file(tensors, folder / "model.safetensors")
-
-
 def infinite_weights(folder: Path) -> None:
     tensors = load_file(folder / "model.safetensors")
     next(iter(tensors.values())).fill_(float("inf"))
     save_file(tensors, folder / "model.safetensors")
 
 
-def a_huge_header(folder: Path) -> None:
-    (folder / "model.safetensors").write_bytes((1 << 62).to_bytes(8, "little") + b"{}")
-
-
-def many_layers(folder: Path) -> None:
-    config = json.loads((folder / "config.json").read_text())
-    config["run"]["model"]["layers"] = 10**6
-    (folder / "config.json").write_text(json.dumps(config))
-
-
-def no_weights(folder: Path) -> None:
-    (folder / "model.safetensors").unlink()
-
-
 def a_pipe(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     os.mkfifo(folder / "model.safetensors")
-
-
-def a_pipe_as_config(folder: Path) -> None:
-    (folder / "config.json").unlink()
-    os.mkfifo(folder / "config.json")
 
 
 def a_pipe_as_tokenizer(folder: Path) -> None:
@@ -173,13 +147,8 @@ def no_files(folder: Path) -> None:
     [
         (a_pickle, 409, "damaged_checkpoint", "not a complete safetensors file"),
         (truncated, 409, "damaged_checkpoint", "was it cut short?"),
-        (other_shapes, 409, "damaged_checkpoint", "embedding.weight is [3, 8], expected [16, 8]"),
         (infinite_weights, 409, "not_finite", "contain NaN or infinite values"),
-        (a_huge_header, 409, "damaged_checkpoint", "not a complete safetensors file"),
-        (many_layers, 409, "damaged_checkpoint", "config.json"),
-        (no_weights, 409, "damaged_checkpoint", "model.safetensors: no such file"),
         (a_pipe, 409, "damaged_checkpoint", "model.safetensors: not a regular file"),
-        (a_pipe_as_config, 409, "damaged_checkpoint", "config.json: not a regular file"),
         (no_files, 404, "not_found", "the checkpoint of run"),
         (shutil.rmtree, 404, "not_found", "the checkpoint of run"),
     ],
