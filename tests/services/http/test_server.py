@@ -2,48 +2,21 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
 import pytest
 from cope_services.http.server import BindError, listen, main, serve
 
-from tests.services.sample_store import SampleStore
+from tests.services.sample_store import SampleStore, server_process
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parents[3]
-
-
-@contextmanager
-def process(sample: SampleStore) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A server and its address."""
-    environment = os.environ | {
-        "COPE_SWEEP_ABLATIONS": str(sample.ablations),
-        "COPE_SWEEP_STORE": str(sample.store_folder),
-        "COPE_SWEEP_PORT": "0",
-        "COPE_SWEEP_KEYS_FILE": str(sample.root / "keys.json"),
-        "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "services"))),
-    }
-    command = [sys.executable, "-m", "cope_services"]
-    server = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    try:
-        assert server.stdout is not None
-        yield server, server.stdout.readline().split()[0]
-    finally:
-        server.kill()
-        server.communicate()
-
 
 def test_from_start_to_stop(sample: SampleStore) -> None:
-    with process(sample) as (server, url), httpx.Client(base_url=url, timeout=120) as client:
+    with server_process(sample.environment()) as (server, url), httpx.Client(base_url=url, timeout=120) as client:
         assert client.get("/health/ready").json() == {"status": "ready"}
         assert [a["name"] for a in client.get("/api/v1/ablations").json()] == ["broken", "tiny"]
         assert client.get("/api/v1/ablations/tiny/table?format=markdown").text.startswith("| position")
@@ -61,7 +34,7 @@ def test_from_start_to_stop(sample: SampleStore) -> None:
 
 
 def test_sigterm_stops_the_server(sample: SampleStore) -> None:
-    with process(sample) as (server, url):
+    with server_process(sample.environment()) as (server, url):
         assert httpx.get(f"{url}/health/live", timeout=120).status_code == 200
         server.send_signal(signal.SIGTERM)
         _, err = server.communicate(timeout=120)
