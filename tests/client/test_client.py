@@ -38,14 +38,8 @@ def sample(tmp_path_factory: pytest.TempPathFactory) -> SampleStore:
 
 
 @pytest.fixture(scope="module")
-def url(sample: SampleStore) -> Iterator[str]:
-    with serving(sample.settings()) as client:
-        yield str(client.base_url)
-
-
-@pytest.fixture
-def client(url: str) -> Iterator[Client]:
-    with Client(url) as client:
+def client(sample: SampleStore) -> Iterator[Client]:
+    with serving(sample.settings()) as served, Client(str(served.base_url)) as client:
         yield client
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 from typing import get_args
 
@@ -22,9 +23,7 @@ def test_health(client: httpx.Client) -> None:
 
 def test_not_ready_without_the_folder_of_ablations(own_sample: SampleStore) -> None:
     with serving(own_sample.settings()) as client:
-        for path in own_sample.ablations.iterdir():
-            path.unlink()
-        own_sample.ablations.rmdir()
+        shutil.rmtree(own_sample.ablations)
         response = client.get("/health/ready")
         assert response.status_code == 503
         assert response.json()["code"] == "not_ready"

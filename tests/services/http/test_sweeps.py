@@ -8,6 +8,7 @@ import os
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from cope_sweep.store import Store, SweepRecord, SweepRun, read_submission
 from cope_sweep.store.index.rows import RunRow
 from cope_sweep.sweep.jobs import job_submission
 from tests.read.tables.ablations import fail, finish
-from tests.services.sample_store import API, TINY, SampleStore, serving
+from tests.services.sample_store import API, TINY, SampleStore, ServedFolders, serving
 from tests.services.scripted_cluster import ScriptedCluster, scripted_cluster
 from tests.store.test_store import sweep_record
 from tests.store.waiting import until
@@ -38,16 +39,10 @@ pytestmark = pytest.mark.slow  # Ray's client takes seconds to import
 INHERITED = {"inherit": "tiny", "title": "Mine", "base": {"train": {"steps": 3}}}
 
 
-@pytest.fixture(scope="module")
-def environment() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_AUTH_MODE", "disabled")
-        patch.delenv("RAY_ADDRESS", raising=False)
-        yield
-
-
 @pytest.fixture
-def cluster(environment: None) -> Iterator[ScriptedCluster]:
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedCluster]:
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
     with scripted_cluster() as cluster:
         yield cluster
 
@@ -65,16 +60,12 @@ Serve = Callable[..., httpx.Client]
 
 @pytest.fixture
 def serve(folder: Path, cluster: ScriptedCluster) -> Iterator[Serve]:
-    """Starts a server and returns a client; `serve.close()` ends the last one."""
-    from contextlib import ExitStack
-
-    from cope_services.http.settings import Settings
-
+    """Starts a server that lives as long as the test, and returns a client."""
     with ExitStack() as stack:
 
         def start(**changes: object) -> httpx.Client:
-            values = {"ablations": folder / "ablations", "store": folder / "store", "ray_address": cluster.url}
-            return stack.enter_context(serving(Settings.model_validate(values | {"device": "cpu"} | changes)))
+            settings = ServedFolders(folder).settings(**{"ray_address": cluster.url} | changes)
+            return stack.enter_context(serving(settings))
 
         yield start
 

@@ -479,12 +479,3 @@ def test_what_is_alone_has_all_cores_and_others_share_them() -> None:
 
     asyncio.run(work())
     assert torch.get_num_threads() == before
-
-
-def test_models_are_computed_in_as_many_threads_as_there_are() -> None:
-    async def work() -> None:
-        threads = InferenceThreads(2)
-        used = await asyncio.gather(*(threads.run(threading.get_ident, alone=False) for _ in range(50)))
-        assert len(set(used)) <= 2
-
-    asyncio.run(work())
