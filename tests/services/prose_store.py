@@ -5,13 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from cope_services.http.settings import Settings
-
 from cope_sweep.config import expand, load_ablation
 from cope_sweep.inference import Predictor
 from cope_sweep.store import Store
-from cope_sweep.train import Runtime, train_run
-from tests.read.tables.ablations import end
+from tests.services.sample_store import ServedFolders, train
 from tests.texts import write_corpus
 
 PROSE = """\
@@ -40,21 +37,12 @@ metrics:
 
 
 @dataclass(frozen=True)
-class ProseStore:
-    """The folders, and run ids by row: `cope` and `absolute` have two seeds."""
+class ProseStore(ServedFolders):
+    """The run ids by row: `cope` and `absolute` have two seeds."""
 
-    root: Path
     cope: list[str]
     absolute: list[str]
     flip_flop: str
-
-    @property
-    def store(self) -> Store:
-        return Store(self.root / "store")
-
-    def settings(self, **changes: object) -> Settings:
-        fields = {"ablations": self.root / "ablations", "store": self.root / "store", "device": "cpu"}
-        return Settings.model_validate(fields | {"keys_file": self.root / "keys.json"} | changes)
 
     def predictor(self, run_id: str) -> Predictor:
         return Predictor.load(self.store.run(run_id).checkpoint, "cpu")
@@ -72,8 +60,7 @@ def build(root: Path) -> ProseStore:
     for name in ("prose", "flip_flop"):
         for row in expand(load_ablation(ablations / f"{name}.yaml")).rows:
             for run in row.runs:
-                assert train_run(run, store, Runtime()) == "finished"
-                end(store, store.run(run.run_id))
+                train(store, run)
                 ids.setdefault(f"{name} {row.name}", []).append(run.run_id)
     cope, absolute, [flip_flop] = ids.values()
     return ProseStore(root, cope, absolute, flip_flop)

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import httpx
 import uvicorn
 from cope_services.http.server import configuration, listen
 from cope_services.http.settings import Settings
 
-from cope_sweep.config import Plan, expand, load_ablation
+from cope_sweep.config import Plan, RunSpec, expand, load_ablation
 from cope_sweep.store import Store
 from cope_sweep.train import Runtime, train_run
 from tests.read.tables.ablations import end
 
+ROOT = Path(__file__).parents[2]
 API = "/api/v1"
 
 TINY = """\
@@ -43,11 +48,10 @@ scales:
 
 
 @dataclass(frozen=True)
-class SampleStore:
-    """Two ablation files, one of them invalid, and a store with two finished runs and a failed one."""
+class ServedFolders:
+    """The folders of a service, below one."""
 
     root: Path
-    plan: Plan
 
     @property
     def ablations(self) -> Path:
@@ -61,25 +65,42 @@ class SampleStore:
     def store(self) -> Store:
         return Store(self.store_folder)
 
+    def settings(self, **changes: object) -> Settings:
+        folders = {"ablations": self.ablations, "store": self.store_folder, "keys_file": self.root / "keys.json"}
+        return Settings.model_validate(folders | {"device": "cpu"} | changes)
+
+    def environment(self, **changes: str) -> dict[str, str]:
+        """The environment of a process with these settings, which finds the packages of this checkout."""
+        return os.environ | {
+            "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "services"))),
+            "COPE_SWEEP_ABLATIONS": str(self.ablations),
+            "COPE_SWEEP_STORE": str(self.store_folder),
+            "COPE_SWEEP_KEYS_FILE": str(self.root / "keys.json"),
+            "COPE_SWEEP_PORT": "0",
+            **changes,
+        }
+
+
+@dataclass(frozen=True)
+class SampleStore(ServedFolders):
+    """Two ablation files, one of them invalid, and a store with two finished runs and a failed one."""
+
+    plan: Plan
+
     @property
     def ids(self) -> list[str]:
         """CoPE 0 (finished), Absolute 0 (finished), CoPE 1 (failed), Absolute 1 (pending)."""
         return [run.run_id for run in self.plan.runs]
 
-    def settings(self, **changes: object) -> Settings:
-        return Settings.model_validate(
-            {
-                "ablations": self.ablations,
-                "store": self.store_folder,
-                "keys_file": self.root / "keys.json",
-                "device": "cpu",
-            }
-            | changes
-        )
-
     def copy_to(self, root: Path) -> SampleStore:
         shutil.copytree(self.root, root)
         return SampleStore(root, self.plan)
+
+
+def train(store: Store, run: RunSpec) -> None:
+    """Train a run to its end."""
+    assert train_run(run, store, Runtime()) == "finished"
+    end(store, store.run(run.run_id))
 
 
 def build(root: Path) -> SampleStore:
@@ -91,8 +112,7 @@ def build(root: Path) -> SampleStore:
     store = Store(root / "store", create=True)
     plan = expand(load_ablation(ablations / "tiny.yaml"))
     for run in plan.runs[:2]:
-        assert train_run(run, store, Runtime()) == "finished"
-        end(store, store.run(run.run_id))
+        train(store, run)
     failed = store.run(plan.runs[2].run_id).begin(plan.runs[2], "local")
     failed.log({"step": 3, "train/loss": 9.0})
     failed.fail("Diverged: the training loss is nan at step 3", "Traceback …")
@@ -116,3 +136,18 @@ def serving(settings: Settings) -> Iterator[httpx.Client]:
         server.should_exit = True
         thread.join()
         listener.close()
+
+
+@contextmanager
+def server_process(
+    environment: dict[str, str], stderr: int | IO[str] = subprocess.PIPE
+) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A server as a process of its own, and its address."""
+    command = [sys.executable, "-m", "cope_services"]
+    server = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=stderr, text=True)
+    try:
+        assert server.stdout is not None
+        yield server, server.stdout.readline().split()[0]
+    finally:
+        server.kill()
+        server.communicate()

@@ -83,8 +83,8 @@ def serve(prose: ProseStore) -> Iterator[Serve]:
         "RAY_AUTH_MODE": "disabled",
         "RAY_worker_niceness": "0",
         "RAY_raylet_start_wait_time_s": "300",  # on a busy machine, 30 s are too short
-        "COPE_SWEEP_STORE": str(prose.root / "store"),
-        "COPE_SWEEP_ABLATIONS": str(prose.root / "ablations"),
+        "COPE_SWEEP_STORE": str(prose.store_folder),
+        "COPE_SWEEP_ABLATIONS": str(prose.ablations),
         "COPE_SWEEP_KEYS_FILE": str(keys.path),
         "COPE_SWEEP_CACHE": str(prose.root / "cache"),
         "COPE_SWEEP_DEVICE": "cpu",

@@ -33,6 +33,7 @@ from urllib.parse import urlsplit
 from fastapi import Request, Security
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer, SecurityScopes
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from starlette.datastructures import Headers
 from starlette.types import Scope
 
 from cope_services.http.errors import NotReadyError, ServiceError
@@ -281,10 +282,10 @@ class Authentication:
         try:
             if not (self.always or self.keys.protects):
                 return
-            presented = [value for name, value in scope["headers"] if name == b"authorization"]
+            presented = Headers(scope=scope).getlist("authorization")
             if len(presented) != 1:
                 raise UnauthorizedError("this needs an API key; send `Authorization: Bearer KEY`", _challenge())
-            kind, _, secret = presented[0].decode("latin-1").partition(" ")
+            kind, _, secret = presented[0].partition(" ")
             key = self.keys.find(secret.strip()) if kind.lower() == "bearer" else None
         except KeysError as error:
             raise NotReadyError(str(error)) from error
@@ -315,49 +316,42 @@ class AllowedHosts:
 
     def check(self, scope: Scope) -> None:
         """Raise UnknownHostError or CrossOriginError."""
-        hosts, headers = [], {}
-        for name, value in scope["headers"]:
-            headers[name] = value.decode("latin-1")
-            if name == b"host":
-                hosts.append(headers[name])
+        headers = Headers(scope=scope)
+        hosts = headers.getlist("host")
         host = _bare(hosts[0]) if len(hosts) == 1 else ""
-        if not (host in self.names or (self.any_address and _is_address(host))):
+        if not (host in self.names or (self.any_address and _address(host) is not None)):
             raise UnknownHostError(
                 f"this service is not {host[:200]!r}; if it should be, start it with `--allow-host NAME` for this name"
             )
-        origin = headers.get(b"origin")
+        origin = headers.get("origin")
         is_change = scope["method"] not in ("GET", "HEAD")
         if is_change and origin is not None and not _is_same_origin(origin, hosts[0], scope.get("scheme", "http")):
             raise CrossOriginError(f"a page of {origin[:200]} must not ask this service for changes")
         # Browsers send no origin with a picture of another page, but this. An address that is opened is a navigation.
-        site, mode = headers.get(b"sec-fetch-site"), headers.get(b"sec-fetch-mode")
+        site, mode = headers.get("sec-fetch-site"), headers.get("sec-fetch-mode")
         is_embedded = site in ("cross-site", "same-site") and mode != "navigate"
-        if is_embedded and not is_open(scope["path"]) and b"authorization" not in headers:
+        if is_embedded and not is_open(scope["path"]) and "authorization" not in headers:
             raise CrossOriginError("a page of another origin must not have this service compute without a key")
 
 
 def is_loopback(host: str) -> bool:
     """Whether only this machine reaches a server that listens on `host`. The answer for other names is no."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host.lower() == "localhost"
+    address = _address(host)
+    return host.lower() == "localhost" if address is None else address.is_loopback
 
 
 def is_wildcard(host: str) -> bool:
     """Whether `host` means every interface of the machine."""
-    try:
-        return ipaddress.ip_address(host).is_unspecified
-    except ValueError:
-        return not host
+    address = _address(host)
+    return not host if address is None else address.is_unspecified
 
 
-def _is_address(host: str) -> bool:
+def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """The IP address, or None for a name."""
     try:
-        ipaddress.ip_address(host)
+        return ipaddress.ip_address(host)
     except ValueError:
-        return False
-    return True
+        return None
 
 
 @lru_cache(maxsize=256)

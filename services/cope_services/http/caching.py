@@ -24,6 +24,7 @@ from fastapi.routing import APIRoute
 from starlette.concurrency import run_in_threadpool
 from starlette.routing import Match
 from starlette.types import Receive, Scope, Send
+from werkzeug.http import parse_etags
 
 from cope_services.http.access import check_scopes
 from cope_sweep import __version__
@@ -39,20 +40,29 @@ T = TypeVar("T")
 
 
 class Shared(Generic[K, T]):
-    """Work that goes on: who asks for it with the same key gets the same task. Who stops to wait does not end it."""
+    """Work that goes on: who asks for it with the same key gets the same task. Who stops to wait does not end it.
+
+    `forget` ends the sharing, not the work: who asks after it gets another task.
+    """
 
     def __init__(self) -> None:
         self.tasks: dict[K, asyncio.Task[T]] = {}
 
     def get(self, key: K, make: Callable[[], Coroutine[Any, Any, T]]) -> asyncio.Future[T]:
         """The task of this key, begun if there is none, shielded from the cancellation of who waits."""
-        if key not in self.tasks:
-            self.tasks[key] = asyncio.create_task(make())
-            self.tasks[key].add_done_callback(lambda task: self._end(key, task))
-        return asyncio.shield(self.tasks[key])
+        task = self.tasks.get(key)
+        if task is None:
+            task = self.tasks[key] = asyncio.create_task(make())
+            task.add_done_callback(lambda done: self._end(key, done))
+        return asyncio.shield(task)
+
+    def forget(self, key: K) -> None:
+        """Have the next request for this key begin another task."""
+        del self.tasks[key]
 
     def _end(self, key: K, task: asyncio.Task[T]) -> None:
-        del self.tasks[key]
+        if self.tasks.get(key) is task:
+            self.forget(key)
         if not task.cancelled():
             task.exception()  # those who wait raise it
 
@@ -233,10 +243,7 @@ class RunFilesRoute(CachedRoute):
 
 def matches_etag(if_none_match: str | None, etag: str) -> bool:
     """Whether an If-None-Match header names this ETag."""
-    if not if_none_match:
-        return False
-    tags = [tag.strip().removeprefix("W/") for tag in if_none_match.split(",")]
-    return "*" in tags or etag in tags
+    return parse_etags(if_none_match).contains_weak(etag.strip('"'))
 
 
 # -- plans -------------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import os
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from typing import Annotated
 
 from fastapi import APIRouter, Header, Request, Response
@@ -92,8 +92,9 @@ class SweepJobs:
             digest = hashlib.sha256(request.model_dump_json().encode()).hexdigest()[:32]
         except ValueError as error:  # pydantic writes at most 255 levels
             raise InvalidError(f"spec: {TOO_LARGE}") from error
-        if key is not None and (known := self._known(f"submit {key}", digest)) is not None:
-            return known
+        name = None if key is None else f"submit {key}"
+        if name is not None and (holder := self.queries.store.index.claimed(_claim(name))) is not None:
+            return self._held(holder, digest)
         loaded, text, plan = self._planned(request)
         cluster = self._cluster()
         submission = new_submission(
@@ -105,7 +106,7 @@ class SweepJobs:
             **request.model_dump(include=set(Budget.model_fields)),
             request=digest,
         )
-        return self._start(submission, plan, cluster, None if key is None else f"submit {key}")
+        return self._start(submission, plan, cluster, name)
 
     def retry(self, sweep_id: str) -> SweepState:
         """Train again what a submitted sweep has not finished, as another sweep; while that is active, it is meant.
@@ -213,12 +214,9 @@ class SweepJobs:
             raise InvalidError(str(error)) from error
         return loaded, text, plan
 
-    def _known(self, name: str, digest: str) -> SweepState | None:
-        """The sweep that an idempotency key means. Raises InvalidError where it means another request."""
-        owner = self.queries.store.index.claimed(_claim(name))
-        if owner is None:
-            return None
-        sweep_id, _, request = owner.partition(" ")
+    def _held(self, holder: str, digest: str) -> SweepState:
+        """The sweep of the holder of an idempotency key. Raises InvalidError where that is another request."""
+        sweep_id, _, request = holder.partition(" ")
         if request != digest:
             raise InvalidError("Idempotency-Key: the key was used with another request; choose a new one")
         return self._state(sweep_id)
@@ -239,25 +237,23 @@ class SweepJobs:
                     store.index.unlock(_claim(key), holder)
                     holder = store.index.claim(_claim(key), owner, KEY_TTL_S)
                 if holder != owner:
-                    return self._state(holder.partition(" ")[0])
-            try:
+                    return self._held(holder, submission.request)
+            with self._unlocked_on_error(store, key, owner):
                 self._admit(store)
                 record_submission(submission, plan, store)
-            except BaseException:
-                self._give_up(store, key, owner)
-                raise
-        try:
-            with self._cluster_errors():
-                start_submission(submission, store, cluster)
-        except BaseException:
-            self._give_up(store, key, owner)
-            raise
+        with self._unlocked_on_error(store, key, owner), self._cluster_errors():
+            start_submission(submission, store, cluster)
         return self._state(submission.sweep_id)
 
     @staticmethod
-    def _give_up(store: Store, key: str | None, owner: str) -> None:
-        if key is not None:
-            store.index.unlock(_claim(key), owner)
+    @contextmanager
+    def _unlocked_on_error(store: Store, key: str | None, owner: str) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            if key is not None:
+                store.index.unlock(_claim(key), owner)
+            raise
 
     def _admit(self, store: Store) -> None:
         """Raise BusyError where too many submitted sweeps are active."""
@@ -364,9 +360,8 @@ class Watchers:
         if self.listeners >= self.max_listeners:
             raise BusyError(f"{self.listeners} clients follow sweeps, and no more may", LISTENER_RETRY_S)
 
-    @asynccontextmanager
-    async def listening(self, sweep_id: str) -> AsyncIterator[_Watcher]:
-        """The watcher of a sweep, while the block runs. Raises BusyError."""
+    async def events(self, sweep_id: str, last_id: str | None) -> AsyncIterator[ServerSentEvent]:
+        """The events of a sweep after the one with the id `last_id`, up to its end. Raises BusyError."""
         self.require_place()
         watcher = self.watchers.get(sweep_id)
         if watcher is None:
@@ -374,23 +369,16 @@ class Watchers:
         self.listeners += 1
         watcher.listeners += 1
         try:
-            yield watcher
+            while last_id != END_ID:
+                event = await watcher.after(last_id)
+                last_id = event.id
+                yield event
         finally:
             self.listeners -= 1
             watcher.listeners -= 1
             if not watcher.listeners:
-                watcher.close()
+                watcher.task.cancel()
                 self.watchers.pop(sweep_id, None)
-
-    async def events(self, sweep_id: str, last_id: str | None) -> AsyncIterator[ServerSentEvent]:
-        """The events of a sweep after the one with the id `last_id`, up to its end. Raises BusyError."""
-        async with self.listening(sweep_id) as watcher:
-            while True:
-                event = await watcher.after(last_id)
-                last_id = event.id
-                yield event
-                if event.id == END_ID:
-                    return
 
 
 class _Watcher:
@@ -403,31 +391,26 @@ class _Watcher:
         self._latest: ServerSentEvent | None = None
         self._shown: SweepProgress | None = None
         self._news = asyncio.Event()
-        self._task = asyncio.get_running_loop().create_task(self._watch())
-
-    def close(self) -> None:
-        """Stop to follow the sweep."""
-        self._task.cancel()
+        self.task = asyncio.get_running_loop().create_task(self._watch())
 
     async def after(self, last_id: str | None) -> ServerSentEvent:
         """The latest event, as soon as it is another than that with this id. Raises what the watcher raised."""
         while self._latest is None or self._latest.id == last_id:
-            if self._task.done():
-                self._task.result()
-            news = asyncio.create_task(self._news.wait())
-            try:
-                await asyncio.wait({news, self._task}, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                news.cancel()
+            if self.task.done():
+                self.task.result()
+            await self._news.wait()
         return self._latest
 
     async def _watch(self) -> None:
-        while True:
-            with suppress(IndexUnavailable):  # listeners get heartbeats until it answers again
-                progress = await run_in_threadpool(self._poll)
-                if self._publish(progress):
-                    return
-            await asyncio.sleep(TICK_S)
+        try:
+            while True:
+                with suppress(IndexUnavailable):  # listeners get heartbeats until it answers again
+                    progress = await run_in_threadpool(self._poll)
+                    if self._publish(progress):
+                        return
+                await asyncio.sleep(TICK_S)
+        finally:
+            self._news.set()  # those who wait raise the error, if there is one
 
     def _poll(self) -> SweepProgress:
         store = self.store()

@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache, cached_property
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from anyio import CapacityLimiter, to_thread
 
@@ -96,10 +96,7 @@ class _Decoding:
 
     members: list[_Generation]
     cache_bytes: int
-
-    @property
-    def cancelled(self) -> bool:
-        return False
+    cancelled: ClassVar[bool] = False
 
     @cached_property
     def decoder(self) -> Decoder:

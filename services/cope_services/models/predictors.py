@@ -17,6 +17,7 @@ from weakref import WeakValueDictionary
 from anyio import CapacityLimiter, to_thread
 from cachetools import LRUCache, TTLCache, cached
 
+from cope_services.http.caching import Shared
 from cope_services.http.errors import (
     DamagedCheckpointError,
     InvalidError,
@@ -123,27 +124,18 @@ class Lookups:
 
     def __init__(self, threads: int) -> None:
         self._limiter = CapacityLimiter(threads)
-        self._running: dict[Hashable, asyncio.Task[Any]] = {}
-        self._next: dict[Hashable, asyncio.Task[Any]] = {}
+        self._waiting: Shared[Hashable, Any] = Shared()
+        self._locks: WeakValueDictionary[Hashable, asyncio.Lock] = WeakValueDictionary()
 
     async def get(self, key: Hashable, compute: Callable[[], T]) -> T:
         """Result of `compute`, or its error."""
-        task: asyncio.Task[T] | None = self._next.get(key)
-        if task is None:
-            task = self._next[key] = asyncio.create_task(self._run(key, compute, self._running.get(key)))
-            # Where all requests have been cancelled, nobody else sees the error.
-            task.add_done_callback(lambda done: done.cancelled() or done.exception())
-        return await asyncio.shield(task)
+        result: T = await self._waiting.get(key, lambda: self._run(key, compute))
+        return result
 
-    async def _run(self, key: Hashable, compute: Callable[[], T], before: asyncio.Task[Any] | None) -> T:
-        if before is not None:
-            await asyncio.wait([before])
-        task = self._running[key] = self._next.pop(key)
-        try:
+    async def _run(self, key: Hashable, compute: Callable[[], T]) -> T:
+        async with self._locks.setdefault(key, asyncio.Lock()):
+            self._waiting.forget(key)  # who asks from now on needs another look
             return await to_thread.run_sync(compute, limiter=self._limiter)
-        finally:
-            if self._running.get(key) is task:
-                del self._running[key]
 
 
 class Predictors:

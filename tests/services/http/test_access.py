@@ -360,10 +360,6 @@ def test_the_file_has_digests_and_only_its_owner_reads_it(file: KeysFile) -> Non
     assert [path.name for path in file.path.parent.iterdir()] == ["keys.json"]
 
 
-def test_two_keys_differ(file: KeysFile) -> None:
-    assert len({file.create(f"key-{n}", ["read"]) for n in range(20)}) == 20
-
-
 def test_a_change_of_another_process_is_seen(file: KeysFile) -> None:
     server = KeysFile(file.path)
     secret = file.create("lab", ["read"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 from typing import get_args
 
@@ -10,9 +11,7 @@ import httpx
 import pytest
 from cope_services.http import errors
 from cope_services.http.settings import ENV_PREFIX, Settings, load_settings
-from pydantic import ValidationError
 
-from cope_sweep.errors import UserError
 from cope_sweep.store.event import Status
 from tests.services.sample_store import API, SampleStore, serving
 
@@ -24,9 +23,7 @@ def test_health(client: httpx.Client) -> None:
 
 def test_not_ready_without_the_folder_of_ablations(own_sample: SampleStore) -> None:
     with serving(own_sample.settings()) as client:
-        for path in own_sample.ablations.iterdir():
-            path.unlink()
-        own_sample.ablations.rmdir()
+        shutil.rmtree(own_sample.ablations)
         response = client.get("/health/ready")
         assert response.status_code == 503
         assert response.json()["code"] == "not_ready"
@@ -84,22 +81,6 @@ def test_the_api_documentation_has_every_endpoint_and_its_errors(client: httpx.C
 # -- settings from arguments and the environment -----------------------------------------------------------------------
 
 
-def test_settings_are_checked(sample: SampleStore) -> None:
-    with pytest.raises(UserError, match="the ablations folder /nowhere does not exist; .* COPE_SWEEP_ABLATIONS"):
-        sample.settings(ablations="/nowhere")
-    with pytest.raises(UserError, match="is not a folder, so it cannot be the store folder"):
-        sample.settings(store=sample.ablations / "tiny.yaml")
-    for invalid in (
-        {"port": -1},
-        {"max_tokens": 0},
-        {"device": "tpu"},
-        {"max_model_bytes": "many"},
-        {"max_seconds": 0},
-    ):
-        with pytest.raises(ValidationError):
-            sample.settings(**invalid)
-
-
 def test_arguments_have_priority_over_the_environment(sample: SampleStore, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"ABLATIONS": str(sample.ablations), "STORE": "none", "PORT": "1", "MAX_TOKENS": "5"}.items():
         monkeypatch.setenv(f"COPE_SWEEP_{name}", value)
@@ -109,15 +90,6 @@ def test_arguments_have_priority_over_the_environment(sample: SampleStore, monke
     assert load_settings().port == 1
     assert 1 <= settings.inferences() <= 4
     assert load_settings(max_inferences=9).inferences() == 9
-
-
-def test_an_invalid_value_names_its_variable(sample: SampleStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COPE_SWEEP_ABLATIONS", str(sample.ablations))
-    monkeypatch.setenv("COPE_SWEEP_MAX_TOKENS", "many")
-    with pytest.raises(
-        UserError, match=r"COPE_SWEEP_MAX_TOKENS=many: it has to be a whole number; unset it for the default, 8192"
-    ):
-        load_settings()
 
 
 def test_every_setting_has_a_description() -> None:

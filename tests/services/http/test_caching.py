@@ -19,6 +19,7 @@ from cope_sweep.read.queries import Queries, ablations
 from cope_sweep.store.index import IndexUnavailable
 from tests.read.tables.ablations import begin, end
 from tests.services.sample_store import API, TINY, SampleStore, serving
+from tests.store.waiting import until
 
 POLLED = [
     "/ablations", "/ablations/tiny", "/ablations/tiny/table", "/ablations/tiny/curves", "/ablations/tiny/runs",
@@ -89,9 +90,7 @@ def test_a_change_is_shown_after_the_time_of_the_check(
     with serving(own_sample.settings()) as client:
         assert client.get(f"{API}/runs").json()["total"] == 3
         end(own_sample.store, begin(own_sample.store, own_sample.plan.runs[3]))
-        deadline_s = time.monotonic() + 60
-        while client.get(f"{API}/runs").json()["total"] == 3:
-            assert time.monotonic() < deadline_s
+        until(lambda: client.get(f"{API}/runs").json()["total"] == 4)
 
 
 def test_answers_of_a_store_that_changes_all_the_time_are_paced(
@@ -226,9 +225,7 @@ def test_other_routes_answer_while_a_plan_is_made(own_sample: SampleStore, gate:
         finally:
             gate.open.set()
         assert {each.result().status_code for each in waiting} == {200}
-        deadline_s = time.monotonic() + 60
-        while any(each["loading"] for each in client.get(f"{API}/ablations").json()):
-            assert time.monotonic() < deadline_s
+        until(lambda: not any(each["loading"] for each in client.get(f"{API}/ablations").json()))
         assert {each["name"]: each["runs"] for each in client.get(f"{API}/ablations").json()}[BIG] == 4
     assert gate.made == 2, "one making of its own size, one of its scale"
 

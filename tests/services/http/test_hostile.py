@@ -19,8 +19,8 @@ from hypothesis.errors import Unsatisfiable
 from schemathesis import APIOperation, Case, GenerationMode
 from schemathesis.specs.openapi import checks
 
-from cope_sweep.store import SweepRecord
 from tests.services.sample_store import API, SampleStore, serving
+from tests.store.test_store import sweep_record
 
 SECRET = "title: the-secret\n"
 TIMEOUT_S = 60
@@ -62,7 +62,8 @@ def test_files_of_runs(own_sample: SampleStore, kind: str) -> None:
             assert client.get(f"{API}/runs/{run_id}/{path}").json()["code"] == "damaged_store"
         body = {"models": [run_id], "tokens": [[1, 15, 3]]}
         assert client.post(f"{API}/perplexity", json=body).status_code >= 400
-        assert client.get(f"{API}/ablations/tiny/curves").status_code == 200
+        rows = client.get(f"{API}/ablations/tiny/curves").json()["rows"]
+        assert (rows[0]["series"][0]["points"], len(rows[1]["series"][0]["points"])) == ([], 3)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -112,10 +113,7 @@ def test_ablation_files(own_sample: SampleStore, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_records_of_sweeps(own_sample: SampleStore, kind: str) -> None:
-    record = SweepRecord(
-        sweep_id="20260730-120000-abcd", ablation="tiny", title="t", hypothesis="h", executor="local", command=[],
-        status="finished", started_ms=5, ended_ms=9, versions={}, machine={}, metrics=[], runs=[], reused=[],
-    )  # fmt: skip
+    record = sweep_record()
     own_sample.store.write_sweep(record)
     replace(own_sample.store_folder / "sweeps" / f"{record.sweep_id}.json", kind)
     with serving(own_sample.settings()) as client:
@@ -149,16 +147,9 @@ def test_answers_are_as_documented(client: httpx.Client, sample: SampleStore, mo
     with requests.Session() as session:
         for found in schema.get_all_operations():
             operation = found.ok()
+            url = str(client.base_url).rstrip("/")
             try:
-                _ask(
-                    operation,
-                    mode,
-                    sample,
-                    statuses,
-                    base_url=str(client.base_url).rstrip("/"),
-                    session=session,
-                    timeout=120,
-                )
+                _ask(operation, mode, sample, statuses, base_url=url, session=session, timeout=120)
             except Unsatisfiable:
                 assert mode == GenerationMode.NEGATIVE  # an operation without parameters has no invalid requests
             except (AssertionError, BaseExceptionGroup) as failure:

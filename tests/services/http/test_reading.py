@@ -19,17 +19,16 @@ from cope_services.http import reading
 
 from cope_sweep.api.questions import ListRuns
 from cope_sweep.config import RunSpec
-from cope_sweep.model import load_model
 from cope_sweep.read.figures import available
 from cope_sweep.read.figures.available import available_figures
 from cope_sweep.read.queries import Queries
-from cope_sweep.read.queries.difference import store_difference
 from cope_sweep.read.reports.evidence import evidence, write_evidence
 from cope_sweep.read.tables import table
-from cope_sweep.store import Lease, SweepRecord, SweepRun
+from cope_sweep.store import Lease, SweepRun
 from cope_sweep.store.index.mirroring import Mirrored
 from cope_sweep.store.reading import read_run
 from cope_sweep.tracking.uri import tracker_key
+from tests.read.queries.test_queries import sweep_of
 from tests.read.tables.ablations import begin, end
 from tests.services.sample_store import API, TINY, SampleStore, serving
 
@@ -139,13 +138,13 @@ def test_a_finished_run(client: httpx.Client, sample: SampleStore) -> None:
     assert run["facts"]["parameters"] > 0
     assert run["curve"] == sample.store.run(sample.ids[0]).curve()
     assert get(client, f"/runs/{sample.ids[0]}?curve=false")["curve"] == []
-
-
-def test_a_failed_run_has_its_message_and_traceback(client: httpx.Client, sample: SampleStore) -> None:
-    run = get(client, f"/runs/{sample.ids[2]}")
-    assert (run["status"], run["step"]) == ("failed", 3)
-    assert "loss is nan" in run["message"]
-    assert run["state"]["traceback"] == "Traceback …"
+    [attempt] = run["attempts"]
+    assert (attempt["number"], attempt["worker_id"]) == (1, run["worker_id"])
+    assert attempt["text"].startswith("attempt 1 on ")
+    assert (run["failure"], run["mlflow_url"]) == (None, None)
+    failed = get(client, f"/runs/{sample.ids[2]}")
+    assert (failed["status"], failed["step"]) == ("failed", 3)
+    assert failed["failure"] == {"message": failed["message"], "traceback": "Traceback …"}
 
 
 def test_a_pending_run_has_the_configuration_of_its_plan(client: httpx.Client, sample: SampleStore) -> None:
@@ -156,31 +155,9 @@ def test_a_pending_run_has_the_configuration_of_its_plan(client: httpx.Client, s
     get(client, "/runs/0123456789abcdef", 404)
 
 
-def test_runs_are_filtered_and_sorted_by_their_values(client: httpx.Client, sample: SampleStore) -> None:
-    def ids(**params: Any) -> list[str]:
-        return [run["run_id"] for run in get(client, "/runs", params=params)["runs"]]
-
-    cope, absolute, failed = sample.ids[:3]
-    assert ids(filter="model.position=absolute") == [absolute]
-    assert set(ids(filter="model.position=cope")) == {cope, failed}
-    assert ids(filter=["model.position=cope", "status=finished"]) == [cope]
-    assert ids(filter=["model.layers>=1", "facts.parameters>0"], sort="seed") == sorted([cope, absolute])
-    errors = {run_id: sample.store.index.records([run_id])[run_id].metrics["dense/loss"] for run_id in (cope, absolute)}
-    assert ids(sort="dense/loss", descending=True) == [*sorted(errors, key=lambda each: -errors[each]), failed]
-    page = get(client, "/runs", params={"sort": "dense/loss", "limit": 1, "offset": 1})
-    assert (page["total"], page["limit"], page["offset"], len(page["runs"])) == (3, 1, 1, 1)
-    assert page["runs"][0]["values"]["dense/loss"] == max(errors.values())
-    assert get(client, "/ablations/tiny/runs", params={"filter": "seed=1"})["total"] == 1
-
-
 def test_sweeps(own_sample: SampleStore) -> None:
     plan, store = own_sample.plan, own_sample.store
-    record = SweepRecord(
-        sweep_id="20260730-120000-abcd", ablation="tiny", title="t", hypothesis="h", file_text=TINY, executor="local",
-        command=["run"], status="finished", started_ms=5, ended_ms=9, versions={}, machine={}, metrics=[],
-        runs=[SweepRun(run_id=run.run_id, row="r", labels={}, seed=run.seed) for run in plan.runs],
-        reused=[plan.runs[0].run_id],
-    )  # fmt: skip
+    record = sweep_of(plan, plan.runs, file_text=TINY)
     store.write_sweep(record)
     with serving(own_sample.settings()) as client:
         page = get(client, "/sweeps")
@@ -209,16 +186,6 @@ def test_a_damaged_run_does_not_hide_other_runs(own_sample: SampleStore) -> None
         assert (rows[0]["counts"]["damaged"], rows[1]["counts"]["finished"]) == (1, 1)
         assert get(client, "/ablations")[1]["counts"]["damaged"] == 1
         assert get(client, f"/runs/{damaged.run_id}/checkpoint", 409)["code"] == "conflict"
-
-
-def test_a_damaged_curve_hides_no_other_curve(own_sample: SampleStore) -> None:
-    path = own_sample.store.run(own_sample.ids[0]).path / "curve.jsonl"
-    path.unlink()
-    path.mkdir()
-    with serving(own_sample.settings()) as client:
-        assert get(client, f"/runs/{own_sample.ids[0]}/curve", 500)["code"] == "damaged_store"
-        rows = get(client, "/ablations/tiny/curves")["rows"]
-        assert (rows[0]["series"][0]["points"], len(rows[1]["series"][0]["points"])) == ([], 3)
 
 
 # -- tables over REST: their formats, ETags and caches -----------------------------------------------------------------
@@ -376,15 +343,6 @@ def test_an_etag_is_that_of_the_content(own_sample: SampleStore) -> None:
         assert client.get(path, headers={"if-none-match": etag}).status_code == 200
 
 
-def test_two_runs_are_compared(client: httpx.Client, sample: SampleStore) -> None:
-    first, second = sample.ids[:2]
-    found = get(client, "/diff", params={"left": first, "right": second})
-    assert (found["left"], found["right"]) == (first, second)
-    assert [each["key"] for each in found["spec"]] == [
-        each.key for each in store_difference(sample.store, first, second).spec
-    ]
-
-
 @pytest.mark.parametrize("unknown", ["x", "0123456789abcdef", "20200101-000000-abcd"])
 def test_an_unknown_run_or_sweep_is_not_found(client: httpx.Client, sample: SampleStore, unknown: str) -> None:
     for sides in ((sample.ids[0], unknown), (unknown, sample.ids[0])):
@@ -511,12 +469,6 @@ def test_the_listing_agrees_with_the_files(client: httpx.Client, sample: SampleS
         assert client.get(file["url"]).content == content
 
 
-def test_a_downloaded_checkpoint_loads(client: httpx.Client, sample: SampleStore, url: str, tmp_path: Path) -> None:
-    for file in client.get(url).json()["files"]:
-        (tmp_path / file["name"]).write_bytes(client.get(file["url"]).content)
-    assert load_model(tmp_path)[1] == sample.plan.runs[0]
-
-
 def test_an_interrupted_download_is_resumed(client: httpx.Client, sample: SampleStore, url: str) -> None:
     whole = (sample.store.run(sample.ids[0]).checkpoint / "model.safetensors").read_bytes()
     first = client.get(f"{url}/model.safetensors", headers={"range": "bytes=0-999"})
@@ -528,8 +480,6 @@ def test_an_interrupted_download_is_resumed(client: httpx.Client, sample: Sample
     assert (changed.status_code, changed.content) == (200, whole)
     tail = client.get(f"{url}/model.safetensors", headers={"range": "bytes=-5"})
     assert tail.content == whole[-5:]
-    beyond = client.get(f"{url}/model.safetensors", headers={"range": f"bytes={len(whole)}-"})
-    assert (beyond.status_code, beyond.headers["content-range"]) == (416, f"bytes */{len(whole)}")
 
 
 def test_head_and_304(client: httpx.Client, url: str) -> None:
@@ -650,12 +600,12 @@ def test_chosen_fields(client: httpx.Client, sample: SampleStore) -> None:
 
 def test_tags_are_places_in_sweeps(own_sample: SampleStore) -> None:
     runs = own_sample.plan.runs
-    record = SweepRecord(
-        sweep_id="20260730-120000-abcd", ablation="tiny", title="t", hypothesis="h", executor="local", command=[],
-        status="finished", started_ms=5, ended_ms=9, versions={}, machine={}, metrics=[], reused=[],
-        runs=[SweepRun(run_id=run.run_id, row=own_sample.plan.row_name(run.run_id), seed=run.seed,
-                       labels={"model.position": own_sample.plan.row_name(run.run_id), "depth": "2"}) for run in runs[:2]],
-    )  # fmt: skip
+    placed = [(run, own_sample.plan.row_name(run.run_id)) for run in runs[:2]]
+    members = [
+        SweepRun(run_id=run.run_id, row=row, seed=run.seed, labels={"model.position": row, "depth": "2"})
+        for run, row in placed
+    ]
+    record = sweep_of(own_sample.plan, runs).model_copy(update={"runs": members, "reused": []})
     own_sample.store.write_sweep(record)
     with serving(own_sample.settings()) as client:
 
@@ -736,17 +686,6 @@ def test_the_log_of_a_run(own_sample: SampleStore) -> None:
             get(client, f"/runs/{run}/logs", 422, tail=bad)
 
 
-def test_a_run_has_its_attempts_and_its_failure(client: httpx.Client, sample: SampleStore) -> None:
-    finished, failed = (get(client, f"/runs/{run_id}") for run_id in (sample.ids[0], sample.ids[2]))
-    assert [(attempt["number"], attempt["worker_id"]) for attempt in finished["attempts"]] == [
-        (1, finished["worker_id"])
-    ]
-    assert finished["attempts"][0]["text"].startswith("attempt 1 on ")
-    assert finished["failure"] is None
-    assert failed["failure"] == {"message": failed["message"], "traceback": "Traceback …"}
-    assert finished["mlflow_url"] is None
-
-
 def test_a_run_that_an_mlflow_server_has_leads_to_its_page(
     own_sample: SampleStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -759,10 +698,8 @@ def test_a_run_that_an_mlflow_server_has_leads_to_its_page(
         assert get(client, f"/runs/{own_sample.ids[1]}")["mlflow_url"] is None
 
 
-def test_the_newest_run_of_an_ablation(own_sample: SampleStore) -> None:
-    with serving(own_sample.settings()) as client:
-        listed = {each["name"]: each for each in get(client, "/ablations")}
-        times = [run["updated_ms"] for run in get(client, "/runs")["runs"]]
-        assert listed["tiny"]["newest_ms"] == max(times)
-        assert listed["broken"]["newest_ms"] is None
-        assert listed["tiny"]["at_scales"]["longer"]["counts"] == {"pending": 4}
+def test_the_newest_run_of_an_ablation(client: httpx.Client) -> None:
+    listed = {each["name"]: each for each in get(client, "/ablations")}
+    assert listed["tiny"]["newest_ms"] == max(run["updated_ms"] for run in get(client, "/runs")["runs"])
+    assert listed["broken"]["newest_ms"] is None
+    assert listed["tiny"]["at_scales"]["longer"]["counts"] == {"pending": 4}

@@ -6,9 +6,9 @@ import asyncio
 import json
 import os
 import threading
-import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,6 @@ from zipfile import ZipFile
 import httpx
 import pytest
 from cope_services.http import sweeps
-from cope_services.http.errors import BusyError
 from cope_services.http.sweeps import EventStream, Watchers
 from sse_starlette import ServerSentEvent
 
@@ -29,9 +28,10 @@ from cope_sweep.store import Store, SweepRecord, SweepRun, read_submission
 from cope_sweep.store.index.rows import RunRow
 from cope_sweep.sweep.jobs import job_submission
 from tests.read.tables.ablations import fail, finish
-from tests.services.sample_store import API, TINY, SampleStore, serving
+from tests.services.sample_store import API, TINY, SampleStore, ServedFolders, serving
 from tests.services.scripted_cluster import ScriptedCluster, scripted_cluster
 from tests.store.test_store import sweep_record
+from tests.store.waiting import until
 from tests.tiny import tiny_run
 
 pytestmark = pytest.mark.slow  # Ray's client takes seconds to import
@@ -39,16 +39,10 @@ pytestmark = pytest.mark.slow  # Ray's client takes seconds to import
 INHERITED = {"inherit": "tiny", "title": "Mine", "base": {"train": {"steps": 3}}}
 
 
-@pytest.fixture(scope="module")
-def environment() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_AUTH_MODE", "disabled")
-        patch.delenv("RAY_ADDRESS", raising=False)
-        yield
-
-
 @pytest.fixture
-def cluster(environment: None) -> Iterator[ScriptedCluster]:
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedCluster]:
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
     with scripted_cluster() as cluster:
         yield cluster
 
@@ -66,16 +60,12 @@ Serve = Callable[..., httpx.Client]
 
 @pytest.fixture
 def serve(folder: Path, cluster: ScriptedCluster) -> Iterator[Serve]:
-    """Starts a server and returns a client; `serve.close()` ends the last one."""
-    from contextlib import ExitStack
-
-    from cope_services.http.settings import Settings
-
+    """Starts a server that lives as long as the test, and returns a client."""
     with ExitStack() as stack:
 
         def start(**changes: object) -> httpx.Client:
-            values = {"ablations": folder / "ablations", "store": folder / "store", "ray_address": cluster.url}
-            return stack.enter_context(serving(Settings.model_validate(values | {"device": "cpu"} | changes)))
+            settings = ServedFolders(folder).settings(**{"ray_address": cluster.url} | changes)
+            return stack.enter_context(serving(settings))
 
         yield start
 
@@ -155,47 +145,37 @@ LOSS = [{"name": "train/loss"}]
 TEXT = {"kind": "wikitext", "folder": "/etc", "tokens": 8, "vocabulary": 300}
 
 
-@pytest.mark.parametrize(
-    ("body", "message"),
-    [
-        ({"spec": {**BASE, "bas": {}}}, "mine: bas: unknown key 'bas'"),
-        ({"spec": {**BASE, "base": {"model": {"heads": 3}}}}, "heads"),
-        ({"spec": "title: x\nbase: [\n"}, "mine:3: not valid YAML"),
-        ({"spec": {**BASE, "plugins": ["os"]}}, "plugins (os) are not allowed here"),
-        ({"spec": {**BASE, "inherit": "../secret"}}, "'../secret' is not the name of an ablation"),
-        ({"spec": {**BASE, "inherit": "unknown"}}, "no file"),
-        ({"spec": {**BASE, "base": {"task": TEXT}, "metrics": LOSS}}, "task.folder: '/etc' names a place"),
-        ({"spec": {**BASE, "seeds": list(range(60))}}, "120 runs are more than 100"),
-        ({"spec": {**BASE, "grid": {"train.lr": [1e-9 * i for i in range(1, 500)]}}}, "more than 400 points"),
-        ({"spec": BASE, "name": "tiny"}, "has the name 'tiny'"),
-        ({"spec": {"a": {"b": float("1e300")}}}, "base"),
-        ({"spec": json.loads('{"a":' * 400 + "1" + "}" * 400)}, "more than 30 levels"),
-        ({"spec": "a: " + "{b: " * 3000}, "more than 30 levels"),
-    ],
-)
-def test_an_invalid_spec_is_refused_with_key_and_value(serve: Serve, body: dict[str, Any], message: str) -> None:
-    answer = submit(serve(max_sweep_runs=100), **{"name": "mine", **body})
-    assert answer.status_code == 422
-    assert message in answer.json()["detail"]
+TEXT_TASK = {"ablation": "tiny", "set": [f"task={json.dumps(TEXT)}", f"metrics={json.dumps(LOSS)}"]}
+CORPUS = {"ablation": "tiny", "set": ["task={kind: last_sentence, corpus: ../..}", f"metrics={json.dumps(LOSS)}"]}
+
+
+def spec(**keys: Any) -> dict[str, Any]:
+    """A request with a spec of its own."""
+    return {"name": "mine", "spec": BASE | keys}
 
 
 @pytest.mark.parametrize(
     ("body", "status", "message"),
     [
+        (spec(bas={}), 422, "mine: bas: unknown key 'bas'"),
+        (spec(base={"model": {"heads": 3}}), 422, "heads"),
+        (spec(plugins=["os"]), 422, "plugins (os) are not allowed here"),
+        (spec(inherit="../secret"), 422, "'../secret' is not the name of an ablation"),
+        (spec(inherit="unknown"), 422, "no file"),
+        (spec(base={"task": TEXT}, metrics=LOSS), 422, "task.folder: '/etc' names a place"),
+        (spec(seeds=list(range(60))), 422, "120 runs are more than 100"),
+        (spec(grid={"train.lr": [1e-9 * i for i in range(1, 500)]}), 422, "more than 400 points"),
+        (spec() | {"name": "tiny"}, 422, "has the name 'tiny'"),
+        ({"name": "mine", "spec": {"a": {"b": float("1e300")}}}, 422, "base"),
+        ({"name": "mine", "spec": json.loads('{"a":' * 400 + "1" + "}" * 400)}, 422, "more than 30 levels"),
+        ({"name": "mine", "spec": "title: x\nbase: [\n"}, 422, "mine:3: not valid YAML"),
+        ({"name": "mine", "spec": "a: " + "{b: " * 3000}, 422, "more than 30 levels"),
         ({"ablation": "none"}, 404, "no ablation 'none'"),
         ({"ablation": "tiny", "scale": "none"}, 422, "no scale 'none'"),
         ({"ablation": "tiny", "set": ["model.dims=4"]}, 422, "dims"),
         ({"ablation": "tiny", "set": ["plugins=[os]"]}, 422, "no key 'plugins'"),
-        (
-            {"ablation": "tiny", "set": [f"task={json.dumps(TEXT)}", f"metrics={json.dumps(LOSS)}"]},
-            422,
-            "names a place",
-        ),
-        (
-            {"ablation": "tiny", "set": ["task={kind: last_sentence, corpus: ../..}", f"metrics={json.dumps(LOSS)}"]},
-            422,
-            "corpus",
-        ),
+        (TEXT_TASK, 422, "names a place"),
+        (CORPUS, 422, "corpus"),
         ({"ablation": "tiny", "spec": BASE}, 422, "either"),
         ({"name": "x"}, 422, "either"),
         ({"ablation": "tiny", "only": ["finished"]}, 422, "only"),
@@ -203,7 +183,7 @@ def test_an_invalid_spec_is_refused_with_key_and_value(serve: Serve, body: dict[
     ],
 )
 def test_an_invalid_request_is_refused(serve: Serve, body: dict[str, Any], status: int, message: str) -> None:
-    answer = submit(serve(), **body)
+    answer = submit(serve(max_sweep_runs=100), **body)
     assert (answer.status_code, answer.headers["content-type"]) == (status, "application/problem+json")
     assert message in answer.json()["detail"]
 
@@ -242,6 +222,23 @@ def test_a_job_that_is_refused_gives_its_key_back(serve: Serve, cluster: Scripte
     assert submit(client, "a key", ablation="tiny").json()["sweep_id"] != failed["sweep_id"]
 
 
+def test_a_key_that_means_another_request_is_refused_also_at_the_same_time(
+    serve: Serve, cluster: ScriptedCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, check, other = serve(), sweeps.check_cluster, []
+
+    def submit_another(found: Any) -> None:
+        """After this request has found its key unused, another one uses the key."""
+        monkeypatch.setattr(sweeps, "check_cluster", check)
+        other.append(submit(client, "a key", ablation="tiny", scale="longer"))
+
+    monkeypatch.setattr(sweeps, "check_cluster", submit_another)
+    refused = submit(client, "a key", ablation="tiny")
+    assert (refused.status_code, "Idempotency-Key" in refused.json()["detail"]) == (422, True), refused.text
+    assert [each.status_code for each in other] == [202]
+    assert len(cluster.submitted) == 1
+
+
 def test_without_a_cluster_it_says_how_to_name_one(serve: Serve) -> None:
     answer = submit(serve(ray_address=""), ablation="tiny")
     assert answer.status_code == 503
@@ -272,10 +269,7 @@ def test_a_job_that_has_failed_ends_its_sweep_without_a_listener(
         "runtime_env setup failed: \nTraceback (most recent call last):\n  File x\nModuleNotFoundError: No module 'y'"
     )
     cluster.jobs[sweep["sweep_id"]] |= {"status": "FAILED", "message": message}
-    deadline = time.monotonic() + 60
-    while client.get(f"{API}/sweeps").json()["sweeps"][0]["status"] == "pending":
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    until(lambda: client.get(f"{API}/sweeps").json()["sweeps"][0]["status"] != "pending")
     ended = client.get(sweep["url"]).json()
     assert ended["status"] == "failed"
     assert ended["notes"][-1] == (
@@ -292,10 +286,8 @@ def test_a_sweep_whose_record_is_damaged_keeps_no_other_from_being_reconciled(
     (folder / "store" / "submissions" / f"{ids[1]}.json").write_text("no JSON")
     for sweep_id in ids:
         cluster.jobs[sweep_id] |= {"status": "FAILED"}
-    deadline = time.monotonic() + 60
-    while [client.get(f"{API}/sweeps/{each}").json()["status"] for each in (ids[0], ids[2])] != ["failed"] * 2:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    for each in (ids[0], ids[2]):
+        until(lambda each=each: client.get(f"{API}/sweeps/{each}").json()["status"] == "failed")
 
 
 def test_stop_and_retry(serve: Serve, cluster: ScriptedCluster, folder: Path) -> None:
@@ -332,11 +324,6 @@ def test_stop_and_retry(serve: Serve, cluster: ScriptedCluster, folder: Path) ->
     assert "have ended as planned" in nothing.json()["detail"]
     for action in ("stop", "retry"):
         assert client.post(f"{API}/sweeps/20260101-000000-0000/{action}").status_code == 404
-
-
-def test_a_request_that_is_no_json_is_refused(serve: Serve) -> None:
-    answer = serve().post(f"{API}/sweeps", content="{}", headers={"content-type": "text/plain"})
-    assert answer.status_code == 415
 
 
 def test_the_index_of_the_service_is_that_of_the_job(serve: Serve, cluster: ScriptedCluster, folder: Path) -> None:
@@ -503,19 +490,12 @@ def test_listeners_are_limited(client: httpx.Client, sweep: Sweep) -> None:
         assert (refused.status_code, refused.json()["code"]) == (429, "too_many_requests")
         assert int(refused.headers["retry-after"]) > 0
         del streams
-    wait_for(lambda: _is_streamed(client, url))
+    until(lambda: _is_streamed(client, url))
 
 
 def _is_streamed(client: httpx.Client, url: str) -> bool:
     with client.stream("GET", url) as response:
         return response.status_code == 200
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    until = time.monotonic() + 120
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.05)
 
 
 def test_an_unknown_sweep(client: httpx.Client) -> None:
@@ -563,13 +543,6 @@ def test_listeners_share_a_watcher_and_a_slow_one_gets_the_latest(
         assert (watchers.listeners, watchers.watchers) == (0, {})
 
     asyncio.run(scenario())
-
-
-def test_a_place_is_needed_to_listen(own_sample: SampleStore, sweep: Sweep) -> None:
-    queries = Queries(own_sample.store)
-    watchers = Watchers(lambda: queries.store, 0)
-    with pytest.raises(BusyError, match="0 clients follow sweeps"):
-        watchers.require_place()
 
 
 @pytest.mark.parametrize("stuck", ["event", "heartbeat"])

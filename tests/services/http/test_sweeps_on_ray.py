@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,14 +10,13 @@ import pytest
 from cope_sweep.api.answers import SweepProgress
 from cope_sweep.client import Client
 from cope_sweep.store import Store
-from tests.services.sample_store import TINY
+from tests.services.sample_store import TINY, ServedFolders, server_process
 from tests.sweep.conftest import ray_environment  # noqa: F401 - a fixture
 from tests.sweep.heads import started_head
 from tests.sweep.runs import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-ROOT = Path(__file__).parents[3]
 TOKEN = "c" * 64
 LONG_STEPS = 6000
 MINE = {
@@ -40,27 +36,12 @@ def service(ray_environment: dict[str, str], tmp_path_factory: pytest.TempPathFa
     (folder / "ablations").mkdir()
     (folder / "ablations" / "tiny.yaml").write_text(TINY)
     with started_head(ray_environment, token=TOKEN) as address:
-        environment = ray_environment | {
-            "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "services"))),
-            "RAY_AUTH_MODE": "token",
-            "RAY_AUTH_TOKEN": TOKEN,
-            "COPE_SWEEP_ABLATIONS": str(folder / "ablations"),
-            "COPE_SWEEP_STORE": str(folder / "store"),
-            "COPE_SWEEP_RAY_ADDRESS": address,
-            "COPE_SWEEP_PORT": "0",
-        }
-        log = (folder / "log").open("w")
-        server = subprocess.Popen(
-            [sys.executable, "-m", "cope_services"], env=environment, stdout=subprocess.PIPE, stderr=log, text=True
+        served = ServedFolders(folder).environment(
+            RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=TOKEN, COPE_SWEEP_RAY_ADDRESS=address
         )
-        try:
-            assert server.stdout is not None
-            yield server.stdout.readline().split()[0], folder / "store"
-        finally:
-            server.kill()
-            server.communicate()
-            log.close()
-            assert TOKEN not in (folder / "log").read_text()
+        with (folder / "log").open("w") as log, server_process(ray_environment | served, log) as (_, url):
+            yield url, folder / "store"
+        assert TOKEN not in (folder / "log").read_text()
 
 
 def test_submitted_followed_stopped_and_retried(service: tuple[str, Path]) -> None:

@@ -6,7 +6,6 @@ import asyncio
 import json
 import socket
 import threading
-import time
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -25,6 +24,7 @@ from cope_sweep import inference
 from cope_sweep.inference import Generation, NotFiniteError, Predictor, Sampling, Window, cache_bytes, score, scoring
 from tests.services.prose_store import ProseStore
 from tests.services.sample_store import API, serving
+from tests.store.waiting import until
 from tests.test_generation import predictor, prompt
 
 MODELS = {name: predictor(*name.split("+")) for name in ("cope", "absolute", "rope", "cope+relative", "alibi")}
@@ -60,6 +60,14 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
     gate.opened.set()
 
 
+async def occupied(queue: Batcher, gate: Gate) -> asyncio.Task[Any]:
+    """The scores of a window that occupies the queue's only worker until the gate is opened."""
+    scores = asyncio.create_task(queue.score(MODELS["cope"], [Window(prompt(10))]))
+    while not gate.batches:
+        await asyncio.sleep(0.001)
+    return scores
+
+
 @given(
     requests=st.lists(
         st.tuples(st.sampled_from(list(MODELS)), st.lists(st.integers(1, 24), min_size=1, max_size=5)),
@@ -93,9 +101,7 @@ def test_waiting_windows_of_similar_lengths_share_a_batch(gate: Gate, monkeypatc
 
     async def work() -> None:
         queue = batcher()
-        first = asyncio.create_task(queue.score(MODELS["cope"], [Window(prompt(10))]))
-        while not gate.batches:  # it is being computed
-            await asyncio.sleep(0.001)
+        first = await occupied(queue, gate)
         rest = [asyncio.create_task(queue.score(MODELS["cope"], [Window(prompt(n + 1))])) for n in lengths]
         other = asyncio.create_task(queue.score(MODELS["rope"], [Window(prompt(21))]))
         while len(queue._queue) < len(lengths) + 1:
@@ -172,9 +178,7 @@ def test_generations_that_wait_for_memory_do_not_hide_other_work(monkeypatch: py
 def test_what_is_counted(gate: Gate) -> None:
     async def work() -> None:
         queue = batcher(max_queue_tokens=100)
-        first = asyncio.create_task(queue.score(MODELS["cope"], [Window(prompt(10))]))
-        while not gate.batches:
-            await asyncio.sleep(0.001)
+        first = await occupied(queue, gate)
         rest = asyncio.create_task(queue.score(MODELS["cope"], [Window(prompt(n)) for n in (11, 11, 12)]))
         await asyncio.sleep(0)
         with queue.entered(), queue.admitted(90), pytest.raises(BusyError), queue.admitted(11):
@@ -231,9 +235,7 @@ def test_a_full_queue_refuses_until_it_has_emptied_a_little() -> None:
 def test_work_of_a_cancelled_request_leaves_the_queue(gate: Gate) -> None:
     async def work() -> None:
         queue = batcher()
-        first = asyncio.create_task(queue.score(MODELS["cope"], [Window(prompt(10))]))
-        while not gate.batches:
-            await asyncio.sleep(0.001)
+        first = await occupied(queue, gate)
         gone = asyncio.create_task(queue.score(MODELS["cope"], [Window(prompt(6))] * 50))
         last = asyncio.create_task(queue.score(MODELS["cope"], [Window(prompt(7))]))
         while len(queue._queue) < 51:
@@ -338,9 +340,7 @@ def test_the_memory_of_keys_is_bounded() -> None:
 def test_a_generation_that_takes_too_long_is_cancelled(gate: Gate) -> None:
     async def work() -> None:
         queue = batcher()
-        first = asyncio.create_task(queue.score(MODELS["cope"], [Window(prompt(10))]))
-        while not gate.batches:  # it occupies the worker
-            await asyncio.sleep(0.001)
+        first = await occupied(queue, gate)
         waiting = sequences("cope", 2)
         with pytest.raises(TimeLimitError, match=r"within 0\.05 s"):
             await generated(queue, waiting, limit_s=0.05)
@@ -359,18 +359,11 @@ def ask(client: httpx.Client, run_id: str, tokens: list[list[int]]) -> httpx.Res
     return client.post(f"{API}/perplexity", json={"models": [run_id], "tokens": tokens})
 
 
-def wait_for(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-
-
 def test_overload_is_refused_with_429_and_the_rest_is_answered(prose: ProseStore, gate: Gate) -> None:
     run_id = prose.cope[0]
     with serving(prose.settings(max_queue_tokens=100)) as client, ThreadPoolExecutor(40) as threads:
         answers = [threads.submit(ask, client, run_id, [list(range(11))]) for _ in range(40)]
-        wait_for(lambda: sum(answer.done() for answer in answers) == 30)  # 10 tokens each; 100 have room
+        until(lambda: sum(answer.done() for answer in answers) == 30)  # 10 tokens each; 100 have room
         gate.opened.set()
         responses = [answer.result() for answer in answers]
     assert sorted(response.status_code for response in responses) == [200] * 10 + [429] * 30
@@ -383,7 +376,7 @@ def test_a_full_queue_refuses_before_the_body_is_read(prose: ProseStore, gate: G
     head = f"POST {API}/perplexity HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 99\r\n\r\n"
     with serving(prose.settings(max_queue_tokens=20)) as client, ThreadPoolExecutor(1) as threads:
         first = threads.submit(ask, client, prose.cope[0], [list(range(18))])
-        wait_for(lambda: gate.batches)
+        until(lambda: gate.batches)
         assert ask(client, prose.cope[0], [list(range(18))]).status_code == 429
         with socket.create_connection((client.base_url.host, client.base_url.port), timeout=PATIENCE_S) as impatient:
             impatient.sendall(head.encode())
@@ -406,14 +399,14 @@ def test_a_client_that_leaves_frees_the_queue(prose: ProseStore, gate: Gate, bat
     run_id = prose.cope[0]
     with serving(prose.settings(max_queue_tokens=100, max_inferences=1)) as client, ThreadPoolExecutor(1) as threads:
         first = threads.submit(ask, client, run_id, [[1, 2, 3]])
-        wait_for(lambda: gate.batches)
+        until(lambda: gate.batches)
         body = json.dumps({"models": [run_id], "tokens": [[7] * 91]}).encode()
         head = f"POST {API}/perplexity HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
         with socket.create_connection((client.base_url.host, client.base_url.port)) as leaving:
             leaving.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
-            wait_for(lambda: batchers[0].queued_tokens == 92)
-            wait_for(lambda: ask(client, run_id, [list(range(21))]).status_code == 429)
-        wait_for(lambda: batchers[0].queued_tokens == 2)
+            until(lambda: batchers[0].queued_tokens == 92)
+            until(lambda: ask(client, run_id, [list(range(21))]).status_code == 429)
+        until(lambda: batchers[0].queued_tokens == 2)
         gate.opened.set()
         assert first.result().status_code == 200
         assert ask(client, run_id, [list(range(21))]).status_code == 200
@@ -435,7 +428,7 @@ def test_a_stream_whose_client_leaves_is_cancelled(prose: ProseStore, monkeypatc
     with serving(prose.settings()) as client:
         with client.stream("POST", "/v1/completions", json=body) as response:
             next(response.iter_lines())
-        wait_for(lambda: made[0].cancelled)
+        until(lambda: made[0].cancelled)
         assert len(made[0].tokens) < 14
         assert ask(client, prose.cope[0], [[1, 2, 3]]).status_code == 200
 
@@ -486,12 +479,3 @@ def test_what_is_alone_has_all_cores_and_others_share_them() -> None:
 
     asyncio.run(work())
     assert torch.get_num_threads() == before
-
-
-def test_models_are_computed_in_as_many_threads_as_there_are() -> None:
-    async def work() -> None:
-        threads = InferenceThreads(2)
-        used = await asyncio.gather(*(threads.run(threading.get_ident, alone=False) for _ in range(50)))
-        assert len(set(used)) <= 2
-
-    asyncio.run(work())

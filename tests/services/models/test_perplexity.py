@@ -16,10 +16,12 @@ from hypothesis import strategies as st
 
 from cope_sweep.inference import Predictor
 from tests.services.prose_store import ProseStore
-from tests.services.sample_store import API, serving
+from tests.services.sample_store import API, SampleStore, serving
 from tests.texts import WORDS
 
 TEXT = "the cat is a species of European lobster , naïve 日本 \n the cat is a species . \n"
+SEQUENCES = [[1, 14, 14, 3, 15, 1, 3], [15, 4], [0, 15, 0, 0, 0, 0, 0]]
+"""Of selective copy: 14 is the blank; the data tokens after the marker 15 are the copy, which is scored."""
 
 
 def ask(client: httpx.Client, status: int = 200, **body: Any) -> Any:
@@ -65,6 +67,28 @@ def test_any_windows_of_any_batch_agree_with_direct_evaluation(
         total = math.fsum(score for scores in expected for score in scores)
         assert result["total"]["nll_sum"] == pytest.approx(-total, rel=1e-5)
         assert result["total"]["tokens"] == sum(lengths) - len(lengths)
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_only_the_copied_tokens_of_selective_copy_are_scored(
+    client: httpx.Client, sample: SampleStore, index: int
+) -> None:
+    predictor = Predictor.load(sample.store.run(sample.ids[index]).checkpoint, "cpu")
+    [answer] = ask(client, models=[sample.ids[index]], tokens=SEQUENCES, log_probabilities=True)
+    assert answer["run_id"] == sample.ids[index]
+    assert answer["total"] == predictor.perplexity(SEQUENCES).__dict__
+    read = [[1, 14, 14, 3, 15, 15, 15], [15, 15], [0, 15, 15, 15, 15, 15, 15]]  # markers in the places of the copy
+    for sequence, ids, inputs in zip(answer["sequences"], SEQUENCES, read, strict=True):
+        copied = ids.index(15) + 1
+        with torch.no_grad():
+            logits_TV = predictor.model(torch.tensor([inputs]))[0].double()
+        scores = logits_TV.log_softmax(-1)[range(copied - 1, len(ids) - 1), ids[copied:]].tolist()
+        assert sequence["log_probabilities"][:copied] == [None] * copied
+        assert sequence["log_probabilities"][copied:] == pytest.approx(scores, rel=1e-5)
+        assert sequence["nll_sum"] == pytest.approx(-sum(scores), rel=1e-5)
+        assert (sequence["tokens"], sequence["positions"]) == (len(scores), len(ids) - 1)
+    [without] = ask(client, models=[sample.ids[index]], tokens=SEQUENCES)
+    assert set(without["sequences"][0]) == {"nll_sum", "tokens", "positions", "perplexity", "bits_per_token"}
 
 
 @given(
@@ -127,8 +151,9 @@ def test_labels_are_scored_as_ids(prose_client: httpx.Client, prose: ProseStore)
     assert "text" not in labels["total"]
     assert (labels["total"]["tokens"], labels["total"]["positions"]) == (1, 5)
     assert labels["scored"] == "the bit after each `r` (with `loss: all` every token)"
-    error = ask(prose_client, 422, models=[prose.flip_flop], text="w 0 i 1")
-    assert "trains only the bit after each `r`" in error["detail"]
+    error = ask(prose_client, 422, models=[prose.flip_flop], tokens=[[2, 0, 3, 1, 4, 0], [2, 0, 3, 1]])
+    assert error["code"] == "invalid_tokens"
+    assert "sequence 1 has no token that is scored: the task flip_flop trains only the bit after" in error["detail"]
     assert "is no label" in ask(prose_client, 422, models=[prose.flip_flop], text="the cat")["detail"]
 
 
@@ -142,12 +167,24 @@ def test_labels_are_scored_as_ids(prose_client: httpx.Client, prose: ProseStore)
         ({"text": "a", "stride": 17}, 422, "choose a stride of 1 … 16"),
         ({"text": "a", "context": 0}, 422, "body.context"),
         ({"tokens": [[1]]}, 422, "sequence 0 has 1 tokens"),
-        ({"tokens": [[1, 300]]}, 422, "token id 300 is out of range"),
-        ({"tokens": [[1] * 401]}, 413, "a sequence or window may have 400"),
+        ({"tokens": [[]]}, 422, "sequence 0 has 0 tokens"),
+        ({"tokens": [[1, 300]]}, 422, "token id 300 is out of range; this model's vocabulary is 0 … 299 (300 ids)"),
+        ({"tokens": [[5, 2], [3, -1]]}, 422, "sequence 1, position 1: token id -1 is out of range"),
+        ({"tokens": [[1, 10**300]]}, 422, "sequence 0, position 1: token id of more than 60 digits is out of range"),
+        ({"tokens": []}, 422, "body.tokens: list should have at least 1 item"),
+        ({"tokens": [[1, 1.5]]}, 422, "body.tokens[0][1]: input should be a valid integer"),
+        ({"tokens": [[1, True]]}, 422, "body.tokens[0][1]: input should be a valid integer"),
+        ({"tokens": [[1, "2"]]}, 422, "body.tokens[0][1]: input should be a valid integer"),
+        ({"tokens": [[1, None]]}, 422, "body.tokens[0][1]: input should be a valid integer"),
+        ({"tokens": [1, 2]}, 422, "body.tokens[0]: input should be a valid list"),
+        ({"tokens": "12"}, 422, "body.tokens: input should be a valid list"),
+        ({"tokens": [[["x"] * 3] * 400]}, 422, "body.tokens[0][0]: input should be a valid integer"),
+        ({"tokens": [[1] * 401]}, 413, "401 tokens; a sequence or window may have 400"),
         ({"tokens": [[1] * 400] * 11}, 413, "more than 4000 tokens"),
         ({"tokens": [[1] * 3000], "context": 16, "stride": 1}, 413, "choose a larger `stride`"),
         ({"tokens": [[1, 2]], "models": []}, 422, "body.models"),
         ({"tokens": [[1, 2]], "models": ["../../etc"]}, 422, "body.models"),
+        ({"tokens": [[1, 2]], "models": ["..%2f.."]}, 422, "body.models"),
         ({"tokens": [[1, 2]], "models": ["0123456789abcdef"]}, 404, "no run '0123456789abcdef'"),
         ({"tokens": [[1, 2]], "top": 21}, 422, "body.top"),
         ({"tokens": [[1, 2]], "strid": 2}, 422, "body.strid: extra"),
@@ -160,6 +197,12 @@ def test_errors_name_what_is_wrong(
     response = prose_client.post(f"{API}/perplexity", content=content, headers={"content-type": "application/json"})
     assert response.status_code == status, response.text
     assert message in response.json()["detail"]
+    assert len(response.json()["detail"]) < 1000
+
+
+def test_runs_that_are_not_finished_have_no_model(client: httpx.Client, sample: SampleStore) -> None:
+    for run_id, status in ((sample.ids[2], "failed"), (sample.ids[3], "pending")):
+        assert f"is {status}" in ask(client, 409, models=[run_id], tokens=[[1, 2]])["detail"]
 
 
 def test_a_context_that_an_encoding_does_not_reach(prose_client: httpx.Client, prose: ProseStore) -> None:
@@ -167,22 +210,6 @@ def test_a_context_that_an_encoding_does_not_reach(prose_client: httpx.Client, p
     error = ask(prose_client, 422, models=prose.absolute[:1], text=TEXT, context=64)
     assert error["code"] == "invalid_tokens"
     assert "too long" in error["detail"]
-
-
-def test_weights_that_are_not_numbers_are_a_conflict(prose: ProseStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    from cope_sweep.inference import predictor as module
-
-    load = module.load_model
-
-    def damaged(*arguments: Any) -> Any:
-        model, run = load(*arguments)
-        model.embedding.weight[3, 0] = math.nan
-        return model, run
-
-    monkeypatch.setattr(module, "load_model", damaged)
-    with serving(prose.settings()) as client:
-        error = ask(client, 409, models=prose.cope[:1], tokens=[[1, 2]])
-        assert error["code"] == "not_finite"
-        assert "embedding.weight contain NaN" in error["detail"]
-        response = client.post("/v1/completions", json={"model": prose.cope[0], "prompt": [1]})
-        assert (response.status_code, response.json()["error"]["code"]) == (409, "not_finite")
+    assert ask(prose_client, models=prose.cope[:1], tokens=[[5] * 40])
+    error = ask(prose_client, 422, models=prose.absolute[:1], tokens=[[5, 2], [5] * 40])
+    assert "sequence 1 of 40 tokens is too long" in error["detail"]

@@ -1,12 +1,14 @@
-"""Perplexity over REST agrees with the Predictor, has limits, and answers invalid requests with clear errors."""
+"""Models in memory, damaged checkpoints, a store that does not answer, and look-ups that requests share."""
 
 from __future__ import annotations
 
 import asyncio
+import io
+import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -16,122 +18,34 @@ import pytest
 import torch
 from cope_services.models import predictors as predictors_module
 from cope_services.models.predictors import Lookups, Predictors
+from safetensors.torch import load_file, save_file
 
 from cope_sweep.inference import Predictor
-from cope_sweep.model import load_model, save_model
+from cope_sweep.model import checkpoint, load_model, save_model
 from tests.services.sample_store import API, SampleStore, serving
+from tests.store.waiting import until
 
 ONE_MODEL = 7_000
 """Bytes: more than one of the sample's models, less than two."""
-SEQUENCES = [[1, 14, 14, 3, 15, 1, 3], [15, 4], [0, 15, 0, 0, 0, 0, 0]]
-"""14 is the blank; the data tokens after the marker 15 are the copy, which is scored."""
+PATIENCE_S = 60
 
 
-def ask(client: httpx.Client, run_id: str, tokens: Any, status: int = 200, **more: Any) -> Any:
-    response = client.post(f"{API}/perplexity", json={"models": [run_id], "tokens": tokens} | more)
+def ask(client: httpx.Client, run_id: str, status: int = 200) -> Any:
+    response = client.post(f"{API}/perplexity", json={"models": [run_id], "tokens": [[1, 15, 3]]})
     assert response.status_code == status, response.text
     return response.json()["results"][0] if status == 200 else response.json()
-
-
-@pytest.mark.parametrize("index", [0, 1])
-def test_the_values_are_those_of_the_predictor(client: httpx.Client, sample: SampleStore, index: int) -> None:
-    predictor = Predictor.load(sample.store.run(sample.ids[index]).checkpoint, "cpu")
-    answer = ask(client, sample.ids[index], SEQUENCES, log_probabilities=True)
-    total = predictor.perplexity(SEQUENCES)
-    assert answer["run_id"] == sample.ids[index]
-    assert answer["total"] == total.__dict__
-    read = [[1, 14, 14, 3, 15, 15, 15], [15, 15], [0, 15, 15, 15, 15, 15, 15]]  # markers in the places of the copy
-    for sequence, ids, inputs in zip(answer["sequences"], SEQUENCES, read, strict=True):
-        copied = ids.index(15) + 1
-        with torch.no_grad():
-            logits_TV = predictor.model(torch.tensor([inputs]))[0].double()
-        scores = logits_TV.log_softmax(-1)[range(copied - 1, len(ids) - 1), ids[copied:]].tolist()
-        assert sequence["log_probabilities"][:copied] == [None] * copied
-        assert sequence["log_probabilities"][copied:] == pytest.approx(scores, rel=1e-5)
-        assert sequence["nll_sum"] == pytest.approx(-sum(scores), rel=1e-5)
-        assert (sequence["tokens"], sequence["positions"]) == (len(scores), len(ids) - 1)
-
-
-def test_a_sequence_without_an_answer_is_refused(client: httpx.Client, sample: SampleStore) -> None:
-    for tokens in ([[1, 15, 3], [14, 3, 15]], [[1, 15, 3], [1, 15, 15]]):
-        error = ask(client, sample.ids[0], tokens, 422)
-        assert error["code"] == "invalid_tokens"
-        assert "sequence 1 has no token that is scored: the task selective_copy trains only the data" in error["detail"]
-
-
-def test_log_probabilities_are_optional(client: httpx.Client, sample: SampleStore) -> None:
-    [sequence] = ask(client, sample.ids[0], [[1, 15, 3]])["sequences"]
-    assert set(sequence) == {"nll_sum", "tokens", "positions", "perplexity", "bits_per_token"}
-
-
-@pytest.mark.parametrize(
-    ("tokens", "message"),
-    [
-        ([[1, 99]], "sequence 0, position 1: token id 99 is out of range; this model's vocabulary is 0 … 15 (16 ids)"),
-        ([[15, 2], [3, -1]], "sequence 1, position 1: token id -1 is out of range"),
-        ([[1, 10**300]], "sequence 0, position 1: token id of more than 60 digits is out of range"),
-        ([[]], "sequence 0 has 0 tokens"),
-        ([[1]], "sequence 0 has 1 tokens"),
-        ([], "body.tokens: list should have at least 1 item"),
-        ([[1, 1.5]], "body.tokens[0][1]: input should be a valid integer"),
-        ([[1, True]], "body.tokens[0][1]: input should be a valid integer"),
-        ([[1, "2"]], "body.tokens[0][1]: input should be a valid integer"),
-        ([[1, None]], "body.tokens[0][1]: input should be a valid integer"),
-        ([1, 2], "body.tokens[0]: input should be a valid list"),
-        ("12", "body.tokens: input should be a valid list"),
-        ([[["x"] * 3] * 400], "body.tokens[0][0]: input should be a valid integer"),
-    ],
-)
-def test_invalid_tokens(client: httpx.Client, sample: SampleStore, tokens: Any, message: str) -> None:
-    error = ask(client, sample.ids[0], tokens, 422)
-    assert message in error["detail"]
-    assert len(error["detail"]) < 1000
-
-
-def test_unknown_keys_are_refused(client: httpx.Client, sample: SampleStore) -> None:
-    assert "body.logprobs: extra" in ask(client, sample.ids[0], [[1, 2]], 422, logprobs=True)["detail"]
-
-
-def test_too_many_tokens_and_too_long_sequences(client: httpx.Client, sample: SampleStore) -> None:
-    assert (
-        "1001 tokens; a sequence or window may have 1000"
-        in ask(client, sample.ids[0], [[15] + [1] * 1000], 413)["detail"]
-    )
-    assert ask(client, sample.ids[0], [[15] + [1] * 999])["total"]["tokens"] == 999  # CoPE extrapolates
-    error = ask(client, sample.ids[1], [[15, 2], [15] + [1] * 39], 422)  # absolute does not
-    assert error["code"] == "invalid_tokens"
-    assert "sequence 1 of 40 tokens is too long" in error["detail"]
-
-
-def test_runs_that_cannot_answer(client: httpx.Client, sample: SampleStore) -> None:
-    assert ask(client, "0123456789abcdef", [[1, 2]], 404)["code"] == "not_found"
-    assert ask(client, "..%2f..", [[1, 2]], 422)["code"] == "invalid_request"
-    assert "is failed" in ask(client, sample.ids[2], [[1, 2]], 409)["detail"]
-    assert "is pending" in ask(client, sample.ids[3], [[1, 2]], 409)["detail"]
-
-
-def test_a_truncated_checkpoint_is_reported(own_sample: SampleStore) -> None:
-    path = own_sample.store.run(own_sample.ids[0]).checkpoint / "model.safetensors"
-    with serving(own_sample.settings()) as client:
-        whole, before = path.read_bytes(), ask(client, own_sample.ids[0], [[1, 15, 3]])
-        path.write_bytes(whole[:-10])
-        error = ask(client, own_sample.ids[0], [[1, 15, 3]], 409)
-        assert error["code"] == "damaged_checkpoint"
-        assert "was it cut short?" in error["detail"]
-        path.write_bytes(whole)
-        assert ask(client, own_sample.ids[0], [[1, 15, 3]]) == before
 
 
 def test_a_changed_checkpoint_is_loaded_again(own_sample: SampleStore) -> None:
     folder = own_sample.store.run(own_sample.ids[0])
     with serving(own_sample.settings()) as client:
-        before = ask(client, own_sample.ids[0], [[1, 15, 3]])["total"]
+        before = ask(client, own_sample.ids[0])["total"]
         model, spec = load_model(folder.checkpoint)
         model.norm.weight.mul_(2)
         shutil.rmtree(folder.checkpoint)
         with folder.writing_checkpoint() as temporary:
             save_model(temporary, model, spec)
-        assert ask(client, own_sample.ids[0], [[1, 15, 3]])["total"] != before
+        assert ask(client, own_sample.ids[0])["total"] != before
 
 
 def test_the_files_of_a_model_are_asked_for_once_within_a_moment(
@@ -139,17 +53,18 @@ def test_the_files_of_a_model_are_asked_for_once_within_a_moment(
 ) -> None:
     monkeypatch.setattr(predictors_module, "FRESH_S", 3600)
     with serving(own_sample.settings()) as client:
-        before = ask(client, own_sample.ids[0], [[1, 15, 3]])
+        before = ask(client, own_sample.ids[0])
         monkeypatch.setattr(Predictors, "_find", lambda self, find: pytest.fail("looked up again"))
-        assert ask(client, own_sample.ids[0], [[1, 15, 3]]) == before
+        assert ask(client, own_sample.ids[0]) == before
 
 
 def test_many_simultaneous_requests(sample: SampleStore) -> None:
     with serving(sample.settings(max_inferences=2, max_model_bytes=ONE_MODEL)) as client:
-        expected = [ask(client, run_id, SEQUENCES) for run_id in sample.ids[:2]]
+        expected = [ask(client, run_id)["total"]["nll_sum"] for run_id in sample.ids[:2]]
         with ThreadPoolExecutor(8) as threads:
-            answers = list(threads.map(lambda i: ask(client, sample.ids[i % 2], SEQUENCES), range(32)))
-        assert answers == [expected[i % 2] for i in range(32)]
+            answers = list(threads.map(lambda i: ask(client, sample.ids[i % 2]), range(32)))
+    assert [answer["run_id"] for answer in answers] == sample.ids[:2] * 16
+    assert [answer["total"]["nll_sum"] for answer in answers] == pytest.approx(expected * 16, rel=1e-5)
 
 
 @pytest.fixture
@@ -170,7 +85,7 @@ def loaded_models(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_simultaneous_requests_share_one_model(sample: SampleStore, loaded_models: list[str]) -> None:
     with serving(sample.settings(max_inferences=8)) as client, ThreadPoolExecutor(8) as threads:
-        list(threads.map(lambda _: ask(client, sample.ids[0], SEQUENCES), range(8)))
+        list(threads.map(lambda _: ask(client, sample.ids[0]), range(8)))
     assert loaded_models == sample.ids[:1]
 
 
@@ -180,28 +95,155 @@ def test_the_most_recently_used_models_stay_in_memory(
 ) -> None:
     with serving(sample.settings(max_model_bytes=models * ONE_MODEL)) as client:
         for index in (0, 0, 1, 1, 0):
-            ask(client, sample.ids[index], SEQUENCES)
+            ask(client, sample.ids[index])
     assert loaded_models == [sample.ids[index] for index in expected]
 
 
-def test_what_is_counted(sample: SampleStore) -> None:
-    settings = sample.settings(max_model_bytes=ONE_MODEL)
-    predictors = Predictors(settings)
+# -- damaged checkpoints ----------------------------------------------------------------------------------------------
 
-    async def work() -> None:
-        for index in (0, 0, 1, 0):
-            folder = sample.store.run(sample.ids[index])
-            await predictors.get(folder.run_id, lambda folder=folder: folder)
 
-    asyncio.run(work())
-    assert (len(predictors.models), predictors.asked, predictors.loads) == (1, 4, 3)
-    assert 0 < predictors.models.currsize <= ONE_MODEL
+class Marker:
+    """What a pickle would call."""
+
+    called: list[str] = []
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Marker.called.append, ("code of the pickle",)
+
+
+def a_pickle(folder: Path) -> None:
+    stream = io.BytesIO()
+    torch.save(Marker(), stream)
+    (folder / "model.safetensors").write_bytes(stream.getvalue())
+
+
+def truncated(folder: Path) -> None:
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-10])
+
+
+def infinite_weights(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    next(iter(tensors.values())).fill_(float("inf"))
+    save_file(tensors, folder / "model.safetensors")
+
+
+def a_pipe(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    os.mkfifo(folder / "model.safetensors")
+
+
+def a_pipe_as_tokenizer(folder: Path) -> None:
+    os.mkfifo(folder / "tokenizer.json")
+
+
+def no_files(folder: Path) -> None:
+    shutil.rmtree(folder)
+    folder.mkdir()
+
+
+@pytest.mark.parametrize(
+    ("damage", "status", "code", "detail"),
+    [
+        (a_pickle, 409, "damaged_checkpoint", "not a complete safetensors file"),
+        (truncated, 409, "damaged_checkpoint", "was it cut short?"),
+        (infinite_weights, 409, "not_finite", "contain NaN or infinite values"),
+        (a_pipe, 409, "damaged_checkpoint", "model.safetensors: not a regular file"),
+        (no_files, 404, "not_found", "the checkpoint of run"),
+        (shutil.rmtree, 404, "not_found", "the checkpoint of run"),
+    ],
+)
+def test_damaged_checkpoints_have_a_documented_status(
+    own_sample: SampleStore, damage: Callable[[Path], object], status: int, code: str, detail: str
+) -> None:
+    run_id = own_sample.ids[0]
+    damage(own_sample.store.run(run_id).checkpoint)
+    with serving(own_sample.settings(max_seconds=PATIENCE_S)) as client:
+        error = ask(client, run_id, status)
+        assert (error["code"], detail in error["detail"]) == (code, True), error
+        probed = client.post(f"{API}/runs/{run_id}/probe", json={"tokens": [1, 15, 3]})
+        assert (probed.status_code, probed.json()) == (status, error)
+        completed = client.post("/v1/completions", json={"model": run_id, "prompt": [1]})
+        assert (completed.status_code, completed.json()["error"]["code"]) == (status, code)
+        assert str(status) in client.get("/openapi.json").json()["paths"][f"{API}/perplexity"]["post"]["responses"]
+        assert ask(client, own_sample.ids[1])["total"]["tokens"] == 1
+    assert not Marker.called
+
+
+def test_a_pipe_as_tokenizer_does_not_stop_what_needs_none(own_sample: SampleStore) -> None:
+    folder = own_sample.store.run(own_sample.ids[0]).checkpoint
+    a_pipe_as_tokenizer(folder)
+    with serving(own_sample.settings(max_seconds=PATIENCE_S)) as client:
+        assert ask(client, own_sample.ids[0])["total"]["tokens"] == 1
+        response = client.post(f"{API}/perplexity", json={"models": [own_sample.ids[0]], "text": "1 2"})
+        assert (response.status_code, response.json()["code"]) == (409, "damaged_checkpoint")
+
+
+# -- a store that does not answer --------------------------------------------------------------------------------------
+
+
+class Stall:
+    """Makes the weights of one run take until they are released, as on a disk that does not answer."""
+
+    def __init__(self, run_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.released = threading.Event()
+        self.waiting = 0
+        read = checkpoint.safe_open
+
+        def stalling(path: Path, **options: Any) -> Any:
+            if run_id in str(path):
+                self.waiting += 1
+                assert self.released.wait(PATIENCE_S)
+                self.waiting -= 1
+            return read(path, **options)
+
+        monkeypatch.setattr(checkpoint, "safe_open", stalling)
+
+
+@pytest.fixture
+def stall(sample: SampleStore, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stall]:
+    stall = Stall(sample.ids[0], monkeypatch)
+    yield stall
+    stall.released.set()
+
+
+def test_a_checkpoint_that_does_not_answer_delays_no_other(sample: SampleStore, stall: Stall) -> None:
+    """More requests wait for it than there are threads."""
+    Predictor.load(sample.store.run(sample.ids[1]).checkpoint)  # what is imported now does not count
+    with serving(sample.settings(max_seconds=5)) as client, ThreadPoolExecutor(60) as threads:
+        stalled = [threads.submit(ask, client, sample.ids[0], 504) for _ in range(60)]
+        until(lambda: stall.waiting)
+        assert ask(client, sample.ids[1])["total"]["tokens"] == 1
+        assert client.get(f"{API}/ablations/tiny/table").status_code == 200
+        assert client.get("/health/live").status_code == 200
+        assert stall.waiting == 1  # they share one look-up
+        assert {answer.result()["code"] for answer in stalled} == {"time_limit"}
+        assert ask(client, sample.ids[1])["total"]["tokens"] == 1
+        stall.released.set()
+        assert ask(client, sample.ids[0])["total"]["tokens"] == 1
+
+
+def test_a_model_in_memory_does_not_need_its_files(sample: SampleStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(predictors_module, "CHECK_S", 0.1)
+    released, stalled = threading.Event(), threading.Event()
+    with serving(sample.settings(max_seconds=PATIENCE_S)) as client:
+        before = ask(client, sample.ids[0])
+        find = predictors_module.Predictors._predictor
+
+        def stalling(self: Any, folder: Any) -> Any:
+            stalled.set()
+            assert released.wait(PATIENCE_S)
+            return find(self, folder)
+
+        monkeypatch.setattr(predictors_module.Predictors, "_predictor", stalling)
+        try:
+            assert ask(client, sample.ids[0]) == before
+            assert stalled.is_set()
+        finally:
+            released.set()
 
 
 # -- look-ups that requests share --------------------------------------------------------------------------------------
-
-
-PATIENCE_S = 60
 
 
 def run(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -222,8 +264,8 @@ class Slow:
         return number
 
 
-async def until(condition: Callable[[], object]) -> None:
-    while not condition():
+async def called(slow: Slow) -> None:
+    while not slow.calls:
         await asyncio.sleep(0.001)
 
 
@@ -231,14 +273,14 @@ def test_requests_share_a_lookup_that_begins_after_they_asked() -> None:
     async def work() -> None:
         lookups, slow = Lookups(4), Slow()
         first = asyncio.create_task(lookups.get("a", slow))
-        await until(lambda: slow.calls)
+        await called(slow)
         later = [asyncio.create_task(lookups.get("a", slow)) for _ in range(20)]
         await asyncio.sleep(0.01)
         assert slow.calls == 1
         slow.release.set()
         assert await first == 1
         assert set(await asyncio.gather(*later)) == {2}  # not 1: that one began before they asked
-        assert (lookups._running, lookups._next) == ({}, {})
+        assert not lookups._locks
 
     run(work)
 
@@ -247,7 +289,7 @@ def test_a_key_that_does_not_answer_stops_no_other() -> None:
     async def work() -> None:
         lookups, slow = Lookups(2), Slow()
         stalled = [asyncio.create_task(lookups.get("a", slow)) for _ in range(20)]
-        await until(lambda: slow.calls)
+        await called(slow)
         assert await lookups.get("b", lambda: 7) == 7
         slow.release.set()
         await asyncio.gather(*stalled)
@@ -259,7 +301,7 @@ def test_a_cancelled_request_does_not_cancel_others() -> None:
     async def work() -> None:
         lookups, slow = Lookups(2), Slow()
         gone, stays = (asyncio.create_task(lookups.get("a", slow)) for _ in range(2))
-        await until(lambda: slow.calls)
+        await called(slow)
         gone.cancel()
         with pytest.raises(asyncio.CancelledError):
             await gone

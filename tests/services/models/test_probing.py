@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 from typing import Any
 from xml.etree import ElementTree
 
@@ -14,7 +13,6 @@ from cope_services.models import probing
 
 from cope_sweep.inference import Predictor
 from cope_sweep.inference.probe import head_statistics, probe
-from cope_sweep.model import load_model, save_model
 from tests.services.prose_store import ProseStore
 from tests.services.sample_store import API, SampleStore, serving
 
@@ -199,23 +197,3 @@ def test_responses_are_limited(sample: SampleStore) -> None:
         assert "101 tokens; one request may have 100" in ask(client, sample.ids[0], [1] * 101, 413)["detail"]
     with serving(sample.settings(max_probe_values=10**9)) as client:
         assert "too long: absolute" in ask(client, sample.ids[1], [1] * 40, 422)["detail"]
-
-
-def test_runs_that_cannot_answer(client: httpx.Client, sample: SampleStore) -> None:
-    assert ask(client, "0123456789abcdef", status=404)["code"] == "not_found"
-    assert "is failed" in ask(client, sample.ids[2], status=409)["detail"]
-    response = client.post(f"{API}/runs/{sample.ids[0]}/probe", content=b"{}", headers={"content-type": "text/plain"})
-    assert response.status_code == 415
-
-
-def test_damaged_weights_are_reported(own_sample: SampleStore) -> None:
-    folder = own_sample.store.run(own_sample.ids[0])
-    model, spec = load_model(folder.checkpoint)
-    model.embedding.weight.fill_(float("nan"))
-    shutil.rmtree(folder.checkpoint)
-    with folder.writing_checkpoint() as temporary:
-        save_model(temporary, model, spec)
-    with serving(own_sample.settings()) as client:
-        error = ask(client, own_sample.ids[0], status=409)
-    assert error["code"] == "not_finite"
-    assert "embedding.weight contain NaN" in error["detail"]
