@@ -119,7 +119,7 @@ def test_leases_sweeps_rebuild_and_check(on_machine):
     store.write_sweep(sweep_record())
     assert on_machine("second").sweep("20260101-000000-aa") == sweep_record()
     before = store.index.records([RUN.run_id])[RUN.run_id]
-    store.index.clear()
+    store.index.delete(store.index.statuses())
     report = rebuild(store, store.index)
     assert (report.runs, report.sweeps) == (1, 1)
     after = store.index.records([RUN.run_id])[RUN.run_id]

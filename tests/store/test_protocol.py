@@ -70,7 +70,7 @@ class Protocol(RuleBasedStateMachine):
         memory = Path("/dev/shm")
         self.store = Store(tempfile.mkdtemp(dir=memory if memory.is_dir() else None), index=index, create=True)
         self.index, self.now_s = index, 1e9
-        index.clear()
+        index.delete(index.statuses())
         index.mark_built()
         index.database.now_s = lambda: literal(self.now_s, Float)
         self.runs = {run.run_id: Expected() for run in RUNS}

@@ -56,7 +56,7 @@ def test_no_value_of_a_file_hides_other_runs(plan, tmp_path):
         shutil.copytree(templates[0 if name == "result.json" else 1 + number % 2], path)
         put(path / "spec.json", ["run_id"], run.run_id)
         put(path / name, keys, value)
-    store.index.clear()
+    store.index.delete(store.index.statuses())
     rebuild(store, store.index)
     queries = Queries(Store(tmp_path / "store"))
     question = ListRuns(limit=1000, sort="in_dist/token_error")

@@ -14,7 +14,7 @@ from sqlalchemy import ColumnElement, Connection, Select, and_, delete, func, or
 
 from cope_sweep.store.index.index import Index
 from cope_sweep.store.index.owners import is_gone
-from cope_sweep.store.index.rows import chunks, upsert
+from cope_sweep.store.index.rows import among, upsert
 from cope_sweep.store.index.tables import counters, mirrored, runs, sweep_runs, sweeps
 
 
@@ -106,9 +106,8 @@ class Mirrored:
         )  # fmt: skip
         found: dict[str, list[Membership]] = {}
         with self._database.reading() as connection:
-            for chunk in chunks(run_ids):
-                for run_id, *place in connection.execute(query.where(sweep_runs.c.run_id.in_(chunk))):
-                    found.setdefault(run_id, []).append(Membership(*place))
+            for run_id, *place in connection.execute(query.where(among(connection, sweep_runs.c.run_id, run_ids))):
+                found.setdefault(run_id, []).append(Membership(*place))
         return found
 
     def last_ms(self, sweep_id: str) -> int | None:
@@ -131,14 +130,12 @@ class Mirrored:
 
     def tracked_ids(self, items: Iterable[str]) -> dict[str, str]:
         """Run or sweep id → its id in the tracker, of those that it has."""
-        found: dict[str, str] = {}
+        query = select(mirrored.c.item, mirrored.c.tracked_id).where(
+            mirrored.c.tracker == self.tracker, mirrored.c.tracked_id.is_not(None)
+        )
         with self._database.reading() as connection:
-            for chunk in chunks(items):
-                query = select(mirrored.c.item, mirrored.c.tracked_id).where(
-                    mirrored.c.tracker == self.tracker, mirrored.c.item.in_(chunk), mirrored.c.tracked_id.is_not(None)
-                )
-                found |= {row[0]: row[1] for row in connection.execute(query)}
-        return found
+            rows = connection.execute(query.where(among(connection, mirrored.c.item, items)))
+            return {row.item: row.tracked_id for row in rows}
 
     def newest_tracked_id(self) -> str | None:
         """The tracker's id of what it received last, or None."""
