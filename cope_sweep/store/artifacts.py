@@ -494,8 +494,7 @@ class RunFolder:
         """Copy files from the object store, if the store is in one, so that local files are the same."""
         for name in names if self.objects else ():
             (self.path / name).unlink(missing_ok=True)
-            if not cast(ObjectFolder, self.objects).download(self._object(name), self.path / name):
-                (self.path / name).unlink(missing_ok=True)
+            cast(ObjectFolder, self.objects).download(self._object(name), self.path / name)
 
 
 def _now_ms() -> int:
