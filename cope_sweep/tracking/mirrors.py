@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 from cope_sweep.store.artifacts import RunFolder
 from cope_sweep.store.errors import DamagedError
@@ -48,6 +48,7 @@ PROGRESS_INTERVAL_S = 10.0
 NO_SWEEP = "cope_sweep"
 """The experiment of runs that no sweep of the store contains."""
 
+T = TypeVar("T")
 Stamp = tuple[int, int]
 MAX_LISTED = 1_000
 """A tracker with so many runs is listed once; of one with more, each run is searched for, which takes 10 ms."""
@@ -142,7 +143,7 @@ class SweepMirror:
                     note=experiment_note(record),
                 )
             if tracked.id != tracked_id:
-                self._mirrored.mark(sweep_id, 0, tracked.id)
+                self._mirrored.mark({sweep_id: (0, tracked.id)})
             self._tracked[sweep_id] = tracked
             if sweep_id in self.ended:
                 self._end(tracked, record)
@@ -174,12 +175,10 @@ class SweepMirror:
             f"{TAG}reused": str(len(record.reused)),
             **{f"{TAG}runs.{each}": str(counts.get(each, 0)) for each in get_args(Status)},
         }
-        new = {key: value for key, value in tags.items() if tracked.tags.get(key) != value}
         # Parameters cannot change, and a search adds runs until its end.
         params = {} if status == "running" else _params(record)
         params = {key: value for key, value in params.items() if key not in tracked.params}
-        if new or params:
-            self._tracking.log(tracked, params=params, tags=new)
+        self._tracking.log(tracked, params=params, tags=changed(tags, tracked.tags))
         if status == "running":
             if tracked.status != "running":
                 self._tracking.set_status(tracked, "running")
@@ -327,7 +326,7 @@ class RunMirror:
 
     def _send(self, item: _Item, folder: RunFolder) -> TrackedRun:
         record, running = item.record, item.record.status == "running"
-        begun = _spec(folder, record.status)
+        begun: dict[str, Any] = _readable(lambda: folder.spec, record.status, {})
         created_ms = int(begun.get("created_ms") or record.created_ms or record.updated_ms or record.ended_ms or 0)
         known = self._running.get(record.run_id)
         tracked = known[0] if known else self._find_or_create(item, created_ms)
@@ -336,13 +335,13 @@ class RunMirror:
         tags = sweep_tags(item.places)
         # The status is sent last: a run that is finished in the tracker is complete there, except for later sweeps.
         if tracked.status == "finished":
-            self._log(tracked, tags=changed(tags, tracked.tags))
+            self._tracking.log(tracked, tags=changed(tags, tracked.tags))
             return tracked
         if running and not known:
             if tracked.status != "running":
                 self._tracking.set_status(tracked, "running")
-            self._mirrored.mark(record.run_id, 0, tracked.id)
-        curve = _curve(folder, record.status)
+            self._mirrored.mark({record.run_id: (0, tracked.id)})
+        curve: list[dict[str, float]] = _readable(lambda: folder.curve(times=True), record.status, [])
         points = curve_points(tracked.latest, curve, created_ms)
         model = None
         if record.status == "finished":
@@ -353,7 +352,7 @@ class RunMirror:
             model = self._model(
                 record, begun, folder, tracked, [tracked.latest.get(point.key, point) for point in final]
             )
-        self._log(
+        self._tracking.log(
             tracked,
             points=points,
             params=changed(flat(begun.get("spec", {})), tracked.params),
@@ -366,10 +365,6 @@ class RunMirror:
             ended_ms = record.ended_ms or record.updated_ms
             self._tracking.set_status(tracked, TRACKED_STATUS[record.status], ended_ms)
         return tracked
-
-    def _log(self, tracked: TrackedRun, **entries: Any) -> None:
-        if any(entries.values()):
-            self._tracking.log(tracked, **entries)
 
     def _model(
         self,
@@ -440,23 +435,14 @@ def changed(values: Mapping[str, str], known: Mapping[str, str]) -> dict[str, st
     return {key: value for key, value in values.items() if known.get(key, "") != value}
 
 
-def _spec(folder: RunFolder, status: Status) -> Mapping[str, Any]:
-    """The content of a run's spec.json; of a damaged run whatever can be read."""
+def _readable(read: Callable[[], T | None], status: Status, empty: T) -> T:
+    """The content of a run's file; of a damaged run, `empty` for what cannot be read."""
     try:
-        return folder.spec or {}
+        return read() or empty
     except DamagedError:
         if status != "damaged":
             raise
-        return {}
-
-
-def _curve(folder: RunFolder, status: Status) -> list[dict[str, float]]:
-    try:
-        return folder.curve(times=True)
-    except DamagedError:
-        if status != "damaged":
-            raise
-        return []
+        return empty
 
 
 def _reason(record: RunRecord, folder: RunFolder) -> str:

@@ -79,8 +79,6 @@ class TrackedRun:
     """The tracker's id of the run."""
     experiment: str
     """The id of its experiment."""
-    artifacts: str
-    """The URI of its artifact folder."""
     status: TrackedStatus
     tags: dict[str, str] = field(default_factory=dict)
     params: dict[str, str] = field(default_factory=dict)

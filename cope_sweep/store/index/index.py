@@ -10,7 +10,7 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Row, Select, and_, case, delete, func, insert, literal, select, update
+from sqlalchemy import Connection, Row, Select, Table, and_, case, delete, func, insert, literal, select, update
 from sqlalchemy.sql import ColumnElement
 
 from cope_sweep.store.event import Status
@@ -28,7 +28,7 @@ from cope_sweep.store.index.model import (
     Value,
 )
 from cope_sweep.store.index.owners import is_gone, owner_name
-from cope_sweep.store.index.rows import RowWriter, RunRow, among, next_revision, upsert
+from cope_sweep.store.index.rows import RowWriter, RunRow, among, insert_into, next_revision, replace_row
 from cope_sweep.store.index.tables import SECTIONS, counters, locks, parts, runs, sweep_runs, sweeps
 
 FETCHED_ROWS = 10_000
@@ -158,8 +158,7 @@ class Index:
             known = connection.execute(
                 select(sweeps.c.runs).where(sweeps.c.sweep_id == summary.sweep_id)
             ).scalar_one_or_none()
-            statement = upsert(connection, sweeps).values(values)
-            connection.execute(statement.on_conflict_do_update(index_elements=[sweeps.c.sweep_id], set_=values))
+            replace_row(connection, sweeps, values)
             if known != len(members):
                 connection.execute(delete(sweep_runs).where(sweep_runs.c.sweep_id == summary.sweep_id))
                 entries = [
@@ -265,7 +264,8 @@ class Index:
         """Note that the index holds what is in the store, and when it was made: the value of the counter, in ms."""
         built = {"name": "built", "value": int(time.time() * 1000)}
         with self.database.writing() as connection:
-            connection.execute(upsert(connection, counters).values(built).on_conflict_do_nothing())
+            statement = insert_into(connection.dialect.name, counters).values(built)
+            connection.execute(statement.on_conflict_do_nothing())
 
     # -- requests to stop ----------------------------------------------------------------------------------------
 
@@ -280,8 +280,7 @@ class Index:
             "expires_s": self.database.now_s() + STOP_REQUEST_S,
         }
         with self.database.writing() as connection:
-            statement = upsert(connection, locks).values(values)
-            connection.execute(statement.on_conflict_do_update(index_elements=[locks.c.name], set_=values))
+            replace_row(connection, locks, values)
 
     def stops(self, sweep_id: str) -> dict[str, str]:
         """Requests to stop of a sweep: run id, or `""` for all of it → why."""
@@ -316,9 +315,7 @@ class Index:
             other: str | None = connection.execute(query).scalar()
             if other is not None and not is_gone(other):
                 return other
-            values = {"owner": owner, "expires_s": now + ttl_s}
-            statement = upsert(connection, locks).values(name=name, **values)
-            connection.execute(statement.on_conflict_do_update(index_elements=[locks.c.name], set_=values))
+            replace_row(connection, locks, {"name": name, "owner": owner, "expires_s": now + ttl_s})
             return owner
 
     def claimed(self, name: str) -> str | None:
@@ -347,8 +344,7 @@ class Index:
 
     def is_training(self, connection: Connection) -> ColumnElement[bool]:
         """Whether a run is running under a lease that holds."""
-        query = select(runs.c.owner).distinct().where(runs.c.status == "running", runs.c.owner.is_not(None))
-        gone = [owner for owner in connection.execute(query).scalars() if is_gone(owner)]
+        gone = gone_owners(connection, runs)
         alive = and_(runs.c.status == "running", runs.c.expires_s > self.database.now_s())
         return func.coalesce(and_(alive, runs.c.owner.not_in(gone)) if gone else alive, False)
 
@@ -364,6 +360,12 @@ class Index:
             query = query.where(among(connection, runs.c.run_id, run_ids))
         for rows in connection.execute(query).partitions(FETCHED_ROWS):  # row by row, fetching costs more
             yield from map(tuple, rows)
+
+
+def gone_owners(connection: Connection, table: Table) -> list[str]:
+    """The owners of running runs or sweeps whose processes are known to have ended."""
+    query = select(table.c.owner).distinct().where(table.c.status == "running", table.c.owner.is_not(None))
+    return [owner for owner in connection.execute(query).scalars() if is_gone(owner)]
 
 
 def part_values_of(connection: Connection, ids: Iterable[int | None]) -> dict[int, dict[str, Value]]:

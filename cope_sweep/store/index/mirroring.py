@@ -12,9 +12,8 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Select, and_, delete, func, or_, select
 
-from cope_sweep.store.index.index import Index
-from cope_sweep.store.index.owners import is_gone
-from cope_sweep.store.index.rows import among, upsert
+from cope_sweep.store.index.index import Index, gone_owners
+from cope_sweep.store.index.rows import among, replace_row
 from cope_sweep.store.index.tables import counters, mirrored, runs, sweep_runs, sweeps
 
 
@@ -145,19 +144,12 @@ class Mirrored:
         with self._database.reading() as connection:
             return connection.execute(query.order_by(mirrored.c.revision.desc()).limit(1)).scalar()
 
-    def mark(self, item: str, revision: int, tracked_id: str | None) -> None:
-        """Note that the tracker has received a run or sweep as it was at `revision`, as its `tracked_id`."""
-        self.mark_all({item: (revision, tracked_id)})
-
-    def mark_all(self, received: Mapping[str, tuple[int, str | None]]) -> None:
+    def mark(self, received: Mapping[str, tuple[int, str | None]]) -> None:
         """Note what the tracker has received: run or sweep id → its revision, and its id in the tracker."""
         with self._database.writing() as connection:
             for item, (revision, tracked_id) in received.items():
-                values = {"revision": revision, "tracked_id": tracked_id}
-                statement = upsert(connection, mirrored).values(tracker=self.tracker, item=item, **values)
-                connection.execute(
-                    statement.on_conflict_do_update(index_elements=[mirrored.c.tracker, mirrored.c.item], set_=values)
-                )
+                values = {"tracker": self.tracker, "item": item, "revision": revision, "tracked_id": tracked_id}
+                replace_row(connection, mirrored, values)
 
     def forget(self) -> None:
         """Note that the tracker has nothing: its database was deleted or replaced."""
@@ -181,7 +173,5 @@ class Mirrored:
 
 def _is_executing(connection: Connection) -> ColumnElement[bool]:
     """Whether a sweep is running and its process may be alive."""
-    query = select(sweeps.c.owner).where(sweeps.c.status == "running", sweeps.c.owner.is_not(None))
-    gone = [owner for owner in connection.execute(query).scalars() if is_gone(owner)]
-    may_be_alive = or_(sweeps.c.owner.is_(None), sweeps.c.owner.not_in(gone))
+    may_be_alive = or_(sweeps.c.owner.is_(None), sweeps.c.owner.not_in(gone_owners(connection, sweeps)))
     return and_(sweeps.c.status == "running", may_be_alive)

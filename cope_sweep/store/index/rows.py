@@ -12,7 +12,7 @@ from functools import cache, lru_cache
 from typing import Any, cast
 
 from cachetools import LRUCache
-from sqlalchemy import ARRAY, Connection, any_, case, func, literal, select, update
+from sqlalchemy import ARRAY, Connection, Table, any_, case, func, literal, select, update
 from sqlalchemy.dialects import sqlite
 from sqlalchemy.sql import ColumnElement
 
@@ -59,12 +59,14 @@ class RunRow:
         return steps if isinstance(steps, int) else 0
 
 
-def upsert(connection: Connection, table: Any) -> Any:
-    """An INSERT of the database's own dialect, which has `on_conflict_do_update` and `on_conflict_do_nothing`."""
-    return _insert(connection.dialect.name, table)
+def replace_row(connection: Connection, table: Table, values: Mapping[str, Any]) -> None:
+    """Insert a row, or replace the values of the one that has its key."""
+    statement = insert_into(connection.dialect.name, table).values(values)
+    connection.execute(statement.on_conflict_do_update(index_elements=table.primary_key, set_=values))
 
 
-def _insert(dialect: str, table: Any) -> Any:
+def insert_into(dialect: str, table: Table) -> Any:
+    """An INSERT of a database's own dialect, which has `on_conflict_do_update` and `on_conflict_do_nothing`."""
     if dialect == "sqlite":
         return sqlite.insert(table)
     from sqlalchemy.dialects import postgresql  # of which commands on a SQLite index need nothing
@@ -136,7 +138,7 @@ class RowWriter:
         ]
         ids = before
         if rows:
-            connection.execute(upsert(connection, parts).on_conflict_do_nothing(), rows)
+            connection.execute(insert_into(connection.dialect.name, parts).on_conflict_do_nothing(), rows)
             ids = _known_parts(connection, new)
             self._write_keys(connection, {name for row in rows for name in row["content"]})
         self._parts.update(ids)
@@ -145,7 +147,8 @@ class RowWriter:
     def _write_keys(self, connection: Connection, names: set[str]) -> None:
         # SQLite's paths cannot name a key with a quotation mark.
         if new := {name for name in names - self._keys if '"' not in name}:
-            connection.execute(upsert(connection, keys).on_conflict_do_nothing(), [{"name": name} for name in new])
+            statement = insert_into(connection.dialect.name, keys).on_conflict_do_nothing()
+            connection.execute(statement, [{"name": name} for name in new])
             self._keys |= new
 
 
@@ -156,7 +159,7 @@ def _fact_keys(row: RunRow) -> list[str]:
 @cache
 def _write_run(dialect: str, names: tuple[str, ...]) -> Any:
     """The statement that inserts or replaces a run's row. Built once: building takes longer than executing."""
-    statement = _insert(dialect, runs)
+    statement = insert_into(dialect, runs)
     replaced = {name: statement.excluded[name] for name in names if name != "run_id"}
     # Never less: the file that has the number may be lost, and an attempt with a number of before could still write.
     replaced["attempt"] = case((replaced["attempt"] > runs.c.attempt, replaced["attempt"]), else_=runs.c.attempt)
