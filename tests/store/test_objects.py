@@ -129,15 +129,6 @@ def test_leases_sweeps_rebuild_and_check(on_machine):
     assert ["curve.jsonl" in each.problem for each in check(store, store.index, checksums=True)] == [True]
 
 
-def test_a_sweep_is_stopped_from_another_machine(on_machine):
-    store = on_machine("first")
-    assert not store.stop_requested("sweep")
-    on_machine("second").request_stop("sweep")
-    assert store.stop_requested("sweep")
-    store.forget_stop("sweep")
-    assert not store.stop_requested("sweep")
-
-
 def test_errors_name_the_store_and_the_way_out(url, server, monkeypatch):
     with pytest.raises(StoreError, match=r"needs a database for its index.*--index or COPE_SWEEP_INDEX"):
         Store(url).index.statuses()
