@@ -50,8 +50,6 @@ NO_SWEEP = "cope_sweep"
 
 T = TypeVar("T")
 Stamp = tuple[int, int]
-MAX_LISTED = 1_000
-"""A tracker with so many runs is listed once; of one with more, each run is searched for, which takes 10 ms."""
 
 
 @dataclass(frozen=True)
@@ -82,14 +80,14 @@ class SweepMirror:
 
         A sweep whose record is missing or damaged has neither; its runs are sent without.
         """
-        if sweep_id not in self._origins or (self._origins[sweep_id].tags and sweep_id not in self._tracked):
+        if sweep_id not in self._origins:
             try:
                 record = self._store.sweep(sweep_id)
             except DamagedError:
                 record = None
-            self._origins[sweep_id] = Origin(origin_tags(record), experiment_note(record)) if record else Origin()
             if record is not None:
                 self._find_or_create(record)
+            self._origins[sweep_id] = Origin(origin_tags(record), experiment_note(record)) if record else Origin()
         return self._tracked.get(sweep_id), self._origins[sweep_id]
 
     def settle(self, sweep_id: str) -> None:
@@ -118,14 +116,13 @@ class SweepMirror:
         if record is None or summary is None:
             return None
         tracked = self._send(record, _ended_as(summary.status))
-        for known in (self._tracked, self._origins, self._noted_s):
-            known.pop(sweep_id, None)
+        self.forget(sweep_id)
         return tracked.id
 
     def forget(self, sweep_id: str) -> None:
-        """Read the tracker's run again before the next time."""
-        self._tracked.pop(sweep_id, None)
-        self._noted_s.pop(sweep_id, None)
+        """Read the sweep's record and the tracker's run again before the next time."""
+        for known in (self._tracked, self._origins, self._noted_s):
+            known.pop(sweep_id, None)
 
     def _find_or_create(self, record: SweepRecord) -> TrackedRun:
         sweep_id = record.sweep_id
@@ -280,14 +277,8 @@ class _Item:
 class RunMirror:
     """Sends runs. Every method raises StoreError and TrackingError; the run can be sent again then."""
 
-    def __init__(
-        self, store: Store, mirrored: Mirrored, tracking: MlflowTracking, sweeps: SweepMirror, *, own: bool = False
-    ) -> None:
-        """`own`: nobody but this store's only sender creates runs in the tracker."""
+    def __init__(self, store: Store, mirrored: Mirrored, tracking: MlflowTracking, sweeps: SweepMirror) -> None:
         self._store, self._mirrored, self._tracking, self._sweeps = store, mirrored, tracking, sweeps
-        self._own = own
-        self._listed: dict[str, str] | None = None
-        """Run id → the tracker's id, of all runs that it had when they were listed."""
         self._running: dict[str, tuple[TrackedRun, Stamp]] = {}
         """The runs that are trained, and what their curve was like when it was last sent."""
 
@@ -322,7 +313,6 @@ class RunMirror:
     def forget(self, run_id: str) -> None:
         """Read the tracker's run again before the next time: nobody knows what a request that failed has changed."""
         self._running.pop(run_id, None)
-        self._listed = None
 
     def _send(self, item: _Item, folder: RunFolder) -> TrackedRun:
         record, running = item.record, item.record.status == "running"
@@ -392,7 +382,8 @@ class RunMirror:
         """The tracker's run. If there is none, it is created in the experiment of the sweep that first trained it."""
         record = item.record
         tracked = self._tracking.get(item.tracked_id) if item.tracked_id else None
-        if found := tracked or self._find(record.run_id):
+        # Also where the index has no note of it: a sender was killed, or the index was made again.
+        if found := tracked or self._tracking.find({f"{TAG}run_id": record.run_id}):
             return found
         place = trained_by(item.places, record.sweep_id, created_ms)
         tags = changed(state_tags(record), {}) | sweep_tags(item.places) | identity_tags(record.run_id, place)
@@ -408,16 +399,6 @@ class RunMirror:
             started_ms=created_ms,
             note=note,
         )
-
-    def _find(self, run_id: str) -> TrackedRun | None:
-        """The tracker's run of which the index has no note: a sender was killed, or the index was made again."""
-        tag = f"{TAG}run_id"
-        if self._own and self._listed is None:
-            self._listed = self._tracking.find_all(tag, MAX_LISTED)
-            self._own = self._listed is not None
-        if self._listed is None:
-            return self._tracking.find({tag: run_id})
-        return self._tracking.get(self._listed[run_id]) if run_id in self._listed else None
 
 
 def trained_by(places: Sequence[Membership], last_sweep: str | None, created_ms: int) -> Membership | None:

@@ -22,6 +22,7 @@ import logging
 import os
 import platform
 import shutil
+import socket
 import sqlite3
 import tempfile
 import uuid
@@ -31,6 +32,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 from cachetools import TTLCache, cachedmethod
 
@@ -71,6 +73,8 @@ ACCESS_REFUSED = ("UNAUTHENTICATED", "CUSTOMER_UNAUTHORIZED", "PERMISSION_DENIED
 """MLflow's error codes for the HTTP statuses 401 and 403."""
 REQUEST_TIMEOUT_S = 20
 UPLOAD_TIMEOUT_S = 300
+CHECK_CONNECTION_S, CHECK_REQUEST_S = 2, 3
+"""How long a server may take to answer before a sweep starts. MLflow's client takes whole seconds."""
 
 LOADER = "cope_sweep.inference"
 """The module whose `_load_pyfunc` MLflow calls."""
@@ -119,18 +123,6 @@ class MlflowTracking:
                 experiments, condition, max_results=1, order_by=["attributes.start_time ASC"]
             )
         return _tracked(runs[0]) if runs else None
-
-    def find_all(self, tag: str, limit: int) -> dict[str, str] | None:
-        """Value of `tag` → the tracker's id, of all runs that have the tag; None if those are more than `limit`."""
-        with self._errors("searched"):
-            self._listed.clear()
-            runs = self._client.search_runs(
-                self._all_experiments(),
-                f"tags.`{tag}` != ''",
-                max_results=limit,
-                order_by=["attributes.start_time DESC"],  # the oldest of several is the last in the dictionary
-            )
-        return None if runs.token else {run.data.tags[tag]: run.info.run_id for run in runs}
 
     def settle(self) -> None:
         """Return when what was written survives a power failure."""
@@ -528,45 +520,47 @@ def limit_requests() -> None:
     os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] = "0"
 
 
-def check_server(uri: str, timeout_s: int) -> None:
-    """Return if an MLflow server at the http(s) URL `uri` accepts requests within `timeout_s`.
+def check_server(uri: str) -> None:
+    """Return if an MLflow server at the http(s) URL `uri` accepts requests.
 
-    MLflow's own client sends the request, so that credentials, TLS settings and proxies are those that runs are sent
-    with.
+    A plain connection comes first, so that a wrong address fails before mlflow is imported. Then MLflow's own client
+    sends a request, so that credentials, TLS settings and proxies are those that runs are sent with.
 
     Raises:
         TrackingError: Nothing answers, the server refuses access, or it is no MLflow server.
     """
+    parts = urlsplit(uri)
+    try:
+        address = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
+        # Behind a proxy, the server itself may be out of reach.
+        if parts.scheme not in getproxies() or proxy_bypass(address[0]):
+            socket.create_connection(address, timeout=CHECK_CONNECTION_S).close()
+    except (OSError, ValueError) as error:
+        raise TrackingError(_no_server(uri, error)) from error
     import_mlflow()
     from mlflow.exceptions import MlflowException
     from mlflow.tracking import MlflowClient
 
-    url = redacted(uri)
-    limits = {"MLFLOW_HTTP_REQUEST_TIMEOUT": str(timeout_s), "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}
+    limits = {"MLFLOW_HTTP_REQUEST_TIMEOUT": str(CHECK_REQUEST_S), "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}
     try:
         with _environment(limits):
             MlflowClient(tracking_uri=uri).search_experiments(max_results=1)
-    except MlflowException as error:
-        reason = one_line(error, uri)
-        if error.error_code in ACCESS_REFUSED:
+    except Exception as error:  # the answer of another service can fail anywhere in the client
+        url, reason = redacted(uri), one_line(error, uri)
+        if isinstance(error, MlflowException) and error.error_code in ACCESS_REFUSED:
             raise TrackingError(
                 f"the MLflow server at {url} refuses access ({reason}); "
                 "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN"
             ) from error
         # The client turns errors of the connection into MlflowException.
-        if isinstance(error.__cause__ or error.__context__, OSError):
-            raise TrackingError(no_server(uri, reason)) from error
+        if isinstance(error, MlflowException) and isinstance(error.__cause__ or error.__context__, OSError):
+            raise TrackingError(_no_server(uri, reason)) from error
         raise TrackingError(
             f"{url} answers, but not as an MLflow server does ({reason}); check the URL's port and path"
         ) from error
-    except Exception as error:
-        # The answer of another service can fail anywhere in the client.
-        raise TrackingError(
-            f"{url} answers, but not as an MLflow server does ({one_line(error, uri)}); check the URL's port and path"
-        ) from error
 
 
-def no_server(uri: str, reason: object) -> str:
+def _no_server(uri: str, reason: object) -> str:
     """The error message where no MLflow server can be reached."""
     return (
         f"no MLflow server answers at {redacted(uri)} ({reason}); start it (`mlflow server --port …`), correct "

@@ -31,7 +31,7 @@ from cope_sweep.store.index.summaries import sweep_rows
 from cope_sweep.tracking.mirrors import RunMirror, SweepMirror
 from cope_sweep.tracking.mlflow import MlflowTracking, limit_requests
 from cope_sweep.tracking.translate import TrackingError
-from cope_sweep.tracking.uri import is_own, sqlite_path, tracker_key
+from cope_sweep.tracking.uri import sqlite_path, tracker_key
 
 MAX_FAILURES = 2
 """After the tracker has refused this many runs, or sweeps, it is taken to be down. The next sync sends the rest."""
@@ -84,7 +84,7 @@ class TrackerSync:
             self._mirrored.forget()
         self._store, self._first_sweep, self._tracking = store, first_sweep, tracking
         self._sweep_mirror = SweepMirror(store, self._mirrored, tracking)
-        self._run_mirror = RunMirror(store, self._mirrored, tracking, self._sweep_mirror, own=is_own(store, uri))
+        self._run_mirror = RunMirror(store, self._mirrored, tracking, self._sweep_mirror)
         self._runs: dict[str, None] = {}
         """Ids of the runs to send, in order."""
         self._begun: set[str] = set()

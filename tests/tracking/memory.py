@@ -30,10 +30,6 @@ class MemoryTracking:
     def get(self, tracked_id: str) -> TrackedRun | None:
         return self.runs.get(tracked_id)
 
-    def find_all(self, tag: str, limit: int) -> dict[str, str] | None:
-        found = {run.tags[tag]: run.id for run in self.runs.values() if tag in run.tags and not run.deleted}
-        return found if len(found) <= limit else None
-
     def settle(self) -> None:
         pass
 
