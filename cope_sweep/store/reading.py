@@ -15,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from cope_sweep.store.artifacts import RunFolder
+from cope_sweep.store.artifacts import RunFolder, is_unicode
 from cope_sweep.store.errors import DamagedError
 from cope_sweep.store.event import Status
 from cope_sweep.store.index import RunRow
@@ -26,12 +26,12 @@ MAX_INTEGER = 2**63 - 1
 MAX_ATTEMPT = 2**31 - 1
 MAX_DEPTH = 100
 """Nested values of a spec or a fact."""
-TEXTS = {"worker_id": "state.json", "message": "state.json", "parent_id": "result.json"}
-INTEGERS = {
-    "attempt": "state.json", "step": "result.json", "created_ms": "spec.json", "updated_ms": "state.json",
-    "ended_ms": "result.json",
-}  # fmt: skip
-"""Fields of a row and the files that they are read from."""
+TEXTS = ("worker_id", "message", "parent_id")
+INTEGERS = ("attempt", "step", "created_ms", "updated_ms", "ended_ms")
+FILES = dict.fromkeys(("spec", "created_ms", "seed", "steps"), "spec.json") | dict.fromkeys(
+    ("step", "parent_id", "ended_ms", "metrics", "facts"), "result.json"
+)
+"""Fields of a row and the files that they are read from; that of others is state.json."""
 
 
 def read_run(folder: RunFolder, sweep_id: str | None = None) -> RunRow | None:
@@ -193,21 +193,17 @@ def check_sections(spec: Mapping[str, Any], folder: Path) -> None:
 
 def checked_row(row: RunRow, folder: Path) -> RunRow:
     """The row, if the index can hold it. Raises DamagedError with file and key."""
-    for name, file in TEXTS.items():
-        value = getattr(row, name)
-        if value is not None and not isinstance(value, str):
-            raise _error(folder, file, name, "no text")
-    for name, file in INTEGERS.items():
-        value = getattr(row, name)
-        limit = MAX_ATTEMPT if name == "attempt" else MAX_INTEGER
-        if value is not None and not (_is_integer(value) and abs(value) <= limit):
-            raise _error(folder, file, name, "no whole number of this size")
     for name in ("seed", "steps"):
         if abs(getattr(row, name)) > MAX_INTEGER:
-            raise _error(folder, "spec.json", name, "too large")
-    for field in fields(row):
-        file = {"spec": "spec.json", "metrics": "result.json", "facts": "result.json"}.get(field.name, "state.json")
-        _check_value(getattr(row, field.name), folder, file, field.name, 0)
+            raise _error(folder, FILES[name], name, "too large")
+    for name in (field.name for field in fields(row)):
+        value, file = getattr(row, name), FILES.get(name, "state.json")
+        if name in TEXTS and not isinstance(value, str | None):
+            raise _error(folder, file, name, "no text")
+        limit = MAX_ATTEMPT if name == "attempt" else MAX_INTEGER
+        if name in INTEGERS and value is not None and not (_is_integer(value) and abs(value) <= limit):
+            raise _error(folder, file, name, "no whole number of this size")
+        _check_value(value, folder, file, name, 0)
     return row
 
 
@@ -225,7 +221,7 @@ def _check_value(value: Any, folder: Path, file: str, key: str, depth: int) -> N
     if depth > MAX_DEPTH:
         raise _error(folder, file, key[:MAX_DEPTH], "nested too deeply")
     if isinstance(value, str):
-        if not value.isascii() and any("\ud800" <= character <= "\udfff" for character in value):
+        if not is_unicode(value):
             raise _error(folder, file, key, "no Unicode text: it has half of a surrogate pair")
         if "\0" in value:
             raise _error(folder, file, key, "a text with a null character")
