@@ -19,11 +19,9 @@ from sqlalchemy import Float, literal
 
 from cope_sweep.store import Lease, Refusal, RunFolder, Store
 from cope_sweep.store.errors import FencedError
-from cope_sweep.store.index import Index
 from cope_sweep.store.index.owners import owner_name
 from cope_sweep.store.reading import read_run
 from cope_sweep.store.rebuild import check, rebuild
-from tests.store.databases import index_url, postgres  # noqa: F401 - fixtures
 from tests.store.index.rows import row
 from tests.tiny import tiny_run
 
@@ -243,10 +241,8 @@ class Protocol(RuleBasedStateMachine):
 
 
 @pytest.fixture
-def examine(index_url):  # noqa: F811
-    index = Index(index_url)
-    yield functools.partial(run_state_machine_as_test, lambda: Protocol(index))
-    index.close()
+def examine(index):
+    return functools.partial(run_state_machine_as_test, lambda: Protocol(index))
 
 
 def test_a_few_sequences(examine):

@@ -90,6 +90,8 @@ def test_mlflow_client_reads_a_sweep(store, sqlite_uri):
     failed = next(run for run in children if run.info.status == "FAILED")
     path = client.download_artifacts(failed.info.run_id, "error.txt")
     assert "Diverged" in Path(path).read_text()
+    (kept,) = store.root.glob("mlartifacts/copying/models/*/artifacts/model.safetensors")
+    assert kept.samefile(folder.checkpoint / "model.safetensors")  # a hard link
 
 
 def test_an_expert_finds_data_models_durations_and_times(store, sqlite_uri):
@@ -138,15 +140,6 @@ def test_several_writers_at_once_duplicate_no_points(sqlite_uri):
     for thread in threads:
         thread.join()
     assert len(client_of(sqlite_uri).get_metric_history(run.id, "loss")) == 500
-
-
-def test_a_checkpoint_is_a_hard_link_to_the_store(store, sqlite_uri):
-    plan = plan_of()
-    write_sweep(store, plan)
-    finish(store, plan.runs[0], {})
-    synced(store, MlflowTracking(sqlite_uri), sqlite_uri)
-    (kept,) = store.root.glob("mlartifacts/copying/models/*/artifacts/model.safetensors")
-    assert kept.samefile(store.run(plan.runs[0].run_id).checkpoint / "model.safetensors")
 
 
 def test_a_store_that_was_moved_goes_on_with_its_own_database(store, sqlite_uri):
